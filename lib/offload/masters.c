@@ -248,6 +248,30 @@ static void decide(const refit_offloader *offloader, rft_region *region)
     region->host_bytes = bytes;
 }
 
+/* A step changes the weights of its masters: others by the same weights could not come in again. */
+static refit_status check_shared(const rft_region_table *regions, refit_error *error)
+{
+    rft_span_tree weights = {0};
+    rft_span_tree_reset(&weights);
+    refit_status status = rft_span_tree_reserve(&weights, regions->count, error);
+    for (uint32_t id = 0; id < regions->count && status == REFIT_OK; id++) {
+        const rft_region *region = &regions->items[id];
+        uint64_t begin = (uint64_t)(uintptr_t)region->weights;
+        if (!region->coded) continue;
+        uint32_t other = rft_span_tree_find(&weights, begin, region->bytes / 2);
+        if (other != RFT_NO_SPAN) {
+            status = rft_fail(error, REFIT_ERR_INVALID,
+                              "regions %s and %s have weights in common, so a step of one would "
+                              "lose masters of the other: give one of them no weights",
+                              regions->items[other].name, region->name);
+        } else {
+            rft_span_tree_insert(&weights, id, begin, region->bytes / 2);
+        }
+    }
+    rft_span_tree_close(&weights);
+    return status;
+}
+
 refit_status rft_masters_decide(refit_offloader *offloader, refit_error *error)
 {
     rft_region_table *regions = &offloader->regions;
@@ -262,7 +286,7 @@ refit_status rft_masters_decide(refit_offloader *offloader, refit_error *error)
                       "no weights",
                       region->name, regions->items[other].name);
     }
-    return REFIT_OK;
+    return lives_on_host(offloader) ? check_shared(regions, error) : REFIT_OK;
 }
 
 /* ---- The staging */

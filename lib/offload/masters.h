@@ -72,7 +72,8 @@ uint64_t rft_masters_at(const rft_region *region, uint64_t first);
 
 /* Which regions are coded from now on, and what all of them take of the image. A seal decides it,
  * from what the offloads before it have found. REFIT_ERR_INVALID: weights that lie in a region,
- * with which they would leave. */
+ * with which they would leave, or that masters which live on the host share. REFIT_ERR_HOST_MEMORY.
+ */
 refit_status rft_masters_decide(refit_offloader *offloader, refit_error *error);
 
 /* Takes the stagings that the coded regions need, or gives them back if there are none. No copy may

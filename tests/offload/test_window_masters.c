@@ -978,6 +978,39 @@ static void without_device_memory_for_the_staging_a_seal_fails(void **state)
     close_scene(&on);
 }
 
+static void bind_weights(scene *on, uint32_t region, void *weights)
+{
+    assert_ok(refit_offloader_bind_weights(on->offloader, region, weights, &on->error));
+}
+
+/* Side by side, but not the same. */
+static void weights_have_masters_of_one_region(void **state)
+{
+    (void)state;
+    scene on;
+    void *joint;
+    uint64_t host_bytes, budget;
+    open_unsealed(&on, "2", NULL);
+    assert_ok(refit_memory_alloc(on.plain, 2 * (UNIT + sizes[2]), &joint, &on.error));
+    bind_weights(&on, 1, joint);
+    bind_weights(&on, 2, (uint16_t *)joint + UNIT - 1);
+    bind_weights(&on, 3, joint); /* its masters travel whole */
+    for (int tries = 0; tries < 2; tries++) {
+        assert_int_equal(refit_offloader_seal(on.offloader, &on.error), REFIT_ERR_INVALID);
+        assert_non_null(strstr(on.error.text, "master.1 and master.2"));
+    }
+    bind_weights(&on, 2, (uint16_t *)joint + UNIT);
+    assert_ok(refit_offloader_estimate(on.offloader, &host_bytes, &budget, &on.error));
+    for (uint32_t at = 1; at < PLAIN; at++) {
+        bind_weights(&on, at, on.weights[at]);
+    }
+    seal(&on);
+    fill(&on);
+    check_image(&on);
+    assert_ok(refit_memory_free(on.plain, joint, &on.error));
+    close_scene(&on);
+}
+
 /* ---- Arithmetic on a stream -------------------------------------------------------------------
  */
 
@@ -1253,6 +1286,7 @@ int main(void)
         cmocka_unit_test(a_restore_after_steps_is_verified),
         cmocka_unit_test(device_memory_is_that_of_windows_and_of_the_staging),
         cmocka_unit_test(without_device_memory_for_the_staging_a_seal_fails),
+        cmocka_unit_test(weights_have_masters_of_one_region),
         cmocka_unit_test(encoding_follows_the_stream),
         cmocka_unit_test(every_failure_can_be_repeated),
         cmocka_unit_test(every_copy_that_breaks_can_be_repeated),

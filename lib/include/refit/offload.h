@@ -231,7 +231,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * are new
  * - REFIT_ERR_CONFIG: a NUMA node that is not there
  * - REFIT_ERR_DEVICE_MEMORY: none for masters on their way
- * - REFIT_ERR_INVALID: weights that lie in a region, with which they would leave
+ * - REFIT_ERR_INVALID: weights that lie in a region, with which they would leave; weights that two
+ * regions with REFIT_HOME_HOST share
  * - REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,

@@ -159,7 +159,6 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  * whole units
  * - REFIT_ERR_UNSUPPORTED: masters that have left the device by their weights (offload.masters);
  * those with REFIT_HOME_HOST visit it
- * - REFIT_ERR_CORRUPT: weights were changed since their masters left; see next
  * - REFIT_ERR_LIMIT: parts that stay together are larger than the windows of set_memory
  * - REFIT_ERR_DEVICE_MEMORY: none of these sizes is to be had
  * - REFIT_ERR_COPY and others: bytes of the step before have not reached the image; begin tries
@@ -219,9 +218,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_done(refit_window *window,
                                                           refit_error *error);
 
 /*
- * Ends the step. Windows that were not stepped, that in use too, keep the bytes that the image has.
- * Waits for copies in that are under way, which there are only then; not for the last copies out.
- * In IDLE it does nothing.
+ * Ends the step. Windows that were not stepped, that in use too, keep the bytes that the image has;
+ * of masters that travel by their weights, those weights have to be as they were. Waits for copies
+ * in that are under way, which there are only then; not for the last copies out. In IDLE it does
+ * nothing.
  *
  * Errors:
  * - REFIT_ERR_COPY and others: copies out could not be started; end tries again
