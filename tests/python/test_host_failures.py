@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import refit
 import refit.home
+import refit.twin
 import refit.window
 import torch
 import training
@@ -553,6 +555,98 @@ def test_another_failure_of_an_allocation_is_told_as_it_is(
     finish(controller, moved, error)
     alone.step()
     assert_same(alone, moved)
+
+
+class Room:
+    """Stands for ``torch.zeros_like``, and has memory for so many bytes at once."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self.taken = 0
+        self.refused = 0
+        self.real = torch.zeros_like
+
+    def __call__(self, like: torch.Tensor, **options: Any) -> torch.Tensor:
+        if self.taken + like.nbytes > self.nbytes:
+            self.refused += 1
+            raise torch.OutOfMemoryError("no room")
+        made = self.real(like, **options)
+        self.taken += made.nbytes
+        weakref.finalize(made, self._free, made.nbytes)
+        return made
+
+    def _free(self, nbytes: int) -> None:
+        self.taken -= nbytes
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adadelta])
+def test_states_are_born_a_few_at_a_time_where_there_is_little_memory(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], torch.optim.Optimizer]
+) -> None:
+    for kib in (400, 200, 100):  # all states take 233 KiB, those of the largest parameter 96
+        alone, moved = Drill(make), Drill(make)
+        with on_host(moved, window_bytes="1MiB", windows=3):
+            alone.step()
+            with monkeypatch.context() as patch:
+                room = Room(kib << 10)
+                patch.setattr(torch, "zeros_like", room)
+                moved.step()
+            assert (room.refused > 0) == (kib < 400)
+            assert room.taken < 2048, "states that are on the host are held"
+            assert_same(alone, moved)
+            alone.step(), moved.step()
+            assert_same(alone, moved)
+
+
+def test_states_that_cannot_be_born_are_told_and_born_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone, moved = Drill(), Drill()
+    with on_host(moved, window_bytes="1MiB") as controller:
+        with monkeypatch.context() as patch:
+            room = Room(75 << 10)
+            patch.setattr(torch, "zeros_like", room)
+            moved.give_gradients()
+            with pytest.raises(DeviceMemoryError, match="alone") as seen:
+                moved.optimizer.step()
+            assert room.taken < 2048, "the error holds states"
+            assert moved.counters() == [1, 1, 1, 0, 1]
+            assert len(seen.value.stepped) == 4
+            with pytest.raises(DeviceMemoryError, match="alone"):
+                controller.resume_step()
+            assert moved.counters() == [1, 1, 1, 0, 1]
+        finish(controller, moved, seen.value)
+        alone.step()
+        assert_same(alone, moved)
+        alone.step(), moved.step()
+        assert_same(alone, moved)
+
+
+def test_little_memory_to_calculate_with_means_fewer_parameters_at_a_time(
+    twins: tuple[Drill, Drill, refit.Controller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, moved, controller = twins
+    alone.step(), moved.step()
+    real = refit.twin.Stepping.run_on
+    sizes: list[int] = []
+
+    def run_on(self: Any, made: Any, *arguments: Any) -> None:
+        stepped = [one for group in made.param_groups for one in group["params"]]
+        sizes.append(len(stepped))
+        states = [made.state[one]["exp_avg"] for one in stepped]
+        if len(stepped) > 1:
+            for state in states:
+                state.fill_(7)  # as if half the arithmetic was done
+            raise torch.OutOfMemoryError("no room")
+        real(self, made, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(refit.twin.Stepping, "run_on", run_on)
+        moved.step()
+    assert max(sizes) > 1
+    alone.step()
+    assert_same(alone, moved)
+    controller.clear()
 
 
 def test_late_states_that_find_no_host_memory_stay_until_there_is_some(

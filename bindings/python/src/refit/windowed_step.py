@@ -9,11 +9,16 @@ complete. So at any point it is known what was stepped:
 - it has failed after it had changed a parameter: as in a step without refit, the parameters of this
   window are half updated. They count as stepped, and the error names them.
 
+If PyTorch finds no memory in a window, for new states or for what it calculates with, and has not
+changed a parameter, all memory of the windows is given back, and the rest is stepped with fewer
+parameters at a time and nothing under way meanwhile; DeviceMemoryError if that is one already.
+
 Ctrl-C is held back while the code of a window runs. Where states live is unknown here.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
@@ -21,9 +26,10 @@ from typing import Any, cast
 import torch
 
 from refit._waiting import interrupts_held
-from refit.errors import RefitError
+from refit.errors import DeviceMemoryError, RefitError
 from refit.home import Home
 from refit.observers import Observers
+from refit.regions import lacks_memory
 from refit.state_slots import Kept, Slot, State
 from refit.twin import PART, Stepping, can_be_parted, flat, is_many, local, part_of
 from refit.window import BORN, TOGETHER, Part
@@ -187,6 +193,8 @@ class WindowedStep:
         self._args = args
         self._kwargs = kwargs
         self._in_use: _InUse | None = None
+        self._tried: Sequence[Entry] = ()
+        """Those of the window that was begun last."""
         self._torn: list[Entry] = []
         self._known = set(map(id, optimizer.state))
         self._unborn = {id(one.parameter): one.is_unborn(self._state(one)) for one in self.entries}
@@ -220,22 +228,64 @@ class WindowedStep:
     def run(self, observers: Observers) -> None:
         """Steps every entry that was not, and gives the optimizer what the step made of its
         groups. ``observers`` are told of each window. What the code, the device and the copies
-        raise."""
+        raise; DeviceMemoryError."""
         if self._in_use is not None:
             self._finish(self._in_use)
-        left = self._by_home()
-        here = left.pop(None, [])
-        visits = [(home, entries, *self._parts(entries)) for home, entries in left.items()]
-        for home, _, parts, _ in visits[:1]:
-            home.begin(parts)  # what stays on the device is stepped meanwhile
-        if here:
-            self._window(None, here, [[] for _ in here], {})
-        for home, entries, parts, numbers in visits:
-            self._visit(home, entries, parts, numbers, observers)
-        for home in self._homes():
-            home.end()
+        most: int | None = None
+        while True:
+            try:
+                self._step_all(observers, most)
+                break
+            except (RuntimeError, MemoryError) as why:
+                if not lacks_memory(why):
+                    raise
+                most = self._fewer(most, why)
         self._put_in_order()
         self._stepping.finish()
+
+    def _step_all(self, observers: Observers, most: int | None) -> None:
+        """Steps what is left: all of it with copies under way meanwhile, or ``most`` at a time,
+        with nothing in the windows' memory in between."""
+        left = self._by_home()
+        if most is None:
+            here = left.pop(None, [])
+            visits = [(home, entries, *self._parts(entries)) for home, entries in left.items()]
+            for home, _, parts, _ in visits[:1]:
+                home.begin(parts)  # what stays on the device is stepped meanwhile
+            if here:
+                self._window(None, here, [[] for _ in here], {})
+            for home, entries, parts, numbers in visits:
+                self._visit(home, entries, parts, numbers, observers)
+        else:
+            for home, entries in left.items():
+                for at in range(0, len(entries), most):
+                    some = entries[at : at + most]
+                    if home is None:
+                        self._window(None, some, [[] for _ in some], {})
+                    else:
+                        self._visit(home, some, *self._parts(some), observers)
+                        home.settle()
+        for home in self._homes():
+            home.end()
+
+    def _fewer(self, most: int | None, why: BaseException) -> int:
+        """How many to step at a time, behind a window that found no memory. What it held is given
+        back. DeviceMemoryError if there are no fewer; ``why`` if it has changed a parameter."""
+        torn, tried = len(self._torn), self._tried
+        is_left = self.unwind()
+        if len(self._torn) > torn or not tried:
+            raise why
+        traceback.clear_frames(why.__traceback__)  # they hold the states that it has made
+        for home in self._homes():
+            home.settle()
+        if most != 1:
+            return max(1, len(tried) // 2)
+        name = ", ".join(self._named(tried))
+        state = "what was stepped stays so" if is_left else "nothing has changed"
+        raise DeviceMemoryError(
+            f"no memory on {local(tried[0].parameter).device} to step {name}, alone and with no "
+            f"other state there: {why}; {state}. Free some memory"
+        ) from why
 
     def _put_in_order(self) -> None:
         """Parameters that have got their first states stand in the order of the groups, as behind a
@@ -326,6 +376,7 @@ class WindowedStep:
         numbers: list[list[int]],
         places: Mapping[int, int],
     ) -> None:
+        self._tried = entries
         masters = {
             at: self._master(cast(Home, home), one, places[numbers[at][0]])
             for at, one in enumerate(entries)
