@@ -1,12 +1,14 @@
 """Controller(states="host"): what a user may change between two steps, or what an optimizer holds
 that no twin foresaw, ends with the bits of the same loop without refit."""
 
+import copy
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import refit
+import refit.twin
 import torch
 import training
 from torch import nn
@@ -163,6 +165,80 @@ def test_an_optimizer_with_sparse_states(rate: float) -> None:
     (alone, states), (moved, others) = run(False), run(True)
     assert torch.equal(alone, moved)
     assert states == others
+
+
+class Apart(Optimizer):
+    """Keeps one state beside its parameter, and one, of doubles, in the memory of the CPU."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["near"] = torch.zeros_like(p)
+                    state["far"] = torch.zeros(p.shape, dtype=torch.float64, device="cpu")
+                assert state["near"].device == p.device
+                state["near"].lerp_(p.grad, 0.1)
+                state["far"].add_(p.grad.to(state["far"]))
+                p.sub_(state["near"] + state["far"].to(p), alpha=group["lr"])
+
+
+def test_a_state_on_another_device_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    if training.DEVICE == "cpu":  # there is no other device with memory: doubles stand for it
+        monkeypatch.setattr(refit.twin, "is_elsewhere", lambda one, _: one.dtype == torch.float64)
+    loop = Loop(Apart)
+    loop.step()
+    weight = loop.optimizers[1].param_groups[0]["params"][0]
+    state = loop.optimizers[1].state[weight]
+    far = state["far"]
+    loop.step(2)
+    assert state["far"] is far
+    assert far.device.type == "cpu"
+    host = loop.controller._host
+    assert host is not None
+    assert host.owns(weight, "near", state["near"])
+    assert not host.owns(weight, "far", far)
+    assert ("0.weight.far", "the optimizer keeps it on cpu") in loop.controller.resident
+    loop.assert_same()
+    loop.both(lambda _, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())))
+    assert not host.owns(weight, "far", loop.optimizers[1].state[weight]["far"])
+    loop.step(2)
+    loop.controller.clear()
+    loop.step()
+    loop.finish()
+
+
+def test_code_that_fails_behind_a_change_of_a_state_that_stays_is_torn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Failing(Apart):
+        fails = False
+
+        def step(self, closure: Any = None) -> None:
+            if Failing.fails and any(p.dim() == 2 for p in self.param_groups[0]["params"]):
+                for state in self.state.values():
+                    state["far"].add_(1)
+                raise ValueError("half way")
+            super().step(closure)
+
+    if training.DEVICE == "cpu":
+        monkeypatch.setattr(refit.twin, "is_elsewhere", lambda one, _: one.dtype == torch.float64)
+    loop = Loop(Failing)
+    loop.step()
+    Failing.fails = True
+    loop._backward(loop.models[1], loop.optimizers[1])
+    with pytest.raises(ValueError, match="half way") as seen:
+        loop.optimizers[1].step()
+    Failing.fails = False
+    assert "0.weight" in seen.value.torn  # type: ignore[attr-defined]
+    loop.controller.resume_step()
+    assert "far" in loop.optimizers[1].state[loop.models[1][0].weight]
 
 
 def test_a_state_that_is_none_is_made_anew() -> None:

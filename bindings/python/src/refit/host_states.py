@@ -7,7 +7,8 @@
 Between steps ``optimizer.state[p][name]`` is a tensor of the host over the image, with the type,
 the shape and the strides of the state; a DTensor stays one. It may be read and written: what uses
 it waits for the copies out of the last step (see ``away``). A state of no dimensions, such as a
-step counter, and one of at most 512 bytes stay on the device.
+step counter, one of at most 512 bytes, and one that the optimizer makes on another device than that
+of its parameter, stay where they are.
 
 An optimizer's ``step`` is diverted by its hooks alone: the last hook before the step makes it, for
 some parameters at a time, and lets PyTorch's code run on a stand-in without parameters. So hooks,
@@ -39,7 +40,7 @@ from refit.observers import Observers
 from refit.regions import lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
-from refit.twin import Habits, Kind, Stepping, kind_of_parameter, learn, local
+from refit.twin import Habits, Kind, Stepping, is_many, kind_of_parameter, learn, local
 from refit.windowed_step import Entry, WindowedStep, entries_of
 
 Optimizer = torch.optim.Optimizer
@@ -83,6 +84,7 @@ class HostStates:
         self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
         self._habits: dict[tuple[int, Kind], Habits] = {}
+        self._elsewhere: dict[int, frozenset[Any]] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
         self._resident: dict[tuple[int, int], Any] = {}
         self._bare: dict[tuple[int, int], Any] = {}
@@ -129,6 +131,8 @@ class HostStates:
             for _, parameter in parameters_of(optimizer):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     why = _why_it_stays(value)
+                    if key in self._elsewhere.get(id(optimizer), ()) and is_many(value):
+                        why = f"the optimizer keeps it on {value.device}"
                     if why is not None:
                         found.append((f"{names.get(id(parameter), 'state')}.{key}", why))
         return found
@@ -246,7 +250,7 @@ class HostStates:
             return kept.foresees() if kept is not None else self._needs_none(place, parameter)
         for key, value in state.items():
             one = states.get(key)
-            if (one is None or one.plain(value) is None) and self._moves(value):
+            if (one is None or one.plain(value) is None) and self._moves(optimizer, key, value):
                 return False
         return True
 
@@ -259,9 +263,11 @@ class HostStates:
             parameter.requires_grad or parameter.grad is not None or self._masters.knows(parameter)
         )
 
-    def _moves(self, value: Any) -> bool:
+    def _moves(self, optimizer: Optimizer, key: Any, value: Any) -> bool:
         """Whether a value in a state is one that lives on the host."""
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return False
+        if key in self._elsewhere.get(id(optimizer), ()):
             return False
         if type(value) is torch.Tensor and value.numel() * value.element_size() <= SMALL:
             return False
@@ -273,14 +279,16 @@ class HostStates:
     def _habits_of(self, number: int, optimizer: Optimizer, group: int, parameter: Any) -> Habits:
         key = number, kind_of_parameter(group, parameter)
         if key not in self._habits:
-            self._habits[key] = learn(optimizer, key[1], self._any_optimizer)
+            self._habits[key] = found = learn(optimizer, key[1], self._any_optimizer)
+            known = self._elsewhere.get(id(optimizer), frozenset())
+            self._elsewhere[id(optimizer)] = known | found.elsewhere
         return self._habits[key]
 
     def _likes(self, optimizer: Optimizer, parameter: Any, habits: Habits) -> dict[Any, Any]:
         """The states that move: those that there are, or tensors that look like those to come."""
         state = optimizer.state.get(parameter, {})
         if state:
-            return {key: value for key, value in state.items() if self._moves(value)}
+            return {k: one for k, one in state.items() if self._moves(optimizer, k, one)}
         wrapped = local(parameter) is not parameter
         likes = {}
         for one in habits.states or ():
@@ -491,7 +499,7 @@ class HostStates:
                 key: Optimizer._process_value_according_to_param_policy(
                     torch.empty(0, dtype=parameter.dtype, device="cpu"), value, number, [], key
                 )
-                if self._moves(value)
+                if self._moves(optimizer, key, value)
                 else None
                 for key, value in state.items()
             }

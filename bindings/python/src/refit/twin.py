@@ -337,6 +337,8 @@ class Habits:
     """The states that a first step makes; None: their shapes are not to be foreseen."""
     elementwise: bool
     """Whether a parameter may be stepped part by part."""
+    elsewhere: frozenset[Any] = frozenset()
+    """The keys of states that are made on another device than that of the parameter."""
 
 
 def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habits:
@@ -352,7 +354,7 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
     devices = [kind.device] if kind.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         try:
-            born, independent = _tried(optimizer, kind)
+            born, elsewhere, independent = _tried(optimizer, kind)
         except UnsupportedError:
             raise
         except Exception as why:
@@ -373,15 +375,31 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
                 "result will do"
             )
         elementwise = type(optimizer) in ELEMENTWISE and not kind.sparse
-        return Habits(born, elementwise and _halves_agree(optimizer, kind))
+        elementwise = elementwise and _halves_agree(optimizer, kind)
+        return Habits(born, elementwise, elsewhere)
 
 
-def _tried(optimizer: Optimizer, kind: Kind) -> tuple[tuple[Foreseen, ...] | None, bool]:
-    """The states that a first step makes, and whether parameters do not depend on each other."""
+def _tried(
+    optimizer: Optimizer, kind: Kind
+) -> tuple[tuple[Foreseen, ...] | None, frozenset[Any], bool]:
+    """The states that a first step makes, the keys of those on another device, and whether
+    parameters do not depend on each other."""
     together, apart = _Twin(optimizer, kind), _Twin(optimizer, kind)
     born = together.steps([[0, 1]])
     apart.steps([[0], [1]])
-    return born, _same(together.outcome(), apart.outcome())
+    elsewhere = frozenset(
+        key
+        for parameter, state in together.states.items()
+        if isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)
+        for key, one in state.items()
+        if is_many(one) and is_elsewhere(one, parameter)
+    )
+    return born, elsewhere, _same(together.outcome(), apart.outcome())
+
+
+def is_elsewhere(state: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a state is on another device than its parameter."""
+    return state.device != parameter.device
 
 
 def _takes_sparse(optimizer: Optimizer, kind: Kind) -> bool:
@@ -525,7 +543,7 @@ def _foreseen(parameter: torch.Tensor, state: Any) -> tuple[Foreseen, ...] | Non
         return None
     found = []
     for key, one in state.items():
-        if not isinstance(one, torch.Tensor) or one.dim() == 0:
+        if not is_many(one) or is_elsewhere(one, parameter):
             continue
         if type(one) is not torch.Tensor or one.layout is not torch.strided:
             return None

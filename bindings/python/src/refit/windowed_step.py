@@ -135,6 +135,7 @@ def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, An
     kept.parted = (
         kept.nbytes > window_bytes
         and kept.looks_as_parameter()
+        and not any(map(is_many, others.values()))
         and can_be_parted(parameter, others)
     )
     if not kept.parted:
@@ -456,7 +457,7 @@ class WindowedStep:
                 plainly = type(value) is torch.Tensor and value.layout is torch.strided
                 if plainly and value.nbytes <= _SMALL:
                     use.saved.append((value, _version(value), value.detach().clone()))
-                elif use.home is None:
+                elif entry.count is None:
                     use.versions.append((local(value), _version(local(value))))
 
     def _finish(self, use: _InUse) -> None:
