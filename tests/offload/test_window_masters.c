@@ -1088,11 +1088,11 @@ static uint32_t step_stubbornly(scene *on)
 typedef void (*order_fault)(refit_device *device, faulty_slot slot, uint32_t nth,
                             refit_status status);
 
-/* The smaller regions only, and a unit of the largest. */
+/* The smaller regions only, and the last unit of the largest. */
 static void list_few(scene *on, uint32_t flags)
 {
     on->count = 0;
-    add_part(on, 0, flags, 2 * UNIT, UNIT - 100);
+    add_part(on, 0, flags, 4 * UNIT, MOST - 4 * UNIT);
     add_part(on, 2, flags, 0, sizes[2]);
     add_part(on, 3, flags | REFIT_PART_TOGETHER, 0, sizes[3]);
     add_part(on, PLAIN, flags, 0, sizes[PLAIN]);
