@@ -1008,6 +1008,11 @@ def test_one_controller_after_another() -> None:
         assert_same(alone, moved)
 
 
+def let_go(held: list[refit.Controller]) -> None:
+    held.clear()
+    gc.collect()
+
+
 def test_the_device_has_no_memory_for_the_states_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -1022,11 +1027,16 @@ def test_the_device_has_no_memory_for_the_states_at_the_end(
         patch.setattr(torch, "empty_like", none)
         with pytest.raises(refit.DeviceMemoryError, match=f"no memory on {training.DEVICE}"):
             controller.close()
+    assert controller.state == "training"
     alone.step(2), moved.step(2)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_like", none)
+        remedy = r"load_state_dict\(optimizer.state_dict\(\)\).*none left"
+        held = [controller]
         del controller
-        gc.collect()
+        with pytest.warns(RuntimeWarning, match=remedy):
+            let_go(held)
+    assert not moved.optimizer._optimizer_step_post_hooks
     moved.optimizer.load_state_dict(moved.optimizer.state_dict())  # once there is memory again
     alone.step(2), moved.step(2)
     assert_same(alone, moved)

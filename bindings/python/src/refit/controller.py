@@ -393,9 +393,11 @@ def _end(cycle: Cycle, hooks: Hooks, host: HostStates | None, process: int) -> N
     if process == os.getpid():
         with log.quiet():
             hooks.remove()
-            if host is not None:
-                host.abandon()
-            cycle.abandon()
+            try:
+                if host is not None:
+                    host.abandon()
+            finally:
+                cycle.abandon()
 
 
 def _share_of(

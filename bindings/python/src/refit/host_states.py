@@ -22,6 +22,7 @@ How bytes travel is the business of ``home`` and ``window``; what a step does, t
 """
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -546,7 +547,9 @@ class HostStates:
             self._end()
 
     def abandon(self) -> None:
-        """No call follows. States for which the device has no memory stay tensors of the host."""
+        """No call follows. States for which the device has no memory stay tensors of the host, and
+        a warning says what to do."""
+        lacking: DeviceMemoryError | None = None
         with self._moving:
             try:
                 self._settle()
@@ -554,10 +557,20 @@ class HostStates:
                 for optimizer in self._optimizers:
                     for kept in self._kept_of(optimizer):
                         _move_out(optimizer, kept)
-            except DeviceMemoryError:
-                pass
+            except DeviceMemoryError as why:
+                lacking = why
             finally:
                 self._end()
+        if lacking is not None:
+            warnings.warn(
+                "a Controller was let go of while the device had no memory for the states that "
+                "live on the host. Those that found none are tensors of the CPU, with which "
+                "PyTorch cannot step parameters of a GPU: free some memory, then call "
+                "optimizer.load_state_dict(optimizer.state_dict()) before the next step. "
+                f"close() would have raised an error instead. {lacking}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def _end(self) -> None:
         self._hooks.remove()
