@@ -1,5 +1,6 @@
 /* Masters in an arena of a GPU leave by what their weights lack: launches and copies that fail lose
- * nothing, and a GPU that is lost at any of them can be closed, with nothing left behind. */
+ * nothing, and a GPU that is lost at any of them can be closed, with nothing left behind. Those
+ * that live on the host visit it in windows, and lose nothing either. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <cmocka.h>
 
 #include <refit.h>
+#include <refit/window.h>
 
 #include "fake_cuda.h"
 #include "kernels/cast.h"
@@ -161,11 +163,147 @@ static void a_gpu_lost_at_any_launch_can_be_closed(void **state)
     }
 }
 
+/* ---- In windows */
+
+static refit_window *window;
+static refit_window_part parts[MASTERS];
+static void *born[MASTERS];
+
+static void open_windows(void)
+{
+    refit_config config;
+    memset(&on, 0, sizeof on);
+    refit_config_init(&config, sizeof config);
+    assert_ok(refit_config_set(&config, "offload.staging_bytes", "1MiB", &on.error));
+    assert_ok(refit_config_set(&config, "offload.window_bytes", "1MiB", &on.error));
+    fake_cuda_reset();
+    assert_ok(refit_device_open("cuda:0", &config, &on.device, &on.error));
+    assert_ok(refit_offloader_open(on.device, &config, &on.offloader, &on.error));
+    for (uint32_t i = 0; i < MASTERS; i++) {
+        refit_region_id id;
+        assert_ok(refit_memory_alloc(on.device, 4 * sizes[i], &born[i], &on.error));
+        assert_ok(refit_memory_alloc(on.device, 2 * sizes[i], &on.weights[i], &on.error));
+        refit_region_desc desc = {.size = sizeof desc,
+                                  .name = i == 0 ? "large" : "small",
+                                  .bytes = 4 * sizes[i],
+                                  .home = REFIT_HOME_HOST,
+                                  .weights = on.weights[i]};
+        assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
+        parts[i] =
+            (refit_window_part){.size = sizeof parts[i], .region = id, .bytes = 4 * sizes[i]};
+    }
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(refit_window_open(on.offloader, &window, &on.error));
+}
+
+static void close_windows(void)
+{
+    fake_cuda_forget_faults();
+    assert_ok(refit_window_close(window, &on.error));
+    assert_ok(refit_offloader_close(on.offloader, &on.error));
+    for (uint32_t i = 0; i < MASTERS; i++) {
+        assert_ok(refit_memory_free(on.device, born[i], &on.error));
+        assert_ok(refit_memory_free(on.device, on.weights[i], &on.error));
+    }
+    assert_ok(refit_device_close(on.device, &on.error));
+    fake_cuda_settle();
+    assert_int_equal(fake_cuda_leaks(), 0);
+    assert_string_equal(fake_cuda_violation(), "");
+}
+
+/* New masters at `memory`, and their weights; `spoiled` of these are no rounding. The driver's
+ * calls that this makes may fail as ordered, too. */
+static bool step_masters(uint32_t i, void *memory, uint64_t seed, uint32_t spoiled)
+{
+    for (uint64_t k = 0; k < sizes[i]; k++) {
+        expected[i][k] = (uint32_t)(seeded_next(&seed) >> 20) & 0xBFFFFFFFu;
+    }
+    rft_cast_bf16(rounded, (const void *)expected[i], sizes[i]);
+    for (uint32_t k = 0; k < spoiled; k++) {
+        rounded[k] = (uint16_t)seeded_next(&seed);
+    }
+    for (int tries = 0; tries < 3; tries++) {
+        if (refit_stream_copy(on.device, REFIT_STREAM_NONE, memory, expected[i], 4 * sizes[i],
+                              &on.error) == REFIT_OK &&
+            refit_stream_copy(on.device, REFIT_STREAM_NONE, on.weights[i], rounded, 2 * sizes[i],
+                              &on.error) == REFIT_OK)
+            return true;
+    }
+    return false;
+}
+
+/* A call that fails is made again. */
+#define AGAIN(status, call)                                                                        \
+    do {                                                                                           \
+        (status) = (call);                                                                         \
+        for (int tries = 0; (status) != REFIT_OK && tries < 3; tries++) {                          \
+            (status) = (call);                                                                     \
+        }                                                                                          \
+        if ((status) != REFIT_OK) return (status);                                                 \
+    } while (0)
+
+static refit_status step(uint32_t flags, uint64_t seed, uint32_t spoiled)
+{
+    refit_status status;
+    refit_window_view view = {.size = sizeof view};
+    for (uint32_t i = 0; i < MASTERS; i++) {
+        parts[i].flags = flags;
+    }
+    AGAIN(status, refit_window_begin(window, parts, MASTERS, REFIT_STREAM_NONE, &on.error));
+    for (;;) {
+        AGAIN(status, refit_window_next(window, &view, &on.error));
+        if (view.count == 0) break;
+        for (uint32_t i = view.first; i < view.first + view.count; i++) {
+            void *memory = flags == 0 ? view.memory[i - view.first] : born[i];
+            const void *bytes = fake_cuda_bytes((uintptr_t)memory, 4 * sizes[i]);
+            assert_non_null(bytes);
+            if (flags == 0) assert_memory_equal(bytes, expected[i], 4 * sizes[i]);
+            if (flags != 0) AGAIN(status, refit_window_place(window, i, memory, &on.error));
+            if (!step_masters(i, memory, seed + i, spoiled)) return REFIT_ERR_DEVICE;
+        }
+        status = refit_window_done(window, REFIT_STREAM_NONE, &on.error);
+        if (status != REFIT_OK) continue; /* the next calls try again */
+    }
+    AGAIN(status, refit_window_end(window, &on.error));
+    AGAIN(status, refit_window_wait(window, PATIENCE_MS, &on.error));
+    return REFIT_OK;
+}
+
+/* Masters that fit, that do not, and that fit again. */
+static refit_status steps(void)
+{
+    refit_status status = step(REFIT_PART_BORN, 1, 0);
+    if (status == REFIT_OK) status = step(0, 11, 20000);
+    if (status == REFIT_OK) status = step(0, 21, 0);
+    return status == REFIT_OK ? step(0, 31, 0) : status;
+}
+
+static void each_call_of_the_driver_may_fail_in_windows(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        open_windows();
+        uint64_t before = fake_cuda_calls(calls[i]);
+        assert_ok(steps());
+        uint64_t made = fake_cuda_calls(calls[i]) - before;
+        close_windows();
+        for (unsigned nth = 1; nth <= made; nth++) {
+            open_windows();
+            fake_cuda_fail(calls[i], nth, 1, RFT_CU_UNKNOWN);
+            assert_ok(steps());
+            fake_cuda_forget_faults();
+            assert_ok(step(0, 41, 0));
+            close_windows();
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_call_of_the_driver_that_fails_loses_nothing),
         cmocka_unit_test(a_gpu_lost_at_any_launch_can_be_closed),
+        cmocka_unit_test(each_call_of_the_driver_may_fail_in_windows),
     };
     return cmocka_run_group_tests_name("masters_cuda", tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/master.h"
+#include "offload/masters.h"
 #include "offload/offloader.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
@@ -951,6 +952,11 @@ static void device_memory_is_that_of_windows_and_of_the_staging(void **state)
     uint64_t staging = used_bytes(&on) - before;
     assert_in_range(staging, 1, UINT64_C(4) << 20);
     assert_in_range(stats_of(&on).window_bytes, 1, staging); /* in use: whole pages, or more */
+    /* Both directions are under way at once. */
+    char *out = rft_masters_staging(on.offloader, true),
+         *in = rft_masters_staging(on.offloader, false);
+    assert_true(in == out + on.offloader->staging_bytes);
+    assert_int_equal(stats_of(&on).window_bytes, 2 * on.offloader->staging_bytes);
     list_all(&on, 0);
     step_all(&on);
     settle(&on);
