@@ -334,7 +334,8 @@ static rft_region *region_of(const refit_window *window, const window_part *part
     return &window->offloader->regions.items[part->region];
 }
 
-/* Where the bytes of a part lie in the image, if they are there as they are. */
+/* Where the bytes of a part lie in the image; of masters that are there as what their weights lack
+ * only a number. */
 static uint64_t image_offset(const refit_window *window, const window_part *part)
 {
     return region_of(window, part)->host_offset + part->offset;
@@ -372,8 +373,7 @@ static uint64_t place_behind(const refit_window *window, uint32_t number, uint64
 {
     const window_part *part = &window->parts[number], *before = part - 1;
     if (end == 0) return 0;
-    bool plain = !region_of(window, part)->coded && !region_of(window, before)->coded;
-    if (plain && ((part->flags | before->flags) & REFIT_PART_BORN) == 0) {
+    if (((part->flags | before->flags) & REFIT_PART_BORN) == 0) {
         uint64_t from = image_offset(window, before) + before->bytes;
         uint64_t to = image_offset(window, part);
         uint64_t at = end + (to - from);

@@ -18,7 +18,7 @@
 
 #include "kernels/cast.h"
 #include "kernels/master.h"
-#include "offload/masters.h"
+#include "offload/master_units.h"
 #include "offload/offloader.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
@@ -544,6 +544,8 @@ static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
     assert_int_equal(stats.step_out_bytes_last, usual + units);
     assert_in_range(stats.host_bytes, host + units, host + units + 3 * 65536);
     assert_int_equal(stats.host_pinned_bytes + stats.host_pageable_bytes, stats.host_bytes);
+    const rft_unit *unit = &on.offloader->regions.items[0].units[0];
+    assert_int_equal((uintptr_t)unit->whole % 4096, 0); /* pages of its own */
     on.spoiled = 0;
     step_all(&on);
     check_image(&on);
