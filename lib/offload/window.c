@@ -1129,14 +1129,26 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
 
 /* ---- Close ----------------------------------------------------------------------------------- */
 
+/* A device that is lost has taken the bytes of its memory along. It gives no memory either, and not
+ * for want of it. */
+static bool is_lost(refit_device *device)
+{
+    void *memory = NULL;
+    refit_status status = refit_memory_alloc(device, SLOT_ALIGNMENT, &memory, NULL);
+    if (status == REFIT_OK) status = refit_memory_free(device, memory, NULL);
+    return status == REFIT_ERR_DEVICE;
+}
+
 /* Ends the step and waits for its copies; where those of one direction hang for good, only for
- * those of the other. */
+ * those of the other; where the device is lost, for none that cannot end. */
 static refit_status end_for_good(refit_window *window, refit_error *error)
 {
+    refit_offloader *offloader = window->offloader;
     refit_status status = refit_window_end(window, error);
     if (status == REFIT_OK) status = refit_window_wait(window, patience(window), error);
     if (status == REFIT_OK) return REFIT_OK;
-    if (rft_offloader_check_movers(window->offloader, NULL) == REFIT_OK) return status;
+    bool gone = status == REFIT_ERR_DEVICE && is_lost(offloader->device);
+    if (!gone && rft_offloader_check_movers(offloader, NULL) == REFIT_OK) return status;
     status = see_in(window, patience(window), error);
     if (window->arriving) return status;
     status = see_out(window, patience(window), error);

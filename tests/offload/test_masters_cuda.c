@@ -298,12 +298,28 @@ static void each_call_of_the_driver_may_fail_in_windows(void **state)
     }
 }
 
+static void a_gpu_lost_at_any_launch_of_a_window_can_be_closed(void **state)
+{
+    (void)state;
+    bool lost = true;
+    for (unsigned nth = 1; lost; nth++) {
+        open_windows();
+        fake_cuda_fail_later("cuLaunchKernel", nth, RFT_CU_ILLEGAL_ADDRESS);
+        refit_status status = steps();
+        lost = status != REFIT_OK;
+        if (lost) assert_int_equal(status, REFIT_ERR_DEVICE);
+        close_windows();
+        assert_in_range(nth, 1, 100);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_call_of_the_driver_that_fails_loses_nothing),
         cmocka_unit_test(a_gpu_lost_at_any_launch_can_be_closed),
         cmocka_unit_test(each_call_of_the_driver_may_fail_in_windows),
+        cmocka_unit_test(a_gpu_lost_at_any_launch_of_a_window_can_be_closed),
     };
     return cmocka_run_group_tests_name("masters_cuda", tests, NULL, NULL);
 }

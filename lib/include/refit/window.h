@@ -26,9 +26,9 @@
  * refit_window_done was called for, the first refit_window_progress of the list. A call that failed
  * can be repeated, or the step ended; the parts behind are as they were before it.
  *
- * fp32 masters whose bf16 weights were named (refit/offload.h, "Masters") travel as what the weights
- * lack, about 2.04 of 4 bytes, and lie whole in the memory of the window. Their weights are part of
- * what a step makes:
+ * fp32 masters whose bf16 weights were named (refit/offload.h, "Masters") travel as what the
+ * weights lack, about 2.04 of 4 bytes, and lie whole in the memory of the window. Their weights are
+ * part of what a step makes:
  * - When a window arrives, the weights on the device are those that its masters left by; else
  *   REFIT_ERR_CORRUPT, and the window is not handed out.
  * - The caller's work rounds the new weights from the new masters before refit_window_done, on the
@@ -99,12 +99,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_open(refit_offloader *offlo
 
 /*
  * Closes it in any state and frees its memory; NULL is allowed. A step that has not ended is ended
- * (see refit_window_end). Waits for copies, at most offload.timeout_ms.
+ * (see refit_window_end). Waits for copies, at most offload.timeout_ms. Of a device that is lost,
+ * such as a GPU whose context broke, stepped parts that have not reached the image are lost, too:
+ * then neither a lease nor a restore begins any more.
  *
  * Errors, with nothing closed:
  * - REFIT_ERR_TIMEOUT: copies are still under way
- * - REFIT_ERR_COPY, REFIT_ERR_HOST_MEMORY (see wait) and others: bytes of a stepped part have not reached the image; close tries
- * again
+ * - REFIT_ERR_COPY, REFIT_ERR_HOST_MEMORY (see wait) and others: bytes of a stepped part have not
+ * reached the image; close tries again
  * - those of refit_memory_free
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_close(refit_window *window,
