@@ -352,7 +352,7 @@ static void units_come_from_where_each_of_them_is(void **state)
     open_scene(&on, "2", NULL);
     for (uint64_t unit = 0; unit < 3; unit++) {
         on.count = 0;
-        add_part(&on, 0, REFIT_PART_BORN, unit * UNIT, unit < 2 ? UNIT : UNIT - 100);
+        add_part(&on, 0, REFIT_PART_BORN, unit * UNIT, unit < 2 ? UNIT : sizes[0] - 2 * UNIT);
         on.spoiled = unit == 1 ? 9000 : 0;
         if (unit != 0) step_all(&on);
         check_image(&on);
