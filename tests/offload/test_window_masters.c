@@ -557,7 +557,7 @@ static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
     scene on;
     open_scene(&on, "2", NULL);
     fill(&on);
-    uint64_t host = stats_of(&on).host_bytes;
+    uint64_t host = stats_of(&on).host_bytes, pinned = stats_of(&on).host_pinned_bytes;
     step_all(&on);
     settle(&on);
     uint64_t usual = stats_of(&on).step_in_bytes_last;
@@ -572,6 +572,8 @@ static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
     assert_int_equal(stats.host_pinned_bytes + stats.host_pageable_bytes, stats.host_bytes);
     const rft_unit *unit = &on.offloader->regions.items[0].units[0];
     assert_int_equal((uintptr_t)unit->whole % 4096, 0); /* pages of its own */
+    if (pinned == 0) assert_int_equal(stats.host_pinned_bytes, 0); /* as the image is */
+    if (pinned > 0) assert_in_range(stats.host_pinned_bytes - pinned, units, UINT64_MAX);
     on.spoiled = 0;
     step_all(&on);
     check_image(&on);
