@@ -22,9 +22,14 @@
 
 #define RESTS_MOST 63u
 
+uint64_t rft_unit_count(uint64_t elements)
+{
+    return (elements + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
+}
+
 static uint64_t count_units(const rft_region *region)
 {
-    return (region->bytes / 4 + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
+    return rft_unit_count(region->bytes / 4);
 }
 
 uint32_t rft_unit_elements(const rft_region *region, uint64_t number)
@@ -196,8 +201,8 @@ static refit_status note_left(refit_offloader *offloader, rft_region *region, ui
 refit_status rft_units_left(refit_offloader *offloader, rft_region *region, uint64_t first,
                             uint64_t count, uint32_t *misfits, refit_error *error)
 {
-    uint64_t end = (first + count + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
-    bool full = rft_masters_found(offloader, region, first, count, true) != 0;
+    uint64_t end = rft_unit_count(first + count);
+    bool full = rft_masters_found(offloader, region, first, count) != 0;
     uint32_t before = *misfits;
     for (uint64_t number = first / RFT_MASTER_UNIT; number < end; number++) {
         region->units[number].misfit = false;
@@ -213,7 +218,7 @@ refit_status rft_units_left(refit_offloader *offloader, rft_region *region, uint
 
 void rft_units_went_whole(rft_region *region, uint64_t first, uint64_t count)
 {
-    uint64_t end = (first + count + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
+    uint64_t end = rft_unit_count(first + count);
     for (uint64_t number = first / RFT_MASTER_UNIT; number < end; number++) {
         rft_unit *unit = &region->units[number];
         if (unit->misfit) unit->place = RFT_UNIT_WHOLE;

@@ -33,6 +33,9 @@ typedef struct rft_unit {
 /* Where the next copies find its bytes, or bring them at first. */
 rft_unit_place rft_unit_route(const rft_unit *unit, bool out);
 
+/* Units of so many elements. */
+uint64_t rft_unit_count(uint64_t elements);
+
 /* Elements of unit `number`. */
 uint32_t rft_unit_elements(const rft_region *region, uint64_t number);
 

@@ -36,18 +36,11 @@ uint64_t rft_masters_at(const rft_region *region, uint64_t first)
     return region->host_offset + region->head + rft_master_bytes(first, region->room);
 }
 
-static uint64_t units_of(uint64_t elements)
-{
-    return (elements + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
-}
-
 /* Of elements that move together from `first` on. */
-static rft_master_verdict *verdict_on(char *image, const rft_region *region, uint64_t first,
-                                      bool out)
+static rft_master_verdict *verdict_on(char *image, const rft_region *region, uint64_t first)
 {
     rft_master_verdict *verdicts = (void *)(image + region->host_offset);
-    if (region->units == NULL) return verdicts;
-    return &verdicts[2 * (first / RFT_MASTER_UNIT) + (out ? 1 : 0)];
+    return region->units == NULL ? verdicts : &verdicts[first / RFT_MASTER_UNIT];
 }
 
 /* A unit may travel by itself. A short one takes more of the image than it has bytes. */
@@ -56,7 +49,7 @@ rft_masters_need rft_masters_most(const rft_region *region, uint64_t elements)
     rft_masters_need need = {.stretches = (elements + region->stretch - 1) / region->stretch,
                              .bytes = rft_master_bytes(elements, region->room)};
     if (region->units != NULL) {
-        need.stretches = units_of(elements);
+        need.stretches = rft_unit_count(elements);
         need.bytes += 4 * elements;
     }
     need.pieces = need.stretches;
@@ -75,7 +68,7 @@ static masters_run find_run(const rft_region *region, uint64_t first, uint64_t e
 {
     masters_run run = {.first = first, .end = end, .place = RFT_UNIT_CODED};
     if (region->units == NULL) return run;
-    uint64_t number = first / RFT_MASTER_UNIT, last = units_of(end);
+    uint64_t number = first / RFT_MASTER_UNIT, last = rft_unit_count(end);
     run.place = rft_unit_route(&region->units[number], out);
     do {
         number++;
@@ -136,7 +129,7 @@ static void add_coded(rft_masters_way *way, const rft_masters_part *part, const 
             .job = job_of(region, memory, way->staging, first, run->end),
             .out = way->out,
             .begins = first == run->first,
-            .verdict = last ? verdict_on(way->image, region, run->first, way->out) : NULL,
+            .verdict = last ? verdict_on(way->image, region, run->first) : NULL,
         };
         add_stretch(way, part, recode, rft_masters_at(region, first));
     }
@@ -167,7 +160,7 @@ void rft_masters_add(rft_masters_way *way, const rft_masters_part *part)
     uint64_t end = part->first + part->count;
     for (uint64_t first = part->first; region->units != NULL && first < end;
          first += RFT_MASTER_UNIT) {
-        *verdict_on(way->image, region, first, way->out) = (rft_master_verdict){0};
+        *verdict_on(way->image, region, first) = (rft_master_verdict){0};
     }
     for (uint64_t first = part->first; first < end;) {
         masters_run run = find_run(region, first, end, way->out);
@@ -182,7 +175,7 @@ void rft_masters_add(rft_masters_way *way, const rft_masters_part *part)
 
 void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part)
 {
-    uint64_t end = units_of(part->first + part->count);
+    uint64_t end = rft_unit_count(part->first + part->count);
     for (uint64_t number = part->first / RFT_MASTER_UNIT; number < end; number++) {
         if (part->region->units[number].misfit) add_whole(way, part, number);
     }
@@ -237,7 +230,7 @@ static void decide(const refit_offloader *offloader, rft_region *region)
     uint32_t room = choose_room(region);
     uint64_t head = RFT_MASTERS_HEAD;
     if (lives_on_host(offloader)) {
-        head = align_head(2 * units_of(region->bytes / 4) * sizeof(rft_master_verdict));
+        head = align_head(rft_unit_count(region->bytes / 4) * sizeof(rft_master_verdict));
     }
     uint64_t bytes = head + rft_master_bytes(region->bytes / 4, room);
     if (bytes > SHARE_MOST(region->bytes)) return;
@@ -376,13 +369,13 @@ static refit_status judge_restore(const rft_region *region, uint32_t found, refi
 
 /* `count` elements from `first` on. */
 static rft_master_verdict sum_verdicts(const refit_offloader *offloader, const rft_region *region,
-                                       uint64_t first, uint64_t count, bool out)
+                                       uint64_t first, uint64_t count)
 {
     char *image = rft_host_arena_base(offloader->image);
-    if (region->units == NULL) return *verdict_on(image, region, 0, out);
+    if (region->units == NULL) return *verdict_on(image, region, 0);
     rft_master_verdict sum = {0};
     for (uint64_t at = first; at < first + count; at += RFT_MASTER_UNIT) {
-        const rft_master_verdict *verdict = verdict_on(image, region, at, out);
+        const rft_master_verdict *verdict = verdict_on(image, region, at);
         sum.found |= verdict->found;
         if (verdict->need > sum.need) sum.need = verdict->need;
     }
@@ -390,15 +383,15 @@ static rft_master_verdict sum_verdicts(const refit_offloader *offloader, const r
 }
 
 uint32_t rft_masters_found(const refit_offloader *offloader, const rft_region *region,
-                           uint64_t first, uint64_t count, bool out)
+                           uint64_t first, uint64_t count)
 {
-    return sum_verdicts(offloader, region, first, count, out).found;
+    return sum_verdicts(offloader, region, first, count).found;
 }
 
 refit_status rft_masters_judge(refit_offloader *offloader, rft_region *region, bool out,
                                refit_error *error)
 {
-    rft_master_verdict verdict = sum_verdicts(offloader, region, 0, region->bytes / 4, out);
+    rft_master_verdict verdict = sum_verdicts(offloader, region, 0, region->bytes / 4);
     return out ? judge_offload(offloader, region, &verdict, error)
                : judge_restore(region, verdict.found, error);
 }
@@ -406,7 +399,7 @@ refit_status rft_masters_judge(refit_offloader *offloader, rft_region *region, b
 refit_status rft_masters_arrived(const refit_offloader *offloader, const rft_region *region,
                                  uint64_t first, uint64_t count, refit_error *error)
 {
-    return judge_restore(region, rft_masters_found(offloader, region, first, count, false), error);
+    return judge_restore(region, rft_masters_found(offloader, region, first, count), error);
 }
 
 /* ---- Compared, for offload.verify */
@@ -557,7 +550,7 @@ refit_status rft_masters_read(const refit_offloader *offloader, const rft_region
     uint16_t *room = rft_calloc(RFT_MASTER_UNIT, sizeof *room);
     RFT_REFUSE_IF(room == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the weights of region %s", region->name);
-    uint64_t units = units_of(region->bytes / 4);
+    uint64_t units = rft_unit_count(region->bytes / 4);
     for (uint64_t number = 0; number < units && status == REFIT_OK; number++) {
         char *at = (char *)to + 4 * number * RFT_MASTER_UNIT;
         status = read_unit(offloader, region, number, at, room, error);

@@ -8,8 +8,8 @@
  *
  * The verdict on stretches that follow each other reaches the image behind the last of them, in
  * either direction. The head of a region that lives on the device is a verdict of 64 bytes. That of
- * one that lives on the host has two verdicts a unit, in and out: parts of it move by themselves,
- * at the same time, and units may lie elsewhere (master_units.h).
+ * one that lives on the host has a verdict of each unit: parts of it move by themselves, and units
+ * may lie elsewhere (master_units.h).
  */
 #ifndef RFT_MASTERS_H
 #define RFT_MASTERS_H
@@ -63,7 +63,7 @@ void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part)
 
 /* What the verdicts on these elements say, once their copies are over: RFT_MASTER_*. */
 uint32_t rft_masters_found(const refit_offloader *offloader, const rft_region *region,
-                           uint64_t first, uint64_t count, bool out);
+                           uint64_t first, uint64_t count);
 
 /* Where in the image the unit lies that begins with element `first`. */
 uint64_t rft_masters_at(const rft_region *region, uint64_t first);
