@@ -344,32 +344,6 @@ static void masters_begin_as_zeros(void **state)
     close_scene(&on);
 }
 
-/* A part of units that are zeros, coded, whole, and zeros again. */
-static void units_come_from_where_each_of_them_is(void **state)
-{
-    (void)state;
-    scene on;
-    open_scene(&on, "2", NULL);
-    for (uint64_t unit = 0; unit < 3; unit++) {
-        on.count = 0;
-        add_part(&on, 0, REFIT_PART_BORN, unit * UNIT, unit < 2 ? UNIT : sizes[0] - 2 * UNIT);
-        on.spoiled = unit == 1 ? 9000 : 0;
-        if (unit != 0) step_all(&on);
-        check_image(&on);
-        if (unit == 1) continue;
-        on.count = 0;
-        add_part(&on, 0, 0, 0, sizes[0]);
-        assert_ok(begin(&on)); /* and given up */
-        refit_window_view view = {.size = sizeof view};
-        assert_ok(refit_window_next(on.window, &view, &on.error));
-        assert_device_equal(on.plain, view.memory[0], on.expected[0], 4 * sizes[0]);
-        assert_ok(refit_window_end(on.window, &on.error));
-    }
-    step_all(&on);
-    check_image(&on);
-    close_scene(&on);
-}
-
 static void half_of_the_bytes_travel_and_every_bit_is_there(void **state)
 {
     (void)state;
@@ -1348,7 +1322,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(masters_begin_as_zeros),
-        cmocka_unit_test(units_come_from_where_each_of_them_is),
         cmocka_unit_test(half_of_the_bytes_travel_and_every_bit_is_there),
         cmocka_unit_test(parts_of_whole_units_are_stepped),
         cmocka_unit_test(a_part_has_units_in_any_places),
