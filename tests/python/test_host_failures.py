@@ -2,6 +2,7 @@
 before any line. It is known which parameters were stepped, and resume_step() steps the rest once:
 weights and states end with the bits of a run that nothing disturbed."""
 
+import concurrent.futures
 import copy
 import gc
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 import refit
+import refit.away
 import refit.home
 import refit.twin
 import refit.window
@@ -732,6 +734,94 @@ def test_a_signal_handler_in_a_step_cannot_use_the_states() -> None:
             alone.step()
             assert_same(alone, moved)
     assert seen
+
+
+def test_a_thread_that_copies_gets_whole_states_or_is_told() -> None:
+    drill = Drill()
+    end = time.monotonic() + 2
+    refused: list[BusyError] = []
+    whole = 0
+
+    def copies() -> None:
+        nonlocal whole
+        while time.monotonic() < end:
+            try:
+                state = copy.deepcopy(drill.optimizer.state_dict())["state"]
+            except BusyError as why:
+                refused.append(why)
+                continue
+            for one in state.values():
+                assert type(one["exp_avg"]) is torch.Tensor
+                assert one["exp_avg"].min() == one["exp_avg"].max()
+            whole += 1
+
+    def steps() -> None:
+        for one in drill.parameters:
+            one.grad = torch.full_like(one, drill.steps + 1)
+        drill.optimizer.step()
+        drill.steps += 1
+
+    with on_host(drill), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        steps()
+        copying = pool.submit(copies)
+        while not copying.done():
+            steps()
+        copying.result()
+        assert whole > 0
+        assert drill.counters() == [drill.steps] * len(SIZES)
+    assert all("checkpoint()" in str(why) for why in refused)
+
+
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "there"])
+def test_a_step_waits_for_the_copy_of_a_state(
+    twins: tuple[Drill, Drill, refit.Controller], monkeypatch: pytest.MonkeyPatch, is_away: bool
+) -> None:
+    """Whether the copy has waited for the step before, or the state was there when it began."""
+    alone, moved, _ = twins
+    alone.step(), moved.step()
+    state = moved.optimizer.state[moved.parameters[0]]["exp_avg"]
+    moved.optimizer.state_dict()
+    if is_away:
+        alone.step(), moved.step()
+    real = torch.UntypedStorage.clone
+    thread = threading.Thread(target=moved.step)
+
+    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "clone", clone)
+        copied = copy.deepcopy(state)
+    thread.join()
+    assert type(copied) is torch.Tensor
+    assert torch.equal(copied, alone.optimizer.state[alone.parameters[0]]["exp_avg"].cpu())
+    assert moved.counters()[0] == moved.steps
+
+
+def test_a_copy_that_takes_too_long_is_told(
+    twins: tuple[Drill, Drill, refit.Controller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, moved, _ = twins
+    moved.step()
+    state_dict = moved.optimizer.state_dict()
+    real = torch.UntypedStorage.clone
+
+    def clone(self: torch.UntypedStorage) -> torch.UntypedStorage:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(moved.step).result()
+        return real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(refit.away, "_PATIENCE", 0.05)
+        patch.setattr(torch.UntypedStorage, "clone", clone)
+        with pytest.raises(BusyError, match="copy states in the thread"):
+            copy.deepcopy(state_dict["state"][0]["exp_avg"])
+    assert moved.steps == 2
+    found = copy.deepcopy(state_dict)["state"][0]["exp_avg"]
+    assert torch.equal(found, moved.optimizer.state[moved.parameters[0]]["exp_avg"])
 
 
 def test_a_thread_that_reads_waits_for_the_step() -> None:

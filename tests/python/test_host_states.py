@@ -950,6 +950,9 @@ def test_a_closed_controller_and_a_forked_process_are_refused() -> None:
     run.backward()
     assert "process" in refusal_in_a_fork(run.optimizer.step)
     assert "process" in refusal_in_a_fork(controller.resume_step)
+    state = run.optimizer.state[run.model[0].weight]["exp_avg"]
+    assert "this Controller belongs to process" in refusal_in_a_fork(lambda: state.sum())
+    assert "this Controller belongs to process" in refusal_in_a_fork(run.optimizer.state_dict)
     controller.close()
     controller.close()
     with pytest.raises(StateError, match="closed"):

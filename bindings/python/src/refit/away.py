@@ -31,15 +31,19 @@ The hooks on an optimizer (see ``hooks``) need none of this: within ``step`` all
 done. How memory comes back is unknown here.
 """
 
+import sys
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
+from types import FrameType
 from typing import Any, ClassVar, cast
 
 import torch
 
-from refit.errors import StateError
+from refit.errors import BusyError, StateError
 
 _PROPERTIES = (
     "shape dtype device layout ndim itemsize nbytes name output_nr _version grad grad_fn is_leaf "
@@ -65,6 +69,11 @@ def _looks() -> frozenset[Any]:
 
 
 _LOOKS = _looks()
+_DEEPCOPY = torch.Tensor.__deepcopy__.__code__
+"""The code that copies a tensor. It fails if the class of the tensor changes meanwhile."""
+_PATIENCE = 10.0
+"""Seconds that a step waits for another thread to copy a state."""
+_PAUSE = 0.0005
 _HOOK = "refit"
 """The key of the hook among a parameter's others, whose keys are numbers."""
 
@@ -92,11 +101,23 @@ class Away:
             if here:
                 func(here)
             return args[0]
+        if cls.absence.is_at_hand and not torch.compiler.is_compiling():
+            if func is torch.Tensor.__deepcopy__:
+                return cls.absence.copy(args[0], func, args, given)
+            if sys._getframe(1).f_code is _DEEPCOPY:
+                raise BusyError(
+                    "a step began while copy.deepcopy read a state in another thread: copy states "
+                    "in the thread that steps, or within controller.checkpoint(), which refuses "
+                    "steps"
+                )
         for kind in types:
             if issubclass(kind, Away):
                 kind.absence.bring_back()
         _unmark((args, given))
         return func(*args, **given)
+
+
+_BROUGHT_BACK = cast(Any, Away.__torch_function__).__func__.__code__
 
 
 def _unmark(value: Any) -> None:
@@ -136,6 +157,20 @@ def kind_of(tensor: Any) -> type:
     return kind.kind if issubclass(kind, Away) else kind
 
 
+def _copied_elsewhere() -> dict[int, Any]:
+    """Plain tensors that other threads are in the middle of copying, by their identity. A thread
+    that waits for a tensor to come back copies none yet."""
+    found: dict[int, Any] = {}
+    mine = threading.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        frame: FrameType | None = innermost if thread != mine else None
+        while frame is not None and frame.f_code is not _BROUGHT_BACK:
+            if frame.f_code is _DEEPCOPY and kind_of(one := frame.f_locals["self"]) is torch.Tensor:
+                found[id(one)] = one
+            frame = frame.f_back
+    return found
+
+
 class Absence:
     """The tensors of one cycle whose memory is away, in groups that come back together."""
 
@@ -144,11 +179,15 @@ class Absence:
         bring_back: Callable[[], None],
         lock: AbstractContextManager[Any],
         zeroable: int,
+        at_hand: Callable[[], None] | None = None,
     ) -> None:
         """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held
-        by ``put`` and ``lift``; ``zeroable`` is the group that nothing else reads meanwhile."""
+        by ``put`` and ``lift``; ``zeroable`` is the group that nothing else reads meanwhile.
+        ``at_hand``: as ``bring_back``, for a thread that holds the lock. With it tensors do not go
+        away in another thread while ``copy.deepcopy`` reads one."""
         self.bring_back = bring_back
         self._lock = lock
+        self._at_hand = at_hand
         self._zeroable = zeroable
         self._classes: dict[type, type] = {}
         self._tensors: dict[int, Sequence[Any]] = {}
@@ -164,13 +203,38 @@ class Absence:
         self._tensors[group] = tensors
         if group == self._zeroable:
             self._can_be_zeroed = set(map(id, tensors))
+        if self._at_hand is None:
+            self._mark(tensors, {})
+        else:
+            self._mark_behind_copies(tensors)
+
+    def _mark(self, tensors: Iterable[Any], spared: Mapping[int, Any]) -> None:
         plain = self._class_of(torch.Tensor)
         for tensor in tensors:
             kind = type(tensor)
             if kind is torch.Tensor:
-                tensor.__class__ = plain
+                if not spared or id(tensor) not in spared:
+                    tensor.__class__ = plain
             elif not issubclass(kind, Away):
                 tensor.__class__ = self._class_of(kind)
+
+    def _mark_behind_copies(self, tensors: Iterable[Any]) -> None:
+        """Tensors that other threads are in the middle of copying get their class when that is
+        over. The others have it by then, so these threads wait at the next of them. A copy that
+        takes longer than ``_PATIENCE`` fails."""
+        copied = _copied_elsewhere()
+        self._mark(tensors, copied)
+        if not copied and not (copied := _copied_elsewhere()):
+            return
+        until = time.monotonic() + _PATIENCE
+        mine = set(map(id, tensors))
+        while any(one in mine for one in copied) and time.monotonic() < until:
+            for one in copied.values():
+                if isinstance(one, Away) and one.absence is self:  # it began just before
+                    cast(Any, one).__class__ = kind_of(one)
+            time.sleep(_PAUSE)
+            copied = _copied_elsewhere()
+        self._mark(tensors, {})
 
     def watch(self, group: int, parameters: Iterable[Any]) -> None:
         """Brings back before a backward pass adds to a gradient of one of the parameters, whose
@@ -203,6 +267,19 @@ class Absence:
         self.bring_back()
 
     _early.__torch_unserializable__ = True  # type: ignore[attr-defined]  # no warning of it
+
+    @property
+    def is_at_hand(self) -> bool:
+        """Whether a tensor is copied while no other thread can let it go away."""
+        return self._at_hand is not None
+
+    def copy(self, tensor: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Brings all back, and calls what copies the tensor before they may go away again."""
+        with self._lock:
+            if self._at_hand is not None:
+                self._at_hand()
+            _unmark(tensor)
+            return func(*args, **kwargs)
 
     def zero(self, tensors: Iterable[Any]) -> bool:
         """Notes that tensors will be zeros when they are back. False if none of them can be."""

@@ -29,7 +29,7 @@ from refit.cycle import CLEARED, TRAINING, Cycle
 from refit.errors import BusyError, InvalidError, RefitError, StateError
 from refit.grads import Policy, policy_of
 from refit.hooks import Hooks, refuse_second
-from refit.host_states import HostStates, Share
+from refit.host_states import HostStates, Share, refuse_fork
 from refit.inventory import Holdings, Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
@@ -147,11 +147,7 @@ class Controller(Closing):
     def _open(self) -> Cycle:
         if not self._end.alive:
             raise StateError("this Controller is closed: make another one for the optimizer")
-        if self._process != os.getpid():
-            raise StateError(
-                f"this Controller belongs to process {self._process}: a forked process makes its "
-                "own (use the spawn start method of multiprocessing)"
-            )
+        refuse_fork(self._process)
         return self._cycle
 
     # ---- the cycle ------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ How bytes travel is the business of ``home`` and ``window``; what a step does, t
 """
 
 import math
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -90,13 +91,14 @@ class HostStates:
         self._resident: dict[tuple[int, int], Any] = {}
         self._bare: dict[tuple[int, int], Any] = {}
         self._homes: list[Home] = []
+        self._process = os.getpid()
         self._broken: WindowedStep | None = None
         self._loading: dict[int, dict[Any, dict[Any, Any]]] = {}
         self._idle: tuple[Optimizer, Stepping] | None = None
         self._last: dict[int, list[Entry]] = {}
         self._moving = WaitingCallLock("controller")
         settle = cast(Any, torch.compiler).disable(self.settle)
-        self._absence = Absence(settle, self._moving, zeroable=_NONE)
+        self._absence = Absence(settle, self._moving, zeroable=_NONE, at_hand=self._settle)
         self._masters = HostMasters(framework or NO_FRAMEWORK, self._moving, self._settle)
         self._is_away = False
         for number, optimizer in enumerate(self._optimizers):
@@ -473,6 +475,7 @@ class HostStates:
 
         Any thread. CopyError and DeadlineError: nothing is lost, call again.
         """
+        refuse_fork(self._process)
         with self._moving:
             self._settle()
 
@@ -582,6 +585,15 @@ class HostStates:
         self._homes.clear()
         self._kept.clear()
         self._observers.hold(IMAGE, 0)
+
+
+def refuse_fork(process: int) -> None:
+    """StateError in another process than this one, where its controller is."""
+    if process != os.getpid():
+        raise StateError(
+            f"this Controller belongs to process {process}: a forked process makes its own (use "
+            "the spawn start method of multiprocessing)"
+        )
 
 
 def _key(optimizer: Optimizer, parameter: Any) -> tuple[int, int]:
