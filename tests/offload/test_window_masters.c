@@ -696,6 +696,33 @@ static void changed_weights_are_found_before_the_step(void **state)
     close_scene(&on);
 }
 
+/* Each of the parts of one window, as it leaves and as it arrives. */
+static void every_part_of_a_window_is_judged(void **state)
+{
+    (void)state;
+    scene on;
+    refit_window_view view = {.size = sizeof view};
+    open_scene(&on, "2", NULL);
+    fill(&on);
+    on.count = 0;
+    add_part(&on, 1, 0, 0, sizes[1]);
+    add_part(&on, 2, REFIT_PART_TOGETHER, 0, sizes[2]);
+    on.spoiled = 9000;
+    step_all(&on);
+    check_image(&on);
+    on.spoiled = 0;
+    step_all(&on);
+    check_image(&on);
+    change_weight(&on, 2, 3);
+    assert_ok(begin(&on));
+    assert_int_equal(refit_window_next(on.window, &view, &on.error), REFIT_ERR_CORRUPT);
+    assert_ok(refit_window_end(on.window, &on.error));
+    change_weight(&on, 2, 3);
+    step_all(&on);
+    check_image(&on);
+    close_scene(&on);
+}
+
 static void weights_that_are_mended_let_the_step_go_on(void **state)
 {
     (void)state;
@@ -1335,6 +1362,7 @@ int main(void)
         cmocka_unit_test(without_page_locks_masters_go_whole_all_the_same),
         cmocka_unit_test(changed_weights_are_found_before_the_step),
         cmocka_unit_test(changed_weights_are_found_in_any_unit),
+        cmocka_unit_test(every_part_of_a_window_is_judged),
         cmocka_unit_test(weights_that_are_mended_let_the_step_go_on),
         cmocka_unit_test(weights_may_move_between_steps),
         cmocka_unit_test(a_step_may_end_early),
