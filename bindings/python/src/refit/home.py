@@ -4,13 +4,17 @@ The image is page-locked memory of the C library, and each state is a region of 
 over these bytes; the image is there as long as one of them is. The memory in which states lie while
 they visit the device is PyTorch's own, taken for a step, and given back once no copy uses it.
 
+fp32 masters whose bf16 weights are told lie in the image as what the weights lack (*coded*; see
+refit/window.h). No tensor lies over them: ``store`` takes them from the device, ``fetch`` brings
+them there.
+
 Which states these are, and when they visit, is unknown here.
 """
 
 import ctypes
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,10 +27,12 @@ from refit.errors import DeviceMemoryError
 from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, Offloader
 from refit.regions import current_stream, guard, lacks_memory, spec_of
-from refit.window import BORN, Part, Window
+from refit.window import BORN, TOGETHER, UNIT, Part, Window
 
 _ALIGNMENT = 512
 """Of the windows' memory, in bytes."""
+_FETCHED = 32 << 20
+"""Bytes that ``fetch`` brings at once, at most: it waits for each, so more would not be faster."""
 
 
 class Home(Closing):
@@ -34,6 +40,9 @@ class Home(Closing):
 
     Takes the host memory when it is made, and blocks for the page-lock. BudgetError, PinError,
     HostMemoryError, UnsupportedError (use_pinned_optimizer_offload: false).
+
+    ``weights``: of each region the address of the bf16 weights of which its fp32 masters are to be
+    made again, or 0. DeviceMemoryError: none for such masters on their way.
     """
 
     def __init__(
@@ -43,11 +52,11 @@ class Home(Closing):
         names: Sequence[str],
         nbytes: Sequence[int],
         observers: Observers,
+        weights: Sequence[int],
     ) -> None:
         self.device = device
         self._observers = observers
         self._began: float | None = None
-        self.nbytes = sum(nbytes)
         self._window_bytes = int(config.get("offload.window_bytes"))
         self._windows = int(config.get("offload.windows"))
         self._memory: torch.Tensor | None = None
@@ -59,14 +68,26 @@ class Home(Closing):
         self._may_step = False
         handle = Device(spec_of(device, config), config)
         self.offloader = Offloader(handle, config)
-        count = len(names)
-        zeros, kept = [0] * count, [KEEP] * count
-        self.offloader.add_each(names, zeros, nbytes, kept, zeros, zeros, home=_abi.REFIT_HOME_HOST)
+        zeros, kept = [0] * len(names), [KEEP] * len(names)
+        self.offloader.add_each(
+            *(names, zeros, nbytes, kept, zeros, zeros),
+            home=_abi.REFIT_HOME_HOST,
+            weights=weights,
+        )
         self.offloader.seal()
         self.window = Window(self.offloader)
+        taken = {at: self.offloader.region(at).host_nbytes for at, one in enumerate(weights) if one}
+        self._weights_at = {at: weights[at] for at in taken if taken[at] < nbytes[at]}
+        self.nbytes = sum(taken.get(at, one) for at, one in enumerate(nbytes))
+        """Bytes of the image."""
+
+    def is_coded(self, region: int) -> bool:
+        """Whether a region is masters that are in the image as what their weights lack."""
+        return region in self._weights_at
 
     def storage(self, region: int) -> torch.UntypedStorage:
-        """The bytes of a region in the image. As long as the storage is there, the image is."""
+        """The bytes of a region in the image. As long as the storage is there, the image is.
+        UnsupportedError for one that is coded."""
         address, count = self.window.host(region)
         memory: Any = (ctypes.c_char * count).from_address(address)
         memory.owner = self.offloader
@@ -194,11 +215,59 @@ class Home(Closing):
             self.window.end()
             self._may_step = False
 
+    # ---- masters that are coded -----------------------------------------------------------------
+
+    def tell_weights(self, region: int, address: int) -> None:
+        """The weights of a coded region are at this address now. If they have moved it waits for
+        copies."""
+        if self._weights_at[region] != address:
+            self.settle()
+            self.offloader.bind_weights(region, address)
+            self._weights_at[region] = address
+
+    def store(self, masters: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Copies masters, tensors of one dimension on the device, into regions. Waits for it.
+
+        CopyError and others: some of the regions have other bytes than before; call again.
+        """
+        self.end()
+        self.begin([Part(region, BORN, 0, master.nbytes) for region, master in masters])
+        while True:
+            first, addresses = self.next()
+            if not addresses:
+                break
+            for number in range(first, first + len(addresses)):
+                self.place(number, masters[number][1])
+            self.done()
+        self.settle()
+
+    def fetch(self, masters: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """Copies the bytes of regions into tensors of one dimension on the device; the image keeps
+        them. Waits for it.
+
+        CorruptError: the weights are not those that the masters left by. DeviceMemoryError,
+        CopyError and others: call again.
+        """
+        self.end()
+        most = max(UNIT, min(_FETCHED, self._window_bytes // UNIT * UNIT))
+        for parts, targets in _shares(masters, most):
+            self.begin(parts)
+            _, addresses = self.window.next()
+            with torch.no_grad():
+                for address, one in zip(addresses, targets, strict=True):
+                    one.copy_(self.tensor(address, one.dtype, one.shape, one.stride()))
+            self.end()
+        self._give_back()
+
+    # ---- behind it ------------------------------------------------------------------------------
+
     def settle(self) -> None:
         """Waits until the image has every byte, then gives the windows' memory back to PyTorch.
 
         States that had come in before the backward pass go, too. CopyError, DeadlineError: again.
         """
+        if self.window.closed:
+            return
         self.end()
         self.window.wait()
         self._tell_copies()
@@ -218,14 +287,38 @@ class Home(Closing):
         self._born.clear()
         if self._memory is not None:
             self._room = 0, 0
-            self.window.set_memory(0, 0, 0)
+            self.window.trim()
             self._memory = None
 
     def close(self) -> None:
         """Waits for the copies and closes the window. The image goes with its last tensor."""
-        if not self.window.closed:
-            self.settle()
-            self.window.close()
+        self.settle()
+        self.window.close()
+
+
+def _shares(
+    masters: Sequence[tuple[int, torch.Tensor]], most: int
+) -> Iterator[tuple[list[Part], list[torch.Tensor]]]:
+    """Parts that visit the device together, of at most so many bytes, and where each is to go."""
+    parts: list[Part] = []
+    targets: list[torch.Tensor] = []
+    room = most
+    for region, master in masters:
+        at = 0
+        while at < master.nbytes:
+            nbytes = master.nbytes - at
+            if nbytes > room:
+                nbytes = room // UNIT * UNIT
+            if nbytes:
+                parts.append(Part(region, TOGETHER if parts else 0, at, nbytes))
+                targets.append(master[at // master.itemsize : (at + nbytes) // master.itemsize])
+                at += nbytes
+                room -= nbytes
+            if at < master.nbytes:
+                yield parts, targets
+                parts, targets, room = [], [], most
+    if parts:
+        yield parts, targets
 
 
 def _aligned(nbytes: int) -> int:

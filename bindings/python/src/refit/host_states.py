@@ -34,15 +34,16 @@ from refit._call_lock import WaitingCallLock
 from refit._library import lib
 from refit.away import Absence
 from refit.config import Config
-from refit.errors import DeviceMemoryError, RefitError, StateError
+from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError
 from refit.home import Home
-from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters
+from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.last_hook import LastHook
 from refit.observers import Observers
 from refit.regions import lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
 from refit.twin import Habits, Kind, Stepping, is_many, kind_of_parameter, learn, local
+from refit.window import UNIT
 from refit.windowed_step import Entry, WindowedStep, entries_of
 
 Optimizer = torch.optim.Optimizer
@@ -99,7 +100,9 @@ class HostStates:
         self._moving = WaitingCallLock("controller")
         settle = cast(Any, torch.compiler).disable(self.settle)
         self._absence = Absence(settle, self._moving, zeroable=_NONE, at_hand=self._settle)
-        self._masters = HostMasters(framework or NO_FRAMEWORK, self._moving, self._settle)
+        can_code = config.get("offload.masters") == "auto"
+        known = framework or NO_FRAMEWORK
+        self._masters = HostMasters(known, can_code, self._moving, self._settle)
         self._is_away = False
         for number, optimizer in enumerate(self._optimizers):
             for group, parameter in parameters_of(optimizer):
@@ -165,8 +168,11 @@ class HostStates:
 
     def _settle_in(self) -> None:
         self._place_states()
+        self._leave_masters()
+
+    def _leave_masters(self) -> None:
         masters = [one for one in self._kept.values() if one.master is not None]
-        if not all(self._masters.is_away(one.parameter) for one in masters):
+        if not self._masters.have_left(masters):
             self._settle()
             self._masters.leave(masters)
 
@@ -308,16 +314,20 @@ class HostStates:
         """One image for these states of some parameters; those that there are move in."""
         names: list[str] = []
         looks: list[torch.Tensor] = []
+        weights: list[int] = []
         for _, kept, likes in entries:
             if self._masters.can_live(kept.parameter):
                 names.append(f"{kept.name}.master")
                 looks.append(dense_like(kept.parameter))
+                weights.append(self._weights_to_code_by(kept, likes))
             for key, like in likes.items():
                 for path, one in opened(like):
                     names.append(".".join(map(str, (kept.name, key, *path))))
                     looks.append(dense_like(one))
+                    weights.append(0)
         sizes = [extent(one) for one in looks]
-        home = Home(device, self._config, _distinct(names), sizes, self._observers)
+        weights = _without_shared(weights, sizes)
+        home = Home(device, self._config, _distinct(names), sizes, self._observers, weights)
         self._homes.append(home)
         regions = iter(enumerate(looks))
         for optimizer, kept, likes in entries:
@@ -331,6 +341,16 @@ class HostStates:
             self._kept[_key(optimizer, kept.parameter)] = kept
             self._bare.pop(_key(optimizer, kept.parameter), None)
         self._close_unused()
+
+    def _weights_to_code_by(self, kept: Kept, likes: Mapping[Any, Any]) -> int:
+        """Where the weights are by which a master travels; 0: it travels whole. It does so where
+        parts of whole units would be larger than the windows."""
+        least = sum(map(_nbytes, likes.values())) + extent(kept.parameter)
+        if kept.elementwise:
+            least = min(least, least // kept.parameter.numel() * (UNIT // 4))
+            if least > int(self._config.get("offload.window_bytes")):
+                return 0
+        return self._masters.weights_to_code_by(kept.parameter)
 
     def _is_astray(self, optimizer: Optimizer, kept: Kept) -> bool:
         """Whether a state is not the tensor over the image: other code has put it there."""
@@ -393,6 +413,7 @@ class HostStates:
             self._settle_in()
             entries = list(entries_of(optimizer, self._kept))
             self._masters.look_again()
+            self._masters.tell_weights(one.kept for one in entries if one.kept is not None)
             weight_of = self._masters.weight_of
             self._carry_out(
                 WindowedStep(optimizer, stepping, entries, self._names, weight_of, args, kwargs)
@@ -404,6 +425,10 @@ class HostStates:
         self._refuse()
         with self._observers.phase("step"), self._moving:
             if self._broken is not None:
+                self._leave_masters()  # those that were used meanwhile
+                self._masters.look_again()
+                left = [one.kept for one in self._broken.entries if not one.done]
+                self._masters.tell_weights(one for one in left if one is not None)
                 self._carry_out(self._broken)
                 self._masters.round_others()
 
@@ -423,6 +448,8 @@ class HostStates:
         except BaseException as why:
             if not step.unwind():
                 self._broken = None
+            if isinstance(why, CorruptError):
+                advise(why)
             step.explain(why, self._broken is not None)
             raise
         self._last[id(step.optimizer)] = step.entries
@@ -462,6 +489,8 @@ class HostStates:
         entries = self._last.get(id(optimizer))
         if not entries or self._broken is not None or any(one.begun for one in self._homes):
             return
+        if any(one.kept is not None and one.kept.is_coded for one in entries):
+            return  # whether the weights have moved, and copies to wait for, the step finds out
         self._refuse()
         weight_of = self._masters.weight_of
         step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names, weight_of)
@@ -480,8 +509,11 @@ class HostStates:
             self._settle()
 
     def _settle(self) -> None:
+        if self._broken is not None:
+            self._broken.finish_window()
         for home in self._homes:
             home.settle()
+        self._masters.release()
         if self._is_away:
             self._absence.lift(_STATES)
             self._is_away = False
@@ -551,26 +583,32 @@ class HostStates:
 
     def abandon(self) -> None:
         """No call follows. States for which the device has no memory stay tensors of the host, and
-        a warning says what to do."""
-        lacking: DeviceMemoryError | None = None
+        masters whose weights have changed or are away stay there until they are used; a warning
+        says what to do."""
+        said: list[str] = []
         with self._moving:
             try:
                 self._settle()
-                self._masters.bring_back()
+                try:
+                    self._masters.bring_back()
+                except (CorruptError, StateError) as why:
+                    said.append(f"masters, which stay on the host until they are used. {why}")
                 for optimizer in self._optimizers:
                     for kept in self._kept_of(optimizer):
                         _move_out(optimizer, kept)
             except DeviceMemoryError as why:
-                lacking = why
+                said.append(
+                    "the states that live on the host, while the device had no memory for them. "
+                    "Those that found none are tensors of the CPU, with which PyTorch cannot step "
+                    "parameters of a GPU: free some memory, then call "
+                    f"optimizer.load_state_dict(optimizer.state_dict()) before the next step. {why}"
+                )
             finally:
                 self._end()
-        if lacking is not None:
+        for one in said:
             warnings.warn(
-                "a Controller was let go of while the device had no memory for the states that "
-                "live on the host. Those that found none are tensors of the CPU, with which "
-                "PyTorch cannot step parameters of a GPU: free some memory, then call "
-                "optimizer.load_state_dict(optimizer.state_dict()) before the next step. "
-                f"close() would have raised an error instead. {lacking}",
+                "a Controller was let go of, for which close() would have raised an error, with "
+                + one,
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -581,7 +619,8 @@ class HostStates:
         if self._prefetch is not None:
             self._prefetch.remove()
         for home in self._homes:
-            home.close()
+            if not self._masters.is_home_in_use(home):
+                home.close()
         self._homes.clear()
         self._kept.clear()
         self._observers.hold(IMAGE, 0)
@@ -631,6 +670,22 @@ def _distinct(names: Iterable[str]) -> list[str]:
     for name in names:
         seen[name] = seen.get(name, 0) + 1
         found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """The addresses of bf16 weights, or 0, of masters of these bytes; 0 for those that share some:
+    a step of one master would change the weights by which the other can be had."""
+    order = [number for number, at in enumerate(weights) if at]
+    order.sort(key=lambda number: weights[number])
+    found = list(weights)
+    before, reached = -1, 0
+    for number in order:
+        if weights[number] < reached:
+            found[number] = found[before] = 0
+        end = weights[number] + sizes[number] // 2
+        if end > reached:
+            before, reached = number, end
     return found
 
 

@@ -73,8 +73,17 @@ class SteppedMasters(Protocol):
         it gives undoes that."""
         ...
 
+    def before_remaking(self, call: Callable[[], None]) -> Callable[[], None]:
+        """From now on this is called before the wrapper gives all its masters other bytes: of the
+        weights, or of a checkpoint. What it gives undoes that."""
+        ...
+
     def round_others(self) -> None:
         """Rounds weights from all other masters, as it does behind a step."""
+        ...
+
+    def modules(self) -> Iterable[torch.nn.Module]:
+        """Modules that have the weights."""
         ...
 
 
@@ -113,6 +122,16 @@ class Holdings:
         """Tells the wrappers which masters' weights they need not round; see ``SteppedMasters``."""
         held = [one for one in self._held if isinstance(one, SteppedMasters)]
         return [one.leave_out(is_rounded) for one in held]
+
+    def before_remaking(self, call: Callable[[], None]) -> list[Callable[[], None]]:
+        """Tells the wrappers what to call before all masters get other bytes."""
+        held = [one for one in self._held if isinstance(one, SteppedMasters)]
+        return [one.before_remaking(call) for one in held]
+
+    def modules(self) -> list[torch.nn.Module]:
+        """Modules that have the weights of masters."""
+        held = [one for one in self._held if isinstance(one, SteppedMasters)]
+        return [module for one in held for module in one.modules()]
 
     def round_others(self) -> None:
         """The wrappers round weights as behind a step."""

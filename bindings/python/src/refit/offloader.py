@@ -41,6 +41,9 @@ class RegionInfo:
     name: str
     memory: int | None
     nbytes: int
+    host_nbytes: int
+    """What it takes in the host image, once sealed; less than ``nbytes`` for masters that travel by
+    their weights."""
     policy: int
     group: int
     priority: int
@@ -256,7 +259,8 @@ class Offloader(Handle):
         call(lib.refit_offloader_bind, self._live, region, memory)
 
     def bind_weights(self, region: int, weights: int) -> None:
-        """Says where the weights of a region of masters are now. StateError while copies run."""
+        """Says where the weights of a region of masters are now. StateError while copies run, or a
+        step in windows."""
         address = ctypes.cast(weights, ctypes.POINTER(ctypes.c_uint16))
         call(lib.refit_offloader_bind_weights, self._live, region, address)
 
@@ -322,6 +326,7 @@ class Offloader(Handle):
             name=info.name.decode(),
             memory=info.memory,
             nbytes=info.bytes,
+            host_nbytes=info.host_bytes,
             policy=info.policy,
             group=info.group,
             priority=info.priority,

@@ -12,7 +12,8 @@ import torch
 from refit.away import kind_of
 from refit.home import Home
 from refit.storages import opened, why_tensor_stays
-from refit.twin import is_dense, local
+from refit.twin import PART, is_dense, local
+from refit.window import UNIT
 
 
 def plain_of(value: Any) -> list[Any]:
@@ -38,7 +39,11 @@ def dense_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Slot:
-    """One plain tensor of a state: a region of the image, and how it looks."""
+    """One plain tensor of a state: a region of the image, and how it looks.
+
+    ``view`` is the tensor over the image. Over masters that are coded there is none: theirs has no
+    memory.
+    """
 
     def __init__(self, home: Home, region: int, like: torch.Tensor) -> None:
         self.region = region
@@ -46,6 +51,10 @@ class Slot:
         self.shape = tuple(like.shape)
         self.stride = tuple(like.stride())
         self.nbytes = extent(like)
+        self.is_coded = home.is_coded(region)
+        if self.is_coded:
+            self.view = like
+            return
         with torch.inference_mode(False), torch.no_grad():  # to be written in any mode
             self.view = torch.empty(0, dtype=like.dtype, device="cpu")
             if self.nbytes:
@@ -132,6 +141,16 @@ class Kept:
         self.home: Home | None = None
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
+
+    @property
+    def grain(self) -> int:
+        """Parts of it begin at multiples of so many elements."""
+        return UNIT // self.parameter.element_size() if self.is_coded else PART
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether it is a master that is in the image as what its weights lack."""
+        return self.master is not None and self.master.slots[0].is_coded
 
     def foresees(self) -> bool:
         """Whether the parameter still looks as it did when its states were foreseen."""

@@ -17,6 +17,9 @@ from refit.offloader import Offloader
 
 TOGETHER: Final = _abi.REFIT_PART_TOGETHER
 BORN: Final = _abi.REFIT_PART_BORN
+UNIT: Final = 1 << 20
+"""Bytes of fp32 masters that travel together: parts of masters that travel by their weights begin
+and end at multiples of it, or with their region."""
 
 _PART = struct.Struct("@NIIQQ")  # refit_window_part
 assert _PART.size == ctypes.sizeof(_abi.refit_window_part)
@@ -109,10 +112,16 @@ class Window(Handle):
 
     def host(self, region: int) -> tuple[int, int]:
         """Address and length of a region's host bytes, to read and write while no step is under
-        way. The address stays until the offloader is closed."""
+        way. The address stays until the offloader is closed. UnsupportedError for masters that
+        travel by their weights."""
         address, count = ctypes.c_void_p(), ctypes.c_uint64()
         call(lib.refit_window_host, self._live, region, ctypes.byref(address), ctypes.byref(count))
         return address.value or 0, count.value
+
+    def trim(self) -> None:
+        """Lets go of memory that was given, and frees host memory that masters once went whole into
+        and have left again. Waits for copies. StateError while a step is under way."""
+        call(lib.refit_window_trim, self._live)
 
 
 def _array(parts: Sequence[Part]) -> ctypes.Array[_abi.refit_window_part]:

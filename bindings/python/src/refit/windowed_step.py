@@ -31,7 +31,7 @@ from refit.home import Home
 from refit.observers import Observers
 from refit.regions import lacks_memory
 from refit.state_slots import Kept, Slot, State
-from refit.twin import PART, Stepping, can_be_parted, flat, is_many, local, part_of
+from refit.twin import Stepping, can_be_parted, flat, is_many, local, part_of
 from refit.window import BORN, TOGETHER, Part
 
 Optimizer = torch.optim.Optimizer
@@ -141,7 +141,7 @@ def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, An
     if not kept.parted:
         return whole
     room = window_bytes - _PADDING * len(kept.all)
-    count = max(PART, room // kept.bytes_of_an_element() // PART * PART)
+    count = max(kept.grain, room // kept.bytes_of_an_element() // kept.grain * kept.grain)
     total = parameter.numel()
     parts = [
         Entry(group, parameter, kept, first, min(count, total - first))
@@ -524,6 +524,12 @@ class WindowedStep:
             weight.narrow(0, entry.first, count).copy_(master.detach().view(-1))
 
     # ---- when it is broken off ------------------------------------------------------------------
+
+    def finish_window(self) -> None:
+        """Takes over the window whose code has run, if that is still to be done: before anything
+        else makes use of its home."""
+        if self._in_use is not None and self._in_use.results:
+            self._finish(self._in_use)
 
     def unwind(self) -> bool:
         """Brings everything to the edge of a window. Whether anything was stepped, or is left."""

@@ -48,6 +48,8 @@ _COPIED = {
     "fp32_from_float16_groups": "float16_groups",
 }
 """Megatron's method that copies masters to weights, and the lists that it goes through together."""
+_REMAKING = ("_copy_model_params_to_main_params", "load_state_dict")
+"""Those which give all masters other bytes: of the weights, or of a checkpoint."""
 
 Key = tuple[str, int]
 
@@ -127,6 +129,30 @@ class MegatronOptimizer:
                 vars(one).pop(_ROUNDING, None)
 
         return undo
+
+    def before_remaking(self, call: Callable[[], None]) -> Callable[[], None]:
+        """From now on this is called before Megatron gives all masters other bytes, in
+        ``reload_model_params`` and ``load_state_dict``. What it gives undoes that."""
+        told = [
+            (one, name)
+            for one in self.wrappers
+            for name in _REMAKING
+            if _rounds_behind_steps(one) and callable(getattr(type(one), name, None))
+        ]
+        for one, name in told:
+            setattr(one, name, _preceded(one, name, call))
+
+        def undo() -> None:
+            for one, name in told:
+                vars(one).pop(name, None)
+
+        return undo
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """The model, or its chunks."""
+        for chunk in self._all_chunks():
+            if isinstance(chunk, torch.nn.Module):
+                yield chunk
 
     def round_others(self) -> None:
         """Megatron's copy of masters to weights. What it does to gather them from other ranks
@@ -339,6 +365,16 @@ def _narrowed(one: Any, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[
                 setattr(one, name, groups)
 
     return copy_main_params_to_model_params
+
+
+def _preceded(one: Any, name: str, call: Callable[[], None]) -> Callable[..., Any]:
+    """Megatron's method of this name, behind a call."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return getattr(type(one), name)(one, *args, **kwargs)
+
+    return called
 
 
 def _why_grads_stay(buffer: Any, configs: Iterable[Any]) -> str | None:
