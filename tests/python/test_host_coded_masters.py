@@ -636,6 +636,11 @@ def test_without_memory_for_a_window_masters_stay_on_the_host(
 # ---- The end.
 
 
+def _let_go(last: list[Any]) -> None:
+    last.clear()
+    gc.collect()
+
+
 @pytest.mark.parametrize("state", ["away", "home", "cleared", "broken"])
 @pytest.mark.parametrize("end", ["close", "del"])
 def test_the_end_in_every_state(state: str, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -670,8 +675,7 @@ def test_a_controller_that_is_gone_leaves_masters_of_changed_weights_for_later(s
     last = [controller]
     del controller
     with pytest.warns(RuntimeWarning, match=r"let go of.*weights that were changed back"):
-        last.clear()
-    gc.collect()
+        _let_go(last)
     assert _held(ours[2]) == ON_HOST
     with pytest.raises(CorruptError, match="put weights that were changed back"):
         ours[2][3].sum()
