@@ -1123,6 +1123,7 @@ static void windows_that_come_and_go_at_once_are_judged_apart(void **state)
     assert_ok(begin(&on));
     assert_ok(refit_window_next(on.window, &view, &on.error));
     step_window(&on, &view);
+    await_copies(&on); /* of the second */
     faulty_device_stop(on.device);
     assert_ok(refit_window_done(on.window, REFIT_STREAM_NONE, &on.error));
     assert_ok(refit_window_next(on.window, &view, &on.error));
