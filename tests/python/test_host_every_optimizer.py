@@ -196,8 +196,8 @@ def compare(make: Callable[[], Drawn], window_bytes: Any, windows: int, prefetch
         kept = [
             value
             for state in moved.optimizer.state.values()
-            for value in state.values()
-            if controller._host is not None and controller._host._moves(value)
+            for key, value in state.items()
+            if controller._host is not None and controller._host._moves(moved.optimizer, key, value)
         ]
         for value in kept:
             assert value.is_cpu
