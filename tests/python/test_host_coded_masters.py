@@ -20,6 +20,7 @@ from refit.controller import Controller  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
 from refit.home import Home  # noqa: E402
 from refit.host_states import _without_shared  # noqa: E402
+from refit.windowed_step import WindowedStep  # noqa: E402
 from test_host_failures import FailingCall  # noqa: E402
 from test_host_masters import (  # noqa: E402
     BOTH,
@@ -618,6 +619,29 @@ def test_masters_that_are_used_while_a_step_is_broken_off_keep_what_it_made(
             assert _held(ours[2]) == ON_HOST
             _step(plain[0], plain[2], 5)
             _goes_on(plain, ours)
+
+
+@pytest.mark.parametrize("use", [True, False])
+def test_a_window_that_could_not_be_rounded_is_before_a_master_is_used(
+    monkeypatch: pytest.MonkeyPatch, use: bool
+) -> None:
+    plain, ours, _, controller = _trained()
+    with controller:
+        _give_gradients(ours[2], 5)
+
+        def breaks(*_: Any) -> None:
+            raise RuntimeError("an illegal memory access")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(WindowedStep, "_round", breaks)
+            with pytest.raises(RuntimeError, match="illegal"):  # and again as it is unwound
+                ours[0].step_with_ready_grads()
+        if use:
+            assert float(ours[2][1].sum()) != 0
+        controller.resume_step()
+        _step(plain[0], plain[2], 5)
+        assert all(map(torch.equal, ours[1], plain[1]))
+        _goes_on(plain, ours)
 
 
 def test_without_memory_for_a_window_masters_stay_on_the_host(
