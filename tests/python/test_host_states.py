@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import refit
 import refit.host_states
+import refit.window
 import torch
 import training
 from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
@@ -106,6 +107,32 @@ def test_a_step_allocates_its_windows_once(twins: tuple[Run, Run, refit.Controll
     assert controller.stats()["refit/window_bytes"] > 0
     moved.optimizer.state_dict()
     assert controller.stats()["refit/window_bytes"] == 0
+
+
+def test_a_step_like_the_one_before_prepares_nothing_anew(
+    twins: tuple[Run, Run, refit.Controller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of small parameters would pay for each list and each tensor over a window."""
+    alone, moved, _ = twins
+    packed: list[int] = []
+    viewed: list[Any] = []
+    pack, empty = refit.window._array, torch.empty
+    monkeypatch.setattr(
+        refit.window, "_array", lambda parts: packed.append(len(parts)) or pack(parts)
+    )
+    alone.step(3), moved.step(3)
+    assert packed
+
+    def watched(*size: Any, **options: Any) -> torch.Tensor:
+        if size == (0,):
+            viewed.append(options)
+        return empty(*size, **options)
+
+    packed.clear()
+    monkeypatch.setattr(torch, "empty", watched)
+    alone.step(3), moved.step(3)
+    assert packed == viewed == []
+    assert_same(alone, moved)
 
 
 def test_figures_of_a_step(twins: tuple[Run, Run, refit.Controller]) -> None:

@@ -62,6 +62,9 @@ class Home(Closing):
         self._memory: torch.Tensor | None = None
         self._base = 0
         self._room = (0, 0)
+        self._tensors: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
+        """What lies in the windows' memory, by address, region and shape: mostly the same in each
+        step."""
         self._born: deque[list[torch.Tensor]] = deque()
         self.begun: tuple[Part, ...] | None = None
         """The parts that are stepped, or come in early; None: nothing was begun."""
@@ -153,13 +156,25 @@ class Home(Closing):
         return True
 
     def tensor(
-        self, address: int, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int]
+        self,
+        address: int,
+        region: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
     ) -> torch.Tensor:
-        """What lies at an address of the windows' memory."""
+        """What of a region lies at an address of the windows' memory."""
+        key = address, region, shape
+        kept = self._tensors.get(key)
+        if kept is not None and kept.data_ptr() == address:
+            return kept
         assert self._memory is not None
         offset = (address - self._base) // dtype.itemsize
         made = torch.empty(0, dtype=dtype, device=self.device)
-        return made.set_(self._memory.untyped_storage(), offset, shape, stride)
+        made.set_(self._memory.untyped_storage(), offset, shape, stride)
+        if not made.is_inference():
+            self._tensors[key] = made
+        return made
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -254,8 +269,9 @@ class Home(Closing):
             self.begin(parts)
             _, addresses = self.window.next()
             with torch.no_grad():
-                for address, one in zip(addresses, targets, strict=True):
-                    one.copy_(self.tensor(address, one.dtype, one.shape, one.stride()))
+                for part, address, one in zip(parts, addresses, targets, strict=True):
+                    there = self.tensor(address, part.region, one.dtype, one.shape, one.stride())
+                    one.copy_(there)
             self.end()
         self._give_back()
 
@@ -285,6 +301,7 @@ class Home(Closing):
 
     def _give_back(self) -> None:
         self._born.clear()
+        self._tensors.clear()
         if self._memory is not None:
             self._room = 0, 0
             self.window.trim()

@@ -443,7 +443,9 @@ class HostStates:
         try:
             self._broken = step
             step.run(self._observers)
-            self._settle_in()  # what no plan foresaw
+            if step.has_made_states:
+                self._place_states()  # what no plan foresaw
+            self._leave_masters()
             self._broken = None
         except BaseException as why:
             if not step.unwind():
@@ -493,7 +495,8 @@ class HostStates:
             return  # whether the weights have moved, and copies to wait for, the step finds out
         self._refuse()
         weight_of = self._masters.weight_of
-        step = WindowedStep(optimizer, Stepping(optimizer), entries, self._names, weight_of)
+        again = [one.again(optimizer) for one in entries]
+        step = WindowedStep(optimizer, Stepping(optimizer), again, self._names, weight_of)
         self._put_away()
         step.come_in_early()
 

@@ -5,6 +5,7 @@ made again around other tensors. What steps states is unknown here.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,7 @@ from refit.away import kind_of
 from refit.home import Home
 from refit.storages import opened, why_tensor_stays
 from refit.twin import PART, is_dense, local
-from refit.window import UNIT
+from refit.window import UNIT, Part
 
 
 def plain_of(value: Any) -> list[Any]:
@@ -51,6 +52,7 @@ class Slot:
         self.shape = tuple(like.shape)
         self.stride = tuple(like.stride())
         self.nbytes = extent(like)
+        self._whole: dict[int, Part] = {}
         self.is_coded = home.is_coded(region)
         if self.is_coded:
             self.view = like
@@ -59,6 +61,12 @@ class Slot:
             self.view = torch.empty(0, dtype=like.dtype, device="cpu")
             if self.nbytes:
                 self.view.set_(home.storage(region), 0, self.shape, self.stride)
+
+    def whole(self, flags: int) -> Part:
+        """All of it as a part of a step. The same object for the same flags: there are many."""
+        if flags not in self._whole:
+            self._whole[flags] = Part(self.region, flags, 0, self.nbytes)
+        return self._whole[flags]
 
 
 class Recipe:
@@ -156,10 +164,15 @@ class Kept:
         """Whether the parameter still looks as it did when its states were foreseen."""
         return _look_of(self.parameter) == self._look
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
-        """Bytes of all its states on the host."""
+        """Bytes of all its states on the host, which have their places by now."""
         return sum(slot.nbytes for state in self.all for slot in state.slots)
+
+    @cached_property
+    def pairs(self) -> list[tuple[Any, State]]:
+        """Its states by their keys, which have their places by now. Not to be changed."""
+        return list(self.states.items())
 
     @property
     def all(self) -> list[State]:

@@ -46,6 +46,7 @@ class Window(Handle):
     def __init__(self, offloader: Offloader) -> None:
         self._offloader = offloader
         self._count = 0
+        self._packed: tuple[list[Part], ctypes.Array[_abi.refit_window_part]] = [], _array([])
         self._open(lib.refit_window_open, offloader._live)
 
     def _close(self, pointer: int) -> None:
@@ -59,7 +60,7 @@ class Window(Handle):
     def measure(self, parts: Sequence[Part]) -> int:
         """The smallest window in which these parts can be stepped, in bytes."""
         out = ctypes.c_uint64()
-        array = _array(parts)
+        array = self._array(parts)
         call(lib.refit_window_measure, self._live, array, len(parts), ctypes.byref(out))
         return out.value
 
@@ -68,8 +69,14 @@ class Window(Handle):
         ``after`` has queued. Does not wait. LimitError: parts that belong together are larger than
         the memory that was given; BusyError, StateError, CopyError."""
         stream = _abi.refit_stream_ref(after)
-        call(lib.refit_window_begin, self._live, _array(parts), len(parts), stream)
+        call(lib.refit_window_begin, self._live, self._array(parts), len(parts), stream)
         self._count = len(parts)
+
+    def _array(self, parts: Sequence[Part]) -> ctypes.Array[_abi.refit_window_part]:
+        """The parts as C has them. Those of a step are mostly those of the step before."""
+        if self._packed[0] != parts:
+            self._packed = list(parts), _array(parts)
+        return self._packed[1]
 
     def next(self) -> tuple[int, list[int]]:
         """Waits until the parts of the next window are there. Gives the number of the first, and

@@ -45,8 +45,26 @@ _SMALL = 512
 """Tensors of at most so many bytes are saved before a window is stepped."""
 
 
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+_NONE: tuple[dict[Any, State], list[tuple[Any, State]]] = {}, []
+"""The states of a parameter that has none on the host."""
+
+
 class Entry:
     """A parameter that is stepped, or a part of one: ``count`` elements from ``first``."""
+
+    __slots__ = (
+        "count",
+        "done",
+        "first",
+        "group",
+        "kept",
+        "last",
+        "moving",
+        "parameter",
+        "state",
+        "unborn",
+    )
 
     def __init__(
         self,
@@ -63,6 +81,10 @@ class Entry:
         self.count = count
         self.last = True
         """Whether no other part of the parameter follows."""
+        self.state = _NOTHING
+        """The parameter's, as the optimizer has it."""
+        self.unborn = False
+        """Whether this step makes the states, all of them, or of a part its own."""
         self.moving: list[tuple[Any, State]] = []
         """The states that travel in this step, or are born, by their keys."""
         self.done = False
@@ -76,25 +98,29 @@ class Entry:
     def home(self) -> Home | None:
         return None if self.kept is None else self.kept.home
 
-    def again(self) -> "Entry":
+    def again(self, optimizer: Optimizer) -> "Entry":
         """The same, not stepped yet."""
         made = Entry(self.group, self.parameter, self.kept, self.first, self.count)
         made.last = self.last
+        made.look(optimizer.state.get(self.parameter, {}))
         return made
 
-    def travellers(self, state: Mapping[Any, Any]) -> list[tuple[Any, State]]:
-        """The states that come, or all of them if they are born. One in whose place the optimizer
-        has something else, as None or a sparse tensor, does neither."""
-        if self.kept is None:
-            return []
-        states = self.kept.states
-        if self.is_unborn(state):
-            return list(states.items())
-        return [(key, one) for key, one in states.items() if state.get(key) is one.shown]
+    def look(self, state: Mapping[Any, Any]) -> None:
+        """Before a step: which states come, or whether all are born. One in whose place the
+        optimizer has something else, as None or a sparse tensor, does neither."""
+        states, pairs = _NONE if self.kept is None else (self.kept.states, self.kept.pairs)
+        self.state = state
+        self.unborn = states.keys().isdisjoint(state)
+        all_come = self.unborn or all(state.get(key) is one.shown for key, one in pairs)
+        self.moving = (
+            pairs if all_come else [(key, one) for key, one in pairs if state.get(key) is one.shown]
+        )
 
-    def is_unborn(self, state: Mapping[Any, Any]) -> bool:
-        """Whether the parameter has none of its states yet; a part: none of its own."""
-        return self.kept is None or self.kept.states.keys().isdisjoint(state)
+    def look_again(self, optimizer: Optimizer) -> None:
+        """Before the step goes on: states may have been changed. What is born stays so."""
+        self.state = optimizer.state.get(self.parameter, {})
+        if not self.unborn:
+            self.look(self.state)
 
     def place_of(self, slot: Slot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
         """Of what the entry uses of a slot: first byte, bytes, shape, strides."""
@@ -115,7 +141,7 @@ def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], Kept]) -> It
             mine = kept.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
             for entry in _parts(group, parameter, mine, state):
-                if entry.kept is not None and entry.is_unborn(state):
+                if entry.kept is not None and entry.unborn:
                     born.append(entry)
                 else:
                     yield entry
@@ -124,17 +150,21 @@ def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], Kept]) -> It
 
 def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, Any]) -> list[Entry]:
     entry = Entry(group, parameter, kept)
-    travellers = entry.travellers(state)
-    if kept is None or not (travellers or kept.master):
-        return [Entry(group, parameter, None)]
+    entry.look(state)
+    if kept is None or not (entry.moving or kept.master):
+        entry.kept = None
+        entry.look(state)
+        return [entry]
     whole = [entry]
-    if not kept.elementwise or len(travellers) < len(kept.states):
+    if not kept.elementwise or len(entry.moving) < len(kept.states):
         return whole
     window_bytes = cast(Home, kept.home).window_bytes
+    if kept.nbytes <= window_bytes:
+        kept.parted = False
+        return whole
     others = {key: value for key, value in state.items() if key not in kept.states}
     kept.parted = (
-        kept.nbytes > window_bytes
-        and kept.looks_as_parameter()
+        kept.looks_as_parameter()
         and not any(map(is_many, others.values()))
         and can_be_parted(parameter, others)
     )
@@ -147,8 +177,9 @@ def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, An
         Entry(group, parameter, kept, first, min(count, total - first))
         for first in range(0, total, count)
     ]
-    for one in parts[:-1]:
-        one.last = False
+    for one in parts:
+        one.look(state)
+        one.last = one is parts[-1]
     return parts
 
 
@@ -163,10 +194,10 @@ class _InUse:
     parameters: list[Any]
     states: list[dict[Any, Any]]
     """Of each entry its state as the code is given it."""
-    unborn: list[bool]
     made: Optimizer
     versions: list[tuple[Any, int | None]] = field(default_factory=list)
-    saved: list[tuple[torch.Tensor, int | None, torch.Tensor]] = field(default_factory=list)
+    saved: list[tuple[list[torch.Tensor], list[int | None], Any]] = field(default_factory=list)
+    """Small tensors that look alike, their versions, and copies of them."""
     masters: dict[int, torch.Tensor] = field(default_factory=dict)
     """By the number of an entry its master in the window's memory."""
     results: list[Any] = field(default_factory=list)
@@ -189,7 +220,7 @@ class WindowedStep:
         self.optimizer = optimizer
         self._names = names
         self._weight_of = weight_of
-        self.entries = [one.again() for one in entries]
+        self.entries = entries
         self._stepping = stepping
         self._args = args
         self._kwargs = kwargs
@@ -198,20 +229,18 @@ class WindowedStep:
         """Those of the window that was begun last."""
         self._torn: list[Entry] = []
         self._known = set(map(id, optimizer.state))
-        self._unborn = {id(one.parameter): one.is_unborn(self._state(one)) for one in self.entries}
         self._before = {
             id(one.parameter): {
                 key: _copied(value)
-                for key, value in self._state(one).items()
+                for key, value in one.state.items()
                 if one.kept is None or key not in one.kept.states
             }
             for one in self.entries
             if one.count is not None
         }
-
-    def _state(self, entry: Entry) -> Mapping[Any, Any]:
-        found: Mapping[Any, Any] = self.optimizer.state.get(entry.parameter, {})
-        return found
+        self._has_begun = False
+        self.has_made_states = False
+        """Whether any parameter has other states now, and not only others' values."""
 
     # ---- the way through ------------------------------------------------------------------------
 
@@ -232,6 +261,9 @@ class WindowedStep:
         raise; DeviceMemoryError."""
         if self._in_use is not None:
             self._finish(self._in_use)
+        if self._has_begun:
+            self._look_again()
+        self._has_begun = True
         most: int | None = None
         while True:
             try:
@@ -243,6 +275,13 @@ class WindowedStep:
                 most = self._fewer(most, why)
         self._put_in_order()
         self._stepping.finish()
+        for one in self.entries:
+            one.state = _NOTHING  # the step may be kept for longer than they are
+
+    def _look_again(self) -> None:
+        for one in self.entries:
+            if not one.done:
+                one.look_again(self.optimizer)
 
     def _step_all(self, observers: Observers, most: int | None) -> None:
         """Steps what is left: all of it with copies under way meanwhile, or ``most`` at a time,
@@ -279,6 +318,7 @@ class WindowedStep:
         traceback.clear_frames(why.__traceback__)  # they hold the states that it has made
         for home in self._homes():
             home.settle()
+        self._look_again()
         if most != 1:
             return max(1, len(tried) // 2)
         name = ", ".join(self._named(tried))
@@ -348,25 +388,22 @@ class WindowedStep:
         parts: list[Part] = []
         numbers: list[list[int]] = []
         for entry in entries:
-            born = BORN if self._unborn[id(entry.parameter)] else 0
+            born = BORN if entry.unborn else 0
             mine: list[int] = []
             masters = entry.kept.master.slots if entry.kept and entry.kept.master else []
             slots = [(slot, 0) for slot in masters]
-            entry.moving = self._travellers(entry)
             slots += [(slot, born) for _, one in entry.moving for slot in one.slots]
             for slot, flags in slots:
                 offset, nbytes, _, _ = entry.place_of(slot)
                 if nbytes:
                     mine.append(len(parts))
-                    together = TOGETHER if len(mine) > 1 else 0
-                    parts.append(Part(slot.region, flags | together, offset, nbytes))
+                    flags |= TOGETHER if len(mine) > 1 else 0
+                    if entry.count is None:
+                        parts.append(slot.whole(flags))
+                    else:
+                        parts.append(Part(slot.region, flags, offset, nbytes))
             numbers.append(mine)
         return parts, numbers
-
-    def _travellers(self, entry: Entry) -> list[tuple[Any, State]]:
-        if self._unborn[id(entry.parameter)]:
-            return [] if entry.kept is None else list(entry.kept.states.items())
-        return entry.travellers(self._state(entry))
 
     # ---- one window -----------------------------------------------------------------------------
 
@@ -395,9 +432,8 @@ class WindowedStep:
             if given or entry.parameter in known
         }
         made = self._stepping.empty(chosen, state)
-        unborn = [self._unborn[id(one.parameter)] for one in entries]
         kept = [dict(one) for one in states]
-        use = _InUse(home, entries, numbers, parameters, kept, unborn, made)
+        use = _InUse(home, entries, numbers, parameters, kept, made)
         use.masters = masters
         self._save(use)
         self._in_use = use
@@ -420,45 +456,55 @@ class WindowedStep:
     def _master(self, home: Home, entry: Entry, place: int) -> torch.Tensor:
         slot = cast(State, cast(Kept, entry.kept).master).slots[0]
         _, _, shape, stride = entry.place_of(slot)
-        return home.tensor(place, slot.dtype, shape, stride)
+        return home.tensor(place, slot.region, slot.dtype, shape, stride)
 
     def _given(
         self, home: Home | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
     ) -> dict[Any, Any]:
         """The state that the code is given: what stays, and tensors over the window's memory."""
         if entry.count is None:
-            given = dict(self._state(entry))
+            given = dict(entry.state)
         else:
             given = {k: _copied(v) for k, v in self._before[id(entry.parameter)].items()}
-        if home is None or self._unborn[id(entry.parameter)]:
+        if home is None or entry.unborn:
             return given
-        order = list(self._state(entry))
         mine = iter(numbers[entry.lead :])
         for key, one in entry.moving:
             tensors = []
             for slot in one.slots:
                 _, nbytes, shape, stride = entry.place_of(slot)
                 if nbytes:
-                    tensors.append(home.tensor(places[next(mine)], slot.dtype, shape, stride))
+                    address = places[next(mine)]
+                    tensors.append(home.tensor(address, slot.region, slot.dtype, shape, stride))
                 else:
                     tensors.append(torch.empty(shape, dtype=slot.dtype, device=home.device))
             given[key] = tensors[0] if entry.count is not None else one.over(tensors)
-        return {key: given[key] for key in order if key in given}
+        if entry.count is None:
+            return given
+        return {key: given[key] for key in entry.state if key in given}
 
     def _save(self, use: _InUse) -> None:
         """What tells whether the code has changed anything, and small tensors as they were."""
+        single: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for entry, parameter, state in zip(use.entries, use.parameters, use.states, strict=True):
             plain = local(parameter)
             use.versions.append((plain, _version(plain)))
-            comes = {key for key, _ in entry.moving}
+            comes = [key for key, _ in entry.moving]
             for key, value in state.items():
                 if key in comes or not isinstance(value, torch.Tensor):
                     continue
                 plainly = type(value) is torch.Tensor and value.layout is torch.strided
-                if plainly and value.nbytes <= _SMALL:
-                    use.saved.append((value, _version(value), value.detach().clone()))
+                if plainly and value.dim() == 0:
+                    single.setdefault((value.dtype, value.device), []).append(value)
+                elif plainly and value.nbytes <= _SMALL:
+                    use.saved.append(([value], [_version(value)], [value.detach().clone()]))
                 elif entry.count is None:
                     use.versions.append((local(value), _version(local(value))))
+
+        with torch.no_grad():  # one copy of all: on a GPU each takes a call
+            use.saved += [
+                ([*ones], [*map(_version, ones)], torch.stack(ones)) for ones in single.values()
+            ]
 
     def _finish(self, use: _InUse) -> None:
         """Takes over what the code has made; the copies out follow it. Can be done twice."""
@@ -485,19 +531,21 @@ class WindowedStep:
         numbers = iter(use.parts[at][entry.lead :])
         if at in use.masters:
             self._round(entry, use.masters[at], use.parameters[at])
-        if entry.count is None and not use.unborn[at] and _is_in_place(entry, given, made, real):
+        is_new = entry.unborn and entry.kept is not None
+        if entry.count is None and not is_new and _is_in_place(entry, given, made, real):
             return
+        self.has_made_states = True
         for key, one in entry.moving:
             value = made.get(key)
             inner = _plain_of(one, entry, value)
-            held = None if use.unborn[at] else _plain_of(one, entry, given.get(key))
+            held = None if entry.unborn else _plain_of(one, entry, given.get(key))
             for number, slot in enumerate(one.slots):
                 _, nbytes, shape, stride = entry.place_of(slot)
                 if not nbytes:
                     continue
                 part = next(numbers)
                 new = None if inner is None else inner[number]
-                if use.unborn[at]:
+                if entry.unborn:
                     cast(Home, use.home).place(part, _as_born(new, slot, shape, stride, use))
                 elif new is not None and held is not None:
                     _write(held[number], new)
@@ -541,9 +589,10 @@ class WindowedStep:
             if use is not None and use.results:
                 self._finish(use)
             elif use is not None:
-                for tensor, version, value in use.saved:
-                    if version is None or tensor._version != version:
-                        tensor.copy_(value)
+                for saved in use.saved:
+                    for tensor, version, value in zip(*saved, strict=True):
+                        if version is None or tensor._version != version:
+                            tensor.copy_(value)
                 self._in_use = None
             for home in self._homes():
                 home.end()
