@@ -20,6 +20,7 @@ from refit.controller import Controller  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
 from refit.home import Home  # noqa: E402
 from refit.host_states import _without_shared  # noqa: E402
+from refit.storage_swap import users_of  # noqa: E402
 from refit.windowed_step import WindowedStep  # noqa: E402
 from test_host_failures import FailingCall  # noqa: E402
 from test_host_masters import (  # noqa: E402
@@ -309,6 +310,42 @@ def test_copies_of_the_model_know_nothing_of_the_controller() -> None:
         for one in copies:
             one.load_state_dict(models[1].state_dict())
         assert _held(ours[2]) == ON_HOST
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_copies_of_the_optimizer_are_loaded_and_rounded_by_themselves(copied: Any) -> None:
+    plain, ours, _, controller = _trained(_float16)
+    with controller:
+        other = copied(ours[0])
+        (masters,) = other.fp32_from_float16_groups
+        (weights,) = other.float16_groups
+        assert _held(masters) == WHOLE
+        for one in (copied(other), other):
+            zeros = [[torch.zeros_like(master) for master in masters]]
+            saved = {"optimizer": one.optimizer.state_dict(), "fp32_from_fp16_params": zeros}
+            one.load_state_dict(saved)
+        assert not any(bool(one.any()) for one in masters)
+        other._copy_main_params_to_model_params()
+        assert not any(bool(one.any()) for one in weights)
+        _goes_on(plain, ours)
+    assert not vars(ours[0]).keys() & OVERLAID
+
+
+def test_weights_are_held_only_while_copies_read_them() -> None:
+    plain, ours, _, controller = _trained(_float16)
+
+    def users() -> list[int]:
+        return [users_of(one.untyped_storage()) for one in ours[1]]
+
+    with controller:
+        controller.clear()
+        least = users()
+        controller.restore()
+        assert torch.equal(ours[2][1], plain[2][1])
+        assert users() == least
+        with controller.checkpoint():
+            assert users() == least
+        _goes_on(plain, ours)
 
 
 @BOTH

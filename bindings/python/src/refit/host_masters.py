@@ -248,6 +248,7 @@ class HostMasters:
             self._absence.put(_MASTERS, [one.parameter for one in self._away.values()])
             for one in leaving:
                 one.parameter.untyped_storage().resize_(0)
+        self.release()
 
     def _bring_back(self) -> None:
         """As ``bring_back``, for a master that is used, in any thread."""
@@ -267,6 +268,7 @@ class HostMasters:
         except CorruptError as why:
             advise(why)
             raise
+        self.release()
 
     def _return(self, fill: Callable[[Sequence[Kept]], None]) -> None:
         """Takes the memory of all masters, which ``fill`` writes."""

@@ -122,7 +122,7 @@ class MegatronOptimizer:
         which this is True. What it gives undoes that."""
         told = [one for one in self.wrappers if _rounds_behind_steps(one)]
         for one in told:
-            setattr(one, _ROUNDING, _narrowed(one, is_rounded))
+            setattr(one, _ROUNDING, _Overlay(one, _ROUNDING, _narrowed(one, is_rounded)))
 
         def undo() -> None:
             for one in told:
@@ -140,7 +140,7 @@ class MegatronOptimizer:
             if _rounds_behind_steps(one) and callable(getattr(type(one), name, None))
         ]
         for one, name in told:
-            setattr(one, name, _preceded(one, name, call))
+            setattr(one, name, _Overlay(one, name, _preceded(one, name, call)))
 
         def undo() -> None:
             for one, name in told:
@@ -335,6 +335,22 @@ def _rounds_behind_steps(one: Any) -> bool:
         and not _is_hybrid(one.optimizer)
         and not any(_any_set(configs, name) for name in elsewhere)
     )
+
+
+class _Overlay:
+    """What a wrapper has in place of a method of its class. Copies of the wrapper have the method,
+    those that were pickled too."""
+
+    def __init__(self, one: Any, name: str, method: Callable[..., Any]) -> None:
+        self._one = one
+        self._name = name
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._one, self._name)  # of the copy, which has no overlay at that time
 
 
 def _narrowed(one: Any, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
