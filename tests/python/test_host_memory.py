@@ -3,6 +3,7 @@ step, in later ones, when a checkpoint is loaded and when states that were there
 PyTorch's own account of what its allocator gives and takes back."""
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +136,19 @@ def test_reading_a_state_gives_the_windows_back() -> None:
         optimizer.step()
         controller.clear()
         assert controller.stats()["refit/window_bytes"] == 0
+
+
+def test_steps_over_ever_other_parameters_keep_no_more_tensors() -> None:
+    parameters, optimizer = make(size=300, count=60)
+    draw = random.Random(0)
+    with refit.Controller(optimizer, states="host", window_bytes="64KiB") as controller:
+        optimizer.step()
+        assert controller._host is not None
+        (home,) = controller._host._homes
+        most = 0
+        for _ in range(40):
+            for one in parameters:
+                one.grad = torch.ones_like(one) if draw.random() < 0.5 else None
+            optimizer.step()
+            most = max(most, len(home._tensors))
+        assert 0 < most < 5 * 2 * len(parameters)

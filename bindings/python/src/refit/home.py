@@ -34,6 +34,9 @@ _ALIGNMENT = 512
 _FETCHED = 32 << 20
 """Bytes that ``fetch`` brings at once, at most: it waits for each, so more would not be faster."""
 
+_KEPT = 4
+"""Tensors over the windows that are kept for later steps, at most, for each part of a step."""
+
 
 class Home(Closing):
     """Regions of one device that live on the host. Used by one thread at a time.
@@ -64,7 +67,7 @@ class Home(Closing):
         self._room = (0, 0)
         self._tensors: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
         """What lies in the windows' memory, by address, region and shape: mostly the same in each
-        step."""
+        step. Steps over other parts have others; ``begin`` bounds how many are kept."""
         self._born: deque[list[torch.Tensor]] = deque()
         self.begun: tuple[Part, ...] | None = None
         """The parts that are stepped, or come in early; None: nothing was begun."""
@@ -184,6 +187,8 @@ class Home(Closing):
             return
         self.end()
         self._take(parts)
+        if len(self._tensors) > _KEPT * len(parts):
+            self._tensors.clear()
         self._may_step = True  # from here on, for Ctrl-C may come right behind the call
         self.window.begin(parts, current_stream(self.device))
         self.begun = tuple(parts)
