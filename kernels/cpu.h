@@ -4,7 +4,7 @@
 
 typedef enum rft_cpu_level {
     RFT_CPU_BASE = 0,
-    RFT_CPU_AVX2 = 1,   /* and BMI1, BMI2 and POPCNT, which came with it */
+    RFT_CPU_AVX2 = 1,   /* and BMI1, BMI2, POPCNT, FMA and F16C, which came with it */
     RFT_CPU_AVX512 = 2, /* F, BW, DQ and VL besides */
 } rft_cpu_level;
 
