@@ -112,12 +112,12 @@ static void store_half(void *to, size_t i, uint16_t half)
     memcpy((char *)to + 2 * i, &half, sizeof half);
 }
 
-static float load_typed(const void *from, rft_adam_type type, size_t i)
+static float load_typed(const void *from, rft_float_type type, size_t i)
 {
-    if (type == RFT_ADAM_FP32) return load_float(from, i);
+    if (type == RFT_FP32) return load_float(from, i);
     uint16_t half = load_half(from, i);
     float value;
-    if (type == RFT_ADAM_BF16) {
+    if (type == RFT_BF16) {
         rft_floats_from_bf16(&value, &half, 1);
     } else {
         rft_floats_from_half(&value, &half, 1);
@@ -125,14 +125,14 @@ static float load_typed(const void *from, rft_adam_type type, size_t i)
     return value;
 }
 
-static void store_typed(void *to, rft_adam_type type, size_t i, float value)
+static void store_typed(void *to, rft_float_type type, size_t i, float value)
 {
     uint16_t half;
-    if (type == RFT_ADAM_FP32) {
+    if (type == RFT_FP32) {
         store_float(to, i, value);
         return;
     }
-    if (type == RFT_ADAM_BF16) {
+    if (type == RFT_BF16) {
         rft_cast_bf16(&half, &value, 1);
     } else {
         rft_floats_to_half(&half, &value, 1);
@@ -298,9 +298,9 @@ static void scalar_pass(const rft_adam_rule *rule, const rft_adam_span *span, rf
 
 /* ---- Forms and blocks */
 
-static size_t bytes_of(rft_adam_type type)
+static size_t bytes_of(rft_float_type type)
 {
-    return type == RFT_ADAM_FP32 ? 4 : 2;
+    return type == RFT_FP32 ? 4 : 2;
 }
 
 static void *moved(void *array, size_t bytes)

@@ -31,7 +31,9 @@
  * vmsSqrt, whose rounding depends on the processor: on AMD's, a fifth of the results is the
  * neighbour of the nearest (up to 0.75 units in the last place). With `root` NULL, roots are
  * rounded to nearest, in the same pass. With `root` the vmsSqrt of PyTorch's own library, the bits
- * are those of torch.optim in this process; it is called for blocks of RFT_ADAM_ROOTS elements.
+ * are those of torch.optim in this process; it is called for blocks of RFT_ADAM_ROOTS elements, and
+ * the calling thread has told MKL that it has one thread (MKL_Set_Num_Threads_Local(1)): otherwise
+ * each call starts a team of threads.
  *
  * Lion is not in torch.optim. Meant is the form that its authors published (google/automl,
  * lion/lion_pytorch.py; Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023):
@@ -43,8 +45,8 @@
  * kernels/floats.h). So weights with a master are what `weights.copy_(master)` gives behind a step
  * of torch.optim on the masters; weights alone are what stepping `weights.float()` and copying back
  * gives. torch.optim on 16-bit parameters itself, which keeps states of 16 bits and rounds each op
- * to them, is not meant; nor is grad.mul_() on a gradient of 16 bits, which rounds the product to 16
- * bits again.
+ * to them, is not meant; nor is grad.mul_() on a gradient of 16 bits, which rounds the product to
+ * 16 bits again.
  *
  * Remainders are Transformer Engine's (multi_tensor_adam.cu, AdamFunctorMasterParamRemainder):
  *
@@ -70,6 +72,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/floats.h"
+
 typedef enum rft_adam_kind { RFT_ADAM, RFT_ADAGRAD, RFT_SGD, RFT_LION } rft_adam_kind;
 
 /* vmsSqrt of Intel's Vector Mathematics: `to` may be `from`. */
@@ -77,7 +81,7 @@ typedef void (*rft_adam_root)(int count, const float *from, float *to, long long
 
 /* As torch::vml calls it: VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE. */
 #define RFT_ADAM_ROOT_MODE 0x140102LL
-#define RFT_ADAM_ROOTS     ((size_t)2048)
+#define RFT_ADAM_ROOTS     ((size_t)1024)
 
 /* What param_groups has, under PyTorch's names. What a kind does not know is not read. */
 typedef struct rft_adam_options {
@@ -119,8 +123,6 @@ typedef struct rft_adam_rule {
     rft_adam_root root;
 } rft_adam_rule;
 
-typedef enum rft_adam_type { RFT_ADAM_FP32, RFT_ADAM_BF16, RFT_ADAM_FP16 } rft_adam_type;
-
 typedef enum rft_adam_beside {
     RFT_ADAM_ALONE,  /* the weights are the parameter */
     RFT_ADAM_MASTER, /* 16-bit weights; `beside` are fp32 masters, and the weights only written */
@@ -137,8 +139,8 @@ typedef struct rft_adam_span {
     /* fp32. Adam: exp_avg, exp_avg_sq, max_exp_avg_sq if amsgrad; Adagrad: sum; SGD:
      * momentum_buffer if there is momentum; Lion: exp_avg. */
     void *states[3];
-    rft_adam_type gradient_type;
-    rft_adam_type weights_type;
+    rft_float_type gradient_type;
+    rft_float_type weights_type;
     rft_adam_beside beside_is;
 } rft_adam_span;
 

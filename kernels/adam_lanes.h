@@ -9,8 +9,9 @@
  *     mul add sub div root fused     fused(a, b, c) = a * b + c, rounded once
  *     negated larger sign            larger: NaN if either is, the second if they are equal
  *     from_bf16 from_fp16            of 2 * LANES bytes
- *     to_bf16 to_fp16                as kernels/cast.h and kernels/floats.h round
- *     join split                     weights and remainders
+ *     to_bf16 to_fp16                as kernels/cast.h and kernels/floats.h round; `streams`: round
+ * the caches, to a multiple of 2 * LANES join split                     weights and remainders
+ *     fence                          behind streaming
  *
  * It has no guard, since it is included once for each width.
  */
@@ -38,22 +39,23 @@ TARGET static INLINE FORM(numbers) FORM(spread)(const rft_adam_rule *rule)
                            .rate = FORM(set)(rule->rate)};
 }
 
-TARGET static INLINE lanes FORM(load_typed)(const void *from, rft_adam_type type, size_t i)
+TARGET static INLINE lanes FORM(load_typed)(const void *from, rft_float_type type, size_t i)
 {
     switch (type) {
-    case RFT_ADAM_BF16: return FORM(from_bf16)((const char *)from + 2 * i);
-    case RFT_ADAM_FP16: return FORM(from_fp16)((const char *)from + 2 * i);
-    case RFT_ADAM_FP32: break;
+    case RFT_BF16: return FORM(from_bf16)((const char *)from + 2 * i);
+    case RFT_FP16: return FORM(from_fp16)((const char *)from + 2 * i);
+    case RFT_FP32: break;
     }
     return FORM(load)((const char *)from + 4 * i);
 }
 
-TARGET static INLINE void FORM(store_typed)(void *to, rft_adam_type type, size_t i, lanes value)
+TARGET static INLINE void FORM(store_typed)(void *to, rft_float_type type, size_t i, lanes value,
+                                            bool streams)
 {
     switch (type) {
-    case RFT_ADAM_BF16: FORM(to_bf16)((char *)to + 2 * i, value); break;
-    case RFT_ADAM_FP16: FORM(to_fp16)((char *)to + 2 * i, value); break;
-    case RFT_ADAM_FP32: FORM(store)((char *)to + 4 * i, value); break;
+    case RFT_BF16: FORM(to_bf16)((char *)to + 2 * i, value, streams); break;
+    case RFT_FP16: FORM(to_fp16)((char *)to + 2 * i, value, streams); break;
+    case RFT_FP32: FORM(store)((char *)to + 4 * i, value); break;
     }
 }
 
@@ -68,7 +70,8 @@ TARGET static INLINE lanes FORM(load_parameter)(const rft_adam_span *span, size_
     return FORM(load_typed)(span->weights, span->weights_type, i);
 }
 
-TARGET static INLINE void FORM(store_parameter)(const rft_adam_span *span, size_t i, lanes value)
+TARGET static INLINE void FORM(store_parameter)(const rft_adam_span *span, size_t i, lanes value,
+                                                bool streams)
 {
     switch (span->beside_is) {
     case RFT_ADAM_REMAINDER:
@@ -77,7 +80,7 @@ TARGET static INLINE void FORM(store_parameter)(const rft_adam_span *span, size_
     case RFT_ADAM_MASTER: FORM(store)((char *)span->beside + 4 * i, value); break;
     case RFT_ADAM_ALONE: break;
     }
-    FORM(store_typed)(span->weights, span->weights_type, i, value);
+    FORM(store_typed)(span->weights, span->weights_type, i, value, streams);
 }
 
 TARGET static INLINE lanes FORM(load_gradient)(const rft_adam_rule *rule, FORM(numbers) by,
@@ -136,7 +139,7 @@ TARGET static INLINE lanes FORM(applied)(rft_adam_kind kind, FORM(numbers) by, l
 
 TARGET static INLINE void FORM(rooted)(const rft_adam_rule *rule, rft_adam_kind kind,
                                        FORM(numbers) by, const rft_adam_span *span,
-                                       rft_adam_part part, float *roots, size_t i)
+                                       rft_adam_part part, float *roots, size_t i, bool streams)
 {
     lanes parameter = FORM(load_parameter)(span, i), root;
     lanes gradient = FORM(load_gradient)(rule, by, span, i, parameter);
@@ -151,11 +154,11 @@ TARGET static INLINE void FORM(rooted)(const rft_adam_rule *rule, rft_adam_kind 
         root = FORM(root)(square);
     }
     lanes along = kind == RFT_ADAM ? FORM(load_state)(span, 0, i) : gradient;
-    FORM(store_parameter)(span, i, FORM(applied)(kind, by, parameter, along, root));
+    FORM(store_parameter)(span, i, FORM(applied)(kind, by, parameter, along, root), streams);
 }
 
 TARGET static INLINE void FORM(sgd)(const rft_adam_rule *rule, FORM(numbers) by,
-                                    const rft_adam_span *span, size_t i)
+                                    const rft_adam_span *span, size_t i, bool streams)
 {
     lanes parameter = FORM(load_parameter)(span, i);
     lanes gradient = FORM(load_gradient)(rule, by, span, i, parameter), along = gradient;
@@ -168,42 +171,125 @@ TARGET static INLINE void FORM(sgd)(const rft_adam_rule *rule, FORM(numbers) by,
         FORM(store_state)(span, 0, i, buffer);
         along = rule->nesterov ? FORM(fused)(by.momentum, buffer, gradient) : buffer;
     }
-    FORM(store_parameter)(span, i, FORM(fused)(by.rate, along, parameter));
+    FORM(store_parameter)(span, i, FORM(fused)(by.rate, along, parameter), streams);
 }
 
 TARGET static INLINE void FORM(lion)(const rft_adam_rule *rule, FORM(numbers) by,
-                                     const rft_adam_span *span, size_t i)
+                                     const rft_adam_span *span, size_t i, bool streams)
 {
     lanes parameter = FORM(load_parameter)(span, i);
     lanes gradient = FORM(load_gradient)(rule, by, span, i, parameter);
     lanes first = FORM(load_state)(span, 0, i);
     lanes update = FORM(add)(FORM(mul)(first, by.beta1), FORM(mul)(gradient, by.one_minus_beta1));
     parameter = FORM(mul)(parameter, by.decay);
-    FORM(store_parameter)(span, i, FORM(fused)(by.rate, FORM(sign)(update), parameter));
+    FORM(store_parameter)(span, i, FORM(fused)(by.rate, FORM(sign)(update), parameter), streams);
     first = FORM(mul)(first, by.beta2);
     FORM(store_state)(span, 0, i, FORM(fused)(by.one_minus_beta2, gradient, first));
+}
+
+/* An integer sum, for it may point beyond the array; prefetching there does no harm. */
+TARGET static INLINE void FORM(fetch)(const void *array, size_t byte)
+{
+    __builtin_prefetch((const void *)((uintptr_t)array + byte + AHEAD), 0, 3);
+}
+
+/* What the steps to come read: eight or more streams, of which the hardware follows but some. */
+TARGET static INLINE void FORM(fetch_all)(rft_adam_kind kind, const rft_adam_span *span, size_t i)
+{
+    FORM(fetch)(span->gradient, (span->gradient_type == RFT_FP32 ? 4 : 2) * i);
+    FORM(fetch)(span->states[0], 4 * i);
+    if (kind == RFT_ADAM) FORM(fetch)(span->states[1], 4 * i);
+    if (span->beside_is == RFT_ADAM_MASTER) {
+        FORM(fetch)(span->beside, 4 * i);
+        return;
+    }
+    FORM(fetch)(span->weights, (span->weights_type == RFT_FP32 ? 4 : 2) * i);
+    if (span->beside_is == RFT_ADAM_REMAINDER) FORM(fetch)(span->beside, 2 * i);
+}
+
+/* Weights beside masters are not read, and streamed where that is possible. */
+TARGET static INLINE bool FORM(can_stream)(const rft_adam_span *span)
+{
+    return span->beside_is == RFT_ADAM_MASTER && span->count >= STREAM_LEAST &&
+           (uintptr_t)span->weights % (2 * LANES) == 0;
 }
 
 TARGET static INLINE size_t FORM(loop)(const rft_adam_rule *rule, rft_adam_kind kind,
                                        const rft_adam_span *span, rft_adam_part part, float *roots)
 {
     const FORM(numbers) by = FORM(spread)(rule);
-    size_t count = span->count / LANES * LANES;
+    const size_t count = span->count / LANES * LANES;
+    const bool streams = FORM(can_stream)(span);
     for (size_t i = 0; i < count; i += LANES) {
+        if (part != RFT_ADAM_APPLY) FORM(fetch_all)(kind, span, i);
         switch (kind) {
         case RFT_ADAM:
-        case RFT_ADAGRAD: FORM(rooted)(rule, kind, by, span, part, roots, i); break;
-        case RFT_SGD: FORM(sgd)(rule, by, span, i); break;
-        case RFT_LION: FORM(lion)(rule, by, span, i); break;
+        case RFT_ADAGRAD: FORM(rooted)(rule, kind, by, span, part, roots, i, streams); break;
+        case RFT_SGD: FORM(sgd)(rule, by, span, i, streams); break;
+        case RFT_LION: FORM(lion)(rule, by, span, i, streams); break;
         }
     }
+    if (streams) FORM(fence)();
     return count;
+}
+
+/* With the types known where it is compiled, the loop has no branches. */
+TARGET static INLINE size_t FORM(known)(const rft_adam_rule *rule, const rft_adam_span *span,
+                                        rft_float_type gradient, rft_float_type weights,
+                                        rft_adam_beside beside)
+{
+    rft_adam_rule plain = *rule;
+    rft_adam_span typed = *span;
+    plain.maximize = plain.amsgrad = plain.has_l2 = plain.lerp_is_far = false;
+    typed.gradient_type = gradient;
+    typed.weights_type = weights;
+    typed.beside_is = beside;
+    return FORM(loop)(&plain, RFT_ADAM, &typed, RFT_ADAM_WHOLE, NULL);
+}
+
+TARGET static INLINE size_t FORM(by_weights)(const rft_adam_rule *rule, const rft_adam_span *span,
+                                             rft_float_type gradient)
+{
+    bool is_half = span->weights_type == RFT_FP16;
+    switch (span->beside_is) {
+    case RFT_ADAM_REMAINDER: return FORM(known)(rule, span, gradient, RFT_BF16, RFT_ADAM_REMAINDER);
+    case RFT_ADAM_MASTER:
+        return is_half ? FORM(known)(rule, span, gradient, RFT_FP16, RFT_ADAM_MASTER)
+                       : FORM(known)(rule, span, gradient, RFT_BF16, RFT_ADAM_MASTER);
+    case RFT_ADAM_ALONE: break;
+    }
+    if (is_half) return FORM(known)(rule, span, gradient, RFT_FP16, RFT_ADAM_ALONE);
+    if (span->weights_type == RFT_BF16) {
+        return FORM(known)(rule, span, gradient, RFT_BF16, RFT_ADAM_ALONE);
+    }
+    return FORM(known)(rule, span, gradient, RFT_FP32, RFT_ADAM_ALONE);
+}
+
+/* AdamW, and Adam without decay, as most train. */
+TARGET static size_t FORM(common)(const rft_adam_rule *rule, const rft_adam_span *span)
+{
+    switch (span->gradient_type) {
+    case RFT_BF16: return FORM(by_weights)(rule, span, RFT_BF16);
+    case RFT_FP16: return FORM(by_weights)(rule, span, RFT_FP16);
+    case RFT_FP32: break;
+    }
+    return FORM(by_weights)(rule, span, RFT_FP32);
 }
 
 TARGET size_t FORM(rft_adam)(const rft_adam_rule *rule, const rft_adam_span *span,
                              rft_adam_part part, float *roots)
 {
-    const rft_adam_rule local_rule = *rule;
-    const rft_adam_span local = *span;
-    return FORM(loop)(&local_rule, rule->kind, &local, part, roots);
+    bool is_plain = !rule->maximize && !rule->amsgrad && !rule->has_l2 && !rule->lerp_is_far;
+    if (rule->kind == RFT_ADAM && part == RFT_ADAM_WHOLE && is_plain) {
+        return FORM(common)(rule, span);
+    }
+    const rft_adam_rule any = *rule;
+    const rft_adam_span all = *span;
+    switch (rule->kind) {
+    case RFT_ADAGRAD: return FORM(loop)(&any, RFT_ADAGRAD, &all, part, roots);
+    case RFT_SGD: return FORM(loop)(&any, RFT_SGD, &all, RFT_ADAM_WHOLE, NULL);
+    case RFT_LION: return FORM(loop)(&any, RFT_LION, &all, RFT_ADAM_WHOLE, NULL);
+    case RFT_ADAM: break;
+    }
+    return FORM(loop)(&any, RFT_ADAM, &all, part, roots);
 }

@@ -8,7 +8,9 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define INLINE __attribute__((always_inline)) inline
+#define INLINE       __attribute__((always_inline)) inline
+#define AHEAD        512u              /* bytes to prefetch before they are read */
+#define STREAM_LEAST ((size_t)1 << 12) /* elements; fewer are likely to be read soon */
 
 /* ---- AVX2 */
 
@@ -108,22 +110,36 @@ TARGET static INLINE lanes from_fp16_avx2(const char *from)
     return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 }
 
-TARGET static INLINE void to_bf16_avx2(char *to, lanes value)
+TARGET static INLINE void put_halves_avx2(char *to, __m128i halves, bool streams)
+{
+    if (streams) {
+        _mm_stream_si128((__m128i *)to, halves);
+    } else {
+        _mm_storeu_si128((__m128i *)to, halves);
+    }
+}
+
+TARGET static INLINE void fence_avx2(void)
+{
+    _mm_sfence();
+}
+
+TARGET static INLINE void to_bf16_avx2(char *to, lanes value, bool streams)
 {
     __m256i bits = _mm256_castps_si256(value);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
     __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
     rounded = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FFF), is_nan_avx2(value));
-    _mm_storeu_si128((__m128i *)to, pack_avx2(rounded));
+    put_halves_avx2(to, pack_avx2(rounded), streams);
 }
 
-TARGET static INLINE void to_fp16_avx2(char *to, lanes value)
+TARGET static INLINE void to_fp16_avx2(char *to, lanes value, bool streams)
 {
     __m128i rounded = _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256i nan = _mm256_and_si256(is_nan_avx2(value), _mm256_set1_epi32(0xFFFF));
     rounded = _mm_blendv_epi8(rounded, _mm_set1_epi16(0x7FFF), pack_avx2(nan));
-    _mm_storeu_si128((__m128i *)to, rounded);
+    put_halves_avx2(to, rounded, streams);
 }
 
 TARGET static INLINE lanes join_avx2(const char *weights, const char *remainders)
@@ -227,9 +243,19 @@ TARGET static INLINE __m512i halves_avx512(const char *from)
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from));
 }
 
-TARGET static INLINE void put_halves_avx512(char *to, __m512i wide)
+TARGET static INLINE void put_halves_avx512(char *to, __m512i wide, bool streams)
 {
-    _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(wide));
+    __m256i halves = _mm512_cvtepi32_epi16(wide);
+    if (streams) {
+        _mm256_stream_si256((__m256i *)to, halves);
+    } else {
+        _mm256_storeu_si256((__m256i *)to, halves);
+    }
+}
+
+TARGET static INLINE void fence_avx512(void)
+{
+    _mm_sfence();
 }
 
 TARGET static INLINE __mmask16 is_nan_avx512(lanes value)
@@ -247,20 +273,20 @@ TARGET static INLINE lanes from_fp16_avx512(const char *from)
     return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 }
 
-TARGET static INLINE void to_bf16_avx512(char *to, lanes value)
+TARGET static INLINE void to_bf16_avx512(char *to, lanes value, bool streams)
 {
     __m512i bits = _mm512_castps_si512(value);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
     __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
-    put_halves_avx512(to, _mm512_mask_set1_epi32(rounded, is_nan_avx512(value), 0x7FFF));
+    put_halves_avx512(to, _mm512_mask_set1_epi32(rounded, is_nan_avx512(value), 0x7FFF), streams);
 }
 
-TARGET static INLINE void to_fp16_avx512(char *to, lanes value)
+TARGET static INLINE void to_fp16_avx512(char *to, lanes value, bool streams)
 {
     __m256i half = _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m512i rounded = _mm512_cvtepu16_epi32(half);
-    put_halves_avx512(to, _mm512_mask_set1_epi32(rounded, is_nan_avx512(value), 0x7FFF));
+    put_halves_avx512(to, _mm512_mask_set1_epi32(rounded, is_nan_avx512(value), 0x7FFF), streams);
 }
 
 TARGET static INLINE lanes join_avx512(const char *weights, const char *remainders)
@@ -276,8 +302,8 @@ TARGET static INLINE void split_avx512(char *weights, char *remainders, lanes va
     bits = _mm512_mask_set1_epi32(bits, is_nan_avx512(value), 0x7FC00000);
     __m512i low = _mm512_and_si512(bits, _mm512_set1_epi32(0xFFFF));
     __m512i upper = _mm512_add_epi32(_mm512_srli_epi32(bits, 16), _mm512_srli_epi32(low, 15));
-    put_halves_avx512(weights, upper);
-    put_halves_avx512(remainders, low);
+    put_halves_avx512(weights, upper, false);
+    put_halves_avx512(remainders, low, false);
 }
 
 #include "kernels/adam_lanes.h"

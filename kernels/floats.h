@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+typedef enum rft_float_type { RFT_FP32, RFT_BF16, RFT_FP16 } rft_float_type;
+
 /* `to` and `from` do not overlap. */
 void rft_floats_from_bf16(float *to, const uint16_t *from, size_t count);
 void rft_floats_from_half(float *to, const uint16_t *from, size_t count);

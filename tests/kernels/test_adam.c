@@ -24,12 +24,13 @@
 
 enum { GRADIENT, WEIGHTS, BESIDE, FIRST, SECOND, THIRD, ARRAYS };
 
-#define MOST  ((size_t)5000)
+#define MOST  ((size_t)5008) /* arrays are multiples of 64 bytes */
 #define GUARD ((size_t)64)
 #define BYTES (4 * MOST + 2 * GUARD)
 
 /* What a step is given, what the scalar form makes of it, and what the form under test does. */
-static unsigned char given[ARRAYS][BYTES], expected[ARRAYS][BYTES], found[ARRAYS][BYTES];
+static _Alignas(64) unsigned char given[ARRAYS][BYTES], expected[ARRAYS][BYTES];
+static _Alignas(64) unsigned char found[ARRAYS][BYTES];
 static uint64_t seed = 5;
 
 static uint32_t any_float(void)
@@ -44,17 +45,17 @@ static uint32_t any_float(void)
     return (uint32_t)(random >> 60) << 31 | exponent << 23 | (uint32_t)(random >> 20 & 0x7FFFFF);
 }
 
-static void put_any(unsigned char *to, rft_adam_type type, bool is_square)
+static void put_any(unsigned char *to, rft_float_type type, bool is_square)
 {
     uint32_t bits = any_float();
     if (is_square) bits &= 0x7FFFFFFFu;
     float value;
     memcpy(&value, &bits, sizeof value);
-    uint16_t half;
-    if (type == RFT_ADAM_FP32) memcpy(to, &bits, sizeof bits);
-    if (type == RFT_ADAM_BF16) rft_cast_bf16(&half, &value, 1);
-    if (type == RFT_ADAM_FP16) rft_floats_to_half(&half, &value, 1);
-    if (type != RFT_ADAM_FP32) memcpy(to, &half, sizeof half);
+    uint16_t half = 0;
+    if (type == RFT_FP32) memcpy(to, &bits, sizeof bits);
+    if (type == RFT_BF16) rft_cast_bf16(&half, &value, 1);
+    if (type == RFT_FP16) rft_floats_to_half(&half, &value, 1);
+    if (type != RFT_FP32) memcpy(to, &half, sizeof half);
 }
 
 /* Where an array begins: at no multiple of anything, but of its own type where `aside` is 0. */
@@ -65,16 +66,16 @@ static unsigned char *start_of(unsigned char *array, size_t aside)
 
 typedef struct scene {
     rft_adam_options options;
-    rft_adam_type gradient, weights;
+    rft_float_type gradient, weights;
     rft_adam_beside beside;
     double step;
     float unscale, clip;
     size_t count, aside;
 } scene;
 
-static size_t width_of(rft_adam_type type)
+static size_t width_of(rft_float_type type)
 {
-    return type == RFT_ADAM_FP32 ? 4 : 2;
+    return type == RFT_FP32 ? 4 : 2;
 }
 
 static size_t array_width(const scene *of, int array)
@@ -90,9 +91,9 @@ static void fill(const scene *of)
         size_t width = array_width(of, array);
         memset(given[array], 0xA5, BYTES);
         for (size_t i = 0; i < of->count; i++) {
-            rft_adam_type type = width == 4          ? RFT_ADAM_FP32
-                                 : array == GRADIENT ? of->gradient
-                                                     : of->weights;
+            rft_float_type type = width == 4          ? RFT_FP32
+                                  : array == GRADIENT ? of->gradient
+                                                      : of->weights;
             put_any(start_of(given[array], of->aside) + width * i, type, array >= SECOND);
         }
     }
@@ -213,13 +214,13 @@ static rft_adam_options any_options(void)
 
 static scene any_scene(size_t count)
 {
-    static const rft_adam_type weights[] = {RFT_ADAM_FP32, RFT_ADAM_BF16, RFT_ADAM_FP16,
-                                            RFT_ADAM_BF16, RFT_ADAM_FP16, RFT_ADAM_BF16};
+    static const rft_float_type weights[] = {RFT_FP32, RFT_BF16, RFT_FP16,
+                                             RFT_BF16, RFT_FP16, RFT_BF16};
     static const rft_adam_beside beside[] = {RFT_ADAM_ALONE,  RFT_ADAM_ALONE,  RFT_ADAM_ALONE,
                                              RFT_ADAM_MASTER, RFT_ADAM_MASTER, RFT_ADAM_REMAINDER};
     size_t way = (size_t)seeded_below(&seed, 6);
     return (scene){.options = any_options(),
-                   .gradient = (rft_adam_type)seeded_below(&seed, 3),
+                   .gradient = (rft_float_type)seeded_below(&seed, 3),
                    .weights = weights[way],
                    .beside = beside[way],
                    .step = 1 + (double)seeded_below(&seed, 4),
@@ -238,13 +239,14 @@ static void any_step_has_the_bits_of_the_scalar_form(void **state)
     }
 }
 
-/* As many as the roots of the caller's take several blocks. */
+/* As many as the roots of the caller's take several blocks, and as streaming takes; it asks for
+ * alignment, too. */
 static void long_ranges_have_the_bits_of_the_scalar_form(void **state)
 {
     (void)state;
     for (size_t i = 0; i < 200; i++) {
         at_hand = any_scene(MOST - (size_t)seeded_below(&seed, 3000));
-        at_hand.aside %= 4;
+        at_hand.aside = by_chance() ? 0 : at_hand.aside % 4;
         check();
     }
 }

@@ -30,14 +30,14 @@ static void assert_same(const void *one, const void *other, size_t bytes)
     assert_int_equal(memcmp(one, other, bytes), 0);
 }
 
-static void step(uint16_t *to, void *beside, rft_adam_type type, rft_adam_beside is)
+static void step(uint16_t *to, void *beside, rft_float_type type, rft_adam_beside is)
 {
     rft_adam_rule rule = rft_adam_rule_at(&(rft_adam_options){.kind = RFT_SGD, .lr = 0}, 1);
     rft_adam_span span = {.count = COUNT,
                           .gradient = gradient,
                           .weights = to,
                           .beside = beside,
-                          .gradient_type = RFT_ADAM_BF16,
+                          .gradient_type = RFT_BF16,
                           .weights_type = type,
                           .beside_is = is};
     rft_adam_step(&rule, &span);
@@ -52,7 +52,7 @@ static void check_remainders(void)
 {
     memcpy(stepped_weights, weights, sizeof weights);
     memcpy(stepped_remainders, remainders, sizeof remainders);
-    step(stepped_weights, stepped_remainders, RFT_ADAM_BF16, RFT_ADAM_REMAINDER);
+    step(stepped_weights, stepped_remainders, RFT_BF16, RFT_ADAM_REMAINDER);
     assert_same(stepped_weights, weights, sizeof weights);
     assert_same(stepped_remainders, remainders, sizeof remainders);
 }
@@ -63,9 +63,9 @@ static void check_masters(void)
 {
     if (rft_cpu_get_level() == RFT_CPU_BASE) return;
     memcpy(back, masters, sizeof masters);
-    step(stepped_weights, back, RFT_ADAM_BF16, RFT_ADAM_MASTER);
+    step(stepped_weights, back, RFT_BF16, RFT_ADAM_MASTER);
     assert_same(stepped_weights, rounded, sizeof rounded);
-    step(stepped_weights, back, RFT_ADAM_FP16, RFT_ADAM_MASTER);
+    step(stepped_weights, back, RFT_FP16, RFT_ADAM_MASTER);
     assert_same(stepped_weights, halves, sizeof halves);
     for (size_t i = 0; i < COUNT; i++) {
         if (back[i] != masters[i]) assert_true(is_nan(back[i]) && is_nan(masters[i]));
@@ -109,17 +109,17 @@ static uint32_t stepped_by[COUNT];
 static void check_gradients(void)
 {
     rft_adam_rule rule = rft_adam_rule_at(&(rft_adam_options){.kind = RFT_SGD, .lr = -1}, 1);
-    for (int type = RFT_ADAM_BF16; type <= RFT_ADAM_FP16; type++) {
+    for (int type = RFT_BF16; type <= RFT_FP16; type++) {
         rft_adam_span span = {.count = COUNT,
                               .gradient = weights,
                               .weights = stepped_by,
-                              .gradient_type = (rft_adam_type)type};
+                              .gradient_type = (rft_float_type)type};
         for (size_t i = 0; i < COUNT; i++)
             stepped_by[i] = 0x80000000u; /* minus zero: the sum is the gradient */
         rft_adam_step(&rule, &span);
         float *widened = (float *)(void *)expected;
-        if (type == RFT_ADAM_BF16) rft_floats_from_bf16(widened, weights, COUNT);
-        if (type == RFT_ADAM_FP16) rft_floats_from_half(widened, weights, COUNT);
+        if (type == RFT_BF16) rft_floats_from_bf16(widened, weights, COUNT);
+        if (type == RFT_FP16) rft_floats_from_half(widened, weights, COUNT);
         for (size_t i = 0; i < COUNT; i++) {
             if (stepped_by[i] == expected[i]) continue;
             assert_true(is_nan(stepped_by[i]) && is_nan(expected[i]));
