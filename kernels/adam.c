@@ -331,6 +331,8 @@ static size_t wide_pass(const rft_adam_rule *rule, const rft_adam_span *span, rf
     case RFT_CPU_AVX2: return rft_adam_avx2(rule, span, part, roots);
     case RFT_CPU_BASE: break;
     }
+#elif defined(__aarch64__)
+    if (rft_cpu_get_level() == RFT_CPU_NEON) return rft_adam_neon(rule, span, part, roots);
 #endif
     (void)rule;
     (void)span;

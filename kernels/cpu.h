@@ -6,6 +6,7 @@ typedef enum rft_cpu_level {
     RFT_CPU_BASE = 0,
     RFT_CPU_AVX2 = 1,   /* and BMI1, BMI2, POPCNT, FMA and F16C, which came with it */
     RFT_CPU_AVX512 = 2, /* F, BW, DQ and VL besides */
+    RFT_CPU_NEON = 1,   /* on ARM, where every 64-bit CPU has it */
 } rft_cpu_level;
 
 /* The level of this machine, or the lower one set by rft_cpu_limit. */
