@@ -169,7 +169,7 @@ TARGET static INLINE void split_avx2(char *weights, char *remainders, lanes valu
 
 /* ---- AVX-512 */
 
-#define TARGET     __attribute__((target("avx512f,avx512dq")))
+#define TARGET     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
 #define FORM(name) name##_avx512
 #define LANES      ((size_t)16)
 #define lanes      __m512
@@ -289,21 +289,40 @@ TARGET static INLINE void to_fp16_avx512(char *to, lanes value, bool streams)
     put_halves_avx512(to, _mm512_mask_set1_epi32(rounded, is_nan_avx512(value), 0x7FFF), streams);
 }
 
+/* Words 0, 16, 1, 17 …: of two halves of a vector, whole elements. */
+TARGET static INLINE __m512i interleaved_avx512(void)
+{
+    __m512i even = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_or_si512(even,
+                           _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(16)), 16));
+}
+
+/* Words 0, 2 … 30, 1, 3 … 31: the low halves of elements, and the upper ones. */
+TARGET static INLINE __m512i separated_avx512(void)
+{
+    return _mm512_set_epi32(0x1F001D, 0x1B0019, 0x170015, 0x130011, 0x0F000D, 0x0B0009, 0x070005,
+                            0x030001, 0x1E001C, 0x1A0018, 0x160014, 0x120010, 0x0E000C, 0x0A0008,
+                            0x060004, 0x020000);
+}
+
 TARGET static INLINE lanes join_avx512(const char *weights, const char *remainders)
 {
-    __m512i low = halves_avx512(remainders);
-    __m512i upper = _mm512_sub_epi32(halves_avx512(weights), _mm512_srli_epi32(low, 15));
-    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_slli_epi32(upper, 16), low));
+    __m256i low = _mm256_loadu_si256((const __m256i *)remainders);
+    __m256i weight = _mm256_loadu_si256((const __m256i *)weights);
+    __m256i upper = _mm256_sub_epi16(weight, _mm256_srli_epi16(low, 15));
+    __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(low), upper, 1);
+    return _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved_avx512(), both));
 }
 
 TARGET static INLINE void split_avx512(char *weights, char *remainders, lanes value)
 {
     __m512i bits = _mm512_castps_si512(value);
     bits = _mm512_mask_set1_epi32(bits, is_nan_avx512(value), 0x7FC00000);
-    __m512i low = _mm512_and_si512(bits, _mm512_set1_epi32(0xFFFF));
-    __m512i upper = _mm512_add_epi32(_mm512_srli_epi32(bits, 16), _mm512_srli_epi32(low, 15));
-    put_halves_avx512(weights, upper, false);
-    put_halves_avx512(remainders, low, false);
+    __m512i both = _mm512_permutexvar_epi16(separated_avx512(), bits);
+    __m256i low = _mm512_castsi512_si256(both), upper = _mm512_extracti64x4_epi64(both, 1);
+    upper = _mm256_add_epi16(upper, _mm256_srli_epi16(low, 15));
+    _mm256_storeu_si256((__m256i *)weights, upper);
+    _mm256_storeu_si256((__m256i *)remainders, low);
 }
 
 #include "kernels/adam_lanes.h"
