@@ -11,7 +11,7 @@
  *     grad.add(param, alpha=a)              fma(a, p, g)                       1
  *     param.mul_(a), exp_avg_sq.mul_(a)     p * a                              1
  *     exp_avg.lerp_(grad, w)                |w| < 0.5: fma(w, g - m, m)        2
- *                                           else: fma(w - 1, g - m, g)         3
+ *                                           else: fma(w - 1, g - m, g)         2
  *     exp_avg_sq.addcmul_(g, g, value=a)    fma(a * g, g, v)                   2
  *     buf.add_(grad, alpha=a)               fma(a, g, b)                       1
  *     torch.maximum(x, v)                   the larger; NaN if either is       0
@@ -22,10 +22,12 @@
  *
  * Numbers of Python are doubles until an op takes one, which rounds it to fp32 once: 1 - beta1, 1 -
  * beta2, 1 - lr * weight_decay, -(lr / (1 - beta1 ** step)) and (1 - beta2 ** step) ** 0.5 are
- * computed in double (rft_adam_rule_at). PyTorch's other paths give other bits: fused=True
- * multiplies the parts of lerp_ and addcmul_ apart, foreach=True folds the correction of the second
- * moment and the step into other ops. ATEN_CPU_CAPABILITY=default, which has no FMA, rounds each
- * product. Those are not meant.
+ * computed in double (rft_adam_rule_at). foreach=True has the same bits on the CPU. fused=True has
+ * those of roots rounded to nearest (below), but for the last elements of a parameter, which are
+ * less than a vector: there it rounds products that are fused elsewhere.
+ * ATEN_CPU_CAPABILITY=default, which has no FMA, rounds each product. The last two are not meant.
+ * Where beta1 is 0 and a gradient -0, PyTorch's first moment is a zero of another sign in the last
+ * elements of a parameter than in the others; meant are the others.
  *
  * The square root. Without MKL, as on ARM, sqrt() of a tensor is rounded to nearest. With MKL it is
  * vmsSqrt, whose rounding depends on the processor: on AMD's, a fifth of the results is the
