@@ -2,19 +2,14 @@
  * The host memory that is really free.
  *
  * Each place that knows a bound is asked (meminfo, and every visible level of the cgroup
- * hierarchies from the process's own up to the root); the least wins. A container often does not
- * see the path that /proc/self/cgroup names: its own cgroup is then the root of what is mounted,
- * and the walk up ends there. A file that is missing bounds nothing.
+ * hierarchies from the process's own up to the root); the least wins. A file that is missing bounds
+ * nothing.
  */
 #include "memory/budget.h"
 
-#include <stdio.h>
-#include <string.h>
-
 #include "base/checked.h"
+#include "memory/cgroup.h"
 #include "memory/procfile.h"
-
-#define PATH_ROOM 4608 /* a cgroup path has at most 4096 bytes */
 
 /* One flavour of the memory controller: where it is mounted and what its files are called. */
 typedef struct cgroup_kind {
@@ -39,13 +34,6 @@ static const cgroup_kind kinds[] = {
      "inactive_file"},
 };
 
-/* One level of one hierarchy. */
-typedef struct cgroup_level {
-    const char *root;
-    const char *mount;
-    const char *path;
-} cgroup_level;
-
 static void lower_bound(rft_budget *budget, uint64_t free_bytes, const char *source)
 {
     if (budget->source != NULL && budget->free_bytes <= free_bytes) return;
@@ -53,36 +41,19 @@ static void lower_bound(rft_budget *budget, uint64_t free_bytes, const char *sou
     budget->source = source;
 }
 
-static bool read_level(const cgroup_level *level, const char *name, char *text)
-{
-    char file[PATH_ROOM];
-    int length =
-        snprintf(file, sizeof file, "%s%s%s/%s", level->root, level->mount, level->path, name);
-    return length > 0 && (size_t)length < sizeof file &&
-           rft_procfile_read(file, text, RFT_PROCFILE_ROOM);
-}
-
-static bool read_limit(const cgroup_level *level, const cgroup_kind *kind, uint64_t *out)
+static bool read_limit(const rft_cgroup_level *level, const cgroup_kind *kind, uint64_t *out)
 {
     char text[RFT_PROCFILE_ROOM];
     bool limited = false;
     for (size_t i = 0; i < 2 && kind->limits[i] != NULL; i++) {
         uint64_t limit;
-        if (!read_level(level, kind->limits[i], text) || !rft_procfile_number(text, &limit)) {
+        if (!rft_cgroup_read(level, kind->limits[i], text) || !rft_procfile_number(text, &limit)) {
             continue;
         }
         *out = limited ? rft_min_u64(*out, limit) : limit;
         limited = true;
     }
     return limited;
-}
-
-static bool read_file(const char *root, const char *name, char *text)
-{
-    char file[PATH_ROOM];
-    int length = snprintf(file, sizeof file, "%s%s", root, name);
-    return length > 0 && (size_t)length < sizeof file &&
-           rft_procfile_read(file, text, RFT_PROCFILE_ROOM);
 }
 
 /* Kernel files count in KiB. */
@@ -96,82 +67,46 @@ static uint64_t read_resident(const char *root)
 {
     char text[RFT_PROCFILE_ROOM];
     uint64_t kib;
-    bool found =
-        read_file(root, "/proc/self/status", text) && rft_procfile_find(text, "RssAnon", &kib);
+    bool found = rft_cgroup_read_below(root, "/proc/self/status", text) &&
+                 rft_procfile_find(text, "RssAnon", &kib);
     return found ? from_kib(kib) : 0;
 }
 
 /* What is used and cannot be reclaimed. */
-static uint64_t read_used(const cgroup_level *level, const cgroup_kind *kind)
+static uint64_t read_used(const rft_cgroup_level *level, const cgroup_kind *kind)
 {
     char text[RFT_PROCFILE_ROOM];
     uint64_t used, reclaimable = 0;
-    if (!read_level(level, kind->used, text) || !rft_procfile_number(text, &used)) {
+    if (!rft_cgroup_read(level, kind->used, text) || !rft_procfile_number(text, &used)) {
         return read_resident(level->root);
     }
-    if (read_level(level, "memory.stat", text)) {
+    if (rft_cgroup_read(level, "memory.stat", text)) {
         (void)rft_procfile_find(text, kind->reclaimable, &reclaimable);
     }
     return used - rft_min_u64(used, reclaimable);
 }
 
-static void bound_by_level(rft_budget *budget, const cgroup_level *level, const cgroup_kind *kind)
+/* A budget on its way down the levels of one kind. */
+typedef struct bounding {
+    rft_budget *budget;
+    const cgroup_kind *kind;
+} bounding;
+
+static void bound_by_level(const rft_cgroup_level *level, void *user)
 {
+    const bounding *it = user;
     uint64_t limit;
-    if (!read_limit(level, kind, &limit)) return;
-    uint64_t used = read_used(level, kind);
-    lower_bound(budget, limit - rft_min_u64(limit, used), "cgroup memory limit");
-}
-
-static bool lists_controller(const char *list, size_t length, const char *controller)
-{
-    size_t wanted = strlen(controller);
-    if (wanted == 0) return length == 0;
-    for (const char *at = list; at < list + length; at += strcspn(at, ",:") + 1) {
-        if (strcspn(at, ",:") == wanted && strncmp(at, controller, wanted) == 0) return true;
-    }
-    return false;
-}
-
-/* Finds the path in the line "4:memory:/a/b" or "0::/a/b"; "" if there is none, and for "/". */
-static void find_path(const char *text, const char *controller, char *path, size_t room)
-{
-    path[0] = '\0';
-    for (const char *line = text; *line != '\0'; line += strspn(line, "\n")) {
-        size_t end = strcspn(line, "\n");
-        const char *list = memchr(line, ':', end);
-        const char *found =
-            list == NULL ? NULL : memchr(list + 1, ':', end - (size_t)(list + 1 - line));
-        line += end;
-        if (found == NULL) continue;
-        size_t length = (size_t)(line - (found + 1));
-        if (!lists_controller(list + 1, (size_t)(found - list - 1), controller)) continue;
-        if (length >= room || length < 2) return;
-        memcpy(path, found + 1, length);
-        path[length] = '\0';
-        return;
-    }
-}
-
-static void bound_by_hierarchy(rft_budget *budget, const char *root, const char *cgroups,
-                               const cgroup_kind *kind)
-{
-    char path[PATH_ROOM];
-    find_path(cgroups, kind->controller, path, sizeof path);
-    const cgroup_level level = {root, kind->mount, path};
-    for (;;) {
-        bound_by_level(budget, &level, kind);
-        char *slash = strrchr(path, '/');
-        if (slash == NULL) return;
-        *slash = '\0';
-    }
+    if (!read_limit(level, it->kind, &limit)) return;
+    uint64_t used = read_used(level, it->kind);
+    lower_bound(it->budget, limit - rft_min_u64(limit, used), "cgroup memory limit");
 }
 
 static void bound_by_machine(rft_budget *budget, const char *root)
 {
     char text[RFT_PROCFILE_ROOM];
     uint64_t kib;
-    if (!read_file(root, "/proc/meminfo", text) || !rft_procfile_find(text, "MemAvailable", &kib)) {
+    if (!rft_cgroup_read_below(root, "/proc/meminfo", text) ||
+        !rft_procfile_find(text, "MemAvailable", &kib)) {
         return;
     }
     lower_bound(budget, from_kib(kib), "MemAvailable");
@@ -179,10 +114,9 @@ static void bound_by_machine(rft_budget *budget, const char *root)
 
 static void bound_by_cgroups(rft_budget *budget, const char *root)
 {
-    char text[RFT_PROCFILE_ROOM];
-    if (!read_file(root, "/proc/self/cgroup", text)) text[0] = '\0';
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        bound_by_hierarchy(budget, root, text, &kinds[i]);
+        bounding it = {budget, &kinds[i]};
+        rft_cgroup_each(root, kinds[i].mount, kinds[i].controller, bound_by_level, &it);
     }
 }
 

@@ -41,18 +41,33 @@ bool rft_procfile_number(const char *text, uint64_t *out)
     return true;
 }
 
+/* The next range of a list, which goes on at `*text`; NULL: it ends there. */
+static bool next_range(const char **text, uint64_t *first, uint64_t *last)
+{
+    if (*text == NULL || !rft_procfile_number(*text, first)) return false;
+    const char *dash = *text + strcspn(*text, "-,");
+    if (*dash != '-' || !rft_procfile_number(dash + 1, last)) *last = *first;
+    *text = strchr(*text, ',');
+    if (*text != NULL) ++*text;
+    return true;
+}
+
 bool rft_procfile_lists(const char *text, uint64_t number)
 {
-    while (text != NULL) {
-        uint64_t first, last;
-        if (!rft_procfile_number(text, &first)) return false;
-        const char *dash = text + strcspn(text, "-,");
-        if (*dash != '-' || !rft_procfile_number(dash + 1, &last)) last = first;
+    uint64_t first, last;
+    while (next_range(&text, &first, &last)) {
         if (number >= first && number <= last) return true;
-        text = strchr(text, ',');
-        if (text != NULL) text++;
     }
     return false;
+}
+
+uint64_t rft_procfile_count(const char *text)
+{
+    uint64_t first, last, count = 0;
+    while (next_range(&text, &first, &last)) {
+        if (last >= first) count += last - first + 1;
+    }
+    return count;
 }
 
 bool rft_procfile_find(const char *text, const char *key, uint64_t *out)

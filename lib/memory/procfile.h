@@ -25,4 +25,7 @@ bool rft_procfile_find(const char *text, const char *key, uint64_t *out);
 /* Is `number` in a list of numbers and ranges: "0-3,8,10-11"? */
 bool rft_procfile_lists(const char *text, uint64_t number);
 
+/* How many numbers such a list has. 0 for what is none. */
+uint64_t rft_procfile_count(const char *text);
+
 #endif

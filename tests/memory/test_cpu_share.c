@@ -1,0 +1,142 @@
+/* The share of the CPUs: never none, never more than there are, divided once between ranks. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include <cmocka.h>
+
+#include "memory/cpu_share.h"
+#include "memory/procfile.h"
+#include "tests/support/file_tree.h"
+
+static uint32_t usable; /* CPUs by affinity */
+
+uint32_t __wrap_rft_cpu_count(void);
+
+uint32_t __wrap_rft_cpu_count(void)
+{
+    return usable;
+}
+
+typedef struct machine {
+    const char *name;
+    uint32_t usable;
+    const char *ranks; /* NULL: not set */
+    struct {
+        const char *path;
+        const char *text;
+    } files[5];
+    uint32_t share;
+} machine;
+
+#define ONLINE "/sys/devices/system/cpu/online"
+#define CGROUP "/sys/fs/cgroup"
+
+static const machine machines[] = {
+    {"nothing can be read", 6, NULL, {{NULL, NULL}}, 6},
+    {"one rank has all", 64, "1", {{ONLINE, "0-63\n"}}, 64},
+    {"ranks divide the machine", 64, "8", {{ONLINE, "0-63\n"}}, 8},
+    {"ranks that are bound to their own CPUs have divided it", 8, "8", {{ONLINE, "0-63\n"}}, 8},
+    {"ranks of one NUMA node divide it", 32, "8", {{ONLINE, "0-63\n"}}, 8},
+    {"more ranks than CPUs", 2, "8", {{ONLINE, "0-1\n"}}, 1},
+    {"no number of ranks", 4, "many", {{ONLINE, "0-3\n"}}, 4},
+    {"zero ranks", 4, "0", {{ONLINE, "0-3\n"}}, 4},
+    {"a negative number of ranks", 4, "-2", {{ONLINE, "0-3\n"}}, 4},
+    {"more ranks than numbers go", 4, "99999999999999999999999", {{ONLINE, "0-3\n"}}, 4},
+    {"ranks divide the CPUs of their container",
+     16,
+     "4",
+     {{ONLINE, "0-63\n"},
+      {"/proc/self/cgroup", "0::/pod\n"},
+      {CGROUP "/pod/cpuset.cpus.effective", "0-7,16-23\n"}},
+     4},
+    {"a quota, rounded down",
+     64,
+     NULL,
+     {{ONLINE, "0-63\n"},
+      {"/proc/self/cgroup", "0::/pod\n"},
+      {CGROUP "/pod/cpu.max", "650000 100000\n"}},
+     6},
+    {"a quota of a level above, for two ranks",
+     64,
+     "2",
+     {{ONLINE, "0-63\n"},
+      {"/proc/self/cgroup", "0::/pod/job\n"},
+      {CGROUP "/pod/job/cpu.max", "max 100000\n"},
+      {CGROUP "/pod/cpu.max", "800000 100000\n"}},
+     4},
+    {"a quota of less than one CPU",
+     64,
+     NULL,
+     {{ONLINE, "0-63\n"}, {"/proc/self/cgroup", "0::/\n"}, {CGROUP "/cpu.max", "50000 100000\n"}},
+     1},
+    {"a period of zero", 4, NULL, {{CGROUP "/cpu.max", "50000 0\n"}}, 4},
+    {"a quota of cgroup v1",
+     64,
+     NULL,
+     {{"/proc/self/cgroup", "3:cpu,cpuacct:/job\n"},
+      {CGROUP "/cpu/job/cpu.cfs_quota_us", "300000\n"},
+      {CGROUP "/cpu/job/cpu.cfs_period_us", "100000\n"}},
+     3},
+    {"no quota of cgroup v1",
+     5,
+     NULL,
+     {{"/proc/self/cgroup", "3:cpu,cpuacct:/job\n"},
+      {CGROUP "/cpu/job/cpu.cfs_quota_us", "-1\n"},
+      {CGROUP "/cpu/job/cpu.cfs_period_us", "100000\n"}},
+     5},
+    {"fewer CPUs online than may be used", 8, NULL, {{ONLINE, "0-3\n"}}, 8},
+};
+
+static void each_machine_has_its_share(void **state)
+{
+    (void)state;
+    for (size_t at = 0; at < sizeof machines / sizeof machines[0]; at++) {
+        const machine *it = &machines[at];
+        file_tree tree = file_tree_open();
+        for (size_t file = 0; file < 5 && it->files[file].path != NULL; file++) {
+            file_tree_write(&tree, it->files[file].path, it->files[file].text);
+        }
+        usable = it->usable;
+        if (it->ranks == NULL) {
+            unsetenv("LOCAL_WORLD_SIZE");
+        } else {
+            setenv("LOCAL_WORLD_SIZE", it->ranks, 1);
+        }
+        uint32_t share = rft_cpu_share(tree.root);
+        if (share != it->share) print_error("%s\n", it->name);
+        assert_int_equal(share, it->share);
+        file_tree_close(&tree);
+    }
+}
+
+static void this_machine_has_a_share(void **state)
+{
+    (void)state;
+    unsetenv("LOCAL_WORLD_SIZE");
+    usable = 2;
+    uint32_t share = rft_cpu_share("");
+    assert_true(share == 1 || share == 2);
+}
+
+static void numbers_of_a_list_are_counted(void **state)
+{
+    (void)state;
+    assert_int_equal(rft_procfile_count("0-3,8,10-11\n"), 7);
+    assert_int_equal(rft_procfile_count("5"), 1);
+    assert_int_equal(rft_procfile_count(""), 0);
+    assert_int_equal(rft_procfile_count("\n"), 0);
+    assert_int_equal(rft_procfile_count("3-1,4"), 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(each_machine_has_its_share),
+        cmocka_unit_test(this_machine_has_a_share),
+        cmocka_unit_test(numbers_of_a_list_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
