@@ -108,6 +108,11 @@ const rft_option rft_options[] = {
      "auto|whole",
      "How fp32 masters leave whose bf16 weights stay on the device: auto moves the 16 of 32 bits "
      "that the weights lack, and every bit returns; whole moves all."},
+    {"offload.host_step_threads", IN(offload_host_step_threads), RFT_COUNT, "0", 0, 64, "threads",
+     "Threads of this process that step parameters on the CPU. 0: an equal share of the CPUs of "
+     "the "
+     "cgroup, or the machine, for each of LOCAL_WORLD_SIZE ranks, and never more than the affinity "
+     "has."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",

@@ -11,6 +11,7 @@
  *   refit/controller.h   the cycle that a training loop calls
  *   refit/offload.h      states leave the device and come back
  *   refit/window.h       states that live on the host visit the device during a step
+ *   refit/host_step.h    a share of the parameters is stepped on the CPU
  *   refit/broadcast.h    publisher, subscriber, update
  *   refit/archive.h      versions kept as files
  *   refit/config.h       every choice, from a file, the environment or code
@@ -77,6 +78,7 @@
 #include <refit/controller.h>
 #include <refit/device.h>
 #include <refit/host.h>
+#include <refit/host_step.h>
 #include <refit/keys.h>
 #include <refit/offload.h>
 #include <refit/stats.h>

@@ -56,6 +56,9 @@ static refit_status check_state(const refit_offloader *offloader, rft_direction 
     RFT_REFUSE_IF(offloader->stepping, error, REFIT_ERR_BUSY,
                   "a step in windows changes the host image: end it, and call refit_window_wait "
                   "before the restore");
+    RFT_REFUSE_IF(offloader->host_stepping, error, REFIT_ERR_BUSY,
+                  "a step on the CPU has changed a part of the host image: call "
+                  "refit_host_step_run or refit_host_step_skip before the restore");
     return REFIT_OK;
 }
 

@@ -129,6 +129,8 @@ refit_status refit_offloader_close(refit_offloader *offloader, refit_error *erro
     if (offloader == NULL) return REFIT_OK;
     RFT_REFUSE_IF(offloader->window != NULL, error, REFIT_ERR_BUSY,
                   "the offloader cannot close while it has a window: close that first");
+    RFT_REFUSE_IF(offloader->host_step != NULL, error, REFIT_ERR_BUSY,
+                  "the offloader cannot close while it has a host step: close that first");
     RFT_TRY(end_copies(offloader, error));
     RFT_TRY(rft_image_end(offloader, error));
     offloader->closing = true;
@@ -447,6 +449,9 @@ static void add_steps(const refit_offloader *offloader, refit_stats *stats)
     stats->step_out_bytes_last = steps->out_bytes;
     stats->step_seconds_last = rft_seconds(steps->last);
     stats->step_exposed_seconds_last = rft_seconds(steps->exposed);
+    stats->host_step_in_bytes_last = steps->host_in_bytes;
+    stats->host_step_out_bytes_last = steps->host_out_bytes;
+    stats->host_step_bytes = steps->host_bytes;
     stats->window_bytes = steps->window_bytes + (visits ? staging : 0);
 }
 
@@ -600,7 +605,7 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
 
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
-    bool stepping = offloader->stepping;
+    bool stepping = offloader->stepping || offloader->host_stepping;
     bool ready = rft_image_is_ready(offloader);
     bool whole = image_is_whole(offloader);
     if (whole && ready && !stepping) offloader->leases++;
@@ -609,8 +614,8 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
     if (stepping) {
         close_lease(lease);
         return rft_fail(error, REFIT_ERR_BUSY,
-                        "a step in windows changes the host image: end it, and call "
-                        "refit_window_wait first");
+                        "a step changes the host image: end it, and call refit_window_wait or "
+                        "refit_host_step_run first");
     }
     if (!whole) {
         close_lease(lease);

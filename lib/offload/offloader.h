@@ -9,6 +9,7 @@
 #ifndef RFT_OFFLOADER_H
 #define RFT_OFFLOADER_H
 
+#include <refit/host_step.h>
 #include <refit/window.h>
 
 #include "base/thread.h"
@@ -62,16 +63,19 @@ typedef struct rft_offload_figures {
     uint64_t failures;
 } rft_offload_figures;
 
-/* Steps in windows. */
+/* Steps in windows, and on the CPU. */
 typedef struct rft_step_figures {
     uint64_t count;
-    uint64_t failures; /* of calls of the window */
+    uint64_t failures; /* of calls of the window and of the host step */
     uint64_t in_bytes; /* of the last step, as the rest */
     uint64_t out_bytes;
     int64_t last;
     int64_t exposed;
-    uint64_t window_bytes; /* device memory now */
-    bool short_of_memory;  /* there are fewer or smaller windows than configured */
+    uint64_t window_bytes;  /* device memory now */
+    uint64_t host_in_bytes; /* of the last step on the CPU */
+    uint64_t host_out_bytes;
+    uint64_t host_bytes;  /* of gradients and parameters, now */
+    bool short_of_memory; /* there are fewer or smaller windows than configured */
 } rft_step_figures;
 
 struct refit_offloader {
@@ -79,17 +83,18 @@ struct refit_offloader {
     refit_config config;
     rft_device_caps caps;
     rft_region_table regions;
-    rft_schedule schedule;    /* open while sealed */
-    rft_host_arena *image;    /* NULL on the pageable path, before seal and after trim; with
-                                 offload.background its memory may still be coming */
-    bool image_used;          /* bytes were written to it: it does not hold zeros any more */
-    rft_mover *movers[2];     /* by direction; NULL on the pageable path */
-    char *staging;            /* device memory for masters on their way (masters.c), or NULL */
-    uint64_t staging_bytes;   /* of each of them */
-    uint32_t staging_count;   /* one behind the other */
-    uint64_t unit_bytes[2];   /* host memory of units that do not fit: pageable, page-locked */
-    refit_memory_hooks hooks; /* both NULL: there are none */
-    refit_window *window;     /* that is open on it, or NULL */
+    rft_schedule schedule;      /* open while sealed */
+    rft_host_arena *image;      /* NULL on the pageable path, before seal and after trim; with
+                                   offload.background its memory may still be coming */
+    bool image_used;            /* bytes were written to it: it does not hold zeros any more */
+    rft_mover *movers[2];       /* by direction; NULL on the pageable path */
+    char *staging;              /* device memory for masters on their way (masters.c), or NULL */
+    uint64_t staging_bytes;     /* of each of them */
+    uint32_t staging_count;     /* one behind the other */
+    uint64_t unit_bytes[2];     /* host memory of units that do not fit: pageable, page-locked */
+    refit_memory_hooks hooks;   /* both NULL: there are none */
+    refit_window *window;       /* that is open on it, or NULL */
+    refit_host_step *host_step; /* likewise */
     rft_step_figures steps;
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */
@@ -102,6 +107,7 @@ struct refit_offloader {
     uint32_t leases;                   /* guarded by lock */
     bool image_ready;                  /* its memory is there; guarded by lock */
     bool stepping;                     /* windows change the image; guarded by lock */
+    bool host_stepping;                /* the CPU does; guarded by lock */
     rft_offload_figures figures;       /* guarded by lock */
     bool misfits;                      /* masters did not fit: the plan is to be made anew; guarded
                                           by lock */

@@ -39,6 +39,7 @@ typedef struct rft_region {
     bool coded;              /* once sealed: leaves as what its weights lack */
     bool rewritten;          /* in the image, since it went there: by windows, or by their caller;
                                 or it never left the device, but began in the image */
+    bool on_cpu;             /* a host step has it */
     bool bound; /* there is device memory behind `memory`; after an arena failed to give it
                    back perhaps only some */
 } rft_region;

@@ -278,6 +278,9 @@ static refit_status check_part(const refit_window *window, const refit_window_pa
     RFT_REFUSE_IF(region->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "part %" PRIu32 ": region %s is not kept, so the image has no bytes of it", at,
                   region->name);
+    RFT_REFUSE_IF(region->on_cpu, error, REFIT_ERR_INVALID,
+                  "part %" PRIu32 ": region %s is stepped on the CPU, by a host step", at,
+                  region->name);
     RFT_REFUSE_IF(part->bytes == 0 || part->offset > region->bytes ||
                       part->bytes > region->bytes - part->offset,
                   error, REFIT_ERR_INVALID,

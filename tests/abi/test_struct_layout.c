@@ -32,7 +32,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 1544)},
+    {SIZE(refit_config, 1552)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -95,6 +95,7 @@ static const place places[] = {
     {OFFSET(refit_config, offload_window_bytes, 1528)},
     {OFFSET(refit_config, offload_windows, 1536)},
     {OFFSET(refit_config, offload_masters, 1540)},
+    {OFFSET(refit_config, offload_host_step_threads, 1544)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},
@@ -249,6 +250,27 @@ static const place places[] = {
     {OFFSET(refit_window_view, count, 12)},
     {OFFSET(refit_window_view, memory, 16)},
 
+    {SIZE(refit_adam_options, 96)},
+    {OFFSET(refit_adam_options, optimizer, 8)},
+    {OFFSET(refit_adam_options, decoupled, 12)},
+    {OFFSET(refit_adam_options, maximize, 15)},
+    {OFFSET(refit_adam_options, lr, 16)},
+    {OFFSET(refit_adam_options, dampening, 72)},
+    {OFFSET(refit_adam_options, root, 80)},
+    {OFFSET(refit_adam_options, lr_is_tensor, 88)},
+
+    {SIZE(refit_host_parameter, 72)},
+    {OFFSET(refit_host_parameter, name, 8)},
+    {OFFSET(refit_host_parameter, memory, 16)},
+    {OFFSET(refit_host_parameter, elements, 24)},
+    {OFFSET(refit_host_parameter, type, 32)},
+    {OFFSET(refit_host_parameter, gradient_type, 36)},
+    {OFFSET(refit_host_parameter, group, 40)},
+    {OFFSET(refit_host_parameter, beside, 44)},
+    {OFFSET(refit_host_parameter, beside_region, 48)},
+    {OFFSET(refit_host_parameter, state_count, 52)},
+    {OFFSET(refit_host_parameter, states, 56)},
+
     {SIZE(refit_tensor_change, 40)},
     {OFFSET(refit_tensor_change, size, 0)},
     {OFFSET(refit_tensor_change, elements, 8)},
@@ -257,7 +279,7 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 616)},
+    {SIZE(refit_stats, 640)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
@@ -268,6 +290,7 @@ static const place places[] = {
     {OFFSET(refit_stats, connections_held_off, 552)},
     {OFFSET(refit_stats, step_count, 560)},
     {OFFSET(refit_stats, window_bytes, 608)},
+    {OFFSET(refit_stats, host_step_bytes, 632)},
 };
 
 static void every_struct_keeps_its_places(void **state)

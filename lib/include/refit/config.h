@@ -168,6 +168,9 @@ typedef struct refit_config {
     uint64_t offload_window_bytes; /* device memory of one window */
     uint32_t offload_windows;      /* windows in device memory at once */
     int32_t offload_masters;       /* refit_masters */
+
+    /* offload.* : states that the CPU steps (refit/host_step.h) */
+    uint32_t offload_host_step_threads; /* 0: this rank's share of the CPUs */
 } refit_config;
 
 /*

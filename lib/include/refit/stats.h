@@ -88,13 +88,17 @@ extern "C" {
     X(u64, connections_ended, counter, "of these, ended: too many, or for too long")               \
     X(u64, connections_refused, counter, "connections refused: no descriptor was left")            \
     X(u64, connections_held_off, counter, "times that new connections were held off for a while")  \
-    X(u64, step_count, counter, "optimizer steps in windows")                                      \
-    X(u64, step_failures, counter, "calls of a window that failed")                                \
+    X(u64, step_count, counter, "optimizer steps in windows, and on the CPU")                      \
+    X(u64, step_failures, counter, "calls of a window or of a host step that failed")              \
     X(u64, step_in_bytes_last, gauge, "bytes copied to the device by the last step in windows")    \
     X(u64, step_out_bytes_last, gauge, "bytes copied back to the host by it")                      \
-    X(f64, step_seconds_last, gauge, "it, from its first window to the last byte")                 \
-    X(f64, step_exposed_seconds_last, gauge, "it, time the caller waited for copies")              \
-    X(u64, window_bytes, gauge, "device memory that windows have now")
+    X(f64, step_seconds_last, gauge, "last step, from its first window or run to the last byte")   \
+    X(f64, step_exposed_seconds_last, gauge, "last step, time the caller waited for copies")       \
+    X(u64, window_bytes, gauge, "device memory that windows have now")                             \
+    X(u64, host_step_in_bytes_last, gauge,                                                         \
+      "gradients copied to the host by the last step on the CPU")                                  \
+    X(u64, host_step_out_bytes_last, gauge, "parameters copied back to the device by it")          \
+    X(u64, host_step_bytes, gauge, "host memory for gradients and parameters of steps on the CPU")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

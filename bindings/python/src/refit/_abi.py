@@ -122,6 +122,19 @@ REFIT_LOG_ERROR: Final = 0
 REFIT_LOG_WARNING: Final = 1
 REFIT_LOG_INFO: Final = 2
 REFIT_LOG_DEBUG: Final = 3
+REFIT_NUMBER_FP32: Final = 0
+REFIT_NUMBER_BF16: Final = 1
+REFIT_NUMBER_FP16: Final = 2
+REFIT_BESIDE_NONE: Final = 0
+REFIT_BESIDE_MASTER: Final = 1
+REFIT_BESIDE_REMAINDER: Final = 2
+REFIT_ADAM: Final = 0
+REFIT_ADAGRAD: Final = 1
+REFIT_SGD: Final = 2
+REFIT_LION: Final = 3
+REFIT_PARAMETER_NAMED: Final = 1
+REFIT_PARAMETER_STEPPED: Final = 2
+REFIT_PARAMETER_RETURNED: Final = 4
 REFIT_PART_TOGETHER: Final = 1
 REFIT_PART_BORN: Final = 2
 
@@ -198,6 +211,7 @@ class refit_config(Structure):
         ("offload_window_bytes", c_uint64),
         ("offload_windows", c_uint32),
         ("offload_masters", c_int32),
+        ("offload_host_step_threads", c_uint32),
     ]
 
 
@@ -322,6 +336,9 @@ class refit_stats(Structure):
         ("step_seconds_last", c_double),
         ("step_exposed_seconds_last", c_double),
         ("window_bytes", c_uint64),
+        ("host_step_in_bytes_last", c_uint64),
+        ("host_step_out_bytes_last", c_uint64),
+        ("host_step_bytes", c_uint64),
     ]
 
 
@@ -496,6 +513,45 @@ class refit_allocator(Structure):
 
 
 refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
+
+
+class refit_adam_options(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("optimizer", c_int32),
+        ("decoupled", c_uint8),
+        ("amsgrad", c_uint8),
+        ("nesterov", c_uint8),
+        ("maximize", c_uint8),
+        ("lr", c_double),
+        ("weight_decay", c_double),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("lr_decay", c_double),
+        ("momentum", c_double),
+        ("dampening", c_double),
+        ("root", c_void_p),
+        ("lr_is_tensor", c_uint8),
+        ("reserved", c_uint8 * 7),
+    ]
+
+
+class refit_host_parameter(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("memory", c_void_p),
+        ("elements", c_uint64),
+        ("type", c_int32),
+        ("gradient_type", c_int32),
+        ("group", c_uint32),
+        ("beside", c_int32),
+        ("beside_region", c_uint32),
+        ("state_count", c_uint32),
+        ("states", c_uint32 * 3),
+        ("reserved", c_uint32),
+    ]
 
 
 class refit_window_part(Structure):
@@ -1257,6 +1313,83 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     ]),
     "refit_log_ring_close": (None, [
         c_void_p,
+    ]),
+    "refit_host_step_open": (c_int, [
+        c_void_p,
+        POINTER(refit_host_parameter),
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_load": (c_int, [
+        c_void_p,
+        c_int,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_begin": (c_int, [
+        c_void_p,
+        POINTER(refit_adam_options),
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_gradient": (c_int, [
+        c_void_p,
+        c_uint32,
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_norm": (c_int, [
+        c_void_p,
+        POINTER(c_double),
+        POINTER(c_int),
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_run": (c_int, [
+        c_void_p,
+        c_double,
+        c_double,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_skip": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_join": (c_int, [
+        c_void_p,
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_wait": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_progress": (c_uint32, [
+        c_void_p,
+        c_uint32,
+    ]),
+    "refit_host_step_parameter": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_region": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
     ]),
     "refit_keys_generate": (c_int, [
         c_char_p,

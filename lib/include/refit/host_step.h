@@ -1,0 +1,325 @@
+/*
+ * refit/host_step.h: a share of the parameters is stepped on the CPU.
+ *
+ *              ┌──────────────────────── skip ───────────────────────┐
+ *              ▼                                                     │
+ *     IDLE ──begin──► GATHERING ──run──► RETURNING ──wait──► IDLE    │
+ *                         │  │                                       │
+ *                         │  └─run failed─► STEPPING ──run──► …      │
+ *                         └──────────────────────────────────────────┘
+ *
+ * The optimizer states of these parameters are regions of an OFFLOADED offloader with
+ * REFIT_HOME_HOST, and never visit the device. Their gradients come to the host while the backward
+ * pass goes on, the CPU steps them, and the new parameters return:
+ *
+ *     refit_host_step_begin(step, groups, count, &error);
+ *     refit_host_step_gradient(step, p, gradient, number, stream, &error);   as each is final
+ *     refit_host_step_norm(step, &squared, &found_inf, &error);              only to clip or to
+ * skip refit_host_step_run(step, unscale, clip, stream, &error);              or
+ * refit_host_step_skip refit_host_step_join(step, p, stream, &error); before its next use
+ *
+ * The bits are those of torch.optim's single-tensor path on the CPU, in any division between
+ * threads (kernels/adam.h says op by op which bits are meant). Arithmetic follows the rounding and
+ * the treatment of subnormal numbers of the thread that calls run.
+ *
+ * Host memory, page-locked like the image and held against the same budget, is taken at open: for
+ * each parameter its gradient, all of it, and the parameter. No part of a gradient is stepped
+ * before the norm of all is known, so a ring of less memory would have to bring each gradient
+ * twice. No later call allocates.
+ *
+ * The host's copy of a parameter is what steps begin from, not the device's: refit_host_step_load
+ * brings it once at first, and again after anything but a step has changed it.
+ *
+ * After a failure it is known what happened to each parameter (refit_host_step_progress), and the
+ * call that failed can be repeated: each parameter is stepped once. A copy to the host that failed
+ * leaves its parameter as it was, and is done again by the next norm or run. A copy back that
+ * failed may have left some of the new bytes on the device: until REFIT_PARAMETER_RETURNED shows,
+ * the device's parameter is neither the old nor the new one; the host's is the new one. wait, run
+ * and begin send it again.
+ *
+ * A host step is used by the thread that uses its offloader. Its threads compute while run, norm or
+ * load do, and sleep otherwise. A window may be open on the same offloader, for other regions, and
+ * may be stepped at any time between the calls below. Copies go as fast as they can:
+ * offload.rate_limit is not for them.
+ */
+#ifndef REFIT_HOST_STEP_H
+#define REFIT_HOST_STEP_H
+
+#include <refit/offload.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct refit_host_step refit_host_step;
+
+#define REFIT_HOST_STATES    3          /* most states of one parameter */
+#define REFIT_EACH_PARAMETER UINT32_MAX /* of refit_host_step_join */
+
+typedef enum refit_number_type {
+    REFIT_NUMBER_FP32 = 0,
+    REFIT_NUMBER_BF16 = 1,
+    REFIT_NUMBER_FP16 = 2,
+} refit_number_type;
+
+/* What is kept of a parameter beside itself. */
+typedef enum refit_beside {
+    REFIT_BESIDE_NONE = 0,      /* the parameter is stepped itself, and rounded if it has 16 bits */
+    REFIT_BESIDE_MASTER = 1,    /* fp32 masters are stepped, and rounded to the parameter */
+    REFIT_BESIDE_REMAINDER = 2, /* bf16 parameters: the lower 16 bits of the master that they and
+                                   the remainder make, as Transformer Engine keeps it */
+} refit_beside;
+
+typedef enum refit_optimizer {
+    REFIT_ADAM = 0,    /* exp_avg, exp_avg_sq, with amsgrad max_exp_avg_sq */
+    REFIT_ADAGRAD = 1, /* sum */
+    REFIT_SGD = 2,     /* momentum_buffer, if there is momentum */
+    REFIT_LION = 3,    /* exp_avg */
+} refit_optimizer;
+
+/* What a param_group has, under PyTorch's names. What an optimizer does not know is not read. */
+typedef struct refit_adam_options {
+    size_t size;       /* sizeof(refit_adam_options) */
+    int32_t optimizer; /* refit_optimizer */
+    uint8_t decoupled; /* Adam: 1 for AdamW */
+    uint8_t amsgrad;   /* Adam */
+    uint8_t nesterov;  /* SGD */
+    uint8_t maximize;
+    double lr;
+    double weight_decay;
+    double beta1; /* Adam, Lion */
+    double beta2;
+    double eps;      /* Adam, Adagrad */
+    double lr_decay; /* Adagrad */
+    double momentum; /* SGD */
+    double dampening;
+    void *root; /* the function vmsSqrt of the process's MKL, whose roots PyTorch takes, or
+                   NULL: roots are rounded to nearest */
+    uint8_t lr_is_tensor; /* 1: `lr` is an fp32 tensor, and what is computed of it is in fp32 */
+    uint8_t reserved[7];  /* not read */
+} refit_adam_options;
+
+typedef struct refit_host_parameter {
+    size_t size;      /* sizeof(refit_host_parameter) */
+    const char *name; /* for errors; copied */
+    void *memory;     /* the parameter, in device memory; borrowed until close */
+    uint64_t elements;
+    int32_t type;          /* refit_number_type */
+    int32_t gradient_type; /* refit_number_type */
+    uint32_t group;        /* whose options it takes, below the count of refit_host_step_begin */
+    int32_t beside;        /* refit_beside */
+    refit_region_id beside_region; /* not for REFIT_BESIDE_NONE: 4 bytes an element, 2 of a
+                                      remainder */
+    uint32_t state_count;
+    refit_region_id states[REFIT_HOST_STATES]; /* fp32, in the order of refit_optimizer */
+    uint32_t reserved;                         /* not read */
+} refit_host_parameter;
+
+/* What has happened to a parameter since the last begin. */
+typedef enum refit_parameter_flag {
+    REFIT_PARAMETER_NAMED = 1,    /* its gradient was named, and was not dropped */
+    REFIT_PARAMETER_STEPPED = 2,  /* on the host */
+    REFIT_PARAMETER_RETURNED = 4, /* the device has it; seen by wait, run or begin */
+} refit_parameter_flag;
+
+/*
+ * Opens a host step for these parameters; the list is copied. `size` is the same in all elements,
+ * and is the distance between them. The order is that in which parameters return: that of the next
+ * forward pass. The offloader must outlive it, and its regions that are named here belong to one
+ * host step, and to no step in windows, until it is closed.
+ *
+ * Takes offload.host_step_threads threads, the calling one among them; they start with the first
+ * step. Takes, touches and page-locks its host memory, two streams, and three events a parameter.
+ * Blocks as refit_offloader_seal does.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: the offloader is not OFFLOADED
+ * - REFIT_ERR_BUSY: the offloader has a host step, or a step in windows is under way
+ * - REFIT_ERR_UNSUPPORTED: use_pinned_optimizer_offload: false; masters that leave by their
+ * weights: add their region without weights
+ * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
+ * - REFIT_ERR_EXISTS: a region that is named twice, or parameters that overlap
+ * - REFIT_ERR_INVALID: a parameter that cannot be: of no elements, a region of another size,
+ * remainders that are not of bf16, masters of an fp32 parameter, not device memory
+ * - REFIT_ERR_LIMIT: more elements than can be
+ * - those of refit_offloader_seal about memory
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_open(refit_offloader *offloader,
+                                                             const refit_host_parameter *parameters,
+                                                             uint32_t count, refit_host_step **out,
+                                                             refit_error *error);
+
+/*
+ * Closes it in any state and frees its memory; NULL is allowed. What was not stepped, and what has
+ * not returned, stays so. Waits for copies that are under way, at most offload.timeout_ms for each
+ * direction.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT: copies are still under way; nothing is closed
+ * - REFIT_ERR_DEVICE: the device does not close a stream; close it again
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_close(refit_host_step *step,
+                                                              refit_error *error);
+
+/*
+ * Brings all parameters from the device to the host, behind what `after` has queued. It is called
+ * before the first begin, and when anything but a step has changed a parameter. `renew` 0: masters
+ * and remainders stay as they are, as a checkpoint has brought them, say; 1: masters become their
+ * parameters, and remainders zeros. Waits for the copies, at most offload.timeout_ms.
+ *
+ * Errors, with which it is to be called again before a begin:
+ * - REFIT_ERR_STATE: not IDLE, or the offloader is not OFFLOADED
+ * - REFIT_ERR_BUSY: `renew`, and a lease reads the image
+ * - REFIT_ERR_COPY, REFIT_ERR_TIMEOUT and others
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *step, int renew,
+                                                             refit_stream_ref after,
+                                                             refit_error *error);
+
+/*
+ * Begins a step with the options of each group, which are copied; `size` as in open. First waits
+ * for the parameters of the last step, at most offload.timeout_ms, and sends those again whose
+ * copies failed.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a step is under way, parameters were not loaded, or the offloader is not
+ * OFFLOADED
+ * - REFIT_ERR_INVALID: options that cannot be, a parameter of a group beyond `count`, or with fewer
+ * states than its optimizer has
+ * - those of refit_host_step_wait
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *step,
+                                                              const refit_adam_options *groups,
+                                                              uint32_t count, refit_error *error);
+
+/*
+ * The gradient of `parameter` is what `stream` has made of it by now: its copy to the host starts
+ * behind that. `number` counts the steps of this parameter, this one included, from 1 on. The
+ * gradient stays as it is until norm, run or skip has returned REFIT_OK; after a failure of run
+ * until then. A parameter that is not named is not stepped. Does not block, but for the driver, and
+ * for REFIT_STREAM_NONE not either: it says that the gradient is there.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: no step is under way, or run was called
+ * - REFIT_ERR_EXISTS: it was named already
+ * - REFIT_ERR_NOT_FOUND: no such parameter
+ * - REFIT_ERR_INVALID: not device memory, or `number` is not from 1 on
+ * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: it is not named; name it again. Until norm, run or
+ * skip has returned REFIT_OK a part of it may still be read
+ */
+REFIT_API REFIT_MUST_CHECK refit_status
+refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *gradient,
+                         uint64_t number, refit_stream_ref stream, refit_error *error);
+
+/*
+ * Waits for the gradients that were named, and writes the sum of their squares, in double, and
+ * whether any number is infinite or a NaN (1). Gradients count as they came: the caller multiplies
+ * by the square of what run is given as `unscale`. The bits do not depend on threads. The sums of
+ * ranks or of parameters elsewhere are the caller's to add. More gradients may be named afterwards.
+ * Blocks, at most offload.timeout_ms.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: not in GATHERING
+ * - REFIT_ERR_COPY and others: a gradient has not arrived, or work on its stream failed; the next
+ * call copies it again
+ * - REFIT_ERR_TIMEOUT
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *step, double *squared,
+                                                             int *found_inf, refit_error *error);
+
+/*
+ * Steps the parameters whose gradients were named: the gradient is multiplied by `unscale`, then by
+ * `clip` (1: as it is). Steps what has landed, in the order of open, and starts each new
+ * parameter's copy back at once, behind what `stream` has queued by the call: its last uses of the
+ * old ones. Blocks while the CPU computes, and for each gradient at most offload.timeout_ms; not
+ * for the copies back. A lease on the image may be open until here.
+ *
+ * Errors, with REFIT_PARAMETER_STEPPED saying what was stepped; call run again with the same two
+ * factors, or skip the rest:
+ * - REFIT_ERR_STATE: no step is under way, or the offloader is not OFFLOADED
+ * - REFIT_ERR_INVALID: a factor that is not finite, or another than the first run had
+ * - REFIT_ERR_BUSY: a lease reads the image; nothing was stepped
+ * - REFIT_ERR_COPY and others: a gradient has not arrived, or a copy back could not be started. All
+ * others were stepped and are on their way
+ * - REFIT_ERR_TIMEOUT
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_run(refit_host_step *step, double unscale,
+                                                            double clip, refit_stream_ref stream,
+                                                            refit_error *error);
+
+/*
+ * Drops the gradients of the parameters that were not stepped: all of them, unless a run has
+ * failed. Nothing moves. Waits for copies to the host that are under way, at most
+ * offload.timeout_ms. In IDLE and RETURNING it does nothing.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE: gradients are still being read; skip tries again
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_skip(refit_host_step *step,
+                                                             refit_error *error);
+
+/*
+ * Makes `stream` wait, on the device, until `parameter` (REFIT_EACH_PARAMETER: all of them) is
+ * back: that its copy is over, not that it went well, which wait and begin say. One that was not
+ * stepped is not waited for. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: in GATHERING and STEPPING, when it has not left
+ * - REFIT_ERR_NOT_FOUND: no such parameter
+ * - REFIT_ERR_INVALID: REFIT_STREAM_NONE: call refit_host_step_wait
+ * - REFIT_ERR_COPY: its copy could not be started, see wait
+ * - REFIT_ERR_DEVICE
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_join(refit_host_step *step,
+                                                             uint32_t parameter,
+                                                             refit_stream_ref stream,
+                                                             refit_error *error);
+
+/*
+ * Waits until every stepped parameter is back, at most `timeout_ms` (0: only looks). Copies that
+ * failed are started again, once a call.
+ *
+ * Errors:
+ * - REFIT_ERR_TIMEOUT
+ * - REFIT_ERR_COPY and others: the first failure of a copy, or of what the stream of run had queued
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_wait(refit_host_step *step,
+                                                             uint32_t timeout_ms,
+                                                             refit_error *error);
+
+/* What has happened to a parameter: flags of refit_parameter_flag. 0 for NULL and for no parameter.
+ * Does not block. */
+REFIT_API uint32_t refit_host_step_progress(const refit_host_step *step, uint32_t parameter);
+
+/*
+ * The parameter as the host has it, in its own type: to publish it, say, without a trip over the
+ * device. Borrowed until close; changed by run and load. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_NOT_FOUND: no such parameter
+ * - REFIT_ERR_STATE: it was not loaded
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_parameter(const refit_host_step *step,
+                                                                  uint32_t parameter,
+                                                                  const void **bytes,
+                                                                  uint64_t *count,
+                                                                  refit_error *error);
+
+/*
+ * The bytes of a state, master or remainder in the image, for the caller to read and write between
+ * steps: what a checkpoint brings is written here. They may be used until the next run or load.
+ * Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: in STEPPING, or the offloader is not OFFLOADED
+ * - REFIT_ERR_BUSY: a lease is open
+ * - REFIT_ERR_NOT_FOUND: no region of this host step
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_region(refit_host_step *step,
+                                                               refit_region_id region, void **bytes,
+                                                               uint64_t *count, refit_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,1382 @@
+/*
+ * A host step: parameters whose states are in the host image are stepped there by the CPU.
+ *
+ * Each parameter goes through the same stations in a step, and has a flag for each that it has
+ * passed:
+ *
+ *     named ──copying──► landed ──► stepped ──sending──► returned
+ *                           └─► summed
+ *
+ * `copying` and `sending` are copies under way, on a stream for each direction, with an event
+ * behind each parameter's; a copy that failed clears the flag and sets nothing, so the next call
+ * starts it again. Nothing is stepped before its gradient has landed, and arithmetic cannot fail:
+ * so a parameter is stepped whole or not at all, and once. The host's copy of a parameter, which is
+ * the source of its copy back, changes in the next run alone, before which begin has seen the copy
+ * end.
+ *
+ * Work for the CPU is cut into chunks of CHUNK elements of one parameter, whatever the threads. The
+ * norm's sums are one a chunk. A step gathers chunks, of several parameters if these are small,
+ * until they are a stretch; the pool does them, and their copies back start. So the copy of one
+ * stretch goes on while the next is stepped, and the caller's thread alone calls the device.
+ *
+ * Why not a ring: the norm of all gradients is to be known before the first is stepped, and a
+ * gradient that has left a ring would have to come twice.
+ *
+ * Must not know: what the parameters are for, which other parameters there are.
+ */
+#include <refit/host_step.h>
+
+#include <fenv.h>
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/pool.h"
+#include "kernels/adam.h"
+#include "kernels/floats.h"
+#include "kernels/norm.h"
+#include "memory/cpu_share.h"
+#include "offload/offloader.h"
+
+#define CHUNK       UINT64_C(16384) /* elements; with all their states they stay in a core's cache */
+#define GROUPS_MOST 65536
+#define COPIES      64u /* that are put on a stream at once */
+
+static const rft_pool_kind threads_are = {"refit-step", "steps on the CPU"};
+
+typedef enum step_state {
+    STEP_IDLE,
+    STEP_GATHERING,
+    STEP_STEPPING,
+    STEP_RETURNING,
+} step_state;
+
+typedef struct step_parameter {
+    refit_host_parameter is; /* its name owned */
+    uint64_t gradient_at;    /* in the arena */
+    uint64_t weights_at;
+    uint64_t first_sum;
+    rft_event *ready;  /* on the stream that made the gradient */
+    rft_event *landed; /* behind its copy to the host */
+    rft_event *back;   /* behind its copy to the device */
+    /* This step's. */
+    const void *gradient;
+    rft_adam_rule rule;
+    bool named, copying, has_landed, summed;
+    bool stepped, sending, returned;
+    bool follows;   /* `ready` belongs to this gradient */
+    bool send_lost; /* a part of its copy back was not started */
+} step_parameter;
+
+/* Elements [from, from + count) of a parameter. */
+typedef struct step_chunk {
+    uint32_t parameter;
+    uint32_t count;
+    uint64_t from;
+} step_chunk;
+
+struct refit_host_step {
+    refit_offloader *offloader;
+    step_state state;
+    bool loaded;
+    bool loose;   /* a gradient that counts as not named may still be read */
+    bool follows; /* `before` belongs to this step */
+
+    step_parameter *parameters; /* owned */
+    uint32_t count;
+    uint32_t *order; /* owned; the parameters in the order in which their gradients were named */
+    uint32_t named_count;
+    uint32_t last_sent;       /* the last parameter that was put on `out` */
+    rft_adam_options *groups; /* owned; of this step */
+    uint32_t group_count;     /* that parameters have */
+
+    rft_layout layout;
+    rft_host_arena *arena; /* gradients and parameters */
+    refit_stream_ref in;   /* to the host */
+    refit_stream_ref out;
+    rft_event *before;  /* on the stream of run and load */
+    rft_event *drained; /* behind all that is on `in` */
+    rft_pool pool;
+
+    step_chunk *chunks; /* owned; room for all chunks of all parameters */
+    uint32_t chunk_count;
+    uint64_t queued;  /* elements of the chunks */
+    uint64_t stretch; /* elements that are stepped before their copies back start */
+    double *sums;     /* owned; of squares, one a chunk */
+    fenv_t modes;     /* of the thread that called */
+    float unscale, clip;
+
+    int64_t began; /* run; 0: not yet */
+    int64_t exposed;
+    atomic_int_fast64_t finished; /* when the last byte had returned, or 0 */
+    uint64_t in_bytes;
+    uint64_t out_bytes;
+};
+
+/* ---- Small things -----------------------------------------------------------------------------
+ */
+
+static uint32_t patience(const refit_host_step *step)
+{
+    return step->offloader->config.offload_timeout_ms;
+}
+
+static refit_device *device_of(const refit_host_step *step)
+{
+    return step->offloader->device;
+}
+
+static uint64_t bytes_of(int32_t type, uint64_t elements)
+{
+    return elements * (type == REFIT_NUMBER_FP32 ? 4 : 2);
+}
+
+static uint64_t chunks_of(uint64_t elements)
+{
+    return elements / CHUNK + (elements % CHUNK != 0);
+}
+
+static rft_region *region_at(const refit_host_step *step, refit_region_id id)
+{
+    return &step->offloader->regions.items[id];
+}
+
+static char *host_at(const refit_host_step *step, uint64_t offset)
+{
+    return rft_host_arena_base(step->arena) + offset;
+}
+
+/* The regions of a parameter: first its states, then what is beside it. */
+static uint32_t regions_of(const refit_host_parameter *parameter, refit_region_id *regions)
+{
+    uint32_t count = parameter->state_count;
+    memcpy(regions, parameter->states, count * sizeof *regions);
+    if (parameter->beside != REFIT_BESIDE_NONE) regions[count++] = parameter->beside_region;
+    return count;
+}
+
+/* Keeps the first failure of several. */
+static void note(refit_error *first, refit_status status, const refit_error *said)
+{
+    if (status == REFIT_OK || first->status != REFIT_OK) return;
+    *first = *said;
+    first->status = status;
+}
+
+/* Counts a call that failed. */
+static refit_status account(refit_host_step *step, refit_status status)
+{
+    if (status != REFIT_OK) step->offloader->steps.failures++;
+    return status;
+}
+
+static refit_status answer(refit_host_step *step, const refit_error *first, refit_error *error)
+{
+    if (first->status != REFIT_OK && error != NULL) *error = *first;
+    return account(step, first->status);
+}
+
+static void set_stepping(refit_offloader *offloader, bool stepping)
+{
+    rft_lock(&offloader->lock);
+    offloader->host_stepping = stepping;
+    rft_unlock(&offloader->lock);
+}
+
+static refit_status refuse_null(const refit_host_step *step, refit_error *error)
+{
+    RFT_REFUSE_IF(step == NULL, error, REFIT_ERR_INVALID, "there is no host step");
+    return REFIT_OK;
+}
+
+static refit_status find_parameter(const refit_host_step *step, uint32_t parameter,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(parameter >= step->count, error, REFIT_ERR_NOT_FOUND,
+                  "there is no parameter %" PRIu32 ": there are %" PRIu32, parameter, step->count);
+    return REFIT_OK;
+}
+
+/* ---- What is opened: the list -------------------------------------------------------------------
+ */
+
+/* The list as the caller gave it, which may have been compiled with a longer struct. */
+static refit_status read_parameter(const refit_host_parameter *list, uint32_t at,
+                                   refit_host_parameter *parameter, refit_error *error)
+{
+    size_t size = list->size;
+    const refit_host_parameter *given = (const void *)((const char *)list + at * size);
+    RFT_REFUSE_IF(size < sizeof *parameter || size % _Alignof(refit_host_parameter) != 0 ||
+                      given->size != size,
+                  error, REFIT_ERR_INVALID,
+                  "refit_host_parameter.size is %zu in parameter %" PRIu32 " of the list and %zu "
+                  "in the first: set each to sizeof(refit_host_parameter)",
+                  given->size, at, size);
+    *parameter = *given;
+    RFT_REFUSE_IF(parameter->name == NULL || parameter->memory == NULL, error, REFIT_ERR_INVALID,
+                  "parameter %" PRIu32 " of the list has no name or no memory", at);
+    return REFIT_OK;
+}
+
+static bool is_type(int32_t type)
+{
+    return type >= REFIT_NUMBER_FP32 && type <= REFIT_NUMBER_FP16;
+}
+
+static refit_status check_kind(const refit_host_parameter *parameter, refit_error *error)
+{
+    const char *name = parameter->name;
+    RFT_REFUSE_IF(parameter->elements == 0 || parameter->elements > UINT64_MAX / 16, error,
+                  REFIT_ERR_INVALID, "parameter %s has %" PRIu64 " elements", name,
+                  parameter->elements);
+    RFT_REFUSE_IF(!is_type(parameter->type) || !is_type(parameter->gradient_type), error,
+                  REFIT_ERR_INVALID,
+                  "parameter %s is of type %d and its gradient of type %d: a host step takes fp32, "
+                  "bf16 and fp16",
+                  name, parameter->type, parameter->gradient_type);
+    RFT_REFUSE_IF(parameter->state_count > REFIT_HOST_STATES, error, REFIT_ERR_INVALID,
+                  "parameter %s has %" PRIu32 " states, and an optimizer has at most %d", name,
+                  parameter->state_count, REFIT_HOST_STATES);
+    RFT_REFUSE_IF(parameter->group >= GROUPS_MOST, error, REFIT_ERR_LIMIT,
+                  "parameter %s is of group %" PRIu32 ": they are numbered below %d", name,
+                  parameter->group, GROUPS_MOST);
+    RFT_REFUSE_IF(parameter->beside < REFIT_BESIDE_NONE ||
+                      parameter->beside > REFIT_BESIDE_REMAINDER,
+                  error, REFIT_ERR_INVALID, "parameter %s has %d beside it, which is nothing known",
+                  name, parameter->beside);
+    RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_MASTER && parameter->type == REFIT_NUMBER_FP32,
+                  error, REFIT_ERR_INVALID,
+                  "parameter %s is fp32 and has masters: step the parameter itself "
+                  "(REFIT_BESIDE_NONE)",
+                  name);
+    RFT_REFUSE_IF(
+        parameter->beside == REFIT_BESIDE_REMAINDER && parameter->type != REFIT_NUMBER_BF16, error,
+        REFIT_ERR_INVALID, "parameter %s has remainders, which only bf16 parameters have", name);
+    return REFIT_OK;
+}
+
+/* A region that the parameter names; marks it, so that no other does. */
+static refit_status claim_region(refit_offloader *offloader, const refit_host_parameter *parameter,
+                                 refit_region_id id, uint64_t bytes, refit_error *error)
+{
+    const rft_region_table *regions = &offloader->regions;
+    RFT_REFUSE_IF(id >= regions->count, error, REFIT_ERR_NOT_FOUND,
+                  "parameter %s names region %u, and there are %u regions", parameter->name, id,
+                  regions->count);
+    rft_region *region = &regions->items[id];
+    RFT_REFUSE_IF(region->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
+                  "parameter %s: region %s is not kept, so the image has no bytes of it",
+                  parameter->name, region->name);
+    RFT_REFUSE_IF(
+        region->coded, error, REFIT_ERR_UNSUPPORTED,
+        "parameter %s: region %s is in the image as what its weights lack: add it without "
+        "weights, or set offload.masters to whole",
+        parameter->name, region->name);
+    RFT_REFUSE_IF(region->bytes != bytes, error, REFIT_ERR_INVALID,
+                  "parameter %s: region %s has %" PRIu64 " bytes, and for %" PRIu64 " elements it "
+                  "has to have %" PRIu64,
+                  parameter->name, region->name, region->bytes, parameter->elements, bytes);
+    RFT_REFUSE_IF(region->on_cpu, error, REFIT_ERR_EXISTS, "parameter %s: region %s is named twice",
+                  parameter->name, region->name);
+    region->on_cpu = true;
+    return REFIT_OK;
+}
+
+static refit_status claim_regions(refit_offloader *offloader, const refit_host_parameter *parameter,
+                                  refit_error *error)
+{
+    uint64_t elements = parameter->elements;
+    for (uint32_t at = 0; at < parameter->state_count; at++) {
+        RFT_TRY(claim_region(offloader, parameter, parameter->states[at], 4 * elements, error));
+    }
+    if (parameter->beside == REFIT_BESIDE_NONE) return REFIT_OK;
+    uint64_t each = parameter->beside == REFIT_BESIDE_MASTER ? 4 : 2;
+    return claim_region(offloader, parameter, parameter->beside_region, each * elements, error);
+}
+
+static void release_regions(refit_offloader *offloader)
+{
+    for (uint32_t id = 0; id < offloader->regions.count; id++) {
+        offloader->regions.items[id].on_cpu = false;
+    }
+}
+
+static refit_status copy_name(step_parameter *parameter, refit_error *error)
+{
+    size_t length = strlen(parameter->is.name) + 1;
+    char *name = rft_calloc(length, 1);
+    RFT_REFUSE_IF(name == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for the name of a parameter");
+    memcpy(name, parameter->is.name, length);
+    parameter->is.name = name;
+    return REFIT_OK;
+}
+
+static refit_status place(rft_span_tree *tree, const refit_host_step *step, uint32_t at,
+                          refit_error *error)
+{
+    const refit_host_parameter *parameter = &step->parameters[at].is;
+    uint64_t bytes = bytes_of(parameter->type, parameter->elements);
+    const void *whole;
+    RFT_TRY(rft_device_memory_check(device_of(step), parameter->memory, bytes, &whole, error));
+    uint64_t begin = (uintptr_t)parameter->memory;
+    uint32_t clash = rft_span_tree_find(tree, begin, bytes);
+    RFT_REFUSE_IF(clash != RFT_NO_SPAN, error, REFIT_ERR_EXISTS,
+                  "parameters %s and %s overlap on the device", step->parameters[clash].is.name,
+                  parameter->name);
+    rft_span_tree_insert(tree, at, begin, bytes);
+    return REFIT_OK;
+}
+
+static refit_status check_overlaps(const refit_host_step *step, refit_error *error)
+{
+    rft_span_tree tree = {0};
+    rft_span_tree_reset(&tree);
+    refit_status status = rft_span_tree_reserve(&tree, step->count, error);
+    for (uint32_t at = 0; at < step->count && status == REFIT_OK; at++) {
+        status = place(&tree, step, at, error);
+    }
+    rft_span_tree_close(&tree);
+    return status;
+}
+
+static refit_status take_list(refit_host_step *step, const refit_host_parameter *list,
+                              uint32_t count, refit_error *error)
+{
+    uint64_t chunks = 0;
+    step->parameters = rft_calloc(count, sizeof *step->parameters);
+    step->order = rft_calloc(count, sizeof *step->order);
+    RFT_REFUSE_IF(step->parameters == NULL || step->order == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for %" PRIu32 " parameters", count);
+    for (uint32_t at = 0; at < count; at++) {
+        refit_host_parameter given;
+        RFT_TRY(read_parameter(list, at, &given, error));
+        RFT_TRY(check_kind(&given, error));
+        RFT_TRY(claim_regions(step->offloader, &given, error));
+        step_parameter *parameter = &step->parameters[at];
+        parameter->is = given;
+        RFT_TRY(copy_name(parameter, error));
+        step->count = at + 1;
+        parameter->first_sum = chunks;
+        chunks += chunks_of(given.elements);
+        if (given.group >= step->group_count) step->group_count = given.group + 1;
+    }
+    RFT_REFUSE_IF(chunks > UINT32_MAX, error, REFIT_ERR_LIMIT,
+                  "a host step takes fewer than %" PRIu64 " elements", UINT32_MAX * CHUNK);
+    RFT_TRY(check_overlaps(step, error));
+    step->groups = rft_calloc(step->group_count, sizeof *step->groups);
+    step->chunks = rft_calloc(chunks, sizeof *step->chunks);
+    step->sums = rft_calloc(chunks, sizeof *step->sums);
+    RFT_REFUSE_IF(step->groups == NULL || step->chunks == NULL || step->sums == NULL, error,
+                  REFIT_ERR_HOST_MEMORY, "no host memory for a host step of %" PRIu64 " chunks",
+                  chunks);
+    return REFIT_OK;
+}
+
+/* ---- What is opened: memory, streams, events, threads -------------------------------------------
+ */
+
+static refit_status lay_out(refit_host_step *step, rft_layout_item *items, refit_error *error)
+{
+    const refit_config *config = &step->offloader->config;
+    for (uint32_t at = 0; at < step->count; at++) {
+        const refit_host_parameter *parameter = &step->parameters[at].is;
+        items[2 * at].bytes = bytes_of(parameter->gradient_type, parameter->elements);
+        items[2 * at + 1].bytes = bytes_of(parameter->type, parameter->elements);
+    }
+    RFT_TRY(rft_layout_open(&step->layout, items, 2 * step->count, config->offload_alignment_bytes,
+                            config->offload_slab_bytes, error));
+    for (uint32_t at = 0; at < step->count; at++) {
+        step->parameters[at].gradient_at = items[2 * at].offset;
+        step->parameters[at].weights_at = items[2 * at + 1].offset;
+    }
+    return REFIT_OK;
+}
+
+static refit_status take_memory(refit_host_step *step, refit_error *error)
+{
+    refit_offloader *offloader = step->offloader;
+    RFT_REFUSE_IF(step->count > UINT32_MAX / 2, error, REFIT_ERR_LIMIT,
+                  "%" PRIu32 " parameters are too many", step->count);
+    rft_layout_item *items = rft_calloc(2 * (size_t)step->count, sizeof *items);
+    RFT_REFUSE_IF(items == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for the places of %" PRIu32 " parameters", step->count);
+    refit_status status = lay_out(step, items, error);
+    rft_free(items);
+    RFT_TRY(status);
+    RFT_TRY(rft_host_arena_open(offloader->device, &step->layout, &offloader->config, &step->arena,
+                                error));
+    RFT_TRY(rft_host_arena_take(step->arena, error));
+    offloader->steps.host_bytes = rft_host_arena_describe(step->arena).bytes;
+    return REFIT_OK;
+}
+
+static refit_status open_events(refit_host_step *step, refit_error *error)
+{
+    refit_device *device = device_of(step);
+    RFT_TRY(rft_device_event_open(device, &step->before, error));
+    RFT_TRY(rft_device_event_open(device, &step->drained, error));
+    for (uint32_t at = 0; at < step->count; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        RFT_TRY(rft_device_event_open(device, &parameter->ready, error));
+        RFT_TRY(rft_device_event_open(device, &parameter->landed, error));
+        RFT_TRY(rft_device_event_open(device, &parameter->back, error));
+    }
+    return REFIT_OK;
+}
+
+static refit_status open_parts(refit_host_step *step, const refit_host_parameter *list,
+                               uint32_t count, refit_error *error)
+{
+    const refit_config *config = &step->offloader->config;
+    uint32_t threads = config->offload_host_step_threads;
+    uint64_t stretch = config->offload_piece_bytes / 4 / CHUNK * CHUNK;
+    step->stretch = rft_max_u64(stretch, CHUNK);
+    RFT_TRY(take_list(step, list, count, error));
+    RFT_TRY(rft_image_await(step->offloader, patience(step), error));
+    RFT_TRY(take_memory(step, error));
+    RFT_TRY(open_events(step, error));
+    if (threads == 0) threads = rft_cpu_share("");
+    RFT_TRY(rft_pool_open(&step->pool, &threads_are, threads, error));
+    RFT_TRY(refit_stream_open(device_of(step), &step->in, error));
+    return refit_stream_open(device_of(step), &step->out, error);
+}
+
+/* Waits for the copies of a stream, by closing it. */
+static refit_status close_stream(refit_host_step *step, refit_stream_ref *stream,
+                                 refit_error *error)
+{
+    if (stream->native == NULL) return REFIT_OK;
+    RFT_TRY(refit_stream_close(device_of(step), *stream, error));
+    *stream = REFIT_STREAM_NONE;
+    return REFIT_OK;
+}
+
+static void close_events(refit_host_step *step)
+{
+    refit_device *device = device_of(step);
+    rft_device_event_close(device, step->before);
+    rft_device_event_close(device, step->drained);
+    for (uint32_t at = 0; at < step->count; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        rft_device_event_close(device, parameter->ready);
+        rft_device_event_close(device, parameter->landed);
+        rft_device_event_close(device, parameter->back);
+    }
+}
+
+/* No copy is under way. */
+static void close_parts(refit_host_step *step)
+{
+    close_events(step);
+    rft_pool_close(&step->pool);
+    rft_host_arena_close(step->arena);
+    rft_layout_close(&step->layout);
+    for (uint32_t at = 0; at < step->count; at++) {
+        rft_free((void *)(uintptr_t)step->parameters[at].is.name);
+    }
+    release_regions(step->offloader);
+    step->offloader->steps.host_bytes = 0;
+    rft_free(step->parameters);
+    rft_free(step->order);
+    rft_free(step->groups);
+    rft_free(step->chunks);
+    rft_free(step->sums);
+    rft_free(step);
+}
+
+static refit_status check_state(refit_offloader *offloader, refit_error *error)
+{
+    refit_offloader_state state = refit_offloader_get_state(offloader);
+    RFT_REFUSE_IF(state != REFIT_OFFLOADED, error, REFIT_ERR_STATE,
+                  "the states are not in the host image: the offloader is %s, not OFFLOADED",
+                  refit_offloader_state_name(state));
+    RFT_REFUSE_IF(offloader->closing, error, REFIT_ERR_STATE,
+                  "the offloader is half closed: call refit_offloader_close again");
+    return REFIT_OK;
+}
+
+static refit_status check_open(refit_offloader *offloader, refit_error *error)
+{
+    RFT_REFUSE_IF(offloader->host_step != NULL, error, REFIT_ERR_BUSY,
+                  "the offloader has a host step already: close that one first");
+    RFT_REFUSE_IF(!offloader->config.use_pinned_optimizer_offload, error, REFIT_ERR_UNSUPPORTED,
+                  "a host step needs use_pinned_optimizer_offload: true");
+    RFT_TRY(check_state(offloader, error));
+    rft_lock(&offloader->lock);
+    bool stepping = offloader->stepping;
+    rft_unlock(&offloader->lock);
+    RFT_REFUSE_IF(stepping, error, REFIT_ERR_BUSY,
+                  "a step in windows is under way: end it, and call refit_window_wait first");
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_open(refit_offloader *offloader,
+                                  const refit_host_parameter *parameters, uint32_t count,
+                                  refit_host_step **out, refit_error *error)
+{
+    RFT_REFUSE_IF(offloader == NULL || parameters == NULL || count == 0 || out == NULL, error,
+                  REFIT_ERR_INVALID,
+                  "refit_host_step_open needs an offloader, parameters and a place for the result");
+    RFT_TRY(check_open(offloader, error));
+    refit_host_step *step = rft_calloc(1, sizeof *step);
+    RFT_REFUSE_IF(step == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a host step");
+    step->offloader = offloader;
+    atomic_init(&step->finished, 0);
+    refit_status status = open_parts(step, parameters, count, error);
+    if (status != REFIT_OK) {
+        /* Nothing was put on a stream that is open. */
+        refit_status closed = close_stream(step, &step->in, NULL);
+        if (closed == REFIT_OK) closed = close_stream(step, &step->out, NULL);
+        (void)closed; /* the failure above says more */
+        close_parts(step);
+        return status;
+    }
+    offloader->host_step = step;
+    *out = step;
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_close(refit_host_step *step, refit_error *error)
+{
+    if (step == NULL) return REFIT_OK;
+    RFT_TRY(close_stream(step, &step->in, error));
+    RFT_TRY(close_stream(step, &step->out, error));
+    set_stepping(step->offloader, false);
+    step->offloader->host_step = NULL;
+    close_parts(step);
+    return REFIT_OK;
+}
+
+/* ---- Copies ------------------------------------------------------------------------------------
+ */
+
+/* Between the arena, from byte `at` on, and device memory: cut at the ends of slabs, each of which
+ * is page-locked by itself, and at offload.piece_bytes. */
+static refit_status copy_range(refit_host_step *step, bool to_host, uint64_t at, char *memory,
+                               uint64_t bytes, refit_error *error)
+{
+    const refit_offloader *offloader = step->offloader;
+    rft_copy copies[COPIES];
+    uint32_t count = 0, most = rft_offloader_batch_most(offloader);
+    if (most > COPIES) most = COPIES;
+    while (bytes > 0) {
+        const rft_slab *slab = &step->layout.slabs[rft_layout_find(&step->layout, at)];
+        uint64_t part = rft_min_u64(bytes, slab->offset + slab->bytes - at);
+        part = rft_min_u64(part, offloader->config.offload_piece_bytes);
+        char *host = host_at(step, at);
+        copies[count++] = (rft_copy){.to = to_host ? host : memory,
+                                     .from = to_host ? memory : host,
+                                     .bytes = part,
+                                     .known_memory = true};
+        at += part;
+        memory += part;
+        bytes -= part;
+        if (count < most && bytes > 0) continue;
+        RFT_TRY(rft_device_copy_batch(offloader->device, to_host ? step->in : step->out, copies,
+                                      count, RFT_COPY_STREAM, error));
+        count = 0;
+    }
+    return REFIT_OK;
+}
+
+/* Makes `follower` wait for what `stream` has queued. `*follows`: there is anything to wait for. */
+static refit_status follow(refit_host_step *step, rft_event *event, refit_stream_ref stream,
+                           refit_stream_ref follower, bool *follows, refit_error *error)
+{
+    *follows = false;
+    if (stream.native == NULL) return REFIT_OK;
+    RFT_TRY(rft_device_event_record(device_of(step), event, stream, error));
+    *follows = true;
+    return rft_device_event_join(device_of(step), event, follower, error);
+}
+
+/* Waits for an event; `*over`: it is done, well or not. A wait that itself failed does not say so.
+ */
+static refit_status see(refit_host_step *step, rft_event *event, uint32_t timeout_ms, bool *over,
+                        refit_error *error)
+{
+    int64_t began = rft_now();
+    refit_status status = rft_device_event_wait(device_of(step), event, timeout_ms, error);
+    *over = status == REFIT_OK;
+    if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
+        *over = rft_device_event_wait(device_of(step), event, 0, NULL) != REFIT_ERR_TIMEOUT;
+    }
+    if (timeout_ms > 0) step->exposed += rft_now() - began;
+    return status;
+}
+
+/* The failure of work that the caller had queued, behind which copies have ended. */
+static refit_status see_before(refit_host_step *step, rft_event *event, bool *follows,
+                               refit_error *error)
+{
+    if (!*follows) return REFIT_OK;
+    *follows = false;
+    return rft_device_event_wait(device_of(step), event, 0, error);
+}
+
+/* Waits until nothing that was put on `in` reads device memory any more. */
+static refit_status drain_in(refit_host_step *step, refit_error *error)
+{
+    bool over;
+    refit_error said;
+    RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
+    refit_status status = see(step, step->drained, patience(step), &over, &said);
+    if (!over) {
+        if (error != NULL) *error = said;
+        return status;
+    }
+    step->loose = false;
+    return REFIT_OK;
+}
+
+/* ---- Gradients come
+ * ------------------------------------------------------------------------------
+ */
+
+static refit_status put_gradient(refit_host_step *step, step_parameter *parameter,
+                                 refit_stream_ref stream, refit_error *error)
+{
+    const refit_host_parameter *is = &parameter->is;
+    uint64_t bytes = bytes_of(is->gradient_type, is->elements);
+    RFT_TRY(follow(step, parameter->ready, stream, step->in, &parameter->follows, error));
+    RFT_TRY(copy_range(step, true, parameter->gradient_at, (char *)(uintptr_t)parameter->gradient,
+                       bytes, error));
+    return rft_device_event_record(device_of(step), parameter->landed, step->in, error);
+}
+
+/* Behind what `stream` has queued. After a failure a part of the copy may be under way. */
+static refit_status start_gradient(refit_host_step *step, step_parameter *parameter,
+                                   refit_stream_ref stream, refit_error *error)
+{
+    refit_status status = put_gradient(step, parameter, stream, error);
+    parameter->copying = status == REFIT_OK;
+    if (status != REFIT_OK) step->loose = true;
+    return status;
+}
+
+/* Waits until it has landed. A copy that has failed is not under way any more. */
+static refit_status see_gradient(refit_host_step *step, step_parameter *parameter,
+                                 uint32_t timeout_ms, refit_error *error)
+{
+    bool over;
+    if (!parameter->copying) return REFIT_OK;
+    refit_status status = see(step, parameter->landed, timeout_ms, &over, error);
+    if (!over) return status;
+    parameter->copying = false;
+    if (status == REFIT_OK) {
+        status = see_before(step, parameter->ready, &parameter->follows, error);
+    }
+    if (status != REFIT_OK) return status;
+    parameter->has_landed = true;
+    step->in_bytes += bytes_of(parameter->is.gradient_type, parameter->is.elements);
+    return REFIT_OK;
+}
+
+/* Copies that have failed in a call before start again. */
+static void restart_gradients(refit_host_step *step, refit_error *first)
+{
+    refit_error said = {0};
+    for (uint32_t at = 0; at < step->named_count; at++) {
+        step_parameter *parameter = &step->parameters[step->order[at]];
+        if (parameter->has_landed || parameter->copying) continue;
+        note(first, start_gradient(step, parameter, REFIT_STREAM_NONE, &said), &said);
+    }
+}
+
+/* Calls `wave` whenever gradients have landed, until all have, or have failed; each is waited for
+ * in turn, but only when there is nothing else to do. */
+static refit_status gather(refit_host_step *step, void (*wave)(refit_host_step *, refit_error *),
+                           refit_error *error)
+{
+    refit_error first = {0}, said = {0};
+    restart_gradients(step, &first);
+    uint32_t timeout_ms = 0;
+    for (uint32_t at = 0; at < step->named_count;) {
+        step_parameter *parameter = &step->parameters[step->order[at]];
+        refit_status status = see_gradient(step, parameter, timeout_ms, &said);
+        if (parameter->copying && (timeout_ms > 0 || status != REFIT_ERR_TIMEOUT)) {
+            note(&first, status, &said);
+            break;
+        }
+        if (parameter->copying) {
+            wave(step, &first);
+            timeout_ms = patience(step);
+            continue;
+        }
+        note(&first, status, &said);
+        timeout_ms = 0;
+        at++;
+    }
+    wave(step, &first);
+    if (first.status == REFIT_OK && step->loose) note(&first, drain_in(step, &said), &said);
+    if (error != NULL && first.status != REFIT_OK) *error = first;
+    return first.status;
+}
+
+/* Cuts a parameter into chunks, behind those that there are. */
+static void add_chunk(refit_host_step *step, uint32_t number, uint64_t from)
+{
+    uint64_t left = step->parameters[number].is.elements - from;
+    uint32_t count = (uint32_t)rft_min_u64(left, CHUNK);
+    step->chunks[step->chunk_count++] =
+        (step_chunk){.parameter = number, .count = count, .from = from};
+    step->queued += count;
+}
+
+/* Does all chunks on the threads of the pool. */
+static void do_chunks(refit_host_step *step, rft_pool_item_fn run)
+{
+    (void)fegetenv(&step->modes);
+    rft_pool_items(&step->pool, step->chunk_count, run, step);
+}
+
+/* The pool's threads compute in the modes of the thread that called, or the bits would depend on
+ * which of them does a chunk. */
+static void take_modes(const refit_host_step *step, uint32_t worker)
+{
+    if (worker != 0) (void)fesetenv(&step->modes);
+}
+
+static void clear_chunks(refit_host_step *step)
+{
+    step->chunk_count = 0;
+    step->queued = 0;
+}
+
+/* ---- The norm
+ * ------------------------------------------------------------------------------------
+ */
+
+static void sum_chunk(void *user, uint32_t item, uint32_t worker)
+{
+    refit_host_step *step = user;
+    const step_chunk *chunk = &step->chunks[item];
+    const step_parameter *parameter = &step->parameters[chunk->parameter];
+    int32_t type = parameter->is.gradient_type;
+    const char *gradient = host_at(step, parameter->gradient_at + bytes_of(type, chunk->from));
+    take_modes(step, worker);
+    double sums[CHUNK / RFT_NORM_BLOCK];
+    rft_norm_sum(
+        &(rft_norm_span){
+            .count = chunk->count, .gradient = gradient, .type = (rft_float_type)type, .scale = 1},
+        sums);
+    step->sums[parameter->first_sum + chunk->from / CHUNK] =
+        rft_norm_total(sums, rft_norm_blocks(chunk->count));
+}
+
+static void sum_landed(refit_host_step *step, refit_error *first)
+{
+    (void)first; /* sums cannot fail */
+    clear_chunks(step);
+    for (uint32_t at = 0; at < step->named_count; at++) {
+        step_parameter *parameter = &step->parameters[step->order[at]];
+        if (!parameter->has_landed || parameter->summed) continue;
+        parameter->summed = true;
+        for (uint64_t from = 0; from < parameter->is.elements; from += CHUNK) {
+            add_chunk(step, step->order[at], from);
+        }
+    }
+    do_chunks(step, sum_chunk);
+}
+
+refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *found_inf,
+                                  refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(squared == NULL || found_inf == NULL, error, REFIT_ERR_INVALID,
+                  "refit_host_step_norm needs places for the sum and for what it found");
+    RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
+                  "the norm is that of the gradients that were named: call refit_host_step_begin "
+                  "and refit_host_step_gradient first, and refit_host_step_run later");
+    RFT_TRY(account(step, gather(step, sum_landed, error)));
+    double sum = 0;
+    for (uint32_t at = 0; at < step->count; at++) {
+        const step_parameter *parameter = &step->parameters[at];
+        if (!parameter->named) continue;
+        for (uint64_t chunk = 0; chunk < chunks_of(parameter->is.elements); chunk++) {
+            sum += step->sums[parameter->first_sum + chunk];
+        }
+    }
+    *squared = sum;
+    *found_inf = !isfinite(sum);
+    return REFIT_OK;
+}
+
+/* ---- Begin, name, skip
+ * ---------------------------------------------------------------------------
+ */
+
+/* The regions are those that open has seen. */
+static refit_status check_regions(const refit_host_step *step, refit_error *error)
+{
+    refit_region_id regions[REFIT_HOST_STATES + 1];
+    for (uint32_t at = 0; at < step->count; at++) {
+        uint32_t count = regions_of(&step->parameters[at].is, regions);
+        for (uint32_t i = 0; i < count; i++) {
+            RFT_REFUSE_IF(regions[i] >= step->offloader->regions.count ||
+                              !region_at(step, regions[i])->on_cpu,
+                          error, REFIT_ERR_STATE,
+                          "the regions of parameter %s were removed from the offloader: close the "
+                          "host step",
+                          step->parameters[at].is.name);
+        }
+    }
+    return REFIT_OK;
+}
+
+/* `claim`: from now on no lease begins, and no restore. A lease may be acquired by any thread. */
+static refit_status check_offloader(refit_host_step *step, bool claim, refit_error *error)
+{
+    refit_offloader *offloader = step->offloader;
+    RFT_TRY(check_state(offloader, error));
+    RFT_TRY(check_regions(step, error));
+    RFT_TRY(rft_image_await(offloader, patience(step), error));
+    rft_lock(&offloader->lock);
+    uint32_t leases = offloader->leases;
+    if (claim && leases == 0) offloader->host_stepping = true;
+    rft_unlock(&offloader->lock);
+    RFT_REFUSE_IF(claim && leases != 0, error, REFIT_ERR_BUSY,
+                  "%u lease(s) read the host image, which a step changes: release them first",
+                  leases);
+    return REFIT_OK;
+}
+
+/* PyTorch refuses the same. Writes the options as the kernel takes them. */
+static refit_status read_options(const refit_adam_options *list, uint32_t at,
+                                 rft_adam_options *options, refit_error *error)
+{
+    size_t size = list->size;
+    const refit_adam_options *given = (const void *)((const char *)list + at * size);
+    RFT_REFUSE_IF(size < sizeof *given || size % _Alignof(refit_adam_options) != 0 ||
+                      given->size != size,
+                  error, REFIT_ERR_INVALID,
+                  "refit_adam_options.size is %zu in group %" PRIu32 " and %zu in the first: set "
+                  "each to sizeof(refit_adam_options)",
+                  given->size, at, size);
+    RFT_REFUSE_IF(given->optimizer < REFIT_ADAM || given->optimizer > REFIT_LION, error,
+                  REFIT_ERR_INVALID, "group %" PRIu32 ": there is no optimizer %d", at,
+                  given->optimizer);
+    const double least[] = {given->lr,  given->weight_decay, given->beta1,   given->beta2,
+                            given->eps, given->lr_decay,     given->momentum};
+    static const char *const names[] = {"lr",  "weight_decay", "beta1",   "beta2",
+                                        "eps", "lr_decay",     "momentum"};
+    for (size_t i = 0; i < sizeof least / sizeof least[0]; i++) {
+        bool is_beta = i == 2 || i == 3;
+        RFT_REFUSE_IF(!isfinite(least[i]) || least[i] < 0 || (is_beta && least[i] >= 1), error,
+                      REFIT_ERR_INVALID, "group %" PRIu32 ": %s is %g: it is from 0 on%s", at,
+                      names[i], least[i], is_beta ? " and below 1" : "");
+    }
+    RFT_REFUSE_IF(!isfinite(given->dampening) ||
+                      (given->nesterov && (given->momentum <= 0 || given->dampening != 0)),
+                  error, REFIT_ERR_INVALID,
+                  "group %" PRIu32 ": nesterov needs momentum and no dampening, which is finite",
+                  at);
+    *options = (rft_adam_options){.kind = (rft_adam_kind)given->optimizer,
+                                  .lr = given->lr,
+                                  .weight_decay = given->weight_decay,
+                                  .beta1 = given->beta1,
+                                  .beta2 = given->beta2,
+                                  .eps = given->eps,
+                                  .lr_decay = given->lr_decay,
+                                  .momentum = given->momentum,
+                                  .dampening = given->dampening,
+                                  .decoupled = given->decoupled != 0,
+                                  .amsgrad = given->amsgrad != 0,
+                                  .nesterov = given->nesterov != 0,
+                                  .maximize = given->maximize != 0,
+                                  .lr_is_tensor = given->lr_is_tensor != 0};
+    memcpy(&options->root, &given->root, sizeof options->root);
+    return REFIT_OK;
+}
+
+static refit_status take_groups(refit_host_step *step, const refit_adam_options *groups,
+                                uint32_t count, refit_error *error)
+{
+    for (uint32_t at = 0; at < count; at++) {
+        rft_adam_options options;
+        RFT_TRY(read_options(groups, at, &options, error));
+        if (at < step->group_count) step->groups[at] = options;
+    }
+    for (uint32_t at = 0; at < step->count; at++) {
+        const refit_host_parameter *is = &step->parameters[at].is;
+        RFT_REFUSE_IF(is->group >= count, error, REFIT_ERR_INVALID,
+                      "parameter %s is of group %" PRIu32 ", and %" PRIu32 " groups were given",
+                      is->name, is->group, count);
+        size_t states = rft_adam_states(&step->groups[is->group]);
+        RFT_REFUSE_IF(states > is->state_count, error, REFIT_ERR_INVALID,
+                      "parameter %s has %" PRIu32 " states, and the optimizer of group %" PRIu32
+                      " has %zu",
+                      is->name, is->state_count, is->group, states);
+    }
+    return REFIT_OK;
+}
+
+static void reset_step(refit_host_step *step)
+{
+    for (uint32_t at = 0; at < step->count; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        parameter->named = parameter->copying = parameter->has_landed = parameter->summed = false;
+        parameter->stepped = parameter->sending = parameter->returned = false;
+        parameter->follows = parameter->send_lost = false;
+    }
+    step->named_count = 0;
+    step->follows = false;
+    step->began = step->exposed = 0;
+    atomic_store(&step->finished, 0);
+    step->in_bytes = step->out_bytes = 0;
+}
+
+/* To IDLE, from RETURNING. */
+static refit_status settle(refit_host_step *step, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(step->state == STEP_GATHERING || step->state == STEP_STEPPING, error,
+                  REFIT_ERR_STATE,
+                  "a step is under way: call refit_host_step_run or refit_host_step_skip first");
+    return refit_host_step_wait(step, patience(step), error);
+}
+
+refit_status refit_host_step_begin(refit_host_step *step, const refit_adam_options *groups,
+                                   uint32_t count, refit_error *error)
+{
+    RFT_TRY(settle(step, error));
+    RFT_REFUSE_IF(groups == NULL || count == 0, error, REFIT_ERR_INVALID,
+                  "refit_host_step_begin needs the options of at least one group");
+    RFT_REFUSE_IF(!step->loaded, error, REFIT_ERR_STATE,
+                  "the parameters are not on the host: call refit_host_step_load first");
+    RFT_TRY(check_offloader(step, false, error));
+    RFT_TRY(take_groups(step, groups, count, error));
+    reset_step(step);
+    step->state = STEP_GATHERING;
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
+                                      const void *gradient, uint64_t number,
+                                      refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
+                  "gradients are named between refit_host_step_begin and refit_host_step_run");
+    RFT_TRY(find_parameter(step, parameter, error));
+    step_parameter *it = &step->parameters[parameter];
+    const void *whole;
+    RFT_REFUSE_IF(it->named, error, REFIT_ERR_EXISTS,
+                  "the gradient of parameter %s was named in this step already", it->is.name);
+    RFT_REFUSE_IF(number == 0, error, REFIT_ERR_INVALID,
+                  "parameter %s: steps are counted from 1 on", it->is.name);
+    RFT_TRY(rft_device_memory_check(
+        device_of(step), gradient, bytes_of(it->is.gradient_type, it->is.elements), &whole, error));
+    it->gradient = gradient;
+    it->rule = rft_adam_rule_at(&step->groups[it->is.group], (double)number);
+    RFT_TRY(account(step, start_gradient(step, it, stream, error)));
+    it->named = true;
+    step->order[step->named_count++] = parameter;
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    if (step->state == STEP_IDLE || step->state == STEP_RETURNING) return REFIT_OK;
+    RFT_TRY(account(step, drain_in(step, error)));
+    bool any = false;
+    for (uint32_t at = 0; at < step->count; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        parameter->copying = false;
+        any = any || parameter->stepped;
+        if (!parameter->stepped) parameter->named = parameter->has_landed = false;
+    }
+    step->named_count = 0;
+    set_stepping(step->offloader, false);
+    step->state = any ? STEP_RETURNING : STEP_IDLE;
+    return REFIT_OK;
+}
+
+/* ---- Parameters return
+ * ---------------------------------------------------------------------------
+ */
+
+static refit_status end_send(refit_host_step *step, uint32_t number, refit_error *error)
+{
+    step_parameter *parameter = &step->parameters[number];
+    RFT_TRY(rft_device_event_record(device_of(step), parameter->back, step->out, error));
+    parameter->sending = true;
+    step->last_sent = number;
+    return REFIT_OK;
+}
+
+static refit_status send_range(refit_host_step *step, uint32_t number, uint64_t from,
+                               uint64_t count, refit_error *error)
+{
+    const step_parameter *parameter = &step->parameters[number];
+    uint64_t offset = bytes_of(parameter->is.type, from);
+    return copy_range(step, false, parameter->weights_at + offset,
+                      (char *)parameter->is.memory + offset, bytes_of(parameter->is.type, count),
+                      error);
+}
+
+/* Copies back that have failed, or were not started, start again. */
+static void send_again(refit_host_step *step, refit_error *first)
+{
+    refit_error said = {0};
+    for (uint32_t at = 0; at < step->count; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        if (!parameter->stepped || parameter->sending || parameter->returned) continue;
+        refit_status status = send_range(step, at, 0, parameter->is.elements, &said);
+        if (status == REFIT_OK) status = end_send(step, at, &said);
+        note(first, status, &said);
+    }
+}
+
+static refit_status see_return(refit_host_step *step, step_parameter *parameter,
+                               uint32_t timeout_ms, refit_error *error)
+{
+    bool over;
+    if (!parameter->sending) return REFIT_OK;
+    refit_status status = see(step, parameter->back, timeout_ms, &over, error);
+    if (!over) return status;
+    parameter->sending = false;
+    parameter->returned = status == REFIT_OK;
+    if (parameter->returned) {
+        step->out_bytes += bytes_of(parameter->is.type, parameter->is.elements);
+    }
+    return status;
+}
+
+/* Every parameter is where it should be: the step's figures are known. */
+static void tell_figures(refit_host_step *step)
+{
+    rft_step_figures *steps = &step->offloader->steps;
+    int64_t ended = atomic_load(&step->finished);
+    if (ended == 0) ended = rft_now();
+    steps->count++;
+    steps->host_in_bytes = step->in_bytes;
+    steps->host_out_bytes = step->out_bytes;
+    steps->last = ended > step->began ? ended - step->began : 0;
+    steps->exposed = step->exposed;
+}
+
+static bool all_returned(const refit_host_step *step)
+{
+    for (uint32_t at = 0; at < step->count; at++) {
+        if (step->parameters[at].stepped && !step->parameters[at].returned) return false;
+    }
+    return true;
+}
+
+refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    if (step->state == STEP_IDLE || step->state == STEP_GATHERING) return REFIT_OK;
+    int64_t deadline = rft_deadline(timeout_ms);
+    refit_error first = {0}, said = {0};
+    send_again(step, &first);
+    for (uint32_t at = 0; at < step->count; at++) {
+        uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+        refit_status status = see_return(step, &step->parameters[at], left_ms, &said);
+        if (status == REFIT_ERR_TIMEOUT && first.status == REFIT_OK) {
+            if (error != NULL) *error = said;
+            return status;
+        }
+        note(&first, status, &said);
+    }
+    if (!all_returned(step)) return answer(step, &first, error);
+    note(&first, see_before(step, step->before, &step->follows, &said), &said);
+    if (step->state == STEP_RETURNING) {
+        tell_figures(step);
+        step->state = STEP_IDLE;
+    }
+    return answer(step, &first, error);
+}
+
+refit_status refit_host_step_join(refit_host_step *step, uint32_t parameter,
+                                  refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(stream.native == NULL, error, REFIT_ERR_INVALID,
+                  "the calling thread cannot be made to wait on the device: call "
+                  "refit_host_step_wait");
+    RFT_REFUSE_IF(step->state == STEP_GATHERING || step->state == STEP_STEPPING, error,
+                  REFIT_ERR_STATE,
+                  "the parameters have not left yet: call refit_host_step_run first");
+    bool each = parameter == REFIT_EACH_PARAMETER, any = false;
+    if (!each) RFT_TRY(find_parameter(step, parameter, error));
+    uint32_t from = each ? 0 : parameter, to = each ? step->count : parameter + 1;
+    for (uint32_t at = from; at < to; at++) {
+        const step_parameter *it = &step->parameters[at];
+        RFT_REFUSE_IF(it->stepped && !it->sending && !it->returned, error, REFIT_ERR_COPY,
+                      "parameter %s is not on its way to the device, since its copy failed: call "
+                      "refit_host_step_wait",
+                      it->is.name);
+        any = any || it->sending;
+    }
+    if (!any) return REFIT_OK;
+    /* Copies back are on one stream: behind the last, all are over. */
+    uint32_t last = each ? step->last_sent : parameter;
+    return rft_device_event_join(device_of(step), step->parameters[last].back, stream, error);
+}
+
+/* ---- The step
+ * ------------------------------------------------------------------------------------
+ */
+
+static void *moved(void *array, uint64_t bytes)
+{
+    return (char *)array + bytes;
+}
+
+static rft_adam_span span_of(const refit_host_step *step, const step_chunk *chunk)
+{
+    const step_parameter *parameter = &step->parameters[chunk->parameter];
+    const refit_host_parameter *is = &parameter->is;
+    rft_adam_span span = {.count = chunk->count,
+                          .gradient_type = (rft_float_type)is->gradient_type,
+                          .weights_type = (rft_float_type)is->type,
+                          .beside_is = (rft_adam_beside)is->beside};
+    span.gradient =
+        host_at(step, parameter->gradient_at + bytes_of(is->gradient_type, chunk->from));
+    span.weights = host_at(step, parameter->weights_at + bytes_of(is->type, chunk->from));
+    for (uint32_t at = 0; at < is->state_count; at++) {
+        void *state = rft_image_of(step->offloader, region_at(step, is->states[at]));
+        span.states[at] = moved(state, 4 * chunk->from);
+    }
+    if (is->beside != REFIT_BESIDE_NONE) {
+        void *beside = rft_image_of(step->offloader, region_at(step, is->beside_region));
+        uint64_t each = is->beside == REFIT_BESIDE_MASTER ? 4 : 2;
+        span.beside = moved(beside, each * chunk->from);
+    }
+    return span;
+}
+
+static void step_one(void *user, uint32_t item, uint32_t worker)
+{
+    refit_host_step *step = user;
+    const step_chunk *chunk = &step->chunks[item];
+    rft_adam_span span = span_of(step, chunk);
+    take_modes(step, worker);
+    rft_adam_step(&step->parameters[chunk->parameter].rule, &span);
+}
+
+/* Steps the chunks, and starts their copies back. A copy that cannot be started takes nothing away
+ * from the step. */
+static void step_chunks(refit_host_step *step, refit_error *first)
+{
+    do_chunks(step, step_one);
+    for (uint32_t at = 0; at < step->chunk_count;) {
+        uint32_t number = step->chunks[at].parameter;
+        step_parameter *parameter = &step->parameters[number];
+        uint64_t from = step->chunks[at].from, count = 0;
+        for (; at < step->chunk_count && step->chunks[at].parameter == number; at++) {
+            count += step->chunks[at].count;
+        }
+        refit_error said = {0};
+        refit_status status = send_range(step, number, from, count, &said);
+        if (status != REFIT_OK) parameter->send_lost = true;
+        note(first, status, &said);
+        if (from + count < parameter->is.elements) continue;
+        parameter->stepped = true;
+        if (!parameter->send_lost) note(first, end_send(step, number, &said), &said);
+    }
+    clear_chunks(step);
+}
+
+static void note_rewritten(refit_host_step *step, const refit_host_parameter *is)
+{
+    refit_region_id regions[REFIT_HOST_STATES + 1];
+    uint32_t count = regions_of(is, regions);
+    for (uint32_t at = 0; at < count; at++) {
+        region_at(step, regions[at])->rewritten = true;
+    }
+}
+
+static void step_landed(refit_host_step *step, refit_error *first)
+{
+    clear_chunks(step);
+    for (uint32_t at = 0; at < step->count; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        if (!parameter->named || !parameter->has_landed || parameter->stepped) continue;
+        parameter->rule.unscale = step->unscale;
+        parameter->rule.clip = step->clip;
+        note_rewritten(step, &parameter->is);
+        for (uint64_t from = 0; from < parameter->is.elements; from += CHUNK) {
+            add_chunk(step, at, from);
+            if (step->queued >= step->stretch) step_chunks(step, first);
+        }
+    }
+    step_chunks(step, first);
+}
+
+/* On the stream's thread. */
+static void note_finish(void *user)
+{
+    refit_host_step *step = user;
+    atomic_store(&step->finished, rft_now());
+}
+
+static refit_status check_factors(const refit_host_step *step, double unscale, double clip,
+                                  refit_error *error)
+{
+    RFT_REFUSE_IF(!isfinite((float)unscale) || !isfinite((float)clip), error, REFIT_ERR_INVALID,
+                  "gradients cannot be multiplied by %g and %g: give finite numbers, or skip the "
+                  "step",
+                  unscale, clip);
+    RFT_REFUSE_IF(step->state == STEP_STEPPING &&
+                      (step->unscale != (float)unscale || step->clip != (float)clip),
+                  error, REFIT_ERR_INVALID,
+                  "a part of the parameters was stepped with the factors %g and %g: give the same",
+                  (double)step->unscale, (double)step->clip);
+    return REFIT_OK;
+}
+
+static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_error *error)
+{
+    refit_error first = {0}, said = {0};
+    if (step->began == 0) step->began = rft_now();
+    if (step->follows) { /* of a run that failed */
+        refit_status status = rft_device_event_wait(device_of(step), step->before, 0, &said);
+        if (status != REFIT_ERR_TIMEOUT) note(&first, status, &said);
+    }
+    RFT_TRY(follow(step, step->before, stream, step->out, &step->follows, error));
+    send_again(step, &first);
+    note(&first, gather(step, step_landed, &said), &said);
+    refit_status status = refit_stream_call(device_of(step), step->out, note_finish, step, NULL);
+    (void)status; /* then the time is that at which a call sees the end */
+    if (error != NULL && first.status != REFIT_OK) *error = first;
+    return first.status;
+}
+
+refit_status refit_host_step_run(refit_host_step *step, double unscale, double clip,
+                                 refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(step->state != STEP_GATHERING && step->state != STEP_STEPPING, error,
+                  REFIT_ERR_STATE, "no step is under way: call refit_host_step_begin first");
+    RFT_TRY(check_factors(step, unscale, clip, error));
+    RFT_TRY(check_offloader(step, true, error));
+    step->unscale = (float)unscale;
+    step->clip = (float)clip;
+    step->state = STEP_STEPPING;
+    step->offloader->image_used = true;
+    RFT_TRY(account(step, run(step, stream, error)));
+    set_stepping(step->offloader, false);
+    step->state = STEP_RETURNING;
+    return REFIT_OK;
+}
+
+uint32_t refit_host_step_progress(const refit_host_step *step, uint32_t parameter)
+{
+    if (step == NULL || parameter >= step->count) return 0;
+    const step_parameter *it = &step->parameters[parameter];
+    return (it->named ? REFIT_PARAMETER_NAMED : 0u) | (it->stepped ? REFIT_PARAMETER_STEPPED : 0u) |
+           (it->returned ? REFIT_PARAMETER_RETURNED : 0u);
+}
+
+/* ---- Between steps
+ * -------------------------------------------------------------------------------
+ */
+
+/* Masters that are their parameters, and remainders of such masters. */
+static void renew_chunk(void *user, uint32_t item, uint32_t worker)
+{
+    refit_host_step *step = user;
+    const step_chunk *chunk = &step->chunks[item];
+    const refit_host_parameter *is = &step->parameters[chunk->parameter].is;
+    rft_adam_span span = span_of(step, chunk);
+    (void)worker;
+    if (is->beside == REFIT_BESIDE_REMAINDER) {
+        memset(span.beside, 0, 2 * span.count);
+    } else if (is->type == REFIT_NUMBER_BF16) {
+        rft_floats_from_bf16(span.beside, span.weights, span.count);
+    } else {
+        rft_floats_from_half(span.beside, span.weights, span.count);
+    }
+}
+
+static void renew_all(refit_host_step *step)
+{
+    clear_chunks(step);
+    for (uint32_t at = 0; at < step->count; at++) {
+        const refit_host_parameter *is = &step->parameters[at].is;
+        if (is->beside == REFIT_BESIDE_NONE) continue;
+        region_at(step, is->beside_region)->rewritten = true;
+        for (uint64_t from = 0; from < is->elements; from += CHUNK) {
+            add_chunk(step, at, from);
+        }
+    }
+    step->offloader->image_used = true;
+    do_chunks(step, renew_chunk);
+    clear_chunks(step);
+}
+
+static refit_status load_all(refit_host_step *step, refit_stream_ref after, refit_error *error)
+{
+    bool over, follows;
+    RFT_TRY(follow(step, step->before, after, step->in, &follows, error));
+    for (uint32_t at = 0; at < step->count; at++) {
+        const step_parameter *parameter = &step->parameters[at];
+        RFT_TRY(copy_range(step, true, parameter->weights_at, parameter->is.memory,
+                           bytes_of(parameter->is.type, parameter->is.elements), error));
+    }
+    RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
+    RFT_TRY(see(step, step->drained, patience(step), &over, error));
+    return see_before(step, step->before, &follows, error);
+}
+
+refit_status refit_host_step_load(refit_host_step *step, int renew, refit_stream_ref after,
+                                  refit_error *error)
+{
+    RFT_TRY(settle(step, error));
+    RFT_TRY(check_offloader(step, renew != 0, error));
+    step->loaded = false;
+    refit_status status = load_all(step, after, error);
+    if (status == REFIT_OK && renew != 0) renew_all(step);
+    set_stepping(step->offloader, false);
+    step->loaded = status == REFIT_OK;
+    return account(step, status);
+}
+
+refit_status refit_host_step_parameter(const refit_host_step *step, uint32_t parameter,
+                                       const void **bytes, uint64_t *count, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
+                  "refit_host_step_parameter needs places for the bytes and their count");
+    RFT_TRY(find_parameter(step, parameter, error));
+    RFT_REFUSE_IF(!step->loaded, error, REFIT_ERR_STATE,
+                  "the parameters are not on the host: call refit_host_step_load first");
+    const step_parameter *it = &step->parameters[parameter];
+    *bytes = host_at(step, it->weights_at);
+    *count = bytes_of(it->is.type, it->is.elements);
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_region(refit_host_step *step, refit_region_id region, void **bytes,
+                                    uint64_t *count, refit_error *error)
+{
+    RFT_TRY(refuse_null(step, error));
+    RFT_REFUSE_IF(bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
+                  "refit_host_step_region needs places for the bytes and their count");
+    refit_offloader *offloader = step->offloader;
+    RFT_REFUSE_IF(region >= offloader->regions.count || !region_at(step, region)->on_cpu, error,
+                  REFIT_ERR_NOT_FOUND, "region %u is of no parameter of this host step", region);
+    RFT_REFUSE_IF(step->state == STEP_STEPPING, error, REFIT_ERR_STATE,
+                  "a part of the parameters was stepped: call refit_host_step_run or "
+                  "refit_host_step_skip first");
+    RFT_TRY(check_state(offloader, error));
+    RFT_TRY(rft_image_await(offloader, patience(step), error));
+    rft_lock(&offloader->lock);
+    uint32_t leases = offloader->leases;
+    rft_unlock(&offloader->lock);
+    RFT_REFUSE_IF(leases != 0, error, REFIT_ERR_BUSY,
+                  "%u lease(s) read the host image: release them first", leases);
+    rft_region *item = region_at(step, region);
+    item->rewritten = offloader->image_used = true;
+    *bytes = rft_image_of(offloader, item);
+    *count = item->bytes;
+    return REFIT_OK;
+}

@@ -1,0 +1,1208 @@
+/* A host step: the CPU steps parameters whose states are in the image, with the bits of the kernel.
+ */
+#include <fenv.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <refit.h>
+
+#include "kernels/adam.h"
+#include "kernels/cast.h"
+#include "kernels/floats.h"
+#include "kernels/norm.h"
+#include "tests/support/failing_alloc.h"
+#include "tests/support/faulty_device.h"
+#include "tests/support/seeded.h"
+#include "tests/support/test_device.h"
+
+#define PARAMETERS  8
+#define GROUPS      5
+#define TRIES       12
+#define PATIENCE_MS 20000u /* a deadline that only a hang reaches */
+#define BLOCK       UINT64_C(16384)
+
+#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+
+/* ---- What every test stands on: parameters, and the same in plain arrays ------------------------
+ */
+
+/* What a parameter must be. */
+typedef struct plain {
+    void *weights;
+    void *beside;
+    float *states[3];
+    uint64_t number; /* of its steps */
+} plain;
+
+typedef struct scene {
+    refit_device *device;
+    refit_device *inner; /* the one in it, for the test's own copies */
+    refit_config config;
+    refit_offloader *offloader;
+    refit_host_step *step;
+    refit_stream_ref stream;
+    refit_host_parameter list[PARAMETERS];
+    char names[PARAMETERS][16];
+    plain expected[PARAMETERS];
+    void *gradients[PARAMETERS]; /* on the device */
+    void *given[PARAMETERS];     /* the same, in host memory that copies may come from */
+    refit_adam_options groups[GROUPS];
+    bool named[PARAMETERS]; /* in this step */
+    double unscale, clip;
+    uint32_t order[PARAMETERS];
+    uint64_t seed;
+    refit_error error;
+} scene;
+
+static const uint64_t sizes[PARAMETERS] = {1, 7, 1000, 16384, 16385, 40000, 70001, 512};
+
+static uint64_t below(scene *on, uint64_t bound)
+{
+    return seeded_below(&on->seed, bound);
+}
+
+static void set(scene *on, const char *key, const char *value)
+{
+    assert_ok(refit_config_set(&on->config, key, value, &on->error));
+}
+
+static uint64_t width(int32_t type)
+{
+    return type == REFIT_NUMBER_FP32 ? 4 : 2;
+}
+
+static void set_groups(scene *on)
+{
+    const refit_adam_options base = {.size = sizeof base,
+                                     .lr = 0.01,
+                                     .weight_decay = 0.1,
+                                     .beta1 = 0.9,
+                                     .beta2 = 0.95,
+                                     .eps = 1e-8};
+    for (uint32_t at = 0; at < GROUPS; at++) {
+        on->groups[at] = base;
+        on->groups[at].optimizer = (int32_t)(at % 4);
+        on->groups[at].lr = 0.001 + (double)below(on, 1000) / 1e5;
+    }
+    on->groups[0].decoupled = 1;
+    on->groups[2].momentum = 0.8;
+    on->groups[2].nesterov = 1;
+    on->groups[4].amsgrad = on->groups[4].maximize = 1;
+}
+
+static uint32_t states_of(uint32_t group)
+{
+    static const uint32_t counts[GROUPS] = {2, 1, 1, 1, 3};
+    return counts[group];
+}
+
+static refit_region_id add_region(scene *on, const char *name, uint64_t bytes)
+{
+    refit_region_id id;
+    refit_region_desc desc = {
+        .size = sizeof desc, .name = name, .bytes = bytes, .home = REFIT_HOME_HOST};
+    assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
+    return id;
+}
+
+static float random_float(scene *on)
+{
+    return ((float)below(on, 1 << 24) - 8388608.0f) * ldexpf(1, -23 - (int)below(on, 8));
+}
+
+static void fill_typed(scene *on, void *to, int32_t type, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        float value = random_float(on);
+        if (type == REFIT_NUMBER_FP32) ((float *)to)[i] = value;
+        if (type == REFIT_NUMBER_BF16) rft_cast_bf16((uint16_t *)to + i, &value, 1);
+        if (type == REFIT_NUMBER_FP16) rft_floats_to_half((uint16_t *)to + i, &value, 1);
+    }
+}
+
+static void *zeros(uint64_t bytes)
+{
+    void *memory = calloc(1, bytes);
+    assert_non_null(memory);
+    return memory;
+}
+
+/* A parameter of random kind, on the device and in plain arrays. */
+static void make_parameter(scene *on, uint32_t at)
+{
+    refit_host_parameter *it = &on->list[at];
+    char name[32];
+    snprintf(on->names[at], sizeof on->names[at], "layer.%u", at);
+    *it = (refit_host_parameter){.size = sizeof *it, .name = on->names[at], .elements = sizes[at]};
+    it->group = (uint32_t)below(on, GROUPS);
+    it->type = (int32_t)below(on, 3);
+    it->gradient_type = (int32_t)below(on, 3);
+    it->state_count = states_of(it->group);
+    if (it->type != REFIT_NUMBER_FP32) it->beside = (int32_t)below(on, 3);
+    if (it->beside == REFIT_BESIDE_REMAINDER) it->type = REFIT_NUMBER_BF16;
+    uint64_t bytes = width(it->type) * it->elements;
+    plain *expected = &on->expected[at];
+    expected->weights = zeros(bytes);
+    fill_typed(on, expected->weights, it->type, it->elements);
+    for (uint32_t state = 0; state < it->state_count; state++) {
+        snprintf(name, sizeof name, "layer.%u.state.%u", at, state);
+        it->states[state] = add_region(on, name, 4 * it->elements);
+        expected->states[state] = zeros(4 * it->elements);
+    }
+    snprintf(name, sizeof name, "layer.%u.beside", at);
+    if (it->beside == REFIT_BESIDE_MASTER) {
+        it->beside_region = add_region(on, name, 4 * it->elements);
+        expected->beside = zeros(4 * it->elements);
+        if (it->type == REFIT_NUMBER_BF16)
+            rft_floats_from_bf16(expected->beside, expected->weights, it->elements);
+        else
+            rft_floats_from_half(expected->beside, expected->weights, it->elements);
+    } else if (it->beside == REFIT_BESIDE_REMAINDER) {
+        it->beside_region = add_region(on, name, 2 * it->elements);
+        expected->beside = zeros(2 * it->elements);
+    }
+    assert_ok(refit_memory_alloc(on->device, bytes, &it->memory, &on->error));
+    test_write(on->inner, it->memory, expected->weights, bytes);
+    uint64_t gradient = width(it->gradient_type) * it->elements;
+    assert_ok(refit_memory_alloc(on->device, gradient, &on->gradients[at], &on->error));
+    on->given[at] = test_host_alloc(on->inner, gradient);
+}
+
+static void open_objects(scene *on, uint64_t seed, const char *threads, const char *piece)
+{
+    *on = (scene){.seed = seed * 0x9E3779B97F4A7C15u + 1, .unscale = 1, .clip = 1};
+    refit_config_init(&on->config, sizeof on->config);
+    set(on, "offload.piece_bytes", piece);
+    set(on, "offload.slab_bytes", "64KiB");
+    set(on, "offload.batch", "3");
+    set(on, "offload.timeout_ms", "20s");
+    set(on, "offload.take_turns", "false");
+    set(on, "offload.host_step_threads", threads);
+    assert_ok(faulty_device_open(test_device_spec("host"), &on->device, &on->error));
+    on->inner = faulty_device_inner(on->device);
+    assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
+    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
+    set_groups(on);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        make_parameter(on, at);
+    }
+    assert_ok(refit_offloader_seal(on->offloader, &on->error));
+}
+
+static void open_scene(scene *on, uint64_t seed, const char *threads, const char *piece)
+{
+    open_objects(on, seed, threads, piece);
+    assert_ok(refit_host_step_open(on->offloader, on->list, PARAMETERS, &on->step, &on->error));
+    assert_ok(refit_host_step_load(on->step, 1, on->stream, &on->error));
+}
+
+static void close_scene(scene *on)
+{
+    faulty_device_reset(on->device);
+    faulty_device_go(on->device);
+    assert_ok(refit_host_step_close(on->step, &on->error));
+    assert_ok(refit_offloader_close(on->offloader, &on->error));
+    assert_ok(refit_stream_close(on->device, on->stream, &on->error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        free(on->expected[at].weights);
+        free(on->expected[at].beside);
+        for (uint32_t state = 0; state < 3; state++) {
+            free(on->expected[at].states[state]);
+        }
+        test_host_free(on->inner, on->given[at],
+                       width(on->list[at].gradient_type) * on->list[at].elements);
+        assert_ok(refit_memory_free(on->device, on->gradients[at], &on->error));
+        assert_ok(refit_memory_free(on->device, on->list[at].memory, &on->error));
+    }
+    assert_ok(refit_device_close(on->device, &on->error));
+    assert_true(test_device_quiet());
+}
+
+/* ---- What must be ------------------------------------------------------------------------------
+ */
+
+static rft_adam_options kernel_options(const refit_adam_options *options)
+{
+    return (rft_adam_options){.kind = (rft_adam_kind)options->optimizer,
+                              .lr = options->lr,
+                              .weight_decay = options->weight_decay,
+                              .beta1 = options->beta1,
+                              .beta2 = options->beta2,
+                              .eps = options->eps,
+                              .lr_decay = options->lr_decay,
+                              .momentum = options->momentum,
+                              .dampening = options->dampening,
+                              .decoupled = options->decoupled != 0,
+                              .amsgrad = options->amsgrad != 0,
+                              .nesterov = options->nesterov != 0,
+                              .maximize = options->maximize != 0,
+                              .lr_is_tensor = options->lr_is_tensor != 0};
+}
+
+/* The step of one parameter in plain arrays, in one call of the kernel. */
+static void expect_step(scene *on, uint32_t at)
+{
+    const refit_host_parameter *it = &on->list[at];
+    plain *expected = &on->expected[at];
+    rft_adam_options options = kernel_options(&on->groups[it->group]);
+    rft_adam_rule rule = rft_adam_rule_at(&options, (double)expected->number);
+    rule.unscale = (float)on->unscale;
+    rule.clip = (float)on->clip;
+    rft_adam_span span = {.count = it->elements,
+                          .gradient = on->given[at],
+                          .weights = expected->weights,
+                          .beside = expected->beside,
+                          .gradient_type = (rft_float_type)it->gradient_type,
+                          .weights_type = (rft_float_type)it->type,
+                          .beside_is = (rft_adam_beside)it->beside};
+    memcpy(span.states, expected->states, sizeof span.states);
+    rft_adam_step(&rule, &span);
+}
+
+static void check_region(scene *on, refit_region_id region, const void *expected, uint64_t bytes)
+{
+    void *image;
+    uint64_t count;
+    assert_ok(refit_host_step_region(on->step, region, &image, &count, &on->error));
+    assert_int_equal(count, bytes);
+    assert_memory_equal(image, expected, bytes);
+}
+
+static void check_states(scene *on, uint32_t at)
+{
+    const refit_host_parameter *it = &on->list[at];
+    for (uint32_t state = 0; state < it->state_count; state++) {
+        check_region(on, it->states[state], on->expected[at].states[state], 4 * it->elements);
+    }
+    if (it->beside == REFIT_BESIDE_NONE) return;
+    uint64_t each = it->beside == REFIT_BESIDE_MASTER ? 4 : 2;
+    check_region(on, it->beside_region, on->expected[at].beside, each * it->elements);
+}
+
+/* Host and device have the parameters and states that plain arrays have. */
+static void check_all(scene *on)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        const refit_host_parameter *it = &on->list[at];
+        const void *bytes;
+        uint64_t count;
+        assert_ok(refit_host_step_parameter(on->step, at, &bytes, &count, &on->error));
+        assert_int_equal(count, width(it->type) * it->elements);
+        assert_memory_equal(bytes, on->expected[at].weights, count);
+        assert_device_equal(on->inner, it->memory, on->expected[at].weights, count);
+        check_states(on, at);
+    }
+}
+
+/* ---- A step
+ * --------------------------------------------------------------------------------------
+ */
+
+/* Chooses the parameters that have gradients, and the order in which they come. */
+static void choose(scene *on, uint32_t most_in_ten)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        on->order[at] = at;
+        on->named[at] = below(on, 10) < most_in_ten;
+        fill_typed(on, on->given[at], on->list[at].gradient_type, on->list[at].elements);
+    }
+    for (uint32_t at = PARAMETERS; at > 1; at--) {
+        uint32_t other = (uint32_t)below(on, at), kept = on->order[at - 1];
+        on->order[at - 1] = on->order[other];
+        on->order[other] = kept;
+    }
+}
+
+/* Calls until it is well, as a caller does who has read the header: at most TRIES times. */
+#define UNTIL_OK(on, call)                                                                         \
+    do {                                                                                           \
+        uint32_t tries = 0;                                                                        \
+        while ((call) != REFIT_OK) {                                                               \
+            assert_true((on)->error.text[0] != '\0');                                              \
+            if (++tries == TRIES) fail_msg("%s: %s", #call, (on)->error.text);                     \
+        }                                                                                          \
+    } while (0)
+
+/* Work on the stream makes the gradient, and it is named at once. */
+static void name(scene *on, uint32_t at)
+{
+    const refit_host_parameter *it = &on->list[at];
+    assert_ok(refit_stream_copy(on->inner, on->stream, on->gradients[at], on->given[at],
+                                width(it->gradient_type) * it->elements, &on->error));
+    uint64_t number = on->expected[at].number + 1;
+    UNTIL_OK(on, refit_host_step_gradient(on->step, at, on->gradients[at], number, on->stream,
+                                          &on->error));
+}
+
+static void begin_and_name(scene *on)
+{
+    UNTIL_OK(on, refit_host_step_begin(on->step, on->groups, GROUPS, &on->error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        if (on->named[on->order[at]]) name(on, on->order[at]);
+    }
+}
+
+static void expect_all(scene *on)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        if (!on->named[at]) continue;
+        on->expected[at].number++;
+        expect_step(on, at);
+    }
+}
+
+static void step_all(scene *on)
+{
+    begin_and_name(on);
+    UNTIL_OK(on, refit_host_step_run(on->step, on->unscale, on->clip, on->stream, &on->error));
+    expect_all(on);
+}
+
+static void wait_all(scene *on)
+{
+    UNTIL_OK(on, refit_host_step_wait(on->step, PATIENCE_MS, &on->error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        uint32_t all = REFIT_PARAMETER_NAMED | REFIT_PARAMETER_STEPPED | REFIT_PARAMETER_RETURNED;
+        assert_int_equal(refit_host_step_progress(on->step, at), on->named[at] ? all : 0);
+    }
+}
+
+static refit_stats stats_of(scene *on)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_ok(refit_offloader_stats(on->offloader, &stats, &on->error));
+    return stats;
+}
+
+/* ---- What holds
+ * ----------------------------------------------------------------------------------
+ */
+
+static void the_bits_are_those_of_the_kernel(void **state)
+{
+    (void)state;
+    static const char *const threads[] = {"1", "2", "3", "5"};
+    static const char *const pieces[] = {"4KiB", "100000", "256KiB", "32MiB"};
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        scene on;
+        open_scene(&on, seed + 1, threads[seed % 4], pieces[seed / 4 % 4]);
+        for (uint32_t step = 0; step < 4; step++) {
+            choose(&on, step == 0 ? 10 : 7);
+            set_groups(&on);
+            on.unscale = step % 2 == 0 ? 1.0 : 1.0 / 1024;
+            on.clip = step < 2 ? 1.0 : 0.37;
+            step_all(&on);
+            if (step % 2 == 0) wait_all(&on); /* else the next begin does */
+            if (step % 2 == 0) check_all(&on);
+        }
+        wait_all(&on);
+        check_all(&on);
+        close_scene(&on);
+    }
+}
+
+static void a_stream_that_joins_sees_new_parameters(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 50; seed < 54; seed++) {
+        scene on;
+        void *copies[PARAMETERS];
+        open_scene(&on, seed, "2", "64KiB");
+        choose(&on, 8);
+        step_all(&on);
+        if (seed % 2 == 0) {
+            assert_ok(refit_host_step_join(on.step, REFIT_EACH_PARAMETER, on.stream, &on.error));
+        }
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            uint64_t bytes = width(on.list[at].type) * on.list[at].elements;
+            if (seed % 2 == 1) assert_ok(refit_host_step_join(on.step, at, on.stream, &on.error));
+            copies[at] = test_host_alloc(on.inner, bytes);
+            assert_ok(refit_stream_copy(on.inner, on.stream, copies[at], on.list[at].memory, bytes,
+                                        &on.error));
+        }
+        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            uint64_t bytes = width(on.list[at].type) * on.list[at].elements;
+            assert_memory_equal(copies[at], on.expected[at].weights, bytes);
+            test_host_free(on.inner, copies[at], bytes);
+        }
+        close_scene(&on);
+    }
+}
+
+/* Of one block. */
+static double squares(const void *gradient, int32_t type, uint64_t count)
+{
+    double sums[BLOCK / RFT_NORM_BLOCK];
+    rft_norm_sum(
+        &(rft_norm_span){
+            .count = count, .gradient = gradient, .type = (rft_float_type)type, .scale = 1},
+        sums);
+    return rft_norm_total(sums, rft_norm_blocks(count));
+}
+
+/* The same sum, whatever the threads and pieces. */
+static double norm_of(uint64_t seed, const char *threads, const char *piece, bool at_once)
+{
+    scene on;
+    double squared = -1, before = 0, expected = 0;
+    int found_inf = -1;
+    open_scene(&on, seed, threads, piece);
+    choose(&on, 8);
+    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        if (on.named[on.order[at]]) name(&on, on.order[at]);
+        if (!at_once) {
+            assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+            assert_true(squared >= before);
+            before = squared;
+        }
+    }
+    assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+    assert_int_equal(found_inf, 0);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        const refit_host_parameter *it = &on.list[at];
+        for (uint64_t from = 0; on.named[at] && from < it->elements; from += BLOCK) {
+            uint64_t left = it->elements - from;
+            expected += squares((char *)on.given[at] + from * width(it->gradient_type),
+                                it->gradient_type, left < BLOCK ? left : BLOCK);
+        }
+    }
+    assert_memory_equal(&squared, &expected, sizeof squared);
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+    return squared;
+}
+
+static void the_norm_does_not_depend_on_threads(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 100; seed < 103; seed++) {
+        double one = norm_of(seed, "1", "4KiB", true);
+        double many = norm_of(seed, "4", "32MiB", false);
+        assert_memory_equal(&one, &many, sizeof one);
+    }
+}
+
+static void a_number_that_is_not_finite_is_found(void **state)
+{
+    (void)state;
+    static const float bad[] = {INFINITY, -INFINITY, NAN};
+    for (uint32_t at = 0; at < 3; at++) {
+        scene on;
+        double squared;
+        int found_inf = 0;
+        open_scene(&on, 7 + at, "2", "64KiB");
+        choose(&on, 10);
+        for (uint32_t it = 0; it < PARAMETERS; it++) {
+            if (on.list[it].gradient_type != REFIT_NUMBER_FP32) continue;
+            ((float *)on.given[it])[on.list[it].elements - 1] = bad[at];
+            found_inf = 1;
+        }
+        int expected = found_inf;
+        begin_and_name(&on);
+        assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+        assert_int_equal(found_inf, expected);
+        assert_int_equal(isfinite(squared), !expected);
+        assert_ok(refit_host_step_skip(on.step, &on.error));
+        check_all(&on);
+        choose(&on, 10);
+        step_all(&on);
+        wait_all(&on);
+        check_all(&on);
+        close_scene(&on);
+    }
+}
+
+/* A skipped step moves nothing back and changes nothing, whenever it is skipped. */
+static void a_skipped_step_changes_nothing(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 3, "2", "64KiB");
+    for (uint32_t round = 0; round < 6; round++) {
+        choose(&on, round == 0 ? 0 : 8);
+        begin_and_name(&on);
+        assert_ok(refit_host_step_skip(on.step, &on.error));
+        assert_ok(refit_host_step_skip(on.step, &on.error));
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            assert_int_equal(refit_host_step_progress(on.step, at), 0);
+        }
+        check_all(&on);
+        choose(&on, 5);
+        step_all(&on);
+        wait_all(&on);
+        check_all(&on);
+    }
+    close_scene(&on);
+}
+
+static void a_step_without_gradients_changes_nothing(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 4, "2", "64KiB");
+    choose(&on, 0);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    assert_int_equal(stats_of(&on).host_step_in_bytes_last, 0);
+    close_scene(&on);
+}
+
+/* Threads of the pool compute as the caller's thread does: its rounding shows in the bits. */
+static void the_modes_are_those_of_the_caller(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 5, "4", "32MiB");
+    choose(&on, 10);
+    step_all(&on); /* the pool's threads have started */
+    assert_int_equal(fesetround(FE_TOWARDZERO), 0);
+    for (uint32_t step = 0; step < 3; step++) {
+        choose(&on, 10);
+        step_all(&on);
+    }
+    assert_int_equal(fesetround(FE_TONEAREST), 0);
+    wait_all(&on);
+    check_all(&on);
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
+static void what_a_checkpoint_brings_is_stepped(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 6, "2", "64KiB");
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        refit_host_parameter *it = &on.list[at];
+        plain *expected = &on.expected[at];
+        void *image;
+        uint64_t count;
+        fill_typed(&on, expected->weights, it->type, it->elements);
+        test_write(on.inner, it->memory, expected->weights, width(it->type) * it->elements);
+        expected->number = 1 + below(&on, 100);
+        for (uint32_t i = 0; i < it->state_count; i++) {
+            fill_typed(&on, expected->states[i], REFIT_NUMBER_FP32, it->elements);
+            for (uint64_t k = 0; k < it->elements; k++)
+                expected->states[i][k] = fabsf(expected->states[i][k]);
+            assert_ok(refit_host_step_region(on.step, it->states[i], &image, &count, &on.error));
+            memcpy(image, expected->states[i], count);
+        }
+        if (it->beside == REFIT_BESIDE_NONE) continue;
+        assert_ok(refit_host_step_region(on.step, it->beside_region, &image, &count, &on.error));
+        for (uint64_t k = 0; k < count; k++) {
+            ((unsigned char *)expected->beside)[k] = (unsigned char)below(&on, 64);
+        }
+        memcpy(image, expected->beside, count);
+    }
+    assert_ok(refit_host_step_load(on.step, 0, REFIT_STREAM_NONE, &on.error));
+    check_all(&on);
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
+static void figures_are_told(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 8, "2", "64KiB");
+    uint64_t in = 0, out = 0;
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        in += width(on.list[at].gradient_type) * on.list[at].elements;
+        out += width(on.list[at].type) * on.list[at].elements;
+    }
+    for (uint32_t step = 1; step <= 2; step++) {
+        choose(&on, 10);
+        step_all(&on);
+        wait_all(&on);
+        refit_stats stats = stats_of(&on);
+        assert_int_equal(stats.step_count, step);
+        assert_int_equal(stats.step_failures, 0);
+        assert_int_equal(stats.host_step_in_bytes_last, in);
+        assert_int_equal(stats.host_step_out_bytes_last, out);
+        assert_true(stats.host_step_bytes >= in + out);
+        assert_true(stats.step_seconds_last > 0);
+    }
+    assert_ok(refit_host_step_close(on.step, &on.error));
+    on.step = NULL;
+    assert_int_equal(stats_of(&on).host_step_bytes, 0);
+    close_scene(&on);
+}
+
+/* ---- What is refused
+ * ------------------------------------------------------------------------------
+ */
+
+static refit_status open_with(scene *on, uint32_t at, const refit_host_parameter *wrong)
+{
+    refit_host_parameter list[PARAMETERS];
+    refit_host_step *step = NULL;
+    memcpy(list, on->list, sizeof list);
+    list[at] = *wrong;
+    on->error.text[0] = '\0';
+    refit_status status = refit_host_step_open(on->offloader, list, PARAMETERS, &step, &on->error);
+    if (status == REFIT_OK) assert_ok(refit_host_step_close(step, &on->error));
+    if (status != REFIT_OK) assert_true(on->error.text[0] != '\0');
+    return status;
+}
+
+static void a_wrong_parameter_is_refused(void **state)
+{
+    (void)state;
+    scene on;
+    open_objects(&on, 9, "2", "64KiB");
+    uint32_t at = 0; /* any with a state */
+    refit_host_parameter wrong = on.list[at];
+    assert_ok(open_with(&on, at, &wrong));
+#define REFUSED(change, expected)                                                                  \
+    do {                                                                                           \
+        wrong = on.list[at];                                                                       \
+        change;                                                                                    \
+        assert_int_equal(open_with(&on, at, &wrong), (expected));                                  \
+    } while (0)
+    REFUSED(wrong.size = 8, REFIT_ERR_INVALID);
+    REFUSED(wrong.size = sizeof wrong + 8, REFIT_ERR_INVALID);
+    REFUSED(wrong.name = NULL, REFIT_ERR_INVALID);
+    REFUSED(wrong.memory = NULL, REFIT_ERR_INVALID);
+    REFUSED(wrong.memory = on.list[1].memory, REFIT_ERR_EXISTS);
+    REFUSED(wrong.elements = 0, REFIT_ERR_INVALID);
+    REFUSED(wrong.elements = UINT64_MAX, REFIT_ERR_INVALID);
+    REFUSED(wrong.elements++, REFIT_ERR_INVALID);
+    REFUSED(wrong.type = 3, REFIT_ERR_INVALID);
+    REFUSED(wrong.gradient_type = -1, REFIT_ERR_INVALID);
+    REFUSED(wrong.group = UINT32_MAX, REFIT_ERR_LIMIT);
+    REFUSED(wrong.beside = 3, REFIT_ERR_INVALID);
+    REFUSED((wrong.type = REFIT_NUMBER_FP32, wrong.beside = REFIT_BESIDE_MASTER),
+            REFIT_ERR_INVALID);
+    REFUSED((wrong.type = REFIT_NUMBER_FP16, wrong.beside = REFIT_BESIDE_REMAINDER),
+            REFIT_ERR_INVALID);
+    REFUSED(wrong.state_count = 4, REFIT_ERR_INVALID);
+    REFUSED(wrong.states[0] = 1000, REFIT_ERR_NOT_FOUND);
+    REFUSED(wrong.states[0] = on.list[2].states[0], REFIT_ERR_INVALID);
+    REFUSED((wrong.state_count = 2, wrong.states[1] = wrong.states[0]), REFIT_ERR_EXISTS);
+#undef REFUSED
+    refit_host_step *step;
+    assert_int_equal(refit_host_step_open(on.offloader, on.list, 0, &step, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_open(NULL, on.list, 1, &step, &on.error), REFIT_ERR_INVALID);
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    close_scene(&on);
+}
+
+static void wrong_options_are_refused(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 10, "1", "64KiB");
+    refit_adam_options groups[GROUPS];
+#define REFUSED(change)                                                                            \
+    do {                                                                                           \
+        memcpy(groups, on.groups, sizeof groups);                                                  \
+        change;                                                                                    \
+        assert_int_equal(refit_host_step_begin(on.step, groups, GROUPS, &on.error),                \
+                         REFIT_ERR_INVALID);                                                       \
+    } while (0)
+    REFUSED(groups[1].size = 4);
+    REFUSED(groups[0].optimizer = 4);
+    REFUSED(groups[0].optimizer = -1);
+    REFUSED(groups[4].lr = NAN);
+    REFUSED(groups[4].lr = -1);
+    REFUSED(groups[0].beta1 = 1);
+    REFUSED(groups[0].beta2 = -0.1);
+    REFUSED(groups[3].eps = INFINITY);
+    REFUSED(groups[3].weight_decay = -1);
+    REFUSED(groups[2].momentum = 0);
+    REFUSED(groups[2].dampening = 0.5);
+    REFUSED(for (uint32_t at = 0; at < GROUPS; at++) {
+        groups[at].optimizer = REFIT_ADAM;
+        groups[at].amsgrad = 1;
+    });
+#undef REFUSED
+    assert_int_equal(refit_host_step_begin(on.step, on.groups, 0, &on.error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_begin(on.step, NULL, 1, &on.error), REFIT_ERR_INVALID);
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
+static void calls_in_a_wrong_state_are_refused(void **state)
+{
+    (void)state;
+    scene on;
+    refit_host_step *second;
+    double squared;
+    int found_inf;
+    const void *bytes;
+    uint64_t count;
+    open_objects(&on, 11, "2", "64KiB");
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &second, &on.error),
+                     REFIT_ERR_BUSY);
+    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_BUSY);
+    assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error),
+                     REFIT_ERR_STATE); /* not loaded */
+    assert_int_equal(refit_host_step_parameter(on.step, 0, &bytes, &count, &on.error),
+                     REFIT_ERR_STATE);
+    assert_ok(refit_host_step_load(on.step, 1, REFIT_STREAM_NONE, &on.error));
+    assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error),
+                     REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
+                     REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
+    assert_ok(refit_host_step_skip(on.step, &on.error));
+    assert_ok(refit_host_step_wait(on.step, 0, &on.error));
+    assert_ok(refit_host_step_join(on.step, REFIT_EACH_PARAMETER, on.stream, &on.error));
+    choose(&on, 10);
+    begin_and_name(&on);
+    assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error),
+                     REFIT_ERR_EXISTS);
+    assert_int_equal(
+        refit_host_step_gradient(on.step, PARAMETERS, on.gradients[0], 1, on.stream, &on.error),
+        REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_host_step_join(on.step, 0, on.stream, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_run(on.step, NAN, 1, on.stream, &on.error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1e300, on.stream, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_join(on.step, 0, REFIT_STREAM_NONE, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_join(on.step, PARAMETERS, on.stream, &on.error),
+                     REFIT_ERR_NOT_FOUND);
+    wait_all(&on);
+    check_all(&on);
+    choose(&on, 0);
+    begin_and_name(&on);
+    assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 0, on.stream, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_gradient(on.step, 0, NULL, 1, on.stream, &on.error),
+                     REFIT_ERR_INVALID);
+    close_scene(&on);
+}
+
+/* Windows step other regions of the same offloader; leases and restores stay out of a step. */
+static void others_of_the_image_are_kept_apart(void **state)
+{
+    (void)state;
+    scene on;
+    refit_lease *lease;
+    refit_window *window;
+    void *bytes;
+    uint64_t count;
+    open_scene(&on, 12, "2", "64KiB");
+    assert_ok(refit_window_open(on.offloader, &window, &on.error));
+    refit_window_part part = {.size = sizeof part, .region = on.list[3].states[0], .bytes = 64};
+    assert_int_equal(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on.error),
+                     REFIT_ERR_INVALID);
+    assert_ok(refit_window_close(window, &on.error));
+
+    choose(&on, 10);
+    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
+    assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_BUSY);
+    assert_int_equal(
+        refit_host_step_region(on.step, on.list[3].states[0], &bytes, &count, &on.error),
+        REFIT_ERR_BUSY);
+    begin_and_name(&on);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_BUSY);
+    refit_lease_release(lease);
+    faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY); /* a copy back */
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
+    assert_int_equal(refit_lease_acquire(on.offloader, &lease, &on.error), REFIT_ERR_BUSY);
+    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+                     REFIT_ERR_BUSY);
+    assert_int_equal(
+        refit_host_step_region(on.step, on.list[3].states[0], &bytes, &count, &on.error),
+        REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_run(on.step, 0.5, 1, on.stream, &on.error),
+                     REFIT_ERR_INVALID); /* other factors */
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error)); /* the image is whole */
+    refit_lease_release(lease);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
+/* ---- What fails
+ * ----------------------------------------------------------------------------------
+ */
+
+/* A gradient whose copy breaks leaves its parameter as it was; the others are stepped. */
+static void a_broken_gradient_is_copied_again(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth <= PARAMETERS; nth++) {
+        scene on;
+        open_scene(&on, 20 + nth, "2", "32MiB");
+        set(&on, "offload.batch", "3");
+        choose(&on, 10);
+        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+        begin_and_name(&on);
+        assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
+        uint32_t stepped = 0;
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            uint32_t flags = refit_host_step_progress(on.step, at);
+            const void *bytes;
+            uint64_t count;
+            assert_true((flags & REFIT_PARAMETER_NAMED) != 0);
+            if ((flags & REFIT_PARAMETER_STEPPED) != 0) {
+                stepped++;
+                continue;
+            }
+            assert_ok(refit_host_step_parameter(on.step, at, &bytes, &count, &on.error));
+            assert_memory_equal(bytes, on.expected[at].weights, count);
+            assert_device_equal(on.inner, on.list[at].memory, on.expected[at].weights, count);
+        }
+        assert_int_equal(stepped, PARAMETERS - 1);
+        assert_true(stats_of(&on).step_failures > 0);
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+        close_scene(&on);
+    }
+}
+
+/* What could not be stepped is given up; what was stepped returns. */
+static void the_rest_of_a_step_can_be_skipped(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 30, "2", "32MiB");
+    choose(&on, 10);
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 4, REFIT_ERR_COPY);
+    begin_and_name(&on);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
+    assert_ok(refit_host_step_skip(on.step, &on.error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        on.named[at] = (refit_host_step_progress(on.step, at) & REFIT_PARAMETER_STEPPED) != 0;
+    }
+    expect_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
+/* A torn copy back is told by wait, and sent again. */
+static void a_broken_copy_back_is_sent_again(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth <= 4; nth++) {
+        scene on;
+        double squared;
+        int found_inf;
+        open_scene(&on, 40 + nth, "2", "64KiB");
+        choose(&on, 10);
+        begin_and_name(&on);
+        assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+        uint32_t lost = 0;
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            uint32_t flags = refit_host_step_progress(on.step, at);
+            assert_true((flags & REFIT_PARAMETER_STEPPED) != 0);
+            if ((flags & REFIT_PARAMETER_RETURNED) != 0) continue;
+            lost++;
+            assert_int_equal(refit_host_step_join(on.step, at, on.stream, &on.error),
+                             REFIT_ERR_COPY);
+        }
+        assert_int_equal(lost, 1);
+        assert_int_equal(refit_host_step_join(on.step, REFIT_EACH_PARAMETER, on.stream, &on.error),
+                         REFIT_ERR_COPY);
+        if (nth % 2 == 0) wait_all(&on);
+        if (nth % 2 == 0) check_all(&on);
+        choose(&on, 10); /* begin sends it again, too */
+        step_all(&on);
+        wait_all(&on);
+        check_all(&on);
+        close_scene(&on);
+    }
+}
+
+/* Each call of each slot fails once, at once or when the stream comes to it: called again, the step
+ * has the same bits. */
+static bool fail_nth(faulty_slot slot, uint32_t nth, bool later)
+{
+    scene on;
+    double squared;
+    int found_inf;
+    open_scene(&on, 60 + nth, "2", "64KiB");
+    faulty_device_reset(on.device);
+    if (later) {
+        faulty_device_fail_later(on.device, slot, nth, REFIT_ERR_COPY);
+    } else {
+        faulty_device_fail(on.device, slot, nth, REFIT_ERR_DEVICE);
+    }
+    choose(&on, 9);
+    begin_and_name(&on);
+    if (nth % 2 == 0) {
+        UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+    }
+    UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    wait_all(&on);
+    bool came = faulty_device_calls(on.device, slot) >= nth;
+    faulty_device_reset(on.device);
+    check_all(&on);
+    choose(&on, 9);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+    return came;
+}
+
+static void each_call_of_the_device_may_fail(void **state)
+{
+    (void)state;
+    static const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_JOIN,
+                                        FAULTY_EVENT_WAIT, FAULTY_STREAM_CALL};
+    for (size_t at = 0; at < sizeof slots / sizeof slots[0]; at++) {
+        uint32_t nth = 1;
+        while (nth < 60 && fail_nth(slots[at], nth, false)) {
+            nth++;
+        }
+        assert_true(nth > 1);
+    }
+    uint32_t nth = 1;
+    while (fail_nth(FAULTY_COPY_BATCH, nth, true)) {
+        nth++;
+    }
+    assert_true(nth > PARAMETERS);
+}
+
+static void a_load_that_fails_is_repeated(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth <= 8; nth++) {
+        scene on;
+        open_objects(&on, 70 + nth, "2", "64KiB");
+        assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+        assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_COPY);
+        assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error),
+                         REFIT_ERR_STATE);
+        assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+        check_all(&on);
+        close_scene(&on);
+    }
+}
+
+static void each_part_of_an_open_may_fail(void **state)
+{
+    (void)state;
+    static const faulty_slot slots[] = {FAULTY_EVENT_OPEN, FAULTY_STREAM_OPEN, FAULTY_HOST_PIN};
+    scene on;
+    open_objects(&on, 80, "2", "64KiB");
+    for (size_t at = 0; at < sizeof slots / sizeof slots[0]; at++) {
+        for (uint32_t nth = 1;; nth++) {
+            refit_host_step *step = NULL;
+            faulty_device_reset(on.device);
+            faulty_device_fail(on.device, slots[at], nth, REFIT_ERR_DEVICE);
+            refit_status status =
+                refit_host_step_open(on.offloader, on.list, PARAMETERS, &step, &on.error);
+            bool came = faulty_device_calls(on.device, slots[at]) >= nth;
+            faulty_device_reset(on.device);
+            if (status == REFIT_OK) assert_ok(refit_host_step_close(step, &on.error));
+            if (!came) break;
+            if (slots[at] != FAULTY_HOST_PIN) assert_int_equal(status, REFIT_ERR_DEVICE);
+        }
+    }
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
+static void each_allocation_may_fail(void **state)
+{
+    (void)state;
+    scene on;
+    failing_alloc_begin(0);
+    open_objects(&on, 90, "2", "64KiB");
+    bool came = true;
+    for (uint64_t nth = 1; came; nth++) {
+        refit_host_step *step = NULL;
+        failing_alloc_here(nth);
+        refit_status status =
+            refit_host_step_open(on.offloader, on.list, PARAMETERS, &step, &on.error);
+        came = failing_alloc_stop_here();
+        if (came && status != REFIT_OK) assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+        if (!came) assert_ok(status);
+        assert_ok(refit_host_step_close(step, &on.error));
+    }
+    close_scene(&on);
+    assert_false(failing_alloc_end());
+}
+
+static void a_step_allocates_nothing(void **state)
+{
+    (void)state;
+    scene on;
+    double squared;
+    int found_inf;
+    failing_alloc_begin(0);
+    open_scene(&on, 91, "3", "64KiB");
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    for (int step = 0; step < 3; step++) {
+        choose(&on, 10);
+        failing_alloc_here(1);
+        begin_and_name(&on);
+        assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
+        assert_false(failing_alloc_stop_here());
+        expect_all(&on);
+        check_all(&on);
+    }
+    close_scene(&on);
+    assert_false(failing_alloc_end());
+}
+
+/* Copies that stand are waited for no longer than was said, and close is refused until they end. */
+static void copies_that_stand_are_a_timeout(void **state)
+{
+    (void)state;
+    scene on;
+    double squared;
+    int found_inf;
+    open_objects(&on, 92, "2", "64KiB");
+    assert_ok(refit_offloader_close(on.offloader, &on.error));
+    /* The device waits for streams by its own configuration; this one for gradients. */
+    set(&on, "offload.timeout_ms", "50ms");
+    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        char name[32];
+        for (uint32_t i = 0; i < on.list[at].state_count; i++) {
+            snprintf(name, sizeof name, "s.%u.%u", at, i);
+            on.list[at].states[i] = add_region(&on, name, 4 * sizes[at]);
+        }
+        uint64_t each = on.list[at].beside == REFIT_BESIDE_MASTER ? 4 : 2;
+        snprintf(name, sizeof name, "b.%u", at);
+        if (on.list[at].beside != REFIT_BESIDE_NONE)
+            on.list[at].beside_region = add_region(&on, name, each * sizes[at]);
+    }
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+    choose(&on, 10);
+    faulty_device_stop(on.device);
+    begin_and_name(&on);
+    assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
+                     REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_TIMEOUT);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        assert_int_equal(refit_host_step_progress(on.step, at), REFIT_PARAMETER_NAMED);
+    }
+    assert_int_equal(refit_host_step_skip(on.step, &on.error), REFIT_ERR_TIMEOUT);
+    faulty_device_go(on.device);
+    UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    wait_all(&on);
+    faulty_device_stop(on.device);
+    choose(&on, 10);
+    on.given[0] = on.given[0];
+    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+    faulty_device_go(on.device);
+    check_all(&on);
+    close_scene(&on);
+}
+
+/* In each state; copies under way are waited for, and nothing is leaked. */
+static void it_closes_in_any_state(void **state)
+{
+    (void)state;
+    for (uint32_t at = 0; at < 7; at++) {
+        scene on;
+        open_objects(&on, 95 + at, "2", "64KiB");
+        assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+        choose(&on, 10);
+        if (at > 0) assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+        if (at == 1) assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+        if (at > 1) begin_and_name(&on);
+        if (at == 3) {
+            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_COPY);
+        }
+        if (at > 3) assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        if (at == 5) assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
+        assert_ok(refit_host_step_close(on.step, &on.error));
+        on.step = NULL;
+        refit_lease *lease;
+        assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
+        refit_lease_release(lease);
+        assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+        close_scene(&on);
+    }
+    assert_ok(refit_host_step_close(NULL, NULL));
+    assert_int_equal(refit_host_step_progress(NULL, 0), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_bits_are_those_of_the_kernel),
+        cmocka_unit_test(a_stream_that_joins_sees_new_parameters),
+        cmocka_unit_test(the_norm_does_not_depend_on_threads),
+        cmocka_unit_test(a_number_that_is_not_finite_is_found),
+        cmocka_unit_test(a_skipped_step_changes_nothing),
+        cmocka_unit_test(a_step_without_gradients_changes_nothing),
+        cmocka_unit_test(the_modes_are_those_of_the_caller),
+        cmocka_unit_test(what_a_checkpoint_brings_is_stepped),
+        cmocka_unit_test(figures_are_told),
+        cmocka_unit_test(a_wrong_parameter_is_refused),
+        cmocka_unit_test(wrong_options_are_refused),
+        cmocka_unit_test(calls_in_a_wrong_state_are_refused),
+        cmocka_unit_test(others_of_the_image_are_kept_apart),
+        cmocka_unit_test(a_broken_gradient_is_copied_again),
+        cmocka_unit_test(the_rest_of_a_step_can_be_skipped),
+        cmocka_unit_test(a_broken_copy_back_is_sent_again),
+        cmocka_unit_test(each_call_of_the_device_may_fail),
+        cmocka_unit_test(a_load_that_fails_is_repeated),
+        cmocka_unit_test(each_part_of_an_open_may_fail),
+        cmocka_unit_test(each_allocation_may_fail),
+        cmocka_unit_test(a_step_allocates_nothing),
+        cmocka_unit_test(copies_that_stand_are_a_timeout),
+        cmocka_unit_test(it_closes_in_any_state),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
