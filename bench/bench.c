@@ -141,6 +141,7 @@ static const struct benchmark {
     {"remap", bench_remap, ON_DEVICE | TAKES(TENSORS)},
     {"handover", bench_handover, ON_DEVICE | TAKES(TENSORS)},
     {"window", bench_window, ON_DEVICE | TAKES(TENSORS)},
+    {"host-step", bench_host_step, ON_DEVICE},
     {"pin", bench_pin, ON_DEVICE},
     {"broadcast", bench_broadcast, MEASURES | TAKES(DENSITY) | TAKES(WORKERS)},
     {"link", bench_link, MEASURES | TAKES(DENSITY) | TAKES(BIND) | TAKES(NETNS)},
@@ -215,10 +216,10 @@ const cli_command cli_bench = {
     .usage = "usage: refit bench NAME [OPTION...]\n\n"
              "  offload     states out and back, beside one large copy and today's trainers\n"
              "  window      states on the host stepped on the device, beside today's trainers\n"
+             "  host-step   parameters stepped on the CPU, beside the memory's limit\n"
              "  remap       device memory given back and taken again at its addresses\n"
              "  handover    weights to a process on the same GPU, beside a copy of them there\n"
-             "  broadcast   a version to 1, 2, 4, 8 and 16 workers through shared memory and\n"
-             "              TCP, beside a copy and a hash, and beside a raw ZeroMQ socket\n"
+             "  broadcast   a version to 1 to 16 workers, beside a copy and raw ZeroMQ\n"
              "  link        an update over a link, whole and as what changed, without keys\n"
              "              and with: --bind an address, a worker in --netns NAME\n"
              "  delta       updates of a density coded and applied, beside others' ways\n"

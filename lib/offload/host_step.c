@@ -116,8 +116,7 @@ struct refit_host_step {
     uint64_t out_bytes;
 };
 
-/* ---- Small things -----------------------------------------------------------------------------
- */
+/* ---- Small things ---------------------------------------------------------------------------- */
 
 static uint32_t patience(const refit_host_step *step)
 {
@@ -200,8 +199,7 @@ static refit_status find_parameter(const refit_host_step *step, uint32_t paramet
     return REFIT_OK;
 }
 
-/* ---- What is opened: the list -------------------------------------------------------------------
- */
+/* ---- What is opened: the list ---------------------------------------------------------------- */
 
 /* The list as the caller gave it, which may have been compiled with a longer struct. */
 static refit_status read_parameter(const refit_host_parameter *list, uint32_t at,
@@ -376,8 +374,7 @@ static refit_status take_list(refit_host_step *step, const refit_host_parameter 
     return REFIT_OK;
 }
 
-/* ---- What is opened: memory, streams, events, threads -------------------------------------------
- */
+/* ---- What is opened: memory, streams, events, threads ---------------------------------------- */
 
 static refit_status lay_out(refit_host_step *step, rft_layout_item *items, refit_error *error)
 {
@@ -551,8 +548,7 @@ refit_status refit_host_step_close(refit_host_step *step, refit_error *error)
     return REFIT_OK;
 }
 
-/* ---- Copies ------------------------------------------------------------------------------------
- */
+/* ---- Copies ---------------------------------------------------------------------------------- */
 
 /* Between the arena, from byte `at` on, and device memory: cut at the ends of slabs, each of which
  * is page-locked by itself, and at offload.piece_bytes. */
@@ -633,9 +629,7 @@ static refit_status drain_in(refit_host_step *step, refit_error *error)
     return REFIT_OK;
 }
 
-/* ---- Gradients come
- * ------------------------------------------------------------------------------
- */
+/* ---- Gradients come -------------------------------------------------------------------------- */
 
 static refit_status put_gradient(refit_host_step *step, step_parameter *parameter,
                                  refit_stream_ref stream, refit_error *error)
@@ -747,9 +741,7 @@ static void clear_chunks(refit_host_step *step)
     step->queued = 0;
 }
 
-/* ---- The norm
- * ------------------------------------------------------------------------------------
- */
+/* ---- The norm -------------------------------------------------------------------------------- */
 
 static void sum_chunk(void *user, uint32_t item, uint32_t worker)
 {
@@ -806,9 +798,7 @@ refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *f
     return REFIT_OK;
 }
 
-/* ---- Begin, name, skip
- * ---------------------------------------------------------------------------
- */
+/* ---- Begin, name, skip ----------------------------------------------------------------------- */
 
 /* The regions are those that open has seen. */
 static refit_status check_regions(const refit_host_step *step, refit_error *error)
@@ -997,9 +987,7 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
     return REFIT_OK;
 }
 
-/* ---- Parameters return
- * ---------------------------------------------------------------------------
- */
+/* ---- Parameters return ----------------------------------------------------------------------- */
 
 static refit_status end_send(refit_host_step *step, uint32_t number, refit_error *error)
 {
@@ -1121,9 +1109,7 @@ refit_status refit_host_step_join(refit_host_step *step, uint32_t parameter,
     return rft_device_event_join(device_of(step), step->parameters[last].back, stream, error);
 }
 
-/* ---- The step
- * ------------------------------------------------------------------------------------
- */
+/* ---- The step -------------------------------------------------------------------------------- */
 
 static void *moved(void *array, uint64_t bytes)
 {
@@ -1276,9 +1262,7 @@ uint32_t refit_host_step_progress(const refit_host_step *step, uint32_t paramete
            (it->returned ? REFIT_PARAMETER_RETURNED : 0u);
 }
 
-/* ---- Between steps
- * -------------------------------------------------------------------------------
- */
+/* ---- Between steps --------------------------------------------------------------------------- */
 
 /* Masters that are their parameters, and remainders of such masters. */
 static void renew_chunk(void *user, uint32_t item, uint32_t worker)

@@ -1,22 +1,20 @@
 /*
  * refit/host_step.h: a share of the parameters is stepped on the CPU.
  *
- *              ┌──────────────────────── skip ───────────────────────┐
- *              ▼                                                     │
- *     IDLE ──begin──► GATHERING ──run──► RETURNING ──wait──► IDLE    │
- *                         │  │                                       │
- *                         │  └─run failed─► STEPPING ──run──► …      │
- *                         └──────────────────────────────────────────┘
+ *     IDLE ──begin──► GATHERING ──run──► RETURNING ──wait, begin──► IDLE
+ *      ▲                │   │                ▲
+ *      └──────skip──────┘   │ run fails      │ run, skip
+ *                           └──► STEPPING ───┘
  *
  * The optimizer states of these parameters are regions of an OFFLOADED offloader with
  * REFIT_HOME_HOST, and never visit the device. Their gradients come to the host while the backward
  * pass goes on, the CPU steps them, and the new parameters return:
  *
  *     refit_host_step_begin(step, groups, count, &error);
- *     refit_host_step_gradient(step, p, gradient, number, stream, &error);   as each is final
- *     refit_host_step_norm(step, &squared, &found_inf, &error);              only to clip or to
- * skip refit_host_step_run(step, unscale, clip, stream, &error);              or
- * refit_host_step_skip refit_host_step_join(step, p, stream, &error); before its next use
+ *     refit_host_step_gradient(step, p, gradient, n, stream, &error);    as each becomes final
+ *     refit_host_step_norm(step, &squared, &found_inf, &error);          to clip, or to skip
+ *     refit_host_step_run(step, unscale, clip, stream, &error);          or refit_host_step_skip
+ *     refit_host_step_join(step, p, stream, &error);                     before its next use
  *
  * The bits are those of torch.optim's single-tensor path on the CPU, in any division between
  * threads (kernels/adam.h says op by op which bits are meant). Arithmetic follows the rounding and
