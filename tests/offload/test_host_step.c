@@ -954,6 +954,47 @@ static void a_broken_gradient_is_copied_again(void **state)
     }
 }
 
+/* The work that makes a gradient fails, or that which run is to follow: the first leaves the
+ * parameter as it was, the second is told by wait. */
+static void work_of_the_caller_that_fails_is_told(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 31, "2", "64KiB");
+    choose(&on, 0);
+    on.named[3] = on.named[5] = true;
+    begin_and_name(&on);
+    on.named[6] = true;
+    uint64_t bytes = width(on.list[6].gradient_type) * on.list[6].elements;
+    assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(
+        refit_stream_copy(on.device, on.stream, on.gradients[6], on.given[6], bytes, &on.error));
+    assert_ok(refit_host_step_gradient(on.step, 6, on.gradients[6], 1, on.stream, &on.error));
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
+    assert_int_equal(refit_host_step_progress(on.step, 6), REFIT_PARAMETER_NAMED);
+    assert_true((refit_host_step_progress(on.step, 3) & REFIT_PARAMETER_STEPPED) != 0);
+    test_write(on.inner, on.gradients[6], on.given[6], bytes);
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    wait_all(&on);
+    check_all(&on);
+
+    choose(&on, 10);
+    begin_and_name(&on);
+    void *other;
+    assert_ok(refit_memory_alloc(on.device, 64, &other, &on.error));
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(refit_stream_copy(on.device, on.stream, other, on.given[5], 64, &on.error));
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+    wait_all(&on);
+    check_all(&on);
+    assert_ok(refit_memory_free(on.device, other, &on.error));
+    close_scene(&on);
+}
+
 /* What could not be stepped is given up; what was stepped returns. */
 static void the_rest_of_a_step_can_be_skipped(void **state)
 {
@@ -1255,6 +1296,7 @@ int main(void)
         cmocka_unit_test(windows_step_other_regions_meanwhile),
         cmocka_unit_test(regions_that_were_removed_are_missed),
         cmocka_unit_test(a_broken_gradient_is_copied_again),
+        cmocka_unit_test(work_of_the_caller_that_fails_is_told),
         cmocka_unit_test(the_rest_of_a_step_can_be_skipped),
         cmocka_unit_test(a_broken_copy_back_is_sent_again),
         cmocka_unit_test(each_call_of_the_device_may_fail),
