@@ -63,6 +63,8 @@ typedef struct scene {
     refit_error error;
 } scene;
 
+static bool with_verify; /* scenes have offload.verify */
+
 static const uint64_t sizes[PARAMETERS] = {1, 7, 1000, 16384, 16385, 40000, 70001, 512};
 
 static uint64_t below(scene *on, uint64_t bound)
@@ -187,6 +189,7 @@ static void open_objects(scene *on, uint64_t seed, const char *threads, const ch
     set(on, "offload.timeout_ms", "20s");
     set(on, "offload.take_turns", "false");
     set(on, "offload.host_step_threads", threads);
+    set(on, "offload.verify", with_verify ? "true" : "false");
     assert_ok(faulty_device_open(test_device_spec("host"), &on->device, &on->error));
     on->inner = faulty_device_inner(on->device);
     assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
@@ -887,23 +890,101 @@ static void windows_step_other_regions_meanwhile(void **state)
     close_scene(&on);
 }
 
+static void bind_all(scene *on, void **memory)
+{
+    for (uint32_t at = 0; at < refit_offloader_count(on->offloader); at++) {
+        refit_region_info info = {.size = sizeof info};
+        assert_ok(refit_offloader_region(on->offloader, at, &info, &on->error));
+        if (memory[at] == NULL)
+            assert_ok(refit_memory_alloc(on->device, info.bytes, &memory[at], &on->error));
+        assert_ok(refit_offloader_bind(on->offloader, at, memory[at], &on->error));
+    }
+}
+
+static void restore_all(scene *on, void **memory)
+{
+    bind_all(on, memory);
+    assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
+    assert_ok(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error));
+}
+
+/* States that left the device with a digest are stepped, and return: no digest of before is held
+ * against them. */
+static void stepped_states_return_to_the_device(void **state)
+{
+    (void)state;
+    scene on;
+    void *memory[64] = {NULL};
+    with_verify = true;
+    open_scene(&on, 15, "2", "64KiB");
+    with_verify = false;
+    uint32_t count = refit_offloader_count(on.offloader);
+    assert_true(count <= 64);
+    restore_all(&on, memory);
+    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_ok(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error));
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    restore_all(&on, memory);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        const refit_host_parameter *it = &on.list[at];
+        for (uint32_t i = 0; i < it->state_count; i++) {
+            assert_device_equal(on.inner, memory[it->states[i]], on.expected[at].states[i],
+                                4 * it->elements);
+        }
+    }
+    for (uint32_t at = 0; at < count; at++) {
+        assert_ok(refit_memory_free(on.device, memory[at], &on.error));
+    }
+    close_scene(&on);
+}
+
+/* Memory of the image that a step alone has written does not show through in new regions. */
+static void new_regions_begin_as_zeros(void **state)
+{
+    (void)state;
+    scene on;
+    void *memory[64] = {NULL};
+    open_objects(&on, 16, "2", "64KiB");
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    assert_ok(refit_host_step_load(on.step, 0, on.stream, &on.error));
+    choose(&on, 10);
+    begin_and_name(&on);
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    wait_all(&on);
+    assert_ok(refit_host_step_close(on.step, &on.error));
+    on.step = NULL;
+    uint32_t count = refit_offloader_count(on.offloader);
+    restore_all(&on, memory);
+    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
+    assert_ok(refit_offloader_clear(on.offloader, &on.error));
+    for (uint32_t at = 0; at < count; at++) {
+        assert_ok(refit_memory_free(on.device, memory[at], &on.error));
+    }
+    refit_region_id id = add_region(&on, "new", 100000);
+    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    refit_lease *lease;
+    const void *bytes;
+    uint64_t read;
+    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
+    assert_ok(refit_lease_read(lease, id, &bytes, &read, &on.error));
+    for (uint64_t i = 0; i < read; i++) {
+        assert_int_equal(((const unsigned char *)bytes)[i], 0);
+    }
+    refit_lease_release(lease);
+    close_scene(&on);
+}
+
 /* Regions that were removed and added again are others: the host step says so. */
 static void regions_that_were_removed_are_missed(void **state)
 {
     (void)state;
     scene on;
-    void *memory[64];
+    void *memory[64] = {NULL};
     open_scene(&on, 14, "2", "64KiB");
     uint32_t count = refit_offloader_count(on.offloader);
-    assert_true(count <= 64);
-    for (uint32_t at = 0; at < count; at++) {
-        refit_region_info info = {.size = sizeof info};
-        assert_ok(refit_offloader_region(on.offloader, at, &info, &on.error));
-        assert_ok(refit_memory_alloc(on.device, info.bytes, &memory[at], &on.error));
-        assert_ok(refit_offloader_bind(on.offloader, at, memory[at], &on.error));
-    }
-    assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
-    assert_ok(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error));
+    restore_all(&on, memory);
     assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error), REFIT_ERR_STATE);
     assert_ok(refit_offloader_unseal(on.offloader, &on.error));
     assert_ok(refit_offloader_clear(on.offloader, &on.error));
@@ -1228,6 +1309,20 @@ static void copies_that_stand_are_a_timeout(void **state)
     assert_ok(refit_offloader_seal(on.offloader, &on.error));
     assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
     assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+    faulty_device_stop(on.device);
+    /* A gradient that could not be named may still be read. */
+    faulty_device_fail(on.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(
+        refit_host_step_gradient(on.step, 6, on.gradients[6], 1, REFIT_STREAM_NONE, &on.error),
+        REFIT_ERR_DEVICE);
+    assert_int_equal(refit_host_step_progress(on.step, 6), 0);
+    assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
+                     REFIT_ERR_TIMEOUT);
+    faulty_device_go(on.device);
+    UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+    assert_true(squared == 0);
+    assert_ok(refit_host_step_skip(on.step, &on.error));
     choose(&on, 10);
     faulty_device_stop(on.device);
     begin_and_name(&on);
@@ -1294,6 +1389,8 @@ int main(void)
         cmocka_unit_test(calls_in_a_wrong_state_are_refused),
         cmocka_unit_test(others_of_the_image_are_kept_apart),
         cmocka_unit_test(windows_step_other_regions_meanwhile),
+        cmocka_unit_test(stepped_states_return_to_the_device),
+        cmocka_unit_test(new_regions_begin_as_zeros),
         cmocka_unit_test(regions_that_were_removed_are_missed),
         cmocka_unit_test(a_broken_gradient_is_copied_again),
         cmocka_unit_test(work_of_the_caller_that_fails_is_told),
