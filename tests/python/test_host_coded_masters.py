@@ -349,6 +349,24 @@ def test_weights_are_held_only_while_copies_read_them() -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("leaves", [False, True])
+def test_masters_that_were_written_and_get_no_gradient_are_rounded(make: Any, leaves: bool) -> None:
+    plain, ours, _, controller = _trained(make)
+    with controller:
+        for one in (plain, ours):
+            one[2][3].mul_(1.25)
+        if leaves:
+            controller.clear()
+            controller.restore()
+        for seed in (1, 1):  # which gives that one no gradient
+            _step(plain[0], plain[2], seed)
+            _step(ours[0], ours[2], seed)
+            assert all(map(torch.equal, ours[1], plain[1]))
+            assert _held(ours[2]) == ON_HOST
+        _goes_on(plain, ours)
+
+
+@BOTH
 def test_weights_that_were_changed_unseen_lose_nothing(make: Any) -> None:
     plain, ours, _, controller = _trained(make)
     with controller:

@@ -109,6 +109,8 @@ class HostMasters:
         """The bytes of coded masters that are away and not in the image."""
         self._in_use: dict[int, torch.Tensor] = {}
         self._weights: Mapping[int, torch.Tensor] = framework.stepped_masters()
+        self._used = set(self._weights)
+        """Masters that other code may have written since the last step of their optimizer."""
         bring_back = cast(Any, torch.compiler).disable(self._bring_back)
         self._absence = Absence(bring_back, lock, zeroable=_NONE)
         self._undo: list[Undo] = []
@@ -269,6 +271,7 @@ class HostMasters:
             advise(why)
             raise
         self.release()
+        self._used.update(self._weights)
 
     def _return(self, fill: Callable[[Sequence[Kept]], None]) -> None:
         """Takes the memory of all masters, which ``fill`` writes."""
@@ -316,6 +319,19 @@ class HostMasters:
                 self._write_all([one])
             except CorruptError:
                 _over(one.parameter).view(-1).copy_(self.weight_of(one))
+
+    def round_written(self, found: Iterable[Kept]) -> None:
+        """Before a step of these masters: those without a gradient are not stepped in a window. The
+        framework rounds weights from them too, which matters if they may have been written."""
+        mine = [one for one in found if id(one.parameter) in self._used]
+        without = [one for one in mine if one.parameter.grad is None]
+        if without:
+            self.bring_back()
+            self.look_again()
+            with torch.no_grad():
+                for one in without:
+                    self.weight_of(one).copy_(one.parameter.detach().view(-1))
+        self._used.difference_update(id(one.parameter) for one in mine)
 
     def round_others(self) -> None:
         """Behind a step that was resumed, which the framework has not seen: it rounds weights from

@@ -410,6 +410,8 @@ class HostStates:
             if _found_inf(optimizer):
                 return stepping
             self._loading.clear()  # of a load that failed
+            mine = [one for one in self._kept_of(optimizer) if one.master is not None]
+            self._masters.round_written(mine)
             self._settle_in()
             entries = list(entries_of(optimizer, self._kept))
             self._masters.look_again()
