@@ -111,7 +111,10 @@ struct refit_host_step {
 
     int64_t began; /* run; 0: not yet */
     int64_t exposed;
-    atomic_int_fast64_t finished; /* when the last byte had returned, or 0 */
+    uint32_t finish_calls;        /* of note_finish, since open */
+    atomic_uint_fast32_t noted;   /* of these, those that were made */
+    atomic_int_fast64_t finished; /* when the last was */
+    bool finish_is_last;          /* it stands behind all copies of this step */
     uint64_t in_bytes;
     uint64_t out_bytes;
 };
@@ -523,6 +526,7 @@ refit_status refit_host_step_open(refit_offloader *offloader,
     RFT_REFUSE_IF(step == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a host step");
     step->offloader = offloader;
     atomic_init(&step->finished, 0);
+    atomic_init(&step->noted, 0);
     refit_status status = open_parts(step, parameters, count, error);
     if (status != REFIT_OK) {
         /* Nothing was put on a stream that is open. */
@@ -579,17 +583,6 @@ static refit_status copy_range(refit_host_step *step, bool to_host, uint64_t at,
     return REFIT_OK;
 }
 
-/* Makes `follower` wait for what `stream` has queued. `*follows`: there is anything to wait for. */
-static refit_status follow(refit_host_step *step, rft_event *event, refit_stream_ref stream,
-                           refit_stream_ref follower, bool *follows, refit_error *error)
-{
-    *follows = false;
-    if (stream.native == NULL) return REFIT_OK;
-    RFT_TRY(rft_device_event_record(device_of(step), event, stream, error));
-    *follows = true;
-    return rft_device_event_join(device_of(step), event, follower, error);
-}
-
 /* Waits for an event; `*over`: it is done, well or not. A wait that itself failed does not say so.
  */
 static refit_status see(refit_host_step *step, rft_event *event, uint32_t timeout_ms, bool *over,
@@ -605,28 +598,63 @@ static refit_status see(refit_host_step *step, rft_event *event, uint32_t timeou
     return status;
 }
 
-/* The failure of work that the caller had queued, behind which copies have ended. */
-static refit_status see_before(refit_host_step *step, rft_event *event, bool *follows,
-                               refit_error *error)
-{
-    if (!*follows) return REFIT_OK;
-    *follows = false;
-    return rft_device_event_wait(device_of(step), event, 0, error);
-}
-
-/* Waits until nothing that was put on `in` reads device memory any more. */
-static refit_status drain_in(refit_host_step *step, refit_error *error)
+/* Waits for the work of the caller that an event stands behind, and tells its failure, once.
+ * `*follows`: this has not been told yet; it stays so while the work is under way. */
+static refit_status see_before(refit_host_step *step, rft_event *event, uint32_t timeout_ms,
+                               bool *follows, refit_error *error)
 {
     bool over;
-    refit_error said;
-    RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
-    refit_status status = see(step, step->drained, patience(step), &over, &said);
-    if (!over) {
+    if (!*follows) return REFIT_OK;
+    refit_status status = see(step, event, timeout_ms, &over, error);
+    *follows = !over;
+    return status;
+}
+
+/* Makes `follower` wait for what `stream` has queued. `*follows`: there is anything to wait for. An
+ * event that is recorded again forgets the failure that it has taken from its stream: so that is
+ * told first, and nothing is recorded. While the event is under way, the failure is still the
+ * stream's. */
+static refit_status follow(refit_host_step *step, rft_event *event, refit_stream_ref stream,
+                           refit_stream_ref follower, bool *follows, refit_error *error)
+{
+    refit_error said = {0};
+    refit_status status = see_before(step, event, 0, follows, &said);
+    if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
         if (error != NULL) *error = said;
         return status;
     }
-    step->loose = false;
-    return REFIT_OK;
+    if (stream.native == NULL) return REFIT_OK;
+    RFT_TRY(rft_device_event_record(device_of(step), event, stream, error));
+    *follows = true;
+    return rft_device_event_join(device_of(step), event, follower, error);
+}
+
+/* Waits until nothing that was put on `in` reads device memory any more, and for the work that made
+ * gradients which will not be stepped: `all`, or those that could not be named. `*over`: both have
+ * ended, well or not. A failure of that work is told; one of the copies does not matter. */
+static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_error *error)
+{
+    uint32_t timeout_ms = patience(step);
+    int64_t deadline = rft_deadline(timeout_ms);
+    refit_error first = {0}, said = {0};
+    *over = false;
+    RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
+    refit_status status = see(step, step->drained, timeout_ms, over, &said);
+    if (!*over) {
+        if (error != NULL) *error = said;
+        return status;
+    }
+    for (uint32_t at = 0; at < step->count && *over; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        if (parameter->named && !all) continue;
+        uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+        status = see_before(step, parameter->ready, left_ms, &parameter->follows, &said);
+        note(&first, status, &said);
+        *over = !parameter->follows;
+    }
+    if (*over) step->loose = false;
+    if (error != NULL && first.status != REFIT_OK) *error = first;
+    return first.status;
 }
 
 /* ---- Gradients come -------------------------------------------------------------------------- */
@@ -652,18 +680,22 @@ static refit_status start_gradient(refit_host_step *step, step_parameter *parame
     return status;
 }
 
-/* Waits until it has landed. A copy that has failed is not under way any more. */
+/* Waits until it has landed. A copy that has failed is not under way any more. If the work that
+ * made the gradient has failed too, that is what is told: the caller has to make it again. */
 static refit_status see_gradient(refit_host_step *step, step_parameter *parameter,
                                  uint32_t timeout_ms, refit_error *error)
 {
     bool over;
+    refit_error said = {0};
+    int64_t deadline = rft_deadline(timeout_ms);
     if (!parameter->copying) return REFIT_OK;
     refit_status status = see(step, parameter->landed, timeout_ms, &over, error);
     if (!over) return status;
-    parameter->copying = false;
-    if (status == REFIT_OK) {
-        status = see_before(step, parameter->ready, &parameter->follows, error);
-    }
+    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+    refit_status made = see_before(step, parameter->ready, left_ms, &parameter->follows, &said);
+    parameter->copying = parameter->follows;
+    if (made != REFIT_OK && error != NULL) *error = said;
+    if (made != REFIT_OK) status = made;
     if (status != REFIT_OK) return status;
     parameter->has_landed = true;
     step->in_bytes += bytes_of(parameter->is.gradient_type, parameter->is.elements);
@@ -706,7 +738,10 @@ static refit_status gather(refit_host_step *step, void (*wave)(refit_host_step *
         at++;
     }
     wave(step, &first);
-    if (first.status == REFIT_OK && step->loose) note(&first, drain_in(step, &said), &said);
+    bool over;
+    if (first.status == REFIT_OK && step->loose) {
+        note(&first, drain_in(step, false, &over, &said), &said);
+    }
     if (error != NULL && first.status != REFIT_OK) *error = first;
     return first.status;
 }
@@ -916,7 +951,7 @@ static void reset_step(refit_host_step *step)
     step->named_count = 0;
     step->follows = false;
     step->began = step->exposed = 0;
-    atomic_store(&step->finished, 0);
+    step->finish_is_last = false;
     step->in_bytes = step->out_bytes = 0;
 }
 
@@ -973,8 +1008,9 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
 {
     RFT_TRY(refuse_null(step, error));
     if (step->state == STEP_IDLE || step->state == STEP_RETURNING) return REFIT_OK;
-    RFT_TRY(account(step, drain_in(step, error)));
-    bool any = false;
+    bool any = false, over;
+    refit_status status = drain_in(step, true, &over, error);
+    if (!over) return account(step, status);
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
         parameter->copying = false;
@@ -982,9 +1018,10 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
         if (!parameter->stepped) parameter->named = parameter->has_landed = false;
     }
     step->named_count = 0;
+    if (!any) step->began = 0;
     set_stepping(step->offloader, false);
-    step->state = any ? STEP_RETURNING : STEP_IDLE;
-    return REFIT_OK;
+    step->state = any || step->follows ? STEP_RETURNING : STEP_IDLE;
+    return account(step, status);
 }
 
 /* ---- Parameters return ----------------------------------------------------------------------- */
@@ -1015,6 +1052,7 @@ static void send_again(refit_host_step *step, refit_error *first)
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
         if (!parameter->stepped || parameter->sending || parameter->returned) continue;
+        step->finish_is_last = false;
         refit_status status = send_range(step, at, 0, parameter->is.elements, &said);
         if (status == REFIT_OK) status = end_send(step, at, &said);
         note(first, status, &said);
@@ -1040,8 +1078,8 @@ static refit_status see_return(refit_host_step *step, step_parameter *parameter,
 static void tell_figures(refit_host_step *step)
 {
     rft_step_figures *steps = &step->offloader->steps;
-    int64_t ended = atomic_load(&step->finished);
-    if (ended == 0) ended = rft_now();
+    bool noted = step->finish_is_last && atomic_load(&step->noted) == step->finish_calls;
+    int64_t ended = noted ? atomic_load(&step->finished) : rft_now();
     steps->count++;
     steps->host_in_bytes = step->in_bytes;
     steps->host_out_bytes = step->out_bytes;
@@ -1074,9 +1112,16 @@ refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, re
         note(&first, status, &said);
     }
     if (!all_returned(step)) return answer(step, &first, error);
-    note(&first, see_before(step, step->before, &step->follows, &said), &said);
-    if (step->state == STEP_RETURNING) {
-        tell_figures(step);
+    /* Where nothing was sent, or sent again behind it, the caller's work may be under way. */
+    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+    refit_status status = see_before(step, step->before, left_ms, &step->follows, &said);
+    if (status == REFIT_ERR_TIMEOUT && first.status == REFIT_OK) {
+        if (error != NULL) *error = said;
+        return status;
+    }
+    note(&first, status, &said);
+    if (step->state == STEP_RETURNING && !step->follows) {
+        if (step->began != 0) tell_figures(step); /* 0: all of it was skipped */
         step->state = STEP_IDLE;
     }
     return answer(step, &first, error);
@@ -1202,6 +1247,15 @@ static void note_finish(void *user)
 {
     refit_host_step *step = user;
     atomic_store(&step->finished, rft_now());
+    atomic_fetch_add(&step->noted, 1);
+}
+
+/* Without the call, the time is that at which wait or begin sees the end. */
+static void call_at_end(refit_host_step *step)
+{
+    step->finish_is_last =
+        refit_stream_call(device_of(step), step->out, note_finish, step, NULL) == REFIT_OK;
+    if (step->finish_is_last) step->finish_calls++;
 }
 
 static refit_status check_factors(const refit_host_step *step, double unscale, double clip,
@@ -1223,15 +1277,16 @@ static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_er
 {
     refit_error first = {0}, said = {0};
     if (step->began == 0) step->began = rft_now();
-    if (step->follows) { /* of a run that failed */
-        refit_status status = rft_device_event_wait(device_of(step), step->before, 0, &said);
-        if (status != REFIT_ERR_TIMEOUT) note(&first, status, &said);
+    /* Of a run that failed: told behind the step. */
+    refit_status status = see_before(step, step->before, 0, &step->follows, &said);
+    if (status != REFIT_ERR_TIMEOUT) note(&first, status, &said);
+    status = follow(step, step->before, stream, step->out, &step->follows, &said);
+    note(&first, status, &said);
+    if (status == REFIT_OK) {
+        send_again(step, &first);
+        note(&first, gather(step, step_landed, &said), &said);
+        call_at_end(step);
     }
-    RFT_TRY(follow(step, step->before, stream, step->out, &step->follows, error));
-    send_again(step, &first);
-    note(&first, gather(step, step_landed, &said), &said);
-    refit_status status = refit_stream_call(device_of(step), step->out, note_finish, step, NULL);
-    (void)status; /* then the time is that at which a call sees the end */
     if (error != NULL && first.status != REFIT_OK) *error = first;
     return first.status;
 }
@@ -1299,16 +1354,26 @@ static void renew_all(refit_host_step *step)
 
 static refit_status load_all(refit_host_step *step, refit_stream_ref after, refit_error *error)
 {
-    bool over, follows;
-    RFT_TRY(follow(step, step->before, after, step->in, &follows, error));
-    for (uint32_t at = 0; at < step->count; at++) {
+    bool over;
+    refit_error said = {0};
+    uint32_t timeout_ms = patience(step);
+    int64_t deadline = rft_deadline(timeout_ms);
+    RFT_TRY(follow(step, step->before, after, step->in, &step->follows, error));
+    refit_status status = REFIT_OK;
+    for (uint32_t at = 0; at < step->count && status == REFIT_OK; at++) {
         const step_parameter *parameter = &step->parameters[at];
-        RFT_TRY(copy_range(step, true, parameter->weights_at, parameter->is.memory,
-                           bytes_of(parameter->is.type, parameter->is.elements), error));
+        status = copy_range(step, true, parameter->weights_at, parameter->is.memory,
+                            bytes_of(parameter->is.type, parameter->is.elements), error);
     }
-    RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
-    RFT_TRY(see(step, step->drained, patience(step), &over, error));
-    return see_before(step, step->before, &follows, error);
+    if (status == REFIT_OK) {
+        status = rft_device_event_record(device_of(step), step->drained, step->in, error);
+    }
+    if (status == REFIT_OK) status = see(step, step->drained, timeout_ms, &over, error);
+    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+    refit_status made = see_before(step, step->before, left_ms, &step->follows, &said);
+    if (made == REFIT_OK || (made == REFIT_ERR_TIMEOUT && status != REFIT_OK)) return status;
+    if (error != NULL) *error = said;
+    return made;
 }
 
 refit_status refit_host_step_load(refit_host_step *step, int renew, refit_stream_ref after,

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <refit.h>
 
@@ -1076,6 +1077,208 @@ static void work_of_the_caller_that_fails_is_told(void **state)
     close_scene(&on);
 }
 
+/* Work of the caller's on its stream, which breaks with `status`. */
+static void break_work(scene *on, void *memory, uint64_t bytes, refit_status status)
+{
+    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, status);
+    assert_ok(refit_stream_copy(on->device, on->stream, memory, on->given[5], bytes, &on->error));
+}
+
+/* As break_work, and it has ended. */
+static void break_work_now(scene *on, void *memory, uint64_t bytes, refit_status status)
+{
+    break_work(on, memory, bytes, status);
+    assert_ok(refit_stream_wait(on->inner, on->stream, PATIENCE_MS, &on->error));
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+    (void)clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* Nothing returns, so nothing but the wait itself stands behind the work that run is to follow. */
+static void work_behind_which_nothing_returns_is_waited_for(void **state)
+{
+    (void)state;
+    scene on;
+    void *other;
+    open_scene(&on, 110, "2", "64KiB");
+    assert_ok(refit_memory_alloc(on.device, 64, &other, &on.error));
+    for (int breaks = 0; breaks < 2; breaks++) {
+        choose(&on, 0);
+        begin_and_name(&on);
+        faulty_device_stop(on.device);
+        if (breaks) faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        assert_ok(refit_stream_copy(on.device, on.stream, other, on.given[5], 64, &on.error));
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        assert_int_equal(refit_host_step_wait(on.step, 0, &on.error), REFIT_ERR_TIMEOUT);
+        double began = seconds();
+        assert_int_equal(refit_host_step_wait(on.step, 50, &on.error), REFIT_ERR_TIMEOUT);
+        assert_true(seconds() - began >= 0.049);
+        assert_int_equal(stats_of(&on).step_failures, 0);
+        faulty_device_go(on.device);
+        if (breaks) {
+            assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+        }
+        assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+        assert_ok(refit_host_step_skip(on.step, &on.error));
+        check_all(&on);
+    }
+    assert_ok(refit_memory_free(on.device, other, &on.error));
+    close_scene(&on);
+}
+
+/* Work and the copy behind it fail: the work is what is told, for its gradient has to be made
+ * again. If the copy could not be put behind it, the second naming tells of it. */
+static void work_that_fails_is_told_before_its_copy(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 111, "2", "64KiB");
+    uint64_t bytes = width(on.list[5].gradient_type) * on.list[5].elements;
+    for (int named_twice = 0; named_twice < 2; named_twice++) {
+        choose(&on, 0);
+        on.named[3] = true;
+        begin_and_name(&on);
+        on.named[5] = true;
+        uint64_t number = on.expected[5].number + 1;
+        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
+        if (named_twice) {
+            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+            assert_int_equal(
+                refit_host_step_gradient(on.step, 5, on.gradients[5], number, on.stream, &on.error),
+                REFIT_ERR_DEVICE);
+            /* An event that is reached has the failure; before, the stream has it. */
+            assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+            assert_int_equal(
+                refit_host_step_gradient(on.step, 5, on.gradients[5], number, on.stream, &on.error),
+                REFIT_ERR_COPY);
+            assert_int_equal(refit_host_step_progress(on.step, 5), 0);
+            test_write(on.inner, on.gradients[5], on.given[5], bytes);
+        } else {
+            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+        }
+        assert_ok(
+            refit_host_step_gradient(on.step, 5, on.gradients[5], number, on.stream, &on.error));
+        if (!named_twice) {
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_COPY);
+            assert_int_equal(refit_host_step_progress(on.step, 5), REFIT_PARAMETER_NAMED);
+            test_write(on.inner, on.gradients[5], on.given[5], bytes);
+        }
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+    }
+    close_scene(&on);
+}
+
+/* Gradients are dropped, and a step counts for none; that work has failed is told all the same. */
+static void a_skip_tells_of_work_that_failed(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 112, "2", "64KiB");
+    uint64_t bytes = width(on.list[5].gradient_type) * on.list[5].elements;
+    for (int unnamed = 0; unnamed < 2; unnamed++) {
+        choose(&on, 0);
+        on.named[3] = true;
+        begin_and_name(&on);
+        break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
+        if (unnamed) faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+        assert_int_equal(
+            refit_host_step_gradient(on.step, 5, on.gradients[5], 1, on.stream, &on.error),
+            unnamed ? REFIT_ERR_DEVICE : REFIT_OK);
+        assert_int_equal(refit_host_step_skip(on.step, &on.error), REFIT_ERR_COPY);
+        assert_ok(refit_host_step_skip(on.step, &on.error));
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            assert_int_equal(refit_host_step_progress(on.step, at), 0);
+        }
+        assert_ok(refit_host_step_wait(on.step, 0, &on.error));
+        check_all(&on);
+    }
+    /* What run was to follow has failed, and nothing was stepped. */
+    choose(&on, 0);
+    on.named[3] = true;
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+    begin_and_name(&on);
+    break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_DEVICE);
+    assert_ok(refit_host_step_skip(on.step, &on.error));
+    assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+    assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
+    assert_int_equal(stats_of(&on).step_count, 0);
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    assert_int_equal(stats_of(&on).step_count, 1);
+    close_scene(&on);
+}
+
+/* A run and a load that fail twice over tell of the caller's work first. */
+static void work_that_fails_is_not_lost_by_other_failures(void **state)
+{
+    (void)state;
+    scene on;
+    void *other;
+    open_scene(&on, 113, "2", "64KiB");
+    assert_ok(refit_memory_alloc(on.device, 64, &other, &on.error));
+    choose(&on, 10);
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 4, REFIT_ERR_DEVICE);
+    begin_and_name(&on);
+    break_work_now(&on, other, 64, REFIT_ERR_COPY);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_DEVICE);
+    assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+    faulty_device_fail(on.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
+    UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    for (int later = 0; later < 2; later++) {
+        break_work_now(&on, other, 64, REFIT_ERR_COPY);
+        if (later) {
+            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+        } else {
+            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+        }
+        assert_int_equal(refit_host_step_load(on.step, 0, on.stream, &on.error), REFIT_ERR_COPY);
+        assert_ok(refit_host_step_load(on.step, 0, on.stream, &on.error));
+        check_all(&on);
+    }
+    assert_ok(refit_memory_free(on.device, other, &on.error));
+    close_scene(&on);
+}
+
+/* The figure ends with the last byte, not with the first try to bring it. */
+static void copies_that_are_sent_again_count_as_time(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 114, "2", "64KiB");
+    choose(&on, 10);
+    begin_and_name(&on);
+    double squared;
+    int found_inf;
+    assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
+    double began = seconds();
+    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    expect_all(&on);
+    assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+    (void)nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
+    wait_all(&on);
+    assert_true(stats_of(&on).step_seconds_last >= 0.05);
+    assert_true(stats_of(&on).step_seconds_last <= seconds() - began);
+    check_all(&on);
+    close_scene(&on);
+}
+
 /* What could not be stepped is given up; what was stepped returns. */
 static void the_rest_of_a_step_can_be_skipped(void **state)
 {
@@ -1394,6 +1597,11 @@ int main(void)
         cmocka_unit_test(regions_that_were_removed_are_missed),
         cmocka_unit_test(a_broken_gradient_is_copied_again),
         cmocka_unit_test(work_of_the_caller_that_fails_is_told),
+        cmocka_unit_test(work_behind_which_nothing_returns_is_waited_for),
+        cmocka_unit_test(work_that_fails_is_told_before_its_copy),
+        cmocka_unit_test(a_skip_tells_of_work_that_failed),
+        cmocka_unit_test(work_that_fails_is_not_lost_by_other_failures),
+        cmocka_unit_test(copies_that_are_sent_again_count_as_time),
         cmocka_unit_test(the_rest_of_a_step_can_be_skipped),
         cmocka_unit_test(a_broken_copy_back_is_sent_again),
         cmocka_unit_test(each_call_of_the_device_may_fail),

@@ -218,8 +218,8 @@ refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *
  *
  * Errors:
  * - REFIT_ERR_STATE: not in GATHERING
- * - REFIT_ERR_COPY and others: a gradient has not arrived, or work on its stream failed; the next
- * call copies it again
+ * - REFIT_ERR_COPY and others: a gradient has not arrived, or work on its stream failed, which is
+ * told before a failure of the copy; the next call copies it again, as the device then has it
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *step, double *squared,
@@ -252,6 +252,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_run(refit_host_step *ste
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE: gradients are still being read; skip tries again
+ * - REFIT_ERR_COPY and others: work that was to make a gradient has failed. This is told once, and
+ * the gradients are dropped, unless skip called again answers an error too
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_skip(refit_host_step *step,
                                                              refit_error *error);
@@ -274,8 +276,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_join(refit_host_step *st
                                                              refit_error *error);
 
 /*
- * Waits until every stepped parameter is back, at most `timeout_ms` (0: only looks). Copies that
- * failed are started again, once a call.
+ * Waits until every stepped parameter is back, and until what the stream of run had queued is done,
+ * at most `timeout_ms` (0: only looks). Copies that failed are started again, once a call.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT
