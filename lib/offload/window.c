@@ -1107,6 +1107,9 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
     rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(item->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "region %s is not kept, so the image has no bytes of it", item->name);
+    RFT_REFUSE_IF(item->on_cpu, error, REFIT_ERR_INVALID,
+                  "region %s is stepped on the CPU, by a host step: use refit_host_step_region",
+                  item->name);
     RFT_REFUSE_IF(item->coded, error, REFIT_ERR_UNSUPPORTED,
                   "region %s is in the image as what its weights lack: read it by "
                   "refit_lease_read, write it by a step in which it is REFIT_PART_BORN, or set "

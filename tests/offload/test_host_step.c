@@ -818,6 +818,8 @@ static void others_of_the_image_are_kept_apart(void **state)
     refit_window_part part = {.size = sizeof part, .region = on.list[3].states[0], .bytes = 64};
     assert_int_equal(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on.error),
                      REFIT_ERR_INVALID);
+    assert_int_equal(refit_window_host(window, part.region, &bytes, &count, &on.error),
+                     REFIT_ERR_INVALID);
     assert_ok(refit_window_close(window, &on.error));
 
     choose(&on, 10);

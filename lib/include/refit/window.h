@@ -260,6 +260,7 @@ REFIT_API uint32_t refit_window_progress(const refit_window *window);
  * - REFIT_ERR_BUSY: the last copies are under way (call refit_window_wait first), or a lease is
  * open
  * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
+ * - REFIT_ERR_INVALID: a region that a host step steps: see refit_host_step_region
  * - REFIT_ERR_UNSUPPORTED: masters that travel by their weights: read them by refit_lease_read,
  * write them as REFIT_PART_BORN
  */
