@@ -870,7 +870,58 @@ static refit_status check_offloader(refit_host_step *step, bool claim, refit_err
     return REFIT_OK;
 }
 
-/* PyTorch refuses the same. Writes the options as the kernel takes them. */
+/* One number of a group: from 0 on, and below `end`. */
+static refit_status check_number(uint32_t group, const char *name, double number, double end,
+                                 refit_error *error)
+{
+    RFT_REFUSE_IF(!isfinite(number) || number < 0 || number >= end, error, REFIT_ERR_INVALID,
+                  "group %" PRIu32 ": %s is %g: it is from 0 on%s", group, name, number,
+                  end == 1 ? " and below 1" : "");
+    return REFIT_OK;
+}
+
+/* Takes what the optimizer knows of the options. PyTorch refuses the same, but for infinities. */
+static refit_status take_options(const refit_adam_options *given, uint32_t at,
+                                 rft_adam_options *options, refit_error *error)
+{
+    int32_t kind = given->optimizer;
+    options->lr = given->lr;
+    options->weight_decay = given->weight_decay;
+    RFT_TRY(check_number(at, "lr", given->lr, INFINITY, error));
+    RFT_TRY(check_number(at, "weight_decay", given->weight_decay, INFINITY, error));
+    if (kind == REFIT_ADAM || kind == REFIT_LION) {
+        options->beta1 = given->beta1;
+        options->beta2 = given->beta2;
+        RFT_TRY(check_number(at, "beta1", given->beta1, 1, error));
+        RFT_TRY(check_number(at, "beta2", given->beta2, 1, error));
+    }
+    if (kind == REFIT_ADAM || kind == REFIT_ADAGRAD) {
+        options->eps = given->eps;
+        memcpy(&options->root, &given->root, sizeof options->root);
+        RFT_TRY(check_number(at, "eps", given->eps, INFINITY, error));
+    }
+    if (kind == REFIT_ADAM) {
+        options->decoupled = given->decoupled != 0;
+        options->amsgrad = given->amsgrad != 0;
+    }
+    if (kind == REFIT_ADAGRAD) {
+        options->lr_decay = given->lr_decay;
+        RFT_TRY(check_number(at, "lr_decay", given->lr_decay, INFINITY, error));
+    }
+    if (kind != REFIT_SGD) return REFIT_OK;
+    options->momentum = given->momentum;
+    options->dampening = given->dampening;
+    options->nesterov = given->nesterov != 0;
+    RFT_TRY(check_number(at, "momentum", given->momentum, INFINITY, error));
+    RFT_REFUSE_IF(!isfinite(given->dampening) ||
+                      (given->nesterov && (given->momentum <= 0 || given->dampening != 0)),
+                  error, REFIT_ERR_INVALID,
+                  "group %" PRIu32 ": nesterov needs momentum and no dampening, which is finite",
+                  at);
+    return REFIT_OK;
+}
+
+/* The options of a group as the kernel takes them. */
 static refit_status read_options(const refit_adam_options *list, uint32_t at,
                                  rft_adam_options *options, refit_error *error)
 {
@@ -885,37 +936,10 @@ static refit_status read_options(const refit_adam_options *list, uint32_t at,
     RFT_REFUSE_IF(given->optimizer < REFIT_ADAM || given->optimizer > REFIT_LION, error,
                   REFIT_ERR_INVALID, "group %" PRIu32 ": there is no optimizer %d", at,
                   given->optimizer);
-    const double least[] = {given->lr,  given->weight_decay, given->beta1,   given->beta2,
-                            given->eps, given->lr_decay,     given->momentum};
-    static const char *const names[] = {"lr",  "weight_decay", "beta1",   "beta2",
-                                        "eps", "lr_decay",     "momentum"};
-    for (size_t i = 0; i < sizeof least / sizeof least[0]; i++) {
-        bool is_beta = i == 2 || i == 3;
-        RFT_REFUSE_IF(!isfinite(least[i]) || least[i] < 0 || (is_beta && least[i] >= 1), error,
-                      REFIT_ERR_INVALID, "group %" PRIu32 ": %s is %g: it is from 0 on%s", at,
-                      names[i], least[i], is_beta ? " and below 1" : "");
-    }
-    RFT_REFUSE_IF(!isfinite(given->dampening) ||
-                      (given->nesterov && (given->momentum <= 0 || given->dampening != 0)),
-                  error, REFIT_ERR_INVALID,
-                  "group %" PRIu32 ": nesterov needs momentum and no dampening, which is finite",
-                  at);
     *options = (rft_adam_options){.kind = (rft_adam_kind)given->optimizer,
-                                  .lr = given->lr,
-                                  .weight_decay = given->weight_decay,
-                                  .beta1 = given->beta1,
-                                  .beta2 = given->beta2,
-                                  .eps = given->eps,
-                                  .lr_decay = given->lr_decay,
-                                  .momentum = given->momentum,
-                                  .dampening = given->dampening,
-                                  .decoupled = given->decoupled != 0,
-                                  .amsgrad = given->amsgrad != 0,
-                                  .nesterov = given->nesterov != 0,
                                   .maximize = given->maximize != 0,
                                   .lr_is_tensor = given->lr_is_tensor != 0};
-    memcpy(&options->root, &given->root, sizeof options->root);
-    return REFIT_OK;
+    return take_options(given, at, options, error);
 }
 
 static refit_status take_groups(refit_host_step *step, const refit_adam_options *groups,

@@ -728,7 +728,11 @@ static void wrong_options_are_refused(void **state)
     REFUSED(groups[4].lr = -1);
     REFUSED(groups[0].beta1 = 1);
     REFUSED(groups[0].beta2 = -0.1);
-    REFUSED(groups[3].eps = INFINITY);
+    REFUSED(groups[4].eps = INFINITY);
+    REFUSED(groups[1].eps = -1);
+    REFUSED(groups[1].lr_decay = NAN);
+    REFUSED(groups[3].beta2 = 1);
+    REFUSED(groups[2].dampening = NAN);
     REFUSED(groups[3].weight_decay = -1);
     REFUSED(groups[2].momentum = 0);
     REFUSED(groups[2].dampening = 0.5);
@@ -801,6 +805,74 @@ static void calls_in_a_wrong_state_are_refused(void **state)
                      REFIT_ERR_INVALID);
     assert_int_equal(refit_host_step_gradient(on.step, 0, NULL, 1, on.stream, &on.error),
                      REFIT_ERR_INVALID);
+    close_scene(&on);
+}
+
+/* What an optimizer does not know may be anything, and changes nothing. */
+static void options_of_other_optimizers_are_not_read(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 115, "2", "64KiB");
+    for (uint32_t at = 0; at < GROUPS; at++) {
+        refit_adam_options *group = &on.groups[at];
+        bool adam = group->optimizer == REFIT_ADAM, sgd = group->optimizer == REFIT_SGD;
+        if (!adam && group->optimizer != REFIT_LION) group->beta1 = group->beta2 = NAN;
+        if (!adam && group->optimizer != REFIT_ADAGRAD) group->eps = -1;
+        if (group->optimizer != REFIT_ADAGRAD) group->lr_decay = INFINITY;
+        if (!sgd) group->momentum = group->dampening = NAN;
+        if (!sgd) group->nesterov = 1;
+        if (!adam) group->amsgrad = group->decoupled = 1;
+        if (sgd || group->optimizer == REFIT_LION) group->root = on.list;
+    }
+    refit_adam_options unknown[GROUPS];
+    memcpy(unknown, on.groups, sizeof unknown);
+    for (uint32_t step = 0; step < 2; step++) {
+        choose(&on, 10);
+        memcpy(on.groups, unknown, sizeof unknown);
+        begin_and_name(&on);
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        for (uint32_t at = 0; at < GROUPS; at++) {
+            refit_adam_options *group = &on.groups[at];
+            if (!isfinite(group->beta1)) group->beta1 = group->beta2 = 0;
+            if (group->eps < 0) group->eps = 0;
+            if (!isfinite(group->lr_decay)) group->lr_decay = 0;
+            if (!isfinite(group->momentum)) group->momentum = group->dampening = 0;
+            if (group->optimizer != REFIT_SGD) group->nesterov = 0;
+            if (group->optimizer != REFIT_ADAM) group->amsgrad = group->decoupled = 0;
+        }
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+    }
+    close_scene(&on);
+}
+
+/* As vmsSqrt is called; rounded to nearest. */
+static void root_of_the_test(int count, const float *from, float *to, long long mode)
+{
+    (void)mode;
+    for (int i = 0; i < count; i++) {
+        to[i] = sqrtf(from[i]);
+    }
+}
+
+/* All threads call the root that is given. */
+static void roots_of_the_process_are_taken(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 116, "4", "32MiB");
+    rft_adam_root root = root_of_the_test;
+    for (uint32_t step = 0; step < 3; step++) {
+        choose(&on, 10);
+        for (uint32_t at = 0; at < GROUPS; at++) {
+            memcpy(&on.groups[at].root, &root, sizeof root);
+        }
+        step_all(&on);
+    }
+    wait_all(&on);
+    check_all(&on);
     close_scene(&on);
 }
 
@@ -1591,6 +1663,8 @@ int main(void)
         cmocka_unit_test(figures_are_told),
         cmocka_unit_test(a_wrong_parameter_is_refused),
         cmocka_unit_test(wrong_options_are_refused),
+        cmocka_unit_test(options_of_other_optimizers_are_not_read),
+        cmocka_unit_test(roots_of_the_process_are_taken),
         cmocka_unit_test(calls_in_a_wrong_state_are_refused),
         cmocka_unit_test(others_of_the_image_are_kept_apart),
         cmocka_unit_test(windows_step_other_regions_meanwhile),
