@@ -105,6 +105,13 @@ static void start_helpers(rft_pool *pool)
     }
 }
 
+void rft_pool_start(rft_pool *pool)
+{
+    rft_lock(&pool->lock);
+    start_helpers(pool);
+    rft_unlock(&pool->lock);
+}
+
 /* The last wait is for parts that are under way: it ends as they do. */
 void rft_pool_share(rft_pool *pool, rft_pool_job *job)
 {

@@ -3,8 +3,8 @@
  *
  * A job is claimed part by part, under the pool's lock, and done outside it. The thread that asks
  * takes part, so the work is done with no helper as well. Helpers start with the first job that is
- * shared, and end with the pool. A running pool allocates nothing: jobs lie on their owners'
- * stacks.
+ * shared, or before (rft_pool_start), and end with the pool. A running pool allocates nothing: jobs
+ * lie on their owners' stacks.
  */
 #ifndef RFT_POOL_H
 #define RFT_POOL_H
@@ -55,6 +55,9 @@ typedef struct rft_pool {
 /* `kind` must stay. `threads` 0: one per core, at most 8. Starts none. REFIT_ERR_SYSTEM. */
 refit_status rft_pool_open(rft_pool *pool, const rft_pool_kind *kind, uint32_t threads,
                            refit_error *error);
+/* Starts the helpers now, so that no job takes memory for them. One that cannot be started is a
+ * line in the log. */
+void rft_pool_start(rft_pool *pool);
 /* No job is under way. {0} is allowed. */
 void rft_pool_close(rft_pool *pool);
 

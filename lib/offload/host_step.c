@@ -441,6 +441,7 @@ static refit_status open_parts(refit_host_step *step, const refit_host_parameter
     RFT_TRY(open_events(step, error));
     if (threads == 0) threads = rft_cpu_share("");
     RFT_TRY(rft_pool_open(&step->pool, &threads_are, threads, error));
+    rft_pool_start(&step->pool);
     RFT_TRY(refit_stream_open(device_of(step), &step->in, error));
     return refit_stream_open(device_of(step), &step->out, error);
 }
