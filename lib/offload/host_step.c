@@ -38,6 +38,7 @@
 #include "kernels/adam.h"
 #include "kernels/floats.h"
 #include "kernels/norm.h"
+#include "memory/budget.h"
 #include "memory/cpu_share.h"
 #include "offload/offloader.h"
 
@@ -82,6 +83,7 @@ struct refit_host_step {
     refit_offloader *offloader;
     step_state state;
     bool loaded;
+    bool closing; /* a close was begun: its streams may be gone */
     bool loose;   /* a gradient that counts as not named may still be read */
     bool follows; /* `before` belongs to this step */
 
@@ -188,9 +190,11 @@ static void set_stepping(refit_offloader *offloader, bool stepping)
     rft_unlock(&offloader->lock);
 }
 
-static refit_status refuse_null(const refit_host_step *step, refit_error *error)
+static refit_status check_usable(const refit_host_step *step, refit_error *error)
 {
     RFT_REFUSE_IF(step == NULL, error, REFIT_ERR_INVALID, "there is no host step");
+    RFT_REFUSE_IF(step->closing, error, REFIT_ERR_STATE,
+                  "the host step is half closed: call refit_host_step_close again");
     return REFIT_OK;
 }
 
@@ -396,6 +400,24 @@ static refit_status lay_out(refit_host_step *step, rft_layout_item *items, refit
     return REFIT_OK;
 }
 
+/* The image, which is there, and the arena, which is not yet, share one budget. The arena alone is
+ * held against what is free when it is taken. */
+static refit_status check_budget(const refit_host_step *step, refit_error *error)
+{
+    refit_offloader *offloader = step->offloader;
+    uint64_t held = rft_image_held(offloader), bytes = rft_host_arena_describe(step->arena).bytes;
+    rft_budget budget;
+    RFT_TRY(rft_budget_read("", &offloader->config, held, &budget, error));
+    uint64_t left = budget.bytes - rft_min_u64(held, budget.bytes);
+    RFT_REFUSE_IF(bytes > left, error, REFIT_ERR_BUDGET,
+                  "a host step needs %" PRIu64 " bytes of host memory beside the %" PRIu64
+                  " of the image, the budget is %" PRIu64
+                  " (%s): step fewer parameters on the CPU, raise offload.budget_bytes or "
+                  "offload.budget_share, or free memory",
+                  bytes, held, budget.bytes, budget.source);
+    return REFIT_OK;
+}
+
 static refit_status take_memory(refit_host_step *step, refit_error *error)
 {
     refit_offloader *offloader = step->offloader;
@@ -409,6 +431,7 @@ static refit_status take_memory(refit_host_step *step, refit_error *error)
     RFT_TRY(status);
     RFT_TRY(rft_host_arena_open(offloader->device, &step->layout, &offloader->config, &step->arena,
                                 error));
+    RFT_TRY(check_budget(step, error));
     RFT_TRY(rft_host_arena_take(step->arena, error));
     offloader->steps.host_bytes = rft_host_arena_describe(step->arena).bytes;
     return REFIT_OK;
@@ -545,6 +568,7 @@ refit_status refit_host_step_open(refit_offloader *offloader,
 refit_status refit_host_step_close(refit_host_step *step, refit_error *error)
 {
     if (step == NULL) return REFIT_OK;
+    step->closing = true;
     RFT_TRY(close_stream(step, &step->in, error));
     RFT_TRY(close_stream(step, &step->out, error));
     set_stepping(step->offloader, false);
@@ -814,7 +838,7 @@ static void sum_landed(refit_host_step *step, refit_error *first)
 refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *found_inf,
                                   refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(squared == NULL || found_inf == NULL, error, REFIT_ERR_INVALID,
                   "refit_host_step_norm needs places for the sum and for what it found");
     RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
@@ -983,7 +1007,7 @@ static void reset_step(refit_host_step *step)
 /* To IDLE, from RETURNING. */
 static refit_status settle(refit_host_step *step, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(step->state == STEP_GATHERING || step->state == STEP_STEPPING, error,
                   REFIT_ERR_STATE,
                   "a step is under way: call refit_host_step_run or refit_host_step_skip first");
@@ -1009,7 +1033,7 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
                                       const void *gradient, uint64_t number,
                                       refit_stream_ref stream, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
                   "gradients are named between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
@@ -1031,7 +1055,7 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
 
 refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     if (step->state == STEP_IDLE || step->state == STEP_RETURNING) return REFIT_OK;
     bool any = false, over;
     refit_status status = drain_in(step, true, &over, error);
@@ -1122,7 +1146,7 @@ static bool all_returned(const refit_host_step *step)
 
 refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     if (step->state == STEP_IDLE || step->state == STEP_GATHERING) return REFIT_OK;
     int64_t deadline = rft_deadline(timeout_ms);
     refit_error first = {0}, said = {0};
@@ -1155,7 +1179,7 @@ refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, re
 refit_status refit_host_step_join(refit_host_step *step, uint32_t parameter,
                                   refit_stream_ref stream, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(stream.native == NULL, error, REFIT_ERR_INVALID,
                   "the calling thread cannot be made to wait on the device: call "
                   "refit_host_step_wait");
@@ -1319,7 +1343,7 @@ static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_er
 refit_status refit_host_step_run(refit_host_step *step, double unscale, double clip,
                                  refit_stream_ref stream, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(step->state != STEP_GATHERING && step->state != STEP_STEPPING, error,
                   REFIT_ERR_STATE, "no step is under way: call refit_host_step_begin first");
     RFT_TRY(check_factors(step, unscale, clip, error));
@@ -1417,7 +1441,7 @@ refit_status refit_host_step_load(refit_host_step *step, int renew, refit_stream
 refit_status refit_host_step_parameter(const refit_host_step *step, uint32_t parameter,
                                        const void **bytes, uint64_t *count, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
                   "refit_host_step_parameter needs places for the bytes and their count");
     RFT_TRY(find_parameter(step, parameter, error));
@@ -1432,7 +1456,7 @@ refit_status refit_host_step_parameter(const refit_host_step *step, uint32_t par
 refit_status refit_host_step_region(refit_host_step *step, refit_region_id region, void **bytes,
                                     uint64_t *count, refit_error *error)
 {
-    RFT_TRY(refuse_null(step, error));
+    RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
                   "refit_host_step_region needs places for the bytes and their count");
     refit_offloader *offloader = step->offloader;

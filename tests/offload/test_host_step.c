@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1560,6 +1561,50 @@ static void a_step_allocates_nothing(void **state)
     assert_false(failing_alloc_end());
 }
 
+/* The offloader anew, with one setting more, and regions for the same parameters. */
+static void reopen_with(scene *on, const char *key, const char *value)
+{
+    assert_ok(refit_offloader_close(on->offloader, &on->error));
+    set(on, key, value);
+    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        char name[32];
+        for (uint32_t i = 0; i < on->list[at].state_count; i++) {
+            snprintf(name, sizeof name, "s.%u.%u", at, i);
+            on->list[at].states[i] = add_region(on, name, 4 * sizes[at]);
+        }
+        uint64_t each = on->list[at].beside == REFIT_BESIDE_MASTER ? 4 : 2;
+        snprintf(name, sizeof name, "b.%u", at);
+        if (on->list[at].beside != REFIT_BESIDE_NONE)
+            on->list[at].beside_region = add_region(on, name, each * sizes[at]);
+    }
+    assert_ok(refit_offloader_seal(on->offloader, &on->error));
+}
+
+/* Each alone is below the budget; it is for both. */
+static void image_and_step_share_a_budget(void **state)
+{
+    (void)state;
+    scene on;
+    char budget[32];
+    open_objects(&on, 117, "2", "64KiB");
+    reopen_with(&on, "offload.budget_bytes", "64MiB");
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    uint64_t bytes = stats_of(&on).host_bytes + stats_of(&on).host_step_bytes;
+    assert_true(stats_of(&on).host_bytes > 1 && stats_of(&on).host_step_bytes > 1);
+    assert_ok(refit_host_step_close(on.step, &on.error));
+    snprintf(budget, sizeof budget, "%llu", (unsigned long long)(bytes - 1));
+    reopen_with(&on, "offload.budget_bytes", budget);
+    assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error),
+                     REFIT_ERR_BUDGET);
+    assert_non_null(strstr(on.error.text, "offload.budget_bytes"));
+    on.step = NULL;
+    snprintf(budget, sizeof budget, "%llu", (unsigned long long)bytes);
+    reopen_with(&on, "offload.budget_bytes", budget);
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    close_scene(&on);
+}
+
 /* Copies that stand are waited for no longer than was said, and close is refused until they end. */
 static void copies_that_stand_are_a_timeout(void **state)
 {
@@ -1568,22 +1613,8 @@ static void copies_that_stand_are_a_timeout(void **state)
     double squared;
     int found_inf;
     open_objects(&on, 92, "2", "64KiB");
-    assert_ok(refit_offloader_close(on.offloader, &on.error));
     /* The device waits for streams by its own configuration; this one for gradients. */
-    set(&on, "offload.timeout_ms", "50ms");
-    assert_ok(refit_offloader_open(on.device, &on.config, &on.offloader, &on.error));
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        char name[32];
-        for (uint32_t i = 0; i < on.list[at].state_count; i++) {
-            snprintf(name, sizeof name, "s.%u.%u", at, i);
-            on.list[at].states[i] = add_region(&on, name, 4 * sizes[at]);
-        }
-        uint64_t each = on.list[at].beside == REFIT_BESIDE_MASTER ? 4 : 2;
-        snprintf(name, sizeof name, "b.%u", at);
-        if (on.list[at].beside != REFIT_BESIDE_NONE)
-            on.list[at].beside_region = add_region(&on, name, each * sizes[at]);
-    }
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    reopen_with(&on, "offload.timeout_ms", "50ms");
     assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
     assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
     assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
@@ -1616,6 +1647,62 @@ static void copies_that_stand_are_a_timeout(void **state)
     wait_all(&on);
     check_all(&on);
     close_scene(&on);
+}
+
+/* A close that fails half-way leaves no step that copies on the calling thread. */
+static void a_close_that_fails_is_repeated(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth <= 2; nth++) {
+        scene on;
+        double squared;
+        int found_inf;
+        open_scene(&on, 118, "2", "64KiB");
+        choose(&on, 0);
+        begin_and_name(&on);
+        faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, nth, REFIT_ERR_DEVICE);
+        assert_int_equal(refit_host_step_close(on.step, &on.error), REFIT_ERR_DEVICE);
+        assert_int_equal(
+            refit_host_step_gradient(on.step, 3, on.gradients[3], 1, on.stream, &on.error),
+            REFIT_ERR_STATE);
+        assert_non_null(strstr(on.error.text, "refit_host_step_close"));
+        assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
+                         REFIT_ERR_STATE);
+        assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
+        assert_int_equal(refit_host_step_wait(on.step, 0, &on.error), REFIT_ERR_STATE);
+        assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_BUSY);
+        close_scene(&on);
+    }
+}
+
+static uint32_t threads_of_steps(void)
+{
+    uint32_t count = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (struct dirent *it = readdir(tasks); it != NULL; it = readdir(tasks)) {
+        char path[300], name[16] = "";
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", it->d_name);
+        FILE *file = fopen(path, "r");
+        if (file == NULL) continue;
+        count += fgets(name, sizeof name, file) != NULL && strcmp(name, "refit-step\n") == 0;
+        fclose(file);
+    }
+    closedir(tasks);
+    return count;
+}
+
+/* Their stacks are memory, which a step does not take. */
+static void threads_start_with_open(void **state)
+{
+    (void)state;
+    scene on;
+    open_objects(&on, 119, "4", "64KiB");
+    assert_int_equal(threads_of_steps(), 0);
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    assert_int_equal(threads_of_steps(), 3);
+    close_scene(&on);
+    assert_int_equal(threads_of_steps(), 0);
 }
 
 /* In each state; copies under way are waited for, and nothing is leaked. */
@@ -1686,6 +1773,9 @@ int main(void)
         cmocka_unit_test(each_allocation_may_fail),
         cmocka_unit_test(a_step_allocates_nothing),
         cmocka_unit_test(copies_that_stand_are_a_timeout),
+        cmocka_unit_test(image_and_step_share_a_budget),
+        cmocka_unit_test(a_close_that_fails_is_repeated),
+        cmocka_unit_test(threads_start_with_open),
         cmocka_unit_test(it_closes_in_any_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
