@@ -33,9 +33,10 @@
  * vmsSqrt, whose rounding depends on the processor: on AMD's, a fifth of the results is the
  * neighbour of the nearest (up to 0.75 units in the last place). With `root` NULL, roots are
  * rounded to nearest, in the same pass. With `root` the vmsSqrt of PyTorch's own library, the bits
- * are those of torch.optim in this process; it is called for blocks of RFT_ADAM_ROOTS elements, and
- * the calling thread has told MKL that it has one thread (MKL_Set_Num_Threads_Local(1)): otherwise
- * each call starts a team of threads.
+ * are those of torch.optim in this process; it is called for blocks of RFT_ADAM_ROOTS elements, on
+ * the calling thread. MKL has to have one thread there: by MKL_Set_Num_Threads_Local(1) on each
+ * thread that steps, or by MKL_Set_Num_Threads(1) for the process. Otherwise each call starts a
+ * team of threads.
  *
  * Lion is not in torch.optim. Meant is the form that its authors published (google/automl,
  * lion/lion_pytorch.py; Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023):

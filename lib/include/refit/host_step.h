@@ -20,10 +20,11 @@
  * threads (kernels/adam.h says op by op which bits are meant). Arithmetic follows the rounding and
  * the treatment of subnormal numbers of the thread that calls run.
  *
- * Host memory, page-locked like the image and held against the same budget, is taken at open: for
- * each parameter its gradient, all of it, and the parameter. No part of a gradient is stepped
- * before the norm of all is known, so a ring of less memory would have to bring each gradient
- * twice. No later call allocates.
+ * Host memory, page-locked like the image, is taken at open: for each parameter its gradient, all
+ * of it, and the parameter. The image and this memory together are held against the budget then. No
+ * part of a gradient is stepped before the norm of all is known, so a ring of less memory would
+ * have to bring each gradient twice. No later call takes memory, but for an image whose memory was
+ * given back.
  *
  * The host's copy of a parameter is what steps begin from, not the device's: refit_host_step_load
  * brings it once at first, and again after anything but a step has changed it.
@@ -91,8 +92,13 @@ typedef struct refit_adam_options {
     double lr_decay; /* Adagrad */
     double momentum; /* SGD */
     double dampening;
-    void *root; /* the function vmsSqrt of the process's MKL, whose roots PyTorch takes, or
-                   NULL: roots are rounded to nearest */
+    void *root; /* Adam, Adagrad: the function vmsSqrt of the process's MKL, whose roots PyTorch
+                   takes, or NULL: roots are rounded to nearest. All threads of the host step call
+                   it at once, for 1,024 elements at most. The process has to set MKL to one thread
+                   (MKL_Set_Num_Threads(1), or MKL_NUM_THREADS=1 in its environment):
+                   MKL_Set_Num_Threads_Local is for the calling thread alone and does not reach
+                   those that refit starts. Else each call starts threads of MKL's, and more than
+                   offload.host_step_threads compute */
     uint8_t lr_is_tensor; /* 1: `lr` is an fp32 tensor, and what is computed of it is in fp32 */
     uint8_t reserved[7];  /* not read */
 } refit_adam_options;
@@ -126,9 +132,10 @@ typedef enum refit_parameter_flag {
  * forward pass. The offloader must outlive it, and its regions that are named here belong to one
  * host step, and to no step in windows, until it is closed.
  *
- * Takes offload.host_step_threads threads, the calling one among them; they start with the first
- * step. Takes, touches and page-locks its host memory, two streams, and three events a parameter.
- * Blocks as refit_offloader_seal does.
+ * Starts offload.host_step_threads threads, less one: the calling thread computes too. If a thread
+ * cannot be started, fewer compute, with the same bits, and the log says so. Takes, touches and
+ * page-locks its host memory, two streams, and three events a parameter. Blocks as
+ * refit_offloader_seal does.
  *
  * Errors:
  * - REFIT_ERR_STATE: the offloader is not OFFLOADED
@@ -140,7 +147,8 @@ typedef enum refit_parameter_flag {
  * - REFIT_ERR_INVALID: a parameter that cannot be: of no elements, a region of another size,
  * remainders that are not of bf16, masters of an fp32 parameter, not device memory
  * - REFIT_ERR_LIMIT: more elements than can be
- * - those of refit_offloader_seal about memory
+ * - REFIT_ERR_BUDGET: more memory than the budget has beside the image
+ * - others of refit_offloader_seal about memory
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_open(refit_offloader *offloader,
                                                              const refit_host_parameter *parameters,
@@ -149,12 +157,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_open(refit_offloader *of
 
 /*
  * Closes it in any state and frees its memory; NULL is allowed. What was not stepped, and what has
- * not returned, stays so. Waits for copies that are under way, at most offload.timeout_ms for each
- * direction.
+ * not returned, stays so. Waits for copies that are under way, for each direction at most
+ * offload.timeout_ms of the configuration that the device was opened with.
  *
- * Errors:
- * - REFIT_ERR_TIMEOUT: copies are still under way; nothing is closed
- * - REFIT_ERR_DEVICE: the device does not close a stream; close it again
+ * Errors, with which its memory is kept and it is to be closed again; other calls answer
+ * REFIT_ERR_STATE until then:
+ * - REFIT_ERR_TIMEOUT: copies are still under way
+ * - REFIT_ERR_DEVICE: the device does not close a stream
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_close(refit_host_step *step,
                                                               refit_error *error);
@@ -163,7 +172,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_close(refit_host_step *s
  * Brings all parameters from the device to the host, behind what `after` has queued. It is called
  * before the first begin, and when anything but a step has changed a parameter. `renew` 0: masters
  * and remainders stay as they are, as a checkpoint has brought them, say; 1: masters become their
- * parameters, and remainders zeros. Waits for the copies, at most offload.timeout_ms.
+ * parameters, and remainders zeros. Waits for the parameters of the last step, for the image if its
+ * memory is being taken, and for the copies: for each at most offload.timeout_ms.
  *
  * Errors, with which it is to be called again before a begin:
  * - REFIT_ERR_STATE: not IDLE, or the offloader is not OFFLOADED
@@ -176,8 +186,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *st
 
 /*
  * Begins a step with the options of each group, which are copied; `size` as in open. First waits
- * for the parameters of the last step, at most offload.timeout_ms, and sends those again whose
- * copies failed.
+ * for the parameters of the last step, and sends those again whose copies failed; then for the
+ * image, if its memory is being taken: for each at most offload.timeout_ms.
  *
  * Errors:
  * - REFIT_ERR_STATE: a step is under way, parameters were not loaded, or the offloader is not
@@ -214,7 +224,8 @@ refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *
  * whether any number is infinite or a NaN (1). Gradients count as they came: the caller multiplies
  * by the square of what run is given as `unscale`. The bits do not depend on threads. The sums of
  * ranks or of parameters elsewhere are the caller's to add. More gradients may be named afterwards.
- * Blocks, at most offload.timeout_ms.
+ * Blocks while the CPU computes, and for each gradient at most offload.timeout_ms, and once more if
+ * one could not be named: the backward pass that makes them may take longer than the limit.
  *
  * Errors:
  * - REFIT_ERR_STATE: not in GATHERING
@@ -307,13 +318,15 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_parameter(const refit_ho
 
 /*
  * The bytes of a state, master or remainder in the image, for the caller to read and write between
- * steps: what a checkpoint brings is written here. They may be used until the next run or load.
- * Does not block.
+ * steps: what a checkpoint brings is written here. They may be used until the next run, load,
+ * refit_lease_acquire, or restore, after which they may lie elsewhere: then call this again. Waits
+ * for the image, if its memory is being taken, at most offload.timeout_ms.
  *
  * Errors:
  * - REFIT_ERR_STATE: in STEPPING, or the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: a lease is open
  * - REFIT_ERR_NOT_FOUND: no region of this host step
+ * - those of refit_offloader_seal about memory, and REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_region(refit_host_step *step,
                                                                refit_region_id region, void **bytes,
