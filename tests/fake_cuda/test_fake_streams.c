@@ -290,9 +290,10 @@ static void host_functions_run_one_at_a_time(void **state)
     rft_cu_stream one = open_stream(), other = open_stream();
     begin_to_stand(&first, one);
     assert_cu(cu.fill(memory, 7, 1, other));
-    assert_cu(cu.stream_call(other, stand, &second));
-    while (*(unsigned char *)fake_cuda_bytes(memory, 1) != 7)
+    while (cu.stream_query(other) == RFT_CU_NOT_READY) /* other work does not wait */
         sched_yield();
+    assert_cu(cu.stream_call(other, stand, &second));
+    usleep(2000);
     assert_false(atomic_load(&second.began));
     atomic_store(&first.goes_on, true);
     while (!atomic_load(&second.began))
