@@ -167,7 +167,7 @@ static void note(refit_error *first, refit_status status, const refit_error *sai
 {
     if (status == REFIT_OK || first->status != REFIT_OK) return;
     *first = *said;
-    first->status = status;
+    first->status = (int32_t)status;
 }
 
 /* Counts a call that failed. */
@@ -180,7 +180,7 @@ static refit_status account(refit_host_step *step, refit_status status)
 static refit_status answer(refit_host_step *step, const refit_error *first, refit_error *error)
 {
     if (first->status != REFIT_OK && error != NULL) *error = *first;
-    return account(step, first->status);
+    return account(step, (refit_status)first->status);
 }
 
 static void set_stepping(refit_offloader *offloader, bool stepping)
@@ -679,7 +679,7 @@ static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_
     }
     if (*over) step->loose = false;
     if (error != NULL && first.status != REFIT_OK) *error = first;
-    return first.status;
+    return (refit_status)first.status;
 }
 
 /* ---- Gradients come -------------------------------------------------------------------------- */
@@ -768,7 +768,7 @@ static refit_status gather(refit_host_step *step, void (*wave)(refit_host_step *
         note(&first, drain_in(step, false, &over, &said), &said);
     }
     if (error != NULL && first.status != REFIT_OK) *error = first;
-    return first.status;
+    return (refit_status)first.status;
 }
 
 /* Cuts a parameter into chunks, behind those that there are. */
@@ -1337,7 +1337,7 @@ static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_er
         call_at_end(step);
     }
     if (error != NULL && first.status != REFIT_OK) *error = first;
-    return first.status;
+    return (refit_status)first.status;
 }
 
 refit_status refit_host_step_run(refit_host_step *step, double unscale, double clip,

@@ -61,6 +61,7 @@ typedef struct masters_run {
     uint64_t first;
     uint64_t end;
     rft_unit_place place; /* of each of their units; WHOLE: of one unit */
+    char *whole;          /* of that unit: its own memory */
 } masters_run;
 
 /* The run that begins with element `first`, of those before `end`. */
@@ -70,6 +71,7 @@ static masters_run find_run(const rft_region *region, uint64_t first, uint64_t e
     if (region->units == NULL) return run;
     uint64_t number = first / RFT_MASTER_UNIT, last = rft_unit_count(end);
     run.place = rft_unit_route(&region->units[number], out);
+    run.whole = region->units[number].whole;
     do {
         number++;
     } while (number < last && run.place != RFT_UNIT_WHOLE &&
@@ -137,9 +139,9 @@ static void add_coded(rft_masters_way *way, const rft_masters_part *part, const 
 
 /* Between the device and the unit's own memory. Its number as that of a slab is no other's, so that
  * no copy lies across two of these. */
-static void add_whole(rft_masters_way *way, const rft_masters_part *part, uint64_t number)
+static void add_whole(rft_masters_way *way, const rft_masters_part *part, uint64_t number,
+                      char *whole)
 {
-    char *whole = part->region->units[number].whole;
     char *memory = part->memory + 4 * (number * RFT_MASTER_UNIT - part->first);
     add_piece(way, part,
               (rft_piece){.to = way->out ? whole : memory,
@@ -166,7 +168,7 @@ void rft_masters_add(rft_masters_way *way, const rft_masters_part *part)
         masters_run run = find_run(region, first, end, way->out);
         switch (run.place) {
         case RFT_UNIT_CODED: add_coded(way, part, &run); break;
-        case RFT_UNIT_WHOLE: add_whole(way, part, first / RFT_MASTER_UNIT); break;
+        case RFT_UNIT_WHOLE: add_whole(way, part, first / RFT_MASTER_UNIT, run.whole); break;
         case RFT_UNIT_ZEROS: add_zeros(way, part, &run); break;
         }
         first = run.end;
@@ -177,7 +179,8 @@ void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part)
 {
     uint64_t end = rft_unit_count(part->first + part->count);
     for (uint64_t number = part->first / RFT_MASTER_UNIT; number < end; number++) {
-        if (part->region->units[number].misfit) add_whole(way, part, number);
+        const rft_unit *unit = &part->region->units[number];
+        if (unit->misfit) add_whole(way, part, number, unit->whole);
     }
 }
 
