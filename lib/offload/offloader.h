@@ -94,7 +94,7 @@ struct refit_offloader {
     uint64_t unit_bytes[2];     /* host memory of units that do not fit: pageable, page-locked */
     refit_memory_hooks hooks;   /* both NULL: there are none */
     refit_window *window;       /* that is open on it, or NULL */
-    refit_host_step *host_step; /* likewise */
+    refit_host_step *host_step; /* that is open on it, or NULL */
     rft_step_figures steps;
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */

@@ -8,9 +8,9 @@
 #include <signal.h>
 #include <stdlib.h>
 
-/* What a stream takes, by tests/gpu/driver_limits.c on an H100 with driver 580: so many pieces of
- * work, and so many host functions with other work between them. The call that brings one more
- * waits. */
+/* What a stream takes, by the first form of tests/gpu/driver_limits.c on an H100 with driver 580:
+ * so many pieces of work, and so many host functions with other work between them. The call that
+ * brings one more waits. */
 #define DEPTH 1024u
 #define CALLS 56u
 

@@ -2,7 +2,8 @@
  *
  * How much work a stream takes before a call waits, which calls wait for a function that stands on
  * another stream, and what the link gives in one direction and in both. The fake driver's rules
- * (tests/fake_cuda/fake_cuda.h) come from what this printed. It needs CUDA's headers:
+ * (tests/fake_cuda/fake_cuda.h) come from what the first form of this program printed on an H100
+ * with driver 580; this form has been compiled only. It needs CUDA's headers:
  *
  *     nvcc -o driver_limits tests/gpu/driver_limits.c -lcuda && ./driver_limits
  *
