@@ -44,7 +44,8 @@
 
 #define CHUNK       UINT64_C(16384) /* elements; with all their states they stay in a core's cache */
 #define GROUPS_MOST 65536
-#define COPIES      64u /* that are put on a stream at once */
+#define COPIES      64u        /* that are put on a stream at once */
+#define NO_ONE      UINT32_MAX /* no parameter */
 
 static const rft_pool_kind threads_are = {"refit-step", "steps on the CPU"};
 
@@ -55,21 +56,30 @@ typedef enum step_state {
     STEP_RETURNING,
 } step_state;
 
+/* Bytes of a parameter that come to the host in a step. */
+typedef struct step_arrival {
+    uint64_t at; /* in the arena */
+    uint64_t bytes;
+    rft_event *ready;  /* on the stream that made the bytes */
+    rft_event *landed; /* behind their copy to the host */
+    /* This step's. */
+    const void *from;
+    bool asked, copying, has_landed;
+    bool follows; /* `ready` belongs to these bytes */
+} step_arrival;
+
 typedef struct step_parameter {
     refit_host_parameter is; /* its name owned */
-    uint64_t gradient_at;    /* in the arena */
-    uint64_t weights_at;
+    step_arrival gradient;
+    uint64_t weights_at; /* in the arena */
     uint64_t first_sum;
-    rft_event *ready;  /* on the stream that made the gradient */
-    rft_event *landed; /* behind its copy to the host */
-    rft_event *back;   /* behind its copy to the device */
+    rft_event *back; /* behind its copy to the device */
     /* This step's. */
-    const void *gradient;
     rft_adam_rule rule;
-    bool named, copying, has_landed, summed;
-    bool stepped, sending, returned;
-    bool follows;   /* `ready` belongs to this gradient */
+    bool summed, stepped, sending, returned;
     bool send_lost; /* a part of its copy back was not started */
+    bool is_listed;
+    uint32_t before, after; /* in the list of those that something comes of, or NO_ONE */
 } step_parameter;
 
 /* Elements [from, from + count) of a parameter. */
@@ -89,8 +99,9 @@ struct refit_host_step {
 
     step_parameter *parameters; /* owned */
     uint32_t count;
-    uint32_t *order; /* owned; the parameters in the order in which their gradients were named */
-    uint32_t named_count;
+    uint32_t first, last;     /* of the list: in the order in which gradients were named */
+    uint32_t new_from;        /* what has landed since the last wave is of parameters ... */
+    uint32_t new_to;          /* ... from new_from on and below new_to */
     uint32_t last_sent;       /* the last parameter that was put on `out` */
     rft_adam_options *groups; /* owned; of this step */
     uint32_t group_count;     /* that parameters have */
@@ -353,8 +364,7 @@ static refit_status take_list(refit_host_step *step, const refit_host_parameter 
 {
     uint64_t chunks = 0;
     step->parameters = rft_calloc(count, sizeof *step->parameters);
-    step->order = rft_calloc(count, sizeof *step->order);
-    RFT_REFUSE_IF(step->parameters == NULL || step->order == NULL, error, REFIT_ERR_HOST_MEMORY,
+    RFT_REFUSE_IF(step->parameters == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for %" PRIu32 " parameters", count);
     for (uint32_t at = 0; at < count; at++) {
         refit_host_parameter given;
@@ -394,7 +404,8 @@ static refit_status lay_out(refit_host_step *step, rft_layout_item *items, refit
     RFT_TRY(rft_layout_open(&step->layout, items, 2 * step->count, config->offload_alignment_bytes,
                             config->offload_slab_bytes, error));
     for (uint32_t at = 0; at < step->count; at++) {
-        step->parameters[at].gradient_at = items[2 * at].offset;
+        step->parameters[at].gradient.at = items[2 * at].offset;
+        step->parameters[at].gradient.bytes = items[2 * at].bytes;
         step->parameters[at].weights_at = items[2 * at + 1].offset;
     }
     return REFIT_OK;
@@ -444,8 +455,8 @@ static refit_status open_events(refit_host_step *step, refit_error *error)
     RFT_TRY(rft_device_event_open(device, &step->drained, error));
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
-        RFT_TRY(rft_device_event_open(device, &parameter->ready, error));
-        RFT_TRY(rft_device_event_open(device, &parameter->landed, error));
+        RFT_TRY(rft_device_event_open(device, &parameter->gradient.ready, error));
+        RFT_TRY(rft_device_event_open(device, &parameter->gradient.landed, error));
         RFT_TRY(rft_device_event_open(device, &parameter->back, error));
     }
     return REFIT_OK;
@@ -486,8 +497,8 @@ static void close_events(refit_host_step *step)
     rft_device_event_close(device, step->drained);
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
-        rft_device_event_close(device, parameter->ready);
-        rft_device_event_close(device, parameter->landed);
+        rft_device_event_close(device, parameter->gradient.ready);
+        rft_device_event_close(device, parameter->gradient.landed);
         rft_device_event_close(device, parameter->back);
     }
 }
@@ -505,7 +516,6 @@ static void close_parts(refit_host_step *step)
     release_regions(step->offloader);
     step->offloader->steps.host_bytes = 0;
     rft_free(step->parameters);
-    rft_free(step->order);
     rft_free(step->groups);
     rft_free(step->chunks);
     rft_free(step->sums);
@@ -549,6 +559,7 @@ refit_status refit_host_step_open(refit_offloader *offloader,
     refit_host_step *step = rft_calloc(1, sizeof *step);
     RFT_REFUSE_IF(step == NULL, error, REFIT_ERR_HOST_MEMORY, "no host memory for a host step");
     step->offloader = offloader;
+    step->first = step->last = NO_ONE;
     atomic_init(&step->finished, 0);
     atomic_init(&step->noted, 0);
     refit_status status = open_parts(step, parameters, count, error);
@@ -670,12 +681,12 @@ static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_
         return status;
     }
     for (uint32_t at = 0; at < step->count && *over; at++) {
-        step_parameter *parameter = &step->parameters[at];
-        if (parameter->named && !all) continue;
+        step_arrival *gradient = &step->parameters[at].gradient;
+        if (gradient->asked && !all) continue;
         uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-        status = see_before(step, parameter->ready, left_ms, &parameter->follows, &said);
+        status = see_before(step, gradient->ready, left_ms, &gradient->follows, &said);
         note(&first, status, &said);
-        *over = !parameter->follows;
+        *over = !gradient->follows;
     }
     if (*over) step->loose = false;
     if (error != NULL && first.status != REFIT_OK) *error = first;
@@ -684,85 +695,133 @@ static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_
 
 /* ---- Gradients come -------------------------------------------------------------------------- */
 
-static refit_status put_gradient(refit_host_step *step, step_parameter *parameter,
-                                 refit_stream_ref stream, refit_error *error)
+static void clear_list(refit_host_step *step)
 {
-    const refit_host_parameter *is = &parameter->is;
-    uint64_t bytes = bytes_of(is->gradient_type, is->elements);
-    RFT_TRY(follow(step, parameter->ready, stream, step->in, &parameter->follows, error));
-    RFT_TRY(copy_range(step, true, parameter->gradient_at, (char *)(uintptr_t)parameter->gradient,
-                       bytes, error));
-    return rft_device_event_record(device_of(step), parameter->landed, step->in, error);
+    for (uint32_t at = 0; at < step->count; at++) {
+        step->parameters[at].is_listed = false;
+    }
+    step->first = step->last = NO_ONE;
+}
+
+static void unlist(refit_host_step *step, uint32_t number)
+{
+    step_parameter *it = &step->parameters[number];
+    if (!it->is_listed) return;
+    *(it->before == NO_ONE ? &step->first : &step->parameters[it->before].after) = it->after;
+    *(it->after == NO_ONE ? &step->last : &step->parameters[it->after].before) = it->before;
+    it->is_listed = false;
+}
+
+/* Puts it behind all others, wherever it was. */
+static void list_last(refit_host_step *step, uint32_t number)
+{
+    step_parameter *it = &step->parameters[number];
+    unlist(step, number);
+    it->before = step->last;
+    it->after = NO_ONE;
+    *(step->last == NO_ONE ? &step->first : &step->parameters[step->last].after) = number;
+    step->last = number;
+    it->is_listed = true;
+}
+
+static refit_status put_arrival(refit_host_step *step, step_arrival *arrival,
+                                refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(follow(step, arrival->ready, stream, step->in, &arrival->follows, error));
+    RFT_TRY(copy_range(step, true, arrival->at, (char *)(uintptr_t)arrival->from, arrival->bytes,
+                       error));
+    return rft_device_event_record(device_of(step), arrival->landed, step->in, error);
 }
 
 /* Behind what `stream` has queued. After a failure a part of the copy may be under way. */
-static refit_status start_gradient(refit_host_step *step, step_parameter *parameter,
-                                   refit_stream_ref stream, refit_error *error)
+static refit_status start_arrival(refit_host_step *step, step_arrival *arrival,
+                                  refit_stream_ref stream, refit_error *error)
 {
-    refit_status status = put_gradient(step, parameter, stream, error);
-    parameter->copying = status == REFIT_OK;
+    refit_status status = put_arrival(step, arrival, stream, error);
+    arrival->copying = status == REFIT_OK;
     if (status != REFIT_OK) step->loose = true;
     return status;
 }
 
 /* Waits until it has landed. A copy that has failed is not under way any more. If the work that
- * made the gradient has failed too, that is what is told: the caller has to make it again. */
-static refit_status see_gradient(refit_host_step *step, step_parameter *parameter,
-                                 uint32_t timeout_ms, refit_error *error)
+ * made the bytes has failed too, that is what is told: the caller has to make them again. */
+static refit_status see_arrival(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
+                                refit_error *error)
 {
     bool over;
     refit_error said = {0};
     int64_t deadline = rft_deadline(timeout_ms);
-    if (!parameter->copying) return REFIT_OK;
-    refit_status status = see(step, parameter->landed, timeout_ms, &over, error);
+    if (!arrival->copying) return REFIT_OK;
+    refit_status status = see(step, arrival->landed, timeout_ms, &over, error);
     if (!over) return status;
     uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status made = see_before(step, parameter->ready, left_ms, &parameter->follows, &said);
-    parameter->copying = parameter->follows;
+    refit_status made = see_before(step, arrival->ready, left_ms, &arrival->follows, &said);
+    arrival->copying = arrival->follows;
     if (made != REFIT_OK && error != NULL) *error = said;
     if (made != REFIT_OK) status = made;
     if (status != REFIT_OK) return status;
-    parameter->has_landed = true;
-    step->in_bytes += bytes_of(parameter->is.gradient_type, parameter->is.elements);
+    arrival->has_landed = true;
+    step->in_bytes += arrival->bytes;
     return REFIT_OK;
 }
 
 /* Copies that have failed in a call before start again. */
-static void restart_gradients(refit_host_step *step, refit_error *first)
+static void restart_arrivals(refit_host_step *step, refit_error *first)
 {
     refit_error said = {0};
-    for (uint32_t at = 0; at < step->named_count; at++) {
-        step_parameter *parameter = &step->parameters[step->order[at]];
-        if (parameter->has_landed || parameter->copying) continue;
-        note(first, start_gradient(step, parameter, REFIT_STREAM_NONE, &said), &said);
+    for (uint32_t at = step->first; at != NO_ONE; at = step->parameters[at].after) {
+        step_arrival *gradient = &step->parameters[at].gradient;
+        if (gradient->has_landed || gradient->copying) continue;
+        note(first, start_arrival(step, gradient, REFIT_STREAM_NONE, &said), &said);
     }
+}
+
+/* What has landed is work for the next wave. */
+static void note_landed(refit_host_step *step, uint32_t number)
+{
+    if (number < step->new_from) step->new_from = number;
+    if (number >= step->new_to) step->new_to = number + 1;
+}
+
+/* Does what is to be done with what has landed since it was called last. Gradients come in about
+ * the order of the parameters, so there is little between the first and the last of these. */
+typedef void (*step_wave)(refit_host_step *step, uint32_t from, uint32_t to, refit_error *first);
+
+static void call_wave(refit_host_step *step, step_wave wave, refit_error *first)
+{
+    uint32_t from = step->new_from, to = step->new_to;
+    step->new_from = NO_ONE;
+    step->new_to = 0;
+    if (from < to) wave(step, from, to, first);
 }
 
 /* Calls `wave` whenever gradients have landed, until all have, or have failed; each is waited for
  * in turn, but only when there is nothing else to do. */
-static refit_status gather(refit_host_step *step, void (*wave)(refit_host_step *, refit_error *),
-                           refit_error *error)
+static refit_status gather(refit_host_step *step, step_wave wave, refit_error *error)
 {
     refit_error first = {0}, said = {0};
-    restart_gradients(step, &first);
+    restart_arrivals(step, &first);
+    step->new_from = 0; /* what has landed in a call before */
+    step->new_to = step->count;
     uint32_t timeout_ms = 0;
-    for (uint32_t at = 0; at < step->named_count;) {
-        step_parameter *parameter = &step->parameters[step->order[at]];
-        refit_status status = see_gradient(step, parameter, timeout_ms, &said);
-        if (parameter->copying && (timeout_ms > 0 || status != REFIT_ERR_TIMEOUT)) {
+    for (uint32_t at = step->first; at != NO_ONE;) {
+        step_arrival *gradient = &step->parameters[at].gradient;
+        refit_status status = see_arrival(step, gradient, timeout_ms, &said);
+        if (gradient->copying && (timeout_ms > 0 || status != REFIT_ERR_TIMEOUT)) {
             note(&first, status, &said);
             break;
         }
-        if (parameter->copying) {
-            wave(step, &first);
+        if (gradient->copying) {
+            call_wave(step, wave, &first);
             timeout_ms = patience(step);
             continue;
         }
         note(&first, status, &said);
+        note_landed(step, at);
         timeout_ms = 0;
-        at++;
+        at = step->parameters[at].after;
     }
-    wave(step, &first);
+    call_wave(step, wave, &first);
     bool over;
     if (first.status == REFIT_OK && step->loose) {
         note(&first, drain_in(step, false, &over, &said), &said);
@@ -809,7 +868,7 @@ static void sum_chunk(void *user, uint32_t item, uint32_t worker)
     const step_chunk *chunk = &step->chunks[item];
     const step_parameter *parameter = &step->parameters[chunk->parameter];
     int32_t type = parameter->is.gradient_type;
-    const char *gradient = host_at(step, parameter->gradient_at + bytes_of(type, chunk->from));
+    const char *gradient = host_at(step, parameter->gradient.at + bytes_of(type, chunk->from));
     take_modes(step, worker);
     double sums[CHUNK / RFT_NORM_BLOCK];
     rft_norm_sum(
@@ -820,16 +879,16 @@ static void sum_chunk(void *user, uint32_t item, uint32_t worker)
         rft_norm_total(sums, rft_norm_blocks(chunk->count));
 }
 
-static void sum_landed(refit_host_step *step, refit_error *first)
+static void sum_landed(refit_host_step *step, uint32_t from, uint32_t to, refit_error *first)
 {
     (void)first; /* sums cannot fail */
     clear_chunks(step);
-    for (uint32_t at = 0; at < step->named_count; at++) {
-        step_parameter *parameter = &step->parameters[step->order[at]];
-        if (!parameter->has_landed || parameter->summed) continue;
+    for (uint32_t at = from; at < to; at++) {
+        step_parameter *parameter = &step->parameters[at];
+        if (!parameter->gradient.has_landed || parameter->summed) continue;
         parameter->summed = true;
-        for (uint64_t from = 0; from < parameter->is.elements; from += CHUNK) {
-            add_chunk(step, step->order[at], from);
+        for (uint64_t begin = 0; begin < parameter->is.elements; begin += CHUNK) {
+            add_chunk(step, at, begin);
         }
     }
     do_chunks(step, sum_chunk);
@@ -848,7 +907,7 @@ refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *f
     double sum = 0;
     for (uint32_t at = 0; at < step->count; at++) {
         const step_parameter *parameter = &step->parameters[at];
-        if (!parameter->named) continue;
+        if (!parameter->gradient.asked) continue;
         for (uint64_t chunk = 0; chunk < chunks_of(parameter->is.elements); chunk++) {
             sum += step->sums[parameter->first_sum + chunk];
         }
@@ -989,15 +1048,22 @@ static refit_status take_groups(refit_host_step *step, const refit_adam_options 
     return REFIT_OK;
 }
 
+static void forget_gradient(step_parameter *parameter)
+{
+    step_arrival *gradient = &parameter->gradient;
+    gradient->asked = gradient->copying = gradient->has_landed = false;
+    parameter->summed = false;
+}
+
 static void reset_step(refit_host_step *step)
 {
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
-        parameter->named = parameter->copying = parameter->has_landed = parameter->summed = false;
+        forget_gradient(parameter);
+        parameter->gradient.follows = parameter->send_lost = false;
         parameter->stepped = parameter->sending = parameter->returned = false;
-        parameter->follows = parameter->send_lost = false;
     }
-    step->named_count = 0;
+    clear_list(step);
     step->follows = false;
     step->began = step->exposed = 0;
     step->finish_is_last = false;
@@ -1039,17 +1105,30 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
     const void *whole;
-    RFT_REFUSE_IF(it->named, error, REFIT_ERR_EXISTS,
-                  "the gradient of parameter %s was named in this step already", it->is.name);
     RFT_REFUSE_IF(number == 0, error, REFIT_ERR_INVALID,
                   "parameter %s: steps are counted from 1 on", it->is.name);
-    RFT_TRY(rft_device_memory_check(
-        device_of(step), gradient, bytes_of(it->is.gradient_type, it->is.elements), &whole, error));
-    it->gradient = gradient;
+    RFT_TRY(rft_device_memory_check(device_of(step), gradient, it->gradient.bytes, &whole, error));
+    /* The copy of a former one is on the same stream, so this one comes behind it. */
+    forget_gradient(it);
+    unlist(step, parameter);
+    it->gradient.from = gradient;
     it->rule = rft_adam_rule_at(&step->groups[it->is.group], (double)number);
-    RFT_TRY(account(step, start_gradient(step, it, stream, error)));
-    it->named = true;
-    step->order[step->named_count++] = parameter;
+    RFT_TRY(account(step, start_arrival(step, &it->gradient, stream, error)));
+    it->gradient.asked = true;
+    list_last(step, parameter);
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_drop(refit_host_step *step, uint32_t parameter, refit_error *error)
+{
+    RFT_TRY(check_usable(step, error));
+    RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
+                  "gradients are dropped between refit_host_step_begin and refit_host_step_run");
+    RFT_TRY(find_parameter(step, parameter, error));
+    step_parameter *it = &step->parameters[parameter];
+    if (it->gradient.copying) step->loose = true;
+    forget_gradient(it);
+    unlist(step, parameter);
     return REFIT_OK;
 }
 
@@ -1062,11 +1141,10 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
     if (!over) return account(step, status);
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
-        parameter->copying = false;
         any = any || parameter->stepped;
-        if (!parameter->stepped) parameter->named = parameter->has_landed = false;
+        if (!parameter->stepped) forget_gradient(parameter);
     }
-    step->named_count = 0;
+    clear_list(step);
     if (!any) step->began = 0;
     set_stepping(step->offloader, false);
     step->state = any || step->follows ? STEP_RETURNING : STEP_IDLE;
@@ -1219,7 +1297,7 @@ static rft_adam_span span_of(const refit_host_step *step, const step_chunk *chun
                           .weights_type = (rft_float_type)is->type,
                           .beside_is = (rft_adam_beside)is->beside};
     span.gradient =
-        host_at(step, parameter->gradient_at + bytes_of(is->gradient_type, chunk->from));
+        host_at(step, parameter->gradient.at + bytes_of(is->gradient_type, chunk->from));
     span.weights = host_at(step, parameter->weights_at + bytes_of(is->type, chunk->from));
     for (uint32_t at = 0; at < is->state_count; at++) {
         void *state = rft_image_of(step->offloader, region_at(step, is->states[at]));
@@ -1274,17 +1352,17 @@ static void note_rewritten(refit_host_step *step, const refit_host_parameter *is
     }
 }
 
-static void step_landed(refit_host_step *step, refit_error *first)
+static void step_landed(refit_host_step *step, uint32_t from, uint32_t to, refit_error *first)
 {
     clear_chunks(step);
-    for (uint32_t at = 0; at < step->count; at++) {
+    for (uint32_t at = from; at < to; at++) {
         step_parameter *parameter = &step->parameters[at];
-        if (!parameter->named || !parameter->has_landed || parameter->stepped) continue;
+        if (!parameter->gradient.has_landed || parameter->stepped) continue;
         parameter->rule.unscale = step->unscale;
         parameter->rule.clip = step->clip;
         note_rewritten(step, &parameter->is);
-        for (uint64_t from = 0; from < parameter->is.elements; from += CHUNK) {
-            add_chunk(step, at, from);
+        for (uint64_t begin = 0; begin < parameter->is.elements; begin += CHUNK) {
+            add_chunk(step, at, begin);
             if (step->queued >= step->stretch) step_chunks(step, first);
         }
     }
@@ -1362,7 +1440,8 @@ uint32_t refit_host_step_progress(const refit_host_step *step, uint32_t paramete
 {
     if (step == NULL || parameter >= step->count) return 0;
     const step_parameter *it = &step->parameters[parameter];
-    return (it->named ? REFIT_PARAMETER_NAMED : 0u) | (it->stepped ? REFIT_PARAMETER_STEPPED : 0u) |
+    return (it->gradient.asked ? REFIT_PARAMETER_NAMED : 0u) |
+           (it->stepped ? REFIT_PARAMETER_STEPPED : 0u) |
            (it->returned ? REFIT_PARAMETER_RETURNED : 0u);
 }
 

@@ -452,11 +452,26 @@ static double squares(const void *gradient, int32_t type, uint64_t count)
     return rft_norm_total(sums, rft_norm_blocks(count));
 }
 
+/* The squares of the gradients that are named, in the order of the parameters. */
+static double expected_squares(scene *on)
+{
+    double sum = 0;
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        const refit_host_parameter *it = &on->list[at];
+        for (uint64_t from = 0; on->named[at] && from < it->elements; from += BLOCK) {
+            uint64_t left = it->elements - from;
+            sum += squares((char *)on->given[at] + from * width(it->gradient_type),
+                           it->gradient_type, left < BLOCK ? left : BLOCK);
+        }
+    }
+    return sum;
+}
+
 /* The same sum, whatever the threads and pieces. */
 static double norm_of(uint64_t seed, const char *threads, const char *piece, bool at_once)
 {
     scene on;
-    double squared = -1, before = 0, expected = 0;
+    double squared = -1, before = 0;
     int found_inf = -1;
     open_scene(&on, seed, threads, piece);
     choose(&on, 8);
@@ -471,14 +486,7 @@ static double norm_of(uint64_t seed, const char *threads, const char *piece, boo
     }
     assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
     assert_int_equal(found_inf, 0);
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        const refit_host_parameter *it = &on.list[at];
-        for (uint64_t from = 0; on.named[at] && from < it->elements; from += BLOCK) {
-            uint64_t left = it->elements - from;
-            expected += squares((char *)on.given[at] + from * width(it->gradient_type),
-                                it->gradient_type, left < BLOCK ? left : BLOCK);
-        }
-    }
+    double expected = expected_squares(&on);
     assert_memory_equal(&squared, &expected, sizeof squared);
     assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
     expect_all(&on);
@@ -495,6 +503,71 @@ static void the_norm_does_not_depend_on_threads(void **state)
         double one = norm_of(seed, "1", "4KiB", true);
         double many = norm_of(seed, "4", "32MiB", false);
         assert_memory_equal(&one, &many, sizeof one);
+    }
+}
+
+static void check_norm(scene *on)
+{
+    double squared = -1, expected = expected_squares(on);
+    int found_inf = -1;
+    UNTIL_OK(on, refit_host_step_norm(on->step, &squared, &found_inf, &on->error));
+    assert_memory_equal(&squared, &expected, sizeof squared);
+    assert_int_equal(found_inf, 0);
+}
+
+/* Another gradient in the place of the former one, or elsewhere, made by work on the stream. */
+static void name_anew(scene *on, uint32_t at, bool elsewhere)
+{
+    const refit_host_parameter *it = &on->list[at];
+    uint64_t bytes = width(it->gradient_type) * it->elements;
+    /* What the stream copies stays as it is until the stream has come to it. */
+    assert_ok(refit_stream_wait(on->inner, on->stream, PATIENCE_MS, &on->error));
+    fill_typed(on, on->given[at], it->gradient_type, it->elements);
+    if (elsewhere) {
+        assert_ok(refit_memory_alloc(on->device, bytes, &on->gradients[at], &on->error));
+    }
+    name(on, at);
+}
+
+/* What is stepped and summed is what was named last; what was dropped is neither. Before and after
+ * the gradients have landed and were summed; no gradient that was named goes before the step. */
+static void a_gradient_is_replaced_and_dropped(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 120; seed < 126; seed++) {
+        scene on;
+        void *former[PARAMETERS];
+        open_scene(&on, seed, seed % 2 == 0 ? "1" : "3", "64KiB");
+        for (uint32_t round = 0; round < 6; round++) {
+            choose(&on, 8);
+            begin_and_name(&on);
+            if (round % 3 > 0) check_norm(&on);
+            for (uint32_t at = 0; at < PARAMETERS; at++) {
+                former[at] = on.gradients[at];
+                uint64_t what = below(&on, 5);
+                if (what == 0) {
+                    assert_ok(refit_host_step_drop(on.step, at, &on.error));
+                    on.named[at] = false;
+                    assert_int_equal(refit_host_step_progress(on.step, at), 0);
+                } else if (what < 4) {
+                    name_anew(&on, at, what == 3);
+                    on.named[at] = true;
+                    assert_int_equal(refit_host_step_progress(on.step, at), REFIT_PARAMETER_NAMED);
+                }
+                if (round == 5) assert_ok(refit_host_step_drop(on.step, at, &on.error));
+                if (round == 5) on.named[at] = false;
+            }
+            if (round % 3 > 1) check_norm(&on);
+            assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+            for (uint32_t at = 0; at < PARAMETERS; at++) {
+                if (former[at] == on.gradients[at]) continue;
+                assert_ok(refit_memory_free(on.device, former[at], &on.error));
+            }
+            expect_all(&on);
+            wait_all(&on);
+            check_all(&on);
+        }
+        close_scene(&on);
     }
 }
 
@@ -772,6 +845,7 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     assert_ok(refit_host_step_load(on.step, 1, REFIT_STREAM_NONE, &on.error));
     assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error),
                      REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_drop(on.step, 0, &on.error), REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
                      REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
@@ -782,11 +856,10 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     begin_and_name(&on);
     assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error), REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error),
-                     REFIT_ERR_EXISTS);
     assert_int_equal(
         refit_host_step_gradient(on.step, PARAMETERS, on.gradients[0], 1, on.stream, &on.error),
         REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_host_step_drop(on.step, PARAMETERS, &on.error), REFIT_ERR_NOT_FOUND);
     assert_int_equal(refit_host_step_join(on.step, 0, on.stream, &on.error), REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_run(on.step, NAN, 1, on.stream, &on.error), REFIT_ERR_INVALID);
     assert_int_equal(refit_host_step_run(on.step, 1, 1e300, on.stream, &on.error),
@@ -1074,6 +1147,26 @@ static void regions_that_were_removed_are_missed(void **state)
     close_scene(&on);
 }
 
+/* The offloader anew, with one setting more, and regions for the same parameters. */
+static void reopen_with(scene *on, const char *key, const char *value)
+{
+    assert_ok(refit_offloader_close(on->offloader, &on->error));
+    set(on, key, value);
+    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        char name[32];
+        for (uint32_t i = 0; i < on->list[at].state_count; i++) {
+            snprintf(name, sizeof name, "s.%u.%u", at, i);
+            on->list[at].states[i] = add_region(on, name, 4 * sizes[at]);
+        }
+        uint64_t each = on->list[at].beside == REFIT_BESIDE_MASTER ? 4 : 2;
+        snprintf(name, sizeof name, "b.%u", at);
+        if (on->list[at].beside != REFIT_BESIDE_NONE)
+            on->list[at].beside_region = add_region(on, name, each * sizes[at]);
+    }
+    assert_ok(refit_offloader_seal(on->offloader, &on->error));
+}
+
 /* ---- What fails ------------------------------------------------------------------------------ */
 
 /* A gradient whose copy breaks leaves its parameter as it was; the others are stepped. */
@@ -1354,6 +1447,93 @@ static void copies_that_are_sent_again_count_as_time(void **state)
     close_scene(&on);
 }
 
+/* The former copy breaks, or the work that made what it reads: neither is held against the gradient
+ * that is named in its place. If the new one cannot be named, the former is not stepped either. */
+static void a_gradient_that_failed_is_replaced(void **state)
+{
+    (void)state;
+    scene on;
+    open_scene(&on, 130, "2", "64KiB");
+    uint64_t bytes = width(on.list[5].gradient_type) * on.list[5].elements;
+    for (uint32_t round = 0; round < 6; round++) {
+        choose(&on, 0);
+        on.named[3] = true;
+        begin_and_name(&on);
+        on.named[5] = true;
+        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        if (round == 1) break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
+        if (round == 0) {
+            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+        }
+        name(&on, 5);
+        if (round == 1) { /* once its work is over, the second naming tells of it */
+            assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        }
+        if (round == 2 || round == 3) {
+            faulty_device_fail(on.device, round == 2 ? FAULTY_COPY_BATCH : FAULTY_EVENT_RECORD, 1,
+                               REFIT_ERR_DEVICE);
+            assert_int_equal(refit_host_step_gradient(on.step, 5, on.gradients[5],
+                                                      on.expected[5].number + 1, on.stream,
+                                                      &on.error),
+                             REFIT_ERR_DEVICE);
+            assert_int_equal(refit_host_step_progress(on.step, 5), 0);
+            if (round == 2) on.named[5] = false;
+        }
+        if (round == 4 || round == 5) { /* work that fails, of a gradient that is dropped */
+            break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
+            assert_ok(refit_host_step_gradient(on.step, 5, on.gradients[5],
+                                               on.expected[5].number + 1, on.stream, &on.error));
+            assert_ok(refit_host_step_drop(on.step, 5, &on.error));
+            on.named[5] = false;
+        }
+        if (round != 2 && round < 4) name_anew(&on, 5, false);
+        if (round < 4) check_norm(&on);
+        if (round >= 4) {
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_COPY);
+        }
+        UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+    }
+    close_scene(&on);
+}
+
+/* A gradient that was dropped, or replaced by one elsewhere, is read until norm or run is OK. */
+static void a_dropped_gradient_is_waited_for(void **state)
+{
+    (void)state;
+    scene on;
+    open_objects(&on, 131, "2", "64KiB");
+    reopen_with(&on, "offload.timeout_ms", "50ms");
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+    for (uint32_t round = 0; round < 2; round++) {
+        double squared;
+        int found_inf;
+        choose(&on, 0);
+        on.named[6] = true;
+        assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+        faulty_device_stop(on.device);
+        name(&on, 6);
+        assert_ok(refit_host_step_drop(on.step, 6, &on.error));
+        assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
+                         REFIT_ERR_TIMEOUT);
+        if (round == 1) {
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_TIMEOUT);
+        }
+        faulty_device_go(on.device);
+        on.named[6] = false;
+        if (round == 0) check_norm(&on);
+        UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        wait_all(&on);
+        check_all(&on);
+    }
+    close_scene(&on);
+}
+
 /* What could not be stepped is given up; what was stepped returns. */
 static void the_rest_of_a_step_can_be_skipped(void **state)
 {
@@ -1561,26 +1741,6 @@ static void a_step_allocates_nothing(void **state)
     assert_false(failing_alloc_end());
 }
 
-/* The offloader anew, with one setting more, and regions for the same parameters. */
-static void reopen_with(scene *on, const char *key, const char *value)
-{
-    assert_ok(refit_offloader_close(on->offloader, &on->error));
-    set(on, key, value);
-    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        char name[32];
-        for (uint32_t i = 0; i < on->list[at].state_count; i++) {
-            snprintf(name, sizeof name, "s.%u.%u", at, i);
-            on->list[at].states[i] = add_region(on, name, 4 * sizes[at]);
-        }
-        uint64_t each = on->list[at].beside == REFIT_BESIDE_MASTER ? 4 : 2;
-        snprintf(name, sizeof name, "b.%u", at);
-        if (on->list[at].beside != REFIT_BESIDE_NONE)
-            on->list[at].beside_region = add_region(on, name, each * sizes[at]);
-    }
-    assert_ok(refit_offloader_seal(on->offloader, &on->error));
-}
-
 /* Each alone is below the budget; it is for both. */
 static void image_and_step_share_a_budget(void **state)
 {
@@ -1742,6 +1902,7 @@ int main(void)
         cmocka_unit_test(the_bits_are_those_of_the_kernel),
         cmocka_unit_test(a_stream_that_joins_sees_new_parameters),
         cmocka_unit_test(the_norm_does_not_depend_on_threads),
+        cmocka_unit_test(a_gradient_is_replaced_and_dropped),
         cmocka_unit_test(a_number_that_is_not_finite_is_found),
         cmocka_unit_test(a_skipped_step_changes_nothing),
         cmocka_unit_test(a_step_without_gradients_changes_nothing),
@@ -1765,6 +1926,8 @@ int main(void)
         cmocka_unit_test(a_skip_tells_of_work_that_failed),
         cmocka_unit_test(work_that_fails_is_not_lost_by_other_failures),
         cmocka_unit_test(copies_that_are_sent_again_count_as_time),
+        cmocka_unit_test(a_gradient_that_failed_is_replaced),
+        cmocka_unit_test(a_dropped_gradient_is_waited_for),
         cmocka_unit_test(the_rest_of_a_step_can_be_skipped),
         cmocka_unit_test(a_broken_copy_back_is_sent_again),
         cmocka_unit_test(each_call_of_the_device_may_fail),

@@ -202,22 +202,38 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *s
 
 /*
  * The gradient of `parameter` is what `stream` has made of it by now: its copy to the host starts
- * behind that. `number` counts the steps of this parameter, this one included, from 1 on. The
- * gradient stays as it is until norm, run or skip has returned REFIT_OK; after a failure of run
- * until then. A parameter that is not named is not stepped. Does not block, but for the driver, and
- * for REFIT_STREAM_NONE not either: it says that the gradient is there.
+ * behind that. REFIT_STREAM_NONE: it is there already. `number` counts the steps of this parameter,
+ * this one included, from 1 on. A parameter that is not named is not stepped. Does not wait for
+ * the copy.
+ *
+ * A gradient that is named again, because the caller has clipped it or added to it, replaces the
+ * former one, which may have lain elsewhere: the squares are summed anew. Each gradient that was
+ * named stays as it is until norm, run or skip has returned REFIT_OK.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way, or run was called
- * - REFIT_ERR_EXISTS: it was named already
  * - REFIT_ERR_NOT_FOUND: no such parameter
  * - REFIT_ERR_INVALID: not device memory, or `number` is not from 1 on
- * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: it is not named; name it again. Until norm, run or
- * skip has returned REFIT_OK a part of it may still be read
+ * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: it is not named, and neither is the former one;
+ * name it again. Until norm, run or skip has returned REFIT_OK a part of it may still be read
  */
 REFIT_API REFIT_MUST_CHECK refit_status
 refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *gradient,
                          uint64_t number, refit_stream_ref stream, refit_error *error);
+
+/*
+ * The parameter is not stepped in this step, unless its gradient is named again: a gradient that
+ * was named is not there any more, or is not to count. One that was not named stays so. Until norm,
+ * run or skip has returned REFIT_OK the gradient may still be read, as if it were named, and norm
+ * and run tell if the work that was to make it has failed. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: no step is under way, or run was called
+ * - REFIT_ERR_NOT_FOUND: no such parameter
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *step,
+                                                             uint32_t parameter,
+                                                             refit_error *error);
 
 /*
  * Waits for the gradients that were named, and writes the sum of their squares, in double, and

@@ -1345,6 +1345,11 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         refit_stream_ref,
         POINTER(refit_error),
     ]),
+    "refit_host_step_drop": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
     "refit_host_step_norm": (c_int, [
         c_void_p,
         POINTER(c_double),
