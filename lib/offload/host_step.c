@@ -71,7 +71,9 @@ typedef struct step_arrival {
 typedef struct step_parameter {
     refit_host_parameter is; /* its name owned */
     step_arrival gradient;
-    uint64_t weights_at; /* in the arena */
+    step_arrival weights; /* the parameter itself, if it is refreshed */
+    bool is_known;        /* the host has all of the parameter, as a load, a refresh or a step has
+                             made it */
     uint64_t first_sum;
     rft_event *back; /* behind its copy to the device */
     /* This step's. */
@@ -92,14 +94,13 @@ typedef struct step_chunk {
 struct refit_host_step {
     refit_offloader *offloader;
     step_state state;
-    bool loaded;
     bool closing; /* a close was begun: its streams may be gone */
     bool loose;   /* a gradient that counts as not named may still be read */
     bool follows; /* `before` belongs to this step */
 
     step_parameter *parameters; /* owned */
     uint32_t count;
-    uint32_t first, last;     /* of the list: in the order in which gradients were named */
+    uint32_t first, last;     /* of the list: in the order in which they were named */
     uint32_t new_from;        /* what has landed since the last wave is of parameters ... */
     uint32_t new_to;          /* ... from new_from on and below new_to */
     uint32_t last_sent;       /* the last parameter that was put on `out` */
@@ -406,7 +407,8 @@ static refit_status lay_out(refit_host_step *step, rft_layout_item *items, refit
     for (uint32_t at = 0; at < step->count; at++) {
         step->parameters[at].gradient.at = items[2 * at].offset;
         step->parameters[at].gradient.bytes = items[2 * at].bytes;
-        step->parameters[at].weights_at = items[2 * at + 1].offset;
+        step->parameters[at].weights.at = items[2 * at + 1].offset;
+        step->parameters[at].weights.bytes = items[2 * at + 1].bytes;
     }
     return REFIT_OK;
 }
@@ -457,6 +459,8 @@ static refit_status open_events(refit_host_step *step, refit_error *error)
         step_parameter *parameter = &step->parameters[at];
         RFT_TRY(rft_device_event_open(device, &parameter->gradient.ready, error));
         RFT_TRY(rft_device_event_open(device, &parameter->gradient.landed, error));
+        RFT_TRY(rft_device_event_open(device, &parameter->weights.ready, error));
+        RFT_TRY(rft_device_event_open(device, &parameter->weights.landed, error));
         RFT_TRY(rft_device_event_open(device, &parameter->back, error));
     }
     return REFIT_OK;
@@ -499,6 +503,8 @@ static void close_events(refit_host_step *step)
         step_parameter *parameter = &step->parameters[at];
         rft_device_event_close(device, parameter->gradient.ready);
         rft_device_event_close(device, parameter->gradient.landed);
+        rft_device_event_close(device, parameter->weights.ready);
+        rft_device_event_close(device, parameter->weights.landed);
         rft_device_event_close(device, parameter->back);
     }
 }
@@ -665,8 +671,21 @@ static refit_status follow(refit_host_step *step, rft_event *event, refit_stream
     return rft_device_event_join(device_of(step), event, follower, error);
 }
 
+/* All that was put on `in` is over. Waits for the work that made these bytes, and tells its
+ * failure. A parameter that has arrived nevertheless is known. */
+static refit_status give_up(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
+                            refit_error *error)
+{
+    refit_status status = see_before(step, arrival->ready, timeout_ms, &arrival->follows, error);
+    if (status != REFIT_OK || !arrival->copying) return status;
+    bool over;
+    arrival->has_landed = see(step, arrival->landed, 0, &over, NULL) == REFIT_OK;
+    arrival->copying = false;
+    return REFIT_OK;
+}
+
 /* Waits until nothing that was put on `in` reads device memory any more, and for the work that made
- * gradients which will not be stepped: `all`, or those that could not be named. `*over`: both have
+ * bytes which will not be stepped: `all`, or those that are not asked for. `*over`: both have
  * ended, well or not. A failure of that work is told; one of the copies does not matter. */
 static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_error *error)
 {
@@ -680,13 +699,14 @@ static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_
         if (error != NULL) *error = said;
         return status;
     }
-    for (uint32_t at = 0; at < step->count && *over; at++) {
-        step_arrival *gradient = &step->parameters[at].gradient;
-        if (gradient->asked && !all) continue;
-        uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-        status = see_before(step, gradient->ready, left_ms, &gradient->follows, &said);
+    for (uint32_t at = 0; at < 2 * step->count && *over; at++) {
+        step_parameter *parameter = &step->parameters[at / 2];
+        step_arrival *arrival = at % 2 == 0 ? &parameter->gradient : &parameter->weights;
+        if (arrival->asked && !all) continue;
+        status = give_up(step, arrival, (uint32_t)rft_ms_until(deadline), &said);
         note(&first, status, &said);
-        *over = !gradient->follows;
+        *over = !arrival->follows;
+        parameter->is_known = parameter->is_known || parameter->weights.has_landed;
     }
     if (*over) step->loose = false;
     if (error != NULL && first.status != REFIT_OK) *error = first;
@@ -765,15 +785,45 @@ static refit_status see_arrival(refit_host_step *step, step_arrival *arrival, ui
     return REFIT_OK;
 }
 
+static bool is_missing(const step_arrival *arrival)
+{
+    return arrival->asked && !arrival->has_landed && !arrival->copying;
+}
+
 /* Copies that have failed in a call before start again. */
 static void restart_arrivals(refit_host_step *step, refit_error *first)
 {
     refit_error said = {0};
     for (uint32_t at = step->first; at != NO_ONE; at = step->parameters[at].after) {
-        step_arrival *gradient = &step->parameters[at].gradient;
-        if (gradient->has_landed || gradient->copying) continue;
-        note(first, start_arrival(step, gradient, REFIT_STREAM_NONE, &said), &said);
+        step_arrival *const arrivals[] = {&step->parameters[at].gradient,
+                                          &step->parameters[at].weights};
+        for (uint32_t i = 0; i < 2; i++) {
+            if (!is_missing(arrivals[i])) continue;
+            note(first, start_arrival(step, arrivals[i], REFIT_STREAM_NONE, &said), &said);
+        }
     }
+}
+
+/* Waits until all that comes of a parameter has landed, or has failed, which `first` then says. An
+ * error: something is still under way. */
+static refit_status see_parameter(refit_host_step *step, step_parameter *parameter,
+                                  uint32_t timeout_ms, refit_error *first, refit_error *error)
+{
+    refit_error said = {0};
+    int64_t deadline = rft_deadline(timeout_ms);
+    refit_status status = see_arrival(step, &parameter->gradient, timeout_ms, &said);
+    if (!parameter->gradient.copying) {
+        note(first, status, &said);
+        uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+        status = see_arrival(step, &parameter->weights, left_ms, &said);
+        parameter->is_known = parameter->is_known || parameter->weights.has_landed;
+    }
+    if (!parameter->gradient.copying && !parameter->weights.copying) {
+        note(first, status, &said);
+        return REFIT_OK;
+    }
+    *error = said;
+    return status;
 }
 
 /* What has landed is work for the next wave. */
@@ -805,21 +855,20 @@ static refit_status gather(refit_host_step *step, step_wave wave, refit_error *e
     step->new_to = step->count;
     uint32_t timeout_ms = 0;
     for (uint32_t at = step->first; at != NO_ONE;) {
-        step_arrival *gradient = &step->parameters[at].gradient;
-        refit_status status = see_arrival(step, gradient, timeout_ms, &said);
-        if (gradient->copying && (timeout_ms > 0 || status != REFIT_ERR_TIMEOUT)) {
+        step_parameter *parameter = &step->parameters[at];
+        refit_status status = see_parameter(step, parameter, timeout_ms, &first, &said);
+        if (status == REFIT_OK) {
+            note_landed(step, at);
+            timeout_ms = 0;
+            at = parameter->after;
+            continue;
+        }
+        if (timeout_ms > 0 || status != REFIT_ERR_TIMEOUT) {
             note(&first, status, &said);
             break;
         }
-        if (gradient->copying) {
-            call_wave(step, wave, &first);
-            timeout_ms = patience(step);
-            continue;
-        }
-        note(&first, status, &said);
-        note_landed(step, at);
-        timeout_ms = 0;
-        at = step->parameters[at].after;
+        call_wave(step, wave, &first);
+        timeout_ms = patience(step);
     }
     call_wave(step, wave, &first);
     bool over;
@@ -1048,10 +1097,14 @@ static refit_status take_groups(refit_host_step *step, const refit_adam_options 
     return REFIT_OK;
 }
 
+static void forget(step_arrival *arrival)
+{
+    arrival->asked = arrival->copying = arrival->has_landed = false;
+}
+
 static void forget_gradient(step_parameter *parameter)
 {
-    step_arrival *gradient = &parameter->gradient;
-    gradient->asked = gradient->copying = gradient->has_landed = false;
+    forget(&parameter->gradient);
     parameter->summed = false;
 }
 
@@ -1060,7 +1113,8 @@ static void reset_step(refit_host_step *step)
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
         forget_gradient(parameter);
-        parameter->gradient.follows = parameter->send_lost = false;
+        forget(&parameter->weights);
+        parameter->gradient.follows = parameter->weights.follows = parameter->send_lost = false;
         parameter->stepped = parameter->sending = parameter->returned = false;
     }
     clear_list(step);
@@ -1086,8 +1140,6 @@ refit_status refit_host_step_begin(refit_host_step *step, const refit_adam_optio
     RFT_TRY(settle(step, error));
     RFT_REFUSE_IF(groups == NULL || count == 0, error, REFIT_ERR_INVALID,
                   "refit_host_step_begin needs the options of at least one group");
-    RFT_REFUSE_IF(!step->loaded, error, REFIT_ERR_STATE,
-                  "the parameters are not on the host: call refit_host_step_load first");
     RFT_TRY(check_offloader(step, false, error));
     RFT_TRY(take_groups(step, groups, count, error));
     reset_step(step);
@@ -1110,7 +1162,7 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
     RFT_TRY(rft_device_memory_check(device_of(step), gradient, it->gradient.bytes, &whole, error));
     /* The copy of a former one is on the same stream, so this one comes behind it. */
     forget_gradient(it);
-    unlist(step, parameter);
+    if (!it->weights.asked) unlist(step, parameter);
     it->gradient.from = gradient;
     it->rule = rft_adam_rule_at(&step->groups[it->is.group], (double)number);
     RFT_TRY(account(step, start_arrival(step, &it->gradient, stream, error)));
@@ -1128,7 +1180,31 @@ refit_status refit_host_step_drop(refit_host_step *step, uint32_t parameter, ref
     step_parameter *it = &step->parameters[parameter];
     if (it->gradient.copying) step->loose = true;
     forget_gradient(it);
-    unlist(step, parameter);
+    if (!it->weights.asked) unlist(step, parameter);
+    return REFIT_OK;
+}
+
+refit_status refit_host_step_refresh(refit_host_step *step, uint32_t parameter,
+                                     refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(check_usable(step, error));
+    RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
+                  "parameters are refreshed between refit_host_step_begin and refit_host_step_run");
+    RFT_TRY(find_parameter(step, parameter, error));
+    step_parameter *it = &step->parameters[parameter];
+    RFT_REFUSE_IF(it->is.beside != REFIT_BESIDE_NONE, error, REFIT_ERR_UNSUPPORTED,
+                  "parameter %s is what its %s say, not the device: write these by "
+                  "refit_host_step_region, or call refit_host_step_load between steps",
+                  it->is.name,
+                  it->is.beside == REFIT_BESIDE_MASTER ? "masters" : "bits and remainders");
+    /* The host's copy is neither the old parameter nor the new one until all of this has landed. */
+    it->is_known = false;
+    forget(&it->weights);
+    if (!it->gradient.asked) unlist(step, parameter);
+    it->weights.from = it->is.memory;
+    RFT_TRY(account(step, start_arrival(step, &it->weights, stream, error)));
+    it->weights.asked = true;
+    if (!it->is_listed) list_last(step, parameter);
     return REFIT_OK;
 }
 
@@ -1143,6 +1219,7 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
         step_parameter *parameter = &step->parameters[at];
         any = any || parameter->stepped;
         if (!parameter->stepped) forget_gradient(parameter);
+        forget(&parameter->weights);
     }
     clear_list(step);
     if (!any) step->began = 0;
@@ -1167,7 +1244,7 @@ static refit_status send_range(refit_host_step *step, uint32_t number, uint64_t 
 {
     const step_parameter *parameter = &step->parameters[number];
     uint64_t offset = bytes_of(parameter->is.type, from);
-    return copy_range(step, false, parameter->weights_at + offset,
+    return copy_range(step, false, parameter->weights.at + offset,
                       (char *)parameter->is.memory + offset, bytes_of(parameter->is.type, count),
                       error);
 }
@@ -1298,7 +1375,7 @@ static rft_adam_span span_of(const refit_host_step *step, const step_chunk *chun
                           .beside_is = (rft_adam_beside)is->beside};
     span.gradient =
         host_at(step, parameter->gradient.at + bytes_of(is->gradient_type, chunk->from));
-    span.weights = host_at(step, parameter->weights_at + bytes_of(is->type, chunk->from));
+    span.weights = host_at(step, parameter->weights.at + bytes_of(is->type, chunk->from));
     for (uint32_t at = 0; at < is->state_count; at++) {
         void *state = rft_image_of(step->offloader, region_at(step, is->states[at]));
         span.states[at] = moved(state, 4 * chunk->from);
@@ -1357,7 +1434,7 @@ static void step_landed(refit_host_step *step, uint32_t from, uint32_t to, refit
     clear_chunks(step);
     for (uint32_t at = from; at < to; at++) {
         step_parameter *parameter = &step->parameters[at];
-        if (!parameter->gradient.has_landed || parameter->stepped) continue;
+        if (!parameter->gradient.has_landed || !parameter->is_known || parameter->stepped) continue;
         parameter->rule.unscale = step->unscale;
         parameter->rule.clip = step->clip;
         note_rewritten(step, &parameter->is);
@@ -1400,6 +1477,19 @@ static refit_status check_factors(const refit_host_step *step, double unscale, d
     return REFIT_OK;
 }
 
+/* The host has each parameter that is to be stepped, or will have it. */
+static refit_status check_known(const refit_host_step *step, refit_error *error)
+{
+    for (uint32_t at = step->first; at != NO_ONE; at = step->parameters[at].after) {
+        const step_parameter *it = &step->parameters[at];
+        RFT_REFUSE_IF(!it->is_known && !it->weights.asked, error, REFIT_ERR_STATE,
+                      "parameter %s is not on the host: call refit_host_step_refresh, or "
+                      "refit_host_step_load between steps",
+                      it->is.name);
+    }
+    return REFIT_OK;
+}
+
 static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_error *error)
 {
     refit_error first = {0}, said = {0};
@@ -1425,6 +1515,7 @@ refit_status refit_host_step_run(refit_host_step *step, double unscale, double c
     RFT_REFUSE_IF(step->state != STEP_GATHERING && step->state != STEP_STEPPING, error,
                   REFIT_ERR_STATE, "no step is under way: call refit_host_step_begin first");
     RFT_TRY(check_factors(step, unscale, clip, error));
+    RFT_TRY(check_known(step, error));
     RFT_TRY(check_offloader(step, true, error));
     step->unscale = (float)unscale;
     step->clip = (float)clip;
@@ -1490,7 +1581,7 @@ static refit_status load_all(refit_host_step *step, refit_stream_ref after, refi
     refit_status status = REFIT_OK;
     for (uint32_t at = 0; at < step->count && status == REFIT_OK; at++) {
         const step_parameter *parameter = &step->parameters[at];
-        status = copy_range(step, true, parameter->weights_at, parameter->is.memory,
+        status = copy_range(step, true, parameter->weights.at, parameter->is.memory,
                             bytes_of(parameter->is.type, parameter->is.elements), error);
     }
     if (status == REFIT_OK) {
@@ -1504,16 +1595,23 @@ static refit_status load_all(refit_host_step *step, refit_stream_ref after, refi
     return made;
 }
 
+static void set_known(refit_host_step *step, bool known)
+{
+    for (uint32_t at = 0; at < step->count; at++) {
+        step->parameters[at].is_known = known;
+    }
+}
+
 refit_status refit_host_step_load(refit_host_step *step, int renew, refit_stream_ref after,
                                   refit_error *error)
 {
     RFT_TRY(settle(step, error));
     RFT_TRY(check_offloader(step, renew != 0, error));
-    step->loaded = false;
+    set_known(step, false);
     refit_status status = load_all(step, after, error);
     if (status == REFIT_OK && renew != 0) renew_all(step);
     set_stepping(step->offloader, false);
-    step->loaded = status == REFIT_OK;
+    set_known(step, status == REFIT_OK);
     return account(step, status);
 }
 
@@ -1524,10 +1622,12 @@ refit_status refit_host_step_parameter(const refit_host_step *step, uint32_t par
     RFT_REFUSE_IF(bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
                   "refit_host_step_parameter needs places for the bytes and their count");
     RFT_TRY(find_parameter(step, parameter, error));
-    RFT_REFUSE_IF(!step->loaded, error, REFIT_ERR_STATE,
-                  "the parameters are not on the host: call refit_host_step_load first");
     const step_parameter *it = &step->parameters[parameter];
-    *bytes = host_at(step, it->weights_at);
+    RFT_REFUSE_IF(!it->is_known, error, REFIT_ERR_STATE,
+                  "parameter %s is not on the host: call refit_host_step_load, or "
+                  "refit_host_step_refresh and refit_host_step_run",
+                  it->is.name);
+    *bytes = host_at(step, it->weights.at);
     *count = bytes_of(it->is.type, it->is.elements);
     return REFIT_OK;
 }

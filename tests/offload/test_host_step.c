@@ -571,6 +571,149 @@ static void a_gradient_is_replaced_and_dropped(void **state)
     }
 }
 
+static bool can_refresh(const scene *on, uint32_t at)
+{
+    return on->list[at].beside == REFIT_BESIDE_NONE;
+}
+
+/* Work on the stream changes a parameter, and it is refreshed behind that. */
+static void change_and_refresh(scene *on, uint32_t at, void *given)
+{
+    const refit_host_parameter *it = &on->list[at];
+    uint64_t bytes = width(it->type) * it->elements;
+    fill_typed(on, given, it->type, it->elements);
+    memcpy(on->expected[at].weights, given, bytes);
+    assert_ok(refit_stream_copy(on->inner, on->stream, it->memory, given, bytes, &on->error));
+    UNTIL_OK(on, refit_host_step_refresh(on->step, at, on->stream, &on->error));
+}
+
+static void refresh_all(scene *on)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        if (!can_refresh(on, at)) continue;
+        UNTIL_OK(on, refit_host_step_refresh(on->step, at, on->stream, &on->error));
+    }
+}
+
+static void make_given_weights(scene *on, void **given)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        given[at] = test_host_alloc(on->inner, width(on->list[at].type) * on->list[at].elements);
+    }
+}
+
+static void free_given_weights(scene *on, void **given)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        test_host_free(on->inner, given[at], width(on->list[at].type) * on->list[at].elements);
+    }
+}
+
+/* A parameter that anything has changed is stepped from what it became, wherever the refresh
+ * stands: before its gradient is named, behind that, and when the gradient has landed and was
+ * summed. */
+static void a_refreshed_parameter_is_stepped_from_the_device(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 140; seed < 146; seed++) {
+        scene on;
+        void *given[PARAMETERS];
+        open_scene(&on, seed, seed % 2 == 0 ? "1" : "3", "64KiB");
+        make_given_weights(&on, given);
+        for (uint32_t round = 0; round < 6; round++) {
+            choose(&on, 8);
+            assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+            for (uint32_t i = 0; i < PARAMETERS; i++) {
+                uint32_t at = on.order[i];
+                bool first = can_refresh(&on, at) && below(&on, 3) == 0;
+                if (first) change_and_refresh(&on, at, given[at]);
+                if (on.named[at]) name(&on, at);
+            }
+            if (round % 2 == 0) check_norm(&on);
+            for (uint32_t at = 0; at < PARAMETERS; at++) {
+                if (round < 2 || !can_refresh(&on, at)) continue;
+                assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+                change_and_refresh(&on, at, given[at]);
+                if (below(&on, 4) != 0) continue;
+                assert_ok(refit_host_step_drop(on.step, at, &on.error));
+                on.named[at] = false;
+            }
+            if (round % 3 == 0) check_norm(&on);
+            assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+            expect_all(&on);
+            wait_all(&on);
+            check_all(&on);
+        }
+        free_given_weights(&on, given);
+        close_scene(&on);
+    }
+}
+
+/* Chooses the parameters that can be refreshed; the last of these. */
+static uint32_t choose_alone(scene *on)
+{
+    uint32_t last = PARAMETERS;
+    choose(on, 10);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        on->named[at] = can_refresh(on, at);
+        if (on->named[at]) last = at;
+    }
+    assert_true(last > 0 && last < PARAMETERS);
+    return last;
+}
+
+/* Without a load: what is refreshed in each step is stepped, what is not is refused, and what is
+ * not named does not matter. Masters cannot be refreshed. */
+static void a_refresh_stands_for_a_load(void **state)
+{
+    (void)state;
+    scene on;
+    const void *bytes;
+    uint64_t count, in = 0;
+    open_objects(&on, 150, "2", "64KiB");
+    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    for (uint32_t round = 0; round < 3; round++) {
+        uint32_t last = choose_alone(&on);
+        begin_and_name(&on);
+        in = 0;
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            const refit_host_parameter *it = &on.list[at];
+            if (on.named[at]) in += it->elements * (width(it->gradient_type) + width(it->type));
+            if (at == last) continue;
+            assert_int_equal(refit_host_step_refresh(on.step, at, on.stream, &on.error),
+                             on.named[at] ? REFIT_OK : REFIT_ERR_UNSUPPORTED);
+        }
+        if (round == 0) {
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_STATE);
+            assert_non_null(strstr(on.error.text, on.list[last].name));
+            assert_int_equal(refit_host_step_parameter(on.step, last, &bytes, &count, &on.error),
+                             REFIT_ERR_STATE);
+            for (uint32_t at = 0; at < PARAMETERS; at++) {
+                assert_int_equal(refit_host_step_progress(on.step, at),
+                                 on.named[at] ? REFIT_PARAMETER_NAMED : 0);
+            }
+        }
+        assert_ok(refit_host_step_refresh(on.step, last, on.stream, &on.error));
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        assert_int_equal(stats_of(&on).host_step_in_bytes_last, in); /* each came once */
+    }
+    /* Masters were never loaded. */
+    choose(&on, 10);
+    begin_and_name(&on);
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
+    assert_ok(refit_host_step_skip(on.step, &on.error));
+    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
+    check_all(&on);
+    choose(&on, 10);
+    step_all(&on);
+    wait_all(&on);
+    check_all(&on);
+    close_scene(&on);
+}
+
 static void a_number_that_is_not_finite_is_found(void **state)
 {
     (void)state;
@@ -838,14 +981,19 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &second, &on.error),
                      REFIT_ERR_BUSY);
     assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_BUSY);
-    assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error),
+    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+    assert_ok(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error));
+    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
                      REFIT_ERR_STATE); /* not loaded */
+    assert_non_null(strstr(on.error.text, "refit_host_step_load"));
+    assert_ok(refit_host_step_skip(on.step, &on.error));
     assert_int_equal(refit_host_step_parameter(on.step, 0, &bytes, &count, &on.error),
                      REFIT_ERR_STATE);
     assert_ok(refit_host_step_load(on.step, 1, REFIT_STREAM_NONE, &on.error));
     assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error),
                      REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_drop(on.step, 0, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_refresh(on.step, 0, on.stream, &on.error), REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
                      REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
@@ -860,6 +1008,8 @@ static void calls_in_a_wrong_state_are_refused(void **state)
         refit_host_step_gradient(on.step, PARAMETERS, on.gradients[0], 1, on.stream, &on.error),
         REFIT_ERR_NOT_FOUND);
     assert_int_equal(refit_host_step_drop(on.step, PARAMETERS, &on.error), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_host_step_refresh(on.step, PARAMETERS, on.stream, &on.error),
+                     REFIT_ERR_NOT_FOUND);
     assert_int_equal(refit_host_step_join(on.step, 0, on.stream, &on.error), REFIT_ERR_STATE);
     assert_int_equal(refit_host_step_run(on.step, NAN, 1, on.stream, &on.error), REFIT_ERR_INVALID);
     assert_int_equal(refit_host_step_run(on.step, 1, 1e300, on.stream, &on.error),
@@ -1534,6 +1684,107 @@ static void a_dropped_gradient_is_waited_for(void **state)
     close_scene(&on);
 }
 
+/* The copy of a parameter breaks, cannot be started, or the work before it fails: the parameter is
+ * not stepped before it has come. */
+static void a_refresh_that_fails_is_repeated(void **state)
+{
+    (void)state;
+    scene on;
+    void *given[PARAMETERS];
+    open_scene(&on, 151, "2", "32MiB");
+    make_given_weights(&on, given);
+    for (uint32_t round = 0; round < 5; round++) {
+        uint32_t at = choose_alone(&on);
+        uint64_t bytes = width(on.list[at].type) * on.list[at].elements;
+        begin_and_name(&on);
+        if (round % 2 == 0) check_norm(&on);
+        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        if (round == 0) faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        if (round < 3) change_and_refresh(&on, at, given[at]);
+        if (round == 1) { /* again, over one that is under way */
+            assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+            change_and_refresh(&on, at, given[at]);
+        }
+        if (round == 2) {
+            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+            assert_int_equal(refit_host_step_refresh(on.step, at, on.stream, &on.error),
+                             REFIT_ERR_DEVICE);
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_STATE); /* what it became has not come */
+            assert_ok(refit_host_step_refresh(on.step, at, on.stream, &on.error));
+        }
+        if (round == 3) {
+            break_work_now(&on, on.list[at].memory, bytes, REFIT_ERR_COPY);
+            assert_ok(refit_host_step_refresh(on.step, at, on.stream, &on.error));
+        }
+        if (round != 2 && round != 4) {
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_COPY);
+            for (uint32_t it = 0; it < PARAMETERS; it++) {
+                bool stepped =
+                    (refit_host_step_progress(on.step, it) & REFIT_PARAMETER_STEPPED) != 0;
+                assert_int_equal(stepped, on.named[it] && it != at);
+            }
+        }
+        if (round == 3) test_write(on.inner, on.list[at].memory, on.expected[at].weights, bytes);
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+    }
+    free_given_weights(&on, given);
+    close_scene(&on);
+}
+
+/* A skip gives up what has not come. A parameter that has come is stepped by the next step; one
+ * that came in part is refused until it is refreshed again. */
+static void a_skip_keeps_no_torn_parameter(void **state)
+{
+    (void)state;
+    scene on;
+    void *given[PARAMETERS];
+    const void *host;
+    uint64_t count;
+    open_scene(&on, 152, "2", "32MiB");
+    make_given_weights(&on, given);
+    for (uint32_t round = 0; round < 4; round++) {
+        bool torn = round % 2 == 1, seen = round >= 2;
+        uint32_t at = choose_alone(&on);
+        assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
+        if (torn) faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        change_and_refresh(&on, at, given[at]);
+        if (seen) {
+            double squared;
+            int found_inf;
+            assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
+                             torn ? REFIT_ERR_COPY : REFIT_OK);
+        }
+        assert_ok(refit_host_step_skip(on.step, &on.error));
+        assert_int_equal(refit_host_step_parameter(on.step, at, &host, &count, &on.error),
+                         torn ? REFIT_ERR_STATE : REFIT_OK);
+        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        begin_and_name(&on);
+        if (torn) {
+            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
+                             REFIT_ERR_STATE);
+            if (seen) {
+                assert_ok(refit_host_step_skip(on.step, &on.error));
+                assert_ok(refit_host_step_load(on.step, 0, on.stream, &on.error));
+                begin_and_name(&on);
+            } else {
+                assert_ok(refit_host_step_refresh(on.step, at, on.stream, &on.error));
+            }
+        }
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+    }
+    free_given_weights(&on, given);
+    close_scene(&on);
+}
+
 /* What could not be stepped is given up; what was stepped returns. */
 static void the_rest_of_a_step_can_be_skipped(void **state)
 {
@@ -1612,6 +1863,7 @@ static bool fail_nth(faulty_slot slot, uint32_t nth, bool later)
     }
     choose(&on, 9);
     begin_and_name(&on);
+    refresh_all(&on);
     if (nth % 2 == 0) {
         UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
     }
@@ -1657,8 +1909,10 @@ static void a_load_that_fails_is_repeated(void **state)
         assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
         faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
         assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_COPY);
-        assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error),
-                         REFIT_ERR_STATE);
+        choose(&on, 10);
+        begin_and_name(&on);
+        assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
+        assert_ok(refit_host_step_skip(on.step, &on.error));
         assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
         check_all(&on);
         close_scene(&on);
@@ -1730,6 +1984,7 @@ static void a_step_allocates_nothing(void **state)
         choose(&on, 10);
         failing_alloc_here(1);
         begin_and_name(&on);
+        refresh_all(&on);
         assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
         assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
         assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
@@ -1903,6 +2158,8 @@ int main(void)
         cmocka_unit_test(a_stream_that_joins_sees_new_parameters),
         cmocka_unit_test(the_norm_does_not_depend_on_threads),
         cmocka_unit_test(a_gradient_is_replaced_and_dropped),
+        cmocka_unit_test(a_refreshed_parameter_is_stepped_from_the_device),
+        cmocka_unit_test(a_refresh_stands_for_a_load),
         cmocka_unit_test(a_number_that_is_not_finite_is_found),
         cmocka_unit_test(a_skipped_step_changes_nothing),
         cmocka_unit_test(a_step_without_gradients_changes_nothing),
@@ -1928,6 +2185,8 @@ int main(void)
         cmocka_unit_test(copies_that_are_sent_again_count_as_time),
         cmocka_unit_test(a_gradient_that_failed_is_replaced),
         cmocka_unit_test(a_dropped_gradient_is_waited_for),
+        cmocka_unit_test(a_refresh_that_fails_is_repeated),
+        cmocka_unit_test(a_skip_keeps_no_torn_parameter),
         cmocka_unit_test(the_rest_of_a_step_can_be_skipped),
         cmocka_unit_test(a_broken_copy_back_is_sent_again),
         cmocka_unit_test(each_call_of_the_device_may_fail),

@@ -27,7 +27,8 @@
  * given back.
  *
  * The host's copy of a parameter is what steps begin from, not the device's: refit_host_step_load
- * brings it once at first, and again after anything but a step has changed it.
+ * brings it once at first, and again after anything but a step has changed it. A caller that cannot
+ * tell whether anything has calls refit_host_step_refresh in each step instead.
  *
  * After a failure it is known what happened to each parameter (refit_host_step_progress), and the
  * call that failed can be repeated: each parameter is stepped once. A copy to the host that failed
@@ -134,7 +135,7 @@ typedef enum refit_parameter_flag {
  *
  * Starts offload.host_step_threads threads, less one: the calling thread computes too. If a thread
  * cannot be started, fewer compute, with the same bits, and the log says so. Takes, touches and
- * page-locks its host memory, two streams, and three events a parameter. Blocks as
+ * page-locks its host memory, two streams, and five events a parameter. Blocks as
  * refit_offloader_seal does.
  *
  * Errors:
@@ -170,12 +171,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_close(refit_host_step *s
 
 /*
  * Brings all parameters from the device to the host, behind what `after` has queued. It is called
- * before the first begin, and when anything but a step has changed a parameter. `renew` 0: masters
+ * before the first step, unless each parameter is refreshed in it, and when anything but a step has
+ * changed a parameter. `renew` 0: masters
  * and remainders stay as they are, as a checkpoint has brought them, say; 1: masters become their
  * parameters, and remainders zeros. Waits for the parameters of the last step, for the image if its
  * memory is being taken, and for the copies: for each at most offload.timeout_ms.
  *
- * Errors, with which it is to be called again before a begin:
+ * Errors, with which no parameter is on the host until it is called again:
  * - REFIT_ERR_STATE: not IDLE, or the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: `renew`, and a lease reads the image
  * - REFIT_ERR_COPY, REFIT_ERR_TIMEOUT and others
@@ -190,8 +192,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *st
  * image, if its memory is being taken: for each at most offload.timeout_ms.
  *
  * Errors:
- * - REFIT_ERR_STATE: a step is under way, parameters were not loaded, or the offloader is not
- * OFFLOADED
+ * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
  * - REFIT_ERR_INVALID: options that cannot be, a parameter of a group beyond `count`, or with fewer
  * states than its optimizer has
  * - those of refit_host_step_wait
@@ -236,17 +237,43 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *st
                                                              refit_error *error);
 
 /*
+ * The parameter is what `stream` has made of it by now: its copy to the host starts behind that,
+ * and the step begins from it. For REFIT_BESIDE_NONE only: masters and remainders are the parameter
+ * themselves. It may be called before or after the gradient is named, or without one, and again.
+ * The parameter stays as it is until norm, run or skip has returned REFIT_OK. norm and run wait for
+ * the copy as for a gradient, and repeat it as they do a gradient's. If the step is skipped, the
+ * host has either copy. Does not wait for the copy.
+ *
+ * Until the copy has arrived, the host's parameter is neither the old nor the new one: if it does
+ * not arrive, and the step is skipped, run steps it no more before another refresh, or a load, has
+ * brought it.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: no step is under way, or run was called
+ * - REFIT_ERR_NOT_FOUND: no such parameter
+ * - REFIT_ERR_UNSUPPORTED: it has masters or remainders
+ * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: call it again. Until norm, run or skip has
+ * returned REFIT_OK a part of the parameter may still be read
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_refresh(refit_host_step *step,
+                                                                uint32_t parameter,
+                                                                refit_stream_ref stream,
+                                                                refit_error *error);
+
+/*
  * Waits for the gradients that were named, and writes the sum of their squares, in double, and
  * whether any number is infinite or a NaN (1). Gradients count as they came: the caller multiplies
  * by the square of what run is given as `unscale`. The bits do not depend on threads. The sums of
  * ranks or of parameters elsewhere are the caller's to add. More gradients may be named afterwards.
- * Blocks while the CPU computes, and for each gradient at most offload.timeout_ms, and once more if
- * one could not be named: the backward pass that makes them may take longer than the limit.
+ * Blocks while the CPU computes, and for each gradient and each parameter that is refreshed at most
+ * offload.timeout_ms, and once more if one could not be named, or was dropped: the backward pass
+ * that makes them may take longer than the limit.
  *
  * Errors:
  * - REFIT_ERR_STATE: not in GATHERING
- * - REFIT_ERR_COPY and others: a gradient has not arrived, or work on its stream failed, which is
- * told before a failure of the copy; the next call copies it again, as the device then has it
+ * - REFIT_ERR_COPY and others: a gradient, or a parameter that is refreshed, has not arrived, or
+ * work on its stream failed, which is told before a failure of the copy; the next call copies it
+ * again, as the device then has it
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *step, double *squared,
@@ -256,16 +283,19 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *st
  * Steps the parameters whose gradients were named: the gradient is multiplied by `unscale`, then by
  * `clip` (1: as it is). Steps what has landed, in the order of open, and starts each new
  * parameter's copy back at once, behind what `stream` has queued by the call: its last uses of the
- * old ones. Blocks while the CPU computes, and for each gradient at most offload.timeout_ms; not
- * for the copies back. A lease on the image may be open until here.
+ * old ones. Blocks while the CPU computes, and for each gradient and each parameter that is
+ * refreshed at most offload.timeout_ms; not for the copies back. A lease on the image may be open
+ * until here.
  *
  * Errors, with REFIT_PARAMETER_STEPPED saying what was stepped; call run again with the same two
  * factors, or skip the rest:
- * - REFIT_ERR_STATE: no step is under way, or the offloader is not OFFLOADED
+ * - REFIT_ERR_STATE: no step is under way, or the offloader is not OFFLOADED; a parameter whose
+ * gradient was named is not on the host, since it was neither loaded nor refreshed: nothing was
+ * stepped
  * - REFIT_ERR_INVALID: a factor that is not finite, or another than the first run had
  * - REFIT_ERR_BUSY: a lease reads the image; nothing was stepped
- * - REFIT_ERR_COPY and others: a gradient has not arrived, or a copy back could not be started. All
- * others were stepped and are on their way
+ * - REFIT_ERR_COPY and others: a gradient, or a parameter that is refreshed, has not arrived, or a
+ * copy back could not be started. All others were stepped and are on their way
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_run(refit_host_step *step, double unscale,
@@ -320,11 +350,11 @@ REFIT_API uint32_t refit_host_step_progress(const refit_host_step *step, uint32_
 
 /*
  * The parameter as the host has it, in its own type: to publish it, say, without a trip over the
- * device. Borrowed until close; changed by run and load. Does not block.
+ * device. Borrowed until close; changed by run, load and refresh. Does not block.
  *
  * Errors:
  * - REFIT_ERR_NOT_FOUND: no such parameter
- * - REFIT_ERR_STATE: it was not loaded
+ * - REFIT_ERR_STATE: it was neither loaded nor refreshed, or is on its way
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_parameter(const refit_host_step *step,
                                                                   uint32_t parameter,

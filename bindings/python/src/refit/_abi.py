@@ -1350,6 +1350,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint32,
         POINTER(refit_error),
     ]),
+    "refit_host_step_refresh": (c_int, [
+        c_void_p,
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
     "refit_host_step_norm": (c_int, [
         c_void_p,
         POINTER(c_double),
