@@ -78,7 +78,8 @@ rft_adam_rule rft_adam_rule_at(const rft_adam_options *options, double step)
                           .momentum = (float)options->momentum,
                           .one_minus_dampening = (float)(1 - options->dampening),
                           .rate = (float)-options->lr,
-                          .root = options->root};
+                          .root = options->root,
+                          .root_threads = options->root_threads};
     if (options->kind == RFT_ADAM) set_adam(&rule, options, step);
     if (options->kind == RFT_ADAGRAD) {
         rule.rate = (float)-rate_over(options, 1 + (step - 1) * options->lr_decay);
@@ -356,6 +357,7 @@ void rft_adam_step(const rft_adam_rule *rule, const rft_adam_span *span)
         return;
     }
     _Alignas(64) float roots[RFT_ADAM_ROOTS];
+    int former = rule->root_threads == NULL ? 0 : rule->root_threads(1);
     for (size_t first = 0; first < span->count; first += RFT_ADAM_ROOTS) {
         size_t left = span->count - first, count = left < RFT_ADAM_ROOTS ? left : RFT_ADAM_ROOTS;
         rft_adam_span block = slice(span, first, count);
@@ -363,4 +365,5 @@ void rft_adam_step(const rft_adam_rule *rule, const rft_adam_span *span)
         rule->root((int)count, roots, roots, RFT_ADAM_ROOT_MODE);
         run_pass(rule, &block, RFT_ADAM_APPLY, roots);
     }
+    if (rule->root_threads != NULL) (void)rule->root_threads(former);
 }

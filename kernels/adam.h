@@ -34,9 +34,10 @@
  * neighbour of the nearest (up to 0.75 units in the last place). With `root` NULL, roots are
  * rounded to nearest, in the same pass. With `root` the vmsSqrt of PyTorch's own library, the bits
  * are those of torch.optim in this process; it is called for blocks of RFT_ADAM_ROOTS elements, on
- * the calling thread. MKL has to have one thread there: by MKL_Set_Num_Threads_Local(1) on each
- * thread that steps, or by MKL_Set_Num_Threads(1) for the process. Otherwise each call starts a
- * team of threads.
+ * the calling thread. MKL then starts a team of threads for each block, unless it has one thread
+ * there. torch.set_num_threads() sets the threads of the process and forbids MKL to take fewer (two
+ * threads that step, two of MKL's each, two cores: 18 times slower). `root_threads`, which is
+ * MKL_Set_Num_Threads_Local, gives the calling thread one for the time of a call of rft_adam_step.
  *
  * Lion is not in torch.optim. Meant is the form that its authors published (google/automl,
  * lion/lion_pytorch.py; Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023):
@@ -82,6 +83,10 @@ typedef enum rft_adam_kind { RFT_ADAM, RFT_ADAGRAD, RFT_SGD, RFT_LION } rft_adam
 /* vmsSqrt of Intel's Vector Mathematics: `to` may be `from`. */
 typedef void (*rft_adam_root)(int count, const float *from, float *to, long long mode);
 
+/* MKL_Set_Num_Threads_Local: sets the threads of MKL's calls on the calling thread, 0: as many as
+ * the process has set; what was set before. */
+typedef int (*rft_adam_root_threads)(int count);
+
 /* As torch::vml calls it: VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE. */
 #define RFT_ADAM_ROOT_MODE 0x140102LL
 #define RFT_ADAM_ROOTS     ((size_t)1024)
@@ -101,6 +106,7 @@ typedef struct rft_adam_options {
     bool lr_is_tensor;  /* `lr` is an fp32 tensor of no dimensions: what is computed of it, is in
                            fp32 */
     rft_adam_root root; /* or NULL */
+    rft_adam_root_threads root_threads; /* or NULL: it needs no telling */
 } rft_adam_options;
 
 /* One step, as the numbers that its ops take. */
@@ -124,6 +130,7 @@ typedef struct rft_adam_rule {
     float momentum, one_minus_dampening;
     float rate; /* negative */
     rft_adam_root root;
+    rft_adam_root_threads root_threads;
 } rft_adam_rule;
 
 typedef enum rft_adam_beside {

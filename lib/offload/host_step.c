@@ -1031,6 +1031,7 @@ static refit_status take_options(const refit_adam_options *given, uint32_t at,
     if (kind == REFIT_ADAM || kind == REFIT_ADAGRAD) {
         options->eps = given->eps;
         memcpy(&options->root, &given->root, sizeof options->root);
+        memcpy(&options->root_threads, &given->root_threads, sizeof options->root_threads);
         RFT_TRY(check_number(at, "eps", given->eps, INFINITY, error));
     }
     if (kind == REFIT_ADAM) {

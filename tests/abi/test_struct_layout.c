@@ -250,14 +250,15 @@ static const place places[] = {
     {OFFSET(refit_window_view, count, 12)},
     {OFFSET(refit_window_view, memory, 16)},
 
-    {SIZE(refit_adam_options, 96)},
+    {SIZE(refit_adam_options, 104)},
     {OFFSET(refit_adam_options, optimizer, 8)},
     {OFFSET(refit_adam_options, decoupled, 12)},
     {OFFSET(refit_adam_options, maximize, 15)},
     {OFFSET(refit_adam_options, lr, 16)},
     {OFFSET(refit_adam_options, dampening, 72)},
     {OFFSET(refit_adam_options, root, 80)},
-    {OFFSET(refit_adam_options, lr_is_tensor, 88)},
+    {OFFSET(refit_adam_options, root_threads, 88)},
+    {OFFSET(refit_adam_options, lr_is_tensor, 96)},
 
     {SIZE(refit_host_parameter, 72)},
     {OFFSET(refit_host_parameter, name, 8)},

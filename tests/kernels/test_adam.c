@@ -177,12 +177,24 @@ static void check(void)
     on_every_level(check_level);
 }
 
+/* As MKL_Set_Num_Threads_Local is. */
+static int threads_of_root = 3;
+static bool asks_for_threads;
+
+static int set_threads_of_root(int count)
+{
+    int former = threads_of_root;
+    threads_of_root = count;
+    return former;
+}
+
 /* A library's root that is not rounded to nearest, as MKL's is not on each processor; it takes as
  * many as are promised at most. */
 static void other_root(int count, const float *from, float *to, long long mode)
 {
     assert_true(count > 0 && (size_t)count <= RFT_ADAM_ROOTS);
     assert_int_equal(mode, 0x140102);
+    assert_true(threads_of_root == 1 || !asks_for_threads);
     for (int i = 0; i < count; i++)
         to[i] = nextafterf(sqrtf(from[i]), 0.0f);
 }
@@ -248,6 +260,21 @@ static void long_ranges_have_the_bits_of_the_scalar_form(void **state)
         at_hand = any_scene(MOST - (size_t)seeded_below(&seed, 3000));
         at_hand.aside = by_chance() ? 0 : at_hand.aside % 4;
         check();
+    }
+}
+
+/* MKL has one thread while roots are taken, and what it had before behind that. */
+static void roots_are_taken_on_one_thread(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < 50; i++) {
+        at_hand = any_scene(seeded_below(&seed, 5000));
+        at_hand.options.root = other_root;
+        at_hand.options.root_threads = set_threads_of_root;
+        asks_for_threads = true;
+        check();
+        asks_for_threads = false;
+        assert_int_equal(threads_of_root, 3);
     }
 }
 
@@ -343,6 +370,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_step_has_the_bits_of_the_scalar_form),
         cmocka_unit_test(long_ranges_have_the_bits_of_the_scalar_form),
+        cmocka_unit_test(roots_are_taken_on_one_thread),
         cmocka_unit_test(a_step_of_adamw_is_that_of_pytorch),
         cmocka_unit_test(products_are_fused_where_pytorch_fuses_them),
         cmocka_unit_test(remainders_are_those_of_transformer_engine),

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include <dirent.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -1072,31 +1073,48 @@ static void options_of_other_optimizers_are_not_read(void **state)
     close_scene(&on);
 }
 
+/* As MKL_Set_Num_Threads_Local is. */
+static _Thread_local int threads_of_root;
+static atomic_bool root_has_a_team;
+
+static int set_threads_of_root(int count)
+{
+    int former = threads_of_root;
+    threads_of_root = count;
+    return former;
+}
+
 /* As vmsSqrt is called; rounded to nearest. */
 static void root_of_the_test(int count, const float *from, float *to, long long mode)
 {
     (void)mode;
+    if (threads_of_root != 1) atomic_store(&root_has_a_team, true);
     for (int i = 0; i < count; i++) {
         to[i] = sqrtf(from[i]);
     }
 }
 
-/* All threads call the root that is given. */
+/* All threads call the root that is given, and have told it before that it has one thread. */
 static void roots_of_the_process_are_taken(void **state)
 {
     (void)state;
     scene on;
     open_scene(&on, 116, "4", "32MiB");
     rft_adam_root root = root_of_the_test;
+    rft_adam_root_threads threads = set_threads_of_root;
+    threads_of_root = 7;
     for (uint32_t step = 0; step < 3; step++) {
         choose(&on, 10);
         for (uint32_t at = 0; at < GROUPS; at++) {
             memcpy(&on.groups[at].root, &root, sizeof root);
+            memcpy(&on.groups[at].root_threads, &threads, sizeof threads);
         }
         step_all(&on);
     }
     wait_all(&on);
     check_all(&on);
+    assert_false(atomic_load(&root_has_a_team));
+    assert_int_equal(threads_of_root, 7);
     close_scene(&on);
 }
 

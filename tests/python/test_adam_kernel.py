@@ -34,6 +34,7 @@ class Options(ctypes.Structure):
         *((name, ctypes.c_bool) for name in ("decoupled", "amsgrad", "nesterov", "maximize")),
         ("lr_is_tensor", ctypes.c_bool),
         ("root", ctypes.c_void_p),
+        ("root_threads", ctypes.c_void_p),
     ]
 
 
@@ -74,16 +75,17 @@ def library() -> Iterator[ctypes.CDLL]:
     found.adam_limit(AVX512)
 
 
-def _root() -> int | None:
+def _roots() -> dict[str, int | None]:
     """What ``sqrt`` of a tensor calls: MKL's ``vmsSqrt``, which rounds otherwise on some CPUs.
 
-    None where PyTorch has no MKL; then roots are rounded to nearest.
+    Empty where PyTorch has no MKL; then roots are rounded to nearest.
     """
     if not torch.backends.mkl.is_available():
-        return None
+        return {}
     folder = Path(torch.__file__).parent / "lib"
     mkl = ctypes.CDLL(str(folder / "libtorch_cpu.so"))
-    return ctypes.cast(mkl.vmsSqrt, ctypes.c_void_p).value
+    functions = {"root": mkl.vmsSqrt, "root_threads": mkl.MKL_Set_Num_Threads_Local}
+    return {name: ctypes.cast(one, ctypes.c_void_p).value for name, one in functions.items()}
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -126,13 +128,13 @@ class Case:
         kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
         return kinds[self.kind]([parameter], **{"foreach": False, **path}, **self.options)
 
-    def kernel_options(self, root: int | None) -> Options:
+    def kernel_options(self, roots: dict[str, int | None]) -> Options:
         ours = dict(self.options)
         ours["beta1"], ours["beta2"] = ours.pop("betas", (0.0, 0.0))
         ours["decoupled"] = ours.pop("decoupled_weight_decay", False)
         ours["lr_is_tensor"] = isinstance(ours["lr"], torch.Tensor)
         ours["lr"] = float(ours["lr"])
-        return Options(kind=KINDS[self.kind], root=root, **ours)
+        return Options(kind=KINDS[self.kind], **roots, **ours)
 
     def names(self) -> list[str]:
         adam = ["exp_avg", "exp_avg_sq", "max_exp_avg_sq"]
@@ -148,10 +150,10 @@ class Stepped:
     """Arrays that the kernel steps, beside the parameter that PyTorch does."""
 
     def __init__(
-        self, library: Any, case: Case, weights: Any, beside: int, root: int | None
+        self, library: Any, case: Case, weights: Any, beside: int, roots: dict[str, int | None]
     ) -> None:
         self._library, self._case = library, case
-        self._options = case.kernel_options(root)
+        self._options = case.kernel_options(roots)
         self.masters = weights.float()
         self.weights, self.beside, self._is = weights.clone(), None, beside
         if beside == MASTER:
@@ -222,7 +224,7 @@ def _stepped_alike(
 ) -> None:
     library.adam_limit(level)
     weights = _numbers(count, 1, wild).to(weights_type)
-    mine = Stepped(library, case, weights, beside, _root() if root else None)
+    mine = Stepped(library, case, weights, beside, _roots() if root else {})
     parameter = torch.nn.Parameter(weights.float())
     optimizer = case.optimizer(parameter, **(path or {}))
     for step in range(1, steps + 1):

@@ -95,11 +95,10 @@ typedef struct refit_adam_options {
     double dampening;
     void *root; /* Adam, Adagrad: the function vmsSqrt of the process's MKL, whose roots PyTorch
                    takes, or NULL: roots are rounded to nearest. All threads of the host step call
-                   it at once, for 1,024 elements at most. The process has to set MKL to one thread
-                   (MKL_Set_Num_Threads(1), or MKL_NUM_THREADS=1 in its environment):
-                   MKL_Set_Num_Threads_Local is for the calling thread alone and does not reach
-                   those that refit starts. Else each call starts threads of MKL's, and more than
-                   offload.host_step_threads compute */
+                   it at once, for 1,024 elements at most */
+    void *root_threads; /* with `root`: the function MKL_Set_Num_Threads_Local of the same library,
+                           by which each thread gives MKL one thread for the time of its work, and
+                           sets what was before. NULL: `root` starts no threads */
     uint8_t lr_is_tensor; /* 1: `lr` is an fp32 tensor, and what is computed of it is in fp32 */
     uint8_t reserved[7];  /* not read */
 } refit_adam_options;

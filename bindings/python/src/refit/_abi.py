@@ -532,6 +532,7 @@ class refit_adam_options(Structure):
         ("momentum", c_double),
         ("dampening", c_double),
         ("root", c_void_p),
+        ("root_threads", c_void_p),
         ("lr_is_tensor", c_uint8),
         ("reserved", c_uint8 * 7),
     ]
