@@ -890,7 +890,6 @@ def test_a_share_of_the_states_stays_on_the_device(share: dict[str, Any], stay: 
         {"states": "host", "host_fraction": 1.5},
         {"states": "host", "host_fraction": float("nan")},
         {"states": "cycle", "resident_bytes": 1},
-        {"states": "cycle", "host_fraction": 0.5},
         {"states": "cycle", "any_optimizer": True},
     ],
     ids=str,

@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
 from types import FrameType
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
@@ -69,6 +69,18 @@ def _looks() -> frozenset[Any]:
 
 
 _LOOKS = _looks()
+
+
+def _reads() -> frozenset[Any]:
+    """Functions that read tensors, and give none that shares memory with them."""
+    names = ["norm", "isfinite", "isnan", "isinf", "clone", "abs", "square", "sum", "mean"]
+    names += ["amax", "amin", "all", "any"]
+    found = [getattr(torch.Tensor, name) for name in names]
+    found += [getattr(torch, name) for name in names]
+    return frozenset([*found, torch.linalg.vector_norm, torch._foreach_norm])
+
+
+_READS = _reads()
 _DEEPCOPY = torch.Tensor.__deepcopy__.__code__
 """The code that copies a tensor. It fails if the class of the tensor changes meanwhile."""
 _PATIENCE = 10.0
@@ -101,6 +113,10 @@ class Away:
             if here:
                 func(here)
             return args[0]
+        if cls.absence.lender is not None:
+            found = _use_lent(func, types, args, given)
+            if found is not NotImplemented:
+                return found
         if cls.absence.is_at_hand and not torch.compiler.is_compiling():
             if func is torch.Tensor.__deepcopy__:
                 return cls.absence.copy(args[0], func, args, given)
@@ -115,6 +131,57 @@ class Away:
                 kind.absence.bring_back()
         _unmark((args, given))
         return func(*args, **given)
+
+
+class Lender(Protocol):
+    """What has lent out the memory of tensors that can still be used where they are."""
+
+    def may_scale(self, tensors: Sequence[Any]) -> bool:
+        """Whether tensors, of which some are lent, may be multiplied by a factor now. Waits for
+        what reads them."""
+
+    def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
+        """They were, by a number or a tensor of one."""
+
+
+def _use_lent(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
+    """Carries out what only reads tensors that are lent, or multiplies them by one factor, as the
+    clipping of gradients and a GradScaler do. NotImplemented for all else."""
+    absences = {id(kind.absence): kind.absence for kind in types if issubclass(kind, Away)}
+    lenders = [one.lender for one in absences.values()]
+    if None in lenders or kwargs.get("out") is not None:
+        return NotImplemented
+    if func in _READS:
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs)
+    scaling = _scaling_of(func, args, kwargs)
+    if scaling is None or not all(one.may_scale(scaling[0]) for one in lenders if one):
+        return NotImplemented
+    found = torch._C._disabled_torch_function_impl(func, types, args, kwargs)
+    for one in lenders:
+        if one is not None:
+            one.scaled(*scaling)
+    return found
+
+
+def _scaling_of(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Any], Any] | None:
+    """The tensors that a call multiplies in place by a factor, and the factor; None for another
+    call."""
+    if kwargs:
+        return None
+    if func is torch._amp_foreach_non_finite_check_and_unscale_ and len(args) == 3:
+        tensors, factor = args[0], args[2]
+    elif func is torch._foreach_mul_ and len(args) == 2:
+        tensors, factor = args
+    elif func is torch.Tensor.mul_ and len(args) == 2:
+        tensors, factor = [args[0]], args[1]
+    else:
+        return None
+    if isinstance(factor, torch.Tensor):
+        fits = type(factor) is torch.Tensor and factor.numel() == 1
+        fits = fits and factor.dtype == torch.float32
+    else:
+        fits = type(factor) in (int, float)
+    return (tensors, factor) if fits else None
 
 
 _BROUGHT_BACK = cast(Any, Away.__torch_function__).__func__.__code__
@@ -180,12 +247,15 @@ class Absence:
         lock: AbstractContextManager[Any],
         zeroable: int,
         at_hand: Callable[[], None] | None = None,
+        lender: Lender | None = None,
     ) -> None:
         """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held
         by ``put`` and ``lift``; ``zeroable`` is the group that nothing else reads meanwhile.
         ``at_hand``: as ``bring_back``, for a thread that holds the lock. With it tensors do not go
-        away in another thread while ``copy.deepcopy`` reads one."""
+        away in another thread while ``copy.deepcopy`` reads one. ``lender``: the memory is there,
+        and what only reads the tensors, or multiplies them by a factor, brings nothing back."""
         self.bring_back = bring_back
+        self.lender = lender
         self._lock = lock
         self._at_hand = at_hand
         self._zeroable = zeroable

@@ -7,7 +7,8 @@
     optimizer.step()                           waits for them by itself
 
 With ``states="host"`` there is a second schedule: states live on the host, and visit the device in
-windows while ``optimizer.step()`` runs (see ``host_states``).
+windows while ``optimizer.step()`` runs (see ``host_states``). With ``host_fraction`` a third: a
+share of the parameters is stepped on the CPU (see ``cpu_share``).
 
 A controller owns a ``Cycle``, which moves bytes, and hooks on the optimizers, which call it when
 states are used. How bytes move is unknown here; so is what a transaction sends.
@@ -26,10 +27,11 @@ from refit._library import lib, log
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
+from refit.division import Division, Pick
 from refit.errors import BusyError, InvalidError, RefitError, StateError
 from refit.grads import Policy, policy_of
 from refit.hooks import Hooks, refuse_second
-from refit.host_states import HostStates, Share, refuse_fork
+from refit.host_states import HostStates, refuse_fork
 from refit.inventory import Holdings, Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
@@ -68,6 +70,18 @@ class Controller(Closing):
     reads another is refused, unless ``any_optimizer=True``; then each window is a step of its own
     for it. ``pool`` holds none of these states.
 
+    ``host_fraction`` (0 to 1) without ``states="host"``: parameters with so large a share of the
+    states' bytes are stepped on the CPU, where their states live; the others take part in the
+    cycle. With ``states="host"`` this share is ``cpu_fraction``, of the bytes of all states.
+    ``host_pick`` says which parameters these are: "late": the last ones of the model, whose
+    gradients are final first; "largest"; or a list of names, with ``*`` and ``?``, then of all that
+    match if no share is given. ``overlap``: their gradients leave during the backward pass, from
+    the third step on, in a process that trains alone; otherwise at ``step()``. Adam, AdamW,
+    Adagrad and SGD of ``torch.optim`` on fp32 parameters are stepped by kernels of the C library,
+    by ``offload.host_step_threads``, with the bits of PyTorch's for-loop on the CPU; all others,
+    and on a CPU those with ``fused=True``, by PyTorch's own code on tensors of the host. When
+    ``step()`` returns, the current stream waits for the new parameters.
+
     What reads or writes a state or a gradient while it is away brings all back first, or raises
     what ``restore`` raises; ``refit.away`` names what is not seen. A state that lives on the host
     stays there, and what uses it waits for the copies of the last step.
@@ -95,12 +109,20 @@ class Controller(Closing):
         prefetch: bool = True,
         resident_bytes: int | str | None = None,
         host_fraction: float | None = None,
+        cpu_fraction: float | None = None,
+        host_pick: Pick = "late",
+        overlap: bool = True,
         any_optimizer: bool = False,
         **overrides: Any,
     ) -> None:
         if states not in ("cycle", "host"):
             raise InvalidError(f"states={states!r}: say cycle or host")
-        share = _share_of(states, resident_bytes, host_fraction, any_optimizer)
+        division = _division_of(states, resident_bytes, host_fraction, cpu_fraction, host_pick)
+        if division is None and any_optimizer:
+            raise InvalidError(
+                'any_optimizer is for states="host" and for host_fraction: in a cycle each step is '
+                "the optimizer's own"
+            )
         holdings = Holdings(optimizer, model)
         optimizers = holdings.optimizers
         policy = policy_of(grads)
@@ -113,13 +135,14 @@ class Controller(Closing):
         for one in optimizers:
             refuse_second(one)
         self._host: HostStates | None = None
-        if states == "host":
+        if division is not None:
             self._host = HostStates(
                 optimizers,
                 inventory.names,
                 self._config,
-                share,
-                prefetch=prefetch,
+                division,
+                prefetch=prefetch and states == "host",
+                overlap=overlap,
                 any_optimizer=any_optimizer,
                 may_step=self._cycle.refuse_step,
                 observers=observers,
@@ -396,30 +419,52 @@ def _end(cycle: Cycle, hooks: Hooks, host: HostStates | None, process: int) -> N
                 cycle.abandon()
 
 
-def _share_of(
-    states: str, resident_bytes: int | str | None, fraction: float | None, any_optimizer: bool
-) -> Share:
-    """The share of the states that stays on the device. InvalidError for one that is none."""
-    given = resident_bytes is not None or fraction is not None
-    if states == "cycle" and (given or any_optimizer):
+def _division_of(
+    states: str,
+    resident_bytes: int | str | None,
+    host_fraction: float | None,
+    cpu_fraction: float | None,
+    pick: Pick,
+) -> Division | None:
+    """Where states live that a cycle does not move; None: it moves all. InvalidError for a share
+    that is none."""
+    for name, share in (("host_fraction", host_fraction), ("cpu_fraction", cpu_fraction)):
+        if share is not None and not (isinstance(share, int | float) and 0 <= share <= 1):
+            raise InvalidError(f"{name}={share!r}: say a share from 0 to 1")
+    is_word = isinstance(pick, str)
+    if is_word and pick not in ("late", "largest"):
         raise InvalidError(
-            'resident_bytes, host_fraction and any_optimizer are for states="host": in a cycle all '
-            "states leave"
+            f"host_pick={pick!r}: say late, largest, or a list of names of parameters"
         )
-    if resident_bytes is not None and fraction is not None:
+    if not is_word and not all(isinstance(one, str) for one in pick):
+        raise InvalidError(f"host_pick={pick!r}: the names in a list are texts")
+    if states == "cycle":
+        if resident_bytes is not None or cpu_fraction is not None:
+            raise InvalidError(
+                'resident_bytes and cpu_fraction are for states="host": in a cycle all states '
+                "leave, but for those of host_fraction, which the CPU steps"
+            )
+        fraction = host_fraction if is_word or host_fraction is not None else 1.0
+        if not fraction:
+            return None
+        return Division(cpu_fraction=fraction, pick=pick, windows=False)
+    if resident_bytes is not None and host_fraction is not None:
         raise InvalidError("resident_bytes and host_fraction say the same: give one of them")
-    if fraction is not None and not 0 <= fraction <= 1:
-        raise InvalidError(f"host_fraction={fraction!r}: say a share from 0 to 1")
-    if resident_bytes is None:
-        return Share(None, fraction)
+    on_cpu = cpu_fraction if cpu_fraction is not None else 0.0 if is_word else 1.0
+    stays = None if resident_bytes is None else _bytes_of("resident_bytes", resident_bytes)
+    return Division(stays, host_fraction, on_cpu, pick)
+
+
+def _bytes_of(name: str, value: int | str) -> int:
+    """A number of bytes, also as a text with a unit. InvalidError."""
     try:
-        stays = make_config({"offload.budget_bytes": resident_bytes})  # reads "2GiB"
+        read = make_config({"offload.budget_bytes": value})  # reads "2GiB"
     except RefitError as why:
         raise InvalidError(
-            f"resident_bytes={resident_bytes!r}: write a whole number of bytes, or of KiB, MiB, "
-            "GiB or TiB, such as 512MiB"
+            f"{name}={value!r}: write a whole number of bytes, or of KiB, MiB, GiB or TiB, such as "
+            "512MiB"
         ) from why
-    return Share(int(stays.get("offload.budget_bytes")), None)
+    return int(read.get("offload.budget_bytes"))
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,6 @@ after the first step) is born on the device, and moves to the host at the end of
 How bytes travel is the business of ``home`` and ``window``; what a step does, that of ``twin``.
 """
 
-import math
 import os
 import warnings
 import weakref
@@ -34,6 +33,8 @@ from refit._call_lock import WaitingCallLock
 from refit._library import lib
 from refit.away import Absence
 from refit.config import Config
+from refit.cpu_share import CpuShare
+from refit.division import CPU, STAYS, Division
 from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError
 from refit.home import Home
 from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
@@ -71,9 +72,10 @@ class HostStates:
         optimizers: Sequence[Optimizer],
         names: Callable[[], Mapping[int, str]],
         config: Config,
-        share: "Share",
+        division: Division,
         *,
         prefetch: bool = True,
+        overlap: bool = True,
         any_optimizer: bool = False,
         may_step: Callable[[], None] = lambda: None,
         observers: Observers | None = None,
@@ -82,7 +84,8 @@ class HostStates:
         self._optimizers = list(optimizers)
         self._names = names
         self._config = config
-        self._share = share
+        self._division = division
+        self._overlap = overlap
         self._may_step = may_step
         self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
@@ -92,6 +95,7 @@ class HostStates:
         self._resident: dict[tuple[int, int], Any] = {}
         self._bare: dict[tuple[int, int], Any] = {}
         self._homes: list[Home] = []
+        self._shares: list[CpuShare] = []
         self._process = os.getpid()
         self._broken: WindowedStep | None = None
         self._loading: dict[int, dict[Any, dict[Any, Any]]] = {}
@@ -131,8 +135,13 @@ class HostStates:
         """States that stay on the device, and why: by choice, or because they cannot live on the
         host. Those of 512 bytes and less are not among them."""
         names = self._names()
-        reason = "its states stay on the device (resident_bytes, host_fraction)"
+        reason = self._division.why_it_stays
         found = [(names.get(one, "state"), reason) for _, one in self._resident]
+        found += [
+            (one.name, "its states live on the host, where the CPU steps it")
+            for one in self._kept.values()
+            if one.share is not None
+        ]
         for optimizer in self._optimizers:
             for _, parameter in parameters_of(optimizer):
                 for key, value in optimizer.state.get(parameter, {}).items():
@@ -149,7 +158,7 @@ class HostStates:
         found = []
         for kept in self._kept.values():
             home = cast(Home, kept.home)
-            if kept.nbytes > home.window_bytes and not kept.parted:
+            if kept.share is None and kept.nbytes > home.window_bytes and not kept.parted:
                 found.append(
                     (
                         kept.name,
@@ -188,7 +197,9 @@ class HostStates:
         if astray:
             self._settle()
             self._move_in(astray)
-        found: dict[torch.device, list[tuple[Optimizer, Kept, dict[Any, Any]]]] = {}
+        found: dict[
+            tuple[torch.device, Optimizer | None], list[tuple[Optimizer, Kept, dict[Any, Any]]]
+        ] = {}
         without = list(self._without_place(changed))
         if not without:
             return
@@ -199,18 +210,25 @@ class HostStates:
         self._masters.look_again()
         names = self._names()
         sizes = [sum(map(_nbytes, likes.values())) for *_, likes in without]
-        stays = self._share.first(sizes)
-        for number, (optimizer, parameter, habits, likes) in enumerate(without):
+        order = {one: place for place, one in enumerate(names)}
+        places = self._division.divide(
+            [names.get(id(parameter), "state") for _, parameter, *_ in without],
+            [order.get(id(parameter), len(order)) for _, parameter, *_ in without],
+            sizes,
+        )
+        for place, (optimizer, parameter, habits, likes) in zip(places, without, strict=True):
             if not likes:
                 self._bare[_key(optimizer, parameter)] = parameter
-            elif number < stays:
+            elif place == STAYS or (place == CPU and not _can_leave(parameter, habits)):
                 self._resident[_key(optimizer, parameter)] = parameter
             else:
                 kept = Kept(parameter, names.get(id(parameter), "state"), habits.elementwise)
-                device = local(parameter).device
-                found.setdefault(device, []).append((optimizer, kept, likes))
-        for device, entries in found.items():
-            self._open_home(device, entries)
+                stepper = optimizer if place == CPU else None
+                where = local(parameter).device, stepper
+                found.setdefault(where, []).append((optimizer, kept, likes))
+        for (device, stepper), entries in found.items():
+            entries.sort(key=lambda one: order.get(id(one[1].parameter), len(order)))
+            self._open_home(device, entries, stepper)
 
     def _forget_others(self) -> None:
         """Lets go of parameters that no optimizer has any longer."""
@@ -309,14 +327,18 @@ class HostStates:
         return likes
 
     def _open_home(
-        self, device: torch.device, entries: list[tuple[Optimizer, Kept, dict[Any, Any]]]
+        self,
+        device: torch.device,
+        entries: list[tuple[Optimizer, Kept, dict[Any, Any]]],
+        stepper: Optimizer | None,
     ) -> None:
-        """One image for these states of some parameters; those that there are move in."""
+        """One image for these states of some parameters; those that there are move in.
+        ``stepper``: their optimizer, if the CPU is to step them."""
         names: list[str] = []
         looks: list[torch.Tensor] = []
         weights: list[int] = []
         for _, kept, likes in entries:
-            if self._masters.can_live(kept.parameter):
+            if stepper is None and self._masters.can_live(kept.parameter):
                 names.append(f"{kept.name}.master")
                 looks.append(dense_like(kept.parameter))
                 weights.append(self._weights_to_code_by(kept, likes))
@@ -329,10 +351,16 @@ class HostStates:
         weights = _without_shared(weights, sizes)
         home = Home(device, self._config, _distinct(names), sizes, self._observers, weights)
         self._homes.append(home)
+        share = None
+        if stepper is not None:
+            share = CpuShare(
+                stepper, home, [one for _, one, _ in entries], self._moving, self._overlap
+            )
+            self._shares.append(share)
         regions = iter(enumerate(looks))
         for optimizer, kept, likes in entries:
-            kept.home = home
-            if self._masters.can_live(kept.parameter):
+            kept.home, kept.share = home, share
+            if stepper is None and self._masters.can_live(kept.parameter):
                 kept.master = State([Slot(home, *next(regions))], Recipe(looks[0]))
             for key, like in likes.items():
                 slots = [Slot(home, *next(regions)) for _ in opened(like)]
@@ -384,6 +412,9 @@ class HostStates:
     def _close_unused(self) -> None:
         """Gives back images whose states have all got another place."""
         used = {id(kept.home) for kept in self._kept.values()}
+        for share in [one for one in self._shares if id(one.home) not in used]:
+            share.close()
+            self._shares.remove(share)
         for home in [one for one in self._homes if id(one) not in used]:
             home.close()
             self._homes.remove(home)
@@ -465,7 +496,7 @@ class HostStates:
         if not self._is_away:
             self._is_away = True
             tensors: list[Any] = []
-            for kept in self._kept.values():
+            for kept in [one for one in self._kept.values() if one.share is None]:
                 for one in kept.states.values():
                     tensors += [slot.view for slot in one.slots]
                     if one.shown is not one.slots[0].view:
@@ -516,6 +547,8 @@ class HostStates:
     def _settle(self) -> None:
         if self._broken is not None:
             self._broken.finish_window()
+        for share in self._shares:
+            share.settle()
         for home in self._homes:
             home.settle()
         self._masters.release()
@@ -623,6 +656,9 @@ class HostStates:
         self._masters.close()
         if self._prefetch is not None:
             self._prefetch.remove()
+        for share in self._shares:
+            share.close()
+        self._shares.clear()
         for home in self._homes:
             if not self._masters.is_home_in_use(home):
                 home.close()
@@ -726,25 +762,11 @@ def _found_inf(optimizer: Optimizer) -> bool:
     return isinstance(found, torch.Tensor) and bool(found.any())
 
 
-class Share:
-    """The share of the states that stays on the device: those of the first parameters."""
-
-    def __init__(self, resident_bytes: int | None, host_fraction: float | None) -> None:
-        self._bytes = resident_bytes
-        self._fraction = host_fraction
-
-    def first(self, sizes: Sequence[int]) -> int:
-        """How many of the first parameters keep their states there, by the bytes of each. Once:
-        those that are planned later have no share."""
-        budget = self._bytes or 0
-        if self._fraction is not None:
-            budget = math.floor(sum(sizes) * (1 - self._fraction))
-        self._bytes, self._fraction = 0, None
-        for number, nbytes in enumerate(sizes):
-            budget -= nbytes
-            if budget < 0:
-                return number
-        return len(sizes)
+def _can_leave(parameter: Any, habits: Habits) -> bool:
+    """Whether the CPU can step a parameter. A part of one that is shared among ranks of a GPU is
+    stepped there if the optimizer's arithmetic is not element by element."""
+    plain = local(parameter)
+    return plain is parameter or plain.device.type == "cpu" or habits.elementwise
 
 
 # ---- What an optimizer calls.

@@ -147,6 +147,8 @@ class Kept:
         self.master: State | None = None
         """The place of the parameter itself, if it is a master that lives on the host, too."""
         self.home: Home | None = None
+        self.share: Any = None
+        """The ``CpuShare`` that steps it; None: it visits the device."""
         self.parted = False
         """Whether it is stepped part by part, because its states are larger than a window."""
 

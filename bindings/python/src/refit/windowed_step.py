@@ -26,6 +26,7 @@ from typing import Any, cast
 import torch
 
 from refit._waiting import interrupts_held
+from refit.cpu_share import CpuShare
 from refit.errors import DeviceMemoryError, RefitError
 from refit.home import Home
 from refit.observers import Observers
@@ -40,6 +41,7 @@ _PADDING = 512
 """Bytes that the place of a part in a window may take beyond its own."""
 WAIT = "wait for states"
 WINDOW = "window"
+ON_CPU = "step on the CPU"
 """Names of what a step does, in pictures."""
 _SMALL = 512
 """Tensors of at most so many bytes are saved before a window is stepped."""
@@ -62,6 +64,7 @@ class Entry:
         "last",
         "moving",
         "parameter",
+        "share",
         "state",
         "unborn",
     )
@@ -76,7 +79,9 @@ class Entry:
     ) -> None:
         self.group = group
         self.parameter = parameter
-        self.kept = kept
+        self.share: CpuShare | None = None if kept is None else kept.share
+        """What steps it on the CPU, where its states are: none of them moves."""
+        self.kept = kept if self.share is None else None
         self.first = first
         self.count = count
         self.last = True
@@ -101,6 +106,7 @@ class Entry:
     def again(self, optimizer: Optimizer) -> "Entry":
         """The same, not stepped yet."""
         made = Entry(self.group, self.parameter, self.kept, self.first, self.count)
+        made.share = self.share
         made.last = self.last
         made.look(optimizer.state.get(self.parameter, {}))
         return made
@@ -151,7 +157,7 @@ def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], Kept]) -> It
 def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, Any]) -> list[Entry]:
     entry = Entry(group, parameter, kept)
     entry.look(state)
-    if kept is None or not (entry.moving or kept.master):
+    if kept is None or entry.share is not None or not (entry.moving or kept.master):
         entry.kept = None
         entry.look(state)
         return [entry]
@@ -287,8 +293,14 @@ class WindowedStep:
         """Steps what is left: all of it with copies under way meanwhile, or ``most`` at a time,
         with nothing in the windows' memory in between."""
         left = self._by_home()
+        shares = _by_share(left.get(None, []))
+        unscale = _unscale(self.optimizer)
+        named = {
+            share: share.start([(one.parameter, one.group) for one in entries], unscale)
+            for share, entries in shares.items()
+        }
+        here = [one for one in left.pop(None, []) if one.share is None]
         if most is None:
-            here = left.pop(None, [])
             visits = [(home, entries, *self._parts(entries)) for home, entries in left.items()]
             for home, _, parts, _ in visits[:1]:
                 home.begin(parts)  # what stays on the device is stepped meanwhile
@@ -297,16 +309,43 @@ class WindowedStep:
             for home, entries, parts, numbers in visits:
                 self._visit(home, entries, parts, numbers, observers)
         else:
+            for some in _batches(here, most):
+                self._window(None, some, [[] for _ in some], {})
             for home, entries in left.items():
-                for at in range(0, len(entries), most):
-                    some = entries[at : at + most]
-                    if home is None:
-                        self._window(None, some, [[] for _ in some], {})
-                    else:
-                        self._visit(home, some, *self._parts(some), observers)
-                        home.settle()
+                for some in _batches(entries, most):
+                    self._visit(home, some, *self._parts(some), observers)
+                    home.settle()
+        for share, entries in shares.items():
+            self._step_on_cpu(share, entries, named[share], most, observers)
         for home in self._homes():
             home.end()
+        for share in _by_share(self.entries):
+            share.join()
+
+    def _step_on_cpu(
+        self,
+        share: CpuShare,
+        entries: list[Entry],
+        named: Sequence[Any],
+        most: int | None,
+        observers: Observers,
+    ) -> None:
+        """Entries whose states are on the host: those that its kernels know, ``named``, and then
+        the others by PyTorch's code."""
+        began = time.perf_counter()
+        mine = {id(one.parameter): one for one in entries}
+
+        def done(parameter: Any) -> None:
+            mine[id(parameter)].done = True
+
+        if named:
+            with interrupts_held():
+                share.run(done)
+        for some in _batches([one for one in entries if not one.done], most or len(entries)):
+            self._window(None, some, [[] for _ in some], {})
+        if observers.drawn:
+            took = time.perf_counter() - began
+            observers.past(ON_CPU, took, took)
 
     def _fewer(self, most: int | None, why: BaseException) -> int:
         """How many to step at a time, behind a window that found no memory. What it held is given
@@ -443,9 +482,15 @@ class WindowedStep:
 
     def _parameter(self, entry: Entry, master: torch.Tensor | None) -> Any:
         """What the code steps. A master is stepped as another parameter over the window's memory,
-        with the gradient of the one that the optimizer has."""
+        with the gradient of the one that the optimizer has; on the CPU a copy of a parameter of
+        another device, with a copy of its gradient."""
+        if _is_copied(entry):
+            plain: Any = local(entry.parameter).detach()
+            made = plain.to("cpu", copy=True).requires_grad_()
+            made.grad = local(entry.parameter.grad).to("cpu", copy=True)
+            return made
         if master is not None:
-            made: Any = master.detach().requires_grad_()
+            made = master.detach().requires_grad_()
             grad = entry.parameter.grad
             made.grad = grad if entry.count is None else flat(grad, entry.first, entry.count)
             return made
@@ -466,6 +511,8 @@ class WindowedStep:
             given = dict(entry.state)
         else:
             given = {k: _copied(v) for k, v in self._before[id(entry.parameter)].items()}
+        if _is_copied(entry):
+            return {key: _on_cpu(value) for key, value in given.items()}
         if home is None or entry.unborn:
             return given
         mine = iter(numbers[entry.lead :])
@@ -531,6 +578,8 @@ class WindowedStep:
         numbers = iter(use.parts[at][entry.lead :])
         if at in use.masters:
             self._round(entry, use.masters[at], use.parameters[at])
+        if _is_copied(entry):
+            self._copy_back(entry, use.parameters[at], given, made)
         is_new = entry.unborn and entry.kept is not None
         if entry.count is None and not is_new and _is_in_place(entry, given, made, real):
             return
@@ -562,6 +611,19 @@ class WindowedStep:
                 _set(real, key, value, entry.count is not None)
         if entry.last:
             _order_as(made, real)
+
+    def _copy_back(
+        self, entry: Entry, stepped: torch.Tensor, given: dict[Any, Any], made: dict[Any, Any]
+    ) -> None:
+        """A parameter that the CPU has stepped, and states that are on its device, get the values
+        of their copies."""
+        with torch.no_grad():
+            local(entry.parameter).copy_(stepped)
+            for key, value in entry.state.items():
+                is_there = isinstance(value, torch.Tensor) and value.device.type != "cpu"
+                if is_there and made.get(key) is given.get(key):
+                    value.copy_(given[key])
+                    given[key] = made[key] = value
 
     def _round(self, entry: Entry, master: torch.Tensor, stepped: torch.Tensor) -> None:
         """Rounds the weights from a master, as its framework does, before it leaves."""
@@ -637,6 +699,37 @@ class WindowedStep:
             why.args = (why.text,)
         else:
             why.add_note(f"refit: {text}")
+
+
+def _by_share(entries: Iterable[Entry]) -> dict[CpuShare, list[Entry]]:
+    """Those that the CPU steps."""
+    found: dict[CpuShare, list[Entry]] = {}
+    for one in entries:
+        if one.share is not None:
+            found.setdefault(one.share, []).append(one)
+    return found
+
+
+def _batches(entries: list[Entry], most: int) -> Iterator[list[Entry]]:
+    """Entries, at most so many at a time."""
+    for at in range(0, len(entries), most):
+        yield entries[at : at + most]
+
+
+def _is_copied(entry: Entry) -> bool:
+    """Whether the CPU steps a copy of a parameter, which is on another device."""
+    return entry.share is not None and entry.share.is_elsewhere
+
+
+def _on_cpu(value: Any) -> Any:
+    """A state for the CPU to step. One that is there is the same tensor."""
+    return local(value).to("cpu") if isinstance(value, torch.Tensor) else value
+
+
+def _unscale(optimizer: Optimizer) -> float:
+    """What gradients are to be multiplied by that a GradScaler leaves to a fused step."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else 1.0 / float(scale)
 
 
 def _version(tensor: torch.Tensor) -> int | None:

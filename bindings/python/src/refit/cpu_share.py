@@ -1,0 +1,664 @@
+"""The parameters of one optimizer on one device that the CPU steps, by kernels of the C library.
+
+Their states lie in the host image (see ``home``) and never visit the device. In a step
+
+    start    gradients and parameters leave for the host, behind the current stream
+    run      the CPU steps what has landed; each new parameter leaves for the device at once
+    join     the current stream, or on a CPU the caller, waits until the parameters are there
+
+Gradients may leave before, one by one as the backward pass makes them final (``leave_early``). Such
+a gradient has *left*: until the step it has a class by which a use of it is seen (see ``away``).
+Code that reads it, or multiplies it by a factor, as clipping and a GradScaler do, does so on the
+device, and the factor is applied to the copy in the step. After any other use it is as if the
+gradient had not left: the step copies it again.
+
+The parameter is copied in each step, too: that of the device is stepped, whatever has changed it.
+
+The kernels know Adam, AdamW, Adagrad and SGD of ``torch.optim``, on fp32 numbers, and give the bits
+of its single-tensor path on the CPU (see kernels/adam.h). What they do not know, PyTorch's own code
+steps, on tensors of the host; that is the business of ``windowed_step``.
+"""
+
+import ctypes
+import functools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from refit._call_lock import WaitingCallLock
+from refit.away import Absence, untouched
+from refit.errors import RefitError
+from refit.home import Home
+from refit.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
+from refit.offloader import NO_STREAM
+from refit.regions import current_stream
+from refit.state_slots import Kept
+from refit.twin import arithmetic_of, is_dense, local
+
+Optimizer = torch.optim.Optimizer
+
+_NUMBERS: Mapping[type, int] = {
+    torch.optim.Adam: ADAM,
+    torch.optim.AdamW: ADAM,
+    torch.optim.Adagrad: ADAGRAD,
+    torch.optim.SGD: SGD,
+}
+"""What the kernels know, by class. No subclass counts as one."""
+
+_CODE = {kind: arithmetic_of(object.__new__(kind)) for kind in _NUMBERS}
+"""PyTorch's own code of their steps: a class whose step was replaced is another optimizer."""
+
+_NONE = -1
+"""No group of an ``Absence``: a gradient that has left cannot be zeroed without being used."""
+_FACTORS = 2
+"""By as many the C library multiplies a gradient, one after the other."""
+_LONGEST_PAUSE = 64
+"""Steps in which gradients stay until the step, at most, since others used them before."""
+
+
+class _Place(NamedTuple):
+    """A parameter in the host step."""
+
+    number: int
+    kept: Kept
+    look: tuple[int, int, tuple[str, ...]]
+    """Where it is, its group, and the names of its states."""
+
+
+@dataclass(eq=False, slots=True)
+class _Left:
+    """A gradient that is on its way to the host, or there."""
+
+    parameter: Any
+    gradient: torch.Tensor
+    version: int
+    address: int
+    which: int
+    """Which step of the parameter the next one is."""
+    factors: list[Any] = field(default_factory=list)
+    """What it was multiplied by on the device since."""
+
+
+class _Counter(NamedTuple):
+    """A step counter that was read, with its version then, and what it said."""
+
+    tensor: torch.Tensor
+    version: int
+    value: int
+
+
+# ---- What the kernels know.
+
+
+def options_of(
+    optimizer: Optimizer, group: Mapping[str, Any], device: torch.device
+) -> Options | None:
+    """What the kernels are told of a group; None where they would not do what its code does.
+
+    On a CPU that is the code's result to the bit. A GPU has its own arithmetic, and the kernels
+    stand for that of the CPU there, whatever ``fused`` and ``foreach`` say.
+    """
+    number = _NUMBERS.get(type(optimizer))
+    if number is None or arithmetic_of(optimizer) is not _CODE[type(optimizer)]:
+        return None
+    root = 0
+    if device.type == "cpu":
+        if group.get("fused") or group.get("capturable"):
+            return None
+        found = root_of_torch()
+        if found is None:
+            return None
+        root = found
+    betas = group.get("betas", (0.0, 0.0))
+    lr = group["lr"]
+    lr_is_tensor = isinstance(lr, torch.Tensor)
+    if lr_is_tensor and (lr.dim() > 0 or lr.dtype != torch.float32):
+        return None
+    numbers: dict[str, Any] = {key: group.get(key, 0.0) for key in _NUMBERS_OF_A_GROUP}
+    numbers.update(lr=float(lr), beta1=betas[0], beta2=betas[1])
+    if group.get("differentiable") or not all(map(_is_number, numbers.values())):
+        return None
+    return Options(
+        optimizer=number,
+        **numbers,
+        decoupled=bool(group.get("decoupled_weight_decay", False)),
+        lr_is_tensor=lr_is_tensor,
+        root=root,
+        amsgrad=bool(group.get("amsgrad", False)),
+        nesterov=bool(group.get("nesterov", False)),
+        maximize=bool(group.get("maximize", False)),
+    )
+
+
+_NUMBERS_OF_A_GROUP = ("weight_decay", "eps", "lr_decay", "momentum", "dampening")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def names_of(options: Options) -> tuple[str, ...]:
+    """The names of the states that a step with these options has, in the order of the kernels."""
+    if options.optimizer == ADAM:
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        return names if options.amsgrad else names[:2]
+    if options.optimizer == ADAGRAD:
+        return ("sum",)
+    return ("momentum_buffer",) if options.momentum else ()
+
+
+@functools.cache
+def root_of_torch() -> int | None:
+    """What ``sqrt`` of an fp32 tensor calls on this CPU: 0 where it rounds to nearest, as the
+    kernels do, or the address of MKL's vmsSqrt. None where neither gives its bits, or where
+    PyTorch's other arithmetic is not that of the kernels, as on a CPU without FMA."""
+    values = torch.linspace(0.25, 4.0, 4099)
+    one, nearly = torch.tensor([1.0]).expand(33), torch.tensor([1 + 2**-12]).expand(33)
+    if not bool((torch.addcmul(-one, nearly, nearly, value=1.0) == (1 + 2**-12) ** 2 - 1).all()):
+        return None  # the product was rounded before it was added
+    roots = torch.sqrt(values)
+    nearest = torch.tensor([math.sqrt(one) for one in values.tolist()], dtype=torch.float32)
+    if torch.equal(roots, nearest):
+        return 0
+    if not cast(Any, torch.backends.mkl).is_available():
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        address = ctypes.cast(library.vmsSqrt, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+    return address
+
+
+def _filled(known: Sequence[Options | None]) -> list[Options] | None:
+    """Options for each group: those of one that the kernels do not know are read for no parameter.
+    None if they know no group."""
+    some = next((one for one in known if one is not None), None)
+    return None if some is None else [one or some for one in known]
+
+
+def _lies_as(kept: Kept, plain: torch.Tensor) -> bool:
+    """Whether each state is fp32, and one tensor whose elements lie as those of a parameter."""
+    look = tuple(plain.shape), tuple(plain.stride())
+    return all(
+        len(one.slots) == 1
+        and one.slots[0].dtype == torch.float32
+        and (one.slots[0].shape, one.slots[0].stride) == look
+        for _, one in kept.pairs
+    )
+
+
+def _is_alone(grad: torch.Tensor) -> bool:
+    """Whether a gradient has memory of its own: no other tensor changes it unseen."""
+    return (
+        grad._base is None
+        and not grad.requires_grad
+        and grad.untyped_storage().nbytes() == grad.nbytes
+    )
+
+
+def _has_stayed(one: _Left) -> bool:
+    """Whether a gradient that has left is still its parameter's, and as it was."""
+    with untouched():
+        return (
+            one.parameter.grad is one.gradient
+            and one.gradient._version == one.version
+            and one.gradient.data_ptr() == one.address
+        )
+
+
+# ---- The share.
+
+
+class CpuShare:
+    """Parameters of one optimizer whose states are in one home. Used by one thread at a time.
+
+    ``kept`` in the order in which a forward pass uses them. ``lock`` is held by the caller of
+    every method, and taken where a use of a gradient comes here by itself. ``is_early``: gradients
+    leave during the backward pass.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        home: Home,
+        kept: Sequence[Kept],
+        lock: WaitingCallLock,
+        is_early: bool,
+    ) -> None:
+        self.home = home
+        self.optimizer = optimizer
+        self._kept = list(kept)
+        self._lock = lock
+        self._step: HostStep | None = None
+        self._looks: dict[int, tuple[int, int, tuple[str, ...]] | None] = {}
+        """What is known of each parameter, by its identity; None: the kernels cannot step it."""
+        self._places: dict[int, _Place] = {}
+        """Those in the host step, by their identity."""
+        self._begun: list[Options] | None = None
+        """What the kernels were told of the groups, once gradients have begun to leave."""
+        self._must_skip = False
+        self._left: dict[int, _Left] = {}
+        """Gradients that have left before the step, by the number of their parameters."""
+        self._named: list[tuple[_Place, torch.Tensor]] = []
+        """What ``run`` is to step, with the gradients, which are held until then."""
+        self._scales: list[float] = []
+        """What ``run`` multiplies gradients by."""
+        self._counters: dict[int, _Counter] = {}
+        touched = cast(Any, torch.compiler).disable(self._touched)
+        self._absence = Absence(touched, lock, zeroable=_NONE, lender=self)
+        self._early = _Early(self) if is_early else None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the parameters are on another device than the CPU."""
+        return self.home.device.type != "cpu"
+
+    def parameters(self) -> list[Any]:
+        """Those of the share."""
+        return [one.parameter for one in self._kept]
+
+    # ---- what the kernels can step --------------------------------------------------------------
+
+    def _options(self) -> list[Options | None]:
+        """Of each group what the kernels are told; None: they do not know such a step."""
+        groups = self.optimizer.param_groups
+        return [options_of(self.optimizer, group, self.home.device) for group in groups]
+
+    def _look_at(self, kept: Kept, group: int, options: Options | None) -> Any:
+        """Where a parameter is, its group, and the names of its states; None: the kernels cannot
+        step it, for it is not fp32, or a state's elements do not lie as its own."""
+        if options is None:
+            return None
+        plain, names = local(kept.parameter), names_of(options)
+        known = self._looks.get(id(kept.parameter))
+        look = plain.data_ptr(), group, names
+        if known == look:
+            return known
+        fits = (
+            tuple(kept.states) == names
+            and plain.dtype == torch.float32
+            and plain.numel() > 0
+            and is_dense(plain)
+            and _lies_as(kept, plain)
+        )
+        return look if fits else None
+
+    def _gradient(self, parameter: Any) -> torch.Tensor | None:
+        """The plain gradient of a parameter as the kernels can read it, or None."""
+        plain, grad = local(parameter), parameter.grad
+        if grad is None:
+            return None
+        with untouched():
+            placed = getattr(grad, "placements", None) == getattr(parameter, "placements", None)
+            grad = local(grad)
+            alike = (
+                placed
+                and grad.dtype == plain.dtype
+                and grad.layout is torch.strided
+                and grad.device == plain.device
+                and grad.shape == plain.shape
+                and grad.stride() == plain.stride()
+                and not grad.is_neg()
+            )
+        return cast(torch.Tensor, grad) if alike else None
+
+    def _count(self, kept: Kept, options: Options) -> int | None:
+        """Which step of its parameter the next one is, from 1 on; None where the optimizer has not
+        all of the states that the kernels know, or others."""
+        state = self.optimizer.state.get(kept.parameter)
+        if not state or any(state.get(key) is not one.shown for key, one in kept.pairs):
+            return None
+        if options.optimizer == SGD:
+            return 2 if len(state) == len(kept.pairs) else None  # 1 would make the buffer
+        tensor = state.get("step")
+        if not isinstance(tensor, torch.Tensor) or len(state) != len(kept.pairs) + 1:
+            return None
+        if tensor.is_inference():
+            return None
+        known = self._counters.get(id(kept))
+        if known is None or known.tensor is not tensor or known.version != tensor._version:
+            value = float(tensor)
+            if not (0 <= value < 2**53 and value.is_integer()):
+                return None
+            known = self._counters[id(kept)] = _Counter(tensor, tensor._version, int(value))
+        return known.value + 1
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def start(self, entries: Sequence[tuple[Any, int]], unscale: float) -> list[Any]:
+        """Gradients and parameters of these, which are to be stepped, leave; each comes with its
+        group. ``unscale``: the step multiplies gradients by it. Gives those that ``run`` will step;
+        the others are PyTorch's to step.
+
+        What ``HostStep`` raises: nothing was stepped, call again.
+        """
+        known = self._options()
+        if not self._fits(entries, known):
+            self._settle()
+            self._plan(known)
+        named: list[tuple[_Place, torch.Tensor, int]] = []
+        for parameter, _ in entries:
+            place = self._places.get(id(parameter))
+            grad = None if place is None else self._gradient(parameter)
+            if place is not None and grad is not None:
+                count = self._count(place.kept, cast(Options, known[place.look[1]]))
+                if count is not None:
+                    named.append((place, grad, count))
+        chosen = _filled(known)
+        self._check_left(chosen, {place.number: count for place, _, count in named}, unscale)
+        if self._early is not None:
+            self._early.step_begins(bool(self._left))
+        if not named or chosen is None:
+            return []
+        self._begin(chosen)
+        self._absence.lift(*self._left)
+        step, stream = cast(HostStep, self._step), current_stream(self.home.device)
+        self._must_skip = True  # until all are stepped
+        for place, grad, count in named:
+            if place.number not in self._left:
+                step.gradient(place.number, grad.data_ptr(), count, stream)
+            step.refresh(place.number, stream)
+            self._named.append((place, grad))
+        return [place.kept.parameter for place, *_ in named]
+
+    def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
+        """Whether the host step that there is, is right for these parameters."""
+        for parameter, group in entries:
+            if id(parameter) not in self._looks:
+                return False
+            place, options = self._places.get(id(parameter)), known[group]
+            if place is None:
+                continue
+            if options is None or place.look != (
+                local(parameter).data_ptr(),
+                group,
+                names_of(options),
+            ):
+                return False
+        return True
+
+    def _plan(self, known: Sequence[Options | None]) -> None:
+        """Opens a host step for all parameters that the kernels can step, as they are now. It takes
+        host memory for their gradients and themselves."""
+        groups = {
+            id(p): at for at, one in enumerate(self.optimizer.param_groups) for p in one["params"]
+        }
+        self._close_step()
+        found: list[tuple[Kept, Any]] = []
+        for kept in self._kept:
+            group = groups.get(id(kept.parameter))
+            if group is not None:
+                look = self._look_at(kept, group, known[group])
+                self._looks[id(kept.parameter)] = look
+                if look is not None:
+                    found.append((kept, look))
+        if not found:
+            return
+        self._step = HostStep(
+            self.home.offloader,
+            [
+                Parameter(
+                    kept.name,
+                    look[0],
+                    local(kept.parameter).numel(),
+                    look[1],
+                    tuple(one.slots[0].region for _, one in kept.pairs),
+                )
+                for kept, look in found
+            ],
+        )
+        self._places = {
+            id(kept.parameter): _Place(number, kept, look)
+            for number, (kept, look) in enumerate(found)
+        }
+        if self._early is not None:
+            self._early.watch(kept.parameter for kept, _ in found)
+
+    def _check_left(
+        self, chosen: list[Options] | None, counts: Mapping[int, int], unscale: float
+    ) -> None:
+        """Takes all back unless each gradient that has left is still the one to be stepped, and is
+        multiplied by the same as all others."""
+        stays = not self._must_skip and (self._begun is None or self._begun == chosen)
+        for number, one in self._left.items():
+            stays = stays and counts.get(number) == one.which and _has_stayed(one)
+        factors = self._factors()
+        if factors and counts.keys() != self._left.keys():
+            stays = False  # the others bring theirs with them
+        if unscale != 1.0:
+            factors = None if factors is None else [*factors, unscale]
+        if not stays or factors is None or len(factors) > _FACTORS:
+            self.take_back()
+            factors = [] if unscale == 1.0 else [unscale]
+        self._scales = factors
+
+    def _begin(self, chosen: list[Options]) -> None:
+        if self._begun is None:
+            cast(HostStep, self._step).begin(chosen)
+            self._begun = chosen
+
+    def run(self, done: Callable[[Any], None]) -> None:
+        """The CPU steps what ``start`` has named; ``done`` is called with each parameter that was
+        stepped. Not to be interrupted. What ``HostStep.run`` raises: the others keep their values,
+        and their gradients count as not having left."""
+        step, stream = cast(HostStep, self._step), current_stream(self.home.device)
+        try:
+            first, second, *_ = [*self._scales, 1.0, 1.0]
+            step.run(first, second, stream)
+        finally:
+            stepped = [place.kept for place, _ in self._named if step.stepped(place.number)]
+            self._count_step(stepped)
+            for kept in stepped:
+                done(kept.parameter)
+            self._must_skip = len(stepped) < len(self._named)
+            if not self._must_skip:
+                self._named.clear()
+                self._begun = None
+                self._left.clear()
+
+    def _count_step(self, stepped: Sequence[Kept]) -> None:
+        counters = [self.optimizer.state[kept.parameter].get("step") for kept in stepped]
+        if not counters or counters[0] is None:
+            return
+        with torch.no_grad():
+            torch._foreach_add_(counters, 1)
+        for kept, tensor in zip(stepped, counters, strict=True):
+            value = self._counters[id(kept)].value + 1
+            self._counters[id(kept)] = _Counter(tensor, tensor._version, value)
+
+    def join(self) -> None:
+        """The current stream waits until the new parameters are there; on a CPU the caller does.
+        What ``HostStep`` raises: call again."""
+        if self._step is None:
+            return
+        stream = current_stream(self.home.device)
+        if stream == NO_STREAM:
+            self._step.wait()
+        else:
+            self._step.join(stream)
+
+    # ---- gradients leave before the step --------------------------------------------------------
+
+    def leave_early(self, parameter: Any) -> None:
+        """The gradient of a parameter is final, and leaves. Nothing, if the kernels will not step
+        it, or if it could be changed unseen. What ``HostStep`` raises: it has not left."""
+        place = self._places.get(id(parameter))
+        if place is None or self._must_skip:
+            return
+        before = self._left.get(place.number)
+        if before is not None:
+            if _has_stayed(before):
+                return
+            self.take_back()  # a step was left out, and the gradients are others
+        grad = self._gradient(parameter)
+        if grad is None or grad is not parameter.grad or not _is_alone(grad):
+            return
+        chosen = self._begun or _filled(self._options())
+        if chosen is None or local(parameter).data_ptr() != place.look[0]:
+            return
+        count = self._count(place.kept, chosen[place.look[1]])
+        if count is None:
+            return
+        self._begin(chosen)
+        stream = current_stream(self.home.device)
+        cast(HostStep, self._step).gradient(place.number, grad.data_ptr(), count, stream)
+        self._left[place.number] = _Left(parameter, grad, grad._version, grad.data_ptr(), count)
+        self._absence.put(place.number, [grad])
+        self._absence.watch(place.number, [parameter])
+
+    def leave_in_backward(self, parameter: Any) -> None:
+        """The same, from a backward pass, which a GPU runs on a thread of PyTorch's: does not wait.
+        Nothing while ranks train together: others may change gradients behind this one. In the
+        middle of another call nothing, either."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return
+        if self._lock.is_mine or (parameter.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        try:
+            if self._lock.acquire(blocking=False):
+                self.leave_early(parameter)
+        except RefitError:
+            return  # the step begins by itself, and says what it meets
+        finally:
+            if self._lock.is_mine:
+                self._lock.release()
+
+    def _touched(self) -> None:
+        """Something uses a gradient that has left: then none has."""
+        with self._lock:
+            if self._left and self._early is not None:
+                self._early.was_used = True
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Gradients that have left count as not having left. What ``HostStep.skip`` raises: call
+        again."""
+        if self._begun is not None or self._must_skip:
+            cast(HostStep, self._step).skip()
+            self._begun, self._must_skip = None, False
+        self._named.clear()
+        self._absence.lift(*self._left)
+        self._left.clear()
+
+    # ---- what others do with gradients that have left --------------------------------------------
+
+    def may_scale(self, tensors: Sequence[Any]) -> bool:
+        """Whether gradients may be multiplied on the device, and those that have left again on the
+        host, as the two factors of ``run``. Waits for their copies to the host."""
+        with self._lock:
+            mine = self._left_of(tensors)
+            if not mine or any(len(one.factors) == _FACTORS for one in mine):
+                return False
+            cast(HostStep, self._step).norm()
+            return True
+
+    def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
+        """They were."""
+        with self._lock:
+            if isinstance(factor, torch.Tensor):
+                factor = factor.detach().clone()
+            for one in self._left_of(tensors):
+                one.factors.append(factor)
+                with untouched():
+                    one.version = one.gradient._version
+
+    def _left_of(self, tensors: Sequence[Any]) -> list[_Left]:
+        given = set(map(id, tensors))
+        return [one for one in self._left.values() if id(one.gradient) in given]
+
+    def _factors(self) -> list[float] | None:
+        """What all gradients that have left were multiplied by since, in this order. None: not all
+        by the same, or not by numbers that are finite."""
+        each = [one.factors for one in self._left.values()]
+        if not each or not any(each):
+            return []
+        first = each[0]
+        if any(len(one) != len(first) for one in each):
+            return None
+        values = {id(factor): float(factor) for one in each for factor in one}
+        found = [values[id(factor)] for factor in first]
+        alike = all([values[id(factor)] for factor in one] == found for one in each)
+        return found if alike and all(map(math.isfinite, found)) else None
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """No gradient has left, and all parameters are on the device. Waits for copies."""
+        self._settle()
+
+    def _settle(self) -> None:
+        self.take_back()
+        if self._step is not None:
+            self._step.wait()
+
+    def _close_step(self) -> None:
+        self._looks.clear()
+        self._places.clear()
+        step, self._step = self._step, None
+        if step is not None:
+            step.close()
+
+    def close(self) -> None:
+        """Waits for copies, and gives the host step's memory back; the states stay."""
+        if self._early is not None:
+            self._early.remove()
+        self._settle()
+        self._close_step()
+
+
+class _Early:
+    """Lets gradients leave during the backward pass, as they become final.
+
+    A hook on each parameter counts how often its gradient was added to; the last step tells how
+    often it will be. If code reads gradients before the step, as clipping does, what has left is
+    copied again; then gradients stay until the step, for more and more steps.
+    """
+
+    def __init__(self, share: CpuShare) -> None:
+        self._share = weakref.ref(share)
+        self._handles: dict[int, tuple[Any, Any]] = {}
+        self._added: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
+        self._pause = self._next_pause = 0
+        self.was_used = False
+        """Whether a gradient that had left was used before the step."""
+
+    def watch(self, parameters: Iterable[Any]) -> None:
+        """From the next backward pass on gradients of these leave."""
+        for one in parameters:
+            if id(one) not in self._handles and one.is_leaf and one.requires_grad:
+                handle = one.register_post_accumulate_grad_hook(self._final)
+                self._handles[id(one)] = one, handle
+
+    def _final(self, parameter: torch.Tensor) -> None:
+        share = self._share()
+        if share is None:
+            return
+        added = self._added.get(id(parameter), 0) + 1
+        self._added[id(parameter)] = added
+        if self._pause == 0 and added == self._expected.get(id(parameter)):
+            share.leave_in_backward(parameter)
+
+    def step_begins(self, had_left: bool) -> None:
+        """The counts of this step are those of the next; had_left: gradients stayed away."""
+        self._expected, self._added = self._added, {}
+        if self.was_used:
+            self._next_pause = min(_LONGEST_PAUSE, 2 * self._next_pause or 1)
+            self._pause = self._next_pause
+        elif self._pause > 0:
+            self._pause -= 1
+        elif had_left:
+            self._next_pause = 0
+        self.was_used = False
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for _, handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()

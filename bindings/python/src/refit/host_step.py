@@ -1,0 +1,153 @@
+"""The C host step as a Python object: parameters whose states live on the host, stepped by the CPU.
+
+One method for each verb of refit/host_step.h, which says in which order they come and what each
+failure leaves; addresses are plain numbers. Whose memory a parameter is, and which optimizer steps
+it, is unknown here.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from refit import _abi
+from refit._handle import Handle
+from refit._library import call, encoded, lib
+from refit._waiting import run_interruptibly, wait_in_slices
+from refit.offloader import Offloader
+
+ADAM: Final = _abi.REFIT_ADAM
+ADAGRAD: Final = _abi.REFIT_ADAGRAD
+SGD: Final = _abi.REFIT_SGD
+EACH: Final = 0xFFFFFFFF
+"""``REFIT_EACH_PARAMETER``."""
+STEPPED: Final = _abi.REFIT_PARAMETER_STEPPED
+
+
+class Options(NamedTuple):
+    """What a group of an optimizer has, under PyTorch's names; ``root`` as in refit/host_step.h."""
+
+    optimizer: int
+    lr: float
+    weight_decay: float = 0.0
+    beta1: float = 0.0
+    beta2: float = 0.0
+    eps: float = 0.0
+    lr_decay: float = 0.0
+    momentum: float = 0.0
+    dampening: float = 0.0
+    decoupled: bool = False
+    amsgrad: bool = False
+    nesterov: bool = False
+    maximize: bool = False
+    lr_is_tensor: bool = False
+    root: int = 0
+
+
+class Parameter(NamedTuple):
+    """An fp32 parameter: where it is on the device, and the regions of its states."""
+
+    name: str
+    memory: int
+    elements: int
+    group: int
+    states: tuple[int, ...]
+
+
+class HostStep(Handle):
+    """The host step of an offloader whose regions live on the host. Used by one thread at a time.
+
+    ``offloader`` is sealed, and is borrowed. ``parameters`` return in their order. Takes
+    page-locked memory for their gradients and themselves, and starts threads; blocks for that.
+    BudgetError, PinError, HostMemoryError, UnsupportedError (use_pinned_optimizer_offload: false),
+    BusyError (it has a host step).
+    """
+
+    def __init__(self, offloader: Offloader, parameters: Sequence[Parameter]) -> None:
+        self._offloader = offloader
+        array = (_abi.refit_host_parameter * len(parameters))()
+        for entry, one in zip(array, parameters, strict=True):
+            entry.size = ctypes.sizeof(_abi.refit_host_parameter)
+            entry.name = encoded(one.name, "the name of a parameter")
+            entry.memory = one.memory
+            entry.elements = one.elements
+            entry.type = entry.gradient_type = _abi.REFIT_NUMBER_FP32
+            entry.group = one.group
+            entry.beside = _abi.REFIT_BESIDE_NONE
+            entry.state_count = len(one.states)
+            entry.states[: len(one.states)] = one.states
+        pointer = offloader._live
+        run_interruptibly(
+            lambda: self._open(lib.refit_host_step_open, pointer, array, len(parameters))
+        )
+
+    def _close(self, pointer: int) -> None:
+        call(lib.refit_host_step_close, pointer)
+
+    def begin(self, groups: Sequence[Options]) -> None:
+        """Begins a step with the options of each group. Waits for the parameters of the last step,
+        and sends those again whose copies failed. CopyError and others: call again."""
+        array = (_abi.refit_adam_options * len(groups))()
+        for entry, one in zip(array, groups, strict=True):
+            entry.size = ctypes.sizeof(_abi.refit_adam_options)
+            for name, value in one._asdict().items():
+                setattr(entry, name, value or None if name == "root" else value)
+        call(lib.refit_host_step_begin, self._live, array, len(groups))
+
+    def gradient(self, parameter: int, gradient: int, number: int, stream: int) -> None:
+        """Starts the copy of a gradient to the host, behind what ``stream`` has queued. The
+        gradient stays as it is until ``run`` or ``skip`` has returned. ``number`` counts the steps
+        of this parameter, from 1 on. CopyError and others: it is not named."""
+        after = _abi.refit_stream_ref(stream)
+        call(lib.refit_host_step_gradient, self._live, parameter, gradient, number, after)
+
+    def refresh(self, parameter: int, stream: int) -> None:
+        """Starts the copy of a parameter to the host, as ``stream`` has made it by now: what is
+        stepped is what the device has. CopyError and others: call again."""
+        after = _abi.refit_stream_ref(stream)
+        call(lib.refit_host_step_refresh, self._live, parameter, after)
+
+    def norm(self) -> tuple[float, bool]:
+        """Waits for the gradients that were named: the sum of their squares, and whether a number
+        of them is infinite or a NaN. CopyError, DeadlineError: call again."""
+        squared, found_inf = ctypes.c_double(), ctypes.c_int()
+        pointer = self._live
+        run_interruptibly(
+            lambda: call(
+                lib.refit_host_step_norm, pointer, ctypes.byref(squared), ctypes.byref(found_inf)
+            )
+        )
+        return squared.value, bool(found_inf.value)
+
+    def run(self, unscale: float, clip: float, stream: int) -> None:
+        """Steps the parameters whose gradients were named, multiplied by the two factors; the new
+        parameters leave for the device, behind what ``stream`` has queued. Blocks for the
+        arithmetic. After an error ``stepped`` says which were stepped."""
+        call(lib.refit_host_step_run, self._live, unscale, clip, _abi.refit_stream_ref(stream))
+
+    def skip(self) -> None:
+        """Drops the gradients of the parameters that were not stepped; waits for their copies."""
+        call(lib.refit_host_step_skip, self._live)
+
+    def stepped(self, parameter: int) -> bool:
+        """Whether this parameter was stepped since ``begin``."""
+        return bool(lib.refit_host_step_progress(self._live, parameter) & STEPPED)
+
+    def join(self, stream: int) -> None:
+        """Makes ``stream`` wait, on the device, until all parameters are back."""
+        call(lib.refit_host_step_join, self._live, EACH, _abi.refit_stream_ref(stream))
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until all parameters are back, at most ``timeout`` seconds (None:
+        offload.timeout_ms). CopyError and others: call again, copies that failed are repeated."""
+        pointer = self._live
+        wait_in_slices(
+            lambda slice_ms: call(lib.refit_host_step_wait, pointer, slice_ms),
+            self._offloader._timeout_s if timeout is None else timeout,
+        )
+
+    def parameter(self, parameter: int) -> tuple[int, int]:
+        """Address and bytes of a parameter as the host has it: until the next ``run``."""
+        address, count = ctypes.c_void_p(), ctypes.c_uint64()
+        pointers = ctypes.byref(address), ctypes.byref(count)
+        call(lib.refit_host_step_parameter, self._live, parameter, *pointers)
+        return address.value or 0, count.value
