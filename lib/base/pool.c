@@ -76,6 +76,7 @@ static bool do_part(rft_pool *pool, rft_pool_job *job, uint32_t worker)
 static void *help(void *user)
 {
     rft_pool *pool = user;
+    if (pool->begin != NULL) pool->begin(pool->user);
     rft_lock(&pool->lock);
     uint32_t worker = ++pool->named;
     while (!pool->closing) {
@@ -105,8 +106,10 @@ static void start_helpers(rft_pool *pool)
     }
 }
 
-void rft_pool_start(rft_pool *pool)
+void rft_pool_start(rft_pool *pool, void (*begin)(void *user), void *user)
 {
+    pool->begin = begin;
+    pool->user = user;
     rft_lock(&pool->lock);
     start_helpers(pool);
     rft_unlock(&pool->lock);

@@ -49,6 +49,8 @@ typedef struct rft_pool {
     uint32_t named;     /* of these, those that know which worker they are */
     bool refused;       /* a helper could not be started; said once, not tried again */
     bool closing;
+    void (*begin)(void *user); /* each helper calls it first; or NULL */
+    void *user;
     rft_thread helpers[RFT_POOL_MOST];
 } rft_pool;
 
@@ -56,8 +58,9 @@ typedef struct rft_pool {
 refit_status rft_pool_open(rft_pool *pool, const rft_pool_kind *kind, uint32_t threads,
                            refit_error *error);
 /* Starts the helpers now, so that no job takes memory for them. One that cannot be started is a
- * line in the log. */
-void rft_pool_start(rft_pool *pool);
+ * line in the log. Each calls `begin` first, with `user`; NULL: nothing. Called once, before the
+ * first job. */
+void rft_pool_start(rft_pool *pool, void (*begin)(void *user), void *user);
 /* No job is under way. {0} is allowed. */
 void rft_pool_close(rft_pool *pool);
 

@@ -112,7 +112,11 @@ const rft_option rft_options[] = {
      "Threads of this process that step parameters on the CPU. 0: an equal share of the CPUs of "
      "the "
      "cgroup, or the machine, for each of LOCAL_WORLD_SIZE ranks, and never more than the affinity "
-     "has."},
+     "has, nor the NUMA node of offload.host_step_bind."},
+    {"offload.host_step_bind", IN(offload_host_step_bind), RFT_CHOICE, "node", 0,
+     REFIT_HOST_STEP_BIND_NONE, "node|none",
+     "The CPUs of these threads: node binds them to the NUMA node that holds the states; none "
+     "leaves them to the kernel. The thread that steps stays where it is, and is one of them."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",

@@ -1,5 +1,5 @@
 /*
- * NUMA placement by mbind(2).
+ * NUMA placement by mbind(2), and where pages are by get_mempolicy(2).
  *
  * The nodes that the process may use are asked of the kernel (get_mempolicy), which respects
  * cpusets. A node is preferred, not bound. Containers often filter these calls (EPERM), and kernels
@@ -157,14 +157,57 @@ refit_status rft_numa_place(void *base, uint64_t bytes, int choice, int *placed,
     return REFIT_OK;
 }
 
-bool rft_numa_go(const char *root, int node)
+bool rft_numa_has_several(const char *root)
+{
+    char file[512];
+    char text[RFT_PROCFILE_ROOM];
+    int length = snprintf(file, sizeof file, "%s/sys/devices/system/node/online", root);
+    return length > 0 && (size_t)length < sizeof file &&
+           rft_procfile_read(file, text, sizeof text) && rft_procfile_count(text) > 1;
+}
+
+void rft_numa_vote(rft_numa_votes *votes, const void *address)
+{
+    int node = -1;
+    if (votes->count == RFT_NUMA_VOTES) return;
+    votes->count++;
+    if (syscall(SYS_get_mempolicy, &node, NULL, 0, address, MPOL_F_NODE | MPOL_F_ADDR) != 0) return;
+    if (node >= 0) votes->nodes[votes->known++] = node;
+}
+
+int rft_numa_elected(const rft_numa_votes *votes)
+{
+    for (uint32_t at = 0; at < votes->known; at++) {
+        uint32_t alike = 0;
+        for (uint32_t other = at; other < votes->known; other++) {
+            alike += votes->nodes[other] == votes->nodes[at];
+        }
+        if (alike > votes->count / 2) return votes->nodes[at];
+    }
+    return -1;
+}
+
+/* The CPUs of a node that the calling thread may use. */
+static bool read_cpus(const char *root, int node, cpu_set_t *sets, size_t bytes)
 {
     char text[RFT_PROCFILE_ROOM];
-    cpu_set_t sets[CPUS / CPU_SETSIZE];
-    if (sched_getaffinity(0, sizeof sets, sets) != 0) return false;
+    if (node < 0 || sched_getaffinity(0, bytes, sets) != 0) return false;
     if (!read_node_file(root, node, "cpulist", text)) return false;
     for (size_t cpu = 0; cpu < CPUS; cpu++) {
-        if (!rft_procfile_lists(text, cpu)) CPU_CLR_S(cpu, sizeof sets, sets);
+        if (!rft_procfile_lists(text, cpu)) CPU_CLR_S(cpu, bytes, sets);
     }
-    return CPU_COUNT_S(sizeof sets, sets) > 0 && sched_setaffinity(0, sizeof sets, sets) == 0;
+    return CPU_COUNT_S(bytes, sets) > 0;
+}
+
+uint32_t rft_numa_cpus(const char *root, int node)
+{
+    cpu_set_t sets[CPUS / CPU_SETSIZE];
+    if (!read_cpus(root, node, sets, sizeof sets)) return 0;
+    return (uint32_t)CPU_COUNT_S(sizeof sets, sets);
+}
+
+bool rft_numa_go(const char *root, int node)
+{
+    cpu_set_t sets[CPUS / CPU_SETSIZE];
+    return read_cpus(root, node, sets, sizeof sets) && sched_setaffinity(0, sizeof sets, sets) == 0;
 }

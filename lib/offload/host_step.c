@@ -34,20 +34,18 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "base/pool.h"
 #include "kernels/adam.h"
 #include "kernels/floats.h"
 #include "kernels/norm.h"
 #include "memory/budget.h"
-#include "memory/cpu_share.h"
+#include "memory/numa.h"
 #include "offload/offloader.h"
+#include "offload/step_threads.h"
 
 #define CHUNK       UINT64_C(16384) /* elements; with all their states they stay in a core's cache */
 #define GROUPS_MOST 65536
 #define COPIES      64u        /* that are put on a stream at once */
 #define NO_ONE      UINT32_MAX /* no parameter */
-
-static const rft_pool_kind threads_are = {"refit-step", "steps on the CPU"};
 
 typedef enum step_state {
     STEP_IDLE,
@@ -113,7 +111,7 @@ struct refit_host_step {
     refit_stream_ref out;
     rft_event *before;  /* on the stream of run and load */
     rft_event *drained; /* behind all that is on `in` */
-    rft_pool pool;
+    rft_step_threads threads;
 
     step_chunk *chunks; /* owned; room for all chunks of all parameters */
     uint32_t chunk_count;
@@ -466,20 +464,55 @@ static refit_status open_events(refit_host_step *step, refit_error *error)
     return REFIT_OK;
 }
 
+static uint64_t bytes_of_states(const refit_host_step *step)
+{
+    refit_region_id regions[REFIT_HOST_STATES + 1];
+    uint64_t bytes = 0;
+    for (uint32_t at = 0; at < step->count; at++) {
+        uint32_t count = regions_of(&step->parameters[at].is, regions);
+        for (uint32_t i = 0; i < count; i++) {
+            bytes += region_at(step, regions[i])->bytes;
+        }
+    }
+    return bytes;
+}
+
+/* Asks for pages of the states at equal distances. */
+static void ask_nodes(const refit_host_step *step, rft_numa_votes *votes)
+{
+    refit_region_id regions[REFIT_HOST_STATES + 1];
+    uint64_t distance = bytes_of_states(step) / RFT_NUMA_VOTES + 1, next = 0; /* in the region */
+    for (uint32_t at = 0; at < step->count; at++) {
+        uint32_t count = regions_of(&step->parameters[at].is, regions);
+        for (uint32_t i = 0; i < count; i++) {
+            const rft_region *region = region_at(step, regions[i]);
+            const char *bytes = rft_image_of(step->offloader, region);
+            for (; next < region->bytes; next += distance) {
+                rft_numa_vote(votes, bytes + next);
+            }
+            next -= region->bytes;
+        }
+    }
+}
+
+static refit_status open_threads(refit_host_step *step, refit_error *error)
+{
+    rft_numa_votes votes = {0};
+    ask_nodes(step, &votes);
+    return rft_step_threads_open(&step->threads, &step->offloader->config, &votes, "", error);
+}
+
 static refit_status open_parts(refit_host_step *step, const refit_host_parameter *list,
                                uint32_t count, refit_error *error)
 {
     const refit_config *config = &step->offloader->config;
-    uint32_t threads = config->offload_host_step_threads;
     uint64_t stretch = config->offload_piece_bytes / 4 / CHUNK * CHUNK;
     step->stretch = rft_max_u64(stretch, CHUNK);
     RFT_TRY(take_list(step, list, count, error));
     RFT_TRY(rft_image_await(step->offloader, patience(step), error));
     RFT_TRY(take_memory(step, error));
     RFT_TRY(open_events(step, error));
-    if (threads == 0) threads = rft_cpu_share("");
-    RFT_TRY(rft_pool_open(&step->pool, &threads_are, threads, error));
-    rft_pool_start(&step->pool);
+    RFT_TRY(open_threads(step, error));
     RFT_TRY(refit_stream_open(device_of(step), &step->in, error));
     return refit_stream_open(device_of(step), &step->out, error);
 }
@@ -513,7 +546,7 @@ static void close_events(refit_host_step *step)
 static void close_parts(refit_host_step *step)
 {
     close_events(step);
-    rft_pool_close(&step->pool);
+    rft_step_threads_close(&step->threads);
     rft_host_arena_close(step->arena);
     rft_layout_close(&step->layout);
     for (uint32_t at = 0; at < step->count; at++) {
@@ -893,7 +926,7 @@ static void add_chunk(refit_host_step *step, uint32_t number, uint64_t from)
 static void do_chunks(refit_host_step *step, rft_pool_item_fn run)
 {
     (void)fegetenv(&step->modes);
-    rft_pool_items(&step->pool, step->chunk_count, run, step);
+    rft_pool_items(&step->threads.pool, step->chunk_count, run, step);
 }
 
 /* The pool's threads compute in the modes of the thread that called, or the bits would depend on

@@ -96,6 +96,7 @@ static const place places[] = {
     {OFFSET(refit_config, offload_windows, 1536)},
     {OFFSET(refit_config, offload_masters, 1540)},
     {OFFSET(refit_config, offload_host_step_threads, 1544)},
+    {OFFSET(refit_config, offload_host_step_bind, 1548)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},

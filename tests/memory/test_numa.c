@@ -57,6 +57,14 @@ static long fail_with(int code)
     return -1;
 }
 
+/* Of a page: its node is what lies there. */
+static long tell_node(int *node, const unsigned char *address)
+{
+    if (*address == 255) return fail_with(EPERM);
+    *node = *address;
+    return 0;
+}
+
 static long tell_nodes(unsigned long *nodes, unsigned long bits, unsigned long flags)
 {
     assert_int_equal(flags, MPOL_F_MEMS_ALLOWED);
@@ -79,6 +87,9 @@ long __wrap_syscall(long number, ...)
         arguments[i] = va_arg(list, unsigned long);
     }
     va_end(list);
+    if (made_up && number == SYS_get_mempolicy && arguments[4] == (MPOL_F_NODE | MPOL_F_ADDR)) {
+        return tell_node((int *)arguments[0], (const unsigned char *)arguments[3]);
+    }
     if (made_up && number == SYS_get_mempolicy) {
         return tell_nodes((unsigned long *)arguments[1], arguments[2], arguments[4]);
     }
@@ -196,7 +207,52 @@ static void a_node_that_may_not_be_used_is_refused(void **state)
     }
 }
 
+static void the_node_of_more_than_half_the_pages_is_elected(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned char pages[7]; /* 255: the kernel refuses */
+        int elected;
+    } rows[] = {{{1, 1, 1, 1, 0, 0, 0}, 1},        {{0, 1, 0, 1, 0, 1, 2}, -1},
+                {{3, 1, 3, 1, 3, 1, 3}, 3},        {{1, 1, 1, 255, 255, 255, 255}, -1},
+                {{255, 255, 255, 2, 2, 2, 2}, 2},  {{255, 255, 255, 255, 255, 255, 255}, -1},
+                {{70, 70, 70, 70, 70, 70, 70}, 70}};
+    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
+        rft_numa_votes votes = {0};
+        assert_int_equal(rft_numa_elected(&votes), -1);
+        for (int i = 0; i < 7; i++) {
+            rft_numa_vote(&votes, &rows[row].pages[i]);
+        }
+        assert_int_equal(votes.count, 7);
+        assert_int_equal(rft_numa_elected(&votes), rows[row].elected);
+    }
+    rft_numa_votes votes = {0};
+    for (uint32_t i = 0; i < RFT_NUMA_VOTES + 9; i++) {
+        rft_numa_vote(&votes, &rows[6].pages[0]);
+    }
+    assert_int_equal(votes.count, RFT_NUMA_VOTES);
+    assert_int_equal(rft_numa_elected(&votes), 70);
+}
+
 /* ---- Which node, on made-up machines */
+
+static void nodes_and_their_cpus_are_counted(void **state)
+{
+    (void)state;
+    file_tree tree = file_tree_open();
+    char list[32];
+    assert_false(rft_numa_has_several(tree.root));
+    file_tree_write(&tree, "/sys/devices/system/node/online", "0\n");
+    assert_false(rft_numa_has_several(tree.root));
+    file_tree_write(&tree, "/sys/devices/system/node/online", "0,2\n");
+    assert_true(rft_numa_has_several(tree.root));
+    assert_int_equal(rft_numa_cpus(tree.root, 2), 0); /* nothing known of it */
+    assert_int_equal(rft_numa_cpus(tree.root, -1), 0);
+    snprintf(list, sizeof list, "%d,8000-8191\n", sched_getcpu());
+    file_tree_write(&tree, "/sys/devices/system/node/node2/cpulist", list);
+    assert_int_equal(rft_numa_cpus(tree.root, 2), 1); /* the others, it may not use */
+    file_tree_close(&tree);
+}
 
 static void automatic_node_is_the_device_s_while_it_has_room(void **state)
 {
@@ -282,6 +338,8 @@ int main(void)
         KERNEL_TEST(memory_is_interleaved_over_the_nodes_with_cpus),
         KERNEL_TEST(a_kernel_that_does_not_place_is_no_error),
         KERNEL_TEST(a_node_that_may_not_be_used_is_refused),
+        KERNEL_TEST(the_node_of_more_than_half_the_pages_is_elected),
+        cmocka_unit_test(nodes_and_their_cpus_are_counted),
         cmocka_unit_test(automatic_node_is_the_device_s_while_it_has_room),
         cmocka_unit_test(automatic_node_is_one_that_the_process_may_use),
         cmocka_unit_test(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),

@@ -43,6 +43,11 @@ typedef enum refit_masters {
     REFIT_MASTERS_WHOLE = 1, /* as they are */
 } refit_masters;
 
+typedef enum refit_host_step_bind {
+    REFIT_HOST_STEP_BIND_NODE = 0, /* threads compute on the node that holds the states */
+    REFIT_HOST_STEP_BIND_NONE = 1,
+} refit_host_step_bind;
+
 typedef enum refit_shm {
     REFIT_SHM_AUTO = 0, /* same-host workers share memory; where one cannot, the report says why */
     REFIT_SHM_REQUIRE = 1, /* an error where it is not available */
@@ -171,6 +176,7 @@ typedef struct refit_config {
 
     /* offload.* : states that the CPU steps (refit/host_step.h) */
     uint32_t offload_host_step_threads; /* 0: this rank's share of the CPUs */
+    int32_t offload_host_step_bind;     /* refit_host_step_bind */
 } refit_config;
 
 /*

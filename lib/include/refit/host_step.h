@@ -133,8 +133,9 @@ typedef enum refit_parameter_flag {
  * host step, and to no step in windows, until it is closed.
  *
  * Starts offload.host_step_threads threads, less one: the calling thread computes too. If a thread
- * cannot be started, fewer compute, with the same bits, and the log says so. Takes, touches and
- * page-locks its host memory, two streams, and five events a parameter. Blocks as
+ * cannot be started, fewer compute, with the same bits, and the log says so. They are bound to the
+ * NUMA node that holds the states (offload.host_step_bind); the log says if they cannot be. Takes,
+ * touches and page-locks its host memory, two streams, and five events a parameter. Blocks as
  * refit_offloader_seal does.
  *
  * Errors:

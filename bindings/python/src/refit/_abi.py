@@ -56,6 +56,8 @@ REFIT_HUGE_PAGES_ALWAYS: Final = 1
 REFIT_HUGE_PAGES_NEVER: Final = 2
 REFIT_MASTERS_AUTO: Final = 0
 REFIT_MASTERS_WHOLE: Final = 1
+REFIT_HOST_STEP_BIND_NODE: Final = 0
+REFIT_HOST_STEP_BIND_NONE: Final = 1
 REFIT_SHM_AUTO: Final = 0
 REFIT_SHM_REQUIRE: Final = 1
 REFIT_SHM_OFF: Final = 2
@@ -212,6 +214,7 @@ class refit_config(Structure):
         ("offload_windows", c_uint32),
         ("offload_masters", c_int32),
         ("offload_host_step_threads", c_uint32),
+        ("offload_host_step_bind", c_int32),
     ]
 
 
