@@ -52,6 +52,8 @@ static const size_t seconds_that_add_up[] = {
     offsetof(refit_stats, restore_exposed_seconds_last),
     offsetof(refit_stats, cycle_exposed_seconds_last),
     offsetof(refit_stats, step_exposed_seconds_last),
+    offsetof(refit_stats, host_step_exposed_seconds_last),
+    offsetof(refit_stats, host_step_compute_seconds_last),
     offsetof(refit_stats, host_pin_seconds),
 };
 

@@ -123,6 +123,7 @@ struct refit_host_step {
 
     int64_t began; /* run; 0: not yet */
     int64_t exposed;
+    int64_t computed;
     uint32_t finish_calls;        /* of note_finish, since open */
     atomic_uint_fast32_t noted;   /* of these, those that were made */
     atomic_int_fast64_t finished; /* when the last was */
@@ -183,7 +184,7 @@ static void note(refit_error *first, refit_status status, const refit_error *sai
 /* Counts a call that failed. */
 static refit_status account(refit_host_step *step, refit_status status)
 {
-    if (status != REFIT_OK) step->offloader->steps.failures++;
+    if (status != REFIT_OK) step->offloader->cpu_steps.failures++;
     return status;
 }
 
@@ -444,7 +445,7 @@ static refit_status take_memory(refit_host_step *step, refit_error *error)
                                 error));
     RFT_TRY(check_budget(step, error));
     RFT_TRY(rft_host_arena_take(step->arena, error));
-    offloader->steps.host_bytes = rft_host_arena_describe(step->arena).bytes;
+    offloader->cpu_step_bytes = rft_host_arena_describe(step->arena).bytes;
     return REFIT_OK;
 }
 
@@ -553,7 +554,7 @@ static void close_parts(refit_host_step *step)
         rft_free((void *)(uintptr_t)step->parameters[at].is.name);
     }
     release_regions(step->offloader);
-    step->offloader->steps.host_bytes = 0;
+    step->offloader->cpu_step_bytes = 0;
     rft_free(step->parameters);
     rft_free(step->groups);
     rft_free(step->chunks);
@@ -925,8 +926,10 @@ static void add_chunk(refit_host_step *step, uint32_t number, uint64_t from)
 /* Does all chunks on the threads of the pool. */
 static void do_chunks(refit_host_step *step, rft_pool_item_fn run)
 {
+    int64_t began = rft_now();
     (void)fegetenv(&step->modes);
     rft_pool_items(&step->threads.pool, step->chunk_count, run, step);
+    step->computed += rft_now() - began;
 }
 
 /* The pool's threads compute in the modes of the thread that called, or the bits would depend on
@@ -1153,7 +1156,7 @@ static void reset_step(refit_host_step *step)
     }
     clear_list(step);
     step->follows = false;
-    step->began = step->exposed = 0;
+    step->began = step->exposed = step->computed = 0;
     step->finish_is_last = false;
     step->in_bytes = step->out_bytes = 0;
 }
@@ -1315,14 +1318,15 @@ static refit_status see_return(refit_host_step *step, step_parameter *parameter,
 /* Every parameter is where it should be: the step's figures are known. */
 static void tell_figures(refit_host_step *step)
 {
-    rft_step_figures *steps = &step->offloader->steps;
+    rft_step_figures *steps = &step->offloader->cpu_steps;
     bool noted = step->finish_is_last && atomic_load(&step->noted) == step->finish_calls;
     int64_t ended = noted ? atomic_load(&step->finished) : rft_now();
     steps->count++;
-    steps->host_in_bytes = step->in_bytes;
-    steps->host_out_bytes = step->out_bytes;
+    steps->in_bytes = step->in_bytes;
+    steps->out_bytes = step->out_bytes;
     steps->last = ended > step->began ? ended - step->began : 0;
     steps->exposed = step->exposed;
+    steps->computed = step->computed;
 }
 
 static bool all_returned(const refit_host_step *step)
@@ -1359,7 +1363,7 @@ refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, re
     }
     note(&first, status, &said);
     if (step->state == STEP_RETURNING && !step->follows) {
-        if (step->began != 0) tell_figures(step); /* 0: all of it was skipped */
+        if (step->out_bytes != 0) tell_figures(step); /* 0: nothing was stepped */
         step->state = STEP_IDLE;
     }
     return answer(step, &first, error);

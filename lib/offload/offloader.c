@@ -449,10 +449,16 @@ static void add_steps(const refit_offloader *offloader, refit_stats *stats)
     stats->step_out_bytes_last = steps->out_bytes;
     stats->step_seconds_last = rft_seconds(steps->last);
     stats->step_exposed_seconds_last = rft_seconds(steps->exposed);
-    stats->host_step_in_bytes_last = steps->host_in_bytes;
-    stats->host_step_out_bytes_last = steps->host_out_bytes;
-    stats->host_step_bytes = steps->host_bytes;
-    stats->window_bytes = steps->window_bytes + (visits ? staging : 0);
+    stats->window_bytes = offloader->window_bytes + (visits ? staging : 0);
+    steps = &offloader->cpu_steps;
+    stats->host_step_count = steps->count;
+    stats->host_step_failures = steps->failures;
+    stats->host_step_in_bytes_last = steps->in_bytes;
+    stats->host_step_out_bytes_last = steps->out_bytes;
+    stats->host_step_seconds_last = rft_seconds(steps->last);
+    stats->host_step_exposed_seconds_last = rft_seconds(steps->exposed);
+    stats->host_step_compute_seconds_last = rft_seconds(steps->computed);
+    stats->host_step_bytes = offloader->cpu_step_bytes;
 }
 
 static void add_image(refit_offloader *offloader, refit_stats *stats)

@@ -63,19 +63,15 @@ typedef struct rft_offload_figures {
     uint64_t failures;
 } rft_offload_figures;
 
-/* Steps in windows, and on the CPU. */
+/* Steps in windows, or on the CPU. */
 typedef struct rft_step_figures {
     uint64_t count;
-    uint64_t failures; /* of calls of the window and of the host step */
+    uint64_t failures; /* of calls of the window, or of the host step */
     uint64_t in_bytes; /* of the last step, as the rest */
     uint64_t out_bytes;
     int64_t last;
     int64_t exposed;
-    uint64_t window_bytes;  /* device memory now */
-    uint64_t host_in_bytes; /* of the last step on the CPU */
-    uint64_t host_out_bytes;
-    uint64_t host_bytes;  /* of gradients and parameters, now */
-    bool short_of_memory; /* there are fewer or smaller windows than configured */
+    int64_t computed; /* on the CPU */
 } rft_step_figures;
 
 struct refit_offloader {
@@ -95,7 +91,11 @@ struct refit_offloader {
     refit_memory_hooks hooks;   /* both NULL: there are none */
     refit_window *window;       /* that is open on it, or NULL */
     refit_host_step *host_step; /* that is open on it, or NULL */
-    rft_step_figures steps;
+    rft_step_figures steps;     /* in windows */
+    rft_step_figures cpu_steps; /* of the host step */
+    uint64_t window_bytes;      /* device memory of windows now */
+    uint64_t cpu_step_bytes;    /* host memory of the host step now */
+    bool short_of_windows;      /* there are fewer or smaller windows than configured */
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */
     bool closing;     /* a close has begun and was not finished: nothing starts any more */

@@ -148,7 +148,7 @@ static refit_status drop_memory(refit_window *window, refit_error *error)
     window->borrowed = false;
     window->slot_bytes = 0;
     window->slot_count = 0;
-    window->offloader->steps.window_bytes = 0;
+    window->offloader->window_bytes = 0;
     return REFIT_OK;
 }
 
@@ -193,7 +193,7 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
     window->borrowed = true;
     window->slot_bytes = window_bytes;
     window->slot_count = windows;
-    window->offloader->steps.window_bytes = bytes;
+    window->offloader->window_bytes = bytes;
     return REFIT_OK;
 }
 
@@ -214,7 +214,7 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
     window->whole = whole;
     window->slot_bytes = bytes;
     window->slot_count = count;
-    window->offloader->steps.window_bytes = bytes * count;
+    window->offloader->window_bytes = bytes * count;
     return REFIT_OK;
 }
 
@@ -455,7 +455,7 @@ static refit_status ensure_memory(refit_window *window, uint64_t least, uint64_t
                                   refit_error *error)
 {
     const refit_config *config = &window->offloader->config;
-    bool *is_short = &window->offloader->steps.short_of_memory;
+    bool *is_short = &window->offloader->short_of_windows;
     RFT_REFUSE_IF(window->borrowed && window->slot_bytes < least, error, REFIT_ERR_LIMIT,
                   "parts that stay together need %" PRIu64 " bytes, and the windows given have "
                   "%" PRIu64 " each: give larger ones (see refit_window_measure)",
@@ -1129,7 +1129,7 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
     RFT_TRY(refit_window_wait(window, patience(window), error));
     RFT_TRY(drop_memory(window, error));
     rft_units_trim(window->offloader);
-    window->offloader->steps.short_of_memory = false;
+    window->offloader->short_of_windows = false;
     return REFIT_OK;
 }
 

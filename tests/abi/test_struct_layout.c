@@ -281,7 +281,7 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 640)},
+    {SIZE(refit_stats, 680)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
@@ -293,6 +293,8 @@ static const place places[] = {
     {OFFSET(refit_stats, step_count, 560)},
     {OFFSET(refit_stats, window_bytes, 608)},
     {OFFSET(refit_stats, host_step_bytes, 632)},
+    {OFFSET(refit_stats, host_step_count, 640)},
+    {OFFSET(refit_stats, host_step_compute_seconds_last, 672)},
 };
 
 static void every_struct_keeps_its_places(void **state)

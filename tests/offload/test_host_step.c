@@ -778,6 +778,7 @@ static void a_step_without_gradients_changes_nothing(void **state)
     wait_all(&on);
     check_all(&on);
     assert_int_equal(stats_of(&on).host_step_in_bytes_last, 0);
+    assert_int_equal(stats_of(&on).host_step_count, 0);
     close_scene(&on);
 }
 
@@ -855,12 +856,16 @@ static void figures_are_told(void **state)
         step_all(&on);
         wait_all(&on);
         refit_stats stats = stats_of(&on);
-        assert_int_equal(stats.step_count, step);
-        assert_int_equal(stats.step_failures, 0);
+        assert_int_equal(stats.host_step_count, step);
+        assert_int_equal(stats.host_step_failures, 0);
         assert_int_equal(stats.host_step_in_bytes_last, in);
         assert_int_equal(stats.host_step_out_bytes_last, out);
         assert_true(stats.host_step_bytes >= in + out);
-        assert_true(stats.step_seconds_last > 0);
+        assert_true(stats.host_step_seconds_last > 0);
+        assert_true(stats.host_step_compute_seconds_last > 0);
+        assert_true(stats.host_step_exposed_seconds_last >= 0);
+        assert_int_equal(stats.step_count, 0); /* of windows */
+        assert_true(stats.step_seconds_last == 0);
     }
     assert_ok(refit_host_step_close(on.step, &on.error));
     on.step = NULL;
@@ -1202,6 +1207,9 @@ static void windows_step_other_regions_meanwhile(void **state)
             assert_int_equal(((unsigned char *)bytes)[i], 0x5A);
         }
         memset(bytes, 0, count);
+        assert_int_equal(stats_of(&on).step_count, round + 1);
+        assert_int_equal(stats_of(&on).host_step_count, round + 1);
+        assert_int_equal(stats_of(&on).step_out_bytes_last, count);
     }
     assert_ok(refit_window_close(window, &on.error));
     close_scene(&on);
@@ -1363,7 +1371,7 @@ static void a_broken_gradient_is_copied_again(void **state)
             assert_device_equal(on.inner, on.list[at].memory, on.expected[at].weights, count);
         }
         assert_int_equal(stepped, PARAMETERS - 1);
-        assert_true(stats_of(&on).step_failures > 0);
+        assert_true(stats_of(&on).host_step_failures > 0);
         assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
         expect_all(&on);
         wait_all(&on);
@@ -1453,7 +1461,7 @@ static void work_behind_which_nothing_returns_is_waited_for(void **state)
         double began = seconds();
         assert_int_equal(refit_host_step_wait(on.step, 50, &on.error), REFIT_ERR_TIMEOUT);
         assert_true(seconds() - began >= 0.049);
-        assert_int_equal(stats_of(&on).step_failures, 0);
+        assert_int_equal(stats_of(&on).host_step_failures, 0);
         faulty_device_go(on.device);
         if (breaks) {
             assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
@@ -1547,12 +1555,12 @@ static void a_skip_tells_of_work_that_failed(void **state)
     assert_ok(refit_host_step_skip(on.step, &on.error));
     assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
     assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
-    assert_int_equal(stats_of(&on).step_count, 0);
+    assert_int_equal(stats_of(&on).host_step_count, 0);
     choose(&on, 10);
     step_all(&on);
     wait_all(&on);
     check_all(&on);
-    assert_int_equal(stats_of(&on).step_count, 1);
+    assert_int_equal(stats_of(&on).host_step_count, 1);
     close_scene(&on);
 }
 
@@ -1609,8 +1617,8 @@ static void copies_that_are_sent_again_count_as_time(void **state)
     assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
     (void)nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
     wait_all(&on);
-    assert_true(stats_of(&on).step_seconds_last >= 0.05);
-    assert_true(stats_of(&on).step_seconds_last <= seconds() - began);
+    assert_true(stats_of(&on).host_step_seconds_last >= 0.05);
+    assert_true(stats_of(&on).host_step_seconds_last <= seconds() - began);
     check_all(&on);
     close_scene(&on);
 }

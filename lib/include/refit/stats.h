@@ -88,17 +88,23 @@ extern "C" {
     X(u64, connections_ended, counter, "of these, ended: too many, or for too long")               \
     X(u64, connections_refused, counter, "connections refused: no descriptor was left")            \
     X(u64, connections_held_off, counter, "times that new connections were held off for a while")  \
-    X(u64, step_count, counter, "optimizer steps in windows, and on the CPU")                      \
-    X(u64, step_failures, counter, "calls of a window or of a host step that failed")              \
+    X(u64, step_count, counter, "optimizer steps in windows")                                      \
+    X(u64, step_failures, counter, "calls of a window that failed")                                \
     X(u64, step_in_bytes_last, gauge, "bytes copied to the device by the last step in windows")    \
     X(u64, step_out_bytes_last, gauge, "bytes copied back to the host by it")                      \
-    X(f64, step_seconds_last, gauge, "last step, from its first window or run to the last byte")   \
+    X(f64, step_seconds_last, gauge, "last step, from its first window to the last byte")          \
     X(f64, step_exposed_seconds_last, gauge, "last step, time the caller waited for copies")       \
     X(u64, window_bytes, gauge, "device memory that windows have now")                             \
     X(u64, host_step_in_bytes_last, gauge,                                                         \
-      "gradients copied to the host by the last step on the CPU")                                  \
+      "gradients and parameters copied to the host by the last step on the CPU")                   \
     X(u64, host_step_out_bytes_last, gauge, "parameters copied back to the device by it")          \
-    X(u64, host_step_bytes, gauge, "host memory for gradients and parameters of steps on the CPU")
+    X(u64, host_step_bytes, gauge, "host memory for gradients and parameters of steps on the CPU") \
+    X(u64, host_step_count, counter, "optimizer steps on the CPU")                                 \
+    X(u64, host_step_failures, counter, "calls of a host step that failed")                        \
+    X(f64, host_step_seconds_last, gauge,                                                          \
+      "last step on the CPU, from its run to the last byte on the device")                         \
+    X(f64, host_step_exposed_seconds_last, gauge, "last step on the CPU, time that calls waited")  \
+    X(f64, host_step_compute_seconds_last, gauge, "last step on the CPU, time that it computed")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */
@@ -118,10 +124,10 @@ REFIT_API void refit_stats_init(refit_stats *stats, size_t size);
 
 /*
  * Adds the figures of another object to those in `into`: of the offloader of another device, say.
- * Counts, bytes, the time that callers waited and host_pin_seconds add up. Of other seconds, of
- * versions and of host_huge_pages the larger figure stays, for devices work side by side. Figures
- * that one of the two structs has no room for stay as they are. NULL adds nothing. Does not block.
- * Any thread.
+ * Counts, bytes, the time that callers waited, that the CPU computed, and host_pin_seconds add up.
+ * Of other seconds, of versions and of host_huge_pages the larger figure stays, for devices work
+ * side by side. Figures that one of the two structs has no room for stay as they are. NULL adds
+ * nothing. Does not block. Any thread.
  */
 REFIT_API void refit_stats_merge(refit_stats *into, const refit_stats *from);
 

@@ -342,6 +342,11 @@ class refit_stats(Structure):
         ("host_step_in_bytes_last", c_uint64),
         ("host_step_out_bytes_last", c_uint64),
         ("host_step_bytes", c_uint64),
+        ("host_step_count", c_uint64),
+        ("host_step_failures", c_uint64),
+        ("host_step_seconds_last", c_double),
+        ("host_step_exposed_seconds_last", c_double),
+        ("host_step_compute_seconds_last", c_double),
     ]
 
 

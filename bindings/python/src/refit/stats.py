@@ -47,6 +47,12 @@ FIGURES: Mapping[str, str] = {
     "step_in_bytes": "step_in_bytes_last",
     "step_out_bytes": "step_out_bytes_last",
     "window_bytes": "window_bytes",
+    "host_step_s": "host_step_seconds_last",
+    "host_step_exposed_s": "host_step_exposed_seconds_last",
+    "host_step_compute_s": "host_step_compute_seconds_last",
+    "host_step_in_bytes": "host_step_in_bytes_last",
+    "host_step_out_bytes": "host_step_out_bytes_last",
+    "host_step_bytes": "host_step_bytes",
 }
 """Names without their prefix, and the fields of ``refit_stats`` that they are."""
 
