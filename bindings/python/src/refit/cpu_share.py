@@ -106,14 +106,14 @@ def options_of(
     number = _NUMBERS.get(type(optimizer))
     if number is None or arithmetic_of(optimizer) is not _CODE[type(optimizer)]:
         return None
-    root = 0
+    roots = (0, 0)
     if device.type == "cpu":
         if group.get("fused") or group.get("capturable"):
             return None
         found = root_of_torch()
         if found is None:
             return None
-        root = found
+        roots = found
     betas = group.get("betas", (0.0, 0.0))
     lr = group["lr"]
     lr_is_tensor = isinstance(lr, torch.Tensor)
@@ -128,7 +128,8 @@ def options_of(
         **numbers,
         decoupled=bool(group.get("decoupled_weight_decay", False)),
         lr_is_tensor=lr_is_tensor,
-        root=root,
+        root=roots[0],
+        root_threads=roots[1],
         amsgrad=bool(group.get("amsgrad", False)),
         nesterov=bool(group.get("nesterov", False)),
         maximize=bool(group.get("maximize", False)),
@@ -153,9 +154,9 @@ def names_of(options: Options) -> tuple[str, ...]:
 
 
 @functools.cache
-def root_of_torch() -> int | None:
-    """What ``sqrt`` of an fp32 tensor calls on this CPU: 0 where it rounds to nearest, as the
-    kernels do, or the address of MKL's vmsSqrt. None where neither gives its bits, or where
+def root_of_torch() -> tuple[int, int] | None:
+    """What ``sqrt`` of an fp32 tensor calls on this CPU: zeros where it rounds to nearest, as the
+    kernels do, or the addresses of MKL's vmsSqrt and MKL_Set_Num_Threads_Local. None where neither gives its bits, or where
     PyTorch's other arithmetic is not that of the kernels, as on a CPU without FMA."""
     values = torch.linspace(0.25, 4.0, 4099)
     one, nearly = torch.tensor([1.0]).expand(33), torch.tensor([1 + 2**-12]).expand(33)
@@ -164,15 +165,16 @@ def root_of_torch() -> int | None:
     roots = torch.sqrt(values)
     nearest = torch.tensor([math.sqrt(one) for one in values.tolist()], dtype=torch.float32)
     if torch.equal(roots, nearest):
-        return 0
+        return 0, 0
     if not cast(Any, torch.backends.mkl).is_available():
         return None
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        address = ctypes.cast(library.vmsSqrt, ctypes.c_void_p).value
+        functions = library.vmsSqrt, library.MKL_Set_Num_Threads_Local
     except (OSError, AttributeError):
         return None
-    return address
+    root, threads = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
+    return root, threads
 
 
 def _filled(known: Sequence[Options | None]) -> list[Options] | None:

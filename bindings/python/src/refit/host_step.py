@@ -24,7 +24,8 @@ STEPPED: Final = _abi.REFIT_PARAMETER_STEPPED
 
 
 class Options(NamedTuple):
-    """What a group of an optimizer has, under PyTorch's names; ``root`` as in refit/host_step.h."""
+    """What a group of an optimizer has, under PyTorch's names; the last two are addresses of
+    functions, or 0, as in refit/host_step.h."""
 
     optimizer: int
     lr: float
@@ -41,6 +42,7 @@ class Options(NamedTuple):
     maximize: bool = False
     lr_is_tensor: bool = False
     root: int = 0
+    root_threads: int = 0
 
 
 class Parameter(NamedTuple):
@@ -90,7 +92,7 @@ class HostStep(Handle):
         for entry, one in zip(array, groups, strict=True):
             entry.size = ctypes.sizeof(_abi.refit_adam_options)
             for name, value in one._asdict().items():
-                setattr(entry, name, value or None if name == "root" else value)
+                setattr(entry, name, value)
         call(lib.refit_host_step_begin, self._live, array, len(groups))
 
     def gradient(self, parameter: int, gradient: int, number: int, stream: int) -> None:
