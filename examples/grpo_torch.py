@@ -108,10 +108,11 @@ def train(options: argparse.Namespace, show: "Show") -> Result:
 
 def places(options: argparse.Namespace) -> dict[str, Any]:
     """Where states live: on the device between restore and clear, or on the host, from where they
-    visit the device in windows while the optimizer steps."""
+    visit the device in windows while the optimizer steps, or where the CPU steps a share."""
     if options.states == "cycle":
-        return {}
-    return {"states": "host", "window_bytes": options.window_bytes}
+        return {"host_fraction": options.host_fraction}
+    share = {"window_bytes": options.window_bytes, "cpu_fraction": options.host_fraction}
+    return {"states": "host", **share}
 
 
 def refit_workers(
@@ -492,6 +493,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--target", type=float, help="mean of the last 10 cycles, or status 1 (0.9 of a long run)")
     add("--states", choices=("cycle", "host"), default="cycle", help="where they live (cycle)")
     add("--window-bytes", default="256KiB", help="of a window, with --states host (256KiB)")
+    add("--host-fraction", type=float, help="share of the states that the CPU steps (none)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")
     add("--config", default=None, help="refit's configuration, as in configs/grpo.yaml")
     add("--json", type=Path, default=None, help="one object a cycle, with all figures of refit")

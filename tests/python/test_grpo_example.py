@@ -45,10 +45,13 @@ def workers_of(trainer: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 HOST = ["--states", "host", "--window-bytes", "64KiB"]
+SHARE = ["--host-fraction", "0.5"]
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--ppo"], HOST, [*HOST, "--ppo"]], ids=["grpo", "ppo", "host", "host-ppo"]
+    "options",
+    [[], ["--ppo"], HOST, [*HOST, "--ppo"], SHARE, [*SHARE, "--ppo"], [*HOST, *SHARE]],
+    ids=["grpo", "ppo", "host", "host-ppo", "share", "share-ppo", "host-share"],
 )
 def test_losses_weights_and_states_are_the_same_bits_without_refit(
     root: Path, options: list[str]

@@ -156,8 +156,9 @@ def names_of(options: Options) -> tuple[str, ...]:
 @functools.cache
 def root_of_torch() -> tuple[int, int] | None:
     """What ``sqrt`` of an fp32 tensor calls on this CPU: zeros where it rounds to nearest, as the
-    kernels do, or the addresses of MKL's vmsSqrt and MKL_Set_Num_Threads_Local. None where neither gives its bits, or where
-    PyTorch's other arithmetic is not that of the kernels, as on a CPU without FMA."""
+    kernels do, or the addresses of MKL's vmsSqrt and MKL_Set_Num_Threads_Local. None where neither
+    gives its bits, or where PyTorch's other arithmetic is not that of the kernels, as on a CPU
+    without FMA."""
     values = torch.linspace(0.25, 4.0, 4099)
     one, nearly = torch.tensor([1.0]).expand(33), torch.tensor([1 + 2**-12]).expand(33)
     if not bool((torch.addcmul(-one, nearly, nearly, value=1.0) == (1 + 2**-12) ** 2 - 1).all()):
