@@ -5,8 +5,9 @@
  * step with one addition an array, which is what the memory gives; the kernel alone, on plain
  * arrays; and whole steps of a host step, from the first gradient to the last parameter back on the
  * device, without the norm of the gradients and with it. Gradients are ready when a step begins: no
- * backward pass hides the copies. At the end the kernel's arrays and the host step must hold the
- * same bits.
+ * backward pass hides the copies. At the end the kernel's arrays must hold the bits that its scalar
+ * form gives, which tests hold against PyTorch's, and the host step those of the kernel's arrays.
+ * The scalar form steps a sample: elements do not depend on each other.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -18,9 +19,11 @@
 #include "bench.h"
 #include "cli.h"
 #include "kernels/adam.h"
+#include "kernels/cpu.h"
 #include "memory/cpu_share.h"
 
 enum { PARAMETERS = 48, CHUNK = 16384, ROUNDS = 9, COPIES = 4, WAIT_MS = 60000 };
+enum { SAMPLED = 64 }; /* a chunk of so many is in the sample */
 static const uint64_t default_bytes = (uint64_t)28 << 24;
 
 enum { WAY_LIMIT, WAY_KERNEL, WAY_STEP, WAY_NORM, WAYS };
@@ -54,6 +57,7 @@ typedef struct bed {
     uint64_t count;    /* of all */
     arrays plain;      /* what the kernel steps */
     arrays limit;      /* what the loop goes over */
+    arrays sample;     /* chunks of `plain` as they begin, one behind the other */
     refit_device *device;
     refit_offloader *offloader;
     refit_host_step *step;
@@ -119,6 +123,39 @@ static void unmap_arrays(const bed *on, arrays *of)
     }
 }
 
+static uint64_t chunk_at(const bed *on, uint32_t item, uint64_t *from)
+{
+    *from = (uint64_t)item * CHUNK;
+    return on->count - *from < CHUNK ? on->count - *from : CHUNK;
+}
+
+static uint32_t chunks(const bed *on)
+{
+    return (uint32_t)((on->count + CHUNK - 1) / CHUNK);
+}
+
+static uint32_t sampled(const bed *on)
+{
+    return (chunks(on) + SAMPLED - 1) / SAMPLED;
+}
+
+static refit_status take_sample(bed *on, refit_error *error)
+{
+    for (int array = 0; array < ARRAYS; array++) {
+        const uint64_t width = width_of(on, array);
+        if (width == 0) continue;
+        char *to = on->sample.all[array] = calloc(sampled(on), CHUNK * width);
+        if (to == NULL)
+            return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for a sample");
+        for (uint32_t i = 0; i < sampled(on); i++) {
+            uint64_t from, count = chunk_at(on, i * SAMPLED, &from);
+            const char *all = on->plain.all[array];
+            memcpy(to + i * CHUNK * width, all + from * width, count * width);
+        }
+    }
+    return REFIT_OK;
+}
+
 static refit_status add_region(bed *on, uint32_t at, const char *what, uint64_t bytes,
                                refit_region_id *out, refit_error *error)
 {
@@ -171,6 +208,7 @@ static refit_status open_bed(bed *on, refit_error *error)
     BENCH_TRY(rft_pool_open(&on->pool, &kind, on->threads, error));
     BENCH_TRY(map_arrays(on, &on->plain, error));
     BENCH_TRY(map_arrays(on, &on->limit, error));
+    BENCH_TRY(take_sample(on, error));
     BENCH_TRY(refit_device_open(on->options->device, config, &on->device, error));
     BENCH_TRY(refit_stream_open(on->device, &on->stream, error));
     BENCH_TRY(refit_offloader_open(on->device, config, &on->offloader, error));
@@ -186,6 +224,8 @@ static refit_status close_bed(bed *on, refit_error *error)
     rft_pool_close(&on->pool);
     unmap_arrays(on, &on->plain);
     unmap_arrays(on, &on->limit);
+    for (int array = 0; array < ARRAYS; array++)
+        free(on->sample.all[array]);
     BENCH_TRY(refit_host_step_close(on->step, error));
     BENCH_TRY(refit_offloader_close(on->offloader, error));
     for (uint32_t at = 0; at < PARAMETERS; at++) {
@@ -197,17 +237,6 @@ static refit_status close_bed(bed *on, refit_error *error)
 }
 
 /* ---- The ways ---- */
-
-static uint64_t chunk_at(const bed *on, uint32_t item, uint64_t *from)
-{
-    *from = (uint64_t)item * CHUNK;
-    return on->count - *from < CHUNK ? on->count - *from : CHUNK;
-}
-
-static uint32_t chunks(const bed *on)
-{
-    return (uint32_t)((on->count + CHUNK - 1) / CHUNK);
-}
 
 /* One element of each array at a time, so that the compiler makes vectors of it. */
 static void add_all(float *restrict first, float *restrict second, float *restrict weight,
@@ -248,14 +277,11 @@ static void limit_chunk(void *user, uint32_t item, uint32_t worker)
                (const uint16_t *)all[GRADIENT] + from, count);
 }
 
-static void kernel_chunk(void *user, uint32_t item, uint32_t worker)
+static void step_arrays(const bed *on, const arrays *of, uint64_t from, uint64_t count)
 {
-    const bed *on = user;
-    uint64_t from, count = chunk_at(on, item, &from);
     char *at[ARRAYS];
-    (void)worker;
     for (int array = 0; array < ARRAYS; array++) {
-        at[array] = on->plain.all[array];
+        at[array] = of->all[array];
         if (at[array] != NULL) at[array] += width_of(on, array) * from;
     }
     const rft_adam_span span = {.count = count,
@@ -267,6 +293,14 @@ static void kernel_chunk(void *user, uint32_t item, uint32_t worker)
                                 .weights_type = (rft_float_type)on->kind->type,
                                 .beside_is = (rft_adam_beside)on->kind->beside};
     rft_adam_step(&on->rule, &span);
+}
+
+static void kernel_chunk(void *user, uint32_t item, uint32_t worker)
+{
+    const bed *on = user;
+    uint64_t from, count = chunk_at(on, item, &from);
+    (void)worker;
+    step_arrays(on, &on->plain, from, count);
 }
 
 static void set_rule(bed *on, uint64_t number)
@@ -321,6 +355,35 @@ static refit_status run_rounds(bed *on, refit_error *error)
 
 /* ---- Results ---- */
 
+/* As many steps of the sample by the scalar form. */
+static void step_sample(bed *on)
+{
+    rft_cpu_limit(RFT_CPU_BASE);
+    for (uint64_t number = 1; number <= on->number; number++) {
+        set_rule(on, number);
+        for (uint32_t i = 0; i < sampled(on); i++) {
+            uint64_t from, count = chunk_at(on, i * SAMPLED, &from);
+            step_arrays(on, &on->sample, (uint64_t)i * CHUNK, count);
+        }
+    }
+    rft_cpu_limit(RFT_CPU_AVX512);
+}
+
+static bool same_as_sample(const bed *on)
+{
+    bool same = true;
+    for (int array = 0; array < ARRAYS; array++) {
+        const uint64_t width = width_of(on, array);
+        for (uint32_t i = 0; width > 0 && i < sampled(on); i++) {
+            uint64_t from, count = chunk_at(on, i * SAMPLED, &from);
+            const char *sample = on->sample.all[array], *all = on->plain.all[array];
+            same =
+                same && memcmp(sample + i * CHUNK * width, all + from * width, count * width) == 0;
+        }
+    }
+    return same;
+}
+
 static refit_status same_region(const bed *on, refit_region_id region, const void *plain,
                                 bool *same, refit_error *error)
 {
@@ -356,7 +419,8 @@ static refit_status compare(const bed *on, bool *same, refit_error *error)
     return status;
 }
 
-static void report(const bed *on, int way, bool same)
+/* `same`: of a way. */
+static void report(const bed *on, int way, const bool *same)
 {
     const bench_series *series = &on->series[way];
     json_t *object = json_pack(
@@ -366,7 +430,7 @@ static void report(const bed *on, int way, bool same)
         bench_median(series), "step_s_p95", bench_p95(series), "cold_step_s", series->cold,
         "parameters_per_s", (double)on->count / bench_median(series), "share_of_limit",
         bench_ratio(&on->series[WAY_LIMIT], series));
-    if (way >= WAY_STEP) json_object_set_new(object, "bit_equal", json_boolean(same));
+    if (way != WAY_LIMIT) json_object_set_new(object, "bit_equal", json_boolean(same[way]));
     bench_device(object, on->options, on->device);
     bench_machine(object);
     bench_print(on->options, object);
@@ -375,7 +439,7 @@ static void report(const bed *on, int way, bool same)
 static refit_status run_format(const bench_options *options, const format *kind, uint64_t bytes,
                                refit_error *error)
 {
-    bool same = false;
+    bool same[WAYS] = {false};
     refit_error closing;
     bed *on = calloc(1, sizeof *on);
     if (on == NULL) return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for results");
@@ -385,10 +449,16 @@ static refit_status run_format(const bench_options *options, const format *kind,
     on->count = on->elements * PARAMETERS;
     refit_status status = open_bed(on, error);
     if (status == REFIT_OK) status = run_rounds(on, error);
-    if (status == REFIT_OK) status = compare(on, &same, error);
+    if (status == REFIT_OK) status = compare(on, &same[WAY_STEP], error);
+    if (status == REFIT_OK) step_sample(on);
+    same[WAY_NORM] = same[WAY_STEP];
+    same[WAY_KERNEL] = status == REFIT_OK && same_as_sample(on);
     for (int way = 0; status == REFIT_OK && way < WAYS; way++)
         report(on, way, same);
-    if (status == REFIT_OK && !same)
+    if (status == REFIT_OK && !same[WAY_KERNEL])
+        status = cli_refuse(error, REFIT_ERR_CORRUPT, 0,
+                            "the kernel has other bits than its scalar form");
+    if (status == REFIT_OK && !same[WAY_STEP])
         status = cli_refuse(error, REFIT_ERR_CORRUPT, 0,
                             "the host step has other bits than the kernel on plain arrays");
     refit_status closed = close_bed(on, status == REFIT_OK ? error : &closing);

@@ -85,6 +85,7 @@ check_user() {
         case $file:$text in bench/bench_codec.c:kernels/delta.h | \
             bench/bench_codec.c:kernels/digest.h | \
             bench/bench_host_step.c:kernels/adam.h | \
+            bench/bench_host_step.c:kernels/cpu.h | \
             bench/bench_host_step.c:base/pool.h | \
             bench/bench_host_step.c:memory/cpu_share.h | \
             bindings/cli/complain.c:base/text.h | \
