@@ -19,7 +19,8 @@ less memory a smaller model is measured, and a line says so first. A quick look,
 
     python -m refit.bench offload weights --parameters 0.06e9 --rounds 3 --workers 1,4
 
-python -m refit.bench picture cycle.png draws a cycle's memory over time"""
+python -m refit.bench picture cycle.png draws a cycle's memory over time, and with --figures what
+host_sweep has written by --json"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(given)
     try:
         for line in _memory_needed(options):
-            sys.stderr.write(line + "\n")
+            _say(line)
         return _measure(options)
     except HostMemoryError as why:
         sys.stderr.write(f"{why}\n")
@@ -51,7 +52,7 @@ def _measure(options: argparse.Namespace) -> int:
             sys.stdout.write(shown + "\n")
             sys.stdout.flush()
     if options.json is not None:
-        text = json.dumps({"machine": machine.describe(), "results": results}, indent=1) + "\n"
+        text = _lines(results) if options.lines else _whole(results)
         if options.json == "-":
             sys.stdout.write(text)
         else:
@@ -59,9 +60,23 @@ def _measure(options: argparse.Namespace) -> int:
     return 0
 
 
+def _whole(results: list[dict[str, Any]]) -> str:
+    return json.dumps({"machine": machine.describe(), "results": results}, indent=1) + "\n"
+
+
+def _lines(results: list[dict[str, Any]]) -> str:
+    """A line for each way, with the figures of its part and the machine, or for the part."""
+    found = []
+    for result in results:
+        for way in result.get("ways", [{}]):
+            common = {name: it for name, it in result.items() if name != "ways"}
+            found.append(json.dumps({**common, **way, **machine.describe()}) + "\n")
+    return "".join(found)
+
+
 def _memory_needed(options: argparse.Namespace) -> list[str]:
     """A line for each part that needs much. HostMemoryError if one has too little."""
-    from refit.bench import states, weights, window
+    from refit.bench import host_step, host_sweep, states, weights, window
 
     available = machine.available_bytes()
     lines = []
@@ -73,6 +88,12 @@ def _memory_needed(options: argparse.Namespace) -> list[str]:
     if "window" in options.only:
         wanted = min(options.parameters, window.PARAMETERS)
         lines.append(window.NEED.told(wanted, available))
+    for name, need, usual in (
+        ("host_step", host_step.NEED, host_step.PARAMETERS),
+        ("host_sweep", host_sweep.NEED, host_sweep.PARAMETERS),
+    ):
+        if name in options.only:
+            lines.append(need.told(options.parameters_given or usual, available))
     return lines
 
 
@@ -97,6 +118,26 @@ def _overhead(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, table.overhead(result)
 
 
+def _host_step(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from refit.bench import host_step
+
+    wanted = options.parameters_given or host_step.PARAMETERS
+    result = host_step.measure(wanted, options.rounds, options.refit, tell=_say)
+    return result, table.host_step(result)
+
+
+def _host_sweep(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from refit.bench import host_sweep
+
+    wanted = options.parameters_given or host_sweep.PARAMETERS
+    result = host_sweep.measure(wanted, options.rounds)
+    return result, table.host_sweep(result)
+
+
+def _say(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+
+
 def _window(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from refit.bench import window
 
@@ -109,6 +150,8 @@ _PARTS: dict[str, Callable[[argparse.Namespace], tuple[dict[str, Any], str]]] = 
     "weights": _weights,
     "overhead": _overhead,
     "window": _window,
+    "host_step": _host_step,
+    "host_sweep": _host_sweep,
 }
 
 
@@ -123,7 +166,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "only",
         nargs="*",
         metavar="PART",
-        help="offload, weights, overhead, window; all if none is named",
+        help=f"{', '.join(_PARTS)}; all if none is named",
     )
     parser.add_argument(
         "--json",
@@ -132,20 +175,34 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="write all figures there; -: to stdout, in place of the tables",
     )
     parser.add_argument(
+        "--lines", action="store_true", help="of --json: a line and an object for each way"
+    )
+    parser.add_argument(
         "--rounds", type=positive(int), default=ROUNDS, help="after a first, cold one (7)"
     )
     parser.add_argument(
-        "--parameters", type=positive(float), default=PARAMETERS, help="of the model (0.6e9)"
+        "--parameters",
+        type=positive(float),
+        help="of the model (0.6e9; host_step 50e6, host_sweep 25e6)",
     )
     parser.add_argument(
         "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"
     )
+    parser.add_argument(
+        "--refit",
+        metavar="FILE",
+        help="the command that measures the kernel for host_step (refit, if it is on the path)",
+    )
     options = parser.parse_args(arguments)
+    if options.lines and options.json is None:
+        parser.error("--lines is of --json: name the file, or -")
+    options.parameters_given = options.parameters
+    options.parameters = options.parameters or PARAMETERS
     for name in options.only:
         if name == "picture":
             parser.error("picture goes by itself, and first: python -m refit.bench picture FILE")
         if name not in _PARTS:
-            parser.error(f"there is no part {name!r}: offload, weights, overhead or window")
+            parser.error(f"there is no part {name!r}: say {', '.join(_PARTS)}")
     options.only = options.only or list(_PARTS)
     missing = packages_missing("torch", *(["pyzmq"] if "weights" in options.only else []))
     if missing is not None:

@@ -3,9 +3,11 @@ live on the host, and the memory of device and host meanwhile.
 
     python -m refit.bench picture cycle.png --trace cycle.json
     python -m refit.bench picture step.png --states host
+    python -m refit.bench picture sweep.svg --figures sweep.json
 
 A stack of linear layers is trained with AdamW. In a cycle two worker processes get its weights, and
-the trainer's own forward passes stand for the rollouts.
+the trainer's own forward passes stand for the rollouts. With ``--figures`` nothing is run: see
+``host_picture``.
 """
 
 import argparse
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from refit.bench import machine
+from refit.bench import host_picture, machine
 from refit.bench.memory import MemoryNeed
 from refit.bench.options import file_to_write, packages_missing, picture_to_write, positive
 from refit.bench.workers import PATIENCE_S, WorkerProcesses
@@ -40,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0, 1 if memory is short, or 2 for bad options.
     """
     options = _options(arguments)
+    if options.figures is not None:
+        host_picture.draw(options.picture, *options.figures)
+        return 0
     try:
         told = NEED.told(options.parameters, machine.available_bytes())
         parameters = NEED.fitting(options.parameters, machine.available_bytes())
@@ -74,7 +79,19 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--parameters", type=positive(float), default=1e8, help="of the model (1e8)"
     )
+    parser.add_argument(
+        "--figures",
+        metavar="FILE",
+        help="run nothing: draw what host_sweep --json has written there, times over shares",
+    )
     options = parser.parse_args(arguments)
+    if options.figures is not None:
+        if options.trace is not None:
+            parser.error("--trace is of a run, and with --figures nothing is run")
+        try:
+            options.figures = host_picture.figures_in(options.figures)
+        except ValueError as why:
+            parser.error(str(why))
     if (missing := packages_missing("matplotlib")) is not None:
         parser.error(missing)
     return options

@@ -29,7 +29,7 @@ class Model:
 
     weights: Tensors
     gradients: Tensors
-    window_bytes: int
+    window_bytes: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -111,6 +111,70 @@ def _window_row(row: Result) -> list[str]:
     ]
 
 
+def host_step(result: Result) -> str:
+    """One row for each way and number of tensors."""
+    head = (
+        f"host_step: {result['parameters'] / 1e6:.1f} M fp32 parameters, {result['threads']} "
+        f"threads, {result['rounds']} rounds{_short(result)}\n\n"
+    )
+    heads = (
+        "way", "tensors", "step median", "p95", "first step", "M parameters/s",
+        "share of the memory's limit", "speed-up over the for-loop",
+        "over the faster of fused and DeepSpeed", "elements with other bits",
+    )  # fmt: skip
+    return head + table(heads, (_host_step_row(row) for row in result["ways"]))
+
+
+def _host_step_row(row: Result) -> list[str]:
+    different = row["different_share"]
+    return [
+        row["way"],
+        f"{row['tensors']:,}",
+        _seconds(row["step_s_median"]),
+        _seconds(row["step_s_p95"]),
+        _seconds(row["cold_step_s"]),
+        f"{row['parameters_per_s'] / 1e6:,.0f}",
+        f"{row['share_of_limit']:.2f}",
+        f"{row['speedup_over_for_loop']:.2f}",
+        f"{row['speedup_over_faster']:.2f}",
+        "not compared" if different is None else _percent(different),
+    ]
+
+
+def _percent(share: float) -> str:
+    return "none" if share == 0 else f"{share * 100:.2g} %"
+
+
+def host_sweep(result: Result) -> str:
+    """One row for each way and share of the states on the host."""
+    head = (
+        f"host_sweep: a transformer of {result['parameters'] / 1e6:.1f} M parameters on "
+        f"{result['device']}, {result['tokens']} tokens a step, {result['threads']} threads, "
+        f"{result['rounds']} rounds{_short(result)}\n\n"
+    )
+    memory = "states on the device" if result["device"] == "cpu" else "peak of device memory"
+    heads = (
+        "way", "share on the host", "whole step median", "p95", "first step", "forward", "backward",
+        "optimizer", "over no host memory", "backward and optimizer, over the longer", memory,
+        "same bits",
+    )  # fmt: skip
+    return head + table(heads, (_host_sweep_row(row) for row in result["ways"]))
+
+
+def _host_sweep_row(row: Result) -> list[str]:
+    times = ("step_s_median", "step_s_p95", "cold_step_s")
+    phases = ("forward_s_median", "backward_s_median", "optimizer_s_median")
+    return [
+        row["way"],
+        f"{row['host_fraction']:g}",
+        *(_seconds(row[name]) for name in (*times, *phases)),
+        f"{row['over_plain']:.2f}",
+        f"{row['over_longer']:.2f}",
+        f"{row['peak_device_bytes'] / 1e6:.0f} MB",
+        "yes" if row["bit_equal"] else "no",
+    ]
+
+
 def overhead(result: Result) -> str:
     """One line for each figure."""
     head = f"overhead: {result['tensors']} states of 64 bytes, {result['rounds']} rounds\n\n"
