@@ -17,7 +17,7 @@ from refit.errors import HostMemoryError
 
 TINY = 2e5
 HERE = tuple(way for way in host_ways.WAYS if way is not host_ways.DeepSpeed)
-EXACT = ("torch, for-loop", "torch, foreach")
+EXACT = ("torch, for-loop", "torch, foreach", "refit, host_fraction=1")
 
 
 @pytest.fixture
@@ -306,12 +306,14 @@ def test_every_share_of_every_kind_is_reported() -> None:
             assert row[name] > 0
         assert row["over_longer"] > 0
         assert row["peak_device_bytes"] == whole - row["host_state_bytes"]
-        if row["host_fraction"] in (0, 1):
-            assert row["host_state_bytes"] == whole * row["host_fraction"]
+        if row["host_fraction"] in (0, 1):  # refit leaves states of up to 512 bytes
+            least = whole * row["host_fraction"]
+            assert least * 0.99 <= row["host_state_bytes"] <= least
         else:
             assert 0 < row["host_state_bytes"] < whole
+        if row["host_fraction"] == 0 or row["way"] != "HybridDeviceOptimizer":
+            assert row["bit_equal"], row
     assert rows[0]["over_plain"] == 1
-    assert all(row["bit_equal"] for row in rows if row["host_fraction"] == 0)
     assert "states on the device" in table.host_sweep(result)
 
 

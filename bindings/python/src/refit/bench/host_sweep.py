@@ -25,11 +25,15 @@ from refit.bench.host_ways import OPTIONS, Hybrid
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.steps import MOMENTS
+from refit.controller import Controller
 
 PARAMETERS = 25e6
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_ROUNDS = 5  # each makes every case anew
 STEPS = 2
+UNTIMED = (
+    2  # behind the first one: from the third step on, gradients leave during the backward pass
+)
 BATCH, LENGTH = 2, 128
 WIDTH, SMALL_WIDTH, HEADS = 512, 64, 8
 VOCABULARY = 8  # times the width
@@ -85,8 +89,6 @@ class Stepper(Protocol):
 class Plain:
     """``torch.optim.AdamW``, without any host memory."""
 
-    host_bytes = 0
-
     def __init__(self, model: nn.Module) -> None:
         options = device_options(model)
         self._optimizer = torch.optim.AdamW(model.parameters(), **options, **OPTIONS)
@@ -97,8 +99,42 @@ class Plain:
     def zero_grad(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
 
+    @property
+    def host_bytes(self) -> int:
+        return 0
+
     def close(self) -> None:
         self._optimizer.state.clear()
+
+
+class Refit(Plain):
+    """refit's controller, with as many threads as PyTorch."""
+
+    def __init__(self, model: nn.Module, fraction: float, overlap: bool = True) -> None:
+        super().__init__(model)
+        self._model = model
+        self._controller = Controller(
+            self._optimizer,
+            model,
+            host_fraction=fraction,
+            overlap=overlap,
+            offload_host_step_threads=torch.get_num_threads(),
+        )
+
+    @property
+    def host_bytes(self) -> int:
+        on_host = {name for name, why in self._controller.resident if "the CPU steps it" in why}
+        of_model = self._model.named_parameters()
+        return sum(len(MOMENTS) * it.nbytes for name, it in of_model if name in on_host)
+
+    def close(self) -> None:
+        self._controller.close()
+        super().close()
+
+
+def refit_alone(model: nn.Module, fraction: float) -> Stepper:
+    """``Refit`` without copies behind the backward pass."""
+    return Refit(model, fraction, overlap=False)
 
 
 class Megatrons:
@@ -134,9 +170,13 @@ class Kind:
     make: Callable[[nn.Module, float], Stepper]
 
 
-KINDS: tuple[Kind, ...] = (Kind("HybridDeviceOptimizer", Megatrons),)
 PLAIN = "torch.optim.AdamW"
 OVERLAPPED, ALONE = "refit", "refit, overlap=False"
+KINDS: tuple[Kind, ...] = (
+    Kind(OVERLAPPED, Refit),
+    Kind(ALONE, refit_alone),
+    Kind("HybridDeviceOptimizer", Megatrons),
+)
 
 
 @dataclass
@@ -228,7 +268,7 @@ def _train(case: Case, model: Transformer, tokens: torch.Tensor) -> None:
     try:
         done = _begin_peak(tokens.device)
         (cold,) = _steps(stepper, model, tokens, 1, done)
-        _steps(stepper, model, tokens, 1, done)
+        _steps(stepper, model, tokens, UNTIMED, done)
         warm = _steps(stepper, model, tokens, STEPS, done)
         case.take(warm, _phases(stepper, model, tokens, done), cold)
         case.host_bytes = stepper.host_bytes

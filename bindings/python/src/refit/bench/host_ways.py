@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from refit.bench.steps import MOMENTS, Model, Tensors
+from refit.controller import Controller
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
@@ -109,6 +110,24 @@ class DeepSpeed(_WithOptimizer):
         except (OSError, RuntimeError) as why:
             raise NotInstalled(f"it was not built: {why}") from why
         return made
+
+
+class Refit(ForLoop):
+    """refit's controller: all parameters are stepped on the CPU, from copies of their gradients,
+    and the new ones are copied back, as if they were on a device. With as many threads as PyTorch.
+    """
+
+    name = "refit, host_fraction=1"
+
+    def __init__(self, model: Model) -> None:
+        super().__init__(model)
+        self._controller = Controller(
+            self._optimizer, host_fraction=1.0, offload_host_step_threads=torch.get_num_threads()
+        )
+
+    def close(self) -> None:
+        self._controller.close()
+        super().close()
 
 
 class Hybrid:
@@ -281,4 +300,4 @@ def differing(mine: HostWay, other: HostWay, model: Model) -> float:
     return different / count
 
 
-WAYS: tuple[type[HostWay], ...] = (ForLoop, Foreach, Fused, DeepSpeed, HybridOnHost)
+WAYS: tuple[type[HostWay], ...] = (ForLoop, Foreach, Fused, DeepSpeed, HybridOnHost, Refit)
