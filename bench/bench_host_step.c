@@ -226,6 +226,7 @@ static refit_status close_bed(bed *on, refit_error *error)
     unmap_arrays(on, &on->limit);
     for (int array = 0; array < ARRAYS; array++)
         free(on->sample.all[array]);
+    if (on->device == NULL) return REFIT_OK; /* it could not be opened */
     BENCH_TRY(refit_host_step_close(on->step, error));
     BENCH_TRY(refit_offloader_close(on->offloader, error));
     for (uint32_t at = 0; at < PARAMETERS; at++) {

@@ -299,11 +299,6 @@ static void scalar_pass(const rft_adam_rule *rule, const rft_adam_span *span, rf
 
 /* ---- Forms and blocks */
 
-static size_t bytes_of(rft_float_type type)
-{
-    return type == RFT_FP32 ? 4 : 2;
-}
-
 static void *moved(void *array, size_t bytes)
 {
     return array == NULL ? NULL : (char *)array + bytes;
@@ -314,8 +309,8 @@ static rft_adam_span slice(const rft_adam_span *span, size_t first, size_t count
 {
     rft_adam_span part = *span;
     part.count = count;
-    part.gradient = (const char *)span->gradient + first * bytes_of(span->gradient_type);
-    part.weights = moved(span->weights, first * bytes_of(span->weights_type));
+    part.gradient = (const char *)span->gradient + first * rft_float_bytes(span->gradient_type);
+    part.weights = moved(span->weights, first * rft_float_bytes(span->weights_type));
     part.beside = moved(span->beside, first * (span->beside_is == RFT_ADAM_MASTER ? 4 : 2));
     for (size_t i = 0; i < 3; i++)
         part.states[i] = moved(span->states[i], 4 * first);

@@ -11,6 +11,12 @@
 
 typedef enum rft_float_type { RFT_FP32, RFT_BF16, RFT_FP16 } rft_float_type;
 
+/* Of one number. */
+static inline size_t rft_float_bytes(rft_float_type type)
+{
+    return type == RFT_FP32 ? 4 : 2;
+}
+
 /* `to` and `from` do not overlap. */
 void rft_floats_from_bf16(float *to, const uint16_t *from, size_t count);
 void rft_floats_from_half(float *to, const uint16_t *from, size_t count);

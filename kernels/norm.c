@@ -12,11 +12,6 @@
 #include "kernels/cpu.h"
 #include "kernels/norm_x86.h"
 
-static size_t width_of(rft_float_type type)
-{
-    return type == RFT_FP32 ? 4 : 2;
-}
-
 static float load(const char *from, rft_float_type type)
 {
     float value;
@@ -38,7 +33,7 @@ static void scalar_sum(double *lanes, const char *from, rft_float_type type, flo
                        size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        float scaled = load(from + i * width_of(type), type) * scale;
+        float scaled = load(from + i * rft_float_bytes(type), type) * scale;
         lanes[i % RFT_NORM_LANES] += (double)scaled * (double)scaled;
     }
 }
@@ -67,7 +62,7 @@ static double block_sum(const char *from, rft_float_type type, float scale, size
 {
     _Alignas(64) double lanes[RFT_NORM_LANES] = {0};
     size_t done = wide_sum(lanes, from, type, scale, count);
-    scalar_sum(lanes, from + done * width_of(type), type, scale, count - done);
+    scalar_sum(lanes, from + done * rft_float_bytes(type), type, scale, count - done);
     for (size_t half = RFT_NORM_LANES / 2; half > 0; half /= 2) {
         for (size_t j = 0; j < half; j++)
             lanes[j] += lanes[j + half];
@@ -83,7 +78,7 @@ size_t rft_norm_blocks(size_t count)
 void rft_norm_sum(const rft_norm_span *span, double *sums)
 {
     const char *from = span->gradient;
-    const size_t width = width_of(span->type);
+    const size_t width = rft_float_bytes(span->type);
     for (size_t first = 0; first < span->count; first += RFT_NORM_BLOCK) {
         size_t left = span->count - first, count = left < RFT_NORM_BLOCK ? left : RFT_NORM_BLOCK;
         sums[first / RFT_NORM_BLOCK] =

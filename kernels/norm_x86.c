@@ -39,7 +39,7 @@ TARGET_AVX2 static INLINE void sum_avx2(double *lanes, const char *from, rft_flo
                                         float scale, size_t count)
 {
     const __m256 by = _mm256_set1_ps(scale);
-    const size_t width = type == RFT_FP32 ? 4 : 2;
+    const size_t width = rft_float_bytes(type);
     __m256d sums[4];
     for (size_t j = 0; j < 4; j++)
         sums[j] = _mm256_loadu_pd(lanes + 4 * j);
@@ -75,7 +75,7 @@ TARGET_AVX512 static INLINE void sum_avx512(double *lanes, const char *from, rft
                                             float scale, size_t count)
 {
     const __m512 by = _mm512_set1_ps(scale);
-    const size_t width = type == RFT_FP32 ? 4 : 2;
+    const size_t width = rft_float_bytes(type);
     __m512d low = _mm512_loadu_pd(lanes), high = _mm512_loadu_pd(lanes + 8);
     for (size_t i = 0; i < count; i += RFT_NORM_LANES, from += RFT_NORM_LANES * width) {
         fetch(from);

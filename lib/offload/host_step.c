@@ -1,8 +1,8 @@
 /*
  * A host step: parameters whose states are in the host image are stepped there by the CPU.
  *
- * Each parameter goes through the same stations in a step, and has a flag for each that it has
- * passed:
+ * Each parameter has the same things done to it in a step, in this order, and a flag for each that
+ * is done:
  *
  *     named ──copying──► landed ──► stepped ──sending──► returned
  *                           └─► summed
@@ -34,6 +34,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "kernels/adam.h"
 #include "kernels/floats.h"
 #include "kernels/norm.h"
@@ -46,6 +47,18 @@
 #define GROUPS_MOST 65536
 #define COPIES      64u        /* that are put on a stream at once */
 #define NO_ONE      UINT32_MAX /* no parameter */
+
+/* What callers name is what the kernels take. */
+_Static_assert((int)REFIT_NUMBER_FP32 == (int)RFT_FP32 && (int)REFIT_NUMBER_BF16 == (int)RFT_BF16 &&
+                   (int)REFIT_NUMBER_FP16 == (int)RFT_FP16,
+               "refit_number_type is rft_float_type");
+_Static_assert((int)REFIT_BESIDE_NONE == (int)RFT_ADAM_ALONE &&
+                   (int)REFIT_BESIDE_MASTER == (int)RFT_ADAM_MASTER &&
+                   (int)REFIT_BESIDE_REMAINDER == (int)RFT_ADAM_REMAINDER,
+               "refit_beside is rft_adam_beside");
+_Static_assert((int)REFIT_ADAM == (int)RFT_ADAM && (int)REFIT_ADAGRAD == (int)RFT_ADAGRAD &&
+                   (int)REFIT_SGD == (int)RFT_SGD && (int)REFIT_LION == (int)RFT_LION,
+               "refit_optimizer is rft_adam_kind");
 
 typedef enum step_state {
     STEP_IDLE,
@@ -92,14 +105,14 @@ typedef struct step_chunk {
 struct refit_host_step {
     refit_offloader *offloader;
     step_state state;
-    bool closing; /* a close was begun: its streams may be gone */
-    bool loose;   /* a gradient that counts as not named may still be read */
-    bool follows; /* `before` belongs to this step */
+    bool closing;      /* a close was begun: its streams may be gone */
+    bool unnamed_read; /* a gradient that counts as not named may still be read */
+    bool follows;      /* `before` belongs to this step */
 
     step_parameter *parameters; /* owned */
     uint32_t count;
     uint32_t first, last;     /* of the list: in the order in which they were named */
-    uint32_t new_from;        /* what has landed since the last wave is of parameters ... */
+    uint32_t new_from;        /* what has landed since the last on_landed is of parameters ... */
     uint32_t new_to;          /* ... from new_from on and below new_to */
     uint32_t last_sent;       /* the last parameter that was put on `out` */
     rft_adam_options *groups; /* owned; of this step */
@@ -124,8 +137,8 @@ struct refit_host_step {
     int64_t began; /* run; 0: not yet */
     int64_t exposed;
     int64_t computed;
-    uint32_t finish_calls;        /* of note_finish, since open */
-    atomic_uint_fast32_t noted;   /* of these, those that were made */
+    uint32_t finish_calls;        /* of stamp_finish, since open */
+    atomic_uint_fast32_t stamped; /* of these, those that were made */
     atomic_int_fast64_t finished; /* when the last was */
     bool finish_is_last;          /* it stands behind all copies of this step */
     uint64_t in_bytes;
@@ -146,7 +159,7 @@ static refit_device *device_of(const refit_host_step *step)
 
 static uint64_t bytes_of(int32_t type, uint64_t elements)
 {
-    return elements * (type == REFIT_NUMBER_FP32 ? 4 : 2);
+    return elements * rft_float_bytes((rft_float_type)type);
 }
 
 static uint64_t chunks_of(uint64_t elements)
@@ -174,7 +187,7 @@ static uint32_t regions_of(const refit_host_parameter *parameter, refit_region_i
 }
 
 /* Keeps the first failure of several. */
-static void note(refit_error *first, refit_status status, const refit_error *said)
+static void keep_first(refit_error *first, refit_status status, const refit_error *said)
 {
     if (status == REFIT_OK || first->status != REFIT_OK) return;
     *first = *said;
@@ -245,8 +258,10 @@ static bool is_type(int32_t type)
 static refit_status check_kind(const refit_host_parameter *parameter, refit_error *error)
 {
     const char *name = parameter->name;
-    RFT_REFUSE_IF(parameter->elements == 0 || parameter->elements > UINT64_MAX / 16, error,
-                  REFIT_ERR_INVALID, "parameter %s has %" PRIu64 " elements", name,
+    RFT_REFUSE_IF(parameter->elements == 0, error, REFIT_ERR_INVALID,
+                  "parameter %s has no elements", name);
+    RFT_REFUSE_IF(parameter->elements > UINT64_MAX / 16, error, REFIT_ERR_LIMIT,
+                  "parameter %s has %" PRIu64 " elements, which no memory holds", name,
                   parameter->elements);
     RFT_REFUSE_IF(!is_type(parameter->type) || !is_type(parameter->gradient_type), error,
                   REFIT_ERR_INVALID,
@@ -261,7 +276,7 @@ static refit_status check_kind(const refit_host_parameter *parameter, refit_erro
                   parameter->group, GROUPS_MOST);
     RFT_REFUSE_IF(parameter->beside < REFIT_BESIDE_NONE ||
                       parameter->beside > REFIT_BESIDE_REMAINDER,
-                  error, REFIT_ERR_INVALID, "parameter %s has %d beside it, which is nothing known",
+                  error, REFIT_ERR_INVALID, "parameter %s: beside is %d, which is no refit_beside",
                   name, parameter->beside);
     RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_MASTER && parameter->type == REFIT_NUMBER_FP32,
                   error, REFIT_ERR_INVALID,
@@ -588,6 +603,25 @@ static refit_status check_open(refit_offloader *offloader, refit_error *error)
     return REFIT_OK;
 }
 
+/* Behind an open that failed: nothing was put on a stream that is open. One that does not close
+ * keeps its device open, so it is tried again. */
+static void give_up_streams(refit_host_step *step)
+{
+    refit_stream_ref *const streams[] = {&step->in, &step->out};
+    for (uint32_t at = 0; at < 2; at++) {
+        refit_error error;
+        refit_status status = REFIT_ERR_DEVICE;
+        for (int tries = 0; tries < 3 && status != REFIT_OK; tries++) {
+            status = close_stream(step, streams[at], &error);
+        }
+        if (status == REFIT_OK) continue;
+        rft_log(
+            REFIT_LOG_WARNING,
+            "a stream of a host step that was not opened stays open, and so does its device: %s",
+            error.text);
+    }
+}
+
 refit_status refit_host_step_open(refit_offloader *offloader,
                                   const refit_host_parameter *parameters, uint32_t count,
                                   refit_host_step **out, refit_error *error)
@@ -601,13 +635,10 @@ refit_status refit_host_step_open(refit_offloader *offloader,
     step->offloader = offloader;
     step->first = step->last = NO_ONE;
     atomic_init(&step->finished, 0);
-    atomic_init(&step->noted, 0);
+    atomic_init(&step->stamped, 0);
     refit_status status = open_parts(step, parameters, count, error);
     if (status != REFIT_OK) {
-        /* Nothing was put on a stream that is open. */
-        refit_status closed = close_stream(step, &step->in, NULL);
-        if (closed == REFIT_OK) closed = close_stream(step, &step->out, NULL);
-        (void)closed; /* the failure above says more */
+        give_up_streams(step);
         close_parts(step);
         return status;
     }
@@ -661,8 +692,8 @@ static refit_status copy_range(refit_host_step *step, bool to_host, uint64_t at,
 
 /* Waits for an event; `*over`: it is done, well or not. A wait that itself failed does not say so.
  */
-static refit_status see(refit_host_step *step, rft_event *event, uint32_t timeout_ms, bool *over,
-                        refit_error *error)
+static refit_status wait_event(refit_host_step *step, rft_event *event, uint32_t timeout_ms,
+                               bool *over, refit_error *error)
 {
     int64_t began = rft_now();
     refit_status status = rft_device_event_wait(device_of(step), event, timeout_ms, error);
@@ -676,12 +707,12 @@ static refit_status see(refit_host_step *step, rft_event *event, uint32_t timeou
 
 /* Waits for the work of the caller that an event stands behind, and tells its failure, once.
  * `*follows`: this has not been told yet; it stays so while the work is under way. */
-static refit_status see_before(refit_host_step *step, rft_event *event, uint32_t timeout_ms,
-                               bool *follows, refit_error *error)
+static refit_status wait_before(refit_host_step *step, rft_event *event, uint32_t timeout_ms,
+                                bool *follows, refit_error *error)
 {
     bool over;
     if (!*follows) return REFIT_OK;
-    refit_status status = see(step, event, timeout_ms, &over, error);
+    refit_status status = wait_event(step, event, timeout_ms, &over, error);
     *follows = !over;
     return status;
 }
@@ -694,7 +725,7 @@ static refit_status follow(refit_host_step *step, rft_event *event, refit_stream
                            refit_stream_ref follower, bool *follows, refit_error *error)
 {
     refit_error said = {0};
-    refit_status status = see_before(step, event, 0, follows, &said);
+    refit_status status = wait_before(step, event, 0, follows, &said);
     if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
         if (error != NULL) *error = said;
         return status;
@@ -710,10 +741,10 @@ static refit_status follow(refit_host_step *step, rft_event *event, refit_stream
 static refit_status give_up(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
                             refit_error *error)
 {
-    refit_status status = see_before(step, arrival->ready, timeout_ms, &arrival->follows, error);
+    refit_status status = wait_before(step, arrival->ready, timeout_ms, &arrival->follows, error);
     if (status != REFIT_OK || !arrival->copying) return status;
     bool over;
-    arrival->has_landed = see(step, arrival->landed, 0, &over, NULL) == REFIT_OK;
+    arrival->has_landed = wait_event(step, arrival->landed, 0, &over, NULL) == REFIT_OK;
     arrival->copying = false;
     return REFIT_OK;
 }
@@ -728,7 +759,7 @@ static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_
     refit_error first = {0}, said = {0};
     *over = false;
     RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
-    refit_status status = see(step, step->drained, timeout_ms, over, &said);
+    refit_status status = wait_event(step, step->drained, timeout_ms, over, &said);
     if (!*over) {
         if (error != NULL) *error = said;
         return status;
@@ -738,11 +769,11 @@ static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_
         step_arrival *arrival = at % 2 == 0 ? &parameter->gradient : &parameter->weights;
         if (arrival->asked && !all) continue;
         status = give_up(step, arrival, (uint32_t)rft_ms_until(deadline), &said);
-        note(&first, status, &said);
+        keep_first(&first, status, &said);
         *over = !arrival->follows;
         parameter->is_known = parameter->is_known || parameter->weights.has_landed;
     }
-    if (*over) step->loose = false;
+    if (*over) step->unnamed_read = false;
     if (error != NULL && first.status != REFIT_OK) *error = first;
     return (refit_status)first.status;
 }
@@ -793,23 +824,23 @@ static refit_status start_arrival(refit_host_step *step, step_arrival *arrival,
 {
     refit_status status = put_arrival(step, arrival, stream, error);
     arrival->copying = status == REFIT_OK;
-    if (status != REFIT_OK) step->loose = true;
+    if (status != REFIT_OK) step->unnamed_read = true;
     return status;
 }
 
 /* Waits until it has landed. A copy that has failed is not under way any more. If the work that
  * made the bytes has failed too, that is what is told: the caller has to make them again. */
-static refit_status see_arrival(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
-                                refit_error *error)
+static refit_status wait_arrival(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
+                                 refit_error *error)
 {
     bool over;
     refit_error said = {0};
     int64_t deadline = rft_deadline(timeout_ms);
     if (!arrival->copying) return REFIT_OK;
-    refit_status status = see(step, arrival->landed, timeout_ms, &over, error);
+    refit_status status = wait_event(step, arrival->landed, timeout_ms, &over, error);
     if (!over) return status;
     uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status made = see_before(step, arrival->ready, left_ms, &arrival->follows, &said);
+    refit_status made = wait_before(step, arrival->ready, left_ms, &arrival->follows, &said);
     arrival->copying = arrival->follows;
     if (made != REFIT_OK && error != NULL) *error = said;
     if (made != REFIT_OK) status = made;
@@ -833,35 +864,35 @@ static void restart_arrivals(refit_host_step *step, refit_error *first)
                                           &step->parameters[at].weights};
         for (uint32_t i = 0; i < 2; i++) {
             if (!is_missing(arrivals[i])) continue;
-            note(first, start_arrival(step, arrivals[i], REFIT_STREAM_NONE, &said), &said);
+            keep_first(first, start_arrival(step, arrivals[i], REFIT_STREAM_NONE, &said), &said);
         }
     }
 }
 
 /* Waits until all that comes of a parameter has landed, or has failed, which `first` then says. An
  * error: something is still under way. */
-static refit_status see_parameter(refit_host_step *step, step_parameter *parameter,
-                                  uint32_t timeout_ms, refit_error *first, refit_error *error)
+static refit_status wait_parameter(refit_host_step *step, step_parameter *parameter,
+                                   uint32_t timeout_ms, refit_error *first, refit_error *error)
 {
     refit_error said = {0};
     int64_t deadline = rft_deadline(timeout_ms);
-    refit_status status = see_arrival(step, &parameter->gradient, timeout_ms, &said);
+    refit_status status = wait_arrival(step, &parameter->gradient, timeout_ms, &said);
     if (!parameter->gradient.copying) {
-        note(first, status, &said);
+        keep_first(first, status, &said);
         uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-        status = see_arrival(step, &parameter->weights, left_ms, &said);
+        status = wait_arrival(step, &parameter->weights, left_ms, &said);
         parameter->is_known = parameter->is_known || parameter->weights.has_landed;
     }
     if (!parameter->gradient.copying && !parameter->weights.copying) {
-        note(first, status, &said);
+        keep_first(first, status, &said);
         return REFIT_OK;
     }
     *error = said;
     return status;
 }
 
-/* What has landed is work for the next wave. */
-static void note_landed(refit_host_step *step, uint32_t number)
+/* What has landed is work for the next on_landed. */
+static void mark_landed(refit_host_step *step, uint32_t number)
 {
     if (number < step->new_from) step->new_from = number;
     if (number >= step->new_to) step->new_to = number + 1;
@@ -869,19 +900,19 @@ static void note_landed(refit_host_step *step, uint32_t number)
 
 /* Does what is to be done with what has landed since it was called last. Gradients come in about
  * the order of the parameters, so there is little between the first and the last of these. */
-typedef void (*step_wave)(refit_host_step *step, uint32_t from, uint32_t to, refit_error *first);
+typedef void (*landed_fn)(refit_host_step *step, uint32_t from, uint32_t to, refit_error *first);
 
-static void call_wave(refit_host_step *step, step_wave wave, refit_error *first)
+static void tell_landed(refit_host_step *step, landed_fn on_landed, refit_error *first)
 {
     uint32_t from = step->new_from, to = step->new_to;
     step->new_from = NO_ONE;
     step->new_to = 0;
-    if (from < to) wave(step, from, to, first);
+    if (from < to) on_landed(step, from, to, first);
 }
 
-/* Calls `wave` whenever gradients have landed, until all have, or have failed; each is waited for
- * in turn, but only when there is nothing else to do. */
-static refit_status gather(refit_host_step *step, step_wave wave, refit_error *error)
+/* Calls `on_landed` whenever gradients have landed, until all have, or have failed; each is waited
+ * for in turn, but only when there is nothing else to do. */
+static refit_status gather(refit_host_step *step, landed_fn on_landed, refit_error *error)
 {
     refit_error first = {0}, said = {0};
     restart_arrivals(step, &first);
@@ -890,24 +921,24 @@ static refit_status gather(refit_host_step *step, step_wave wave, refit_error *e
     uint32_t timeout_ms = 0;
     for (uint32_t at = step->first; at != NO_ONE;) {
         step_parameter *parameter = &step->parameters[at];
-        refit_status status = see_parameter(step, parameter, timeout_ms, &first, &said);
+        refit_status status = wait_parameter(step, parameter, timeout_ms, &first, &said);
         if (status == REFIT_OK) {
-            note_landed(step, at);
+            mark_landed(step, at);
             timeout_ms = 0;
             at = parameter->after;
             continue;
         }
         if (timeout_ms > 0 || status != REFIT_ERR_TIMEOUT) {
-            note(&first, status, &said);
+            keep_first(&first, status, &said);
             break;
         }
-        call_wave(step, wave, &first);
+        tell_landed(step, on_landed, &first);
         timeout_ms = patience(step);
     }
-    call_wave(step, wave, &first);
+    tell_landed(step, on_landed, &first);
     bool over;
-    if (first.status == REFIT_OK && step->loose) {
-        note(&first, drain_in(step, false, &over, &said), &said);
+    if (first.status == REFIT_OK && step->unnamed_read) {
+        keep_first(&first, drain_in(step, false, &over, &said), &said);
     }
     if (error != NULL && first.status != REFIT_OK) *error = first;
     return (refit_status)first.status;
@@ -1215,7 +1246,7 @@ refit_status refit_host_step_drop(refit_host_step *step, uint32_t parameter, ref
                   "gradients are dropped between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
-    if (it->gradient.copying) step->loose = true;
+    if (it->gradient.copying) step->unnamed_read = true;
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);
     return REFIT_OK;
@@ -1296,16 +1327,16 @@ static void send_again(refit_host_step *step, refit_error *first)
         step->finish_is_last = false;
         refit_status status = send_range(step, at, 0, parameter->is.elements, &said);
         if (status == REFIT_OK) status = end_send(step, at, &said);
-        note(first, status, &said);
+        keep_first(first, status, &said);
     }
 }
 
-static refit_status see_return(refit_host_step *step, step_parameter *parameter,
-                               uint32_t timeout_ms, refit_error *error)
+static refit_status wait_return(refit_host_step *step, step_parameter *parameter,
+                                uint32_t timeout_ms, refit_error *error)
 {
     bool over;
     if (!parameter->sending) return REFIT_OK;
-    refit_status status = see(step, parameter->back, timeout_ms, &over, error);
+    refit_status status = wait_event(step, parameter->back, timeout_ms, &over, error);
     if (!over) return status;
     parameter->sending = false;
     parameter->returned = status == REFIT_OK;
@@ -1319,8 +1350,8 @@ static refit_status see_return(refit_host_step *step, step_parameter *parameter,
 static void tell_figures(refit_host_step *step)
 {
     rft_step_figures *steps = &step->offloader->cpu_steps;
-    bool noted = step->finish_is_last && atomic_load(&step->noted) == step->finish_calls;
-    int64_t ended = noted ? atomic_load(&step->finished) : rft_now();
+    bool stamped = step->finish_is_last && atomic_load(&step->stamped) == step->finish_calls;
+    int64_t ended = stamped ? atomic_load(&step->finished) : rft_now();
     steps->count++;
     steps->in_bytes = step->in_bytes;
     steps->out_bytes = step->out_bytes;
@@ -1346,22 +1377,22 @@ refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, re
     send_again(step, &first);
     for (uint32_t at = 0; at < step->count; at++) {
         uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-        refit_status status = see_return(step, &step->parameters[at], left_ms, &said);
+        refit_status status = wait_return(step, &step->parameters[at], left_ms, &said);
         if (status == REFIT_ERR_TIMEOUT && first.status == REFIT_OK) {
             if (error != NULL) *error = said;
             return status;
         }
-        note(&first, status, &said);
+        keep_first(&first, status, &said);
     }
     if (!all_returned(step)) return answer(step, &first, error);
     /* Where nothing was sent, or sent again behind it, the caller's work may be under way. */
     uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status status = see_before(step, step->before, left_ms, &step->follows, &said);
+    refit_status status = wait_before(step, step->before, left_ms, &step->follows, &said);
     if (status == REFIT_ERR_TIMEOUT && first.status == REFIT_OK) {
         if (error != NULL) *error = said;
         return status;
     }
-    note(&first, status, &said);
+    keep_first(&first, status, &said);
     if (step->state == STEP_RETURNING && !step->follows) {
         if (step->out_bytes != 0) tell_figures(step); /* 0: nothing was stepped */
         step->state = STEP_IDLE;
@@ -1450,15 +1481,15 @@ static void step_chunks(refit_host_step *step, refit_error *first)
         refit_error said = {0};
         refit_status status = send_range(step, number, from, count, &said);
         if (status != REFIT_OK) parameter->send_lost = true;
-        note(first, status, &said);
+        keep_first(first, status, &said);
         if (from + count < parameter->is.elements) continue;
         parameter->stepped = true;
-        if (!parameter->send_lost) note(first, end_send(step, number, &said), &said);
+        if (!parameter->send_lost) keep_first(first, end_send(step, number, &said), &said);
     }
     clear_chunks(step);
 }
 
-static void note_rewritten(refit_host_step *step, const refit_host_parameter *is)
+static void mark_rewritten(refit_host_step *step, const refit_host_parameter *is)
 {
     refit_region_id regions[REFIT_HOST_STATES + 1];
     uint32_t count = regions_of(is, regions);
@@ -1475,7 +1506,7 @@ static void step_landed(refit_host_step *step, uint32_t from, uint32_t to, refit
         if (!parameter->gradient.has_landed || !parameter->is_known || parameter->stepped) continue;
         parameter->rule.unscale = step->unscale;
         parameter->rule.clip = step->clip;
-        note_rewritten(step, &parameter->is);
+        mark_rewritten(step, &parameter->is);
         for (uint64_t begin = 0; begin < parameter->is.elements; begin += CHUNK) {
             add_chunk(step, at, begin);
             if (step->queued >= step->stretch) step_chunks(step, first);
@@ -1485,18 +1516,18 @@ static void step_landed(refit_host_step *step, uint32_t from, uint32_t to, refit
 }
 
 /* On the stream's thread. */
-static void note_finish(void *user)
+static void stamp_finish(void *user)
 {
     refit_host_step *step = user;
     atomic_store(&step->finished, rft_now());
-    atomic_fetch_add(&step->noted, 1);
+    atomic_fetch_add(&step->stamped, 1);
 }
 
 /* Without the call, the time is that at which wait or begin sees the end. */
 static void call_at_end(refit_host_step *step)
 {
     step->finish_is_last =
-        refit_stream_call(device_of(step), step->out, note_finish, step, NULL) == REFIT_OK;
+        refit_stream_call(device_of(step), step->out, stamp_finish, step, NULL) == REFIT_OK;
     if (step->finish_is_last) step->finish_calls++;
 }
 
@@ -1533,13 +1564,13 @@ static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_er
     refit_error first = {0}, said = {0};
     if (step->began == 0) step->began = rft_now();
     /* Of a run that failed: told behind the step. */
-    refit_status status = see_before(step, step->before, 0, &step->follows, &said);
-    if (status != REFIT_ERR_TIMEOUT) note(&first, status, &said);
+    refit_status status = wait_before(step, step->before, 0, &step->follows, &said);
+    if (status != REFIT_ERR_TIMEOUT) keep_first(&first, status, &said);
     status = follow(step, step->before, stream, step->out, &step->follows, &said);
-    note(&first, status, &said);
+    keep_first(&first, status, &said);
     if (status == REFIT_OK) {
         send_again(step, &first);
-        note(&first, gather(step, step_landed, &said), &said);
+        keep_first(&first, gather(step, step_landed, &said), &said);
         call_at_end(step);
     }
     if (error != NULL && first.status != REFIT_OK) *error = first;
@@ -1625,9 +1656,9 @@ static refit_status load_all(refit_host_step *step, refit_stream_ref after, refi
     if (status == REFIT_OK) {
         status = rft_device_event_record(device_of(step), step->drained, step->in, error);
     }
-    if (status == REFIT_OK) status = see(step, step->drained, timeout_ms, &over, error);
+    if (status == REFIT_OK) status = wait_event(step, step->drained, timeout_ms, &over, error);
     uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status made = see_before(step, step->before, left_ms, &step->follows, &said);
+    refit_status made = wait_before(step, step->before, left_ms, &step->follows, &said);
     if (made == REFIT_OK || (made == REFIT_ERR_TIMEOUT && status != REFIT_OK)) return status;
     if (error != NULL) *error = said;
     return made;

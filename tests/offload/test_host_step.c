@@ -908,7 +908,7 @@ static void a_wrong_parameter_is_refused(void **state)
     REFUSED(wrong.memory = NULL, REFIT_ERR_INVALID);
     REFUSED(wrong.memory = on.list[1].memory, REFIT_ERR_EXISTS);
     REFUSED(wrong.elements = 0, REFIT_ERR_INVALID);
-    REFUSED(wrong.elements = UINT64_MAX, REFIT_ERR_INVALID);
+    REFUSED(wrong.elements = UINT64_MAX, REFIT_ERR_LIMIT);
     REFUSED(wrong.elements++, REFIT_ERR_INVALID);
     REFUSED(wrong.type = 3, REFIT_ERR_INVALID);
     REFUSED(wrong.gradient_type = -1, REFIT_ERR_INVALID);
@@ -1965,6 +1965,15 @@ static void each_part_of_an_open_may_fail(void **state)
             if (slots[at] != FAULTY_HOST_PIN) assert_int_equal(status, REFIT_ERR_DEVICE);
         }
     }
+    /* The second stream does not open, and the first does not close at once: the device can close.
+     */
+    refit_host_step *step = NULL;
+    faulty_device_reset(on.device);
+    faulty_device_fail(on.device, FAULTY_STREAM_OPEN, 2, REFIT_ERR_DEVICE);
+    faulty_device_fail_times(on.device, FAULTY_STREAM_CLOSE, 1, 2, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &step, &on.error),
+                     REFIT_ERR_DEVICE);
+    assert_int_equal(faulty_device_calls(on.device, FAULTY_STREAM_CLOSE), 3);
     assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
     assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
     choose(&on, 10);

@@ -6,9 +6,10 @@
  *      └──────skip──────┘   │ run fails      │ run, skip
  *                           └──► STEPPING ───┘
  *
- * The optimizer states of these parameters are regions of an OFFLOADED offloader with
- * REFIT_HOME_HOST, and never visit the device. Their gradients come to the host while the backward
- * pass goes on, the CPU steps them, and the new parameters return:
+ * The optimizer states of these parameters are regions of an OFFLOADED offloader, with
+ * REFIT_HOME_HOST as a rule, and do not visit the device; if the caller restores them, they come as
+ * they were stepped, and no step begins before they are away again. Their gradients come to the
+ * host while the backward pass goes on, the CPU steps them, and the new parameters return:
  *
  *     refit_host_step_begin(step, groups, count, &error);
  *     refit_host_step_gradient(step, p, gradient, n, stream, &error);    as each becomes final
