@@ -245,11 +245,14 @@ class CpuShare:
         """Those in the host step, by their identity."""
         self._begun: list[Options] | None = None
         """What the kernels were told of the groups, once gradients have begun to leave."""
+        self._read: list[torch.Tensor] = []
+        """Gradients that the host step may be reading: they are held until it does not."""
         self._must_skip = False
+        """Whether the host step may know more than ``_left`` says."""
         self._left: dict[int, _Left] = {}
         """Gradients that have left before the step, by the number of their parameters."""
-        self._named: list[tuple[_Place, torch.Tensor]] = []
-        """What ``run`` is to step, with the gradients, which are held until then."""
+        self._named: list[_Place] = []
+        """What ``run`` is to step."""
         self._scales: list[float] = []
         """What ``run`` multiplies gradients by."""
         self._counters: dict[int, _Counter] = {}
@@ -364,10 +367,11 @@ class CpuShare:
         step, stream = cast(HostStep, self._step), current_stream(self.home.device)
         self._must_skip = True  # until all are stepped
         for place, grad, count in named:
+            self._named.append(place)
             if place.number not in self._left:
+                self._read.append(grad)
                 step.gradient(place.number, grad.data_ptr(), count, stream)
             step.refresh(place.number, stream)
-            self._named.append((place, grad))
         return [place.kept.parameter for place, *_ in named]
 
     def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
@@ -443,6 +447,7 @@ class CpuShare:
 
     def _begin(self, chosen: list[Options]) -> None:
         if self._begun is None:
+            self._must_skip = True  # if Ctrl-C comes right behind the call
             cast(HostStep, self._step).begin(chosen)
             self._begun = chosen
 
@@ -455,13 +460,14 @@ class CpuShare:
             first, second, *_ = [*self._scales, 1.0, 1.0]
             step.run(first, second, stream)
         finally:
-            stepped = [place.kept for place, _ in self._named if step.stepped(place.number)]
+            stepped = [place.kept for place in self._named if step.stepped(place.number)]
             self._count_step(stepped)
             for kept in stepped:
                 done(kept.parameter)
             self._must_skip = len(stepped) < len(self._named)
             if not self._must_skip:
                 self._named.clear()
+                self._read.clear()
                 self._begun = None
                 self._left.clear()
 
@@ -509,11 +515,14 @@ class CpuShare:
         if count is None:
             return
         self._begin(chosen)
+        self._must_skip = True
+        self._read.append(grad)
         stream = current_stream(self.home.device)
         cast(HostStep, self._step).gradient(place.number, grad.data_ptr(), count, stream)
         self._left[place.number] = _Left(parameter, grad, grad._version, grad.data_ptr(), count)
         self._absence.put(place.number, [grad])
         self._absence.watch(place.number, [parameter])
+        self._must_skip = False
 
     def leave_in_backward(self, parameter: Any) -> None:
         """The same, from a backward pass, which a GPU runs on a thread of PyTorch's: does not wait.
@@ -546,6 +555,7 @@ class CpuShare:
             cast(HostStep, self._step).skip()
             self._begun, self._must_skip = None, False
         self._named.clear()
+        self._read.clear()
         self._absence.lift(*self._left)
         self._left.clear()
 
@@ -558,7 +568,10 @@ class CpuShare:
             mine = self._left_of(tensors)
             if not mine or any(len(one.factors) == _FACTORS for one in mine):
                 return False
-            cast(HostStep, self._step).norm()
+            try:
+                cast(HostStep, self._step).norm()
+            except RefitError:
+                return False  # then none has left: the step copies them, and says what it meets
             return True
 
     def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
