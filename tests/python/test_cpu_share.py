@@ -565,6 +565,14 @@ def test_parameters_of_another_device_are_stepped_by_copies(
             assert_same(alone, moved)
 
 
+def test_pytorchs_own_code_steps_if_it_is_asked_to() -> None:
+    alone, moved = Run(), Run()
+    with with_share(moved, host_step="torch") as controller:
+        alone.step(3), moved.step(3)
+        assert_same(alone, moved)
+        assert by_kernel(controller) == 0
+
+
 def test_what_is_refused() -> None:
     run = Run()
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -577,6 +585,7 @@ def test_what_is_refused() -> None:
         ({"host_pick": ["9.weight"]}, "9.weight"),
         ({"host_pick": [3]}, "texts"),
         ({"any_optimizer": True}, "host_fraction"),
+        ({"host_fraction": 0.5, "host_step": "fast"}, "auto or torch"),
     ]
     for options, sentence in wrong:
         with pytest.raises(InvalidError, match=sentence):

@@ -79,7 +79,8 @@ class Controller(Closing):
     the third step on, in a process that trains alone; otherwise at ``step()``. Adam, AdamW,
     Adagrad and SGD of ``torch.optim`` on fp32 parameters are stepped by kernels of the C library,
     by ``offload.host_step_threads``, with the bits of PyTorch's for-loop on the CPU; all others,
-    and on a CPU those with ``fused=True``, by PyTorch's own code on tensors of the host. When
+    and on a CPU those with ``fused=True``, by PyTorch's own code on tensors of the host; with
+    ``host_step="torch"`` all are. When
     ``step()`` returns, the current stream waits for the new parameters.
 
     What reads or writes a state or a gradient while it is away brings all back first, or raises
@@ -112,11 +113,14 @@ class Controller(Closing):
         cpu_fraction: float | None = None,
         host_pick: Pick = "late",
         overlap: bool = True,
+        host_step: Literal["auto", "torch"] = "auto",
         any_optimizer: bool = False,
         **overrides: Any,
     ) -> None:
         if states not in ("cycle", "host"):
             raise InvalidError(f"states={states!r}: say cycle or host")
+        if host_step not in ("auto", "torch"):
+            raise InvalidError(f"host_step={host_step!r}: say auto or torch")
         division = _division_of(states, resident_bytes, host_fraction, cpu_fraction, host_pick)
         if division is None and any_optimizer:
             raise InvalidError(
@@ -143,6 +147,7 @@ class Controller(Closing):
                 division,
                 prefetch=prefetch and states == "host",
                 overlap=overlap,
+                kernels=host_step == "auto",
                 any_optimizer=any_optimizer,
                 may_step=self._cycle.refuse_step,
                 observers=observers,

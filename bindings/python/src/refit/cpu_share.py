@@ -223,7 +223,7 @@ class CpuShare:
 
     ``kept`` in the order in which a forward pass uses them. ``lock`` is held by the caller of
     every method, and taken where a use of a gradient comes here by itself. ``is_early``: gradients
-    leave during the backward pass.
+    leave during the backward pass. ``kernels``: those of the C library step what they know.
     """
 
     def __init__(
@@ -232,12 +232,15 @@ class CpuShare:
         home: Home,
         kept: Sequence[Kept],
         lock: WaitingCallLock,
+        *,
         is_early: bool,
+        kernels: bool,
     ) -> None:
         self.home = home
         self.optimizer = optimizer
         self._kept = list(kept)
         self._lock = lock
+        self._kernels = kernels
         self._step: HostStep | None = None
         self._looks: dict[int, tuple[int, int, tuple[str, ...]] | None] = {}
         """What is known of each parameter, by its identity; None: the kernels cannot step it."""
@@ -274,6 +277,8 @@ class CpuShare:
     def _options(self) -> list[Options | None]:
         """Of each group what the kernels are told; None: they do not know such a step."""
         groups = self.optimizer.param_groups
+        if not self._kernels:
+            return [None] * len(groups)
         return [options_of(self.optimizer, group, self.home.device) for group in groups]
 
     def _look_at(self, kept: Kept, group: int, options: Options | None) -> Any:

@@ -76,6 +76,7 @@ class HostStates:
         *,
         prefetch: bool = True,
         overlap: bool = True,
+        kernels: bool = True,
         any_optimizer: bool = False,
         may_step: Callable[[], None] = lambda: None,
         observers: Observers | None = None,
@@ -86,6 +87,7 @@ class HostStates:
         self._config = config
         self._division = division
         self._overlap = overlap
+        self._kernels = kernels
         self._may_step = may_step
         self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
@@ -354,7 +356,12 @@ class HostStates:
         share = None
         if stepper is not None:
             share = CpuShare(
-                stepper, home, [one for _, one, _ in entries], self._moving, self._overlap
+                stepper,
+                home,
+                [one for _, one, _ in entries],
+                self._moving,
+                is_early=self._overlap,
+                kernels=self._kernels,
             )
             self._shares.append(share)
         regions = iter(enumerate(looks))
