@@ -142,6 +142,15 @@ def test_parameters_by_name() -> None:
         run.step(3)
 
 
+def test_a_name_of_a_parameter_whose_states_are_small_picks_nothing() -> None:
+    alone, moved = Run(), Run()
+    options: dict[str, Any] = {"host_pick": ["0.bias", "4.weight"]}
+    with refit.Controller(moved.optimizer, moved.model, **options) as controller:
+        assert named(controller) == ["4.weight"]
+        alone.step(2), moved.step(2)
+        assert_same(alone, moved)
+
+
 def test_a_share_smaller_than_each_parameter_is_none() -> None:
     run = Run()
     with with_share(run, 0.01) as controller:

@@ -55,7 +55,7 @@ class Division:
         """Where each parameter belongs, by its name, its place in the order of the forward pass,
         and the bytes of its states. Of parameters that come later as much goes to the CPU as is its
         share of all, and none stays that could be in windows. InvalidError for a name to pick that
-        no parameter has."""
+        no parameter has; of one without states to move nothing follows."""
         places = [WINDOWS if self._windows else STAYS] * len(sizes)
         for number in range(self._first(sizes)):
             places[number] = STAYS
@@ -93,11 +93,14 @@ class Division:
             is_all = self._cpu_fraction >= 1 or len(found) < 2
             return found if is_all else found[:-1]  # not the gradient that is final last
         matched = {one: [at for at in found if fnmatchcase(names[at], one)] for one in self._pick}
-        self._unmatched -= {one for one, numbers in matched.items() if numbers}
+        # A rank may have no element of a parameter that it names as the others do.
+        self._unmatched -= {
+            one for one in self._unmatched if any(fnmatchcase(name, one) for name in names)
+        }
         if self._unmatched:
             raise InvalidError(
-                f"host_pick names {sorted(self._unmatched)[0]!r}, and no parameter with states of "
-                "more than 512 bytes has that name: say names as model.named_parameters() gives "
-                "them, with * and ? if need be"
+                f"host_pick names {sorted(self._unmatched)[0]!r}, and no parameter that is trained "
+                "has that name: say names as model.named_parameters() gives them, with * and ? if "
+                "need be"
             )
         return list(dict.fromkeys(at for numbers in matched.values() for at in numbers))
