@@ -33,7 +33,7 @@ class Sharded:
     def __init__(
         self, kind: str, width: int = 9, make: Callable[..., Any] = torch.optim.AdamW
     ) -> None:
-        mesh = init_device_mesh("cpu", (2,))
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         self.model: nn.Module = net(width)
         if kind == "fsdp2":
             fully_shard(self.model[0], mesh=mesh)  # type: ignore[index]
