@@ -26,18 +26,27 @@ enum {
     FLAG_WORKERS,
     FLAG_BIND,
     FLAG_NETNS,
+    FLAG_ROOTS,
     FLAG_CONFIG,
     FLAG_SET
 };
 
 static const cli_flag flags[] = {
-    [FLAG_JSON] = {"--json", false},      [FLAG_MIB] = {"--mib", true},
-    [FLAG_ROUNDS] = {"--rounds", true},   [FLAG_DEVICE] = {"--device", true},
-    [FLAG_TENSORS] = {"--tensors", true}, [FLAG_CONFIG] = {"--config", true},
-    [FLAG_FROM] = {"--from", true},       [FLAG_TO] = {"--to", true},
-    [FLAG_DENSITY] = {"--density", true}, [FLAG_WORKERS] = {"--workers", true},
-    [FLAG_BIND] = {"--bind", true},       [FLAG_NETNS] = {"--netns", true},
-    [FLAG_SET] = {"--set", true},         {NULL, false},
+    [FLAG_JSON] = {"--json", false},
+    [FLAG_MIB] = {"--mib", true},
+    [FLAG_ROUNDS] = {"--rounds", true},
+    [FLAG_DEVICE] = {"--device", true},
+    [FLAG_TENSORS] = {"--tensors", true},
+    [FLAG_CONFIG] = {"--config", true},
+    [FLAG_FROM] = {"--from", true},
+    [FLAG_TO] = {"--to", true},
+    [FLAG_DENSITY] = {"--density", true},
+    [FLAG_WORKERS] = {"--workers", true},
+    [FLAG_BIND] = {"--bind", true},
+    [FLAG_NETNS] = {"--netns", true},
+    [FLAG_ROOTS] = {"--roots", true},
+    [FLAG_SET] = {"--set", true},
+    {NULL, false},
 };
 
 enum { WORDS_MOST = 4 };
@@ -120,6 +129,7 @@ static bool take(int found, const char *value, bench_request *request)
     case FLAG_WORKERS: return take_workers(value, request);
     case FLAG_BIND: request->options.bind = value; return true;
     case FLAG_NETNS: request->options.netns = value; return true;
+    case FLAG_ROOTS: request->options.roots = value; return true;
     case FLAG_CONFIG: request->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&request->settings, value);
     case CLI_ARGS_WORD: return take_word(value, request);
@@ -141,7 +151,7 @@ static const struct benchmark {
     {"remap", bench_remap, ON_DEVICE | TAKES(TENSORS)},
     {"handover", bench_handover, ON_DEVICE | TAKES(TENSORS)},
     {"window", bench_window, ON_DEVICE | TAKES(TENSORS)},
-    {"host-step", bench_host_step, ON_DEVICE},
+    {"host-step", bench_host_step, ON_DEVICE | TAKES(ROOTS)},
     {"pin", bench_pin, ON_DEVICE},
     {"broadcast", bench_broadcast, MEASURES | TAKES(DENSITY) | TAKES(WORKERS)},
     {"link", bench_link, MEASURES | TAKES(DENSITY) | TAKES(BIND) | TAKES(NETNS)},
@@ -220,8 +230,7 @@ const cli_command cli_bench = {
              "  remap       device memory given back and taken again at its addresses\n"
              "  handover    weights to a process on the same GPU, beside a copy of them there\n"
              "  broadcast   a version to 1 to 16 workers, beside a copy and raw ZeroMQ\n"
-             "  link        an update over a link, whole and as what changed, without keys\n"
-             "              and with: --bind an address, a worker in --netns NAME\n"
+             "  link        an update over a link (--bind ADDRESS, workers in --netns NAME)\n"
              "  delta       updates of a density coded and applied, beside others' ways\n"
              "  pin         first use of the host memory, beside one thread that locks it\n"
              "  tensors     the list that offload takes: names and bytes\n\n"
@@ -233,6 +242,7 @@ const cli_command cli_bench = {
              "  --density SHARE  of what changes: broadcast (all), link (0.01)\n"
              "  --workers N,N    broadcast: to so many workers\n"
              "  --from A --to B  delta: two safetensors files instead of made-up updates\n"
+             "  --roots LIBRARY  host-step: square roots of its MKL, as of libtorch_cpu.so\n"
              "  --rounds N       counted rounds, behind some that are not (5 to 15)\n"
              "  --config FILE, --set KEY=VALUE  options\n",
     .run = run,

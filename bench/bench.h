@@ -31,6 +31,7 @@ typedef struct bench_options {
     uint32_t workers[BENCH_COUNTS_MOST]; /* of bench_broadcast, up to a 0; none: its default */
     const char *bind;                    /* bench_link: where; NULL: loopback */
     const char *netns; /* bench_link: the network namespace of the workers; NULL: this one */
+    const char *roots; /* bench_host_step: a library with MKL; NULL: roots are rounded to nearest */
     const cli_settings *settings; /* what `config` was made from */
     refit_config config;
 } bench_options;

@@ -9,6 +9,7 @@
  * form gives, which tests hold against PyTorch's, and the host step those of the kernel's arrays.
  * The scalar form steps a sample: elements do not depend on each other.
  */
+#include <dlfcn.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -192,6 +193,21 @@ static refit_status open_parameter(bed *on, uint32_t at, refit_error *error)
     return add_region(on, at, "remainder", 2 * on->elements, &it->beside_region, error);
 }
 
+/* The library stays: MKL may have started threads. */
+static refit_status find_roots(bed *on, refit_error *error)
+{
+    const char *path = on->options->roots;
+    if (path == NULL) return REFIT_OK;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == NULL)
+        return cli_refuse(error, REFIT_ERR_UNSUPPORTED, 0, "--roots: %s", dlerror());
+    on->groups.root = dlsym(library, "vmsSqrt");
+    on->groups.root_threads = dlsym(library, "MKL_Set_Num_Threads_Local");
+    dlclose(library);
+    if (on->groups.root != NULL && on->groups.root_threads != NULL) return REFIT_OK;
+    return cli_refuse(error, REFIT_ERR_UNSUPPORTED, 0, "--roots: %s has no MKL", path);
+}
+
 static refit_status open_bed(bed *on, refit_error *error)
 {
     static const rft_pool_kind kind = {"bench-step", "steps of the bench"};
@@ -203,6 +219,7 @@ static refit_status open_bed(bed *on, refit_error *error)
                                       .beta1 = 0.9,
                                       .beta2 = 0.999,
                                       .eps = 1e-8};
+    BENCH_TRY(find_roots(on, error));
     on->threads = config->offload_host_step_threads;
     if (on->threads == 0) on->threads = rft_cpu_share("");
     BENCH_TRY(rft_pool_open(&on->pool, &kind, on->threads, error));
@@ -306,13 +323,15 @@ static void kernel_chunk(void *user, uint32_t item, uint32_t worker)
 
 static void set_rule(bed *on, uint64_t number)
 {
-    const rft_adam_options options = {.kind = RFT_ADAM,
-                                      .lr = on->groups.lr,
-                                      .weight_decay = on->groups.weight_decay,
-                                      .beta1 = on->groups.beta1,
-                                      .beta2 = on->groups.beta2,
-                                      .eps = on->groups.eps,
-                                      .decoupled = true};
+    rft_adam_options options = {.kind = RFT_ADAM,
+                                .lr = on->groups.lr,
+                                .weight_decay = on->groups.weight_decay,
+                                .beta1 = on->groups.beta1,
+                                .beta2 = on->groups.beta2,
+                                .eps = on->groups.eps,
+                                .decoupled = true};
+    memcpy(&options.root, &on->groups.root, sizeof options.root);
+    memcpy(&options.root_threads, &on->groups.root_threads, sizeof options.root_threads);
     on->rule = rft_adam_rule_at(&options, (double)number);
 }
 
@@ -431,6 +450,10 @@ static void report(const bed *on, int way, const bool *same)
         bench_median(series), "step_s_p95", bench_p95(series), "cold_step_s", series->cold,
         "parameters_per_s", (double)on->count / bench_median(series), "share_of_limit",
         bench_ratio(&on->series[WAY_LIMIT], series));
+    if (way != WAY_LIMIT)
+        json_object_set_new(
+            object, "roots",
+            json_string(on->options->roots == NULL ? "to nearest" : on->options->roots));
     if (way != WAY_LIMIT) json_object_set_new(object, "bit_equal", json_boolean(same[way]));
     bench_device(object, on->options, on->device);
     bench_machine(object);

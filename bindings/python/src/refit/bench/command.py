@@ -21,11 +21,16 @@ def found(given: str | None) -> str | None:
     return shutil.which(given or "refit")
 
 
-def host_step(program: str, parameters: int, threads: int, rounds: int) -> list[Row]:
-    """Its rows, for about so many parameters. RuntimeError with what it says if it fails."""
+def host_step(
+    program: str, parameters: int, threads: int, rounds: int, roots: str | None = None
+) -> list[Row]:
+    """Its rows, for about so many parameters. ``roots``: the library whose square roots are taken;
+    None: they are rounded to nearest. RuntimeError with what it says if it fails.
+    """
     mebibytes = math.ceil(parameters * BYTES / MIB)
     asked = [program, "bench", "host-step", "--json", "--mib", str(mebibytes)]
     asked += ["--rounds", str(rounds), "--set", f"offload.host_step_threads={threads}"]
+    asked += ["--roots", roots] if roots is not None else []
     try:
         done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired) as why:

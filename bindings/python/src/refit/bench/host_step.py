@@ -10,6 +10,7 @@ same bytes are divided into 10 and 100 times as many tensors.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.states import shapes
 from refit.bench.steps import Model, Tensors
+from refit.cpu_share import root_of_torch
 
 PARAMETERS = 50e6
 STEPS = 3
@@ -33,8 +35,14 @@ _OF_WAYS, _OF_LIMIT, _OF_COMMAND, _AT_ONCE = 120, 16, 56, 16
 NEED = MemoryNeed("host_step", _OF_WAYS + _OF_LIMIT + _OF_COMMAND + _AT_ONCE, 1 << 30)
 """What all begin with, weights, states and copies of each way, and what an op takes meanwhile."""
 
-KERNELS = {"fp32": "refit, kernel", "bf16 with remainders": "refit, kernel, bf16 with remainders"}
-"""Names of the rows that the command measures, by its names of the formats."""
+KERNELS = {
+    ("fp32", False): "refit, kernel",
+    ("fp32", True): "refit, kernel, PyTorch's roots",
+    ("bf16 with remainders", False): "refit, kernel, bf16 with remainders",
+}
+"""Names of the rows that the command measures, by its names of the formats, and by whether square
+roots are PyTorch's or rounded to nearest. Where these are the same, there is no row of the former.
+"""
 
 
 @dataclass
@@ -125,13 +133,13 @@ def _of_one_model(
     ways = _opened(model, left_out)
     try:
         found = [Measured(way) for way in ways]
-        kernels = {name: Kernel(shown, 0) for name, shown in KERNELS.items()}
+        kernels = {which: Kernel(shown, 0) for which, shown in KERNELS.items()}
         against = _rounds(found, kernels, model, rounds, program)
-        rows = _report(found, against.limit, model)
-        for kernel in kernels.values():
-            if program is not None:
-                rows.append(_kernel_row(kernel, found, against, model))
-        return rows
+        measured = [kernel for kernel in kernels.values() if kernel.step.cold > 0]
+        return [
+            *_report(found, against.limit, model),
+            *(_kernel_row(kernel, found, against, model) for kernel in measured),
+        ]
     finally:
         for way in reversed(ways):
             way.close()
@@ -153,7 +161,7 @@ def _opened(model: Model, left_out: dict[str, str]) -> list[HostWay]:
 
 def _rounds(
     found: list[Measured],
-    kernels: dict[str, Kernel],
+    kernels: dict[tuple[str, bool], Kernel],
     model: Model,
     rounds: int,
     program: str | None,
@@ -170,10 +178,19 @@ def _rounds(
             it.step.add(_mean(it.way.step, count))
         loops()
         against.loops.add(_mean(loops, count))
-        if program is not None:
-            rows = command.host_step(program, elements, torch.get_num_threads(), count)
-            _take(rows, kernels, against, elements)
+        for library in _roots() if program is not None else ():
+            asked = elements, torch.get_num_threads(), count, library
+            _take(command.host_step(str(program), *asked), kernels, against, elements)
     return against
+
+
+def _roots() -> tuple[str | None, ...]:
+    """What the kernel takes square roots from: None: it rounds to nearest; the library of PyTorch,
+    where that does not."""
+    found = root_of_torch()
+    if found is None or found[0] == 0:
+        return (None,)
+    return None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
 
 
 def _mean(action: Callable[[], None], count: int) -> float:
@@ -184,17 +201,22 @@ def _mean(action: Callable[[], None], count: int) -> float:
 
 
 def _take(
-    rows: list[command.Row], kernels: dict[str, Kernel], against: Round, elements: int
+    rows: list[command.Row],
+    kernels: dict[tuple[str, bool], Kernel],
+    against: Round,
+    elements: int,
 ) -> None:
     """What the command says, as seconds for so many parameters."""
+    to_nearest = any(row.get("roots") == "to nearest" for row in rows)
     for row in rows:
         seconds = elements / row["parameters_per_s"]
-        if row["way"] == "kernel":
-            kernel = kernels[row["format"]]
+        which = row["format"], not to_nearest
+        if row["way"] == "kernel" and which in kernels:
+            kernel = kernels[which]
             kernel.bytes_per_parameter = row["bytes_per_parameter"]
             first = row["cold_step_s"] * elements / row["parameters"]
             kernel.step.add(first if kernel.step.cold == 0 else seconds)
-        elif row["way"] == "memory limit" and row["format"] == "fp32":
+        elif row["way"] == "memory limit" and which == ("fp32", False):
             against.command.add(seconds)
 
 
