@@ -76,7 +76,7 @@ class Controller(Closing):
     ``host_pick`` says which parameters these are: "late": the last ones of the model, whose
     gradients are final first; "largest"; or a list of names, with ``*`` and ``?``, then of all that
     match if no share is given. ``overlap``: their gradients leave during the backward pass, from
-    the third step on, in a process that trains alone; otherwise at ``step()``. Adam, AdamW,
+    the second step on, in a process that trains alone; otherwise at ``step()``. Adam, AdamW,
     Adagrad and SGD of ``torch.optim`` on fp32 parameters are stepped by kernels of the C library,
     by ``offload.host_step_threads``, with the bits of PyTorch's for-loop on the CPU; all others,
     and on a CPU those with ``fused=True``, by PyTorch's own code on tensors of the host; with

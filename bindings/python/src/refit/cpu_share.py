@@ -61,13 +61,16 @@ _LONGEST_PAUSE = 64
 """Steps in which gradients stay until the step, at most, since others used them before."""
 
 
+_Look = tuple[int, int, tuple[str, ...]]
+"""Where a parameter is, its group, and the names of its states."""
+
+
 class _Place(NamedTuple):
     """A parameter in the host step."""
 
     number: int
     kept: Kept
-    look: tuple[int, int, tuple[str, ...]]
-    """Where it is, its group, and the names of its states."""
+    look: _Look
 
 
 @dataclass(eq=False, slots=True)
@@ -185,6 +188,10 @@ def _filled(known: Sequence[Options | None]) -> list[Options] | None:
     return None if some is None else [one or some for one in known]
 
 
+def _look_of(parameter: Any, group: int, options: Options) -> _Look:
+    return local(parameter).data_ptr(), group, names_of(options)
+
+
 def _lies_as(kept: Kept, plain: torch.Tensor) -> bool:
     """Whether each state is fp32, and one tensor whose elements lie as those of a parameter."""
     look = tuple(plain.shape), tuple(plain.stride())
@@ -242,8 +249,9 @@ class CpuShare:
         self._lock = lock
         self._kernels = kernels
         self._step: HostStep | None = None
-        self._looks: dict[int, tuple[int, int, tuple[str, ...]] | None] = {}
-        """What is known of each parameter, by its identity; None: the kernels cannot step it."""
+        self._seen: set[int] = set()
+        """Parameters for which the host step was opened, or that the kernels cannot step; by their
+        identity."""
         self._places: dict[int, _Place] = {}
         """Those in the host step, by their identity."""
         self._begun: list[Options] | None = None
@@ -281,18 +289,15 @@ class CpuShare:
             return [None] * len(groups)
         return [options_of(self.optimizer, group, self.home.device) for group in groups]
 
-    def _look_at(self, kept: Kept, group: int, options: Options | None) -> Any:
+    @staticmethod
+    def _look_at(kept: Kept, group: int, options: Options | None) -> _Look | None:
         """Where a parameter is, its group, and the names of its states; None: the kernels cannot
         step it, for it is not fp32, or a state's elements do not lie as its own."""
         if options is None:
             return None
-        plain, names = local(kept.parameter), names_of(options)
-        known = self._looks.get(id(kept.parameter))
-        look = plain.data_ptr(), group, names
-        if known == look:
-            return known
+        plain, look = local(kept.parameter), _look_of(kept.parameter, group, options)
         fits = (
-            tuple(kept.states) == names
+            tuple(kept.states) == look[2]
             and plain.dtype == torch.float32
             and plain.numel() > 0
             and is_dense(plain)
@@ -342,6 +347,12 @@ class CpuShare:
 
     # ---- a step ---------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Takes the host memory that the kernels need for the parameters, as they are now. Blocks
+        for the page-lock. What ``HostStep`` raises."""
+        if not self._seen:
+            self._plan(self._options())
+
     def start(self, entries: Sequence[tuple[Any, int]], unscale: float) -> list[Any]:
         """Gradients and parameters of these, which are to be stepped, leave; each comes with its
         group. ``unscale``: the step multiplies gradients by it. Gives those that ``run`` will step;
@@ -382,16 +393,12 @@ class CpuShare:
     def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
         """Whether the host step that there is, is right for these parameters."""
         for parameter, group in entries:
-            if id(parameter) not in self._looks:
+            if id(parameter) not in self._seen:
                 return False
             place, options = self._places.get(id(parameter)), known[group]
             if place is None:
                 continue
-            if options is None or place.look != (
-                local(parameter).data_ptr(),
-                group,
-                names_of(options),
-            ):
+            if options is None or place.look != _look_of(parameter, group, options):
                 return False
         return True
 
@@ -402,29 +409,28 @@ class CpuShare:
             id(p): at for at, one in enumerate(self.optimizer.param_groups) for p in one["params"]
         }
         self._close_step()
-        found: list[tuple[Kept, Any]] = []
+        found: list[tuple[Kept, _Look]] = []
         for kept in self._kept:
             group = groups.get(id(kept.parameter))
             if group is not None:
                 look = self._look_at(kept, group, known[group])
-                self._looks[id(kept.parameter)] = look
                 if look is not None:
                     found.append((kept, look))
-        if not found:
-            return
-        self._step = HostStep(
-            self.home.offloader,
-            [
-                Parameter(
-                    kept.name,
-                    look[0],
-                    local(kept.parameter).numel(),
-                    look[1],
-                    tuple(one.slots[0].region for _, one in kept.pairs),
-                )
-                for kept, look in found
-            ],
-        )
+        if found:
+            self._step = HostStep(
+                self.home.offloader,
+                [
+                    Parameter(
+                        kept.name,
+                        look[0],
+                        local(kept.parameter).numel(),
+                        look[1],
+                        tuple(one.slots[0].region for _, one in kept.pairs),
+                    )
+                    for kept, look in found
+                ],
+            )
+        self._seen = set(map(id, self.parameters()))
         self._places = {
             id(kept.parameter): _Place(number, kept, look)
             for number, (kept, look) in enumerate(found)
@@ -619,7 +625,7 @@ class CpuShare:
             self._step.wait()
 
     def _close_step(self) -> None:
-        self._looks.clear()
+        self._seen.clear()
         self._places.clear()
         step, self._step = self._step, None
         if step is not None:

@@ -376,6 +376,8 @@ class HostStates:
             self._kept[_key(optimizer, kept.parameter)] = kept
             self._bare.pop(_key(optimizer, kept.parameter), None)
         self._close_unused()
+        if share is not None:
+            share.prepare()
 
     def _weights_to_code_by(self, kept: Kept, likes: Mapping[Any, Any]) -> int:
         """Where the weights are by which a master travels; 0: it travels whole. It does so where
