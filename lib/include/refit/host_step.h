@@ -209,8 +209,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *s
  * the copy.
  *
  * A gradient that is named again, because the caller has clipped it or added to it, replaces the
- * former one, which may have lain elsewhere: the squares are summed anew. Each gradient that was
- * named stays as it is until norm, run or skip has returned REFIT_OK.
+ * former one, which may have lain elsewhere: the squares are summed anew. The memory of each
+ * gradient that was named stays until norm, run or skip has returned REFIT_OK. Its bytes may change
+ * before: what a copy brings that is under way is not used, if the gradient is named again or
+ * dropped.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way, or run was called
@@ -241,7 +243,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *st
  * The parameter is what `stream` has made of it by now: its copy to the host starts behind that,
  * and the step begins from it. For REFIT_BESIDE_NONE only: masters and remainders are the parameter
  * themselves. It may be called before or after the gradient is named, or without one, and again.
- * The parameter stays as it is until norm, run or skip has returned REFIT_OK. norm and run wait for
+ * The parameter stays as it is until norm, run or skip has returned REFIT_OK, or it is refreshed
+ * again behind the change. norm and run wait for
  * the copy as for a gradient, and repeat it as they do a gradient's. If the step is skipped, the
  * host has either copy. Does not wait for the copy.
  *
