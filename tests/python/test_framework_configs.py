@@ -15,7 +15,10 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 from refit.config import make_config  # noqa: E402
 from refit.integrations import nemo_rl, state_offload, verl  # noqa: E402
 
-NAMES = ["megatron", "nemo_rl", "sglang", "verl", "vllm", "xtuner"]
+NAMES = [
+    *("deepspeed", "megatron", "megatron_cpu_offload", "nemo_rl"),
+    *("sglang", "verl", "vllm", "xtuner"),
+]
 
 
 def _read(root: Path, name: str) -> Any:
@@ -87,6 +90,17 @@ def test_sglang_names_loaders(root: Path) -> None:
 def test_megatron_arguments_become_keywords(root: Path) -> None:
     found = state_offload.keywords(_read(root, "megatron"))
     assert found == {"states": "host", "window_bytes": 256 << 20, "host_fraction": 1.0}
+
+
+def test_megatron_arguments_for_a_share_that_the_cpu_steps_become_keywords(root: Path) -> None:
+    said = _read(root, "megatron_cpu_offload")
+    assert set(said) == {*state_offload.CPU_SWITCHES, state_offload.CPU_FRACTION}
+    assert state_offload.keywords(said) == {"host_fraction": 0.5, "overlap": True}
+
+
+def test_deepspeed_configuration_becomes_keywords(root: Path) -> None:
+    said = _read(root, "deepspeed")
+    assert state_offload.keywords(said) == {"host_fraction": 0.3}
 
 
 def test_xtuner_options_become_keywords(root: Path) -> None:

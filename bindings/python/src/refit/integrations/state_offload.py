@@ -1,4 +1,5 @@
-"""Options by which frameworks let states live on the host, as keywords of ``refit.Controller``.
+"""Options by which frameworks let states live on the host, and the CPU step a share of them, as
+keywords of ``refit.Controller``.
 
     chosen = refit.integrations.state_offload.take(args)      # before the optimizer is made
     ...
@@ -11,16 +12,23 @@
 | ``chunked_optimizer_state_offload``, ``offload_optimizer_states`` | Megatron | ``states="host"`` |
 | ``optimizer_state_offload_chunk_size_mb`` | Megatron | ``window_bytes`` |
 | ``optimizer_state_offload_fraction`` | Megatron | ``host_fraction`` |
+| ``optimizer_cpu_offload``, ``optimizer_offload_fraction`` | Megatron | ``host_fraction`` |
+| ``overlap_cpu_optimizer_d2h_h2d`` | Megatron | ``overlap`` |
+| ``use_torch_optimizer_for_cpu_offload`` | Megatron | ``host_step="torch"``, if true |
+| ``pin_cpu_grads``, ``pin_cpu_params`` | Megatron | ``offload_pin="off"``, if false |
+| ``offload_optimizer.device``, ``.ratio`` | DeepSpeed | ``host_fraction`` |
+| ``offload_optimizer.pin_memory`` | DeepSpeed | ``offload_pin="off"``, if false |
 
 What a name means there and not here is a warning, or an error where the training would be another.
-docs/windows.md has the differences. The names and defaults are those of megatron/core/optimizer/
-optimizer_config.py (NVIDIA/Megatron-LM dev, 2026-08), xtuner/v1/optim/swap_adamw.py (InternLM/
-xtuner main, 2026-08) and mindspeed/core/optimizer/swap_optimizer (Ascend/MindSpeed master and
-r0.8.0). None of them is imported here.
+docs/windows.md and docs/frameworks.md have the differences. The names and defaults are those of
+megatron/core/optimizer/optimizer_config.py (NVIDIA/Megatron-LM main and dev, 2026-08),
+deepspeed/runtime/zero/offload_config.py (deepspeedai/DeepSpeed master, 2026-08),
+xtuner/v1/optim/swap_adamw.py (InternLM/xtuner main, 2026-08) and mindspeed/core/optimizer/
+swap_optimizer (Ascend/MindSpeed master and r0.8.0). None of them is imported here.
 """
 
 import warnings
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from math import isfinite
 from typing import Any
 
@@ -35,6 +43,24 @@ CHUNK = "optimizer_state_offload_chunk_size_mb"
 FRACTION = "optimizer_state_offload_fraction"
 SWITCHES = (SWAP, CHUNKED, ALIAS)
 
+CPU_STEP = "optimizer_cpu_offload"
+CPU_FRACTION = "optimizer_offload_fraction"
+CPU_OVERLAP = "overlap_cpu_optimizer_d2h_h2d"
+CPU_TORCH = "use_torch_optimizer_for_cpu_offload"
+CPU_PINS = ("pin_cpu_grads", "pin_cpu_params")
+CPU_SWITCHES = (CPU_STEP, CPU_OVERLAP, CPU_TORCH)
+
+PRECISE = "use_precision_aware_optimizer"
+PRECISE_FLAGS = (PRECISE, f"{PRECISE}_no_fp8_or_ds_fp8")
+"""Megatron asks for the first beside its own CPU offload, and derives the second. Without that
+offload they choose an optimizer that steps on GPUs only."""
+PRECISE_DTYPES = ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+FLOAT32 = ("fp32", "float32", "float")
+
+ZERO = "zero_optimization"
+ZERO_OFFLOAD = "offload_optimizer"
+NOT_LOCKED = {"offload_pin": "off"}
+
 SMALLEST_WINDOW = 64 << 10
 """Of ``offload.window_bytes``."""
 
@@ -43,10 +69,11 @@ def keywords(options: Any, *, state_bytes: int | None = None) -> dict[str, Any]:
     """The keywords of ``refit.Controller`` that a framework's options ask for; empty if none does.
 
     ``options``: a mapping or an object with attributes, such as an ``argparse.Namespace``; names
-    with ``-`` or ``_``. ``state_bytes``: the bytes of this rank's states and masters (12 for each
-    parameter of Adam with fp32 masters, 8 without), which a count of times divides. Changes
-    nothing; does not block. InvalidError: a value that cannot be, or two frameworks at once.
-    UnsupportedError: an option that has no meaning here.
+    with ``-`` or ``_``. DeepSpeed's: its configuration, its ``zero_optimization``, or what has
+    ``offload_optimizer``, as mappings. ``state_bytes``: the bytes of this rank's states and masters
+    (12 for each parameter of Adam with fp32 masters, 8 without), which a count of times divides.
+    Changes nothing; does not block. InvalidError: a value that cannot be, or two frameworks at
+    once. UnsupportedError: an option that has no meaning here.
     """
     return _read(options, state_bytes)
 
@@ -55,25 +82,63 @@ def take(options: Any, *, state_bytes: int | None = None) -> dict[str, Any]:
     """As ``keywords``, and switches the framework's own offload off in ``options``, which would
     move the same states: call it before the framework makes its optimizer.
 
-    InvalidError also if ``options`` cannot be changed; then nothing is.
+    Of Megatron's CPU offload that includes ``use_precision_aware_optimizer``, which is asked for
+    beside it. InvalidError also if ``options`` cannot be changed; then nothing is.
     """
     found = _read(options, state_bytes)
     if found:
-        _switch_off(options)
+        switch_off(options)
     return found
+
+
+def switch_off(options: Any) -> None:
+    """What ``take`` does with options of which ``keywords`` were read before. InvalidError: they
+    cannot be changed, and nothing is."""
+    steps = _Said(options).flag(CPU_STEP)
+    names = (*SWITCHES, *CPU_SWITCHES, *PRECISE_FLAGS) if steps else SWITCHES
+    zero = _zero_offload(options)
+    try:
+        for owner, name, value in [*_set(options, names, False), *_set(zero, ("device",), "none")]:
+            if isinstance(owner, MutableMapping):
+                owner[name] = value
+            elif isinstance(owner, Mapping):
+                raise TypeError(f"a {type(owner).__name__} cannot be changed")
+            else:
+                setattr(owner, name, value)
+    except (AttributeError, TypeError, ValueError) as why:
+        raise InvalidError(
+            f"the framework's own offload cannot be switched off in its options: {why}; set "
+            f"{', '.join(names)} to false yourself, and call keywords"
+        ) from why
 
 
 def _read(options: Any, state_bytes: int | None) -> dict[str, Any]:
     said = _Said(options)
-    swaps, chunks = said.flag(SWAP), said.flag(CHUNKED) or said.flag(ALIAS)
-    if swaps and chunks:
+    zero = _Said(_zero_offload(options))
+    on = {
+        SWAP: said.flag(SWAP),
+        CHUNKED: said.flag(CHUNKED) or said.flag(ALIAS),
+        CPU_STEP: said.flag(CPU_STEP),
+        ZERO_OFFLOAD: _zero_is_on(zero),
+    }
+    asked = [name for name, is_on in on.items() if is_on]
+    if asked == [CHUNKED, CPU_STEP]:
         raise InvalidError(
-            f"both {SWAP} and {CHUNKED} are set: they are the same choice of two frameworks; "
+            f"{CPU_STEP} and {CHUNKED} are both set: the first steps states on the CPU, the second "
+            "on the device; leave one out"
+        )
+    if len(asked) > 1:
+        raise InvalidError(
+            f"both {' and '.join(asked)} are set: they are the same choice of two frameworks; "
             "leave one out"
         )
-    if swaps:
+    if on[SWAP]:
         return _of_swap(said, state_bytes)
-    return _of_chunks(said) if chunks else {}
+    if on[CHUNKED]:
+        return _of_chunks(said)
+    if on[CPU_STEP]:
+        return _of_cpu_step(said)
+    return _of_zero(zero) if on[ZERO_OFFLOAD] else {}
 
 
 def _of_swap(said: "_Said", state_bytes: int | None) -> dict[str, Any]:
@@ -104,12 +169,11 @@ def _of_swap(said: "_Said", state_bytes: int | None) -> dict[str, Any]:
 
 
 def _of_chunks(said: "_Said") -> dict[str, Any]:
-    _refuse_beside_chunks(said)
+    _refuse_graphs(said)
     chunk, fraction = said.number(CHUNK) or 0, said.number(FRACTION)
     if chunk < 0:
         raise InvalidError(f"{CHUNK} is {chunk}: it is 0 or more")
-    if fraction is not None and not 0 <= fraction <= 1:
-        raise InvalidError(f"{FRACTION} is {fraction}: it is a share from 0 to 1")
+    _refuse_no_share(FRACTION, fraction)
     if fraction == 0:  # to Megatron this is the same as without the switch
         return {}
     found: dict[str, Any] = {"states": "host"}
@@ -126,17 +190,82 @@ def _of_chunks(said: "_Said") -> dict[str, Any]:
     return found
 
 
-def _refuse_beside_chunks(said: "_Said") -> None:
-    if said.flag("optimizer_cpu_offload"):
+def _of_cpu_step(said: "_Said") -> dict[str, Any]:
+    _refuse_graphs(said)
+    fraction, overlap = said.number(CPU_FRACTION), said.get(CPU_OVERLAP)
+    if fraction is None:
         raise InvalidError(
-            f"optimizer_cpu_offload and {CHUNKED} are both set: the first steps states on the "
-            "CPU, the second on the device; leave one out"
+            f"{CPU_STEP} is set and {CPU_FRACTION} is not: it is 1.0 on Megatron's command line "
+            "and 0.0 in its OptimizerConfig, so say which share the CPU steps"
         )
+    _refuse_no_share(CPU_FRACTION, fraction)
+    if said.flag(PRECISE):
+        _refuse_other_dtypes(said)
+    found: dict[str, Any] = {"host_fraction": float(fraction)}
+    if said.flag(CPU_TORCH):
+        found["host_step"] = "torch"
+    if overlap is not None:
+        found["overlap"] = said.flag(CPU_OVERLAP)
+    pins = [said.flag(name) for name in CPU_PINS if said.get(name) is not None]
+    if not all(pins):
+        found.update(NOT_LOCKED)
+    return found
+
+
+def _of_zero(said: "_Said") -> dict[str, Any]:
+    ratio = said.number("ratio")
+    _refuse_no_share(f"{ZERO_OFFLOAD}.ratio", ratio)
+    found: dict[str, Any] = {"host_fraction": 1.0 if ratio is None else float(ratio)}
+    if said.get("pin_memory") is not None and not said.flag("pin_memory"):
+        found.update(NOT_LOCKED)
+    return found
+
+
+def _zero_offload(options: Any) -> Any:
+    """The ``offload_optimizer`` of DeepSpeed's configuration, or an empty mapping. Other frameworks
+    have a switch of the same name, which is true or false and no mapping."""
+    for outer in (options, _Said(options).get(ZERO)):
+        found = _Said(outer).get(ZERO_OFFLOAD)
+        if isinstance(found, Mapping) or hasattr(found, "device"):
+            return found
+    return {}
+
+
+def _zero_is_on(said: "_Said") -> bool:
+    """Whether states live on the CPU; refused where they would live on a disk."""
+    device = said.get("device")
+    name = getattr(device, "value", device)
+    if name == "nvme":
+        raise UnsupportedError(
+            f'{ZERO_OFFLOAD}.device is "nvme": states live in host memory here, and on no disk; '
+            'say "cpu"'
+        )
+    if name not in (None, "none", "cpu"):
+        raise InvalidError(f"{ZERO_OFFLOAD}.device is {name!r}: it is none or cpu")
+    return bool(name == "cpu")
+
+
+def _refuse_no_share(name: str, value: float | None) -> None:
+    if value is not None and not 0 <= value <= 1:
+        raise InvalidError(f"{name} is {value}: it is a share from 0 to 1")
+
+
+def _refuse_graphs(said: "_Said") -> None:
     if said.flag("optimizer_cuda_graph"):
         raise UnsupportedError(
             "optimizer_cuda_graph captures the optimizer's step, and states that live on the host "
             "are copied between its parts: leave one of the two out"
         )
+
+
+def _refuse_other_dtypes(said: "_Said") -> None:
+    for name in PRECISE_DTYPES:
+        value = said.get(name)
+        if value is not None and str(value).removeprefix("torch.") not in FLOAT32:
+            raise UnsupportedError(
+                f"{name} is {value}: beside {CPU_STEP} states, masters and their gradients are "
+                f"fp32; leave {name} out, or {CPU_STEP}"
+            )
 
 
 _CALLER = 4
@@ -152,22 +281,22 @@ class _Said:
         if isinstance(options, Mapping):
             self._by_name = {_plain(key): value for key, value in options.items()}
 
-    def _get(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         if self._by_name is not None:
             return self._by_name.get(name)
         return getattr(self._options, name, None)
 
     def has(self, name: str) -> bool:
-        return self._get(name) not in (None, 0)
+        return self.get(name) not in (None, 0)
 
     def flag(self, name: str) -> bool:
-        value = self._get(name)
+        value = self.get(name)
         if value is not None and not isinstance(value, bool):
             raise InvalidError(f"{name} is {value!r}: it is true or false")
         return bool(value)
 
     def number(self, name: str) -> int | float | None:
-        value = self._get(name)
+        value = self.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
@@ -179,18 +308,12 @@ def _plain(key: Any) -> str:
     return str(key).lstrip("-").replace("-", "_")
 
 
-def _switch_off(options: Any) -> None:
-    try:
-        if isinstance(options, MutableMapping):
-            for key in [one for one in options if _plain(one) in SWITCHES]:
-                options[key] = False
-        elif isinstance(options, Mapping):
-            raise TypeError(f"a {type(options).__name__} cannot be changed")
-        else:
-            for name in [one for one in SWITCHES if getattr(options, one, None)]:
-                setattr(options, name, False)
-    except (AttributeError, TypeError, ValueError) as why:
-        raise InvalidError(
-            f"the framework's own offload cannot be switched off in its options: {why}; set "
-            f"{', '.join(SWITCHES)} to false yourself, and call keywords"
-        ) from why
+def _set(owner: Any, names: tuple[str, ...], value: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """What of these an owner has that is on: the owner, the name as it is there, the new value."""
+    if isinstance(owner, Mapping):
+        found = {key: owner[key] for key in owner if _plain(key) in names}
+    else:
+        found = {name: getattr(owner, name, None) for name in names}
+    for name, there in found.items():
+        if there and there != value:
+            yield owner, name, value
