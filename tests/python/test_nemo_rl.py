@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import socket
+import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,6 +284,130 @@ def test_open_train_buffers_are_left_alone_before_log_probs() -> None:  # trap 1
     worker.prepare_for_lp_inference()
     assert _is_away(optimizer)
     nemo_rl.unpatch_worker(worker)
+
+
+# ---- Megatron's own offload of states
+
+
+def _layers() -> Any:
+    torch.manual_seed(5)
+    layers = [torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32)]
+    return mcore.DistributedDataParallel(torch.nn.Sequential(*layers).bfloat16())
+
+
+def _asked(pinned: bool = True, **said: Any) -> dict[str, Any]:
+    """A policy that asks for Megatron's own offload of states."""
+    offload = {
+        "optimizer_cpu_offload": True,
+        "optimizer_offload_fraction": 0.5,
+        "overlap_cpu_optimizer_d2h_h2d": True,
+        "use_precision_aware_optimizer": True,
+        **said,
+    }
+    keys = MODES["pinned" if pinned else "pageable"]
+    return {"megatron_cfg": {"enabled": True, "optimizer": offload}, **keys}
+
+
+def _trained(worker: Any, steps: int = 3) -> list[Any]:
+    for step in range(steps):
+        worker.offload_before_refit()
+        worker.prepare_for_training()
+        worker.model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + step, 2 * 33 * 32))
+        worker.optimizer.step()
+    return [one.detach().clone() for one in worker.model.parameters()]
+
+
+@pytest.fixture
+def patched() -> Iterator[Any]:
+    yield nemo_rl.patch_worker(fake.MegatronPolicyWorker)
+    nemo_rl.unpatch_worker(fake.MegatronPolicyWorker)
+    assert nemo_rl.take_offload.__name__ not in repr(fake.MegatronPolicyWorker.__init__)
+
+
+def test_megatrons_switches_are_refits_where_states_leave_through_pinned_memory(
+    patched: Any,
+) -> None:
+    plain = _asked(optimizer_cpu_offload=False, overlap_cpu_optimizer_d2h_h2d=False)
+    expected = _trained(fake.MegatronPolicyWorker(plain, model=_layers()))
+    policy = _asked()
+    worker = patched(policy, None, model=_layers())
+
+    assert (worker.optimizer_cpu_offload, policy["refit"]) == (
+        False,
+        {"host_fraction": 0.5, "overlap": True},
+    )
+    assert policy["megatron_cfg"]["optimizer"]["use_precision_aware_optimizer"] is False
+    found = _trained(worker)
+    assert all(map(torch.equal, found, expected))
+    states = worker.optimizer.optimizer.state.values()
+    assert sum(one["exp_avg"].untyped_storage().nbytes() > 0 for one in states) == 4
+    nemo_rl.mover_of(worker).close()
+
+
+def test_a_share_on_the_host_is_there_before_the_first_step_without_a_refit(patched: Any) -> None:
+    worker = patched(_asked(), model=_layers())
+    worker.offload_optimizer_for_refit = False
+    _trained(worker, 1)
+    assert nemo_rl.mover_of(worker).controller is not None
+    nemo_rl.mover_of(worker).close()
+
+
+def test_megatrons_own_offload_stays_where_states_leave_through_pageable_memory(
+    patched: Any,
+) -> None:
+    policy = _asked(pinned=False)
+    worker = patched(policy, model=_layers())
+    assert type(worker.optimizer.optimizer) is mcore.HybridDeviceOptimizer
+    assert "refit" not in policy
+    worker.prepare_for_training()
+    assert nemo_rl.mover_of(worker).controller is None
+
+
+def test_options_that_contradict_are_refused_and_nothing_is_changed() -> None:
+    policy = {**_asked(), "refit": {"host_fraction": 0.25}}
+    before = repr(policy)
+    with pytest.raises(ConfigError, match=r"refit.host_fraction is 0.25, and .* asks for 0.5"):
+        nemo_rl.take_offload(policy)
+    with pytest.raises(InvalidError, match="share from 0 to 1"):
+        nemo_rl.take_offload(_asked(optimizer_offload_fraction=2))
+    assert repr(policy) == before
+    policy["refit"] = {"host_fraction": 0.5, "host_pick": "largest"}
+    assert nemo_rl.take_offload(policy) == {"host_fraction": 0.5, "overlap": True}
+    assert policy["refit"] == {"host_fraction": 0.5, "host_pick": "largest", "overlap": True}
+    assert nemo_rl.take_offload(policy) == {}
+
+
+def test_a_policy_without_megatron_is_left_alone() -> None:
+    policy = _asked()
+    policy["megatron_cfg"]["enabled"] = False
+    before = repr(policy)
+    assert nemo_rl.take_offload(policy) == nemo_rl.take_offload(dict(PINNED)) == {}
+    assert repr(policy) == before
+
+
+def test_megatrons_own_offload_stays_where_its_optimizers_step_on_gpus_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = SimpleNamespace(USING_PYTORCH_OPTIMIZER=False)  # of Transformer Engine
+    monkeypatch.setitem(sys.modules, "megatron.core.optimizer", found)
+    policy = _asked()
+    before = repr(policy)
+    with pytest.warns(UserWarning, match="stays Megatron's own: .* steps on GPUs only"):
+        assert nemo_rl.take_offload(policy) == {}
+    assert repr(policy) == before
+    policy["megatron_cfg"]["optimizer"] = {
+        "chunked_optimizer_state_offload": True,
+        "optimizer_state_offload_chunk_size_mb": 1,
+    }
+    assert nemo_rl.take_offload(policy) == {"states": "host", "window_bytes": 1 << 20}
+
+
+def test_windows_of_megatron_are_refits_too() -> None:
+    policy = _asked(optimizer_cpu_offload=False, chunked_optimizer_state_offload=True)
+    with pytest.warns(UserWarning, match="=0 brings all states") as seen:
+        assert nemo_rl.take_offload(policy) == {"states": "host"}
+    assert len(seen) == 1
+    assert policy["refit"] == {"states": "host"}
 
 
 # ---- patching

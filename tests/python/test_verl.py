@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import importlib
 import pickle
 import sys
 from collections.abc import Iterator
@@ -55,6 +56,7 @@ def test_installing_says_where_and_removing_puts_everything_back(
     assert sorted(installation.places) == [
         "verl.utils.fsdp_utils.load_fsdp_optimizer",
         "verl.utils.fsdp_utils.offload_fsdp_optimizer",
+        "verl.utils.megatron.optimizer.get_megatron_optimizer",
         "verl.utils.megatron_utils.load_megatron_optimizer",
         "verl.utils.megatron_utils.offload_megatron_optimizer",
         "verl.workers.engine.fsdp.transformer_impl.load_fsdp_optimizer",
@@ -129,6 +131,70 @@ def test_states_live_on_the_host_from_the_first_step_on(monkeypatch: pytest.Monk
     detach(ours)
     for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
         assert all(torch.equal(mine[key], other[key]) for key in other)
+
+
+def _megatron(**said: Any) -> tuple[Any, Any]:
+    """verl's Megatron engine makes its optimizer, with `override_optimizer_config`."""
+    torch.manual_seed(5)
+    layers = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).bfloat16()
+    model = mcore.DistributedDataParallel(layers)
+    config = SimpleNamespace(optimizer="adam", **{"optimizer_cpu_offload": False, **said})
+    makes = importlib.import_module("verl.utils.megatron.optimizer").get_megatron_optimizer
+    return model, makes(model=[model], config=config)
+
+
+def _megatron_steps(model: Any, optimizer: Any) -> list[Any]:
+    moves = sys.modules["verl.utils.megatron_utils"]
+    for step in range(3):
+        moves.load_megatron_optimizer(optimizer)
+        model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + step, 2 * 33 * 32))
+        optimizer.step()
+        moves.offload_megatron_optimizer(optimizer)
+    detach(optimizer)
+    return [*model.parameters(), *(one["exp_avg"] for one in optimizer.optimizer.state.values())]
+
+
+CPU = {
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 0.5,
+    "overlap_cpu_optimizer_d2h_h2d": True,
+    "use_precision_aware_optimizer": True,
+}
+
+
+def test_megatrons_switches_give_the_optimizer_a_controller_from_its_first_step_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake.install(monkeypatch)
+    with verl.install({"offload": {"timeout_ms": 20_000}}):
+        plain = _megatron_steps(*_megatron())
+        model, optimizer = _megatron(**CPU)
+        assert attached(optimizer) is not None
+        assert type(optimizer.optimizer) is torch.optim.AdamW
+        assert optimizer.config.use_precision_aware_optimizer is False
+        ours = _megatron_steps(model, optimizer)
+    assert all(map(torch.equal, ours, plain))
+
+
+def test_megatrons_own_offload_stays_where_memory_is_pageable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake.install(monkeypatch)
+    with verl.install({"use_pinned_optimizer_offload": False}):
+        _, optimizer = _megatron(**CPU)
+        assert type(optimizer.optimizer) is mcore.HybridDeviceOptimizer
+        assert attached(optimizer) is None
+
+
+def test_a_verl_that_makes_its_megatron_optimizer_elsewhere_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fake.install(monkeypatch)
+    before = dict(vars(engine))
+    monkeypatch.delattr(sys.modules["verl.utils.megatron.optimizer"], "get_megatron_optimizer")
+    with pytest.raises(NotFoundError, match="has no get_megatron_optimizer"):
+        verl.install()
+    assert vars(engine) == before
 
 
 def test_a_step_without_the_load_brings_the_states_back() -> None:  # trap 10

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from stand_ins import megatron_core as mcore
+
 
 class MegatronPolicyWorkerImpl:
     """The phases of a Megatron worker, with what they tell each other in `events`."""
@@ -71,6 +73,24 @@ class MegatronPolicyWorkerImpl:
         self.while_saving()
         self.events.append("mcore_save")
         return weights_path
+
+
+class MegatronPolicyWorker(MegatronPolicyWorkerImpl):
+    """A worker that makes its optimizer by its configuration, as nemo_rl/models/megatron/setup.py
+    does: with `optimizer_cpu_offload` a HybridDeviceOptimizer, without it states on the device."""
+
+    def __init__(self, config: dict[str, Any], tokenizer: Any = None, *, model: Any) -> None:
+        said = config["megatron_cfg"]["optimizer"]
+        if said["optimizer_cpu_offload"] and not 0 < said["optimizer_offload_fraction"] <= 1:
+            raise ValueError("requires 0 < optimizer_offload_fraction <= 1")
+        if said["overlap_cpu_optimizer_d2h_h2d"] and not said["optimizer_cpu_offload"]:
+            raise ValueError("overlap_cpu_optimizer_d2h_h2d requires optimizer_cpu_offload")
+        made: Any = mcore.DistributedOptimizer(model)
+        if said["optimizer_cpu_offload"]:
+            made.optimizer = mcore.HybridDeviceOptimizer(made.optimizer.param_groups[0]["params"])
+        super().__init__(made, model)
+        self.cfg = config
+        self.optimizer_cpu_offload = said["optimizer_cpu_offload"]
 
 
 class DTensorPolicyWorkerV2Impl:

@@ -1,10 +1,10 @@
 """Stands for verl's offload helpers and its checkpoint engines (verl-project/verl, 2026-08).
 
-Drawn after verl/utils/{fsdp_utils,megatron_utils}.py (names and signatures of the four functions;
-verl's move tensor by tensor), verl/workers/engine/fsdp/transformer_impl.py (takes the names in with
-`from … import`), verl/checkpoint_engine/base.py (CheckpointEngineRegistry, CheckpointEngineManager:
-the order of a refit) and verl/workers/engine_workers.py (custom_backend_module, is_master). verl
-itself needs a CUDA machine.
+Drawn after verl/utils/{fsdp_utils,megatron_utils,megatron/optimizer}.py (names and signatures of
+the five functions; verl's move tensor by tensor), verl/workers/engine/fsdp/transformer_impl.py
+(takes the names in with `from … import`), verl/checkpoint_engine/base.py (CheckpointEngineRegistry,
+CheckpointEngineManager: the order of a refit) and verl/workers/engine_workers.py
+(custom_backend_module, is_master). verl itself needs a CUDA machine.
 """
 
 import asyncio
@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+
+from stand_ins import megatron_core as mcore
 
 
 class CheckpointEngineRegistry:
@@ -43,13 +45,22 @@ def _moved(*_: Any) -> None:
     raise AssertionError("verl's own helper was called")
 
 
+def get_megatron_optimizer(model: Any, config: Any) -> Any:
+    """verl/utils/megatron/optimizer.py, with what Megatron makes of its OptimizerConfig."""
+    made: Any = mcore.DistributedOptimizer(model[0])
+    made.config = config
+    if config.optimizer_cpu_offload:
+        made.optimizer = mcore.HybridDeviceOptimizer(made.optimizer.param_groups[0]["params"])
+    return made
+
+
 def install(monkeypatch: pytest.MonkeyPatch, *, megatron: bool = True) -> Any:
     """Makes `import verl` find this stand-in; returns the engine module that took the names in."""
     CheckpointEngineRegistry._registry.clear()
     fsdp = {"offload_fsdp_optimizer": lambda optimizer: _moved()}
     fsdp["load_fsdp_optimizer"] = lambda optimizer, device_id: _moved()  # type: ignore[assignment]
-    mcore = {"offload_megatron_optimizer": lambda optimizers: _moved()}
-    mcore["load_megatron_optimizer"] = lambda optimizers: _moved()
+    moves = {"offload_megatron_optimizer": lambda optimizers: _moved()}
+    moves["load_megatron_optimizer"] = lambda optimizers: _moved()
     modules: dict[str, dict[str, Any]] = {
         "verl": {},
         "verl.utils": {},
@@ -62,7 +73,11 @@ def install(monkeypatch: pytest.MonkeyPatch, *, megatron: bool = True) -> Any:
         "verl.checkpoint_engine.base": {"CheckpointEngineRegistry": CheckpointEngineRegistry},
     }
     if megatron:
-        modules["verl.utils.megatron_utils"] = mcore
+        modules["verl.utils.megatron_utils"] = moves
+        modules["verl.utils.megatron"] = {}
+        modules["verl.utils.megatron.optimizer"] = {
+            "get_megatron_optimizer": get_megatron_optimizer
+        }
     for name, members in modules.items():
         module = ModuleType(name)
         vars(module).update(members)

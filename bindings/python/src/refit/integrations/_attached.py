@@ -21,6 +21,10 @@ KEYWORDS = (
     "prefetch",
     "resident_bytes",
     "host_fraction",
+    "host_pick",
+    "cpu_fraction",
+    "overlap",
+    "host_step",
     "any_optimizer",
 )
 """Keywords of ``refit.Controller`` that say where states live. In a mapping that a framework has as
@@ -36,9 +40,10 @@ def divided(config: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def lives_on_host(config: Any) -> bool:
-    """Whether a configuration asks for states that live on the host, where the controller has to be
-    there before the first step."""
-    return divided(config)[1].get("states") == "host"
+    """Whether a configuration asks for states that live on the host, or for a share that the CPU
+    steps, where the controller has to be there before the first step."""
+    chosen = divided(config)[1]
+    return chosen.get("states") == "host" or "host_fraction" in chosen
 
 
 def attached(optimizer: Any) -> "Controller | None":
@@ -47,23 +52,24 @@ def attached(optimizer: Any) -> "Controller | None":
     return found
 
 
-def attach(optimizer: Any, config: Any = None) -> "Controller | None":
-    """The optimizer's controller, made when first asked for, by `config`; None where there is
-    nothing to move."""
+def attach(optimizer: Any, config: Any = None, **keywords: Any) -> "Controller | None":
+    """The optimizer's controller, made when first asked for, by `config` and the controller's
+    keywords over it; None where there is nothing to move."""
     found = attached(optimizer)
     if found is None:
-        found = controller_of(optimizer, None, config)
+        found = controller_of(optimizer, None, config, **keywords)
         if found is not None:
             setattr(optimizer, _NAME, found)
     return found
 
 
-def controller_of(optimizer: Any, model: Any, config: Any) -> "Controller | None":
+def controller_of(optimizer: Any, model: Any, config: Any, **keywords: Any) -> "Controller | None":
     """A new controller; Megatron's optimizers are looked into. None for one that has no parameters
     on this rank, or that places its states by itself. `config` may have ``KEYWORDS``."""
     from refit.controller import Controller
 
     options, chosen = divided(config)
+    chosen.update(keywords)
     if is_megatron(optimizer):
         held = unwrap(optimizer, model)
         return Controller(held, config=options, **chosen) if held.inner else None

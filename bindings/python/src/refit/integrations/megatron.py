@@ -19,12 +19,15 @@ The shapes are those of megatron/core/optimizer/{optimizer,distrib_optimizer}.py
 megatron/core/distributed/param_and_grad_buffer.py (NVIDIA/Megatron-LM main, 2026-08).
 """
 
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from refit.errors import StateError, UnsupportedError
+from refit.integrations import state_offload
 
 MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
 """Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
@@ -281,6 +284,32 @@ def unwrap(optimizer: Any, model: Any = None) -> MegatronOptimizer:
             "refit.Controller directly"
         )
     return MegatronOptimizer(optimizer, model)
+
+
+def offload_keywords(options: Any) -> dict[str, Any]:
+    """The keywords of ``refit.Controller`` for the offload of states that Megatron's options ask
+    for, as ``refit.integrations.state_offload.keywords`` reads them.
+
+    Empty, with a warning, if the CPU is to step and the optimizers that Megatron makes in this
+    process are those of Transformer Engine or Apex, which step on GPUs only: leave Megatron its own
+    offload then.
+    """
+    found = state_offload.keywords(options)
+    if not found or "states" in found or _makes_optimizers_of_pytorch():
+        return found
+    warnings.warn(
+        f"{state_offload.CPU_STEP} stays Megatron's own: the optimizer that it makes without it is "
+        "one of Transformer Engine or Apex, which steps on GPUs only, and refit steps those of "
+        "PyTorch on the CPU",
+        stacklevel=2,
+    )
+    return {}
+
+
+def _makes_optimizers_of_pytorch() -> bool:
+    """By what Megatron found when it was imported; where it is not, nothing says the contrary."""
+    megatron = sys.modules.get("megatron.core.optimizer")
+    return bool(getattr(megatron, "USING_PYTORCH_OPTIMIZER", True))
 
 
 def is_megatron(optimizer: Any) -> bool:

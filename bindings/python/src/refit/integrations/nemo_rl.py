@@ -16,6 +16,11 @@ is no single huge buffer. ``policy.refit`` may hold further options of refit's o
 by which ``refit.Controller`` is told where states live (``states: host``, ``window_bytes``; docs/
 windows.md): then there is nothing to move between steps, and the loop stays as it is.
 
+A worker of a patched class whose ``policy.megatron_cfg.optimizer`` asks for Megatron's own offload
+(``optimizer_cpu_offload`` or ``chunked_optimizer_state_offload``) has refit's in its place, where
+states leave through page-locked memory (``refit.integrations.state_offload`` says what becomes of
+each option); with ``use_pinned_optimizer_offload: false`` Megatron's stays.
+
 **The transports.** ``policy.generation.refit_transport: "refit.integrations.nemo_rl:
 RefitCheckpointEngine"`` for generation on other GPUs; ``RefitWeightSynchronizer`` as
 ``policy_generation.weight_synchronizer`` for colocated generation too.
@@ -27,10 +32,11 @@ NeMo-RL is not imported here.
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from refit.errors import ConfigError, InvalidError, StateError
+from refit.integrations import _attached, megatron, state_offload
 from refit.integrations._nemo_rl_weights import RefitCheckpointEngine, RefitWeightSynchronizer
 
 if TYPE_CHECKING:
@@ -45,6 +51,7 @@ __all__ = [
     "offload_mode",
     "patch_worker",
     "release",
+    "take_offload",
     "unpatch_worker",
 ]
 
@@ -78,6 +85,33 @@ def offload_mode(policy: Mapping[str, Any]) -> Mode:
     if not policy[PINNED]:
         return "pageable"
     return "coalesced-pinned" if policy[COALESCED] else "pinned"
+
+
+def take_offload(policy: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Puts refit's keywords into ``policy.refit`` where ``policy.megatron_cfg.optimizer`` asks for
+    Megatron's own offload of states, which is switched off there. Returns them; empty if there are
+    none, or if ``use_pinned_optimizer_offload`` is false.
+
+    A patched class does it when a worker is made. Where ``refit.integrations.megatron.
+    offload_keywords`` warns, Megatron's own stays. ConfigError where ``policy.refit`` says
+    something else; what ``refit.integrations.state_offload.take`` raises. Nothing is changed then.
+    """
+    backend = policy.get("megatron_cfg") or {}
+    options = backend.get("optimizer")
+    if not policy.get(PINNED) or not options or backend.get("enabled") is False:
+        return {}
+    found = megatron.offload_keywords(options)
+    ours = dict(policy.get("refit") or {})
+    for key, value in found.items():
+        if ours.get(key, value) != value:
+            raise ConfigError(
+                f"policy.refit.{key} is {ours[key]}, and policy.megatron_cfg.optimizer asks for "
+                f"{value}: leave one of them out"
+            )
+    if found:
+        state_offload.switch_off(options)
+        policy["refit"] = {**ours, **found}
+    return found
 
 
 class OptimizerMover:
@@ -114,6 +148,8 @@ class OptimizerMover:
             if controller is not None:
                 controller.clear()
         elif kind == "cuda":
+            if _attached.lives_on_host(self._policy.get("refit")):
+                self._current()
             self._return()
         else:
             raise InvalidError(f'optimizer states go to "cpu" or "cuda", and not to "{device}"')
@@ -148,11 +184,9 @@ class OptimizerMover:
         return self._controller
 
     def _make(self, optimizer: Any) -> "Controller | None":
-        from refit.integrations._attached import controller_of
-
         ours = dict(self._policy.get("refit") or {})
         ours[PINNED] = self.mode != "pageable"
-        return controller_of(optimizer, getattr(self._worker, "model", None), ours)
+        return _attached.controller_of(optimizer, getattr(self._worker, "model", None), ours)
 
 
 def mover_of(worker: Any) -> OptimizerMover:
@@ -168,9 +202,10 @@ def patch_worker(worker: Any) -> Any:
     """Puts refit's mover into a policy worker, or into its class for all workers made from it.
 
     Takes the place of ``move_optimizer`` or ``move_optimizer_to_device``, and makes
-    ``save_checkpoint`` wait for states that are being restored. A worker's configuration is
-    checked at once, a class's when a worker first moves. A second call does nothing. Returns
-    `worker`. StateError if it has neither method; ConfigError.
+    ``save_checkpoint`` wait for states that are being restored. A class also takes Megatron's own
+    offload over, see ``take_offload``; a worker that is there has its optimizer already. A worker's
+    configuration is checked at once, a class's when a worker first moves. A second call does
+    nothing. Returns `worker`. StateError if it has neither method; ConfigError.
 
     Workers are Ray actors: call it where their class is defined or subclassed, or in a module that
     ``runtime_env={"worker_process_setup_hook": ...}`` names.
@@ -180,7 +215,9 @@ def patch_worker(worker: Any) -> Any:
         raise StateError(
             f"{worker!r} is no policy worker of NeMo-RL: it has neither {' nor '.join(MOVERS)}"
         )
-    if not inspect.isclass(worker):
+    if inspect.isclass(worker):
+        _replace(worker, "__init__", _taking)
+    else:
         mover_of(worker)
     for name in names:
         _replace(worker, name, _moving)
@@ -195,7 +232,7 @@ def unpatch_worker(worker: Any) -> Any:
         mover: OptimizerMover | None = worker.__dict__.pop(_MOVER, None)
         if mover is not None:
             mover.close()
-    for name in (*MOVERS, "save_checkpoint"):
+    for name in (*MOVERS, "save_checkpoint", "__init__"):
         ours = vars(worker).get(name)
         if hasattr(ours, _ORIGINAL):
             original = getattr(ours, _ORIGINAL)
@@ -231,6 +268,19 @@ def _replace(worker: Any, name: str, make: Callable[[Any], Any]) -> None:
         ours = functools.partial(unbound, worker)
         setattr(ours, _ORIGINAL, vars(worker).get(name))
         setattr(worker, name, ours)
+
+
+def _taking(original: Any) -> Callable[..., None]:
+    """A constructor that is given the policy's configuration, under whichever name."""
+
+    @functools.wraps(original)
+    def __init__(worker: Any, *given: Any, **named: Any) -> None:
+        for one in (*given, *named.values()):
+            if isinstance(one, MutableMapping) and "megatron_cfg" in one:
+                take_offload(one)
+        original(worker, *given, **named)
+
+    return __init__
 
 
 def _moving(_original: Any) -> Callable[[Any, Any], None]:

@@ -12,14 +12,22 @@ What they load comes back behind the next ``step``. Options: ``install(config)``
 variables; with ``install({"states": "host", "window_bytes": "256MiB"})`` states live on the host,
 and are loaded only within ``step``.
 
+Where ``optim.override_optimizer_config`` asks for Megatron's own offload of states
+(``optimizer_cpu_offload`` or ``chunked_optimizer_state_offload``), refit's takes its place:
+``get_megatron_optimizer`` of ``verl.utils.megatron.optimizer`` switches it off and gives the
+optimizer a controller (``refit.integrations.state_offload`` says what becomes of each option). With
+``install({"use_pinned_optimizer_offload": False})`` Megatron's stays.
+
 **Weights.** ``rollout.checkpoint_engine: {backend: refit, custom_backend_module:
 refit.integrations.verl}`` (configs/frameworks/verl.yaml): importing this module where verl is
 makes the engine known to verl's registry.
 
-Drawn after verl/utils/{fsdp_utils,megatron_utils}.py, verl/checkpoint_engine/base.py and
-verl/workers/engine_workers.py (verl-project/verl main, 2026-08). verl is not imported here.
+Drawn after verl/utils/{fsdp_utils,megatron_utils,megatron/optimizer}.py, verl/checkpoint_engine/
+base.py and verl/workers/engine_workers.py (verl-project/verl main, 2026-08). verl is not imported
+here.
 """
 
+import functools
 import importlib
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
@@ -28,12 +36,15 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from refit.config import make_config
 from refit.errors import InvalidError, NotFoundError, StateError
-from refit.integrations._attached import attach, attached, lives_on_host
+from refit.integrations import megatron, state_offload
+from refit.integrations._attached import attach, attached, divided, lives_on_host
 from refit.integrations._engine import Engine
 
 FSDP_UTILS = "verl.utils.fsdp_utils"
 MEGATRON_UTILS = "verl.utils.megatron_utils"
+MEGATRON_OPTIMIZER = "verl.utils.megatron.optimizer"
 REGISTRY = "verl.checkpoint_engine.base"
 
 
@@ -114,6 +125,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     FSDP_UTILS: ("offload_fsdp_optimizer", "load_fsdp_optimizer"),
     MEGATRON_UTILS: ("offload_megatron_optimizer", "load_megatron_optimizer"),
 }
+TAKES = "get_megatron_optimizer"
 
 
 @dataclass
@@ -175,6 +187,13 @@ def install(config: Any = None) -> Installation:
             _put_everywhere(installation, there, name, ours[name])
     if not installation.places:
         raise NotFoundError(f"verl is not there: neither {' nor '.join(PLACES)} can be imported")
+    makes = _import(MEGATRON_OPTIMIZER)
+    if makes is not None:
+        there = getattr(makes, TAKES, None)
+        if there is None:
+            installation.remove()
+            raise NotFoundError(f"{MEGATRON_OPTIMIZER} has no {TAKES}: this verl is not known")
+        _put_everywhere(installation, there, TAKES, _taking(there, config))
     return installation
 
 
@@ -200,6 +219,24 @@ def _functions(config: Any) -> dict[str, Callable[..., None]]:
         # As text, since the type of functions knows no such attribute.
         setattr(function, "_refit", True)  # noqa: B010
     return dict(zip(names, functions, strict=True))
+
+
+def _taking(original: Callable[..., Any], ours: Any) -> Callable[..., Any]:
+    """``get_megatron_optimizer``, with refit in the place of the offload that verl's configuration
+    asks for, from the optimizer's first step on; not where refit's memory is pageable."""
+
+    @functools.wraps(original)
+    def get_megatron_optimizer(model: Any, config: Any) -> Any:
+        pinned = make_config(divided(ours)[0]).get("use_pinned_optimizer_offload")
+        keywords = megatron.offload_keywords(config) if pinned else {}
+        if keywords:
+            state_offload.switch_off(config)
+        optimizer = original(model=model, config=config)
+        if keywords:
+            attach(optimizer, ours, **keywords)
+        return optimizer
+
+    return get_megatron_optimizer
 
 
 def _put_everywhere(installation: Installation, there: Any, name: str, ours: Any) -> None:
