@@ -24,12 +24,18 @@ SHAPES = ((300, 40), (40,), (200,), (9000,), (3, 3, 40), (2,))
 class Player:
     """A run that does what it is told; two of the same seed are the same."""
 
-    def __init__(self, kind: Any, seed: int) -> None:
+    def __init__(self, kind: Any, seed: int, shapes: Any = SHAPES) -> None:
         source = torch.Generator().manual_seed(seed)
-        self.parameters = [nn.Parameter(training.drawn(*one, generator=source)) for one in SHAPES]
-        self.optimizer = kind([{"params": self.parameters[:3]}, {"params": self.parameters[3:]}])
+        self.parameters = [self.made(one, source) for one in shapes]
+        self.optimizer = kind(self.groups())
         self.source = torch.Generator().manual_seed(seed + 1)
         self.saved: dict[str, Any] | None = None
+
+    def made(self, shape: Any, source: torch.Generator) -> nn.Parameter:
+        return nn.Parameter(training.drawn(*shape, generator=source))
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"params": self.parameters[:3]}, {"params": self.parameters[3:]}]
 
     def backward(self, which: int) -> None:
         for number, one in enumerate(self.parameters):
@@ -80,7 +86,7 @@ class Ours:
         self.reads = 0.0
 
     def open(self) -> refit.Controller:
-        return refit.Controller(self.moved.optimizer, states="host", **self.options)
+        return refit.Controller(self.moved.optimizer, **{"states": "host", **self.options})
 
     def cycle(self, which: int) -> None:
         self.controller.clear()
@@ -89,7 +95,7 @@ class Ours:
 
     def checkpoint(self, _: int) -> None:
         with self.controller.checkpoint() as state:
-            assert state["state"].keys() <= set(range(len(SHAPES)))
+            assert state["state"].keys() <= set(range(len(self.moved.parameters)))
             if any(one.grad is not None for one in self.moved.parameters):
                 with pytest.raises(BusyError):
                     self.moved.optimizer.step()
