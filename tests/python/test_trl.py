@@ -210,8 +210,33 @@ def test_states_on_the_host_train_the_same_to_the_bit(tmp_path: Path, loop: dict
     assert len(figures.moved) > 1
 
 
-def test_states_on_the_host_are_saved_and_loaded_as_they_would_be_without(tmp_path: Path) -> None:
-    host = {"states": "host", "window_bytes": "64KiB"}
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(loop, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, loop in LOOPS.items()
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_fused"])
+def test_a_share_that_the_cpu_steps_trains_the_same_to_the_bit(
+    tmp_path: Path, optimizer: str, loop: dict[str, Any]
+) -> None:
+    plain = a_trainer(tmp_path, [], optim=optimizer, **loop)
+    plain.train()
+    callback = RefitCallback(host_fraction=0.5)
+    trainer = a_trainer(tmp_path, [callback], optim=optimizer, **loop)
+    trainer.train()
+    assert_same(plain, trainer)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [{"states": "host", "window_bytes": "64KiB"}, {"host_fraction": 0.5}],
+    ids=["in windows", "a share that the CPU steps"],
+)
+def test_states_on_the_host_are_saved_and_loaded_as_they_would_be_without(
+    tmp_path: Path, host: dict[str, Any]
+) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
     for folder, callbacks in (("plain", []), ("host", [RefitCallback(None, host)])):
         a_trainer(tmp_path / folder, callbacks, **saving).train()
