@@ -65,7 +65,7 @@ typedef struct bed {
     refit_stream_ref stream;
     void *memory[PARAMETERS], *gradients[PARAMETERS];
     refit_host_parameter list[PARAMETERS];
-    refit_adam_options groups;
+    refit_optimizer_options groups;
     rft_adam_rule rule;
     uint64_t number; /* of the step */
     uint32_t threads;
@@ -212,13 +212,13 @@ static refit_status open_bed(bed *on, refit_error *error)
 {
     static const rft_pool_kind kind = {"bench-step", "steps of the bench"};
     const refit_config *config = &on->options->config;
-    on->groups = (refit_adam_options){.size = sizeof on->groups,
-                                      .decoupled = 1,
-                                      .lr = 1e-3,
-                                      .weight_decay = 0.01,
-                                      .beta1 = 0.9,
-                                      .beta2 = 0.999,
-                                      .eps = 1e-8};
+    on->groups = (refit_optimizer_options){.size = sizeof on->groups,
+                                           .decoupled = 1,
+                                           .lr = 1e-3,
+                                           .weight_decay = 0.01,
+                                           .beta1 = 0.9,
+                                           .beta2 = 0.999,
+                                           .eps = 1e-8};
     BENCH_TRY(find_roots(on, error));
     on->threads = config->offload_host_step_threads;
     if (on->threads == 0) on->threads = rft_cpu_share("");

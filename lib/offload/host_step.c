@@ -1081,7 +1081,7 @@ static refit_status check_number(uint32_t group, const char *name, double number
 }
 
 /* Takes what the optimizer knows of the options. PyTorch refuses the same, but for infinities. */
-static refit_status take_options(const refit_adam_options *given, uint32_t at,
+static refit_status take_options(const refit_optimizer_options *given, uint32_t at,
                                  rft_adam_options *options, refit_error *error)
 {
     int32_t kind = given->optimizer;
@@ -1123,16 +1123,17 @@ static refit_status take_options(const refit_adam_options *given, uint32_t at,
 }
 
 /* The options of a group as the kernel takes them. */
-static refit_status read_options(const refit_adam_options *list, uint32_t at,
+static refit_status read_options(const refit_optimizer_options *list, uint32_t at,
                                  rft_adam_options *options, refit_error *error)
 {
     size_t size = list->size;
-    const refit_adam_options *given = (const void *)((const char *)list + at * size);
-    RFT_REFUSE_IF(size < sizeof *given || size % _Alignof(refit_adam_options) != 0 ||
+    const refit_optimizer_options *given = (const void *)((const char *)list + at * size);
+    RFT_REFUSE_IF(size < sizeof *given || size % _Alignof(refit_optimizer_options) != 0 ||
                       given->size != size,
                   error, REFIT_ERR_INVALID,
-                  "refit_adam_options.size is %zu in group %" PRIu32 " and %zu in the first: set "
-                  "each to sizeof(refit_adam_options)",
+                  "refit_optimizer_options.size is %zu in group %" PRIu32
+                  " and %zu in the first: set "
+                  "each to sizeof(refit_optimizer_options)",
                   given->size, at, size);
     RFT_REFUSE_IF(given->optimizer < REFIT_ADAM || given->optimizer > REFIT_LION, error,
                   REFIT_ERR_INVALID, "group %" PRIu32 ": there is no optimizer %d", at,
@@ -1143,7 +1144,7 @@ static refit_status read_options(const refit_adam_options *list, uint32_t at,
     return take_options(given, at, options, error);
 }
 
-static refit_status take_groups(refit_host_step *step, const refit_adam_options *groups,
+static refit_status take_groups(refit_host_step *step, const refit_optimizer_options *groups,
                                 uint32_t count, refit_error *error)
 {
     for (uint32_t at = 0; at < count; at++) {
@@ -1202,7 +1203,7 @@ static refit_status settle(refit_host_step *step, refit_error *error)
     return refit_host_step_wait(step, patience(step), error);
 }
 
-refit_status refit_host_step_begin(refit_host_step *step, const refit_adam_options *groups,
+refit_status refit_host_step_begin(refit_host_step *step, const refit_optimizer_options *groups,
                                    uint32_t count, refit_error *error)
 {
     RFT_TRY(settle(step, error));

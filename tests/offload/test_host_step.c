@@ -58,7 +58,7 @@ typedef struct scene {
     plain expected[PARAMETERS];
     void *gradients[PARAMETERS]; /* on the device */
     void *given[PARAMETERS];     /* the same, in host memory that copies may come from */
-    refit_adam_options groups[GROUPS];
+    refit_optimizer_options groups[GROUPS];
     bool named[PARAMETERS]; /* in this step */
     double unscale, clip;
     uint32_t order[PARAMETERS];
@@ -87,12 +87,12 @@ static uint64_t width(int32_t type)
 
 static void set_groups(scene *on)
 {
-    const refit_adam_options base = {.size = sizeof base,
-                                     .lr = 0.01,
-                                     .weight_decay = 0.1,
-                                     .beta1 = 0.9,
-                                     .beta2 = 0.95,
-                                     .eps = 1e-8};
+    const refit_optimizer_options base = {.size = sizeof base,
+                                          .lr = 0.01,
+                                          .weight_decay = 0.1,
+                                          .beta1 = 0.9,
+                                          .beta2 = 0.95,
+                                          .eps = 1e-8};
     for (uint32_t at = 0; at < GROUPS; at++) {
         on->groups[at] = base;
         on->groups[at].optimizer = (int32_t)(at % 4);
@@ -236,7 +236,7 @@ static void close_scene(scene *on)
 
 /* ---- What must be ---------------------------------------------------------------------------- */
 
-static rft_adam_options kernel_options(const refit_adam_options *options)
+static rft_adam_options kernel_options(const refit_optimizer_options *options)
 {
     return (rft_adam_options){.kind = (rft_adam_kind)options->optimizer,
                               .lr = options->lr,
@@ -951,7 +951,7 @@ static void wrong_options_are_refused(void **state)
     (void)state;
     scene on;
     open_scene(&on, 10, "1", "64KiB");
-    refit_adam_options groups[GROUPS];
+    refit_optimizer_options groups[GROUPS];
 #define REFUSED(change)                                                                            \
     do {                                                                                           \
         memcpy(groups, on.groups, sizeof groups);                                                  \
@@ -1060,7 +1060,7 @@ static void options_of_other_optimizers_are_not_read(void **state)
     scene on;
     open_scene(&on, 115, "2", "64KiB");
     for (uint32_t at = 0; at < GROUPS; at++) {
-        refit_adam_options *group = &on.groups[at];
+        refit_optimizer_options *group = &on.groups[at];
         bool adam = group->optimizer == REFIT_ADAM, sgd = group->optimizer == REFIT_SGD;
         if (!adam && group->optimizer != REFIT_LION) group->beta1 = group->beta2 = NAN;
         if (!adam && group->optimizer != REFIT_ADAGRAD) group->eps = -1;
@@ -1070,7 +1070,7 @@ static void options_of_other_optimizers_are_not_read(void **state)
         if (!adam) group->amsgrad = group->decoupled = 1;
         if (sgd || group->optimizer == REFIT_LION) group->root = on.list;
     }
-    refit_adam_options unknown[GROUPS];
+    refit_optimizer_options unknown[GROUPS];
     memcpy(unknown, on.groups, sizeof unknown);
     for (uint32_t step = 0; step < 2; step++) {
         choose(&on, 10);
@@ -1078,7 +1078,7 @@ static void options_of_other_optimizers_are_not_read(void **state)
         begin_and_name(&on);
         assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
         for (uint32_t at = 0; at < GROUPS; at++) {
-            refit_adam_options *group = &on.groups[at];
+            refit_optimizer_options *group = &on.groups[at];
             if (!isfinite(group->beta1)) group->beta1 = group->beta2 = 0;
             if (group->eps < 0) group->eps = 0;
             if (!isfinite(group->lr_decay)) group->lr_decay = 0;

@@ -79,8 +79,8 @@ typedef enum refit_optimizer {
 } refit_optimizer;
 
 /* What a param_group has, under PyTorch's names. What an optimizer does not know is not read. */
-typedef struct refit_adam_options {
-    size_t size;       /* sizeof(refit_adam_options) */
+typedef struct refit_optimizer_options {
+    size_t size;       /* sizeof(refit_optimizer_options) */
     int32_t optimizer; /* refit_optimizer */
     uint8_t decoupled; /* Adam: 1 for AdamW */
     uint8_t amsgrad;   /* Adam */
@@ -102,7 +102,7 @@ typedef struct refit_adam_options {
                            sets what was before. NULL: `root` starts no threads */
     uint8_t lr_is_tensor; /* 1: `lr` is an fp32 tensor, and what is computed of it is in fp32 */
     uint8_t reserved[7];  /* not read */
-} refit_adam_options;
+} refit_optimizer_options;
 
 typedef struct refit_host_parameter {
     size_t size;      /* sizeof(refit_host_parameter) */
@@ -199,7 +199,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *st
  * - those of refit_host_step_wait
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *step,
-                                                              const refit_adam_options *groups,
+                                                              const refit_optimizer_options *groups,
                                                               uint32_t count, refit_error *error);
 
 /*

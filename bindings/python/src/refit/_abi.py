@@ -523,7 +523,7 @@ class refit_allocator(Structure):
 refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
-class refit_adam_options(Structure):
+class refit_optimizer_options(Structure):
     _fields_ = [
         ("size", c_size_t),
         ("optimizer", c_int32),
@@ -1342,7 +1342,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     ]),
     "refit_host_step_begin": (c_int, [
         c_void_p,
-        POINTER(refit_adam_options),
+        POINTER(refit_optimizer_options),
         c_uint32,
         POINTER(refit_error),
     ]),

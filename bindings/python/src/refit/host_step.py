@@ -88,9 +88,9 @@ class HostStep(Handle):
     def begin(self, groups: Sequence[Options]) -> None:
         """Begins a step with the options of each group. Waits for the parameters of the last step,
         and sends those again whose copies failed. CopyError and others: call again."""
-        array = (_abi.refit_adam_options * len(groups))()
+        array = (_abi.refit_optimizer_options * len(groups))()
         for entry, one in zip(array, groups, strict=True):
-            entry.size = ctypes.sizeof(_abi.refit_adam_options)
+            entry.size = ctypes.sizeof(_abi.refit_optimizer_options)
             for name, value in one._asdict().items():
                 setattr(entry, name, value)
         call(lib.refit_host_step_begin, self._live, array, len(groups))
