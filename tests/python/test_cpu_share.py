@@ -5,6 +5,7 @@ and states between backward and step; which parameters the CPU steps; what is re
 import copy
 import gc
 import math
+import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
@@ -593,6 +594,125 @@ def test_too_little_host_memory_is_told_before_any_step() -> None:
     with with_share(moved, offload_budget_bytes=64 << 20):
         alone.step(2), moved.step(2)
         assert_same(alone, moved)
+
+
+# ---- What few loops do.
+
+
+def clipped_twice_named(run: Run) -> None:
+    """As a list that names a tied weight twice: its gradient is multiplied twice."""
+    torch._foreach_mul_([*gradients_of(run), gradients_of(run)[-2]], 0.5)
+
+
+def counter_changed_by_data(run: Run) -> None:
+    for state in run.optimizer.state.values():
+        state["step"].data.fill_(100)
+
+
+def counter_shared(run: Run) -> None:
+    counters = [state for state in run.optimizer.state.values() if state["exp_avg"].dim() > 1]
+    for state in counters:
+        state["step"] = counters[0]["step"]
+
+
+def storage_written(run: Run) -> None:
+    for one in gradients_of(run):
+        one.untyped_storage().fill_(0)
+
+
+def rate_below_zero(run: Run) -> None:
+    run.optimizer.param_groups[0]["lr"] = -0.01
+
+
+def scaled_beyond_fp32(run: Run) -> None:
+    torch._foreach_mul_(gradients_of(run), 1e39)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(clipped_twice_named, counter_changed_by_data, counter_shared, storage_written),
+        *(rate_below_zero, scaled_beyond_fp32),
+    ],
+)
+def test_what_few_loops_do_between_backward_and_step(change: Callable[[Run], None]) -> None:
+    test_what_a_loop_does_between_backward_and_step(change, True)
+
+
+def test_a_gradient_that_has_an_alias_stays_until_the_step() -> None:
+    alone, moved = Run(), Run()
+    with with_share(moved) as controller:
+        held: list[list[torch.Tensor]] = []
+        for run in (alone, moved):
+            run.step(3)
+            run.backward()
+            held.append([one.data for one in gradients_of(run)])
+            run.optimizer.step()
+            run.optimizer.zero_grad(set_to_none=False)
+            run.backward()
+        assert gone(controller) == 0
+        for aliases in held:
+            for one in aliases:
+                one.mul_(0.5)
+        finish(alone, moved)
+        assert_same(alone, moved)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("change", ["removed", "amsgrad"])
+def test_groups_that_change(frozen: bool, change: str) -> None:
+    def make(parameters: Any) -> Optimizer:
+        first, *rest = parameters
+        return torch.optim.AdamW([{"params": rest}, {"params": [first]}], lr=1e-2)
+
+    alone, moved = Run(make), Run(make)
+    with with_share(moved):
+        for run in (alone, moved):
+            run.step(3)
+            group = run.optimizer.param_groups[1]
+            group["params"][0].requires_grad_(not frozen)
+            if change == "removed":
+                del run.optimizer.param_groups[1]
+            elif frozen:
+                group["amsgrad"] = True
+            run.step(3)
+        assert_same(alone, moved)
+
+
+def test_two_parameters_over_one_memory() -> None:
+    runs = []
+    for share in (False, True):
+        torch.manual_seed(1)
+        weight = drawn(40, 40)
+        model = nn.ParameterList([nn.Parameter(weight), nn.Parameter(weight), drawn(40, 40)])
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        controller = refit.Controller(optimizer, host_fraction=1.0) if share else None
+        for _ in range(4):
+            (model[0] @ model[1] @ model[2]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        runs.append([one.detach().clone() for one in model])
+        if controller is not None:
+            controller.close()
+    assert all(map(torch.equal, *runs))
+
+
+def test_a_forked_process_has_the_gradients() -> None:
+    run = Run()
+    with with_share(run) as controller:
+        begin(run)
+        assert gone(controller) > 0
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with suppress(Exception):
+                for one in gradients_of(run):
+                    one.add_(1)
+                run.optimizer.zero_grad(set_to_none=False)
+                status = 0
+            os._exit(status)
+        assert os.waitpid(child, 0)[1] == 0
+        finish(run)
 
 
 def test_what_is_refused() -> None:

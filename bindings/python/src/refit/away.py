@@ -69,6 +69,7 @@ def _looks() -> frozenset[Any]:
 
 
 _LOOKS = _looks()
+_STORAGE = torch.Tensor.untyped_storage
 
 
 def _reads() -> frozenset[Any]:
@@ -104,7 +105,7 @@ class Away:
     ) -> Any:
         """PyTorch calls it in place of ``func``."""
         given = kwargs or {}
-        if func in _LOOKS:
+        if func in _LOOKS and not (func is _STORAGE and cls.absence.lender is not None):
             return torch._C._disabled_torch_function_impl(func, types, args, given)
         if func == torch.Tensor.zero_ and cls.absence.zero(args):
             return args[0]

@@ -22,7 +22,9 @@ steps, on tensors of the host; that is the business of ``windowed_step``.
 import ctypes
 import functools
 import math
+import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from refit._call_lock import WaitingCallLock
+from refit._waiting import interrupts_held
 from refit.away import Absence, untouched
 from refit.errors import RefitError
 from refit.home import Home
@@ -57,6 +60,7 @@ _NONE = -1
 """No group of an ``Absence``: a gradient that has left cannot be zeroed without being used."""
 _FACTORS = 2
 """By as many the C library multiplies a gradient, one after the other."""
+_LARGEST = torch.finfo(torch.float32).max
 _LONGEST_PAUSE = 64
 """Steps in which gradients stay until the step, at most, since others used them before."""
 
@@ -85,14 +89,6 @@ class _Left:
     """Which step of the parameter the next one is."""
     factors: list[Any] = field(default_factory=list)
     """What it was multiplied by on the device since."""
-
-
-class _Counter(NamedTuple):
-    """A step counter that was read, with its version then, and what it said."""
-
-    tensor: torch.Tensor
-    version: int
-    value: int
 
 
 # ---- What the kernels know.
@@ -124,7 +120,7 @@ def options_of(
         return None
     numbers: dict[str, Any] = {key: group.get(key, 0.0) for key in _NUMBERS_OF_A_GROUP}
     numbers.update(lr=float(lr), beta1=betas[0], beta2=betas[1])
-    if group.get("differentiable") or not all(map(_is_number, numbers.values())):
+    if group.get("differentiable") or not _are_known(number, numbers, bool(group.get("nesterov"))):
         return None
     return Options(
         optimizer=number,
@@ -142,8 +138,15 @@ def options_of(
 _NUMBERS_OF_A_GROUP = ("weight_decay", "eps", "lr_decay", "momentum", "dampening")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _are_known(optimizer: int, numbers: Mapping[str, Any], nesterov: bool) -> bool:
+    """Whether the kernels take these numbers: finite ones, from 0 on, and betas below 1."""
+    if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers.values()):
+        return False
+    if any(one < 0 for key, one in numbers.items() if key != "dampening"):
+        return False
+    if optimizer == ADAM:
+        return bool(numbers["beta1"] < 1 and numbers["beta2"] < 1)
+    return not nesterov or bool(numbers["momentum"] > 0 and numbers["dampening"] == 0)
 
 
 def names_of(options: Options) -> tuple[str, ...]:
@@ -205,11 +208,35 @@ def _lies_as(kept: Kept, plain: torch.Tensor) -> bool:
 
 def _is_alone(grad: torch.Tensor) -> bool:
     """Whether a gradient has memory of its own: no other tensor changes it unseen."""
+    storage = grad.untyped_storage()
+    uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 2)
     return (
         grad._base is None
         and not grad.requires_grad
-        and grad.untyped_storage().nbytes() == grad.nbytes
+        and storage.nbytes() == grad.nbytes
+        and uses(storage._cdata) == 2  # the gradient's, and that of this object
     )
+
+
+def _without_shared(found: list[tuple[Kept, _Look]]) -> list[tuple[Kept, _Look]]:
+    """Parameters that share no memory with another of them, and are there once."""
+    shared: set[int] = set()
+    before, end = -1, 0
+    order = sorted(range(len(found)), key=lambda at: found[at][1][0])
+    for number in order:
+        kept, look = found[number]
+        if before >= 0 and look[0] < end:
+            shared |= {before, number}
+        if look[0] + local(kept.parameter).nbytes > end:
+            before, end = number, look[0] + local(kept.parameter).nbytes
+    return [one for number, one in enumerate(found) if number not in shared]
+
+
+def _values_of(counters: list[torch.Tensor]) -> list[float]:
+    """What tensors of one number say. Those of a GPU are brought in one copy."""
+    if not counters or all(one.device.type == "cpu" for one in counters):
+        return [float(one) for one in counters]
+    return cast(list[float], torch.stack([one.double() for one in counters]).tolist())
 
 
 def _has_stayed(one: _Left) -> bool:
@@ -266,7 +293,12 @@ class CpuShare:
         """What ``run`` is to step."""
         self._scales: list[float] = []
         """What ``run`` multiplies gradients by."""
-        self._counters: dict[int, _Counter] = {}
+        self._counts: dict[int, int] = {}
+        """How often each parameter was stepped, as of the last step, by the identity of its place.
+        """
+        self._plan_of: tuple[Any, ...] = ()
+        """The groups when the host step was opened: their lengths, and the states they have."""
+        self._process = os.getpid()
         touched = cast(Any, torch.compiler).disable(self._touched)
         self._absence = Absence(touched, lock, zeroable=_NONE, lender=self)
         self._early = _Early(self) if is_early else None
@@ -324,26 +356,33 @@ class CpuShare:
             )
         return cast(torch.Tensor, grad) if alike else None
 
-    def _count(self, kept: Kept, options: Options) -> int | None:
-        """Which step of its parameter the next one is, from 1 on; None where the optimizer has not
-        all of the states that the kernels know, or others."""
-        state = self.optimizer.state.get(kept.parameter)
-        if not state or any(state.get(key) is not one.shown for key, one in kept.pairs):
-            return None
-        if options.optimizer == SGD:
-            return 2 if len(state) == len(kept.pairs) else None  # 1 would make the buffer
-        tensor = state.get("step")
-        if not isinstance(tensor, torch.Tensor) or len(state) != len(kept.pairs) + 1:
-            return None
-        if tensor.is_inference():
-            return None
-        known = self._counters.get(id(kept))
-        if known is None or known.tensor is not tensor or known.version != tensor._version:
-            value = float(tensor)
-            if not (0 <= value < 2**53 and value.is_integer()):
-                return None
-            known = self._counters[id(kept)] = _Counter(tensor, tensor._version, int(value))
-        return known.value + 1
+    def _read_counts(self, places: Sequence[_Place]) -> dict[int, int]:
+        """How often each parameter was stepped, by its number. Without those whose states the
+        optimizer has not all, or has others beside them, or which share a counter. Waits for a
+        counter that is on a GPU."""
+        counters: dict[int, torch.Tensor] = {}
+        found: dict[int, int] = {}
+        for place in places:
+            state = self.optimizer.state.get(place.kept.parameter)
+            pairs = place.kept.pairs
+            if not state or any(state.get(key) is not one.shown for key, one in pairs):
+                continue
+            if type(self.optimizer) is torch.optim.SGD:
+                if len(state) == len(pairs):
+                    found[place.number] = 1  # 0 would make the buffer
+                continue
+            counter = state.get("step")
+            if type(counter) is torch.Tensor and len(state) == len(pairs) + 1:
+                counters[place.number] = counter
+        uses = Counter(map(id, counters.values()))
+        alone = {
+            number: one
+            for number, one in counters.items()
+            if uses[id(one)] == 1 and not one.is_inference()
+        }
+        values = dict(zip(alone, _values_of(list(alone.values())), strict=True))
+        found |= {n: int(v) for n, v in values.items() if 0 <= v < 2**53 and v == int(v)}
+        return found
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -364,16 +403,20 @@ class CpuShare:
         if not self._fits(entries, known):
             self._settle()
             self._plan(known)
+        twice = Counter(id(parameter) for parameter, _ in entries)
+        places = [
+            place
+            for parameter, _ in entries
+            if (place := self._places.get(id(parameter))) is not None and twice[id(parameter)] == 1
+        ]
+        counts = self._read_counts(places)
         named: list[tuple[_Place, torch.Tensor, int]] = []
-        for parameter, _ in entries:
-            place = self._places.get(id(parameter))
-            grad = None if place is None else self._gradient(parameter)
-            if place is not None and grad is not None:
-                count = self._count(place.kept, cast(Options, known[place.look[1]]))
-                if count is not None:
-                    named.append((place, grad, count))
+        for place in places:
+            grad = self._gradient(place.kept.parameter)
+            if grad is not None and place.number in counts:
+                named.append((place, grad, counts[place.number] + 1))
         chosen = _filled(known)
-        self._check_left(chosen, {place.number: count for place, _, count in named}, unscale)
+        self._check_left(chosen, {place.number: which for place, _, which in named}, unscale)
         if self._early is not None:
             self._early.step_begins(bool(self._left))
         if not named or chosen is None:
@@ -382,16 +425,19 @@ class CpuShare:
         self._absence.lift(*self._left)
         step, stream = cast(HostStep, self._step), current_stream(self.home.device)
         self._must_skip = True  # until all are stepped
-        for place, grad, count in named:
+        for place, grad, which in named:
+            self._counts[id(place.kept)] = which - 1
             self._named.append(place)
             if place.number not in self._left:
                 self._read.append(grad)
-                step.gradient(place.number, grad.data_ptr(), count, stream)
+                step.gradient(place.number, grad.data_ptr(), which, stream)
             step.refresh(place.number, stream)
         return [place.kept.parameter for place, *_ in named]
 
     def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
         """Whether the host step that there is, is right for these parameters."""
+        if self._plan_of != self._groups_of(known):
+            return False
         for parameter, group in entries:
             if id(parameter) not in self._seen:
                 return False
@@ -401,6 +447,11 @@ class CpuShare:
             if options is None or place.look != _look_of(parameter, group, options):
                 return False
         return True
+
+    def _groups_of(self, known: Sequence[Options | None]) -> tuple[Any, ...]:
+        lengths = [len(group["params"]) for group in self.optimizer.param_groups]
+        names = [None if one is None else names_of(one) for one in known]
+        return tuple(zip(lengths, names, strict=True))
 
     def _plan(self, known: Sequence[Options | None]) -> None:
         """Opens a host step for all parameters that the kernels can step, as they are now. It takes
@@ -416,6 +467,7 @@ class CpuShare:
                 look = self._look_at(kept, group, known[group])
                 if look is not None:
                     found.append((kept, look))
+        found = _without_shared(found)
         if found:
             self._step = HostStep(
                 self.home.offloader,
@@ -431,6 +483,7 @@ class CpuShare:
                 ],
             )
         self._seen = set(map(id, self.parameters()))
+        self._plan_of = self._groups_of(known)
         self._places = {
             id(kept.parameter): _Place(number, kept, look)
             for number, (kept, look) in enumerate(found)
@@ -488,9 +541,8 @@ class CpuShare:
             return
         with torch.no_grad():
             torch._foreach_add_(counters, 1)
-        for kept, tensor in zip(stepped, counters, strict=True):
-            value = self._counters[id(kept)].value + 1
-            self._counters[id(kept)] = _Counter(tensor, tensor._version, value)
+        for kept in stepped:
+            self._counts[id(kept)] += 1
 
     def join(self) -> None:
         """The current stream waits until the new parameters are there; on a CPU the caller does.
@@ -519,18 +571,24 @@ class CpuShare:
         grad = self._gradient(parameter)
         if grad is None or grad is not parameter.grad or not _is_alone(grad):
             return
-        chosen = self._begun or _filled(self._options())
-        if chosen is None or local(parameter).data_ptr() != place.look[0]:
+        count = self._counts.get(id(place.kept))
+        if count is None:  # PyTorch's code has made the step before
+            count = self._read_counts([place]).get(place.number)
+        if count is None or local(parameter).data_ptr() != place.look[0]:
             return
-        count = self._count(place.kept, chosen[place.look[1]])
-        if count is None:
-            return
+        chosen = self._begun
+        if chosen is None:
+            known = self._options()
+            chosen = _filled(known)
+            if chosen is None or self._plan_of != self._groups_of(known):
+                return
         self._begin(chosen)
         self._must_skip = True
         self._read.append(grad)
         stream = current_stream(self.home.device)
-        cast(HostStep, self._step).gradient(place.number, grad.data_ptr(), count, stream)
-        self._left[place.number] = _Left(parameter, grad, grad._version, grad.data_ptr(), count)
+        address, which = grad.data_ptr(), count + 1
+        cast(HostStep, self._step).gradient(place.number, address, which, stream)
+        self._left[place.number] = _Left(parameter, grad, grad._version, address, which)
         self._absence.put(place.number, [grad])
         self._absence.watch(place.number, [parameter])
         self._must_skip = False
@@ -541,20 +599,28 @@ class CpuShare:
         middle of another call nothing, either."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return
-        if self._lock.is_mine or (parameter.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if self._lock.is_mine or self._process != os.getpid():
             return
-        try:
-            if self._lock.acquire(blocking=False):
+        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        with interrupts_held():
+            if not self._lock.acquire(blocking=False):
+                return
+            try:
                 self.leave_early(parameter)
-        except RefitError:
-            return  # the step begins by itself, and says what it meets
-        finally:
-            if self._lock.is_mine:
+            except RefitError:
+                return  # the step copies it, and says what it meets
+            finally:
                 self._lock.release()
 
     def _touched(self) -> None:
-        """Something uses a gradient that has left: then none has."""
+        """Something uses a gradient that has left: then none has. A forked process has the
+        gradients, and not the host step."""
         with self._lock:
+            if self._process != os.getpid():
+                self._absence.lift(*self._left)
+                self._left.clear()
+                return
             if self._left and self._early is not None:
                 self._early.was_used = True
             self.take_back()
@@ -577,6 +643,8 @@ class CpuShare:
         host, as the two factors of ``run``. Waits for their copies to the host."""
         with self._lock:
             mine = self._left_of(tensors)
+            if self._process != os.getpid() or len(set(map(id, tensors))) < len(tensors):
+                return False
             if not mine or any(len(one.factors) == _FACTORS for one in mine):
                 return False
             try:
@@ -611,7 +679,7 @@ class CpuShare:
         values = {id(factor): float(factor) for one in each for factor in one}
         found = [values[id(factor)] for factor in first]
         alike = all([values[id(factor)] for factor in one] == found for one in each)
-        return found if alike and all(map(math.isfinite, found)) else None
+        return found if alike and all(abs(one) <= _LARGEST for one in found) else None
 
     # ---- the end --------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ import torch
 
 from refit._call_lock import WaitingCallLock
 from refit._library import lib
+from refit._waiting import interrupts_held
 from refit.away import Absence
 from refit.config import Config
 from refit.cpu_share import CpuShare
@@ -520,13 +521,14 @@ class HostStates:
         """
         if self._moving.is_mine:
             return
-        try:
-            if self._moving.acquire(blocking=False):
+        with interrupts_held():
+            if not self._moving.acquire(blocking=False):
+                return
+            try:
                 self._come_in_early(optimizer)
-        except RefitError:
-            return  # the step begins by itself, and says what it meets
-        finally:
-            if self._moving.is_mine:
+            except RefitError:
+                return  # the step begins by itself, and says what it meets
+            finally:
                 self._moving.release()
 
     def _come_in_early(self, optimizer: Optimizer) -> None:
