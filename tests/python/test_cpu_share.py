@@ -673,6 +673,7 @@ def test_groups_that_change(frozen: bool, change: str) -> None:
             group["params"][0].requires_grad_(not frozen)
             if change == "removed":
                 del run.optimizer.param_groups[1]
+                run.optimizer.state.pop(group["params"][0])
             elif frozen:
                 group["amsgrad"] = True
             run.step(3)
