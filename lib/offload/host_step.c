@@ -1010,15 +1010,22 @@ static void sum_landed(refit_host_step *step, uint32_t from, uint32_t to, refit_
     do_chunks(step, sum_chunk);
 }
 
+static void leave_unsummed(refit_host_step *step, uint32_t from, uint32_t to, refit_error *first)
+{
+    (void)step, (void)from, (void)to, (void)first; /* only the wait was asked for */
+}
+
 refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *found_inf,
                                   refit_error *error)
 {
     RFT_TRY(check_usable(step, error));
-    RFT_REFUSE_IF(squared == NULL || found_inf == NULL, error, REFIT_ERR_INVALID,
-                  "refit_host_step_norm needs places for the sum and for what it found");
+    RFT_REFUSE_IF(
+        (squared == NULL) != (found_inf == NULL), error, REFIT_ERR_INVALID,
+        "refit_host_step_norm needs places for the sum and for what it found, or neither");
     RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
                   "the norm is that of the gradients that were named: call refit_host_step_begin "
                   "and refit_host_step_gradient first, and refit_host_step_run later");
+    if (squared == NULL) return account(step, gather(step, leave_unsummed, error));
     RFT_TRY(account(step, gather(step, sum_landed, error)));
     double sum = 0;
     for (uint32_t at = 0; at < step->count; at++) {

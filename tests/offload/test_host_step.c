@@ -760,6 +760,39 @@ static void a_number_that_is_not_finite_is_found(void **state)
     }
 }
 
+/* Gradients may be changed once they were waited for, without a sum; a sum can follow. */
+static void gradients_may_change_once_they_have_landed(void **state)
+{
+    (void)state;
+    for (uint32_t round = 0; round < 2; round++) {
+        scene on;
+        double squared;
+        int found_inf;
+        open_scene(&on, 40 + round, "2", "64KiB");
+        choose(&on, 10);
+        begin_and_name(&on);
+        UNTIL_OK(&on, refit_host_step_norm(on.step, NULL, NULL, &on.error));
+        for (uint32_t at = 0; at < PARAMETERS; at++) {
+            uint64_t bytes = width(on.list[at].gradient_type) * on.list[at].elements;
+            assert_ok(refit_stream_copy(on.inner, on.stream, on.gradients[at],
+                                        on.given[(at + 1) % PARAMETERS], bytes < 4 ? bytes : 4,
+                                        &on.error));
+        }
+        assert_int_equal(refit_host_step_norm(on.step, &squared, NULL, &on.error),
+                         REFIT_ERR_INVALID);
+        if (round == 0) {
+            UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
+            double expected = expected_squares(&on);
+            assert_memory_equal(&squared, &expected, sizeof squared);
+        }
+        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+        expect_all(&on);
+        wait_all(&on);
+        check_all(&on);
+        close_scene(&on);
+    }
+}
+
 /* A skipped step moves nothing back and changes nothing, whenever it is skipped. */
 static void a_skipped_step_changes_nothing(void **state)
 {
@@ -2208,6 +2241,7 @@ int main(void)
         cmocka_unit_test(the_bits_are_those_of_the_kernel),
         cmocka_unit_test(a_stream_that_joins_sees_new_parameters),
         cmocka_unit_test(the_norm_does_not_depend_on_threads),
+        cmocka_unit_test(gradients_may_change_once_they_have_landed),
         cmocka_unit_test(a_gradient_is_replaced_and_dropped),
         cmocka_unit_test(a_refreshed_parameter_is_stepped_from_the_device),
         cmocka_unit_test(a_refresh_stands_for_a_load),

@@ -271,10 +271,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_refresh(refit_host_step 
  * ranks or of parameters elsewhere are the caller's to add. More gradients may be named afterwards.
  * Blocks while the CPU computes, and for each gradient and each parameter that is refreshed at most
  * offload.timeout_ms, and once more if one could not be named, or was dropped: the backward pass
- * that makes them may take longer than the limit.
+ * that makes them may take longer than the limit. NULL for both places: only waits, so that the
+ * gradients may be changed or freed.
  *
  * Errors:
  * - REFIT_ERR_STATE: not in GATHERING
+ * - REFIT_ERR_INVALID: one place
  * - REFIT_ERR_COPY and others: a gradient, or a parameter that is refreshed, has not arrived, or
  * work on its stream failed, which is told before a failure of the copy; the next call copies it
  * again, as the device then has it

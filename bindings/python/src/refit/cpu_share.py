@@ -648,7 +648,7 @@ class CpuShare:
             if not mine or any(len(one.factors) == _FACTORS for one in mine):
                 return False
             try:
-                cast(HostStep, self._step).norm()
+                cast(HostStep, self._step).gather()
             except RefitError:
                 return False  # then none has left: the step copies them, and says what it meets
             return True

@@ -108,17 +108,11 @@ class HostStep(Handle):
         after = _abi.refit_stream_ref(stream)
         call(lib.refit_host_step_refresh, self._live, parameter, after)
 
-    def norm(self) -> tuple[float, bool]:
-        """Waits for the gradients that were named: the sum of their squares, and whether a number
-        of them is infinite or a NaN. CopyError, DeadlineError: call again."""
-        squared, found_inf = ctypes.c_double(), ctypes.c_int()
+    def gather(self) -> None:
+        """Waits for the gradients that were named, which may be changed then. CopyError,
+        DeadlineError: call again."""
         pointer = self._live
-        run_interruptibly(
-            lambda: call(
-                lib.refit_host_step_norm, pointer, ctypes.byref(squared), ctypes.byref(found_inf)
-            )
-        )
-        return squared.value, bool(found_inf.value)
+        run_interruptibly(lambda: call(lib.refit_host_step_norm, pointer, None, None))
 
     def run(self, unscale: float, clip: float, stream: int) -> None:
         """Steps the parameters whose gradients were named, multiplied by the two factors; the new
