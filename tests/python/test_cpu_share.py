@@ -39,6 +39,9 @@ class Run(training.Run):
         self.model = nn.Sequential(*layers, nn.Linear(WIDTH, WIDTH)).to(self.device)
         self.optimizer = make(self.model.parameters())
 
+    def backward_of_a_batch(self, batch: torch.Tensor) -> None:
+        self.model(batch).pow(2).mean().backward()
+
 
 def with_share(run: Run, fraction: float = 1.0, **options: Any) -> refit.Controller:
     return refit.Controller(run.optimizer, run.model, host_fraction=fraction, **options)
@@ -696,6 +699,19 @@ def test_two_parameters_over_one_memory() -> None:
         if controller is not None:
             controller.close()
     assert all(map(torch.equal, *runs))
+
+
+def test_a_compiled_backward_pass() -> None:
+    alone, moved = Run(), Run()
+    with with_share(moved) as controller, torch._dynamo.config.patch(compiled_autograd=True):
+        backward = torch.compile(Run.backward_of_a_batch, backend="eager")
+        for number in range(4):
+            batch = drawn(8, WIDTH, generator=torch.Generator().manual_seed(number))
+            Run.backward_of_a_batch(alone, batch)
+            backward(moved, batch)
+            assert gone(controller) == (by_kernel(controller) if number >= 1 else 0)
+            finish(alone, moved)
+        assert_same(alone, moved)
 
 
 def test_a_forked_process_has_the_gradients() -> None:

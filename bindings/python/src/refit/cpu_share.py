@@ -726,9 +726,10 @@ class _Early:
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """From the next backward pass on gradients of these leave."""
+        final = cast(Any, torch.compiler).disable(self._final)  # it is no part of a graph
         for one in parameters:
             if id(one) not in self._handles and one.is_leaf and one.requires_grad:
-                handle = one.register_post_accumulate_grad_hook(self._final)
+                handle = one.register_post_accumulate_grad_hook(final)
                 self._handles[id(one)] = one, handle
 
     def _final(self, parameter: torch.Tensor) -> None:

@@ -887,7 +887,8 @@ class _Prefetch:
             if states is not None and optimizer is not None:
                 states.come_in_early(optimizer)
 
-        self._handles[id(optimizer)] = last, last.register_post_accumulate_grad_hook(begin)
+        eager = cast(Any, torch.compiler).disable(begin)  # it is no part of a graph
+        self._handles[id(optimizer)] = last, last.register_post_accumulate_grad_hook(eager)
 
     def remove(self) -> None:
         for _, handle in self._handles.values():
