@@ -714,6 +714,30 @@ def test_a_compiled_backward_pass() -> None:
         assert_same(alone, moved)
 
 
+@pytest.mark.parametrize("fraction", [0.7, 1.0])
+def test_two_optimizers_of_the_same_parameters(fraction: float) -> None:
+    """The gradients that have left for one of them are stepped by the other first."""
+    alone, moved = Run(), Run()
+    pairs = [
+        (run, torch.optim.SGD(run.model.parameters(), 0.1, momentum=0.9), run.optimizer)
+        for run in (alone, moved)
+    ]
+    for order in (1, -1):
+        optimizers = list(pairs[1][1:])[::order]
+        with refit.Controller(optimizers, moved.model, host_fraction=fraction) as controller:
+            assert controller._host is not None
+            for number in range(4):
+                for run, *both in pairs:
+                    run.backward()
+                    left = sum(len(share._left) for share in controller._host._shares)
+                    assert number < 2 or run is alone or left > 0
+                    for one in both:
+                        one.step()
+                    run.optimizer.zero_grad()
+                    run.steps += 1
+            assert_same(alone, moved)
+
+
 def test_a_forked_process_has_the_gradients() -> None:
     run = Run()
     with with_share(run) as controller:

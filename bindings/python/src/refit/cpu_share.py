@@ -625,6 +625,14 @@ class CpuShare:
                 self._early.was_used = True
             self.take_back()
 
+    def lend_none_of(self, optimizer: Optimizer) -> None:
+        """Before another optimizer steps: gradients of its parameters have not left. What
+        ``HostStep.skip`` raises."""
+        if self._left:
+            left = {id(one.parameter) for one in self._left.values()}
+            if any(id(one) in left for group in optimizer.param_groups for one in group["params"]):
+                self.take_back()
+
     def take_back(self) -> None:
         """Gradients that have left count as not having left. What ``HostStep.skip`` raises: call
         again."""

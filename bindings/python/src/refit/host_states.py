@@ -454,6 +454,9 @@ class HostStates:
             mine = [one for one in self._kept_of(optimizer) if one.master is not None]
             self._masters.round_written(mine)
             self._settle_in()
+            for share in self._shares:
+                if share.optimizer is not optimizer:
+                    share.lend_none_of(optimizer)
             entries = list(entries_of(optimizer, self._kept))
             self._masters.look_again()
             self._masters.tell_weights(one.kept for one in entries if one.kept is not None)
