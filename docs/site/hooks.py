@@ -28,7 +28,7 @@ LANGUAGES = {".c": "c", ".h": "c", ".cu": "c", ".py": "python", ".sh": "bash", "
 
 def page_of(path: PurePosixPath) -> str:
     """The page that a file of the repository becomes, as MkDocs names its source."""
-    if path.parts[0] == "docs" and path.suffix == ".md":
+    if path.parts[0] == "docs" and path.suffix in {".md", ".svg"}:
         return str(path.relative_to("docs"))
     if path.name == "README.md":
         return "index.md" if len(path.parts) == 1 else f"source/{path}"

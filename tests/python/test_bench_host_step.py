@@ -75,7 +75,12 @@ def test_every_way_is_reported_for_each_number_of_tensors(refit_command: str) ->
     assert [row["bytes_per_parameter"] for row in kernels] == [28] * (len(kernels) - 1) + [26]
     assert all(row["bit_equal"] is None for row in kernels)
     assert list(result["left_out"]) == ["DeepSpeedCPUAdam"]
-    assert "HybridDeviceOptimizer" in table.host_step(result)
+    shown = table.host_step(result).splitlines()
+    assert len(shown) == 2 + 2 + len(names) + len(kernel_names)
+    assert f"of {tensors[0]} tensors" in shown[2]
+    assert f"step of {tensors[1]}" in shown[2]
+    assert all("ms" in line.split("|")[-2] for line in shown[4 : 4 + len(names)])
+    assert shown[-1].split("|")[-2].strip() == ""
 
 
 def test_a_way_is_bit_equal_only_if_it_has_the_bits_of_the_loop() -> None:

@@ -14,7 +14,7 @@ from refit.errors import HostMemoryError
 PARAMETERS, ROUNDS = 0.6e9, 7
 COUNTS = (1, 2, 4, 8)
 EPILOG = """\
-All parts take about ten minutes on two cores, and ask for 25 GB of free memory by default. With
+All parts take about twenty minutes on two cores, and ask for 25 GB of free memory by default. With
 less memory a smaller model is measured, and a line says so first. A quick look, in about a minute:
 
     python -m refit.bench offload weights --parameters 0.06e9 --rounds 3 --workers 1,4

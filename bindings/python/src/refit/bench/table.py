@@ -112,24 +112,29 @@ def _window_row(row: Result) -> list[str]:
 
 
 def host_step(result: Result) -> str:
-    """One row for each way and number of tensors."""
+    """One row for each way; steps of more tensors at its end."""
     head = (
         f"host_step: {result['parameters'] / 1e6:.1f} M fp32 parameters, {result['threads']} "
         f"threads, {result['rounds']} rounds{_short(result)}\n\n"
     )
+    counts = list(dict.fromkeys(row["tensors"] for row in result["ways"]))
     heads = (
-        "way", "tensors", "step median", "p95", "first step", "M parameters/s",
-        "share of the memory's limit", "speed-up over the for-loop",
+        f"way, of {counts[0]} tensors", "step", "p95", "first step", "M parameters/s",
+        "of the memory's limit", "speed-up over the for-loop",
         "over the faster of fused and DeepSpeed", "elements with other bits",
+        *(f"step of {count:,}" for count in counts[1:]),
     )  # fmt: skip
-    return head + table(heads, (_host_step_row(row) for row in result["ways"]))
+    by_way: dict[str, dict[int, Result]] = {}
+    for row in result["ways"]:
+        by_way.setdefault(row["way"], {})[row["tensors"]] = row
+    return head + table(heads, (_host_step_row(rows, counts) for rows in by_way.values()))
 
 
-def _host_step_row(row: Result) -> list[str]:
+def _host_step_row(rows: dict[int, Result], counts: Sequence[int]) -> list[str]:
+    row = rows[counts[0]]
     different = row["different_share"]
     return [
         row["way"],
-        f"{row['tensors']:,}",
         _seconds(row["step_s_median"]),
         _seconds(row["step_s_p95"]),
         _seconds(row["cold_step_s"]),
@@ -138,6 +143,7 @@ def _host_step_row(row: Result) -> list[str]:
         f"{row['speedup_over_for_loop']:.2f}",
         f"{row['speedup_over_faster']:.2f}",
         "not compared" if different is None else _percent(different),
+        *(_seconds(rows[one]["step_s_median"]) if one in rows else "" for one in counts[1:]),
     ]
 
 
