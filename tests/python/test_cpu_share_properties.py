@@ -55,6 +55,11 @@ SHAPES = [(), (1,), (2,), (7,), (64,), (300, 40), (40, 30), (9000,), (3, 3, 40),
 MIXED = [torch.float32, torch.float32, torch.bfloat16, torch.float64]
 
 
+def _scale_gradient(parameter: torch.Tensor) -> None:
+    if parameter.grad is not None:
+        parameter.grad.mul_(0.5)
+
+
 class Trainer(Player):
     """A Player that also does what a training loop does with parameters, gradients and losses."""
 
@@ -63,6 +68,7 @@ class Trainer(Player):
         super().__init__(kind, seed, shapes)
         self.late = self.parameters.pop()  # of a group that is added in the middle
         self.scaler = torch.amp.GradScaler(training.DEVICE.split(":")[0], init_scale=64.0)
+        self.handles: list[Any] = []
         self.schedulers = [torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.7)]
 
     def made(self, shape: Any, source: torch.Generator) -> nn.Parameter:
@@ -160,6 +166,36 @@ class Trainer(Player):
             else:
                 one.grad.data = one.grad.data * 0.75
 
+    def assign(self, which: int) -> None:
+        """Gradients that no backward pass accumulates."""
+        loss = self.loss(which)
+        having = [one for one in self.parameters if one.requires_grad]
+        if loss is not None:
+            found = torch.autograd.grad(loss, having, allow_unused=True)
+            for one, grad in zip(having, found, strict=True):
+                one.grad = grad
+
+    def twice(self, which: int) -> None:
+        """One graph, two backward passes, the second of which is a part of the first."""
+        loss = self.loss(which)
+        if loss is not None:
+            loss.backward(retain_graph=True)
+            some = [one for one in self.parameters if one.requires_grad][which % 2 :: 2]
+            if some:
+                loss.backward(inputs=some)
+
+    def hook(self, which: int) -> None:
+        """Hooks that change gradients, before and behind those of refit."""
+        if self.handles:
+            self.handles.pop().remove()
+            return
+        one = self.parameters[which % len(self.parameters)]
+        if one.requires_grad and which & 8:
+            self.handles.append(one.register_hook(lambda grad: grad * 0.5))
+        elif one.requires_grad:
+            scale = one.register_post_accumulate_grad_hook(_scale_gradient)
+            self.handles.append(scale)
+
     def lose_gradients(self, which: int) -> None:
         self.parameters[which % len(self.parameters)].grad = None
 
@@ -217,7 +253,7 @@ class Share(Ours):
 
 BOTH = (
     *("train", "train", "backward", "accumulate", "step", "closure", "scaled"),
-    *("clip_norm", "clip_values", "clear_gradients", "lose_gradients"),
+    *("assign", "twice", "hook", "clip_norm", "clip_values", "clear_gradients", "lose_gradients"),
     *("write", "drop", "save", "load", "pickled", "load_its_own", "rate", "schedule", "options"),
     *("write_parameters", "write_gradients", "freeze", "add_group"),
 )
