@@ -683,14 +683,16 @@ def test_groups_that_change(frozen: bool, change: str) -> None:
         assert_same(alone, moved)
 
 
-def test_two_parameters_over_one_memory() -> None:
+@pytest.mark.parametrize("pick", ["late", ["0.1"]])
+def test_two_parameters_over_one_memory(pick: Any) -> None:
     runs = []
     for share in (False, True):
         torch.manual_seed(1)
         weight = drawn(40, 40)
         model = nn.ParameterList([nn.Parameter(weight), nn.Parameter(weight), drawn(40, 40)])
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        controller = refit.Controller(optimizer, host_fraction=1.0) if share else None
+        options: dict[str, Any] = {"host_fraction": 1.0, "host_pick": pick}
+        controller = refit.Controller(optimizer, **options) if share else None
         for _ in range(4):
             (model[0] @ model[1] @ model[2]).square().mean().backward()
             optimizer.step()

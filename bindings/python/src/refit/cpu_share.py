@@ -218,18 +218,17 @@ def _is_alone(grad: torch.Tensor) -> bool:
     )
 
 
-def _without_shared(found: list[tuple[Kept, _Look]]) -> list[tuple[Kept, _Look]]:
-    """Parameters that share no memory with another of them, and are there once."""
-    shared: set[int] = set()
-    before, end = -1, 0
-    order = sorted(range(len(found)), key=lambda at: found[at][1][0])
-    for number in order:
-        kept, look = found[number]
-        if before >= 0 and look[0] < end:
-            shared |= {before, number}
-        if look[0] + local(kept.parameter).nbytes > end:
-            before, end = number, look[0] + local(kept.parameter).nbytes
-    return [one for number, one in enumerate(found) if number not in shared]
+def _overlapping(parameters: Sequence[Any]) -> set[int]:
+    """The identities of parameters that are there twice, or share memory with another."""
+    found: set[int] = set()
+    before, end = None, 0
+    plain = [(local(one).data_ptr(), local(one).nbytes, one) for one in parameters]
+    for address, nbytes, one in sorted(plain, key=lambda place: place[0]):
+        if before is not None and address < end:
+            found |= {id(before), id(one)}
+        if address + nbytes > end:
+            before, end = one, address + nbytes
+    return found
 
 
 def _values_of(counters: list[torch.Tensor]) -> list[float]:
@@ -467,7 +466,9 @@ class CpuShare:
                 look = self._look_at(kept, group, known[group])
                 if look is not None:
                     found.append((kept, look))
-        found = _without_shared(found)
+        every = [one for group in self.optimizer.param_groups for one in group["params"]]
+        shared = _overlapping([one for one in every if local(one).device == self.home.device])
+        found = [one for one in found if id(one[0].parameter) not in shared]
         if found:
             self._step = HostStep(
                 self.home.offloader,
