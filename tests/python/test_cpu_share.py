@@ -22,6 +22,7 @@ from refit.cpu_share import CpuShare
 from refit.errors import BudgetError, CopyError, InvalidError, StateError, UnsupportedError
 from refit.host_step import HostStep
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 from training import assert_same, drawn
 
 Optimizer = torch.optim.Optimizer
@@ -698,6 +699,24 @@ def test_two_parameters_over_one_memory(pick: Any) -> None:
             optimizer.step()
             optimizer.zero_grad()
         runs.append([one.detach().clone() for one in model])
+        if controller is not None:
+            controller.close()
+    assert all(map(torch.equal, *runs))
+
+
+def test_parameters_and_gradients_that_wrap_others() -> None:
+    runs = []
+    for share in (False, True):
+        torch.manual_seed(1)
+        inner = [nn.Parameter(TwoTensor(drawn(40, 40), drawn(40, 40))), nn.Parameter(drawn(40, 40))]
+        optimizer = torch.optim.AdamW(inner, lr=0.1)
+        controller = refit.Controller(optimizer, host_fraction=1.0) if share else None
+        for _ in range(4):
+            (inner[0] * inner[1]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        wrapper: Any = inner[0]
+        runs.append([one.detach().clone() for one in (wrapper.a, wrapper.b, inner[1])])
         if controller is not None:
             controller.close()
     assert all(map(torch.equal, *runs))

@@ -34,7 +34,7 @@ import torch
 
 from refit._call_lock import WaitingCallLock
 from refit._waiting import interrupts_held
-from refit.away import Absence, untouched
+from refit.away import Absence, kind_of, untouched
 from refit.errors import RefitError
 from refit.home import Home
 from refit.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
@@ -218,11 +218,18 @@ def _is_alone(grad: torch.Tensor) -> bool:
     )
 
 
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has memory of its own, and is no wrapper of others."""
+    kind = type(tensor)
+    return kind in (torch.nn.Parameter, torch.Tensor) and tensor.layout is torch.strided
+
+
 def _overlapping(parameters: Sequence[Any]) -> set[int]:
     """The identities of parameters that are there twice, or share memory with another."""
     found: set[int] = set()
     before, end = None, 0
     plain = [(local(one).data_ptr(), local(one).nbytes, one) for one in parameters]
+    plain = [one for one in plain if one[1]]
     for address, nbytes, one in sorted(plain, key=lambda place: place[0]):
         if before is not None and address < end:
             found |= {id(before), id(one)}
@@ -326,7 +333,10 @@ class CpuShare:
         step it, for it is not fp32, or a state's elements do not lie as its own."""
         if options is None:
             return None
-        plain, look = local(kept.parameter), _look_of(kept.parameter, group, options)
+        plain = local(kept.parameter)
+        if not _is_plain(plain):
+            return None
+        look = _look_of(kept.parameter, group, options)
         fits = (
             tuple(kept.states) == look[2]
             and plain.dtype == torch.float32
@@ -346,6 +356,7 @@ class CpuShare:
             grad = local(grad)
             alike = (
                 placed
+                and kind_of(grad) is torch.Tensor
                 and grad.dtype == plain.dtype
                 and grad.layout is torch.strided
                 and grad.device == plain.device
@@ -467,7 +478,7 @@ class CpuShare:
                 if look is not None:
                     found.append((kept, look))
         every = [one for group in self.optimizer.param_groups for one in group["params"]]
-        shared = _overlapping([one for one in every if local(one).device == self.home.device])
+        shared = _overlapping([one for one in every if _is_plain(local(one))])
         found = [one for one in found if id(one[0].parameter) not in shared]
         if found:
             self._step = HostStep(
