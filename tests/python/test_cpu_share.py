@@ -759,6 +759,20 @@ def test_two_optimizers_of_the_same_parameters(fraction: float) -> None:
             assert_same(alone, moved)
 
 
+@pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
+def test_the_kernels_are_found_whatever_the_defaults_are(kind: torch.dtype) -> None:
+    found = refit.cpu_share.root_of_torch()
+    before = torch.get_default_dtype()
+    refit.cpu_share.root_of_torch.cache_clear()
+    torch.set_default_dtype(kind)
+    try:
+        with torch.device("meta"):
+            assert refit.cpu_share.root_of_torch() == found
+    finally:
+        torch.set_default_dtype(before)
+        refit.cpu_share.root_of_torch.cache_clear()
+
+
 def test_a_forked_process_has_the_gradients() -> None:
     run = Run()
     with with_share(run) as controller:

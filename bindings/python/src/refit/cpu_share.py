@@ -165,12 +165,13 @@ def root_of_torch() -> tuple[int, int] | None:
     kernels do, or the addresses of MKL's vmsSqrt and MKL_Set_Num_Threads_Local. None where neither
     gives its bits, or where PyTorch's other arithmetic is not that of the kernels, as on a CPU
     without FMA."""
-    values = torch.linspace(0.25, 4.0, 4099)
-    one, nearly = torch.tensor([1.0]).expand(33), torch.tensor([1 + 2**-12]).expand(33)
+    plainly: Any = {"dtype": torch.float32, "device": "cpu"}  # the defaults may be others
+    values = torch.linspace(0.25, 4.0, 4099, **plainly)
+    one, nearly = (torch.tensor([v], **plainly).expand(33) for v in (1.0, 1 + 2**-12))
     if not bool((torch.addcmul(-one, nearly, nearly, value=1.0) == (1 + 2**-12) ** 2 - 1).all()):
         return None  # the product was rounded before it was added
     roots = torch.sqrt(values)
-    nearest = torch.tensor([math.sqrt(one) for one in values.tolist()], dtype=torch.float32)
+    nearest = torch.tensor([math.sqrt(one) for one in values.tolist()], **plainly)
     if torch.equal(roots, nearest):
         return 0, 0
     if not cast(Any, torch.backends.mkl).is_available():
