@@ -213,13 +213,11 @@ def test_gradients_leave_from_the_second_step_on(
         assert gone(controller) == (by_kernel(controller) if number >= 1 else 0)
         alone.backward(), finish(alone, moved)
     begin(alone, moved)
-    copied: list[int] = []
-    gradient = HostStep.gradient
-    monkeypatch.setattr(
-        HostStep, "gradient", lambda *args: copied.append(args[1]) or gradient(*args)
-    )
+    brought: list[Any] = []
+    bring = HostStep.bring
+    monkeypatch.setattr(HostStep, "bring", lambda *args: brought.extend(args[1]) or bring(*args))
     finish(alone, moved)
-    assert copied == []
+    assert [gradient for _, gradient, _ in brought] == [None] * by_kernel(controller)
     assert_same(alone, moved)
     begin(alone, moved), finish(alone, moved)
     assert_same(alone, moved)
@@ -512,7 +510,7 @@ def test_a_gradient_that_does_not_arrive_leaves_all_as_it_was(
 ) -> None:
     alone, moved, controller = twins
     alone.step(3), moved.step(3)
-    for verb in ("begin", "gradient", "refresh", "run", "wait"):
+    for verb in ("begin", "bring", "run", "wait"):
         alone.backward(), moved.backward()
         share_of(controller).take_back()
         real = getattr(HostStep, verb)
@@ -540,6 +538,26 @@ def test_a_gradient_that_does_not_arrive_leaves_all_as_it_was(
             run.optimizer.zero_grad()
             run.steps += 1
         assert_same(alone, moved)
+
+
+def test_a_gradient_that_cannot_leave_early_leaves_at_the_step(
+    twins: tuple[Run, Run, refit.Controller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, moved, controller = twins
+    alone.step(3), moved.step(3)
+    calls: list[int] = []
+
+    def failing(_step: HostStep, number: int, *_rest: Any) -> None:
+        calls.append(number)
+        raise CopyError("a gradient has not left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostStep, "gradient", failing)
+        alone.backward(), moved.backward()
+    assert calls
+    assert gone(controller) == 0
+    finish(alone, moved)
+    assert_same(alone, moved)
 
 
 def test_code_of_the_optimizer_that_fails_keeps_the_step_to_be_resumed(

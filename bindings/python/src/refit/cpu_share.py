@@ -40,7 +40,7 @@ from refit.home import Home
 from refit.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
 from refit.offloader import NO_STREAM
 from refit.regions import current_stream
-from refit.state_slots import Kept
+from refit.state_slots import Kept, State
 from refit.twin import arithmetic_of, is_dense, local
 
 Optimizer = torch.optim.Optimizer
@@ -246,6 +246,19 @@ def _values_of(counters: list[torch.Tensor]) -> list[float]:
     return cast(list[float], torch.stack([one.double() for one in counters]).tolist())
 
 
+def _placements(tensor: Any) -> Any:
+    """How a DTensor lies on its devices; None of any other."""
+    return getattr(tensor, "placements", None)
+
+
+def _shows(state: Mapping[Any, Any], pairs: Iterable[tuple[Any, State]]) -> bool:
+    """Whether the states of a parameter are the tensors over the image."""
+    for key, one in pairs:  # noqa: SIM110  # asked of each parameter in each step
+        if state.get(key) is not one.shown:
+            return False
+    return True
+
+
 def _has_stayed(one: _Left) -> bool:
     """Whether a gradient that has left is still its parameter's, and as it was."""
     with untouched():
@@ -349,14 +362,14 @@ class CpuShare:
 
     def _gradient(self, parameter: Any) -> torch.Tensor | None:
         """The plain gradient of a parameter as the kernels can read it, or None."""
-        plain, grad = local(parameter), parameter.grad
-        if grad is None:
+        plain, whole = local(parameter), parameter.grad
+        if whole is None:
             return None
         with untouched():
-            placed = getattr(grad, "placements", None) == getattr(parameter, "placements", None)
-            grad = local(grad)
+            grad = local(whole)
+            is_unwrapped = plain is parameter and grad is whole
             alike = (
-                placed
+                (is_unwrapped or _placements(whole) == _placements(parameter))
                 and kind_of(grad) is torch.Tensor
                 and grad.dtype == plain.dtype
                 and grad.layout is torch.strided
@@ -376,7 +389,7 @@ class CpuShare:
         for place in places:
             state = self.optimizer.state.get(place.kept.parameter)
             pairs = place.kept.pairs
-            if not state or any(state.get(key) is not one.shown for key, one in pairs):
+            if not state or not _shows(state, pairs):
                 continue
             if type(self.optimizer) is torch.optim.SGD:
                 if len(state) == len(pairs):
@@ -434,16 +447,16 @@ class CpuShare:
             return []
         self._begin(chosen)
         self._absence.lift(*self._left)
-        step, stream = cast(HostStep, self._step), current_stream(self.home.device)
         self._must_skip = True  # until all are stepped
-        for place, grad, which in named:
-            self._counts[id(place.kept)] = which - 1
-            self._named.append(place)
-            if place.number not in self._left:
-                self._read.append(grad)
-                step.gradient(place.number, grad.data_ptr(), which, stream)
-            step.refresh(place.number, stream)
-        return [place.kept.parameter for place, *_ in named]
+        self._named = [place for place, *_ in named]
+        self._counts.update((id(place.kept), which - 1) for place, _, which in named)
+        self._read += [grad for place, grad, _ in named if place.number not in self._left]
+        coming = [
+            (place.number, None if place.number in self._left else grad.data_ptr(), which)
+            for place, grad, which in named
+        ]
+        cast(HostStep, self._step).bring(coming, current_stream(self.home.device))
+        return [place.kept.parameter for place in self._named]
 
     def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
         """Whether the host step that there is, is right for these parameters."""
@@ -536,8 +549,11 @@ class CpuShare:
         try:
             first, second, *_ = [*self._scales, 1.0, 1.0]
             step.run(first, second, stream)
-        finally:
+            stepped = [place.kept for place in self._named]
+        except BaseException:
             stepped = [place.kept for place in self._named if step.stepped(place.number)]
+            raise
+        finally:
             self._count_step(stepped)
             for kept in stepped:
                 done(kept.parameter)

@@ -6,7 +6,7 @@ it, is unknown here.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from refit import _abi
@@ -102,11 +102,17 @@ class HostStep(Handle):
         after = _abi.refit_stream_ref(stream)
         call(lib.refit_host_step_gradient, self._live, parameter, gradient, number, after)
 
-    def refresh(self, parameter: int, stream: int) -> None:
-        """Starts the copy of a parameter to the host, as ``stream`` has made it by now: what is
-        stepped is what the device has. CopyError and others: call again."""
-        after = _abi.refit_stream_ref(stream)
-        call(lib.refit_host_step_refresh, self._live, parameter, after)
+    def bring(self, named: Iterable[tuple[int, int | None, int]], stream: int) -> None:
+        """Starts the copies of parameters to the host, as ``stream`` has made them by now: what is
+        stepped is what the device has. Each comes with the address of its gradient, which is named
+        before it, as by ``gradient``, or None, and the number of its step. Many at once, for single
+        calls would take twice as long. CopyError and others: some may be under way; call again, or
+        ``skip``."""
+        pointer, after = self._live, _abi.refit_stream_ref(stream)
+        for parameter, gradient, number in named:
+            if gradient is not None:
+                call(lib.refit_host_step_gradient, pointer, parameter, gradient, number, after)
+            call(lib.refit_host_step_refresh, pointer, parameter, after)
 
     def gather(self) -> None:
         """Waits for the gradients that were named, which may be changed then. CopyError,
