@@ -637,6 +637,13 @@ def counter_shared(run: Run) -> None:
         state["step"] = counters[0]["step"]
 
 
+def alias_made_by_data(run: Run) -> None:
+    run.aliases = [torch.empty(0) for _ in gradients_of(run)]  # type: ignore[attr-defined]
+    for alias, one in zip(run.aliases, gradients_of(run), strict=True):  # type: ignore[attr-defined]
+        alias.data = one
+        alias.mul_(0.5)
+
+
 def storage_written(run: Run) -> None:
     for one in gradients_of(run):
         one.untyped_storage().fill_(0)
@@ -654,6 +661,7 @@ def scaled_beyond_fp32(run: Run) -> None:
     "change",
     [
         *(clipped_twice_named, counter_changed_by_data, counter_shared, storage_written),
+        alias_made_by_data,
         *(rate_below_zero, scaled_beyond_fp32),
     ],
 )

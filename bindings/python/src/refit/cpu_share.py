@@ -209,14 +209,19 @@ def _lies_as(kept: Kept, plain: torch.Tensor) -> bool:
 
 def _is_alone(grad: torch.Tensor) -> bool:
     """Whether a gradient has memory of its own: no other tensor changes it unseen."""
-    storage = grad.untyped_storage()
-    uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 2)
     return (
         grad._base is None
         and not grad.requires_grad
-        and storage.nbytes() == grad.nbytes
-        and uses(storage._cdata) == 2  # the gradient's, and that of this object
+        and grad.untyped_storage().nbytes() == grad.nbytes
+        and not _has_alias(grad)
     )
+
+
+def _has_alias(grad: torch.Tensor) -> bool:
+    """Whether another tensor or an array has the memory of this one, too."""
+    storage = grad.untyped_storage()
+    uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 2)
+    return uses(storage._cdata) > 2  # the gradient's, and that of ``storage``
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -266,6 +271,7 @@ def _has_stayed(one: _Left) -> bool:
             one.parameter.grad is one.gradient
             and one.gradient._version == one.version
             and one.gradient.data_ptr() == one.address
+            and not _has_alias(one.gradient)
         )
 
 
