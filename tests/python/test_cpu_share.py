@@ -761,6 +761,22 @@ def test_a_compiled_backward_pass() -> None:
         assert_same(alone, moved)
 
 
+def test_a_backward_pass_over_weights_of_before_the_step_is_refused(
+    twins: tuple[Run, Run, refit.Controller],
+) -> None:
+    for run in twins[:2]:
+        begin(run)
+        loss = run.model(torch.ones(2, WIDTH, device=run.device)).sum()
+        before = [one._version for one in run.model.parameters()]
+        finish(run)
+        assert all(
+            one._version > version
+            for one, version in zip(run.model.parameters(), before, strict=True)
+        )
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
 @pytest.mark.parametrize("fraction", [0.7, 1.0])
 def test_two_optimizers_of_the_same_parameters(fraction: float) -> None:
     """The gradients that have left for one of them are stepped by the other first."""

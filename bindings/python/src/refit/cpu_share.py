@@ -244,6 +244,13 @@ def _overlapping(parameters: Sequence[Any]) -> set[int]:
     return found
 
 
+def _tell_changed(tensors: Iterable[torch.Tensor]) -> None:
+    """Counts a change of tensors whose memory C has written: a backward pass that has saved them is
+    refused, as behind PyTorch's own step."""
+    known = [one for one in tensors if not one.is_inference()]
+    cast(Any, torch.autograd.graph).increment_version(known)
+
+
 def _values_of(counters: list[torch.Tensor]) -> list[float]:
     """What tensors of one number say. Those of a GPU are brought in one copy."""
     if not counters or all(one.device.type == "cpu" for one in counters):
@@ -560,6 +567,7 @@ class CpuShare:
             stepped = [place.kept for place in self._named if step.stepped(place.number)]
             raise
         finally:
+            _tell_changed(local(kept.parameter) for kept in stepped)
             self._count_step(stepped)
             for kept in stepped:
                 done(kept.parameter)
