@@ -2,12 +2,13 @@
 
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 import pytest
 from refit import _call_lock
-from refit._call_lock import CallLock
-from refit.errors import StateError
+from refit._call_lock import CallLock, WaitingCallLock
+from refit.errors import BusyError, StateError
 
 
 def is_free(call_lock: CallLock) -> bool:
@@ -39,6 +40,35 @@ def test_a_second_thread_and_a_second_call_are_refused() -> None:
     assert is_free(call_lock)
 
 
+def test_a_block_that_does_not_wait_is_refused_while_any_thread_has_the_lock() -> None:
+    call_lock = WaitingCallLock("controller")
+    with call_lock.at_once:
+        assert call_lock.is_mine
+        with pytest.raises(BusyError), call_lock.at_once:
+            pytest.fail("it was taken twice")
+        assert call_lock.is_mine
+    assert not call_lock.is_mine
+    taken, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with call_lock:
+            taken.set()
+            done.wait(30)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert taken.wait(30)
+    try:
+        with pytest.raises(BusyError), call_lock.at_once:
+            pytest.fail("it was taken from another thread")
+    finally:
+        done.set()
+        other.join()
+    with pytest.raises(KeyError), call_lock.at_once:
+        raise KeyError("in the block")
+    assert not call_lock.is_mine
+
+
 class CtrlC:
     """Raises where a signal's handler could: as a function of the module begins, or as a call of C
     in it ends, at the one of a given number."""
@@ -59,7 +89,15 @@ def use(call_lock: CallLock) -> None:
         pass
 
 
-def test_ctrl_c_anywhere_leaves_the_lock_to_others() -> None:  # trap 12
+def use_at_once(call_lock: CallLock) -> None:
+    with call_lock.at_once:
+        pass
+
+
+@pytest.mark.parametrize("use", [use, use_at_once])
+def test_ctrl_c_anywhere_leaves_the_lock_to_others(  # trap 12
+    use: Callable[[CallLock], None],
+) -> None:
     steps = 0
     while True:
         call_lock, ctrl_c, before = CallLock("Publisher"), CtrlC(steps + 1), sys.getprofile()

@@ -9,7 +9,7 @@ method that is written in C, and one that was just taken is released where it wa
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
@@ -50,6 +50,11 @@ class CallLock(_RLock):  # type: ignore[misc]
         )
 
     @property
+    def at_once(self) -> "_AtOnce":
+        """What a block takes it by that never waits: refused while another thread has it, too."""
+        return _AtOnce(self)
+
+    @property
     def is_mine(self) -> bool:
         """Whether the calling thread holds it."""
         return bool(self._is_owned())
@@ -61,6 +66,31 @@ class CallLock(_RLock):  # type: ignore[misc]
         finally:
             if self.is_mine:
                 self.release()
+
+
+class _AtOnce:
+    """Takes a lock for a block if nothing holds it. ``__exit__`` is found before, and is the
+    lock's own."""
+
+    def __init__(self, lock: CallLock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> Literal[True]:
+        lock = self._lock
+        if not lock.is_mine:
+            try:
+                if lock.acquire(blocking=False):
+                    return True
+            except BaseException:
+                if lock.is_mine:
+                    lock.release()
+                raise
+        raise lock._refusal()
+
+    @property
+    def __exit__(self) -> Callable[..., None]:
+        leave: Callable[..., None] = self._lock.__exit__
+        return leave
 
 
 class WaitingCallLock(CallLock):

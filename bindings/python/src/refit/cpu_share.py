@@ -33,7 +33,6 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from refit._call_lock import WaitingCallLock
-from refit._waiting import interrupts_held
 from refit.away import Absence, kind_of, untouched
 from refit.errors import RefitError
 from refit.home import Home
@@ -646,15 +645,11 @@ class CpuShare:
             return
         if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        with interrupts_held():
-            if not self._lock.acquire(blocking=False):
-                return
-            try:
+        try:
+            with self._lock.at_once:
                 self.leave_early(parameter)
-            except RefitError:
-                return  # the step copies it, and says what it meets
-            finally:
-                self._lock.release()
+        except RefitError:
+            return  # the step copies it, and says what it meets
 
     def _touched(self) -> None:
         """Something uses a gradient that has left: then none has. A forked process has the
