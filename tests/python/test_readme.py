@@ -95,6 +95,7 @@ def test_the_install_command_names_the_package(root: Path) -> None:
 def test_every_integration_is_in_the_table(root: Path) -> None:
     folder = root / "bindings" / "python" / "src" / "refit" / "integrations"
     modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("_")}
-    table = (root / "docs" / "frameworks.md").read_text()
+    page = (root / "docs" / "frameworks.md").read_text()
+    table = page[page.index("| framework |") :].partition("\n\n")[0] + "\n"
     rows = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", table, re.M)[1:]
     assert {re.findall(r"`refit\.integrations\.(\w+)", row)[0] for row in rows} == modules
