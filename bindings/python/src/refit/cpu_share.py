@@ -437,7 +437,7 @@ class CpuShare:
         """
         known = self._options()
         if not self._fits(entries, known):
-            self._settle()
+            self.settle()
             self._plan(known)
         twice = Counter(id(parameter) for parameter, _ in entries)
         places = [
@@ -731,9 +731,6 @@ class CpuShare:
 
     def settle(self) -> None:
         """No gradient has left, and all parameters are on the device. Waits for copies."""
-        self._settle()
-
-    def _settle(self) -> None:
         self.take_back()
         if self._step is not None:
             self._step.wait()
@@ -749,7 +746,7 @@ class CpuShare:
         """Waits for copies, and gives the host step's memory back; the states stay."""
         if self._early is not None:
             self._early.remove()
-        self._settle()
+        self.settle()
         self._close_step()
 
 

@@ -31,7 +31,6 @@ import torch
 
 from refit._call_lock import WaitingCallLock
 from refit._library import lib
-from refit._waiting import interrupts_held
 from refit.away import Absence
 from refit.config import Config
 from refit.cpu_share import CpuShare
@@ -524,15 +523,11 @@ class HostStates:
         """
         if self._moving.is_mine:
             return
-        with interrupts_held():
-            if not self._moving.acquire(blocking=False):
-                return
-            try:
+        try:
+            with self._moving.at_once:
                 self._come_in_early(optimizer)
-            except RefitError:
-                return  # the step begins by itself, and says what it meets
-            finally:
-                self._moving.release()
+        except RefitError:
+            return  # the step begins by itself, and says what it meets
 
     def _come_in_early(self, optimizer: Optimizer) -> None:
         entries = self._last.get(id(optimizer))

@@ -146,10 +146,3 @@ class HostStep(Handle):
             lambda slice_ms: call(lib.refit_host_step_wait, pointer, slice_ms),
             self._offloader._timeout_s if timeout is None else timeout,
         )
-
-    def parameter(self, parameter: int) -> tuple[int, int]:
-        """Address and bytes of a parameter as the host has it: until the next ``run``."""
-        address, count = ctypes.c_void_p(), ctypes.c_uint64()
-        pointers = ctypes.byref(address), ctypes.byref(count)
-        call(lib.refit_host_step_parameter, self._live, parameter, *pointers)
-        return address.value or 0, count.value
