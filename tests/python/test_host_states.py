@@ -312,6 +312,24 @@ def test_several_optimizers_in_one_controller() -> None:
             assert_same_states(mine.state_dict(), theirs.state_dict())
 
 
+def test_states_are_born_beside_smaller_windows_of_another_optimizer() -> None:
+    """Adagrad has states before its first step, and its windows are there when Adam's are born."""
+    alone, moved = Run(), Run()
+    pairs = []
+    for run in (alone, moved):
+        small = torch.optim.Adagrad([run.model[2].weight], lr=0.1)
+        pairs.append([small, torch.optim.Adam([run.model[0].weight], lr=1e-2)])
+    with refit.Controller(pairs[1], moved.model, states="host", prefetch=False):
+        for run, both in zip((alone, moved), pairs, strict=True):
+            for _ in range(3):
+                run.backward()
+                for one in both:
+                    one.step()
+                run.model.zero_grad()
+        for mine, theirs in zip(alone.model.parameters(), moved.model.parameters(), strict=True):
+            assert torch.equal(mine, theirs)
+
+
 def test_a_large_parameter_is_stepped_in_parts() -> None:
     def make() -> tuple[nn.Parameter, Optimizer]:
         torch.manual_seed(1)

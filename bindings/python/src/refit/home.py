@@ -125,6 +125,8 @@ class Home(Closing):
         """Memory for a step over these parts; what there is, is kept where it is enough."""
         self.window.wait()  # as ``begin`` does; parts cannot be measured before
         size, count = self._needs(parts)
+        if count == 0 and self.window.measure(parts) > self._room[0]:
+            self._give_back()  # what is born needs none, and does not fit into these
         if count == 0 or (self._room[0] >= size and self._room[1] >= count):
             return
         self._give_back()
