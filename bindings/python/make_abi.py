@@ -38,6 +38,7 @@ SCALARS = {
     "float": "c_float",
     "double": "c_double",
     "refit_region_id": "c_uint32",
+    "refit_activation_group": "c_uint64",
 }
 
 HEAD = '''"""The C library's door for ctypes. Made by make_abi.py from lib/include; do not edit."""
@@ -187,7 +188,7 @@ class Abi:
         elif match := re.fullmatch(r"typedef (.*?)\(\*\s*(\w+)\)\s*\((.*)\)", text):
             self.bodies.append(f"{match[2]} = {self.function_type(match[1], match[3])}\n")
             self.functions.add(match[2])
-        elif match := re.fullmatch(r"typedef uint32_t (\w+)", text):
+        elif match := re.fullmatch(r"typedef uint(?:32|64)_t (\w+)", text):
             if match[1] not in SCALARS:
                 raise SystemExit(f"make_abi: add {match[1]} to SCALARS")
         elif match := re.fullmatch(r"(.*?[\s*])(refit_\w+)\s*\((.*)\)", text):

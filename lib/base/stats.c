@@ -54,6 +54,7 @@ static const size_t seconds_that_add_up[] = {
     offsetof(refit_stats, step_exposed_seconds_last),
     offsetof(refit_stats, host_step_exposed_seconds_last),
     offsetof(refit_stats, host_step_compute_seconds_last),
+    offsetof(refit_stats, activation_exposed_seconds_total),
     offsetof(refit_stats, host_pin_seconds),
 };
 

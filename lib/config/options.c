@@ -42,8 +42,10 @@ const rft_option rft_options[] = {
      "below 16KiB then begin at multiples of 64 to 256. More holds for all regions: 4KiB lets a "
      "checkpoint writer use direct I/O."},
     {"offload.budget_bytes", IN(offload_budget_bytes), RFT_SIZE, "0", 0, 1024 * TIB, "bytes",
-     "The most host memory that the arena may take. 0: offload.budget_share decides. Set it where "
-     "several trainers share one machine."},
+     "The most host memory that the arenas of one device may take together: of states, of steps on "
+     "the CPU, of activations. 0: offload.budget_share decides. Set it where several trainers "
+     "share "
+     "one machine."},
     {"offload.budget_share", IN(offload_budget_share), RFT_SHARE, "0.8", BILLIONTHS / 1000,
      BILLIONTHS, "share",
      "The part of the memory that machine and cgroup really have free that the arena may take. "
@@ -117,6 +119,26 @@ const rft_option rft_options[] = {
      REFIT_HOST_STEP_BIND_NONE, "node|none",
      "The CPUs of these threads: node binds them to the NUMA node that holds the states; none "
      "leaves them to the kernel. The thread that steps stays where it is, and is one of them."},
+
+    {"activations.host_bytes", IN(activations_host_bytes), RFT_SIZE, "0", 0, 1024 * TIB, "bytes",
+     "Page-locked host memory for the activations that leave in the forward pass. What does not "
+     "fit stays on the device. It has no default: set it where activations are to leave. It counts "
+     "against offload.budget_bytes."},
+    {"activations.min_bytes", IN(activations_min_bytes), RFT_SIZE, "64KiB", 1, TIB, "bytes",
+     "Smaller saved tensors stay on the device: a copy of them costs more than it gives back."},
+    {"activations.in_flight", IN(activations_in_flight), RFT_COUNT, "1", 1, 16, "groups",
+     "The memory of a group (what one layer saves) is given back at most so many groups after its "
+     "forward pass. More hide slower copies, and take more device memory."},
+    {"activations.prefetch", IN(activations_prefetch), RFT_COUNT, "1", 0, 16, "groups",
+     "So many groups are on their way back before the backward pass asks for them. More hide "
+     "slower copies, and take more device memory; 0 brings each one when it is asked for."},
+    {"activations.keep_last", IN(activations_keep_last), RFT_COUNT, "1", 0, 1024, "groups",
+     "So many groups at the end of the forward pass never leave: the backward pass asks for them "
+     "at once."},
+    {"activations.aim", IN(activations_aim), RFT_CHOICE, "overlap", 0, REFIT_ACTIVATIONS_AIM_MEMORY,
+     "overlap|memory",
+     "overlap lets as much leave as can be copied while the layers compute, which two iterations "
+     "measure; memory lets all leave, also where the step takes longer."},
 
     {"broadcast.endpoint", IN(broadcast_endpoint), RFT_TEXT, "user://refit", 0,
      LONGEST(broadcast_endpoint), "text",

@@ -185,6 +185,8 @@ struct refit_device {
     atomic_uint_fast32_t users;    /* offloaders, arenas, … */
     atomic_uint_fast32_t memories; /* of refit_memory_alloc */
     atomic_uint_fast32_t streams;  /* of refit_stream_open */
+    /* Of the host arenas for it, which share offload.budget_bytes. Kept by lib/memory. */
+    atomic_uint_fast64_t host_bytes;
     rft_mutex lock;
     refit_arena *arenas; /* the first of those that lib/memory links here; guarded by lock */
     rft_event *spare;    /* kept for refit_stream_wait; guarded by lock */

@@ -12,6 +12,7 @@
  *   refit/offload.h      states leave the device and come back
  *   refit/window.h       states that live on the host visit the device during a step
  *   refit/host_step.h    a share of the parameters is stepped on the CPU
+ *   refit/activations.h  saved tensors leave in the forward pass and return in the backward pass
  *   refit/broadcast.h    publisher, subscriber, update
  *   refit/archive.h      versions kept as files
  *   refit/config.h       every choice, from a file, the environment or code
@@ -71,6 +72,7 @@
 #ifndef REFIT_H
 #define REFIT_H
 
+#include <refit/activations.h>
 #include <refit/archive.h>
 #include <refit/arena.h>
 #include <refit/broadcast.h>

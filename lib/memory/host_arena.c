@@ -111,9 +111,11 @@ typedef struct rft_image_memory {
     bool huge_pages;    /* asked for, after the probe */
     int numa_node;      /* the node it is placed on, or a REFIT_NUMA_* */
     int64_t spent;      /* ns of touch and page-lock */
+    bool claimed;       /* the device counts its bytes */
 } rft_image_memory;
 
-static refit_status check_budget(uint64_t bytes, const refit_config *config, refit_error *error)
+static refit_status check_budget(uint64_t bytes, uint64_t others, const refit_config *config,
+                                 refit_error *error)
 {
     rft_budget budget;
     RFT_TRY(rft_budget_read("", config, 0, &budget, error));
@@ -122,7 +124,26 @@ static refit_status check_budget(uint64_t bytes, const refit_config *config, ref
                   " free): offload less, raise offload.budget_bytes or "
                   "offload.budget_share, or free memory",
                   bytes, budget.bytes, budget.source, budget.free_bytes);
+    /* What others have is no longer free: only a number that the user gave has to be shared. */
+    uint64_t given = config->offload_budget_bytes;
+    RFT_REFUSE_IF(given != 0 && bytes > given - rft_min_u64(others, given), error, REFIT_ERR_BUDGET,
+                  "the host image needs %" PRIu64 " bytes beside the %" PRIu64
+                  " that other host memory of the device has, and offload.budget_bytes is %" PRIu64
+                  ": raise it, or offload less",
+                  bytes, others, given);
     return REFIT_OK;
+}
+
+/* Counts the bytes for the device before they are taken, so that of two that are taken at once one
+ * is refused. */
+static refit_status claim_bytes(rft_image_memory *memory, const refit_config *config,
+                                refit_error *error)
+{
+    refit_device *device = memory->pins.device;
+    uint64_t bytes = memory->pins.bytes;
+    uint64_t others = atomic_fetch_add(&device->host_bytes, bytes);
+    memory->claimed = true;
+    return check_budget(bytes, others, config, error);
 }
 
 static refit_status fail_map(uint64_t bytes, refit_error *error)
@@ -173,7 +194,7 @@ static refit_status take_steps(rft_image_memory *memory, const refit_config *con
                                rft_cancel_token *token, refit_error *error)
 {
     rft_slab_pins *pins = &memory->pins;
-    RFT_TRY(check_budget(pins->bytes, config, error));
+    RFT_TRY(claim_bytes(memory, config, error));
     RFT_TRY(map_image(pins->bytes, &pins->base, error));
     RFT_TRY(place(memory, config, error));
     int64_t start = rft_now();
@@ -190,6 +211,8 @@ static void image_memory_drop(rft_image_memory *memory)
 {
     rft_slab_pins_drop(&memory->pins);
     if (memory->pins.base != NULL) (void)munmap(memory->pins.base, memory->pins.bytes);
+    if (memory->claimed) atomic_fetch_sub(&memory->pins.device->host_bytes, memory->pins.bytes);
+    memory->claimed = false;
     memory->pins.base = NULL;
     memory->huge_pages = false;
     memory->numa_node = REFIT_NUMA_OFF;

@@ -32,7 +32,7 @@ static const place places[] = {
     {OFFSET(refit_allocator, release, 24)},
     {OFFSET(refit_allocator, user, 32)},
 
-    {SIZE(refit_config, 1552)},
+    {SIZE(refit_config, 1584)},
     {OFFSET(refit_config, size, 0)},
     {OFFSET(refit_config, origin, 8)},
     {OFFSET(refit_config, device, 104)},
@@ -97,6 +97,12 @@ static const place places[] = {
     {OFFSET(refit_config, offload_masters, 1540)},
     {OFFSET(refit_config, offload_host_step_threads, 1544)},
     {OFFSET(refit_config, offload_host_step_bind, 1548)},
+    {OFFSET(refit_config, activations_host_bytes, 1552)},
+    {OFFSET(refit_config, activations_min_bytes, 1560)},
+    {OFFSET(refit_config, activations_in_flight, 1568)},
+    {OFFSET(refit_config, activations_prefetch, 1572)},
+    {OFFSET(refit_config, activations_keep_last, 1576)},
+    {OFFSET(refit_config, activations_aim, 1580)},
 
     {SIZE(refit_option, 64)},
     {OFFSET(refit_option, size, 0)},
@@ -281,7 +287,7 @@ static const place places[] = {
     {OFFSET(refit_tensor_change, blocks_sparse, 28)},
     {OFFSET(refit_tensor_change, blocks_dense, 32)},
 
-    {SIZE(refit_stats, 680)},
+    {SIZE(refit_stats, 768)},
     {OFFSET(refit_stats, size, 0)},
     {OFFSET(refit_stats, offload_regions, 8)},
     {OFFSET(refit_stats, join_seconds_last, 400)},
@@ -295,6 +301,9 @@ static const place places[] = {
     {OFFSET(refit_stats, host_step_bytes, 632)},
     {OFFSET(refit_stats, host_step_count, 640)},
     {OFFSET(refit_stats, host_step_compute_seconds_last, 672)},
+    {OFFSET(refit_stats, activation_groups, 680)},
+    {OFFSET(refit_stats, activation_failures, 752)},
+    {OFFSET(refit_stats, activation_exposed_seconds_total, 760)},
 };
 
 static void every_struct_keeps_its_places(void **state)

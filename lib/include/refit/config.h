@@ -48,6 +48,11 @@ typedef enum refit_host_step_bind {
     REFIT_HOST_STEP_BIND_NONE = 1,
 } refit_host_step_bind;
 
+typedef enum refit_activations_aim {
+    REFIT_ACTIVATIONS_AIM_OVERLAP = 0, /* as many leave as can leave behind the compute */
+    REFIT_ACTIVATIONS_AIM_MEMORY = 1,  /* all leave that can */
+} refit_activations_aim;
+
 typedef enum refit_shm {
     REFIT_SHM_AUTO = 0, /* same-host workers share memory; where one cannot, the report says why */
     REFIT_SHM_REQUIRE = 1, /* an error where it is not available */
@@ -177,6 +182,15 @@ typedef struct refit_config {
     /* offload.* : states that the CPU steps (refit/host_step.h) */
     uint32_t offload_host_step_threads; /* 0: this rank's share of the CPUs */
     int32_t offload_host_step_bind;     /* refit_host_step_bind */
+
+    /* activations.* : saved tensors that leave in the forward pass (refit/activations.h). The
+     * library reads host_bytes; the others are for what forms the groups */
+    uint64_t activations_host_bytes; /* of the arena; 0: not given */
+    uint64_t activations_min_bytes;  /* smaller tensors stay */
+    uint32_t activations_in_flight;  /* groups whose memory may still be there behind their pass */
+    uint32_t activations_prefetch;   /* groups that return before they are asked for */
+    uint32_t activations_keep_last;  /* groups at the end of the forward pass that stay */
+    int32_t activations_aim;         /* refit_activations_aim */
 } refit_config;
 
 /*

@@ -104,7 +104,18 @@ extern "C" {
     X(f64, host_step_seconds_last, gauge,                                                          \
       "last step on the CPU, from its run to the last byte on the device")                         \
     X(f64, host_step_exposed_seconds_last, gauge, "last step on the CPU, time that calls waited")  \
-    X(f64, host_step_compute_seconds_last, gauge, "last step on the CPU, time that it computed")
+    X(f64, host_step_compute_seconds_last, gauge, "last step on the CPU, time that it computed")   \
+    X(u64, activation_groups, gauge, "groups of activations that were begun and not released")     \
+    X(u64, activation_host_bytes, gauge, "host memory of the arena of activations")                \
+    X(u64, activation_used_bytes, gauge, "of these, in use by groups")                             \
+    X(u64, activation_used_bytes_peak, gauge, "the most that was in use")                          \
+    X(u64, activation_out_bytes_total, counter, "bytes of activations that copies out took")       \
+    X(u64, activation_in_bytes_total, counter, "bytes of activations that copies in took")         \
+    X(u64, activation_refused_bytes_total, counter, "bytes that stayed: the arena had no room")    \
+    X(u64, activation_out_of_order, counter, "groups released below others that stay")             \
+    X(u64, activation_reused, counter, "tensors placed in free pieces below the top")              \
+    X(u64, activation_failures, counter, "copies of groups that failed, or failed to start")       \
+    X(f64, activation_exposed_seconds_total, counter, "time that calls waited for copies of groups")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

@@ -58,6 +58,8 @@ REFIT_MASTERS_AUTO: Final = 0
 REFIT_MASTERS_WHOLE: Final = 1
 REFIT_HOST_STEP_BIND_NODE: Final = 0
 REFIT_HOST_STEP_BIND_NONE: Final = 1
+REFIT_ACTIVATIONS_AIM_OVERLAP: Final = 0
+REFIT_ACTIVATIONS_AIM_MEMORY: Final = 1
 REFIT_SHM_AUTO: Final = 0
 REFIT_SHM_REQUIRE: Final = 1
 REFIT_SHM_OFF: Final = 2
@@ -215,6 +217,12 @@ class refit_config(Structure):
         ("offload_masters", c_int32),
         ("offload_host_step_threads", c_uint32),
         ("offload_host_step_bind", c_int32),
+        ("activations_host_bytes", c_uint64),
+        ("activations_min_bytes", c_uint64),
+        ("activations_in_flight", c_uint32),
+        ("activations_prefetch", c_uint32),
+        ("activations_keep_last", c_uint32),
+        ("activations_aim", c_int32),
     ]
 
 
@@ -347,6 +355,17 @@ class refit_stats(Structure):
         ("host_step_seconds_last", c_double),
         ("host_step_exposed_seconds_last", c_double),
         ("host_step_compute_seconds_last", c_double),
+        ("activation_groups", c_uint64),
+        ("activation_host_bytes", c_uint64),
+        ("activation_used_bytes", c_uint64),
+        ("activation_used_bytes_peak", c_uint64),
+        ("activation_out_bytes_total", c_uint64),
+        ("activation_in_bytes_total", c_uint64),
+        ("activation_refused_bytes_total", c_uint64),
+        ("activation_out_of_order", c_uint64),
+        ("activation_reused", c_uint64),
+        ("activation_failures", c_uint64),
+        ("activation_exposed_seconds_total", c_double),
     ]
 
 
@@ -700,6 +719,66 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_stats),
         c_char_p,
         c_size_t,
+    ]),
+    "refit_activations_open": (c_int, [
+        c_void_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_activations_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_begin": (c_int, [
+        c_void_p,
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_activations_add": (c_int, [
+        c_void_p,
+        c_uint64,
+        c_void_p,
+        c_uint64,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_activations_commit": (c_int, [
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_join": (c_int, [
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_wait": (c_int, [
+        c_void_p,
+        c_uint64,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_fetch": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_release": (c_int, [
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
     ]),
     "refit_dtype_name": (c_char_p, [
         c_int,

@@ -1,0 +1,1041 @@
+/*
+ * Activations: groups of tensors leave for an arena of host memory and return from it.
+ *
+ * A group has a trip out and a trip in. A trip is made of copies on one lane, an event on the
+ * caller's stream before them and an event behind them. A lane is a stream, one for each direction.
+ * What a group is doing follows from three facts:
+ *
+ *     OPEN       open
+ *     LEAVING    out.moving, and not in.moving
+ *     RETURNING  in.moving; out.moving too where a fetch came before the copies out were over
+ *     AWAY, RETURNED   none of them: the bytes are in the arena
+ *
+ * Copies are seen to be over when a call looks at the event behind them (see). The copies in wait
+ * on the device for those out, so the event behind a trip in is behind both trips.
+ *
+ * Order on the device, without a wait of the CPU:
+ * - A trip in joins the trip out of its group.
+ * - Room in the arena is given back while copies in may still read it: then the lane out joins
+ *   these, before the room can be written again. Copies out that still write it are before all
+ *   others on their lane.
+ * - A released group keeps its events until its copies are over, in `draining`: a failure of theirs
+ *   would else be taken for one of another group.
+ *
+ * A call that fails after it has put copies on a lane waits for them. If it cannot, the lane hangs
+ * (lane_settle), and the calls behind it try again before they do anything.
+ *
+ * Records of groups and tensors come from two pools that only grow. One mutex is held in all calls,
+ * also while they wait; the figures are atomic, so that reading them does not wait.
+ *
+ * Must not know: what a tensor is, which layer saves it, which tensors are worth their copies.
+ */
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include <refit/activations.h>
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "config/config.h"
+#include "memory/host_arena.h"
+#include "offload/activation_stack.h"
+#include "transfer/plan.h"
+
+/* Records that a pool gets at once: as many as it has, between these. */
+#define GROUPS_LEAST  16u
+#define GROUPS_MOST   1024u
+#define TENSORS_LEAST 256u
+#define TENSORS_MOST  65536u
+
+typedef struct saved_tensor {
+    struct saved_tensor *next; /* of its group, or of the pool */
+    const void *memory;        /* borrowed, on the device */
+    const void *whole;         /* the allocation that contains it */
+    uint64_t bytes;
+    uint64_t at; /* in the arena */
+} saved_tensor;
+
+/* Copies in one direction. */
+typedef struct trip {
+    rft_event *before; /* on the caller's stream */
+    rft_event *end;    /* behind the copies */
+    bool follows;      /* `before` belongs to it, and has not been asked for failures */
+    bool moving;       /* it was not seen to be over */
+} trip;
+
+typedef struct saved_group {
+    struct saved_group *next; /* of those that drain, or of the pool */
+    saved_tensor *first;
+    saved_tensor *last;
+    uint64_t bytes;
+    uint32_t count; /* of tensors */
+    bool open;
+    bool joined; /* the trip in was, by a stream of the caller's */
+    trip out;
+    trip in;
+} saved_group;
+
+typedef struct group_chunk {
+    struct group_chunk *next;
+    uint32_t count;
+    saved_group items[];
+} group_chunk;
+
+typedef struct tensor_chunk {
+    struct tensor_chunk *next;
+    saved_tensor items[];
+} tensor_chunk;
+
+/* A group that was begun and not released. */
+typedef struct group_entry {
+    refit_activation_group number;
+    saved_group *group;
+} group_entry;
+
+typedef struct lane {
+    refit_stream_ref stream; /* none after a failure: the next trip opens it */
+    rft_event *end;          /* behind copies that could not be waited for */
+    bool hangs;              /* there are such copies */
+    bool marked;             /* `end` is behind them */
+} lane;
+
+typedef struct activation_figures {
+    atomic_uint_fast64_t groups, host_bytes, used_bytes, used_bytes_peak, out_bytes, in_bytes,
+        refused_bytes, out_of_order, reused, failures, exposed;
+} activation_figures;
+
+struct refit_activations {
+    refit_device *device; /* retained */
+    refit_config config;
+    rft_layout layout;
+    rft_mutex lock;
+    activation_figures figures;
+
+    /* All below is guarded by lock. */
+    rft_host_arena *arena; /* NULL: it could not be taken */
+    bool ready;            /* its memory is there */
+    bool closing;
+    rft_stack stack;
+    lane out;
+    lane in;
+    rft_plan plan;     /* of the trip that is being started */
+    rft_piece *pieces; /* owned; as many as plan.limits has */
+
+    group_entry *table; /* owned; by number */
+    uint32_t table_count;
+    uint32_t table_room;
+    refit_activation_group last_number;
+
+    saved_group *spare_groups;
+    saved_tensor *spare_tensors;
+    saved_group *draining; /* released, in this order; the first */
+    saved_group *draining_last;
+    group_chunk *group_chunks;   /* owned */
+    tensor_chunk *tensor_chunks; /* owned */
+    uint32_t groups_made;
+    uint32_t tensors_made;
+};
+
+/* ---- Small things ---------------------------------------------------------------------------- */
+
+static uint32_t patience(const refit_activations *activations)
+{
+    return activations->config.offload_timeout_ms;
+}
+
+static void tally(atomic_uint_fast64_t *figure, uint64_t by)
+{
+    atomic_fetch_add(figure, by);
+}
+
+/* Is the event over? A wait that itself fails does not say so. */
+static bool is_over(const refit_activations *activations, rft_event *event)
+{
+    return rft_device_event_wait(activations->device, event, 0, NULL) != REFIT_ERR_TIMEOUT;
+}
+
+/* Waits until the event is over; `*status` is what it then says. False, with the status of the wait
+ * itself: it is not over. */
+static bool await_event(refit_activations *activations, rft_event *event, uint32_t timeout_ms,
+                        refit_status *status, refit_error *error)
+{
+    int64_t began = rft_now();
+    *status = rft_device_event_wait(activations->device, event, timeout_ms, error);
+    if (timeout_ms > 0) tally(&activations->figures.exposed, (uint64_t)(rft_now() - began));
+    if (*status == REFIT_OK) return true;
+    return *status != REFIT_ERR_TIMEOUT && is_over(activations, event);
+}
+
+/* ---- The arena ------------------------------------------------------------------------------- */
+
+static refit_status open_arena(refit_activations *activations, refit_error *error)
+{
+    const refit_config *config = &activations->config;
+    rft_host_arena *arena;
+    RFT_TRY(rft_host_arena_open(activations->device, &activations->layout, config, &arena, error));
+    refit_status status = config->offload_background ? rft_host_arena_begin(arena, error)
+                                                     : rft_host_arena_take(arena, error);
+    if (status != REFIT_OK) {
+        rft_host_arena_close(arena);
+        return status;
+    }
+    activations->arena = arena;
+    activations->ready = !config->offload_background;
+    atomic_store(&activations->figures.host_bytes, rft_host_arena_describe(arena).bytes);
+    return REFIT_OK;
+}
+
+static void drop_arena(refit_activations *activations)
+{
+    rft_host_arena_close(activations->arena);
+    activations->arena = NULL;
+    activations->ready = false;
+    atomic_store(&activations->figures.host_bytes, 0);
+}
+
+/* Its memory is there. If it could not be taken, this says why, and the next call tries again. */
+static refit_status await_arena(refit_activations *activations, refit_error *error)
+{
+    if (activations->ready) return REFIT_OK;
+    if (activations->arena == NULL) RFT_TRY(open_arena(activations, error));
+    int64_t began = rft_now();
+    refit_status status = rft_host_arena_wait(activations->arena, patience(activations), error);
+    tally(&activations->figures.exposed, (uint64_t)(rft_now() - began));
+    if (rft_host_arena_has_failed(activations->arena)) {
+        /* It may have failed just behind a wait that was too short: then this caller is told. */
+        status = rft_host_arena_wait(activations->arena, 0, error);
+        drop_arena(activations);
+    }
+    activations->ready = status == REFIT_OK;
+    return status;
+}
+
+/* ---- Records: the pools, and the table of groups --------------------------------------------- */
+
+static uint32_t limit_count(uint32_t wanted, uint32_t least, uint32_t most)
+{
+    return wanted < least ? least : wanted > most ? most : wanted;
+}
+
+static void close_trip(const refit_activations *activations, const trip *of)
+{
+    rft_device_event_close(activations->device, of->before);
+    rft_device_event_close(activations->device, of->end);
+}
+
+static refit_status open_trip(const refit_activations *activations, trip *of, refit_error *error)
+{
+    RFT_TRY(rft_device_event_open(activations->device, &of->before, error));
+    return rft_device_event_open(activations->device, &of->end, error);
+}
+
+static void close_group_chunk(const refit_activations *activations, group_chunk *chunk)
+{
+    for (uint32_t i = 0; i < chunk->count; i++) {
+        close_trip(activations, &chunk->items[i].out);
+        close_trip(activations, &chunk->items[i].in);
+    }
+    rft_free(chunk);
+}
+
+static refit_status fill_group_chunk(const refit_activations *activations, group_chunk *chunk,
+                                     refit_error *error)
+{
+    for (uint32_t i = 0; i < chunk->count; i++) {
+        RFT_TRY(open_trip(activations, &chunk->items[i].out, error));
+        RFT_TRY(open_trip(activations, &chunk->items[i].in, error));
+    }
+    return REFIT_OK;
+}
+
+static refit_status add_groups(refit_activations *activations, refit_error *error)
+{
+    uint32_t made = limit_count(activations->groups_made, GROUPS_LEAST, GROUPS_MOST);
+    group_chunk *chunk = rft_calloc(1, sizeof *chunk + made * sizeof *chunk->items);
+    RFT_REFUSE_IF(chunk == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for %" PRIu32 " more groups of activations", made);
+    chunk->count = made;
+    refit_status status = fill_group_chunk(activations, chunk, error);
+    if (status != REFIT_OK) {
+        close_group_chunk(activations, chunk);
+        return status;
+    }
+    chunk->next = activations->group_chunks;
+    activations->group_chunks = chunk;
+    activations->groups_made += made;
+    for (uint32_t i = made; i > 0; i--) {
+        chunk->items[i - 1].next = activations->spare_groups;
+        activations->spare_groups = &chunk->items[i - 1];
+    }
+    return REFIT_OK;
+}
+
+static refit_status add_tensors(refit_activations *activations, refit_error *error)
+{
+    uint32_t made = limit_count(activations->tensors_made, TENSORS_LEAST, TENSORS_MOST);
+    tensor_chunk *chunk = rft_calloc(1, sizeof *chunk + made * sizeof *chunk->items);
+    RFT_REFUSE_IF(chunk == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for %" PRIu32 " more tensors of activations", made);
+    chunk->next = activations->tensor_chunks;
+    activations->tensor_chunks = chunk;
+    activations->tensors_made += made;
+    for (uint32_t i = made; i > 0; i--) {
+        chunk->items[i - 1].next = activations->spare_tensors;
+        activations->spare_tensors = &chunk->items[i - 1];
+    }
+    return REFIT_OK;
+}
+
+static refit_status grow_table(refit_activations *activations, refit_error *error)
+{
+    if (activations->table_count < activations->table_room) return REFIT_OK;
+    uint32_t room = activations->table_room == 0 ? GROUPS_LEAST : 2 * activations->table_room;
+    group_entry *table = NULL;
+    if (room > activations->table_room)
+        table = rft_realloc(activations->table, room, sizeof *table);
+    RFT_REFUSE_IF(table == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for a table of %" PRIu32 " groups of activations", room);
+    activations->table = table;
+    activations->table_room = room;
+    return REFIT_OK;
+}
+
+/* The place of `number` in the table, or of the first above it. */
+static uint32_t place_of(const refit_activations *activations, refit_activation_group number)
+{
+    uint32_t low = 0, high = activations->table_count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (activations->table[middle].number < number) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+static refit_status find(const refit_activations *activations, refit_activation_group number,
+                         saved_group **out, refit_error *error)
+{
+    uint32_t place = place_of(activations, number);
+    bool found = place < activations->table_count && activations->table[place].number == number;
+    RFT_REFUSE_IF(!found, error, REFIT_ERR_NOT_FOUND,
+                  "there is no group %" PRIu64 " of activations: it was released, or never begun",
+                  number);
+    *out = activations->table[place].group;
+    return REFIT_OK;
+}
+
+static void forget(refit_activations *activations, refit_activation_group number)
+{
+    group_entry *entry = &activations->table[place_of(activations, number)];
+    activations->table_count--;
+    const group_entry *end = &activations->table[activations->table_count];
+    memmove(entry, entry + 1, (size_t)(end - entry) * sizeof *entry);
+    atomic_store(&activations->figures.groups, activations->table_count);
+}
+
+/* ---- Lanes ----------------------------------------------------------------------------------- */
+
+/* Waits for the copies of a call that failed, if there are any. A stream that takes no event is
+ * closed, which waits too and needs no event. */
+static refit_status lane_settle(refit_activations *activations, lane *on, refit_error *error)
+{
+    refit_device *device = activations->device;
+    if (!on->hangs) return REFIT_OK;
+    refit_status status;
+    if (!on->marked) on->marked = rft_device_event_record(device, on->end, on->stream, NULL) == 0;
+    if (on->marked) {
+        bool over = await_event(activations, on->end, patience(activations), &status, error);
+        if (!over && status == REFIT_ERR_TIMEOUT) return status;
+        if (over) on->hangs = false;
+    }
+    if (on->hangs) {
+        RFT_TRY(refit_stream_close(device, on->stream, error));
+        on->stream = REFIT_STREAM_NONE;
+        on->hangs = false;
+    }
+    return REFIT_OK;
+}
+
+static refit_status lanes_settle(refit_activations *activations, refit_error *error)
+{
+    RFT_TRY(lane_settle(activations, &activations->out, error));
+    return lane_settle(activations, &activations->in, error);
+}
+
+static refit_status lane_ready(refit_activations *activations, lane *on, refit_error *error)
+{
+    if (on->stream.native != NULL) return REFIT_OK;
+    return refit_stream_open(activations->device, &on->stream, error);
+}
+
+/* ---- Trips ----------------------------------------------------------------------------------- */
+
+/* How the work ended that a trip follows, which is over. Asked once. */
+static refit_status ask_before(const refit_activations *activations, trip *of, refit_error *error)
+{
+    if (!of->follows) return REFIT_OK;
+    of->follows = false;
+    return rft_device_event_wait(activations->device, of->before, 0, error);
+}
+
+/* How a trip ended that is over. The work before it counts first: the copies move what it has made.
+ */
+static refit_status outcome(const refit_activations *activations, trip *of, refit_error *error)
+{
+    if (!of->moving) return REFIT_OK;
+    of->moving = false;
+    refit_status end = rft_device_event_wait(activations->device, of->end, 0, error);
+    refit_error earlier;
+    refit_status before = ask_before(activations, of, &earlier);
+    if (before == REFIT_OK) return end;
+    if (error != NULL) *error = earlier;
+    return before;
+}
+
+/* Looks whether the group's copies are over, or waits for them. REFIT_ERR_TIMEOUT: not yet. A
+ * failure of theirs leaves the group as refit_activations_wait says. */
+static refit_status see(refit_activations *activations, saved_group *group, uint32_t timeout_ms,
+                        refit_error *error)
+{
+    const trip *last = group->in.moving ? &group->in : &group->out;
+    refit_status status;
+    if (!last->moving) return REFIT_OK;
+    if (!await_event(activations, last->end, timeout_ms, &status, error)) return status;
+    group->joined = false;
+    refit_error in_failure;
+    refit_error out_failure;
+    refit_status in = outcome(activations, &group->in, &in_failure);
+    refit_status out = outcome(activations, &group->out, &out_failure);
+    if (in == REFIT_OK && out == REFIT_OK) return REFIT_OK;
+    tally(&activations->figures.failures, 1);
+    if (out != REFIT_OK) group->open = true;
+    if (error != NULL) *error = out != REFIT_OK ? out_failure : in_failure;
+    return out != REFIT_OK ? out : in;
+}
+
+static refit_status submit(refit_activations *activations, trip *of, const lane *on,
+                           const trip *behind, refit_stream_ref after, refit_error *error)
+{
+    refit_device *device = activations->device;
+    const rft_plan *plan = &activations->plan;
+    if (after.native != NULL) {
+        RFT_TRY(rft_device_event_record(device, of->before, after, error));
+        of->follows = true;
+        RFT_TRY(rft_device_event_join(device, of->before, on->stream, error));
+    }
+    /* Host bytes that copies out still write are not to be read early. */
+    bool changes = behind == NULL || behind->moving;
+    if (behind != NULL && behind->moving) {
+        RFT_TRY(rft_device_event_join(device, behind->end, on->stream, error));
+    }
+    for (uint32_t i = 0; i < plan->batch_count; i++) {
+        const rft_batch *batch = &plan->batches[i];
+        RFT_TRY(rft_device_copy_batch(device, on->stream, &plan->copies[batch->first], batch->count,
+                                      changes ? RFT_COPY_STREAM : RFT_COPY_ANY, error));
+    }
+    return rft_device_event_record(device, of->end, on->stream, error);
+}
+
+/* A start has failed: waits for the copies that it has put on the lane. If it cannot, that is what
+ * the caller has to know. */
+static refit_status undo(refit_activations *activations, trip *of, lane *on, refit_status status,
+                         refit_error *error)
+{
+    refit_error earlier;
+    tally(&activations->figures.failures, 1);
+    on->hangs = true;
+    on->marked = false;
+    refit_status settled = lane_settle(activations, on, &earlier);
+    if (settled == REFIT_OK && of->follows && is_over(activations, of->before)) {
+        settled = ask_before(activations, of, &earlier);
+    }
+    if (settled == REFIT_OK) return status;
+    if (error != NULL) *error = earlier;
+    return settled;
+}
+
+/* Starts the copies of the plan on a lane, behind what `after` has queued and behind the trip
+ * `behind` (may be NULL). On failure none is under way, unless the lane hangs. */
+static refit_status start(refit_activations *activations, trip *of, lane *on, const trip *behind,
+                          refit_stream_ref after, refit_error *error)
+{
+    RFT_TRY(lane_ready(activations, on, error));
+    if (of->follows) {
+        refit_status status;
+        bool over = await_event(activations, of->before, patience(activations), &status, error);
+        if (!over) return status;
+        RFT_TRY(ask_before(activations, of, error));
+    }
+    refit_status status = submit(activations, of, on, behind, after, error);
+    if (status != REFIT_OK) return undo(activations, of, on, status, error);
+    of->moving = true;
+    return REFIT_OK;
+}
+
+/* ---- Pieces ---------------------------------------------------------------------------------- */
+
+/* Room for the copies of a group, in either direction. The old plan stays if there is no memory. */
+static refit_status grow_plan(refit_activations *activations, const saved_group *group,
+                              refit_error *error)
+{
+    rft_plan *plan = &activations->plan;
+    /* The end of each slab cuts at most one tensor. */
+    uint64_t count = (uint64_t)group->count + activations->layout.slab_count;
+    if (count <= plan->limits.pieces && group->bytes <= plan->limits.bytes) return REFIT_OK;
+    rft_plan_limits need = plan->limits;
+    need.pieces = (uint32_t)rft_min_u64(rft_max_u64(count, 2 * (uint64_t)need.pieces), UINT32_MAX);
+    need.bytes = rft_max_u64(group->bytes, rft_min_u64(2 * need.bytes, activations->stack.room));
+    rft_piece *pieces = rft_realloc(activations->pieces, need.pieces, sizeof *pieces);
+    RFT_REFUSE_IF(pieces == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for the copies of %" PRIu32 " tensors", group->count);
+    activations->pieces = pieces;
+    rft_plan grown;
+    RFT_TRY(rft_plan_open(&grown, &need, error));
+    rft_plan_close(plan);
+    *plan = grown;
+    return REFIT_OK;
+}
+
+/* The pieces of one tensor: one for each slab that holds some of it. They go to `memory`, of which
+ * `whole` is the allocation; NULL: they come from where the tensor is on the device. */
+static void add_pieces(const refit_activations *activations, const saved_tensor *tensor,
+                       void *memory, const void *whole, uint32_t *count)
+{
+    const rft_layout *layout = &activations->layout;
+    char *arena = rft_host_arena_base(activations->arena);
+    uint64_t end = tensor->at + tensor->bytes;
+    uint64_t padding = -tensor->bytes & (RFT_STACK_ALIGNMENT - 1);
+    uint32_t slab = rft_layout_find(layout, tensor->at);
+    for (uint64_t at = tensor->at, stop; at < end; at = stop, slab++) {
+        stop = rft_min_u64(end, layout->slabs[slab].offset + layout->slabs[slab].bytes);
+        rft_piece *piece = &activations->pieces[(*count)++];
+        *piece = (rft_piece){.bytes = stop - at,
+                             .slab = slab,
+                             .whole = whole,
+                             .slack = stop == end ? (uint32_t)padding : 0,
+                             .known_memory = true};
+        if (memory == NULL) {
+            piece->to = arena + at;
+            piece->from = (const char *)tensor->memory + (at - tensor->at);
+        } else {
+            piece->to = (char *)memory + (at - tensor->at);
+            piece->from = arena + at;
+        }
+    }
+}
+
+/* ---- Open and close -------------------------------------------------------------------------- */
+
+static refit_status check_config(const refit_config *config, refit_error *error)
+{
+    RFT_REFUSE_IF(config->activations_host_bytes == 0, error, REFIT_ERR_CONFIG,
+                  "activations.host_bytes is 0: set it to the host memory that activations may "
+                  "take");
+    RFT_REFUSE_IF(!config->use_pinned_optimizer_offload, error, REFIT_ERR_UNSUPPORTED,
+                  "activations leave for page-locked memory, which needs "
+                  "use_pinned_optimizer_offload: true");
+    return REFIT_OK;
+}
+
+static refit_status open_layout(refit_activations *activations, refit_error *error)
+{
+    const refit_config *config = &activations->config;
+    uint64_t bytes = config->activations_host_bytes;
+    rft_layout_item all = {.bytes = bytes};
+    activations->stack.room = bytes & ~(RFT_STACK_ALIGNMENT - 1);
+    return rft_layout_open(&activations->layout, &all, 1, RFT_STACK_ALIGNMENT,
+                           config->offload_slab_bytes, error);
+}
+
+static void close_records(refit_activations *activations)
+{
+    while (activations->group_chunks != NULL) {
+        group_chunk *chunk = activations->group_chunks;
+        activations->group_chunks = chunk->next;
+        close_group_chunk(activations, chunk);
+    }
+    while (activations->tensor_chunks != NULL) {
+        tensor_chunk *chunk = activations->tensor_chunks;
+        activations->tensor_chunks = chunk->next;
+        rft_free(chunk);
+    }
+    rft_free(activations->table);
+    rft_free(activations->pieces);
+    rft_plan_close(&activations->plan);
+    rft_stack_close(&activations->stack);
+}
+
+/* Closes all that is open; no copy is under way. REFIT_ERR_TIMEOUT and others: a stream does not
+ * close, and all else is as it was. */
+static refit_status close_parts(refit_activations *activations, refit_error *error)
+{
+    refit_device *device = activations->device;
+    lane *lanes[] = {&activations->out, &activations->in};
+    for (int i = 0; i < 2; i++) {
+        if (lanes[i]->stream.native == NULL) continue;
+        RFT_TRY(refit_stream_close(device, lanes[i]->stream, error));
+        lanes[i]->stream = REFIT_STREAM_NONE;
+    }
+    rft_device_event_close(device, activations->out.end);
+    rft_device_event_close(device, activations->in.end);
+    close_records(activations);
+    drop_arena(activations);
+    rft_layout_close(&activations->layout);
+    rft_mutex_close(&activations->lock);
+    rft_device_release(device);
+    rft_free(activations);
+    return REFIT_OK;
+}
+
+static refit_status open_parts(refit_activations *activations, refit_error *error)
+{
+    const refit_config *config = &activations->config;
+    refit_device *device = activations->device;
+    uint32_t most = rft_device_get_caps(device).batch_most;
+    rft_plan_limits none = {.piece_bytes = config->offload_piece_bytes,
+                            .batch_most = limit_count(config->offload_batch, 1, most)};
+    RFT_TRY(rft_plan_open(&activations->plan, &none, error));
+    RFT_TRY(open_layout(activations, error));
+    RFT_TRY(rft_device_event_open(device, &activations->out.end, error));
+    RFT_TRY(rft_device_event_open(device, &activations->in.end, error));
+    RFT_TRY(refit_stream_open(device, &activations->out.stream, error));
+    RFT_TRY(refit_stream_open(device, &activations->in.stream, error));
+    return open_arena(activations, error);
+}
+
+refit_status refit_activations_open(refit_device *device, const refit_config *config,
+                                    refit_activations **out, refit_error *error)
+{
+    RFT_REFUSE_IF(device == NULL || out == NULL, error, REFIT_ERR_INVALID,
+                  "refit_activations_open needs a device and a place for the result");
+    refit_config own;
+    RFT_TRY(rft_config_resolve(config, &own, error));
+    RFT_TRY(check_config(&own, error));
+    refit_activations *activations = rft_calloc(1, sizeof *activations);
+    RFT_REFUSE_IF(activations == NULL, error, REFIT_ERR_HOST_MEMORY,
+                  "no host memory for activations");
+    activations->config = own;
+    activations->device = device;
+    refit_status status = rft_mutex_open(&activations->lock, error);
+    if (status != REFIT_OK) {
+        rft_free(activations);
+        return status;
+    }
+    rft_device_retain(device);
+    status = open_parts(activations, error);
+    if (status != REFIT_OK) {
+        refit_status closed = close_parts(activations, NULL);
+        if (closed != REFIT_OK) closed = close_parts(activations, NULL); /* else it leaks */
+        return status;
+    }
+    *out = activations;
+    return REFIT_OK;
+}
+
+/* All copies are over by then. */
+static refit_status await_all(refit_activations *activations, refit_error *error)
+{
+    int64_t deadline = rft_deadline(patience(activations));
+    for (uint32_t i = 0; i < activations->table_count; i++) {
+        saved_group *group = activations->table[i].group;
+        refit_status status = see(activations, group, (uint32_t)rft_ms_until(deadline), error);
+        if (group->in.moving || group->out.moving) return status;
+    }
+    for (saved_group *group = activations->draining; group != NULL; group = group->next) {
+        refit_status status = see(activations, group, (uint32_t)rft_ms_until(deadline), error);
+        if (group->in.moving || group->out.moving) return status;
+    }
+    return lanes_settle(activations, error);
+}
+
+refit_status refit_activations_close(refit_activations *activations, refit_error *error)
+{
+    if (activations == NULL) return REFIT_OK;
+    rft_lock(&activations->lock);
+    activations->closing = true;
+    refit_status status = await_all(activations, error);
+    if (status == REFIT_OK && activations->arena != NULL) {
+        status = rft_host_arena_end(activations->arena, patience(activations), error);
+    }
+    rft_unlock(&activations->lock);
+    RFT_TRY(status);
+    return close_parts(activations, error);
+}
+
+/* Takes the lock, unless the object cannot be used. */
+static refit_status enter(refit_activations *activations, refit_error *error)
+{
+    RFT_REFUSE_IF(activations == NULL, error, REFIT_ERR_INVALID, "there are no activations");
+    rft_lock(&activations->lock);
+    if (!activations->closing) return REFIT_OK;
+    rft_unlock(&activations->lock);
+    return rft_fail(error, REFIT_ERR_STATE,
+                    "the activations are half closed: call refit_activations_close again");
+}
+
+/* ---- Forward --------------------------------------------------------------------------------- */
+
+/* The records of released groups whose copies are over go back to the pool, oldest first. */
+static void sweep(refit_activations *activations)
+{
+    while (activations->draining != NULL) {
+        saved_group *group = activations->draining;
+        (void)see(activations, group, 0, NULL);
+        if (group->in.moving || group->out.moving) return;
+        activations->draining = group->next;
+        group->next = activations->spare_groups;
+        activations->spare_groups = group;
+    }
+}
+
+static refit_status begin(refit_activations *activations, refit_activation_group *number,
+                          refit_error *error)
+{
+    RFT_TRY(await_arena(activations, error));
+    RFT_TRY(grow_table(activations, error));
+    if (activations->spare_groups == NULL) sweep(activations);
+    if (activations->spare_groups == NULL) RFT_TRY(add_groups(activations, error));
+    saved_group *group = activations->spare_groups;
+    activations->spare_groups = group->next;
+    trip out = group->out;
+    trip in = group->in;
+    out.follows = in.follows = false;
+    *group = (saved_group){.open = true, .out = out, .in = in};
+    *number = ++activations->last_number;
+    activations->table[activations->table_count++] = (group_entry){*number, group};
+    atomic_store(&activations->figures.groups, activations->table_count);
+    return REFIT_OK;
+}
+
+refit_status refit_activations_begin(refit_activations *activations, refit_activation_group *group,
+                                     refit_error *error)
+{
+    RFT_REFUSE_IF(group == NULL, error, REFIT_ERR_INVALID,
+                  "refit_activations_begin needs a place for the group's number");
+    RFT_TRY(enter(activations, error));
+    refit_status status = begin(activations, group, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+static refit_status check_open(const saved_group *group, refit_activation_group number,
+                               refit_error *error)
+{
+    RFT_REFUSE_IF(!group->open, error, REFIT_ERR_STATE,
+                  "group %" PRIu64 " of activations was committed: begin another", number);
+    return REFIT_OK;
+}
+
+static void count_used(refit_activations *activations)
+{
+    activation_figures *figures = &activations->figures;
+    uint64_t used = activations->stack.used;
+    atomic_store(&figures->used_bytes, used);
+    if (used > atomic_load(&figures->used_bytes_peak))
+        atomic_store(&figures->used_bytes_peak, used);
+}
+
+/* Appends a tensor that has found room. */
+static void append(refit_activations *activations, saved_group *group, const saved_tensor *made)
+{
+    saved_tensor *tensor = activations->spare_tensors;
+    activations->spare_tensors = tensor->next;
+    *tensor = *made;
+    tensor->next = NULL;
+    if (group->last == NULL) {
+        group->first = tensor;
+    } else {
+        group->last->next = tensor;
+    }
+    group->last = tensor;
+    group->bytes += tensor->bytes;
+    group->count++;
+}
+
+static refit_status add(refit_activations *activations, refit_activation_group number,
+                        const void *memory, uint64_t bytes, uint32_t *place, refit_error *error)
+{
+    saved_group *group;
+    saved_tensor tensor = {.memory = memory, .bytes = bytes};
+    bool placed;
+    bool below;
+    RFT_TRY(find(activations, number, &group, error));
+    RFT_TRY(check_open(group, number, error));
+    RFT_TRY(rft_device_memory_check(activations->device, memory, bytes, &tensor.whole, error));
+    if (activations->spare_tensors == NULL) RFT_TRY(add_tensors(activations, error));
+    RFT_TRY(rft_stack_take(&activations->stack, bytes, &tensor.at, &placed, &below, error));
+    if (!placed) {
+        *place = REFIT_ACTIVATION_STAYS;
+        tally(&activations->figures.refused_bytes, bytes);
+        return REFIT_OK;
+    }
+    *place = group->count;
+    append(activations, group, &tensor);
+    if (below) tally(&activations->figures.reused, 1);
+    count_used(activations);
+    return REFIT_OK;
+}
+
+refit_status refit_activations_add(refit_activations *activations, refit_activation_group group,
+                                   const void *memory, uint64_t bytes, uint32_t *tensor,
+                                   refit_error *error)
+{
+    RFT_REFUSE_IF(tensor == NULL, error, REFIT_ERR_INVALID,
+                  "refit_activations_add needs a place for the tensor's number");
+    RFT_TRY(enter(activations, error));
+    refit_status status = add(activations, group, memory, bytes, tensor, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+static refit_status commit(refit_activations *activations, refit_activation_group number,
+                           refit_stream_ref stream, refit_error *error)
+{
+    saved_group *group;
+    uint32_t pieces = 0;
+    RFT_TRY(find(activations, number, &group, error));
+    RFT_TRY(check_open(group, number, error));
+    RFT_TRY(lanes_settle(activations, error));
+    if (group->count > 0) {
+        RFT_TRY(grow_plan(activations, group, error));
+        for (const saved_tensor *it = group->first; it != NULL; it = it->next) {
+            add_pieces(activations, it, NULL, it->whole, &pieces);
+        }
+        RFT_TRY(rft_plan_fill(&activations->plan, activations->pieces, pieces, error));
+        RFT_TRY(start(activations, &group->out, &activations->out, NULL, stream, error));
+        tally(&activations->figures.out_bytes, group->bytes);
+    }
+    group->open = false;
+    return REFIT_OK;
+}
+
+refit_status refit_activations_commit(refit_activations *activations, refit_activation_group group,
+                                      refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(enter(activations, error));
+    refit_status status = commit(activations, group, stream, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+/* ---- Waiting --------------------------------------------------------------------------------- */
+
+/* Makes `stream` wait for the group's copies, which are under way. */
+static refit_status follow(refit_activations *activations, const saved_group *group,
+                           refit_stream_ref stream, refit_error *error)
+{
+    rft_event *end = group->in.moving ? group->in.end : group->out.end;
+    return rft_device_event_join(activations->device, end, stream, error);
+}
+
+static refit_status join(refit_activations *activations, refit_activation_group number,
+                         refit_stream_ref stream, refit_error *error)
+{
+    saved_group *group;
+    RFT_TRY(find(activations, number, &group, error));
+    RFT_REFUSE_IF(group->open, error, REFIT_ERR_STATE,
+                  "group %" PRIu64 " of activations is open: commit it first", number);
+    RFT_TRY(lanes_settle(activations, error));
+    if (stream.native == NULL) return see(activations, group, patience(activations), error);
+    refit_status status = see(activations, group, 0, error);
+    if (status != REFIT_ERR_TIMEOUT) return status;
+    RFT_TRY(follow(activations, group, stream, error));
+    group->joined = true;
+    return REFIT_OK;
+}
+
+refit_status refit_activations_join(refit_activations *activations, refit_activation_group group,
+                                    refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(enter(activations, error));
+    refit_status status = join(activations, group, stream, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+static refit_status wait_for(refit_activations *activations, refit_activation_group number,
+                             uint32_t timeout_ms, refit_error *error)
+{
+    saved_group *group;
+    RFT_TRY(find(activations, number, &group, error));
+    RFT_TRY(lanes_settle(activations, error));
+    return see(activations, group, timeout_ms, error);
+}
+
+refit_status refit_activations_wait(refit_activations *activations, refit_activation_group group,
+                                    uint32_t timeout_ms, refit_error *error)
+{
+    RFT_TRY(enter(activations, error));
+    refit_status status = wait_for(activations, group, timeout_ms, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+/* ---- Backward -------------------------------------------------------------------------------- */
+
+/* No trip in is under way, and none out that has failed. */
+static refit_status check_away(refit_activations *activations, saved_group *group,
+                               refit_activation_group number, refit_error *error)
+{
+    RFT_REFUSE_IF(group->open, error, REFIT_ERR_STATE,
+                  "group %" PRIu64 " of activations is open, its tensors are on the device: commit "
+                  "it first",
+                  number);
+    bool waits = group->in.moving && group->joined;
+    refit_status status = see(activations, group, waits ? patience(activations) : 0, error);
+    if (status != REFIT_ERR_TIMEOUT) return status;
+    RFT_REFUSE_IF(group->in.moving && !waits, error, REFIT_ERR_STATE,
+                  "group %" PRIu64 " of activations is on its way in: join it, or wait for it, "
+                  "first",
+                  number);
+    return group->in.moving ? status : REFIT_OK;
+}
+
+/* The pieces of all tensors that are wanted. */
+static refit_status take_memories(refit_activations *activations, const saved_group *group,
+                                  void *const *memories, uint32_t count, uint32_t *pieces,
+                                  uint64_t *bytes, refit_error *error)
+{
+    const saved_tensor *tensor = group->first;
+    for (uint32_t i = 0; i < count; i++, tensor = tensor->next) {
+        const void *whole;
+        if (memories[i] == NULL) continue;
+        RFT_TRY(rft_device_memory_check(activations->device, memories[i], tensor->bytes, &whole,
+                                        error));
+        add_pieces(activations, tensor, memories[i], whole, pieces);
+        *bytes += tensor->bytes;
+    }
+    return REFIT_OK;
+}
+
+static refit_status fetch(refit_activations *activations, refit_activation_group number,
+                          void *const *memories, uint32_t wanted, refit_stream_ref stream,
+                          refit_error *error)
+{
+    saved_group *group;
+    uint32_t pieces = 0;
+    uint64_t bytes = 0;
+    RFT_TRY(find(activations, number, &group, error));
+    RFT_TRY(lanes_settle(activations, error));
+    RFT_TRY(check_away(activations, group, number, error));
+    RFT_REFUSE_IF(wanted > group->count, error, REFIT_ERR_INVALID,
+                  "group %" PRIu64 " of activations has %" PRIu32 " tensors, not %" PRIu32, number,
+                  group->count, wanted);
+    RFT_TRY(take_memories(activations, group, memories, wanted, &pieces, &bytes, error));
+    if (pieces == 0) return REFIT_OK;
+    RFT_TRY(rft_plan_fill(&activations->plan, activations->pieces, pieces, error));
+    RFT_TRY(start(activations, &group->in, &activations->in, &group->out, stream, error));
+    group->joined = false;
+    tally(&activations->figures.in_bytes, bytes);
+    return REFIT_OK;
+}
+
+refit_status refit_activations_fetch(refit_activations *activations, refit_activation_group group,
+                                     void *const *memories, uint32_t count, refit_stream_ref stream,
+                                     refit_error *error)
+{
+    RFT_REFUSE_IF(memories == NULL && count > 0, error, REFIT_ERR_INVALID,
+                  "refit_activations_fetch needs %" PRIu32 " addresses", count);
+    RFT_TRY(enter(activations, error));
+    refit_status status = fetch(activations, group, memories, count, stream, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+/* ---- Release --------------------------------------------------------------------------------- */
+
+/* Copies that use the memory are over, or `stream` and what may write to the room in the arena wait
+ * for them. */
+static refit_status leave_behind(refit_activations *activations, saved_group *group,
+                                 refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(lanes_settle(activations, error));
+    (void)see(activations, group, 0, NULL);
+    if (!group->in.moving && !group->out.moving) return REFIT_OK;
+    bool ordered = stream.native != NULL && activations->out.stream.native != NULL &&
+                   follow(activations, group, stream, NULL) == REFIT_OK;
+    if (ordered && group->in.moving) {
+        ordered = follow(activations, group, activations->out.stream, NULL) == REFIT_OK;
+    }
+    if (ordered) return REFIT_OK;
+    refit_status status = see(activations, group, patience(activations), error);
+    return group->in.moving || group->out.moving ? status : REFIT_OK;
+}
+
+static void give_room(refit_activations *activations, saved_group *group)
+{
+    uint64_t lowest = UINT64_MAX;
+    for (saved_tensor *tensor = group->first, *next; tensor != NULL; tensor = next) {
+        next = tensor->next;
+        lowest = rft_min_u64(lowest, tensor->at);
+        rft_stack_give(&activations->stack, tensor->at, tensor->bytes);
+        tensor->next = activations->spare_tensors;
+        activations->spare_tensors = tensor;
+    }
+    if (group->count > 0 && lowest < activations->stack.top) {
+        tally(&activations->figures.out_of_order, 1);
+    }
+    group->first = group->last = NULL;
+    group->count = 0;
+    count_used(activations);
+}
+
+static refit_status release(refit_activations *activations, refit_activation_group number,
+                            refit_stream_ref stream, refit_error *error)
+{
+    saved_group *group;
+    RFT_TRY(find(activations, number, &group, error));
+    RFT_TRY(leave_behind(activations, group, stream, error));
+    give_room(activations, group);
+    forget(activations, number);
+    group->next = NULL;
+    if (activations->draining == NULL) {
+        activations->draining = group;
+    } else {
+        activations->draining_last->next = group;
+    }
+    activations->draining_last = group;
+    return REFIT_OK;
+}
+
+refit_status refit_activations_release(refit_activations *activations, refit_activation_group group,
+                                       refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(enter(activations, error));
+    refit_status status = release(activations, group, stream, error);
+    rft_unlock(&activations->lock);
+    return status;
+}
+
+/* ---- Figures --------------------------------------------------------------------------------- */
+
+refit_status refit_activations_stats(refit_activations *activations, refit_stats *stats,
+                                     refit_error *error)
+{
+    RFT_REFUSE_IF(activations == NULL || stats == NULL, error, REFIT_ERR_INVALID,
+                  "refit_activations_stats needs activations and a place for the figures");
+    RFT_REFUSE_IF(stats->size < sizeof stats->size, error, REFIT_ERR_INVALID,
+                  "refit_stats.size is %zu: call refit_stats_init first", stats->size);
+    activation_figures *figures = &activations->figures;
+    refit_stats whole = {0};
+    size_t known = stats->size < sizeof whole ? stats->size : sizeof whole;
+    memcpy(&whole, stats, known);
+    whole.activation_groups = atomic_load(&figures->groups);
+    whole.activation_host_bytes = atomic_load(&figures->host_bytes);
+    whole.activation_used_bytes = atomic_load(&figures->used_bytes);
+    whole.activation_used_bytes_peak = atomic_load(&figures->used_bytes_peak);
+    whole.activation_out_bytes_total = atomic_load(&figures->out_bytes);
+    whole.activation_in_bytes_total = atomic_load(&figures->in_bytes);
+    whole.activation_refused_bytes_total = atomic_load(&figures->refused_bytes);
+    whole.activation_out_of_order = atomic_load(&figures->out_of_order);
+    whole.activation_reused = atomic_load(&figures->reused);
+    whole.activation_failures = atomic_load(&figures->failures);
+    whole.activation_exposed_seconds_total = rft_seconds((int64_t)atomic_load(&figures->exposed));
+    memcpy(stats, &whole, known);
+    return REFIT_OK;
+}
