@@ -41,6 +41,7 @@ from refit.errors import (
 )
 
 if TYPE_CHECKING:
+    from refit.activation_offload import ActivationOffload
     from refit.archive import Archive, ArchivedVersion, Snapshot, materialize
     from refit.config import Config, load_config
     from refit.controller import Controller
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from refit.worker import Worker
 
 __all__ = [
+    "ActivationOffload",
     "Alias",
     "Archive",
     "ArchivedVersion",
@@ -116,6 +118,7 @@ __all__ = [
 # Where the other public names are. They are imported when they are first asked for, so that what
 # needs PyTorch is loaded only for its users.
 _PLACES = {
+    "ActivationOffload": "refit.activation_offload",
     "Alias": "refit.manifest",
     "Archive": "refit.archive",
     "ArchivedVersion": "refit.archive",

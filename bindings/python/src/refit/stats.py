@@ -107,6 +107,12 @@ def flatten(
     return flat
 
 
+def numbered(c_stats: _abi.refit_stats, beginning: str) -> dict[str, float]:
+    """The figures whose C names begin so, under these names behind ``refit/``."""
+    names = [name for name, *_ in _abi.refit_stats._fields_ if name.startswith(beginning)]
+    return {PREFIX + name: float(getattr(c_stats, name)) for name in names}
+
+
 def rate(amount: float, seconds: float) -> float:
     """GB/s (10^9 bytes a second); 0 where no time has passed."""
     return amount / seconds / 1e9 if seconds > 0 else 0.0

@@ -1,0 +1,917 @@
+"""Activations leave the device in the forward pass and return in the backward pass.
+
+    activations = refit.ActivationOffload(model, layers=model.layers, host_bytes="8GiB")
+    for batch in loader:
+        with activations:
+            loss = model(batch).loss
+        loss.backward()
+
+In the block, autograd hands over what it saves (``torch.autograd.graph.saved_tensors_hooks``). The
+ends of the layers divide the forward pass into groups: what is saved from the end of one layer to
+the end of the next is one group. At its end its storages start to leave, behind what the layer has
+queued:
+
+    open ──the layer ends──► leaving ──in_flight groups later──► away ──asked for──► returning
+                                 │                                 ▲                     │
+                                 └── held by others: it stays      └──asked for by all── returned
+
+When a group is away, our reference to the device's memory is dropped, and with it the memory: those
+who hold a storage besides us are counted, and where there are any it stays, for then its leaving
+would free nothing. In the backward pass the first tensor of a group that is asked for brings back
+the group, and starts the groups before it.
+
+What a group still needs is known by reference counts: ``Storage`` lives as long as autograd holds a
+view of it. Its end is only noted, since it may come at any point of any thread; calls that hold the
+lock act on it (``_tidy``).
+
+How much leaves is for ``activation_plan`` to say; what a saved tensor is, for ``saved_tensors``;
+where the bytes are, for the C library (refit/activations.h).
+"""
+
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+import torch
+
+from refit._closing import Closing
+from refit._library import lib
+from refit._waiting import interrupts_held
+from refit.activation_plan import Plan
+from refit.activations import Arena
+from refit.config import ConfigLike, make_config
+from refit.device import Device, spec_of, stream_of
+from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
+from refit.saved_tensors import (
+    Kept,
+    Saved,
+    Storage,
+    Wrapped,
+    is_parameter,
+    is_plain,
+    keep,
+    kept,
+    unwrap,
+    wrap,
+)
+from refit.stats import PREFIX, gather, numbered
+
+_LOOKS_AGAIN = 64
+"""Blocks after which an offload that is off measures again."""
+
+_MEASURE_MS = 60_000
+"""The longest wait for the copies of a group that is measured."""
+
+_in_backward = torch._C._current_graph_task_id
+_uses = torch._C._storage_Use_Count
+
+
+class _Group:
+    """What one layer has saved, as far as it leaves or returns. Guarded by the lock."""
+
+    __slots__ = (
+        "also",
+        "arriving",
+        "held",
+        "is_away",
+        "left",
+        "name",
+        "number",
+        "order",
+        "over",
+        "sources",
+        "storages",
+        "stream",
+    )
+
+    def __init__(self, name: str, order: int, over: "deque[_Group]") -> None:
+        self.name = name
+        self.order = order
+        self.number = 0
+        """Its number in the arena; 0: it has none."""
+        self.storages: list[weakref.ref[Storage]] = []
+        """Those that leave with it, by place."""
+        self.also: list[weakref.ref[Storage]] = []
+        """Those that left with groups before it, and return with it."""
+        self.left = 0
+        """Those of ``storages`` that are away or on their way, and still needed."""
+        self.held: list[Any] = []
+        """Memory of the device that copies of it use."""
+        self.is_away = False
+        self.sources: list[_Group] = []
+        """The groups whose bytes are on their way back for this one."""
+        self.arriving: _Group | None = None
+        """The group for which bytes of this one are on their way back."""
+        self.stream = 0
+        self.over = over
+
+    def forget(self) -> None:
+        """A storage is not needed any more. Any thread, at any point: only a note."""
+        self.over.append(self)
+
+    def returning(self) -> list[Storage]:
+        """What is away and returns with it."""
+        return [
+            one
+            for one in (*_alive(self.storages), *_alive(self.also))
+            if one.back is self and one.device is None and one.group is not None
+        ]
+
+
+class _Forward:
+    """What one block has saved so far. Used by the thread of the block alone."""
+
+    __slots__ = (
+        "fixed",
+        "freed",
+        "order",
+        "passed_over",
+        "saved",
+        "saving",
+        "shared",
+        "since",
+        "stayed",
+        "storages",
+        "thread",
+        "unfinished",
+        "waiting",
+    )
+
+    def __init__(self, fixed: frozenset[int], saving: Any) -> None:
+        self.saving = saving
+        """The hooks, once they are autograd's."""
+        self.fixed = fixed
+        """The storages of parameters and buffers."""
+        self.storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
+        """Those that are on the device, by an identity that is theirs as long as they are."""
+        self.unfinished: list[Storage] = []
+        """What the layer that runs has saved."""
+        self.shared: list[Storage] = []
+        """What it has saved again that layers before it have."""
+        self.waiting: list[tuple[int, Storage]] = []
+        """Those that have left, and that others still held then; with the order of the group."""
+        self.passed_over: list[tuple[int, weakref.ref[Storage]]] = []
+        """Those that did not leave because others held them to the end, the forward pass before."""
+        self.order = 0
+        self.thread = threading.get_ident()
+        self.since = 0.0
+        self.saved = 0
+        self.freed = 0
+        self.stayed = 0
+
+
+class ActivationOffload(Closing):
+    """Lets what autograd saves leave the device until the backward pass asks for it.
+
+    ``model``: the module whose forward pass it is. ``layers``: the modules of it at whose ends the
+    forward pass is divided into groups; None: those in its longest lists (``torch.nn.ModuleList``
+    that are in no other). ``host_bytes``: page-locked host memory, taken once; what does not fit
+    stays on the device. ``min_bytes``: smaller storages stay. ``in_flight``: so many groups behind
+    its own the memory of a group is given back at the latest. ``prefetch``: so many groups return
+    ahead of the backward pass. ``keep_last``: the last groups of a forward pass never leave.
+    ``aim``: "overlap": no more leaves than copies take behind the compute, which the first two
+    forward passes measure; "memory": all that can. Sizes are numbers of bytes or text ("8GiB");
+    None asks the configuration (``activations.*``), which ``config`` and ``overrides`` give as for
+    ``load_config``. ``beside``: a ``Controller`` with whose states it shares the budget of host
+    memory.
+
+    Saved tensors of a ``with`` block leave, and between ``attach`` and ``detach`` those of every
+    forward pass of ``model`` in training mode. Parameters, buffers, what others hold anyway, what
+    is saved behind the last layer, and tensors of other devices stay. A gradient has the same bits
+    as without. Under ``torch.utils.checkpoint`` the inputs that it keeps leave, and what it
+    computes again in the backward pass does not.
+
+    A forward pass is one thread's. A backward pass may run on any. In it, CopyError: the bytes of a
+    layer could not be brought back; RuntimeError: a saved tensor was changed in place. It holds
+    the model; ``close``, or the end of its last reference, takes its hooks off.
+
+    InvalidError, ConfigError (host_bytes is not given), UnsupportedError (the whole model is
+    compiled, or lies on no device of refit), BudgetError, PinError, HostMemoryError.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        layers: Iterable[torch.nn.Module] | None = None,
+        *,
+        host_bytes: int | str | None = None,
+        min_bytes: int | str | None = None,
+        in_flight: int | None = None,
+        prefetch: int | None = None,
+        keep_last: int | None = None,
+        aim: Literal["overlap", "memory"] | None = None,
+        beside: Any = None,
+        config: ConfigLike = None,
+        **overrides: Any,
+    ) -> None:
+        options = {
+            "activations_host_bytes": host_bytes,
+            "activations_min_bytes": min_bytes,
+            "activations_in_flight": in_flight,
+            "activations_prefetch": prefetch,
+            "activations_keep_last": keep_last,
+            "activations_aim": aim,
+        }
+        chosen = make_config(
+            config, {**overrides, **{k: v for k, v in options.items() if v is not None}}
+        )
+        _refuse_compiled(model)
+        self._model = model
+        self._layers = _layers_of(model, layers)
+        self._on = _device_of(model)
+        self._min_bytes = max(1, chosen["activations.min_bytes"])
+        self._in_flight = chosen["activations.in_flight"]
+        self._prefetch = chosen["activations.prefetch"]
+        self._keep_last = chosen["activations.keep_last"]
+        self._plan = Plan(self._in_flight, chosen["activations.aim"] == "memory")
+        self._lock = threading.RLock()
+        self._groups: list[_Group] = []
+        """In the order of the forward passes: all that something may return with."""
+        self._leaving: deque[_Group] = deque()
+        self._over: deque[_Group] = deque()
+        """A group for each of its storages that is not needed any more."""
+        self._held_anyway: set[tuple[int, int]] = set()
+        """Where storages are saved that others hold: order of the group, place among its own."""
+        self._nothing: dict[torch.dtype, torch.Tensor] = {}
+        self._forward: _Forward | None = None
+        self._depth = 0
+        self._blocks = 0
+        self._expected = len(self._layers)
+        self._off: str | None = None
+        self._last = (0, 0, 0)
+        self._device = Device(spec_of(self._on), chosen)
+        try:
+            self._arena = Arena(self._device, chosen)
+        except BaseException:
+            self._device.close()
+            raise
+        self._hooks = [
+            _follow(layer, _Boundary(self, number))
+            for number, (_, layer) in enumerate(self._layers)
+        ]
+        self._attached: list[Any] = []
+        self._end = weakref.finalize(self, _remove, self._hooks)
+
+    # ---- the block -------------------------------------------------------------------------------
+
+    def __enter__(self) -> "ActivationOffload":
+        """Begins a block. StateError in the block of another thread."""
+        self._open()
+        if self._depth > 0:
+            self._refuse_other_thread()
+            self._depth += 1
+            return self
+        self._blocks += 1
+        if self._off is not None and self._blocks % _LOOKS_AGAIN == 0:
+            self._off = None
+            self._plan.again()
+            self._held_anyway.clear()
+        with self._lock, interrupts_held():
+            self._tidy()
+        if self._off is None:
+            self._begin()
+        else:
+            self._depth = 1
+        return self
+
+    def _begin(self) -> None:
+        saving = torch.autograd.graph.saved_tensors_hooks(self._save, self._load)
+        forward = _Forward(_fixed(self._model), saving)
+        if self._plan.measures:
+            forward.since = self._now()
+        try:
+            with interrupts_held():
+                saving.__enter__()
+                self._depth, self._forward = 1, forward
+        except BaseException:
+            if self._forward is forward:
+                self._abandon()
+            raise
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        """Ends the block."""
+        if self._depth > 1:
+            self._depth -= 1
+            return
+        with interrupts_held():
+            forward = self._abandon()
+            if forward is not None:
+                self._finish(forward, whole=kind is None)
+
+    def _abandon(self) -> _Forward | None:
+        """Autograd keeps by itself again what it saves."""
+        forward, self._forward, self._depth = self._forward, None, 0
+        if forward is not None:
+            forward.saving.__exit__(None, None, None)
+        return forward
+
+    def attach(self) -> "ActivationOffload":
+        """Makes every forward pass of the model in training mode a block. A second call does
+        nothing."""
+        self._open()
+        if not self._attached:
+            block = _Block(self)
+            self._attached = [
+                self._model.register_forward_pre_hook(block.begin, prepend=True),
+                self._model.register_forward_hook(block.end, always_call=True),
+            ]
+            self._hooks.extend(self._attached)
+        return self
+
+    def detach(self) -> None:
+        """Ends what ``attach`` began."""
+        for hook in self._attached:
+            hook.remove()
+            self._hooks.remove(hook)
+        self._attached = []
+
+    def close(self) -> None:
+        """Brings back what is away, takes the hooks off and gives the host memory back. A second
+        call does nothing. StateError in a block."""
+        if self._arena.closed:
+            return
+        if self._depth > 0:
+            raise StateError("this ActivationOffload is in the middle of a forward pass")
+        with self._lock, interrupts_held():
+            self._tidy()
+            self._settle()
+        self._attached = []
+        self._end()
+        self._arena.close()
+        self._device.close()
+
+    # ---- what it tells ---------------------------------------------------------------------------
+
+    @property
+    def off(self) -> str | None:
+        """Why nothing leaves; None: it does. It is tried again now and then."""
+        return self._off
+
+    def stats(self) -> dict[str, float]:
+        """Figures, ``refit/activation_…``: those of the C library under its names, and of the last
+        whole forward pass the bytes of storages that it saved, that left, and that stayed.
+
+        Does not block, unless another thread is in a call.
+        """
+        self._open()
+        with self._lock:
+            self._tidy()
+            c_stats = gather((lib.refit_activations_stats, self._arena._live))
+        saved, left, stayed = self._last
+        return numbered(c_stats, "activation_") | {
+            PREFIX + "activation_saved_bytes_last": float(saved),
+            PREFIX + "activation_left_bytes_last": float(left),
+            PREFIX + "activation_kept_bytes_last": float(stayed),
+        }
+
+    # ---- forward: what autograd saves ------------------------------------------------------------
+
+    def _save(self, tensor: torch.Tensor) -> Any:
+        forward = self._forward
+        if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
+            return keep(tensor)
+        if not is_plain(tensor):
+            return wrap(tensor, self._save)
+        if tensor.device != self._on or is_parameter(tensor):
+            return keep(tensor)
+        device = tensor.untyped_storage()
+        nbytes = device.nbytes()
+        identity = device._cdata
+        if nbytes < self._min_bytes or identity in forward.fixed:
+            return keep(tensor)
+        storage = forward.storages.get(identity)
+        if storage is None or storage.device is not device:
+            storage = Storage(device, nbytes, forward.order, len(forward.unfinished))
+            forward.storages[identity] = storage
+            forward.unfinished.append(storage)
+            forward.saved += nbytes
+        elif storage.order != forward.order:
+            storage.order = forward.order
+            forward.shared.append(storage)
+        return Saved(storage, tensor, self._nothing_of(tensor.dtype))
+
+    def _nothing_of(self, dtype: torch.dtype) -> torch.Tensor:
+        found = self._nothing.get(dtype)
+        if found is None:
+            found = self._nothing[dtype] = torch.empty(0, dtype=dtype, device=self._on)
+        return found
+
+    # ---- forward: groups leave -------------------------------------------------------------------
+
+    def _end_of_layer(self, number: int) -> None:
+        forward = self._forward
+        if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
+            return
+        with self._lock, interrupts_held():
+            self._tidy()
+            found, forward.unfinished = forward.unfinished, []
+            order, forward.order = forward.order, forward.order + 1
+            measures = self._plan.measures
+            forward_s = self._now() - forward.since if measures else 0.0
+            # Before this group leaves: what it saved is still held by those who called the layer.
+            self._give_back(self._in_flight - 1)
+            group = self._group(forward, self._layers[number][0], order)
+            chosen: list[Storage] = []
+            if order < self._expected - self._keep_last:
+                chosen = self._chosen(forward, group, found)
+                self._leave(group, chosen)
+            nbytes = sum(one.nbytes for one in chosen)
+            forward.stayed += sum(one.nbytes for one in found) - nbytes
+            if measures:
+                self._plan.note(order, nbytes, forward_s, self._copied(group))
+            if measures:
+                forward.since = self._now()
+
+    def _group(self, forward: _Forward, name: str, order: int) -> _Group:
+        """The group of a layer that has ended, with what it shares with those before it."""
+        group = _Group(name, order, self._over)
+        shared, forward.shared = forward.shared, []
+        for storage in shared:
+            storage.back = group
+            group.also.append(weakref.ref(storage))
+        self._groups.append(group)
+        return group
+
+    def _chosen(self, forward: _Forward, group: _Group, found: Sequence[Storage]) -> list[Storage]:
+        """Those that leave, as the plan says; the large ones first where not all do."""
+        may = []
+        for one in found:
+            if (group.order, one.at) in self._held_anyway:
+                forward.passed_over.append((group.order, weakref.ref(one)))
+            elif one.device.nbytes() == one.nbytes:  # its owner has not taken the memory back
+                may.append(one)
+        share = self._plan.share(group.order)
+        if share >= 1.0:
+            return may
+        left = share * sum(one.nbytes for one in may)
+        chosen = []
+        for one in sorted(may, key=lambda one: -one.nbytes):
+            if one.nbytes <= left:
+                left -= one.nbytes
+                chosen.append(one)
+        return sorted(chosen, key=lambda one: one.at)
+
+    def _leave(self, group: _Group, chosen: Sequence[Storage]) -> None:
+        """Starts the copies out."""
+        if not chosen:
+            return
+        group.stream = self._stream()
+        try:
+            group.number = self._arena.begin()
+            self._add(group, chosen)
+            self._arena.commit(group.number, group.stream)
+        except RefitError as why:
+            self._stays(group, why)
+            return
+        self._leaving.append(group)
+
+    def _add(self, group: _Group, chosen: Sequence[Storage]) -> None:
+        for storage in chosen:
+            place = self._arena.add(group.number, storage.device.data_ptr(), storage.nbytes)
+            if place is not None:
+                storage.place = place
+                storage.group = storage.back = group
+                group.storages.append(weakref.ref(storage))
+                group.held.append(storage.device)
+                group.left += 1
+
+    def _give_back(self, most: int) -> None:
+        """Lets go of the device memory of groups that have left, and of so many that at most
+        ``most`` are on their way."""
+        while self._leaving:
+            group = self._leaving[0]
+            try:
+                if not self._arena.is_still(group.number):
+                    if len(self._leaving) <= most:
+                        return
+                    self._arena.join(group.number, group.stream)
+            except RefitError as why:
+                self._leaving.popleft()
+                self._stays(group, why)
+                continue
+            self._leaving.popleft()
+            self._free(group)
+
+    def _free(self, group: _Group) -> None:
+        """The group is away. Its device memory goes, but for what others hold besides us."""
+        group.is_away = True
+        for storage in _alive(group.storages):
+            if _uses(storage.device._cdata) == 1:
+                self._let_go(self._forward, storage)
+            elif self._forward is not None:
+                self._forward.waiting.append((group.order, storage))
+            else:
+                self._keep_storage(storage)
+        group.held.clear()
+        if group.left == 0:
+            self._release(group)
+
+    def _let_go(self, forward: _Forward | None, storage: Storage) -> None:
+        """Its identity may be another storage's from now on."""
+        if forward is not None:
+            if forward.storages.get(storage.device._cdata) is storage:
+                del forward.storages[storage.device._cdata]
+            forward.freed += storage.nbytes
+        storage.device = None
+
+    def _keep_storage(self, storage: Storage) -> None:
+        """It stays on the device for good."""
+        group, storage.group = storage.group, None
+        group.left -= 1
+        if group.left == 0 and group.is_away:
+            self._release(group)
+
+    def _stays(self, group: _Group, why: RefitError) -> None:
+        """The copies out of a group have failed: all of it is on the device, and stays there."""
+        warnings.warn(
+            f"activations of {group.name} stay on the device: {why}", RuntimeWarning, stacklevel=5
+        )
+        for storage in _alive(group.storages):
+            self._keep_storage(storage)
+        self._release(group)
+
+    def _copied(self, group: _Group) -> float:
+        """Waits for the copies out of a group that is measured: how long they took."""
+        began = time.perf_counter()
+        if group.number and self._leaving:
+            with suppress(RefitError):  # _give_back meets it again, or waits on
+                self._arena.wait(group.number, _MEASURE_MS)
+        return time.perf_counter() - began
+
+    def _finish(self, forward: _Forward, whole: bool) -> None:
+        """A block has ended; ``whole``: not by an exception."""
+        with self._lock, interrupts_held():
+            self._tidy()
+            self._give_back(len(self._leaving))
+            if forward.shared:
+                self._group(forward, "the end of the forward pass", forward.order)
+            self._look_again(forward)
+            for group in self._leaving:
+                forward.freed += sum(one.nbytes for one in _alive(group.storages))
+            if not whole or forward.order == 0:
+                return
+            self._expected = forward.order
+            self._last = (forward.saved, forward.freed, forward.stayed)
+            if self._plan.measures:
+                self._plan.end()
+            self._judge(forward)
+
+    def _look_again(self, forward: _Forward) -> None:
+        """Lets go of what others held when it left, and do not any more. What they hold beyond the
+        forward pass does not leave the next time."""
+        waiting, forward.waiting = forward.waiting, []
+        while waiting:
+            order, storage = waiting.pop()
+            if storage.group is None or storage.device is None:
+                continue
+            if _uses(storage.device._cdata) == 1:
+                self._let_go(forward, storage)
+            else:
+                self._held_anyway.add((order, storage.at))
+                forward.stayed += storage.nbytes
+                self._keep_storage(storage)
+        for order, reference in forward.passed_over:
+            passed = reference()
+            if passed is not None and _uses(passed.device._cdata) == 1:
+                self._held_anyway.discard((order, passed.at))
+
+    def _judge(self, forward: _Forward) -> None:
+        """Turns it off where it is of no use."""
+        if self._plan.measures or forward.freed > 0:
+            return
+        if forward.saved == 0:
+            self._off = (
+                f"the forward pass saves no storage of at least {self._min_bytes} bytes "
+                "(activations.min_bytes)"
+            )
+        elif self._plan.is_empty:
+            self._off = (
+                "copies take longer than the compute that they would hide behind: "
+                'aim="memory" lets all leave'
+            )
+        elif self.stats()[PREFIX + "activation_refused_bytes_total"] > 0:
+            self._off = "activations.host_bytes has room for none of the saved storages"
+        else:
+            self._off = "all that the forward pass saves is held by others, too"
+
+    # ---- backward: groups return -----------------------------------------------------------------
+
+    def _load(self, saved: Any) -> torch.Tensor:
+        if type(saved) is Kept:
+            return kept(saved)
+        if type(saved) is Wrapped:
+            return unwrap(saved, self._load)
+        saved.check()
+        storage = saved.storage
+        with self._lock:
+            device = storage.device
+            if storage.group is not None:
+                device = self._brought(saved, storage)
+        made: torch.Tensor = saved.rebuilt(device)
+        return made
+
+    def _brought(self, saved: Saved, storage: Storage) -> Any:
+        """The device memory of a storage that leaves, is away or has returned."""
+        with interrupts_held():
+            self._tidy()
+            if not storage.group.is_away:
+                self._cancel(storage.group)
+                return storage.device
+            back = storage.back
+            if storage.device is None:
+                self._fetch(back)
+            if back.sources:
+                self._join(back)
+                self._fetch_before(back)
+            device = storage.device
+            storage.ask(saved)
+        return device
+
+    def _cancel(self, group: _Group) -> None:
+        """A group that is asked for while it leaves stays."""
+        if group in self._leaving:
+            self._leaving.remove(group)
+        for storage in _alive(group.storages):
+            storage.group = None
+        group.left = 0
+        self._release(group)
+
+    def _fetch(self, group: _Group) -> None:
+        """Starts the copies in of all that returns with a group."""
+        stream = self._stream()
+        by_source: dict[_Group, list[Storage]] = {}
+        for storage in group.returning():
+            by_source.setdefault(storage.group, []).append(storage)
+        for source, storages in by_source.items():
+            if source.arriving is not None:
+                self._join(source.arriving)
+            taken = [_memory(storage.nbytes, self._on) for storage in storages]
+            memories = [0] * len(source.storages)
+            for storage, made in zip(storages, taken, strict=True):
+                memories[storage.place] = made.data_ptr()
+            try:
+                self._arena.fetch(source.number, memories, stream)
+            except RefitError as why:
+                raise _named(why, group) from why
+            source.arriving = group
+            source.stream = group.stream = stream
+            group.sources.append(source)
+            group.held.extend(taken)
+            for storage, made in zip(storages, taken, strict=True):
+                storage.return_to(made)
+
+    def _join(self, group: _Group) -> None:
+        """The stream of the backward pass waits for the copies in."""
+        sources, group.sources = group.sources, []
+        held, group.held = group.held, []
+        stream = self._stream()
+        for source in sources:
+            source.arriving = None
+        try:
+            for source in sources:
+                if source.number:
+                    self._arena.join(source.number, stream)
+        except RefitError as why:
+            # Their bytes are in the arena: they are brought another time.
+            lost = {id(one) for one in held}
+            for storage in (*_alive(group.storages), *_alive(group.also)):
+                if id(storage.device) in lost:
+                    storage.device = None
+            raise _named(why, group) from why
+
+    def _fetch_before(self, group: _Group) -> None:
+        """Starts the groups that the backward pass comes to next."""
+        left = self._prefetch
+        at = self._groups.index(group)
+        while at > 0 and left > 0:
+            at -= 1
+            before = self._groups[at]
+            if before.left == 0 and not before.also:
+                continue
+            left -= 1
+            if before.sources:
+                continue
+            try:
+                self._fetch(before)
+            except (torch.OutOfMemoryError, MemoryError, RefitError):
+                return  # it is fetched again when it is asked for, and then the failure is told
+
+    # ---- groups end ------------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        """Acts on storages that are not needed any more. With the lock."""
+        if not self._over:
+            return
+        while self._over:
+            group = self._over.popleft()
+            group.left -= 1
+            if group.left == 0 and group.number:
+                if group in self._leaving:
+                    self._leaving.remove(group)
+                self._release(group)
+        ended = [one for one in self._groups if not one.number and not _alive(one.also)]
+        if ended:
+            for group in ended:
+                self._end_copies(group)
+            self._groups = [one for one in self._groups if one not in ended]
+
+    def _end_copies(self, group: _Group) -> None:
+        """The current stream waits for bytes that are on their way and not needed any more, so
+        that their memory may go."""
+        with suppress(RefitError):
+            self._join(group)
+
+    def _release(self, group: _Group) -> None:
+        """Gives its room in the arena back, once all of it is on the device, or not needed."""
+        number, group.number = group.number, 0
+        if number:
+            self._end_copies(group)
+            self._arena.release(number, group.stream)
+        group.held.clear()
+
+    def _settle(self) -> None:
+        """Brings all groups back for good."""
+        for group in self._groups:
+            self._fetch(group)
+        for group in self._groups:
+            self._join(group)
+        for group in self._groups:
+            self._cancel(group)
+        self._groups.clear()
+
+    # ---- small things ----------------------------------------------------------------------------
+
+    def _stream(self) -> int:
+        """The current stream, as the C library takes it; 0 on a CPU: the calling thread."""
+        return 0 if self._on.type == "cpu" else stream_of(self._on.index)
+
+    def _now(self) -> float:
+        """The time, once the device has done what was queued."""
+        if self._on.type == "cuda":
+            torch.cuda.current_stream(self._on).synchronize()
+        return time.perf_counter()
+
+    def _open(self) -> None:
+        if self._arena.closed:
+            raise StateError("this ActivationOffload is closed: make another one for the model")
+
+    def _refuse_other_thread(self) -> None:
+        forward = self._forward
+        if forward is not None and forward.thread != threading.get_ident():
+            raise StateError("this ActivationOffload is in a forward pass of another thread")
+
+
+class _Boundary:
+    """The forward hook of a layer. It does not hold the offload, for the model holds it."""
+
+    def __init__(self, offload: ActivationOffload, number: int) -> None:
+        self._offload = weakref.ref(offload)
+        self._number = number
+
+    def __call__(self, *_: Any) -> None:
+        offload = self._offload()
+        if offload is not None:
+            offload._end_of_layer(self._number)
+
+
+def _follow(layer: torch.nn.Module, boundary: _Boundary) -> Any:
+    """Lets a layer tell its ends; what has ``remove`` undoes it."""
+    if layer._compiled_call_impl is None:
+        return layer.register_forward_hook(boundary)
+    return _CompiledCall(layer, boundary)
+
+
+class _CompiledCall:
+    """In place of the call of a layer that was compiled in place (``layer.compile()``). A hook
+    would be traced with the layer, and break its graph."""
+
+    def __init__(self, layer: torch.nn.Module, boundary: _Boundary) -> None:
+        self._layer = layer
+        self._boundary: Callable[[], None] = boundary
+        self._call: Any = layer._compiled_call_impl
+        layer._compiled_call_impl = self
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        result = self._call(*arguments, **keywords)
+        self._boundary()
+        return result
+
+    def remove(self) -> None:
+        if self._layer._compiled_call_impl is self:
+            self._layer._compiled_call_impl = self._call
+        else:  # the layer was compiled again, or its call was replaced once more
+            self._boundary = _no_boundary
+
+
+def _no_boundary() -> None:
+    """The end of a layer that is not followed any more."""
+
+
+class _Block:
+    """The forward hooks of a model whose forward passes are blocks."""
+
+    def __init__(self, offload: ActivationOffload) -> None:
+        self._offload = weakref.ref(offload)
+        self._begun: list[bool] = []
+
+    def begin(self, model: torch.nn.Module, *_: Any) -> None:
+        offload = self._offload()
+        if offload is None:
+            return
+        wanted = model.training and torch.is_grad_enabled() and _in_backward() == -1
+        if wanted:
+            offload.__enter__()
+        self._begun.append(wanted)
+
+    def end(self, *_: Any) -> None:
+        offload = self._offload()
+        if offload is not None and self._begun and self._begun.pop():
+            offload.__exit__(None, None, None)
+
+
+def _alive(storages: Iterable["weakref.ref[Storage]"]) -> list[Storage]:
+    return [one for reference in storages if (one := reference()) is not None]
+
+
+def _memory(nbytes: int, device: torch.device) -> Any:
+    storage: Any = torch.UntypedStorage
+    return storage(nbytes, device=device)
+
+
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
+
+
+def _named(why: RefitError, group: _Group) -> RefitError:
+    """A failure in the backward pass, with the layer's name."""
+    text = f"activations of {group.name} could not be brought back: {why.text}"
+    return type(why)(text, why.status, why.subsystem)
+
+
+def _fixed(model: torch.nn.Module) -> frozenset[int]:
+    """The identities of the storages of parameters and buffers."""
+    found = set()
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            if is_plain(tensor):
+                found.add(tensor.untyped_storage()._cdata)
+    return frozenset(found)
+
+
+def _layers_of(
+    model: torch.nn.Module, layers: Iterable[torch.nn.Module] | None
+) -> list[tuple[str, torch.nn.Module]]:
+    """The layers with their names. InvalidError for modules that the model does not have, and for
+    one that is inside another."""
+    chosen = list(_longest_lists(model) if layers is None else layers)
+    if not chosen:
+        raise InvalidError(
+            "there are no layers at whose ends activations could leave: name them, "
+            "layers=model.layers say"
+        )
+    names = {module: name for name, module in model.named_modules()}
+    for layer in chosen:
+        if layer not in names:
+            raise InvalidError(f"a {type(layer).__name__} of layers is no module of the model")
+    inner = {id(one) for layer in chosen for one in layer.modules() if one is not layer}
+    for layer in chosen:
+        if id(layer) in inner:
+            raise InvalidError(f"layer {names[layer]} is inside another one of layers")
+    return [(names[layer] or type(layer).__name__, layer) for layer in dict.fromkeys(chosen)]
+
+
+def _longest_lists(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules in lists that are in no other list."""
+    for child in model.children():
+        if isinstance(child, torch.nn.ModuleList) and len(child) > 1:
+            yield from child
+        else:
+            yield from _longest_lists(child)
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    for tensors in (model.parameters(), model.buffers()):
+        for tensor in tensors:
+            if tensor.device.type in ("cpu", "cuda"):
+                return tensor.device
+            raise UnsupportedError(
+                f"the model is on {tensor.device}: activations leave a CPU's memory or a CUDA GPU"
+            )
+    raise InvalidError("the model has no parameters, which say on which device it is")
+
+
+def _refuse_compiled(model: torch.nn.Module) -> None:
+    """A graph of the whole forward pass saves at its end, when no layer is left to copy behind."""
+    compiled = getattr(model, "_compiled_call_impl", None) is not None
+    if compiled or hasattr(model, "_orig_mod"):
+        raise UnsupportedError(
+            "the model is compiled as a whole, and saves all its activations at its end: compile "
+            "its layers instead (for layer in model.layers: layer.compile())"
+        )

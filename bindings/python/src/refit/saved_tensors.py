@@ -1,0 +1,222 @@
+"""What autograd saves, as a storage and a view of it.
+
+A tensor that autograd saves is handed over as one of three things, which are told apart when it is
+asked for:
+
+- ``Kept``: the tensor itself, on the device, and its version.
+- ``Saved``: a view of a storage that may be away. It says all that a view is: size, strides,
+  offset, type. Autograd owns it; when the last one of a storage is gone, its bytes are not needed
+  any more.
+- ``Wrapped``: a tensor that is made of others (DTensor, a quantized one), some of which are
+  ``Saved``.
+
+PyTorch checks versions only of what it saves itself, not of what hooks save, so it is done here:
+a tensor that was changed in place after it was saved is refused with PyTorch's words. The version
+outlives the memory: a detached tensor shares the counter of the tensor that it was made from, and
+keeps it when its data are replaced by none.
+
+Where the bytes are, and how they come back, is unknown here.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Kept(NamedTuple):
+    """A tensor that stays where it is. Detached: a graph that held its own outputs would never
+    end."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class Wrapped(NamedTuple):
+    """A tensor subclass, and what autograd was given for each tensor inside."""
+
+    kind: Any
+    inside: dict[str, Any]
+    context: Any
+    size: Any
+    stride: Any
+
+
+class Storage:
+    """A storage that was saved. It lives as long as a ``Saved`` of it.
+
+    ``device`` is the memory while it is on the device, else None; then ``group`` and ``place`` say
+    where its bytes are, and ``back`` is the group with which they return: the last that has saved a
+    view of it is the first that asks. ``order`` is the number of the layer that saved it last, and
+    ``at`` its own among the storages of the first. ``saved`` counts the views. These three are
+    changed by the forward pass alone. ``visit`` counts how often it has returned, and ``asked`` the
+    views that were asked for since; ``twice`` is set once one was asked for two times in a visit.
+    What changes after the forward pass is guarded by the lock of the offload.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "asked",
+        "at",
+        "back",
+        "device",
+        "group",
+        "nbytes",
+        "order",
+        "place",
+        "saved",
+        "twice",
+        "visit",
+    )
+
+    def __init__(self, device: Any, nbytes: int, order: int, at: int) -> None:
+        self.device = device
+        self.nbytes = nbytes
+        self.order = order
+        self.at = at
+        self.group: Any = None
+        self.back: Any = None
+        self.place = -1
+        self.saved = 0
+        self.visit = 0
+        self.asked = 0
+        self.twice = False
+
+    def return_to(self, device: Any) -> None:
+        """Its bytes come back to this memory."""
+        self.device = device
+        self.visit += 1
+        self.asked = 0
+
+    def ask(self, saved: "Saved") -> None:
+        """A view was asked for. Once all were, the memory is theirs who asked: with retain_graph it
+        comes another time."""
+        if saved.visit == self.visit:
+            self.twice = True
+            return
+        saved.visit = self.visit
+        self.asked += 1
+        if self.asked == self.saved and not self.twice:
+            self.device = None
+
+    def __del__(self) -> None:
+        if self.group is not None:
+            self.group.forget()
+
+
+class Saved:
+    """A view of a storage, as autograd holds it."""
+
+    __slots__ = (
+        "conjugate",
+        "counter",
+        "dtype",
+        "negative",
+        "offset",
+        "size",
+        "storage",
+        "stride",
+        "version",
+        "visit",
+    )
+
+    def __init__(self, storage: Storage, tensor: torch.Tensor, nothing: torch.Tensor) -> None:
+        self.storage = storage
+        self.size = tensor.size()
+        self.stride = tensor.stride()
+        self.offset = tensor.storage_offset()
+        self.dtype = tensor.dtype
+        self.conjugate = tensor.is_conj()
+        self.negative = tensor.is_neg()
+        self.counter = _counter(tensor, nothing)
+        self.version = tensor._version
+        self.visit = 0
+        storage.saved += 1
+
+    def rebuilt(self, device: Any) -> torch.Tensor:
+        """The tensor, over memory of the device that has its bytes."""
+        made = torch.empty(0, dtype=self.dtype, device=device.device)
+        made.set_(device, self.offset, self.size, self.stride)
+        if self.conjugate:
+            made = torch._conj(made)
+        if self.negative:
+            made = torch._neg_view(made)
+        return made
+
+    def check(self) -> None:
+        """RuntimeError if the tensor has been changed in place since it was saved."""
+        if self.counter._version != self.version:
+            _refuse_changed(self.dtype, self.size, self.counter._version, self.version)
+
+
+def keep(tensor: torch.Tensor) -> Kept:
+    """What autograd gets for a tensor that stays."""
+    return Kept(tensor.detach(), tensor._version)
+
+
+def kept(one: Kept) -> torch.Tensor:
+    """The tensor that stayed; RuntimeError if it has been changed in place since it was saved."""
+    tensor = one.tensor
+    if tensor._version != one.version:
+        _refuse_changed(tensor.dtype, tensor.size(), tensor._version, one.version)
+    return tensor
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a view of one storage and nothing else."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+
+
+def wrap(tensor: torch.Tensor, save: Callable[[torch.Tensor], Any]) -> Any:
+    """Saves what a tensor subclass is made of. One that cannot be taken apart is kept, and so is
+    one of whose tensors none is ``Saved``. The result of a collective that may be under way is
+    never looked into."""
+    if not is_traceable_wrapper_subclass(tensor) or hasattr(tensor, "trigger_wait"):
+        return keep(tensor)
+    names, context = tensor.__tensor_flatten__()
+    inside = {name: save(getattr(tensor, name)) for name in names}
+    if all(isinstance(one, Kept) for one in inside.values()):
+        return keep(tensor)
+    return Wrapped(type(tensor), inside, context, tensor.size(), tensor.stride())
+
+
+def unwrap(one: Wrapped, load: Callable[[Any], torch.Tensor]) -> torch.Tensor:
+    """The tensor subclass again."""
+    inside = {name: load(saved) for name, saved in one.inside.items()}
+    made: torch.Tensor = one.kind.__tensor_unflatten__(inside, one.context, one.size, one.stride)
+    return made
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a parameter, a view of one, or a leaf that gets a gradient: memory that
+    its owner holds."""
+    base = tensor._base
+    return (
+        isinstance(tensor, torch.nn.Parameter)
+        or isinstance(base, torch.nn.Parameter)
+        or (tensor.requires_grad and tensor.is_leaf)
+    )
+
+
+def _counter(tensor: torch.Tensor, nothing: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory that has the version of ``tensor``, now and later."""
+    if tensor.is_conj():
+        tensor = torch._conj(tensor)
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    counter = tensor.detach()
+    counter.data = nothing
+    return counter
+
+
+def _refuse_changed(dtype: torch.dtype, size: Any, version: int, expected: int) -> None:
+    raise RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace "
+        f"operation: a tensor of {str(dtype).removeprefix('torch.')} {list(size)} is at version "
+        f"{version}; expected version {expected} instead. Hint: enable anomaly detection to find "
+        "the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
