@@ -52,7 +52,7 @@ from refit.saved_tensors import (
     Saved,
     Storage,
     Wrapped,
-    is_parameter,
+    is_owned,
     is_plain,
     keep,
     kept,
@@ -127,7 +127,6 @@ class _Forward:
     """What one block has saved so far. Used by the thread of the block alone."""
 
     __slots__ = (
-        "fixed",
         "freed",
         "order",
         "passed_over",
@@ -142,11 +141,9 @@ class _Forward:
         "waiting",
     )
 
-    def __init__(self, fixed: frozenset[int], saving: Any) -> None:
+    def __init__(self, saving: Any) -> None:
         self.saving = saving
         """The hooks, once they are autograd's."""
-        self.fixed = fixed
-        """The storages of parameters and buffers."""
         self.storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         """Those that are on the device, by an identity that is theirs as long as they are."""
         self.unfinished: list[Storage] = []
@@ -281,7 +278,7 @@ class ActivationOffload(Closing):
 
     def _begin(self) -> None:
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, self._load)
-        forward = _Forward(_fixed(self._model), saving)
+        forward = _Forward(saving)
         if self._plan.measures:
             forward.since = self._now()
         try:
@@ -377,12 +374,12 @@ class ActivationOffload(Closing):
             return keep(tensor)
         if not is_plain(tensor):
             return wrap(tensor, self._save)
-        if tensor.device != self._on or is_parameter(tensor):
+        if tensor.device != self._on or is_owned(tensor):
             return keep(tensor)
         device = tensor.untyped_storage()
         nbytes = device.nbytes()
         identity = device._cdata
-        if nbytes < self._min_bytes or identity in forward.fixed:
+        if nbytes < self._min_bytes:
             return keep(tensor)
         storage = forward.storages.get(identity)
         if storage is None or storage.device is not device:
@@ -617,19 +614,20 @@ class ActivationOffload(Closing):
 
     def _brought(self, saved: Saved, storage: Storage) -> Any:
         """The device memory of a storage that leaves, is away or has returned."""
-        with interrupts_held():
-            self._tidy()
-            if not storage.group.is_away:
+        self._tidy()
+        back = storage.back
+        if not storage.group.is_away:
+            with interrupts_held():
                 self._cancel(storage.group)
-                return storage.device
-            back = storage.back
-            if storage.device is None:
-                self._fetch(back)
-            if back.sources:
+            return storage.device
+        if storage.device is None or back.sources:
+            with interrupts_held():
+                if storage.device is None:
+                    self._fetch(back)
                 self._join(back)
                 self._fetch_before(back)
-            device = storage.device
-            storage.ask(saved)
+        device = storage.device
+        storage.ask(saved)
         return device
 
     def _cancel(self, group: _Group) -> None:
@@ -705,8 +703,7 @@ class ActivationOffload(Closing):
 
     def _tidy(self) -> None:
         """Acts on storages that are not needed any more. With the lock."""
-        if not self._over:
-            return
+        released = False
         while self._over:
             group = self._over.popleft()
             group.left -= 1
@@ -714,11 +711,13 @@ class ActivationOffload(Closing):
                 if group in self._leaving:
                     self._leaving.remove(group)
                 self._release(group)
+                released = True
+        if not released:
+            return
         ended = [one for one in self._groups if not one.number and not _alive(one.also)]
-        if ended:
-            for group in ended:
-                self._end_copies(group)
-            self._groups = [one for one in self._groups if one not in ended]
+        for group in ended:
+            self._end_copies(group)
+            self._groups.remove(group)
 
     def _end_copies(self, group: _Group) -> None:
         """The current stream waits for bytes that are on their way and not needed any more, so
@@ -853,16 +852,6 @@ def _named(why: RefitError, group: _Group) -> RefitError:
     """A failure in the backward pass, with the layer's name."""
     text = f"activations of {group.name} could not be brought back: {why.text}"
     return type(why)(text, why.status, why.subsystem)
-
-
-def _fixed(model: torch.nn.Module) -> frozenset[int]:
-    """The identities of the storages of parameters and buffers."""
-    found = set()
-    for tensors in (model.parameters(), model.buffers()):
-        for tensor in tensors:
-            if is_plain(tensor):
-                found.add(tensor.untyped_storage()._cdata)
-    return frozenset(found)
 
 
 def _layers_of(

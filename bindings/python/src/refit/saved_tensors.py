@@ -190,13 +190,13 @@ def unwrap(one: Wrapped, load: Callable[[Any], torch.Tensor]) -> torch.Tensor:
     return made
 
 
-def is_parameter(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a parameter, a view of one, or a leaf that gets a gradient: memory that
-    its owner holds."""
+def is_owned(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor is a parameter or a buffer, a view of a parameter, or a leaf that gets
+    a gradient: memory that its owner holds."""
     base = tensor._base
     return (
-        isinstance(tensor, torch.nn.Parameter)
-        or isinstance(base, torch.nn.Parameter)
+        type(tensor) is not torch.Tensor
+        or (base is not None and isinstance(base, torch.nn.Parameter))
         or (tensor.requires_grad and tensor.is_leaf)
     )
 
