@@ -45,8 +45,8 @@ from refit._waiting import interrupts_held
 from refit.activation_plan import Plan
 from refit.activations import Arena
 from refit.config import ConfigLike, make_config
-from refit.device import Device, spec_of, stream_of
 from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
+from refit.regions import Devices, current_stream
 from refit.saved_tensors import (
     Kept,
     Saved,
@@ -174,8 +174,8 @@ class ActivationOffload(Closing):
     ``aim``: "overlap": no more leaves than copies take behind the compute, which the first two
     forward passes measure; "memory": all that can. Sizes are numbers of bytes or text ("8GiB");
     None asks the configuration (``activations.*``), which ``config`` and ``overrides`` give as for
-    ``load_config``. ``beside``: a ``Controller`` with whose states it shares the budget of host
-    memory.
+    ``load_config``. ``beside``: a ``Controller`` with whose states it shares
+    ``offload.budget_bytes``, and whose configuration it has unless another one is given.
 
     Saved tensors of a ``with`` block leave, and between ``attach`` and ``detach`` those of every
     forward pass of ``model`` in training mode. Parameters, buffers, what others hold anyway, what
@@ -214,6 +214,10 @@ class ActivationOffload(Closing):
             "activations_keep_last": keep_last,
             "activations_aim": aim,
         }
+        if beside is not None and not isinstance(getattr(beside, "_devices", None), Devices):
+            raise InvalidError(f"beside is a {type(beside).__name__}: give a refit.Controller")
+        if config is None and beside is not None:
+            config = beside._config
         chosen = make_config(
             config, {**overrides, **{k: v for k, v in options.items() if v is not None}}
         )
@@ -241,17 +245,15 @@ class ActivationOffload(Closing):
         self._expected = len(self._layers)
         self._off: str | None = None
         self._last = (0, 0, 0)
-        self._device = Device(spec_of(self._on), chosen)
-        try:
-            self._arena = Arena(self._device, chosen)
-        except BaseException:
-            self._device.close()
-            raise
+        devices = Devices(chosen, {}) if beside is None else beside._devices
+        self._arena = Arena(devices[self._on], chosen)
         self._hooks = [
             _follow(layer, _Boundary(self, number))
             for number, (_, layer) in enumerate(self._layers)
         ]
         self._attached: list[Any] = []
+        self._begun: list[bool] = []
+        """Of the forward passes that ``attach`` follows and that run: whether they are blocks."""
         self._end = weakref.finalize(self, _remove, self._hooks)
 
     # ---- the block -------------------------------------------------------------------------------
@@ -303,7 +305,7 @@ class ActivationOffload(Closing):
     def _abandon(self) -> _Forward | None:
         """Autograd keeps by itself again what it saves."""
         forward, self._forward, self._depth = self._forward, None, 0
-        if forward is not None:
+        if forward is not None and _is_innermost(forward.saving):
             forward.saving.__exit__(None, None, None)
         return forward
 
@@ -312,13 +314,26 @@ class ActivationOffload(Closing):
         nothing."""
         self._open()
         if not self._attached:
-            block = _Block(self)
             self._attached = [
-                self._model.register_forward_pre_hook(block.begin, prepend=True),
-                self._model.register_forward_hook(block.end, always_call=True),
+                self._model.register_forward_pre_hook(_BlockBegins(self), prepend=True),
+                self._model.register_forward_hook(_BlockEnds(self), always_call=True),
             ]
             self._hooks.extend(self._attached)
         return self
+
+    def _begin_attached(self, wanted: bool) -> None:
+        if self._begun:
+            # Ctrl-C ended the forward pass before: hooks are not told of that.
+            self._begun.clear()
+            with interrupts_held():
+                self._abandon()
+        if wanted:
+            self.__enter__()
+        self._begun.append(wanted)
+
+    def _end_attached(self) -> None:
+        if self._begun and self._begun.pop():
+            self.__exit__(None, None, None)
 
     def detach(self) -> None:
         """Ends what ``attach`` began."""
@@ -326,21 +341,23 @@ class ActivationOffload(Closing):
             hook.remove()
             self._hooks.remove(hook)
         self._attached = []
+        if self._begun:
+            self._begin_attached(wanted=False)
+            self._begun.clear()
 
     def close(self) -> None:
         """Brings back what is away, takes the hooks off and gives the host memory back. A second
         call does nothing. StateError in a block."""
         if self._arena.closed:
             return
+        self.detach()
         if self._depth > 0:
             raise StateError("this ActivationOffload is in the middle of a forward pass")
         with self._lock, interrupts_held():
             self._tidy()
             self._settle()
-        self._attached = []
         self._end()
         self._arena.close()
-        self._device.close()
 
     # ---- what it tells ---------------------------------------------------------------------------
 
@@ -457,7 +474,7 @@ class ActivationOffload(Closing):
         """Starts the copies out."""
         if not chosen:
             return
-        group.stream = self._stream()
+        group.stream = current_stream(self._on)
         try:
             group.number = self._arena.begin()
             self._add(group, chosen)
@@ -641,7 +658,7 @@ class ActivationOffload(Closing):
 
     def _fetch(self, group: _Group) -> None:
         """Starts the copies in of all that returns with a group."""
-        stream = self._stream()
+        stream = current_stream(self._on)
         by_source: dict[_Group, list[Storage]] = {}
         for storage in group.returning():
             by_source.setdefault(storage.group, []).append(storage)
@@ -667,7 +684,7 @@ class ActivationOffload(Closing):
         """The stream of the backward pass waits for the copies in."""
         sources, group.sources = group.sources, []
         held, group.held = group.held, []
-        stream = self._stream()
+        stream = current_stream(self._on)
         for source in sources:
             source.arriving = None
         try:
@@ -745,10 +762,6 @@ class ActivationOffload(Closing):
 
     # ---- small things ----------------------------------------------------------------------------
 
-    def _stream(self) -> int:
-        """The current stream, as the C library takes it; 0 on a CPU: the calling thread."""
-        return 0 if self._on.type == "cpu" else stream_of(self._on.index)
-
     def _now(self) -> float:
         """The time, once the device has done what was queued."""
         if self._on.type == "cuda":
@@ -765,15 +778,30 @@ class ActivationOffload(Closing):
             raise StateError("this ActivationOffload is in a forward pass of another thread")
 
 
-class _Boundary:
-    """The forward hook of a layer. It does not hold the offload, for the model holds it."""
+class _Hook:
+    """A hook of a module. It does not hold the offload, for the module holds it; a copy of the
+    module has hooks that do nothing."""
 
-    def __init__(self, offload: ActivationOffload, number: int) -> None:
-        self._offload = weakref.ref(offload)
+    def __init__(self, offload: ActivationOffload | None = None) -> None:
+        self._reference = None if offload is None else weakref.ref(offload)
+
+    @property
+    def _offload(self) -> ActivationOffload | None:
+        return None if self._reference is None else self._reference()
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(self), ()
+
+
+class _Boundary(_Hook):
+    """The forward hook of a layer."""
+
+    def __init__(self, offload: ActivationOffload | None = None, number: int = 0) -> None:
+        super().__init__(offload)
         self._number = number
 
     def __call__(self, *_: Any) -> None:
-        offload = self._offload()
+        offload = self._offload
         if offload is not None:
             offload._end_of_layer(self._number)
 
@@ -811,26 +839,29 @@ def _no_boundary() -> None:
     """The end of a layer that is not followed any more."""
 
 
-class _Block:
-    """The forward hooks of a model whose forward passes are blocks."""
+class _BlockBegins(_Hook):
+    """The forward pre-hook of a model whose forward passes are blocks."""
 
-    def __init__(self, offload: ActivationOffload) -> None:
-        self._offload = weakref.ref(offload)
-        self._begun: list[bool] = []
+    def __call__(self, model: torch.nn.Module, *_: Any) -> None:
+        offload = self._offload
+        if offload is not None and _in_backward() == -1:
+            offload._begin_attached(model.training and torch.is_grad_enabled())
 
-    def begin(self, model: torch.nn.Module, *_: Any) -> None:
-        offload = self._offload()
-        if offload is None:
-            return
-        wanted = model.training and torch.is_grad_enabled() and _in_backward() == -1
-        if wanted:
-            offload.__enter__()
-        self._begun.append(wanted)
 
-    def end(self, *_: Any) -> None:
-        offload = self._offload()
-        if offload is not None and self._begun and self._begun.pop():
-            offload.__exit__(None, None, None)
+class _BlockEnds(_Hook):
+    """The forward hook of such a model, which is also called when the forward pass fails."""
+
+    def __call__(self, *_: Any) -> None:
+        offload = self._offload
+        if offload is not None and _in_backward() == -1:
+            offload._end_attached()
+
+
+def _is_innermost(saving: Any) -> bool:
+    """Whether autograd saves by these hooks now. It does not behind a block that was abandoned, and
+    that another one is inside of."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return bool(hooks is not None and hooks[0] == saving.pack_hook)
 
 
 def _alive(storages: Iterable["weakref.ref[Storage]"]) -> list[Storage]:

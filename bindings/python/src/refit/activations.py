@@ -7,6 +7,7 @@ is unknown here.
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from refit import _abi
@@ -15,6 +16,7 @@ from refit._library import call, lib, status_of
 from refit._waiting import run_interruptibly
 from refit.config import Config
 from refit.device import Device
+from refit.errors import BusyError
 
 _STAYS: Final = 0xFFFFFFFF
 """``REFIT_ACTIVATION_STAYS``."""
@@ -34,8 +36,11 @@ class Arena(Handle):
         run_interruptibly(lambda: self._open(lib.refit_activations_open, pointer, config._as_c))
 
     def _close(self, pointer: int) -> None:
-        """DeadlineError, and nothing is closed, while a copy hangs."""
+        """DeadlineError, and nothing is closed, while a copy hangs. The device is closed unless
+        others use it."""
         call(lib.refit_activations_close, pointer)
+        with suppress(BusyError):
+            self._device.close()
 
     def begin(self) -> int:
         """Begins a group, and gives its number. Waits for the arena if it is still being taken."""

@@ -36,6 +36,7 @@ from refit.inventory import Holdings, Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
 from refit.publisher import Publisher
+from refit.regions import Devices
 from refit.transaction import Transaction
 from refit.weights import is_sharded
 
@@ -135,7 +136,9 @@ class Controller(Closing):
         observers = Observers(timer, timeline, progress)
         self._observers = observers
         inventory = Inventory(optimizers, model, self._config, policy, holdings, pool)
-        self._cycle = Cycle(inventory, self._config, policy, observers)
+        known = {} if pool is None else {pool.device: pool.handle}
+        self._devices = Devices(self._config, known)
+        self._cycle = Cycle(inventory, self._config, policy, observers, self._devices)
         for one in optimizers:
             refuse_second(one)
         self._host: HostStates | None = None
@@ -144,6 +147,7 @@ class Controller(Closing):
                 optimizers,
                 inventory.names,
                 self._config,
+                self._devices,
                 division,
                 prefetch=prefetch and states == "host",
                 overlap=overlap,

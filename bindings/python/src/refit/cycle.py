@@ -37,7 +37,7 @@ from refit.image import Image
 from refit.inventory import Inventory
 from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, ZERO
-from refit.regions import PerDevice, refuse_capture
+from refit.regions import Devices, PerDevice, refuse_capture
 from refit.stats import flatten
 from refit.storages import GRADS, STATES, Scan, Stock, is_emptied
 
@@ -129,7 +129,12 @@ class Cycle:
     """The states of some optimizers, on all their devices. Used by one thread at a time."""
 
     def __init__(
-        self, inventory: Inventory, config: Config, grads: Policy, observers: Observers
+        self,
+        inventory: Inventory,
+        config: Config,
+        grads: Policy,
+        observers: Observers,
+        devices: Devices,
     ) -> None:
         self.figures = Figures(observers)
         self.accumulation = Accumulation(self._gradients, self._holds)
@@ -143,7 +148,7 @@ class Cycle:
         self._moving = WaitingCallLock("controller")
         bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is no part of a graph
         self._absence = Absence(bring_all, self._moving, zeroable=GRADS)
-        self.per_device = PerDevice(config, inventory.arenas_of)
+        self.per_device = PerDevice(config, devices)
         self._stock: Stock | None = None
         self._scan: Scan | None = None
         self._grads_lost = False

@@ -26,7 +26,7 @@ from refit.device import Device
 from refit.errors import DeviceMemoryError
 from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, Offloader
-from refit.regions import current_stream, guard, lacks_memory, spec_of
+from refit.regions import current_stream, guard, lacks_memory
 from refit.window import BORN, TOGETHER, UNIT, Part, Window
 
 _ALIGNMENT = 512
@@ -51,6 +51,7 @@ class Home(Closing):
     def __init__(
         self,
         device: torch.device,
+        handle: Device,
         config: Config,
         names: Sequence[str],
         nbytes: Sequence[int],
@@ -72,7 +73,6 @@ class Home(Closing):
         self.begun: tuple[Part, ...] | None = None
         """The parts that are stepped, or come in early; None: nothing was begun."""
         self._may_step = False
-        handle = Device(spec_of(device, config), config)
         self.offloader = Offloader(handle, config)
         zeros, kept = [0] * len(names), [KEEP] * len(names)
         self.offloader.add_each(

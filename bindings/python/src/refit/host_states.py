@@ -40,7 +40,7 @@ from refit.home import Home
 from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.last_hook import LastHook
 from refit.observers import Observers
-from refit.regions import lacks_memory, refuse_capture
+from refit.regions import Devices, lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
 from refit.twin import Habits, Kind, Stepping, is_many, kind_of_parameter, learn, local
@@ -72,6 +72,7 @@ class HostStates:
         optimizers: Sequence[Optimizer],
         names: Callable[[], Mapping[int, str]],
         config: Config,
+        devices: Devices,
         division: Division,
         *,
         prefetch: bool = True,
@@ -85,6 +86,7 @@ class HostStates:
         self._optimizers = list(optimizers)
         self._names = names
         self._config = config
+        self._devices = devices
         self._division = division
         self._overlap = overlap
         self._kernels = kernels
@@ -351,7 +353,9 @@ class HostStates:
                     weights.append(0)
         sizes = [extent(one) for one in looks]
         weights = _without_shared(weights, sizes)
-        home = Home(device, self._config, _distinct(names), sizes, self._observers, weights)
+        handle = self._devices[device]
+        named = _distinct(names)
+        home = Home(device, handle, self._config, named, sizes, self._observers, weights)
         self._homes.append(home)
         share = None
         if stepper is not None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from refit.config import Config
-from refit.device import Device
 from refit.grads import Policy
 from refit.hooks import innermost_of
 from refit.regions import spec_of
@@ -243,12 +242,6 @@ class Inventory:
             f"no optimizer state leaves: {name}: {reason}; controller.resident names all",
             stacklevel=2,
         )
-
-    def arenas_of(self, device: torch.device) -> Device | None:
-        """The pool's own handle, which knows its arena; None for memory that is not the pool's."""
-        if self._pool is None or self._pool.device != device:
-            return None
-        return self._pool.handle
 
     def _names_in_model(self) -> dict[int, str]:
         """The names of the model's parameters, by their identity."""

@@ -9,8 +9,9 @@ Which storages those are, and when they leave, is unknown here.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from refit._library import lib
 from refit.away import untouched
 from refit.config import Config
 from refit.device import Device
-from refit.errors import DeviceMemoryError, LimitError, RefitError, StateError
+from refit.errors import BusyError, DeviceMemoryError, LimitError, RefitError, StateError
 from refit.offloader import NO_STREAM, Future, Lease, Offloader
 from refit.stats import gather
 from refit.storage_swap import TensorsByStorage, empty_storage
@@ -102,15 +103,34 @@ def resident_bytes() -> int:
         return 0
 
 
-class Regions:
-    """The storages of one device. Used by one thread at a time."""
+class Devices:
+    """The handles of devices that several objects share, and with them ``offload.budget_bytes``.
 
-    def __init__(
-        self, device: torch.device, config: Config, arenas_of: Device | None = None
-    ) -> None:
+    ``known``: handles that are there. Others are opened when they are first asked for, and live as
+    long as those that asked. One thread at a time.
+    """
+
+    def __init__(self, config: Config, known: Mapping[torch.device, Device]) -> None:
+        self._config = config
+        self._handles: weakref.WeakValueDictionary[torch.device, Device] = (
+            weakref.WeakValueDictionary(known)
+        )
+
+    def __getitem__(self, device: torch.device) -> Device:
+        found = self._handles.get(device)
+        if found is None or found.closed:
+            found = Device(spec_of(device, self._config), self._config)
+            self._handles[device] = found
+        return found
+
+
+class Regions:
+    """The storages of one device, whose ``handle`` others may share. Used by one thread at a
+    time."""
+
+    def __init__(self, device: torch.device, config: Config, handle: Device) -> None:
         self.device = device
-        self._owns_handle = arenas_of is None
-        self._handle = arenas_of or Device(spec_of(device, config), config)
+        self._handle = handle
         self.offloader = Offloader(self._handle, config)
         self.slots = Slots()
         self.nbytes = 0
@@ -421,10 +441,11 @@ class Regions:
         return self.offloader.lease()
 
     def close(self) -> None:
-        """Closes the offloader and its device; bytes that are away are lost, so restore before."""
+        """Closes the offloader, and its device unless others use it; bytes that are away are lost,
+        so restore before."""
         self._close_future()
         self.offloader.close()
-        if self._owns_handle:
+        with suppress(BusyError):
             self._handle.close()
 
 
@@ -434,10 +455,9 @@ class PerDevice:
     Iterates over those that are open. Used by one thread at a time.
     """
 
-    def __init__(self, config: Config, arenas_of: Callable[[torch.device], Device | None]) -> None:
-        """``arenas_of`` gives the handle that knows a device's arenas, if there is one."""
+    def __init__(self, config: Config, devices: Devices) -> None:
         self._config = config
-        self._arenas_of = arenas_of
+        self._devices = devices
         self._by_device: dict[torch.device, Regions] = {}
 
     def __iter__(self) -> Iterator[Regions]:
@@ -478,7 +498,7 @@ class PerDevice:
         if known is not None and known.closed:
             known.close()  # what Ctrl-C has left of it
         if known is None or known.closed:
-            self._by_device[device] = Regions(device, self._config, self._arenas_of(device))
+            self._by_device[device] = Regions(device, self._config, self._devices[device])
 
     def hold(self, decided: Scan, stock: Stock) -> bool:
         """Holds the storages of the plan whose regions are home: they are held only while they are
