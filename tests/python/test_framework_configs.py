@@ -13,11 +13,11 @@ yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.config import make_config  # noqa: E402
-from refit.integrations import nemo_rl, state_offload, verl  # noqa: E402
+from refit.integrations import activations, nemo_rl, state_offload, verl  # noqa: E402
 
 NAMES = [
-    *("deepspeed", "megatron", "megatron_cpu_offload", "nemo_rl"),
-    *("sglang", "verl", "vllm", "xtuner"),
+    *("accelerate", "deepspeed", "megatron", "megatron_activations", "megatron_cpu_offload"),
+    *("nemo_rl", "sglang", "verl", "vllm", "xtuner"),
 ]
 
 
@@ -110,8 +110,24 @@ def test_xtuner_options_become_keywords(root: Path) -> None:
     assert found == {"states": "host", "window_bytes": 1 << 30}
 
 
+def test_megatron_arguments_for_activations_become_keywords(root: Path) -> None:
+    said = _read(root, "megatron_activations")
+    found = activations.keywords(said, saved_bytes=1 << 30)
+    assert found == {"host_bytes": 1 << 29, "min_bytes": 2 << 20, "in_flight": 2}
+    unused = {"bf16", activations.MODULES, activations.FRACTION, activations.SMALLEST}
+    assert set(said) == {*unused, activations.IN_FLIGHT}
+
+
+@pytest.mark.parametrize("name", ["accelerate"])
+def test_configurations_of_fsdp_ask_for_activations(root: Path, name: str) -> None:
+    said = _read(root, name)
+    assert len(activations.asked(said)) == 1
+    assert activations.take(said) == {}
+    assert activations.asked(said) == []
+
+
 def test_no_adapter_imports_its_framework() -> None:
-    modules = ["megatron", "nemo_rl", "sglang", "state_offload", "verl", "vllm"]
+    modules = ["activations", "megatron", "nemo_rl", "sglang", "state_offload", "verl", "vllm"]
     loads = "; ".join(f"import refit.integrations.{name}" for name in modules)
     shows = f"import sys; print(*[one for one in {[*NAMES, 'ray']!r} if one in sys.modules])"
     said = subprocess.run(

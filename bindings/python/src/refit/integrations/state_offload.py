@@ -28,11 +28,11 @@ swap_optimizer (Ascend/MindSpeed master and r0.8.0). None of them is imported he
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping
-from math import isfinite
+from collections.abc import Mapping
 from typing import Any
 
 from refit.errors import InvalidError, UnsupportedError
+from refit.integrations._options import Said, changes, make
 
 SWAP = "swap_optimizer"
 TIMES = "swap_optimizer_times"
@@ -94,17 +94,11 @@ def take(options: Any, *, state_bytes: int | None = None) -> dict[str, Any]:
 def switch_off(options: Any) -> None:
     """What ``take`` does with options of which ``keywords`` were read before. InvalidError: they
     cannot be changed, and nothing is."""
-    steps = _Said(options).flag(CPU_STEP)
+    steps = Said(options).flag(CPU_STEP)
     names = (*SWITCHES, *CPU_SWITCHES, *PRECISE_FLAGS) if steps else SWITCHES
     zero = _zero_offload(options)
     try:
-        for owner, name, value in [*_set(options, names, False), *_set(zero, ("device",), "none")]:
-            if isinstance(owner, MutableMapping):
-                owner[name] = value
-            elif isinstance(owner, Mapping):
-                raise TypeError(f"a {type(owner).__name__} cannot be changed")
-            else:
-                setattr(owner, name, value)
+        make([*changes(options, names, False), *changes(zero, ("device",), "none")])
     except (AttributeError, TypeError, ValueError) as why:
         raise InvalidError(
             f"the framework's own offload cannot be switched off in its options: {why}; set "
@@ -113,8 +107,8 @@ def switch_off(options: Any) -> None:
 
 
 def _read(options: Any, state_bytes: int | None) -> dict[str, Any]:
-    said = _Said(options)
-    zero = _Said(_zero_offload(options))
+    said = Said(options)
+    zero = Said(_zero_offload(options))
     on = {
         SWAP: said.flag(SWAP),
         CHUNKED: said.flag(CHUNKED) or said.flag(ALIAS),
@@ -141,7 +135,7 @@ def _read(options: Any, state_bytes: int | None) -> dict[str, Any]:
     return _of_zero(zero) if on[ZERO_OFFLOAD] else {}
 
 
-def _of_swap(said: "_Said", state_bytes: int | None) -> dict[str, Any]:
+def _of_swap(said: Said, state_bytes: int | None) -> dict[str, Any]:
     for name in SIZES:
         if said.has(name):
             raise UnsupportedError(
@@ -168,12 +162,11 @@ def _of_swap(said: "_Said", state_bytes: int | None) -> dict[str, Any]:
     return {**found, "window_bytes": window_bytes}
 
 
-def _of_chunks(said: "_Said") -> dict[str, Any]:
+def _of_chunks(said: Said) -> dict[str, Any]:
     _refuse_graphs(said)
-    chunk, fraction = said.number(CHUNK) or 0, said.number(FRACTION)
+    chunk, fraction = said.number(CHUNK) or 0, said.share(FRACTION)
     if chunk < 0:
         raise InvalidError(f"{CHUNK} is {chunk}: it is 0 or more")
-    _refuse_no_share(FRACTION, fraction)
     if fraction == 0:  # to Megatron this is the same as without the switch
         return {}
     found: dict[str, Any] = {"states": "host"}
@@ -190,15 +183,14 @@ def _of_chunks(said: "_Said") -> dict[str, Any]:
     return found
 
 
-def _of_cpu_step(said: "_Said") -> dict[str, Any]:
+def _of_cpu_step(said: Said) -> dict[str, Any]:
     _refuse_graphs(said)
-    fraction, overlap = said.number(CPU_FRACTION), said.get(CPU_OVERLAP)
+    fraction, overlap = said.share(CPU_FRACTION), said.get(CPU_OVERLAP)
     if fraction is None:
         raise InvalidError(
             f"{CPU_STEP} is set and {CPU_FRACTION} is not: it is 1.0 on Megatron's command line "
             "and 0.0 in its OptimizerConfig, so say which share the CPU steps"
         )
-    _refuse_no_share(CPU_FRACTION, fraction)
     if said.flag(PRECISE):
         _refuse_other_dtypes(said)
     found: dict[str, Any] = {"host_fraction": float(fraction)}
@@ -212,9 +204,8 @@ def _of_cpu_step(said: "_Said") -> dict[str, Any]:
     return found
 
 
-def _of_zero(said: "_Said") -> dict[str, Any]:
-    ratio = said.number("ratio")
-    _refuse_no_share(f"{ZERO_OFFLOAD}.ratio", ratio)
+def _of_zero(said: Said) -> dict[str, Any]:
+    ratio = said.share("ratio", of=f"{ZERO_OFFLOAD}.")
     found: dict[str, Any] = {"host_fraction": 1.0 if ratio is None else float(ratio)}
     if said.get("pin_memory") is not None and not said.flag("pin_memory"):
         found.update(NOT_LOCKED)
@@ -224,14 +215,14 @@ def _of_zero(said: "_Said") -> dict[str, Any]:
 def _zero_offload(options: Any) -> Any:
     """The ``offload_optimizer`` of DeepSpeed's configuration, or an empty mapping. Other frameworks
     have a switch of the same name, which is true or false and no mapping."""
-    for outer in (options, _Said(options).get(ZERO)):
-        found = _Said(outer).get(ZERO_OFFLOAD)
+    for outer in (options, Said(options).get(ZERO)):
+        found = Said(outer).get(ZERO_OFFLOAD)
         if isinstance(found, Mapping) or hasattr(found, "device"):
             return found
     return {}
 
 
-def _zero_is_on(said: "_Said") -> bool:
+def _zero_is_on(said: Said) -> bool:
     """Whether states live on the CPU; refused where they would live on a disk."""
     device = said.get("device")
     name = getattr(device, "value", device)
@@ -245,12 +236,7 @@ def _zero_is_on(said: "_Said") -> bool:
     return bool(name == "cpu")
 
 
-def _refuse_no_share(name: str, value: float | None) -> None:
-    if value is not None and not 0 <= value <= 1:
-        raise InvalidError(f"{name} is {value}: it is a share from 0 to 1")
-
-
-def _refuse_graphs(said: "_Said") -> None:
+def _refuse_graphs(said: Said) -> None:
     if said.flag("optimizer_cuda_graph"):
         raise UnsupportedError(
             "optimizer_cuda_graph captures the optimizer's step, and states that live on the host "
@@ -258,7 +244,7 @@ def _refuse_graphs(said: "_Said") -> None:
         )
 
 
-def _refuse_other_dtypes(said: "_Said") -> None:
+def _refuse_other_dtypes(said: Said) -> None:
     for name in PRECISE_DTYPES:
         value = said.get(name)
         if value is not None and str(value).removeprefix("torch.") not in FLOAT32:
@@ -270,50 +256,3 @@ def _refuse_other_dtypes(said: "_Said") -> None:
 
 _CALLER = 4
 """From a warning to the code that called ``keywords`` or ``take``."""
-
-
-class _Said:
-    """What the options say, by names with ``_``. None is as if it were not said."""
-
-    def __init__(self, options: Any) -> None:
-        self._options = options
-        self._by_name: dict[str, Any] | None = None
-        if isinstance(options, Mapping):
-            self._by_name = {_plain(key): value for key, value in options.items()}
-
-    def get(self, name: str) -> Any:
-        if self._by_name is not None:
-            return self._by_name.get(name)
-        return getattr(self._options, name, None)
-
-    def has(self, name: str) -> bool:
-        return self.get(name) not in (None, 0)
-
-    def flag(self, name: str) -> bool:
-        value = self.get(name)
-        if value is not None and not isinstance(value, bool):
-            raise InvalidError(f"{name} is {value!r}: it is true or false")
-        return bool(value)
-
-    def number(self, name: str) -> int | float | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise InvalidError(f"{name} is {value!r}: it is a number")
-        return value
-
-
-def _plain(key: Any) -> str:
-    return str(key).lstrip("-").replace("-", "_")
-
-
-def _set(owner: Any, names: tuple[str, ...], value: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """What of these an owner has that is on: the owner, the name as it is there, the new value."""
-    if isinstance(owner, Mapping):
-        found = {key: owner[key] for key in owner if _plain(key) in names}
-    else:
-        found = {name: getattr(owner, name, None) for name in names}
-    for name, there in found.items():
-        if there and there != value:
-            yield owner, name, value
