@@ -16,7 +16,7 @@ pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
 from refit import Publisher, Subscriber  # noqa: E402
-from refit.errors import InvalidError, NotFoundError, PeerError, UnsupportedError  # noqa: E402
+from refit.errors import ConfigError, InvalidError, NotFoundError, PeerError, UnsupportedError  # noqa: E402
 from refit.integrations.trl import RefitCallback  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import (  # noqa: E402
@@ -84,10 +84,9 @@ def a_trainer(
             str(folder),
             use_cpu=True,
             bf16=False,
-            gradient_checkpointing=False,
             report_to="none",
             disable_tqdm=True,
-            **settings,
+            **{"gradient_checkpointing": False, **settings},
         ),
         train_dataset=Dataset.from_list([{"prompt": f"w{i} w{i + 1}"} for i in range(8)]),
         eval_dataset=Dataset.from_list([{"prompt": "w1 w2"}]),
@@ -521,6 +520,53 @@ class Worker:
 def publisher() -> Iterator[Publisher]:
     with Publisher("tcp://127.0.0.1:0") as opened:
         yield opened
+
+
+LEAVING = {"host_bytes": "8MiB", "min_bytes": "1KiB", "aim": "memory", "keep_last": 0}
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param({}),
+        pytest.param({"gradient_accumulation_steps": 2}, marks=pytest.mark.slow),
+        pytest.param({"num_iterations": 2}, marks=pytest.mark.slow),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "gradient_checkpointing": True,
+                "gradient_checkpointing_kwargs": {"offload": True, "use_reentrant": False},
+            },
+        ),
+    ],
+    ids=str,
+)
+def test_activations_leave_beside_the_states(tmp_path: Path, loop: dict[str, Any]) -> None:
+    kwargs = dict(loop.get("gradient_checkpointing_kwargs", {}))
+    kwargs.pop("offload", None)
+    alone = {**loop, "gradient_checkpointing_kwargs": kwargs} if kwargs else loop
+    plain = a_trainer(tmp_path, [], **alone)
+    plain.train()
+    seen = Seen()
+    callback = RefitCallback(activations=LEAVING)
+    seen.trainer = a_trainer(tmp_path, [callback], seen, **loop)
+    seen.trainer.train()
+    assert_same(plain, seen.trainer)
+    assert set(seen.bytes) == {0}
+    left = "refit/activation_left_bytes_last"
+    steps = [entry for entry in seen.trainer.state.log_history if "loss" in entry]
+    assert all(entry[left] > 0 for entry in steps)
+    assert steps[-1]["refit/offload_bytes"] > 0
+    assert callback.activations is None
+
+
+def test_activations_without_host_memory_end_the_training_before_it_begins(tmp_path: Path) -> None:
+    callback = RefitCallback(activations={})
+    trainer = a_trainer(tmp_path, [callback])
+    with pytest.raises(ConfigError, match="host_bytes"):
+        trainer.train()
+    assert callback.controller is None
+    assert not any(one._forward_pre_hooks for one in trainer.model.modules())
 
 
 @pytest.mark.parametrize("beta", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])

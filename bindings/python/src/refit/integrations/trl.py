@@ -10,21 +10,27 @@ trainer has announced, because an evaluation generates, too. States come back be
 forward pass that records gradients, which is where generation is over, and the optimizer's step
 waits for them. Nothing of the trainer is replaced or wrapped.
 
+``activations={"host_bytes": "8GiB"}`` lets the policy's activations leave too
+(``refit.ActivationOffload``), within the same budget of host memory. For TRL's other trainers, such
+as SFTTrainer, there is ``refit.integrations.transformers.ActivationCallback``.
+
 It knows nothing of tensors, storages or sockets: it says *when*, and ``refit.Controller`` does it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from refit.activation_offload import ActivationOffload
 from refit.config import ConfigLike, make_config
 from refit.controller import Controller
 from refit.errors import UnsupportedError
 from refit.grads import Policy, policy_of
 from refit.integrations._attached import divided
+from refit.integrations.transformers import add_figures, refuse_another, take_over
 from refit.observers import PhaseWatcher, TimerLike
 from refit.weights import named_weights
 
@@ -56,6 +62,9 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     states are on the device within a step only, and TRL generates without them. So is ``grads``:
     what becomes of grads that exist at a generation. There are some only if TRL generates inside a
     step that accumulates, and then they are needed: ``"keep"``.
+    ``activations``: keywords of ``refit.ActivationOffload``, such as ``host_bytes``, over
+    ``config``; then activations leave in each forward pass of the training, and switches of
+    transformers that ask for the same are refit's (``ActivationCallback`` says how).
     ``lockstep``: for a job of several ranks, on all of them: one has the publisher, the others help
     to gather what is sharded, and a refit that fails on one rank fails on all.
 
@@ -71,6 +80,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         *,
         weights: Weights = policy_weights,
         grads: Policy = "keep",
+        activations: Mapping[str, Any] | None = None,
         lockstep: bool = False,
         timer: TimerLike = None,
         timeline: PhaseWatcher | None = None,
@@ -79,11 +89,14 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> None:
         self.publisher = publisher
         self.controller: Controller | None = None
+        self.activations: ActivationOffload | None = None
         options, chosen = divided(config)
         more, over = divided(overrides)
+        self._activation_keywords = None if activations is None else dict(activations)
+        self._config = make_config(options, more)
         self._controller_of: Callable[..., Controller] = partial(
             Controller,
-            config=make_config(options, more),
+            config=self._config,
             **{**chosen, **over},
             grads=policy_of(grads),
             timer=timer,
@@ -117,6 +130,8 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> None:
         """The trainer is new, so from here both count the same. (Not called by add_callback.)"""
         self._counted_all = True
+        if self._activation_keywords is not None:
+            take_over(args)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -128,7 +143,14 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._is_training = True
         self.close()
         model, optimizer = kwargs["model"], kwargs["optimizer"]
+        if self._activation_keywords is not None:
+            refuse_another(args, model)
         self.controller = self._controller_of(optimizer, model)
+        try:
+            self._attach_activations(model)
+        except BaseException:
+            self.close()
+            raise
         self._hook = model.register_forward_pre_hook(self._on_forward)
         self._published_step = -1
         if args.eval_on_start:
@@ -169,9 +191,9 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if self.controller is None:
             return
         figures = self.controller.stats()
-        kwargs["logs"].update(figures)
-        if state.log_history:
-            state.log_history[-1].update(figures)
+        if self.activations is not None:
+            figures.update(self.activations.stats())
+        add_figures(figures, state, kwargs["logs"])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -191,9 +213,18 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+        activations, self.activations = self.activations, None
+        if activations is not None:
+            activations.close()  # before the controller, whose device it uses
         if self.controller is not None:
             self.controller.close()
             self.controller = None
+
+    def _attach_activations(self, model: torch.nn.Module) -> None:
+        if self._activation_keywords is not None:
+            keywords = {"config": self._config, **self._activation_keywords}
+            self.activations = ActivationOffload(model, beside=self.controller, **keywords)
+            self.activations.attach()
 
     def _generate_every(self, args: TrainingArguments) -> int:
         """After how many micro-batches the trainer generates, as it reckons itself."""
