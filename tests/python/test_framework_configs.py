@@ -17,7 +17,7 @@ from refit.integrations import activations, nemo_rl, state_offload, verl  # noqa
 
 NAMES = [
     *("accelerate", "deepspeed", "megatron", "megatron_activations", "megatron_cpu_offload"),
-    *("nemo_rl", "sglang", "verl", "vllm", "xtuner"),
+    *("ms_swift", "nemo_rl", "sglang", "verl", "vllm", "xtuner"),
 ]
 
 
@@ -118,12 +118,17 @@ def test_megatron_arguments_for_activations_become_keywords(root: Path) -> None:
     assert set(said) == {*unused, activations.IN_FLIGHT}
 
 
-@pytest.mark.parametrize("name", ["accelerate"])
+@pytest.mark.parametrize("name", ["accelerate", "ms_swift"])
 def test_configurations_of_fsdp_ask_for_activations(root: Path, name: str) -> None:
     said = _read(root, name)
     assert len(activations.asked(said)) == 1
     assert activations.take(said) == {}
     assert activations.asked(said) == []
+
+
+def test_verl_asks_for_activations(root: Path) -> None:
+    model = _read(root, "verl")["actor_rollout_ref"]["model"]
+    assert activations.asked(model) == ["enable_activation_offload"]
 
 
 def test_no_adapter_imports_its_framework() -> None:

@@ -54,11 +54,13 @@ def test_installing_says_where_and_removing_puts_everything_back(
     installation = verl.install()
 
     assert sorted(installation.places) == [
+        "verl.utils.activation_offload.enable_activation_offloading",
         "verl.utils.fsdp_utils.load_fsdp_optimizer",
         "verl.utils.fsdp_utils.offload_fsdp_optimizer",
         "verl.utils.megatron.optimizer.get_megatron_optimizer",
         "verl.utils.megatron_utils.load_megatron_optimizer",
         "verl.utils.megatron_utils.offload_megatron_optimizer",
+        "verl.workers.engine.fsdp.transformer_impl.enable_activation_offloading",
         "verl.workers.engine.fsdp.transformer_impl.load_fsdp_optimizer",
         "verl.workers.engine.fsdp.transformer_impl.offload_fsdp_optimizer",
     ]
@@ -194,6 +196,64 @@ def test_a_verl_that_makes_its_megatron_optimizer_elsewhere_is_refused(
     monkeypatch.delattr(sys.modules["verl.utils.megatron.optimizer"], "get_megatron_optimizer")
     with pytest.raises(NotFoundError, match="has no get_megatron_optimizer"):
         verl.install()
+    assert vars(engine) == before
+
+
+ACTIVATIONS = {"activations": {"host_bytes": "1MiB", "min_bytes": "1KiB", "aim": "memory"}}
+
+
+class Deep(torch.nn.Module):
+    """A model whose layers are in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x
+
+
+def test_activations_leave_by_refit_where_they_have_host_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fake.install(monkeypatch)
+    before = dict(vars(engine))
+    plain, ours, x = Deep(), Deep(), torch.randn(64, 32)
+    installation = verl.install(ACTIVATIONS)
+    engine.enable_activation_offloading(ours, "fsdp2", True)
+    engine.enable_activation_offloading(ours, "fsdp2")
+    offload = ours._refit_activations.offload
+    for model in (plain, ours):
+        model(x).square().mean().backward()
+    assert offload.stats()["refit/activation_left_bytes_last"] > 0
+    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, other.grad)
+    copied = copy.deepcopy(ours)
+    assert copied._refit_activations.offload is None
+    offload.close()
+    installation.remove()
+    assert vars(engine) == before
+
+
+def test_without_host_memory_activations_leave_by_verl(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake.install(monkeypatch)
+    with verl.install(), pytest.raises(AssertionError, match="verl's own helper was called"):
+        engine.enable_activation_offloading(Deep(), "fsdp2", True)
+
+
+def test_a_verl_without_the_function_for_activations_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = fake.install(monkeypatch)
+    before = dict(vars(engine))
+    monkeypatch.delattr(
+        sys.modules["verl.utils.activation_offload"], "enable_activation_offloading"
+    )
+    with pytest.raises(NotFoundError, match="has no enable_activation_offloading"):
+        verl.install(ACTIVATIONS)
     assert vars(engine) == before
 
 

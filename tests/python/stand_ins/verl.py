@@ -2,7 +2,8 @@
 
 Drawn after verl/utils/{fsdp_utils,megatron_utils,megatron/optimizer}.py (names and signatures of
 the five functions; verl's move tensor by tensor), verl/workers/engine/fsdp/transformer_impl.py
-(takes the names in with `from … import`), verl/checkpoint_engine/base.py (CheckpointEngineRegistry,
+(takes the names in with `from … import`), verl/utils/activation_offload.py (the signature of
+enable_activation_offloading), verl/checkpoint_engine/base.py (CheckpointEngineRegistry,
 CheckpointEngineManager: the order of a refit) and verl/workers/engine_workers.py
 (custom_backend_module, is_master). verl itself needs a CUDA machine.
 """
@@ -61,14 +62,16 @@ def install(monkeypatch: pytest.MonkeyPatch, *, megatron: bool = True) -> Any:
     fsdp["load_fsdp_optimizer"] = lambda optimizer, device_id: _moved()  # type: ignore[assignment]
     moves = {"offload_megatron_optimizer": lambda optimizers: _moved()}
     moves["load_megatron_optimizer"] = lambda optimizers: _moved()
+    enables = {"enable_activation_offloading": lambda model, strategy, enable_ckpt=False: _moved()}
     modules: dict[str, dict[str, Any]] = {
         "verl": {},
         "verl.utils": {},
         "verl.utils.fsdp_utils": fsdp,
+        "verl.utils.activation_offload": enables,
         "verl.workers": {},
         "verl.workers.engine": {},
         "verl.workers.engine.fsdp": {},
-        "verl.workers.engine.fsdp.transformer_impl": dict(fsdp),
+        "verl.workers.engine.fsdp.transformer_impl": {**fsdp, **enables},
         "verl.checkpoint_engine": {},
         "verl.checkpoint_engine.base": {"CheckpointEngineRegistry": CheckpointEngineRegistry},
     }

@@ -18,13 +18,18 @@ Where ``optim.override_optimizer_config`` asks for Megatron's own offload of sta
 optimizer a controller (``refit.integrations.state_offload`` says what becomes of each option). With
 ``install({"use_pinned_optimizer_offload": False})`` Megatron's stays.
 
+**Activations.** With ``install({"activations": {"host_bytes": "8GiB"}})`` refit's takes the place
+of ``verl.utils.activation_offload.enable_activation_offloading(model, strategy, enable_ckpt)``,
+which ``enable_activation_offload: True`` calls for FSDP models. Without ``activations.host_bytes``
+verl's own is called.
+
 **Weights.** ``rollout.checkpoint_engine: {backend: refit, custom_backend_module:
 refit.integrations.verl}`` (configs/frameworks/verl.yaml): importing this module where verl is
 makes the engine known to verl's registry.
 
-Drawn after verl/utils/{fsdp_utils,megatron_utils,megatron/optimizer}.py, verl/checkpoint_engine/
-base.py and verl/workers/engine_workers.py (verl-project/verl main, 2026-08). verl is not imported
-here.
+Drawn after verl/utils/{fsdp_utils,megatron_utils,megatron/optimizer,activation_offload}.py,
+verl/checkpoint_engine/base.py, verl/workers/engine/fsdp/transformer_impl.py and verl/workers/
+engine_workers.py (verl-project/verl main, 2026-08). verl is not imported here.
 """
 
 import functools
@@ -45,6 +50,7 @@ from refit.integrations._engine import Engine
 FSDP_UTILS = "verl.utils.fsdp_utils"
 MEGATRON_UTILS = "verl.utils.megatron_utils"
 MEGATRON_OPTIMIZER = "verl.utils.megatron.optimizer"
+ACTIVATIONS = "verl.utils.activation_offload"
 REGISTRY = "verl.checkpoint_engine.base"
 
 
@@ -121,11 +127,43 @@ def _check_device(optimizer: Any, device_id: Any) -> None:
             return
 
 
+def enable_activation_offloading(
+    model: Any, strategy: str, enable_ckpt: bool = False, *, config: Any = None
+) -> None:
+    """Activations of ``model`` leave in each forward pass in training mode, as long as it exists.
+
+    In place of verl's, which replaces transformers' checkpointing by its own if `enable_ckpt`: here
+    checkpointing stays as the model has it, and what it keeps leaves. `strategy` is not used: the
+    layers are those of the model, wrapped or not. A second call for a model does nothing. Raises
+    what refit.ActivationOffload raises.
+    """
+    from refit.activation_offload import ActivationOffload
+
+    if getattr(model, _HELD, None) is None or getattr(model, _HELD).offload is None:
+        offload = ActivationOffload(model, config=divided(config)[0])
+        offload.attach()
+        setattr(model, _HELD, _Held(offload))
+
+
+_HELD = "_refit_activations"
+
+
+class _Held:
+    """Keeps a model's offload as long as the model. A copy of the model has none."""
+
+    def __init__(self, offload: Any = None) -> None:
+        self.offload = offload
+
+    def __reduce__(self) -> Any:
+        return _Held, ()
+
+
 PLACES: dict[str, tuple[str, ...]] = {
     FSDP_UTILS: ("offload_fsdp_optimizer", "load_fsdp_optimizer"),
     MEGATRON_UTILS: ("offload_megatron_optimizer", "load_megatron_optimizer"),
 }
 TAKES = "get_megatron_optimizer"
+ENABLES = "enable_activation_offloading"
 
 
 @dataclass
@@ -187,14 +225,22 @@ def install(config: Any = None) -> Installation:
             _put_everywhere(installation, there, name, ours[name])
     if not installation.places:
         raise NotFoundError(f"verl is not there: neither {' nor '.join(PLACES)} can be imported")
-    makes = _import(MEGATRON_OPTIMIZER)
-    if makes is not None:
-        there = getattr(makes, TAKES, None)
+    _put_one(installation, MEGATRON_OPTIMIZER, TAKES, lambda there: _taking(there, config))
+    _put_one(installation, ACTIVATIONS, ENABLES, lambda there: _enabling(there, config))
+    return installation
+
+
+def _put_one(
+    installation: Installation, path: str, name: str, ours: Callable[[Any], Callable[..., Any]]
+) -> None:
+    """Replaces a function of a module that may be missing, by what is made of it."""
+    module = _import(path)
+    if module is not None:
+        there = getattr(module, name, None)
         if there is None:
             installation.remove()
-            raise NotFoundError(f"{MEGATRON_OPTIMIZER} has no {TAKES}: this verl is not known")
-        _put_everywhere(installation, there, TAKES, _taking(there, config))
-    return installation
+            raise NotFoundError(f"{path} has no {name}: this verl is not known")
+        _put_everywhere(installation, there, name, ours(there))
 
 
 def _functions(config: Any) -> dict[str, Callable[..., None]]:
@@ -237,6 +283,20 @@ def _taking(original: Callable[..., Any], ours: Any) -> Callable[..., Any]:
         return optimizer
 
     return get_megatron_optimizer
+
+
+def _enabling(original: Callable[..., None], ours: Any) -> Callable[..., None]:
+    """``enable_activation_offloading`` as verl calls it, with the configuration inside; verl's own
+    where refit has no host memory for activations."""
+
+    @functools.wraps(original)
+    def enabling(model: Any, strategy: str, enable_ckpt: bool = False) -> None:
+        if make_config(divided(ours)[0]).get("activations.host_bytes"):
+            enable_activation_offloading(model, strategy, enable_ckpt, config=ours)
+        else:
+            original(model, strategy, enable_ckpt)
+
+    return enabling
 
 
 def _put_everywhere(installation: Installation, there: Any, name: str, ours: Any) -> None:
