@@ -33,7 +33,7 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -87,6 +87,7 @@ class _Group:
         "sources",
         "storages",
         "stream",
+        "streams",
     )
 
     def __init__(self, name: str, order: int, over: "deque[_Group]") -> None:
@@ -108,6 +109,9 @@ class _Group:
         self.arriving: _Group | None = None
         """The group for which bytes of this one are on their way back."""
         self.stream = 0
+        """On which its last copies were ordered."""
+        self.streams: list[int] = []
+        """Others on which the layer has worked."""
         self.over = over
 
     def forget(self) -> None:
@@ -136,6 +140,7 @@ class _Forward:
         "since",
         "stayed",
         "storages",
+        "streams",
         "thread",
         "unfinished",
         "waiting",
@@ -154,6 +159,8 @@ class _Forward:
         """Those that have left, and that others still held then; with the order of the group."""
         self.passed_over: list[tuple[int, weakref.ref[Storage]]] = []
         """Those that did not leave because others held them to the end, the forward pass before."""
+        self.streams: dict[int, Any] = {}
+        """The streams of a GPU on which the layer that runs has saved."""
         self.order = 0
         self.thread = threading.get_ident()
         self.since = 0.0
@@ -279,6 +286,11 @@ class ActivationOffload(Closing):
         return self
 
     def _begin(self) -> None:
+        if self._on.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                "a CUDA graph is being captured: it would hold the addresses of activations that "
+                "leave. Capture without the block"
+            )
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, self._load)
         forward = _Forward(saving)
         if self._plan.measures:
@@ -398,6 +410,8 @@ class ActivationOffload(Closing):
         identity = device._cdata
         if nbytes < self._min_bytes:
             return keep(tensor)
+        if self._on.type == "cuda":
+            forward.streams[current_stream(self._on)] = torch.cuda.current_stream(self._on)
         storage = forward.storages.get(identity)
         if storage is None or storage.device is not device:
             storage = Storage(device, nbytes, forward.order, len(forward.unfinished))
@@ -433,7 +447,8 @@ class ActivationOffload(Closing):
             chosen: list[Storage] = []
             if order < self._expected - self._keep_last:
                 chosen = self._chosen(forward, group, found)
-                self._leave(group, chosen)
+                self._leave(group, chosen, forward.streams)
+            forward.streams = {}
             nbytes = sum(one.nbytes for one in chosen)
             forward.stayed += sum(one.nbytes for one in found) - nbytes
             if measures:
@@ -470,11 +485,14 @@ class ActivationOffload(Closing):
                 chosen.append(one)
         return sorted(chosen, key=lambda one: one.at)
 
-    def _leave(self, group: _Group, chosen: Sequence[Storage]) -> None:
-        """Starts the copies out."""
+    def _leave(self, group: _Group, chosen: Sequence[Storage], streams: Mapping[int, Any]) -> None:
+        """Starts the copies out, behind all streams that the layer has worked on."""
         if not chosen:
             return
         group.stream = current_stream(self._on)
+        group.streams = [one for one in streams if one != group.stream]
+        for one in group.streams:
+            torch.cuda.current_stream(self._on).wait_stream(streams[one])
         try:
             group.number = self._arena.begin()
             self._add(group, chosen)
@@ -503,7 +521,8 @@ class ActivationOffload(Closing):
                 if not self._arena.is_still(group.number):
                     if len(self._leaving) <= most:
                         return
-                    self._arena.join(group.number, group.stream)
+                    for stream in (group.stream, *group.streams):
+                        self._arena.join(group.number, stream)
             except RefitError as why:
                 self._leaving.popleft()
                 self._stays(group, why)
@@ -627,6 +646,8 @@ class ActivationOffload(Closing):
             if storage.group is not None:
                 device = self._brought(saved, storage)
         made: torch.Tensor = saved.rebuilt(device)
+        if storage.stream != 0 and storage.stream != current_stream(self._on):
+            made.record_stream(torch.cuda.current_stream(self._on))
         return made
 
     def _brought(self, saved: Saved, storage: Storage) -> Any:
@@ -643,6 +664,9 @@ class ActivationOffload(Closing):
                     self._fetch(back)
                 self._join(back)
                 self._fetch_before(back)
+        stream = current_stream(self._on)
+        if storage.stream != stream:  # another stream than that which has joined the copies
+            self._arena.join(storage.group.number, stream)
         device = storage.device
         storage.ask(saved)
         return device
@@ -678,7 +702,7 @@ class ActivationOffload(Closing):
             group.sources.append(source)
             group.held.extend(taken)
             for storage, made in zip(storages, taken, strict=True):
-                storage.return_to(made)
+                storage.return_to(made, stream)
 
     def _join(self, group: _Group) -> None:
         """The stream of the backward pass waits for the copies in."""

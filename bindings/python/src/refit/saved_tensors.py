@@ -68,6 +68,7 @@ class Storage:
         "order",
         "place",
         "saved",
+        "stream",
         "twice",
         "visit",
     )
@@ -84,10 +85,12 @@ class Storage:
         self.visit = 0
         self.asked = 0
         self.twice = False
+        self.stream = 0
 
-    def return_to(self, device: Any) -> None:
-        """Its bytes come back to this memory."""
+    def return_to(self, device: Any, stream: int) -> None:
+        """Its bytes come back to this memory, which is used on this stream."""
         self.device = device
+        self.stream = stream
         self.visit += 1
         self.asked = 0
 
