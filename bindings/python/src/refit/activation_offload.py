@@ -45,7 +45,7 @@ from refit._waiting import interrupts_held
 from refit.activation_plan import Plan
 from refit.activations import Arena
 from refit.config import ConfigLike, make_config
-from refit.errors import InvalidError, RefitError, StateError, UnsupportedError
+from refit.errors import DeadlineError, InvalidError, RefitError, StateError, UnsupportedError
 from refit.regions import Devices, current_stream
 from refit.saved_tensors import (
     Kept,
@@ -241,6 +241,8 @@ class ActivationOffload(Closing):
         self._groups: list[_Group] = []
         """In the order of the forward passes: all that something may return with."""
         self._leaving: deque[_Group] = deque()
+        self._stuck: list[_Group] = []
+        """Those whose copies never end: their memory is held."""
         self._over: deque[_Group] = deque()
         """A group for each of its storages that is not needed any more."""
         self._held_anyway: set[tuple[int, int]] = set()
@@ -706,22 +708,30 @@ class ActivationOffload(Closing):
 
     def _join(self, group: _Group) -> None:
         """The stream of the backward pass waits for the copies in."""
-        sources, group.sources = group.sources, []
-        held, group.held = group.held, []
         stream = current_stream(self._on)
-        for source in sources:
-            source.arriving = None
-        try:
-            for source in sources:
+        failed: RefitError | None = None
+        while group.sources:
+            source = group.sources[-1]
+            try:
                 if source.number:
                     self._arena.join(source.number, stream)
-        except RefitError as why:
-            # Their bytes are in the arena: they are brought another time.
-            lost = {id(one) for one in held}
-            for storage in (*_alive(group.storages), *_alive(group.also)):
-                if id(storage.device) in lost:
-                    storage.device = None
-            raise _named(why, group) from why
+            except DeadlineError as why:
+                raise _named(why, group) from why  # the copies go on, and can be waited for again
+            except RefitError as why:
+                failed = why
+                self._lose(group, source)
+            source.arriving = None
+            group.sources.pop()
+        group.held.clear()
+        if failed is not None:
+            raise _named(failed, group) from failed
+
+    def _lose(self, group: _Group, source: _Group) -> None:
+        """Copies in have failed. Their bytes are in the arena, and are brought another time."""
+        arrived = {id(one) for one in group.held}
+        for storage in _alive(source.storages):
+            if storage.back is group and id(storage.device) in arrived:
+                storage.device = None
 
     def _fetch_before(self, group: _Group) -> None:
         """Starts the groups that the backward pass comes to next."""
@@ -765,14 +775,22 @@ class ActivationOffload(Closing):
         that their memory may go."""
         with suppress(RefitError):
             self._join(group)
+        if group.sources:
+            self._stuck.append(group)
 
     def _release(self, group: _Group) -> None:
         """Gives its room in the arena back, once all of it is on the device, or not needed."""
+        if not group.number:
+            return
+        self._end_copies(group)
         number, group.number = group.number, 0
-        if number:
-            self._end_copies(group)
+        try:
             self._arena.release(number, group.stream)
-        group.held.clear()
+        except RefitError:
+            self._stuck.append(group)
+            raise
+        if not group.sources:
+            group.held.clear()
 
     def _settle(self) -> None:
         """Brings all groups back for good."""
