@@ -11,6 +11,7 @@ import pytest
 import torch
 from refit.bench import __main__ as entry
 from refit.bench import command, host_picture, host_step, host_sweep, host_ways, machine, table
+from refit.bench import figures as written
 from refit.bench.memory import MemoryNeed
 from refit.bench.steps import Model
 from refit.errors import HostMemoryError
@@ -533,7 +534,7 @@ def test_figures_of_a_real_run_are_drawn(tmp_path: Path) -> None:
     source, picture = tmp_path / "sweep.json", tmp_path / "sweep.svg"
     asked = ["host_sweep", "--parameters", "1e5", "--rounds", "1", "--json", str(source)]
     assert entry.main(asked) == 0
-    result, _ = host_picture.figures_in(str(source))
+    result, _ = written.read(str(source), {"host_sweep": host_picture.check})
     assert len(result["ways"]) == 1 + 5 * len(host_sweep.KINDS)
     assert entry.main(["picture", str(picture), "--figures", str(source)]) == 0
     assert picture.stat().st_size > 10_000

@@ -1,5 +1,6 @@
 """The bytes of the device's tensors, as the benches record them, against cases counted by hand."""
 
+import gc
 import os
 
 import pytest
@@ -98,6 +99,18 @@ def test_an_exception_ends_the_recording() -> None:
     with DeviceMemory(CPU) as again:
         torch.empty(MIB, dtype=torch.uint8)
     assert again.peak_bytes == MIB
+
+
+def test_garbage_of_before_is_not_given_back_meanwhile() -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.me, self.kept = self, torch.empty(MIB, dtype=torch.uint8)
+
+    with DeviceMemory(CPU):
+        Cycle()
+    with DeviceMemory(CPU, resident_bytes=5) as memory:
+        gc.collect()
+    assert memory.points == [(0.0, 5)]
 
 
 def test_storages_of_views_are_counted_once() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from refit.bench import machine, table
-from refit.bench.options import counts, json_to_write, packages_missing, positive
+from refit.bench.options import counts, json_to_write, lengths, packages_missing, positive
 from refit.errors import HostMemoryError
 
 PARAMETERS, ROUNDS = 0.6e9, 7
@@ -20,7 +20,7 @@ less memory a smaller model is measured, and a line says so first. A quick look,
     python -m refit.bench offload weights --parameters 0.06e9 --rounds 3 --workers 1,4
 
 python -m refit.bench picture cycle.png draws a cycle's memory over time, and with --figures what
-host_sweep has written by --json"""
+host_sweep or activations has written by --json"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,14 +69,14 @@ def _lines(results: list[dict[str, Any]]) -> str:
     found = []
     for result in results:
         for way in result.get("ways", [{}]):
-            common = {name: it for name, it in result.items() if name != "ways"}
+            common = {name: it for name, it in result.items() if name not in ("ways", "memory")}
             found.append(json.dumps({**common, **way, **machine.describe()}) + "\n")
     return "".join(found)
 
 
 def _memory_needed(options: argparse.Namespace) -> list[str]:
     """A line for each part that needs much. HostMemoryError if one has too little."""
-    from refit.bench import host_step, host_sweep, states, weights, window
+    from refit.bench import activations, host_step, host_sweep, states, weights, window
 
     available = machine.available_bytes()
     lines = []
@@ -94,6 +94,8 @@ def _memory_needed(options: argparse.Namespace) -> list[str]:
     ):
         if name in options.only:
             lines.append(need.told(options.parameters_given or usual, available))
+    if "activations" in options.only:
+        lines.append(activations.memory_told(options.lengths))
     return lines
 
 
@@ -134,6 +136,13 @@ def _host_sweep(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return result, table.host_sweep(result)
 
 
+def _activations(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    from refit.bench import activations
+
+    result = activations.measure(options.rounds, options.lengths)
+    return result, table.activations(result)
+
+
 def _say(sentence: str) -> None:
     sys.stderr.write(f"{sentence}\n")
 
@@ -152,6 +161,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], tuple[dict[str, Any], str]]] = 
     "window": _window,
     "host_step": _host_step,
     "host_sweep": _host_sweep,
+    "activations": _activations,
 }
 
 
@@ -187,6 +197,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--workers", type=counts, default=COUNTS, metavar="N,N", help="processes (1,2,4,8)"
+    )
+    parser.add_argument(
+        "--lengths",
+        type=lengths,
+        metavar="N,N",
+        help="of activations: one sequence of each length, in place of its own shapes",
     )
     parser.add_argument(
         "--refit",

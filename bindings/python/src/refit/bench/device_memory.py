@@ -10,6 +10,7 @@ arena is, and so is ``host_memory``.
 A free on a thread that did not begin the recording is not seen.
 """
 
+import gc
 import os
 import sys
 import time
@@ -51,6 +52,7 @@ class DeviceMemory:
         return (time.time_ns() - self._began_ns) / 1e9
 
     def __enter__(self) -> Self:
+        gc.collect()  # what was taken before must not be given back meanwhile
         if self.on_gpu:
             torch.cuda.synchronize(self._device)
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -5,8 +5,6 @@ share of the states that is on the host, from figures that ``host_sweep`` has wr
     python -m refit.bench picture sweep.svg --figures sweep.json
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 from refit.bench.host_sweep import PLAIN
@@ -18,21 +16,8 @@ NUMBERS = ("host_fraction", "step_s_median", "step_s_p95", "peak_device_bytes")
 Row = dict[str, Any]
 
 
-def figures_in(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The result of ``host_sweep`` in a file of ``--json``, and the machine. ValueError if there is
-    none."""
-    try:
-        written = json.loads(Path(path).read_text())
-        for result in written["results"]:
-            if result["bench"] == "host_sweep":
-                _check(result)
-                return result, written["machine"]
-    except (OSError, ValueError, KeyError, TypeError) as why:
-        raise ValueError(f"{path} is no file of --json: {why!r}") from why
-    raise ValueError(f"{path} has no figures of host_sweep")
-
-
-def _check(result: dict[str, Any]) -> None:
+def check(result: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError or TypeError if a figure that is drawn is not there."""
     for row in result["ways"]:
         if not all(isinstance(row[name], int | float) for name in NUMBERS):
             raise ValueError(f"a figure of {row['way']} is no number")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 PICTURES = (".png", ".svg", ".pdf")
 MOST_WORKERS = 64
+MOST_TOKENS = 1 << 20
 MODULES = {"pyzmq": "zmq"}
 """Under which name a package is imported, where that is another one."""
 
@@ -41,6 +42,17 @@ def counts(text: str) -> tuple[int, ...]:
         found = ()
     if not found or not all(1 <= count <= MOST_WORKERS for count in found):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of 1 to 64 workers: 1,2,4,8")
+    return found
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Lengths of sequences in tokens, parted by commas."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(1 <= length <= MOST_TOKENS for length in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of lengths: 128,512,2048")
     return found
 
 

@@ -7,17 +7,18 @@ live on the host, and the memory of device and host meanwhile.
 
 A stack of linear layers is trained with AdamW. In a cycle two worker processes get its weights, and
 the trainer's own forward passes stand for the rollouts. With ``--figures`` nothing is run: see
-``host_picture``.
+``host_picture`` and ``activation_picture``.
 """
 
 import argparse
 import copy
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from refit.bench import host_picture, machine
+from refit.bench import activation_picture, figures, host_picture, machine
 from refit.bench.memory import MemoryNeed
 from refit.bench.options import file_to_write, packages_missing, picture_to_write, positive
 from refit.bench.workers import PATIENCE_S, WorkerProcesses
@@ -35,6 +36,9 @@ NEED = MemoryNeed(
     "picture", 40, 1 << 30
 )  # weights, gradients, states, their image, the workers' store
 
+DRAWN: dict[str, Any] = {"host_sweep": host_picture, "activations": activation_picture}
+"""The modules that draw a result, by its part of the bench."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the cycles and writes the picture, and the trace if it is wanted.
@@ -43,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _options(arguments)
     if options.figures is not None:
-        host_picture.draw(options.picture, *options.figures)
+        result, where = options.figures
+        DRAWN[result["bench"]].draw(options.picture, result, where)
         return 0
     try:
         told = NEED.told(options.parameters, machine.available_bytes())
@@ -82,14 +87,15 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--figures",
         metavar="FILE",
-        help="run nothing: draw what host_sweep --json has written there, times over shares",
+        help="run nothing: draw what host_sweep or activations has written there by --json",
     )
     options = parser.parse_args(arguments)
     if options.figures is not None:
         if options.trace is not None:
             parser.error("--trace is of a run, and with --figures nothing is run")
         try:
-            options.figures = host_picture.figures_in(options.figures)
+            checks = {bench: it.check for bench, it in DRAWN.items()}
+            options.figures = figures.read(options.figures, checks)
         except ValueError as why:
             parser.error(str(why))
     if (missing := packages_missing("matplotlib")) is not None:

@@ -181,6 +181,46 @@ def _host_sweep_row(row: Result) -> list[str]:
     ]
 
 
+def activations(result: Result) -> str:
+    """One row for each shape and way; below them why a way was off, and the crossovers."""
+    head = (
+        f"activations: forward and backward pass of a decoder of {result['parameters'] / 1e6:.1f} "
+        f"M parameters, {result['layers']} layers, on {result['device']}, {result['threads']} "
+        f"threads, {result['rounds']} rounds\n\n"
+    )
+    heads = (
+        "batch x length", "way", "step median", "p95", "first step", "over none", "exposed",
+        "peak", "over none's", "of the first step", "out", "back", "share of what can leave",
+        "same bits",
+    )  # fmt: skip
+    rows = result["ways"]
+    off = [f"{it['shape']}, {it['way']}: off: {it['off']}\n" for it in rows if it["off"]]
+    faster = [
+        f"{way}: not slower than checkpointing from "
+        f"{'no shape' if tokens is None else f'{tokens} tokens'} on\n"
+        for way, tokens in result["crossover"].items()
+    ]
+    return "\n".join((head + table(heads, map(_activations_row, rows)), "".join((*off, *faster))))
+
+
+def _activations_row(row: Result) -> list[str]:
+    share = row["leavable_share"]
+    sizes = ("out_bytes", "back_bytes")
+    return [
+        row["shape"],
+        row["way"],
+        *(_seconds(row[name]) for name in ("step_s_median", "step_s_p95", "cold_step_s")),
+        f"{row['over_none']:.2f}",
+        _seconds(row["exposed_s"]),
+        f"{row['peak_bytes'] / 1e6:.1f} MB",
+        f"{row['peak_over_none']:.2f}",
+        f"{row['cold_peak_bytes'] / 1e6:.1f} MB",
+        *(f"{row[name] / 1e6:.1f} MB" for name in sizes),
+        "" if share is None else f"{share:.2f}",
+        "yes" if row["bit_equal"] else "no",
+    ]
+
+
 def overhead(result: Result) -> str:
     """One line for each figure."""
     head = f"overhead: {result['tensors']} states of 64 bytes, {result['rounds']} rounds\n\n"

@@ -1,0 +1,318 @@
+"""bench activations: time and device memory of steps whose activations leave."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from refit.bench import __main__ as entry
+from refit.bench import activation_picture, activation_ways, activations, figures, machine, table
+from refit.bench.activation_ways import CHECKPOINT, KINDS, MEMORY, NONE, OVERLAP
+from refit.bench.decoder import Decoder, Sizes, tokens_of
+from refit.errors import HostMemoryError
+
+MIB = 1 << 20
+SMALL = Sizes(width=64, layers=4, vocabulary=96)
+
+
+# ---- the ways ----
+
+
+def trained(kind: activation_ways.Kind, steps: int = 3) -> tuple[Decoder, Any]:
+    torch.manual_seed(3)
+    model = Decoder(SMALL, kind.checkpointed)
+    tokens = tokens_of(2, 200, SMALL.vocabulary)
+    way = kind.make(model, 64 * MIB)
+    for _ in range(steps):
+        model.zero_grad(set_to_none=True)
+        way.loss(tokens).backward()
+    return model, way
+
+
+@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind.name)
+def test_gradients_have_the_bits_of_those_of_the_plain_step(kind: activation_ways.Kind) -> None:
+    plain, first = trained(KINDS[0])
+    model, way = trained(kind)
+    for one, two in zip(plain.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+    out, back = way.moved()
+    assert out == back
+    assert (out > 0) == (kind.name != CHECKPOINT)
+    for it in (first, way):
+        it.close()
+
+
+def test_the_double_buffer_moves_what_all_layers_but_the_last_save() -> None:
+    kind = next(it for it in KINDS if it.name.startswith("double"))
+    model, way = trained(kind, steps=1)
+    once = way.moved()
+    tokens = tokens_of(2, 200, SMALL.vocabulary)
+    way.loss(tokens).backward()
+    assert way.moved() == (2 * once[0], 2 * once[1])
+    way.close()
+    moved = way.moved()
+    model(tokens).backward()  # no hook of it is left
+    assert way.moved() == moved
+    saved = activations.saved_by_layer(model, tokens, min_bytes=0)
+    assert sum(saved[:-1]) <= once[0] < 1.5 * sum(saved)  # what is saved twice leaves twice
+
+
+class Stack(torch.nn.Module):
+    """Each layer saves its input (and a parameter), and its sigmoid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Sequential(torch.nn.Linear(100, 100, bias=False), torch.nn.Sigmoid())
+            for _ in range(3)
+        )
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs)
+        return inputs.sin().sum()
+
+
+def test_saved_bytes_count_storages_of_layers_once_and_no_inputs() -> None:
+    model: Any = Stack()
+    inputs = torch.randn(10, 100)
+    # the caller's input is not counted; the input of the next layer is the sigmoid before it
+    assert activations.saved_by_layer(model, inputs, 0) == [4000, 4000, 4000]
+    assert activations.saved_by_layer(model, inputs, 4001) == [0, 0, 0]
+    assert not any(layer._forward_hooks for layer in model.layers)
+
+
+# ---- the part ----
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations, "SIZES", SMALL)
+    monkeypatch.setattr(activations, "SHAPES", ((1, 16), (1, 300), (2, 300)))
+
+
+@pytest.mark.usefixtures("small")
+def test_every_way_is_reported_at_each_shape_and_none_raises_the_peak() -> None:
+    result = activations.measure(rounds=2)
+    rows = result["ways"]
+    names = [kind.name for kind in KINDS]
+    assert [(row["shape"], row["way"]) for row in rows] == [
+        (shape, name) for shape in ("1x16", "1x300", "2x300") for name in names
+    ]
+    for row in rows:
+        assert row["bit_equal"], row
+        assert row["step_s_p95"] >= row["step_s_median"] > 0
+        assert row["cold_step_s"] > 0
+        assert row["out_bytes"] == row["back_bytes"]
+        if row["way"] in (OVERLAP, MEMORY):
+            assert row["peak_over_none"] <= 1, row
+        if row["way"] in (OVERLAP, MEMORY) and row["shape"] != "1x16":  # none has min_bytes there
+            assert row["leavable_share"] <= 1
+        else:
+            assert row["leavable_share"] is None
+    plain = [row for row in rows if row["way"] == NONE]
+    assert all(row["over_none"] == row["peak_over_none"] == 1 for row in plain)
+    assert all(row["exposed_s"] == 0 and row["out_bytes"] == 0 for row in plain)
+    large = {row["way"]: row for row in rows if row["shape"] == "2x300"}
+    assert large[MEMORY]["leavable_share"] >= 0.95
+    assert large[MEMORY]["peak_bytes"] < 0.8 * large[NONE]["peak_bytes"]
+    assert large[CHECKPOINT]["peak_bytes"] < large[NONE]["peak_bytes"]
+    assert set(result["memory"]) == set(names)
+    shown = table.activations(result).splitlines()
+    assert len([line for line in shown if line.startswith("|")]) == 2 + len(rows)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_way_whose_last_bit_differs_is_not_bit_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.view(torch.int32).view(-1)[-1].bitwise_xor_(1)
+
+    class Spoilt(activation_ways.Plain):
+        def __init__(self, model: Decoder) -> None:
+            super().__init__(model)
+            model.head.weight.register_post_accumulate_grad_hook(spoil)
+
+    kinds = (KINDS[0], activation_ways.Kind("spoilt", lambda model, _: Spoilt(model)))
+    monkeypatch.setattr(activations, "KINDS", kinds)
+    monkeypatch.setattr(activations, "RECORDED", 1)
+    monkeypatch.setattr(activations, "UNTIMED", 0)
+    monkeypatch.setattr(activations, "crossover", lambda rows, name: None)
+    rows = activations.measure(rounds=2, lengths=[8])["ways"]
+    assert [row["bit_equal"] for row in rows] == [True, False]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("when", ["made", "timed", "recorded"])
+def test_a_way_that_fails_closes_all(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, closed = [], []
+
+    class Watched(activation_ways.Plain):
+        def __init__(self, model: Decoder) -> None:
+            super().__init__(model)
+            opened.append(self)
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class Broken(Watched):
+        def __init__(self, model: Decoder) -> None:
+            if when == "made":
+                raise ValueError("broken")
+            super().__init__(model)
+            self.made = len(opened)
+
+        def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+            if when == "timed" or self.made > 2:
+                raise ValueError("broken")
+            return super().loss(tokens)
+
+    kinds = tuple(
+        activation_ways.Kind(kind.__name__, lambda model, _, kind=kind: kind(model))
+        for kind in (Watched, Broken)
+    )
+    monkeypatch.setattr(activations, "KINDS", kinds)
+    with pytest.raises(ValueError, match="broken"):
+        activations.measure(rounds=1, lengths=[8])
+    assert len(opened) == {"made": 1, "timed": 2, "recorded": 4}[when]
+    assert sorted(map(id, opened)) == sorted(map(id, closed))
+
+
+def test_the_crossover_is_where_no_longer_shape_is_slower() -> None:
+    def rows(*steps: tuple[int, float]) -> list[dict[str, Any]]:
+        return [
+            {"way": way, "shape": f"1x{tokens}", "tokens": tokens, "step_s_median": seconds}
+            for tokens, mine in steps
+            for way, seconds in ((MEMORY, mine), (CHECKPOINT, 1.0))
+        ]
+
+    assert activations.crossover(rows((8, 0.5), (16, 2.0), (32, 1.0), (64, 0.9)), MEMORY) == 32
+    assert activations.crossover(rows((8, 0.5), (16, 0.5)), MEMORY) == 8
+    assert activations.crossover(rows((8, 0.5), (16, 1.5)), MEMORY) is None
+
+
+def test_a_curve_of_fewer_points_keeps_its_highest_and_its_ends() -> None:
+    points = [(float(at), (at * 7919) % 1000) for at in range(5000)]
+    kept = activations.thinned(points, 100)
+    assert len(kept) <= 100
+    assert kept == sorted(kept)
+    assert max(nbytes for _, nbytes in kept) == max(nbytes for _, nbytes in points)
+    assert activations.thinned(points[:100], 100) == points[:100]
+
+
+# ---- the command ----
+
+
+@pytest.mark.parametrize("text", ["", "0", "12,x", "1,,2", "-5", "99999999"])
+def test_lengths_that_mean_nothing_are_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        entry.main(["activations", f"--lengths={text}"])
+    assert ended.value.code == 2
+    assert "is not a list of lengths: 128,512,2048" in capsys.readouterr().err
+
+
+def test_too_little_memory_is_refused_with_what_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(activations, "measure", pytest.fail)
+    monkeypatch.setattr(machine, "available_bytes", lambda: 1 << 20)
+    assert entry.main(["activations"]) == 1
+    assert capsys.readouterr().err.startswith("activations asks for ")
+    with pytest.raises(HostMemoryError, match="name shorter --lengths"):
+        activations.memory_told([1 << 20])
+
+
+@pytest.mark.usefixtures("small")
+def test_figures_of_a_real_run_are_lines_and_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    source, lines = tmp_path / "activations.json", tmp_path / "lines.json"
+    asked = ["activations", "--rounds", "1", "--lengths", "300"]
+    assert entry.main([*asked, "--json", str(source)]) == 0
+    files = [tmp_path / "one.svg", tmp_path / "two.svg"]
+    for file in files:
+        assert entry.main(["picture", str(file), "--figures", str(source)]) == 0
+    text = files[0].read_text()
+    assert text == files[1].read_text()
+    assert len(text) < 300_000
+    assert "the backward pass begins" in text or "svg" in text
+    assert entry.main([*asked, "--json", str(lines), "--lines"]) == 0
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [row["way"] for row in rows] == [kind.name for kind in KINDS]
+    assert all("memory" not in row and row["shape"] == "1x300" for row in rows)
+
+
+@pytest.fixture
+def result() -> dict[str, Any]:
+    rows = [
+        {"way": way, "shape": "2x4", "step_s_median": 1.0, "step_s_p95": 2.0, "peak_bytes": 5e6}
+        for way in (NONE, CHECKPOINT, OVERLAP, MEMORY)
+    ]
+    drawn = {"forward_s": 0.5, "points": [[0.0, 0], [0.5, 4_000_000], [1.0, 0]]}
+    return {
+        "bench": "activations",
+        "device": "cpu",
+        "parameters": 1_000_000,
+        "memory_shape": "2x4",
+        "memory": {NONE: drawn, MEMORY: drawn},
+        "ways": rows,
+    }
+
+
+WHERE = {"cores": 2, "processor": "a processor"}
+
+
+@pytest.mark.parametrize("name", ["all.svg", "all.PNG", "bars.svg"])
+def test_a_gpu_has_no_curve_and_is_drawn_by_bars(
+    name: str, result: dict[str, Any], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    if name == "bars.svg":
+        result["memory"], result["device"] = {}, "a GPU"
+    activation_picture.check(result)
+    activation_picture.draw(str(tmp_path / name), result, WHERE)
+    assert (tmp_path / name).stat().st_size > 5_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda it: it["ways"].clear(), "no rows of the shape"),
+        (lambda it: it["ways"][0].pop("peak_bytes"), "KeyError"),
+        (lambda it: it["ways"][0].update(peak_bytes="1"), "is no number"),
+        (lambda it: it.pop("memory"), "KeyError"),
+        (lambda it: it["memory"][NONE].pop("points"), "KeyError"),
+        (lambda it: it["memory"][NONE].update(points=[["x", 1]]), "could not convert"),
+        (lambda it: it.update(bench="offload"), "has no figures of host_sweep or activations"),
+    ],
+)
+def test_figures_that_cannot_be_drawn_are_refused(
+    change: Callable[[dict[str, Any]], Any],
+    said: str,
+    result: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    change(result)
+    source = tmp_path / "figures.json"
+    source.write_text(json.dumps({"machine": WHERE, "results": [result]}))
+    with pytest.raises(SystemExit) as ended:
+        entry.main(["picture", str(tmp_path / "one.svg"), "--figures", str(source)])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "one.svg").exists()
+
+
+def test_what_another_part_has_written_is_passed_over(
+    result: dict[str, Any], tmp_path: Path
+) -> None:
+    source = tmp_path / "figures.json"
+    written = {"machine": WHERE, "results": [{"bench": "offload"}, result]}
+    source.write_text(json.dumps(written))
+    found, where = figures.read(str(source), {"activations": activation_picture.check})
+    assert found == result
+    assert where == WHERE
