@@ -23,6 +23,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -31,11 +32,13 @@ from typing import Any, NamedTuple, Self
 
 import refit
 import torch
+from grpo_torch_memory import memory_picture
 from grpo_torch_model import (
     HEADS,
     REWARD_MOST,
     Batch,
     Policy,
+    Samples,
     Size,
     grpo_samples,
     objective,
@@ -61,6 +64,7 @@ class Result(NamedTuple):
     losses: list[float]
     weights: dict[str, torch.Tensor]
     states: list[torch.Tensor]
+    pictures: list[str]
 
 
 # ---- The worker's end ----------------------------------------------------------------------------
@@ -85,25 +89,51 @@ def work(size: Size, endpoint: str, worker: int, seed: int, pipe: Connection) ->
 def train(options: argparse.Namespace, show: "Show") -> Result:
     """The loop, with refit."""
     policy, optimizer = make_policy(options)
-    result = Result([], [], {}, [])
+    result = Result([], [], {}, [], [])
     worker = partial(work, size_of(options))
     with (
         refit.Publisher("user://*", options.config) as publisher,
         refit.Controller(optimizer, policy, options.config, **places(options)) as controller,
         Fleet(options.workers, worker, publisher.endpoint, options.seed) as workers,
+        ExitStack() as opened,
     ):
+        activations = None
+        if options.activations:
+            activations = opened.enter_context(closing(activations_of(policy, controller, options)))
         publisher.wait_workers(options.workers, WORKERS_TIMEOUT_S)
         for cycle in range(1, options.cycles + 1):
             version = refit_workers(controller, publisher, workers, policy)
             batches = workers.gather(version)
             controller.restore()  # the copies run behind what follows; optimizer.step() waits
-            loss = update_policy(policy, optimizer, batches, cycle, options)
+            loss = update_policy(policy, optimizer, batches, cycle, options, activations)
             result.losses.append(loss)
             result.rewards.append(mean_reward(batches))
-            show.cycle(cycle, version, result.rewards[-1], loss, controller.stats())
+            figures = controller.stats() | (activations.stats() if activations else {})
+            show.cycle(cycle, version, result.rewards[-1], loss, figures)
             if options.save_every and cycle % options.save_every == 0:
                 save(controller, policy, cycle, options.save_dir)
-    return finished(result, policy, optimizer)
+    result = finished(result, policy, optimizer)
+    if options.activations:
+        part = next(shuffled(samples_of(policy, batches), MINIBATCHES))
+        with closing(activations_of(policy, None, options)) as activations:
+            lines = memory_picture(policy, partial(objective, policy, part, ENTROPY), activations)
+        result.pictures.extend(lines)
+    return result
+
+
+def activations_of(
+    policy: Policy, controller: refit.Controller | None, options: argparse.Namespace
+) -> refit.ActivationOffload:
+    """What the policy's blocks save in the forward pass leaves until the backward pass comes to
+    it. Each block is a group; the last one stays, since it is needed first."""
+    return refit.ActivationOffload(
+        policy,
+        policy.blocks,
+        host_bytes=options.activation_bytes,
+        aim="memory",
+        beside=controller,
+        config=options.config,
+    )
 
 
 def places(options: argparse.Namespace) -> dict[str, Any]:
@@ -335,20 +365,26 @@ def update_policy(
     batches: list[Batch],
     cycle: int,
     options: argparse.Namespace,
+    activations: refit.ActivationOffload | None = None,
 ) -> float:
-    """Some passes over what the workers sampled; the last one's loss."""
+    """Some passes over what the workers sampled; the last one's loss. With `activations`, what the
+    forward pass saves leaves the device until the backward pass."""
     ahead = left(cycle, options)
     optimizer.param_groups[0]["lr"] = options.learning_rate * ahead
-    ppo = policy.value is not None
-    samples = ppo_samples(policy, batches) if ppo else grpo_samples(batches)
+    samples = samples_of(policy, batches)
     for _ in range(EPOCHS):
         for part in shuffled(samples, MINIBATCHES):
-            loss = objective(policy, part, ENTROPY * ahead)
+            with activations or nullcontext():
+                loss = objective(policy, part, ENTROPY * ahead)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
             optimizer.step()
     return loss.item()
+
+
+def samples_of(policy: Policy, batches: list[Batch]) -> Samples:
+    return grpo_samples(batches) if policy.value is None else ppo_samples(policy, batches)
 
 
 def left(cycle: int, options: argparse.Namespace) -> float:
@@ -373,7 +409,7 @@ def size_of(options: argparse.Namespace) -> Size:
 def train_without_refit(options: argparse.Namespace) -> Result:
     """What --check compares with: one process, states that never leave, no weights sent."""
     policy, optimizer = make_policy(options)
-    result = Result([], [], {}, [])
+    result = Result([], [], {}, [], [])
     for cycle in range(1, options.cycles + 1):
         workers = range(options.workers)
         batches = [roll_out(policy, options.seed, cycle, worker) for worker in workers]
@@ -494,6 +530,8 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--states", choices=("cycle", "host"), default="cycle", help="where they live (cycle)")
     add("--window-bytes", default="256KiB", help="of a window, with --states host (256KiB)")
     add("--host-fraction", type=float, help="share of the states that the CPU steps (none)")
+    add("--activations", action="store_true", help="leave the device until the backward pass")
+    add("--activation-bytes", default="16MiB", help="host memory for them (16MiB)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")
     add("--config", default=None, help="refit's configuration, as in configs/grpo.yaml")
     add("--json", type=Path, default=None, help="one object a cycle, with all figures of refit")
@@ -537,13 +575,16 @@ def check(options: argparse.Namespace) -> int:
     print(f"{options.cycles} cycles with refit and without, compared bit for bit:")
     for what, equal in same.items():
         print(f"  {what:8} {'identical' if equal else 'DIFFERENT'}")
+    print("".join(f"{line}\n" for line in refitted.pictures), end="")
     return 0 if all(same.values()) else 1
 
 
 def run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     with Show(options.cycles, options.json) as show:
-        rewards = train(options, show).rewards
+        result = train(options, show)
+    rewards = result.rewards
+    print("".join(f"{line}\n" for line in result.pictures), end="")
     last = rewards[-10:]
     reached = sum(last) / len(last) / REWARD_MOST
     print(

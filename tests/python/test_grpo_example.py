@@ -18,6 +18,9 @@ from safetensors.torch import load_file
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+MIB = 1 << 20
+
+
 def command(root: Path, *arguments: object) -> list[str]:
     example = root / "examples" / "grpo_torch.py"
     return [sys.executable, str(example), *map(str, arguments)]
@@ -46,12 +49,35 @@ def workers_of(trainer: subprocess.Popen[str]) -> list[psutil.Process]:
 
 HOST = ["--states", "host", "--window-bytes", "64KiB"]
 SHARE = ["--host-fraction", "0.5"]
+LEAVING = ["--activations"]
 
 
 @pytest.mark.parametrize(
     "options",
-    [[], ["--ppo"], HOST, [*HOST, "--ppo"], SHARE, [*SHARE, "--ppo"], [*HOST, *SHARE]],
-    ids=["grpo", "ppo", "host", "host-ppo", "share", "share-ppo", "host-share"],
+    [
+        [],
+        ["--ppo"],
+        HOST,
+        [*HOST, "--ppo"],
+        SHARE,
+        [*SHARE, "--ppo"],
+        [*HOST, *SHARE],
+        LEAVING,
+        [*LEAVING, "--ppo", "--layers", "3"],
+        [*LEAVING, *HOST, *SHARE],
+    ],
+    ids=[
+        "grpo",
+        "ppo",
+        "host",
+        "host-ppo",
+        "share",
+        "share-ppo",
+        "host-share",
+        "activations",
+        "activations-ppo",
+        "activations-host-share",
+    ],
 )
 def test_losses_weights_and_states_are_the_same_bits_without_refit(
     root: Path, options: list[str]
@@ -91,6 +117,29 @@ def test_states_on_the_host_leave_nothing_to_clear_and_are_saved_whole(
     assert last["refit/step_in_bytes"] == last["refit/step_out_bytes"] > 3 * (64 << 10)
     assert 0 < last["refit/window_bytes"] <= 3 * (64 << 10)
     assert_resumable(torch.load(tmp_path / "cycle-00003.pt", weights_only=True))
+
+
+def test_activations_leave_and_the_memory_of_a_step_is_shown(root: Path, tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    done = run(root, "--cycles", 2, "--layers", 4, "--json", figures, *LEAVING)
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = json.loads(figures.read_text().splitlines()[-1])["stats"]
+    assert last["refit/activation_left_bytes_last"] > MIB
+    assert last["refit/activation_out_bytes_total"] == last["refit/activation_in_bytes_total"]
+    lines = done.stdout.splitlines()
+    start = next(at for at, line in enumerate(lines) if line.startswith("device memory of a"))
+    bars = [line.split("|") for line in lines[start + 2 : start + 18]]
+    assert [bar[0].strip() for bar in bars if bar[0].strip()] == ["forward", "backward"]
+    peaks = [max(float(bar[column].split()[0]) for bar in bars) for column in (1, 2)]
+    assert peaks[1] < 0.8 * peaks[0]
+    assert lines[start + 18].split() == ["peak", f"{peaks[0]:.2f}", "->", f"{peaks[1]:.2f}"]
+
+
+def test_host_memory_for_nothing_is_refused(root: Path) -> None:
+    done = run(root, "--cycles", 1, *LEAVING, "--activation-bytes", "none")
+    assert done.returncode == 1
+    assert done.stderr.startswith("grpo: ")
+    assert "Traceback" not in done.stderr
 
 
 def assert_the_same_in_bfloat16(path: Path) -> None:
