@@ -239,6 +239,8 @@ if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev
         match($0, /"way":"[^"]*"/) && !seen[substr($0, RSTART, RLENGTH)]++' | tac >"$out/rows/kept"
     mv "$out/rows/kept" "$out/rows/benches"
     bench "torch window" 80 "${as_package[@]}" python3 "$here/host_steps.py" --device $device
+    step "torch activations" 60 "${as_package[@]}" python3 "$here/activations.py" --device $device
+    bench "bench activations" 80 "${as_package[@]}" python3 -m refit.bench activations --json - --lines
     pool=(env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF "${as_package[@]:1}")
     step "torch pool" 60 "${pool[@]}" python3 "$here/torch_pool.py"
     step "torch pool, expandable" 60 "${pool[@]}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
@@ -246,6 +248,7 @@ if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev
 else
     note torch skip 0 "no PyTorch that sees a GPU"
     note "torch window" skip 0 "no PyTorch that sees a GPU"
+    note "torch activations" skip 0 "no PyTorch that sees a GPU"
     note "torch pool" skip 0 "no PyTorch that sees a GPU"
 fi
 

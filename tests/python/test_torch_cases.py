@@ -58,3 +58,18 @@ def test_every_way_to_step_states_on_the_host_has_the_same_bits(root: Path) -> N
         assert row["step_s_p95"] >= row["step_s_median"] > 0
         assert row["train_s_p95"] >= row["train_s_median"] > row["step_s_median"] / 2
         assert (row["step_in_gbps"] > 0) == (row["way"] != "resident")
+
+
+@pytest.mark.slow
+def test_the_scenes_of_activations_on_a_gpu_pass_on_a_cpu(root: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    script = root / "tests" / "gpu" / "activations.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": str(Path(refit.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("passed") == 6

@@ -28,6 +28,7 @@ How much leaves is for ``activation_plan`` to say; what a saved tensor is, for `
 where the bytes are, for the C library (refit/activations.h).
 """
 
+import sys
 import threading
 import time
 import warnings
@@ -63,6 +64,9 @@ from refit.stats import PREFIX, gather, numbered
 
 _LOOKS_AGAIN = 64
 """Blocks after which an offload that is off measures again."""
+
+_USELESS = 3
+"""Forward passes in a row that have freed nothing: then it is off."""
 
 _MEASURE_MS = 60_000
 """The longest wait for the copies of a group that is measured."""
@@ -132,6 +136,8 @@ class _Forward:
 
     __slots__ = (
         "freed",
+        "has_saved",
+        "is_alone",
         "order",
         "passed_over",
         "saved",
@@ -146,7 +152,7 @@ class _Forward:
         "waiting",
     )
 
-    def __init__(self, saving: Any) -> None:
+    def __init__(self, saving: Any, is_alone: bool) -> None:
         self.saving = saving
         """The hooks, once they are autograd's."""
         self.storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
@@ -163,6 +169,9 @@ class _Forward:
         """The streams of a GPU on which the layer that runs has saved."""
         self.order = 0
         self.thread = threading.get_ident()
+        self.has_saved = False
+        self.is_alone = is_alone
+        """Nothing of other forward passes was away when it began."""
         self.since = 0.0
         self.saved = 0
         self.freed = 0
@@ -251,7 +260,9 @@ class ActivationOffload(Closing):
         self._forward: _Forward | None = None
         self._depth = 0
         self._blocks = 0
-        self._expected = len(self._layers)
+        self._lengths = deque([len(self._layers)], maxlen=_USELESS)
+        """Layers of the last forward passes; a short one among long ones changes nothing."""
+        self._useless = 0
         self._off: str | None = None
         self._last = (0, 0, 0)
         devices = Devices(chosen, {}) if beside is None else beside._devices
@@ -261,8 +272,9 @@ class ActivationOffload(Closing):
             for number, (_, layer) in enumerate(self._layers)
         ]
         self._attached: list[Any] = []
-        self._begun: list[bool] = []
-        """Of the forward passes that ``attach`` follows and that run: whether they are blocks."""
+        self._begun: list[tuple[bool, BaseException | None]] = []
+        """Of the forward passes that ``attach`` follows and that run: whether they are blocks, and
+        the exception that is handled around them."""
         self._end = weakref.finalize(self, _remove, self._hooks)
 
     # ---- the block -------------------------------------------------------------------------------
@@ -294,7 +306,8 @@ class ActivationOffload(Closing):
                 "leave. Capture without the block"
             )
         saving = torch.autograd.graph.saved_tensors_hooks(self._save, self._load)
-        forward = _Forward(saving)
+        is_alone = not any(group.number for group in self._groups)
+        forward = _Forward(saving, is_alone)
         if self._plan.measures:
             forward.since = self._now()
         try:
@@ -343,11 +356,13 @@ class ActivationOffload(Closing):
                 self._abandon()
         if wanted:
             self.__enter__()
-        self._begun.append(wanted)
+        self._begun.append((wanted, sys.exception()))
 
     def _end_attached(self) -> None:
-        if self._begun and self._begun.pop():
-            self.__exit__(None, None, None)
+        wanted, before = self._begun.pop() if self._begun else (False, None)
+        if wanted:
+            failed = sys.exception()  # a hook that is called behind a failure runs as its handler
+            self.__exit__(None if failed is before else type(failed), None, None)
 
     def detach(self) -> None:
         """Ends what ``attach`` began."""
@@ -403,6 +418,7 @@ class ActivationOffload(Closing):
         forward = self._forward
         if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
             return keep(tensor)
+        forward.has_saved = True
         if not is_plain(tensor):
             return wrap(tensor, self._save)
         if tensor.device != self._on or is_owned(tensor):
@@ -447,7 +463,7 @@ class ActivationOffload(Closing):
             self._give_back(self._in_flight - 1)
             group = self._group(forward, self._layers[number][0], order)
             chosen: list[Storage] = []
-            if order < self._expected - self._keep_last:
+            if order < max(self._lengths) - self._keep_last:
                 chosen = self._chosen(forward, group, found)
                 self._leave(group, chosen, forward.streams)
             forward.streams = {}
@@ -588,9 +604,9 @@ class ActivationOffload(Closing):
             self._look_again(forward)
             for group in self._leaving:
                 forward.freed += sum(one.nbytes for one in _alive(group.storages))
-            if not whole or forward.order == 0:
+            if not whole or forward.order == 0 or not forward.has_saved:
                 return
-            self._expected = forward.order
+            self._lengths.append(forward.order)
             self._last = (forward.saved, forward.freed, forward.stayed)
             if self._plan.measures:
                 self._plan.end()
@@ -617,8 +633,14 @@ class ActivationOffload(Closing):
 
     def _judge(self, forward: _Forward) -> None:
         """Turns it off where it is of no use."""
-        if self._plan.measures or forward.freed > 0:
+        if forward.freed > 0:
+            self._useless = 0
+        if self._plan.measures or forward.freed > 0 or not forward.is_alone:
             return
+        self._useless += 1
+        if self._useless < _USELESS:
+            return
+        self._useless = 0
         if forward.saved == 0:
             self._off = (
                 f"the forward pass saves no storage of at least {self._min_bytes} bytes "
