@@ -81,6 +81,7 @@ class _Group:
     __slots__ = (
         "also",
         "arriving",
+        "forward",
         "held",
         "is_away",
         "left",
@@ -94,9 +95,10 @@ class _Group:
         "streams",
     )
 
-    def __init__(self, name: str, order: int, over: "deque[_Group]") -> None:
+    def __init__(self, name: str, order: int, forward: "_Forward", over: "deque[_Group]") -> None:
         self.name = name
         self.order = order
+        self.forward = forward
         self.number = 0
         """Its number in the arena; 0: it has none."""
         self.storages: list[weakref.ref[Storage]] = []
@@ -138,6 +140,7 @@ class _Forward:
         "freed",
         "has_saved",
         "is_alone",
+        "is_over",
         "order",
         "passed_over",
         "saved",
@@ -154,7 +157,7 @@ class _Forward:
 
     def __init__(self, saving: Any, is_alone: bool) -> None:
         self.saving = saving
-        """The hooks, once they are autograd's."""
+        """The hooks, while they are autograd's."""
         self.storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         """Those that are on the device, by an identity that is theirs as long as they are."""
         self.unfinished: list[Storage] = []
@@ -170,6 +173,7 @@ class _Forward:
         self.order = 0
         self.thread = threading.get_ident()
         self.has_saved = False
+        self.is_over = False
         self.is_alone = is_alone
         """Nothing of other forward passes was away when it began."""
         self.since = 0.0
@@ -332,8 +336,10 @@ class ActivationOffload(Closing):
     def _abandon(self) -> _Forward | None:
         """Autograd keeps by itself again what it saves."""
         forward, self._forward, self._depth = self._forward, None, 0
-        if forward is not None and _is_innermost(forward.saving):
-            forward.saving.__exit__(None, None, None)
+        if forward is not None:
+            saving, forward.saving = forward.saving, None
+            if _is_innermost(saving):
+                saving.__exit__(None, None, None)
         return forward
 
     def attach(self) -> "ActivationOffload":
@@ -476,7 +482,7 @@ class ActivationOffload(Closing):
 
     def _group(self, forward: _Forward, name: str, order: int) -> _Group:
         """The group of a layer that has ended, with what it shares with those before it."""
-        group = _Group(name, order, self._over)
+        group = _Group(name, order, forward, self._over)
         shared, forward.shared = forward.shared, []
         for storage in shared:
             storage.back = group
@@ -553,21 +559,20 @@ class ActivationOffload(Closing):
         group.is_away = True
         for storage in _alive(group.storages):
             if _uses(storage.device._cdata) == 1:
-                self._let_go(self._forward, storage)
-            elif self._forward is not None:
-                self._forward.waiting.append((group.order, storage))
+                self._let_go(group.forward, storage)
+            elif not group.forward.is_over:
+                group.forward.waiting.append((group.order, storage))
             else:
                 self._keep_storage(storage)
         group.held.clear()
         if group.left == 0:
             self._release(group)
 
-    def _let_go(self, forward: _Forward | None, storage: Storage) -> None:
+    def _let_go(self, forward: _Forward, storage: Storage) -> None:
         """Its identity may be another storage's from now on."""
-        if forward is not None:
-            if forward.storages.get(storage.device._cdata) is storage:
-                del forward.storages[storage.device._cdata]
-            forward.freed += storage.nbytes
+        if forward.storages.get(storage.device._cdata) is storage:
+            del forward.storages[storage.device._cdata]
+        forward.freed += storage.nbytes
         storage.device = None
 
     def _keep_storage(self, storage: Storage) -> None:
@@ -602,8 +607,10 @@ class ActivationOffload(Closing):
             if forward.shared:
                 self._group(forward, "the end of the forward pass", forward.order)
             self._look_again(forward)
+            forward.is_over = True
             for group in self._leaving:
-                forward.freed += sum(one.nbytes for one in _alive(group.storages))
+                if group.forward is forward:
+                    forward.freed += sum(one.nbytes for one in _alive(group.storages))
             if not whole or forward.order == 0 or not forward.has_saved:
                 return
             self._lengths.append(forward.order)

@@ -61,7 +61,9 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether no group leaves, because each copy would delay the compute."""
-        return bool(self._shares) and not any(self._shares.values())
+        return bool(self._shares) and not any(
+            share for order, share in self._shares.items() if self._groups[order].nbytes
+        )
 
     def again(self) -> None:
         """Forgets what was measured."""
@@ -84,7 +86,7 @@ class Plan:
             behind = at + self._in_flight
             # Behind the last groups no forward pass waits for memory.
             time = ends[behind] - begins if behind < len(ends) else one.copy_s
-            share = 1.0 if one.copy_s <= time else max(time, 0.0) / one.copy_s
+            share = 1.0 if one.copy_s <= max(time, 0.0) else max(time, 0.0) / one.copy_s
             shares[order] = share if share >= _LEAST else 0.0
             free_at = begins + shares[order] * one.copy_s
         return shares
