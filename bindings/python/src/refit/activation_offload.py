@@ -36,6 +36,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -467,6 +468,7 @@ class ActivationOffload(Closing):
             forward_s = self._now() - forward.since if measures else 0.0
             # Before this group leaves: what it saved is still held by those who called the layer.
             self._give_back(self._in_flight - 1)
+            self._look_at_waiting(forward)
             group = self._group(forward, self._layers[number][0], order)
             chosen: list[Storage] = []
             if order < max(self._lengths) - self._keep_last:
@@ -606,7 +608,7 @@ class ActivationOffload(Closing):
             self._give_back(len(self._leaving))
             if forward.shared:
                 self._group(forward, "the end of the forward pass", forward.order)
-            self._look_again(forward)
+            self._learn(forward)
             forward.is_over = True
             for group in self._leaving:
                 if group.forward is forward:
@@ -619,9 +621,8 @@ class ActivationOffload(Closing):
                 self._plan.end()
             self._judge(forward)
 
-    def _look_again(self, forward: _Forward) -> None:
-        """Lets go of what others held when it left, and do not any more. What they hold beyond the
-        forward pass does not leave the next time."""
+    def _look_at_waiting(self, forward: _Forward) -> None:
+        """Lets go of what others held when it left, and do not any more."""
         waiting, forward.waiting = forward.waiting, []
         while waiting:
             order, storage = waiting.pop()
@@ -630,9 +631,16 @@ class ActivationOffload(Closing):
             if _uses(storage.device._cdata) == 1:
                 self._let_go(forward, storage)
             else:
-                self._held_anyway.add((order, storage.at))
-                forward.stayed += storage.nbytes
-                self._keep_storage(storage)
+                forward.waiting.append((order, storage))
+
+    def _learn(self, forward: _Forward) -> None:
+        """What others hold beyond the forward pass does not leave the next time."""
+        self._look_at_waiting(forward)
+        waiting, forward.waiting = forward.waiting, []
+        for order, storage in waiting:
+            self._held_anyway.add((order, storage.at))
+            forward.stayed += storage.nbytes
+            self._keep_storage(storage)
         for order, reference in forward.passed_over:
             passed = reference()
             if passed is not None and _uses(passed.device._cdata) == 1:
@@ -742,8 +750,9 @@ class ActivationOffload(Closing):
         while group.sources:
             source = group.sources[-1]
             try:
-                if source.number:
-                    self._arena.join(source.number, stream)
+                # The stream of the fetch, too: its allocator gets the memory back.
+                for one in {stream, source.stream} if source.number else ():
+                    self._arena.join(source.number, one)
             except DeadlineError as why:
                 raise _named(why, group) from why  # the copies go on, and can be waited for again
             except RefitError as why:
@@ -870,11 +879,19 @@ class _Boundary(_Hook):
     def __init__(self, offload: ActivationOffload | None = None, number: int = 0) -> None:
         super().__init__(offload)
         self._number = number
+        self._end = None if offload is None else _untraced_end()
 
     def __call__(self, *_: Any) -> None:
         offload = self._offload
-        if offload is not None:
-            offload._end_of_layer(self._number)
+        if offload is not None and self._end is not None:
+            self._end(offload, self._number)
+
+
+@cache
+def _untraced_end() -> Any:
+    """The end of a layer, as a call that torch.compile does not trace: a layer may be compiled
+    after it got its hook."""
+    return torch.compiler.disable(ActivationOffload._end_of_layer)  # type: ignore[no-untyped-call]
 
 
 def _follow(layer: torch.nn.Module, boundary: _Boundary) -> Any:
