@@ -72,6 +72,9 @@ _USELESS = 3
 _MEASURE_MS = 60_000
 """The longest wait for the copies of a group that is measured."""
 
+_SEVERAL = -1
+"""The version of a storage whose tensors were saved at several."""
+
 _in_backward = torch._C._current_graph_task_id
 _uses = torch._C._storage_Use_Count
 
@@ -440,13 +443,28 @@ class ActivationOffload(Closing):
         storage = forward.storages.get(identity)
         if storage is None or storage.device is not device:
             storage = Storage(device, nbytes, forward.order, len(forward.unfinished))
+            storage.version = tensor._version
             forward.storages[identity] = storage
             forward.unfinished.append(storage)
             forward.saved += nbytes
-        elif storage.order != forward.order:
-            storage.order = forward.order
-            forward.shared.append(storage)
+        else:
+            if storage.order != forward.order:
+                storage.order = forward.order
+                forward.shared.append(storage)
+            if tensor._version != storage.version:
+                self._save_changed(forward, storage, tensor._version)
         return Saved(storage, tensor, self._nothing_of(tensor.dtype))
+
+    def _save_changed(self, forward: _Forward, storage: Storage, version: int) -> None:
+        """A storage is saved again at another version. If it has left before it was changed, the
+        bytes that count are on the device, and it stays there."""
+        if storage.group is None:
+            storage.version = _SEVERAL
+        elif version != 0:  # at 0 its part of the storage was never changed
+            with self._lock, interrupts_held():
+                if storage.group is not None:
+                    forward.stayed += storage.nbytes
+                    self._keep_storage(storage)
 
     def _nothing_of(self, dtype: torch.dtype) -> torch.Tensor:
         found = self._nothing.get(dtype)
@@ -560,6 +578,8 @@ class ActivationOffload(Closing):
         """The group is away. Its device memory goes, but for what others hold besides us."""
         group.is_away = True
         for storage in _alive(group.storages):
+            if storage.group is None:
+                continue
             if _uses(storage.device._cdata) == 1:
                 self._let_go(group.forward, storage)
             elif not group.forward.is_over:
@@ -580,6 +600,8 @@ class ActivationOffload(Closing):
     def _keep_storage(self, storage: Storage) -> None:
         """It stays on the device for good."""
         group, storage.group = storage.group, None
+        if group is None:
+            return
         group.left -= 1
         if group.left == 0 and group.is_away:
             self._release(group)

@@ -51,9 +51,10 @@ class Storage:
     ``device`` is the memory while it is on the device, else None; then ``group`` and ``place`` say
     where its bytes are, and ``back`` is the group with which they return: the last that has saved a
     view of it is the first that asks. ``order`` is the number of the layer that saved it last, and
-    ``at`` its own among the storages of the first. ``saved`` counts the views. These three are
-    changed by the forward pass alone. ``visit`` counts how often it has returned, and ``asked`` the
-    views that were asked for since; ``twice`` is set once one was asked for two times in a visit.
+    ``at`` its own among the storages of the first; ``version`` is that of the tensors which that
+    layer saved. ``saved`` counts the views. These four are changed by the forward pass alone.
+    ``visit`` counts how often it has returned, and ``asked`` the views that were asked for since;
+    ``twice`` is set once one was asked for two times in a visit.
     What changes after the forward pass is guarded by the lock of the offload.
     """
 
@@ -70,6 +71,7 @@ class Storage:
         "saved",
         "stream",
         "twice",
+        "version",
         "visit",
     )
 
@@ -86,6 +88,7 @@ class Storage:
         self.asked = 0
         self.twice = False
         self.stream = 0
+        self.version = 0
 
     def return_to(self, device: Any, stream: int) -> None:
         """Its bytes come back to this memory, which is used on this stream."""
