@@ -313,7 +313,7 @@ class ActivationOffload(Closing):
                 "a CUDA graph is being captured: it would hold the addresses of activations that "
                 "leave. Capture without the block"
             )
-        saving = torch.autograd.graph.saved_tensors_hooks(self._save, self._load)
+        saving = _hooks(self._save, self._load)
         is_alone = not any(group.number for group in self._groups)
         forward = _Forward(saving, is_alone)
         if self._plan.measures:
@@ -909,11 +909,23 @@ class _Boundary(_Hook):
             self._end(offload, self._number)
 
 
+def _hooks(save: Callable[..., Any], load: Callable[..., Any]) -> Any:
+    """The hooks of a block. Autograd calls them within the frames of compiled layers, too, which
+    torch.compile would trace."""
+    if "torch._dynamo" in sys.modules:
+        save, load = _untraced(save), _untraced(load)
+    return torch.autograd.graph.saved_tensors_hooks(save, load)
+
+
+def _untraced(function: Callable[..., Any]) -> Any:
+    return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+
+
 @cache
 def _untraced_end() -> Any:
     """The end of a layer, as a call that torch.compile does not trace: a layer may be compiled
     after it got its hook."""
-    return torch.compiler.disable(ActivationOffload._end_of_layer)  # type: ignore[no-untyped-call]
+    return _untraced(ActivationOffload._end_of_layer)
 
 
 def _follow(layer: torch.nn.Module, boundary: _Boundary) -> Any:

@@ -109,8 +109,9 @@ class Storage:
             self.device = None
 
     def __del__(self) -> None:
-        if self.group is not None:
-            self.group.forget()
+        group = getattr(self, "group", None)  # Ctrl-C may have come before it was set
+        if group is not None:
+            group.forget()
 
 
 class Saved:
