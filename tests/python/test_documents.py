@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,76 @@ def test_an_engine_is_bound_as_the_guide_shows(root: Path, monkeypatch: pytest.M
         sender.join(PATIENCE)
         assert checked == [model, 1]
         assert all(torch.equal(one, weights[name]) for name, one in model.state_dict().items())
+
+
+def a_policy() -> Any:
+    """A model with layers, whose output has the loss, as in the guides."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(4))
+
+        def forward(self, batch: Any) -> Any:
+            for layer in self.layers:
+                batch = layer(batch).tanh()
+            return SimpleNamespace(loss=batch.square().mean())
+
+    torch.manual_seed(7)
+    return Model()
+
+
+@pytest.mark.parametrize("page", ["activations.md", "python.md"])
+def test_activations_leave_as_the_guides_show(root: Path, page: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    import refit
+
+    block = block_with(root, page, "with activations:")
+    assert '"8GiB"' in block
+    left: list[float] = []
+
+    class Offload(refit.ActivationOffload):
+        def __exit__(self, *of_the_block: Any) -> None:
+            super().__exit__(*of_the_block)
+            left.append(self.stats()["refit/activation_left_bytes_last"])
+
+    batches = torch.randn(3, 512, 256)
+    shown, plain = a_policy(), a_policy()
+    names = {
+        "refit": SimpleNamespace(ActivationOffload=Offload),
+        "model": shown,
+        "optimizer": torch.optim.SGD(shown.parameters(), lr=0.1),
+        "loader": batches,
+        "batch": batches[0],
+    }
+    exec(block.replace("8GiB", "8MiB"), names)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    steps = len(batches) if page == "activations.md" else 1
+    for batch in batches[:steps]:
+        plain(batch).loss.backward()
+        if page == "activations.md":
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, other in zip(shown.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, other)
+        assert (mine.grad is None) == (other.grad is None)
+        assert mine.grad is None or torch.equal(mine.grad, other.grad)
+    assert len(left) == steps
+    assert max(left) > 0
+
+
+def test_options_are_taken_over_as_the_guide_shows(root: Path) -> None:
+    import refit
+    import refit.integrations.activations
+
+    block = block_with(root, "activations.md", "activations.take(args)").replace("8GiB", "8MiB")
+    args = SimpleNamespace(cpu_offloading_num_layers=2, num_layers=4)
+    names: dict[str, Any] = {"refit": refit, "model": a_policy(), "args": args}
+    exec(block, names)
+    assert args.cpu_offloading_num_layers == 0
+    assert names["chosen"] == {"keep_last": 2}
+    names["activations"].close()
 
 
 def test_the_install_commands_name_the_extras_that_exist(root: Path) -> None:

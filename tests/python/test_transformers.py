@@ -2,6 +2,7 @@
 made here."""
 
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -166,6 +167,17 @@ def test_layers_and_the_configuration_are_the_callers(tmp_path: Path) -> None:
     ours = a_trainer(tmp_path, [ActivationCallback(every_second, config=config)], max_steps=1)
     ours.train()
     assert left(ours)[0] > 0
+
+
+def test_the_callback_is_used_as_the_page_shows(root: Path, tmp_path: Path) -> None:
+    page = (root / "docs" / "activations.md").read_text()
+    (block,) = re.findall(r"^```python\n(from refit.integrations.transf.*?)^```", page, re.M | re.S)
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", max_steps=2)
+    args.logging_steps = 1
+    names = {"model": a_model(), "args": args, "rows": rows(), "Trainer": Trainer}
+    exec(block.replace("8GiB", "8MiB"), names)
+    key = "refit/activation_saved_bytes_last"
+    assert any(key in entry for entry in names["trainer"].state.log_history)
 
 
 def test_without_host_memory_the_training_does_not_begin(tmp_path: Path) -> None:
