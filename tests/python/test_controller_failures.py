@@ -280,5 +280,5 @@ def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(run: Run) -> N
     run.step()
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
-        assert "a forked process makes its own" in refusal_in_a_fork(controller.restore)
+        assert "a forked process opens its own" in refusal_in_a_fork(controller.restore)
         run.step()

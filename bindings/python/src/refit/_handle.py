@@ -52,11 +52,7 @@ class Handle(Closing):
         """The C pointer, for a call; StateError once closed, or in a forked child."""
         if self._pointer is None:
             raise StateError(f"this {type(self).__name__} is closed")
-        if self._process != os.getpid():
-            raise StateError(
-                f"this {type(self).__name__} belongs to process {self._process}: a forked process "
-                "opens its own (use the spawn start method of multiprocessing)"
-            )
+        refuse_fork(self._process, type(self).__name__)
         return self._pointer
 
     @property
@@ -92,6 +88,15 @@ class Handle(Closing):
         raise TypeError(
             f"a {type(self).__name__} cannot be pickled: it owns memory, threads and sockets "
             "of this process. Send its endpoint or its configuration, and open another one there."
+        )
+
+
+def refuse_fork(process: int, what: str) -> None:
+    """StateError in another process than this one, whose object ``what`` is."""
+    if process != os.getpid():
+        raise StateError(
+            f"this {what} belongs to process {process}: a forked process opens its own (use the "
+            "spawn start method of multiprocessing)"
         )
 
 

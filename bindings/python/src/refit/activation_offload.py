@@ -28,6 +28,7 @@ How much leaves is for ``activation_plan`` to say; what a saved tensor is, for `
 where the bytes are, for the C library (refit/activations.h).
 """
 
+import os
 import sys
 import threading
 import time
@@ -42,6 +43,7 @@ from typing import Any, Literal
 import torch
 
 from refit._closing import Closing
+from refit._handle import refuse_fork
 from refit._library import lib
 from refit._waiting import interrupts_held
 from refit.activation_plan import Plan
@@ -265,6 +267,7 @@ class ActivationOffload(Closing):
         self._held_anyway: set[tuple[int, int]] = set()
         """Where storages are saved that others hold: order of the group, place among its own."""
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
+        self._process = os.getpid()
         self._forward: _Forward | None = None
         self._depth = 0
         self._blocks = 0
@@ -386,8 +389,8 @@ class ActivationOffload(Closing):
 
     def close(self) -> None:
         """Brings back what is away, takes the hooks off and gives the host memory back. A second
-        call does nothing. StateError in a block."""
-        if self._arena.closed:
+        call does nothing, nor one in a forked process. StateError in a block."""
+        if self._arena.closed or self._process != os.getpid():
             return
         self.detach()
         if self._depth > 0:
@@ -814,6 +817,11 @@ class ActivationOffload(Closing):
 
     def _tidy(self) -> None:
         """Acts on storages that are not needed any more. With the lock."""
+        if self._over:
+            with interrupts_held():
+                self._count_down()
+
+    def _count_down(self) -> None:
         released = False
         while self._over:
             group = self._over.popleft()
@@ -873,6 +881,7 @@ class ActivationOffload(Closing):
     def _open(self) -> None:
         if self._arena.closed:
             raise StateError("this ActivationOffload is closed: make another one for the model")
+        refuse_fork(self._process, "ActivationOffload")
 
     def _refuse_other_thread(self) -> None:
         forward = self._forward

@@ -23,6 +23,7 @@ from typing import Any, Literal, NoReturn
 import torch
 
 from refit._closing import Closing
+from refit._handle import refuse_fork
 from refit._library import lib, log
 from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
@@ -31,7 +32,7 @@ from refit.division import Division, Pick
 from refit.errors import BusyError, InvalidError, RefitError, StateError
 from refit.grads import Policy, policy_of
 from refit.hooks import Hooks, refuse_second
-from refit.host_states import HostStates, refuse_fork
+from refit.host_states import HostStates
 from refit.inventory import Holdings, Inventory
 from refit.memory_pool import MemPool
 from refit.observers import Observers, PhaseWatcher, TimerLike
@@ -179,7 +180,7 @@ class Controller(Closing):
     def _open(self) -> Cycle:
         if not self._end.alive:
             raise StateError("this Controller is closed: make another one for the optimizer")
-        refuse_fork(self._process)
+        refuse_fork(self._process, "Controller")
         return self._cycle
 
     # ---- the cycle ------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from typing import Any, cast
 import torch
 
 from refit._call_lock import WaitingCallLock
+from refit._handle import refuse_fork
 from refit._library import lib
 from refit.away import Absence
 from refit.config import Config
@@ -553,7 +554,7 @@ class HostStates:
 
         Any thread. CopyError and DeadlineError: nothing is lost, call again.
         """
-        refuse_fork(self._process)
+        refuse_fork(self._process, "Controller")
         with self._moving:
             self._settle()
 
@@ -678,15 +679,6 @@ class HostStates:
         self._homes.clear()
         self._kept.clear()
         self._observers.hold(IMAGE, 0)
-
-
-def refuse_fork(process: int) -> None:
-    """StateError in another process than this one, where its controller is."""
-    if process != os.getpid():
-        raise StateError(
-            f"this Controller belongs to process {process}: a forked process makes its own (use "
-            "the spawn start method of multiprocessing)"
-        )
 
 
 def _key(optimizer: Optimizer, parameter: Any) -> tuple[int, int]:
