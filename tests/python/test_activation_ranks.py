@@ -1,4 +1,5 @@
-"""Activations that leave a model that accelerate has sharded (FSDP2), on two ranks of gloo.
+"""Activations that leave on two ranks of gloo: with DDP in transformers' Trainer, and of a model
+that accelerate has sharded (FSDP2).
 
 accelerate shards on GPUs only, so its state is told here that this is such a job; what it does to
 the model then is its own code: its policy, its wrappers for checkpointing and its sharding.
@@ -90,6 +91,25 @@ def the_same_to_the_bit(rank: int, way: str) -> str:
     return "ok"
 
 
+def trainers_of_two_ranks_are_the_same_to_the_bit(rank: int, way: str) -> str:
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    from refit.integrations.transformers import ActivationCallback
+    from test_transformers import CHOSEN, a_trainer, assert_same, left
+
+    with TemporaryDirectory() as folder:
+        chosen: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 3}
+        plain = a_trainer(Path(folder), [], **chosen)
+        plain.train()
+        ours = a_trainer(Path(folder), [ActivationCallback(**CHOSEN)], **chosen)
+        ours.train()
+    assert type(ours.model_wrapped).__name__ == "DistributedDataParallel"
+    assert_same(plain, ours)
+    assert min(left(ours)) > 0 or rank > 0  # the first rank alone logs
+    return "ok"
+
+
 def accelerates_own_offload_is_refused(rank: int, way: str) -> str:
     import torch
     from refit.errors import UnsupportedError
@@ -108,6 +128,7 @@ def accelerates_own_offload_is_refused(rank: int, way: str) -> str:
 
 
 SCENES = [
+    (trainers_of_two_ranks_are_the_same_to_the_bit, ""),  # before accelerate is told to shard
     *((the_same_to_the_bit, way) for way in WAYS),
     (accelerates_own_offload_is_refused, ""),
 ]
@@ -154,7 +175,11 @@ def reports() -> list[list[str]]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sharded_training_is_the_same_to_the_bit(reports: list[list[str]], way: str) -> None:
-    assert [report[WAYS.index(way)] for report in reports] == ["ok", "ok"]
+    assert [report[1 + WAYS.index(way)] for report in reports] == ["ok", "ok"]
+
+
+def test_a_training_with_ddp_is_the_same_to_the_bit(reports: list[list[str]]) -> None:
+    assert [report[0] for report in reports] == ["ok", "ok"]
 
 
 def test_the_offload_of_accelerate_is_refused_if_it_is_on_already(reports: list[list[str]]) -> None:
