@@ -1,6 +1,7 @@
 """ActivationCallback in the trainers of transformers and TRL, which are as they come; the model is
 made here."""
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -235,6 +236,18 @@ def test_copies_of_the_model_in_threads_are_refused() -> None:
     args = SimpleNamespace(n_gpu=2)
     with pytest.raises(UnsupportedError, match="start a process for each GPU"):
         callback.on_train_begin(args, None, None, model=a_model(1))
+
+
+def test_the_options_that_are_taken_over_are_those_of_the_packages() -> None:
+    from accelerate import FullyShardedDataParallelPlugin
+    from refit.integrations import activations as ours
+
+    trl = pytest.importorskip("trl", reason="TRL is not installed")
+    kinds = (TrainingArguments, trl.SFTConfig, trl.DPOConfig, FullyShardedDataParallelPlugin)
+    known = {field.name for kind in kinds for field in dataclasses.fields(kind)}
+    known.add("fsdp_activation_checkpointing_offload")  # as accelerate's launcher has it
+    theirs = {"activation_cpu_offload", "enable_activation_offload"}  # of ms-swift and verl
+    assert {*ours.SWITCHES, *ours.CHECKPOINTING, ours.FSDP} - theirs <= known
 
 
 # ---- TRL
