@@ -260,8 +260,8 @@ class ActivationOffload(Closing):
         self._groups: list[_Group] = []
         """In the order of the forward passes: all that something may return with."""
         self._leaving: deque[_Group] = deque()
-        self._stuck: list[_Group] = []
-        """Those whose copies never end: their memory is held."""
+        self._stuck: list[Any] = []
+        """What holds memory under copies that cannot be waited for."""
         self._over: deque[_Group] = deque()
         """A group for each of its storages that is not needed any more."""
         self._held_anyway: set[tuple[int, int]] = set()
@@ -760,6 +760,8 @@ class ActivationOffload(Closing):
             try:
                 self._arena.fetch(source.number, memories, stream)
             except RefitError as why:
+                if isinstance(why, DeadlineError):
+                    self._stuck.append(taken)
                 raise _named(why, group) from why
             source.arriving = group
             source.stream = group.stream = stream
@@ -991,7 +993,10 @@ class _BlockEnds(_Hook):
 def _is_innermost(saving: Any) -> bool:
     """Whether autograd saves by these hooks now. It does not behind a block that was abandoned, and
     that another one is inside of."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    innermost = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if innermost is None:  # a PyTorch that does not tell
+        return True
+    hooks = innermost(True)
     return bool(hooks is not None and hooks[0] == saving.pack_hook)
 
 
