@@ -342,14 +342,15 @@ static void forget(refit_activations *activations, refit_activation_group number
 
 /* Waits for the copies of a call that failed, if there are any. A stream that takes no event is
  * closed, which waits too and needs no event. */
-static refit_status lane_settle(refit_activations *activations, lane *on, refit_error *error)
+static refit_status lane_settle(refit_activations *activations, lane *on, uint32_t timeout_ms,
+                                refit_error *error)
 {
     refit_device *device = activations->device;
     if (!on->hangs) return REFIT_OK;
     refit_status status;
     if (!on->marked) on->marked = rft_device_event_record(device, on->end, on->stream, NULL) == 0;
     if (on->marked) {
-        bool over = await_event(activations, on->end, patience(activations), &status, error);
+        bool over = await_event(activations, on->end, timeout_ms, &status, error);
         if (!over && status == REFIT_ERR_TIMEOUT) return status;
         if (over) on->hangs = false;
     }
@@ -361,10 +362,11 @@ static refit_status lane_settle(refit_activations *activations, lane *on, refit_
     return REFIT_OK;
 }
 
-static refit_status lanes_settle(refit_activations *activations, refit_error *error)
+static refit_status lanes_settle(refit_activations *activations, uint32_t timeout_ms,
+                                 refit_error *error)
 {
-    RFT_TRY(lane_settle(activations, &activations->out, error));
-    return lane_settle(activations, &activations->in, error);
+    RFT_TRY(lane_settle(activations, &activations->out, timeout_ms, error));
+    return lane_settle(activations, &activations->in, timeout_ms, error);
 }
 
 static refit_status lane_ready(refit_activations *activations, lane *on, refit_error *error)
@@ -450,7 +452,7 @@ static refit_status undo(refit_activations *activations, trip *of, lane *on, ref
     tally(&activations->figures.failures, 1);
     on->hangs = true;
     on->marked = false;
-    refit_status settled = lane_settle(activations, on, &earlier);
+    refit_status settled = lane_settle(activations, on, patience(activations), &earlier);
     if (settled == REFIT_OK && of->follows && is_over(activations, of->before)) {
         settled = ask_before(activations, of, &earlier);
     }
@@ -650,7 +652,7 @@ static refit_status await_all(refit_activations *activations, refit_error *error
         refit_status status = see(activations, group, (uint32_t)rft_ms_until(deadline), error);
         if (group->in.moving || group->out.moving) return status;
     }
-    return lanes_settle(activations, error);
+    return lanes_settle(activations, patience(activations), error);
 }
 
 refit_status refit_activations_close(refit_activations *activations, refit_error *error)
@@ -800,7 +802,7 @@ static refit_status commit(refit_activations *activations, refit_activation_grou
     uint32_t pieces = 0;
     RFT_TRY(find(activations, number, &group, error));
     RFT_TRY(check_open(group, number, error));
-    RFT_TRY(lanes_settle(activations, error));
+    RFT_TRY(lanes_settle(activations, patience(activations), error));
     if (group->count > 0) {
         RFT_TRY(grow_plan(activations, group, error));
         for (const saved_tensor *it = group->first; it != NULL; it = it->next) {
@@ -840,7 +842,7 @@ static refit_status join(refit_activations *activations, refit_activation_group 
     RFT_TRY(find(activations, number, &group, error));
     RFT_REFUSE_IF(group->open, error, REFIT_ERR_STATE,
                   "group %" PRIu64 " of activations is open: commit it first", number);
-    RFT_TRY(lanes_settle(activations, error));
+    RFT_TRY(lanes_settle(activations, patience(activations), error));
     if (stream.native == NULL) return see(activations, group, patience(activations), error);
     refit_status status = see(activations, group, 0, error);
     if (status != REFIT_ERR_TIMEOUT) return status;
@@ -863,7 +865,7 @@ static refit_status wait_for(refit_activations *activations, refit_activation_gr
 {
     saved_group *group;
     RFT_TRY(find(activations, number, &group, error));
-    RFT_TRY(lanes_settle(activations, error));
+    RFT_TRY(lanes_settle(activations, timeout_ms, error));
     return see(activations, group, timeout_ms, error);
 }
 
@@ -921,7 +923,7 @@ static refit_status fetch(refit_activations *activations, refit_activation_group
     uint32_t pieces = 0;
     uint64_t bytes = 0;
     RFT_TRY(find(activations, number, &group, error));
-    RFT_TRY(lanes_settle(activations, error));
+    RFT_TRY(lanes_settle(activations, patience(activations), error));
     RFT_TRY(check_away(activations, group, number, error));
     RFT_REFUSE_IF(wanted > group->count, error, REFIT_ERR_INVALID,
                   "group %" PRIu64 " of activations has %" PRIu32 " tensors, not %" PRIu32, number,
@@ -954,7 +956,7 @@ refit_status refit_activations_fetch(refit_activations *activations, refit_activ
 static refit_status leave_behind(refit_activations *activations, saved_group *group,
                                  refit_stream_ref stream, refit_error *error)
 {
-    RFT_TRY(lanes_settle(activations, error));
+    RFT_TRY(lanes_settle(activations, patience(activations), error));
     (void)see(activations, group, 0, NULL);
     if (!group->in.moving && !group->out.moving) return REFIT_OK;
     bool ordered = stream.native != NULL && activations->out.stream.native != NULL &&

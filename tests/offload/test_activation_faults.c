@@ -393,6 +393,34 @@ static void a_released_group_takes_its_failure_along(void **state)
     }
 }
 
+/* More groups are released while they leave than there are records by then: the events of none is
+ * used again before its copies are over. */
+static void many_released_groups_keep_their_failures(void **state)
+{
+    (void)state;
+    for (uint32_t nth = 1; nth <= 40; nth += 13) {
+        scene on;
+        layer of;
+        scene_open(&on, "1MiB", NULL);
+        layer_make(&on, &of, 1, 100);
+        faulty_device_stop(on.device);
+        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+        for (int i = 0; i < 40; i++) {
+            layer_add(&on, &of);
+            assert_ok(commit(&on, &of, none));
+            assert_ok(release(&on, &of, on.stream));
+        }
+        layer_add(&on, &of);
+        assert_ok(commit(&on, &of, none));
+        faulty_device_go(on.device);
+        assert_ok(wait_for(&on, &of));
+        layer_free(&on, &of);
+        layer_return(&on, &of, on.stream);
+        layer_end(&on, &of);
+        scene_close(&on);
+    }
+}
+
 /* ---- What the copies follow ------------------------------------------------------------------ */
 
 /* The work that makes a tensor breaks: its copies have taken what was never made. */
@@ -429,6 +457,37 @@ static void work_that_breaks_fails_the_copies_behind_it(void **state)
     }
 }
 
+/* The commit failed before it could follow the work, and the work then breaks: the next commit
+ * waits for it, and reports it. */
+static void work_that_breaks_behind_a_failed_commit_is_reported(void **state)
+{
+    (void)state;
+    scene on;
+    layer of;
+    scene_open(&on, "1MiB", NULL);
+    layer_make(&on, &of, 1, 10000);
+    void *source = test_host_alloc(on.plain, of.tensors[0].bytes);
+    memcpy(source, of.tensors[0].expected, of.tensors[0].bytes);
+    layer_add(&on, &of);
+    faulty_device_stop(on.device);
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_SYSTEM);
+    assert_ok(refit_stream_copy(on.device, on.stream, of.tensors[0].memory, source,
+                                of.tensors[0].bytes, &on.error));
+    faulty_device_fail(on.device, FAULTY_EVENT_JOIN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(commit(&on, &of, on.stream), REFIT_ERR_DEVICE);
+    faulty_device_go(on.device);
+    assert_int_equal(commit(&on, &of, on.stream), REFIT_ERR_SYSTEM);
+    assert_ok(refit_stream_copy(on.device, on.stream, of.tensors[0].memory, source,
+                                of.tensors[0].bytes, &on.error));
+    assert_ok(commit(&on, &of, on.stream));
+    assert_ok(wait_for(&on, &of));
+    layer_free(&on, &of);
+    layer_return(&on, &of, on.stream);
+    test_host_free(on.plain, source, 10000);
+    layer_end(&on, &of);
+    scene_close(&on);
+}
+
 /* ---- Copies that cannot be waited for -------------------------------------------------------- */
 
 /* The second batch is refused while the first stands: the call gives up at the deadline, and the
@@ -449,15 +508,21 @@ static void copies_of_a_failed_call_are_waited_for_by_the_next(void **state)
         } else {
             layer_add(&on, &of);
         }
-        faulty_device_stop(on.device);
-        faulty_device_fail(on.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
-        for (int tries = 0; tries < 2; tries++) {
-            assert_int_equal(back ? layer_fetch(&on, &of, on.stream) : commit(&on, &of, on.stream),
-                             REFIT_ERR_TIMEOUT);
-            assert_int_equal(release(&on, &of, on.stream), REFIT_ERR_TIMEOUT);
+        layer_add(&on, &other);
+        for (int round = 0; round < 2; round++) {
+            faulty_device_stop(on.device);
+            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
+            for (int tries = 0; tries < 2; tries++) {
+                assert_int_equal(back ? layer_fetch(&on, &of, on.stream)
+                                      : commit(&on, &of, on.stream),
+                                 REFIT_ERR_TIMEOUT);
+                assert_int_equal(refit_activations_wait(on.activations, of.group, 0, &on.error),
+                                 REFIT_ERR_TIMEOUT);
+                assert_int_equal(release(&on, &of, on.stream), REFIT_ERR_TIMEOUT);
+            }
+            faulty_device_go(on.device);
+            assert_ok(wait_for(&on, &of));
         }
-        layer_add(&on, &other); /* what starts no copy goes on */
-        faulty_device_go(on.device);
         assert_ok(back ? layer_fetch(&on, &of, on.stream) : commit(&on, &of, on.stream));
         assert_ok(wait_for(&on, &of));
         layer_check(&on, &of);
@@ -565,7 +630,9 @@ int main(void)
         cmocka_unit_test(copies_out_count_before_copies_in),
         cmocka_unit_test(a_fetch_reports_copies_out_that_have_failed),
         cmocka_unit_test(a_released_group_takes_its_failure_along),
+        cmocka_unit_test(many_released_groups_keep_their_failures),
         cmocka_unit_test(work_that_breaks_fails_the_copies_behind_it),
+        cmocka_unit_test(work_that_breaks_behind_a_failed_commit_is_reported),
         cmocka_unit_test(copies_of_a_failed_call_are_waited_for_by_the_next),
         cmocka_unit_test(a_stream_that_takes_no_event_is_replaced),
         cmocka_unit_test(a_release_waits_where_the_stream_cannot),

@@ -558,11 +558,13 @@ static void a_group_is_fetched_while_it_leaves(void **state)
     layer_memories(&of, memories);
     faulty_device_stop(on.device);
     assert_ok(commit(&on, &of, on.stream));
+    assert_ok(join(&on, &of, on.stream));
     for (uint32_t i = 0; i < of.count; i++) {
         of.tensors[i].memory = NULL;
     }
     layer_take(&on, &of);
     assert_ok(layer_fetch(&on, &of, on.stream));
+    assert_int_equal(layer_fetch(&on, &of, on.stream), REFIT_ERR_STATE); /* this one is not */
     assert_int_equal(wait_for(&on, &of, 10), REFIT_ERR_TIMEOUT);
     faulty_device_go(on.device);
     assert_ok(join(&on, &of, REFIT_STREAM_NONE));
@@ -707,34 +709,37 @@ static void a_release_that_cannot_wait_is_repeated(void **state)
     scene_close(&on);
 }
 
+/* Of groups that are there (0), and of such as were released while they left (1). */
 static void a_close_waits_for_copies_and_takes_all_groups(void **state)
 {
     (void)state;
-    scene on;
-    layer layers[3];
-    refit_activation_group group;
     const char *const settings[] = {"offload.timeout_ms", "50ms", NULL};
-    scene_open(&on, "1MiB", settings);
-    for (int i = 0; i < 3; i++) {
-        layer_make(&on, &layers[i], 4, 30000);
-        layer_add(&on, &layers[i]);
+    for (uint64_t released = 0; released < 2; released++) {
+        scene on;
+        layer layers[2];
+        refit_activation_group group;
+        scene_open(&on, "1MiB", settings);
+        for (int i = 0; i < 2; i++) {
+            layer_make(&on, &layers[i], 4, 30000);
+            layer_add(&on, &layers[i]);
+        }
+        faulty_device_stop(on.device);
+        assert_ok(commit(&on, &layers[1], on.stream));
+        if (released) assert_ok(release(&on, &layers[1], on.stream));
+        assert_int_equal(refit_activations_close(on.activations, &on.error), REFIT_ERR_TIMEOUT);
+        assert_int_equal(refit_activations_begin(on.activations, &group, &on.error),
+                         REFIT_ERR_STATE);
+        assert_int_equal(wait_for(&on, &layers[0], 0), REFIT_ERR_STATE);
+        assert_int_equal(scene_stats(&on).activation_groups, 2 - released);
+        faulty_device_go(on.device);
+        assert_ok(refit_activations_close(on.activations, &on.error));
+        for (int i = 0; i < 2; i++) {
+            layer_check(&on, &layers[i]);
+            layer_end(&on, &layers[i]);
+        }
+        assert_ok(refit_activations_open(on.device, &on.config, &on.activations, &on.error));
+        scene_close(&on);
     }
-    faulty_device_stop(on.device);
-    assert_ok(commit(&on, &layers[1], on.stream));
-    assert_ok(commit(&on, &layers[2], on.stream));
-    assert_ok(release(&on, &layers[2], on.stream)); /* its copies are under way too */
-    assert_int_equal(refit_activations_close(on.activations, &on.error), REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_activations_begin(on.activations, &group, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(wait_for(&on, &layers[1], 0), REFIT_ERR_STATE);
-    assert_int_equal(scene_stats(&on).activation_groups, 2);
-    faulty_device_go(on.device);
-    assert_ok(refit_activations_close(on.activations, &on.error));
-    for (int i = 0; i < 3; i++) {
-        layer_check(&on, &layers[i]);
-        layer_end(&on, &layers[i]);
-    }
-    assert_ok(refit_activations_open(on.device, &on.config, &on.activations, &on.error));
-    scene_close(&on);
 }
 
 /* ---- The arena in the background ------------------------------------------------------------- */
