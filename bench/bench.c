@@ -152,6 +152,7 @@ static const struct benchmark {
     {"handover", bench_handover, ON_DEVICE | TAKES(TENSORS)},
     {"window", bench_window, ON_DEVICE | TAKES(TENSORS)},
     {"host-step", bench_host_step, ON_DEVICE | TAKES(ROOTS)},
+    {"activations", bench_activations, ON_DEVICE},
     {"pin", bench_pin, ON_DEVICE},
     {"broadcast", bench_broadcast, MEASURES | TAKES(DENSITY) | TAKES(WORKERS)},
     {"link", bench_link, MEASURES | TAKES(DENSITY) | TAKES(BIND) | TAKES(NETNS)},
@@ -227,6 +228,7 @@ const cli_command cli_bench = {
              "  offload     states out and back, beside one large copy and today's trainers\n"
              "  window      states on the host stepped on the device, beside today's trainers\n"
              "  host-step   parameters stepped on the CPU, beside the memory's limit\n"
+             "  activations saved tensors out and back in a step, beside today's trainers\n"
              "  remap       device memory given back and taken again at its addresses\n"
              "  handover    weights to a process on the same GPU, beside a copy of them there\n"
              "  broadcast   a version to 1 to 16 workers, beside a copy and raw ZeroMQ\n"
@@ -236,8 +238,7 @@ const cli_command cli_bench = {
              "  tensors     the list that offload takes: names and bytes\n\n"
              "  --json           one JSON object a line\n"
              "  --device SPEC    host (the default) or cuda:N; broadcast runs on the host\n"
-             "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b (NAME-weights: its\n"
-             "                   weights), small (100,000 of 4 to 32 KiB), or a file\n"
+             "  --tensors LIST   qwen3-0.6b, qwen2.5-1.5b, qwen2.5-3b, X-weights, small, FILE\n"
              "  --mib N          MiB of tensors; less where memory does not allow it\n"
              "  --density SHARE  of what changes: broadcast (all), link (0.01)\n"
              "  --workers N,N    broadcast: to so many workers\n"

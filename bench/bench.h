@@ -46,6 +46,7 @@ int bench_pin(const bench_options *options);
 int bench_delta(const bench_options *options);
 int bench_window(const bench_options *options);
 int bench_host_step(const bench_options *options);
+int bench_activations(const bench_options *options);
 
 /* The tensors that bench_offload takes, one a line: their name and their bytes. */
 int bench_show_list(const bench_options *options);
