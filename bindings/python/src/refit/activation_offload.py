@@ -260,8 +260,9 @@ class ActivationOffload(Closing):
         self._groups: list[_Group] = []
         """In the order of the forward passes: all that something may return with."""
         self._leaving: deque[_Group] = deque()
-        self._stuck: list[Any] = []
-        """What holds memory under copies that cannot be waited for."""
+        self._stuck: list[tuple[int, Any]] = []
+        """What holds memory under copies that could not be waited for; with the number of a group
+        that is to be released once they are over, or 0."""
         self._over: deque[_Group] = deque()
         """A group for each of its storages that is not needed any more."""
         self._held_anyway: set[tuple[int, int]] = set()
@@ -304,6 +305,8 @@ class ActivationOffload(Closing):
             self._held_anyway.clear()
         with self._lock, interrupts_held():
             self._tidy()
+            if self._stuck:
+                self._release_stuck()
         if self._off is None:
             self._begin()
         else:
@@ -761,7 +764,7 @@ class ActivationOffload(Closing):
                 self._arena.fetch(source.number, memories, stream)
             except RefitError as why:
                 if isinstance(why, DeadlineError):
-                    self._stuck.append(taken)
+                    self._stuck.append((0, taken))
                 raise _named(why, group) from why
             source.arriving = group
             source.stream = group.stream = stream
@@ -846,7 +849,7 @@ class ActivationOffload(Closing):
         with suppress(RefitError):
             self._join(group)
         if group.sources:
-            self._stuck.append(group)
+            self._stuck.append((0, group))
 
     def _release(self, group: _Group) -> None:
         """Gives its room in the arena back, once all of it is on the device, or not needed."""
@@ -857,10 +860,23 @@ class ActivationOffload(Closing):
         try:
             self._arena.release(number, group.stream)
         except RefitError:
-            self._stuck.append(group)
+            self._stuck.append((number, group))
             raise
         if not group.sources:
             group.held.clear()
+
+    def _release_stuck(self) -> None:
+        """Releases groups whose copies hung, and are over by now."""
+        stuck, self._stuck = self._stuck, []
+        for number, holds in stuck:
+            try:
+                over = number != 0 and self._arena.is_still(number)
+            except RefitError:
+                over = True  # they have failed, which ends them, too
+            if over:
+                self._arena.release(number, current_stream(self._on))
+            else:
+                self._stuck.append((number, holds))
 
     def _settle(self) -> None:
         """Brings all groups back for good."""
