@@ -870,12 +870,14 @@ class ActivationOffload(Closing):
         stuck, self._stuck = self._stuck, []
         for number, holds in stuck:
             try:
-                over = number != 0 and self._arena.is_still(number)
+                if number == 0 or not self._arena.is_still(number):
+                    self._stuck.append((number, holds))
+                    continue
             except RefitError:
-                over = True  # they have failed, which ends them, too
-            if over:
+                pass  # the copies have failed, which ends them, too
+            try:
                 self._arena.release(number, current_stream(self._on))
-            else:
+            except RefitError:
                 self._stuck.append((number, holds))
 
     def _settle(self) -> None:
