@@ -3,6 +3,7 @@
 
     python examples/grpo_trl.py               # trains with refit and without, and compares the bits
     python examples/grpo_trl.py --workers 2   # processes that hold the weights sample with them
+    python examples/grpo_trl.py --activations # activations leave until the backward pass, too
 
 The task: a prompt is a digit, the answer is the digit that follows. The model, the tokenizer and
 the data are made here. While TRL generates, the optimizer's states are not on the device (here: the
@@ -22,6 +23,9 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import refit
 from grpo_trl_worker import WORDS, digest, run_worker, tiny_model
+
+# All that the tiny model saves may leave; larger ones keep small tensors, and the last layer's.
+ACTIVATIONS = {"host_bytes": "8MiB", "min_bytes": "1KiB", "keep_last": 0, "aim": "memory"}
 
 
 def follows(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
@@ -121,9 +125,12 @@ def printer(fleet: Fleet | None) -> Any:
             if "reward" in logs and (step % 10 == 0 or step <= 2):
                 away = logs["refit/offload_bytes"] / 1e6
                 wait = logs["refit/restore_exposed_s"] * 1e3
+                left = logs.get("refit/activation_left_bytes_last")
+                room = "" if left is None else f"{left / 1e6:14.2f} "
                 held = fleet.held if fleet else ""
                 sent = f"{logs['refit/publish_s'] * 1e3:11.3f}  {held}" if fleet else ""
-                print(f"{step:4} {logs['reward']:7.2f} {away:12.2f} {wait:11.3f} {sent}".rstrip())
+                line = f"{step:4} {logs['reward']:7.2f} {away:12.2f} {wait:11.3f} {room}{sent}"
+                print(line.rstrip())
 
     return Printer()
 
@@ -145,18 +152,23 @@ def same_bits(one: Any, other: Any) -> bool:
     return digest(one.model.named_parameters()) == digest(other.model.named_parameters())
 
 
-def train(folder: str, steps: int, workers: int) -> Any:
+def train(folder: str, steps: int, workers: int, activations: bool) -> Any:
     """Trains with refit; with workers, they are sent the weights and sample."""
     from refit.integrations.trl import RefitCallback
     from transformers import PrinterCallback
 
     publisher = refit.Publisher("user://*") if workers else None
     fleet = Fleet(workers, publisher.endpoint) if publisher else None
-    callback = RefitCallback(publisher, use_pinned_optimizer_offload=True)
+    callback = RefitCallback(
+        publisher,
+        activations=ACTIVATIONS if activations else None,
+        use_pinned_optimizer_offload=True,
+    )
     rollouts = fleet.complete if fleet else None
     trainer = trainer_of(folder, steps, [callback, printer(fleet)], rollouts)
     trainer.remove_callback(PrinterCallback)
-    print("step  reward  MB offloaded  ms exposed" + ("  ms publish" if fleet else ""))
+    shown = ("  MB activations" if activations else "") + ("  ms publish" if fleet else "")
+    print("step  reward  MB offloaded  ms exposed" + shown)
     try:
         if publisher:
             publisher.wait_workers(workers, 120.0)
@@ -181,10 +193,13 @@ def main() -> int:
         "--workers", type=int, default=0, help="processes that sample (0: TRL does)"
     )
     parser.add_argument("--steps", type=int, default=80, help="optimizer steps (80)")
+    parser.add_argument(
+        "--activations", action="store_true", help="they leave until the backward pass"
+    )
     chosen = parser.parse_args()
     quiet()
     with tempfile.TemporaryDirectory() as folder:
-        ours = train(folder, chosen.steps, chosen.workers)
+        ours = train(folder, chosen.steps, chosen.workers, chosen.activations)
         print(f"reward {reward_of(ours):.2f} over the last ten steps; 1.00 is the most")
         if chosen.workers:
             return 0

@@ -675,12 +675,16 @@ def test_what_is_published_can_be_chosen(tmp_path: Path, publisher: Publisher) -
     [
         ([], "weights with and without refit: the same to the bit"),
         (["--workers", "2"], "in 2 workers"),
+        (["--activations"], "MB activations"),
     ],
-    ids=["own generation", "workers"],
+    ids=["own generation", "workers", "activations"],
 )
 def test_the_example_runs(root: Path, options: list[str], said: str) -> None:
     example = [sys.executable, str(root / "examples" / "grpo_trl.py"), "--steps", "12", *options]
     done = subprocess.run(example, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
-    assert ("ms publish" in done.stdout) == bool(options)
+    assert ("ms publish" in done.stdout) == ("--workers" in options)
+    if "--activations" in options:
+        assert "the same to the bit" in done.stdout
+        assert float(done.stdout.split("\n")[1].split()[-1]) > 0
