@@ -1,8 +1,11 @@
-"""Storages that several layers save, and that are changed in place in between: what returns has the
-bytes that PyTorch would have, or PyTorch's error is raised."""
+"""How long what autograd saves is held, and by whom; and storages that several layers save, and
+that are changed in place in between: what returns has the bytes that PyTorch would have."""
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import refit
@@ -106,3 +109,105 @@ def test_a_storage_that_is_changed_between_two_layers_that_save_it(
             assert torch.equal(gradient(model), wanted)
         assert offload.stats()["refit/activation_out_bytes_total"] > 0
         assert offload.stats()["refit/activation_groups"] == 0
+
+
+class Chain(nn.Module):
+    """Layers that save what they compute; ``behind`` comes after the last one."""
+
+    def __init__(self, count: int, behind: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(count)
+        )
+        self.behind = behind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.behind(x)
+
+
+class Probe(torch.autograd.Function):
+    """Calls a function once the backward pass comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, called: Callable[[], None]) -> torch.Tensor:
+        ctx.called = called
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.called()
+        return grad, None
+
+
+def test_what_is_saved_behind_the_last_layer_goes_with_its_own_backward_pass() -> None:
+    """The logits are the largest of all, and nothing but autograd needs them by then."""
+    held: list[weakref.ref[Any]] = []
+    alive: list[int] = []
+
+    def behind(h: torch.Tensor) -> torch.Tensor:
+        h = Probe.apply(h, lambda: alive.append(sum(one() is not None for one in held)))
+        logits = h.exp()
+        held.append(weakref.ref(logits.untyped_storage()))
+        return logits.sum()
+
+    model = Chain(4, behind)
+    with contextlib.closing(
+        refit.ActivationOffload(model, model.layers, host_bytes="1MiB", min_bytes=1, aim="memory")
+    ) as offload:
+        with offload:
+            loss = model(torch.randn(64, 16))
+        assert held[0]() is not None
+        loss.backward()
+        assert offload.stats()["refit/activation_in_bytes_total"] > 0
+    assert alive == [0]
+
+
+def test_groups_that_are_asked_for_while_they_leave_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Copies that take longer than the forward pass: each group is cancelled, none is released."""
+    model = Chain(3, torch.sum)
+    offload = refit.ActivationOffload(
+        model, model.layers, host_bytes="1MiB", min_bytes=1, in_flight=3, aim="memory"
+    )
+    monkeypatch.setattr(type(offload._arena), "is_still", lambda *_: False)
+    counts = []
+    for _ in range(20):
+        with offload:
+            loss = model(torch.randn(64, 16))
+        loss.backward()
+        del loss
+        counts.append(len(offload._groups))
+    assert counts == counts[:1] * 20
+    monkeypatch.undo()
+    assert offload.stats()["refit/activation_groups"] == 0
+    offload.close()
+
+
+def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena() -> None:
+    """Modules call no hook behind KeyboardInterrupt; what others held meanwhile is let go, too."""
+    kept: list[torch.Tensor] = []
+    ends: list[bool] = [True, False]
+
+    def behind(h: torch.Tensor) -> torch.Tensor:
+        if ends and ends.pop(0):
+            raise KeyboardInterrupt
+        return h.sum()
+
+    model = Chain(4, behind)
+    model.layers[1].register_forward_hook(lambda _, __, h: kept.append(h.sin()) or kept.append(h))
+    offload = refit.ActivationOffload(
+        model, model.layers, host_bytes="1MiB", min_bytes=1, keep_last=0, aim="memory"
+    ).attach()
+    with contextlib.closing(offload):
+        with pytest.raises(KeyboardInterrupt):
+            model(torch.randn(64, 16))
+        kept.clear()
+        for _ in range(2):
+            model(torch.randn(64, 16)).backward()
+            kept.clear()
+        gc.collect()
+        assert offload.stats()["refit/activation_groups"] == 0
+        assert offload.stats()["refit/activation_used_bytes"] == 0

@@ -307,6 +307,7 @@ class ActivationOffload(Closing):
             self._tidy()
             if self._stuck:
                 self._release_stuck()
+            self._drop_ended()
         if self._off is None:
             self._begin()
         else:
@@ -338,10 +339,13 @@ class ActivationOffload(Closing):
         if self._depth > 1:
             self._depth -= 1
             return
+        self._end_block(whole=kind is None)
+
+    def _end_block(self, whole: bool) -> None:
         with interrupts_held():
             forward = self._abandon()
             if forward is not None:
-                self._finish(forward, whole=kind is None)
+                self._finish(forward, whole)
 
     def _abandon(self) -> _Forward | None:
         """Autograd keeps by itself again what it saves."""
@@ -368,8 +372,7 @@ class ActivationOffload(Closing):
         if self._begun:
             # Ctrl-C ended the forward pass before: hooks are not told of that.
             self._begun.clear()
-            with interrupts_held():
-                self._abandon()
+            self._end_block(whole=False)
         if wanted:
             self.__enter__()
         self._begun.append((wanted, sys.exception()))
@@ -630,7 +633,9 @@ class ActivationOffload(Closing):
         return time.perf_counter() - began
 
     def _finish(self, forward: _Forward, whole: bool) -> None:
-        """A block has ended; ``whole``: not by an exception."""
+        """A block has ended; ``whole``: not by an exception. Its groups hold ``forward`` as long as
+        they are there, so it holds no storage from here on."""
+        forward.unfinished.clear()
         with self._lock, interrupts_held():
             self._tidy()
             self._give_back(len(self._leaving))
@@ -640,7 +645,9 @@ class ActivationOffload(Closing):
             forward.is_over = True
             for group in self._leaving:
                 if group.forward is forward:
-                    forward.freed += sum(one.nbytes for one in _alive(group.storages))
+                    forward.freed += sum(
+                        one.nbytes for one in _alive(group.storages) if one.group is not None
+                    )
             if not whole or forward.order == 0 or not forward.has_saved:
                 return
             self._lengths.append(forward.order)
@@ -836,8 +843,11 @@ class ActivationOffload(Closing):
                     self._leaving.remove(group)
                 self._release(group)
                 released = True
-        if not released:
-            return
+        if released:
+            self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        """Forgets groups with which nothing returns any more."""
         ended = [one for one in self._groups if not one.number and not _alive(one.also)]
         for group in ended:
             self._end_copies(group)
