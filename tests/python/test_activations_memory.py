@@ -426,6 +426,28 @@ def test_memory_that_has_returned_goes_as_the_backward_pass_goes() -> None:
     assert alone[1] >= 16 * SAVED
 
 
+def test_what_is_saved_behind_the_last_layer_goes_as_soon_as_it_was_used() -> None:
+    model = deep()
+    with offloaded(_Model(model), host_bytes="8MiB") as (_, block):
+        for _ in range(2):
+            with block():
+                x = given()
+                for layer in model.layers:
+                    x = layer(x)
+                result = x.exp()  # which saves it, and is held by nothing else below
+                loss = result.sum()
+            logits = weakref.ref(result.untyped_storage())
+            seen: list[bool] = []
+            first = next(model.layers[0].parameters())
+            hook = first.register_hook(
+                lambda _, seen=seen, logits=logits: seen.append(logits() is None)
+            )
+            del x, result
+            loss.backward()
+            hook.remove()
+            assert seen == [True]
+
+
 def test_a_graph_that_is_kept_does_not_keep_what_has_returned() -> None:
     model = deep(16)
     with offloaded(_Model(model), host_bytes="16MiB") as (_, block):

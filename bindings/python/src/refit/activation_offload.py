@@ -352,6 +352,7 @@ class ActivationOffload(Closing):
         forward, self._forward, self._depth = self._forward, None, 0
         if forward is not None:
             saving, forward.saving = forward.saving, None
+            forward.unfinished = []  # groups hold it: this would stay until the last one is over
             if _is_innermost(saving):
                 saving.__exit__(None, None, None)
         return forward
