@@ -15,8 +15,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
-from refit import Publisher, Subscriber  # noqa: E402
-from refit.errors import ConfigError, InvalidError, NotFoundError, PeerError, UnsupportedError  # noqa: E402
+from refit import (  # noqa: E402
+    Publisher,
+    Subscriber,
+    errors,
+)
 from refit.integrations.trl import RefitCallback  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import (  # noqa: E402
@@ -428,9 +431,9 @@ def test_close_again_does_nothing(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be_are_refused_before_there_is_a_trainer() -> None:
-    with pytest.raises(NotFoundError, match="no_such"):
+    with pytest.raises(errors.NotFoundError, match="no_such"):
         RefitCallback(offload_no_such=1)
-    with pytest.raises(InvalidError, match="keep"):
+    with pytest.raises(errors.InvalidError, match="keep"):
         RefitCallback(grads="lose")  # type: ignore[arg-type]
 
 
@@ -445,7 +448,7 @@ def test_a_trainer_that_says_not_when_it_generates_is_refused_with_the_versions_
         train_dataset=[{"input_ids": [2, 3], "labels": [2, 3]}] * 8,
         callbacks=[RefitCallback()],
     )
-    with pytest.raises(UnsupportedError, match=r"steps_per_generation.*TRL 1\.16"):
+    with pytest.raises(errors.UnsupportedError, match=r"steps_per_generation.*TRL 1\.16"):
         trainer.train()
 
 
@@ -560,10 +563,27 @@ def test_activations_leave_beside_the_states(tmp_path: Path, loop: dict[str, Any
     assert callback.activations is None
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", [{"states": "host"}, {"host_fraction": 0.5}], ids=str)
+def test_activations_share_a_budget_with_states_on_the_host(
+    tmp_path: Path, chosen: dict[str, Any]
+) -> None:
+    plain = a_trainer(tmp_path, [], max_steps=2)
+    plain.train()
+    ours = a_trainer(tmp_path, [RefitCallback(activations=LEAVING, **chosen)], max_steps=2)
+    ours.train()
+    assert_same(plain, ours)
+    callback = RefitCallback(activations=LEAVING, offload_budget_bytes="8MiB", **chosen)
+    trainer = a_trainer(tmp_path, [callback], max_steps=2)
+    with pytest.raises(errors.BudgetError, match=r"offload\.budget_bytes"):
+        trainer.train()
+    callback.close()
+
+
 def test_activations_without_host_memory_end_the_training_before_it_begins(tmp_path: Path) -> None:
     callback = RefitCallback(activations={})
     trainer = a_trainer(tmp_path, [callback])
-    with pytest.raises(ConfigError, match="host_bytes"):
+    with pytest.raises(errors.ConfigError, match="host_bytes"):
         trainer.train()
     assert callback.controller is None
     assert not any(one._forward_pre_hooks for one in trainer.model.modules())
@@ -647,7 +667,7 @@ def test_a_worker_that_fails_ends_the_training_with_its_name_and_the_states_are_
     worker = Worker(publisher, refuse=3)
     callback = RefitCallback(publisher)
     trainer = a_trainer(tmp_path, [callback])
-    with pytest.raises(PeerError, match=r"rollout.*this engine cannot"):
+    with pytest.raises(errors.PeerError, match=r"rollout.*this engine cannot"):
         trainer.train()
     callback.close()
     worker.close()
