@@ -36,9 +36,9 @@ static refit_status grow_free(rft_stack *stack, refit_error *error)
 /* Free piece `index` and all behind it move by one place. */
 static void open_gap(rft_stack *stack, uint32_t index)
 {
-    rft_stack_piece *from = &stack->free[index];
-    memmove(from + 1, from, (stack->free_count - index) * sizeof *from);
-    stack->free_count++;
+    for (uint32_t at = stack->free_count++; at > index; at--) {
+        stack->free[at] = stack->free[at - 1];
+    }
 }
 
 static void close_gap(rft_stack *stack, uint32_t index)

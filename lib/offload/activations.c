@@ -632,7 +632,9 @@ refit_status refit_activations_open(refit_device *device, const refit_config *co
     status = open_parts(activations, error);
     if (status != REFIT_OK) {
         refit_status closed = close_parts(activations, NULL);
-        if (closed != REFIT_OK) closed = close_parts(activations, NULL); /* else it leaks */
+        /* A stream that stays open keeps its device open for good. */
+        if (closed != REFIT_OK) closed = close_parts(activations, NULL);
+        (void)closed;
         return status;
     }
     *out = activations;

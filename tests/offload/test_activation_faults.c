@@ -169,11 +169,13 @@ static void an_open_that_fails_leaves_nothing(void **state)
         refit_status status = REFIT_ERR_DEVICE;
         for (uint32_t nth = 1; status != REFIT_OK; nth++) {
             faulty_device_fail(on.device, slots[at], nth, REFIT_ERR_DEVICE);
+            faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
             status = refit_activations_open(on.device, &on.config, &other, &on.error);
             assert_true(status == REFIT_OK || status == REFIT_ERR_DEVICE ||
                         status == REFIT_ERR_PIN);
             assert_true(nth > 1 || status != REFIT_OK);
         }
+        faulty_device_reset(on.device);
         assert_ok(refit_activations_close(other, &on.error));
         scene_close(&on);
     }
