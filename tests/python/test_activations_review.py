@@ -3,6 +3,7 @@ that are changed in place in between: what returns has the bytes that PyTorch wo
 
 import contextlib
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -211,3 +212,28 @@ def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena() -> None:
         gc.collect()
         assert offload.stats()["refit/activation_groups"] == 0
         assert offload.stats()["refit/activation_used_bytes"] == 0
+
+
+def test_ctrl_c_while_a_graph_is_freed_is_neither_lost_nor_loses_room() -> None:
+    """What is raised in ``__del__`` is printed and gone, so a storage's end must run no code."""
+    model = Chain(6, torch.sum)
+    offload = refit.ActivationOffload(
+        model, model.layers, host_bytes="1MiB", min_bytes=1, keep_last=0, aim="memory"
+    )
+    with contextlib.closing(offload):
+        with offload:
+            loss = model(torch.randn(64, 16))
+        assert offload.stats()["refit/activation_groups"] == 6
+        calls: list[str] = []
+
+        def follow(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                calls.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
+
+        sys.setprofile(follow)
+        try:
+            del loss
+        finally:
+            sys.setprofile(None)
+        assert calls == []
+        assert offload.stats()["refit/activation_groups"] == 0

@@ -81,6 +81,17 @@ _in_backward = torch._C._current_graph_task_id
 _uses = torch._C._storage_Use_Count
 
 
+class _Needed(weakref.ref[Storage]):
+    """A storage that leaves with a group. Its end puts this into a queue, by a callback that runs
+    none of Python's code: what a signal handler raised there, Ctrl-C for one, would be lost, and
+    the note with it."""
+
+    __slots__ = ("group",)
+
+    group: "_Group | None"
+    """None: the storage has stayed on the device, and does not count any more."""
+
+
 class _Group:
     """What one layer has saved, as far as it leaves or returns. Guarded by the lock."""
 
@@ -94,20 +105,19 @@ class _Group:
         "name",
         "number",
         "order",
-        "over",
         "sources",
         "storages",
         "stream",
         "streams",
     )
 
-    def __init__(self, name: str, order: int, forward: "_Forward", over: "deque[_Group]") -> None:
+    def __init__(self, name: str, order: int, forward: "_Forward") -> None:
         self.name = name
         self.order = order
         self.forward = forward
         self.number = 0
         """Its number in the arena; 0: it has none."""
-        self.storages: list[weakref.ref[Storage]] = []
+        self.storages: list[_Needed] = []
         """Those that leave with it, by place."""
         self.also: list[weakref.ref[Storage]] = []
         """Those that left with groups before it, and return with it."""
@@ -124,11 +134,6 @@ class _Group:
         """On which its last copies were ordered."""
         self.streams: list[int] = []
         """Others on which the layer has worked."""
-        self.over = over
-
-    def forget(self) -> None:
-        """A storage is not needed any more. Any thread, at any point: only a note."""
-        self.over.append(self)
 
     def returning(self) -> list[Storage]:
         """What is away and returns with it."""
@@ -263,8 +268,8 @@ class ActivationOffload(Closing):
         self._stuck: list[tuple[int, Any]] = []
         """What holds memory under copies that could not be waited for; with the number of a group
         that is to be released once they are over, or 0."""
-        self._over: deque[_Group] = deque()
-        """A group for each of its storages that is not needed any more."""
+        self._over: deque[_Needed] = deque()
+        """Of storages that are not needed any more."""
         self._held_anyway: set[tuple[int, int]] = set()
         """Where storages are saved that others hold: order of the group, place among its own."""
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
@@ -512,7 +517,7 @@ class ActivationOffload(Closing):
 
     def _group(self, forward: _Forward, name: str, order: int) -> _Group:
         """The group of a layer that has ended, with what it shares with those before it."""
-        group = _Group(name, order, forward, self._over)
+        group = _Group(name, order, forward)
         shared, forward.shared = forward.shared, []
         for storage in shared:
             storage.back = group
@@ -562,7 +567,9 @@ class ActivationOffload(Closing):
             if place is not None:
                 storage.place = place
                 storage.group = storage.back = group
-                group.storages.append(weakref.ref(storage))
+                needed = _Needed(storage, self._over.append)
+                needed.group = group
+                group.storages.append(needed)
                 group.held.append(storage.device)
                 group.left += 1
 
@@ -612,6 +619,7 @@ class ActivationOffload(Closing):
         group, storage.group = storage.group, None
         if group is None:
             return
+        group.storages[storage.place].group = None
         group.left -= 1
         if group.left == 0 and group.is_away:
             self._release(group)
@@ -649,6 +657,7 @@ class ActivationOffload(Closing):
                     forward.freed += sum(
                         one.nbytes for one in _alive(group.storages) if one.group is not None
                     )
+            forward.storages.clear()
             if not whole or forward.order == 0 or not forward.has_saved:
                 return
             self._lengths.append(forward.order)
@@ -750,8 +759,11 @@ class ActivationOffload(Closing):
         """A group that is asked for while it leaves stays."""
         if group in self._leaving:
             self._leaving.remove(group)
-        for storage in _alive(group.storages):
-            storage.group = None
+        for needed in group.storages:
+            needed.group = None
+            storage = needed()
+            if storage is not None:
+                storage.group = None
         group.left = 0
         self._release(group)
 
@@ -837,7 +849,9 @@ class ActivationOffload(Closing):
     def _count_down(self) -> None:
         released = False
         while self._over:
-            group = self._over.popleft()
+            group = self._over.popleft().group
+            if group is None:
+                continue
             group.left -= 1
             if group.left == 0 and group.number:
                 if group in self._leaving:

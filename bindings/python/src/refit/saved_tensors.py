@@ -108,11 +108,6 @@ class Storage:
         if self.asked == self.saved and not self.twice:
             self.device = None
 
-    def __del__(self) -> None:
-        group = getattr(self, "group", None)  # Ctrl-C may have come before it was set
-        if group is not None:
-            group.forget()
-
 
 class Saved:
     """A view of a storage, as autograd holds it."""
