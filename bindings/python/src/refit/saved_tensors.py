@@ -173,21 +173,23 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def wrap(tensor: torch.Tensor, save: Callable[[torch.Tensor], Any]) -> Any:
-    """Saves what a tensor subclass is made of. One that cannot be taken apart is kept, and so is
-    one of whose tensors none is ``Saved``. The result of a collective that may be under way is
-    never looked into."""
+    """Saves what a tensor subclass is made of: tensors, and others, a device mesh for one, as they
+    are. One that cannot be taken apart is kept, and so is one of whose tensors none is ``Saved``.
+    The result of a collective that may be under way is never looked into."""
     if not is_traceable_wrapper_subclass(tensor) or hasattr(tensor, "trigger_wait"):
         return keep(tensor)
     names, context = tensor.__tensor_flatten__()
-    inside = {name: save(getattr(tensor, name)) for name in names}
-    if all(isinstance(one, Kept) for one in inside.values()):
+    inside = {name: getattr(tensor, name) for name in names}
+    inside = {n: save(one) if isinstance(one, torch.Tensor) else one for n, one in inside.items()}
+    if not any(isinstance(one, (Saved, Wrapped)) for one in inside.values()):
         return keep(tensor)
     return Wrapped(type(tensor), inside, context, tensor.size(), tensor.stride())
 
 
 def unwrap(one: Wrapped, load: Callable[[Any], torch.Tensor]) -> torch.Tensor:
     """The tensor subclass again."""
-    inside = {name: load(saved) for name, saved in one.inside.items()}
+    kinds = Kept, Saved, Wrapped
+    inside = {n: load(one) if isinstance(one, kinds) else one for n, one in one.inside.items()}
     made: torch.Tensor = one.kind.__tensor_unflatten__(inside, one.context, one.size, one.stride)
     return made
 
