@@ -4,6 +4,7 @@ that are changed in place in between: what returns has the bytes that PyTorch wo
 import contextlib
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -237,3 +238,36 @@ def test_ctrl_c_while_a_graph_is_freed_is_neither_lost_nor_loses_room() -> None:
             sys.setprofile(None)
         assert calls == []
         assert offload.stats()["refit/activation_groups"] == 0
+
+
+def test_a_forward_pass_of_another_thread_leaves_the_attached_one_alone() -> None:
+    """A rollout without gradients, in the middle of a training step."""
+    runs = [True]
+
+    def behind(h: torch.Tensor) -> torch.Tensor:
+        if runs and runs.pop():
+            thread = threading.Thread(target=torch.no_grad()(model), args=(torch.randn(64, 16),))
+            thread.start()
+            thread.join()
+        return h.sum()
+
+    model = Chain(4, behind)
+    offload = refit.ActivationOffload(
+        model, model.layers, host_bytes="1MiB", min_bytes=1, aim="memory"
+    ).attach()
+    with contextlib.closing(offload):
+        model(torch.randn(64, 16)).backward()
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        assert offload.stats()["refit/activation_left_bytes_last"] > 0
+
+
+def test_a_group_for_which_there_is_no_room_is_given_back_at_once() -> None:
+    model = Chain(4, torch.sum)
+    offload = refit.ActivationOffload(
+        model, model.layers, host_bytes=512, min_bytes=1, in_flight=4, aim="memory"
+    )
+    with contextlib.closing(offload):
+        with offload:
+            loss = model(torch.randn(64, 16))
+            assert offload.stats()["refit/activation_groups"] == 0
+        del loss

@@ -193,6 +193,14 @@ class _Forward:
         self.stayed = 0
 
 
+class _Begun(threading.local):
+    """The forward passes of this thread that ``attach`` follows and that run: whether they are
+    blocks, and the exception that was being handled when they began."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[bool, BaseException | None]] = []
+
+
 class ActivationOffload(Closing):
     """Lets what autograd saves leave the device until the backward pass asks for it.
 
@@ -289,9 +297,7 @@ class ActivationOffload(Closing):
             for number, (_, layer) in enumerate(self._layers)
         ]
         self._attached: list[Any] = []
-        self._begun: list[tuple[bool, BaseException | None]] = []
-        """Of the forward passes that ``attach`` follows and that run: whether they are blocks, and
-        the exception that is handled around them."""
+        self._begun = _Begun()
         self._end = weakref.finalize(self, _remove, self._hooks)
 
     # ---- the block -------------------------------------------------------------------------------
@@ -375,16 +381,16 @@ class ActivationOffload(Closing):
         return self
 
     def _begin_attached(self, wanted: bool) -> None:
-        if self._begun:
+        if self._begun.passes:
             # Ctrl-C ended the forward pass before: hooks are not told of that.
-            self._begun.clear()
+            self._begun.passes.clear()
             self._end_block(whole=False)
         if wanted:
             self.__enter__()
-        self._begun.append((wanted, sys.exception()))
+        self._begun.passes.append((wanted, sys.exception()))
 
     def _end_attached(self) -> None:
-        wanted, before = self._begun.pop() if self._begun else (False, None)
+        wanted, before = self._begun.passes.pop() if self._begun.passes else (False, None)
         if wanted:
             failed = sys.exception()  # a hook that is called behind a failure runs as its handler
             self.__exit__(None if failed is before else type(failed), None, None)
@@ -395,9 +401,9 @@ class ActivationOffload(Closing):
             hook.remove()
             self._hooks.remove(hook)
         self._attached = []
-        if self._begun:
+        if self._begun.passes:
             self._begin_attached(wanted=False)
-            self._begun.clear()
+            self._begun.passes.clear()
 
     def close(self) -> None:
         """Brings back what is away, takes the hooks off and gives the host memory back. A second
@@ -559,7 +565,10 @@ class ActivationOffload(Closing):
         except RefitError as why:
             self._stays(group, why)
             return
-        self._leaving.append(group)
+        if group.storages:
+            self._leaving.append(group)
+        else:  # the arena has room for none
+            self._release(group)
 
     def _add(self, group: _Group, chosen: Sequence[Storage]) -> None:
         for storage in chosen:
