@@ -208,6 +208,27 @@ def test_a_training_that_fails_can_be_entered_again(tmp_path: Path) -> None:
     trainers[1].train()
 
 
+def test_ctrl_c_in_a_layer_leaves_a_model_that_can_be_trained(tmp_path: Path) -> None:
+    trainers = []
+    for callbacks in ([], [ActivationCallback(**CHOSEN)]):
+        trainer = a_trainer(tmp_path, callbacks)
+        seen: list[int] = []
+
+        def press(*_: Any, seen: list[int] = seen) -> None:
+            seen.append(1)
+            if len(seen) == 2:
+                raise KeyboardInterrupt
+
+        trainer.model.model.layers[2].register_forward_pre_hook(press)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        trainer.train()
+        assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
+        trainers.append(trainer)
+    assert_same(*trainers)
+    assert min(left(trainers[1])) > 0
+
+
 class StopsAtOnce(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         control.should_training_stop = True
