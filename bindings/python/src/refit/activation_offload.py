@@ -307,23 +307,18 @@ class ActivationOffload(Closing):
         self._open()
         if self._depth > 0:
             self._refuse_other_thread()
-            self._depth += 1
+        before = self._depth
+        try:
+            with interrupts_held():
+                if before == 0:
+                    self._begin()
+                self._depth += 1
             return self
-        self._blocks += 1
-        if self._off is not None and self._blocks % _LOOKS_AGAIN == 0:
-            self._off = None
-            self._plan.again()
-            self._held_anyway.clear()
-        with self._lock, interrupts_held():
-            self._tidy()
-            if self._stuck:
-                self._release_stuck()
-            self._drop_ended()
-        if self._off is None:
-            self._begin()
-        else:
-            self._depth = 1
-        return self
+        except BaseException:  # Ctrl-C, which has waited, too: then there is no block to end
+            if before == 0:
+                self._abandon()
+            self._depth = before
+            raise
 
     def _begin(self) -> None:
         if self._on.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -331,32 +326,38 @@ class ActivationOffload(Closing):
                 "a CUDA graph is being captured: it would hold the addresses of activations that "
                 "leave. Capture without the block"
             )
+        self._blocks += 1
+        if self._off is not None and self._blocks % _LOOKS_AGAIN == 0:
+            self._off = None
+            self._plan.again()
+            self._held_anyway.clear()
+        with self._lock:
+            self._tidy()
+            if self._stuck:
+                self._release_stuck()
+            self._drop_ended()
+            is_alone = not any(group.number for group in self._groups)
+        if self._off is not None:
+            return
         saving = _hooks(self._save, self._load)
-        is_alone = not any(group.number for group in self._groups)
         forward = _Forward(saving, is_alone)
         if self._plan.measures:
             forward.since = self._now()
-        try:
-            with interrupts_held():
-                saving.__enter__()
-                self._depth, self._forward = 1, forward
-        except BaseException:
-            if self._forward is forward:
-                self._abandon()
-            raise
+        saving.__enter__()
+        self._forward = forward
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         """Ends the block."""
-        if self._depth > 1:
-            self._depth -= 1
-            return
-        self._end_block(whole=kind is None)
+        with interrupts_held():
+            if self._depth > 1:
+                self._depth -= 1
+            else:
+                self._end_block(whole=kind is None)
 
     def _end_block(self, whole: bool) -> None:
-        with interrupts_held():
-            forward = self._abandon()
-            if forward is not None:
-                self._finish(forward, whole)
+        forward = self._abandon()
+        if forward is not None:
+            self._finish(forward, whole)
 
     def _abandon(self) -> _Forward | None:
         """Autograd keeps by itself again what it saves."""
