@@ -6,6 +6,7 @@ written.
     python -m refit.bench picture activations.svg --figures activations.json
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from refit.bench.activation_ways import MEMORY, NONE, OVERLAP
@@ -59,21 +60,29 @@ def _rows(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _memory(axes: Any, drawn: dict[str, dict[str, Any]]) -> None:
-    """Steps of a line, since memory is as it is until the next allocation. The end of the forward
-    pass is marked."""
+    """Lines of steps, since memory is as it is until the next allocation. Both passes have the same
+    width for each way, so that the same layers are above each other."""
     for way, it in drawn.items():
-        times, heights = zip(*it["points"], strict=True)
-        most = max(heights) / MB
-        axes.step(times, [height / MB for height in heights], where="post", lw=1.2,
-                  color=COLOURS[way], label=f"{way}: peak {most:.0f} MB")  # fmt: skip
-        axes.axvline(it["forward_s"], color=COLOURS[way], lw=0.8, ls=":")
-    said = "device memory (MB) over one step; dotted: the backward pass begins"
-    axes.set_title(said, fontsize=10, loc="left")
-    axes.set_xlabel("time (s)")
-    axes.set_xlim(left=0)
+        most = max(nbytes for _, nbytes in it["points"]) / MB
+        places, heights = zip(*_by_pass(it), strict=True)
+        axes.step(places, heights, where="post", lw=1.2, color=COLOURS[way],
+                  label=f"{way}: peak {most:.0f} MB")  # fmt: skip
+    axes.axvline(1, color="#333333", lw=0.8, ls=":")
+    axes.set_title("device memory (MB) over one step", fontsize=10, loc="left")
+    axes.set_xticks([0.5, 1.5], ["forward pass", "backward pass"])
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlim(0, 2)
     _dress(axes, "y")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=9, frameon=False)
+
+
+def _by_pass(drawn: dict[str, Any]) -> Iterator[tuple[float, float]]:
+    """MB, and where: from 0 to 1 in the time of the forward pass, to 2 in that of the other."""
+    turns, end = drawn["forward_s"], drawn["points"][-1][0]
+    for at, nbytes in drawn["points"]:
+        place = at / turns if at <= turns else 1 + (at - turns) / (end - turns)
+        yield place, nbytes / MB
 
 
 def _bars(axes: Any, title: str, rows: list[dict[str, Any]], name: str, scale: float) -> None:
