@@ -346,13 +346,21 @@ class ActivationOffload(Closing):
         saving.__enter__()
         self._forward = forward
 
-    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+    def __exit__(self, kind: Any, value: Any, trace: Any, _before: int | None = None) -> None:
         """Ends the block."""
-        with interrupts_held():
-            if self._depth > 1:
+        try:
+            _before = self._depth
+            with interrupts_held():
+                if self._depth > 1:
+                    self._depth -= 1
+                else:
+                    self._end_block(whole=kind is None)
+        except BaseException:
+            if _before in (None, self._depth):  # Ctrl-C came before it was held
                 self._depth -= 1
-            else:
-                self._end_block(whole=kind is None)
+                if self._depth == 0:
+                    self._abandon()
+            raise
 
     def _end_block(self, whole: bool) -> None:
         forward = self._abandon()
@@ -400,7 +408,8 @@ class ActivationOffload(Closing):
         """Ends what ``attach`` began."""
         for hook in self._attached:
             hook.remove()
-            self._hooks.remove(hook)
+            if hook in self._hooks:  # else Ctrl-C has broken a detach off
+                self._hooks.remove(hook)
         self._attached = []
         if self._begun.passes:
             self._begin_attached(wanted=False)
