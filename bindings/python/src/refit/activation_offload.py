@@ -37,7 +37,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import torch
@@ -50,7 +50,7 @@ from refit.activation_plan import Plan
 from refit.activations import Arena
 from refit.config import ConfigLike, make_config
 from refit.errors import DeadlineError, InvalidError, RefitError, StateError, UnsupportedError
-from refit.regions import Devices, current_stream
+from refit.regions import Devices, current_stream, lacks_memory
 from refit.saved_tensors import (
     Kept,
     Saved,
@@ -284,6 +284,8 @@ class ActivationOffload(Closing):
         self._process = os.getpid()
         self._forward: _Forward | None = None
         self._depth = 0
+        self._kept_before = 0
+        """The layers of the last forward pass, until a backward pass has asked for one."""
         self._blocks = 0
         self._lengths = deque([len(self._layers)], maxlen=_USELESS)
         """Layers of the last forward passes; a short one among long ones changes nothing."""
@@ -339,7 +341,8 @@ class ActivationOffload(Closing):
             is_alone = not any(group.number for group in self._groups)
         if self._off is not None:
             return
-        saving = _hooks(self._save, self._load)
+        save, load = (partial(_untraced(one), self) for one in ("_save", "_load"))
+        saving = torch.autograd.graph.saved_tensors_hooks(save, load)
         forward = _Forward(saving, is_alone)
         if self._plan.measures:
             forward.since = self._now()
@@ -420,9 +423,9 @@ class ActivationOffload(Closing):
         call does nothing, nor one in a forked process. StateError in a block."""
         if self._arena.closed or self._process != os.getpid():
             return
-        self.detach()
-        if self._depth > 0:
+        if self._depth > 0 and not self._begun.passes:
             raise StateError("this ActivationOffload is in the middle of a forward pass")
+        self.detach()
         with self._lock, interrupts_held():
             self._tidy()
             self._settle()
@@ -645,12 +648,12 @@ class ActivationOffload(Closing):
 
     def _stays(self, group: _Group, why: RefitError) -> None:
         """The copies out of a group have failed: all of it is on the device, and stays there."""
-        warnings.warn(
-            f"activations of {group.name} stay on the device: {why}", RuntimeWarning, stacklevel=5
-        )
         for storage in _alive(group.storages):
             self._keep_storage(storage)
         self._release(group)
+        warnings.warn(
+            f"activations of {group.name} stay on the device: {why}", RuntimeWarning, stacklevel=5
+        )
 
     def _copied(self, group: _Group) -> float:
         """Waits for the copies out of a group that is measured: how long they took."""
@@ -681,6 +684,7 @@ class ActivationOffload(Closing):
                 return
             self._lengths.append(forward.order)
             self._last = (forward.saved, forward.freed, forward.stayed)
+            self._kept_before = forward.order
             if self._plan.measures:
                 self._plan.end()
             self._judge(forward)
@@ -748,6 +752,8 @@ class ActivationOffload(Closing):
             device = storage.device
             if storage.group is not None:
                 device = self._brought(saved, storage)
+            elif storage.order < self._kept_before:
+                self._begin_returns()
         made: torch.Tensor = saved.rebuilt(device)
         if storage.stream != 0 and storage.stream != current_stream(self._on):
             made.record_stream(torch.cuda.current_stream(self._on))
@@ -766,10 +772,14 @@ class ActivationOffload(Closing):
                 if storage.device is None:
                     self._fetch(back)
                 self._join(back)
-                self._fetch_before(back)
+                self._fetch_before(self._groups.index(back))
         stream = current_stream(self._on)
         if storage.stream != stream:  # another stream than that which has joined the copies
-            self._arena.join(storage.group.number, stream)
+            try:
+                self._arena.join(storage.group.number, stream)
+            except RefitError as why:
+                storage.device = None
+                raise _named(why, back) from why
         device = storage.device
         storage.ask(saved)
         return device
@@ -840,10 +850,15 @@ class ActivationOffload(Closing):
             if storage.back is group and id(storage.device) in arrived:
                 storage.device = None
 
-    def _fetch_before(self, group: _Group) -> None:
-        """Starts the groups that the backward pass comes to next."""
+    def _begin_returns(self) -> None:
+        """The backward pass has come to the layers that stay: those before them are next."""
+        self._kept_before = 0
+        with interrupts_held():
+            self._fetch_before(len(self._groups))
+
+    def _fetch_before(self, at: int) -> None:
+        """Starts the groups that the backward pass comes to next, which stand before this one."""
         left = self._prefetch
-        at = self._groups.index(group)
         while at > 0 and left > 0:
             at -= 1
             before = self._groups[at]
@@ -854,8 +869,10 @@ class ActivationOffload(Closing):
                 continue
             try:
                 self._fetch(before)
-            except (torch.OutOfMemoryError, MemoryError, RefitError):
-                return  # it is fetched again when it is asked for, and then the failure is told
+            except Exception as why:
+                if isinstance(why, RefitError) or lacks_memory(why):
+                    return  # it is fetched again when it is asked for, and then this is told
+                raise
 
     # ---- groups end ------------------------------------------------------------------------------
 
@@ -906,6 +923,7 @@ class ActivationOffload(Closing):
         except RefitError:
             self._stuck.append((number, group))
             raise
+        group.storages.clear()  # they know the group, too: a cycle would wait for the collector
         if not group.sources:
             group.held.clear()
 
@@ -974,7 +992,7 @@ class _Boundary(_Hook):
     def __init__(self, offload: ActivationOffload | None = None, number: int = 0) -> None:
         super().__init__(offload)
         self._number = number
-        self._end = None if offload is None else _untraced_end()
+        self._end = None if offload is None else _untraced("_end_of_layer")
 
     def __call__(self, *_: Any) -> None:
         offload = self._offload
@@ -982,23 +1000,11 @@ class _Boundary(_Hook):
             self._end(offload, self._number)
 
 
-def _hooks(save: Callable[..., Any], load: Callable[..., Any]) -> Any:
-    """The hooks of a block. Autograd calls them within the frames of compiled layers, too, which
-    torch.compile would trace."""
-    if "torch._dynamo" in sys.modules:
-        save, load = _untraced(save), _untraced(load)
-    return torch.autograd.graph.saved_tensors_hooks(save, load)
-
-
-def _untraced(function: Callable[..., Any]) -> Any:
-    return torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-
-
 @cache
-def _untraced_end() -> Any:
-    """The end of a layer, as a call that torch.compile does not trace: a layer may be compiled
-    after it got its hook."""
-    return _untraced(ActivationOffload._end_of_layer)
+def _untraced(method: str) -> Any:
+    """A method of the offload that torch.compile does not trace: autograd calls hooks within the
+    frames of compiled layers, and a layer may be compiled after it got its hook."""
+    return torch.compiler.disable(getattr(ActivationOffload, method))  # type: ignore[no-untyped-call]
 
 
 def _follow(layer: torch.nn.Module, boundary: _Boundary) -> Any:
