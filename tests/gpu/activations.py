@@ -1,9 +1,9 @@
 """activations.py [--device cpu]: activations leave and return, with the real PyTorch.
 
-A model's gradients are taken with refit.ActivationOffload and without, and both must have the same
-bits, whatever the streams, the order of passes, checkpointing and the options are. The device sleeps
-between kernels, so that copies and memory that is used too early meet. Then the device's memory is
-looked at: what has left is given back, and no step takes more than one without.
+A model's gradients are taken with refit.ActivationOffload and without, and both must have the
+same bits, whatever the streams, the order of passes, checkpointing and the options are. The device
+sleeps between kernels, so that copies and memory that is used too early meet. Then the device's
+memory is looked at: what has left is given back, and no step takes more than one without.
 
 Ends with 77 where PyTorch sees no GPU or is not there, and with 1 if a scene has failed; the others
 are played all the same. With --device cpu it proves itself on a machine without a GPU.
