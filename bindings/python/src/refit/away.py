@@ -15,7 +15,8 @@ away has no memory there, so these end the process or fault on the GPU:
 
 - views that were made before, and addresses that were taken before;
 - ``torch.tensor(t)``, ``x.new_tensor(t)``, ``torch.as_tensor`` and ``torch.asarray`` that copy;
-- ``x.data = t``, ``torch.utils.dlpack.to_dlpack(t)``, ``y.backward(t)``;
+- ``x.data = t``, ``torch.utils.dlpack.to_dlpack(t)``, ``y.backward(t)``; a backward pass that adds
+  to t behind ``p.grad = t``, where t was the gradient of another parameter, or p was swapped;
 - ``torch.vmap``, ``torch.func`` and TorchScript functions;
 - extension modules in C++ that take tensors themselves;
 - code within ``torch._C.DisableTorchFunctionSubclass()``; a signal handler that comes while such
@@ -320,6 +321,10 @@ class Absence:
                     hooks = parameter._backward_hooks = OrderedDict()
                     if parameter.grad_fn is not None:
                         parameter.grad_fn._register_hook_dict(parameter)
+                elif parameter.grad_fn is None:
+                    # swap_tensors leaves the dictionary here and its registration with the other
+                    # tensor, where no backward pass finds it: this registers it again.
+                    parameter._backward_hooks = hooks
                 hooked.append(hooks)
                 hooks[_HOOK] = self._early
 

@@ -36,6 +36,7 @@ from refit._call_lock import WaitingCallLock
 from refit.away import Absence, kind_of, untouched
 from refit.errors import RefitError
 from refit.home import Home
+from refit.hooks import on_accumulation
 from refit.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
 from refit.offloader import NO_STREAM
 from refit.regions import current_stream
@@ -760,6 +761,7 @@ class _Early:
 
     def __init__(self, share: CpuShare) -> None:
         self._share = weakref.ref(share)
+        self._hook = cast(Any, torch.compiler).disable(self._final)  # it is no part of a graph
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._added: dict[int, int] = {}
         self._expected: dict[int, int] = {}
@@ -769,11 +771,9 @@ class _Early:
 
     def watch(self, parameters: Iterable[Any]) -> None:
         """From the next backward pass on gradients of these leave."""
-        final = cast(Any, torch.compiler).disable(self._final)  # it is no part of a graph
         for one in parameters:
             if id(one) not in self._handles and one.is_leaf and one.requires_grad:
-                handle = one.register_post_accumulate_grad_hook(final)
-                self._handles[id(one)] = one, handle
+                self._handles[id(one)] = one, on_accumulation(one, self._hook)
 
     def _final(self, parameter: torch.Tensor) -> None:
         share = self._share()
@@ -785,7 +785,13 @@ class _Early:
             share.leave_in_backward(parameter)
 
     def step_begins(self, had_left: bool) -> None:
-        """The counts of this step are those of the next; had_left: gradients stayed away."""
+        """The counts of this step are those of the next; had_left: gradients stayed away. A hook
+        that was not called, though there is a gradient, may have been lost: it is registered again.
+        """
+        for number, (one, handle) in self._handles.items():
+            if number not in self._added and one.grad is not None:
+                handle.remove()
+                self._handles[number] = one, on_accumulation(one, self._hook)
         self._expected, self._added = self._added, {}
         if self.was_used:
             self._next_pause = min(_LONGEST_PAUSE, 2 * self._next_pause or 1)

@@ -146,3 +146,16 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def on_accumulation(parameter: torch.Tensor, hook: Any) -> Any:
+    """Registers a hook that runs when a gradient was added to; gives its handle.
+
+    ``swap_tensors`` leaves the dictionary of such hooks with one tensor and its registration with
+    the other, so what is registered later is never called. A dictionary that is empty is made anew;
+    where others have hooks in it, these stay as they are.
+    """
+    registered = cast(Any, parameter)
+    if not registered._post_accumulate_grad_hooks:
+        registered._post_accumulate_grad_hooks = None
+    return registered.register_post_accumulate_grad_hook(hook)

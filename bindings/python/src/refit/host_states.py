@@ -38,6 +38,7 @@ from refit.cpu_share import CpuShare
 from refit.division import CPU, STAYS, Division
 from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError
 from refit.home import Home
+from refit.hooks import on_accumulation
 from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.last_hook import LastHook
 from refit.observers import Observers
@@ -261,6 +262,8 @@ class HostStates:
         kept = self._kept.get(_key(optimizer, parameter))
         state = optimizer.state.get(parameter)
         if kept is None or not state:
+            return False
+        if sum(one.show_again() for one in kept.states.values()):  # each of them is asked
             return False
         for key, value in state.items():
             one = kept.states.get(key)
@@ -864,25 +867,30 @@ class _Prefetch:
     def __init__(self, states: HostStates) -> None:
         self._states = weakref.ref(states)
         self._handles: dict[int, tuple[Any, Any]] = {}
+        self._called: set[int] = set()
+        """The optimizers whose hook was called since they were watched."""
 
     def watch(self, optimizer: Optimizer) -> None:
         stepped = [p for _, p in parameters_of(optimizer) if p.grad is not None]
         accumulate = [p for p in stepped if p.is_leaf and p.requires_grad]
         last = accumulate[-1] if accumulate else None
-        before = self._handles.get(id(optimizer))
-        if last is None or (before is not None and before[0] is last):
-            return
-        if before is not None:
-            before[1].remove()
-        reference, whose = self._states, weakref.ref(optimizer)
+        before, handle = self._handles.get(id(optimizer), (None, None))
+        was_called = id(optimizer) in self._called
+        self._called.discard(id(optimizer))
+        if last is None or (before is last and was_called):
+            return  # a hook that was not called may have been lost
+        if handle is not None:
+            handle.remove()
+        reference, whose, called = self._states, weakref.ref(optimizer), self._called
 
         def begin(_parameter: torch.Tensor) -> None:
             states, optimizer = reference(), whose()
             if states is not None and optimizer is not None:
+                called.add(id(optimizer))
                 states.come_in_early(optimizer)
 
         eager = cast(Any, torch.compiler).disable(begin)  # it is no part of a graph
-        self._handles[id(optimizer)] = last, last.register_post_accumulate_grad_hook(eager)
+        self._handles[id(optimizer)] = last, on_accumulation(last, eager)
 
     def remove(self) -> None:
         for _, handle in self._handles.values():

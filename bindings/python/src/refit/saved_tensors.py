@@ -133,7 +133,7 @@ class Saved:
         self.dtype = tensor.dtype
         self.conjugate = tensor.is_conj()
         self.negative = tensor.is_neg()
-        self.counter = _counter(tensor, nothing)
+        self.counter = counter_of(tensor, nothing)
         self.version = tensor._version
         self.visit = 0
         storage.saved += 1
@@ -205,13 +205,16 @@ def is_owned(tensor: torch.Tensor) -> bool:
     )
 
 
-def _counter(tensor: torch.Tensor, nothing: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory that has the version of ``tensor``, now and later."""
+def counter_of(tensor: torch.Tensor, nothing: torch.Tensor | None = None) -> torch.Tensor:
+    """A tensor without memory that has the version of ``tensor``, now and later. ``nothing``: a
+    strided tensor without elements. RuntimeError if the tensor has no version."""
     if tensor.is_conj():
         tensor = torch._conj(tensor)
     if tensor.is_neg():
         tensor = torch._neg_view(tensor)
     counter = tensor.detach()
+    if nothing is None:
+        nothing = tensor.new_empty((0,) * (1 if tensor.layout is torch.strided else tensor.dim()))
     counter.data = nothing
     return counter
 

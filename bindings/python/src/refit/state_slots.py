@@ -6,15 +6,18 @@ made again around other tensors. What steps states is unknown here.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from operator import methodcaller
 from typing import Any, cast
 
 import torch
 
-from refit.away import kind_of
+from refit.away import call_untouched, kind_of, untouched
 from refit.home import Home
 from refit.storages import opened, why_tensor_stays
 from refit.twin import PART, is_dense, local
 from refit.window import UNIT, Part
+
+_DATA_PTR = methodcaller("data_ptr")
 
 
 def plain_of(value: Any) -> list[Any]:
@@ -57,10 +60,21 @@ class Slot:
         if self.is_coded:
             self.view = like
             return
+        self._storage = home.storage(region) if self.nbytes else None
+        self.show()
+
+    def show(self) -> None:
+        """Makes ``view``, another tensor than before."""
         with torch.inference_mode(False), torch.no_grad():  # to be written in any mode
-            self.view = torch.empty(0, dtype=like.dtype, device="cpu")
-            if self.nbytes:
-                self.view.set_(home.storage(region), 0, self.shape, self.stride)
+            self.view = torch.empty(0, dtype=self.dtype, device="cpu")
+            if self._storage is not None:
+                self.view.set_(self._storage, 0, self.shape, self.stride)
+        self._at = self.view.data_ptr()
+
+    @property
+    def is_displaced(self) -> bool:
+        """Whether ``view`` has other memory now: by ``swap_tensors``, or ``view.data = x``."""
+        return not self.is_coded and call_untouched(_DATA_PTR, self.view) != self._at
 
     def whole(self, flags: int) -> Part:
         """All of it as a part of a step. The same object for the same flags: there are many."""
@@ -115,6 +129,24 @@ class State:
             return tensors[0]
         with torch.no_grad():
             return self._recipe.made(tensors)
+
+    def show_again(self) -> bool:
+        """Makes ``shown`` anew if it has got other memory; then the tensor that the optimizer has
+        is that of other code. False: it is in its place."""
+        displaced = [slot for slot in self.slots if slot.is_displaced]
+        if not displaced and self._is_made_of_views():
+            return False
+        for slot in displaced:
+            slot.show()
+        self.shown = self.over([slot.view for slot in self.slots])
+        return True
+
+    def _is_made_of_views(self) -> bool:
+        views = [slot.view for slot in self.slots]
+        if self.shown is views[0]:
+            return True
+        with untouched():
+            return list(map(id, plain_of(self.shown))) == list(map(id, views))
 
     def plain(self, value: Any) -> list[torch.Tensor] | None:
         """The plain tensors of a value that stands for this state; None if it looks otherwise.

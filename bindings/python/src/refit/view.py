@@ -201,7 +201,8 @@ class View:
 
         PyTorch knows no read-only tensors: a write is an error of the memory, not an exception.
         When the update is closed this tensor becomes empty, and what was made of it (slices, a
-        Parameter) may show another version's bytes. UnsupportedError for a type that PyTorch lacks;
+        Parameter) may show another version's bytes; until then ``torch.utils.swap_tensors`` refuses
+        it. UnsupportedError for a type that PyTorch lacks;
         StateError.
         """
         import torch
