@@ -1,17 +1,16 @@
-"""Stands for vLLM (vllm-project/vllm), as far as a refit worker sees it, in three generations.
+"""Stands for vLLM (vllm-project/vllm), as far as a refit worker sees it.
 
 Drawn after vllm/v1/worker/worker_base.py (an extension may share no name with the worker),
 vllm/v1/worker/gpu_model_runner.py (reload_weights with and without weights_iterator),
-vllm/distributed/weight_transfer/{base,factory}.py at 0.16 to 0.22 (commit aa1cd96: constructor
-(config, parallel_config), receive_weights(update_info, load_weights)) and 0.23 and later (commit
-02f250b: constructor (config, vllm_config, device, model), start and finish), and
-vllm/model_executor/model_loader/reload/layerwise.py (layers keep what they are given until they are
-complete). The real package needs a GPU build.
+vllm/distributed/weight_transfer/{base,factory}.py of 0.26 (constructor (config, vllm_config,
+device, model), start and finish), and vllm/model_executor/model_loader/reload/layerwise.py (layers
+keep what they are given until they are complete). tests/frameworks/vllm has the real package; this
+one is for failures that it cannot be brought to.
 """
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -45,6 +44,23 @@ class Model:
         pending, self.pending = self.pending or [], None
         for name, tensor in pending:
             self.weights[name].copy_(tensor)
+
+    def modules(self) -> list["Model"]:
+        return [self]
+
+
+class LayerReloadingInfo:
+    """What vLLM knows of a layer that is being reloaded."""
+
+    kernel_tensors = ()
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def can_load(self) -> bool:
+        return self.model.pending is not None
+
+    def reset(self) -> None: ...
 
 
 class ModelRunner:
@@ -110,12 +126,6 @@ class WeightTransferUpdateInfo:
     pass
 
 
-@dataclass
-class FormattedUpdateInfo:
-    _: KW_ONLY
-    is_checkpoint_format: bool = True
-
-
 class _Parsing:
     init_info_cls: type
     update_info_cls: type
@@ -133,16 +143,8 @@ class _Parsing:
             raise ValueError(f"Invalid update_info: {why}") from why
 
 
-class EngineWithCallback(_Parsing):
-    """0.16 to 0.22."""
-
-    def __init__(self, config: Any, parallel_config: Any) -> None:
-        self.config = config
-        self.parallel_config = parallel_config
-
-
 class EngineWithModel(_Parsing):
-    """0.23 and later."""
+    """0.25 and later."""
 
     def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
         self.config = config
@@ -251,12 +253,14 @@ class _Factory:
 
 
 def install(
-    monkeypatch: pytest.MonkeyPatch, version: str, engine: type, trainers: _Factory | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    engine: type | None,
+    trainers: _Factory | None = None,
 ) -> Any:
-    """Makes `import vllm` find this stand-in, in that version and with that base class; with a
-    factory of trainers it is one that has those."""
+    """Makes `import vllm` find this stand-in, in that version and with that base class; None: it
+    has no weight transfer. With a factory of trainers it is one that has those."""
     factory = _Factory()
-    updates = FormattedUpdateInfo if engine is EngineWithCallback else WeightTransferUpdateInfo
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},
         "vllm.distributed": {},
@@ -264,11 +268,15 @@ def install(
         "vllm.distributed.weight_transfer.base": {
             "WeightTransferEngine": engine,
             "WeightTransferInitInfo": WeightTransferInitInfo,
-            "WeightTransferUpdateInfo": updates,
+            "WeightTransferUpdateInfo": WeightTransferUpdateInfo,
         },
         "vllm.distributed.weight_transfer.factory": {"WeightTransferEngineFactory": factory},
         "vllm.model_executor": {},
         "vllm.model_executor.model_loader": {},
+        "vllm.model_executor.model_loader.reload.layerwise": {
+            "get_layerwise_info": LayerReloadingInfo,
+            "_place_kernel_tensors": lambda model, info: setattr(model, "pending", None),
+        },
         "vllm.model_executor.model_loader.reload": {
             "initialize_layerwise_reload": lambda model: setattr(model, "pending", []),
             "finalize_layerwise_reload": lambda model, model_config: model.finalize(),
@@ -282,6 +290,8 @@ def install(
         modules["vllm.distributed.weight_transfer.factory"] |= {
             "WeightTransferTrainerFactory": trainers
         }
+    if engine is None:
+        del modules["vllm.distributed.weight_transfer.base"]
     for name, members in modules.items():
         module = ModuleType(name)
         vars(module).update(members)

@@ -24,12 +24,15 @@ PATIENCE_S = 600.0
 """How long a worker waits for a version where its framework says nothing: a trainer that is gone is
 then reported, instead of an engine that hangs."""
 
+LOOK_S = 1.0
+"""How often a wait looks whether there is a trainer."""
+
 
 def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "Receiver":
     """Subscribes at `endpoint`; returns at once, whether or not the trainer is there."""
     from refit.subscriber import Subscriber
 
-    return Receiver(Subscriber(endpoint, worker=worker, config=config, timeout=PATIENCE_S))
+    return Receiver(Subscriber(endpoint, worker=worker, config=config), endpoint)
 
 
 class Receiver:
@@ -38,26 +41,40 @@ class Receiver:
     It owns the subscriber. One thread at a time.
     """
 
-    def __init__(self, subscriber: "Subscriber") -> None:
+    def __init__(self, subscriber: "Subscriber", endpoint: str) -> None:
         self.subscriber = subscriber
         self.version = 0
+        self._endpoint = endpoint
         self._update: Update | None = None
 
-    def take(self, version: int | None = None, timeout: float | None = None) -> "Update":
+    def take(
+        self,
+        version: int | None = None,
+        timeout: float | None = None,
+        absent: float | None = None,
+    ) -> "Update":
         """The next version, which is at least `version`; blocks, at most `timeout` seconds (None:
-        PATIENCE_S).
+        PATIENCE_S), and at most `absent` seconds in which no trainer is there (None: no such
+        limit).
 
         What was in hand is let go first. Versions below the one wanted are refused as they come
         (the engine keeps what it has). DeadlineError, and what Subscriber.next raises.
         """
         self.let_go()
-        end = None if timeout is None else time.monotonic() + timeout
+        end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
         while True:
-            left = None if end is None else max(0.0, end - time.monotonic())
-            update = self.subscriber.next(left)
+            update = self._next(end, absent)
             if version is None or update.version >= version:
                 return update
             self._pass_over(update, version)
+
+    def await_trainer(self, timeout: float) -> None:
+        """Waits until a trainer has welcomed this worker; DeadlineError after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while not self.subscriber.describe().connected:
+            if time.monotonic() >= end:
+                raise DeadlineError(f"{self._absence()} after {timeout:g} s")
+            time.sleep(0.02)
 
     async def arrival(self, timeout: float | None = None) -> "Update":
         """As take, for the next version, on an event loop: others run meanwhile. Uses no thread."""
@@ -103,6 +120,26 @@ class Receiver:
         """Lets go and leaves. Idempotent."""
         self.let_go()
         self.subscriber.close()
+
+    def _next(self, end: float, absent: float | None) -> "Update":
+        """The next update, before the time `end` and before a trainer was away for `absent`."""
+        heard = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if self.subscriber.describe().connected:
+                heard = now
+            last = end if absent is None else min(end, heard + absent)
+            try:
+                return self.subscriber.next(min(max(0.0, last - now), LOOK_S))
+            except DeadlineError as why:
+                if time.monotonic() < last:
+                    continue
+                if last < end:
+                    raise DeadlineError(f"{self._absence()} for {absent:g} s") from why
+                raise
+
+    def _absence(self) -> str:
+        return f'worker "{self.subscriber.describe().worker}" hears no trainer at {self._endpoint}'
 
     def _refuse(self, update: "Update", reason: str) -> None:
         self._update = None

@@ -12,12 +12,17 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, make_dataclass
-from typing import Any
+from dataclasses import dataclass, make_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from refit._log import LOGGER
 from refit.errors import StateError, UnsupportedError
 from refit.integrations._receiver import Receiver, subscribe
-from refit.integrations._vllm_worker import synchronize, worker_name
+from refit.integrations._vllm_worker import restoring, synchronize, worker_name
+
+if TYPE_CHECKING:
+    from refit.update import Update
 
 BASE = "vllm.distributed.weight_transfer.base"
 FACTORY = "vllm.distributed.weight_transfer.factory"
@@ -25,14 +30,23 @@ RELOAD = "vllm.model_executor.model_loader.reload"
 PUBLIC = "refit.integrations.vllm"
 """Where vLLM's factories find the classes."""
 
+REMEDY = 'use worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"'
+
+
+ABSENT_S = 30.0
+"""How long a worker goes on to wait for a version while no trainer is there: the one that asked for
+the update is dead then, and the engine has requests to serve."""
+
 
 @dataclass
 class _InitInfo:
-    """The message of the trainer to each worker, once."""
+    """The message of the trainer to each worker, once. With `connect_s` the worker waits so long
+    until the trainer has welcomed it; 0: it looks for the trainer beside its other work."""
 
     endpoint: str
     worker: str | None = None
     config: dict[str, Any] | None = None
+    connect_s: float = 0.0
 
 
 @dataclass
@@ -50,11 +64,13 @@ class _Engine:
     _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Subscribes to the trainer."""
+        """Subscribes to the trainer, in the place of one that it had before."""
         self.shutdown()
         rank = getattr(getattr(self, "parallel_config", None), "rank", None)
         name = init_info.worker or worker_name(rank)
         self._receiver = subscribe(init_info.endpoint, name, init_info.config)
+        if init_info.connect_s > 0:
+            self._receiver.await_trainer(init_info.connect_s)
 
     def shutdown(self) -> None:
         """Leaves the trainer. Idempotent."""
@@ -67,6 +83,10 @@ class _Engine:
             raise StateError("this worker knows no trainer: init_weight_transfer_engine first")
         return self._receiver
 
+    def _arrival(self, update_info: Any) -> "Update":
+        receiver = self._connected()
+        return receiver.take(update_info.version, update_info.timeout_s, absent=ABSENT_S)
+
     @staticmethod
     def trainer_send_weights(iterator: Iterator[tuple[str, Any]], trainer_args: Any) -> None:
         """Publishes what `iterator` gives, by ``trainer_args["publisher"]``; blocks until all
@@ -78,91 +98,85 @@ class _Engine:
 
 
 class _EngineWithCallback(_Engine):
-    """vLLM 0.16 to 0.22: the worker hands in the function that loads, and finishes by itself."""
+    """vLLM below 0.25: the worker prepares the layers, hands in the function that loads, and
+    finishes by itself. So the model has no weights from start to finish."""
 
     def receive_weights(self, update_info: Any, load_weights: Any) -> None:
         """Loads the next version by `load_weights`; its memory stays until the next one."""
-        receiver = self._connected()
-        update = receiver.take(update_info.version, update_info.timeout_s)
-        with receiver.loading(update):
-            load_weights(list(update.tensors()))
+        model = getattr(load_weights, "__self__", None)  # weights as the kernels want have no model
+        with nullcontext() if model is None else restoring(model):
+            update = self._arrival(update_info)
+            with self._connected().loading(update):
+                load_weights(list(update.tensors()))
 
 
 class _EngineWithModel(_Engine):
-    """vLLM 0.23 and later: the engine knows the model and brackets the update itself."""
+    """vLLM 0.25 and later: the engine knows the model and does everything itself. So the model
+    keeps its weights until a whole version is in hand, and whoever fails before changes nothing."""
 
     model: Any
     model_config: Any
-    vllm_config: Any
     device: Any
 
     def start_weight_update(self) -> None:
-        """Prepares the layers to be loaded again."""
-        with self._surroundings():
-            importlib.import_module(RELOAD).initialize_layerwise_reload(self.model)
+        """StateError for a worker that knows no trainer; otherwise nothing, until it arrives."""
+        self._connected()
 
     def receive_weights(self, update_info: Any) -> None:
-        """Loads the next version. Layers that are incomplete keep its tensors until finish.
-
-        The trainer is told here that it was applied, for it waits for that before it goes on to
-        finish; a finish that fails is raised to it by vLLM itself.
-        """
+        """Waits for the next version and loads it; its memory is let go."""
+        update = self._arrival(update_info)
         receiver = self._connected()
-        update = receiver.take(update_info.version, update_info.timeout_s)
-        with receiver.loading(update):
-            self.model.load_weights(update.tensors())
-
-    def finish_weight_update(self) -> None:
-        """Finishes the layers; then the version's memory is let go."""
-        receiver = self._connected()
-        try:
-            with self._surroundings():
-                reload = importlib.import_module(RELOAD)
+        reload = importlib.import_module(RELOAD)
+        with receiver.loading(update), restoring(self.model):
+            with self._surroundings():  # layers make new parameters while they are reloaded
+                reload.initialize_layerwise_reload(self.model)
+                self.model.load_weights(update.tensors())
                 reload.finalize_layerwise_reload(self.model, self.model_config)
             synchronize(self.device)
-        except BaseException:
-            receiver.version = 0
-            raise
-        finally:
-            receiver.let_go()
+        receiver.let_go()
+
+    def finish_weight_update(self) -> None:
+        """Nothing: what was received is loaded."""
 
     def _surroundings(self) -> AbstractContextManager[Any]:
-        """Layers make new parameters while they are reloaded: on the worker's device."""
+        """vLLM makes tensors on the device that is current."""
         import torch
 
         return nullcontext() if self.device is None else torch.device(self.device)
 
 
-@dataclass(frozen=True)
-class _Generation:
-    """One shape of vLLM's interface: from which version, below which, and how engines are made."""
-
-    first: tuple[int, int]
-    end: tuple[int, int]
-    arguments: tuple[str, ...]
-    engine: type[_Engine] = field(repr=False)
-
-
-GENERATIONS = (
-    _Generation((0, 16), (0, 23), ("config", "parallel_config"), _EngineWithCallback),
-    _Generation((0, 23), (1, 0), ("config", "vllm_config", "device", "model"), _EngineWithModel),
-)
+GENERATIONS: dict[tuple[str, ...], type[_Engine]] = {
+    ("config", "parallel_config"): _EngineWithCallback,  # 0.16 to 0.21
+    ("config", "parallel_config", "model"): _EngineWithCallback,  # 0.22 to 0.24
+    ("config", "vllm_config", "device", "model"): _EngineWithModel,  # 0.25 and later
+}
+"""By what the constructor of vLLM's engine takes: the number of a development version says less."""
 
 
 def register() -> None:
     """Makes ``backend="refit"`` known to vLLM's weight transfer; a second call does nothing.
 
-    Call it in every process that makes an engine: from a vLLM plugin (entry point group
-    ``vllm.general_plugins``) it is. UnsupportedError for a vLLM whose weight transfer is not known
-    here.
+    vLLM calls it in each of its processes, by refit's entry point of the group
+    ``vllm.general_plugins``. It never raises, because vLLM does not start with a plugin that does:
+    where vLLM's weight transfer is not known here, a warning in the log says what to use instead.
     """
+    try:
+        _register()
+    except Exception as why:
+        LOGGER.warning('vLLM\'s weight transfer gets no backend "refit": %s', why)
+
+
+def _register() -> None:
     _generation()
-    factory = importlib.import_module(FACTORY).WeightTransferEngineFactory
+    factories = importlib.import_module(FACTORY)
+    _add(factories.WeightTransferEngineFactory, "RefitWeightTransferEngine")
+    if hasattr(factories, "WeightTransferTrainerFactory"):
+        _add(factories.WeightTransferTrainerFactory, "RefitTrainerWeightTransferEngine")
+
+
+def _add(factory: Any, name: str) -> None:
     if "refit" not in factory._registry:
-        factory.register_engine("refit", PUBLIC, "RefitWeightTransferEngine")
-    trainers = getattr(importlib.import_module(FACTORY), "WeightTransferTrainerFactory", None)
-    if trainers is not None and "refit" not in trainers._registry:
-        trainers.register_engine("refit", PUBLIC, "RefitTrainerWeightTransferEngine")
+        factory.register_engine("refit", PUBLIC, name)
 
 
 def engine_class() -> type[Any]:
@@ -170,72 +184,85 @@ def engine_class() -> type[Any]:
 
     UnsupportedError for a vLLM whose weight transfer is not known here.
     """
-    generation = _generation()
-    base = importlib.import_module(BASE)
+    ours: Any = _generation()
+    return _engine_class(ours, importlib.import_module(BASE))
+
+
+@cache
+def _engine_class(engine: Any, base: Any) -> type[Any]:
     members = {
         "init_info_cls": _info("RefitInitInfo", _InitInfo, base.WeightTransferInitInfo),
         "update_info_cls": _info("RefitUpdateInfo", _UpdateInfo, base.WeightTransferUpdateInfo),
         "__doc__": "Weights from a refit trainer, through vLLM's weight transfer.",
         "__module__": PUBLIC,
     }
-    bases = (generation.engine, base.WeightTransferEngine)
-    return type("RefitWeightTransferEngine", bases, members)
+    return type("RefitWeightTransferEngine", (engine, base.WeightTransferEngine), members)
 
 
 def trainer_class() -> type[Any]:
     """The trainer's end, for a vLLM that has one (0.26 and later): a subclass of its
-    TrainerWeightTransferEngine, for ``WeightTransferTrainerFactory.trainer_init("refit", ...)``.
+    TrainerWeightTransferEngine, which ``WeightTransferTrainerFactory.trainer_init`` makes.
 
     UnsupportedError for a vLLM without; publish there by refit.Publisher.
     """
-    from refit.integrations._vllm_trainer import TrainerEngine, TrainerInitInfo
+    return _trainer_class(_base_with_trainer())
 
+
+def trainer_init_info_class() -> type[Any]:
+    """What the trainer's end is made with: a subclass of vLLM's TrainerInitInfo."""
+    return _trainer_init_info_class(_base_with_trainer())
+
+
+def _base_with_trainer() -> Any:
     _generation()
     base = importlib.import_module(BASE)
-    theirs = getattr(base, "TrainerWeightTransferEngine", None)
-    if theirs is None:
+    if not hasattr(base, "TrainerWeightTransferEngine"):
         raise UnsupportedError(
             "this vLLM's weight transfer has no trainer's end: publish with refit.Publisher"
         )
+    return base
+
+
+@cache
+def _trainer_class(base: Any) -> type[Any]:
+    from refit.integrations._vllm_trainer import TrainerEngine, TrainerEngineWithConfig
+
+    theirs = base.TrainerWeightTransferEngine
+    takes_config = "config" in inspect.signature(theirs.__init__).parameters
+    ours = TrainerEngineWithConfig if takes_config else TrainerEngine
     members = {
-        "init_info_cls": _info("RefitTrainerInitInfo", TrainerInitInfo, base.TrainerInitInfo),
+        "init_info_cls": _trainer_init_info_class(base),
         "config_cls": dict,
         "__doc__": "Weights to inference workers by a refit publisher.",
         "__module__": PUBLIC,
     }
-    return type("RefitTrainerWeightTransferEngine", (TrainerEngine, theirs), members)
+    return type("RefitTrainerWeightTransferEngine", (ours, theirs), members)
 
 
-def _generation() -> _Generation:
-    version = str(importlib.import_module("vllm").__version__)
-    for generation in GENERATIONS:
-        if generation.first <= _numbers(version) < generation.end:
-            _check_shape(version, generation)
-            return generation
-    raise UnsupportedError(
-        f"vLLM {version} has no weight transfer that refit knows (0.16 to 0.x): use "
-        'worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"'
-    )
+@cache
+def _trainer_init_info_class(base: Any) -> type[Any]:
+    from refit.integrations._vllm_trainer import TrainerInitInfo
+
+    return _info("RefitTrainerInitInfo", TrainerInitInfo, base.TrainerInitInfo, backend="refit")
 
 
-def _check_shape(version: str, generation: _Generation) -> None:
-    """Development versions have numbers that say little: what the constructor takes says more."""
-    there = importlib.import_module(BASE).WeightTransferEngine
+def _generation() -> type[_Engine]:
+    version = importlib.import_module("vllm").__version__
+    try:
+        there = importlib.import_module(BASE).WeightTransferEngine
+    except ModuleNotFoundError:
+        raise UnsupportedError(f"vLLM {version} has no weight transfer: {REMEDY}") from None
     taken = tuple(inspect.signature(there.__init__).parameters)[1:]
-    if taken != generation.arguments:
+    if taken not in GENERATIONS:
+        known = " or ".join(f"({', '.join(one)})" for one in GENERATIONS)
         raise UnsupportedError(
-            f"the weight transfer of vLLM {version} takes {', '.join(taken)}, and not "
-            f"{', '.join(generation.arguments)} as those versions did that refit knows: use "
-            'worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"'
+            f"the weight transfer of vLLM {version} takes ({', '.join(taken)}), and not {known} as "
+            f"those versions do that refit knows: {REMEDY}"
         )
+    return GENERATIONS[taken]
 
 
-def _numbers(version: str) -> tuple[int, int]:
-    parts = version.split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return (-1, -1)
-    return int(parts[0]), int(parts[1])
-
-
-def _info(name: str, ours: type[Any], theirs: type[Any]) -> type[Any]:
-    return make_dataclass(name, [], bases=(ours, theirs))
+def _info(name: str, ours: type[Any], theirs: type[Any], **members: Any) -> type[Any]:
+    """Of the module where `name` is found, so that it can be pickled."""
+    members["__module__"] = PUBLIC
+    return make_dataclass(name, [], bases=(ours, theirs), namespace=members)

@@ -1,14 +1,21 @@
-"""What refit's two ways into a vLLM worker share: its name, and the end of its copies.
+"""What refit's two ways into a vLLM worker share: its name, and the ends of a load.
 
 The ways are in vllm.py (the worker extension) and _vllm_transfer.py (vLLM's weight transfer).
+Drawn after vllm/model_executor/model_loader/reload/layerwise.py.
 """
 
+import importlib
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+LAYERWISE = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 def worker_name(rank: object) -> str:
+    """This worker's name in the trainer's reports."""
     place = "" if rank is None else f"-rank{rank}"
     return f"vllm-{socket.gethostname()}-{os.getpid()}{place}"[:63]
 
@@ -20,3 +27,32 @@ def synchronize(device: Any) -> None:
 
     if device is not None and torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@contextmanager
+def restoring(model: Any) -> Iterator[None]:
+    """If the block fails, layers that were not yet loaded whole get their old tensors back.
+
+    Without this vLLM leaves such layers without memory, so that the next request ends the engine,
+    and counts what they were given as part of the next version, which is then torn. Layers that
+    were loaded whole are new.
+    """
+    try:
+        yield
+    except BaseException as why:
+        try:
+            _put_back(model)
+        except Exception as more:
+            why.add_note(f"layers could not be put back ({more!r}): make this vLLM engine again")
+        raise
+
+
+def _put_back(model: Any) -> None:
+    layerwise = importlib.import_module(LAYERWISE)
+    for layer in model.modules():
+        info = layerwise.get_layerwise_info(layer)
+        if info.can_load() and info.kernel_tensors is not None:
+            layerwise._place_kernel_tensors(layer, info)
+            info.reset()
+    if hasattr(model, "_original_do_torchao_reload"):
+        model._do_torchao_reload = model._original_do_torchao_reload

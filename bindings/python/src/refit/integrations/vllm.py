@@ -23,8 +23,13 @@ from typing import Any
 
 from refit.errors import StateError, UnsupportedError
 from refit.integrations._receiver import Receiver, subscribe
-from refit.integrations._vllm_transfer import engine_class, register, trainer_class
-from refit.integrations._vllm_worker import synchronize, worker_name
+from refit.integrations._vllm_transfer import (
+    engine_class,
+    register,
+    trainer_class,
+    trainer_init_info_class,
+)
+from refit.integrations._vllm_worker import restoring, synchronize, worker_name
 
 __all__ = ["RefitWorkerExtension", "engine_class", "load", "register", "trainer_class"]
 
@@ -93,7 +98,8 @@ def load(model_runner: Any, weights: Named, vllm_config: Any = None) -> None:
     """
     reload_weights = getattr(model_runner, "reload_weights", None)
     if reload_weights and "weights_iterator" in inspect.signature(reload_weights).parameters:
-        reload_weights(weights_iterator=iter(weights))
+        with restoring(model_runner.model):
+            reload_weights(weights_iterator=iter(weights))
         return
     if getattr(vllm_config, "quant_config", None) is not None:
         raise UnsupportedError(
@@ -104,9 +110,11 @@ def load(model_runner: Any, weights: Named, vllm_config: Any = None) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """vLLM's factories ask this module for classes by name; which ones depends on its version."""
+    """Classes that depend on vLLM's version: its factories and pickle ask for them by name."""
     if name == "RefitWeightTransferEngine":
         return engine_class()
     if name == "RefitTrainerWeightTransferEngine":
         return trainer_class()
+    if name == "RefitTrainerInitInfo":
+        return trainer_init_info_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
