@@ -3,7 +3,7 @@
  * the choice between the forms at run time.
  *
  * Where an op of PyTorch contracts, fmaf() stands here, and nowhere else is a product fused with a
- * sum: this file is compiled with -ffp-contract=off. Elements are read and written as bytes, so
+ * sum: all of refit is compiled with -ffp-contract=off. Elements are read and written as bytes, so
  * they may lie anywhere.
  *
  * With a root of the caller's, a step goes through blocks that stay in the cache: the moments of a

@@ -1,6 +1,6 @@
 /*
  * A step with NEON, which every 64-bit ARM has: the ops of adam_lanes.h, four elements a vector.
- * Only `fused` contracts; this file is compiled with -ffp-contract=off.
+ * Only `fused` contracts; all of refit is compiled with -ffp-contract=off.
  */
 #include "kernels/adam_wide.h"
 

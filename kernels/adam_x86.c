@@ -1,6 +1,6 @@
 /*
  * A step with vectors: the ops of adam_lanes.h for AVX2 (with FMA and F16C) and for AVX-512. Only
- * `fused` contracts; this file is compiled with -ffp-contract=off, since the compiler would also
+ * `fused` contracts; all of refit is compiled with -ffp-contract=off, since the compiler would also
  * contract the intrinsics of a product and a sum.
  */
 #include "kernels/adam_wide.h"

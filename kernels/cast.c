@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-#include "kernels/cast_x86.h"
+#include "kernels/cast_wide.h"
 #include "kernels/cpu.h"
 
 /* From this many bytes on the result is streamed, as in copy.c. */
@@ -42,6 +42,11 @@ static bool wide_cast(char *to, const char *from, size_t count, bool streams)
     case RFT_CPU_AVX512: rft_cast_avx512(to, from, count, streams); return true;
     case RFT_CPU_AVX2: rft_cast_avx2(to, from, count, streams); return true;
     case RFT_CPU_BASE: break;
+    }
+#elif defined(__aarch64__)
+    if (rft_cpu_get_level() == RFT_CPU_NEON) {
+        rft_cast_neon(to, from, count);
+        return true;
     }
 #endif
     (void)to;

@@ -2,7 +2,7 @@
  * The cast with vectors: a block of 32 elements a step, rounded in 32-bit lanes and packed to one
  * line. The plain and the streaming form are one inline function, compiled once for each.
  */
-#include "kernels/cast_x86.h"
+#include "kernels/cast_wide.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -4,6 +4,10 @@
  * threshold the bytes are likely to be read soon, and the C library's memcpy wins. The source is
  * prefetched a kilobyte ahead, which the hardware does not do well across pages.
  *
+ * Not on ARM: its CPUs see by themselves that whole lines are written, and stop to read them first,
+ * and the C library's memcpy is made for each of them. STNP is only a hint, and orders no bytes
+ * sooner; DC ZVA writes zeros, in blocks whose size is the CPU's.
+ *
  * The vector variants carry their instruction set as a function attribute, so that the file is
  * compiled for the plain machine and one binary runs everywhere.
  */

@@ -3,8 +3,8 @@
  *
  * __builtin_cpu_supports also checks that the operating system saves the wide registers. The only
  * state is the limit that tests set; it never raises the level above what the machine has. On
- * architectures but x86-64 and 64-bit ARM the level is the base one, and the scalar twins do the
- * work; on ARM they do where a kernel has no NEON form. F16C is not asked for: clang 14 does not
+ * architectures but x86-64 and little-endian 64-bit ARM the level is the base one, and the scalar
+ * twins do the work. F16C is not asked for: clang 14 does not
  * know its name, and every CPU with AVX2 and FMA has it.
  */
 #include "kernels/cpu.h"
@@ -26,7 +26,7 @@ static rft_cpu_level machine_level(void)
         return RFT_CPU_AVX512;
     }
     return RFT_CPU_AVX2;
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
     return RFT_CPU_NEON;
 #else
     return RFT_CPU_BASE;

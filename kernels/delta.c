@@ -11,16 +11,16 @@
 #include "kernels/delta_exchange.h"
 #include "kernels/delta_plan.h"
 #include "kernels/delta_scalar.h"
-#include "kernels/delta_x86.h"
+#include "kernels/delta_wide.h"
 
 /* Whole words where the CPU has a wide form, the rest by the scalar one. */
 static uint32_t compare(rft_delta_shape shape, const void *before, const void *after, uint64_t *map)
 {
     uint32_t words = 0, changed = 0;
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
     if (rft_cpu_get_level() != RFT_CPU_BASE) {
         words = shape.elements / 64;
-        changed = rft_delta_compare_avx2(shape.width, words, before, after, map);
+        changed = rft_delta_compare_wide(shape.width, words, before, after, map);
     }
 #endif
     return changed + rft_delta_compare_scalar(shape, words * 64, before, after, map);
@@ -28,9 +28,9 @@ static uint32_t compare(rft_delta_shape shape, const void *before, const void *a
 
 static void encode(rft_delta_writer *to, const void *before, const void *after, const uint64_t *map)
 {
-#if defined(__x86_64__)
+#if defined(__x86_64__) || defined(__aarch64__)
     if (rft_cpu_get_level() != RFT_CPU_BASE) {
-        rft_delta_encode_avx2(to, before, after, map);
+        rft_delta_encode_wide(to, before, after, map);
         return;
     }
 #endif
@@ -39,8 +39,8 @@ static void encode(rft_delta_writer *to, const void *before, const void *after, 
 
 static bool apply(rft_delta_reader *from, unsigned char *block)
 {
-#if defined(__x86_64__)
-    if (rft_cpu_get_level() != RFT_CPU_BASE) return rft_delta_apply_avx2(from, block);
+#if defined(__x86_64__) || defined(__aarch64__)
+    if (rft_cpu_get_level() != RFT_CPU_BASE) return rft_delta_apply_wide(from, block);
 #endif
     return rft_delta_apply_scalar(from, block);
 }

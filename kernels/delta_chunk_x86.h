@@ -1,25 +1,14 @@
-/*
- * delta_chunk_x86: the steps that the wide forms of encoding and applying share. Both go through
- * the changed elements in chunks that lie in the first-level cache, step by step: positions, bits,
- * values.
- */
+/* delta_chunk_x86: the vectors of delta_chunk.h with AVX2, BMI1, BMI2 and POPCNT. */
 #ifndef RFT_KERNEL_DELTA_CHUNK_X86_H
 #define RFT_KERNEL_DELTA_CHUNK_X86_H
 
-#include "kernels/delta_plan.h"
-
-#if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "kernels/delta_plan.h"
+
 #define RFT_DELTA_TARGET __attribute__((target("avx2,bmi,bmi2,popcnt")))
-#define RFT_DELTA_INLINE __attribute__((always_inline)) inline
 
-/* Elements that are done at once; what a last word of bits adds; what writing by vectors adds. */
-#define RFT_DELTA_CHUNK 512u
-#define RFT_DELTA_ROOM  (RFT_DELTA_CHUNK + 64 + 32)
-
-/* All chunks but the last are whole groups, so that they begin on whole bytes in every plane. */
-#define RFT_DELTA_GROUP 32u
+typedef __m256i rft_delta_lanes;
 
 /* Writes `base` plus the place of each set bit; returns how many there are. It writes `step` at a
  * time, at least once: where most words have about as many, no branch is hard to foresee. */
@@ -36,16 +25,25 @@ RFT_DELTA_TARGET static RFT_DELTA_INLINE uint32_t rft_delta_places(uint64_t word
     return count;
 }
 
-/* As rft_delta_load: these processors are little-endian. */
-static inline void rft_delta_store(unsigned char *at, uint64_t word)
+/* The low `bits` of four elements, one behind the other, and back. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t rft_delta_pack4(uint64_t four, uint32_t bits)
 {
-    memcpy(at, &word, sizeof word);
+    return _pext_u64(four, rft_delta_four(bits));
 }
 
-/* The low `bits` of each of four elements. */
-static inline uint64_t rft_delta_four(uint32_t bits)
+RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t rft_delta_spread4(uint64_t packed, uint32_t bits)
 {
-    return ((UINT64_C(1) << bits) - 1) * UINT64_C(0x0001000100010001);
+    return _pdep_u64(packed, rft_delta_four(bits));
+}
+
+RFT_DELTA_TARGET static RFT_DELTA_INLINE rft_delta_lanes rft_delta_get16(const uint16_t *from)
+{
+    return _mm256_loadu_si256((const __m256i *)from);
+}
+
+RFT_DELTA_TARGET static RFT_DELTA_INLINE void rft_delta_put16(uint16_t *to, rft_delta_lanes lanes)
+{
+    _mm256_storeu_si256((__m256i *)to, lanes);
 }
 
 /* u of delta.h from the bits of 16 halves, and back. */
@@ -125,6 +123,58 @@ RFT_DELTA_TARGET static RFT_DELTA_INLINE uint32_t rft_delta_find16(__m256i lanes
     uint32_t found = (uint32_t)_mm_movemask_epi8(bytes);
     return count < 16 ? found & ((1u << count) - 1) : found;
 }
-#endif
+
+/* `own` where `lanes` hold `value`, else `made`. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE rft_delta_lanes rft_delta_keep16(rft_delta_lanes made,
+                                                                          rft_delta_lanes own,
+                                                                          rft_delta_lanes lanes,
+                                                                          int value)
+{
+    __m256i kept = _mm256_cmpeq_epi16(lanes, _mm256_set1_epi16((short)value));
+    return _mm256_blendv_epi8(made, own, kept);
+}
+
+RFT_DELTA_TARGET static RFT_DELTA_INLINE rft_delta_lanes rft_delta_zero16(void)
+{
+    return _mm256_setzero_si256();
+}
+
+/* `falls`, and what is not above the place before it. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE rft_delta_lanes rft_delta_falls16(rft_delta_lanes falls,
+                                                                           const uint16_t *place)
+{
+    __m256i rise = _mm256_subs_epu16(rft_delta_get16(place), rft_delta_get16(place - 1));
+    return _mm256_or_si256(falls, _mm256_cmpeq_epi16(rise, _mm256_setzero_si256()));
+}
+
+RFT_DELTA_TARGET static RFT_DELTA_INLINE bool rft_delta_none16(rft_delta_lanes lanes)
+{
+    return _mm256_testz_si256(lanes, lanes) != 0;
+}
+
+/* The high parts from their bits, of which the first has the rank `rank`, above the low ones. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE void rft_delta_join16(uint16_t *place, const uint16_t *bit,
+                                                               uint32_t rank, uint32_t low)
+{
+    const __m256i lanes = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m256i ranks = _mm256_add_epi16(_mm256_set1_epi16((short)rank), lanes);
+    __m256i high = _mm256_sub_epi16(rft_delta_get16(bit), ranks);
+    high = _mm256_sll_epi16(high, _mm_cvtsi32_si128((int)low));
+    rft_delta_put16(place, _mm256_or_si256(high, rft_delta_get16(place)));
+}
+
+/* Four symbols to a byte: 8 bytes. `escapes` gets a bit for each that is 3. */
+RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t rft_delta_symbols32(rft_delta_lanes first,
+                                                                      rft_delta_lanes second,
+                                                                      uint32_t *escapes)
+{
+    __m256i each = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xD8);
+    *escapes = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(each, _mm256_set1_epi8(3)));
+    __m256i two = _mm256_maddubs_epi16(each, _mm256_set1_epi16(0x0401));
+    __m256i four = _mm256_madd_epi16(two, _mm256_set1_epi32(0x00100001));
+    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(four, four), 0xD8);
+    __m128i bytes = _mm256_castsi256_si128(words);
+    return (uint64_t)_mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes));
+}
 
 #endif

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "kernels/cpu.h"
-#include "kernels/digest_x86.h"
+#include "kernels/digest_wide.h"
 
 #define LENGTH_MIX UINT64_C(0xC2B2AE3D27D4EB4F)
 
@@ -60,6 +60,11 @@ static bool wide_part(char *to, const char *from, size_t bytes, uint64_t key, bo
     case RFT_CPU_AVX512: *sum = rft_digest_avx512(to, from, bytes, key, streams); return true;
     case RFT_CPU_AVX2: *sum = rft_digest_avx2(to, from, bytes, key, streams); return true;
     case RFT_CPU_BASE: break;
+    }
+#elif defined(__aarch64__)
+    if (rft_cpu_get_level() == RFT_CPU_NEON) {
+        *sum = rft_digest_neon(to, from, bytes, key);
+        return true;
     }
 #endif
     (void)to;

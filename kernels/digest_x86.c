@@ -6,7 +6,7 @@
  * hidden and the speed is that of the memory. The reading and the copying form are one inline
  * function, compiled once for each.
  */
-#include "kernels/digest_x86.h"
+#include "kernels/digest_wide.h"
 
 #include <stdbool.h>
 

@@ -13,7 +13,7 @@
 #include "kernels/cpu.h"
 #include "kernels/digest.h"
 #include "kernels/master_rules.h"
-#include "kernels/master_x86.h"
+#include "kernels/master_wide.h"
 
 /* From this many bytes of masters on they are streamed, as in copy.c. */
 #define STREAM_LEAST ((uint64_t)1 << 20)
@@ -117,6 +117,9 @@ static uint32_t wide_split(const master_block *block, size_t *done)
         return rft_master_split_avx2(block->low, block->master, block->weights, *done);
     case RFT_CPU_BASE: break;
     }
+#elif defined(__aarch64__)
+    if (rft_cpu_get_level() == RFT_CPU_NEON)
+        return rft_master_split_neon(block->low, block->master, block->weights, *done);
 #endif
     *done = 0;
     return 0;
@@ -220,8 +223,8 @@ static void scalar_join(char *master, const char *weights, const char *low, size
 /* The wide form, as far as it goes: returns how many elements. */
 static size_t wide_join(const master_block *block, bool streams)
 {
-#if defined(__x86_64__)
     size_t count = block->elements / RFT_MASTER_STEP * RFT_MASTER_STEP;
+#if defined(__x86_64__)
     streams = streams && (uintptr_t)block->master % 64 == 0;
     switch (rft_cpu_get_level()) {
     case RFT_CPU_AVX512:
@@ -232,8 +235,13 @@ static size_t wide_join(const master_block *block, bool streams)
         return count;
     case RFT_CPU_BASE: break;
     }
+#elif defined(__aarch64__)
+    if (rft_cpu_get_level() == RFT_CPU_NEON) {
+        rft_master_join_neon(block->master, block->weights, block->low, count);
+        return count;
+    }
 #endif
-    (void)block;
+    (void)count;
     (void)streams;
     return 0;
 }

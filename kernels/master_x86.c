@@ -4,7 +4,7 @@
  * lanes, for which it needs no more than its foundation. The plain and the streaming form of
  * joining are one inline function, compiled once for each.
  */
-#include "kernels/master_x86.h"
+#include "kernels/master_wide.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -10,7 +10,7 @@
 
 #include "kernels/copy.h"
 #include "kernels/cpu.h"
-#include "kernels/norm_x86.h"
+#include "kernels/norm_wide.h"
 
 static float load(const char *from, rft_float_type type)
 {
@@ -48,6 +48,11 @@ static size_t wide_sum(double *lanes, const char *from, rft_float_type type, flo
     case RFT_CPU_AVX512: rft_norm_avx512(lanes, from, type, scale, whole); return whole;
     case RFT_CPU_AVX2: rft_norm_avx2(lanes, from, type, scale, whole); return whole;
     case RFT_CPU_BASE: break;
+    }
+#elif defined(__aarch64__)
+    if (rft_cpu_get_level() == RFT_CPU_NEON) {
+        rft_norm_neon(lanes, from, type, scale, whole);
+        return whole;
     }
 #endif
     (void)lanes;

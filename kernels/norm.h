@@ -11,7 +11,7 @@
  * So a caller that divides at multiples of a block gets the same bits with any number of threads.
  * No sum of finite numbers is infinite: a sum is finite only where all its numbers are.
  *
- * Every form (scalar, AVX2, AVX-512) gives the same bits; of a NaN, a NaN.
+ * Every form (scalar, AVX2, AVX-512, NEON) gives the same bits; of a NaN, a NaN.
  */
 #ifndef RFT_KERNEL_NORM_H
 #define RFT_KERNEL_NORM_H

@@ -2,7 +2,7 @@
  * Sums of squares with vectors: 16 elements a step, a lane of doubles each. The square of an fp32
  * is exact in double, so that adding it fused is the same as adding it.
  */
-#include "kernels/norm_x86.h"
+#include "kernels/norm_wide.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -3,7 +3,7 @@
  * not depend on their values. The processor then waits for memory only: vectors of 64 bytes are no
  * faster in the cache, and read memory a tenth slower where that was measured.
  */
-#include "kernels/delta_x86.h"
+#include "kernels/delta_wide.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -65,7 +65,7 @@ TARGET_AVX2 static INLINE uint32_t equal_doubles(const unsigned char *a, const u
         return changed;                                                                            \
     } while (0)
 
-TARGET_AVX2 uint32_t rft_delta_compare_avx2(uint32_t width, uint32_t words, const void *before,
+TARGET_AVX2 uint32_t rft_delta_compare_wide(uint32_t width, uint32_t words, const void *before,
                                             const void *after, uint64_t *map)
 {
     const unsigned char *a = before, *b = after;

@@ -1,6 +1,6 @@
-/* master_x86: the wide forms of splitting and joining, which master.c chooses between. */
-#ifndef RFT_KERNEL_MASTER_X86_H
-#define RFT_KERNEL_MASTER_X86_H
+/* master_wide: the wide forms of splitting and joining, which master.c chooses between. */
+#ifndef RFT_KERNEL_MASTER_WIDE_H
+#define RFT_KERNEL_MASTER_WIDE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -12,6 +12,7 @@
 /* Write the remainders; return how many elements are exceptions. */
 uint32_t rft_master_split_avx2(char *low, const char *master, const char *weights, size_t count);
 uint32_t rft_master_split_avx512(char *low, const char *master, const char *weights, size_t count);
+uint32_t rft_master_split_neon(char *low, const char *master, const char *weights, size_t count);
 
 /* Write what weights and remainders stand for. `streams`: round the caches; then `master` is
  * aligned to 64 bytes. */
@@ -19,5 +20,6 @@ void rft_master_join_avx2(char *master, const char *weights, const char *low, si
                           bool streams);
 void rft_master_join_avx512(char *master, const char *weights, const char *low, size_t count,
                             bool streams);
+void rft_master_join_neon(char *master, const char *weights, const char *low, size_t count);
 
 #endif

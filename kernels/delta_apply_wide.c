@@ -1,12 +1,12 @@
 /*
- * Applying with vectors, the inverse of delta_encode_x86.c. The planes are checked chunk by chunk,
+ * Applying with vectors, the inverse of delta_encode_wide.c. The planes are checked chunk by chunk,
  * before an element of the chunk is touched. Planes are read from a copy of their next bytes, so
  * that reading by words cannot go beyond what there is.
  */
-#include "kernels/delta_x86.h"
+#include "kernels/delta_wide.h"
 
-#if defined(__x86_64__)
-#include "kernels/delta_chunk_x86.h"
+#if defined(__x86_64__) || defined(__aarch64__)
+#include "kernels/delta_chunk.h"
 
 typedef struct decoder {
     rft_delta_reader *from;
@@ -32,12 +32,11 @@ static const unsigned char *fetch(decoder *d, rft_delta_plane plane, uint32_t bi
 RFT_DELTA_TARGET static void get_low(decoder *d, uint32_t count)
 {
     uint32_t low = d->from->low_bits;
-    uint64_t mask = rft_delta_four(low);
     const unsigned char *at = fetch(d, RFT_DELTA_LOW, low, count);
     for (uint32_t i = 0; i < count; i += 8, at += low) {
         uint64_t four[2];
-        four[0] = _pdep_u64(rft_delta_load(at), mask);
-        four[1] = _pdep_u64(rft_delta_load(at + low / 2) >> low % 2 * 4, mask);
+        four[0] = rft_delta_spread4(rft_delta_load(at), low);
+        four[1] = rft_delta_spread4(rft_delta_load(at + low / 2) >> low % 2 * 4, low);
         memcpy(d->place + i, four, sizeof four);
     }
 }
@@ -49,14 +48,8 @@ RFT_DELTA_TARGET static bool get_high(decoder *d, uint32_t count)
     uint32_t low = d->from->low_bits, rank = d->from->done;
     uint32_t last = (uint16_t)(d->bit[count - 1] - (rank + count - 1));
     if (last > (d->from->shape.elements - 1) >> low) return false;
-    const __m256i lanes = _mm256_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m128i shift = _mm_cvtsi32_si128((int)low);
     for (uint32_t i = 0; i < count; i += 16) {
-        __m256i *place = (__m256i *)(d->place + i);
-        __m256i ranks = _mm256_add_epi16(_mm256_set1_epi16((short)(rank + i)), lanes);
-        __m256i bits = _mm256_loadu_si256((const __m256i *)(d->bit + i));
-        __m256i high = _mm256_sll_epi16(_mm256_sub_epi16(bits, ranks), shift);
-        _mm256_storeu_si256(place, _mm256_or_si256(high, _mm256_loadu_si256(place)));
+        rft_delta_join16(d->place + i, d->bit + i, rank + i, low);
     }
     return true;
 }
@@ -64,19 +57,15 @@ RFT_DELTA_TARGET static bool get_high(decoder *d, uint32_t count)
 /* Each place lies behind the one before it. */
 RFT_DELTA_TARGET static bool is_rising(const uint16_t *place, uint32_t count)
 {
-    const __m256i zero = _mm256_setzero_si256();
-    __m256i falls = zero;
+    rft_delta_lanes falls = rft_delta_zero16();
     uint32_t i = 1;
     for (; i + 16 <= count; i += 16) {
-        __m256i here = _mm256_loadu_si256((const __m256i *)(place + i));
-        __m256i last = _mm256_loadu_si256((const __m256i *)(place + i - 1));
-        __m256i rise = _mm256_subs_epu16(here, last);
-        falls = _mm256_or_si256(falls, _mm256_cmpeq_epi16(rise, zero));
+        falls = rft_delta_falls16(falls, place + i);
     }
     for (; i < count; i++) {
         if (place[i] <= place[i - 1]) return false;
     }
-    return _mm256_testz_si256(falls, falls) != 0;
+    return rft_delta_none16(falls);
 }
 
 RFT_DELTA_TARGET static bool get_places(decoder *d, uint32_t count)
@@ -95,10 +84,9 @@ RFT_DELTA_TARGET static bool get_places(decoder *d, uint32_t count)
 /* A symbol a lane. */
 RFT_DELTA_TARGET static void get_symbols(decoder *d, uint32_t count)
 {
-    const uint64_t mask = rft_delta_four(2);
     const unsigned char *at = fetch(d, RFT_DELTA_SYMBOLS, 2, count);
     for (uint32_t i = 0; i < count; i += 8) {
-        uint64_t four[2] = {_pdep_u64(at[i / 4], mask), _pdep_u64(at[i / 4 + 1], mask)};
+        uint64_t four[2] = {rft_delta_spread4(at[i / 4], 2), rft_delta_spread4(at[i / 4 + 1], 2)};
         memcpy(d->symbol + i, four, sizeof four);
     }
 }
@@ -108,12 +96,10 @@ RFT_DELTA_TARGET static uint32_t make_near(decoder *d, uint32_t count, uint16_t 
 {
     uint32_t escapes = 0;
     for (uint32_t i = 0; i < count; i += 16) {
-        __m256i *half = (__m256i *)(d->half + i);
-        __m256i own = _mm256_loadu_si256(half);
-        __m256i symbols = _mm256_loadu_si256((const __m256i *)(d->symbol + i));
-        __m256i escape = _mm256_cmpeq_epi16(symbols, _mm256_set1_epi16(3));
-        __m256i made = rft_delta_nearest16(own, symbols, 3);
-        _mm256_storeu_si256(half, _mm256_blendv_epi8(made, own, escape));
+        rft_delta_lanes own = rft_delta_get16(d->half + i);
+        rft_delta_lanes symbols = rft_delta_get16(d->symbol + i);
+        rft_delta_lanes made = rft_delta_nearest16(own, symbols, 3);
+        rft_delta_put16(d->half + i, rft_delta_keep16(made, own, symbols, 3));
         escapes +=
             rft_delta_places(rft_delta_find16(symbols, 3, count - i), i, escaped + escapes, 4);
     }
@@ -129,7 +115,7 @@ RFT_DELTA_TARGET static bool get_escapes(decoder *d, uint32_t count)
     memcpy(d->bytes, from->plane[RFT_DELTA_ESCAPES] + from->escapes / 2, bytes);
     memset(d->bytes + bytes, 0, 16);
     for (uint32_t i = 0; i < count; i += 4) {
-        uint64_t four = _pdep_u64(rft_delta_load(d->bytes + i / 2) >> 4 * odd, rft_delta_four(4));
+        uint64_t four = rft_delta_spread4(rft_delta_load(d->bytes + i / 2) >> 4 * odd, 4);
         memcpy(d->symbol + i, &four, sizeof four);
     }
     from->escapes += count;
@@ -146,9 +132,8 @@ RFT_DELTA_TARGET static bool make_escapes(decoder *d, const uint16_t *escaped, u
         half[i] = d->half[escaped[i]];
     }
     for (uint32_t i = 0; i < count; i += 16) {
-        __m256i *at = (__m256i *)(half + i);
-        __m256i escapes = _mm256_loadu_si256((const __m256i *)(d->symbol + i));
-        _mm256_storeu_si256(at, rft_delta_nearest16(_mm256_loadu_si256(at), escapes, 15));
+        rft_delta_lanes escapes = rft_delta_get16(d->symbol + i);
+        rft_delta_put16(half + i, rft_delta_nearest16(rft_delta_get16(half + i), escapes, 15));
         fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars, 2);
     }
     for (uint32_t i = 0; i < fars; i++) {
@@ -208,7 +193,7 @@ RFT_DELTA_TARGET static bool apply_chunk(decoder *d, uint32_t count)
     return true;
 }
 
-RFT_DELTA_TARGET bool rft_delta_apply_avx2(rft_delta_reader *from, unsigned char *block)
+RFT_DELTA_TARGET bool rft_delta_apply_wide(rft_delta_reader *from, unsigned char *block)
 {
     decoder d;
     d.from = from;

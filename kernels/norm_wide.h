@@ -1,6 +1,6 @@
-/* norm_x86: the wide forms of a block's sums, which norm.c chooses between. */
-#ifndef RFT_KERNEL_NORM_X86_H
-#define RFT_KERNEL_NORM_X86_H
+/* norm_wide: the wide forms of a block's sums, which norm.c chooses between. */
+#ifndef RFT_KERNEL_NORM_WIDE_H
+#define RFT_KERNEL_NORM_WIDE_H
 
 #include "kernels/norm.h"
 
@@ -10,5 +10,6 @@
 void rft_norm_avx2(double *lanes, const void *from, rft_float_type type, float scale, size_t count);
 void rft_norm_avx512(double *lanes, const void *from, rft_float_type type, float scale,
                      size_t count);
+void rft_norm_neon(double *lanes, const void *from, rft_float_type type, float scale, size_t count);
 
 #endif

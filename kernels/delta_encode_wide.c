@@ -3,10 +3,10 @@
  * then its low bits, high bits and values are made, each in a loop of its own without branches that
  * depend on the data.
  */
-#include "kernels/delta_x86.h"
+#include "kernels/delta_wide.h"
 
-#if defined(__x86_64__)
-#include "kernels/delta_chunk_x86.h"
+#if defined(__x86_64__) || defined(__aarch64__)
+#include "kernels/delta_chunk.h"
 
 typedef struct encoder {
     rft_delta_writer *to;
@@ -26,13 +26,12 @@ typedef struct encoder {
 RFT_DELTA_TARGET static void put_low(encoder *e, uint32_t count)
 {
     uint32_t low = e->to->low_bits;
-    uint64_t mask = rft_delta_four(low);
     unsigned char *at = e->bytes;
     memset(e->place + count, 0, 8 * sizeof *e->place);
     for (uint32_t i = 0; i < count; i += 8, at += low) {
         uint64_t four[2];
         memcpy(four, e->place + i, sizeof four);
-        uint64_t a = _pext_u64(four[0], mask), b = _pext_u64(four[1], mask);
+        uint64_t a = rft_delta_pack4(four[0], low), b = rft_delta_pack4(four[1], low);
         rft_delta_store(at, a | b << 4 * low);
         if (low > 8) rft_delta_store(at + 8, b >> (64 - 4 * low));
     }
@@ -63,19 +62,6 @@ RFT_DELTA_TARGET static void put_high(encoder *e, uint32_t count)
     }
 }
 
-/* Four symbols to a byte: 8 bytes. `escapes` gets a bit for each that is 3. */
-RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t pack_symbols(__m256i first, __m256i second,
-                                                               uint32_t *escapes)
-{
-    __m256i each = _mm256_permute4x64_epi64(_mm256_packus_epi16(first, second), 0xD8);
-    *escapes = (uint32_t)_mm256_movemask_epi8(_mm256_cmpeq_epi8(each, _mm256_set1_epi8(3)));
-    __m256i two = _mm256_maddubs_epi16(each, _mm256_set1_epi16(0x0401));
-    __m256i four = _mm256_madd_epi16(two, _mm256_set1_epi32(0x00100001));
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(four, four), 0xD8);
-    __m128i bytes = _mm256_castsi256_si128(words);
-    return (uint64_t)_mm_cvtsi128_si64(_mm_packus_epi16(bytes, bytes));
-}
-
 /* Gathers what the elements were and are; the lanes behind the last are 0. */
 RFT_DELTA_TARGET static void get_halves(encoder *e, uint32_t count)
 {
@@ -96,15 +82,15 @@ RFT_DELTA_TARGET static void put_escapes(encoder *e, uint32_t count)
     unsigned char *at = e->to->plane[RFT_DELTA_ESCAPES] + e->to->entry->escapes / 2;
     escape[0] = odd != 0 ? *at : 0; /* the first half of a byte */
     for (uint32_t i = 0; i < count; i += 16) {
-        __m256i escapes = rft_delta_code16(e->old + i, e->now + i, 15, 15);
-        _mm256_storeu_si256((__m256i *)(escape + odd + i), escapes);
+        rft_delta_lanes escapes = rft_delta_code16(e->old + i, e->now + i, 15, 15);
+        rft_delta_put16(escape + odd + i, escapes);
         fars += rft_delta_places(rft_delta_find16(escapes, 15, count - i), i, far + fars, 2);
     }
     memset(escape + odd + count, 0, 4 * sizeof *escape);
     for (uint32_t i = 0; i < odd + count; i += 4) {
         uint64_t four;
         memcpy(&four, escape + i, sizeof four);
-        rft_delta_store(e->bytes + i / 2, _pext_u64(four, rft_delta_four(4)));
+        rft_delta_store(e->bytes + i / 2, rft_delta_pack4(four, 4));
     }
     memcpy(at, e->bytes, (odd + count + 1) / 2);
     e->to->entry->escapes += count;
@@ -121,8 +107,8 @@ RFT_DELTA_TARGET static void put_halves(encoder *e, uint32_t count)
     for (uint32_t i = 0; i < count; i += 32) {
         uint32_t set;
         uint64_t symbols =
-            pack_symbols(rft_delta_code16(e->old + i, e->now + i, 3, 3),
-                         rft_delta_code16(e->old + i + 16, e->now + i + 16, 3, 3), &set);
+            rft_delta_symbols32(rft_delta_code16(e->old + i, e->now + i, 3, 3),
+                                rft_delta_code16(e->old + i + 16, e->now + i + 16, 3, 3), &set);
         rft_delta_store(e->bytes + i / 4, symbols);
         if (count - i < 32) set &= (1u << (count - i)) - 1;
         escapes += rft_delta_places(set, i, escaped + escapes, 4);
@@ -224,7 +210,7 @@ RFT_DELTA_TARGET static void fill_chunk(encoder *e, const uint64_t *map, uint32_
     }
 }
 
-RFT_DELTA_TARGET void rft_delta_encode_avx2(rft_delta_writer *to, const void *before,
+RFT_DELTA_TARGET void rft_delta_encode_wide(rft_delta_writer *to, const void *before,
                                             const void *after, const uint64_t *map)
 {
     encoder e;
