@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +10,12 @@ from stand_ins import vllm as fake
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import DeadlineError, InvalidError, PeerError, StateError, UnsupportedError  # noqa: E402
+from refit.errors import DeadlineError, InvalidError, PeerError, UnsupportedError  # noqa: E402
 from refit.integrations import vllm  # noqa: E402
+from refit.integrations._vllm_extension import load  # noqa: E402
 from stand_ins.trainer import WAIT_S, Trainer, trainer  # noqa: E402
+
+GROUPS = ("tp", "pcp", "pp")
 
 
 def _weights(value: float) -> dict[str, Any]:
@@ -29,141 +32,55 @@ def publishing() -> Iterator[Trainer]:
         yield one
 
 
-@pytest.fixture
-def worker() -> Iterator[Any]:
-    made = fake.extended(vllm.RefitWorkerExtension)(fake.ModelRunner(fake.Model(_weights(0))))
-    yield made
-    made.refit_close()
+# ---- The worker extension: what no engine on a CPU can be brought to
 
 
-def _holds(worker: Any, value: float) -> bool:
-    weights = worker.model_runner.model.weights
-    return all(torch.equal(weights[name], there) for name, there in _weights(value).items())
+def _worker(runner: Any, **config: Any) -> Any:
+    made = fake.extended(vllm.RefitWorkerExtension)(runner)
+    for name, value in config.items():
+        setattr(made.vllm_config, name, value)
+    return made
 
 
-def test_a_worker_loads_each_version_and_knows_its_number(publishing: Trainer, worker: Any) -> None:
-    name = worker.refit_connect(publishing.endpoint)
-    assert worker.refit_version() == 0
-
-    for version in (1, 2, 3):
-        done = publishing.publish(_weights(version))
-        assert worker.refit_update(timeout=WAIT_S) == version
-        assert done.result() == version
-        assert _holds(worker, version)
-
-    assert worker.refit_version() == 3
-    assert [one.name for one in publishing.publisher.workers()] == [name]
-
-
-def test_layers_that_keep_references_read_what_was_sent(publishing: Trainer, worker: Any) -> None:
-    # trap 31: the runner keeps every tensor until the last one has come, and copies then
-    worker.refit_connect(publishing.endpoint)
-    weights = {f"layer.{i}": torch.full((9,), float(i)) for i in range(20)}
-    worker.model_runner.model = fake.Model(weights)
-    done = publishing.publish(weights)
-
-    worker.refit_update(timeout=WAIT_S)
-
-    done.result()
-    loaded = worker.model_runner.model.weights
-    assert all(torch.equal(loaded[name], there) for name, there in weights.items())
-
-
-def test_a_failed_load_is_refused_with_its_words_and_the_next_version_heals(
-    publishing: Trainer, worker: Any
-) -> None:  # trap 12: never ack a torn version
-    worker.refit_connect(publishing.endpoint, worker="sick")
-    worker.model_runner.model.fails_at = "layers.0.weight"
-    done = publishing.publish(_weights(1))
-
-    with pytest.raises(RuntimeError, match="no room for layers"):
-        worker.refit_update(timeout=WAIT_S)
-
-    with pytest.raises(PeerError) as refused:
-        done.result()
-    assert "no room for layers.0.weight" in refused.value.workers[0].reason
-    assert worker.refit_version() == 0
-
-    worker.model_runner.model.fails_at = None
-    done = publishing.publish(_weights(2))
-    while worker.refit_version() != 2:  # it may be offered the version that it has refused first
-        worker.refit_update(timeout=WAIT_S)
-    assert done.result() == 2
-    assert _holds(worker, 2)
-
-
-def test_after_a_load_that_failed_half_way_no_version_is_claimed(
-    publishing: Trainer, worker: Any
-) -> None:  # trap 12
-    worker.refit_connect(publishing.endpoint)
-    done = publishing.publish(_weights(1))
-    worker.refit_update(timeout=WAIT_S)
-    done.result()
-    worker.model_runner.model.fails_at = "layers.0.weight"
-    done = publishing.publish(_weights(2))
-
-    with pytest.raises(RuntimeError, match="no room"):
-        worker.refit_update(timeout=WAIT_S)
-
-    with pytest.raises(PeerError):
-        done.result()
-    assert worker.refit_version() == 0
-
-
-def test_a_version_that_is_loaded_is_not_waited_for_again(
-    publishing: Trainer, worker: Any
-) -> None:  # trap 35
-    worker.refit_connect(publishing.endpoint)
-    done = publishing.publish(_weights(1))
-    worker.refit_update(version=1, timeout=WAIT_S)
-    done.result()
-
-    assert worker.refit_update(version=1, timeout=0) == 1
-    assert worker.model_runner.model.loads == 1
-
-
-def test_a_late_worker_gets_the_current_version(publishing: Trainer, worker: Any) -> None:
-    publishing.publish(_weights(1), workers=0).result()
-    publishing.publish(_weights(2), workers=0).result()
-
-    worker.refit_connect(publishing.endpoint)
-
-    assert worker.refit_update(timeout=WAIT_S) == 2
-    assert _holds(worker, 2)
-
-
-def test_without_a_trainer_the_wait_ends(worker: Any) -> None:
-    with pytest.raises(StateError, match="refit_connect"):
-        worker.refit_update()
-    worker.refit_connect("tcp://127.0.0.1:9")
-    with pytest.raises(DeadlineError):
-        worker.refit_update(timeout=0)
-    assert worker.refit_version() == 0
-
-
-def test_connecting_again_leaves_the_first_trainer(publishing: Trainer, worker: Any) -> None:
-    worker.refit_connect("tcp://127.0.0.1:9")
-    worker.refit_connect(publishing.endpoint)
-    done = publishing.publish(_weights(1))
-    assert worker.refit_update(timeout=WAIT_S) == 1
-    assert done.result() == 1
-    worker.refit_close()
-    worker.refit_close()
-    assert worker.refit_version() == 0
-
-
-def test_an_older_runner_loads_through_the_model() -> None:
+def test_an_older_vllm_that_takes_no_weights_is_refused_untouched() -> None:
     model = fake.Model(_weights(0))
-    vllm.load(fake.OldModelRunner(model), _weights(4).items())
-    assert all(torch.equal(model.weights[name], there) for name, there in _weights(4).items())
-
-
-def test_an_older_runner_with_quantized_weights_is_refused_untouched() -> None:
-    model = fake.Model(_weights(0))
-    config = SimpleNamespace(quant_config=object())
-    with pytest.raises(UnsupportedError, match="quantized"):
-        vllm.load(fake.OldModelRunner(model), _weights(4).items(), config)
+    with pytest.raises(UnsupportedError, match="weights_iterator"):
+        load(_worker(fake.OldModelRunner(model)), _weights(4).items())
     assert model.loads == 0
+
+
+@pytest.mark.parametrize("method", ["fp8", "awq", "gptq"])
+def test_a_quantized_model_is_refused_by_its_method(method: str) -> None:
+    quantized = SimpleNamespace(get_name=lambda: method)
+    worker = _worker(fake.ModelRunner(fake.Model(_weights(0))), quant_config=quantized)
+    answer = worker.refit_connect("user://nobody")
+    assert answer["error"] == "UnsupportedError"
+    assert f"quantized ({method})" in answer["why"]
+
+
+def test_weights_that_sleep_are_not_written(
+    monkeypatch: pytest.MonkeyPatch, publishing: Trainer
+) -> None:
+    groups = {f"get_{name}_group": lambda: SimpleNamespace(world_size=1) for name in GROUPS}
+    parts = {1: SimpleNamespace(tag="weights", is_asleep=True)}
+    allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=parts))
+    for name, members in {
+        "vllm.distributed.parallel_state": groups,
+        "vllm.device_allocator.cumem": {"CuMemAllocator": allocator},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    model = fake.Model(_weights(0))
+    worker = _worker(fake.ModelRunner(model), parallel_config=SimpleNamespace(world_size=1))
+    assert "error" not in worker.refit_connect(publishing.endpoint)
+
+    answer = worker.refit_update(timeout=WAIT_S)
+
+    assert answer["error"] == "StateError"
+    assert 'wake_up(tags=["weights"])' in answer["why"]
+    assert model.loads == 0
+    worker.refit_close()
 
 
 # ---- vLLM's own weight transfer

@@ -29,7 +29,7 @@ for one in said.get_all("Requires-Dist"):
         print(one)
 EOF
         "$pip" -q install "torch==$torch" -r "$wheels/requirements.txt" &&
-        "$pip" -q install --no-deps "$wheels"/*.whl
+        "$pip" -q install --no-deps "$wheels"/*.whl accelerate==1.15.0 peft==0.21.2
     local result=$?
     rm -r "$wheels"
     return $result

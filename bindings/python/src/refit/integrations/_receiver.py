@@ -46,6 +46,7 @@ class Receiver:
         self.version = 0
         self._endpoint = endpoint
         self._update: Update | None = None
+        self._kept = False
 
     def take(
         self,
@@ -90,18 +91,22 @@ class Receiver:
 
     @contextmanager
     def loading(self, update: "Update") -> Iterator["Update"]:
-        """Accepts `update` when the block ends; refuses it, with nothing kept, if it fails.
+        """Accepts `update` when the block ends; refuses it if it fails, with nothing kept, unless
+        the block has said ``keep``.
 
         The update stays readable until ``let_go``.
         """
         if self._update is not None:
             raise StateError(f"version {self._update.version} is still in hand: let it go first")
         self._update = update
-        self.version = 0
+        before, self.version = self.version, 0
+        self._kept = False
         try:
             yield update
         except BaseException as why:
-            self._refuse(update, _reason(why))
+            if self._kept:
+                self.version = before
+            self._refuse(update, _reason(why), self._kept)
             raise
         try:
             update.accept()
@@ -109,6 +114,11 @@ class Receiver:
             self.let_go()
             raise
         self.version = update.version
+
+    def keep(self) -> None:
+        """Says, within ``loading``, that the engine still has the version before, should the block
+        fail."""
+        self._kept = True
 
     def let_go(self) -> None:
         """Ends the views of the version in hand; nothing may read them any more. Idempotent."""
@@ -141,10 +151,10 @@ class Receiver:
     def _absence(self) -> str:
         return f'worker "{self.subscriber.describe().worker}" hears no trainer at {self._endpoint}'
 
-    def _refuse(self, update: "Update", reason: str) -> None:
+    def _refuse(self, update: "Update", reason: str, kept: bool) -> None:
         self._update = None
         try:
-            update.refuse(reason, kept=False)
+            update.refuse(reason, kept=kept)
         finally:
             update.close()
 

@@ -1,6 +1,7 @@
 """What refit's two ways into a vLLM worker share: its name, and the ends of a load.
 
-The ways are in vllm.py (the worker extension) and _vllm_transfer.py (vLLM's weight transfer).
+The ways are in _vllm_extension.py (the worker extension) and _vllm_transfer.py (vLLM's weight
+transfer).
 Drawn after vllm/model_executor/model_loader/reload/layerwise.py.
 """
 

@@ -1,0 +1,154 @@
+"""An adapter of PEFT travels alone, and vLLM's own manager loads it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from extension_engines import BROKEN, WAIT_S, Trainer, engine, greedy, trainer
+from refit import named_weights
+from refit.errors import PeerError, StateError
+from refit.integrations import vllm
+
+peft = pytest.importorskip("peft", reason="PEFT is not installed")
+
+LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 16, "max_loras": 2}
+
+
+def request(name: str = "refit", number: int = 1, path: str = "refit") -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(name, number, path)
+
+
+def adapted(seed: int = 7, **options: Any) -> Any:
+    model = models.make("llama", seed)
+    said = {"r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+    made = peft.get_peft_model(model, peft.LoraConfig(**{**said, **options}))
+    change(made, 0)
+    return made
+
+
+def change(model: Any, seed: int) -> None:
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.add_(torch.randn(weight.shape, generator=source) * 0.1)
+
+
+def base() -> Any:
+    return models.make("llama", 7)
+
+
+def described(model: Any) -> dict[str, Any]:
+    return vllm.lora_adapter(model.peft_config["default"])
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["whole", "divided"])
+def workers(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture(scope="module")
+def llm(workers: int) -> Iterator[Any]:
+    with engine(base(), extension=BROKEN, tensor_parallel_size=workers, **LORA) as one:
+        yield one
+
+
+@pytest.fixture
+def following(llm: Any, workers: int) -> Iterator[tuple[Any, Any, Trainer]]:
+    model = adapted()
+    with trainer() as one:
+        vllm.refit_connect(llm, one.endpoint, lora=described(model))
+        done = one.publish(named_weights(model, lora="adapter"), workers=workers)
+        assert vllm.refit_update(llm, timeout=WAIT_S) == done.result(WAIT_S) == 1
+        yield llm, model, one
+        vllm.refit_close(llm)
+
+
+def test_each_version_answers_as_a_fresh_engine_with_the_adapter_from_disk(
+    following: tuple[Any, Any, Trainer], workers: int, tmp_path: Path
+) -> None:
+    llm, model, one = following
+    plain = greedy(llm)
+    found = [greedy(llm, lora_request=request())]
+    model.save_pretrained(tmp_path / "1")
+    for version in (2, 3):
+        change(model, version)
+        model.save_pretrained(tmp_path / str(version))
+        done = one.publish(named_weights(model, lora="adapter"), workers=workers)
+        assert vllm.refit_update(llm, timeout=WAIT_S) == done.result(WAIT_S) == version
+        found.append(greedy(llm, lora_request=request()))
+    assert greedy(llm) == plain
+    assert plain != found[0] != found[1] != found[2]
+    assert one.publisher.stats()["publish_bytes_last"] < 200_000
+    options = {**LORA, "tensor_parallel_size": workers}
+    with engine(base(), extension=None, **options) as fresh:
+        assert greedy(fresh) == plain
+        for version, answers in enumerate(found, 1):
+            disk = request(f"disk-{version}", version, str(tmp_path / str(version)))
+            assert greedy(fresh, lora_request=disk) == answers
+
+
+def test_the_adapter_stays_beside_others(
+    following: tuple[Any, Any, Trainer], tmp_path: Path
+) -> None:
+    llm, _, _ = following
+    before = greedy(llm, lora_request=request())
+    for number in (2, 3, 4):
+        other = adapted()
+        change(other, 20 + number)
+        other.save_pretrained(tmp_path / str(number))
+        name = request(f"other-{number}", number, str(tmp_path / str(number)))
+        assert greedy(llm, lora_request=name) != before
+    assert greedy(llm, lora_request=request()) == before
+
+
+def test_an_adapter_that_vllm_does_not_take_leaves_the_version_before(
+    following: tuple[Any, Any, Trainer], workers: int
+) -> None:
+    llm, model, _ = following
+    before = greedy(llm, lora_request=request())
+    wrong = [
+        (f"{name.replace('q_proj', 'strange')}", t)
+        for name, t in named_weights(model, lora="adapter")
+    ]
+    with trainer() as other:
+        vllm.refit_connect(llm, other.endpoint, lora=described(model))
+        done = other.publish(wrong, workers=workers)
+        with pytest.raises(PeerError, match="strange"):
+            vllm.refit_update(llm, timeout=WAIT_S)
+        with pytest.raises(PeerError):
+            done.result(WAIT_S)
+    assert greedy(llm, lora_request=request()) == before
+    with trainer() as third:
+        vllm.refit_connect(llm, third.endpoint, lora=described(model))
+        change(model, 5)
+        done = third.publish(named_weights(model, lora="adapter"), workers=workers)
+        assert vllm.refit_update(llm, timeout=WAIT_S) == done.result(WAIT_S) == 1
+        assert greedy(llm, lora_request=request()) != before
+
+
+@pytest.mark.parametrize("options", [{"r": 64}, {"use_dora": True}], ids=["rank", "dora"])
+def test_what_vllm_cannot_compute_is_refused_with_its_words(
+    following: tuple[Any, Any, Trainer], workers: int, options: dict[str, Any]
+) -> None:
+    llm, _, _ = following
+    before = greedy(llm, lora_request=request())
+    model = adapted(**options)
+    with trainer() as other:
+        vllm.refit_connect(llm, other.endpoint, lora=described(model))
+        done = other.publish(named_weights(model, lora="adapter"), workers=workers)
+        with pytest.raises(PeerError, match=r"rank 64|DoRA"):
+            vllm.refit_update(llm, timeout=WAIT_S)
+        assert done.exception(WAIT_S) is not None
+        assert vllm.refit_version(llm) == 0
+    assert greedy(llm, lora_request=request()) == before
+
+
+def test_an_engine_without_adapters_says_what_to_start_it_with() -> None:
+    with engine(base()) as plain, pytest.raises(StateError, match="enable_lora=True"):
+        vllm.refit_connect(plain, "user://x", lora=described(adapted()))
