@@ -1,6 +1,12 @@
-"""SGLang's workers load what they are handed, or fetch it. SGLang is a stand-in, refit is real."""
+"""What tests/frameworks/sglang cannot have with the real SGLang on a CPU: an older one, quantized
+layers, ranks that differ, and servers that answer otherwise."""
 
+import http.server
+import json
+import sys
+import threading
 from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,13 +14,15 @@ from stand_ins import sglang as fake
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import InvalidError, PeerError  # noqa: E402
+from refit.errors import (  # noqa: E402
+    DeadlineError,
+    InvalidError,
+    PeerError,
+    StateError,
+    UnsupportedError,
+)
 from refit.integrations import sglang  # noqa: E402
 from stand_ins.trainer import WAIT_S, Trainer, trainer  # noqa: E402
-
-LOAD = "refit.integrations.sglang.load"
-PULL = "refit.integrations.sglang.pull"
-RECEIVER = "refit.integrations.sglang.receiver"
 
 
 def _weights(value: float) -> list[tuple[str, Any]]:
@@ -31,102 +39,147 @@ def publishing() -> Iterator[Trainer]:
 
 
 @pytest.fixture
-def runner() -> Iterator[fake.ModelRunner]:
-    made = fake.ModelRunner([LOAD, PULL])
+def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake.Engine]:
+    module = ModuleType(fake.MODULE)
+    kind = fake.model_runner_class()
+    module.ModelRunner = kind  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fake.MODULE, module)
+    made = fake.Engine(kind(), sglang.LOADERS)
     yield made
-    sglang.close(made.model)
+    known = getattr(made.runner.model, "_refit_receiver", None)
+    if known is not None:
+        known[1].close()
 
 
-def _holds(model: Any, value: float) -> bool:
-    return all(bool((one == value).all()) for one in model.parameters())
+def _holds(engine: fake.Engine, value: float) -> bool:
+    return all(bool((one == value).all()) for one in engine.runner.model.parameters())
 
 
-def test_tensors_that_are_handed_over_are_loaded(runner: fake.ModelRunner) -> None:
-    assert runner.update_weights_from_tensor(_weights(3), LOAD) == (True, "Success")
-    assert _holds(runner.model, 3)
-
-
-def test_a_name_that_comes_twice_is_refused_before_anything_is_loaded(
-    runner: fake.ModelRunner,
-) -> None:  # trap 33
-    with pytest.raises(InvalidError, match=r'"layer.bias" came twice'):
-        runner.update_weights_from_tensor([*_weights(3), *_weights(4)[1:]], LOAD)
-    assert runner.model.loads == 0
-
-
-def test_an_order_makes_the_worker_fetch_each_version(
-    publishing: Trainer, runner: fake.ModelRunner
+def test_an_engine_without_sessions_takes_each_version(
+    publishing: Trainer, engine: fake.Engine
 ) -> None:
     for version in (1, 2):
         done = publishing.publish(_weights(version))
-        order = sglang.order(publishing.endpoint, version)
-        assert runner.update_weights_from_tensor(order, PULL) == (True, "Success")
+        assert sglang.refit_update(engine, publishing.endpoint, version, WAIT_S) == version
         assert done.result() == version
-        assert _holds(runner.model, version)
+        assert _holds(engine, version)
+    assert engine.flushes == 2
 
 
-def test_a_version_that_is_loaded_is_not_fetched_again(
-    publishing: Trainer, runner: fake.ModelRunner
-) -> None:  # trap 35
-    done = publishing.publish(_weights(1))
-    order = sglang.order(publishing.endpoint, 1)
-    runner.update_weights_from_tensor(order, PULL)
-    done.result()
-    runner.update_weights_from_tensor(order, PULL)
-    assert runner.model.loads == 1
-
-
-def test_a_failed_load_is_refused_and_raised(
-    publishing: Trainer, runner: fake.ModelRunner
-) -> None:  # trap 12
-    runner.model.fails_at = "layer.bias"
-    done = publishing.publish(_weights(1))
-    with pytest.raises(RuntimeError, match="no room"):
-        runner.update_weights_from_tensor(sglang.order(publishing.endpoint), PULL)
-    with pytest.raises(PeerError):
-        done.result()
-
-
-def test_weights_themselves_are_no_order(runner: fake.ModelRunner) -> None:
-    with pytest.raises(InvalidError, match=r"integrations\.sglang\.order makes"):
-        runner.update_weights_from_tensor(_weights(1), PULL)
-
-
-def test_another_endpoint_moves_the_worker_there(
-    publishing: Trainer, runner: fake.ModelRunner
+def test_a_failure_is_a_value_though_no_plugin_was_loaded(
+    publishing: Trainer, engine: fake.Engine
 ) -> None:
-    with trainer() as other:
-        for one in (publishing, other):
-            done = one.publish(_weights(1))
-            runner.update_weights_from_tensor(sglang.order(one.endpoint), PULL)
-            done.result()
-        with pytest.raises(TimeoutError):
-            publishing.publisher.wait_workers(1, 0)
+    with pytest.raises(DeadlineError):
+        sglang.refit_update(engine, publishing.endpoint, timeout=0.1)
+    assert engine.runner.model.loads == 0
+    with pytest.raises(InvalidError, match=r'"layer.bias" came twice'):
+        sglang.refit_load(engine, [*_weights(3), *_weights(4)[1:]])
+    done = publishing.publish([("layer.none", torch.ones(3))])
+    with pytest.raises(PeerError, match="KeyError"):
+        sglang.refit_update(engine, publishing.endpoint, timeout=WAIT_S)
+    with pytest.raises(PeerError, match="KeyError"):
+        done.result()
+    sglang.refit_load(engine, _weights(5))
+    assert _holds(engine, 5)
 
 
-def test_the_receiver_of_newer_servers_fetches_and_leaves(publishing: Trainer) -> None:
-    context = fake.WeightUpdateReceiverContext(
-        model=fake.Model(),
-        device="cpu",
-        tp_rank=1,
-        tp_size=2,
-        init_payload={"endpoint": publishing.endpoint},
-    )
-    receiver = fake.dynamic_import(RECEIVER)(context)
-    done = publishing.publish(_weights(1))
-
-    receiver.receive({"version": 1, "timeout_s": WAIT_S})
-
-    assert (done.result(), receiver.version) == (1, 1)
-    assert _holds(context.model, 1)
-    assert publishing.publisher.workers()[0].name.endswith("-tp1")
-    receiver.destroy()
-    receiver.destroy()
+def test_other_callers_of_sglang_meet_its_own_method(engine: fake.Engine) -> None:
+    sglang.refit_load(engine, _weights(1))
+    with pytest.raises(KeyError):
+        engine.update_weights_from_tensor([("layer.none", torch.ones(3))])
 
 
-def test_a_receiver_without_an_endpoint_is_refused() -> None:
-    context = fake.WeightUpdateReceiverContext(
-        model=fake.Model(), device="cpu", tp_rank=0, tp_size=1
-    )
-    with pytest.raises(InvalidError, match="names no trainer"):
-        sglang.receiver(context)
+def test_the_method_is_wrapped_once(engine: fake.Engine) -> None:
+    for _ in range(3):
+        sglang.refit_load(engine, _weights(1))
+    assert not hasattr(type(engine.runner).update_weights_from_tensor.__wrapped__, "__wrapped__")
+
+
+def test_an_engine_without_these_loaders_is_not_called(engine: fake.Engine) -> None:
+    engine.server_args.custom_weight_loader = [sglang.LOAD]
+    with pytest.raises(StateError, match=r"started without refit\.integrations\.sglang\.pull"):
+        sglang.refit_update(engine, "tcp://127.0.0.1:1")
+    assert engine.flushes == 0
+
+
+def test_a_quantized_layer_is_refused_before_anything_is_fetched(
+    publishing: Trainer, engine: fake.Engine
+) -> None:
+    class Fp8LinearMethod:
+        pass
+
+    engine.runner.model.layer.quant_method = Fp8LinearMethod()
+    before = [one.clone() for one in engine.runner.model.parameters()]
+    with pytest.raises(UnsupportedError, match=r'"layer" is quantized \(Fp8LinearMethod\)'):
+        sglang.refit_update(engine, publishing.endpoint, timeout=WAIT_S)
+    with pytest.raises(UnsupportedError, match="Nothing was loaded"):
+        sglang.refit_load(engine, _weights(1))
+    assert all(map(torch.equal, before, engine.runner.model.parameters()))
+
+
+def test_ranks_that_differ_are_an_answer() -> None:
+    assert sglang._verdict([("", 3), ("", 3)]) == (True, "refit version 3")
+    done, why = sglang._verdict([("", 3), ("", 4)])
+    assert (done, why.startswith("refit StateError: ")) == (False, True)
+    done, why = sglang._verdict([("", 3), ("DeadlineError: late", 0)])
+    assert (done, why) == (False, "refit DeadlineError: late (tensor-parallel rank 1 of 2)")
+
+
+def test_the_plugin_does_nothing_where_there_is_no_scheduler(engine: fake.Engine) -> None:
+    sglang.plugin()
+    assert not hasattr(type(engine.runner).update_weights_from_tensor, "__wrapped__")
+
+
+class _Answers(http.server.BaseHTTPRequestHandler):
+    """A server from before 0.5.21: no sessions, the old name of server_info, other words."""
+
+    def do_GET(self) -> None:
+        found = {"tp_size": 2, "custom_weight_loader": sglang.LOADERS}
+        self._answer(200 if self.path == "/get_server_info" else 404, json.dumps(found))
+
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/update_weights_from_tensor":
+            assert len(said["serialized_named_tensors"]) == 2
+            self._answer(*self.server.says)  # type: ignore[attr-defined]
+        else:
+            self._answer(404, "{}")
+
+    def _answer(self, code: int, text: str) -> None:
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def old_server() -> Iterator[Any]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answers) as one:
+        thread = threading.Thread(target=one.serve_forever)
+        thread.start()
+        yield SimpleNamespace(of=one, url=f"http://127.0.0.1:{one.server_address[1]}")
+        one.shutdown()
+        thread.join()
+
+
+def test_a_server_without_sessions_is_called_for_each_rank(old_server: Any) -> None:
+    old_server.of.says = (200, json.dumps({"success": True, "message": "refit version 7"}))
+    assert sglang.refit_update(sglang.Server(old_server.url), "tcp://127.0.0.1:1", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        (400, {"success": False, "message": "refit DeadlineError: late"}, DeadlineError),
+        (400, {"success": False, "message": "refit NoSuchError: odd"}, PeerError),
+        (400, {"success": False, "message": "no room"}, PeerError),
+        (500, "a page", PeerError),
+        (404, "{}", PeerError),
+    ],
+)
+def test_what_a_server_says_is_raised(old_server: Any, code: int, text: Any, kind: Any) -> None:
+    old_server.of.says = (code, text if isinstance(text, str) else json.dumps(text))
+    with pytest.raises(kind):
+        sglang.refit_update(sglang.Server(old_server.url), "tcp://127.0.0.1:1")

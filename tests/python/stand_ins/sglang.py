@@ -1,16 +1,19 @@
-"""Stands for an SGLang server's model runner (sgl-project/sglang, main of 2026-08).
+"""Stands for SGLang before 0.5.18, which has neither sessions nor a WeightUpdater.
 
-Drawn after sglang/srt/model_executor/model_runner.py, `update_weights_from_tensor`: "direct", None,
-or one of the paths given by --custom-weight-loader, which is imported and called with the model and
-the list of named tensors; whatever does not raise is a success. And after the external receivers of
-newer servers: WeightUpdateReceiverContext, a factory by path, `receive(payload)`, `destroy()`.
+Drawn after sglang/srt/model_executor/model_runner.py of 0.5.15 (``update_weights_from_tensor``: a
+loader is imported by its path and called with the model and the named tensors; whatever does not
+raise is a success) and sglang/srt/entrypoints/engine.py. Newer versions are tested for real
+(tests/frameworks/sglang); this one does not install beside the others.
 """
 
 import importlib
-from dataclasses import dataclass
+import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+MODULE = "sglang.srt.model_executor.model_runner"
 
 
 class Model(torch.nn.Module):
@@ -19,7 +22,6 @@ class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 3)
-        self.fails_at: str | None = None
         self.loads = 0
 
     def load_weights(self, weights: Any) -> None:
@@ -27,44 +29,43 @@ class Model(torch.nn.Module):
         ours = dict(self.named_parameters())
         with torch.no_grad():
             for name, tensor in weights:
-                if name == self.fails_at:
-                    raise RuntimeError(f"no room for {name}")
                 ours[name].copy_(tensor)
 
 
-def dynamic_import(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
+def model_runner_class() -> type:
+    """A new class each time: what refit does to one is not seen by the next test."""
+
+    class ModelRunner:
+        def __init__(self) -> None:
+            self.model = Model()
+
+        def update_weights_from_tensor(
+            self, named_tensors: list[tuple[str, torch.Tensor]], load_format: str | None = None
+        ) -> tuple[bool, str]:
+            if load_format is None:
+                self.model.load_weights(named_tensors)
+            else:
+                module, _, name = load_format.rpartition(".")
+                getattr(importlib.import_module(module), name)(self.model, named_tensors)
+            return True, "Success"
+
+    return ModelRunner
 
 
-class ModelRunner:
-    """One TP worker of a server that was started with these loaders."""
+class Engine:
+    """The engine of one worker, whose arguments travel pickled."""
 
-    def __init__(self, custom_weight_loader: list[str]) -> None:
-        self.model = Model()
-        self.custom_weight_loader = custom_weight_loader
+    def __init__(self, runner: Any, loaders: list[str]) -> None:
+        self.runner = runner
+        self.server_args = SimpleNamespace(custom_weight_loader=loaders)
+        self.flushes = 0
 
     def update_weights_from_tensor(
-        self, named_tensors: list[tuple[str, torch.Tensor]], load_format: str | None = None
+        self, named_tensors: Any, load_format: str | None = None, flush_cache: bool = True
     ) -> tuple[bool, str]:
-        if load_format in self.custom_weight_loader:
-            dynamic_import(load_format)(self.model, named_tensors)
-        elif load_format is None:
-            self.model.load_weights(named_tensors)
-        else:
-            raise NotImplementedError(f"Unknown load_format={load_format}")
-        return True, "Success"
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightUpdateReceiverContext:
-    model: Any
-    device: Any
-    tp_rank: int
-    tp_size: int
-    group_name: str = ""
-    master_address: str = ""
-    master_port: int = 0
-    world_size: int = 1
-    rank_offset: int = 0
-    init_payload: dict[str, Any] | None = None
+        arrived = pickle.loads(pickle.dumps(named_tensors))
+        said: tuple[bool, str] = self.runner.update_weights_from_tensor(
+            arrived, load_format=load_format
+        )
+        self.flushes += flush_cache
+        return said

@@ -1,61 +1,190 @@
-"""SGLang workers that take their weights from a refit trainer, or from a caller of SGLang.
+"""SGLang engines and servers that take their weights from a refit trainer, or from a caller.
 
-SGLang calls functions that its server was started with; all three here may be named at once:
+SGLang is started with refit's loaders, which run in its schedulers, and driven from outside:
 
-    --custom-weight-loader refit.integrations.sglang.load refit.integrations.sglang.pull
-    --weight-update-receivers refit.integrations.sglang.receiver
+    engine = sglang.Engine(model_path=..., custom_weight_loader=refit.integrations.sglang.LOADERS)
+    refit_update(engine, publisher.endpoint, version)      # or Server("http://127.0.0.1:30000")
 
-- ``load``: tensors that ``update_weights_from_tensor`` brought are loaded as one version.
-- ``pull``: that call brings only an order (``order(endpoint, version)`` makes it), and each worker
-  fetches the version from the trainer by itself: its bytes do not pass through SGLang's scheduler.
-- ``receiver``: the same for newer servers, which keep a receiver for each worker.
+- ``pull``: a call brings only an order, and each worker fetches the version from the trainer by
+  itself: its bytes do not pass through SGLang's scheduler. ``refit_update`` makes the call.
+- ``load``: the tensors of a call are loaded, each name once. ``refit_load`` makes the call.
+- ``refit_adapter`` hands an adapter of PEFT to SGLang's own loader of adapters.
 
-A whole version is in hand, verified, before the model is touched. A failed load is refused in the
-trainer's report and raised, so that SGLang answers with the failure.
+An exception in a loader ends SGLang's scheduler, and that ends the process. So refit wraps the
+method that calls loaders: a failure of refit's becomes the answer ``(False, "refit DeadlineError:
+...")``, the same on all tensor-parallel ranks, and the functions here raise it as what it was. The
+method is wrapped by ``plugin``, an entry point that SGLang 0.5.11 and later load in each process,
+and otherwise by the first call of ``refit_update`` or ``refit_load``.
 
-Drawn after sglang/srt/model_executor/model_runner.py (``update_weights_from_tensor``: a loader is
-called with the model and the list of named tensors) and its ``WeightUpdateReceiverContext``
-(2026-08). SGLang is not imported here.
+After sglang/srt/model_executor/model_runner_components/weight_updater.py and
+sglang/srt/managers/scheduler_components/weight_updater.py of 0.5.23; before 0.5.18 the method is
+ModelRunner's, and before 0.5.21 there are no sessions. SGLang is not imported here.
 """
 
+import functools
+import json
 import os
+import re
 import socket
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from refit.errors import InvalidError
-from refit.integrations._receiver import Receiver, subscribe
+from refit import errors
+from refit.errors import (
+    BusyError,
+    InvalidError,
+    PeerError,
+    RefitError,
+    StateError,
+    UnsupportedError,
+)
+from refit.integrations._receiver import PATIENCE_S, Receiver, subscribe
+from refit.integrations._sglang_server import Server
+
+__all__ = [
+    "LOADERS",
+    "Server",
+    "load",
+    "order",
+    "plugin",
+    "pull",
+    "refit_adapter",
+    "refit_load",
+    "refit_update",
+]
 
 Named = Iterable[tuple[str, torch.Tensor]]
+Answer = tuple[bool, str]
 
-ENDPOINT = "refit.endpoint"
-VERSION = "refit.version"
+LOAD = "refit.integrations.sglang.load"
+PULL = "refit.integrations.sglang.pull"
+LOADERS = [LOAD, PULL]
+"""For ``custom_weight_loader`` of SGLang's engine."""
+
+ORDER = "refit.order"
 _RECEIVER = "_refit_receiver"
+_WRAPPED = "_refit_answers"
+_CALLERS = (
+    ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater"),
+    ("sglang.srt.model_executor.model_runner", "ModelRunner"),
+)
+"""Where the method is that calls loaders: since 0.5.18, and before."""
+
+
+# ---- For whoever drives an engine
+
+
+def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | None = None) -> int:
+    """Lets all workers of `engine` fetch a version from the trainer and load it; returns its
+    number.
+
+    `engine`: SGLang's ``Engine`` or a ``Server``, started with LOADERS. `endpoint`: the trainer's;
+    the first call subscribes, and so does one with another endpoint. `version`: at least this one
+    (0: the next one). A version that is loaded already is not fetched again. `timeout`: seconds
+    that a worker waits for the version (None: 600); loading comes on top. The trainer's publish has
+    to be under way beside it, in another process or thread. Opens SGLang's session for updates and
+    ends it, whatever happens. SGLang waits for the requests under way first, and after the update
+    empties its prefix cache; requests that come meanwhile wait.
+
+    DeadlineError (no such version came: the weights are those of before), UnsupportedError (a
+    quantized model: nothing has changed), StateError (a session is open already, or SGLang has not
+    got these loaders), BusyError (the version is loaded, but requests kept the cache from being
+    emptied), PeerError with the words of what a worker's model raised. After a PeerError weights of
+    both versions may be mixed: the engine must not generate before the next update, which brings
+    its version whole.
+    """
+    limit = PATIENCE_S if timeout is None else timeout
+    if limit < 0:
+        raise InvalidError(f"timeout is {timeout}: it is a number of seconds")
+    if not endpoint:
+        raise InvalidError("no endpoint: the engine fetches from that of the trainer's publisher")
+    message = _in_session(engine, order(endpoint, version, limit), PULL)
+    found = re.search(r"refit version (\d+)", message)
+    return int(found.group(1)) if found else 0
+
+
+def refit_load(engine: Any, named_tensors: Named) -> None:
+    """Hands weights to `engine`, which loads them as one version. Blocks.
+
+    The names are the checkpoint's; each comes once. InvalidError for one that comes twice, and what
+    refit_update raises, but for DeadlineError. A ``Server`` is sent their bytes by HTTP, as many
+    times as it has tensor-parallel ranks.
+    """
+    _in_session(engine, list(named_tensors), LOAD)
+
+
+def refit_adapter(
+    engine: Any, name: str, tensors: Named, peft: Any, *, replace: bool = True
+) -> None:
+    """Hands an adapter to `engine` (``Engine`` or ``Server``, with enable_lora): requests choose it
+    by `name`.
+
+    `tensors` are named as PEFT's checkpoints name them: what a trainer publishes with
+    ``named_weights(model, lora="adapter")``, read by a ``Subscriber`` beside the engine. `peft` is
+    PEFT's configuration (``model.peft_config["default"]``, or a mapping like adapter_config.json).
+    `replace`: an adapter of this name leaves first, once its requests have ended; SGLang keeps
+    nothing in the prefix cache from one to the other. Blocks.
+
+    InvalidError (no tensors, or a name twice), ExistsError (without `replace`), PeerError with
+    SGLang's words: no adapter of this name is loaded then.
+    """
+    weights = list(tensors)
+    if not weights:
+        raise InvalidError(f'the adapter "{name}" has no tensors')
+    _refuse_twice([one for one, _ in weights])
+    config = json.loads(json.dumps(_plain_config(peft), default=_plain))
+    if replace:
+        _unload(engine, name)
+    loaded = {one: tensor.detach().cpu().clone() for one, tensor in weights}
+    said = engine.load_lora_adapter_from_tensors(name, loaded, config)
+    if not _field(said, "success"):
+        text = str(_field(said, "error_message"))
+        if "already" in text:
+            raise errors.ExistsError(f'SGLang refused the adapter "{name}": {text}')
+        raise PeerError(f'SGLang refused the adapter "{name}": {text}')
+
+
+def order(endpoint: str, version: int = 0, timeout: float = PATIENCE_S) -> list[tuple[str, Any]]:
+    """The named tensors that make ``pull`` fetch a version, for a caller that makes SGLang's calls
+    itself, within a session where SGLang has them:
+
+        engine.begin_weight_update()
+        ok, why = engine.update_weights_from_tensor(order(endpoint, 7), load_format=PULL)
+        engine.end_weight_update()
+    """
+    said = json.dumps({"endpoint": endpoint, "version": version, "timeout": timeout})
+    return [(ORDER, torch.tensor(list(said.encode()), dtype=torch.uint8).as_subclass(_Bytes))]
+
+
+class _Bytes(torch.Tensor):
+    """Pickled by value: PyTorch sends a CPU tensor as a descriptor, which other hosts cannot
+    open."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return torch.ByteTensor, (self.tolist(),)
+
+
+# ---- The loaders, in SGLang's schedulers
 
 
 def load(model: Any, named_tensors: Named) -> None:
     """A custom weight loader: loads what SGLang was handed, each name once.
 
-    InvalidError for a name that comes twice (nothing is loaded then), and what the model raises.
-    Blocks until the copies are done: the caller may use the memory of the tensors again.
+    InvalidError for a name that comes twice and UnsupportedError for a quantized model (nothing is
+    loaded then), and what the model raises. Blocks until the copies are done: the caller may use
+    the memory of the tensors again.
     """
+    _wrap_caller()
     weights = list(named_tensors)
+    if [name for name, _ in weights] == [ORDER]:
+        return  # of no trainer, to have the caller wrapped
     _refuse_twice([name for name, _ in weights])
+    _refuse_quantized(model)
     model.load_weights(weights)
     _synchronize(model)
-
-
-def order(endpoint: str, version: int = 0) -> list[tuple[str, torch.Tensor]]:
-    """The named tensors that make ``pull`` fetch a version: at least `version` (0: the next one).
-
-    engine.update_weights_from_tensor(
-        order(publisher.endpoint, 7), load_format="refit.integrations.sglang.pull")
-
-    """
-    text = torch.tensor(list(endpoint.encode()), dtype=torch.uint8)
-    return [(ENDPOINT, text), (VERSION, torch.tensor([version], dtype=torch.int64))]
 
 
 def pull(model: Any, named_tensors: Named) -> None:
@@ -63,58 +192,16 @@ def pull(model: Any, named_tensors: Named) -> None:
     it.
 
     The first order subscribes, and so does one with another endpoint. A version that is loaded
-    already is not fetched again. Blocks, at most the configured deadline. InvalidError if the
-    tensors are no order, DeadlineError, and what the model raises.
+    already is not fetched again. Blocks, at most as long as the order says. InvalidError if the
+    tensors are no order, UnsupportedError for a quantized model (before anything is fetched),
+    DeadlineError, and what the model raises, which the trainer's report has, too.
     """
-    endpoint, version = _read_order(dict(named_tensors))
+    _wrap_caller()
+    endpoint, version, timeout = _read_order(list(named_tensors))
+    if not endpoint:
+        return  # to have the caller wrapped
+    _refuse_quantized(model)
     receiver = _receiver_of(model, endpoint)
-    _fetch(model, receiver, version, None)
-
-
-class RefitReceiver:
-    """A weight update receiver, one for each worker of a server."""
-
-    def __init__(self, model: Any, receiver: Receiver) -> None:
-        self._model = model
-        self._receiver = receiver
-
-    @property
-    def version(self) -> int:
-        """The version that was loaded whole; 0 before the first, and after a load that failed."""
-        return self._receiver.version
-
-    def receive(self, payload: Mapping[str, Any] | None = None) -> None:
-        """Fetches a version and loads it. `payload` may say ``version`` and ``timeout_s``."""
-        said = dict(payload or {})
-        _fetch(self._model, self._receiver, int(said.get("version") or 0), said.get("timeout_s"))
-
-    def destroy(self) -> None:
-        """Leaves the trainer. Idempotent."""
-        self._receiver.close()
-
-
-def receiver(context: Any) -> RefitReceiver:
-    """Makes the receiver of one worker; ``init_payload`` says ``endpoint``, and ``config`` if need
-    be.
-
-    InvalidError without an endpoint. Does not block.
-    """
-    said = dict(context.init_payload or {})
-    if not said.get("endpoint"):
-        raise InvalidError('the init payload names no trainer: {"endpoint": publisher.endpoint}')
-    name = _worker_name(context.tp_rank)
-    return RefitReceiver(context.model, subscribe(said["endpoint"], name, said.get("config")))
-
-
-def close(model: Any) -> None:
-    """Leaves the trainer that ``pull`` subscribed `model` to. Idempotent."""
-    known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
-    if known is not None:
-        known[1].close()
-        delattr(model, _RECEIVER)
-
-
-def _fetch(model: Any, receiver: Receiver, version: int, timeout: float | None) -> None:
     if version and receiver.version == version:
         return
     update = receiver.take(version or None, timeout)
@@ -124,24 +211,99 @@ def _fetch(model: Any, receiver: Receiver, version: int, timeout: float | None) 
     receiver.let_go()
 
 
+def plugin() -> None:
+    """SGLang's plugin: in a scheduler, failures of refit's loaders become answers. Idempotent."""
+    if "sglang.srt.managers.scheduler" in sys.modules:
+        _wrap_caller()
+
+
+def _wrap_caller() -> None:
+    """Wraps the method of SGLang that calls loaders, once."""
+    for module, name in _CALLERS:
+        kind = getattr(sys.modules.get(module), name, None)
+        method = getattr(kind, "update_weights_from_tensor", None)
+        if kind is not None and method is not None:
+            if _WRAPPED not in vars(kind):
+                kind.update_weights_from_tensor = _answering(method)
+                setattr(kind, _WRAPPED, True)
+            return
+
+
+def _answering(method: Callable[..., Answer]) -> Callable[..., Answer]:
+    """`method`, with the failures of refit's loaders as values, on which all ranks agree."""
+
+    @functools.wraps(method)
+    def answer(self: Any, named_tensors: Any, load_format: str | None = None) -> Answer:
+        if load_format not in LOADERS:
+            return method(self, named_tensors=named_tensors, load_format=load_format)
+        failure, version = "", 0
+        try:
+            done, message = method(self, named_tensors=named_tensors, load_format=load_format)
+            if not done:
+                failure = f"UnsupportedError: {message}"
+        except Exception as why:
+            kind = type(why).__name__ if isinstance(why, RefitError) else "PeerError"
+            text = str(why) if isinstance(why, RefitError) else f"{type(why).__name__}: {why}"
+            failure = f"{kind}: {text}"
+        if load_format == PULL and not failure:
+            version = _version_of(self)
+        return _verdict(_all_ranks((failure, version)))
+
+    return answer
+
+
+def _verdict(found: list[tuple[str, int]]) -> Answer:
+    """One answer for what each tensor-parallel rank found."""
+    failed = [(rank, failure) for rank, (failure, _) in enumerate(found) if failure]
+    if failed:
+        rank, failure = failed[0]
+        where = f" (tensor-parallel rank {rank} of {len(found)})" if len(found) > 1 else ""
+        return False, f"refit {failure}{where}"
+    versions = [version for _, version in found]
+    if len(set(versions)) > 1:
+        return False, f"refit StateError: the ranks have loaded different versions: {versions}"
+    return True, f"refit version {versions[0]}"
+
+
+def _all_ranks(mine: tuple[str, int]) -> list[tuple[str, int]]:
+    """What all tensor-parallel ranks found, by the group on which SGLang waits after an update."""
+    distributed = sys.modules.get("sglang.srt.distributed.parallel_state")
+    group = None if distributed is None else distributed.get_tp_group()
+    if group is None or group.world_size == 1:
+        return [mine]
+    found: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(found, mine, group=group.cpu_group)
+    return found
+
+
+def _version_of(caller: Any) -> int:
+    """The version that the model of WeightUpdater or ModelRunner has from its trainer."""
+    model = caller.get_model() if hasattr(caller, "get_model") else caller.model
+    known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
+    return 0 if known is None else known[1].version
+
+
 def _receiver_of(model: Any, endpoint: str) -> Receiver:
     """The model's subscription. It hangs on the model, whose life it shares."""
     known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
     if known is not None and known[0] == endpoint:
         return known[1]
-    close(model)
-    receiver = subscribe(endpoint, _worker_name(None))
+    if known is not None:
+        known[1].close()
+        delattr(model, _RECEIVER)
+    receiver = subscribe(endpoint, f"sglang-{socket.gethostname()}-{os.getpid()}"[:63])
     setattr(model, _RECEIVER, (endpoint, receiver))
     return receiver
 
 
-def _read_order(said: dict[str, torch.Tensor]) -> tuple[str, int]:
-    if set(said) != {ENDPOINT, VERSION}:
+def _read_order(said: list[tuple[str, torch.Tensor]]) -> tuple[str, int, float]:
+    if [name for name, _ in said] != [ORDER]:
         raise InvalidError(
             f"pull takes what refit.integrations.sglang.order makes, and not {len(said)} tensors: "
-            'weights themselves go to load_format="refit.integrations.sglang.load"'
+            f'weights themselves go to load_format="{LOAD}"'
         )
-    return bytes(said[ENDPOINT].tolist()).decode(), int(said[VERSION].item())
+    read = json.loads(bytes(said[0][1].tolist()))
+    return str(read["endpoint"]), int(read["version"]), float(read["timeout"])
 
 
 def _refuse_twice(names: list[str]) -> None:
@@ -152,9 +314,15 @@ def _refuse_twice(names: list[str]) -> None:
         seen.add(name)
 
 
-def _worker_name(rank: int | None) -> str:
-    place = "" if rank is None else f"-tp{rank}"
-    return f"sglang-{socket.gethostname()}-{os.getpid()}{place}"[:63]
+def _refuse_quantized(model: Any) -> None:
+    """SGLang packs quantized weights for its kernels; published ones do not fit into these."""
+    for name, module in model.named_modules():
+        method = type(getattr(module, "quant_method", None)).__name__
+        if method != "NoneType" and not method.startswith("Unquantized"):
+            raise UnsupportedError(
+                f'"{name}" is quantized ({method}), and refit brings weights as the trainer has '
+                "them: start SGLang without quantization. Nothing was loaded"
+            )
 
 
 def _synchronize(model: Any) -> None:
@@ -163,3 +331,73 @@ def _synchronize(model: Any) -> None:
         if parameter.is_cuda:
             torch.cuda.synchronize(parameter.device)
         return
+
+
+# ---- The calls of a driver
+
+
+def _in_session(engine: Any, tensors: list[tuple[str, Any]], loader: str) -> str:
+    """Makes the call, in a session if this SGLang has them; returns what SGLang says."""
+    _check_loaders(engine, loader)
+    begin = getattr(engine, "begin_weight_update", None)
+    if begin is None:
+        return _call(engine, tensors, loader)
+    _check(begin())
+    try:
+        message = _call(engine, tensors, loader)
+    finally:
+        ended = engine.end_weight_update()
+    _check(ended)
+    return message
+
+
+def _check_loaders(engine: Any, loader: str) -> None:
+    """StateError: a loader that SGLang does not know would end its scheduler."""
+    known = engine if isinstance(engine, Server) else getattr(engine, "server_args", None)
+    if loader not in (getattr(known, "custom_weight_loader", None) or []):
+        raise StateError(
+            f"SGLang was started without {loader}: its engine takes custom_weight_loader="
+            "refit.integrations.sglang.LOADERS, its server --custom-weight-loader with these names"
+        )
+
+
+def _call(engine: Any, tensors: list[tuple[str, Any]], loader: str) -> str:
+    verb = engine.update_weights_from_tensor
+    _check(verb(order(""), load_format=loader, flush_cache=False))
+    return _check(verb(tensors, load_format=loader, flush_cache=True))
+
+
+def _check(said: Any) -> str:
+    """Raises what SGLang's answer ``(success, message)`` says."""
+    success, message = said
+    if success:
+        return str(message)
+    found = re.search(r"refit (\w+Error): (.*)", message, re.DOTALL)
+    if found is not None:
+        kind = getattr(errors, found.group(1), PeerError)
+        raise kind(found.group(2))
+    if "cache was not flushed" in message:
+        raise BusyError(message)
+    if "weight-update session" in message or "must run between" in message:
+        raise StateError(message)
+    raise PeerError(f"SGLang says: {message}")
+
+
+def _unload(engine: Any, name: str) -> None:
+    """Makes the adapter leave, if there is one."""
+    said = engine.unload_lora_adapter(name)
+    text = str(_field(said, "error_message"))
+    if not _field(said, "success") and "does not exist" not in text:
+        raise PeerError(f'SGLang kept the adapter "{name}": {text}')
+
+
+def _field(said: Any, name: str) -> Any:
+    return said.get(name) if isinstance(said, Mapping) else getattr(said, name, None)
+
+
+def _plain_config(peft: Any) -> dict[str, Any]:
+    return dict(peft if isinstance(peft, Mapping) else peft.to_dict())
+
+
+def _plain(value: Any) -> Any:
+    return sorted(value) if isinstance(value, set | frozenset) else str(value)

@@ -1,0 +1,182 @@
+"""A real SGLang engine in a process of its own, so that a test outlives an engine that ends.
+
+What is under test runs there: the functions that drive an engine are called beside it, and what
+they return or raise comes back.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from refit import Publisher
+from refit.integrations.sglang import LOADERS
+
+PROMPTS = [[1, 5, 6, 7], [1, 9, 10, 40, 41, 42, 43, 44], [1, 200, 17]]
+GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
+START_S = 240.0
+WAIT_S = 60.0
+
+Outputs = list[tuple[list[int], list[float]]]
+"""Of each prompt: the tokens, and the logprobs of these."""
+
+
+def options_of(path: str, **more: Any) -> dict[str, Any]:
+    """For SGLang's Engine on a CPU; the prefix cache is on."""
+    return {
+        "model_path": path,
+        "device": "cpu",
+        "attention_backend": "torch_native",
+        "disable_cuda_graph": True,
+        "max_total_tokens": 2048,
+        "max_running_requests": 8,
+        "log_level": "error",
+        "random_seed": 0,
+        **more,
+    }
+
+
+def outputs(engine: Any, **more: Any) -> Outputs:
+    answers = engine.generate(
+        input_ids=PROMPTS, sampling_params=GREEDY, return_logprob=True, **more
+    )
+    return [read_answer(one) for one in answers]
+
+
+def read_answer(answer: dict[str, Any]) -> tuple[list[int], list[float]]:
+    logprobs = [float(one[0]) for one in answer["meta_info"]["output_token_logprobs"]]
+    return list(answer["output_ids"]), logprobs
+
+
+def cached_tokens(engine: Any) -> list[int]:
+    """How many tokens of each prompt the prefix cache had."""
+    answers = engine.generate(input_ids=PROMPTS, sampling_params=GREEDY)
+    return [one["meta_info"]["cached_tokens"] for one in answers]
+
+
+def reload(engine: Any, folder: str) -> Outputs:
+    """SGLang's own update from a folder, and what the engine says then."""
+    done, why, *_ = engine.update_weights_from_disk(folder)
+    assert done, why
+    return outputs(engine)
+
+
+def _serve(pipe: Connection, options: dict[str, Any]) -> None:
+    import sglang
+    from refit.integrations import sglang as refit_sglang
+
+    ours = {"outputs": outputs, "cached_tokens": cached_tokens, "reload": reload}
+    engine = sglang.Engine(**options)
+    pipe.send(("returned", None))
+    while True:
+        name, values, named = pipe.recv()
+        if name == "end":
+            break
+        try:
+            if name in ours:
+                result = ours[name](engine, *values, **named)
+            elif name.startswith("refit_"):
+                result = getattr(refit_sglang, name)(engine, *values, **named)
+            else:
+                result = getattr(engine, name)(*values, **named)
+            pipe.send(("returned", result))
+        except Exception as why:
+            pipe.send(("raised", why))
+    engine.shutdown()
+
+
+class EngineProcess:
+    """``engine("refit_update", endpoint, 1)`` calls refit's function there, ``engine("generate",
+    ...)`` SGLang's method."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, options))
+        self._process.start()
+        theirs.close()
+        self._receive(START_S)
+
+    def __call__(self, name: str, *values: Any, **named: Any) -> Any:
+        self._pipe.send((name, values, named))
+        return self._receive(120.0)
+
+    def _receive(self, limit: float) -> Any:
+        if not self._pipe.poll(limit):
+            raise TimeoutError(f"the engine did not answer in {limit} s")
+        how, what = self._pipe.recv()
+        if how == "raised":
+            raise what
+        return what
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pipe.send(("end", (), {}))
+        self._process.join(60)
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+
+
+@contextlib.contextmanager
+def engine(path: str, **more: Any) -> Iterator[EngineProcess]:
+    more.setdefault("custom_weight_loader", LOADERS)
+    made = EngineProcess(options_of(path, **more))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def outputs_of_fresh(folders: Iterable[str], **more: Any) -> list[Outputs]:
+    """What an engine says that was started from the first folder, without refit, and what it says
+    when SGLang has loaded each of the others."""
+    with engine(next(iter(folders)), custom_weight_loader=None, **more) as fresh:
+        return [fresh("outputs"), *(fresh("reload", one) for one in list(folders)[1:])]
+
+
+def trainer_process(folder: Path, code: str) -> "subprocess.Popen[str]":
+    """A trainer of its own; its first line is JSON with the endpoint."""
+    script = folder / "trainer.py"
+    script.write_text(code)
+    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+
+
+def first_line(process: "subprocess.Popen[str]") -> Any:
+    assert process.stdout is not None
+    return json.loads(process.stdout.readline())
+
+
+class Trainer:
+    """A publisher, and a model whose weights it publishes on a thread of its own."""
+
+    def __init__(self, publisher: Publisher, pool: ThreadPoolExecutor) -> None:
+        self.publisher = publisher
+        self.endpoint = publisher.endpoint
+        self._pool = pool
+
+    def publish(self, weights: Any, workers: int = 1) -> "Future[int]":
+        def run() -> int:
+            self.publisher.wait_workers(workers, WAIT_S)
+            return self.publisher.publish(dict(weights))
+
+        return self._pool.submit(run)
+
+
+@contextlib.contextmanager
+def trainer() -> Iterator[Trainer]:
+    with Publisher("tcp://127.0.0.1:0") as publisher, ThreadPoolExecutor(1) as pool:
+        yield Trainer(publisher, pool)
+
+
+def weights_of(folder: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(Path(folder) / "model.safetensors")

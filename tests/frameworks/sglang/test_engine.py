@@ -1,0 +1,229 @@
+"""A live engine of SGLang takes its weights from a trainer; another one was started from them."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import engines
+import models
+import pytest
+import torch
+from engines import WAIT_S, EngineProcess, Trainer, trainer, weights_of
+from refit.errors import (
+    DeadlineError,
+    InvalidError,
+    PeerError,
+    StateError,
+)
+from refit.integrations import sglang
+
+UPDATES = 20
+FRESH = (1, 10, UPDATES)
+
+
+@pytest.fixture
+def publishing() -> Iterator[Trainer]:
+    with trainer() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Version 0 to 20 of a model, as folders."""
+    base = tmp_path_factory.mktemp("llama")
+    model = models.make("llama")
+    made = [models.save(model, base / "0")]
+    for version in range(1, UPDATES + 1):
+        models.change(model, version)
+        made.append(models.save(model, base / str(version)))
+    return made
+
+
+@pytest.fixture(scope="module")
+def expected(folders: list[str]) -> list[engines.Outputs]:
+    """What SGLang says with each version that it read from disk itself."""
+    return engines.outputs_of_fresh(folders)
+
+
+@pytest.fixture(scope="module")
+def live(folders: list[str], expected: Any) -> Iterator[EngineProcess]:
+    """An engine that all tests here go on with, whatever the one before it did to it."""
+    with engines.engine(folders[0]) as one:
+        yield one
+
+
+def update(
+    live: EngineProcess, publishing: Trainer, folder: str, version: int = 0
+) -> tuple[int, int]:
+    """A version reaches the engine: its number as the trainer has it, and as the engine says."""
+    done = publishing.publish(weights_of(folder))
+    loaded = live("refit_update", publishing.endpoint, version, timeout=WAIT_S)
+    return done.result(WAIT_S), loaded
+
+
+def test_each_version_says_what_an_engine_says_that_read_it(
+    live: EngineProcess,
+    publishing: Trainer,
+    folders: list[str],
+    expected: list[engines.Outputs],
+) -> None:
+    assert live("outputs") == expected[0]
+    for version in range(1, UPDATES + 1):
+        assert update(live, publishing, folders[version], version) == (version, version)
+        assert live("outputs") == expected[version], f"version {version}"
+    assert len({str(one) for one in expected}) == UPDATES + 1
+
+
+@pytest.mark.parametrize("version", FRESH)
+def test_an_engine_that_starts_from_a_version_says_the_same(
+    version: int, folders: list[str], expected: list[engines.Outputs]
+) -> None:
+    assert engines.outputs_of_fresh([folders[version]]) == [expected[version]]
+
+
+def test_tensors_that_are_handed_over_are_loaded(
+    live: EngineProcess, folders: list[str], expected: list[engines.Outputs]
+) -> None:
+    for version in (3, 4, 5):
+        live("refit_load", list(weights_of(folders[version]).items()))
+        assert live("outputs") == expected[version]
+
+
+def test_an_update_empties_the_prefix_cache(
+    live: EngineProcess, publishing: Trainer, folders: list[str]
+) -> None:
+    live("outputs")
+    assert all(live("cached_tokens"))
+    update(live, publishing, folders[6])
+    assert not any(live("cached_tokens"))
+
+
+def test_a_version_that_is_loaded_is_not_fetched_again(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    assert update(live, publishing, folders[7], 1) == (1, 1)
+    assert live("refit_update", publishing.endpoint, 1, timeout=0) == 1
+    assert live("outputs") == expected[7]
+
+
+def test_outside_of_a_session_sglang_says_no_and_nothing_changes(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    update(live, publishing, folders[8], 1)
+    order = sglang.order(publishing.endpoint, 2)
+    done, why = live("update_weights_from_tensor", order, load_format=sglang.PULL)
+    assert (done, "must run between" in why) == (False, True)
+    assert live("outputs") == expected[8]
+
+
+def test_a_session_that_is_open_is_a_state_error(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    assert live("begin_weight_update")[0]
+    with pytest.raises(StateError, match="already open"):
+        live("refit_update", publishing.endpoint, 1, timeout=0)
+    assert live("end_weight_update")[0]
+    assert update(live, publishing, folders[9], 1) == (1, 1)
+    assert live("outputs") == expected[9]
+
+
+def test_a_failure_is_a_value_of_sglang(live: EngineProcess, publishing: Trainer) -> None:
+    before = live("outputs")
+    live("begin_weight_update")
+    order = sglang.order(publishing.endpoint, 1, timeout=0.2)
+    done, why = live("update_weights_from_tensor", order, load_format=sglang.PULL)
+    assert live("end_weight_update")[0]
+    assert (done, why.startswith("refit DeadlineError: ")) == (False, True), why
+    assert live("outputs") == before
+
+
+def test_no_version_in_time_is_a_deadline_error(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    before = live("outputs")
+    with pytest.raises(DeadlineError):
+        live("refit_update", publishing.endpoint, 1, timeout=0.5)
+    assert live("outputs") == before
+    assert update(live, publishing, folders[10], 1) == (1, 1)
+    assert live("outputs") == expected[10]
+
+
+def test_weights_that_do_not_fit_are_refused_at_both_ends(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    wrong = weights_of(folders[11])
+    wrong["model.norm.weight"] = torch.ones(7)
+    done = publishing.publish(wrong)
+    with pytest.raises(PeerError, match=r"AssertionError.*\[7\]"):
+        live("refit_update", publishing.endpoint, 1, timeout=WAIT_S)
+    with pytest.raises(PeerError):
+        done.result(WAIT_S)
+    assert update(live, publishing, folders[11]) == (2, 2)
+    assert live("outputs") == expected[11]
+
+
+def test_wrong_calls_change_nothing(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    update(live, publishing, folders[12])
+    weights = list(weights_of(folders[13]).items())
+    with pytest.raises(InvalidError, match=r'weight "[^"]+" came twice: nothing was loaded'):
+        live("refit_load", [*weights, weights[0]])
+    with pytest.raises(InvalidError, match="no endpoint"):
+        live("refit_update", "", 1)
+    with pytest.raises(InvalidError, match="a number of seconds"):
+        live("refit_update", publishing.endpoint, 1, timeout=-1)
+    live("begin_weight_update")
+    done, why = live("update_weights_from_tensor", weights, load_format=sglang.PULL)
+    assert not done
+    assert "refit InvalidError: pull takes what" in why
+    live("end_weight_update")
+    assert live("outputs") == expected[12]
+
+
+TRAINER = """
+import json, sys, time
+from safetensors.torch import load_file
+publisher = Publisher("tcp://127.0.0.1:0")
+print(json.dumps(publisher.endpoint), flush=True)
+publisher.wait_workers(1, 60)
+publisher.publish(load_file(sys.argv[0].replace("trainer.py", "weights.safetensors")))
+print("published", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_trainer_that_is_killed_leaves_an_engine_that_serves_and_takes_another(
+    live: EngineProcess,
+    publishing: Trainer,
+    folders: list[str],
+    expected: Any,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights.safetensors").write_bytes(
+        (Path(folders[14]) / "model.safetensors").read_bytes()
+    )
+    process = engines.trainer_process(tmp_path, TRAINER)
+    try:
+        endpoint = engines.first_line(process)
+        assert live("refit_update", endpoint, 1, timeout=WAIT_S) == 1
+        assert live("outputs") == expected[14]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with pytest.raises(DeadlineError):
+        live("refit_update", endpoint, 2, timeout=1)
+    assert live("outputs") == expected[14]
+    assert update(live, publishing, folders[15], 1) == (1, 1)
+    assert live("outputs") == expected[15]
+
+
+def test_an_engine_that_slept_takes_a_version_before_its_cache_comes_back(
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+) -> None:
+    live("release_memory_occupation")
+    live("resume_memory_occupation", tags=["weights"])
+    assert update(live, publishing, folders[16], 1) == (1, 1)
+    live("resume_memory_occupation", tags=["kv_cache", "cuda_graph"])
+    assert live("outputs") == expected[16]
