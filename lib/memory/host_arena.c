@@ -34,6 +34,10 @@
  * the memory, whatever the page size): then small pages are tried on the next stretch, and huge
  * ones are given up if they cost many times as much. Time in which other processes have the CPU is
  * not counted: it would decide by chance.
+ *
+ * With pages of 4 KiB a huge one has 2 MiB. With those of 16 and 64 KiB, which ARM's kernels may
+ * have, it has 32 and 512 MiB, and is cleared at its first touch: such steps the probe takes, or
+ * none where one is larger than all of it. Then huge pages are left alone unless they are wanted.
  */
 
 #define PROBE_BYTES  (UINT64_C(64) << 20)
@@ -54,37 +58,51 @@ static int64_t queued_time(void)
     return waited > INT64_MAX ? 0 : (int64_t)waited;
 }
 
-/* Bytes per second of touching from `*at` on, which it moves; up to `bytes`, or until PROBE_TIME is
- * up. 0 if nothing could be touched: the touch of the whole range then reports the error. */
-static double probe_rate(char **at, uint64_t bytes)
+/* Of this kernel. */
+static uint64_t huge_page_bytes(void)
+{
+    char text[32];
+    uint64_t bytes;
+    if (!rft_procfile_read("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", text, sizeof text))
+        return RFT_HUGE_PAGE;
+    bool known = rft_procfile_number(text, &bytes) && (bytes & (bytes - 1)) == 0;
+    return known && bytes > RFT_HUGE_PAGE ? bytes : RFT_HUGE_PAGE;
+}
+
+/* Bytes per second of touching from `*at` on, which it moves, `step` at a time; up to `bytes`, or
+ * until PROBE_TIME is up. 0 if nothing could be touched: the touch of the whole range then reports
+ * the error. */
+static double probe_rate(char **at, uint64_t bytes, uint64_t step)
 {
     int64_t start = rft_now() - queued_time();
     int64_t taken = 0;
     uint64_t done = 0;
     while (done < bytes && taken < PROBE_TIME) {
-        if (rft_touch_range(*at, RFT_HUGE_PAGE, NULL) != REFIT_OK) break;
-        *at += RFT_HUGE_PAGE;
-        done += RFT_HUGE_PAGE;
+        if (rft_touch_range(*at, step, NULL) != REFIT_OK) break;
+        *at += step;
+        done += step;
         taken = rft_now() - queued_time() - start;
     }
     return taken <= 0 ? 0 : (double)done / rft_seconds(taken);
 }
 
-static bool are_cheap(char *base, uint64_t bytes)
+static bool are_cheap(char *base, uint64_t bytes, uint64_t page)
 {
     char *at = base;
-    double huge = probe_rate(&at, rft_min_u64(bytes, PROBE_BYTES) & ~(RFT_HUGE_PAGE - 1));
+    if (page > PROBE_BYTES) return false;
+    double huge = probe_rate(&at, rft_min_u64(bytes, PROBE_BYTES) & ~(page - 1), page);
     uint64_t left = bytes - (uint64_t)(at - base);
     if (huge >= CHEAP_RATE || left < SECOND_BYTES) return true;
     if (madvise(at, SECOND_BYTES, MADV_NOHUGEPAGE) != 0) return true;
-    return huge * MUCH_FASTER >= probe_rate(&at, SECOND_BYTES);
+    return huge * MUCH_FASTER >= probe_rate(&at, SECOND_BYTES, RFT_HUGE_PAGE);
 }
 
 bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted)
 {
-    bool asked = wanted != REFIT_HUGE_PAGES_NEVER && bytes >= RFT_HUGE_PAGE &&
+    uint64_t page = huge_page_bytes();
+    bool asked = wanted != REFIT_HUGE_PAGES_NEVER && bytes >= page &&
                  madvise(base, bytes, MADV_HUGEPAGE) == 0;
-    if (asked && wanted == REFIT_HUGE_PAGES_AUTO) asked = are_cheap(base, bytes);
+    if (asked && wanted == REFIT_HUGE_PAGES_AUTO) asked = are_cheap(base, bytes, page);
     (void)madvise(base, bytes, asked ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     return asked;
 }
@@ -157,14 +175,15 @@ static refit_status fail_map(uint64_t bytes, refit_error *error)
 /* Maps `bytes` (whole pages) from a huge page's beginning on, and nothing around them. */
 static refit_status map_image(uint64_t bytes, char **out, refit_error *error)
 {
-    uint64_t room;
+    uint64_t room, page = huge_page_bytes();
     errno = ENOMEM;
-    if (!rft_add_u64(bytes, RFT_HUGE_PAGE, &room) || room > SIZE_MAX) return fail_map(bytes, error);
+    if (bytes < page) page = RFT_HUGE_PAGE;
+    if (!rft_add_u64(bytes, page, &room) || room > SIZE_MAX) return fail_map(bytes, error);
     char *mapped = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return fail_map(bytes, error);
-    uint64_t head = -(uintptr_t)mapped & (RFT_HUGE_PAGE - 1);
+    uint64_t head = -(uintptr_t)mapped & (page - 1);
     if (head > 0) (void)munmap(mapped, head);
-    (void)munmap(mapped + head + bytes, RFT_HUGE_PAGE - head);
+    (void)munmap(mapped + head + bytes, page - head);
     (void)madvise(mapped + head, bytes, MADV_DONTFORK);
     (void)madvise(mapped + head, bytes, MADV_DONTDUMP);
     *out = mapped + head;

@@ -71,10 +71,10 @@ rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena);
 /* ---- Huge pages ------------------------------------------------------------------------------
  * huge_pages: pages of 2 MiB make the first touch and the page-lock many times cheaper, unless the
  * machine's memory is so fragmented that the kernel must move things about for each of them. A
- * short probe tells.
+ * short probe tells. Where the kernel's base pages are larger than 4 KiB, so are its huge pages.
  */
 
-#define RFT_HUGE_PAGE (UINT64_C(2) << 20)
+#define RFT_HUGE_PAGE (UINT64_C(2) << 20) /* with base pages of 4 KiB */
 
 /* Asks for huge pages in [base, base + bytes), or for none, as `wanted` says; true if they were
  * asked for. REFIT_HUGE_PAGES_AUTO touches up to 80 MiB of the range to find out. */

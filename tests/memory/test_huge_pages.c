@@ -1,0 +1,126 @@
+/* Huge pages of the sizes that kernels have: 2 MiB, and with larger base pages more. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "memory/host_arena.h"
+#include "memory/procfile.h"
+#include "tests/support/faulty_device.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static const char *told; /* what the kernel says of its huge pages; NULL: there is no such file */
+
+bool __real_rft_procfile_read(const char *path, char *text, size_t room);
+bool __wrap_rft_procfile_read(const char *path, char *text, size_t room);
+
+bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
+{
+    if (strstr(path, "hpage_pmd_size") == NULL) return __real_rft_procfile_read(path, text, room);
+    if (told == NULL) return false;
+    snprintf(text, room, "%s", told);
+    return true;
+}
+
+/* Whether huge pages were asked for in so many bytes of nothing; `*touched`: bytes that have memory
+ * now, looked for at every 2 MiB. */
+static bool ask(uint64_t bytes, refit_huge_pages wanted, uint64_t *touched)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
+    assert_ptr_not_equal(base, MAP_FAILED);
+    bool asked = rft_huge_pages_ask(base, bytes, wanted);
+    *touched = 0;
+    for (uint64_t at = 0; at < bytes; at += 2 * MIB) {
+        unsigned char there = 0;
+        assert_int_equal(mincore(base + at, 1, &there), 0);
+        if (there & 1) *touched += 2 * MIB;
+    }
+    assert_int_equal(munmap(base, bytes), 0);
+    return asked;
+}
+
+static void what_is_too_large_to_probe_is_not_touched(void **state)
+{
+    (void)state;
+    uint64_t touched;
+    told = "536870912\n";
+    assert_false(ask(512 * MIB, REFIT_HUGE_PAGES_AUTO, &touched));
+    assert_int_equal(touched, 0);
+    assert_true(ask(512 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
+    assert_int_equal(touched, 0);
+}
+
+static void less_than_a_huge_page_asks_for_none(void **state)
+{
+    (void)state;
+    uint64_t touched;
+    told = "33554432\n";
+    assert_false(ask(30 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
+    assert_true(ask(32 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
+    assert_false(ask(32 * MIB, REFIT_HUGE_PAGES_NEVER, &touched));
+}
+
+static void a_probe_takes_whole_huge_pages(void **state)
+{
+    (void)state;
+    uint64_t touched;
+    told = "8388608\n";
+    (void)ask(10 * MIB, REFIT_HUGE_PAGES_AUTO, &touched);
+    assert_true(touched >= 8 * MIB);
+}
+
+static void sizes_that_mean_nothing_are_those_of_small_pages(void **state)
+{
+    (void)state;
+    const char *const texts[] = {NULL, "", "never\n", "3145728\n", "0\n", "4096\n"};
+    uint64_t touched;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        told = texts[i];
+        assert_true(ask(2 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
+        assert_false(ask(1 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
+    }
+}
+
+/* Several at a time: one alone would begin there by chance. */
+static void images_begin_where_a_huge_page_does(void **state)
+{
+    (void)state;
+    refit_device *device;
+    rft_layout_item item = {9 * MIB, 0, 0, 0, 0};
+    rft_layout layout;
+    rft_host_arena *arenas[3];
+    refit_config config;
+    told = "8388608\n";
+    refit_config_init(&config, sizeof config);
+    config.offload_budget_bytes = 64 * MIB;
+    assert_int_equal(faulty_device_open("host", &device, NULL), REFIT_OK);
+    assert_int_equal(rft_layout_open(&layout, &item, 1, 512, 16 * MIB, NULL), REFIT_OK);
+    for (size_t i = 0; i < 3; i++) {
+        assert_int_equal(rft_host_arena_open(device, &layout, &config, &arenas[i], NULL), REFIT_OK);
+        assert_int_equal(rft_host_arena_take(arenas[i], NULL), REFIT_OK);
+        assert_int_equal((uintptr_t)rft_host_arena_base(arenas[i]) % (8 * MIB), 0);
+    }
+    for (size_t i = 0; i < 3; i++)
+        rft_host_arena_close(arenas[i]);
+    rft_layout_close(&layout);
+    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_too_large_to_probe_is_not_touched),
+        cmocka_unit_test(less_than_a_huge_page_asks_for_none),
+        cmocka_unit_test(a_probe_takes_whole_huge_pages),
+        cmocka_unit_test(sizes_that_mean_nothing_are_those_of_small_pages),
+        cmocka_unit_test(images_begin_where_a_huge_page_does),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
