@@ -17,7 +17,7 @@ from refit.integrations import activations, nemo_rl, state_offload, verl  # noqa
 
 NAMES = [
     *("accelerate", "deepspeed", "megatron", "megatron_activations", "megatron_cpu_offload"),
-    *("ms_swift", "nemo_rl", "sglang", "verl", "vllm", "xtuner"),
+    *("ms_swift", "nemo_rl", "sglang", "skyrl", "verl", "vllm", "xtuner"),
 ]
 
 
@@ -74,6 +74,15 @@ def test_verl_names_the_backend_and_its_keywords(root: Path) -> None:
     made = verl.RefitCheckpointEngine(1 << 20, is_master=True, **kwargs)
     assert "refit" in made.prepare()
     made.close()
+
+
+def test_skyrl_calls_its_offload_as_verl_does(root: Path) -> None:
+    policy = _read(root, "skyrl")["trainer"]["policy"]
+    assert policy["optimizer_config"] == {"offload_after_step": True}
+    assert policy["fsdp_config"] == {"cpu_offload": False}
+    # offload_fsdp_optimizer(optimizer), load_fsdp_optimizer(optimizer, device_id)
+    inspect.signature(verl.offload_fsdp_optimizer).bind(object())
+    inspect.signature(verl.load_fsdp_optimizer).bind(object(), 0)
 
 
 def test_vllm_names_the_extension(root: Path) -> None:

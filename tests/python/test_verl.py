@@ -1,4 +1,6 @@
-"""verl's hooks with refit behind them. verl is a stand-in, refit is real."""
+"""What verl's hooks do that tests/frameworks/verl does not show with verl itself: Megatron's pair,
+which verl offers on GPUs, and failures. verl is a stand-in here.
+"""
 
 import asyncio
 import copy
@@ -71,28 +73,6 @@ def test_installing_says_where_and_removing_puts_everything_back(
     assert vars(engine) == before
 
 
-def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = fake.install(monkeypatch)
-    plain, ours = _adamw(), _adamw()
-    with verl.install():
-        engine = fake.FSDPEngine(module, ours)
-        for _ in range(3):
-            engine.to("cpu")
-            engine.to("cpu")
-            engine.to("cuda")
-            engine.to("cuda")
-            _step(ours)
-            _step(plain)
-            engine.to("cpu")
-            assert _is_away(ours)
-            engine.to("cuda")
-    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
-        detach(ours)
-        assert all(torch.equal(mine[key], other[key]) for key in other)
-
-
 def test_step_stays_where_it_is_and_states_stay_the_same_objects() -> None:  # trap 7, 8
     optimizer = _adamw(fused=True)
     _step(optimizer)
@@ -111,28 +91,6 @@ def test_an_optimizer_without_state_or_without_a_controller_is_left_alone() -> N
     verl.load_fsdp_optimizer(optimizer, 0)
     verl.offload_fsdp_optimizer(optimizer)
     assert attached(optimizer) is None
-
-
-HOST = {"states": "host", "window_bytes": "64KiB", "offload": {"timeout_ms": 20_000}}
-
-
-def test_states_live_on_the_host_from_the_first_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = fake.install(monkeypatch)
-    plain, ours = _adamw(), _adamw()
-    with verl.install(HOST):
-        engine = fake.FSDPEngine(module, ours)
-        engine.to("cpu")  # as verl does when it has made the engine
-        controller = attached(ours)
-        for _ in range(3):
-            engine.to("cuda")
-            _step(ours)
-            _step(plain)
-            engine.to("cpu")
-        stats = controller.stats()
-        assert stats["refit/step_in_bytes"] == stats["refit/step_out_bytes"] == 64 * 8 * 4 * 2
-    detach(ours)
-    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
-        assert all(torch.equal(mine[key], other[key]) for key in other)
 
 
 def _megatron(**said: Any) -> tuple[Any, Any]:
@@ -216,26 +174,14 @@ class Deep(torch.nn.Module):
         return x
 
 
-def test_activations_leave_by_refit_where_they_have_host_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = fake.install(monkeypatch)
-    before = dict(vars(engine))
-    plain, ours, x = Deep(), Deep(), torch.randn(64, 32)
-    installation = verl.install(ACTIVATIONS)
-    engine.enable_activation_offloading(ours, "fsdp2", True)
-    engine.enable_activation_offloading(ours, "fsdp2")
-    offload = ours._refit_activations.offload
-    for model in (plain, ours):
-        model(x).square().mean().backward()
-    assert offload.stats()["refit/activation_left_bytes_last"] > 0
-    for mine, other in zip(ours.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(mine.grad, other.grad)
-    copied = copy.deepcopy(ours)
-    assert copied._refit_activations.offload is None
+def test_a_copy_of_a_model_has_no_offload_and_a_second_call_makes_none() -> None:
+    model = Deep()
+    verl.enable_activation_offloading(model, "fsdp2", config=ACTIVATIONS)
+    offload = model._refit_activations.offload
+    verl.enable_activation_offloading(model, "fsdp2", config=ACTIVATIONS)
+    assert model._refit_activations.offload is offload
+    assert copy.deepcopy(model)._refit_activations.offload is None
     offload.close()
-    installation.remove()
-    assert vars(engine) == before
 
 
 def test_without_host_memory_activations_leave_by_verl(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,105 +305,78 @@ def test_a_verl_without_the_helpers_is_refused_and_left_as_it_was(
 # ---- Weights
 
 
-@pytest.fixture
-def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake.CheckpointEngineManager]:
-    fake.install(monkeypatch)
-    verl.register()
-    trainer = [fake.EngineWorker(ENGINE, is_master=rank == 0) for rank in range(2)]
-    rollout = [fake.EngineWorker(ENGINE) for _ in range(2)]
-    made = fake.CheckpointEngineManager(trainer, rollout)
-    yield made
-    made.close()
-
-
-def _hold(manager: fake.CheckpointEngineManager, value: float) -> bool:
-    return all(
-        worker.loaded.keys() == WEIGHTS.keys()
-        and all(torch.equal(worker.loaded[name], WEIGHTS[name] + value) for name in WEIGHTS)
-        for worker in manager.rollout
-    )
-
-
 def _plus(value: float) -> dict[str, Any]:
     return {name: tensor + value for name, tensor in WEIGHTS.items()}
 
 
-def test_all_rollouts_get_each_version_under_the_trainers_number(
-    manager: fake.CheckpointEngineManager,
-) -> None:
-    for step in (10, 20, 30):
-        figures = manager.update_weights(_plus(step), global_steps=step)
-        assert _hold(manager, step)
-        assert manager.rollout[0].checkpoint_engine.version == step
-        assert figures[0]["workers"] == 2
+class Pair:
+    """A trainer's engine and a rollout's."""
+
+    def __init__(self) -> None:
+        self.trainer = verl.RefitCheckpointEngine(1 << 20, is_master=True, **ENGINE)
+        self.rollout = verl.RefitCheckpointEngine(1 << 20, **ENGINE)
+        metadata = [self.trainer.prepare(), self.rollout.prepare()]
+        sides = verl.RefitCheckpointEngine.build_topology(1, 1, metadata)
+        for engine, told in zip((self.trainer, self.rollout), sides, strict=True):
+            engine.init_process_group(**{name: value[0] for name, value in told.items()})
+
+    def update(self, weights: dict[str, Any], version: int | None = None) -> dict[str, Any]:
+        """What the rollout holds behind an update."""
+
+        async def receive() -> dict[str, Any]:
+            held = [named async for named in self.rollout.receive_weights()]
+            return {name: tensor.clone() for name, tensor in held}
+
+        async def both() -> dict[str, Any]:
+            sent = self.trainer.send_weights(iter(weights.items()), version)
+            return (await asyncio.gather(receive(), sent))[0]
+
+        taken = asyncio.run(both())
+        self.rollout.finalize()
+        return taken
+
+    def send(self, weights: Any) -> None:
+        asyncio.run(self.trainer.send_weights(weights))
 
 
-def test_tensors_stay_readable_until_the_engine_is_done(
-    manager: fake.CheckpointEngineManager,
-) -> None:  # trap 31: the adapter copies after the last tensor has come
-    manager.update_weights(_plus(1))
-    assert _hold(manager, 1)
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.rollout.close()
+    made.trainer.close()
 
 
-def test_a_number_that_is_used_up_is_replaced_by_the_next_one(
-    manager: fake.CheckpointEngineManager,
-) -> None:  # trap 35
-    manager.update_weights(_plus(1), global_steps=7)
-    manager.update_weights(_plus(2), global_steps=1)
-    assert _hold(manager, 2)
-    assert manager.trainer[0].checkpoint_engine.version == 8
+def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_every_rank_runs_the_generator_to_its_end(
-    manager: fake.CheckpointEngineManager,
-) -> None:  # trap 34
-    manager.update_weights(_plus(0))
-    assert [worker.gathered for worker in manager.trainer] == [list(WEIGHTS)] * 2
+def test_a_number_that_is_used_up_is_replaced_by_the_next_one(pair: Pair) -> None:  # trap 35
+    pair.update(_plus(1), 7)
+    assert _same(pair.update(_plus(2), 1), _plus(2))
+    assert (pair.trainer.version, pair.rollout.version) == (8, 8)
 
 
-def test_a_rollout_that_stops_early_refuses_and_the_next_refit_heals(
-    manager: fake.CheckpointEngineManager,
-) -> None:  # trap 12
-    manager.rollout[0].fails_at = "layer.4"
-    with pytest.raises(Exception, match=r"rollout-0: the engine stopped before"):
-        manager.update_weights(_plus(1))
-    assert manager.rollout[0].checkpoint_engine.version == 0
-    assert manager.trainer[1].gathered == list(WEIGHTS)
-
-    manager.rollout[0].fails_at = None
-    manager.update_weights(_plus(2))
-    while not _hold(manager, 2):  # it may be offered first what it has refused
-        manager.update_weights(_plus(2))
-
-
-def test_other_weights_than_before_are_declared_again(
-    manager: fake.CheckpointEngineManager,
-) -> None:
-    manager.update_weights(_plus(1))
+def test_other_weights_than_before_are_declared_again(pair: Pair) -> None:
+    pair.update(_plus(1))
     more = {**_plus(2), "head": torch.ones(3)}
-    engine = manager.trainer[0].checkpoint_engine
     with pytest.raises(NotFoundError, match="'head' was not declared"):
-        asyncio.run(engine.send_weights(iter(more.items())))
-    assert engine.version == 1
-    manager.update_weights(more)
-    assert all(worker.loaded.keys() == more.keys() for worker in manager.rollout)
+        pair.send(iter(more.items()))
+    assert pair.trainer.version == 1
+    assert _same(pair.update(more), more)
 
 
-def test_a_generator_that_fails_aborts_the_version(
-    manager: fake.CheckpointEngineManager,
-) -> None:
-    manager.update_weights(_plus(1))
-    engine = manager.trainer[0].checkpoint_engine
+def test_a_generator_that_fails_aborts_the_version(pair: Pair) -> None:
+    pair.update(_plus(1))
 
     def broken() -> Any:
         yield "layer.0", WEIGHTS["layer.0"]
         raise OSError("the shard is gone")
 
     with pytest.raises(OSError, match="the shard is gone"):
-        asyncio.run(engine.send_weights(broken()))
-    assert engine.version == 1
-    manager.update_weights(_plus(3))
-    assert _hold(manager, 3)
+        pair.send(broken())
+    assert pair.trainer.version == 1
+    assert _same(pair.update(_plus(3)), _plus(3))
 
 
 def test_a_topology_has_one_publisher() -> None:
@@ -472,3 +391,30 @@ def test_a_rollout_that_was_not_told_where_to_go_says_so() -> None:
 
     with pytest.raises(StateError, match="process group was not initialized"):
         asyncio.run(receive())
+
+
+def test_a_wait_for_a_trainer_that_was_replaced_ends_and_the_new_one_is_heard() -> None:
+    def publisher() -> Any:
+        made = verl.RefitCheckpointEngine(1 << 20, is_master=True, **ENGINE)
+        made.expect(1)
+        return made, made.open_publisher()
+
+    (gone, before), (made, after) = publisher(), publisher()
+    rollout = verl.RefitCheckpointEngine(1 << 20, **ENGINE)
+
+    async def received() -> dict[str, Any]:
+        return {name: one.clone() async for name, one in rollout.receive_weights()}
+
+    async def play() -> None:
+        rollout.init_process_group(endpoint=before, rank=0, rollouts=1)
+        waiting = asyncio.create_task(received())
+        await asyncio.sleep(0.2)
+        gone.close()
+        rollout.init_process_group(endpoint=after, rank=0, rollouts=1)
+        with pytest.raises(StateError, match="closed"):
+            await waiting
+        taken, _ = await asyncio.gather(received(), made.send_weights(iter(WEIGHTS.items())))
+        assert taken.keys() == WEIGHTS.keys()
+
+    asyncio.run(play())
+    rollout.close(), made.close()

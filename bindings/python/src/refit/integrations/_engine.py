@@ -108,8 +108,14 @@ class Engine:
         self._close_publisher()
 
     def connect(self, endpoint: str, worker: str) -> None:
-        """Subscribes to the trainer; does nothing if that was done already."""
+        """Subscribes to the trainer; does nothing if that was done already. A trainer that was
+        started again may be at another endpoint: then a wait for the one before ends, with a
+        StateError."""
         self._close_publisher()
+        receiver = self._receiver
+        if receiver is not None and receiver.endpoint != endpoint:
+            self._receiver = None
+            receiver.close()
         if self._receiver is None:
             self._receiver = subscribe(endpoint, worker, self._config)
 
@@ -138,12 +144,15 @@ class Engine:
         finally:
             run_to_the_end(left)
 
-    async def batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
-        """The next version in batches. It is accepted when the last one has been taken and more is
-        asked for, and refused if the reader stops before. Views stay until ``let_go``."""
+    async def batches(
+        self, version: int | None = None
+    ) -> AsyncGenerator[list[tuple[str, Any]], None]:
+        """The next version in batches; below the number, if one is given, they are refused. It is
+        accepted when the last batch has been taken and more is asked for, and refused if the reader
+        stops before. Views stay until ``let_go``."""
         if self._receiver is None:
             raise StateError("this worker knows no trainer: its process group was not initialized")
-        update = await self._receiver.arrival(self._timeout_s)
+        update = await self._receiver.arrival(self._timeout_s, version)
         with self._receiver.loading(update):
             for batch in _batched(update.tensors(), self.bucket_size):
                 yield [(name, self._placed(tensor)) for name, tensor in batch]

@@ -10,7 +10,7 @@ holding nothing: part of the model may be new by then. It knows no engine.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -43,10 +43,11 @@ class Receiver:
 
     def __init__(self, subscriber: "Subscriber", endpoint: str) -> None:
         self.subscriber = subscriber
+        self.endpoint = endpoint
         self.version = 0
-        self._endpoint = endpoint
         self._update: Update | None = None
         self._kept = False
+        self._end_wait: Callable[[], None] | None = None
 
     def take(
         self,
@@ -77,17 +78,22 @@ class Receiver:
                 raise DeadlineError(f"{self._absence()} after {timeout:g} s")
             time.sleep(0.02)
 
-    async def arrival(self, timeout: float | None = None) -> "Update":
-        """As take, for the next version, on an event loop: others run meanwhile. Uses no thread."""
+    async def arrival(self, timeout: float | None = None, version: int | None = None) -> "Update":
+        """As take, on an event loop: others run meanwhile. Uses no thread.
+        StateError if it is closed meanwhile, on this loop."""
         self.let_go()
         end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
         while True:
             try:
-                return self.subscriber.next(0)
+                update = self.subscriber.next(0)
             except DeadlineError:
                 if time.monotonic() >= end:
                     raise
-                await _readable(self.subscriber.fileno(), end)
+                await self._readable(self.subscriber.fileno(), end)
+                continue
+            if version is None or update.version >= version:
+                return update
+            self._pass_over(update, version)
 
     @contextmanager
     def loading(self, update: "Update") -> Iterator["Update"]:
@@ -128,6 +134,8 @@ class Receiver:
 
     def close(self) -> None:
         """Lets go and leaves. Idempotent."""
+        if self._end_wait is not None:
+            self._end_wait()  # before its descriptor may become that of something else
         self.let_go()
         self.subscriber.close()
 
@@ -149,7 +157,27 @@ class Receiver:
                 raise
 
     def _absence(self) -> str:
-        return f'worker "{self.subscriber.describe().worker}" hears no trainer at {self._endpoint}'
+        return f'worker "{self.subscriber.describe().worker}" hears no trainer at {self.endpoint}'
+
+    async def _readable(self, descriptor: int, end: float) -> None:
+        """Until the descriptor polls readable, the time `end` of the monotonic clock has come, or
+        this is closed."""
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def stop() -> None:
+            self._end_wait = None
+            loop.remove_reader(descriptor)
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(descriptor, stop)
+        self._end_wait = stop
+        try:
+            await asyncio.wait([ready], timeout=max(0.0, end - time.monotonic()))
+        finally:
+            if self._end_wait is stop:
+                stop()
 
     def _refuse(self, update: "Update", reason: str, kept: bool) -> None:
         self._update = None
@@ -160,7 +188,7 @@ class Receiver:
 
     def _pass_over(self, update: "Update", wanted: int) -> None:
         try:
-            update.refuse(f"version {wanted} is waited for", kept=True)
+            update.refuse(f"version {wanted} is waited for", kept=self.version > 0)
         finally:
             update.close()
 
@@ -169,20 +197,3 @@ def _reason(why: BaseException) -> str:
     if isinstance(why, GeneratorExit | asyncio.CancelledError):
         return "the engine stopped before it had read all weights"
     return f"{type(why).__name__}: {why}"
-
-
-async def _readable(descriptor: int, end: float) -> None:
-    """Until the descriptor polls readable, or the time `end` of the monotonic clock has come."""
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    loop.add_reader(descriptor, tell)
-    try:
-        await asyncio.wait([ready], timeout=max(0.0, end - time.monotonic()))
-    finally:
-        loop.remove_reader(descriptor)
-        ready.cancel()

@@ -377,8 +377,9 @@ class RefitCheckpointEngine(Engine):
     async def receive_weights(
         self, global_steps: int | None = None
     ) -> AsyncGenerator[tuple[str, Any], None]:
-        """The next version, tensor by tensor; readable until ``finalize``."""
-        async with aclosing(self.batches()) as batches:
+        """The next version, tensor by tensor; readable until ``finalize``. One from before
+        `global_steps` is refused: a rollout that could not load it is offered it again."""
+        async with aclosing(self.batches(global_steps)) as batches:
             async for batch in batches:
                 for named in batch:
                     yield named

@@ -1,0 +1,10 @@
+# shellcheck shell=bash disable=SC2034,SC2154 # sourced by run.sh
+# The tests of the adapter run with Ray wherever it is installed; here with a pinned version.
+versions="2.60.0"
+megabytes=1500
+minutes="3 2"
+tests="python/test_ray.py"
+
+install() {
+    "$pip" -q install torch==2.13.0 "ray[default]==$1" numpy
+}
