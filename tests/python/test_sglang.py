@@ -83,6 +83,15 @@ def test_a_failure_is_a_value_though_no_plugin_was_loaded(
     assert _holds(engine, 5)
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"endpoint": "tcp://127.0.0.1:1"}', "\xff"])
+def test_an_order_that_cannot_be_read_is_an_answer(engine: fake.Engine, text: str) -> None:
+    sglang.refit_load(engine, _weights(1))
+    broken = [(sglang.ORDER, torch.tensor(list(text.encode("latin1")), dtype=torch.uint8))]
+    done, why = engine.update_weights_from_tensor(broken, load_format=sglang.PULL)
+    assert (done, why.startswith("refit InvalidError: pull cannot read")) == (False, True)
+    assert _holds(engine, 1)
+
+
 def test_other_callers_of_sglang_meet_its_own_method(engine: fake.Engine) -> None:
     sglang.refit_load(engine, _weights(1))
     with pytest.raises(KeyError):
@@ -117,12 +126,29 @@ def test_a_quantized_layer_is_refused_before_anything_is_fetched(
     assert all(map(torch.equal, before, engine.runner.model.parameters()))
 
 
-def test_ranks_that_differ_are_an_answer() -> None:
-    assert sglang._verdict([("", 3), ("", 3)]) == (True, "refit version 3")
-    done, why = sglang._verdict([("", 3), ("", 4)])
-    assert (done, why.startswith("refit StateError: ")) == (False, True)
-    done, why = sglang._verdict([("", 3), ("DeadlineError: late", 0)])
-    assert (done, why) == (False, "refit DeadlineError: late (tensor-parallel rank 1 of 2)")
+def test_ranks_that_failed_or_differ_are_one_sentence() -> None:
+    assert sglang._sentence([("", 3), ("DeadlineError: late", 3)]) == (
+        "refit DeadlineError: late (tensor-parallel rank 1 of 2)"
+    )
+    for found in ([("", 3), ("", 4)], [("", 3), ("DeadlineError: late", 2)]):
+        said = sglang._sentence(found)
+        assert said.startswith("refit PeerError: the ranks have loaded different versions, 3, ")
+    assert said.endswith("DeadlineError: late (tensor-parallel rank 1 of 2)")
+
+
+def test_ranks_that_differ_all_fetch_the_next_order(
+    publishing: Trainer, engine: fake.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other rank has not got the version that this one has loaded."""
+    monkeypatch.setattr(sglang, "_all_ranks", lambda mine: [mine, ("", 0)])
+    done = publishing.publish(_weights(1))
+    with pytest.raises(PeerError, match="different versions, 1, 0"):
+        sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S)
+    done.result()
+    monkeypatch.setattr(sglang, "_all_ranks", lambda mine: [mine, mine])
+    done = publishing.publish(_weights(2))
+    assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == 2
+    assert (done.result(), _holds(engine, 2)) == (2, True)
 
 
 def test_the_plugin_does_nothing_where_there_is_no_scheduler(engine: fake.Engine) -> None:

@@ -54,8 +54,8 @@ def test_two_ranks_take_each_version_and_answer_with_one_voice(
 def _fails_on_the_second_rank(live: EngineProcess, publishing: Trainer, folder: str) -> None:
     """A weight that has the first rank's share alone: SGLang itself answers for the first rank."""
     wrong = weights_of(folder)
-    name = "model.layers.1.mlp.down_proj.weight"
-    wrong[name] = wrong[name][:, : wrong[name].shape[1] // 2].contiguous()
+    name = "model.layers.1.self_attn.q_proj.weight"
+    wrong[name] = wrong[name][: len(wrong[name]) // 2].contiguous()
     done = publishing.publish(wrong, workers=2)
     live("begin_weight_update")
     order = sglang.order(publishing.endpoint, 3, WAIT_S)

@@ -92,9 +92,9 @@ def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | 
     DeadlineError (no such version came: the weights are those of before), UnsupportedError (a
     quantized model: nothing has changed), StateError (a session is open already, or SGLang has not
     got these loaders), BusyError (the version is loaded, but requests kept the cache from being
-    emptied), PeerError with the words of what a worker's model raised. After a PeerError weights of
-    both versions may be mixed: the engine must not generate before the next update, which brings
-    its version whole.
+    emptied), PeerError with the words of what a worker's model raised, or if tensor-parallel ranks
+    have loaded different versions. After a PeerError weights of two versions may be mixed: the
+    engine must not generate before the next update, which all ranks fetch whole.
     """
     limit = PATIENCE_S if timeout is None else timeout
     if limit < 0:
@@ -179,8 +179,8 @@ def load(model: Any, named_tensors: Named) -> None:
     """
     _wrap_caller()
     weights = list(named_tensors)
-    if [name for name, _ in weights] == [ORDER]:
-        return  # of no trainer, to have the caller wrapped
+    if _only_wraps(weights):
+        return
     _refuse_twice([name for name, _ in weights])
     _refuse_quantized(model)
     model.load_weights(weights)
@@ -199,7 +199,7 @@ def pull(model: Any, named_tensors: Named) -> None:
     _wrap_caller()
     endpoint, version, timeout = _read_order(list(named_tensors))
     if not endpoint:
-        return  # to have the caller wrapped
+        return
     _refuse_quantized(model)
     receiver = _receiver_of(model, endpoint)
     if version and receiver.version == version:
@@ -236,7 +236,7 @@ def _answering(method: Callable[..., Answer]) -> Callable[..., Answer]:
     def answer(self: Any, named_tensors: Any, load_format: str | None = None) -> Answer:
         if load_format not in LOADERS:
             return method(self, named_tensors=named_tensors, load_format=load_format)
-        failure, version = "", 0
+        failure = ""
         try:
             done, message = method(self, named_tensors=named_tensors, load_format=load_format)
             if not done:
@@ -245,24 +245,33 @@ def _answering(method: Callable[..., Answer]) -> Callable[..., Answer]:
             kind = type(why).__name__ if isinstance(why, RefitError) else "PeerError"
             text = str(why) if isinstance(why, RefitError) else f"{type(why).__name__}: {why}"
             failure = f"{kind}: {text}"
-        if load_format == PULL and not failure:
-            version = _version_of(self)
-        return _verdict(_all_ranks((failure, version)))
+        found = _all_ranks((failure, _version_in(self)))
+        if load_format == PULL and not _only_wraps(named_tensors) and _differ(found):
+            _forget(self)
+        elif not any(failure for failure, _ in found):
+            return True, f"refit version {found[0][1]}"
+        return False, _sentence(found)
 
     return answer
 
 
-def _verdict(found: list[tuple[str, int]]) -> Answer:
-    """One answer for what each tensor-parallel rank found."""
-    failed = [(rank, failure) for rank, (failure, _) in enumerate(found) if failure]
-    if failed:
-        rank, failure = failed[0]
-        where = f" (tensor-parallel rank {rank} of {len(found)})" if len(found) > 1 else ""
-        return False, f"refit {failure}{where}"
-    versions = [version for _, version in found]
-    if len(set(versions)) > 1:
-        return False, f"refit StateError: the ranks have loaded different versions: {versions}"
-    return True, f"refit version {versions[0]}"
+def _differ(found: list[tuple[str, int]]) -> bool:
+    """Whether the tensor-parallel ranks have loaded different versions."""
+    return len({version for _, version in found}) > 1
+
+
+def _sentence(found: list[tuple[str, int]]) -> str:
+    """One sentence for what the tensor-parallel ranks found, of which one failed or that differ."""
+    text = ""
+    for rank, (failure, _) in enumerate(found):
+        if failure:
+            where = f" (tensor-parallel rank {rank} of {len(found)})" if len(found) > 1 else ""
+            text = f"{failure}{where}"
+            break
+    if _differ(found) and not text.startswith("PeerError"):
+        versions = ", ".join(str(version) for _, version in found)
+        text = f"PeerError: the ranks have loaded different versions, {versions}. {text}".rstrip()
+    return f"refit {text}"
 
 
 def _all_ranks(mine: tuple[str, int]) -> list[tuple[str, int]]:
@@ -276,11 +285,23 @@ def _all_ranks(mine: tuple[str, int]) -> list[tuple[str, int]]:
     return found
 
 
-def _version_of(caller: Any) -> int:
-    """The version that the model of WeightUpdater or ModelRunner has from its trainer."""
+def _known(caller: Any) -> Receiver | None:
+    """What the model of WeightUpdater or ModelRunner has subscribed by."""
     model = caller.get_model() if hasattr(caller, "get_model") else caller.model
     known: tuple[str, Receiver] | None = getattr(model, _RECEIVER, None)
-    return 0 if known is None else known[1].version
+    return None if known is None else known[1]
+
+
+def _version_in(caller: Any) -> int:
+    receiver = _known(caller)
+    return 0 if receiver is None else receiver.version
+
+
+def _forget(caller: Any) -> None:
+    """Has the next order fetched by all ranks, also by those that have loaded its version."""
+    receiver = _known(caller)
+    if receiver is not None:
+        receiver.version = 0
 
 
 def _receiver_of(model: Any, endpoint: str) -> Receiver:
@@ -302,8 +323,20 @@ def _read_order(said: list[tuple[str, torch.Tensor]]) -> tuple[str, int, float]:
             f"pull takes what refit.integrations.sglang.order makes, and not {len(said)} tensors: "
             f'weights themselves go to load_format="{LOAD}"'
         )
-    read = json.loads(bytes(said[0][1].tolist()))
-    return str(read["endpoint"]), int(read["version"]), float(read["timeout"])
+    try:
+        read = json.loads(bytes(said[0][1].tolist()))
+        return str(read["endpoint"]), int(read["version"]), float(read["timeout"])
+    except (ValueError, TypeError, KeyError, AttributeError) as why:
+        raise InvalidError(f"pull cannot read the order ({why!r}): use {order.__name__}()") from why
+
+
+def _only_wraps(named_tensors: Any) -> bool:
+    """Whether this is the order of no trainer, with which a driver has SGLang's method wrapped."""
+    said = list(named_tensors)
+    try:
+        return [name for name, _ in said] == [ORDER] and not _read_order(said)[0]
+    except InvalidError:
+        return False
 
 
 def _refuse_twice(names: list[str]) -> None:
