@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
 from refit.integrations._receiver import PATIENCE_S, Receiver, subscribe
-from refit.integrations._vllm_worker import restoring, synchronize, worker_name
+from refit.integrations._vllm_worker import restoring, synchronize, together, worker_name
 
 if TYPE_CHECKING:
     from refit.update import Update
@@ -132,30 +132,9 @@ class EngineWorkerError(PeerError):
         self.answer = answer
 
 
-def _together(value: Any) -> list[Any]:
-    """What all workers of this engine say, in the order of their ranks; blocks until all did.
-
-    Group by group, since vLLM's group of all workers may span several engines.
-    """
-    state = importlib.import_module("vllm.distributed.parallel_state")
-    said = [value]
-    for group in (state.get_tp_group(), state.get_pcp_group(), state.get_pp_group()):
-        if group.world_size > 1:
-            said = [one for part in _gathered(said, group) for one in part]
-    return said
-
-
-def _gathered(value: list[Any], group: Any) -> list[list[Any]]:
-    import torch.distributed
-
-    said: list[Any] = [None] * group.world_size
-    torch.distributed.all_gather_object(said, value, group=group.cpu_group)
-    return said
-
-
 def _agree(worker: Any, failed: Exception | None, value: Any = None) -> list[Any]:
     """Every worker's `value`, if none failed. Raises what the first of them has failed by."""
-    said = _together((None if failed is None else _failure(worker, failed), value))
+    said = together((None if failed is None else _failure(worker, failed), value))
     for answer, _ in said:
         if answer is not None:
             raise EngineWorkerError(answer)

@@ -75,6 +75,11 @@ class TrainerEngine:
                 raise
         return made
 
+    @property
+    def version(self) -> int:
+        """The last version that was committed; 0 for none, and at ranks that publish nothing."""
+        return 0 if self._publisher is None else self._publisher.version
+
     def send_weights(self) -> None:
         """Publishes the source's weights and has all workers load them. On an exception workers
         keep the version before, if they have not been told to commit; the next call may heal it.

@@ -10,16 +10,16 @@ vllm/model_executor/model_loader/reload. vLLM is imported only by what needs it.
 
 import importlib
 import inspect
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from refit._log import LOGGER
-from refit.errors import StateError, UnsupportedError
+from refit.errors import PeerError, StateError, UnsupportedError
 from refit.integrations._receiver import Receiver, subscribe
-from refit.integrations._vllm_worker import restoring, synchronize, worker_name
+from refit.integrations._vllm_worker import put_back, synchronize, together, worker_name
 
 if TYPE_CHECKING:
     from refit.update import Update
@@ -58,19 +58,20 @@ class _UpdateInfo:
 
 
 class _Engine:
-    """The common part of the engines of all generations. vLLM's base class is added below."""
+    """The common part of the engines of all generations. vLLM's base class is added below.
+
+    Of several workers of an engine the last one alone raises, whichever failed: vLLM's executor
+    takes their answers in order, and stops at the first exception, so that its next call would get
+    what is left of this one.
+    """
 
     supports_draft_weight_update = False
     _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: Any) -> None:
         """Subscribes to the trainer, in the place of one that it had before."""
-        self.shutdown()
-        rank = getattr(getattr(self, "parallel_config", None), "rank", None)
-        name = init_info.worker or worker_name(rank)
-        self._receiver = subscribe(init_info.endpoint, name, init_info.config)
-        if init_info.connect_s > 0:
-            self._receiver.await_trainer(init_info.connect_s)
+        with self._at_the_last():
+            self._agree(_failure_of(lambda: self._connect(init_info)))
 
     def shutdown(self) -> None:
         """Leaves the trainer. Idempotent."""
@@ -78,14 +79,82 @@ class _Engine:
             self._receiver.close()
             self._receiver = None
 
+    def _connect(self, init_info: Any) -> None:
+        self.shutdown()
+        name = init_info.worker or self._name()
+        if init_info.worker and self._workers() > 1:
+            name = f"{name}-rank{self._rank()}"
+        self._receiver = subscribe(init_info.endpoint, name, init_info.config)
+        if init_info.connect_s > 0:
+            self._receiver.await_trainer(init_info.connect_s)
+
     def _connected(self) -> Receiver:
         if self._receiver is None:
             raise StateError("this worker knows no trainer: init_weight_transfer_engine first")
         return self._receiver
 
-    def _arrival(self, update_info: Any) -> "Update":
-        receiver = self._connected()
-        return receiver.take(update_info.version, update_info.timeout_s, absent=ABSENT_S)
+    def _receive(self, update_info: Any, model: Any, load: Callable[["Update"], None]) -> None:
+        """Takes the next version and loads it by `load`; accepts it if all workers have loaded it.
+        What fails leaves no layer of `model` without memory."""
+        with self._at_the_last():
+            try:
+                update = self._take(update_info)
+                with self._connected().loading(update):
+                    self._agree(_failure_of(lambda: load(update)))
+            except Exception as why:
+                if model is not None:
+                    put_back(model, why)
+                raise
+
+    def _take(self, update_info: Any) -> "Update":
+        """The next version, where all workers of this engine have one."""
+        taken: list[Update] = []
+
+        def take() -> None:
+            wanted, timeout = update_info.version, update_info.timeout_s
+            taken.append(self._connected().take(wanted, timeout, absent=ABSENT_S))
+
+        try:
+            self._agree(_failure_of(take))
+        except Exception as why:
+            for update in taken:
+                _pass_on(update, str(why))
+            raise
+        return taken[0]
+
+    def _agree(self, failed: Exception | None) -> None:
+        """Raises if a worker of this engine failed: its own exception where that was this one."""
+        said = []
+        if self._workers() > 1:
+            words = f"{self._name()}: {type(failed).__name__}: {failed}"
+            said = together(None if failed is None else words)
+        if failed is not None:
+            raise failed
+        for one in said:
+            if one is not None:
+                raise PeerError(f"another worker of this engine failed: {one}")
+
+    @contextmanager
+    def _at_the_last(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as why:
+            if self._rank() in (None, self._workers() - 1):
+                raise
+            LOGGER.warning("vLLM's weight transfer: %s: %s", self._name(), why)
+
+    def _workers(self) -> int:
+        return int(getattr(self._parallel(), "world_size", 1))
+
+    def _rank(self) -> int | None:
+        rank = getattr(self._parallel(), "rank", None)
+        return None if self._workers() == 1 else rank
+
+    def _name(self) -> str:
+        return worker_name(getattr(self._parallel(), "rank", None))
+
+    def _parallel(self) -> Any:
+        return getattr(self, "parallel_config", None)
 
     @staticmethod
     def trainer_send_weights(iterator: Iterator[tuple[str, Any]], trainer_args: Any) -> None:
@@ -104,10 +173,7 @@ class _EngineWithCallback(_Engine):
     def receive_weights(self, update_info: Any, load_weights: Any) -> None:
         """Loads the next version by `load_weights`; its memory stays until the next one."""
         model = getattr(load_weights, "__self__", None)  # weights as the kernels want have no model
-        with nullcontext() if model is None else restoring(model):
-            update = self._arrival(update_info)
-            with self._connected().loading(update):
-                load_weights(list(update.tensors()))
+        self._receive(update_info, model, lambda update: load_weights(list(update.tensors())))
 
 
 class _EngineWithModel(_Engine):
@@ -120,20 +186,22 @@ class _EngineWithModel(_Engine):
 
     def start_weight_update(self) -> None:
         """StateError for a worker that knows no trainer; otherwise nothing, until it arrives."""
-        self._connected()
+        with self._at_the_last():
+            self._connected()
 
     def receive_weights(self, update_info: Any) -> None:
         """Waits for the next version and loads it; its memory is let go."""
-        update = self._arrival(update_info)
-        receiver = self._connected()
+        self._receive(update_info, self.model, self._load)
+        if self._receiver is not None:
+            self._receiver.let_go()
+
+    def _load(self, update: "Update") -> None:
         reload = importlib.import_module(RELOAD)
-        with receiver.loading(update), restoring(self.model):
-            with self._surroundings():  # layers make new parameters while they are reloaded
-                reload.initialize_layerwise_reload(self.model)
-                self.model.load_weights(update.tensors())
-                reload.finalize_layerwise_reload(self.model, self.model_config)
-            synchronize(self.device)
-        receiver.let_go()
+        with self._surroundings():
+            reload.initialize_layerwise_reload(self.model)
+            self.model.load_weights(update.tensors())
+            reload.finalize_layerwise_reload(self.model, self.model_config)
+        synchronize(self.device)
 
     def finish_weight_update(self) -> None:
         """Nothing: what was received is loaded."""
@@ -146,7 +214,6 @@ class _EngineWithModel(_Engine):
 
 
 GENERATIONS: dict[tuple[str, ...], type[_Engine]] = {
-    ("config", "parallel_config"): _EngineWithCallback,  # 0.16 to 0.21
     ("config", "parallel_config", "model"): _EngineWithCallback,  # 0.22 to 0.24
     ("config", "vllm_config", "device", "model"): _EngineWithModel,  # 0.25 and later
 }
@@ -214,7 +281,8 @@ def trainer_init_info_class() -> type[Any]:
 
 
 def _base_with_trainer() -> Any:
-    _generation()
+    """The trainer's process makes no engine, so vLLM loads no plugins there."""
+    _register()
     base = importlib.import_module(BASE)
     if not hasattr(base, "TrainerWeightTransferEngine"):
         raise UnsupportedError(
@@ -244,6 +312,21 @@ def _trainer_init_info_class(base: Any) -> type[Any]:
     from refit.integrations._vllm_trainer import TrainerInitInfo
 
     return _info("RefitTrainerInitInfo", TrainerInitInfo, base.TrainerInitInfo, backend="refit")
+
+
+def _failure_of(call: Callable[[], None]) -> Exception | None:
+    try:
+        call()
+    except Exception as why:
+        return why
+    return None
+
+
+def _pass_on(update: "Update", reason: str) -> None:
+    try:
+        update.refuse(reason, kept=True)
+    finally:
+        update.close()
 
 
 def _generation() -> type[_Engine]:

@@ -30,6 +30,29 @@ def synchronize(device: Any) -> None:
         torch.cuda.synchronize(device)
 
 
+def together(value: Any) -> list[Any]:
+    """What all workers of this engine say, in the order of their ranks; blocks until all did.
+
+    Group by group, since vLLM's group of all workers may span several engines.
+    """
+    state = importlib.import_module("vllm.distributed.parallel_state")
+    said = [value]
+    for kind in ("tp", "pcp", "pp"):
+        group_of = getattr(state, f"get_{kind}_group", None)
+        group = None if group_of is None else group_of()
+        if group is not None and group.world_size > 1:
+            said = [one for part in _gathered(said, group) for one in part]
+    return said
+
+
+def _gathered(value: list[Any], group: Any) -> list[list[Any]]:
+    import torch.distributed
+
+    said: list[Any] = [None] * group.world_size
+    torch.distributed.all_gather_object(said, value, group=group.cpu_group)
+    return said
+
+
 @contextmanager
 def restoring(model: Any) -> Iterator[None]:
     """If the block fails, layers that were not yet loaded whole get their old tensors back.
@@ -41,11 +64,17 @@ def restoring(model: Any) -> Iterator[None]:
     try:
         yield
     except BaseException as why:
-        try:
-            _put_back(model)
-        except Exception as more:
-            why.add_note(f"layers could not be put back ({more!r}): make this vLLM engine again")
+        put_back(model, why)
         raise
+
+
+def put_back(model: Any, why: BaseException) -> None:
+    """Gives layers that are being reloaded their old tensors back; what fails here is a note of
+    `why`, the exception that ended their load."""
+    try:
+        _put_back(model)
+    except Exception as more:
+        why.add_note(f"layers could not be put back ({more!r}): make this vLLM engine again")
 
 
 def _put_back(model: Any) -> None:
