@@ -31,13 +31,13 @@ static void piece_is_found_by_its_address_and_size(void **state)
     arena_rig *all = *state;
     refit_arena *other;
     assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
-    char *pieces[100];
-    for (uint32_t i = 0; i < 100; i++) {
+    char *pieces[50];
+    for (uint32_t i = 0; i < 50; i++) {
         pieces[i] = arena_take(all, 1 + i);
     }
     void *elsewhere;
     assert_int_equal(refit_arena_alloc(other, 64, &elsewhere, NULL), REFIT_OK);
-    for (uint32_t i = 0; i < 100; i++) {
+    for (uint32_t i = 0; i < 50; i++) {
         assert_ptr_equal(arena_find(all, pieces[i], 1 + i), all->arena);
     }
     assert_ptr_equal(arena_find(all, elsewhere, 64), other);
@@ -51,12 +51,13 @@ static void piece_is_found_by_its_address_and_size(void **state)
 static void only_whole_pieces_come_and_go(void **state)
 {
     arena_rig *all = *state;
-    char *piece = arena_take(all, 8192);
-    assert_int_equal(rft_arena_decommit(all->arena, piece, 4096, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_decommit(all->arena, piece + 4096, 4096, NULL, NULL),
+    const uint64_t page = PAGE;
+    char *piece = arena_take(all, 2 * page);
+    assert_int_equal(rft_arena_decommit(all->arena, piece, page, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(rft_arena_decommit(all->arena, piece + page, page, NULL, NULL),
                      REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_commit(all->arena, piece - 4096, 4096, NULL), REFIT_ERR_INVALID);
-    piece[8191] = 1;
+    assert_int_equal(rft_arena_commit(all->arena, piece - page, page, NULL), REFIT_ERR_INVALID);
+    piece[2 * page - 1] = 1;
 }
 
 static void full_device_refuses_and_keeps_its_place(void **state)
@@ -142,7 +143,7 @@ static void device_that_fails_is_reported_and_leaves_no_piece(void **state)
 static refit_status open_and_fill(refit_device *device)
 {
     refit_arena *arena = NULL;
-    RFT_TRY(refit_arena_open(device, MIB, &arena, NULL));
+    RFT_TRY(refit_arena_open(device, 8 * MIB, &arena, NULL));
     refit_status status = REFIT_OK;
     for (int i = 0; i < 70 && status == REFIT_OK; i++) {
         void *piece;

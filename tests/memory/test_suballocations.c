@@ -44,10 +44,10 @@ static void neighbours_that_are_freed_are_one_hole(void **state)
     assert_ptr_equal(arena_take(all, 3 * PAGE), pieces[1]);
     arena_give(all, pieces[1]);
     arena_give(all, pieces[4]); /* the last one: what is behind the others is free again */
-    assert_ptr_equal(arena_take(all, 64 * PAGE), pieces[1]);
+    assert_ptr_equal(arena_take(all, 20 * PAGE), pieces[1]);
     arena_give(all, pieces[0]);
     arena_give(all, pieces[1]);
-    assert_ptr_equal(arena_take(all, 200 * PAGE), pieces[0]);
+    assert_ptr_equal(arena_take(all, 50 * PAGE), pieces[0]);
 }
 
 static void a_refusal_tells_the_longest_hole(void **state)
