@@ -1,7 +1,8 @@
 /*
  * The pool's list holds the jobs that may have a part to claim. A claim that finds none takes its
  * job off the list; the owner waits for the parts that are under way then. So a job is off the list
- * and at rest when its owner returns, and its memory may go.
+ * and at rest when its owner returns, and its memory may go. Whatever a part has written, its
+ * thread hands to the owner with the lock: no other order of memory is relied on.
  */
 #include "base/pool.h"
 

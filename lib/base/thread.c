@@ -153,7 +153,8 @@ void rft_wake_fd_clear(int fd)
  * Raising and lowering are one atomic addition. The waiting thread sets the top bit first; the
  * lowering that leaves nothing but that bit wakes it. A wake-up that comes after the owner has
  * freed the word goes to an address without a waiting thread, which the kernel allows: like
- * sem_post, it reads nothing there. */
+ * sem_post, it reads nothing there. Lowering releases what its thread has read and written, and the
+ * wait acquires it, so that the owner may free or overwrite that on any CPU. */
 
 #define WAITED     (UINT32_C(1) << 31)
 #define COUNT_MASK (WAITED - 1)

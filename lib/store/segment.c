@@ -366,6 +366,8 @@ typedef struct keep_header {
     alignas(max_align_t) rft_kept *kept;
 } keep_header;
 
+/* To count down releases what the thread has done with the memory, and the last to do so acquires
+ * what all others have: nothing is read or written there behind the unmapping. */
 static void kept_leave(rft_kept *kept)
 {
     if (atomic_fetch_sub(&kept->users, 1) > 1) return;
@@ -422,9 +424,30 @@ void rft_segment_close(rft_segment *segment)
     segment_reset(segment);
 }
 
-/* ---- The seqlock: one writer, and readers that never wait */
+/* ---- The seqlock: one writer, and readers that never wait
+ *
+ * Why it holds where the CPU orders memory weakly, as ARM does. The number and the bytes are in
+ * memory that both processes share, and plain reads and writes of the bytes stand between these:
+ *
+ *     begin  writes the odd number, then a full fence: no byte is written before it
+ *     end    adds with release: all bytes are written before it. Those of other threads and streams
+ *            too, which were waited for: such an order is handed on
+ *     note   reads with acquire: no byte is read before it
+ *     holds  an acquire fence, then a read: all bytes are read before it
+ *
+ * If a reader saw a byte that was written behind a begin, the fences pair: its holds sees that
+ * begin's number or a later one, and numbers do not return. Seeing an end's number, its note sees
+ * all bytes of that end. That it sees no older one is the socket's doing: SEAL is sent behind end
+ * and received before note, through a queue in the kernel whose lock the sender gives and the
+ * receiver takes.
+ *
+ * An atomic that needed a lock would lie in each process for itself; one that needs none may be an
+ * instruction (LSE) in one process and a loop of exclusive loads and stores in another. */
 
 #define RETIRED UINT64_MAX /* odd */
+
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && sizeof(rft_seqlock) == 8,
+               "processes share the number of a seqlock");
 
 void rft_seqlock_begin(rft_seqlock *lock)
 {

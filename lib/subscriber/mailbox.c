@@ -90,6 +90,10 @@ refit_status rft_mailbox_take(rft_mailbox *mailbox, uint32_t timeout_ms, rft_ima
     }
 }
 
+/* Without the lock, which the thread that the signal has interrupted may hold. show_ready clears
+ * the descriptor before it looks at the flag; here the flag is set first. Whichever of clearing and
+ * setting the descriptor comes second in the kernel sees what stood before the first: either the
+ * descriptor stays set, or show_ready sees the flag. All else is under the lock. */
 void rft_mailbox_cancel(rft_mailbox *mailbox)
 {
     atomic_store(&mailbox->cancelled, true);

@@ -81,6 +81,9 @@ static host_line *line_retain(host_line *line)
     return line;
 }
 
+/* Each count down releases, the last one acquires: what others did with it is over when it is
+ * freed.
+ */
 static void line_release(host_line *line)
 {
     if (line == NULL || atomic_fetch_sub(&line->holders, 1) != 1) return;
