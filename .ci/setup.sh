@@ -46,6 +46,21 @@ ci_needs=(
     command:valgrind       valgrind
 )
 
+# What building for 64-bit ARM and running that elsewhere needs: a compiler, an emulator, and of the
+# libraries above those of the foreign architecture.
+aarch64_needs=(
+    command:aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    aarch64-header:stdio.h libc6-dev-arm64-cross
+    command:qemu-aarch64   qemu-user
+    aarch64-module:libzmq  libzmq3-dev:arm64
+    aarch64-module:msgpack-c,msgpack "libmsgpack-c-dev:arm64|libmsgpack-dev:arm64"
+    aarch64-module:yaml-0.1 libyaml-dev:arm64
+    aarch64-module:libxxhash libxxhash-dev:arm64
+    aarch64-module:libzstd libzstd-dev:arm64
+    aarch64-module:jansson libjansson-dev:arm64
+    aarch64-module:cmocka  libcmocka-dev:arm64
+)
+
 say() {
     printf '%s\n' "$*" >&2
 }
@@ -61,6 +76,10 @@ is_there() {
             pkg-config --exists "$module" 2>/dev/null && return
         done
         return 1
+        ;;
+    aarch64-header:*) echo "#include <$what>" | aarch64-linux-gnu-gcc -E - >/dev/null 2>&1 ;;
+    aarch64-module:*)
+        PKG_CONFIG_LIBDIR=/usr/lib/aarch64-linux-gnu/pkgconfig:/usr/share/pkgconfig is_there "module:$what"
         ;;
     python:*) python_command >/dev/null ;;
     esac
@@ -119,6 +138,16 @@ install_missing() {
     read -ra missing < <(known_packages "${missing[@]}")
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
         apt-get -q -y --no-install-recommends install "${missing[@]}" >&2 </dev/null
+}
+
+# install_aarch64: what the preset aarch64 needs; Debian has to be told of the architecture first.
+install_aarch64() {
+    local as_root=()
+    [ "$(id -u)" -eq 0 ] || as_root=(sudo)
+    if command -v dpkg >/dev/null && ! dpkg --print-foreign-architectures | grep -qx arm64; then
+        "${as_root[@]}" dpkg --add-architecture arm64 || return
+    fi
+    install_missing "${aarch64_needs[@]}"
 }
 
 # configure: sets build/ up, with ccache where there is one; keeps a generator that was chosen before.
