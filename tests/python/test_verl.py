@@ -6,6 +6,7 @@ import asyncio
 import copy
 import importlib
 import pickle
+import select
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -324,7 +325,7 @@ class Pair:
         """What the rollout holds behind an update."""
 
         async def receive() -> dict[str, Any]:
-            held = [named async for named in self.rollout.receive_weights()]
+            held = [named async for named in self.rollout.receive_weights(version)]
             return {name: tensor.clone() for name, tensor in held}
 
         async def both() -> dict[str, Any]:
@@ -355,6 +356,27 @@ def test_a_number_that_is_used_up_is_replaced_by_the_next_one(pair: Pair) -> Non
     pair.update(_plus(1), 7)
     assert _same(pair.update(_plus(2), 1), _plus(2))
     assert (pair.trainer.version, pair.rollout.version) == (8, 8)
+
+
+def test_a_version_that_could_not_be_loaded_does_not_take_the_place_of_the_next(
+    pair: Pair,
+) -> None:
+    pair.update(_plus(1), 1)
+
+    async def stops() -> None:
+        stream = pair.rollout.receive_weights(2)
+        await anext(stream)
+        await stream.aclose()
+
+    async def refused() -> Any:
+        sent = pair.trainer.send_weights(iter(_plus(2).items()), 2)
+        return (await asyncio.gather(stops(), sent, return_exceptions=True))[1]
+
+    assert "the engine stopped before" in str(asyncio.run(refused()))
+    receiver = pair.rollout._receiver
+    assert select.select([receiver.subscriber.fileno()], [], [], 20)[0]  # it is offered again
+    assert _same(pair.update(_plus(3), 3), _plus(3))
+    assert pair.rollout.version == 3
 
 
 def test_other_weights_than_before_are_declared_again(pair: Pair) -> None:
