@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from refit._zero import gathered
 from refit.errors import UnsupportedError
 
 
@@ -47,7 +48,7 @@ class MergedLayer:
         return self._made.pop(parameter)
 
     def _merge(self) -> dict[str, torch.Tensor]:
-        with torch.no_grad():
+        with torch.no_grad(), gathered(self.layer.parameters()):
             chain, base = _twin(self.layer)
             try:
                 for one in chain:

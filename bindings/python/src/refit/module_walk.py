@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from refit._merged import MergedLayer, chain_of, is_adapted
+from refit._zero import unwrapped_engine
 from refit.errors import UnsupportedError
 
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -94,9 +95,13 @@ class _Walk:
 
 
 def unwrapped(module: nn.Module) -> nn.Module | None:
-    """The module in a wrapper of DDP, torch.compile or checkpointing; None for another module."""
+    """The module in a wrapper of DDP, DeepSpeed, torch.compile or checkpointing; None for another
+    module."""
     if isinstance(module, DistributedDataParallel | DataParallel):
         return _as_module(module.module)
+    engine = unwrapped_engine(module)
+    if engine is not None:
+        return _as_module(engine)
     for name in WRAPPED:
         if name in module._modules:
             return _as_module(module._modules[name])

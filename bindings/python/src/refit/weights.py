@@ -5,7 +5,8 @@
 - A tied weight is one tensor with several names: they come one after the other, with the very same
   tensor object, which travels once and reaches every worker under all its names. ``ties`` says
   which they are.
-- DTensors are gathered, one at a time, on all ranks in the same order. Only the root rank yields
+- DTensors are gathered, one at a time, on all ranks in the same order; so are the parameters of
+  DeepSpeed's ZeRO 3, as many at a time as have 64 MiB. Only the root rank yields
   them. A consumer that stops early makes no other rank wait: the rest is gathered all the same.
 - The dtype on the wire is said by the caller: fp32 masters can be published as bf16 while routers
   and norms keep theirs.
@@ -32,6 +33,7 @@ from refit import dtypes, lockstep
 from refit._adapters import adapter_weights
 from refit._merged import MergedLayer
 from refit._ties import Ties
+from refit._zero import AT_ONCE, gathered, is_divided, nbytes_of, shape_of
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
 from refit.module_walk import Found, walk_weights
@@ -68,7 +70,7 @@ class PlannedWeight(NamedTuple):
     def spec(self) -> TensorSpec:
         """The declaration of it."""
         dtype = dtypes.of_torch(self.dtype)
-        shape = tuple(self.tensor.shape)
+        shape = tuple(shape_of(self.tensor))
         if dtype.pack > 1 and shape:
             shape = (*shape[:-1], shape[-1] * dtype.pack)
         return TensorSpec(self.name, dtype.name, shape, self.tie)
@@ -78,9 +80,14 @@ class PlannedWeight(NamedTuple):
         """Equal for weights that share all their bytes, if they begin at the same place."""
         tensor = self.tensor
         layer = None if self.merged is None else id(self.merged.layer)
-        if isinstance(tensor, DTensor):
+        if isinstance(tensor, DTensor) or is_divided(tensor):
             return layer, self.dtype, id(tensor)
         return layer, self.dtype, tensor.dtype, tensor.shape, layout_of(tensor)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is gathered with others, by DeepSpeed."""
+        return self.merged is None and is_divided(self.tensor)
 
     def gather(self) -> torch.Tensor:
         """All of it, in the type that it has; on all ranks, where it is sharded."""
@@ -90,10 +97,11 @@ class PlannedWeight(NamedTuple):
         return whole.full_tensor() if isinstance(whole, DTensor) else whole
 
     def _merged_one(self, made: torch.Tensor) -> torch.Tensor:
-        if made.dtype != self.tensor.dtype or made.shape != self.tensor.shape:
+        if made.dtype != self.tensor.dtype or made.shape != shape_of(self.tensor):
             raise UnsupportedError(
                 f'weight "{self.name}" is {made.dtype} {list(made.shape)} once its adapter is '
-                f"merged, and not {self.tensor.dtype} {list(self.tensor.shape)}: merge it before"
+                f"merged, and not {self.tensor.dtype} {list(shape_of(self.tensor))}: merge "
+                "it before"
             )
         return made
 
@@ -114,6 +122,8 @@ def _place(name: str, tensor: torch.Tensor) -> int | tuple[str, int]:
         _refuse_strange(name, tensor._local_tensor)
         return ("sharded", id(tensor))
     _refuse_strange(name, tensor)
+    if is_divided(tensor):
+        return ("sharded", id(tensor))
     place = tensor.data_ptr()
     if place:
         return place
@@ -143,6 +153,49 @@ def _ordered(plan: list[PlannedWeight]) -> list[PlannedWeight]:
     for one in plan:
         groups.setdefault(one.tie or one.name, []).append(one)
     return [one for group in groups.values() for one in group]
+
+
+class _Gathered:
+    """Gives each weight with all of its values; one that is tied with those of the weight that it
+    is tied to. What ZeRO 3 has divided is gathered ahead, several weights at a time.
+
+    It goes on behind a weight that failed.
+    """
+
+    def __init__(self, plan: list[PlannedWeight]) -> None:
+        self._plan = plan
+        self._next = 0
+        self._ready: dict[int, torch.Tensor] = {}
+        self._values = torch.empty(0)
+
+    def __iter__(self) -> Iterator[tuple[PlannedWeight, torch.Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[PlannedWeight, torch.Tensor]:
+        number = self._next
+        if number == len(self._plan):
+            raise StopIteration
+        self._next += 1
+        one = self._plan[number]
+        if one.tie is None:
+            if one.is_divided and number not in self._ready:
+                self._gather_from(number)
+            self._values = self._ready.pop(number) if one.is_divided else one.gather()
+        return one, self._values
+
+    def _gather_from(self, first: int) -> None:
+        """Gathers a divided weight, and those behind it up to a number of bytes."""
+        chosen: list[int] = []
+        left = AT_ONCE
+        for number in range(first, len(self._plan)):
+            one = self._plan[number]
+            if one.tie is None and one.is_divided:
+                left -= nbytes_of(one.tensor)
+                if chosen and left < 0:
+                    break
+                chosen.append(number)
+        with gathered(self._plan[number].tensor for number in chosen):
+            self._ready = {number: self._plan[number].gather() for number in chosen}
 
 
 def _refuse_duplicates(names: list[str]) -> None:
@@ -231,20 +284,17 @@ class NamedWeights:
         return iter(PlannedWeights(_ordered(self._plan())))
 
     def _iterate_together(self) -> Iterator[tuple[str, torch.Tensor]]:
-        left = iter(_ordered(self._plan_together()))
+        left = _Gathered(_ordered(self._plan_together()))
         mine = self._is_root
         try:
-            for one in left:
-                if one.tie is None:
-                    given = one.gather()
-                    if mine:
-                        given = given.to(one.dtype)
+            for one, values in left:
                 if mine:
+                    if one.tie is None:
+                        given = values.to(one.dtype)
                     yield one.name, given
         finally:
-            for one in left:
-                if one.tie is None:
-                    one.gather()
+            for _ in left:
+                pass
 
     def _plan_together(self) -> list[PlannedWeight]:
         """The weights to gather, once all ranks have said that they will gather the same."""
@@ -331,11 +381,9 @@ class PlannedWeights:
         for one in self._plan:
             if one.merged is not None:
                 one.merged.forget()
-        for one in self._plan:
+        for one, values in _Gathered(self._plan):
             if one.tie is None:
-                given = one.gather()
-                if given.dtype != one.dtype:
-                    given = given.to(one.dtype)
+                given = values if values.dtype == one.dtype else values.to(one.dtype)
             yield one.name, given
 
 
@@ -367,11 +415,11 @@ def named_weights(
     names that PEFT saves it under and engines load it by
     (``base_model.model.<module>.lora_A.weight``). None: adapters must be merged already.
 
-    Sharded models (DTensors): all ranks of `group` iterate, and only `root` yields (None: all do).
-    Raises while iterated: UnsupportedError (a wrapper or tensor type that has no plain bytes, an
-    adapter that cannot be merged so),
-    StateError (a weight that has no memory now), NotFoundError, InvalidError (two under one name),
-    and on all ranks alike ``refit.lockstep.LockstepError``. Does not block.
+    Sharded models (DTensors, ZeRO 3 of DeepSpeed): all ranks of `group` iterate, and only `root`
+    yields (None: all do). Raises while iterated: UnsupportedError (a wrapper or tensor type that
+    has no plain bytes, an adapter that cannot be merged so), StateError (a weight that has no
+    memory now), NotFoundError, InvalidError (two under one name), and on all ranks alike
+    ``refit.lockstep.LockstepError``. Does not block.
     """
     if not isinstance(model, nn.Module):
         raise InvalidError(f"named_weights takes a torch.nn.Module, not a {type(model).__name__}")
@@ -391,6 +439,6 @@ def named_weights(
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks hold parts of its weights, so that all must refit together."""
     tensors = chain(model.parameters(), model.buffers())
-    if any(isinstance(one, DTensor) for one in tensors):
+    if any(isinstance(one, DTensor) or is_divided(one) for one in tensors):
         return True
     return any(isinstance(one, FSDPModule) for one in model.modules())
