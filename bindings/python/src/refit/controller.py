@@ -29,7 +29,7 @@ from refit.checkpoint import reading
 from refit.config import ConfigLike, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
 from refit.division import Division, Pick
-from refit.errors import BusyError, InvalidError, RefitError, StateError
+from refit.errors import BusyError, InvalidError, RefitError, StateError, UnsupportedError
 from refit.grads import Policy, policy_of
 from refit.hooks import Hooks, refuse_second
 from refit.host_states import HostStates
@@ -49,7 +49,8 @@ class Controller(Closing):
     """Moves the states of torch optimizers out of the way of a refit and back.
 
     ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
-    with the masters that they keep (``refit.integrations.megatron``). ``model`` names the states
+    with the masters that they keep (``refit.integrations.megatron``), and so is a DeepSpeed engine
+    (``refit.integrations.deepspeed``). ``model`` names the states
     and tells which memory is not theirs. ``config``: as for ``load_config``; ``overrides`` go over
     it, ``use_pinned_optimizer_offload=False`` say, and None is as if not given. ``grads``: what
     becomes of gradients that are there when states leave: "keep", "discard" or "zero", see
@@ -131,6 +132,9 @@ class Controller(Closing):
             )
         holdings = Holdings(optimizer, model)
         optimizers = holdings.optimizers
+        model = holdings.model if model is None else model
+        if division is not None and holdings.why_cycle_only is not None:
+            raise UnsupportedError(holdings.why_cycle_only)
         policy = policy_of(grads)
         sizes = {"offload_window_bytes": window_bytes, "offload_windows": windows}
         self._config = make_config(config, {**overrides, **_given(sizes)})
@@ -165,7 +169,7 @@ class Controller(Closing):
             except BaseException:
                 self._host.abandon()
                 raise
-        self._hooks = Hooks(self, optimizers)
+        self._hooks = Hooks(self, optimizers, holdings.before_uses)
         self._holdings = holdings
         self._refitted_as: int | None = None
         self._publisher: weakref.ref[Publisher] | None = None
@@ -309,7 +313,7 @@ class Controller(Closing):
         them. What was set holds until the next step. May wait for the device. CopyError if copies
         have failed: ``restore`` first.
         """
-        return self._open().accumulation.open
+        return self._open().is_accumulating
 
     @accumulating.setter
     def accumulating(self, is_open: bool) -> None:

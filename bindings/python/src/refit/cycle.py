@@ -39,11 +39,14 @@ from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, ZERO
 from refit.regions import Devices, PerDevice, refuse_capture
 from refit.stats import flatten
-from refit.storages import GRADS, STATES, Scan, Stock, is_emptied
+from refit.storages import GRADS, SCRATCH, STATES, Scan, Stock, is_emptied
 
 TRAINING = "training"
 CLEARED = "cleared"
 RETURNING = "returning"
+
+EARLY = (GRADS, SCRATCH)
+"""What is there when ``restore`` returns."""
 
 ARENA = "refit's arena"
 """The name of its memory in pictures."""
@@ -225,12 +228,19 @@ class Cycle:
             stack.enter_context(self._moving.letting_in(False))
             yield
 
+    @property
+    def is_accumulating(self) -> bool:
+        """Whether gradients hold what no step has used, those in memory of a framework's own
+        too."""
+        said = self.accumulation.said is not None
+        return self.accumulation.open or (not said and self._inventory.is_accumulating())
+
     def _refuse_clear(self) -> None:
         if self.readers:
             raise BusyError(
                 "a checkpoint() is open and reads the states where they are: leave its block first"
             )
-        if self._grads != "keep" and self.accumulation.open:
+        if self._grads != "keep" and self.is_accumulating:
             raise StateError(
                 f"a gradient accumulation is open, and grads={self._grads!r} would lose it: step "
                 'first, use grads="keep", or set accumulating = False if it is to be lost'
@@ -248,7 +258,7 @@ class Cycle:
                 regions.free()
         except BaseException:
             if self.per_device.home:
-                self._absence.lift(STATES, GRADS)
+                self._absence.lift(STATES, *EARLY)
                 self.phase = TRAINING
             raise
         self._lose_grads()
@@ -285,7 +295,8 @@ class Cycle:
         if not self._holds_for(stock, identities):
             found = self._inventory.decide(stock)
             self._scan, self.resident = None, found.resident
-            policies = {STATES: KEEP, GRADS: KEEP if self._grads == "keep" else ZERO}
+            grads = KEEP if self._grads == "keep" else ZERO
+            policies = {STATES: KEEP, GRADS: grads, SCRATCH: ZERO}
             self.per_device.plan(found, stock, policies)
             self._scan, self._identities = found, identities
             self._addresses = stock.addresses(found.others)
@@ -345,8 +356,9 @@ class Cycle:
             refuse_capture(regions.device)
             regions.come_back()
         for regions in self.per_device:
-            regions.join(GRADS)  # a backward pass adds to them, long before the step
-        self._absence.lift(GRADS)
+            for group in EARLY:  # a backward pass writes to them, long before the step
+                regions.join(group)
+        self._absence.lift(*EARLY)
         if self._stock is not None and self._scan is not None and self._scan.others_move:
             self._addresses = self._stock.addresses(self._scan.others)
         self._stock = None
@@ -367,7 +379,7 @@ class Cycle:
             with self._told("join"):
                 self._refuse_join()
                 self._join_devices()
-                self._absence.lift(GRADS, STATES)
+                self._absence.lift(*EARLY, STATES)
                 joined, self.phase = self.phase, TRAINING
             if joined == RETURNING:
                 self.figures.end(began, self.per_device)

@@ -7,12 +7,14 @@ the controller then does is unknown here.
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
 
 from refit.errors import BusyError, InvalidError
+
+BeforeUses = Callable[[Callable[[], None], Callable[[], None]], list[Callable[[], None]]]
 
 
 class Keeper(Protocol):
@@ -116,12 +118,20 @@ def refuse_second(optimizer: torch.optim.Optimizer) -> None:
 class Hooks:
     """The hooks of one controller. ``remove`` takes them away; a second call does nothing."""
 
-    def __init__(self, keeper: Keeper, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(
+        self,
+        keeper: Keeper,
+        optimizers: Sequence[torch.optim.Optimizer],
+        before_uses: BeforeUses = lambda step, use: [],
+    ) -> None:
+        """``before_uses`` puts two calls before what the frameworks around the optimizers do with
+        the states, a step and other uses, and gives what undoes that."""
         for optimizer in optimizers:
             refuse_second(optimizer)
         self._handles: list[Any] = []
         for optimizer in optimizers:
             self._put(keeper, optimizer)
+        self._undo = before_uses(_Gate(keeper, "_before_step"), _Gate(keeper, "_before_load"))
 
     def _put(self, keeper: Keeper, optimizer: torch.optim.Optimizer) -> None:
         use = _Gate(keeper, "_before_use")
@@ -146,6 +156,9 @@ class Hooks:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for undo in self._undo:
+            undo()
+        self._undo = []
 
 
 def on_accumulation(parameter: torch.Tensor, hook: Any) -> Any:

@@ -15,7 +15,18 @@ from refit.grads import Policy
 from refit.hooks import innermost_of
 from refit.regions import spec_of
 from refit.storage_swap import swap_fixed
-from refit.storages import STATES, Place, Scan, Stock, places, scan, take_stock
+from refit.storages import (
+    GRADS,
+    SCRATCH,
+    STATES,
+    FrameworkMemory,
+    Place,
+    Scan,
+    Stock,
+    places,
+    scan,
+    take_stock,
+)
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool
@@ -86,6 +97,41 @@ class SteppedMasters(Protocol):
         ...
 
 
+@runtime_checkable
+class HeldEngine(Protocol):
+    """What a ``Held`` has besides, if the framework behind it has parameters and gradients that the
+    inner optimizers do not show between steps."""
+
+    model: torch.nn.Module | None
+    why_steps_itself: str
+    """Why no other schedule than the cycle can step its states."""
+
+    def parameters(self) -> Iterable[Any]:
+        """Parameters besides those in the groups of the inner optimizers."""
+        ...
+
+    def framework_gradients(self) -> Iterable[tuple[Any, str, torch.Tensor]]:
+        """Gradients besides those of the inner optimizers' parameters: the parameter whose
+        ``.grad`` it is, or None for memory of the framework's own; a name; the tensor."""
+        ...
+
+    def scratch(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Memory of the framework's own, by name, whose bytes are not needed between passes."""
+        ...
+
+    @property
+    def accumulating(self) -> bool:
+        """Whether memory of the framework's own has gradients that no step has used."""
+        ...
+
+    def before_uses(
+        self, step: Callable[[], None], use: Callable[[], None]
+    ) -> Iterable[Callable[[], None]]:
+        """From now on calls ``step`` before the framework steps, and ``use`` before it uses the
+        states otherwise. What it gives undoes that."""
+        ...
+
+
 class Holdings:
     """The torch optimizers in what was given, and the tensors beside their states.
 
@@ -100,6 +146,44 @@ class Holdings:
         for one in opened:
             found += one.inner if isinstance(one, Held) else [one]
         self.optimizers = innermost_of(found)
+        self._engines = [one for one in self._held if isinstance(one, HeldEngine)]
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The model of a framework's engine."""
+        return next((one.model for one in self._engines if one.model is not None), None)
+
+    @property
+    def why_cycle_only(self) -> str | None:
+        """Why states can take part in a cycle only, or None."""
+        return next((one.why_steps_itself for one in self._engines), None)
+
+    def parameters(self) -> Iterator[Any]:
+        """Parameters besides those in the groups of the optimizers."""
+        for one in self._engines:
+            yield from one.parameters()
+
+    def gradients(self, of_parameters: bool) -> Iterator[tuple[Any, torch.Tensor]]:
+        """Gradients of frameworks, each with its parameter, or with ``FrameworkMemory`` that
+        names it; those of parameters on request."""
+        for one in self._engines:
+            for owner, name, tensor in one.framework_gradients():
+                if owner is None:
+                    yield FrameworkMemory(name, GRADS), tensor
+                elif of_parameters:
+                    yield owner, tensor
+            for name, tensor in one.scratch():
+                yield FrameworkMemory(name, SCRATCH), tensor
+
+    def is_accumulating(self) -> bool:
+        """Whether memory of frameworks has gradients that no step has used."""
+        return any(one.accumulating for one in self._engines)
+
+    def before_uses(
+        self, step: Callable[[], None], use: Callable[[], None]
+    ) -> list[Callable[[], None]]:
+        """Tells frameworks what to call before they use the states."""
+        return [undo for one in self._engines for undo in one.before_uses(step, use)]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors that leave besides the states."""
@@ -150,9 +234,11 @@ class Holdings:
 
 
 def _recognized(optimizer: Any, model: Any) -> Any:
-    from refit.integrations.megatron import is_megatron, unwrap
+    from refit.integrations import deepspeed, megatron
 
-    return unwrap(optimizer, model) if is_megatron(optimizer) else optimizer
+    if deepspeed.is_deepspeed(optimizer):  # first: Megatron's wrappers look alike
+        return deepspeed.unwrap(optimizer, model)
+    return megatron.unwrap(optimizer, model) if megatron.is_megatron(optimizer) else optimizer
 
 
 # ---- What there is.
@@ -183,15 +269,23 @@ class Inventory:
         """Whether a state (its parameter, its key, its value) is no concern of a cycle."""
 
     def parameters(self) -> list[Any]:
-        """Every parameter that is optimized."""
-        return [p for one in self.optimizers for group in one.param_groups for p in group["params"]]
+        """Every parameter that is optimized, and those of a framework's model."""
+        shown = [
+            p for one in self.optimizers for group in one.param_groups for p in group["params"]
+        ]
+        return [*shown, *self._held.parameters()]
+
+    def is_accumulating(self) -> bool:
+        """Whether a framework's own memory has gradients that no step has used."""
+        return self._held.is_accumulating()
 
     def take(self) -> Stock:
         """The stock at this moment."""
         elsewhere = self.masters_elsewhere or (lambda _: False)
         beside = [one for one in self._held.tensors() if not elsewhere(one[1])]
         with_grads = self._grads != "discard"
-        stock = take_stock(self.optimizers, with_grads, beside, self.lives_elsewhere)
+        more = self._held.gradients(with_grads)
+        stock = take_stock(self.optimizers, with_grads, beside, self.lives_elsewhere, more)
         if self._config.get("offload.masters") == "auto":
             stock.weights = self._held.weights()
         return stock

@@ -34,7 +34,9 @@ from refit.away import call_untouched, kind_of, untouched
 
 STATES = 0
 GRADS = 1
-"""Groups of regions: what is waited for together."""
+SCRATCH = 2
+"""Groups of regions: what is waited for together. The last is memory of a framework's own whose
+bytes are not needed: it returns as zeros, with the gradients."""
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _VALUES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -50,6 +52,16 @@ Path = tuple[Any, ...]
 """The keys under which a tensor is found in the state of its owner."""
 
 _DATA_PTR = methodcaller("data_ptr")
+
+
+@dataclass(slots=True)
+class FrameworkMemory:
+    """Stands for the owner of gradients that lie in memory of a framework's own, and of memory
+    that is only written while gradients are made (``group``)."""
+
+    name: str
+    group: int
+    requires_grad: bool = False
 
 
 @dataclass(slots=True)
@@ -149,10 +161,11 @@ def take_stock(
     with_grads: bool,
     beside: Iterable[tuple[str, Any]] = (),
     lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None,
+    framework_grads: Iterable[tuple[Any, torch.Tensor]] = (),
 ) -> Stock:
     """Goes through the state of ``optimizers``, the tensors kept beside it and, if asked, the
     gradients. Changes nothing. ``lives_elsewhere`` says of a parameter, a key and a value of its
-    state whether that is left out."""
+    state whether that is left out. ``framework_grads``: other gradients, with their owners."""
     walk = _Walk()
     parameters: list[Any] = []
     for optimizer in optimizers:
@@ -168,6 +181,9 @@ def take_stock(
         grads = [p.grad for p in parameters]
         walk.owners += [p for p, grad in zip(parameters, grads, strict=True) if grad is not None]
         walk.tensors += [grad for grad in grads if grad is not None]
+    for owner, grad in framework_grads:
+        walk.owners.append(owner)
+        walk.tensors.append(grad)
     return Stock(walk.tensors + parameters, walk.owners, walk.paths, walk.wrappers)
 
 
@@ -322,6 +338,9 @@ def scan(
         scanner.look(name, tensor, number, reason, STATES)
     for number, (owner, grad) in enumerate(stock.grads, stock.states):
         reason = "what shards it adds to it unseen" if _is_shard(owner, grad) else None
+        if isinstance(owner, FrameworkMemory):
+            scanner.look(owner.name, grad, number, reason, owner.group)
+            continue
         scanner.look(f"{names.get(id(owner), 'state')}.grad", grad, number, reason, GRADS)
     return scanner.decided(pieces, len(stock.tensors))
 
@@ -423,7 +442,7 @@ class _Scanner:
 
     def _by_group(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
         """The tensors that lie in the places that leave, by the groups of these."""
-        found: dict[int, list[int]] = {STATES: [], GRADS: []}
+        found: dict[int, list[int]] = {STATES: [], GRADS: [], SCRATCH: []}
         for place, number in zip(self._places, self._numbers, strict=True):
             if place in groups:
                 found[groups[place]].append(number)
@@ -449,7 +468,7 @@ class _Scanner:
             stays = [known[place] for place in staying.within(begin, nbytes)]
             names = [self._found.names[slot] for slot in taken]
             stays += [
-                self._found.names[slot] for slot in taken if self._found.groups[slot] == GRADS
+                self._found.names[slot] for slot in taken if self._found.groups[slot] != STATES
             ]
             if stays:
                 reason = f"its segment of the pool is also that of {stays[0]}, which stays"

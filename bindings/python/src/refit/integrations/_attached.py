@@ -7,6 +7,7 @@ and neither a state_dict nor a copy of the optimizer has it. Whose optimizer it 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from refit.integrations.deepspeed import is_deepspeed
 from refit.integrations.megatron import is_megatron, unwrap
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def controller_of(optimizer: Any, model: Any, config: Any, **keywords: Any) -> "
 
     options, chosen = divided(config)
     chosen.update(keywords)
-    if is_megatron(optimizer):
+    if not is_deepspeed(optimizer) and is_megatron(optimizer):
         held = unwrap(optimizer, model)
         return Controller(held, config=options, **chosen) if held.inner else None
     return Controller(optimizer, model=model, config=options, **chosen)

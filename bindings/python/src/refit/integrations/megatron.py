@@ -28,6 +28,7 @@ import torch
 
 from refit.errors import StateError, UnsupportedError
 from refit.integrations import state_offload
+from refit.integrations._overlay import Overlay, precede
 
 MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
 """Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
@@ -125,7 +126,7 @@ class MegatronOptimizer:
         which this is True. What it gives undoes that."""
         told = [one for one in self.wrappers if _rounds_behind_steps(one)]
         for one in told:
-            setattr(one, _ROUNDING, _Overlay(one, _ROUNDING, _narrowed(one, is_rounded)))
+            setattr(one, _ROUNDING, Overlay(one, _ROUNDING, _narrowed(one, is_rounded)))
 
         def undo() -> None:
             for one in told:
@@ -136,18 +137,16 @@ class MegatronOptimizer:
     def before_remaking(self, call: Callable[[], None]) -> Callable[[], None]:
         """From now on this is called before Megatron gives all masters other bytes, in
         ``reload_model_params`` and ``load_state_dict``. What it gives undoes that."""
-        told = [
-            (one, name)
+        undoing = [
+            precede(one, name, call)
             for one in self.wrappers
             for name in _REMAKING
             if _rounds_behind_steps(one) and callable(getattr(type(one), name, None))
         ]
-        for one, name in told:
-            setattr(one, name, _Overlay(one, name, _preceded(one, name, call)))
 
         def undo() -> None:
-            for one, name in told:
-                vars(one).pop(name, None)
+            for each in undoing:
+                each()
 
         return undo
 
@@ -366,22 +365,6 @@ def _rounds_behind_steps(one: Any) -> bool:
     )
 
 
-class _Overlay:
-    """What a wrapper has in place of a method of its class. Copies of the wrapper have the method,
-    those that were pickled too."""
-
-    def __init__(self, one: Any, name: str, method: Callable[..., Any]) -> None:
-        self._one = one
-        self._name = name
-        self._method = method
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._method(*args, **kwargs)
-
-    def __reduce__(self) -> Any:
-        return getattr, (self._one, self._name)  # of the copy, which has no overlay at that time
-
-
 def _narrowed(one: Any, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
     """Megatron's method, for the masters of which this is False."""
 
@@ -410,16 +393,6 @@ def _narrowed(one: Any, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[
                 setattr(one, name, groups)
 
     return copy_main_params_to_model_params
-
-
-def _preceded(one: Any, name: str, call: Callable[[], None]) -> Callable[..., Any]:
-    """Megatron's method of this name, behind a call."""
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        call()
-        return getattr(type(one), name)(one, *args, **kwargs)
-
-    return called
 
 
 def _why_grads_stay(buffer: Any, configs: Iterable[Any]) -> str | None:
