@@ -184,6 +184,7 @@ def test_wrong_calls_change_nothing(
 
 TRAINER = """
 import json, sys, time
+from refit import Publisher
 from safetensors.torch import load_file
 publisher = Publisher("tcp://127.0.0.1:0")
 print(json.dumps(publisher.endpoint), flush=True)
