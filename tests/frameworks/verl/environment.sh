@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # sourced by run.sh
 # verl on a machine without a GPU: cpu_platform.py is the platform, transformers and Ray come along.
 versions="0.9.1"
-megabytes=3500
+megabytes=6000
 minutes="4 6"
 
 install() {
