@@ -247,7 +247,8 @@ def is_deepspeed(given: Any) -> bool:
 
 
 def _found(given: Any, *names: str) -> Any:
-    """What is of DeepSpeed's class, in wrappers that keep it as ``.optimizer``."""
+    """What is of DeepSpeed's class, in wrappers that keep it as ``.optimizer``. Properties of that
+    name are not asked: Megatron's chain of several optimizers raises."""
     seen: set[int] = set()
     while given is not None and id(given) not in seen:
         if _is_a(given, *names):
@@ -255,7 +256,7 @@ def _found(given: Any, *names: str) -> Any:
         seen.add(id(given))
         if isinstance(given, torch.nn.Module):
             return None
-        given = getattr(given, "optimizer", None)
+        given = getattr(given, "__dict__", {}).get("optimizer")
     return None
 
 
