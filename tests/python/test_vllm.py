@@ -53,7 +53,7 @@ def test_an_older_vllm_that_takes_no_weights_is_refused_untouched() -> None:
 def test_a_quantized_model_is_refused_by_its_method(method: str) -> None:
     quantized = SimpleNamespace(get_name=lambda: method)
     worker = _worker(fake.ModelRunner(fake.Model(_weights(0))), quant_config=quantized)
-    answer = worker.refit_connect("user://nobody")
+    answer = worker.refit_connect("user://absent")
     assert answer["error"] == "UnsupportedError"
     assert f"quantized ({method})" in answer["why"]
 
@@ -99,11 +99,11 @@ def test_an_engine_does_not_wait_for_a_trainer_that_is_gone(
 ) -> None:
     monkeypatch.setattr("refit.integrations._vllm_transfer.ABSENT_S", 0.2)
     engine = _modern(monkeypatch)
-    engine.init_transfer_engine(engine.parse_init_info({"endpoint": "user://nobody"}))
+    engine.init_transfer_engine(engine.parse_init_info({"endpoint": "user://absent"}))
     engine.start_weight_update()
-    with pytest.raises(DeadlineError, match=r"rank3.* hears no trainer at user://nobody"):
+    with pytest.raises(DeadlineError, match=r"rank3.* hears no trainer at user://absent"):
         engine.update_weights({"timeout_s": WAIT_S})
-    said = engine.parse_init_info({"endpoint": "user://nobody", "connect_s": 0.1})
+    said = engine.parse_init_info({"endpoint": "user://absent", "connect_s": 0.1})
     with pytest.raises(DeadlineError, match=r"hears no trainer .* after 0\.1 s"):
         engine.init_transfer_engine(said)
     engine.shutdown()

@@ -178,7 +178,7 @@ class _EngineWithCallback(_Engine):
 
 class _EngineWithModel(_Engine):
     """vLLM 0.25 and later: the engine knows the model and does everything itself. So the model
-    keeps its weights until a whole version is in hand, and whoever fails before changes nothing."""
+    keeps its weights until a whole version is in hand, and a failure before changes nothing."""
 
     model: Any
     model_config: Any

@@ -74,7 +74,7 @@ _CALLERS = (
 """Where the method is that calls loaders: since 0.5.18, and before."""
 
 
-# ---- For whoever drives an engine
+# ---- What an engine's driver calls
 
 
 def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | None = None) -> int:
@@ -366,7 +366,7 @@ def _synchronize(model: Any) -> None:
         return
 
 
-# ---- The calls of a driver
+# ---- How SGLang is called
 
 
 def _in_session(engine: Any, tensors: list[tuple[str, Any]], loader: str) -> str:
