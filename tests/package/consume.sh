@@ -1,6 +1,7 @@
 #!/bin/bash
 # consume.sh WAY: builds and runs consumer.c, which gets refit the WAY that another project would. Everything is
-# installed and built in a folder of its own below $BUILD; the test environment names the rest.
+# installed and built in a folder of its own below $BUILD; the test environment names the rest. The way "tarball" takes
+# what release.sh made, $TARBALL, in place of an installation.
 set -euo pipefail
 way=$1
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -64,6 +65,14 @@ pkg_config_static)
 add_subdirectory)
     by_cmake -DSOURCES="$SOURCE"
     [ "$(shared_libraries "$work/build/consumer")" = librefit.so.0 ]
+    ;;
+tarball)
+    tar -C "$work" -xf "$TARBALL"
+    mv "$work"/refit-*-linux-* "$prefix"
+    by_cmake -DCMAKE_PREFIX_PATH="$prefix"
+    [ "$(shared_libraries "$work/build/consumer")" = librefit.so.0 ]
+    LIBDIR=lib by_pkg_config
+    [ "$(shared_libraries "$work/consumer")" = librefit.so.0 ]
     ;;
 *)
     echo "no such way: $way" >&2
