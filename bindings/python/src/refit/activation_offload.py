@@ -78,7 +78,8 @@ _SEVERAL = -1
 """The version of a storage whose tensors were saved at several."""
 
 _in_backward = torch._C._current_graph_task_id
-_uses = torch._C._storage_Use_Count
+# PyTorch 2.6 has it in its builds for GPUs alone: elsewhere every storage counts as used by others.
+_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 2)
 
 
 class _Needed(weakref.ref[Storage]):
