@@ -102,7 +102,7 @@ for suite in "$@"; do
         check "$suite: Python 3.11" python_311
     elif [ "$machine" = aarch64 ]; then
         torch=2.6.0             # whose wheel for aarch64 is the one for CPUs
-        options=(--cycles 10) # emulated, a cycle takes some seconds
+        options=(--cycles 2 --workers 1) # it is emulated
     fi
     check "$suite: pip install of the wheel" within "$at" "
         [ -d /opt/venv ] || $python -m venv /opt/venv
