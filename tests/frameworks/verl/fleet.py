@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import engine as verl_engine
@@ -55,7 +56,7 @@ class Trainer(Worker):
             bucket_size=given.update_weights_bucket_megabytes << 20,
             **given.engine_kwargs[given.backend],
         )
-        self.halts = False
+        self.halts: Path | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def train(self, step: int) -> float:
@@ -69,14 +70,15 @@ class Trainer(Worker):
         return {name: one.clone() for name, one in self.engine.get_per_tensor_param()[0]}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_halts(self, halts: bool) -> int:
-        """From now on the weights stop in the middle; gives the process."""
-        self.halts = halts
+    def set_halts(self, sign: str) -> int:
+        """From now on the weights stop in the middle, and a file says so; gives the process."""
+        self.halts = Path(f"{sign}-{self.rank}")
         return os.getpid()
 
     def _halting(self, weights: Any) -> Iterator[tuple[str, Any]]:
         for name, one in weights:
             if self.halts and name == HOLDS:
+                self.halts.touch()
                 time.sleep(600)
             yield name, one
 
@@ -99,6 +101,7 @@ class Adapter(BaseRollout):
     def __init__(self) -> None:
         self.loaded: dict[str, torch.Tensor] = {}
         self.at_tensor: str | None = None
+        self.sign = ""
 
     async def resume(self, tags: list[str]) -> None:
         """Nothing sleeps."""
@@ -113,6 +116,7 @@ class Adapter(BaseRollout):
         held = []
         async for name, tensor in weights:
             if name == HOLDS and self.at_tensor == "waits":
+                Path(self.sign).touch()
                 await asyncio.sleep(600)
             if name == HOLDS and self.at_tensor == "fails":
                 raise ValueError(f"no place for {name}")
@@ -134,8 +138,10 @@ class Rollout(CheckpointEngineWorker):
         return self.checkpoint_engine.version, self.server_adapter.loaded
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def set_at_tensor(self, does: str | None) -> int:
+    def set_at_tensor(self, does: str | None, sign: str = "") -> int:
+        """What the adapter does in the middle; "waits" makes the file first. Gives the process."""
         self.server_adapter.at_tensor = does
+        self.server_adapter.sign = sign
         return os.getpid()
 
 

@@ -21,7 +21,7 @@ SOON = 40.0
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     models.save(models.make("llama"), folder / "model")
-    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "shared"), os.environ.get("PYTHONPATH", "")])
     env = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "cpu_platform", "PYTHONPATH": path}
     ray.init(
         num_cpus=8,
@@ -49,6 +49,13 @@ def ends(promises: list[Any]) -> list[Any]:
     return found
 
 
+def await_file(path: Path) -> None:
+    until = time.monotonic() + SOON
+    while not path.exists():
+        assert time.monotonic() < until, f"there is no {path}"
+        time.sleep(0.05)
+
+
 def test_each_version_reaches_every_rollout_with_the_bits_of_the_trainers(fleet: Fleet) -> None:
     for step in range(4):
         fleet.trainers.train(step)
@@ -68,10 +75,12 @@ def test_a_rollout_that_cannot_load_is_named_and_takes_the_next_version(fleet: F
     assert fleet.holds() == [21] * 2
 
 
-def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(fleet: Fleet) -> None:
-    (process,) = fleet.replicas[0].group.set_at_tensor("waits")
+def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    (process,) = fleet.replicas[0].group.set_at_tensor("waits", str(tmp_path / "waits"))
     sent, taken = fleet.begin(30)
-    time.sleep(3)
+    await_file(tmp_path / "waits")
     os.kill(process, signal.SIGKILL)
     sent, taken = ends(sent), ends(taken)
     assert "rollout-0" in str(sent[0])
@@ -85,9 +94,10 @@ def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(fleet: Fleet) -
 
 
 def test_a_trainer_that_is_killed_leaves_no_rollout_waiting(fleet: Fleet, tmp_path: Path) -> None:
-    processes = fleet.trainers.set_halts(True)
+    processes = fleet.trainers.set_halts(str(tmp_path / "halts"))
     sent, taken = fleet.begin(40)
-    time.sleep(3)
+    for rank in range(2):
+        await_file(tmp_path / f"halts-{rank}")
     for process in processes:
         os.kill(process, signal.SIGKILL)
     sent, taken = ends(sent), ends(taken)
