@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -329,8 +329,8 @@ def check(answers: list[Answers], folder: Path, lora: bool) -> bool:
     """Whether each version's greedy answers are those of a fresh engine, likelihoods included."""
     folders = [str(folder / str(version)) for version in range(1, len(answers) + 1)]
     base = str(folder / "began") if lora else None
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        expected = pool.apply(fresh_answers, (folders, base))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        expected = pool.submit(fresh_answers, folders, base).result()
     wrong = [
         at for at, pair in enumerate(zip(answers, expected, strict=True), 1) if pair[0] != pair[1]
     ]

@@ -23,8 +23,10 @@ def run(root: Path, runtime_dir: Path, *said: str) -> subprocess.CompletedProces
 
 @pytest.mark.parametrize("adapter", [False, True], ids=["weights", "adapter"])
 def test_the_reward_grows_and_each_version_is_that_of_a_fresh_engine(
-    root: Path, runtime_dir: Path, adapter: bool
+    root: Path, runtime_dir: Path, version: str, adapter: bool
 ) -> None:
+    if adapter and version.startswith("0.22."):
+        pytest.skip("vLLM 0.22 page-locks memory for adapters, which takes a GPU")
     done = run(root, runtime_dir, "--check", "--versions=13", *(["--lora"] if adapter else []))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [found for found in map(LINE.match, done.stdout.splitlines()) if found]

@@ -48,7 +48,9 @@ def described(model: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["whole", "divided"])
-def workers(request: pytest.FixtureRequest) -> int:
+def workers(request: pytest.FixtureRequest, version: str) -> int:
+    if version.startswith("0.22."):
+        pytest.skip("vLLM 0.22 page-locks memory for adapters, which takes a GPU")
     return int(request.param)
 
 

@@ -55,6 +55,7 @@ def settle(llm: Any, one: Trainer, name: str, seed: int) -> Any:
     return greedy(llm)
 
 
+@pytest.mark.timeout(1200)  # vLLM 0.22 starts each fresh engine in 20 s
 def test_each_of_twenty_versions_answers_as_a_fresh_engine(llm: Any, training: Trainer) -> None:
     names = [f"v{seed}" for seed in range(1, UPDATES + 1)]
     found = [settle(llm, training, name, seed) for seed, name in enumerate(names, 1)]
