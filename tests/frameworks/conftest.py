@@ -1,14 +1,20 @@
 """What the tests of the frameworks share: the version under test, and a clean environment."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-VERSION = os.environ.pop("REFIT_FRAMEWORK_VERSION", "")
-ROOT = Path(__file__).resolve().parents[2]
+VERSION = os.environ.pop("FRAMEWORK_VERSION", "")
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+# pytest puts this folder on the path, where trl/ and others would be packages with the names of
+# frameworks that an environment does not have.
+sys.path[:] = [str(HERE / "shared"), *(one for one in sys.path if one != str(HERE))]
 
 for name in [one for one in os.environ if one.startswith("REFIT_")]:
     del os.environ[name]  # no option of refit comes from outside

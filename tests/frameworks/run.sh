@@ -118,7 +118,7 @@ install_refit() {
 pytest_of() {
     local report=$1
     shift
-    (cd "$root" && REFIT_FRAMEWORK_VERSION=$version PYTHONPATH=$scratch/refit PATH=$environment/bin:$PATH \
+    (cd "$root" && FRAMEWORK_VERSION=$version PYTHONPATH=$scratch/refit PATH=$environment/bin:$PATH \
         "$python" -m pytest -q -rs -p no:cacheprovider --junitxml "$report" "$@")
 }
 

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # sourced by run.sh
 versions="0.19.8"
 megabytes=5100
-minutes="3 5"
+minutes="3 12"
 install() {
     "$pip" -q install torch==2.13.0 setuptools wheel ninja &&
         "$pip" -q install "deepspeed==$1" --no-build-isolation &&

@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # sourced by run.sh
 # The tests of the adapter run with Ray wherever it is installed; here with a pinned version.
 versions="2.60.0"
-megabytes=1500
+megabytes=5300
 minutes="3 2"
 tests="python/test_ray.py"
 

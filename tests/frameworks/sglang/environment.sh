@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # sourced by run.sh
 versions="0.5.23"
 megabytes=6500
-minutes="4 8"
+minutes="3 11"
 
 # SGLang's own list of requirements is for GPUs (more than 15 GB): here is what it imports on a CPU,
 # with its own pins. Two modules are absent, and need not be there: sgl_kernel, which is imported on

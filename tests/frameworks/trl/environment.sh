@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # sourced by run.sh
 # TRL, transformers, accelerate and PEFT: the suites of tests/python that run them.
 versions="1.16.0"
-megabytes=2400
+megabytes=5400
 minutes="3 6"
 tests="python/test_trl.py python/test_trl_ranks.py python/test_transformers.py python/test_lora.py"
 install() {

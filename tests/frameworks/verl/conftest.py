@@ -5,4 +5,4 @@ import sys
 from pathlib import Path
 
 os.environ["VERL_PLATFORM"] = "cpu"
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "shared")]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["VERL_PLATFORM"] = "cpu"
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "shared")]
 
 import cpu_platform  # noqa: E402, F401
 import models  # noqa: E402

@@ -4,7 +4,7 @@
 # no configuration (0.27 and later).
 versions="0.22.1 0.26.0 0.32.0"
 megabytes=7000
-minutes="3 8"
+minutes="3 22"
 
 # Its requirements but for torch's companions: these fit one build of torch alone, and no text model
 # needs them. The wheel asks for a torch with "+cpu" in its version, which not every index has.

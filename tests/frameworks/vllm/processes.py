@@ -18,7 +18,7 @@ START_S = 240.0
 
 
 def _environment(**more: str) -> dict[str, str]:
-    below = [str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    below = [str(HERE), str(HERE.parent / "shared"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(below), **more}
 
 
