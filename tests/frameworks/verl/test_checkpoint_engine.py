@@ -21,7 +21,9 @@ SOON = 40.0
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     models.save(models.make("llama"), folder / "model")
-    path = os.pathsep.join([str(HERE), str(HERE.parent / "shared"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(HERE), str(HERE.parent / "shared"), os.environ.get("PYTHONPATH", "")]
+    )
     env = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "cpu_platform", "PYTHONPATH": path}
     ray.init(
         num_cpus=8,
