@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import refit.activation_offload
 import refit.activations
 import torch
 import training
@@ -346,3 +347,15 @@ def test_ctrl_c_before_any_line_loses_nothing(
     else:
         pytest.fail("it never ends")
     assert broken > 0 or verb is dropped
+
+
+def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
+    expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # PyTorch 2.6 has the count in its builds for GPUs alone.
+    monkeypatch.setattr(refit.activation_offload, "_uses", lambda _: 2)
+    model = net()
+    with offloaded(_Model(model)) as (activations, block):
+        for _ in range(4):
+            assert all(map(same_bits, step(model, block), expected))
+        assert figures(activations)["activation_used_bytes"] == 0
