@@ -57,9 +57,10 @@ python_311() {
         "$@" update && "$@" source --download-only python3.11 && dpkg-source --no-check --extract python3.11_*.dsc ../python
     )
     within "$build" "cd /root/python
-        ./configure --prefix=/opt/python --with-ensurepip=install --disable-test-modules
+        ./configure --prefix=/opt/python --without-ensurepip --disable-test-modules # Debian's source has no pip
         make -j2
         make install"
+    python3 -m pip -q download --no-deps --dest "$at/root" pip
     mv "$build/opt/python" "$at/opt/"
     rm -rf "$build"
 }
@@ -96,16 +97,19 @@ for suite in "$@"; do
         bin/refit version
         bin/refit config --file share/refit/grpo.yaml >/dev/null
         bin/refit keygen /tmp/keys trainer # by libsodium"
-    python=python3 torch=2.13.0 options=()
+    python=python3 pip='' torch=2.13.0 options=()
     if [ "$suite" = bullseye ]; then
-        python=/opt/python/bin/python3
+        python=/opt/python/bin/python3 pip=--without-pip
         check "$suite: Python 3.11" python_311
     elif [ "$machine" = aarch64 ]; then
         torch=2.6.0             # whose wheel for aarch64 is the one for CPUs
         options=(--cycles 2 --workers 1) # it is emulated
     fi
     check "$suite: pip install of the wheel" within "$at" "
-        [ -d /opt/venv ] || $python -m venv /opt/venv
+        [ -d /opt/venv ] || $python -m venv $pip /opt/venv
+        [ -x /opt/venv/bin/pip ] || for wheel in /root/pip-*.whl; do
+            /opt/venv/bin/python \$wheel/pip install -q --no-index \$wheel
+        done
         /opt/venv/bin/pip install -q numpy torch==$torch
         /opt/venv/bin/pip install -q --no-deps --force-reinstall /run/dist/refit-*manylinux_2_28_$machine.whl
         /opt/venv/bin/python -c 'import refit; print(refit.__version__)'"
