@@ -353,7 +353,7 @@ def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
     expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PyTorch 2.6 has the count in its builds for GPUs alone.
-    monkeypatch.setattr(refit.activation_offload, "_uses", lambda _: 2)
+    monkeypatch.setattr(refit.activation_offload, "users_of", lambda _: 0)
     model = net()
     with offloaded(_Model(model)) as (activations, block):
         for _ in range(4):

@@ -64,6 +64,7 @@ from refit.saved_tensors import (
     wrap,
 )
 from refit.stats import PREFIX, gather, numbered
+from refit.storage_swap import users_of
 
 _LOOKS_AGAIN = 64
 """Blocks after which an offload that is off measures again."""
@@ -78,8 +79,6 @@ _SEVERAL = -1
 """The version of a storage whose tensors were saved at several."""
 
 _in_backward = torch._C._current_graph_task_id
-# PyTorch 2.6 has it in its builds for GPUs alone: elsewhere every storage counts as used by others.
-_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 2)
 
 
 class _Needed(weakref.ref[Storage]):
@@ -620,7 +619,7 @@ class ActivationOffload(Closing):
         for storage in _alive(group.storages):
             if storage.group is None:
                 continue
-            if _uses(storage.device._cdata) == 1:
+            if users_of(storage.device) == 1:
                 self._let_go(group.forward, storage)
             elif not group.forward.is_over:
                 group.forward.waiting.append((group.order, storage))
@@ -697,7 +696,7 @@ class ActivationOffload(Closing):
             order, storage = waiting.pop()
             if storage.group is None or storage.device is None:
                 continue
-            if _uses(storage.device._cdata) == 1:
+            if users_of(storage.device) == 1:
                 self._let_go(forward, storage)
             else:
                 forward.waiting.append((order, storage))
@@ -712,7 +711,7 @@ class ActivationOffload(Closing):
             self._keep_storage(storage)
         for order, reference in forward.passed_over:
             passed = reference()
-            if passed is not None and _uses(passed.device._cdata) == 1:
+            if passed is not None and users_of(passed.device) == 1:
                 self._held_anyway.discard((order, passed.at))
 
     def _judge(self, forward: _Forward) -> None:

@@ -41,6 +41,7 @@ from refit.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
 from refit.offloader import NO_STREAM
 from refit.regions import current_stream
 from refit.state_slots import Kept, State
+from refit.storage_swap import users_of
 from refit.twin import arithmetic_of, is_dense, local
 
 Optimizer = torch.optim.Optimizer
@@ -220,8 +221,7 @@ def _is_alone(grad: torch.Tensor) -> bool:
 def _has_alias(grad: torch.Tensor) -> bool:
     """Whether another tensor or an array has the memory of this one, too."""
     storage = grad.untyped_storage()
-    uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 2)
-    return uses(storage._cdata) > 2  # the gradient's, and that of ``storage``
+    return users_of(storage) > 2  # the gradient's, and that of ``storage``
 
 
 def _is_plain(tensor: Any) -> bool:

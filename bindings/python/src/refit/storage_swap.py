@@ -67,10 +67,13 @@ def _is_fixed(tensor: torch.Tensor) -> bool:
     return not (tensor.is_quantized or storage.is_shared() or storage.filename is not None)
 
 
+# PyTorch 2.6 has it in its builds for GPUs alone.
+_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+
+
 def users_of(storage: torch.UntypedStorage) -> int:
     """The number of references to a storage; 0 if this PyTorch does not tell."""
-    count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
-    return count(storage._cdata)
+    return _count(storage._cdata)
 
 
 def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
