@@ -14,8 +14,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from refit.errors import ConfigError, StateError, UnsupportedError  # noqa: E402
-from refit.integrations.transformers import ActivationCallback  # noqa: E402
+from refit.errors import ConfigError, InvalidError, StateError, UnsupportedError  # noqa: E402
+from refit.integrations.transformers import ActivationCallback, RefitCallback  # noqa: E402
 from transformers import (  # noqa: E402
     LlamaConfig,
     LlamaForCausalLM,
@@ -314,3 +314,11 @@ def test_trls_own_switch_is_refits(tmp_path: Path, checkpointing: bool) -> None:
     ours.train()
     assert_same(plain, ours)
     assert min(left(ours)) > 0
+
+
+@pytest.mark.parametrize(("steps", "said"), [(0, "a number from 1 on"), (2, "no publisher")])
+def test_publishing_that_cannot_be_is_refused_before_there_is_a_trainer(
+    steps: int, said: str
+) -> None:
+    with pytest.raises(InvalidError, match=said):
+        RefitCallback(publish_steps=steps)

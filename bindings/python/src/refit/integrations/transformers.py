@@ -147,6 +147,11 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     ) -> None:
         if publish_steps < 1:
             raise InvalidError(f"publish_steps={publish_steps!r}: say a number from 1 on")
+        if publish_steps > 1 and publisher is None:
+            raise InvalidError(
+                f"publish_steps={publish_steps}, and no publisher: nothing would be published. "
+                "Give a refit.Publisher, or leave publish_steps out"
+            )
         self.publisher = publisher
         self.controller: Controller | None = None
         self.activations: ActivationOffload | None = None
