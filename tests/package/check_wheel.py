@@ -15,20 +15,11 @@ import zipfile
 from pathlib import Path
 
 LOADER_ASKED_FOR = re.compile(r"\(NEEDED\).*\[(.+)\]")
-HERE = f"{Path(__file__).resolve().parents[2]}/"
+ROOT = Path(__file__).resolve().parents[2]
+LIST = (ROOT / "lib" / "package" / "parts" / "list.txt").read_text()
 OF_LIBC = re.compile(r"(lib(c|m|dl|pthread|rt)|ld-linux-(x86-64|aarch64))\.so\.\d")
-PARTS = (
-    "zeromq3",
-    "libsodium",
-    "msgpack-c",
-    "libyaml",
-    "xxhash",
-    "libzstd",
-    "jansson",
-    "libcxx",
-    "libcxxabi",
-    "libunwind",
-)
+PARTS = [line.split()[0] for line in LIST.splitlines() if not line.startswith("#")]
+PARTS += ["libcxx", "libcxxabi", "libunwind"]  # of the compiler
 
 BESIDE_PYZMQ = """
 import threading
@@ -96,7 +87,7 @@ def main(wheel: str, run: bool) -> int:
         others = [name for name in LOADER_ASKED_FOR.findall(dynamic) if not OF_LIBC.fullmatch(name)]
         if others:
             wrong.append(f"its library asks for {others}")
-        if HERE.encode() in Path(path).read_bytes():
+        if f"{ROOT}/".encode() in Path(path).read_bytes():
             wrong.append("its library names folders of the machine that compiled it")
         if run:
             wrong += beside_pyzmq(path, folder)

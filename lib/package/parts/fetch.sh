@@ -18,8 +18,11 @@ done
 mkdir -p "$(dirname "$out")"
 exec 9<"$(dirname "$out")"
 flock 9
-stamp=$(cat "$here/list.txt" "$here/sha256.txt" "$here/fetch.sh" | sha256sum)
-if [ "$(cat "$out/.fetched" 2>/dev/null)" = "$stamp" ]; then
+# stamp: what FOLDER was made from.
+stamp() {
+    cat "$here/list.txt" "$here/sha256.txt" "$here/fetch.sh" | sha256sum
+}
+if [ "$(cat "$out/.fetched" 2>/dev/null)" = "$(stamp)" ]; then
     exit 0
 fi
 
@@ -75,7 +78,7 @@ for source in *.dsc; do
 done
 cd "$here"
 rm -rf "$new/.apt"
-cat "$here/list.txt" "$here/sha256.txt" "$here/fetch.sh" | sha256sum >"$new/.fetched"
+stamp >"$new/.fetched" # anew: --pin has appended to sha256.txt
 rm -rf "$out"
 mv "$new" "$out"
 trap - EXIT
