@@ -22,14 +22,18 @@ within() {
     unshare --mount --pid --fork bash -c '
         mount --bind /dev "$0/dev" && mount -t tmpfs tmpfs "$0/tmp" && mount -t proc proc "$0/proc" &&
         mkdir -p "$0/run/dist" && mount --bind "$1" "$0/run/dist" && mkdir -p "$0/run/source" && mount --bind "$2" "$0/run/source" &&
-        shift 2 && exec chroot "$0" "$@"' "$1" "${DIST:-$root/dist}" "$root" /usr/bin/env -i HOME=/root LANG=C.UTF-8 \
-        PATH=/usr/sbin:/usr/bin:/sbin:/bin PIP_CONFIG_FILE=/root/pip.conf OMP_NUM_THREADS=1 /bin/bash -euc "$2"
+        shift 2 && exec chroot "$0" "$@"' "$1" "${DIST:-$root/dist}" "$root" /usr/bin/env -i HOME=/srv LANG=C.UTF-8 \
+        PATH=/usr/sbin:/usr/bin:/sbin:/bin PIP_CONFIG_FILE=/srv/pip.conf OMP_NUM_THREADS=1 /bin/bash -euc "$2"
 }
 
 # made SUITE: its root, which is kept in FOLDER.
 made() {
     local at=$folder/$1 options=(--variant=minbase) suite=${1%-arm64} extra=ca-certificates
-    [ "$suite" = bullseye ] || extra+=,python3-venv
+    if [ "$suite" = bullseye ]; then
+        extra+=,libexpat1,libffi7,libssl1.1 # of python_311
+    else
+        extra+=,python3-venv
+    fi
     [ ! -f "$at/.made" ] || return 0
     rm -rf "$at"
     if [[ $1 == *-arm64 ]]; then
@@ -43,10 +47,10 @@ made() {
 
 # python_311: compiles Python 3.11 for bullseye's glibc, into /opt/python there.
 python_311() {
-    local at=$folder/bullseye build=$folder/bullseye-build apt=$folder/bullseye-build/root/apt
+    local at=$folder/bullseye build=$folder/bullseye-build apt=$folder/bullseye-build/srv/apt
     [ ! -x "$at/opt/python/bin/python3" ] || return 0
     rm -rf "$build"
-    debootstrap --variant=minbase --include=gcc,libc6-dev,make,libssl-dev,zlib1g-dev,libffi-dev,libbz2-dev,liblzma-dev \
+    debootstrap --variant=minbase --include=gcc,libc6-dev,make,libssl-dev,zlib1g-dev,libexpat1-dev,libffi-dev,libbz2-dev,liblzma-dev \
         bullseye "$build" "$mirror"
     mkdir -p "$apt"/{lists,cache/archives}/partial
     echo "deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror bookworm main" >"$apt/sources.list"
@@ -56,11 +60,13 @@ python_311() {
             -o Dir::State::Lists="$apt/lists" -o Dir::Cache="$apt/cache" -o APT::Sandbox::User=root
         "$@" update && "$@" source --download-only python3.11 && dpkg-source --no-check --extract python3.11_*.dsc ../python
     )
-    within "$build" "cd /root/python
-        ./configure --prefix=/opt/python --without-ensurepip --disable-test-modules # Debian's source has no pip
+    within "$build" "cd /srv/python
+        sed -i '1i #define Py_BUILD_CORE_MODULE' Modules/pyexpat.c # which it lacks where expat is the system's
+        ./configure --prefix=/opt/python --without-ensurepip --with-system-expat --with-system-ffi \\
+            --disable-test-modules # Debian's source has neither pip nor expat
         make -j2
         make install"
-    python3 -m pip -q download --no-deps --dest "$at/root" pip
+    python3 -m pip -q download --no-deps --dest "$at/srv" pip
     mv "$build/opt/python" "$at/opt/"
     rm -rf "$build"
 }
@@ -86,8 +92,8 @@ for suite in "$@"; do
     check "$suite: the root" made "$suite"
     at=$folder/$suite
     cp /etc/resolv.conf /etc/hosts "$at/etc/"
-    cp /etc/ssl/certs/ca-certificates.crt "$at/root/ca.crt"
-    sed 's|^cert *=.*|cert = /root/ca.crt|' /etc/pip.conf >"$at/root/pip.conf" 2>/dev/null || : >"$at/root/pip.conf"
+    cp /etc/ssl/certs/ca-certificates.crt "$at/srv/ca.crt"
+    sed 's|^cert *=.*|cert = /srv/ca.crt|' /etc/pip.conf >"$at/srv/pip.conf" 2>/dev/null || : >"$at/srv/pip.conf"
     # Of what a bundle has inside, minbase has xxHash, zstd and libstdc++, for apt.
     check "$suite: none of the libraries is there" within "$at" \
         "! ls /usr/lib/*/ | grep -E 'libzmq|libmsgpack|libyaml|libsodium|libjansson'"
@@ -107,7 +113,7 @@ for suite in "$@"; do
     fi
     check "$suite: pip install of the wheel" within "$at" "
         [ -d /opt/venv ] || $python -m venv $pip /opt/venv
-        [ -x /opt/venv/bin/pip ] || for wheel in /root/pip-*.whl; do
+        [ -x /opt/venv/bin/pip ] || for wheel in /srv/pip-*.whl; do
             /opt/venv/bin/python \$wheel/pip install -q --no-index \$wheel
         done
         /opt/venv/bin/pip install -q numpy torch==$torch
