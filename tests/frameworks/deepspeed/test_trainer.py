@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import engines
+import models
 import pytest
 import refit
 import torch
@@ -18,14 +19,7 @@ from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DeepSpeedPlugin
 from refit.errors import BudgetError, BusyError, InvalidError
 from refit.integrations.transformers import RefitCallback
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 
 @pytest.fixture(autouse=True)
@@ -37,21 +31,6 @@ def _one_process() -> Iterator[None]:
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()
-
-
-def a_model() -> LlamaForCausalLM:
-    torch.manual_seed(5)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=32,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            pad_token_id=0,
-        )
-    )
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -106,7 +85,7 @@ def a_trainer(folder: Path, stage: int, callbacks: list[Any], **more: Any) -> Tr
         **more,
     }
     trainer = Trainer(
-        a_model(),
+        models.make("llama", 5, vocab_size=32, hidden_size=32, intermediate_size=64),
         TrainingArguments(
             str(folder),
             use_cpu=True,

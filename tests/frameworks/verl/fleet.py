@@ -56,7 +56,7 @@ class Trainer(Worker):
             bucket_size=given.update_weights_bucket_megabytes << 20,
             **given.engine_kwargs[given.backend],
         )
-        self.halts: Path | None = None
+        self.sign = ""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def train(self, step: int) -> float:
@@ -71,14 +71,14 @@ class Trainer(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_halts(self, sign: str) -> int:
-        """From now on the weights stop in the middle, and a file says so; gives the process."""
-        self.halts = Path(f"{sign}-{self.rank}")
+        """From now on the weights stop in the middle, and a pipe says so; gives the process."""
+        self.sign = sign
         return os.getpid()
 
     def _halting(self, weights: Any) -> Iterator[tuple[str, Any]]:
         for name, one in weights:
-            if self.halts and name == HOLDS:
-                self.halts.touch()
+            if self.sign and name == HOLDS:
+                Path(self.sign).write_bytes(b".")
                 time.sleep(600)
             yield name, one
 
@@ -116,7 +116,7 @@ class Adapter(BaseRollout):
         held = []
         async for name, tensor in weights:
             if name == HOLDS and self.at_tensor == "waits":
-                Path(self.sign).touch()
+                Path(self.sign).write_bytes(b".")
                 await asyncio.sleep(600)
             if name == HOLDS and self.at_tensor == "fails":
                 raise ValueError(f"no place for {name}")
@@ -139,7 +139,7 @@ class Rollout(CheckpointEngineWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_at_tensor(self, does: str | None, sign: str = "") -> int:
-        """What the adapter does in the middle; "waits" makes the file first. Gives the process."""
+        """What the adapter does in the middle; "waits" tells the pipe first. Gives the process."""
         self.server_adapter.at_tensor = does
         self.server_adapter.sign = sign
         return os.getpid()

@@ -1,6 +1,7 @@
 """``backend: refit`` of verl's checkpoint engines, through verl's manager and workers on Ray."""
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -51,11 +52,21 @@ def ends(promises: list[Any]) -> list[Any]:
     return found
 
 
-def await_file(path: Path) -> None:
-    until = time.monotonic() + SOON
-    while not path.exists():
-        assert time.monotonic() < until, f"there is no {path}"
-        time.sleep(0.05)
+@pytest.fixture
+def sign(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A pipe into which processes write when they wait: its path, and this end."""
+    path = tmp_path / "sign"
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR)
+    yield str(path), end
+    os.close(end)
+
+
+def await_signs(end: int, count: int) -> None:
+    """Until so many processes have written."""
+    for _ in range(count):
+        assert select.select([end], [], [], SOON)[0], "a process does not come to its wait"
+        os.read(end, 1)
 
 
 def test_each_version_reaches_every_rollout_with_the_bits_of_the_trainers(fleet: Fleet) -> None:
@@ -78,11 +89,12 @@ def test_a_rollout_that_cannot_load_is_named_and_takes_the_next_version(fleet: F
 
 
 def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(
-    fleet: Fleet, tmp_path: Path
+    fleet: Fleet, sign: tuple[str, int]
 ) -> None:
-    (process,) = fleet.replicas[0].group.set_at_tensor("waits", str(tmp_path / "waits"))
+    path, end = sign
+    (process,) = fleet.replicas[0].group.set_at_tensor("waits", path)
     sent, taken = fleet.begin(30)
-    await_file(tmp_path / "waits")
+    await_signs(end, 1)
     os.kill(process, signal.SIGKILL)
     sent, taken = ends(sent), ends(taken)
     assert "rollout-0" in str(sent[0])
@@ -95,11 +107,13 @@ def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(
     assert fleet.holds() == [31]
 
 
-def test_a_trainer_that_is_killed_leaves_no_rollout_waiting(fleet: Fleet, tmp_path: Path) -> None:
-    processes = fleet.trainers.set_halts(str(tmp_path / "halts"))
+def test_a_trainer_that_is_killed_leaves_no_rollout_waiting(
+    fleet: Fleet, sign: tuple[str, int], tmp_path: Path
+) -> None:
+    path, end = sign
+    processes = fleet.trainers.set_halts(path)
     sent, taken = fleet.begin(40)
-    for rank in range(2):
-        await_file(tmp_path / f"halts-{rank}")
+    await_signs(end, len(processes))
     for process in processes:
         os.kill(process, signal.SIGKILL)
     sent, taken = ends(sent), ends(taken)
