@@ -22,9 +22,10 @@ from megatron.core.optimizer.optimizer import (  # noqa: E402
     Float16OptimizerWithFloat16Params,
     FP32Optimizer,
 )
+from megatron.core.optimizer.optimizer_config import OptimizerConfig  # noqa: E402
 from refit.controller import Controller  # noqa: E402
 from refit.errors import UnsupportedError  # noqa: E402
-from refit.integrations import megatron, nemo_rl, verl  # noqa: E402
+from refit.integrations import megatron, nemo_rl, state_offload, verl  # noqa: E402
 from refit.integrations._attached import detach  # noqa: E402
 
 KEYS = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": True}
@@ -164,3 +165,25 @@ def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> Non
     with Controller(optimizer) as controller:
         controller.clear()
         assert _is_away(masters)
+
+
+def test_its_own_options_become_keywords_and_are_off_there() -> None:
+    config = OptimizerConfig(
+        optimizer_cpu_offload=True,
+        optimizer_offload_fraction=0.5,
+        overlap_cpu_optimizer_d2h_h2d=True,
+        use_torch_optimizer_for_cpu_offload=True,
+    )
+    assert state_offload.keywords(OptimizerConfig()) == {}
+    assert state_offload.take(config) == {
+        "host_fraction": 0.5,
+        "overlap": True,
+        "host_step": "torch",
+    }
+    assert not config.optimizer_cpu_offload
+    assert state_offload.keywords(config) == {}
+
+
+def test_its_default_share_of_nothing_is_one() -> None:
+    found = state_offload.keywords(OptimizerConfig(optimizer_cpu_offload=True))
+    assert found == {"host_fraction": 0.0, "overlap": False}

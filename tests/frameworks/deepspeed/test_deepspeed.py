@@ -15,6 +15,7 @@ from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 from refit.errors import BusyError, StateError, UnsupportedError
 from refit.integrations import deepspeed as adapter
+from refit.integrations import state_offload
 
 OFF = {"offload_pin": "off"}
 
@@ -382,3 +383,12 @@ def test_copies_that_fail(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
         ours = engines.train(engine, 4, before=before)
     engines.assert_same(plain, ours)
+
+
+def test_an_engine_of_options_that_were_taken_keeps_its_states_on_the_device() -> None:
+    said: dict[str, Any] = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    assert state_offload.take(said) == {"host_fraction": 1.0}
+    engine = engines.make(2, **said["zero_optimization"])
+    assert engine.zero_cpu_offload() is False
+    assert type(engine.optimizer.optimizer) is torch.optim.AdamW
+    engines.train(engine, 1)
