@@ -92,6 +92,7 @@ struct refit_window {
     bool arriving;          /* copies in of window `arrived` are under way */
     bool leaving;           /* copies out of window `left` are under way */
     bool misfits;           /* all of it has been copied, but units that have to go whole */
+    bool joined;            /* the stream of done waits for the copies that are leaving */
     bool followed;          /* copies in have been put behind `after` */
     bool settled;           /* the step's figures have been told */
     refit_stream_ref after; /* of begin */
@@ -224,7 +225,7 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
 static void reset_step(refit_window *window, refit_stream_ref after)
 {
     window->arrived = window->taken = window->stepped = window->left = 0;
-    window->followed = window->misfits = false;
+    window->followed = window->misfits = window->joined = false;
     window->worked = 0;
     window->after = after;
     window->began = 0;
@@ -603,6 +604,7 @@ static refit_status start_out(refit_window *window, refit_error *error)
     RFT_TRY(rft_mover_start(window->offloader->movers[RFT_OFFLOAD], plan, work, RFT_COPY_STREAM,
                             error));
     window->leaving = true;
+    window->joined = false;
     window->out_bytes += moved_bytes(plan);
     return REFIT_OK;
 }
@@ -716,6 +718,34 @@ static refit_status leave(refit_window *window, refit_error *error)
     }
     RFT_TRY(unless_timeout(see_out(window, 0, error)));
     return window->left < window->stepped && !window->leaving ? start_out(window, error) : REFIT_OK;
+}
+
+/* Do the copies out that are under way read weights of masters? Those of misfits do not. */
+static bool reads_weights(const refit_window *window)
+{
+    if (!window->leaving || window->misfits) return false;
+    const window_span *span = &window->spans[window->left];
+    for (uint32_t part = span->first; part < span->first + span->count; part++) {
+        if (region_of(window, &window->parts[part])->coded) return true;
+    }
+    return false;
+}
+
+/* The caller may write the weights once the step has ended. So its stream waits for the copies out
+ * of the last window, if they read them; `end` waits for those that no stream waits for. */
+static void join_readers(refit_window *window, refit_stream_ref stream)
+{
+    bool last = window->stepped == window->span_count;
+    if (!last || stream.native == NULL || !reads_weights(window)) return;
+    window->joined =
+        rft_mover_join(window->offloader->movers[RFT_OFFLOAD], stream, NULL) == REFIT_OK;
+}
+
+static refit_status await_readers(refit_window *window, refit_error *error)
+{
+    if (window->joined || !reads_weights(window)) return REFIT_OK;
+    refit_status status = see_out(window, patience(window), error);
+    return reads_weights(window) ? status : unless_timeout(status);
 }
 
 /* Starts copies in whose slot is free. */
@@ -1021,7 +1051,9 @@ refit_status refit_window_done(refit_window *window, refit_stream_ref stream, re
         window->work = stream;
         window->state = WINDOW_STEPPING;
     }
-    return account(window, began, leave(window, error));
+    refit_status status = leave(window, error);
+    if (status == REFIT_OK) join_readers(window, stream);
+    return account(window, began, status);
 }
 
 /* Every byte is in the image: the step's figures are known. */
@@ -1051,6 +1083,7 @@ refit_status refit_window_end(refit_window *window, refit_error *error)
         refit_status seen = see_in(window, patience(window), error);
         if (window->arriving) status = seen;
     }
+    if (status == REFIT_OK) status = await_readers(window, error);
     if (status == REFIT_OK) status = unless_timeout(see_out(window, 0, error));
     RFT_TRY(account(window, began, status));
     window->taken = window->stepped;

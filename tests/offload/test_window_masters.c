@@ -1068,6 +1068,25 @@ static void weights_have_masters_of_one_region(void **state)
 /* ---- Arithmetic on a stream -------------------------------------------------------------------
  */
 
+/* A scene that is filled and lists one unit of masters, and a stream. */
+static void open_with_stream(scene *on, const char *windows, refit_stream_ref *stream)
+{
+    open_scene(on, windows, NULL);
+    fill(on);
+    on->count = 0;
+    add_part(on, 1, 0, 0, UNIT);
+    assert_ok(refit_stream_open(on->device, stream, &on->error));
+}
+
+/* The first window of the list, up to refit_window_done. */
+static void step_to_done(scene *on)
+{
+    refit_window_view view = {.size = sizeof view};
+    assert_ok(begin(on));
+    assert_ok(refit_window_next(on->window, &view, &on->error));
+    step_window(on, &view);
+}
+
 /* Encoding waits for the work that the stream has queued: masters, and weights of them. */
 static void encoding_follows_the_stream(void **state)
 {
@@ -1075,13 +1094,9 @@ static void encoding_follows_the_stream(void **state)
     scene on;
     refit_stream_ref stream;
     refit_window_view view = {.size = sizeof view};
-    open_scene(&on, "2", NULL);
-    fill(&on);
-    on.count = 0;
-    add_part(&on, 1, 0, 0, UNIT);
+    open_with_stream(&on, "2", &stream);
     void *masters = test_host_alloc(on.plain, 4 * UNIT);
     void *weights = test_host_alloc(on.plain, 2 * UNIT);
-    assert_ok(refit_stream_open(on.device, &stream, &on.error));
     for (int step = 0; step < 3; step++) {
         assert_ok(begin(&on));
         assert_ok(refit_window_next(on.window, &view, &on.error));
@@ -1103,6 +1118,105 @@ static void encoding_follows_the_stream(void **state)
     assert_ok(refit_stream_close(on.device, stream, &on.error));
     test_host_free(on.plain, masters, 4 * UNIT);
     test_host_free(on.plain, weights, 2 * UNIT);
+    close_scene(&on);
+}
+
+/* The copies out are over. Weights that are written now are found, and the masters are there once
+ * they are back. */
+static void check_written(scene *on)
+{
+    refit_lease *lease;
+    const void *bytes;
+    uint64_t count;
+    assert_ok(refit_window_wait(on->window, 0, &on->error));
+    change_weight(on, 1, 4711);
+    assert_ok(refit_lease_acquire(on->offloader, &lease, &on->error));
+    assert_int_equal(refit_lease_read(lease, 1, &bytes, &count, &on->error), REFIT_ERR_CORRUPT);
+    refit_lease_release(lease);
+    change_weight(on, 1, 4711);
+    check_image(on);
+}
+
+/* The next work of its stream comes behind the copies that read weights. */
+static void weights_may_be_written_behind_the_step(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref stream;
+    open_with_stream(&on, "2", &stream);
+    step_to_done(&on);
+    faulty_device_stop_until_awaited(on.device);
+    assert_ok(refit_window_done(on.window, stream, &on.error));
+    assert_ok(refit_window_end(on.window, &on.error));
+    assert_int_equal(faulty_device_joins(on.device, stream), 1);
+    assert_ok(refit_stream_wait(on.device, stream, PATIENCE_MS, &on.error));
+    check_written(&on);
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+    close_scene(&on);
+}
+
+static void other_copies_do_not_hold_the_stream(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref stream;
+    open_with_stream(&on, "2", &stream);
+    on.count = 0;
+    add_part(&on, PLAIN, 0, 0, sizes[PLAIN]);
+    step_to_done(&on);
+    faulty_device_stop(on.device);
+    assert_ok(refit_window_done(on.window, stream, &on.error));
+    assert_ok(refit_window_end(on.window, &on.error));
+    assert_ok(refit_stream_wait(on.device, stream, PATIENCE_MS, &on.error));
+    assert_int_equal(refit_window_wait(on.window, 0, &on.error), REFIT_ERR_TIMEOUT);
+    faulty_device_go(on.device);
+    check_image(&on);
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+    close_scene(&on);
+}
+
+/* A call of done that is repeated may name another stream. */
+static void the_stream_of_a_repeated_call_waits(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref first, second;
+    open_with_stream(&on, "2", &first);
+    assert_ok(refit_stream_open(on.device, &second, &on.error));
+    step_to_done(&on);
+    faulty_device_fail(on.device, FAULTY_MASTER_ENCODE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_window_done(on.window, first, &on.error), REFIT_ERR_DEVICE);
+    faulty_device_stop(on.device);
+    assert_ok(refit_window_done(on.window, second, &on.error));
+    assert_ok(refit_window_end(on.window, &on.error));
+    assert_ok(refit_stream_wait(on.device, first, PATIENCE_MS, &on.error));
+    assert_int_equal(faulty_device_joins(on.device, first), 0);
+    assert_int_equal(faulty_device_joins(on.device, second), 1);
+    faulty_device_stop_until_awaited(on.device);
+    assert_ok(refit_stream_wait(on.device, second, PATIENCE_MS, &on.error));
+    check_written(&on);
+    assert_ok(refit_stream_close(on.device, first, &on.error));
+    assert_ok(refit_stream_close(on.device, second, &on.error));
+    close_scene(&on);
+}
+
+/* Without a stream, and where a step ends before its last window, the end waits. */
+static void the_end_of_a_step_waits_for_copies_that_read_weights(void **state)
+{
+    (void)state;
+    scene on;
+    refit_stream_ref streams[2] = {REFIT_STREAM_NONE};
+    open_with_stream(&on, "1", &streams[1]);
+    for (uint32_t at = 0; at < 2; at++) {
+        if (at == 1) add_part(&on, PLAIN, 0, 0, sizes[PLAIN]);
+        step_to_done(&on);
+        faulty_device_stop_until_awaited(on.device);
+        assert_ok(refit_window_done(on.window, streams[at], &on.error));
+        assert_ok(refit_window_end(on.window, &on.error));
+        assert_int_equal(refit_window_progress(on.window), 1);
+        check_written(&on);
+    }
+    assert_ok(refit_stream_close(on.device, streams[1], &on.error));
     close_scene(&on);
 }
 
@@ -1375,6 +1489,10 @@ int main(void)
         cmocka_unit_test(without_device_memory_for_the_staging_a_seal_fails),
         cmocka_unit_test(weights_have_masters_of_one_region),
         cmocka_unit_test(encoding_follows_the_stream),
+        cmocka_unit_test(weights_may_be_written_behind_the_step),
+        cmocka_unit_test(other_copies_do_not_hold_the_stream),
+        cmocka_unit_test(the_stream_of_a_repeated_call_waits),
+        cmocka_unit_test(the_end_of_a_step_waits_for_copies_that_read_weights),
         cmocka_unit_test(windows_that_come_and_go_at_once_are_judged_apart),
         cmocka_unit_test(every_failure_can_be_repeated),
         cmocka_unit_test(every_copy_that_breaks_can_be_repeated),

@@ -32,6 +32,11 @@ typedef struct broken_stream {
     refit_status status; /* REFIT_OK: an empty place */
 } broken_stream;
 
+typedef struct joined_stream {
+    void *native; /* NULL: an empty place */
+    uint32_t joins;
+} joined_stream;
+
 typedef struct faulty_device {
     refit_device *inner;
     rft_mutex lock;
@@ -39,7 +44,9 @@ typedef struct faulty_device {
     order orders[FAULTY_SLOTS]; /* guarded by lock, like the rest */
     uint32_t calls[FAULTY_SLOTS];
     broken_stream broken[STREAMS_MOST];
+    joined_stream joined[STREAMS_MOST];
     bool stopped;
+    bool go_at_wait;    /* the next wait for an event lets the streams go */
     uint32_t hold_pins; /* page-locks until one stands, 0: none does */
     uint32_t held_pins; /* that stand now */
 } faulty_device;
@@ -129,6 +136,24 @@ static void stand(void *user)
         rft_cond_wait_idle(&faulty->go, &faulty->lock);
     }
     rft_unlock(&faulty->lock);
+}
+
+static void set_stopped(faulty_device *faulty, bool stopped, bool go_at_wait)
+{
+    rft_lock(&faulty->lock);
+    faulty->stopped = stopped;
+    faulty->go_at_wait = go_at_wait;
+    rft_cond_wake_all(&faulty->go);
+    rft_unlock(&faulty->lock);
+}
+
+/* A wait for an event begins. */
+static void note_wait(faulty_device *faulty)
+{
+    rft_lock(&faulty->lock);
+    bool go = faulty->go_at_wait;
+    rft_unlock(&faulty->lock);
+    if (go) set_stopped(faulty, false, false);
 }
 
 /* Puts the stop, if one is ordered, before the next work on the stream. */
@@ -420,13 +445,29 @@ static refit_status faulty_event_record(void *self, rft_event *opaque, refit_str
     return REFIT_OK;
 }
 
+/* The place of a stream, or an empty one that becomes it. The lock is held. */
+static joined_stream *find_joined(faulty_device *faulty, refit_stream_ref stream)
+{
+    for (size_t i = 0; i < STREAMS_MOST; i++) {
+        joined_stream *it = &faulty->joined[i];
+        if (it->native == NULL) it->native = stream.native;
+        if (it->native == stream.native) return it;
+    }
+    fail_msg("events were joined to more than %d streams", STREAMS_MOST);
+    return NULL;
+}
+
 static refit_status faulty_event_join(void *self, rft_event *opaque, refit_stream_ref stream,
                                       refit_error *error)
 {
     faulty_device *faulty = self;
     faulty_event *event = (faulty_event *)opaque;
     MEET(faulty, FAULTY_EVENT_JOIN, error);
-    return rft_device_event_join(faulty->inner, event->inner, stream, error);
+    RFT_TRY(rft_device_event_join(faulty->inner, event->inner, stream, error));
+    rft_lock(&faulty->lock);
+    find_joined(faulty, stream)->joins++;
+    rft_unlock(&faulty->lock);
+    return REFIT_OK;
 }
 
 static refit_status faulty_event_wait(void *self, rft_event *opaque, uint32_t timeout_ms,
@@ -435,6 +476,7 @@ static refit_status faulty_event_wait(void *self, rft_event *opaque, uint32_t ti
     faulty_device *faulty = self;
     faulty_event *event = (faulty_event *)opaque;
     MEET(faulty, FAULTY_EVENT_WAIT, error);
+    if (timeout_ms > 0) note_wait(faulty);
     RFT_TRY(rft_device_event_wait(faulty->inner, event->inner, timeout_ms, error));
     rft_lock(&faulty->lock);
     refit_status status = event->status;
@@ -545,23 +587,19 @@ void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, r
         (order){.nth = nth, .times = FAULTY_ALWAYS, .status = status, .later = true, .gone = true});
 }
 
-static void set_stopped(refit_device *device, bool stopped)
-{
-    faulty_device *faulty = faulty_of(device);
-    rft_lock(&faulty->lock);
-    faulty->stopped = stopped;
-    rft_cond_wake_all(&faulty->go);
-    rft_unlock(&faulty->lock);
-}
-
 void faulty_device_stop(refit_device *device)
 {
-    set_stopped(device, true);
+    set_stopped(faulty_of(device), true, false);
+}
+
+void faulty_device_stop_until_awaited(refit_device *device)
+{
+    set_stopped(faulty_of(device), true, true);
 }
 
 void faulty_device_go(refit_device *device)
 {
-    set_stopped(device, false);
+    set_stopped(faulty_of(device), false, false);
 }
 
 static void set_hold(refit_device *device, uint32_t nth)
@@ -599,6 +637,7 @@ void faulty_device_reset(refit_device *device)
     rft_lock(&faulty->lock);
     memset(faulty->orders, 0, sizeof faulty->orders);
     memset(faulty->calls, 0, sizeof faulty->calls);
+    memset(faulty->joined, 0, sizeof faulty->joined);
     rft_unlock(&faulty->lock);
 }
 
@@ -609,4 +648,13 @@ uint32_t faulty_device_calls(refit_device *device, faulty_slot slot)
     uint32_t calls = faulty->calls[slot];
     rft_unlock(&faulty->lock);
     return calls;
+}
+
+uint32_t faulty_device_joins(refit_device *device, refit_stream_ref stream)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    uint32_t joins = find_joined(faulty, stream)->joins;
+    rft_unlock(&faulty->lock);
+    return joins;
 }

@@ -78,6 +78,10 @@ refit_device *faulty_device_inner(refit_device *device);
 void faulty_device_stop(refit_device *device);
 void faulty_device_go(refit_device *device);
 
+/* As faulty_device_stop, until a call waits for an event or a stream: a look, with a timeout of 0,
+ * is no wait. What is over behind the call shows whether it has waited. */
+void faulty_device_stop_until_awaited(refit_device *device);
+
 /* The nth page-lock from now on (1: the next one) and those after it stand until
  * faulty_device_let_pins. */
 void faulty_device_hold_pins(refit_device *device, uint32_t nth);
@@ -92,5 +96,9 @@ void faulty_device_reset(refit_device *device);
 /* Calls of the slot since the device was opened or reset, those that failed included: run once,
  * count, then fail each of them in turn. */
 uint32_t faulty_device_calls(refit_device *device, faulty_slot slot);
+
+/* Events that a stream was told to wait for since the device was opened or reset: whether work that
+ * the stream gets next waits for something. */
+uint32_t faulty_device_joins(refit_device *device, refit_stream_ref stream);
 
 #endif

@@ -33,6 +33,11 @@
  *   REFIT_ERR_CORRUPT, and the window is not handed out.
  * - The caller's work rounds the new weights from the new masters before refit_window_done, on the
  *   stream that it names. Then they stay as they are until the masters come in again.
+ * - The copies out read the weights. Those of the last window are over before what the stream of
+ *   its refit_window_done gets behind that call; where the stream is REFIT_STREAM_NONE, or the step
+ *   ends before all parts were stepped, refit_window_end waits for them. So weights may be written
+ *   after the step, and the next window detects that. Copies out that have failed are made again by
+ *   a later call, from the weights as they are then.
  * - Parts of such a region are all of it, or begin and end at multiples of 1048576 bytes, or with
  *   the region.
  * - They begin as zeros, and get their first bytes, and any that are not from a step, as
@@ -222,11 +227,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_done(refit_window *window,
 /*
  * Ends the step. Windows that were not stepped, that in use too, keep the bytes that the image has;
  * of masters that travel by their weights, those weights have to be as they were. Waits for copies
- * in that are under way, which there are only then; not for the last copies out. In IDLE it does
- * nothing.
+ * in that are under way, which there are only then; not for the last copies out, unless they read
+ * weights and no stream waits for them. In IDLE it does nothing.
  *
  * Errors:
- * - REFIT_ERR_COPY and others: copies out could not be started; end tries again
+ * - REFIT_ERR_COPY and others: copies out could not be started, or have failed; end tries again
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_end(refit_window *window, refit_error *error);

@@ -231,7 +231,8 @@ class Home(Closing):
         self.window.done(current_stream(self.device))
 
     def end(self) -> None:
-        """No further part is stepped; the last copies out go on. A second call does nothing."""
+        """No further part is stepped. The last copies out go on, but for those that ``Window.end``
+        waits for. A second call does nothing."""
         if self._may_step:
             self.begun = None
             self.window.end()

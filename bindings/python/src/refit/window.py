@@ -97,7 +97,8 @@ class Window(Handle):
         call(lib.refit_window_done, self._live, _abi.refit_stream_ref(stream))
 
     def end(self) -> None:
-        """Ends the step, also before all parts were stepped. Does not wait for the copies out."""
+        """Ends the step, also before all parts were stepped. Waits for copies out only if they read
+        weights of masters, and no stream waits for them."""
         call(lib.refit_window_end, self._live)
 
     def wait(self, timeout: float | None = None) -> None:
