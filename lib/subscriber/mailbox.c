@@ -8,6 +8,7 @@
  */
 #include "subscriber/mailbox.h"
 
+#include <inttypes.h>
 #include <poll.h>
 #include <string.h>
 
@@ -69,7 +70,15 @@ static refit_status try_take(rft_mailbox *mailbox, rft_image **out, refit_error 
                         "no new version in time; the trainer does not take this worker for now: %s",
                         refusal);
     }
-    RFT_REFUSE_IF(joined, error, REFIT_ERR_TIMEOUT, "no new version in time; the trainer is there");
+    uint64_t version = mailbox->report.version;
+    RFT_REFUSE_IF(
+        joined, error, REFIT_ERR_TIMEOUT,
+        "no new version in time; the trainer is there, and this worker holds version %" PRIu64,
+        version);
+    RFT_REFUSE_IF(version > 0, error, REFIT_ERR_TIMEOUT,
+                  "no new version in time; the trainer at %.120s is gone, and this worker holds "
+                  "version %" PRIu64,
+                  mailbox->endpoint, version);
     return rft_fail(error, REFIT_ERR_TIMEOUT,
                     "no new version in time; no trainer has answered at %.120s", mailbox->endpoint);
 }

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broadcasting import LOCAL, PATIENCE, both, contents
+from broadcasting import LOCAL, PATIENCE, both, contents, wait_until
 from refit._library import lib
 from refit.errors import (
     CancelledError,
@@ -60,6 +60,10 @@ def test_nothing_new_in_time_is_a_timeout_that_says_whether_there_is_a_trainer()
             with pytest.raises(DeadlineError, match="the trainer is there"):
                 subscriber.next(seconds)
         with pytest.raises(TimeoutError):
+            subscriber.next(0)
+        publisher.close()
+        wait_until(lambda: not subscriber.describe().connected)
+        with pytest.raises(DeadlineError, match="is gone, and this worker holds version 1"):
             subscriber.next(0)
     with (
         Subscriber(UNUSED) as subscriber,

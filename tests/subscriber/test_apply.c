@@ -245,7 +245,7 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
         raw_say(&pair.raw,
                 sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
         raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-        raw_hear(&pair.raw, RFT_STAGED);
+        raw_hear_staged(&pair.raw, &pair.samples[0]);
         raw_say(&pair.raw, sample_commit(&pair.samples[0]));
         refit_update *update = pair_next(&pair);
         if (late == 1) {
@@ -299,7 +299,7 @@ static void bytes_that_change_while_they_are_applied_are_taken_back(void **state
     raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
     raw_say(&pair.raw, sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
     raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-    raw_hear(&pair.raw, RFT_STAGED);
+    raw_hear_staged(&pair.raw, &pair.samples[0]);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
     for (uint32_t i = 0; i < one.count; i++)

@@ -62,7 +62,7 @@ static refit_status apply_meanwhile(bool mark, refit_error *error)
     raw_say(&pair.raw, sample_manifest(sample, PAIR_EPOCH));
     raw_say(&pair.raw, sample_offer(sample, PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
     raw_say(&pair.raw, sample_seal(sample));
-    raw_hear(&pair.raw, RFT_STAGED);
+    raw_hear_staged(&pair.raw, sample);
     raw_say(&pair.raw, sample_commit(sample));
     refit_update *update = pair_next(&pair);
     refit_status status = refit_update_apply(update, &left, error);

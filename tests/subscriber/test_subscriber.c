@@ -222,7 +222,7 @@ static void steady_versions_allocate_nothing(void **state)
     raw_say(raw, sample_seal(third));
     uint64_t said = third->manifest->frame_count + 1;
     raw->silent = true;
-    raw_hear(raw, RFT_STAGED);
+    raw_hear_staged(raw, third);
     assert_true(rft_alloc_count() - before <= 2 * said);
     pair_close(&pair);
 }

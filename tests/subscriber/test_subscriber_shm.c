@@ -33,7 +33,7 @@ static void a_version_in_shared_memory_is_read_in_place(void **state)
         raw_slot_open(&slots[i], &pair.samples[i]);
         offer_slot(&pair, i, slots[i].name, RFT_SEQLOCK_BYTES);
         raw_say(&pair.raw, sample_seal(&pair.samples[i]));
-        raw_hear(&pair.raw, RFT_STAGED);
+        raw_hear_staged(&pair.raw, &pair.samples[i]);
         raw_say(&pair.raw, sample_commit(&pair.samples[i]));
         refit_update *update = pair_next(&pair);
         assert_update_is(update, &pair.samples[i]);
@@ -64,7 +64,7 @@ static void bytes_overwritten_under_an_update_are_not_accepted(void **state)
     raw_slot_open(&slot, &pair.samples[0]);
     offer_slot(&pair, 0, slot.name, RFT_SEQLOCK_BYTES);
     raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-    raw_hear(&pair.raw, RFT_STAGED);
+    raw_hear_staged(&pair.raw, &pair.samples[0]);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
     atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
@@ -184,7 +184,7 @@ static void a_path_that_changes_brings_the_next_version_in_full(void **state)
     raw_slot_open(&slot, &pair.samples[0]);
     offer_slot(&pair, 0, slot.name, RFT_SEQLOCK_BYTES);
     raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-    raw_hear(&pair.raw, RFT_STAGED);
+    raw_hear_staged(&pair.raw, &pair.samples[0]);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
@@ -216,7 +216,7 @@ static void keep_beyond_the_end(bool shm)
         raw_slot_open(&slot, &pair.samples[0]);
         offer_slot(&pair, 0, slot.name, RFT_SEQLOCK_BYTES);
         raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-        raw_hear(&pair.raw, RFT_STAGED);
+        raw_hear_staged(&pair.raw, &pair.samples[0]);
     } else {
         raw_stage(&pair.raw, &pair.samples[0], NULL);
     }

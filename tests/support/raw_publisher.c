@@ -90,6 +90,14 @@ const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind)
     return NULL;
 }
 
+void raw_hear_staged(raw_publisher *raw, const sample_version *sample)
+{
+    do
+        raw_hear(raw, RFT_STAGED);
+    while (raw->heard.as.staged.version != sample->version);
+    assert_memory_equal(&raw->heard.as.staged.digest, &sample->digest, sizeof sample->digest);
+}
+
 const rft_message *raw_hear_any(raw_publisher *raw)
 {
     if (!await_any(raw, rft_deadline(WAIT_MS))) fail_msg("no message came");
@@ -152,8 +160,7 @@ void raw_stage(raw_publisher *raw, sample_version *sample, const sample_version 
     raw_offer(raw, sample, base == NULL ? 0 : base->version);
     raw_frames(raw, sample, base);
     raw_say(raw, sample_seal(sample));
-    raw_hear(raw, RFT_STAGED);
-    assert_memory_equal(&raw->heard.as.staged.digest, &sample->digest, sizeof sample->digest);
+    raw_hear_staged(raw, sample);
 }
 
 void raw_slot_open(rft_segment *segment, const sample_version *sample)

@@ -31,6 +31,11 @@ void raw_close(raw_publisher *raw);
 
 /* Waits for a message of that kind; others are passed over. */
 const rft_message *raw_hear(raw_publisher *raw, rft_message_kind kind);
+/*
+ * Waits for STAGED of this version, with its digest. A worker repeats STAGED with every beat until
+ * it has heard of the commit: one of the version before may still come first.
+ */
+void raw_hear_staged(raw_publisher *raw, const sample_version *sample);
 /* Waits for a message of any kind. */
 const rft_message *raw_hear_any(raw_publisher *raw);
 

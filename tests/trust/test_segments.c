@@ -209,7 +209,7 @@ static void memory_cut_short_after_it_was_offered_does_no_harm(void **state)
     raw_slot_open(&slot, sample);
     raw_say(&pair.raw, sample_offer(sample, PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
     raw_say(&pair.raw, sample_seal(sample));
-    raw_hear(&pair.raw, RFT_STAGED);
+    raw_hear_staged(&pair.raw, sample);
     pair_close(&pair);
     rft_segment_close(&slot);
 }

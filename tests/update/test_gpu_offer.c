@@ -112,7 +112,7 @@ static void stage(scene *on, uint32_t index)
     const block *one = &on->blocks[index];
     offer(on, index, &one->share, one->share_lock.segment.name);
     raw_say(&on->pair.raw, sample_seal(&on->pair.samples[index]));
-    raw_hear(&on->pair.raw, RFT_STAGED);
+    raw_hear_staged(&on->pair.raw, &on->pair.samples[index]);
 }
 
 static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t index)
