@@ -115,6 +115,7 @@ typedef struct bench_list {
     uint64_t bytes;   /* of all together */
     const char *name; /* what it was asked for by */
     bool apart;       /* other memory lies between them on the device */
+    bool from_file;   /* and not the list of a model, which can be cut */
 } bench_list;
 
 /* The optimizer states of a model: "qwen3-0.6b" (620 tensors), "qwen2.5-1.5b", "qwen2.5-3b"; its

@@ -202,7 +202,10 @@ refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
     refit_status status = find_model(out, which, bytes);
     if (strcmp(which, "small") == 0)
         status = fill_small(out, bytes) ? REFIT_OK : REFIT_ERR_HOST_MEMORY;
-    if (status == REFIT_ERR_NOT_FOUND) status = fill_file(out, which, error);
+    if (status == REFIT_ERR_NOT_FOUND) {
+        status = fill_file(out, which, error);
+        out->from_file = true;
+    }
     if (status == REFIT_ERR_HOST_MEMORY) cli_refuse(error, status, 0, "no memory for the list");
     if (status != REFIT_OK) bench_list_close(out);
     return status;

@@ -290,6 +290,10 @@ static refit_status open_list(const bench_options *options, bench_list *list, re
     const char *which = options->tensors;
     if (which == NULL) which = ordinal >= 0 ? "qwen2.5-1.5b" : "qwen3-0.6b";
     const uint64_t copies = copies_of(options, which);
+    /* A list from a file cannot be made smaller, and one that cannot be read takes no memory. */
+    refit_status status = bench_list_open(which, options->bytes, list, error);
+    if (status != REFIT_OK || list->from_file) return status;
+    bench_list_close(list);
     uint64_t bytes =
         ordinal >= 0 ? gpu_room(ordinal, options->bytes, copies)
                      : bench_memory_for(options->bytes != 0 ? options->bytes : host_bytes, copies);

@@ -7,7 +7,7 @@ list(APPEND REFIT_NOT_EMULATED touch slab_pins host_arena host_device huge_pages
 
 # A child that has several of its parent's locks, threads or guard pages meets those of the emulation: a
 # process that is forked beside other threads ends in an assertion of QEMU's.
-list(APPEND REFIT_NOT_EMULATED channel zap_fork machine_lock secret)
+list(APPEND REFIT_NOT_EMULATED channel zap_fork machine_lock secret strangers)
 
 # /proc/PID/exe and /proc/PID/mem of a process are QEMU's own.
 list(APPEND REFIT_NOT_EMULATED segments)
