@@ -4,7 +4,7 @@
 # debootstrap in FOLDER and kept there, it runs the command of the tarball, installs the wheel with NumPy and PyTorch
 # from PyPI, and trains a policy whose weights go to other processes. Bullseye's own Python is 3.9 and refit takes 3.11:
 # bookworm's source of it is compiled for bullseye in a second root. FOLDER takes 5 GB a suite (PyTorch's build for
-# CUDA), 2 GB for arm64. Needs root, debootstrap, dpkg-dev, a network, for arm64 qemu-user-static with binfmt.
+# CUDA), 2 GB for arm64. Needs root, debootstrap, dpkg-dev, a network, for arm64 qemu-user-static and binfmt-support.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -15,6 +15,17 @@ mkdir -p "$folder"
 mirror=${REFIT_DEBIAN_MIRROR:-$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1)}
 passed=0
 failed=0
+lock=
+undo=()
+trap leave EXIT
+
+# leave: takes back what emulated did.
+leave() {
+    local step
+    for step in "${undo[@]}"; do
+        $step
+    done
+}
 
 # within ROOT COMMAND: runs it there, with nothing of this shell's environment.
 within() {
@@ -24,6 +35,25 @@ within() {
         mkdir -p "$0/run/dist" && mount --bind "$1" "$0/run/dist" && mkdir -p "$0/run/source" && mount --bind "$2" "$0/run/source" &&
         shift 2 && exec chroot "$0" "$@"' "$1" "${DIST:-$root/dist}" "$root" /usr/bin/env -i HOME=/srv LANG=C.UTF-8 \
         PATH=/usr/sbin:/usr/bin:/sbin:/bin PIP_CONFIG_FILE=/srv/pip.conf OMP_NUM_THREADS=1 /bin/bash -euc "$2"
+}
+
+# emulated: makes the kernel start programs for arm64 by QEMU, until this script ends. Another one on this machine waits
+# for that.
+emulated() {
+    local at=/proc/sys/fs/binfmt_misc
+    [ "$(uname -m)" != aarch64 ] || return 0
+    if [ -z "$lock" ]; then
+        exec {lock}>/run/lock/refit-bare-roots
+        flock "$lock"
+    fi
+    if [ ! -e "$at/status" ]; then
+        mount -t binfmt_misc binfmt_misc "$at"
+        undo=("umount $at")
+    fi
+    if [ ! -e "$at/qemu-aarch64" ]; then
+        update-binfmts --enable qemu-aarch64
+        undo=("update-binfmts --disable qemu-aarch64" "${undo[@]}")
+    fi
 }
 
 # made SUITE: its root, which is kept in FOLDER.
@@ -36,12 +66,8 @@ made() {
     fi
     [ ! -f "$at/.made" ] || return 0
     rm -rf "$at"
-    if [[ $1 == *-arm64 ]]; then
-        debootstrap "${options[@]}" --foreign --arch=arm64 --include="$extra" "$suite" "$at" "$mirror"
-        chroot "$at" /bin/sh /debootstrap/debootstrap --second-stage
-    else
-        debootstrap "${options[@]}" --include="$extra" "$suite" "$at" "$mirror"
-    fi
+    [[ $1 != *-arm64 ]] || options+=(--arch=arm64)
+    debootstrap "${options[@]}" --include="$extra" "$suite" "$at" "$mirror"
     touch "$at/.made"
 }
 
@@ -88,7 +114,10 @@ check() {
 
 for suite in "$@"; do
     machine=x86_64
-    [[ $suite != *-arm64 ]] || machine=aarch64
+    if [[ $suite == *-arm64 ]]; then
+        machine=aarch64
+        emulated
+    fi
     check "$suite: the root" made "$suite"
     at=$folder/$suite
     cp /etc/resolv.conf /etc/hosts "$at/etc/"

@@ -1,7 +1,9 @@
 #!/bin/bash
 # consume.sh WAY: builds and runs consumer.c, which gets refit the WAY that another project would. Everything is
 # installed and built in a folder of its own below $BUILD; the test environment names the rest. The way "tarball" takes
-# what release.sh made, $TARBALL, in place of an installation.
+# what release.sh made, $TARBALL, in place of an installation; where it is for another machine, $CC compiles for that
+# and $EMULATOR starts programs of it: with VERSION=0.1.0 BUILD=$PWD/build CMAKE=cmake LAUNCHER= for instance
+# CC=aarch64-linux-gnu-gcc EMULATOR="qemu-aarch64-static -L /usr/aarch64-linux-gnu".
 set -euo pipefail
 way=$1
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -9,6 +11,7 @@ work=$BUILD/tests/package/$way
 prefix=$work/prefix
 rm -rf "$work"
 mkdir -p "$work"
+read -ra emulator <<<"${EMULATOR:-}"
 
 # install COMPONENT…: what a distribution would put into separate packages.
 install() {
@@ -23,7 +26,7 @@ by_cmake() {
     "$CMAKE" -S "$here/consumer" -B "$work/build" -G Ninja -DCMAKE_C_COMPILER="$CC" \
         -DCMAKE_C_COMPILER_LAUNCHER="$LAUNCHER" "$@"
     "$CMAKE" --build "$work/build"
-    [ "$("$work/build/consumer")" = "$VERSION" ]
+    [ "$("${emulator[@]}" "$work/build/consumer")" = "$VERSION" ]
 }
 
 # by_pkg_config OPTION…: compiles the consumer with what pkg-config says.
@@ -33,7 +36,7 @@ by_pkg_config() {
     [ "$(pkg-config --modversion refit)" = "$VERSION" ]
     read -ra flags <<<"$(pkg-config --cflags --libs "$@" refit)"
     "$CC" -std=c11 -Werror "$here/consumer/consumer.c" -o "$work/consumer" "${flags[@]}"
-    [ "$(LD_LIBRARY_PATH=$(pkg-config --variable=libdir refit) "$work/consumer")" = "$VERSION" ]
+    [ "$(LD_LIBRARY_PATH=$(pkg-config --variable=libdir refit) "${emulator[@]}" "$work/consumer")" = "$VERSION" ]
 }
 
 # shared_libraries PROGRAM: those of refit that it asks the loader for.
