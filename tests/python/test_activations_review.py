@@ -113,6 +113,31 @@ def test_a_storage_that_is_changed_between_two_layers_that_save_it(
         assert offload.stats()["refit/activation_groups"] == 0
 
 
+@pytest.mark.parametrize("where", CHANGED)
+def test_a_group_that_is_changed_while_it_leaves_is_over_behind_the_backward(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass learns what others hold, so that later ones have groups of one storage."""
+    model = Stages(*CHANGED[where])
+    wanted = gradient(model)
+    offload = refit.ActivationOffload(
+        model, model.layers, host_bytes="1MiB", min_bytes=1, keep_last=0, in_flight=3, aim="memory"
+    ).attach()
+
+    def has_left(number: int) -> bool:
+        offload._arena.wait(number, 60_000)
+        return True
+
+    with contextlib.closing(offload):
+        for is_still in (has_left, lambda number: False, has_left):
+            monkeypatch.setattr(offload._arena, "is_still", is_still)
+            assert torch.equal(gradient(model), wanted)
+            stats = offload.stats()
+            assert stats["refit/activation_groups"] == 0
+            assert stats["refit/activation_used_bytes"] == 0
+        assert stats["refit/activation_out_bytes_total"] > 0
+
+
 class Chain(nn.Module):
     """Layers that save what they compute; ``behind`` comes after the last one."""
 

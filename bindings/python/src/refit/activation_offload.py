@@ -260,6 +260,11 @@ class ActivationOffload(Closing):
         chosen = make_config(
             config, {**overrides, **{k: v for k, v in options.items() if v is not None}}
         )
+        if not isinstance(model, torch.nn.Module):
+            raise InvalidError(
+                f"model is a {type(model).__name__}: give the torch.nn.Module whose forward passes "
+                "these are; of several chunks, each its own"
+            )
         _refuse_compiled(model)
         self._model = model
         self._layers = _layers_of(model, layers)
@@ -643,7 +648,7 @@ class ActivationOffload(Closing):
             return
         group.storages[storage.place].group = None
         group.left -= 1
-        if group.left == 0 and group.is_away:
+        if group.left == 0:
             self._release(group)
 
     def _stays(self, group: _Group, why: RefitError) -> None:
@@ -786,8 +791,6 @@ class ActivationOffload(Closing):
 
     def _cancel(self, group: _Group) -> None:
         """A group that is asked for while it leaves stays."""
-        if group in self._leaving:
-            self._leaving.remove(group)
         for needed in group.storages:
             needed.group = None
             storage = needed()
@@ -890,8 +893,6 @@ class ActivationOffload(Closing):
                 continue
             group.left -= 1
             if group.left == 0 and group.number:
-                if group in self._leaving:
-                    self._leaving.remove(group)
                 self._release(group)
                 released = True
         if released:
@@ -916,6 +917,8 @@ class ActivationOffload(Closing):
         """Gives its room in the arena back, once all of it is on the device, or not needed."""
         if not group.number:
             return
+        if group in self._leaving:
+            self._leaving.remove(group)
         self._end_copies(group)
         number, group.number = group.number, 0
         try:
@@ -1121,8 +1124,8 @@ def _longest_lists(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
-    for tensors in (model.parameters(), model.buffers()):
-        for tensor in tensors:
+    for tensors in (model.named_parameters(), model.named_buffers()):
+        for _, tensor in tensors:
             if tensor.device.type in ("cpu", "cuda"):
                 return tensor.device
             raise UnsupportedError(
