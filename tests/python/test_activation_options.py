@@ -58,6 +58,13 @@ def no_warning() -> Any:
         yield
 
 
+@pytest.mark.parametrize("options", [None, "cpu_offloading", 1, [("cpu_offloading", True)]])
+def test_what_is_no_options_is_refused(options: Any) -> None:
+    for read in (keywords, take):
+        with pytest.raises(InvalidError, match="a mapping or an object with attributes, and not"):
+            read(options)
+
+
 def test_without_a_switch_nothing_is_asked_for() -> None:
     for options in (parsed(), {}, SimpleNamespace(), {"cpu_offloading": False}):
         assert keywords(options) is None
@@ -107,6 +114,9 @@ def test_megatrons_layers_are_those_that_leave_first() -> None:
     assert keywords(parsed(*words)) == {"keep_last": 4, "prefetch": 1}
     assert keywords(layers(cpu_offloading_activations=True)) == {"keep_last": 4}
     assert keywords(layers(recompute_granularity="full")) == {"keep_last": 4}
+    assert keywords(SimpleNamespace(**layers())) == {"keep_last": 4}
+    off = SimpleNamespace(**layers(cpu_offloading=False))  # as a TransformerConfig
+    assert keywords(off) is None
 
 
 def test_megatrons_layers_without_activations_or_without_a_count_leave_nothing() -> None:
@@ -135,8 +145,12 @@ def test_megatrons_modules() -> None:
         "min_bytes": 10
     }
     assert keywords(modules(min_offloaded_tensor_size=0)) == {}
-    for said, becomes in ((0, 1), (1, 1), (3, 3), (100, 16)):
+    for said in (1, 3, 16):
         found = keywords(modules(fine_grained_offloading_max_inflight_offloads=said))
+        assert found == {"in_flight": said}
+    for said, becomes in ((0, 1), (100, 16)):
+        with pytest.warns(UserWarning, match=f"{said} becomes in_flight={becomes}: .* 1 to 16"):
+            found = keywords(modules(fine_grained_offloading_max_inflight_offloads=said))
         assert found == {"in_flight": becomes}
 
 
@@ -179,13 +193,13 @@ def test_what_a_name_means_there_and_not_here_is_a_warning(
         (layers(cpu_offloading_num_layers=24), "less than num_layers, 24"),
         (layers(cpu_offloading_num_layers=-1), "whole number from 0"),
         (layers(cpu_offloading_num_layers=1.5), "whole number from 0"),
-        (layers(cpu_offloading_num_layers="2"), "it is a number"),
+        (layers(cpu_offloading_num_layers="2"), "it is a finite number"),
         (layers(cpu_offloading_double_buffering=2), "it is true or false"),
         (modules(activation_offload_fraction=1.01), "a share from 0 to 1"),
         (modules(activation_offload_fraction=-0.1), "a share from 0 to 1"),
-        (modules(activation_offload_fraction=float("nan")), "it is a number"),
+        (modules(activation_offload_fraction=float("nan")), "it is a finite number"),
         (modules(min_offloaded_tensor_size=-1), "whole number from 0"),
-        (modules(activation_offload_fraction=0.5), "saved_bytes is -1"),
+        (modules(activation_offload_fraction=0.5), "saved_bytes=-1"),
     ],
 )
 def test_values_that_cannot_be_are_refused_and_nothing_is_changed(

@@ -182,6 +182,7 @@ def test_files_are_those_of_c(root: Path, name: str) -> None:
         ({"offload_slab_byte": 1}, NotFoundError, "the nearest is offload_slab_bytes"),
         ({"slab_bytes": 1}, NotFoundError, "the nearest is offload_slab_bytes"),
         ({"pin": "off"}, NotFoundError, "the nearest is offload_pin"),
+        ({"bind": "node"}, NotFoundError, "no option bind: refit.load_config().options() has"),
         ({"use_pinned_offload": 1}, NotFoundError, "nearest is use_pinned_optimizer_offload"),
         ({"offload": {"slab_byte": 1}}, NotFoundError, "the nearest is offload.slab_bytes"),
         ({"offload": {"slab_bytes": {"x": 1}}}, NotFoundError, "no option"),

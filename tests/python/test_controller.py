@@ -49,6 +49,33 @@ def test_what_is_given_in_anothers_place_is_refused_with_a_sentence(run: Run) ->
         refit.named_weights(run.optimizer)  # type: ignore[arg-type]
 
 
+class Chunk(torch.nn.Sequential):
+    """As Megatron's DistributedDataParallel, which has a list of buffers where a module has a
+    method."""
+
+    def __init__(self, *layers: Any) -> None:
+        super().__init__(*layers)
+        self.buffers = []
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_model_may_be_a_list_of_megatrons_chunks(chunks: int, is_listed: bool) -> None:
+    layers = [torch.nn.Linear(64, 64) for _ in range(chunks)]
+    whole = [Chunk(one) for one in layers] if is_listed else Chunk(*layers)
+    parameters = [one for layer in layers for one in layer.parameters()]
+    optimizer = torch.optim.AdamW(parameters)
+    for layer in layers:
+        layer(torch.ones(2, 64)).sum().backward()
+    optimizer.step()
+    with refit.Controller(optimizer, whole) as controller:
+        controller.clear()
+        assert controller.stats()["refit/offload_bytes"] > 0
+    for nothing in ([], [optimizer], "model"):
+        with pytest.raises(InvalidError, match=r"model is a .*give a torch\.nn\.Module, or a list"):
+            refit.Controller(optimizer, nothing)  # type: ignore[arg-type]
+
+
 def test_every_verb_may_be_called_twice(run: Run) -> None:
     run.step()
     with refit.Controller(run.optimizer) as controller:

@@ -841,6 +841,7 @@ def test_what_is_refused() -> None:
         ({"host_fraction": math.nan}, "0 to 1"),
         ({"host_fraction": "half"}, "0 to 1"),
         ({"cpu_fraction": 0.5}, 'states="host"'),
+        ({"states": "host", "host_fraction": 0.5, "cpu_fraction": 0.8}, "more than host_fraction"),
         ({"host_fraction": 0.5, "host_pick": "early"}, "late, largest"),
         ({"host_pick": ["9.weight"]}, "9.weight"),
         ({"host_pick": [3]}, "texts"),

@@ -184,6 +184,7 @@ def test_its_own_options_become_keywords_and_are_off_there() -> None:
     assert state_offload.keywords(config) == {}
 
 
-def test_its_default_share_of_nothing_is_one() -> None:
-    found = state_offload.keywords(OptimizerConfig(optimizer_cpu_offload=True))
+def test_its_default_share_is_0_and_a_warning_says_so() -> None:
+    with pytest.warns(UserWarning, match="optimizer_offload_fraction is 0"):
+        found = state_offload.keywords(OptimizerConfig(optimizer_cpu_offload=True))
     assert found == {"host_fraction": 0.0, "overlap": False}

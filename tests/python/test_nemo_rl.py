@@ -601,6 +601,12 @@ def test_the_engine_takes_what_nemo_rl_gives_and_refuses_an_unreachable_address(
     )
     assert (made.shard_expert_weights, made.cleanup_after_load) == (False, True)
     assert made.get_target_weight_layout() is None
+    with pytest.raises(ConfigError, match="timeout_s is -1: it is a number of seconds"):
+        fake.create_checkpoint_engine(
+            nemo_rl.RefitWeightSynchronizer.backend,
+            bucket_size_bytes=1 << 20,
+            engine_kwargs={"timeout_s": -1},
+        )
     with pytest.raises(ConfigError, match="under which host name"):
         nemo_rl.RefitCheckpointEngine(1 << 20, bind="tcp://0.0.0.0:0")
 

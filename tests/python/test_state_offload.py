@@ -57,6 +57,13 @@ def no_warning() -> Any:
         yield
 
 
+@pytest.mark.parametrize("options", [None, "swap_optimizer", 1, [("swap_optimizer", True)]])
+def test_what_is_no_options_is_refused(options: Any) -> None:
+    for read in (keywords, take):
+        with pytest.raises(InvalidError, match="a mapping or an object with attributes, and not"):
+            read(options)
+
+
 def test_without_a_switch_nothing_is_asked_for() -> None:
     assert keywords(parsed()) == keywords({}) == keywords(SimpleNamespace()) == {}
     assert keywords({"swap_optimizer": False, "swap_optimizer_times": 4}) == {}
@@ -93,6 +100,7 @@ def test_a_fraction_of_zero_switches_it_off_as_in_megatron() -> None:
 
 def test_times_divide_the_bytes_of_the_states_where_these_are_known() -> None:
     said = {"swap_optimizer": True, "swap_optimizer_times": 16}
+    assert keywords(said, state_bytes="12GiB") == keywords(said, state_bytes=12 << 30)
     assert keywords(said, state_bytes=12 << 30) == {"states": "host", "window_bytes": 768 << 20}
     assert keywords(said, state_bytes=(16 << 20) + 1)["window_bytes"] == (1 << 20) + 1
     assert keywords(said, state_bytes=0)["window_bytes"] == SMALLEST_WINDOW
@@ -120,9 +128,16 @@ def test_without_optimizer_cpu_offload_the_options_beside_it_are_not_read() -> N
     assert keywords(parsed("--overlap-cpu-optimizer-d2h-h2d")) == {}
 
 
-@pytest.mark.parametrize("fraction", [0, 0.0, 1, 1.0])
-def test_a_share_of_nothing_and_of_all_are_shares(fraction: float) -> None:
+@pytest.mark.parametrize("fraction", [1, 1.0])
+def test_a_share_of_all_is_a_share(fraction: float) -> None:
     assert keywords(stepped(optimizer_offload_fraction=fraction)) == {"host_fraction": fraction}
+
+
+@pytest.mark.parametrize("fraction", [0, 0.0])
+def test_a_share_of_nothing_is_one_and_a_warning_says_so(fraction: float) -> None:
+    with pytest.warns(UserWarning, match="optimizer_offload_fraction is 0, .* steps nothing"):
+        found = keywords(stepped(optimizer_offload_fraction=fraction))
+    assert found == {"host_fraction": fraction}
 
 
 @pytest.mark.parametrize("word", ["--no-pin-cpu-grads", "--no-pin-cpu-params"])
@@ -198,8 +213,8 @@ def test_what_is_taken_from_deepspeed_is_off_there() -> None:
             "optimizer_offload_fraction is 1.5: it is a share",
         ),
         (stepped(optimizer_offload_fraction=-0.1), "share from 0 to 1"),
-        (stepped(optimizer_offload_fraction=float("nan")), "it is a number"),
-        (stepped(optimizer_offload_fraction="0.5"), "it is a number"),
+        (stepped(optimizer_offload_fraction=float("nan")), "it is a finite number"),
+        (stepped(optimizer_offload_fraction="0.5"), "it is a finite number"),
         (stepped(optimizer_cpu_offload="yes"), "true or false"),
         (stepped(overlap_cpu_optimizer_d2h_h2d=1), "true or false"),
         (stepped(use_torch_optimizer_for_cpu_offload="no"), "true or false"),
@@ -207,7 +222,7 @@ def test_what_is_taken_from_deepspeed_is_off_there() -> None:
         (stepped(swap_optimizer=True), "the same choice of two frameworks"),
         ({**stepped(), **zero()}, "the same choice of two frameworks"),
         (zero(ratio=1.01), r"offload_optimizer.ratio is 1\.01: it is a share from 0 to 1"),
-        (zero(ratio="all"), "it is a number"),
+        (zero(ratio="all"), "it is a finite number"),
         (zero(pin_memory="yes"), "true or false"),
         (zero(device="gpu"), "it is none or cpu"),
     ],
@@ -248,14 +263,14 @@ def test_shares_without_a_meaning_here_are_refused(said: dict[str, Any], sentenc
         ({"swap_optimizer": 1}, "true or false"),
         ({"swap_optimizer": True, "swap_optimizer_times": 0}, "whole number from 1"),
         ({"swap_optimizer": True, "swap_optimizer_times": 1.5}, "whole number from 1"),
-        ({"swap_optimizer": True, "swap_optimizer_times": "16"}, "it is a number"),
-        ({"swap_optimizer": True, "swap_optimizer_times": True}, "it is a number"),
+        ({"swap_optimizer": True, "swap_optimizer_times": "16"}, "it is a finite number"),
+        ({"swap_optimizer": True, "swap_optimizer_times": True}, "it is a finite number"),
         (megatron(swap_optimizer=True), "the same choice of two frameworks"),
         (megatron(optimizer_state_offload_chunk_size_mb=-1), "0 or more"),
         (megatron(optimizer_state_offload_fraction=1.5), "share from 0 to 1"),
         (megatron(optimizer_state_offload_fraction=-0.5), "share from 0 to 1"),
-        (megatron(optimizer_state_offload_fraction=float("nan")), "it is a number"),
-        (megatron(optimizer_state_offload_chunk_size_mb=float("inf")), "it is a number"),
+        (megatron(optimizer_state_offload_fraction=float("nan")), "it is a finite number"),
+        (megatron(optimizer_state_offload_chunk_size_mb=float("inf")), "it is a finite number"),
         (megatron(optimizer_cpu_offload=True), "steps states on the CPU"),
     ],
 )
@@ -265,7 +280,7 @@ def test_values_that_cannot_be_are_refused(said: dict[str, Any], sentence: str) 
 
 
 def test_negative_bytes_are_refused() -> None:
-    with pytest.raises(InvalidError, match="state_bytes is -1"):
+    with pytest.raises(InvalidError, match="state_bytes=-1"):
         keywords({"swap_optimizer": True, "swap_optimizer_times": 2}, state_bytes=-1)
 
 

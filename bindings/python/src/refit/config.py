@@ -204,6 +204,18 @@ def _key_of(name: str) -> str:
     return name if name in _units() else _keys().get(name, name)
 
 
+def bytes_of(name: str, value: int | str) -> int:
+    """A number of bytes, also as a text with a unit. InvalidError."""
+    try:
+        read = make_config({"offload.budget_bytes": value})  # reads "2GiB"
+    except RefitError as why:
+        raise InvalidError(
+            f"{name}={value!r}: write a whole number of bytes, or of KiB, MiB, GiB or TiB, such as "
+            "512MiB"
+        ) from why
+    return int(read.get("offload.budget_bytes"))
+
+
 def _flat(overrides: Mapping[Any, Any], section: str = "") -> Iterator[tuple[str, Any]]:
     """Sections spelt out; what is None is left out. NotFoundError for a key that is none."""
     for name, value in overrides.items():
@@ -233,9 +245,9 @@ def _unknown(name: str) -> RefitError:
 
 def _nearest(name: str, known: list[str]) -> str | None:
     """Which was probably meant: one that lacks its section, or is written alike."""
-    ending = [one for one in known if one.endswith((f"_{name}", f".{name}"))]
-    if len(ending) == 1:
-        return ending[0]
+    found = [one for one in known if name in (one.split(".", 1)[-1], one.split("_", 1)[-1])]
+    if len(found) == 1:
+        return found[0]
     return next(iter(get_close_matches(name, known, 1)), None)
 
 

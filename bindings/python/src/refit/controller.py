@@ -16,7 +16,7 @@ states are used. How bytes move is unknown here; so is what a transaction sends.
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, NoReturn
 
@@ -26,10 +26,10 @@ from refit._closing import Closing
 from refit._handle import refuse_fork
 from refit._library import lib, log
 from refit.checkpoint import reading
-from refit.config import ConfigLike, make_config
+from refit.config import ConfigLike, bytes_of, make_config
 from refit.cycle import CLEARED, TRAINING, Cycle
 from refit.division import Division, Pick
-from refit.errors import BusyError, InvalidError, RefitError, StateError, UnsupportedError
+from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
 from refit.grads import Policy, policy_of
 from refit.hooks import Hooks, refuse_second
 from refit.host_states import HostStates
@@ -50,10 +50,10 @@ class Controller(Closing):
 
     ``optimizer``: one or a list; wrappers that keep theirs as ``.optimizer`` are opened, Megatron's
     with the masters that they keep (``refit.integrations.megatron``), and so is a DeepSpeed engine
-    (``refit.integrations.deepspeed``). ``model`` names the states
-    and tells which memory is not theirs. ``config``: as for ``load_config``; ``overrides`` go over
-    it, ``use_pinned_optimizer_offload=False`` say, and None is as if not given. ``grads``: what
-    becomes of gradients that are there when states leave: "keep", "discard" or "zero", see
+    (``refit.integrations.deepspeed``). ``model`` names the states and tells which memory is not
+    theirs; Megatron's is a list of chunks. ``config``: as for ``load_config``; ``overrides`` go
+    over it, ``use_pinned_optimizer_offload=False`` say, and None is as if not given. ``grads``:
+    what becomes of gradients that are there when states leave: "keep", "discard" or "zero", see
     ``refit.grads``. ``pool``: what ``refit.mem_pool`` gave; states that were born in it keep their
     addresses. ``timer``, ``timeline``, ``progress``: what is told of the phases, see
     ``refit.observers``.
@@ -99,7 +99,7 @@ class Controller(Closing):
     def __init__(
         self,
         optimizer: Any,
-        model: torch.nn.Module | None = None,
+        model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
         config: ConfigLike = None,
         *,
         grads: Policy = "keep",
@@ -120,19 +120,19 @@ class Controller(Closing):
         any_optimizer: bool = False,
         **overrides: Any,
     ) -> None:
-        if states not in ("cycle", "host"):
-            raise InvalidError(f"states={states!r}: say cycle or host")
-        if host_step not in ("auto", "torch"):
-            raise InvalidError(f"host_step={host_step!r}: say auto or torch")
-        division = _division_of(states, resident_bytes, host_fraction, cpu_fraction, host_pick)
-        if division is None and any_optimizer:
-            raise InvalidError(
-                'any_optimizer is for states="host" and for host_fraction: in a cycle each step is '
-                "the optimizer's own"
-            )
-        holdings = Holdings(optimizer, model)
+        division = division_of(
+            states=states,
+            resident_bytes=resident_bytes,
+            host_fraction=host_fraction,
+            cpu_fraction=cpu_fraction,
+            host_pick=host_pick,
+            host_step=host_step,
+            any_optimizer=any_optimizer,
+        )
+        whole = None if model is None else _whole(model)
+        holdings = Holdings(optimizer, whole)
         optimizers = holdings.optimizers
-        model = holdings.model if model is None else model
+        whole = holdings.model if whole is None else whole
         if division is not None and holdings.why_cycle_only is not None:
             raise UnsupportedError(holdings.why_cycle_only)
         policy = policy_of(grads)
@@ -140,7 +140,7 @@ class Controller(Closing):
         self._config = make_config(config, {**overrides, **_given(sizes)})
         observers = Observers(timer, timeline, progress)
         self._observers = observers
-        inventory = Inventory(optimizers, model, self._config, policy, holdings, pool)
+        inventory = Inventory(optimizers, whole, self._config, policy, holdings, pool)
         known = {} if pool is None else {pool.device: pool.handle}
         self._devices = Devices(self._config, known)
         self._cycle = Cycle(inventory, self._config, policy, observers, self._devices)
@@ -173,7 +173,7 @@ class Controller(Closing):
         self._holdings = holdings
         self._refitted_as: int | None = None
         self._publisher: weakref.ref[Publisher] | None = None
-        self._is_sharded = model is not None and is_sharded(model)
+        self._is_sharded = whole is not None and is_sharded(whole)
         self._several = isinstance(optimizer, list | tuple)
         self._process = os.getpid()
         self._end = weakref.finalize(
@@ -433,15 +433,38 @@ def _end(cycle: Cycle, hooks: Hooks, host: HostStates | None, process: int) -> N
                 cycle.abandon()
 
 
-def _division_of(
+def division_of(
+    *,
+    states: str = "cycle",
+    resident_bytes: int | str | None = None,
+    host_fraction: float | None = None,
+    cpu_fraction: float | None = None,
+    host_pick: Pick = "late",
+    host_step: str = "auto",
+    any_optimizer: bool = False,
+) -> Division | None:
+    """Where states live that a cycle does not move; None: it moves all. InvalidError for keywords
+    that cannot be, or not together."""
+    if states not in ("cycle", "host"):
+        raise InvalidError(f"states={states!r}: say cycle or host")
+    if host_step not in ("auto", "torch"):
+        raise InvalidError(f"host_step={host_step!r}: say auto or torch")
+    division = _shares(states, resident_bytes, host_fraction, cpu_fraction, host_pick)
+    if division is None and any_optimizer:
+        raise InvalidError(
+            'any_optimizer is for states="host" and for host_fraction: in a cycle each step is '
+            "the optimizer's own"
+        )
+    return division
+
+
+def _shares(
     states: str,
     resident_bytes: int | str | None,
     host_fraction: float | None,
     cpu_fraction: float | None,
     pick: Pick,
 ) -> Division | None:
-    """Where states live that a cycle does not move; None: it moves all. InvalidError for a share
-    that is none."""
     for name, share in (("host_fraction", host_fraction), ("cpu_fraction", cpu_fraction)):
         if share is not None and not (isinstance(share, int | float) and 0 <= share <= 1):
             raise InvalidError(f"{name}={share!r}: say a share from 0 to 1")
@@ -464,21 +487,25 @@ def _division_of(
         return Division(cpu_fraction=fraction, pick=pick, windows=False)
     if resident_bytes is not None and host_fraction is not None:
         raise InvalidError("resident_bytes and host_fraction say the same: give one of them")
+    if host_fraction is not None and cpu_fraction is not None and cpu_fraction > host_fraction:
+        raise InvalidError(
+            f"cpu_fraction={cpu_fraction} is more than host_fraction={host_fraction}: both are "
+            "shares of all states, and the CPU steps parameters whose states live on the host"
+        )
     on_cpu = cpu_fraction if cpu_fraction is not None else 0.0 if is_word else 1.0
-    stays = None if resident_bytes is None else _bytes_of("resident_bytes", resident_bytes)
+    stays = None if resident_bytes is None else bytes_of("resident_bytes", resident_bytes)
     return Division(stays, host_fraction, on_cpu, pick)
 
 
-def _bytes_of(name: str, value: int | str) -> int:
-    """A number of bytes, also as a text with a unit. InvalidError."""
-    try:
-        read = make_config({"offload.budget_bytes": value})  # reads "2GiB"
-    except RefitError as why:
+def _whole(model: torch.nn.Module | Sequence[torch.nn.Module]) -> torch.nn.Module:
+    """The model as one module. InvalidError for what is none."""
+    chunks: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    if not chunks or not all(isinstance(one, torch.nn.Module) for one in chunks):
         raise InvalidError(
-            f"{name}={value!r}: write a whole number of bytes, or of KiB, MiB, GiB or TiB, such as "
-            "512MiB"
-        ) from why
-    return int(read.get("offload.budget_bytes"))
+            f"model is a {type(model).__name__}: give a torch.nn.Module, or a list of them"
+        )
+    whole: torch.nn.Module = chunks[0] if len(chunks) == 1 else torch.nn.ModuleList(chunks)
+    return whole
 
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:

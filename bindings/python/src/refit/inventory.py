@@ -371,8 +371,10 @@ class Inventory:
         yield from held
         yield from _named("a parameter", weights)
         yield from ((f"parameter {names[id(p)]}", p) for p in rest)
-        yield from ((f"buffer {name}", b) for name, b in model.named_buffers())
-        every = [*parameters, *rest, *model.buffers(), *(tensor for _, tensor in held)]
+        buffers = list(model.named_buffers())
+        yield from ((f"buffer {name}", b) for name, b in buffers)
+        tensors = [*(b for _, b in buffers), *(tensor for _, tensor in held)]
+        every = [*parameters, *rest, *tensors]
         grads = [p.grad for p in every if id(p) not in leaving]
         yield from _named("a gradient", [grad for grad in grads if grad is not None])
 

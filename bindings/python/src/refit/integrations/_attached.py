@@ -7,6 +7,8 @@ and neither a state_dict nor a copy of the optimizer has it. Whose optimizer it 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from refit.config import make_config
+from refit.errors import NotFoundError
 from refit.integrations.deepspeed import is_deepspeed
 from refit.integrations.megatron import is_megatron, unwrap
 
@@ -45,6 +47,27 @@ def lives_on_host(config: Any) -> bool:
     steps, where the controller has to be there before the first step."""
     chosen = divided(config)[1]
     return chosen.get("states") == "host" or "host_fraction" in chosen
+
+
+def check(config: Any) -> None:
+    """Raises for a configuration what a controller would raise for it: InvalidError, NotFoundError,
+    ConfigError, InputOutputError."""
+    from refit.controller import division_of
+
+    options, chosen = divided(config)
+    sizes = {
+        f"offload_{name}": chosen.pop(name)
+        for name in ("window_bytes", "windows")
+        if name in chosen
+    }
+    try:
+        make_config(options, sizes)
+    except NotFoundError as why:
+        beside = ", ".join(KEYWORDS)
+        raise NotFoundError(f"{why}; beside refit's options stand {beside}") from None
+    division_of(
+        **{key: value for key, value in chosen.items() if key not in ("prefetch", "overlap")}
+    )
 
 
 def attached(optimizer: Any) -> "Controller | None":

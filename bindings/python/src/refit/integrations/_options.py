@@ -4,7 +4,7 @@ Names are compared with ``_``, however they are written ("--swap-optimizer"). Wh
 is unknown here.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -42,7 +42,7 @@ class Said:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-            raise InvalidError(f"{name} is {value!r}: it is a number")
+            raise InvalidError(f"{name} is {value!r}: it is a finite number")
         return value
 
     def share(self, name: str, of: str = "") -> float | None:
@@ -51,6 +51,14 @@ class Said:
         if value is not None and not 0 <= value <= 1:
             raise InvalidError(f"{of}{name} is {value}: it is a share from 0 to 1")
         return value
+
+
+def refuse_none(options: Any) -> None:
+    """InvalidError for what cannot be options, such as None or a text."""
+    if options is None or isinstance(options, str | bytes | int | float | Sequence):
+        raise InvalidError(
+            f"options are a mapping or an object with attributes, and not {options!r:.80}"
+        )
 
 
 def plain(key: Any) -> str:

@@ -4,7 +4,7 @@
     chosen = refit.integrations.activations.take(args)      # before the framework reads them
     ...
     if chosen is not None:
-        activations = refit.ActivationOffload(model, host_bytes="8GiB", **chosen)
+        activations = refit.ActivationOffload(model, **{"host_bytes": "8GiB", **chosen})
 
 | option | framework | keyword |
 |---|---|---|
@@ -30,12 +30,22 @@ transformer/transformer_config.py (NVIDIA/Megatron-LM main, 2026-08). None of th
 """
 
 import warnings
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
 
+from refit.config import bytes_of
 from refit.errors import InvalidError, UnsupportedError
-from refit.integrations._options import Change, Said, changes, make, plain, refuse_constant
+from refit.integrations._options import (
+    Change,
+    Said,
+    changes,
+    make,
+    plain,
+    refuse_constant,
+    refuse_none,
+)
 
 SWITCHES = (
     "activation_offloading",
@@ -72,21 +82,21 @@ MOST_IN_FLIGHT = 16
 HALF = ("bf16", "fp16")
 
 
-def keywords(options: Any, *, saved_bytes: int | None = None) -> dict[str, Any] | None:
+def keywords(options: Any, *, saved_bytes: int | str | None = None) -> dict[str, Any] | None:
     """The keywords of ``refit.ActivationOffload`` that a framework's options ask for, and None if
     none of them lets activations leave.
 
     ``options``: a mapping or an object with attributes, such as an ``argparse.Namespace``,
     ``TrainingArguments`` or an FSDP plugin of accelerate; names with ``-`` or ``_``.
     ``saved_bytes``: what a forward pass of this rank saves, of which a fraction may leave
-    (``refit/activation_saved_bytes_last`` of an iteration without it). Changes nothing; does not
-    block. InvalidError: a value that cannot be. UnsupportedError: an option that has no meaning
-    here.
+    (``refit/activation_saved_bytes_last`` of an iteration without it), or "8GiB". Changes nothing;
+    does not block. InvalidError: a value that cannot be. UnsupportedError: an option that has no
+    meaning here.
     """
     return _read(options, saved_bytes)
 
 
-def take(options: Any, *, saved_bytes: int | None = None) -> dict[str, Any] | None:
+def take(options: Any, *, saved_bytes: int | str | None = None) -> dict[str, Any] | None:
     """As ``keywords``, and switches the framework's own offload off in ``options``, which would
     take the same place: call it before the framework reads them.
 
@@ -127,14 +137,17 @@ def asked(options: Any) -> list[str]:
         if _offload_is_on(Said(options).get(name), name)
     ]
     said = Said(options)
-    if said.flag(LAYERS) or said.has(LAYER_COUNT):
+    # Megatron sets the switch by the count where it makes a TransformerConfig of its arguments.
+    counts = isinstance(options, Namespace | Mapping) or said.get(LAYERS) is None
+    if said.flag(LAYERS) or (counts and said.has(LAYER_COUNT)):
         found.append(LAYERS)
     if said.flag(MODULES):
         found.append(MODULES)
     return found
 
 
-def _read(options: Any, saved_bytes: int | None) -> dict[str, Any] | None:
+def _read(options: Any, saved_bytes: int | str | None) -> dict[str, Any] | None:
+    refuse_none(options)
     names = asked(options)
     if LAYERS in names and MODULES in names:
         raise InvalidError(
@@ -185,7 +198,7 @@ def _of_layers(said: Said) -> dict[str, Any] | None:
     return found
 
 
-def _of_modules(said: Said, saved_bytes: int | None) -> dict[str, Any] | None:
+def _of_modules(said: Said, saved_bytes: int | str | None) -> dict[str, Any] | None:
     _refuse_graphs(said)
     fraction = said.share(FRACTION)
     if fraction == 0:
@@ -196,6 +209,11 @@ def _of_modules(said: Said, saved_bytes: int | None) -> dict[str, Any] | None:
         found["min_bytes"] = elements * _width(said)
     if in_flight is not None:
         found["in_flight"] = min(max(in_flight, 1), MOST_IN_FLIGHT)
+        if found["in_flight"] != in_flight:
+            _warn(
+                f"{IN_FLIGHT}={in_flight} becomes in_flight={found['in_flight']}: here it is from "
+                f"1 to {MOST_IN_FLIGHT}"
+            )
     names = said.get(MODULE_NAMES)
     if names:
         _warn(
@@ -215,10 +233,8 @@ def _of_modules(said: Said, saved_bytes: int | None) -> dict[str, Any] | None:
             "how many bytes are saved is not known; give saved_bytes, or a host_bytes that is as "
             "large as what may leave"
         )
-    elif saved_bytes < 0:
-        raise InvalidError(f"saved_bytes is {saved_bytes}: what a forward pass saves, in bytes")
     else:
-        found["host_bytes"] = ceil(saved_bytes * fraction)
+        found["host_bytes"] = ceil(bytes_of("saved_bytes", saved_bytes) * fraction)
     return found
 
 

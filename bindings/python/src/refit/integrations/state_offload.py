@@ -31,8 +31,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from refit.config import bytes_of
 from refit.errors import InvalidError, UnsupportedError
-from refit.integrations._options import Said, changes, make
+from refit.integrations._options import Said, changes, make, refuse_none
 
 SWAP = "swap_optimizer"
 TIMES = "swap_optimizer_times"
@@ -65,20 +66,21 @@ SMALLEST_WINDOW = 64 << 10
 """Of ``offload.window_bytes``."""
 
 
-def keywords(options: Any, *, state_bytes: int | None = None) -> dict[str, Any]:
+def keywords(options: Any, *, state_bytes: int | str | None = None) -> dict[str, Any]:
     """The keywords of ``refit.Controller`` that a framework's options ask for; empty if none does.
 
     ``options``: a mapping or an object with attributes, such as an ``argparse.Namespace``; names
     with ``-`` or ``_``. DeepSpeed's: its configuration, its ``zero_optimization``, or what has
     ``offload_optimizer``, as mappings. ``state_bytes``: the bytes of this rank's states and masters
-    (12 for each parameter of Adam with fp32 masters, 8 without), which a count of times divides.
+    (12 for each parameter of Adam with fp32 masters, 8 without; or "12GiB"), which a count of times
+    divides.
     Changes nothing; does not block. InvalidError: a value that cannot be, or two frameworks at
     once. UnsupportedError: an option that has no meaning here.
     """
     return _read(options, state_bytes)
 
 
-def take(options: Any, *, state_bytes: int | None = None) -> dict[str, Any]:
+def take(options: Any, *, state_bytes: int | str | None = None) -> dict[str, Any]:
     """As ``keywords``, and switches the framework's own offload off in ``options``, which would
     move the same states: call it before the framework makes its optimizer.
 
@@ -106,7 +108,8 @@ def switch_off(options: Any) -> None:
         ) from why
 
 
-def _read(options: Any, state_bytes: int | None) -> dict[str, Any]:
+def _read(options: Any, state_bytes: int | str | None) -> dict[str, Any]:
+    refuse_none(options)
     said = Said(options)
     zero = Said(_zero_offload(options))
     on = {
@@ -135,7 +138,7 @@ def _read(options: Any, state_bytes: int | None) -> dict[str, Any]:
     return _of_zero(zero) if on[ZERO_OFFLOAD] else {}
 
 
-def _of_swap(said: Said, state_bytes: int | None) -> dict[str, Any]:
+def _of_swap(said: Said, state_bytes: int | str | None) -> dict[str, Any]:
     for name in SIZES:
         if said.has(name):
             raise UnsupportedError(
@@ -156,9 +159,7 @@ def _of_swap(said: Said, state_bytes: int | None) -> dict[str, Any]:
             stacklevel=_CALLER,
         )
         return found
-    if state_bytes < 0:
-        raise InvalidError(f"state_bytes is {state_bytes}: the bytes of a rank's states")
-    window_bytes = max(-(-state_bytes // int(times)), SMALLEST_WINDOW)
+    window_bytes = max(-(-bytes_of("state_bytes", state_bytes) // int(times)), SMALLEST_WINDOW)
     return {**found, "window_bytes": window_bytes}
 
 
@@ -193,6 +194,12 @@ def _of_cpu_step(said: Said) -> dict[str, Any]:
         )
     if said.flag(PRECISE):
         _refuse_other_dtypes(said)
+    if fraction == 0:
+        warnings.warn(
+            f"{CPU_STEP} is set and {CPU_FRACTION} is 0, which is the default of Megatron's "
+            "OptimizerConfig: the CPU steps nothing",
+            stacklevel=_CALLER,
+        )
     found: dict[str, Any] = {"host_fraction": float(fraction)}
     if said.flag(CPU_TORCH):
         found["host_step"] = "torch"
