@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
+from broadcasting import wait_until
 from refit.errors import RefitError
 from refit.manifest import Typed
 from refit.publisher import Publisher
@@ -154,6 +155,7 @@ class Stuck:
         self.go_on.set()
         worker.join()
         self.subscriber.close()
+        wait_until(lambda: self.publisher.stats()["workers"] == 0)  # its farewell has come
         print("then", self.publisher.publish(weights_of(9)), flush=True)
         self.publisher.close()
 

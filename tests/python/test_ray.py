@@ -345,6 +345,27 @@ def test_a_wait_that_was_stopped_before_it_began_ends_at_once_and_the_next_waits
 
 
 @pytest.mark.slow
+def test_rollouts_that_run_one_call_at_a_time_are_refused_and_leave_the_trainer(
+    cluster: None,
+) -> None:
+    trainer = ray.remote(Plain).options(**OPTIONS).remote()
+    one_thread = ray.remote(Rollout).options(**OPTIONS | {"max_concurrency": 1}).remote()
+    rollouts = [Fleet.one_more(), one_thread]
+    with pytest.raises(StateError, match=r"in rollout-1, .*ACTOR"):
+        connect(trainer, rollouts, config=CONFIG, timeout=5.0)
+    ray.kill(one_thread)
+    rollouts[1] = Fleet.one_more()
+    connect(trainer, rollouts, config=CONFIG)
+    assert refit(trainer, rollouts) == 1
+    assert [worker.name for worker in ray.get(trainer.workers.remote())] == [
+        "rollout-0",
+        "rollout-1",
+    ]
+    for actor in (trainer, *rollouts):
+        ray.kill(actor)
+
+
+@pytest.mark.slow
 def test_an_endpoint_for_other_nodes_has_this_nodes_address(cluster: None) -> None:
     assert node_endpoint() == f"tcp://{ray.util.get_node_ip_address()}:0"
 

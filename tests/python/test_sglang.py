@@ -3,6 +3,7 @@ layers, ranks that differ, and servers that answer otherwise."""
 
 import http.server
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -66,6 +67,49 @@ def test_an_engine_without_sessions_takes_each_version(
     assert engine.flushes == 2
 
 
+def test_a_version_is_loaded_again_over_weights_that_were_handed_over(
+    publishing: Trainer, engine: fake.Engine
+) -> None:
+    done = publishing.publish(_weights(1))
+    assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == done.result() == 1
+    sglang.refit_load(engine, _weights(5))
+    assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == 1
+    assert _holds(engine, 1)
+
+
+def test_a_trainer_that_is_started_again_counts_from_one(engine: fake.Engine) -> None:
+    endpoint = f"user://again-{os.getpid()}"
+    for value in (3, 4):
+        with trainer(endpoint) as one:
+            done = one.publish(_weights(value))
+            assert sglang.refit_update(engine, endpoint, 1, WAIT_S) == done.result() == 1
+        assert _holds(engine, value)
+
+
+def test_a_version_that_is_not_the_one_is_named_and_comes_when_it_is_asked_for(
+    publishing: Trainer, engine: fake.Engine
+) -> None:
+    done = publishing.publish(_weights(1))
+    assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == done.result() == 1
+    done = publishing.publish(_weights(2))
+    with pytest.raises(DeadlineError, match=r"version 9 is waited for, and 2 was refused"):
+        sglang.refit_update(engine, publishing.endpoint, 9, 3.0)
+    with pytest.raises(PeerError, match="version 9 is waited for"):
+        done.result()
+    assert sglang.refit_update(engine, publishing.endpoint, 2, WAIT_S) == 2
+    assert _holds(engine, 2)
+
+
+def test_the_address_of_a_server_has_a_scheme() -> None:
+    with pytest.raises(InvalidError, match="begins with http://"):
+        sglang.Server("127.0.0.1:30000")
+
+
+def test_a_version_below_none_is_refused(engine: fake.Engine) -> None:
+    with pytest.raises(InvalidError, match="version is -1"):
+        sglang.refit_update(engine, "user://absent", -1)
+
+
 def test_a_failure_is_a_value_though_no_plugin_was_loaded(
     publishing: Trainer, engine: fake.Engine
 ) -> None:
@@ -75,10 +119,15 @@ def test_a_failure_is_a_value_though_no_plugin_was_loaded(
     with pytest.raises(InvalidError, match=r'"layer.bias" came twice'):
         sglang.refit_load(engine, [*_weights(3), *_weights(4)[1:]])
     done = publishing.publish([("layer.none", torch.ones(3))])
-    with pytest.raises(PeerError, match="KeyError"):
+    named = 'at weight "layer.none": KeyError'
+    with pytest.raises(PeerError, match=named):
         sglang.refit_update(engine, publishing.endpoint, timeout=WAIT_S)
-    with pytest.raises(PeerError, match="KeyError"):
+    with pytest.raises(PeerError, match=named):
         done.result()
+    with pytest.raises(PeerError, match=named):
+        sglang.refit_load(engine, {"layer.none": torch.ones(3)})
+    with pytest.raises(InvalidError, match="no weights to load"):
+        sglang.refit_load(engine, {})
     sglang.refit_load(engine, _weights(5))
     assert _holds(engine, 5)
 
@@ -146,9 +195,9 @@ def test_ranks_that_differ_all_fetch_the_next_order(
         sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S)
     done.result()
     monkeypatch.setattr(sglang, "_all_ranks", lambda mine: [mine, mine])
-    done = publishing.publish(_weights(2))
-    assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == 2
-    assert (done.result(), _holds(engine, 2)) == (2, True)
+    loads = engine.runner.model.loads
+    assert sglang.refit_update(engine, publishing.endpoint, 1, WAIT_S) == 1
+    assert (engine.runner.model.loads, _holds(engine, 1)) == (loads + 1, True)
 
 
 def test_the_plugin_does_nothing_where_there_is_no_scheduler(engine: fake.Engine) -> None:

@@ -18,7 +18,7 @@ from stand_ins import verl as fake
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import NotFoundError, StateError  # noqa: E402
+from refit.errors import ConfigError, InvalidError, NotFoundError, StateError  # noqa: E402
 from refit.integrations import verl  # noqa: E402
 from refit.integrations._attached import attached, detach  # noqa: E402
 
@@ -271,14 +271,28 @@ def test_options_reach_the_controller_and_bad_ones_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     module = fake.install(monkeypatch)
+    before = module.offload_fsdp_optimizer
+    for bad, kind, words in (
+        ({"offload": {"slabs": 1}}, NotFoundError, "slab_bytes"),
+        ({"window_byte": 1}, NotFoundError, "window_bytes"),
+        ({"state": "host"}, NotFoundError, "beside refit's options stand states"),
+        ({"states": "hots"}, InvalidError, "say cycle or host"),
+        ({"states": "host", "windows": 9}, ConfigError, "1 to 4"),
+        ({"host_fraction": 2}, InvalidError, "a share from 0 to 1"),
+    ):
+        with pytest.raises(kind, match=words):
+            verl.install(bad)
+        assert module.offload_fsdp_optimizer is before
     optimizer = _adamw()
     _step(optimizer)
-    with (
-        verl.install({"offload": {"slabs": 1}}),
-        pytest.raises(NotFoundError, match="slab_bytes"),
-    ):
+    with verl.install({"offload": {"slab_bytes": "2MiB"}}) as installation:
         module.offload_fsdp_optimizer(optimizer)
-    assert not _is_away(optimizer)
+        assert _is_away(optimizer)
+        controller = verl.attached(optimizer)
+        assert controller is not None
+        assert controller._config.get("offload.slab_bytes") == 2 << 20
+        assert "offload_fsdp_optimizer" not in repr(installation)
+        module.load_fsdp_optimizer(optimizer, 0)
 
 
 def test_one_of_the_two_modules_may_be_missing_but_not_both(

@@ -49,13 +49,33 @@ def test_an_older_vllm_that_takes_no_weights_is_refused_untouched() -> None:
     assert model.loads == 0
 
 
-@pytest.mark.parametrize("method", ["fp8", "awq", "gptq"])
+def _quantized(method: str) -> fake.Model:
+    model = fake.Model(_weights(0))
+    model.quant_method = type(method, (), {})()
+    return model
+
+
+@pytest.mark.parametrize("method", ["Fp8LinearMethod", "AWQLinearMethod", "GPTQLinearMethod"])
 def test_a_quantized_model_is_refused_by_its_method(method: str) -> None:
-    quantized = SimpleNamespace(get_name=lambda: method)
-    worker = _worker(fake.ModelRunner(fake.Model(_weights(0))), quant_config=quantized)
-    answer = worker.refit_connect("user://absent")
+    answer = _worker(fake.ModelRunner(_quantized(method))).refit_connect("user://absent")
     assert answer["error"] == "UnsupportedError"
-    assert f"quantized ({method})" in answer["why"]
+    assert f'"layer" is quantized ({method})' in answer["why"]
+
+
+def test_a_configuration_that_asks_for_quantization_is_refused() -> None:
+    model = fake.Model(_weights(0))
+    model.quant_config = SimpleNamespace(get_name=lambda: "fp8")
+    answer = _worker(fake.ModelRunner(model)).refit_connect("user://absent")
+    assert (answer["error"], "quantized (fp8)" in answer["why"]) == ("UnsupportedError", True)
+
+
+def test_a_layer_that_inherits_from_one_that_is_not_quantized_is_taken() -> None:
+    plain = type("UnquantizedLinearMethod", (), {})
+    model = fake.Model(_weights(0))
+    model.quant_method = type("LowLatencyLinearMethod", (plain,), {})()
+    worker = _worker(fake.ModelRunner(model), parallel_config=SimpleNamespace(world_size=1))
+    assert "error" not in worker.refit_connect("user://absent")
+    worker.refit_close()
 
 
 def test_weights_that_sleep_are_not_written(

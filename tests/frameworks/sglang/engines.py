@@ -171,8 +171,8 @@ class Trainer:
 
 
 @contextlib.contextmanager
-def trainer() -> Iterator[Trainer]:
-    with Publisher("tcp://127.0.0.1:0") as publisher, ThreadPoolExecutor(1) as pool:
+def trainer(endpoint: str = "tcp://127.0.0.1:0") -> Iterator[Trainer]:
+    with Publisher(endpoint) as publisher, ThreadPoolExecutor(1) as pool:
         yield Trainer(publisher, pool)
 
 

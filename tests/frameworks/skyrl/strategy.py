@@ -85,15 +85,3 @@ def train(worker: Any, step: int, rank: int) -> float:
 
 def away(worker: Any) -> None:
     worker.strategy.offload_to_cpu(worker.model, worker.optimizer)
-
-
-def bits(worker: Any) -> dict[str, torch.Tensor]:
-    """Copies of this rank's shards of all weights and states."""
-
-    def local(one: torch.Tensor) -> torch.Tensor:
-        return getattr(one, "_local_tensor", one).detach().clone()
-
-    found = {name: local(one) for name, one in worker.model.named_parameters()}
-    for number, state in worker.optimizer.state_dict()["state"].items():
-        found |= {f"{number}.{name}": local(one) for name, one in state.items()}
-    return found

@@ -34,3 +34,4 @@ def test_a_strategy_trains_to_the_bits_of_skyrl_alone(
             assert stats["refit/host_step_s"] > 0
         else:
             assert stats["refit/cycles"] >= strategy_scenes.STEPS
+            assert stats["refit/early_returns"] == 0  # load_fsdp_optimizer has brought them back

@@ -98,18 +98,6 @@ def back(engine: Any) -> None:
     transformer_impl.load_fsdp_optimizer(engine.optimizer, "cpu")
 
 
-def bits(engine: Any) -> dict[str, torch.Tensor]:
-    """Copies of this rank's shards of all weights and states."""
-
-    def local(one: torch.Tensor) -> torch.Tensor:
-        return getattr(one, "_local_tensor", one).detach().clone()
-
-    found = {name: local(one) for name, one in engine.module.named_parameters()}
-    for number, state in engine.optimizer.state_dict()["state"].items():
-        found |= {f"{number}.{name}": local(one) for name, one in state.items()}
-    return found
-
-
 def train(engine: Any, step: int, rank: int = 0) -> float:
     """A training step by verl's engine."""
     with engine.train_mode():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import engine as verl_engine
+import shards
 import torch
 import torch.distributed as dist
 from refit.integrations import verl
@@ -29,7 +30,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def play(engine: Any, folder: Path, rank: int, seen: Callable[[int, Any], None]) -> None:
+def play(engine: Any, folder: Path, rank: int, seen: Callable[[int, Any, Any], None]) -> None:
     """Training as verl's workers do it; in the middle a checkpoint, while gradients are there."""
     for step in range(STEPS):
         verl_engine.back(engine)
@@ -43,13 +44,9 @@ def play(engine: Any, folder: Path, rank: int, seen: Callable[[int, Any], None])
                 else:
                     engine.load_checkpoint(str(folder), del_local_after_load=False)
                     verl_engine.back(engine)
+        bits = shards.bits(engine.module, engine.optimizer)  # it would bring back what is away
         verl_engine.away(engine)
-        seen(step, engine)
-
-
-def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(one[name], other[name])]
+        seen(step, engine, bits)
 
 
 def scenes(rank: int, folder: Path) -> dict[str, Any]:
@@ -62,7 +59,7 @@ def scenes(rank: int, folder: Path) -> dict[str, Any]:
             verl_engine.make(model, checkpointing=checkpointing),
             folder / f"plain{checkpointing}",
             rank,
-            lambda _step, engine, plain=plain: plain.append(verl_engine.bits(engine)),
+            lambda _step, _engine, bits, plain=plain: plain.append(bits),
         )
         for name, config in SCHEDULES.items():
             if name.endswith("checkpointing") == checkpointing:
@@ -77,12 +74,12 @@ def scene(
     left: list[float] = []
     stats: dict[str, float] = {}
 
-    def seen(step: int, engine: Any) -> None:
+    def seen(step: int, engine: Any, bits: dict[str, torch.Tensor]) -> None:
         controller = attached(engine.optimizer)
         stats.update(controller.stats())
         if offload is not None:
             left.append(offload.stats()["refit/activation_left_bytes_last"])
-        if wrong := differences(verl_engine.bits(engine), plain[step]):
+        if wrong := shards.differences(bits, plain[step]):
             differ[step] = wrong
 
     with verl.install(config) as installation:

@@ -32,6 +32,7 @@ def test_an_engine_trains_to_the_bits_of_verl_alone(
             assert stats["refit/step_in_bytes"] + stats.get("refit/host_step_s", 0.0) > 0
         else:
             assert stats["refit/cycles"] >= engine_scenes.STEPS
+            assert stats["refit/early_returns"] == 0  # load_fsdp_optimizer has brought them back
         if "activations" in schedule:
             assert len(found["left"]) == engine_scenes.STEPS
             assert min(found["left"]) > 0

@@ -1,6 +1,7 @@
 """A worker of vLLM that fails when it is told to, at one rank alone."""
 
 from collections.abc import Iterator
+from types import MethodType
 from typing import Any
 
 from refit.integrations.vllm import RefitWorkerExtension
@@ -24,11 +25,15 @@ class BrokenExtension(RefitWorkerExtension):
                     raise RuntimeError(f"no room behind {tensors} tensors")
                 yield pair
 
-        def fail(weights: Any) -> Any:
-            model.load_weights = load
+        def fail(self: Any, weights: Any) -> Any:
+            self.load_weights = load
             return load(some(weights))
 
-        model.load_weights = fail
+        model.load_weights = MethodType(fail, model)
+
+    def echo(self, said: Any) -> Any:
+        """What it was called with: whether the answers of a call are those of that call."""
+        return said
 
     def read_weights(self) -> dict[str, list[float]]:
         """What this worker's layers make of one input: vLLM's kernels for CPUs keep the weights in

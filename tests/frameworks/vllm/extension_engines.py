@@ -1,12 +1,14 @@
 """vLLM engines on the CPU, as the tests start them, and what they answer."""
 
 import gc
+import json
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import models
@@ -63,6 +65,24 @@ def engine(model: Any, *, extension: str | None = EXTENSION, **options: Any) -> 
             gc.collect()
 
 
+@contextmanager
+def quantized(**options: Any) -> Iterator[Any]:
+    """An LLM whose checkpoint says that it is GPTQ's; no weights are read from it. It was seen not
+    to answer on a CPU for which vLLM has no kernel."""
+    from vllm import LLM
+
+    with saved(models.make("llama", 5)) as folder:
+        config = Path(folder, "config.json")
+        said = json.loads(config.read_text())
+        how = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+        config.write_text(json.dumps({**said, "quantization_config": how}))
+        llm = LLM(folder, **{**OPTIONS, "dtype": "bfloat16", "load_format": "dummy", **options})
+        try:
+            yield llm
+        finally:
+            end(llm)
+
+
 def end(llm: Any) -> None:
     """Ends the engine's processes, if they have not ended by themselves."""
     core = llm.llm_engine.engine_core
@@ -114,6 +134,15 @@ class Trainer:
 
     def close(self) -> None:
         self._opened.close()
+
+
+def publish_to_one_that_fails(
+    llm: Any, model: Any, one: Trainer, rank: int, tensors: int
+) -> Future[int]:
+    """Publishes version 2, whose load fails at one rank behind so many tensors."""
+    llm.collective_rpc("break_next_load", args=(rank, tensors))
+    weights = refit.named_weights(model)
+    return one.publish(((name, tensor + 1) for name, tensor in weights), 2)
 
 
 @contextmanager

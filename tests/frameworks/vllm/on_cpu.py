@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from broken_worker import BrokenExtension
+
 
 class OnCpu:
     """vLLM 0.22 to 0.24 prepare layers on the worker's device, which is None on a CPU. vLLM's own
@@ -15,3 +17,7 @@ class OnCpu:
 
         if self.device is None:
             self.device = torch.device("cpu")
+
+
+class BreakingOnCpu(OnCpu, BrokenExtension):
+    """As OnCpu, and it fails when it is told to."""

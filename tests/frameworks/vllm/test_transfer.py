@@ -10,7 +10,7 @@ from typing import Any
 
 import models
 import pytest
-from extension_engines import engine, greedy
+from extension_engines import engine, greedy, quantized
 from processes import Trainer, fresh, trainer
 
 UPDATES = 20
@@ -118,3 +118,14 @@ def test_an_engine_that_knows_no_trainer_says_what_to_do(llm: Any) -> None:
         llm.init_weight_transfer_engine({"init_info": {"endpoint": "user://no", "connect_s": 0.1}})
     with pytest.raises(Exception, match="Invalid init_info"):
         llm.init_weight_transfer_engine({"init_info": {"endpoint": "user://no", "unknown": 1}})
+
+
+def test_a_quantized_model_is_refused_by_its_method() -> None:
+    from vllm.config import WeightTransferConfig
+
+    transfer = WeightTransferConfig(backend="refit")
+    with (
+        quantized(weight_transfer_config=transfer) as one,
+        pytest.raises(Exception, match=r"quantized \((?i:.*gptq.*)\)"),
+    ):
+        one.init_weight_transfer_engine({"init_info": {"endpoint": "user://x"}})

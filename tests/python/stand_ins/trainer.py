@@ -36,10 +36,10 @@ class Trainer:
 
 
 @contextmanager
-def trainer(**overrides: Any) -> Iterator[Trainer]:
+def trainer(endpoint: str = "tcp://127.0.0.1:0", **overrides: Any) -> Iterator[Trainer]:
     """A trainer that is closed at the end, after what it was doing."""
     with (
-        Publisher("tcp://127.0.0.1:0", **overrides) as publisher,
+        Publisher(endpoint, **overrides) as publisher,
         ThreadPoolExecutor(1) as pool,
     ):
         yield Trainer(publisher, pool)

@@ -25,6 +25,8 @@ class Model:
         self.weights = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
         self.pending: list[tuple[str, torch.Tensor]] | None = None
         self.fails_at: str | None = None
+        self.quant_method: Any = None
+        self.quant_config: Any = None
         self.loads = 0
 
     def load_weights(self, weights: Any) -> set[str]:
@@ -48,6 +50,9 @@ class Model:
     def modules(self) -> list["Model"]:
         return [self]
 
+    def named_modules(self) -> list[tuple[str, "Model"]]:
+        return [("layer", self)]
+
 
 class LayerReloadingInfo:
     """What vLLM knows of a layer that is being reloaded."""
@@ -63,11 +68,16 @@ class LayerReloadingInfo:
     def reset(self) -> None: ...
 
 
-class ModelRunner:
-    """The modern runner: reload_weights takes an iterator and brackets the layerwise reload."""
-
+class Runner:
     def __init__(self, model: Model) -> None:
         self.model = model
+
+    def get_model(self) -> Model:
+        return self.model
+
+
+class ModelRunner(Runner):
+    """The modern runner: reload_weights takes an iterator and brackets the layerwise reload."""
 
     def reload_weights(
         self,
@@ -84,11 +94,8 @@ class ModelRunner:
             self.model.pending = None
 
 
-class OldModelRunner:
+class OldModelRunner(Runner):
     """An older runner: reload_weights reads the checkpoint from disk, and nothing else."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
 
     def reload_weights(self) -> None:
         raise AssertionError("would read the old checkpoint from disk")
@@ -97,11 +104,11 @@ class OldModelRunner:
 class Worker:
     """What worker_extension_cls is mixed into."""
 
-    def __init__(self, runner: Any, rank: int = 0, quant_config: Any = None) -> None:
+    def __init__(self, runner: Any, rank: int = 0) -> None:
         self.model_runner = runner
         self.rank = rank
         self.device = torch.device("cpu")
-        self.vllm_config = SimpleNamespace(quant_config=quant_config)
+        self.vllm_config = SimpleNamespace()
 
     def load_model(self) -> None: ...
 

@@ -49,6 +49,8 @@ class Engine:
                 f"bind is {bind}, which is no address to connect to: say under which host name "
                 "workers reach the trainer (host)"
             )
+        if not timeout_s >= 0:
+            raise ConfigError(f"timeout_s is {timeout_s}: it is a number of seconds, 0 or more")
         self.bucket_size = bucket_size
         self.is_master = is_master
         self.release_after_refit = release_after_refit

@@ -10,9 +10,9 @@ holding nothing: part of the model may be new by then. It knows no engine.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from refit.errors import DeadlineError, StateError
 
@@ -24,6 +24,10 @@ PATIENCE_S = 600.0
 """How long a worker waits for a version where its framework says nothing: a trainer that is gone is
 then reported, instead of an engine that hangs."""
 
+ABSENT_S = 30.0
+"""How long a worker goes on to wait for a version while no trainer is there: the one that asked for
+the update is dead then, and the engine has requests to serve."""
+
 LOOK_S = 1.0
 """How often a wait looks whether there is a trainer."""
 
@@ -32,7 +36,7 @@ def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "
     """Subscribes at `endpoint`; returns at once, whether or not the trainer is there."""
     from refit.subscriber import Subscriber
 
-    return Receiver(Subscriber(endpoint, worker=worker, config=config), endpoint)
+    return Receiver(lambda: Subscriber(endpoint, worker=worker, config=config), endpoint)
 
 
 class Receiver:
@@ -41,10 +45,13 @@ class Receiver:
     It owns the subscriber. One thread at a time.
     """
 
-    def __init__(self, subscriber: "Subscriber", endpoint: str) -> None:
-        self.subscriber = subscriber
+    def __init__(self, subscriber: Callable[[], "Subscriber"], endpoint: str) -> None:
+        self.subscriber = subscriber()
         self.endpoint = endpoint
         self.version = 0
+        self._make_subscriber = subscriber
+        self._answered = (0, 0)
+        """The epoch and the version to which this subscription gave its last answer."""
         self._update: Update | None = None
         self._kept = False
         self._end_wait: Callable[[], None] | None = None
@@ -59,16 +66,24 @@ class Receiver:
         PATIENCE_S), and at most `absent` seconds in which no trainer is there (None: no such
         limit).
 
-        What was in hand is let go first. Versions below the one wanted are refused as they come
+        What was in hand is let go first. A version that was applied or refused here before comes
+        again, to a subscription of its own. Versions below the one wanted are refused as they come
         (the engine keeps what it has). DeadlineError, and what Subscriber.next raises.
         """
         self.let_go()
+        if self._has_answered(version):
+            self.join_again(kept=True)
         end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+        offered = None
         while True:
-            update = self._next(end, absent)
+            try:
+                update = self._next(end, absent)
+            except DeadlineError as why:
+                _raise_late(why, version, offered)
             if version is None or update.version >= version:
                 return update
-            self._pass_over(update, version)
+            offered = update.version
+            self._pass_below(update, version)
 
     def await_trainer(self, timeout: float) -> None:
         """Waits until a trainer has welcomed this worker; DeadlineError after `timeout` seconds."""
@@ -83,17 +98,37 @@ class Receiver:
         StateError if it is closed meanwhile, on this loop."""
         self.let_go()
         end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+        offered = None
         while True:
             try:
                 update = self.subscriber.next(0)
-            except DeadlineError:
+            except DeadlineError as why:
                 if time.monotonic() >= end:
-                    raise
+                    _raise_late(why, version, offered)
                 await self._readable(self.subscriber.fileno(), end)
                 continue
             if version is None or update.version >= version:
                 return update
-            self._pass_over(update, version)
+            offered = update.version
+            self._pass_below(update, version)
+
+    def join_again(self, *, kept: bool) -> None:
+        """Leaves and comes back, so that the trainer sends its version whole. `kept`: the engine
+        goes on with the version that it has until then."""
+        self.let_go()
+        self.subscriber.close()
+        self.subscriber = self._make_subscriber()
+        self._answered = (0, 0)
+        if not kept:
+            self.version = 0
+
+    def pass_over(self, update: "Update", reason: str, *, kept: bool = True) -> None:
+        """Refuses an update that was taken and not loaded, and closes it. `kept`: as in refuse."""
+        self._answer(update.version)
+        try:
+            update.refuse(reason, kept=kept)
+        finally:
+            update.close()
 
     @contextmanager
     def loading(self, update: "Update") -> Iterator["Update"]:
@@ -120,6 +155,7 @@ class Receiver:
             self.let_go()
             raise
         self.version = update.version
+        self._answer(update.version)
 
     def keep(self) -> None:
         """Says, within ``loading``, that the engine still has the version before, should the block
@@ -186,14 +222,61 @@ class Receiver:
         finally:
             update.close()
 
-    def _pass_over(self, update: "Update", wanted: int) -> None:
-        try:
-            update.refuse(f"version {wanted} is waited for", kept=self.version > 0)
-        finally:
-            update.close()
+    def _pass_below(self, update: "Update", wanted: int) -> None:
+        self.pass_over(update, f"version {wanted} is waited for", kept=self.version > 0)
+
+    def _has_answered(self, version: int | None) -> bool:
+        """Whether `version` was applied or refused here, of the trainer that is there. It does not
+        offer that one again to this subscription; ``join_again`` makes another."""
+        there = self.subscriber.describe()
+        return there.state == "current" and (there.epoch, version) == self._answered
+
+    def _answer(self, version: int) -> None:
+        self._answered = (self.subscriber.describe().epoch, version)
+
+
+def _raise_late(why: DeadlineError, wanted: int | None, offered: int | None) -> NoReturn:
+    """Raises `why`, with the version that came instead of the one that was wanted."""
+    if offered is None:
+        raise why
+    raise DeadlineError(
+        f"{why}: version {wanted} is waited for, and {offered} was refused"
+    ) from why
 
 
 def _reason(why: BaseException) -> str:
     if isinstance(why, GeneratorExit | asyncio.CancelledError):
-        return "the engine stopped before it had read all weights"
-    return f"{type(why).__name__}: {why}"
+        return "the engine stopped before it had read all weights: its own log says why"
+    return words_of(why)
+
+
+_AT = 'at weight "'
+
+
+@contextmanager
+def naming(weights: Iterable[tuple[str, Any]]) -> Iterator[Iterator[tuple[str, Any]]]:
+    """The weights for a model that loads them within the block, one after the other. What it raises
+    before it has taken all of them gets a note that names the last one: engines raise sizes, and no
+    names."""
+    last = ""
+
+    def each() -> Iterator[tuple[str, Any]]:
+        nonlocal last
+        for name, tensor in weights:
+            last = name
+            yield name, tensor
+        last = ""
+
+    try:
+        yield each()
+    except Exception as why:
+        if last:
+            with suppress(Exception):  # some exceptions take no notes
+                why.add_note(f'{_AT}{last}"')
+        raise
+
+
+def words_of(why: BaseException) -> str:
+    """An exception as one text, behind the weight that ``naming`` has noted."""
+    notes = [one for one in getattr(why, "__notes__", ()) if str(one).startswith(_AT)]
+    return ": ".join([*notes[-1:], type(why).__name__, str(why)])

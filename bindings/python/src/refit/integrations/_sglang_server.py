@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from http.client import HTTPException
 from typing import Any
 
-from refit.errors import ClosedError, DeadlineError, PeerError, SecurityError
+from refit.errors import ClosedError, DeadlineError, InvalidError, PeerError, SecurityError
 
 ANSWER_S = 900.0
 """Seconds for one call: more than a worker waits for a version."""
@@ -25,10 +25,12 @@ class Server:
     `url`: such as ``http://127.0.0.1:30000``. `api_key`: the server's admin key, or its API key.
     `timeout`: seconds for one call, which must be more than that of ``refit_update``. Each call
     blocks. ClosedError (no server there, or it ended meanwhile), DeadlineError, SecurityError (the
-    key), PeerError (an answer that is none of SGLang's).
+    key), PeerError (an answer that is none of SGLang's), InvalidError (an address without http://).
     """
 
     def __init__(self, url: str, api_key: str | None = None, timeout: float = ANSWER_S) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise InvalidError(f'the server\'s address is "{url}": it begins with http://')
         self._url = url.rstrip("/")
         self._key = api_key
         self._timeout = timeout

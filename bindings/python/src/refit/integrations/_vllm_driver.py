@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from refit import errors
 from refit.errors import InvalidError, PeerError, RefitError, StateError
+from refit.integrations._receiver import words_of
 
 Returned = TypeVar("Returned")
 Steps = Generator[Callable[[], Any], Any, Returned]
@@ -55,9 +56,10 @@ def refit_update(
 
     All workers of the engine switch to it, or none does. Then the prefix cache is emptied, that of
     a KV connector and of encoders too; requests that are under way are computed anew with the new
-    weights (False: StateError if there are any, with the version loaded). Returns at once if
-    `version` is loaded already. Blocks, at most `timeout` seconds for the version (None: 600). The
-    trainer's publish has to be under way beside it, in another process or thread.
+    weights (False: StateError if there are any, with the version loaded). A `version` that is
+    loaded already is loaded again, if the trainer has no later one. Blocks, at most `timeout`
+    seconds for the version (None: 600). The trainer's publish has to be under way beside it, in
+    another process or thread.
 
     DeadlineError and StateError leave the version before in use. PeerError has the words of vLLM: a
     load failed, and all workers say version 0; some layers are new then, so generate nothing before
@@ -202,7 +204,7 @@ def _call(engine: Any, method: str, said: dict[str, Any]) -> Steps[list[Any]]:
     except RefitError:
         raise
     except Exception as why:
-        raise PeerError(f"the engine did not answer: {type(why).__name__}: {why}") from why
+        raise PeerError(f"the engine did not answer: {words_of(why)}") from why
     return answers
 
 

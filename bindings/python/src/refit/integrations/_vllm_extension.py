@@ -22,12 +22,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
-from refit.integrations._receiver import PATIENCE_S, Receiver, subscribe
+from refit.integrations._quantized import refuse_quantized
+from refit.integrations._receiver import PATIENCE_S, Receiver, naming, subscribe, words_of
 from refit.integrations._vllm_worker import restoring, synchronize, together, worker_name
 
 if TYPE_CHECKING:
@@ -91,14 +92,7 @@ class _Subscription:
 
     name: str
     receiver: Receiver
-    again: Callable[[], Receiver] = field(repr=False)
-    """Makes another receiver like it."""
     adapter: "_Adapter | None" = None
-
-    def join_again(self) -> None:
-        """Leaves and comes back with nothing, so that the trainer sends its version whole."""
-        self.receiver.close()
-        self.receiver = self.again()
 
 
 # ---- Answers
@@ -120,7 +114,7 @@ def _failure(worker: Any, why: BaseException) -> Answer:
     if isinstance(why, RefitError):
         kind, text = type(why).__name__, why.text
     else:
-        kind, text = PeerError.__name__, f"{type(why).__name__}: {why}"
+        kind, text = PeerError.__name__, words_of(why)
     return {"error": kind, "why": text, "worker": name, "version": 0}
 
 
@@ -151,7 +145,7 @@ def _connect(
     config: Any,
     lora: Mapping[str, Any] | None,
 ) -> Answer:
-    refuse_quantized(worker.vllm_config)
+    refuse_quantized(worker.model_runner.get_model())
     adapter = None if lora is None else _Adapter(worker, **lora)
     _close(worker)
     rank = getattr(worker, "rank", None)
@@ -160,11 +154,7 @@ def _connect(
         name = worker_name(rank)
     elif workers > 1:
         name = f"{name}-rank{rank}"
-
-    def again() -> Receiver:
-        return subscribe(endpoint, name, config)
-
-    worker._refit = _Subscription(name, again(), again, adapter)
+    worker._refit = _Subscription(name, subscribe(endpoint, name, config), adapter)
     return {"worker": name}
 
 
@@ -185,10 +175,8 @@ def _update(worker: Any, version: int | None, timeout: float | None) -> int:
         missing = StateError('this worker knows no trainer: call "refit_connect" first')
     held = _agree(worker, missing, worker.refit_version())
     assert refit is not None
-    if version is not None and set(held) == {version}:
-        return version
     if len(set(held)) > 1:  # one of them was lost to the trainer: all begin anew
-        refit.join_again()
+        refit.receiver.join_again(kept=False)
     update = _take_the_same(worker, refit.receiver, version, timeout)
     _load_the_same(worker, refit, update)
     return refit.receiver.version
@@ -214,21 +202,13 @@ def _take_the_same(
                 assert update is not None
                 return update
         except BaseException as why:
-            _pass_on(update, str(why))
+            if update is not None:
+                receiver.pass_over(update, str(why))
             raise
         version = max(there)
         if update is not None and update.version != version:
-            _pass_on(update, f"another worker of this engine has version {version}")
+            receiver.pass_over(update, f"another worker of this engine has version {version}")
             update = None
-
-
-def _pass_on(update: "Update | None", reason: str) -> None:
-    if update is None:
-        return
-    try:
-        update.refuse(reason, kept=True)
-    finally:
-        update.close()
 
 
 def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
@@ -248,7 +228,7 @@ def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
     try:
         _agree(worker, given_up)
     except EngineWorkerError:
-        refit.join_again()
+        receiver.join_again(kept=False)
         raise
     if refit.adapter is not None:
         refit.adapter.settle()
@@ -288,24 +268,12 @@ def load(worker: Any, weights: Named) -> None:
             "this vLLM cannot load other weights into a model: its reload_weights takes no "
             "weights_iterator; use vLLM 0.16 or later"
         )
-    with _config_of(worker), restoring(runner.model):
-        reload_weights(weights_iterator=iter(weights))
+    with _config_of(worker), restoring(runner.model), naming(weights) as each:
+        reload_weights(weights_iterator=each)
 
 
 def _takes_weights(reload_weights: Any) -> bool:
     return "weights_iterator" in inspect.signature(reload_weights).parameters
-
-
-def refuse_quantized(vllm_config: Any) -> None:
-    """UnsupportedError for a model whose weights are not as its trainer has them."""
-    quantized = getattr(vllm_config, "quant_config", None)
-    if quantized is None:
-        return
-    method = quantized.get_name() if hasattr(quantized, "get_name") else type(quantized).__name__
-    raise UnsupportedError(
-        f"the engine's model is quantized ({method}): a trainer's weights are not what its layers "
-        "hold. Start the engine without quantization, or let it load a quantized checkpoint"
-    )
 
 
 def _refuse_asleep() -> None:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from refit._log import LOGGER
 from refit.errors import PeerError, StateError, UnsupportedError
-from refit.integrations._receiver import Receiver, subscribe
+from refit.integrations._quantized import refuse_quantized
+from refit.integrations._receiver import ABSENT_S, Receiver, naming, subscribe, words_of
 from refit.integrations._vllm_worker import put_back, synchronize, together, worker_name
 
 if TYPE_CHECKING:
@@ -31,11 +32,6 @@ PUBLIC = "refit.integrations.vllm"
 """Where vLLM's factories find the classes."""
 
 REMEDY = 'use worker_extension_cls="refit.integrations.vllm.RefitWorkerExtension"'
-
-
-ABSENT_S = 30.0
-"""How long a worker goes on to wait for a version while no trainer is there: the one that asked for
-the update is dead then, and the engine has requests to serve."""
 
 
 @dataclass
@@ -66,10 +62,12 @@ class _Engine:
     """
 
     supports_draft_weight_update = False
+    model: Any
     _receiver: Receiver | None = None
 
     def init_transfer_engine(self, init_info: Any) -> None:
-        """Subscribes to the trainer, in the place of one that it had before."""
+        """Subscribes to the trainer, in the place of one that it had before. UnsupportedError for a
+        quantized model."""
         with self._at_the_last():
             self._agree(_failure_of(lambda: self._connect(init_info)))
 
@@ -80,6 +78,7 @@ class _Engine:
             self._receiver = None
 
     def _connect(self, init_info: Any) -> None:
+        refuse_quantized(self.model)
         self.shutdown()
         name = init_info.worker or self._name()
         if init_info.worker and self._workers() > 1:
@@ -118,7 +117,7 @@ class _Engine:
             self._agree(_failure_of(take))
         except Exception as why:
             for update in taken:
-                _pass_on(update, str(why))
+                self._connected().pass_over(update, str(why))
             raise
         return taken[0]
 
@@ -126,8 +125,7 @@ class _Engine:
         """Raises if a worker of this engine failed: its own exception where that was this one."""
         said = []
         if self._workers() > 1:
-            words = f"{self._name()}: {type(failed).__name__}: {failed}"
-            said = together(None if failed is None else words)
+            said = together(None if failed is None else f"{self._name()}: {words_of(failed)}")
         if failed is not None:
             raise failed
         for one in said:
@@ -141,7 +139,7 @@ class _Engine:
         except Exception as why:
             if self._rank() in (None, self._workers() - 1):
                 raise
-            LOGGER.warning("vLLM's weight transfer: %s: %s", self._name(), why)
+            LOGGER.warning("vLLM's weight transfer: %s: %s", self._name(), words_of(why))
 
     def _workers(self) -> int:
         return int(getattr(self._parallel(), "world_size", 1))
@@ -180,7 +178,6 @@ class _EngineWithModel(_Engine):
     """vLLM 0.25 and later: the engine knows the model and does everything itself. So the model
     keeps its weights until a whole version is in hand, and a failure before changes nothing."""
 
-    model: Any
     model_config: Any
     device: Any
 
@@ -199,7 +196,8 @@ class _EngineWithModel(_Engine):
         reload = importlib.import_module(RELOAD)
         with self._surroundings():
             reload.initialize_layerwise_reload(self.model)
-            self.model.load_weights(update.tensors())
+            with naming(update.tensors()) as each:
+                self.model.load_weights(each)
             reload.finalize_layerwise_reload(self.model, self.model_config)
         synchronize(self.device)
 
@@ -320,13 +318,6 @@ def _failure_of(call: Callable[[], None]) -> Exception | None:
     except Exception as why:
         return why
     return None
-
-
-def _pass_on(update: "Update", reason: str) -> None:
-    try:
-        update.refuse(reason, kept=True)
-    finally:
-        update.close()
 
 
 def _generation() -> type[_Engine]:

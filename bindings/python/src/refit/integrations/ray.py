@@ -17,6 +17,7 @@ versions travel; publishers, subscribers and controllers stay in the actor that 
 The weights go from process to process by ``refit.Publisher``, never through Ray's object store.
 """
 
+import threading
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -141,6 +142,7 @@ class RefitRollout:
         """
         self.unsubscribe()
         self._held = 0
+        self._second_call = threading.Event()
         self._subscriber = Subscriber(endpoint, worker=worker, config=config, **overrides)
 
     def receive(
@@ -172,6 +174,14 @@ class RefitRollout:
         if self._subscriber is not None:
             self._subscriber.wake()
 
+    def wait_second_call(self, timeout: float) -> bool:
+        """For ``connect``: whether ``second_call`` runs beside this call in ``timeout`` seconds."""
+        return self._second_call.wait(timeout)
+
+    def second_call(self) -> None:
+        """Ends ``wait_second_call``. Does not block."""
+        self._second_call.set()
+
     def version(self) -> int:
         """The version that is held, 0 for none."""
         return self._held
@@ -193,10 +203,20 @@ def connect(
 ) -> str:
     """For the driver: opens the trainer's publisher and subscribes every rollout as rollout-0, 1, …
 
-    Returns the endpoint once all are there; in ``timeout`` seconds, or DeadlineError.
+    Returns the endpoint once all are there; in ``timeout`` seconds, or DeadlineError. StateError
+    for a rollout that runs one call at a time: ``stop_waiting`` would wait behind ``receive``.
     """
     found: str = ray.get(trainer.open_publisher.remote(endpoint, config))
     ray.get([r.subscribe.remote(found, f"rollout-{i}", config) for i, r in enumerate(rollouts)])
+    seconds = [rollout.wait_second_call.remote(timeout) for rollout in rollouts]
+    ray.get([rollout.second_call.remote() for rollout in rollouts])
+    single = [f"rollout-{i}" for i, second in enumerate(ray.get(seconds)) if not second]
+    if single:
+        ray.get([rollout.unsubscribe.remote() for rollout in rollouts])
+        raise StateError(
+            f"one call at a time runs in {', '.join(single)}, which could not be told to stop "
+            "waiting: create rollouts with .options(**refit.integrations.ray.ACTOR)"
+        )
     ray.get(trainer.wait_workers.remote(len(rollouts), timeout))
     return found
 

@@ -39,9 +39,16 @@ from refit.errors import (
     PeerError,
     RefitError,
     StateError,
-    UnsupportedError,
 )
-from refit.integrations._receiver import PATIENCE_S, Receiver, subscribe
+from refit.integrations._quantized import refuse_quantized
+from refit.integrations._receiver import (
+    ABSENT_S,
+    PATIENCE_S,
+    Receiver,
+    naming,
+    subscribe,
+    words_of,
+)
 from refit.integrations._sglang_server import Server
 
 __all__ = [
@@ -82,12 +89,13 @@ def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | 
     number.
 
     `engine`: SGLang's ``Engine`` or a ``Server``, started with LOADERS. `endpoint`: the trainer's;
-    the first call subscribes, and so does one with another endpoint. `version`: at least this one
-    (0: the next one). A version that is loaded already is not fetched again. `timeout`: seconds
-    that a worker waits for the version (None: 600); loading comes on top. The trainer's publish has
-    to be under way beside it, in another process or thread. Opens SGLang's session for updates and
-    ends it, whatever happens. SGLang waits for the requests under way first, and after the update
-    empties its prefix cache; requests that come meanwhile wait.
+    the first call subscribes, and so does one with another endpoint. `version`: that of the publish
+    which is under way beside it, in another process or thread: ``publisher.version + 1`` before it,
+    or 0, the next one. One that is loaded already is fetched and loaded again, if the trainer has
+    no later one. `timeout`: seconds that a worker waits for the version (None:
+    600), of these 30 at most while no trainer is there; loading comes on top. Opens SGLang's
+    session for updates and ends it, whatever happens. SGLang waits for the requests under way
+    first, and after the update empties its prefix cache; requests that come meanwhile wait.
 
     DeadlineError (no such version came: the weights are those of before), UnsupportedError (a
     quantized model: nothing has changed), StateError (a session is open already, or SGLang has not
@@ -97,8 +105,10 @@ def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | 
     engine must not generate before the next update, which all ranks fetch whole.
     """
     limit = PATIENCE_S if timeout is None else timeout
-    if limit < 0:
-        raise InvalidError(f"timeout is {timeout}: it is a number of seconds")
+    if not limit >= 0:
+        raise InvalidError(f"timeout is {timeout}: it is a number of seconds, 0 or more")
+    if version < 0:
+        raise InvalidError(f"version is {version}: versions count from 1, and 0 is the next one")
     if not endpoint:
         raise InvalidError("no endpoint: the engine fetches from that of the trainer's publisher")
     message = _in_session(engine, order(endpoint, version, limit), PULL)
@@ -106,14 +116,18 @@ def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | 
     return int(found.group(1)) if found else 0
 
 
-def refit_load(engine: Any, named_tensors: Named) -> None:
+def refit_load(engine: Any, named_tensors: Named | Mapping[str, torch.Tensor]) -> None:
     """Hands weights to `engine`, which loads them as one version. Blocks.
 
-    The names are the checkpoint's; each comes once. InvalidError for one that comes twice, and what
-    refit_update raises, but for DeadlineError. A ``Server`` is sent their bytes by HTTP, as many
-    times as it has tensor-parallel ranks.
+    The names are the checkpoint's; each comes once. A mapping has them, too. Names that SGLang's
+    model does not know are not loaded, and not refused. InvalidError for a name that comes twice
+    and for no weights, and what refit_update raises, but for DeadlineError. A ``Server`` is sent
+    their bytes by HTTP, as many times as it has tensor-parallel ranks.
     """
-    _in_session(engine, list(named_tensors), LOAD)
+    pairs = list(named_tensors.items() if isinstance(named_tensors, Mapping) else named_tensors)
+    if not pairs:
+        raise InvalidError("no weights to load: give the named tensors of a checkpoint")
+    _in_session(engine, pairs, LOAD)
 
 
 def refit_adapter(
@@ -182,8 +196,9 @@ def load(model: Any, named_tensors: Named) -> None:
     if _only_wraps(weights):
         return
     _refuse_twice([name for name, _ in weights])
-    _refuse_quantized(model)
-    model.load_weights(weights)
+    refuse_quantized(model)
+    with naming(weights) as each:
+        model.load_weights(each)
     _synchronize(model)
 
 
@@ -192,7 +207,8 @@ def pull(model: Any, named_tensors: Named) -> None:
     it.
 
     The first order subscribes, and so does one with another endpoint. A version that is loaded
-    already is not fetched again. Blocks, at most as long as the order says. InvalidError if the
+    already is fetched again: another trainer may have given it the same number, and SGLang may have
+    loaded others since. Blocks, at most as long as the order says. InvalidError if the
     tensors are no order, UnsupportedError for a quantized model (before anything is fetched),
     DeadlineError, and what the model raises, which the trainer's report has, too.
     """
@@ -200,13 +216,12 @@ def pull(model: Any, named_tensors: Named) -> None:
     endpoint, version, timeout = _read_order(list(named_tensors))
     if not endpoint:
         return
-    _refuse_quantized(model)
+    refuse_quantized(model)
     receiver = _receiver_of(model, endpoint)
-    if version and receiver.version == version:
-        return
-    update = receiver.take(version or None, timeout)
+    update = receiver.take(version or None, timeout, absent=ABSENT_S)
     with receiver.loading(update):
-        model.load_weights(list(update.tensors()))
+        with naming(list(update.tensors())) as each:
+            model.load_weights(each)
         _synchronize(model)
     receiver.let_go()
 
@@ -243,7 +258,7 @@ def _answering(method: Callable[..., Answer]) -> Callable[..., Answer]:
                 failure = f"UnsupportedError: {message}"
         except Exception as why:
             kind = type(why).__name__ if isinstance(why, RefitError) else "PeerError"
-            text = str(why) if isinstance(why, RefitError) else f"{type(why).__name__}: {why}"
+            text = str(why) if isinstance(why, RefitError) else words_of(why)
             failure = f"{kind}: {text}"
         found = _all_ranks((failure, _version_in(self)))
         if load_format == PULL and not _only_wraps(named_tensors) and _differ(found):
@@ -345,17 +360,6 @@ def _refuse_twice(names: list[str]) -> None:
         if name in seen:
             raise InvalidError(f'weight "{name}" came twice: nothing was loaded')
         seen.add(name)
-
-
-def _refuse_quantized(model: Any) -> None:
-    """SGLang packs quantized weights for its kernels; published ones do not fit into these."""
-    for name, module in model.named_modules():
-        method = type(getattr(module, "quant_method", None)).__name__
-        if method != "NoneType" and not method.startswith("Unquantized"):
-            raise UnsupportedError(
-                f'"{name}" is quantized ({method}), and refit brings weights as the trainer has '
-                "them: start SGLang without quantization. Nothing was loaded"
-            )
 
 
 def _synchronize(model: Any) -> None:

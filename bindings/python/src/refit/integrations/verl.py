@@ -10,7 +10,8 @@
 and says where; ``installation.remove()`` undoes it. Then ``optimizer_offload: True`` is refit's.
 What they load comes back behind the next ``step``. Options: ``install(config)``, or REFIT_*
 variables; with ``install({"states": "host", "window_bytes": "256MiB"})`` states live on the host,
-and are loaded only within ``step``.
+and are loaded only within ``step``. ``attached(optimizer)`` is the refit.Controller, with its
+``stats()``, once states have left.
 
 Where ``optim.override_optimizer_config`` asks for Megatron's own offload of states
 (``optimizer_cpu_offload`` or ``chunked_optimizer_state_offload``), refit's takes its place:
@@ -44,7 +45,7 @@ from typing import Any, Self
 from refit.config import make_config
 from refit.errors import InvalidError, NotFoundError, StateError
 from refit.integrations import megatron, state_offload
-from refit.integrations._attached import attach, attached, divided, lives_on_host
+from refit.integrations._attached import attach, attached, check, divided, lives_on_host
 from refit.integrations._engine import Engine
 
 FSDP_UTILS = "verl.utils.fsdp_utils"
@@ -170,7 +171,7 @@ ENABLES = "enable_activation_offloading"
 class Installation:
     """Where refit's functions are in verl, and what was there; a context manager."""
 
-    _before: list[tuple[Any, str, Any]] = field(default_factory=list)
+    _before: list[tuple[Any, str, Any]] = field(default_factory=list, repr=False)
 
     @property
     def places(self) -> list[str]:
@@ -208,8 +209,10 @@ def install(config: Any = None) -> Installation:
     modules that verl has them in, one may be missing (Megatron is optional). Call it in each
     training worker, before its engine is made: a module that is imported later takes the new names
     in by itself. StateError if it was done already; NotFoundError if verl is not there, or is one
-    without these functions.
+    without these functions, and for an option that refit does not have; InvalidError and
+    ConfigError for a value that cannot be.
     """
+    check(config)
     installation = Installation()
     ours = _functions(config)
     for path, names in PLACES.items():
@@ -391,5 +394,5 @@ def register() -> None:
     registry.register("refit")(RefitCheckpointEngine)
 
 
-if REGISTRY in sys.modules:
+if "verl" in sys.modules and _import(REGISTRY) is not None:
     register()
