@@ -4,13 +4,14 @@ same without."""
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import refit
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from activation_scenes import MODELS, quiet, same_bits
+from ranks import join, leave
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -267,12 +268,9 @@ SCENES: list[Scene] = [
 ]
 
 
-def play(rank: int, folder: str) -> None:
+def play(rank: int, folder: str) -> NoReturn:
     """Plays all scenes as one of two ranks, and leaves what it saw in `folder`."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), 2)
-    dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+    join(rank, 2, Path(folder))
     seen = {scene.__name__: scene() for scene in SCENES}
-    dist.barrier()
-    dist.destroy_process_group()
-    torch.save(seen, Path(folder) / f"rank{rank}")
+    leave(seen, Path(folder) / f"rank{rank}")

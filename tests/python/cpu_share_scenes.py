@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import refit
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from host_scenes import on_image
+from ranks import join, leave
 from refit.cpu_share import CpuShare, root_of_torch
 from refit.errors import BusyError
 from shard_scenes import Sharded, same
@@ -457,7 +458,7 @@ def ranks_that_meet_later(rank: int, folder: Path) -> object:
                 one(torch.full((2, 40), 0.1 * number + rank)).pow(2).mean().backward()
             left.append(not stays(controller))
             if number == 3:
-                join(rank, 2, folder)
+                join(rank, 2, folder, backend="cpu:gloo")
             if number >= 3:
                 for model in (alone, moved):
                     for p in model.parameters():
@@ -752,29 +753,15 @@ SCENES: list[Scene] = [
 ]
 
 
-def join(rank: int, ranks: int, folder: Path) -> None:
-    """Joins the group of all ranks."""
-    store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
-    dist.init_process_group("cpu:gloo", rank=rank, world_size=ranks, store=store)
-
-
-def leave(rank: int, folder: Path, seen: dict[str, object]) -> None:
-    """Leaves what a rank saw in ``folder``."""
-    ranks = dist.get_world_size()
-    dist.barrier()
-    dist.destroy_process_group()
-    torch.save(seen, folder / f"rank{rank}of{ranks}")
-
-
-def play(rank: int, folder: str) -> None:
+def play(rank: int, folder: str) -> NoReturn:
     """Plays all scenes as one of two ranks."""
     torch.set_num_threads(1)
     seen = {scene.__name__: scene(rank, Path(folder)) for scene in SCENES}
-    leave(rank, Path(folder), seen)
+    leave(seen, Path(folder) / f"rank{rank}of2")
 
 
-def play_others(rank: int, ranks: int, folder: str) -> None:
+def play_others(rank: int, ranks: int, folder: str) -> NoReturn:
     """Loads as one of so many ranks what two have saved."""
     torch.set_num_threads(1)
-    join(rank, ranks, Path(folder))
-    leave(rank, Path(folder), {"loaded": loaded_by_others(Path(folder))})
+    join(rank, ranks, Path(folder), backend="cpu:gloo")
+    leave({"loaded": loaded_by_others(Path(folder))}, Path(folder) / f"rank{rank}of{ranks}")

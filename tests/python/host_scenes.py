@@ -3,12 +3,12 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import refit
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import join, leave
 from refit.away import kind_of
 from refit.errors import BusyError
 from shard_scenes import Sharded, same
@@ -158,12 +158,9 @@ SCENES: list[Scene] = [
 ]
 
 
-def play(rank: int, folder: str) -> None:
+def play(rank: int, folder: str) -> NoReturn:
     """Plays all scenes as one of two ranks, and leaves what it saw in `folder`."""
     torch.set_num_threads(1)
-    store = dist.FileStore(str(Path(folder) / "store"), 2)
-    dist.init_process_group("cpu:gloo", rank=rank, world_size=2, store=store)
+    join(rank, 2, Path(folder), backend="cpu:gloo")
     seen = {scene.__name__: scene(rank, Path(folder)) for scene in SCENES}
-    dist.barrier()
-    dist.destroy_process_group()
-    torch.save(seen, Path(folder) / f"rank{rank}")
+    leave(seen, Path(folder) / f"rank{rank}")

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
-import torch.distributed as dist
+from ranks import join, leave
 from refit.errors import StateError
 from refit.lockstep import LockstepError, agree
 from refit.publisher import Publisher
@@ -198,10 +199,8 @@ SCENES: tuple[Scene, ...] = (
 )
 
 
-def play(rank: int, folder: str) -> None:
+def play(rank: int, folder: str) -> NoReturn:
     """One rank: joins the group, plays all scenes, and writes down what it saw."""
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, timedelta(seconds=30), rank=rank, world_size=2)
+    join(rank, 2, Path(folder), timeout=timedelta(seconds=30))
     seen = {scene.__name__: scene(rank) for scene in SCENES}
-    torch.save(seen, Path(folder) / f"rank{rank}")
-    dist.destroy_process_group()
+    leave(seen, Path(folder) / f"rank{rank}")
