@@ -13,8 +13,9 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 # pytest puts this folder on the path, where trl/ and others would be packages with the names of
-# frameworks that an environment does not have.
-sys.path[:] = [str(HERE / "shared"), *(one for one in sys.path if one != str(HERE))]
+# frameworks that an environment does not have. Of tests/python, ranks.py is needed.
+ours = [one for one in sys.path if one != str(HERE)]
+sys.path[:] = [str(HERE / "shared"), *ours, str(ROOT / "tests/python")]
 
 for name in [one for one in os.environ if one.startswith("REFIT_")]:
     del os.environ[name]  # no option of refit comes from outside

@@ -273,4 +273,5 @@ def play(rank: int, folder: str) -> NoReturn:
     torch.set_num_threads(1)
     join(rank, 2, Path(folder))
     seen = {scene.__name__: scene() for scene in SCENES}
-    leave(seen, Path(folder) / f"rank{rank}")
+    torch.save(seen, Path(folder) / f"rank{rank}")
+    leave()

@@ -1,17 +1,20 @@
 """What two ranks of one job do, each in a process of its own."""
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import deepspeed
 import engines
 import pytest
 import refit
 import torch
+from ranks import leave
 from refit.lockstep import LockstepError
 
 
-def join(rank: int, port: int) -> None:
+def play(rank: int, port: int, scene: Callable[..., None], arguments: tuple[Any, ...]) -> NoReturn:
+    """Plays one scene as one of two ranks."""
     torch.set_num_threads(1)
     os.environ.update(
         MASTER_ADDR="127.0.0.1",
@@ -21,10 +24,11 @@ def join(rank: int, port: int) -> None:
         WORLD_SIZE="2",
     )
     deepspeed.init_distributed("gloo")
+    scene(rank, *arguments)
+    leave()
 
 
-def a_training(rank: int, port: int, stage: int, kind: str, accumulate: int) -> None:
-    join(rank, port)
+def a_training(rank: int, stage: int, kind: str, accumulate: int) -> None:
     chosen: dict[str, Any] = {"accumulate": accumulate}
     plain = engines.train(engines.make(stage, kind, **chosen), 10, accumulate=accumulate, rank=rank)
     engine = engines.make(stage, kind, **chosen)
@@ -37,9 +41,8 @@ def a_training(rank: int, port: int, stage: int, kind: str, accumulate: int) -> 
         assert sum(master.numel() for master in ours.masters) < 0.6 * whole
 
 
-def a_publishing(rank: int, port: int, stage: int) -> None:
+def a_publishing(rank: int, stage: int) -> None:
     """Rank 0 publishes; the other helps to gather. One refit fails on rank 1, and on both then."""
-    join(rank, port)
     engine = engines.make(stage)
     with refit.Controller(engine, offload_pin="off") as controller:
         if rank:
@@ -75,8 +78,7 @@ def refits(
     return seen
 
 
-def a_checkpoint(rank: int, port: int, folder: str, stage: int) -> None:
-    join(rank, port)
+def a_checkpoint(rank: int, folder: str, stage: int) -> None:
     plain = engines.make(stage)
     engines.train(plain, 3, rank=rank)
     plain.save_checkpoint(f"{folder}/plain", tag="a")

@@ -14,7 +14,7 @@ def on_two_ranks(scene: Callable[..., None], *arguments: Any) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes.spawn(scene, (port, *arguments), nprocs=2)
+    processes.spawn(rank_scenes.play, (port, scene, arguments), nprocs=2)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import shards
 import strategy as skyrl
 import torch
-import torch.distributed as dist
+from ranks import join, leave
 from refit.integrations import verl
 from refit.integrations._attached import attached, detach
 
@@ -90,13 +90,10 @@ def scenes(rank: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def run(rank: int, world: int, folder: str) -> None:
+def run(rank: int, world: int, folder: str) -> NoReturn:
     """One of the ranks; leaves what it saw in ``folder``."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
-    )
+    join(rank, world, Path(folder))
     found = scenes(rank, Path(folder))
-    dist.barrier()
-    dist.destroy_process_group()
     torch.save(found, Path(folder) / f"seen{rank}")
+    leave()
