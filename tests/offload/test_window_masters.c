@@ -1078,6 +1078,12 @@ static void open_with_stream(scene *on, const char *windows, refit_stream_ref *s
     assert_ok(refit_stream_open(on->device, stream, &on->error));
 }
 
+static void close_with_stream(scene *on, refit_stream_ref stream)
+{
+    assert_ok(refit_stream_close(on->device, stream, &on->error));
+    close_scene(on);
+}
+
 /* The first window of the list, up to refit_window_done. */
 static void step_to_done(scene *on)
 {
@@ -1115,10 +1121,9 @@ static void encoding_follows_the_stream(void **state)
         faulty_device_go(on.device);
         check_image(&on);
     }
-    assert_ok(refit_stream_close(on.device, stream, &on.error));
     test_host_free(on.plain, masters, 4 * UNIT);
     test_host_free(on.plain, weights, 2 * UNIT);
-    close_scene(&on);
+    close_with_stream(&on, stream);
 }
 
 /* The copies out are over. Weights that are written now are found, and the masters are there once
@@ -1151,8 +1156,7 @@ static void weights_may_be_written_behind_the_step(void **state)
     assert_int_equal(faulty_device_joins(on.device, stream), 1);
     assert_ok(refit_stream_wait(on.device, stream, PATIENCE_MS, &on.error));
     check_written(&on);
-    assert_ok(refit_stream_close(on.device, stream, &on.error));
-    close_scene(&on);
+    close_with_stream(&on, stream);
 }
 
 static void other_copies_do_not_hold_the_stream(void **state)
@@ -1171,8 +1175,7 @@ static void other_copies_do_not_hold_the_stream(void **state)
     assert_int_equal(refit_window_wait(on.window, 0, &on.error), REFIT_ERR_TIMEOUT);
     faulty_device_go(on.device);
     check_image(&on);
-    assert_ok(refit_stream_close(on.device, stream, &on.error));
-    close_scene(&on);
+    close_with_stream(&on, stream);
 }
 
 /* A call of done that is repeated may name another stream. */
@@ -1196,8 +1199,7 @@ static void the_stream_of_a_repeated_call_waits(void **state)
     assert_ok(refit_stream_wait(on.device, second, PATIENCE_MS, &on.error));
     check_written(&on);
     assert_ok(refit_stream_close(on.device, first, &on.error));
-    assert_ok(refit_stream_close(on.device, second, &on.error));
-    close_scene(&on);
+    close_with_stream(&on, second);
 }
 
 /* Without a stream, and where a step ends before its last window, the end waits. */
@@ -1216,8 +1218,7 @@ static void the_end_of_a_step_waits_for_copies_that_read_weights(void **state)
         assert_int_equal(refit_window_progress(on.window), 1);
         check_written(&on);
     }
-    assert_ok(refit_stream_close(on.device, streams[1], &on.error));
-    close_scene(&on);
+    close_with_stream(&on, streams[1]);
 }
 
 /* The first window leaves, and masters of it do not fit, while the third arrives: both are over

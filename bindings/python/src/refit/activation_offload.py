@@ -1124,6 +1124,7 @@ def _longest_lists(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:
+    # Megatron's DistributedDataParallel has a list in the place of the method buffers().
     for tensors in (model.named_parameters(), model.named_buffers()):
         for _, tensor in tensors:
             if tensor.device.type in ("cpu", "cuda"):

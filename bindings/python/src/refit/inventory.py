@@ -371,6 +371,7 @@ class Inventory:
         yield from held
         yield from _named("a parameter", weights)
         yield from ((f"parameter {names[id(p)]}", p) for p in rest)
+        # Megatron's DistributedDataParallel has a list in the place of the method buffers().
         buffers = list(model.named_buffers())
         yield from ((f"buffer {name}", b) for name, b in buffers)
         tensors = [*(b for _, b in buffers), *(tensor for _, tensor in held)]

@@ -438,7 +438,7 @@ def named_weights(
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether ranks hold parts of its weights, so that all must refit together."""
-    # Megatron's DistributedDataParallel has a list of its own named buffers.
+    # Megatron's DistributedDataParallel has a list in the place of the method buffers().
     tensors = chain(model.parameters(), (one for _, one in model.named_buffers()))
     if any(isinstance(one, DTensor) or is_divided(one) for one in tensors):
         return True
