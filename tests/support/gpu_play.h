@@ -5,7 +5,7 @@
 #ifndef GPU_PLAY_H
 #define GPU_PLAY_H
 
-#include "fake_cuda.h"
+#include "tests/fake_cuda/fake_cuda.h"
 #include "tests/support/crew.h"
 #include "tests/support/trainer.h"
 

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 #include "base/error.h"
-#include "fake_cuda.h"
+#include "tests/fake_cuda/fake_cuda.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/trainer.h"
 
