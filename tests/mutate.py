@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SKIPPED = "slow|source"
+SKIPPED = "slow|source|again"
 LEAST_SECONDS = 20  # of a test, before it counts as hung
 PATIENCE = 10  # times as long as without a change
 LONGEST_FILE = 4 << 30  # bytes

@@ -3,6 +3,7 @@
 # to build/, and runs all tests, those of the Python package in .venv. Ends with one count for each.
 #
 #   tests/run.sh                          all
+#   tests/run.sh --quick                  without what is slow, or runs again on the fake CUDA driver
 #   tests/run.sh -LE slow -R offload      C only, with arguments for ctest
 #   tests/run.sh --c [ARGUMENT…]          C only
 #   tests/run.sh --python [ARGUMENT…]     Python only, with arguments for pytest: -k config -m 'not slow'
@@ -12,6 +13,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
+
+# pytest's options to run as many tests at a time as there are processors.
+in_parallel=(-n "$(nproc)" --dist worksteal)
 
 # count WORD: the number before it in the last line of the log that has one.
 count() {
@@ -39,46 +43,17 @@ c_tests() {
     return "$status"
 }
 
-run_pytest() {
-    (cd "$root" && OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -q -rs "$@")
-}
-
-# both_halves: those that are slow, which mostly wait for their processes to start, beside the others;
-# the log has the last lines of both.
-both_halves() {
-    local status slow
-    slow=$(mktemp)
-    run_pytest tests/python -m slow >"$slow" 2>&1 &
-    run_pytest tests/python -m 'not slow' | tee "$log"
-    status=$?
-    wait $! || status=$?
-    cat "$slow"
-    { tail -1 "$log" && tail -1 "$slow"; } >"$log.last"
-    rm "$slow"
-    return "$status"
-}
-
-# sum WORD: of the numbers before it in all lines of the log.
-sum() {
-    grep -oE "[0-9]+ ($1)" "$log" | awk '{ all += $1 } END { print all + 0 }'
-}
-
 python_tests() {
     local status argument where=(tests/python)
     python_ready test,lint || return
     for argument in "$@"; do
         [ ! -e "$root/${argument%%::*}" ] || where=()
     done
-    if [ $# -eq 0 ]; then
-        both_halves
-        status=$?
-    else
-        run_pytest "${where[@]}" "$@" | tee "$log"
-        status=$?
-        tail -1 "$log" >"$log.last"
-    fi
-    mv "$log.last" "$log"
-    python_line=$(closing Python "$(sum passed)" $(($(sum failed) + $(sum 'errors?'))) "$(sum skipped)")
+    (cd "$root" && OMP_NUM_THREADS=1 "$venv/bin/python" -m pytest -q -rs --durations=10 \
+        "${where[@]}" "$@") | tee "$log"
+    status=$?
+    tail -1 "$log" >"$log.last" && mv "$log.last" "$log"
+    python_line=$(closing Python "$(count passed)" $(($(count failed) + $(count 'errors?'))) "$(count skipped)")
     return "$status"
 }
 
@@ -86,10 +61,14 @@ c_line='' python_line='' failures=0
 case ${1:-} in
 --c) shift && { c_tests "$@" || failures=1; } ;;
 --python) shift && { python_tests "$@" || failures=1; } ;;
+--quick)
+    c_tests -LE 'slow|again' || failures=1
+    python_tests "${in_parallel[@]}" -m 'not slow' || failures=1
+    ;;
 ?*) c_tests "$@" || failures=1 ;;
 *)
     c_tests || failures=1
-    python_tests || failures=1
+    python_tests "${in_parallel[@]}" || failures=1
     ;;
 esac
 echo
