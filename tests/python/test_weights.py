@@ -1,5 +1,6 @@
 """named_weights: each weight once, under the name that the engine knows, in the dtype asked for."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
 from refit.weights import is_sharded, named_weights
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DataParallel
 
 
@@ -29,8 +31,22 @@ class Tiny(nn.Module):
         return hidden
 
 
+def holding(**tensors: torch.Tensor) -> nn.Module:
+    """A module with these parameters and buffers."""
+    model = nn.Module()
+    for name, tensor in tensors.items():
+        if isinstance(tensor, nn.Parameter):
+            model.register_parameter(name, tensor)
+        else:
+            model.register_buffer(name, tensor)
+    return model
+
+
 def names_of(model: nn.Module, **options: Any) -> list[str]:
     return [name for name, _ in named_weights(model, **options)]
+
+
+# ---- Ties
 
 
 def test_tied_weights_are_one_tensor_under_all_its_names() -> None:  # trap 1
@@ -53,52 +69,51 @@ def test_a_tie_by_storage_is_found_where_the_parameters_are_distinct() -> None: 
     assert named_weights(model).ties == {"head.weight": "embed.weight"}
 
 
-def test_parts_of_one_flat_buffer_are_not_ties() -> None:  # trap 2
-    flat = torch.rand(20)
-    model = nn.Module()
-    model.a = nn.Parameter(flat[:10])
-    model.b = nn.Parameter(flat[10:])
-    model.c = nn.Parameter(flat[:5])
-    weights = named_weights(model)
+@pytest.mark.parametrize("options", [{"names": ["head.weight"]}, {"keep": ["head.*"]}])
+def test_a_tie_ends_where_one_is_left_out_or_in_another_dtype(options: Any) -> None:  # traps 1, 33
+    weights = named_weights(Tiny(), dtype=torch.bfloat16, **options)
     assert weights.ties == {}
-    assert torch.equal(dict(weights)["b"], flat[10:])
+    assert dict(weights)["head.weight"].dtype == (
+        torch.float32 if "keep" in options else torch.bfloat16
+    )
 
 
-def test_the_same_memory_read_in_another_way_is_no_tie() -> None:  # trap 2
-    matrix = torch.arange(9.0).view(3, 3)
-    pairs = torch.complex(matrix, matrix + 1)
-    model = nn.Module()
-    for name, tensor in {
-        "matrix": matrix,
-        "turned": matrix.t(),
-        "turned_again": matrix.t(),
-        "imag": pairs.imag,
-        "negative": pairs.conj().imag,
-        "complex": pairs,
-        "conjugate": pairs.conj(),
-    }.items():
-        model.register_buffer(name, tensor)
-    weights = named_weights(model)
-    assert weights.ties == {"turned_again": "turned"}
+FLAT, MATRIX = torch.rand(20), torch.arange(9.0).view(3, 3)
+PAIRS = torch.complex(MATRIX, MATRIX + 1)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "ties"),
+    [
+        ({"a": nn.Parameter(FLAT[:10]), "b": nn.Parameter(FLAT[10:]), "c": FLAT[:5]}, {}),
+        ({"a": nn.Parameter(torch.empty(0)), "b": nn.Parameter(torch.empty(0))}, {}),
+        (
+            {"matrix": MATRIX, "turned": MATRIX.t(), "turned_again": MATRIX.t()},
+            {"turned_again": "turned"},
+        ),
+        (
+            {
+                "imag": PAIRS.imag,
+                "negative": PAIRS.conj().imag,
+                "complex": PAIRS,
+                "conjugate": PAIRS.conj(),
+            },
+            {},
+        ),
+    ],
+    ids=["parts of one", "empty", "turned", "conjugate"],
+)
+def test_only_the_same_memory_read_in_the_same_way_is_a_tie(  # traps 2, 4
+    tensors: dict[str, torch.Tensor], ties: dict[str, str]
+) -> None:
+    weights = named_weights(holding(**tensors))
+    assert weights.ties == ties
     given = dict(weights)
-    assert torch.equal(given["negative"], -given["imag"])
+    assert given.keys() == tensors.keys()
+    assert all(torch.equal(given[name], one) for name, one in tensors.items())
 
 
-def test_empty_parameters_are_not_taken_for_ties() -> None:  # trap 4
-    model = nn.Module()
-    model.a = nn.Parameter(torch.empty(0))
-    model.b = nn.Parameter(torch.empty(0))
-    assert named_weights(model).ties == {}
-    assert names_of(model) == ["a", "b"]
-
-
-def test_the_same_memory_in_two_dtypes_is_no_tie() -> None:  # trap 33
-    model = Tiny()
-    weights = named_weights(model, dtype=torch.bfloat16, keep=["head.*"])
-    assert weights.ties == {}
-    given = dict(weights)
-    assert given["head.weight"].dtype == torch.float32
-    assert given["embed.weight"].dtype == torch.bfloat16
+# ---- Types
 
 
 def test_masters_are_published_as_bf16_and_routers_and_buffers_keep_theirs() -> None:  # trap 33
@@ -118,54 +133,69 @@ def test_keep_may_be_a_function_of_name_and_tensor() -> None:  # trap 33
     assert given["router.weight"].dtype == torch.float16
 
 
-def test_without_a_dtype_everything_is_given_where_it_lies() -> None:
+def test_without_a_dtype_everything_is_given_where_it_lies_now() -> None:
     model = Tiny()
-    for name, tensor in named_weights(model):
-        assert tensor.data_ptr() == model.state_dict()[name].data_ptr()
-        assert not tensor.requires_grad
+    weights = named_weights(model)
+    for _ in range(2):
+        for name, tensor in weights:
+            assert tensor.data_ptr() == model.state_dict()[name].data_ptr()
+            assert not tensor.requires_grad
+        model.scale = torch.zeros(2)
 
 
 def test_fp8_weights_are_not_cast() -> None:  # trap 33
-    model = nn.Module()
-    model.w = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn), requires_grad=False)
+    model = holding(w=torch.ones(4).to(torch.float8_e4m3fn))
     assert dict(named_weights(model, dtype=torch.bfloat16))["w"].dtype == torch.float8_e4m3fn
 
 
-def test_a_cast_to_fp8_is_refused_because_its_scale_would_be_missing() -> None:  # trap 33
-    with pytest.raises(InvalidError, match="scale"):
-        named_weights(Tiny(), dtype=torch.float8_e4m3fn)
+# ---- Names
 
 
-def test_persistent_buffers_are_included_and_the_others_by_option() -> None:  # trap 32
+@pytest.mark.parametrize(
+    ("options", "buffers"),
+    [
+        ({}, {"count", "scale"}),
+        ({"buffers": "all"}, {"count", "scale", "inv_freq"}),
+        ({"buffers": "none"}, set()),
+    ],
+)
+def test_persistent_buffers_are_included_and_the_others_by_option(  # trap 32
+    options: dict[str, Any], buffers: set[str]
+) -> None:
+    assert set(names_of(Tiny(), **options)) & {"count", "scale", "inv_freq"} == buffers
+
+
+def wrapped_inside(wrap: Callable[[nn.Module], Any]) -> nn.Module:
     model = Tiny()
-    assert {"count", "scale"} <= set(names_of(model))
-    assert "inv_freq" not in names_of(model)
-    assert "inv_freq" in names_of(model, buffers="all")
-    assert not {"count", "scale", "inv_freq"} & set(names_of(model, buffers="none"))
+    model.norm = wrap(model.norm)
+    return model
 
 
-def test_wrappers_leave_no_trace_in_the_names() -> None:
-    plain = names_of(Tiny())
-    compiled = torch.compile(Tiny(), backend="eager")
-    assert names_of(compiled) == plain
-    assert names_of(DataParallel(compiled)) == plain
-    inside = Tiny()
-    inside.norm = torch.compile(inside.norm, backend="eager")
-    assert names_of(inside) == plain
-
-
-def test_checkpoint_wrappers_leave_no_trace_in_the_names() -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    model = Tiny()
-    model.norm = checkpoint_wrapper(model.norm)
-    assert names_of(model) == names_of(Tiny())
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda: torch.compile(Tiny(), backend="eager"),
+        lambda: DataParallel(torch.compile(Tiny(), backend="eager")),
+        lambda: wrapped_inside(torch.compile),
+        lambda: wrapped_inside(checkpoint_wrapper),
+    ],
+    ids=["compiled", "parallel", "compiled inside", "checkpoint"],
+)
+def test_wrappers_leave_no_trace_in_the_names(wrapped: Callable[[], nn.Module]) -> None:
+    assert names_of(wrapped()) == names_of(Tiny())
 
 
 def test_a_module_that_is_called_module_keeps_its_name() -> None:
     outer = nn.Module()
     outer.module = nn.Linear(2, 2)
     assert names_of(outer) == ["module.weight", "module.bias"]
+
+
+def test_names_choose_and_rename() -> None:
+    model = Tiny()
+    assert names_of(model, names=["norm.weight", "norm.bias"]) == ["norm.weight", "norm.bias"]
+    renamed = names_of(model, names=lambda name: f"policy.{name}" if "norm" in name else None)
+    assert renamed == ["policy.norm.weight", "policy.norm.bias"]
 
 
 class Adapted(nn.Module):
@@ -178,99 +208,18 @@ class Adapted(nn.Module):
         self.merged = merged
 
 
-class PeftLike(nn.Module):
+def peft_like(merged: bool) -> nn.Module:
     """What PEFT wraps a model in."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.base_model = nn.Module()
-        self.base_model.model = model
-        self.peft_config = {"default": object()}
+    outer, model = nn.Module(), Tiny()
+    model.router = Adapted(model.router, merged)  # type: ignore[assignment]
+    outer.base_model = nn.Module()
+    outer.base_model.model = model
+    outer.peft_config = {"default": object()}
+    return outer
 
 
 def test_merged_adapters_give_the_names_of_the_base_model() -> None:
-    model = Tiny()
-    plain = names_of(model)
-    model.router = Adapted(model.router, merged=True)  # type: ignore[assignment]
-    assert names_of(PeftLike(model)) == plain
-
-
-def test_adapters_that_are_not_merged_are_refused_with_what_to_do() -> None:
-    model = Tiny()
-    model.router = Adapted(model.router, merged=False)  # type: ignore[assignment]
-    ways = r'"router" is not merged.*lora="merged".*lora="adapter"'
-    with pytest.raises(UnsupportedError, match=ways):
-        names_of(PeftLike(model))
-
-
-def test_names_choose_and_rename() -> None:
-    model = Tiny()
-    assert names_of(model, names=["norm.weight", "norm.bias"]) == ["norm.weight", "norm.bias"]
-    renamed = names_of(model, names=lambda name: f"policy.{name}" if "norm" in name else None)
-    assert renamed == ["policy.norm.weight", "policy.norm.bias"]
-
-
-def test_a_tied_weight_whose_first_name_is_left_out_comes_under_the_other() -> None:  # trap 1
-    weights = named_weights(Tiny(), names=["head.weight"])
-    assert [name for name, _ in weights] == ["head.weight"]
-    assert weights.ties == {}
-
-
-def test_a_name_that_the_model_lacks_is_named() -> None:  # trap 33
-    with pytest.raises(NotFoundError, match=r'"norm\.wait"'):
-        names_of(Tiny(), names=["norm.wait"])
-
-
-def test_two_weights_under_one_name_are_refused() -> None:  # trap 33
-    with pytest.raises(InvalidError, match='"same"'):
-        names_of(Tiny(), names=lambda _: "same")
-
-
-def test_a_weight_without_memory_is_refused_before_it_is_read() -> None:  # trap 10
-    model = Tiny()
-    model.norm.weight.untyped_storage().resize_(0)
-    with pytest.raises(StateError, match=r'"norm\.weight" has no memory now'):
-        names_of(model)
-
-
-def test_a_weight_on_the_meta_device_is_refused() -> None:
-    model = nn.Linear(2, 2, device="meta")
-    with pytest.raises(StateError, match="meta device"):
-        names_of(model)
-
-
-class Quantized(torch.Tensor):
-    """A tensor type whose bytes are not what it looks like."""
-
-
-def test_an_unknown_tensor_type_is_refused_by_name() -> None:  # trap 5
-    model = nn.Module()
-    model.register_buffer("w", torch.rand(3).as_subclass(Quantized))
-    with pytest.raises(UnsupportedError, match='"w" is a Quantized'):
-        names_of(model)
-
-
-def test_a_sparse_weight_is_refused() -> None:  # trap 5
-    model = nn.Module()
-    model.register_buffer("w", torch.eye(3).to_sparse())
-    with pytest.raises(UnsupportedError, match="sparse"):
-        names_of(model)
-
-
-@pytest.mark.parametrize(
-    "options", [{"buffers": "some"}, {"names": "weight"}, {"keep": "norm"}, {"dtype": torch.int32}]
-)
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidError):
-        named_weights(Tiny(), **options)
-
-
-def test_weights_can_be_iterated_again_and_show_what_the_model_has_then() -> None:
-    model = Tiny()
-    weights = named_weights(model)
-    before = dict(weights)["scale"].clone()
-    model.get_buffer("scale").mul_(3)
-    assert torch.equal(dict(weights)["scale"], before * 3)
+    assert names_of(peft_like(merged=True)) == names_of(Tiny())
 
 
 def test_a_model_of_transformers_gives_the_names_of_its_checkpoint() -> None:
@@ -287,3 +236,50 @@ def test_a_model_of_transformers_gives_the_names_of_its_checkpoint() -> None:
 def test_a_plain_model_is_not_sharded() -> None:
     assert not is_sharded(Tiny())
     assert not named_weights(Tiny()).collective
+
+
+# ---- What is refused
+
+
+class Quantized(torch.Tensor):
+    """A tensor type whose bytes are not what it looks like."""
+
+
+def without_memory() -> nn.Module:
+    model = Tiny()
+    model.norm.weight.untyped_storage().resize_(0)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "error", "sentence"),
+    [
+        (Tiny, {"names": ["norm.wait"]}, NotFoundError, r'"norm\.wait"'),  # trap 33
+        (Tiny, {"names": lambda _: "same"}, InvalidError, '"same"'),  # trap 33
+        (Tiny, {"names": "weight"}, InvalidError, "names"),
+        (Tiny, {"keep": "norm"}, InvalidError, "keep"),
+        (Tiny, {"buffers": "some"}, InvalidError, "buffers"),
+        (Tiny, {"dtype": torch.int32}, InvalidError, "int32"),
+        (Tiny, {"dtype": torch.float8_e4m3fn}, InvalidError, "scale"),  # it would be missing
+        (without_memory, {}, StateError, r'"norm\.weight" has no memory now'),  # trap 10
+        (lambda: nn.Linear(2, 2, device="meta"), {}, StateError, "meta device"),
+        (
+            lambda: holding(w=torch.rand(3).as_subclass(Quantized)),  # trap 5
+            {},
+            UnsupportedError,
+            '"w" is a Quantized',
+        ),
+        (lambda: holding(w=torch.eye(3).to_sparse()), {}, UnsupportedError, "sparse"),
+        (
+            lambda: peft_like(merged=False),
+            {},
+            UnsupportedError,
+            r'"router" is not merged.*lora="merged".*lora="adapter"',
+        ),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_before_it_is_read(
+    model: Callable[[], nn.Module], options: Any, error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        names_of(model(), **options)
