@@ -1,55 +1,25 @@
-"""A trainer and workers in one process, for tests of the broadcast."""
+"""A trainer and workers in one process, for tests of the broadcast; conftest.py makes fixtures."""
 
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
-import pytest
-from refit.errors import CancelledError, PeerError, StateError
+from refit.errors import CancelledError, RefitError, StateError
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 from refit.update import Update
 
 LOCAL = "tcp://127.0.0.1:0"
+NOWHERE = "ipc:///nowhere/refit.sock"
+"""An endpoint where no trainer can be."""
 PATIENCE = 30.0  # seconds, for what takes milliseconds
-
-
-class WorkerThread:
-    """A worker that applies versions until its ``with`` ends, and keeps what it saw."""
-
-    def __init__(
-        self, endpoint: str | None, apply: Callable[[Update], Any], **options: Any
-    ) -> None:
-        self.subscriber = Subscriber(endpoint, **options)
-        self.seen: list[Any] = []
-        self.failures: list[BaseException] = []
-        self._apply = apply
-        self._ending = False
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._ending:
-            try:
-                update = self.subscriber.next(PATIENCE)
-            except (CancelledError, StateError):
-                return
-            try:
-                with update:
-                    self.seen.append(self._apply(update))
-            except Exception as why:
-                self.failures.append(why)
-
-    def __enter__(self) -> "WorkerThread":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending = True
-        self.subscriber.wake()
-        self._thread.join()
-        self.subscriber.close()
+PATIENT = {"broadcast_heartbeat_timeout_ms": "1min", "broadcast_heartbeat_ms": "50ms"}
+"""For both ends: one that a busy machine stops for a while does not count as lost, and one that
+joins again does so soon."""
+ONE = {"w": array("f", range(4))}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -65,51 +35,98 @@ def contents(update: Update) -> dict[str, bytes]:
     return {view.name: bytes(view.bytes) for view in update.views()}
 
 
-@contextmanager
-def pair(
-    apply: Callable[[Update], Any] = contents, **options: Any
-) -> Iterator[tuple[Publisher, WorkerThread]]:
+class WorkerThread:
+    """A worker that applies versions until its ``with`` ends, and keeps what it saw."""
+
+    def __init__(
+        self, endpoint: str | None, apply: Callable[[Update], Any] = contents, **options: Any
+    ) -> None:
+        self.subscriber = Subscriber(endpoint, **{**PATIENT, **options})
+        self.apply = apply
+        self.seen: list[Any] = []
+        """What ``apply`` returned for each version; there when the trainer's publish returns."""
+        self.failures: list[BaseException] = []
+        self._ending = False
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        while not self._ending:
+            try:
+                update = self.subscriber.next(PATIENCE)
+            except (CancelledError, StateError):
+                return
+            try:
+                with update:
+                    self.seen.append(self.apply(update))
+            except Exception as why:
+                self.failures.append(why)
+
+    def __enter__(self) -> "WorkerThread":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        if not self.subscriber.closed:
+            self.subscriber.wake()
+        self._thread.join()
+        self.subscriber.close()
+
+
+class Trainer:
+    """Publishes on a thread, for tests that take the versions themselves."""
+
+    def __init__(self, publisher: Publisher, subscriber: Subscriber) -> None:
+        self.publisher = publisher
+        self.subscriber = subscriber
+        self._thread = threading.Thread()
+
+    def publish(self, weights: Any = ONE) -> None:
+        """Begins to; what it raises is not told. The version before must be decided."""
+        self.join()
+        self._thread = threading.Thread(target=self._publish, args=(weights,))
+        self._thread.start()
+
+    def offer(self, weights: Any = ONE) -> Update:
+        """A version in the worker's hands, undecided: the trainer waits for the decision."""
+        self.publish(weights)
+        return self.subscriber.next(PATIENCE)
+
+    def join(self) -> None:
+        """Until it has published."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _publish(self, weights: Any) -> None:
+        with suppress(RefitError):
+            self.publisher.publish(weights)
+
+
+class Pair(NamedTuple):
     """A publisher and one subscribed worker on a thread."""
+
+    publisher: Publisher
+    worker: WorkerThread
+
+
+@contextmanager
+def pair(apply: Callable[[Update], Any] = contents, **options: Any) -> Iterator[Pair]:
+    """Both, until the block ends."""
     with (
-        Publisher(LOCAL, **options) as publisher,
+        Publisher(LOCAL, **{**PATIENT, **options}) as publisher,
         WorkerThread(publisher.endpoint, apply, worker="w0", **options) as worker,
     ):
         publisher.wait_workers(1, PATIENCE)
-        yield publisher, worker
+        yield Pair(publisher, worker)
 
 
 @contextmanager
 def both(**options: Any) -> Iterator[tuple[Publisher, Subscriber]]:
     """A publisher and a subscriber; no thread takes versions."""
+    options = {**PATIENT, **options}
     with (
         Publisher(LOCAL, **options) as publisher,
         Subscriber(publisher.endpoint, worker="w0", **options) as subscriber,
     ):
         publisher.wait_workers(1, PATIENCE)
         yield publisher, subscriber
-
-
-@contextmanager
-def published(weights: Any, **options: Any) -> Iterator[Update]:
-    """An open update with these weights in it; the trainer waits for its decision meanwhile."""
-    with both(**options) as (publisher, subscriber):
-        outcome: list[BaseException] = []
-
-        def publish() -> None:
-            try:
-                publisher.publish(weights)
-            except Exception as why:
-                outcome.append(why)
-
-        trainer = threading.Thread(target=publish)
-        trainer.start()
-        try:
-            yield subscriber.next(PATIENCE)
-        finally:
-            subscriber.close()
-            trainer.join()
-
-
-def publish_in_vain(publisher: Publisher, weights: Any) -> None:
-    with pytest.raises(PeerError):
-        publisher.publish(weights)

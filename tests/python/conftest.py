@@ -80,3 +80,41 @@ def default_device(torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import training
 
     monkeypatch.setattr(training, "DEVICE", torch_device)
+
+
+# ---- A trainer and a worker in this process, each test's own: see broadcasting.py.
+
+
+@pytest.fixture
+def options() -> dict[str, Any]:
+    """Of both ends. A test gives others: ``@pytest.mark.parametrize("options", [...])``."""
+    return {}
+
+
+@pytest.fixture
+def publisher(options: dict[str, Any]) -> Iterator[Any]:
+    from broadcasting import LOCAL, PATIENT, Publisher
+
+    with Publisher(LOCAL, **{**PATIENT, **options}) as opened:
+        yield opened
+
+
+@pytest.fixture
+def pair(options: dict[str, Any]) -> Iterator[Any]:
+    """A ``Pair``: a publisher, and a worker that takes its versions on a thread."""
+    import broadcasting
+
+    with broadcasting.pair(**options) as opened:
+        yield opened
+
+
+@pytest.fixture
+def trainer(options: dict[str, Any]) -> Iterator[Any]:
+    """A ``Trainer``, which publishes on a thread what the test takes from its subscriber."""
+    from broadcasting import Trainer, both
+
+    with both(**options) as (publisher, subscriber):
+        made = Trainer(publisher, subscriber)
+        yield made
+        subscriber.close()  # an update that was left open ends
+        made.join()

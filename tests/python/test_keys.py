@@ -1,11 +1,14 @@
-"""Key pairs in files."""
+"""Key pairs in files, and which workers a publisher with keys lets in."""
 
 import stat
 from pathlib import Path
 
 import pytest
-from refit.errors import ExistsError, InputOutputError, InvalidError
+from broadcasting import LOCAL, ONE, PATIENCE, PATIENT, WorkerThread
+from refit.errors import ExistsError, InputOutputError, InvalidError, SecurityError
 from refit.keys import keygen
+from refit.publisher import Publisher
+from refit.subscriber import Subscriber
 
 
 def mode(path: Path) -> int:
@@ -28,13 +31,67 @@ def test_files_that_are_there_are_kept_unless_replaced(tmp_path: Path) -> None:
     assert keygen(tmp_path, "w0", replace=True).secret.read_text() != before
 
 
-@pytest.mark.parametrize("name", ["", "../w0", "a/b", "w\0", ".w0"])
-def test_names_that_are_none_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InvalidError):
-        keygen(tmp_path, name)
+@pytest.mark.parametrize(
+    ("folder", "name", "error"),
+    [
+        (".", "../w0", InvalidError),
+        (".", "w\0", InvalidError),
+        ("no/such", "w0", InputOutputError),
+    ],
+)
+def test_a_pair_that_cannot_be_is_refused(
+    tmp_path: Path, folder: str, name: str, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        keygen(tmp_path / folder, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputOutputError):
-        keygen(tmp_path / "no" / "such", "w0")
+# ---- A publisher with keys
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, str]:
+    """The trainer's."""
+    trainer = keygen(tmp_path, "trainer")
+    (tmp_path / "allow").mkdir()
+    return {"security_key": str(trainer.secret), "security_allow": str(tmp_path / "allow")}
+
+
+def worker_of(folder: Path, name: str, keys: str = "allow") -> dict[str, str]:
+    """Options of a worker of that name."""
+    secret = keygen(folder / keys, name).secret
+    return {"security_key": str(secret), "security_server_key": str(folder / "trainer.public")}
+
+
+def test_with_keys_a_version_reaches_a_worker_until_its_file_is_gone(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    with WorkerThread(publisher.endpoint, **worker_of(tmp_path, "w0")) as worker:
+        publisher.wait_workers(1, PATIENCE)
+        publisher.publish(ONE)
+        assert worker.seen == [{"w": ONE["w"].tobytes()}]
+        with Subscriber(publisher.endpoint, **worker_of(tmp_path, "w1"), **PATIENT) as second:
+            with second.next(PATIENCE) as update:
+                assert update.version == 1
+            (tmp_path / "allow" / "w1.public").unlink()
+            with pytest.raises(SecurityError, match=r"w1.*security\.allow"):
+                second.next(PATIENCE)
+        assert publisher.publish(ONE) == 2
+        assert len(worker.seen) == 2
+
+
+def test_a_worker_whose_key_is_not_allowed_is_told(publisher: Publisher, tmp_path: Path) -> None:
+    stranger = worker_of(tmp_path, "stranger", keys="other")
+    soon = {"broadcast_heartbeat_ms": 50, "broadcast_heartbeat_timeout_ms": 300}
+    with (
+        Subscriber(publisher.endpoint, **stranger, **soon) as subscriber,
+        pytest.raises(SecurityError, match="does not allow this worker's key"),
+    ):
+        subscriber.next(PATIENCE)
+
+
+def test_a_secret_that_others_can_read_is_refused(options: dict[str, str]) -> None:
+    Path(options["security_key"]).chmod(0o644)
+    with pytest.raises(SecurityError, match="chmod 600"):
+        Publisher(LOCAL, **options)

@@ -1,8 +1,12 @@
 """The trainer's end: what is declared, written and committed, and what goes wrong."""
 
+import ctypes
+import gc
 import os
 import pickle
+import signal
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import LOCAL, PATIENCE, WorkerThread, both, pair
-from refit import dtypes
+from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, Pair, WorkerThread
+from refit import _abi, dtypes
+from refit import device as devices
+from refit._library import call as call_c
 from refit._library import lib
+from refit.device import Device
 from refit.errors import (
     BusyError,
     CancelledError,
@@ -26,15 +33,16 @@ from refit.errors import (
     SecurityError,
     StaleError,
     StateError,
+    UnsupportedError,
 )
 from refit.manifest import Alias, TensorSpec, Typed
 from refit.publisher import Publisher
+from refit.source import weight_of
 from refit.subscriber import Subscriber
+from refit.update import Update
 
-ONE = {"w": np.arange(4, dtype=np.float32)}
 
-
-def test_a_version_reaches_a_worker_whole(torch_device: str) -> None:
+def test_a_version_reaches_a_worker_whole(pair: Pair, torch_device: str) -> None:
     matrix = torch.arange(6.0, device=torch_device).view(2, 3)
     weights = {
         "a": matrix,
@@ -48,11 +56,9 @@ def test_a_version_reaches_a_worker_whole(torch_device: str) -> None:
         "bytes": b"abc",
         "alias": Alias("array"),
     }
-    with pair() as (publisher, worker):
-        assert publisher.publish(weights) == 1
-        assert publisher.version == 1
-        assert worker.subscriber.describe().version == 1
-    seen = worker.seen[0]
+    assert pair.publisher.publish(weights) == pair.publisher.version == 1
+    assert pair.worker.subscriber.describe().version == 1
+    (seen,) = pair.worker.seen
     assert list(seen) == list(weights)
     assert seen["a"] == seen["a.tied"] == struct.pack("6f", *range(6))
     assert seen["a.turned"] == struct.pack("6f", 0, 3, 1, 4, 2, 5)
@@ -64,187 +70,150 @@ def test_a_version_reaches_a_worker_whole(torch_device: str) -> None:
     assert seen["bytes"] == b"abc"
 
 
-@pytest.mark.parametrize("shm", ["auto", "off"])
-@pytest.mark.parametrize("name", dtypes.DTYPES)
-def test_every_type_is_carried(name: str, shm: str) -> None:
+@pytest.mark.parametrize("options", [{"broadcast_shm": "auto"}, {"broadcast_shm": "off"}])
+def test_every_type_is_carried(pair: Pair) -> None:
+    pair.worker.apply = lambda update: {
+        view.name: (view.dtype, view.shape, bytes(view.bytes)) for view in update.views()
+    }
     shape = (3, 4)
-    raw = os.urandom(dtypes.by_name(name).nbytes(shape))
-
-    def look(update: Any) -> Any:
-        return update["w"].dtype, update["w"].shape, bytes(update["w"].bytes)
-
-    with pair(look, broadcast_shm=shm) as (publisher, worker):
-        publisher.publish({"w": Typed(raw, name, shape)})
-    assert worker.seen == [(name, shape, raw)]
+    sent = {
+        name: (name, shape, os.urandom(dtype.nbytes(shape)))
+        for name, dtype in dtypes.DTYPES.items()
+    }
+    pair.publisher.publish({name: Typed(raw, name, shape) for name, _, raw in sent.values()})
+    assert pair.worker.seen == [sent]
 
 
-def test_it_declares_again_only_when_something_changed() -> None:
-    with pair() as (publisher, worker):
-        publisher.publish(ONE)
-        before = publisher.declared
-        publisher.publish({"w": np.zeros(4, np.float32)})
-        assert publisher.declared is before
-        publisher.publish({"w": np.zeros(5, np.float32)})
-        assert publisher.declared == (TensorSpec("w", "F32", (5,)),)
-        publisher.publish({"w": np.zeros(5, np.float32), "x": np.zeros(1, np.int8)})
+def test_it_declares_again_only_when_something_changed(pair: Pair) -> None:
+    publisher, worker = pair
+    publisher.publish(ONE)
+    before = publisher.declared
+    publisher.publish({"w": np.zeros(4, np.float32)})
+    assert publisher.declared is before
+    publisher.publish({"w": np.zeros(5, np.float32)})
+    assert publisher.declared == (TensorSpec("w", "F32", (5,)),)
+    publisher.publish({"w": np.zeros(5, np.float32), "x": np.zeros(1, np.int8)})
     assert [len(seen["w"]) for seen in worker.seen] == [16, 16, 20, 20]
 
 
-def test_a_version_is_any_integer() -> None:
-    with Publisher(LOCAL) as publisher:
-        for count, number in enumerate((4, np.int64(5), torch.tensor(6)), 4):
-            assert publisher.publish(ONE, number) == count  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="float"):
-            publisher.publish(ONE, 7.0)  # type: ignore[arg-type]
-        assert publisher.publish(ONE) == 7
+def test_versions_are_numbered_by_the_caller_or_by_it_trap_35(publisher: Publisher) -> None:
+    numbers = (None, 7, None, np.int64(9), torch.tensor(10))
+    assert [publisher.publish(ONE, number) for number in numbers] == [1, 7, 8, 9, 10]
+    with pytest.raises(StaleError, match="10"):
+        publisher.publish(ONE, 10)
+    for bad in (0, -1, 2**64):
+        with pytest.raises(InvalidError, match="they count from 1"):
+            publisher.publish(ONE, bad)
+    with pytest.raises(TypeError, match="float"):
+        publisher.publish(ONE, 11.0)  # type: ignore[arg-type]
+    assert publisher.version == 10
 
 
-def test_versions_are_numbered_by_the_caller_or_by_it_trap_35() -> None:
-    with Publisher(LOCAL) as publisher:
-        assert [publisher.publish(ONE, version) for version in (None, 7, None)] == [1, 7, 8]
-        for used in (7, 8):
-            with pytest.raises(StaleError, match=str(used)):
-                publisher.publish(ONE, used)
-        for bad in (0, -1, 2**64):
-            with pytest.raises(InvalidError, match="they count from 1"):
-                publisher.publish(ONE, bad)
-        assert publisher.version == 8
-
-
-def test_the_steps_can_be_taken_one_by_one() -> None:
-    with pair() as (publisher, worker):
-        publisher.declare([TensorSpec("b", "I8", (2,)), TensorSpec("a", "F32", (1,))])
-        publisher.begin()
-        publisher.write("a", np.ones(1, np.float32))
-        publisher.write("b", memoryview(b"xy").cast("b"))
-        publisher.commit()
-        publisher.begin(9)
-        publisher.abort()
-        assert publisher.version == 1
+def test_the_steps_can_be_taken_one_by_one(pair: Pair) -> None:
+    publisher, worker = pair
+    publisher.declare([TensorSpec("b", "I8", (2,)), TensorSpec("a", "F32", (1,))])
+    publisher.begin()
+    publisher.write("a", np.ones(1, np.float32))
+    publisher.write("b", memoryview(b"xy").cast("b"))
+    publisher.commit()
+    publisher.begin(9)
+    publisher.abort()
+    assert publisher.version == 1
     assert worker.seen == [{"b": b"xy", "a": struct.pack("f", 1)}]
 
 
-def test_a_step_out_of_order_is_refused_with_what_is_missing() -> None:
-    with Publisher(LOCAL) as publisher:
-        for step in (publisher.begin, publisher.commit, publisher.abort):
-            with pytest.raises(StateError):
-                step()
-        with pytest.raises(NotFoundError, match="'w' was not declared"):
-            publisher.write("w", ONE["w"])
-        publisher.declare(ONE)
-        with pytest.raises(StateError, match="begin"):
-            publisher.write("w", ONE["w"])
-        publisher.begin()
-        for busy in (publisher.begin, lambda: publisher.declare({"x": b"a"})):
-            with pytest.raises(StateError):
-                busy()
-        assert [spec.name for spec in publisher.declared] == ["w"]
+def test_a_step_out_of_order_is_refused(publisher: Publisher) -> None:
+    for refused in (publisher.begin, publisher.commit, publisher.abort):
         with pytest.raises(StateError):
-            publisher.commit()  # it lacks a tensor, and stays open
+            refused()
+    publisher.declare(ONE)
+    with pytest.raises(StateError, match="begin"):
         publisher.write("w", ONE["w"])
+    publisher.begin()
+    for refused in (publisher.begin, publisher.commit, lambda: publisher.declare({"x": b"a"})):
         with pytest.raises(StateError):
-            publisher.write("w", ONE["w"])
-        publisher.commit()
-        assert publisher.version == 1
+            refused()
+    assert [spec.name for spec in publisher.declared] == ["w"]
+    publisher.write("w", ONE["w"])  # it lacked a tensor, and stayed open
+    publisher.commit()
+    assert publisher.version == 1
 
 
-def test_a_write_is_checked_against_what_was_declared_trap_33() -> None:
-    with Publisher(LOCAL) as publisher:
-        publisher.declare([*manifest_of(ONE), TensorSpec("tied", "F32", (4,), "w")])
-        publisher.begin()
-        with pytest.raises(InvalidError, match=r"w is F64 \[4\], but was declared as F32 \[4\]"):
-            publisher.write("w", np.zeros(4))
-        with pytest.raises(InvalidError, match=r"w is F32 \[2, 2\]"):
-            publisher.write("w", np.zeros((2, 2), np.float32))
-        with pytest.raises(NotFoundError, match="'x' was not declared"):
-            publisher.write("x", np.zeros(4, np.float32))
-        with pytest.raises(InvalidError, match="bytes of its own, not as tied"):
-            publisher.write("w", Alias("tied"))
-        publisher.write("tied", ONE["w"].copy())  # travels with the one it is tied to
-        publisher.write("w", ONE["w"])
-        publisher.commit()
+def test_a_write_is_checked_against_what_was_declared_trap_33(publisher: Publisher) -> None:
+    publisher.declare([TensorSpec("w", "F32", (4,)), TensorSpec("tied", "F32", (4,), "w")])
+    publisher.begin()
+    for tensor, sentence in (
+        (np.zeros(4), r"w is F64 \[4\], but was declared as F32 \[4\]"),
+        (np.zeros((2, 2), np.float32), r"w is F32 \[2, 2\]"),
+        (Alias("tied"), "bytes of its own, not as tied"),
+    ):
+        with pytest.raises(InvalidError, match=sentence):
+            publisher.write("w", tensor)
+    with pytest.raises(NotFoundError, match="'x' was not declared"):
+        publisher.write("x", ONE["w"])
+    publisher.write("tied", ONE["w"][:])  # travels with the one it is tied to
+    publisher.write("w", ONE["w"])
+    publisher.commit()
 
 
-def manifest_of(weights: Any) -> tuple[TensorSpec, ...]:
-    return tuple(TensorSpec(name, "F32", array.shape) for name, array in weights.items())
+@pytest.mark.parametrize("options", [{"limits_tensors": 2}])
+@pytest.mark.parametrize(
+    ("weights", "error"), [({}, InvalidError), (dict.fromkeys("abc", b"x"), LimitError)]
+)
+def test_what_cannot_be_declared_is_refused_and_nothing_breaks(
+    publisher: Publisher, weights: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        publisher.publish(weights)
+    assert publisher.declared == ()
+    assert publisher.publish(ONE) == 1
 
 
-def test_a_declaration_that_is_refused_leaves_the_one_before() -> None:
-    with pair() as (publisher, _worker):
-        publisher.publish(ONE)
-        publisher.begin()
-        with pytest.raises(StateError):
-            publisher.declare({"other": ONE["w"]})
-        assert [one.name for one in publisher.declared] == ["w"]
-        publisher.abort()
-
-
-def test_a_refusal_names_the_worker_and_its_reason() -> None:
-    def refuse(update: Any) -> None:
+def test_a_refusal_names_the_worker_and_its_reason(pair: Pair) -> None:
+    def refuse(update: Update) -> None:
         raise RuntimeError("no such layer: lm_head")
 
-    with pair(refuse) as (publisher, worker):
-        with pytest.raises(PeerError) as failed:
-            publisher.publish(ONE)
-        assert [one.name for one in failed.value.workers] == ["w0"]
-        assert "RuntimeError: no such layer: lm_head" in failed.value.workers[0].reason
-        assert failed.value.workers[0].status
-        again = pickle.loads(pickle.dumps(failed.value))
-        assert again.workers == failed.value.workers
-    assert [str(why) for why in worker.failures] == ["no such layer: lm_head"] * len(
-        worker.failures
-    )
+    pair.worker.apply = refuse
+    with pytest.raises(PeerError) as failed:
+        pair.publisher.publish(ONE)
+    (named,) = failed.value.workers
+    assert named.name == "w0"
+    assert "RuntimeError: no such layer: lm_head" in named.reason
+    assert named.status
+    assert pickle.loads(pickle.dumps(failed.value)).workers == (named,)
 
 
-def test_a_missed_deadline_names_the_worker() -> None:
-    with both(broadcast_commit_timeout_ms="50ms") as (publisher, subscriber):
-        with pytest.raises((PeerError, DeadlineError)) as failed:
-            publisher.publish(ONE)
-        assert [one.name for one in failed.value.workers] == ["w0"]
-        assert publisher.version == 1  # it was committed all the same
-        subscriber.next(PATIENCE).close()
+def test_workers_and_figures_are_described(pair: Pair) -> None:
+    pair.publisher.publish(ONE)
+    (one,) = pair.publisher.workers()
+    assert (one.name, one.version, one.status, one.reason) == ("w0", 1, 0, "")
+    assert one.subscribed
+    assert one.member
+    assert one.committed
+    assert one.path in ("shm", "socket")
+    with pytest.raises(AttributeError):
+        one.name = "else"  # type: ignore[misc]
+    figures = pair.publisher.stats()
+    assert figures["publish_version"] == 1
+    assert figures["publish_bytes_last"] == 16
+    assert figures["workers"] == figures["workers_committed_last"] == 1
+    assert all(isinstance(value, (int, float)) for value in figures.values())
 
 
-def test_workers_are_described() -> None:
-    with pair() as (publisher, _worker):
-        publisher.publish(ONE)
-        (one,) = publisher.workers()
-        assert (one.name, one.version, one.status, one.reason) == ("w0", 1, 0, "")
-        assert one.subscribed
-        assert one.member
-        assert one.committed
-        assert one.path in ("shm", "socket")
-        with pytest.raises(AttributeError):
-            one.name = "else"  # type: ignore[misc]
+def test_waiting_for_workers_says_how_many_there_are(publisher: Publisher) -> None:
+    publisher.wait_workers(0)
+    with pytest.raises(DeadlineError, match="0 of 2"):
+        publisher.wait_workers(2, 0.01)
+    with pytest.raises(TimeoutError):
+        publisher.wait_workers(1, 0)
+    for bad in (-1, 2**32):
+        with pytest.raises(InvalidError, match="cannot be waited for"):
+            publisher.wait_workers(bad)
+    with pytest.raises(InvalidError, match="timeout"):
+        publisher.wait_workers(1, -1)
 
 
-def test_waiting_for_workers_says_how_many_there_are() -> None:
-    with Publisher(LOCAL) as publisher:
-        publisher.wait_workers(0)
-        with pytest.raises(DeadlineError, match="0 of 2"):
-            publisher.wait_workers(2, 0.01)
-        with pytest.raises(TimeoutError):
-            publisher.wait_workers(1, 0)
-        for bad in (-1, 2**32):
-            with pytest.raises(InvalidError, match="cannot be waited for"):
-                publisher.wait_workers(bad)
-        with pytest.raises(InvalidError, match="timeout"):
-            publisher.wait_workers(1, -1)
-
-
-def test_no_tensors_at_all_are_refused_or_carried_but_nothing_breaks() -> None:
-    with Publisher(LOCAL) as publisher:
-        with pytest.raises(InvalidError):
-            publisher.publish({})
-        assert publisher.publish(ONE) == 1
-
-
-def test_limits_are_checked_before_memory_is_taken() -> None:
-    with Publisher(LOCAL, limits_tensors=2) as publisher:
-        with pytest.raises(LimitError, match=r"limits\.tensors"):
-            publisher.publish(dict.fromkeys("abc", b"x"))
-        assert publisher.declared == ()
-        assert publisher.publish({"a": b"x"}) == 1
+# ---- Endpoints
 
 
 @pytest.mark.parametrize(
@@ -263,18 +232,11 @@ def test_a_publisher_that_cannot_be_is_refused_with_a_sentence(
         Publisher(endpoint, **options)
 
 
-def test_an_endpoint_in_use_is_refused() -> None:
-    with Publisher(LOCAL) as publisher:
-        assert publisher.endpoint.startswith("tcp://127.0.0.1:")
-        with pytest.raises(BusyError):
-            Publisher(publisher.endpoint)
-
-
 def test_both_ends_meet_without_an_endpoint(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
-    with Publisher() as publisher, WorkerThread(None, lambda update: update.version) as worker:
+    with Publisher() as publisher, WorkerThread(None) as worker:
         assert publisher.endpoint == f"ipc://{runtime_dir}/refit/refit.sock"
         publisher.wait_workers(1, PATIENCE)
         publisher.publish(ONE)
@@ -282,7 +244,7 @@ def test_both_ends_meet_without_an_endpoint(
             Publisher()
         with Publisher("user://*") as one, Publisher("user://second") as other:
             assert len({publisher.endpoint, one.endpoint, other.endpoint}) == 3
-    assert worker.seen == [1]
+    assert len(worker.seen) == 1
     assert list((runtime_dir / "refit").iterdir()) == []
 
 
@@ -295,6 +257,7 @@ def test_an_endpoint_that_every_user_reaches_is_warned_of(
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
     with Publisher(LOCAL) as publisher, Subscriber(publisher.endpoint):
+        assert publisher.endpoint.startswith("tcp://127.0.0.1:")
         assert warnings() == 2
     with Publisher() as publisher, Subscriber():
         assert warnings() == 2
@@ -302,63 +265,92 @@ def test_an_endpoint_that_every_user_reaches_is_warned_of(
         assert warnings() == 2
 
 
-def test_one_thread_at_a_time_uses_it() -> None:
-    inside = threading.Event()
-    go_on = threading.Event()
+# ---- Threads, Ctrl-C and the end
+
+
+def test_one_thread_at_a_time_uses_it(publisher: Publisher) -> None:
+    inside, go_on = threading.Event(), threading.Event()
 
     def slow() -> Iterator[tuple[str, Any]]:
         inside.set()
         go_on.wait(PATIENCE)
         yield "w", ONE["w"]
 
-    with Publisher(LOCAL) as publisher:
-        trainer = threading.Thread(target=publisher.publish, args=(slow(),))
-        trainer.start()
-        assert inside.wait(PATIENCE)
-        for call in (publisher.begin, publisher.abort, publisher.close, publisher.commit):
-            with pytest.raises(StateError, match="one thread at a time"):
-                call()
+    trainer = threading.Thread(target=publisher.publish, args=(slow(),))
+    trainer.start()
+    assert inside.wait(PATIENCE)
+    for call in (
+        publisher.begin,
+        publisher.abort,
+        publisher.close,
+        publisher.commit,
+        lambda: publisher.publish(ONE),
+    ):
         with pytest.raises(StateError, match="one thread at a time"):
-            publisher.publish(ONE)
-        assert publisher.version == 0  # these are for any thread
-        assert publisher.stats()["workers"] == 0
-        go_on.set()
-        trainer.join()
-        assert publisher.version == 1
+            call()
+    assert publisher.version == 0  # these are for any thread
+    assert publisher.stats()["workers"] == 0
+    go_on.set()
+    trainer.join()
+    assert publisher.version == 1
 
 
-def test_another_thread_ends_a_wait() -> None:
-    with both() as (publisher, subscriber):
+def test_another_thread_ends_a_wait(pair: Pair) -> None:
+    publisher, worker = pair
+    cancelled = threading.Event()
 
-        def cancel_once_it_is_there() -> None:
-            update = subscriber.next(PATIENCE)
-            publisher.cancel()
-            trainer_is_done.wait(PATIENCE)
-            update.close()
-
-        trainer_is_done = threading.Event()
-        worker = threading.Thread(target=cancel_once_it_is_there)
-        worker.start()
-        with pytest.raises(CancelledError):
-            publisher.publish(ONE)
-        trainer_is_done.set()
-        worker.join()
-        assert publisher.version == 1  # the worker had been told: the version stands
+    def cancel(update: Update) -> None:
         publisher.cancel()
-        with pytest.raises(CancelledError):
-            publisher.wait_workers(5)
+        cancelled.wait(PATIENCE)
+
+    worker.apply = cancel
+    with pytest.raises(CancelledError):
+        publisher.publish(ONE)
+    cancelled.set()
+    assert publisher.version == 1  # the worker had been told: the version stands
+    publisher.cancel()
+    with pytest.raises(CancelledError):
+        publisher.wait_workers(5)
 
 
-def test_it_refuses_itself_within_its_own_publish() -> None:
-    with Publisher(LOCAL) as publisher:
+@pytest.mark.parametrize("options", [{"broadcast_slots": 1}])
+@pytest.mark.parametrize(
+    ("waiting", "at_call", "left", "then"),
+    [("begin", 1, {1}, 2), ("commit", 1, {0, 1}, 2), ("wait_workers", 2, {0}, 1)],
+)
+def test_ctrl_c_ends_a_wait_and_it_is_still_good(
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    waiting: str,
+    at_call: int,
+    left: set[int],
+    then: int,
+) -> None:
+    publisher, worker = pair
+    go_on, calls = threading.Event(), []
+    real = getattr(lib, f"refit_publisher_{waiting}")
 
-        def reentrant() -> Iterator[tuple[str, Any]]:
-            yield "w", ONE["w"]
-            publisher.publish(ONE)
+    def hold(update: Update) -> None:
+        if waiting == "begin":
+            update.accept()
+        go_on.wait(PATIENCE)  # and keeps the only slot meanwhile
 
-        with pytest.raises(StateError, match="in the middle of a call"):
-            publisher.publish(reentrant())
-        assert publisher.publish(ONE) == 1
+    def interrupted(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == at_call:
+            os.kill(os.getpid(), signal.SIGINT)
+        return real(*arguments)
+
+    worker.apply = hold
+    if waiting == "begin":
+        publisher.publish(ONE)
+    with monkeypatch.context() as patch:
+        patch.setattr(lib, f"refit_publisher_{waiting}", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.wait_workers(2) if waiting == "wait_workers" else publisher.publish(ONE)
+    go_on.set()
+    assert publisher.version in left
+    assert publisher.publish(ONE) == then
 
 
 def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> None:
@@ -383,61 +375,13 @@ def test_after_close_everything_is_refused_and_a_second_close_does_nothing() -> 
             call()
 
 
-def test_it_cannot_be_pickled_trap_27() -> None:
-    with Publisher(LOCAL) as publisher, pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(publisher)
-
-
-def test_figures_are_numbers_by_their_c_names() -> None:
-    with pair() as (publisher, _worker):
-        publisher.publish(ONE)
-        figures = publisher.stats()
-        assert figures["publish_version"] == 1
-        assert figures["publish_bytes_last"] == 16
-        assert figures["workers"] == figures["workers_committed_last"] == 1
-        assert all(isinstance(value, (int, float)) for value in figures.values())
-
-
-def test_late_joiners_get_the_current_version_trap_28() -> None:
-    with Publisher(LOCAL) as publisher:
-        for value in range(3):
-            publisher.publish({"w": np.full(4, value, np.float32)})
-        with WorkerThread(publisher.endpoint, lambda update: update.version) as worker:
-            publisher.wait_workers(1, PATIENCE)
-            assert publisher.publish(ONE) == 4
-        assert worker.seen[-1] == 4
-        assert set(worker.seen) <= {3, 4}
-
-
-class Bomb:
-    """Leaves a trace where it is unpickled."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple[str, str]]:
-        return open, (self.path, "w")
-
-
-def test_what_comes_from_the_socket_is_never_unpickled_trap_36(tmp_path: Any) -> None:
-    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
-    bomb = pickle.dumps(Bomb(str(tmp_path / "exploded")))
-    with pair() as (publisher, worker), zmq.Context() as context:
-        for kind in (zmq.DEALER, zmq.REQ, zmq.SUB):
-            with context.socket(kind) as stranger:
-                stranger.linger = 0
-                stranger.connect(publisher.endpoint)
-                if kind != zmq.SUB:
-                    for _ in range(1 if kind == zmq.REQ else 3):
-                        stranger.send(bomb)
-        assert publisher.publish(ONE) == 1
-        assert len(worker.seen) == 1
-    assert not (tmp_path / "exploded").exists()
+def opened(kind: type[Publisher | Subscriber]) -> Publisher | Subscriber:
+    return kind(NOWHERE if kind is Subscriber else LOCAL)
 
 
 @pytest.mark.parametrize("kind", [Publisher, Subscriber])
 def test_a_close_that_ctrl_c_cut_short_is_not_done_twice_trap_12(
-    monkeypatch: pytest.MonkeyPatch, kind: type[Publisher] | type[Subscriber]
+    monkeypatch: pytest.MonkeyPatch, kind: type[Publisher | Subscriber]
 ) -> None:
     name = f"refit_{kind.__name__.lower()}_close"
     real = getattr(lib, name)
@@ -448,7 +392,7 @@ def test_a_close_that_ctrl_c_cut_short_is_not_done_twice_trap_12(
         real(pointer)
         raise KeyboardInterrupt
 
-    one = kind(LOCAL.replace(":0", ":9") if kind is Subscriber else LOCAL)
+    one = opened(kind)
     monkeypatch.setattr(lib, name, close_and_raise)
     with pytest.raises(KeyboardInterrupt):
         one.close()
@@ -456,3 +400,142 @@ def test_a_close_that_ctrl_c_cut_short_is_not_done_twice_trap_12(
     assert one.closed
     del one
     assert len(freed) == 1
+
+
+# ---- Devices
+
+
+def test_a_device_is_named_in_the_callers_words(publisher: Publisher) -> None:
+    publisher.use_device(torch.device("cpu"))  # nothing to share: nothing happens
+    publisher.use_device("host")
+    for wrong, sentence in ((3.5, r"3\.5 is no device"), ("mainframe", "mainframe")):
+        with pytest.raises(InvalidError, match=sentence):
+            publisher.use_device(wrong)
+    assert publisher.publish(ONE) == 1
+    with Publisher(LOCAL, broadcast_gpu="require") as other, pytest.raises(UnsupportedError):
+        other.use_device("host")
+
+
+@pytest.mark.parametrize(
+    ("device", "spec"),
+    [
+        (torch.device("cuda", 2), "cuda:2"),
+        (torch.device("cpu"), "host"),
+        (1, "cuda:1"),
+        ("cuda:0:capacity=1GiB", "cuda:0:capacity=1GiB"),
+    ],
+)
+def test_devices_by_any_name(device: Any, spec: str) -> None:
+    assert devices.spec_of(device) == spec
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("end", [Publisher, Subscriber])
+def test_a_device_that_it_opened_is_closed_after_it_trap_12(
+    end: type[Publisher | Subscriber], interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = end.__name__.lower()
+    ended: list[str] = []
+
+    def noting(name: str) -> Any:
+        real = getattr(lib, name)
+
+        def close(*arguments: Any) -> Any:
+            ended.append(name)
+            return real(*arguments)
+
+        return close
+
+    def interrupt(*_: Any) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 0
+
+    with Device("host") as mine:
+        for name in ("refit_device_close", f"refit_{what}_close"):
+            monkeypatch.setattr(lib, name, noting(name))
+        with opened(end) as one:
+            if interrupted:
+                monkeypatch.setattr(lib, f"refit_{what}_use_device", interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    one.use_device("host")
+                gc.collect()
+            else:
+                one.use_device("host")
+            assert ended == []
+        assert ended == [f"refit_{what}_close", "refit_device_close"]
+        with opened(end) as one:
+            monkeypatch.undo()
+            one.use_device(mine)
+        assert not mine.closed
+
+
+class OfAnotherLibrary:
+    """Host memory that is said to be a GPU's, as CuPy shows it."""
+
+    def __init__(self, memory: Any) -> None:
+        self.asked: list[int | None] = []
+        self.memory = np.array(memory, np.float32)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 3
+
+    def __dlpack__(self, stream: int | None = None) -> Any:
+        self.asked.append(stream)
+        return self.memory.__dlpack__()
+
+
+class Streams:
+    """PyTorch's current stream of every device is the one of this number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.cuda_stream = number
+        self.asked: list[int] = []
+        monkeypatch.setattr(torch.cuda, "current_stream", self._of)
+
+    def _of(self, device: int) -> "Streams":
+        self.asked.append(device)
+        return self
+
+
+def test_bytes_on_a_device_are_read_behind_the_callers_stream_trap_17(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, stream = Device("host"), _abi.refit_stream_ref()
+    call_c(lib.refit_stream_open, device.pointer, ctypes.byref(stream))
+    monkeypatch.setattr("refit._writer.Device", {"cuda:3": device}.__getitem__)
+    streams = Streams(monkeypatch, stream.native)
+    there = {
+        name: OfAnotherLibrary([value] * 4) for name, value in zip("abd", range(3), strict=True)
+    }
+    weights = {"a": there["a"], "b": there["b"], "c": ONE["w"], "d": there["d"]}
+    runs = []
+    for given in (weights, iter(weights.items()), {"x": there["a"]}):
+        before = len(streams.asked) - sum(len(one.asked) for one in there.values())
+        pair.publisher.publish(given)
+        runs.append(len(streams.asked) - sum(len(one.asked) for one in there.values()) - before)
+    call_c(lib.refit_stream_close, device.pointer, stream)
+    whole = {name: one.memory.tobytes() for name, one in there.items()}
+    whole["c"] = ONE["w"].tobytes()
+    assert pair.worker.seen == [whole, whole, {"x": whole["a"]}]
+    assert set(streams.asked) == {3}
+    assert runs == [2, 3, 1]  # runs of tensors there; of an iterator's each is one
+
+
+def test_work_of_another_library_comes_before_the_stream_that_reads_trap_17(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Streams(monkeypatch, 0x7F00)
+    other = OfAnotherLibrary(range(4))
+    assert weight_of(other).device == 3
+    monkeypatch.delitem(sys.modules, "torch")
+    weight_of(other)
+    assert devices.stream_of(3) == 1
+    assert other.asked == [0x7F00, 1]
+
+
+@pytest.mark.parametrize(("stream", "known_as"), [(0, 1), (0x7F00, 0x7F00)])
+def test_the_default_stream_is_not_none_trap_17(
+    monkeypatch: pytest.MonkeyPatch, stream: int, known_as: int
+) -> None:
+    Streams(monkeypatch, stream)
+    assert devices.stream_of(0) == known_as

@@ -1,0 +1,249 @@
+"""Loading a version: into a module or a mapping, whole or not at all."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from broadcasting import Trainer
+from refit.errors import InvalidError, StaleError
+
+MATRIX = torch.arange(6.0).view(2, 3)
+
+
+def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def model() -> torch.nn.Module:
+    """The embedding and the head are one memory."""
+    made = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
+    made["head"].weight = made["embed"].weight
+    return made
+
+
+def snapshot(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+class Stateful(torch.nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"scale": 2}
+
+    def set_extra_state(self, state: Any) -> None:
+        raise AssertionError("it stays as it is")
+
+
+def test_what_is_not_a_tensor_is_left_alone_or_named(trainer: Trainer) -> None:
+    target = Stateful(3, 2)
+    update = trainer.offer({"weight": MATRIX, "bias": torch.ones(2)})
+    with pytest.raises(InvalidError, match=r"_extra_state is a dict, no tensor.*strict=False"):
+        update.load_into(target)
+    assert update.load_into(target, strict=False) == (["_extra_state"], [])
+    places: dict[str, Any] = {"weight": target.weight.detach().zero_(), "bias": "text"}
+    assert update.load_into(places, strict=False) == ([], ["bias"])
+    assert torch.equal(target.weight, MATRIX)
+    assert torch.equal(target.bias, torch.ones(2))
+    assert places["bias"] == "text"
+
+
+def test_a_module_is_loaded_in_place(trainer: Trainer) -> None:
+    source, target = model(), model()
+    target["head"].bias.grad = torch.ones(4)
+    addresses = {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
+    assert trainer.offer(source.state_dict()).load_into(target) == ([], [])
+    assert equal(snapshot(source), snapshot(target))
+    assert addresses == {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
+    assert target["head"].weight is target["embed"].weight
+    assert target["head"].bias.requires_grad
+    assert target["head"].bias.grad.sum() == 4
+
+
+def test_a_tied_weight_is_there_under_one_of_its_names_trap_1(trainer: Trainer) -> None:
+    source, target = model(), model()
+    weights = source.state_dict()
+    del weights["head.weight"]
+    assert trainer.offer(weights).load_into(target).missing == []
+    assert equal(snapshot(source), snapshot(target))
+
+
+def test_mappings_of_tensors_and_arrays_are_loaded(trainer: Trainer, torch_device: str) -> None:
+    tensors = {"w": torch.zeros(3, 2, device=torch_device).t()}
+    arrays = {"w": np.zeros((2, 3), np.float32)}
+    update = trainer.offer({"w": MATRIX})
+    update.load_into(tensors)
+    update.load_into(arrays)
+    assert torch.equal(tensors["w"].cpu(), MATRIX)
+    assert arrays["w"].tolist() == MATRIX.tolist()
+
+
+def differs(weights: dict[str, torch.Tensor]) -> None:
+    weights["head.weight"] = weights["embed.weight"] + torch.tensor([0, 0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda w: w.pop("head.bias"), r"it lacks head\.bias"),
+        (lambda w: w.update(extra=MATRIX), "it has extra too many"),
+        (lambda w: w.update({"head.bias": torch.zeros(5)}), r"head\.bias is \[5\] and not \[4\]"),
+        (
+            lambda w: w.update({"head.bias": torch.zeros(4).half()}),
+            r"head\.bias is F16 and not F32 \(cast=True converts\)",
+        ),
+        (
+            differs,
+            r"embed\.weight and head\.weight have one memory here, but differ in the version: "
+            r"untie them here.* or tie them at the trainer",
+        ),
+    ],
+    ids=["lacks", "extra", "shape", "type", "untied"],
+)
+def test_what_does_not_fit_changes_nothing_trap_33(
+    trainer: Trainer, change: Any, sentence: str
+) -> None:
+    source, target = model(), model()
+    before = snapshot(target)
+    weights = dict(source.state_dict())
+    with trainer.offer(weights):
+        pass
+    change(weights)
+    update = trainer.offer(weights)
+    with pytest.raises(InvalidError, match=f"nothing was changed: .*{sentence}"):
+        update.load_into(target)
+    assert equal(before, snapshot(target))
+    update.refuse()
+    assert trainer.subscriber.describe().version == 1  # so that the worker holds what it had
+
+
+def test_everything_that_does_not_fit_is_said_at_once(trainer: Trainer) -> None:
+    update = trainer.offer({"a": MATRIX, "b": MATRIX, **{f"w{i}": b"x" for i in range(20)}})
+    with pytest.raises(InvalidError) as failed:
+        update.load_into({"a": torch.zeros(3), "c": torch.zeros(1)})
+    for part in ("a is [2, 3] and not [3]", "it lacks c", "it has b, w0", "and 13 more too many"):
+        assert part in str(failed.value)
+    with pytest.raises(InvalidError, match="a int cannot be loaded into"):
+        update.load_into(3)
+
+
+def test_names_on_one_side_only_can_be_allowed(trainer: Trainer) -> None:
+    target = {"a": torch.zeros(2, 3), "c": torch.ones(1)}
+    update = trainer.offer({"a": MATRIX, "b": MATRIX + 1})
+    assert update.load_into(target, strict=False) == (["c"], ["b"])
+    assert torch.equal(target["a"], MATRIX)
+    assert float(target["c"]) == 1
+
+
+@pytest.mark.parametrize(
+    "place", [torch.zeros(2, 3, dtype=torch.bfloat16), np.zeros((2, 3), np.float64)]
+)
+def test_types_are_converted_only_when_asked_trap_33(trainer: Trainer, place: Any) -> None:
+    update = trainer.offer({"w": MATRIX})
+    with pytest.raises(InvalidError, match="cast=True converts"):
+        update.load_into({"w": place})
+    update.load_into({"w": place}, cast=True)
+    assert place.tolist() == MATRIX.tolist()
+
+
+@pytest.mark.parametrize(
+    ("place", "sentence"),
+    [
+        (np.broadcast_to(np.float32(0), (2, 3)), "read-only"),
+        (memoryview(bytearray(24)).cast("f", (2, 3)), "w is a memoryview, no tensor"),
+        ("text", "w is a str, no tensor"),
+        (torch.zeros(2, 3, device="meta"), "device meta"),
+        (torch.zeros(1, 3).expand(2, 3), "expanded tensor"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before(
+    trainer: Trainer, place: Any, sentence: str
+) -> None:
+    good = torch.zeros(2, 3)
+    update = trainer.offer({"good": MATRIX, "w": MATRIX})
+    with pytest.raises(InvalidError, match=sentence):
+        update.load_into({"good": good, "w": place})
+    assert not good.any()
+
+
+def test_buffers_that_no_version_has_are_missing_trap_32(trainer: Trainer) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    update = trainer.offer(dict(norm.named_parameters()))
+    with pytest.raises(InvalidError, match=r"it lacks running_mean"):
+        update.load_into(norm)
+    left = update.load_into(norm, strict=False)
+    assert left.missing == ["running_mean", "running_var", "num_batches_tracked"]
+
+
+def test_a_stale_version_is_raised_out_of_the_block(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stale(*_: object) -> int:
+        raise StaleError("what was read of it may be torn")
+
+    update = trainer.offer({"w": MATRIX})
+    monkeypatch.setattr("refit.update.call", stale)
+    with pytest.raises(StaleError, match="torn"), update:
+        list(update.tensors())
+    assert update.closed
+
+
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_models_may_be_made_or_loaded_in_inference_mode(
+    trainer: Trainer, made: bool, loaded: bool
+) -> None:
+    source = model()
+    with torch.inference_mode(made):
+        target = model()
+    update = trainer.offer(source.state_dict())
+    with torch.inference_mode(loaded):
+        update.load_into(target)
+    assert equal(snapshot(source), snapshot(target))
+    if not made:
+        target["head"](torch.ones(3)).sum().backward()
+        assert target["head"].weight.grad is not None
+
+
+def test_one_memory_takes_two_tensors_of_equal_bytes(trainer: Trainer) -> None:
+    engine, weights = model(), snapshot(model())
+    weights["embed.weight"][0, 0] = torch.nan  # compared by its bits
+    weights["head.weight"] = weights["embed.weight"].clone()
+    assert trainer.offer(weights).load_into(engine) == ([], [])
+    assert torch.equal(engine["head"].weight[1:], weights["embed.weight"][1:])
+
+
+BASE = torch.zeros(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "apart"),
+    [
+        (BASE[:2], BASE[2:], True),
+        (BASE[:, :3], BASE[:, 3:], True),
+        (BASE[:, ::2], BASE[:, 1::2], True),
+        (BASE.numpy()[::-1, :3], BASE.numpy()[::-1, 3:], True),
+        (BASE[:3], BASE[1:], False),
+        (BASE[:, :4], BASE[:, 2:], False),
+        (BASE, BASE.t(), False),
+        (BASE[:, :3], BASE.numpy()[:, 2:5], False),
+        (BASE.numpy()[::-1], BASE, False),
+        (BASE, BASE.view(torch.int32), False),
+    ],
+)
+def test_tensors_that_overlap_are_not_targets(
+    trainer: Trainer, a: Any, b: Any, apart: bool
+) -> None:
+    BASE.zero_()
+    weights = {
+        "a": torch.full(a.shape, 1.0),
+        "b": torch.full(b.shape, 2).to(b.dtype if isinstance(b, torch.Tensor) else torch.float32),
+    }
+    update = trainer.offer(weights)
+    if apart:
+        update.load_into({"a": a, "b": b})
+        assert a.sum() == weights["a"].sum()
+        assert b.sum() == weights["b"].sum()
+    else:
+        with pytest.raises(InvalidError, match="the memory of a and b overlaps"):
+            update.load_into({"a": a, "b": b})
+        assert not BASE.any()
