@@ -76,7 +76,7 @@ def publish_without_libraries() -> None:
     print("imported", [name for name in ("torch", "numpy", "zmq") if name in sys.modules])
 
 
-def publish_beside_pyzmq() -> None:
+def publish_with_pyzmq() -> None:
     """A version between two sockets of pyzmq that are in use, with its own libzmq."""
     import zmq
 

@@ -1,12 +1,16 @@
 """A trainer and workers in one process, for tests of the broadcast; conftest.py makes fixtures."""
 
+import os
+import signal
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import pytest
+from refit._library import lib
 from refit.errors import CancelledError, RefitError, StateError
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
@@ -33,6 +37,30 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def contents(update: Update) -> dict[str, bytes]:
     """All bytes, copied."""
     return {view.name: bytes(view.bytes) for view in update.views()}
+
+
+def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
+    """Whether two mappings have equal PyTorch tensors."""
+    return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
+
+
+@contextmanager
+def ctrl_c(name: str, done: bool = True) -> Iterator[None]:
+    """Ctrl-C comes when this function of the C library has returned, or in its place, and ends the
+    block."""
+    real = getattr(lib, name)
+
+    def interrupted(*arguments: Any) -> Any:
+        if not done:
+            raise KeyboardInterrupt
+        status = real(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
+        return status
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lib, name, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 class WorkerThread:

@@ -1,16 +1,14 @@
 """Versions written into the engine's own tensors: whole, or as if nothing had been done."""
 
 import gc
-import signal
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from broadcasting import Trainer
-from refit._library import lib
+from broadcasting import Trainer, ctrl_c, same
 from refit.errors import InvalidError, StateError
 from refit.update import Update
 
@@ -28,10 +26,6 @@ def snapshot(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
-
-
 def apply_and_fail(update: Update) -> None:
     with update:
         update.apply()
@@ -47,7 +41,7 @@ def test_an_applied_version_is_in_the_model(trainer: Trainer) -> None:
         weights = model(seed).state_dict()
         with trainer.offer(weights) as update:
             assert update.apply() == ([], [])
-        assert equal(snapshot(engine), weights)
+        assert same(snapshot(engine), weights)
     assert [one.data_ptr() for one in engine.parameters()] == addresses
 
 
@@ -57,7 +51,7 @@ def test_an_exception_in_the_block_puts_the_old_weights_back(trainer: Trainer) -
     trainer.subscriber.bind(engine)
     with pytest.raises(KeyError):
         apply_and_fail(trainer.offer(model(1).state_dict()))
-    assert equal(snapshot(engine), before)
+    assert same(snapshot(engine), before)
     figures = trainer.subscriber.stats()
     assert figures["receive_bound"] == len(before)
     assert figures["receive_rollbacks"] == 1
@@ -65,7 +59,7 @@ def test_an_exception_in_the_block_puts_the_old_weights_back(trainer: Trainer) -
     assert figures["receive_apply_seconds_last"] > 0
     with trainer.offer(model(2).state_dict()) as update:
         update.apply()
-    assert equal(snapshot(engine), snapshot(model(2)))
+    assert same(snapshot(engine), snapshot(model(2)))
 
 
 @pytest.mark.parametrize("how", ["refuse", "close", "subscriber"])
@@ -76,7 +70,7 @@ def test_what_is_not_accepted_was_never_there(trainer: Trainer, how: str) -> Non
     update = trainer.offer(model(1).state_dict())
     update.apply()
     {"refuse": update.refuse, "close": update.close, "subscriber": trainer.subscriber.close}[how]()
-    assert equal(snapshot(engine), before)
+    assert same(snapshot(engine), before)
 
 
 def test_numpy_arrays_are_bound_as_well(trainer: Trainer) -> None:
@@ -136,7 +130,7 @@ def test_a_model_that_was_moved_is_bound_again(trainer: Trainer) -> None:
         trainer.subscriber.unbind()
         trainer.subscriber.bind(engine)
         update.apply()
-    assert equal(snapshot(engine), snapshot(model(1)))
+    assert same(snapshot(engine), snapshot(model(1)))
 
 
 def test_a_tensor_that_came_after_bind_is_not_passed_over(trainer: Trainer) -> None:
@@ -170,28 +164,16 @@ def test_bind_and_unbind_in_turn(trainer: Trainer) -> None:
     trainer.subscriber.unbind()
     with pytest.raises(StateError, match="accepted or refused"):
         update.apply()
-    assert equal(snapshot(engine), snapshot(model(1)))
+    assert same(snapshot(engine), snapshot(model(1)))
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_what_is_bound_lives_until_it_is_unbound_trap_12(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+    trainer: Trainer, interrupted: bool
 ) -> None:
-    real = lib.refit_subscriber_bind
-
-    def interrupt(*arguments: Any) -> int:
-        status: int = real(*arguments)
-        signal.raise_signal(signal.SIGINT)
-        return status
-
     engine = {"a": torch.zeros(4)}
     alive = weakref.ref(engine["a"])
-    if interrupted:
-        with monkeypatch.context() as patch:
-            patch.setattr(lib, "refit_subscriber_bind", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                trainer.subscriber.bind(engine)
-    else:
+    with ctrl_c("refit_subscriber_bind") if interrupted else nullcontext():
         trainer.subscriber.bind(engine)
     del engine
     gc.collect()
@@ -215,9 +197,7 @@ def test_an_apply_that_failed_is_not_accepted_at_the_end_of_the_block(trainer: T
     assert engine["a"].tolist() == [1, 1, 1]
 
 
-def test_what_was_loaded_by_hand_after_an_apply_that_failed_may_be_accepted(
-    trainer: Trainer,
-) -> None:
+def test_what_was_loaded_after_a_failed_apply_may_be_accepted(trainer: Trainer) -> None:
     engine = {"a": torch.zeros(3, dtype=torch.float64)}
     trainer.subscriber.bind(engine)
     with trainer.offer({"a": torch.ones(3)}) as update:
@@ -259,11 +239,11 @@ def test_one_memory_takes_two_tensors_while_their_bytes_are_equal(trainer: Train
     trainer.subscriber.bind(engine)
     with trainer.offer(untied(1, 0)) as update:
         assert update.apply() == ([], [])
-    assert equal(snapshot(engine), snapshot(model(1)))
+    assert same(snapshot(engine), snapshot(model(1)))
     update = trainer.offer(untied(2, 1.0))
     with pytest.raises(InvalidError, match=r"have one memory here.*tie them at the train"):
         update.apply()
-    assert equal(snapshot(engine), snapshot(model(1)))
+    assert same(snapshot(engine), snapshot(model(1)))
 
 
 HALVES = torch.arange(-32768, 32768).to(torch.int16)

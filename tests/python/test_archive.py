@@ -40,32 +40,28 @@ def publish_through(archive: Archive, versions: range) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """An archive of seven versions, anchors at 1, 4 and 7. Of each: what became of it, and its
+    bytes as the worker had them."""
     folder = tmp_path_factory.mktemp("archive") / "kept"
     with Archive(folder, write=True, archive_anchor_every=3) as archive:
         return folder, publish_through(archive, range(1, 8))
 
 
 @pytest.fixture
-def seen(made: tuple[Path, list[Any]]) -> list[Any]:
-    """What became of each version, and its bytes as the worker had them."""
-    return made[1]
-
-
-@pytest.fixture
-def folder(made: tuple[Path, list[Any]], tmp_path: Path) -> Path:
-    """An archive of seven versions, anchors at 1, 4 and 7."""
-    copied: Path = shutil.copytree(made[0], tmp_path / "kept")
-    return copied
+def folder(made: tuple[Path, list[Any]], tmp_path: Path) -> Any:
+    """A copy of it."""
+    return shutil.copytree(made[0], tmp_path / "kept")
 
 
 @pytest.fixture
 def archive(folder: Path) -> Iterator[Archive]:
-    """The same, opened to read."""
+    """The copy, opened to read."""
     with refit.Archive(folder) as opened:
         yield opened
 
 
-def test_every_version_is_rebuilt_byte_for_byte(archive: Archive, seen: list[Any]) -> None:
+def test_every_version_is_rebuilt_byte_for_byte(archive: Archive, made: Any) -> None:
+    _, seen = made
     assert len(archive) == len(seen) == 7
     for number, (info, bytes_of) in enumerate(seen, 1):
         snapshot = archive.read(number)
@@ -74,7 +70,8 @@ def test_every_version_is_rebuilt_byte_for_byte(archive: Archive, seen: list[Any
         assert {name: bytes(view.bytes) for name, view in snapshot.items()} == bytes_of
 
 
-def test_what_changed_is_told(archive: Archive, folder: Path, seen: list[Any]) -> None:
+def test_what_changed_is_told(archive: Archive, folder: Path, made: Any) -> None:
+    _, seen = made
     versions = archive.versions()
     assert versions == [info for info, _ in seen]
     assert [one.base for one in versions] == [None, 1, 2, None, 4, 5, None]
@@ -144,10 +141,8 @@ def test_old_versions_are_removed(folder: Path) -> None:
             Archive(folder, write=True)
 
 
-def test_damaged_files_are_refused_or_left_out(
-    archive: Archive, folder: Path, seen: list[Any]
-) -> None:
-    path = folder / seen[1][0].file
+def test_damaged_files_are_refused_or_left_out(archive: Archive, folder: Path) -> None:
+    path = folder / archive.versions()[1].file
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(refit.CorruptError, match=path.name):

@@ -129,7 +129,7 @@ def test_nothing_but_python_is_needed() -> None:
 
 def test_pyzmq_may_be_in_the_same_process() -> None:
     pytest.importorskip("zmq", reason="pyzmq is not installed")
-    lines = run("publish_beside_pyzmq")
+    lines = run("publish_with_pyzmq")
     assert lines[0] == "took True"
     assert lines[-1] == "still here"
 

@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from broadcasting import LOCAL, ONE, PATIENCE, PATIENT, WorkerThread
+from broadcasting import ONE, PATIENCE, PATIENT, WorkerThread
 from refit.errors import ExistsError, InputOutputError, InvalidError, SecurityError
 from refit.keys import keygen
 from refit.publisher import Publisher
@@ -89,9 +89,3 @@ def test_a_worker_whose_key_is_not_allowed_is_told(publisher: Publisher, tmp_pat
         pytest.raises(SecurityError, match="does not allow this worker's key"),
     ):
         subscriber.next(PATIENCE)
-
-
-def test_a_secret_that_others_can_read_is_refused(options: dict[str, str]) -> None:
-    Path(options["security_key"]).chmod(0o644)
-    with pytest.raises(SecurityError, match="chmod 600"):
-        Publisher(LOCAL, **options)

@@ -5,14 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import Trainer
+from broadcasting import Trainer, same
 from refit.errors import InvalidError, StaleError
 
 MATRIX = torch.arange(6.0).view(2, 3)
-
-
-def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 
 def model() -> torch.nn.Module:
@@ -52,7 +48,7 @@ def test_a_module_is_loaded_in_place(trainer: Trainer) -> None:
     target["head"].bias.grad = torch.ones(4)
     addresses = {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
     assert trainer.offer(source.state_dict()).load_into(target) == ([], [])
-    assert equal(snapshot(source), snapshot(target))
+    assert same(snapshot(source), snapshot(target))
     assert addresses == {name: tensor.data_ptr() for name, tensor in target.state_dict().items()}
     assert target["head"].weight is target["embed"].weight
     assert target["head"].bias.requires_grad
@@ -64,7 +60,7 @@ def test_a_tied_weight_is_there_under_one_of_its_names_trap_1(trainer: Trainer) 
     weights = source.state_dict()
     del weights["head.weight"]
     assert trainer.offer(weights).load_into(target).missing == []
-    assert equal(snapshot(source), snapshot(target))
+    assert same(snapshot(source), snapshot(target))
 
 
 def test_mappings_of_tensors_and_arrays_are_loaded(trainer: Trainer, torch_device: str) -> None:
@@ -111,7 +107,7 @@ def test_what_does_not_fit_changes_nothing_trap_33(
     update = trainer.offer(weights)
     with pytest.raises(InvalidError, match=f"nothing was changed: .*{sentence}"):
         update.load_into(target)
-    assert equal(before, snapshot(target))
+    assert same(before, snapshot(target))
     update.refuse()
     assert trainer.subscriber.describe().version == 1  # so that the worker holds what it had
 
@@ -198,7 +194,7 @@ def test_models_may_be_made_or_loaded_in_inference_mode(
     update = trainer.offer(source.state_dict())
     with torch.inference_mode(loaded):
         update.load_into(target)
-    assert equal(snapshot(source), snapshot(target))
+    assert same(snapshot(source), snapshot(target))
     if not made:
         target["head"](torch.ones(3)).sum().backward()
         assert target["head"].weight.grad is not None

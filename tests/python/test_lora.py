@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
-from broadcasting import Trainer  # noqa: E402
+from broadcasting import Trainer, same  # noqa: E402
 from refit.errors import InvalidError, UnsupportedError  # noqa: E402
 from refit.weights import named_weights  # noqa: E402
 from torch import nn  # noqa: E402
@@ -103,10 +103,6 @@ def merged_by_peft(model: Any) -> dict[str, Any]:
     other = copy.deepcopy(model)
     other.merge_adapter()
     return {name: one.clone() for name, one in named_weights(other)}
-
-
-def same(left: dict[str, Any], right: dict[str, Any]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -242,20 +238,10 @@ def prompted() -> Any:
     ("model", "way", "error", "sentence"),
     [
         (MODELS["linear"], None, UnsupportedError, r'lora="merged".*lora="adapter"'),
-        (
-            broken,
-            "merged",
-            UnsupportedError,
-            r'"up" cannot be merged .*no way.*lora="adapter"',
-        ),
+        (broken, "merged", UnsupportedError, r'"up" cannot be merged .*no way.*lora="adapter"'),
         (prompted, None, UnsupportedError, "a prompt that was learnt"),
         (prompted, "merged", UnsupportedError, "a prompt that was learnt"),
-        (
-            two_adapters,
-            "adapter",
-            UnsupportedError,
-            r"2 adapters are active \(default, second\)",
-        ),
+        (two_adapters, "adapter", UnsupportedError, r"2 adapters are active \(default, second\)"),
         (Tiny, "adapter", InvalidError, "a Tiny has none"),
         (Tiny, "merge", InvalidError, 'lora must be "merged"'),
     ],

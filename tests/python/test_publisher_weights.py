@@ -1,15 +1,13 @@
 """What a version is made of as it is published: an iterator, a generator, a model, in any parts."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from broadcasting import ONE, Pair
-from refit._library import call as call_c
+from broadcasting import ONE, Pair, ctrl_c
 from refit._library import lib
 from refit.errors import CancelledError, InvalidError, NotFoundError, StateError
 from refit.manifest import Alias, TensorSpec
@@ -47,9 +45,7 @@ def test_a_version_that_fails_midway_never_was_trap_12(
     assert [list(seen) for seen in worker.seen] == [["w"], ["w0", "w1", "w2"]]
 
 
-def test_an_iterator_that_fails_before_anything_began_leaves_all_as_it_was(
-    publisher: Publisher,
-) -> None:
+def test_an_iterator_that_fails_early_leaves_all_as_it_was(publisher: Publisher) -> None:
     def broken() -> Iterator[tuple[str, Any]]:
         yield "w", ONE["w"]
         raise ValueError("broken")
@@ -156,7 +152,7 @@ def test_a_tie_that_an_iterator_does_not_keep_is_refused_trap_1(
     assert [seen["a"] == seen["b"] for seen in worker.seen] == [True, True, False]
 
 
-def test_an_iterator_that_gives_something_else_than_declared_is_refused_trap_33(pair: Pair) -> None:
+def test_an_iterator_gives_what_was_declared_or_is_refused_trap_33(pair: Pair) -> None:
     publisher, worker = pair
     publisher.publish(iter(ONE.items()))
     with pytest.raises(NotFoundError, match="'v' was not declared"):
@@ -222,21 +218,10 @@ def test_ctrl_c_is_heard_between_two_parts(pair: Pair, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("step", ["begin", "write_all", "commit"])
-def test_ctrl_c_right_after_a_step_leaves_nothing_open(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_ctrl_c_right_after_a_step_leaves_nothing_open(pair: Pair, step: str) -> None:
     publisher, worker = pair
-    real = getattr(lib, f"refit_publisher_{step}")
-
-    def interrupted(*arguments: Any) -> int:
-        status: int = real(*arguments)
-        os.kill(os.getpid(), signal.SIGINT)
-        return status
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lib, f"refit_publisher_{step}", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            publisher.publish(ONE)
+    with ctrl_c(f"refit_publisher_{step}"):
+        publisher.publish(ONE)
     assert publisher.version == (step == "commit")
     publisher.begin()
     publisher.abort()
@@ -244,18 +229,10 @@ def test_ctrl_c_right_after_a_step_leaves_nothing_open(
     assert worker.subscriber.describe().version == 3
 
 
-def test_ctrl_c_right_after_a_new_declaration_does_not_mix_up_names_trap_33(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def declare_and_raise(*arguments: Any) -> None:
-        call_c(*arguments)
-        raise KeyboardInterrupt
-
+def test_ctrl_c_right_after_a_declaration_mixes_up_nothing_trap_33(pair: Pair) -> None:
     weights = {"a": bytes(4), "b": bytes([1] * 4)}
     pair.publisher.publish(weights)
-    with monkeypatch.context() as patch:
-        patch.setattr("refit.publisher.call", declare_and_raise)
-        with pytest.raises(KeyboardInterrupt):
-            pair.publisher.declare(dict(reversed(weights.items())))
+    with ctrl_c("refit_publisher_declare"):
+        pair.publisher.declare(dict(reversed(weights.items())))
     pair.publisher.publish(weights)
     assert pair.worker.seen == [weights] * 2

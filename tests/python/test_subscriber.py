@@ -43,9 +43,7 @@ def taken(subscriber: Subscriber) -> dict[str, bytes]:
 # ---- Waits
 
 
-def test_nothing_new_in_time_is_a_timeout_that_says_whether_there_is_a_trainer(
-    trainer: Trainer, lonely: Subscriber
-) -> None:
+def test_a_timeout_says_whether_there_is_a_trainer(trainer: Trainer, lonely: Subscriber) -> None:
     with trainer.offer():
         pass  # so that it has joined
     trainer.join()
@@ -158,7 +156,7 @@ def test_a_signal_handler_may_close_what_is_waiting(lonely: Subscriber) -> None:
 
 
 @pytest.mark.parametrize("thread", [threading.main_thread().ident, None], ids=["waiting", "other"])
-def test_an_exception_of_a_signal_handler_ends_a_wait_and_nothing_is_lost(
+def test_a_signal_handlers_exception_ends_a_wait_and_loses_nothing(
     trainer: Trainer, thread: int | None
 ) -> None:
     def ring() -> None:
@@ -323,9 +321,7 @@ def test_a_device_is_named_in_the_callers_words(lonely: Subscriber) -> None:
             subscriber.use_device("host")
 
 
-def test_after_close_everything_is_refused_and_a_second_close_does_nothing(
-    lonely: Subscriber,
-) -> None:
+def test_after_close_all_calls_but_a_second_close_are_refused(lonely: Subscriber) -> None:
     lonely.close()
     lonely.close()
     for call in (

@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from broadcasting import Pair, Trainer
@@ -147,7 +148,7 @@ A, B, OTHER_A = ({name: tensor} for name, tensor in (*weights().items(), ("a", t
         pytest.param(True, [A], 'lacks "b"', id="not all"),
     ],
 )
-def test_other_weights_than_declared_are_named_and_the_version_aborted(
+def test_other_weights_than_declared_abort_the_version(
     pair: Pair, declared: bool, parts: list[Any], sentence: str
 ) -> None:  # trap 33
     publisher, worker = pair
@@ -167,10 +168,11 @@ def test_other_weights_than_declared_are_named_and_the_version_aborted(
     "kind",
     [
         lambda raw: torch.frombuffer(raw, dtype=torch.uint8),
+        partial(numpy.frombuffer, dtype=numpy.uint8),
         partial(Typed, dtype="U8", shape=(4,)),
         memoryview,
     ],
-    ids=["tensor", "Typed", "memoryview"],
+    ids=["tensor", "array", "Typed", "memoryview"],
 )
 def test_an_iterator_may_reuse_the_memory_of_what_it_gave(
     pair: Pair, kind: Any, declared: bool
@@ -220,7 +222,7 @@ def test_abort_drops_the_version_and_sends_no_more(pair: Pair) -> None:
     assert worker.seen == []
 
 
-def test_without_a_publisher_nothing_is_published_but_bad_weights_are_still_refused() -> None:
+def test_without_a_publisher_bad_weights_are_still_refused() -> None:
     with Transaction(None, 5) as tx:
         tx.send(weights())
     assert (tx.version, tx.committed) == (5, False)
@@ -230,9 +232,7 @@ def test_without_a_publisher_nothing_is_published_but_bad_weights_are_still_refu
         pass
 
 
-def test_a_block_that_sends_nothing_is_refused_and_the_workers_keep_what_they_have(
-    pair: Pair,
-) -> None:
+def test_a_block_that_sends_nothing_is_refused(pair: Pair) -> None:
     publisher, worker = pair
     with pytest.raises(StateError, match=r"tx\.send\(.*no version yet"), Transaction(publisher):
         pass
@@ -248,9 +248,7 @@ def test_a_block_that_sends_nothing_is_refused_and_the_workers_keep_what_they_ha
     assert worker.seen == [bytes_of(weights())]
 
 
-def test_a_send_whose_failure_was_caught_in_the_block_has_sent_nothing(
-    publisher: Publisher,
-) -> None:
+def test_a_send_whose_failure_was_caught_has_sent_nothing(publisher: Publisher) -> None:
     with (
         pytest.raises(StateError, match="nothing was sent"),
         Transaction(publisher) as tx,
@@ -260,7 +258,7 @@ def test_a_send_whose_failure_was_caught_in_the_block_has_sent_nothing(
     publisher.publish(weights())
 
 
-def test_a_worker_that_fails_after_the_commit_is_reported_and_the_version_holds(pair: Pair) -> None:
+def test_a_worker_that_fails_after_the_commit_is_reported(pair: Pair) -> None:
     def refuse(update: Any) -> Any:
         raise ValueError("this engine cannot load it")
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import PATIENCE, Pair, Trainer, wait_until
+from broadcasting import PATIENCE, Pair, Trainer, ctrl_c, wait_until
 from refit import _abi
 from refit._library import lib
 from refit.errors import DeadlineError, HostMemoryError, NotFoundError, StateError, UnsupportedError
@@ -149,7 +148,7 @@ def test_tensors_from_a_socket_are_whole_and_aligned_traps_29_30(trainer: Traine
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_what_was_kept_of_a_closed_update_is_empty_and_not_torn_trap_31(
+def test_what_was_kept_of_a_closed_update_is_empty_trap_31(
     trainer: Trainer, inference: bool
 ) -> None:
     with torch.inference_mode(inference):
@@ -248,22 +247,11 @@ def test_views_taken_by_many_threads_share_what_keeps_them(trainer: Trainer) -> 
     assert not mapped(place)
 
 
-def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped_trap_12(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = lib.refit_update_keep
-
-    def interrupted(*arguments: Any) -> int:
-        status: int = real(*arguments)
-        signal.raise_signal(signal.SIGINT)
-        return status
-
+def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped_trap_12(trainer: Trainer) -> None:
     update = trainer.offer({"w": MATRIX})
     place = update["w"].torch().data_ptr()
-    with monkeypatch.context() as patch:
-        patch.setattr(lib, "refit_update_keep", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            update["w"].__dlpack__()
+    with ctrl_c("refit_update_keep"):
+        update["w"].__dlpack__()
     trainer.subscriber.close()
     del update
     gc.collect()
@@ -394,7 +382,7 @@ def test_a_decision_is_made_once(trainer: Trainer) -> None:
         assert torch.equal(update["w"].torch(), MATRIX)  # the views stay until close
 
 
-def test_a_failed_refusal_does_not_hide_the_failure(
+def test_a_failed_refusal_hides_no_failure(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unable(*_: object) -> None:
@@ -408,7 +396,7 @@ def test_a_failed_refusal_does_not_hide_the_failure(
     assert update.closed
 
 
-def test_a_subscriber_closed_within_the_block_does_not_hide_the_failure(trainer: Trainer) -> None:
+def test_a_subscriber_closed_in_the_block_hides_no_failure(trainer: Trainer) -> None:
     def close_and_fail(update: Update) -> None:
         with update:
             trainer.subscriber.close()
@@ -419,22 +407,13 @@ def test_a_subscriber_closed_within_the_block_does_not_hide_the_failure(trainer:
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_close_that_ctrl_c_cut_short_neither_blocks_nor_ends_the_next_update_trap_12(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, ended: bool
+def test_a_close_cut_short_by_ctrl_c_leaves_the_next_update_trap_12(
+    trainer: Trainer, ended: bool
 ) -> None:
-    real = lib.refit_update_close
-
-    def close_and_raise(pointer: int) -> None:
-        if ended:
-            real(pointer)
-        raise KeyboardInterrupt
-
     first = trainer.offer({"w": MATRIX})
     first.accept()
-    with monkeypatch.context() as patch:
-        patch.setattr(lib, "refit_update_close", close_and_raise)
-        with pytest.raises(KeyboardInterrupt):
-            first.close()
+    with ctrl_c("refit_update_close", done=ended):
+        first.close()
     with trainer.offer({"w": MATRIX}) as second:
         for call in (first.views().__next__, first.refuse, first.accept):
             with pytest.raises(StateError, match="version 1 is closed"):
@@ -502,7 +481,7 @@ def test_a_gpu_that_pytorch_does_not_see_is_named(
         pytest.param(View.torch, 1, id="torch"),
     ],
 )
-def test_work_on_the_gpu_is_waited_for_before_the_memory_may_go_trap_19(
+def test_work_on_the_gpu_ends_before_the_memory_may_go_trap_19(
     trainer: Trainer, waited: list[int], take: Callable[[View], Any], waits: int
 ) -> None:
     update = trainer.offer({"w": MATRIX})

@@ -73,9 +73,8 @@ def test_a_tie_by_storage_is_found_where_the_parameters_are_distinct() -> None: 
 def test_a_tie_ends_where_one_is_left_out_or_in_another_dtype(options: Any) -> None:  # traps 1, 33
     weights = named_weights(Tiny(), dtype=torch.bfloat16, **options)
     assert weights.ties == {}
-    assert dict(weights)["head.weight"].dtype == (
-        torch.float32 if "keep" in options else torch.bfloat16
-    )
+    kept = torch.float32 if "keep" in options else torch.bfloat16
+    assert dict(weights)["head.weight"].dtype == kept
 
 
 FLAT, MATRIX = torch.rand(20), torch.arange(9.0).view(3, 3)
@@ -116,21 +115,16 @@ def test_only_the_same_memory_read_in_the_same_way_is_a_tie(  # traps 2, 4
 # ---- Types
 
 
-def test_masters_are_published_as_bf16_and_routers_and_buffers_keep_theirs() -> None:  # trap 33
+@pytest.mark.parametrize(
+    "keep", [["*router*", "norm.*"], lambda name, one: one.dim() < 2 or name == "router.weight"]
+)
+def test_masters_become_bf16_and_what_is_kept_stays(keep: Any) -> None:  # trap 33
     model = Tiny()
-    given = dict(named_weights(model, dtype=torch.bfloat16, keep=["*router*", "norm.*"]))
+    given = dict(named_weights(model, dtype=torch.bfloat16, keep=keep))
     kept = {name for name, tensor in given.items() if tensor.dtype != torch.bfloat16}
     assert kept == {"router.weight", "norm.weight", "norm.bias", "count", "scale"}
     assert torch.equal(given["embed.weight"], model.embed.weight.to(torch.bfloat16))
     assert model.embed.weight.dtype == torch.float32
-
-
-def test_keep_may_be_a_function_of_name_and_tensor() -> None:  # trap 33
-    given = dict(
-        named_weights(Tiny(), dtype=torch.float16, keep=lambda _, tensor: tensor.dim() < 2)
-    )
-    assert given["norm.weight"].dtype == torch.float32
-    assert given["router.weight"].dtype == torch.float16
 
 
 def test_without_a_dtype_everything_is_given_where_it_lies_now() -> None:
@@ -219,7 +213,7 @@ def peft_like(merged: bool) -> nn.Module:
 
 
 def test_merged_adapters_give_the_names_of_the_base_model() -> None:
-    assert names_of(peft_like(merged=True)) == names_of(Tiny())
+    assert names_of(peft_like(True)) == names_of(Tiny())
 
 
 def test_a_model_of_transformers_gives_the_names_of_its_checkpoint() -> None:
@@ -245,6 +239,10 @@ class Quantized(torch.Tensor):
     """A tensor type whose bytes are not what it looks like."""
 
 
+def quantized() -> nn.Module:
+    return holding(w=torch.rand(3).as_subclass(Quantized))
+
+
 def without_memory() -> nn.Module:
     model = Tiny()
     model.norm.weight.untyped_storage().resize_(0)
@@ -263,19 +261,9 @@ def without_memory() -> nn.Module:
         (Tiny, {"dtype": torch.float8_e4m3fn}, InvalidError, "scale"),  # it would be missing
         (without_memory, {}, StateError, r'"norm\.weight" has no memory now'),  # trap 10
         (lambda: nn.Linear(2, 2, device="meta"), {}, StateError, "meta device"),
-        (
-            lambda: holding(w=torch.rand(3).as_subclass(Quantized)),  # trap 5
-            {},
-            UnsupportedError,
-            '"w" is a Quantized',
-        ),
+        (quantized, {}, UnsupportedError, '"w" is a Quantized'),  # trap 5
         (lambda: holding(w=torch.eye(3).to_sparse()), {}, UnsupportedError, "sparse"),
-        (
-            lambda: peft_like(merged=False),
-            {},
-            UnsupportedError,
-            r'"router" is not merged.*lora="merged".*lora="adapter"',
-        ),
+        (lambda: peft_like(False), {}, UnsupportedError, 'is not merged.*"merged".*"adapter"'),
     ],
 )
 def test_what_cannot_be_sent_is_refused_before_it_is_read(
