@@ -75,19 +75,9 @@ def torch_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def default_device(torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``training`` makes lies on ``torch_device``, where a test names no device."""
-    import training
-
-    monkeypatch.setattr(training, "DEVICE", torch_device)
-
-
-# ---- A trainer and a worker in this process, each test's own: see broadcasting.py.
-
-
-@pytest.fixture
 def options() -> dict[str, Any]:
-    """Of both ends. A test gives others: ``@pytest.mark.parametrize("options", [...])``."""
+    """Of a trainer and its workers (broadcasting.py). A test gives others:
+    ``@pytest.mark.parametrize("options", [...])``."""
     return {}
 
 
@@ -118,3 +108,11 @@ def trainer(options: dict[str, Any]) -> Iterator[Any]:
         yield made
         subscriber.close()  # an update that was left open ends
         made.join()
+
+
+@pytest.fixture
+def default_device(torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``training`` makes lies on ``torch_device``, where a test names no device."""
+    import training
+
+    monkeypatch.setattr(training, "DEVICE", torch_device)
