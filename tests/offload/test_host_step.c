@@ -1,39 +1,26 @@
 /* A host step: the CPU steps parameters whose states are in the image, with the bits of the kernel.
  */
+#include "tests/offload/offload.h"
+
 #include <fenv.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <dirent.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#include <refit.h>
-
+#include "base/clock.h"
 #include "kernels/adam.h"
 #include "kernels/cast.h"
 #include "kernels/floats.h"
 #include "kernels/norm.h"
+#include "tests/offload/step_tasks.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/faulty_device.h"
-#include "tests/support/seeded.h"
-#include "tests/support/test_device.h"
 
-#define PARAMETERS  8
-#define GROUPS      5
-#define TRIES       12
-#define PATIENCE_MS 20000u /* a deadline that only a hang reaches */
-#define BLOCK       UINT64_C(16384)
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+#define PARAMETERS 8
+#define GROUPS     5
+#define TRIES      12
+#define BLOCK      UINT64_C(16384)
 
 /* ---- What every test stands on: parameters, and the same in plain arrays --------------------- */
 
@@ -58,15 +45,18 @@ typedef struct scene {
     plain expected[PARAMETERS];
     void *gradients[PARAMETERS]; /* on the device */
     void *given[PARAMETERS];     /* the same, in host memory that copies may come from */
+    void *changed[PARAMETERS];   /* such memory for weights */
+    void *work;                  /* on the device, for work of the caller's that breaks */
     refit_optimizer_options groups[GROUPS];
-    bool named[PARAMETERS]; /* in this step */
+    bool named[PARAMETERS];       /* in this step */
+    bool given_again[PARAMETERS]; /* `changed` is in use by this step */
     double unscale, clip;
+    double squared; /* of the last norm */
+    int found_inf;
     uint32_t order[PARAMETERS];
     uint64_t seed;
     refit_error error;
 } scene;
-
-static bool with_verify; /* scenes have offload.verify */
 
 static const uint64_t sizes[PARAMETERS] = {1, 7, 1000, 16384, 16385, 40000, 70001, 512};
 
@@ -75,14 +65,28 @@ static uint64_t below(scene *on, uint64_t bound)
     return seeded_below(&on->seed, bound);
 }
 
-static void set(scene *on, const char *key, const char *value)
-{
-    assert_ok(refit_config_set(&on->config, key, value, &on->error));
-}
-
 static uint64_t width(int32_t type)
 {
     return type == REFIT_NUMBER_FP32 ? 4 : 2;
+}
+
+static uint64_t weight_bytes(const scene *on, uint32_t at)
+{
+    return width(on->list[at].type) * on->list[at].elements;
+}
+
+static uint64_t gradient_bytes(const scene *on, uint32_t at)
+{
+    return width(on->list[at].gradient_type) * on->list[at].elements;
+}
+
+/* Of the region that is beside the weights. */
+static uint64_t beside_bytes(const scene *on, uint32_t at)
+{
+    const refit_host_parameter *it = &on->list[at];
+    return it->elements * (it->beside == REFIT_BESIDE_MASTER      ? 4u
+                           : it->beside == REFIT_BESIDE_REMAINDER ? 2u
+                                                                  : 0u);
 }
 
 static void set_groups(scene *on)
@@ -102,21 +106,6 @@ static void set_groups(scene *on)
     on->groups[2].momentum = 0.8;
     on->groups[2].nesterov = 1;
     on->groups[4].amsgrad = on->groups[4].maximize = 1;
-}
-
-static uint32_t states_of(uint32_t group)
-{
-    static const uint32_t counts[GROUPS] = {2, 1, 1, 1, 3};
-    return counts[group];
-}
-
-static refit_region_id add_region(scene *on, const char *name, uint64_t bytes)
-{
-    refit_region_id id;
-    refit_region_desc desc = {
-        .size = sizeof desc, .name = name, .bytes = bytes, .home = REFIT_HOME_HOST};
-    assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
-    return id;
 }
 
 static float random_float(scene *on)
@@ -144,79 +133,129 @@ static void *zeros(uint64_t bytes)
 /* A parameter of random kind, on the device and in plain arrays. */
 static void make_parameter(scene *on, uint32_t at)
 {
+    static const uint32_t states_of[GROUPS] = {2, 1, 1, 1, 3};
     refit_host_parameter *it = &on->list[at];
-    char name[32];
+    plain *expected = &on->expected[at];
     snprintf(on->names[at], sizeof on->names[at], "layer.%u", at);
     *it = (refit_host_parameter){.size = sizeof *it, .name = on->names[at], .elements = sizes[at]};
     it->group = (uint32_t)below(on, GROUPS);
     it->type = (int32_t)below(on, 3);
     it->gradient_type = (int32_t)below(on, 3);
-    it->state_count = states_of(it->group);
+    it->state_count = states_of[it->group];
     if (it->type != REFIT_NUMBER_FP32) it->beside = (int32_t)below(on, 3);
     if (it->beside == REFIT_BESIDE_REMAINDER) it->type = REFIT_NUMBER_BF16;
-    uint64_t bytes = width(it->type) * it->elements;
-    plain *expected = &on->expected[at];
-    expected->weights = zeros(bytes);
+    expected->weights = zeros(weight_bytes(on, at));
     fill_typed(on, expected->weights, it->type, it->elements);
     for (uint32_t state = 0; state < it->state_count; state++) {
-        snprintf(name, sizeof name, "layer.%u.state.%u", at, state);
-        it->states[state] = add_region(on, name, 4 * it->elements);
         expected->states[state] = zeros(4 * it->elements);
     }
-    snprintf(name, sizeof name, "layer.%u.beside", at);
-    if (it->beside == REFIT_BESIDE_MASTER) {
-        it->beside_region = add_region(on, name, 4 * it->elements);
-        expected->beside = zeros(4 * it->elements);
-        if (it->type == REFIT_NUMBER_BF16)
-            rft_floats_from_bf16(expected->beside, expected->weights, it->elements);
-        else
-            rft_floats_from_half(expected->beside, expected->weights, it->elements);
-    } else if (it->beside == REFIT_BESIDE_REMAINDER) {
-        it->beside_region = add_region(on, name, 2 * it->elements);
-        expected->beside = zeros(2 * it->elements);
-    }
-    assert_ok(refit_memory_alloc(on->device, bytes, &it->memory, &on->error));
-    test_write(on->inner, it->memory, expected->weights, bytes);
-    uint64_t gradient = width(it->gradient_type) * it->elements;
-    assert_ok(refit_memory_alloc(on->device, gradient, &on->gradients[at], &on->error));
-    on->given[at] = test_host_alloc(on->inner, gradient);
+    if (it->beside != REFIT_BESIDE_NONE) expected->beside = zeros(beside_bytes(on, at));
+    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_NUMBER_BF16)
+        rft_floats_from_bf16(expected->beside, expected->weights, it->elements);
+    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_NUMBER_FP16)
+        rft_floats_from_half(expected->beside, expected->weights, it->elements);
+    assert_ok(refit_memory_alloc(on->device, weight_bytes(on, at), &it->memory, &on->error));
+    test_write(on->inner, it->memory, expected->weights, weight_bytes(on, at));
+    assert_ok(
+        refit_memory_alloc(on->device, gradient_bytes(on, at), &on->gradients[at], &on->error));
+    on->given[at] = test_host_alloc(on->inner, gradient_bytes(on, at));
+    on->changed[at] = test_host_alloc(on->inner, weight_bytes(on, at));
 }
 
-static void open_objects(scene *on, uint64_t seed, const char *threads, const char *piece)
+static refit_region_id add_region(scene *on, const char *name, uint64_t bytes)
 {
-    *on = (scene){.seed = seed * 0x9E3779B97F4A7C15u + 1, .unscale = 1, .clip = 1};
-    refit_config_init(&on->config, sizeof on->config);
-    set(on, "offload.piece_bytes", piece);
-    set(on, "offload.slab_bytes", "64KiB");
-    set(on, "offload.batch", "3");
-    set(on, "offload.timeout_ms", "20s");
-    set(on, "offload.take_turns", "false");
-    set(on, "offload.host_step_threads", threads);
-    set(on, "offload.verify", with_verify ? "true" : "false");
-    assert_ok(faulty_device_open(test_device_spec("host"), &on->device, &on->error));
-    on->inner = faulty_device_inner(on->device);
-    assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
+    refit_region_id id;
+    refit_region_desc desc = {
+        .size = sizeof desc, .name = name, .bytes = bytes, .home = REFIT_HOME_HOST};
+    assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
+    return id;
+}
+
+static void open_offloader(scene *on)
+{
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
-    set_groups(on);
     for (uint32_t at = 0; at < PARAMETERS; at++) {
-        make_parameter(on, at);
+        refit_host_parameter *it = &on->list[at];
+        char name[32];
+        for (uint32_t state = 0; state < it->state_count; state++) {
+            snprintf(name, sizeof name, "layer.%u.state.%u", at, state);
+            it->states[state] = add_region(on, name, 4 * it->elements);
+        }
+        snprintf(name, sizeof name, "layer.%u.beside", at);
+        if (it->beside != REFIT_BESIDE_NONE)
+            it->beside_region = add_region(on, name, beside_bytes(on, at));
     }
     on->other = add_region(on, "other", 4096);
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
 }
 
-static void open_scene(scene *on, uint64_t seed, const char *threads, const char *piece)
+/* The offloader anew, with one setting more. */
+static void reopen_with(scene *on, const char *key, const char *value)
 {
-    open_objects(on, seed, threads, piece);
-    assert_ok(refit_host_step_open(on->offloader, on->list, PARAMETERS, &on->step, &on->error));
-    assert_ok(refit_host_step_load(on->step, 1, on->stream, &on->error));
+    assert_ok(refit_offloader_close(on->offloader, &on->error));
+    assert_ok(refit_config_set(&on->config, key, value, &on->error));
+    open_offloader(on);
+}
+
+static refit_status open_step(scene *on)
+{
+    on->step = NULL;
+    return refit_host_step_open(on->offloader, on->list, PARAMETERS, &on->step, &on->error);
+}
+
+static void close_step(scene *on)
+{
+    assert_ok(refit_host_step_close(on->step, &on->error));
+    on->step = NULL;
+}
+
+/* `masters`: those that are beside weights begin as these. */
+static refit_status load(scene *on, int masters)
+{
+    return refit_host_step_load(on->step, masters, on->stream, &on->error);
+}
+
+/* How a test's scene is. */
+typedef struct opening {
+    uint64_t seed;
+    const char *threads, *piece; /* NULL: 2, and 64KiB */
+    bool bare;                   /* without a host step */
+} opening;
+
+static scene *open_scene(const opening *how)
+{
+    static scene only;
+    scene *on = &only;
+    const char *const settings[] = {"offload.slab_bytes=64KiB", "offload.batch=3",
+                                    "offload.timeout_ms=20s", "offload.take_turns=false", NULL};
+    failing_alloc_begin(0);
+    *on = (scene){.seed = how->seed * 0x9E3779B97F4A7C15u + 1, .unscale = 1, .clip = 1};
+    refit_config_init(&on->config, sizeof on->config);
+    set_each(&on->config, settings);
+    assert_ok(refit_config_set(&on->config, "offload.piece_bytes",
+                               how->piece == NULL ? "64KiB" : how->piece, &on->error));
+    assert_ok(refit_config_set(&on->config, "offload.host_step_threads",
+                               how->threads == NULL ? "2" : how->threads, &on->error));
+    assert_ok(faulty_device_open(test_device_spec("host"), &on->device, &on->error));
+    on->inner = faulty_device_inner(on->device);
+    assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
+    assert_ok(refit_memory_alloc(on->device, 64, &on->work, &on->error));
+    set_groups(on);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        make_parameter(on, at);
+    }
+    open_offloader(on);
+    if (how->bare) return on;
+    assert_ok(open_step(on));
+    assert_ok(load(on, 1));
+    return on;
 }
 
 static void close_scene(scene *on)
 {
     faulty_device_reset(on->device);
     faulty_device_go(on->device);
-    assert_ok(refit_host_step_close(on->step, &on->error));
+    close_step(on);
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
     for (uint32_t at = 0; at < PARAMETERS; at++) {
@@ -225,13 +264,119 @@ static void close_scene(scene *on)
         for (uint32_t state = 0; state < 3; state++) {
             free(on->expected[at].states[state]);
         }
-        test_host_free(on->inner, on->given[at],
-                       width(on->list[at].gradient_type) * on->list[at].elements);
+        test_host_free(on->inner, on->given[at], gradient_bytes(on, at));
+        test_host_free(on->inner, on->changed[at], weight_bytes(on, at));
         assert_ok(refit_memory_free(on->device, on->gradients[at], &on->error));
         assert_ok(refit_memory_free(on->device, on->list[at].memory, &on->error));
     }
+    assert_ok(refit_memory_free(on->device, on->work, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
+    assert_false(failing_alloc_end());
+}
+
+static int set_up(void **state)
+{
+    *state = open_scene(*state);
+    return 0;
+}
+
+static int tear_down(void **state)
+{
+    close_scene(*state);
+    return 0;
+}
+
+/* ---- Calls ----------------------------------------------------------------------------------- */
+
+static refit_status begin(scene *on)
+{
+    memset(on->given_again, 0, sizeof on->given_again);
+    return refit_host_step_begin(on->step, on->groups, GROUPS, &on->error);
+}
+
+static refit_status gradient(scene *on, uint32_t at)
+{
+    return refit_host_step_gradient(on->step, at, on->gradients[at], on->expected[at].number + 1,
+                                    on->stream, &on->error);
+}
+
+static refit_status refresh(scene *on, uint32_t at)
+{
+    return refit_host_step_refresh(on->step, at, on->stream, &on->error);
+}
+
+static refit_status drop(scene *on, uint32_t at)
+{
+    return refit_host_step_drop(on->step, at, &on->error);
+}
+
+static refit_status norm(scene *on)
+{
+    return refit_host_step_norm(on->step, &on->squared, &on->found_inf, &on->error);
+}
+
+static refit_status run(scene *on)
+{
+    return refit_host_step_run(on->step, on->unscale, on->clip, on->stream, &on->error);
+}
+
+static refit_status give_up(scene *on)
+{
+    return refit_host_step_skip(on->step, &on->error);
+}
+
+static refit_status wait_for(scene *on, uint32_t timeout_ms)
+{
+    return refit_host_step_wait(on->step, timeout_ms, &on->error);
+}
+
+static refit_status join(scene *on, uint32_t at)
+{
+    return refit_host_step_join(on->step, at, on->stream, &on->error);
+}
+
+/* The image's bytes of a region. */
+static refit_status image_of(scene *on, refit_region_id region, void **bytes, uint64_t *count)
+{
+    return refit_host_step_region(on->step, region, bytes, count, &on->error);
+}
+
+static refit_status host_weights(scene *on, uint32_t at, const void **bytes, uint64_t *count)
+{
+    return refit_host_step_parameter(on->step, at, bytes, count, &on->error);
+}
+
+static uint32_t progress(scene *on, uint32_t at)
+{
+    return refit_host_step_progress(on->step, at);
+}
+
+static bool is_stepped(scene *on, uint32_t at)
+{
+    return (progress(on, at) & REFIT_PARAMETER_STEPPED) != 0;
+}
+
+/* Puts a copy on the stream. */
+static void queue_copy(scene *on, void *to, const void *from, uint64_t bytes)
+{
+    assert_ok(refit_stream_copy(on->inner, on->stream, to, from, bytes, &on->error));
+}
+
+static void await_stream(scene *on)
+{
+    assert_ok(refit_stream_wait(on->inner, on->stream, PATIENCE_MS, &on->error));
+}
+
+static void fail_next(scene *on, faulty_slot slot)
+{
+    faulty_device_fail(on->device, slot, 1, REFIT_ERR_DEVICE);
+}
+
+/* The nth copy from now on breaks when its stream comes to it. */
+static void break_copy(scene *on, uint32_t nth, refit_status status)
+{
+    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, nth, status);
 }
 
 /* ---- What must be ---------------------------------------------------------------------------- */
@@ -260,7 +405,7 @@ static void expect_step(scene *on, uint32_t at)
     const refit_host_parameter *it = &on->list[at];
     plain *expected = &on->expected[at];
     rft_adam_options options = kernel_options(&on->groups[it->group]);
-    rft_adam_rule rule = rft_adam_rule_at(&options, (double)expected->number);
+    rft_adam_rule rule = rft_adam_rule_at(&options, (double)++expected->number);
     rule.unscale = (float)on->unscale;
     rule.clip = (float)on->clip;
     rft_adam_span span = {.count = it->elements,
@@ -274,24 +419,30 @@ static void expect_step(scene *on, uint32_t at)
     rft_adam_step(&rule, &span);
 }
 
+static void expect_all(scene *on)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        if (on->named[at]) expect_step(on, at);
+    }
+}
+
 static void check_region(scene *on, refit_region_id region, const void *expected, uint64_t bytes)
 {
     void *image;
     uint64_t count;
-    assert_ok(refit_host_step_region(on->step, region, &image, &count, &on->error));
+    assert_ok(image_of(on, region, &image, &count));
     assert_int_equal(count, bytes);
     assert_memory_equal(image, expected, bytes);
 }
 
-static void check_states(scene *on, uint32_t at)
+static void check_weights(scene *on, uint32_t at)
 {
-    const refit_host_parameter *it = &on->list[at];
-    for (uint32_t state = 0; state < it->state_count; state++) {
-        check_region(on, it->states[state], on->expected[at].states[state], 4 * it->elements);
-    }
-    if (it->beside == REFIT_BESIDE_NONE) return;
-    uint64_t each = it->beside == REFIT_BESIDE_MASTER ? 4 : 2;
-    check_region(on, it->beside_region, on->expected[at].beside, each * it->elements);
+    const void *bytes;
+    uint64_t count;
+    assert_ok(host_weights(on, at, &bytes, &count));
+    assert_int_equal(count, weight_bytes(on, at));
+    assert_memory_equal(bytes, on->expected[at].weights, count);
+    assert_device_equal(on->inner, on->list[at].memory, on->expected[at].weights, count);
 }
 
 /* Host and device have the parameters and states that plain arrays have. */
@@ -299,13 +450,20 @@ static void check_all(scene *on)
 {
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         const refit_host_parameter *it = &on->list[at];
-        const void *bytes;
-        uint64_t count;
-        assert_ok(refit_host_step_parameter(on->step, at, &bytes, &count, &on->error));
-        assert_int_equal(count, width(it->type) * it->elements);
-        assert_memory_equal(bytes, on->expected[at].weights, count);
-        assert_device_equal(on->inner, it->memory, on->expected[at].weights, count);
-        check_states(on, at);
+        const plain *expected = &on->expected[at];
+        check_weights(on, at);
+        for (uint32_t state = 0; state < it->state_count; state++) {
+            check_region(on, it->states[state], expected->states[state], 4 * it->elements);
+        }
+        if (it->beside == REFIT_BESIDE_NONE) continue;
+        check_region(on, it->beside_region, expected->beside, beside_bytes(on, at));
+    }
+}
+
+static void check_progress(scene *on, uint32_t of_named)
+{
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        assert_int_equal(progress(on, at), on->named[at] ? of_named : 0);
     }
 }
 
@@ -326,6 +484,12 @@ static void choose(scene *on, uint32_t most_in_ten)
     }
 }
 
+static void choose_one(scene *on, uint32_t at)
+{
+    choose(on, 0);
+    on->named[at] = true;
+}
+
 /* Calls until it is well, as a caller does who has read the header: at most TRIES times. */
 #define UNTIL_OK(on, call)                                                                         \
     do {                                                                                           \
@@ -339,106 +503,70 @@ static void choose(scene *on, uint32_t most_in_ten)
 /* Work on the stream makes the gradient, and it is named at once. */
 static void name(scene *on, uint32_t at)
 {
-    const refit_host_parameter *it = &on->list[at];
-    assert_ok(refit_stream_copy(on->inner, on->stream, on->gradients[at], on->given[at],
-                                width(it->gradient_type) * it->elements, &on->error));
-    uint64_t number = on->expected[at].number + 1;
-    UNTIL_OK(on, refit_host_step_gradient(on->step, at, on->gradients[at], number, on->stream,
-                                          &on->error));
+    queue_copy(on, on->gradients[at], on->given[at], gradient_bytes(on, at));
+    UNTIL_OK(on, gradient(on, at));
 }
 
 static void begin_and_name(scene *on)
 {
-    UNTIL_OK(on, refit_host_step_begin(on->step, on->groups, GROUPS, &on->error));
+    UNTIL_OK(on, begin(on));
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         if (on->named[on->order[at]]) name(on, on->order[at]);
     }
 }
 
-static void expect_all(scene *on)
+static void wait_all(scene *on)
 {
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        if (!on->named[at]) continue;
-        on->expected[at].number++;
-        expect_step(on, at);
-    }
+    UNTIL_OK(on, wait_for(on, PATIENCE_MS));
+    check_progress(on, REFIT_PARAMETER_NAMED | REFIT_PARAMETER_STEPPED | REFIT_PARAMETER_RETURNED);
 }
 
-static void step_all(scene *on)
+/* What was named has been stepped: it is what plain arrays say. */
+static void finish(scene *on)
 {
+    expect_all(on);
+    wait_all(on);
+    check_all(on);
+}
+
+static void start_step(scene *on, uint32_t most_in_ten)
+{
+    choose(on, most_in_ten);
     begin_and_name(on);
-    UNTIL_OK(on, refit_host_step_run(on->step, on->unscale, on->clip, on->stream, &on->error));
+}
+
+/* A whole step, but for the wait. */
+static void step(scene *on, uint32_t most_in_ten)
+{
+    start_step(on, most_in_ten);
+    UNTIL_OK(on, run(on));
     expect_all(on);
 }
 
-static void wait_all(scene *on)
+static void step_and_check(scene *on, uint32_t most_in_ten)
 {
-    UNTIL_OK(on, refit_host_step_wait(on->step, PATIENCE_MS, &on->error));
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        uint32_t all = REFIT_PARAMETER_NAMED | REFIT_PARAMETER_STEPPED | REFIT_PARAMETER_RETURNED;
-        assert_int_equal(refit_host_step_progress(on->step, at), on->named[at] ? all : 0);
-    }
-}
-
-static refit_stats stats_of(scene *on)
-{
-    refit_stats stats;
-    refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_offloader_stats(on->offloader, &stats, &on->error));
-    return stats;
+    start_step(on, most_in_ten);
+    UNTIL_OK(on, run(on));
+    finish(on);
 }
 
 /* ---- What holds ------------------------------------------------------------------------------ */
 
-static void the_bits_are_those_of_the_kernel(void **state)
-{
-    (void)state;
-    static const char *const threads[] = {"1", "2", "3", "5"};
-    static const char *const pieces[] = {"4KiB", "100000", "256KiB", "32MiB"};
-    for (uint64_t seed = 0; seed < 24; seed++) {
-        scene on;
-        open_scene(&on, seed + 1, threads[seed % 4], pieces[seed / 4 % 4]);
-        for (uint32_t step = 0; step < 4; step++) {
-            choose(&on, step == 0 ? 10 : 7);
-            set_groups(&on);
-            on.unscale = step % 2 == 0 ? 1.0 : 1.0 / 1024;
-            on.clip = step < 2 ? 1.0 : 0.37;
-            step_all(&on);
-            if (step % 2 == 0) wait_all(&on); /* else the next begin does */
-            if (step % 2 == 0) check_all(&on);
-        }
-        wait_all(&on);
-        check_all(&on);
-        close_scene(&on);
-    }
-}
-
 static void a_stream_that_joins_sees_new_parameters(void **state)
 {
-    (void)state;
-    for (uint64_t seed = 50; seed < 54; seed++) {
-        scene on;
-        void *copies[PARAMETERS];
-        open_scene(&on, seed, "2", "64KiB");
-        choose(&on, 8);
-        step_all(&on);
-        if (seed % 2 == 0) {
-            assert_ok(refit_host_step_join(on.step, REFIT_EACH_PARAMETER, on.stream, &on.error));
-        }
+    scene *on = *state;
+    for (uint32_t round = 0; round < 4; round++) {
+        bool each = round % 2 == 1;
+        step(on, 8);
+        if (!each) assert_ok(join(on, REFIT_EACH_PARAMETER));
         for (uint32_t at = 0; at < PARAMETERS; at++) {
-            uint64_t bytes = width(on.list[at].type) * on.list[at].elements;
-            if (seed % 2 == 1) assert_ok(refit_host_step_join(on.step, at, on.stream, &on.error));
-            copies[at] = test_host_alloc(on.inner, bytes);
-            assert_ok(refit_stream_copy(on.inner, on.stream, copies[at], on.list[at].memory, bytes,
-                                        &on.error));
+            if (each) assert_ok(join(on, at));
+            queue_copy(on, on->changed[at], on->list[at].memory, weight_bytes(on, at));
         }
-        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        await_stream(on);
         for (uint32_t at = 0; at < PARAMETERS; at++) {
-            uint64_t bytes = width(on.list[at].type) * on.list[at].elements;
-            assert_memory_equal(copies[at], on.expected[at].weights, bytes);
-            test_host_free(on.inner, copies[at], bytes);
+            assert_memory_equal(on->changed[at], on->expected[at].weights, weight_bytes(on, at));
         }
-        close_scene(&on);
     }
 }
 
@@ -468,52 +596,12 @@ static double expected_squares(scene *on)
     return sum;
 }
 
-/* The same sum, whatever the threads and pieces. */
-static double norm_of(uint64_t seed, const char *threads, const char *piece, bool at_once)
-{
-    scene on;
-    double squared = -1, before = 0;
-    int found_inf = -1;
-    open_scene(&on, seed, threads, piece);
-    choose(&on, 8);
-    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        if (on.named[on.order[at]]) name(&on, on.order[at]);
-        if (!at_once) {
-            assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-            assert_true(squared >= before);
-            before = squared;
-        }
-    }
-    assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-    assert_int_equal(found_inf, 0);
-    double expected = expected_squares(&on);
-    assert_memory_equal(&squared, &expected, sizeof squared);
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
-    return squared;
-}
-
-static void the_norm_does_not_depend_on_threads(void **state)
-{
-    (void)state;
-    for (uint64_t seed = 100; seed < 103; seed++) {
-        double one = norm_of(seed, "1", "4KiB", true);
-        double many = norm_of(seed, "4", "32MiB", false);
-        assert_memory_equal(&one, &many, sizeof one);
-    }
-}
-
 static void check_norm(scene *on)
 {
-    double squared = -1, expected = expected_squares(on);
-    int found_inf = -1;
-    UNTIL_OK(on, refit_host_step_norm(on->step, &squared, &found_inf, &on->error));
-    assert_memory_equal(&squared, &expected, sizeof squared);
-    assert_int_equal(found_inf, 0);
+    double expected = expected_squares(on);
+    UNTIL_OK(on, norm(on));
+    assert_memory_equal(&on->squared, &expected, sizeof expected);
+    assert_int_equal(on->found_inf, 0);
 }
 
 /* A gradient or a parameter may change in place while a former copy of it is under way, the bytes
@@ -521,9 +609,7 @@ static void check_norm(scene *on)
 static void end_copies(scene *on)
 {
 #if defined(__SANITIZE_THREAD__)
-    double squared;
-    int found_inf;
-    UNTIL_OK(on, refit_host_step_norm(on->step, &squared, &found_inf, &on->error));
+    UNTIL_OK(on, norm(on));
 #else
     (void)on;
 #endif
@@ -532,58 +618,24 @@ static void end_copies(scene *on)
 /* Another gradient in the place of the former one, or elsewhere, made by work on the stream. */
 static void name_anew(scene *on, uint32_t at, bool elsewhere)
 {
-    const refit_host_parameter *it = &on->list[at];
-    uint64_t bytes = width(it->gradient_type) * it->elements;
     end_copies(on);
     /* What the stream copies stays as it is until the stream has come to it. */
-    assert_ok(refit_stream_wait(on->inner, on->stream, PATIENCE_MS, &on->error));
-    fill_typed(on, on->given[at], it->gradient_type, it->elements);
+    await_stream(on);
+    fill_typed(on, on->given[at], on->list[at].gradient_type, on->list[at].elements);
     if (elsewhere) {
-        assert_ok(refit_memory_alloc(on->device, bytes, &on->gradients[at], &on->error));
+        assert_ok(
+            refit_memory_alloc(on->device, gradient_bytes(on, at), &on->gradients[at], &on->error));
     }
     name(on, at);
+    on->named[at] = true;
+    assert_int_equal(progress(on, at), REFIT_PARAMETER_NAMED);
 }
 
-/* What is stepped and summed is what was named last; what was dropped is neither. Before and after
- * the gradients have landed and were summed; no gradient that was named goes before the step. */
-static void a_gradient_is_replaced_and_dropped(void **state)
+static void drop_named(scene *on, uint32_t at)
 {
-    (void)state;
-    for (uint64_t seed = 120; seed < 126; seed++) {
-        scene on;
-        void *former[PARAMETERS];
-        open_scene(&on, seed, seed % 2 == 0 ? "1" : "3", "64KiB");
-        for (uint32_t round = 0; round < 6; round++) {
-            choose(&on, 8);
-            begin_and_name(&on);
-            if (round % 3 > 0) check_norm(&on);
-            for (uint32_t at = 0; at < PARAMETERS; at++) {
-                former[at] = on.gradients[at];
-                uint64_t what = below(&on, 5);
-                if (what == 0) {
-                    assert_ok(refit_host_step_drop(on.step, at, &on.error));
-                    on.named[at] = false;
-                    assert_int_equal(refit_host_step_progress(on.step, at), 0);
-                } else if (what < 4) {
-                    name_anew(&on, at, what == 3);
-                    on.named[at] = true;
-                    assert_int_equal(refit_host_step_progress(on.step, at), REFIT_PARAMETER_NAMED);
-                }
-                if (round == 5) assert_ok(refit_host_step_drop(on.step, at, &on.error));
-                if (round == 5) on.named[at] = false;
-            }
-            if (round % 3 > 1) check_norm(&on);
-            assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-            for (uint32_t at = 0; at < PARAMETERS; at++) {
-                if (former[at] == on.gradients[at]) continue;
-                assert_ok(refit_memory_free(on.device, former[at], &on.error));
-            }
-            expect_all(&on);
-            wait_all(&on);
-            check_all(&on);
-        }
-        close_scene(&on);
-    }
+    assert_ok(drop(on, at));
+    on->named[at] = false;
+    assert_int_equal(progress(on, at), 0);
 }
 
 static bool can_refresh(const scene *on, uint32_t at)
@@ -592,76 +644,90 @@ static bool can_refresh(const scene *on, uint32_t at)
 }
 
 /* Work on the stream changes a parameter, and it is refreshed behind that. */
-static void change_and_refresh(scene *on, uint32_t at, void *given)
+static void change_and_refresh(scene *on, uint32_t at)
 {
-    const refit_host_parameter *it = &on->list[at];
-    uint64_t bytes = width(it->type) * it->elements;
+    uint64_t bytes = weight_bytes(on, at);
+    if (on->given_again[at]) await_stream(on);
+    on->given_again[at] = true;
     end_copies(on);
-    fill_typed(on, given, it->type, it->elements);
-    memcpy(on->expected[at].weights, given, bytes);
-    assert_ok(refit_stream_copy(on->inner, on->stream, it->memory, given, bytes, &on->error));
-    UNTIL_OK(on, refit_host_step_refresh(on->step, at, on->stream, &on->error));
+    fill_typed(on, on->changed[at], on->list[at].type, on->list[at].elements);
+    memcpy(on->expected[at].weights, on->changed[at], bytes);
+    queue_copy(on, on->list[at].memory, on->changed[at], bytes);
+    UNTIL_OK(on, refresh(on, at));
 }
 
 static void refresh_all(scene *on)
 {
     for (uint32_t at = 0; at < PARAMETERS; at++) {
-        if (!can_refresh(on, at)) continue;
-        UNTIL_OK(on, refit_host_step_refresh(on->step, at, on->stream, &on->error));
+        if (can_refresh(on, at)) UNTIL_OK(on, refresh(on, at));
     }
 }
 
-static void make_given_weights(scene *on, void **given)
+/* Changes or drops a gradient, changes a parameter, or asks for the norm. */
+static void meddle(scene *on, uint32_t at)
 {
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        given[at] = test_host_alloc(on->inner, width(on->list[at].type) * on->list[at].elements);
+    switch (below(on, 8)) {
+    case 0: drop_named(on, at); return;
+    case 1:
+    case 2: name_anew(on, at, below(on, 2) == 0); return;
+    case 3:
+        if (can_refresh(on, at)) change_and_refresh(on, at);
+        return;
+    case 4: check_norm(on); return;
+    default: return;
     }
 }
 
-static void free_given_weights(scene *on, void **given)
+/* A step in which parameters and gradients are changed at any moment. */
+static void random_step(scene *on)
 {
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        test_host_free(on->inner, given[at], width(on->list[at].type) * on->list[at].elements);
+    void *former[PARAMETERS];
+    bool wanted[PARAMETERS];
+    choose(on, (uint32_t)below(on, 11));
+    set_groups(on);
+    on->unscale = below(on, 2) == 0 ? 1.0 : 1.0 / 1024;
+    on->clip = below(on, 2) == 0 ? 1.0 : 0.37;
+    memcpy(wanted, on->named, sizeof wanted);
+    memset(on->named, 0, sizeof on->named);
+    memcpy(former, on->gradients, sizeof former);
+    assert_ok(begin(on)); /* which waits for the step before */
+    for (uint32_t i = 0; i < PARAMETERS; i++) {
+        uint32_t at = on->order[i];
+        if (can_refresh(on, at) && below(on, 4) == 0) change_and_refresh(on, at);
+        if (wanted[at]) name(on, at);
+        on->named[at] = wanted[at];
+        if (below(on, 8) == 0) check_norm(on);
     }
+    bool meddled = below(on, 3) > 0;
+    for (uint32_t at = 0; meddled && at < PARAMETERS; at++) {
+        meddle(on, at);
+    }
+    bool skipped = below(on, 6) == 0;
+    assert_ok(skipped ? give_up(on) : run(on));
+    if (skipped) memset(on->named, 0, sizeof on->named);
+    for (uint32_t at = 0; at < PARAMETERS; at++) {
+        if (former[at] == on->gradients[at]) continue;
+        assert_ok(refit_memory_free(on->device, former[at], &on->error));
+    }
+    expect_all(on);
 }
 
-/* A parameter that anything has changed is stepped from what it became, wherever the refresh
- * stands: before its gradient is named, behind that, and when the gradient has landed and was
- * summed. */
-static void a_refreshed_parameter_is_stepped_from_the_device(void **state)
+/* What is stepped and summed is what was named last, and from what a parameter became; what was
+ * dropped or skipped changes nothing; the bits are those of the kernel. */
+static void any_step_has_the_bits_of_the_kernel(void **state)
 {
     (void)state;
-    for (uint64_t seed = 140; seed < 146; seed++) {
-        scene on;
-        void *given[PARAMETERS];
-        open_scene(&on, seed, seed % 2 == 0 ? "1" : "3", "64KiB");
-        make_given_weights(&on, given);
-        for (uint32_t round = 0; round < 6; round++) {
-            choose(&on, 8);
-            assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-            for (uint32_t i = 0; i < PARAMETERS; i++) {
-                uint32_t at = on.order[i];
-                bool first = can_refresh(&on, at) && below(&on, 3) == 0;
-                if (first) change_and_refresh(&on, at, given[at]);
-                if (on.named[at]) name(&on, at);
-            }
-            if (round % 2 == 0) check_norm(&on);
-            for (uint32_t at = 0; at < PARAMETERS; at++) {
-                if (round < 2 || !can_refresh(&on, at)) continue;
-                assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-                change_and_refresh(&on, at, given[at]);
-                if (below(&on, 4) != 0) continue;
-                assert_ok(refit_host_step_drop(on.step, at, &on.error));
-                on.named[at] = false;
-            }
-            if (round % 3 == 0) check_norm(&on);
-            assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-            expect_all(&on);
-            wait_all(&on);
-            check_all(&on);
+    static const char *const threads[] = {"1", "2", "3", "5"};
+    static const char *const pieces[] = {"4KiB", "100000", "256KiB", "32MiB"};
+    for (uint64_t seed = 0; seed < 24; seed++) {
+        scene *on = open_scene(&(opening){
+            .seed = seed + 1, .threads = threads[seed % 4], .piece = pieces[seed / 4 % 4]});
+        for (uint32_t at = 0; at < 7; at++) {
+            random_step(on);
+            if (at % 2 == 0) wait_all(on);
+            if (at % 2 == 0) check_all(on);
         }
-        free_given_weights(&on, given);
-        close_scene(&on);
+        close_scene(on);
     }
 }
 
@@ -682,229 +748,142 @@ static uint32_t choose_alone(scene *on)
  * not named does not matter. Masters cannot be refreshed. */
 static void a_refresh_stands_for_a_load(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     const void *bytes;
-    uint64_t count, in = 0;
-    open_objects(&on, 150, "2", "64KiB");
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
+    uint64_t count;
+    assert_ok(open_step(on));
     for (uint32_t round = 0; round < 3; round++) {
-        uint32_t last = choose_alone(&on);
-        begin_and_name(&on);
-        in = 0;
+        uint32_t last = choose_alone(on);
+        uint64_t in = 0;
+        begin_and_name(on);
         for (uint32_t at = 0; at < PARAMETERS; at++) {
-            const refit_host_parameter *it = &on.list[at];
-            if (on.named[at]) in += it->elements * (width(it->gradient_type) + width(it->type));
+            if (on->named[at]) in += gradient_bytes(on, at) + weight_bytes(on, at);
             if (at == last) continue;
-            assert_int_equal(refit_host_step_refresh(on.step, at, on.stream, &on.error),
-                             on.named[at] ? REFIT_OK : REFIT_ERR_UNSUPPORTED);
+            assert_int_equal(refresh(on, at), on->named[at] ? REFIT_OK : REFIT_ERR_UNSUPPORTED);
         }
         if (round == 0) {
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_STATE);
-            assert_non_null(strstr(on.error.text, on.list[last].name));
-            assert_int_equal(refit_host_step_parameter(on.step, last, &bytes, &count, &on.error),
-                             REFIT_ERR_STATE);
-            for (uint32_t at = 0; at < PARAMETERS; at++) {
-                assert_int_equal(refit_host_step_progress(on.step, at),
-                                 on.named[at] ? REFIT_PARAMETER_NAMED : 0);
-            }
+            assert_int_equal(run(on), REFIT_ERR_STATE);
+            assert_told(on->error, on->list[last].name);
+            assert_int_equal(host_weights(on, last, &bytes, &count), REFIT_ERR_STATE);
+            check_progress(on, REFIT_PARAMETER_NAMED);
         }
-        assert_ok(refit_host_step_refresh(on.step, last, on.stream, &on.error));
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        assert_int_equal(stats_of(&on).host_step_in_bytes_last, in); /* each came once */
+        assert_ok(refresh(on, last));
+        assert_ok(run(on));
+        expect_all(on);
+        wait_all(on);
+        assert_int_equal(stats_of(on->offloader).host_step_in_bytes_last, in); /* each came once */
     }
-    /* Masters were never loaded. */
-    choose(&on, 10);
-    begin_and_name(&on);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
-    assert_ok(refit_host_step_skip(on.step, &on.error));
-    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
-    check_all(&on);
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    start_step(on, 10);
+    assert_int_equal(run(on), REFIT_ERR_STATE); /* masters were never loaded */
+    assert_ok(give_up(on));
+    assert_ok(load(on, 1));
+    check_all(on);
+    step_and_check(on, 10);
 }
 
 static void a_number_that_is_not_finite_is_found(void **state)
 {
-    (void)state;
+    scene *on = *state;
     static const float bad[] = {INFINITY, -INFINITY, NAN};
-    for (uint32_t at = 0; at < 3; at++) {
-        scene on;
-        double squared;
-        int found_inf = 0;
-        open_scene(&on, 7 + at, "2", "64KiB");
-        choose(&on, 10);
+    for (size_t at = 0; at < LENGTH(bad); at++) {
+        uint32_t spoiled = 0;
+        choose(on, 10);
         for (uint32_t it = 0; it < PARAMETERS; it++) {
-            if (on.list[it].gradient_type != REFIT_NUMBER_FP32) continue;
-            ((float *)on.given[it])[on.list[it].elements - 1] = bad[at];
-            found_inf = 1;
+            if (on->list[it].gradient_type != REFIT_NUMBER_FP32) continue;
+            ((float *)on->given[it])[on->list[it].elements - 1] = bad[at];
+            spoiled++;
         }
-        int expected = found_inf;
-        begin_and_name(&on);
-        assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-        assert_int_equal(found_inf, expected);
-        assert_int_equal(isfinite(squared), !expected);
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        check_all(&on);
-        choose(&on, 10);
-        step_all(&on);
-        wait_all(&on);
-        check_all(&on);
-        close_scene(&on);
+        assert_true(spoiled > 0);
+        begin_and_name(on);
+        assert_ok(norm(on));
+        assert_true(on->found_inf == 1 && !isfinite(on->squared));
+        assert_ok(give_up(on));
+        check_all(on);
+        step_and_check(on, 10);
     }
 }
 
 /* Gradients may be changed once they were waited for, without a sum; a sum can follow. */
 static void gradients_may_change_once_they_have_landed(void **state)
 {
-    (void)state;
+    scene *on = *state;
     for (uint32_t round = 0; round < 2; round++) {
-        scene on;
-        double squared;
-        int found_inf;
-        open_scene(&on, 40 + round, "2", "64KiB");
-        choose(&on, 10);
-        begin_and_name(&on);
-        UNTIL_OK(&on, refit_host_step_norm(on.step, NULL, NULL, &on.error));
+        start_step(on, 10);
+        UNTIL_OK(on, refit_host_step_norm(on->step, NULL, NULL, &on->error));
         for (uint32_t at = 0; at < PARAMETERS; at++) {
-            uint64_t bytes = width(on.list[at].gradient_type) * on.list[at].elements;
-            assert_ok(refit_stream_copy(on.inner, on.stream, on.gradients[at],
-                                        on.given[(at + 1) % PARAMETERS], bytes < 4 ? bytes : 4,
-                                        &on.error));
+            uint64_t bytes = gradient_bytes(on, at);
+            queue_copy(on, on->gradients[at], on->given[(at + 1) % PARAMETERS],
+                       bytes < 4 ? bytes : 4);
         }
-        assert_int_equal(refit_host_step_norm(on.step, &squared, NULL, &on.error),
+        assert_int_equal(refit_host_step_norm(on->step, &on->squared, NULL, &on->error),
                          REFIT_ERR_INVALID);
-        if (round == 0) {
-            UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-            double expected = expected_squares(&on);
-            assert_memory_equal(&squared, &expected, sizeof squared);
-        }
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
-        close_scene(&on);
+        if (round == 0) check_norm(on);
+        assert_ok(run(on));
+        finish(on);
+        await_stream(on);
     }
-}
-
-/* A skipped step moves nothing back and changes nothing, whenever it is skipped. */
-static void a_skipped_step_changes_nothing(void **state)
-{
-    (void)state;
-    scene on;
-    open_scene(&on, 3, "2", "64KiB");
-    for (uint32_t round = 0; round < 6; round++) {
-        choose(&on, round == 0 ? 0 : 8);
-        begin_and_name(&on);
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        for (uint32_t at = 0; at < PARAMETERS; at++) {
-            assert_int_equal(refit_host_step_progress(on.step, at), 0);
-        }
-        check_all(&on);
-        choose(&on, 5);
-        step_all(&on);
-        wait_all(&on);
-        check_all(&on);
-    }
-    close_scene(&on);
-}
-
-static void a_step_without_gradients_changes_nothing(void **state)
-{
-    (void)state;
-    scene on;
-    open_scene(&on, 4, "2", "64KiB");
-    choose(&on, 0);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    assert_int_equal(stats_of(&on).host_step_in_bytes_last, 0);
-    assert_int_equal(stats_of(&on).host_step_count, 0);
-    close_scene(&on);
 }
 
 /* Threads of the pool compute as the caller's thread does: its rounding shows in the bits. */
 static void the_modes_are_those_of_the_caller(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 5, "4", "32MiB");
-    choose(&on, 10);
-    step_all(&on); /* the pool's threads have started */
+    scene *on = *state;
+    step(on, 10); /* the pool's threads have started */
     assert_int_equal(fesetround(FE_TOWARDZERO), 0);
-    for (uint32_t step = 0; step < 3; step++) {
-        choose(&on, 10);
-        step_all(&on);
+    for (uint32_t at = 0; at < 3; at++) {
+        step(on, 10);
     }
     assert_int_equal(fesetround(FE_TONEAREST), 0);
-    wait_all(&on);
-    check_all(&on);
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    wait_all(on);
+    check_all(on);
+    step_and_check(on, 10);
 }
 
 static void what_a_checkpoint_brings_is_stepped(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 6, "2", "64KiB");
+    scene *on = *state;
     for (uint32_t at = 0; at < PARAMETERS; at++) {
-        refit_host_parameter *it = &on.list[at];
-        plain *expected = &on.expected[at];
+        refit_host_parameter *it = &on->list[at];
+        plain *expected = &on->expected[at];
         void *image;
         uint64_t count;
-        fill_typed(&on, expected->weights, it->type, it->elements);
-        test_write(on.inner, it->memory, expected->weights, width(it->type) * it->elements);
-        expected->number = 1 + below(&on, 100);
+        fill_typed(on, expected->weights, it->type, it->elements);
+        test_write(on->inner, it->memory, expected->weights, weight_bytes(on, at));
+        expected->number = below(on, 100);
         for (uint32_t i = 0; i < it->state_count; i++) {
-            fill_typed(&on, expected->states[i], REFIT_NUMBER_FP32, it->elements);
+            fill_typed(on, expected->states[i], REFIT_NUMBER_FP32, it->elements);
             for (uint64_t k = 0; k < it->elements; k++)
                 expected->states[i][k] = fabsf(expected->states[i][k]);
-            assert_ok(refit_host_step_region(on.step, it->states[i], &image, &count, &on.error));
+            assert_ok(image_of(on, it->states[i], &image, &count));
             memcpy(image, expected->states[i], count);
         }
         if (it->beside == REFIT_BESIDE_NONE) continue;
-        assert_ok(refit_host_step_region(on.step, it->beside_region, &image, &count, &on.error));
+        assert_ok(image_of(on, it->beside_region, &image, &count));
         for (uint64_t k = 0; k < count; k++) {
-            ((unsigned char *)expected->beside)[k] = (unsigned char)below(&on, 64);
+            ((unsigned char *)expected->beside)[k] = (unsigned char)below(on, 64);
         }
         memcpy(image, expected->beside, count);
     }
-    assert_ok(refit_host_step_load(on.step, 0, REFIT_STREAM_NONE, &on.error));
-    check_all(&on);
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    assert_ok(refit_host_step_load(on->step, 0, REFIT_STREAM_NONE, &on->error));
+    check_all(on);
+    step_and_check(on, 10);
 }
 
 static void figures_are_told(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 8, "2", "64KiB");
+    scene *on = *state;
     uint64_t in = 0, out = 0;
     for (uint32_t at = 0; at < PARAMETERS; at++) {
-        in += width(on.list[at].gradient_type) * on.list[at].elements;
-        out += width(on.list[at].type) * on.list[at].elements;
+        in += gradient_bytes(on, at);
+        out += weight_bytes(on, at);
     }
-    for (uint32_t step = 1; step <= 2; step++) {
-        choose(&on, 10);
-        step_all(&on);
-        wait_all(&on);
-        refit_stats stats = stats_of(&on);
-        assert_int_equal(stats.host_step_count, step);
+    step_and_check(on, 0); /* without gradients it is not one */
+    assert_int_equal(stats_of(on->offloader).host_step_in_bytes_last, 0);
+    assert_int_equal(stats_of(on->offloader).host_step_count, 0);
+    for (uint32_t count = 1; count <= 2; count++) {
+        step_and_check(on, 10);
+        refit_stats stats = stats_of(on->offloader);
+        assert_int_equal(stats.host_step_count, count);
         assert_int_equal(stats.host_step_failures, 0);
         assert_int_equal(stats.host_step_in_bytes_last, in);
         assert_int_equal(stats.host_step_out_bytes_last, out);
@@ -915,46 +894,43 @@ static void figures_are_told(void **state)
         assert_int_equal(stats.step_count, 0); /* of windows */
         assert_true(stats.step_seconds_last == 0);
     }
-    assert_ok(refit_host_step_close(on.step, &on.error));
-    on.step = NULL;
-    assert_int_equal(stats_of(&on).host_step_bytes, 0);
-    close_scene(&on);
+    close_step(on);
+    assert_int_equal(stats_of(on->offloader).host_step_bytes, 0);
 }
 
 /* ---- What is refused ------------------------------------------------------------------------- */
 
-static refit_status open_with(scene *on, uint32_t at, const refit_host_parameter *wrong)
+static refit_status open_with(scene *on, const refit_host_parameter *first)
 {
     refit_host_parameter list[PARAMETERS];
-    refit_host_step *step = NULL;
+    refit_host_step *opened = NULL;
     memcpy(list, on->list, sizeof list);
-    list[at] = *wrong;
+    list[0] = *first;
     on->error.text[0] = '\0';
-    refit_status status = refit_host_step_open(on->offloader, list, PARAMETERS, &step, &on->error);
-    if (status == REFIT_OK) assert_ok(refit_host_step_close(step, &on->error));
+    refit_status status =
+        refit_host_step_open(on->offloader, list, PARAMETERS, &opened, &on->error);
+    if (status == REFIT_OK) assert_ok(refit_host_step_close(opened, &on->error));
     if (status != REFIT_OK) assert_true(on->error.text[0] != '\0');
     return status;
 }
 
 static void a_wrong_parameter_is_refused(void **state)
 {
-    (void)state;
-    scene on;
-    open_objects(&on, 9, "2", "64KiB");
-    uint32_t at = 0; /* any with a state */
-    refit_host_parameter wrong = on.list[at];
-    assert_ok(open_with(&on, at, &wrong));
+    scene *on = *state;
+    refit_host_step *opened;
+    refit_host_parameter wrong = on->list[0];
+    assert_ok(open_with(on, &wrong));
 #define REFUSED(change, expected)                                                                  \
     do {                                                                                           \
-        wrong = on.list[at];                                                                       \
+        wrong = on->list[0];                                                                       \
         change;                                                                                    \
-        assert_int_equal(open_with(&on, at, &wrong), (expected));                                  \
+        assert_int_equal(open_with(on, &wrong), (expected));                                       \
     } while (0)
     REFUSED(wrong.size = 8, REFIT_ERR_INVALID);
     REFUSED(wrong.size = sizeof wrong + 8, REFIT_ERR_INVALID);
     REFUSED(wrong.name = NULL, REFIT_ERR_INVALID);
     REFUSED(wrong.memory = NULL, REFIT_ERR_INVALID);
-    REFUSED(wrong.memory = on.list[1].memory, REFIT_ERR_EXISTS);
+    REFUSED(wrong.memory = on->list[1].memory, REFIT_ERR_EXISTS);
     REFUSED(wrong.elements = 0, REFIT_ERR_INVALID);
     REFUSED(wrong.elements = UINT64_MAX, REFIT_ERR_LIMIT);
     REFUSED(wrong.elements++, REFIT_ERR_INVALID);
@@ -968,28 +944,24 @@ static void a_wrong_parameter_is_refused(void **state)
             REFIT_ERR_INVALID);
     REFUSED(wrong.state_count = 4, REFIT_ERR_INVALID);
     REFUSED(wrong.states[0] = 1000, REFIT_ERR_NOT_FOUND);
-    REFUSED(wrong.states[0] = on.list[2].states[0], REFIT_ERR_INVALID);
+    REFUSED(wrong.states[0] = on->list[2].states[0], REFIT_ERR_INVALID);
     REFUSED((wrong.state_count = 2, wrong.states[1] = wrong.states[0]), REFIT_ERR_EXISTS);
 #undef REFUSED
-    refit_host_step *step;
-    assert_int_equal(refit_host_step_open(on.offloader, on.list, 0, &step, &on.error),
+    assert_int_equal(refit_host_step_open(on->offloader, on->list, 0, &opened, &on->error),
                      REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_open(NULL, on.list, 1, &step, &on.error), REFIT_ERR_INVALID);
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    close_scene(&on);
+    assert_int_equal(refit_host_step_open(NULL, on->list, 1, &opened, &on->error),
+                     REFIT_ERR_INVALID);
 }
 
 static void wrong_options_are_refused(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 10, "1", "64KiB");
+    scene *on = *state;
     refit_optimizer_options groups[GROUPS];
 #define REFUSED(change)                                                                            \
     do {                                                                                           \
-        memcpy(groups, on.groups, sizeof groups);                                                  \
+        memcpy(groups, on->groups, sizeof groups);                                                 \
         change;                                                                                    \
-        assert_int_equal(refit_host_step_begin(on.step, groups, GROUPS, &on.error),                \
+        assert_int_equal(refit_host_step_begin(on->step, groups, GROUPS, &on->error),              \
                          REFIT_ERR_INVALID);                                                       \
     } while (0)
     REFUSED(groups[1].size = 4);
@@ -1012,118 +984,93 @@ static void wrong_options_are_refused(void **state)
         groups[at].amsgrad = 1;
     });
 #undef REFUSED
-    assert_int_equal(refit_host_step_begin(on.step, on.groups, 0, &on.error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_begin(on.step, NULL, 1, &on.error), REFIT_ERR_INVALID);
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    assert_int_equal(refit_host_step_begin(on->step, on->groups, 0, &on->error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_begin(on->step, NULL, 1, &on->error), REFIT_ERR_INVALID);
+    step_and_check(on, 10);
+}
+
+/* Of a step that has not begun, or that stands after run. */
+static void refuse_all_but_begin(scene *on)
+{
+    assert_int_equal(gradient(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(drop(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(refresh(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(norm(on), REFIT_ERR_STATE);
+    assert_int_equal(run(on), REFIT_ERR_STATE);
 }
 
 static void calls_in_a_wrong_state_are_refused(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     refit_host_step *second;
-    double squared;
-    int found_inf;
     const void *bytes;
     uint64_t count;
-    open_objects(&on, 11, "2", "64KiB");
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &second, &on.error),
+    assert_ok(open_step(on));
+    assert_int_equal(refit_host_step_open(on->offloader, on->list, PARAMETERS, &second, &on->error),
                      REFIT_ERR_BUSY);
-    assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_BUSY);
-    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-    assert_ok(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error));
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                     REFIT_ERR_STATE); /* not loaded */
-    assert_non_null(strstr(on.error.text, "refit_host_step_load"));
-    assert_ok(refit_host_step_skip(on.step, &on.error));
-    assert_int_equal(refit_host_step_parameter(on.step, 0, &bytes, &count, &on.error),
-                     REFIT_ERR_STATE);
-    assert_ok(refit_host_step_load(on.step, 1, REFIT_STREAM_NONE, &on.error));
-    assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 1, on.stream, &on.error),
-                     REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_drop(on.step, 0, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_refresh(on.step, 0, on.stream, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
-                     REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
-    assert_ok(refit_host_step_skip(on.step, &on.error));
-    assert_ok(refit_host_step_wait(on.step, 0, &on.error));
-    assert_ok(refit_host_step_join(on.step, REFIT_EACH_PARAMETER, on.stream, &on.error));
-    choose(&on, 10);
-    begin_and_name(&on);
-    assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_close(on->offloader, &on->error), REFIT_ERR_BUSY);
+    assert_ok(begin(on));
+    assert_ok(gradient(on, 0));
+    assert_int_equal(run(on), REFIT_ERR_STATE); /* not loaded */
+    assert_told(on->error, "refit_host_step_load");
+    assert_ok(give_up(on));
+    assert_int_equal(host_weights(on, 0, &bytes, &count), REFIT_ERR_STATE);
+    assert_ok(refit_host_step_load(on->step, 1, REFIT_STREAM_NONE, &on->error));
+    refuse_all_but_begin(on);
+    assert_ok(give_up(on));
+    assert_ok(wait_for(on, 0));
+    assert_ok(join(on, REFIT_EACH_PARAMETER));
+    start_step(on, 10);
+    assert_int_equal(begin(on), REFIT_ERR_STATE);
+    assert_int_equal(load(on, 1), REFIT_ERR_STATE);
     assert_int_equal(
-        refit_host_step_gradient(on.step, PARAMETERS, on.gradients[0], 1, on.stream, &on.error),
+        refit_host_step_gradient(on->step, PARAMETERS, on->gradients[0], 1, on->stream, &on->error),
         REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_host_step_drop(on.step, PARAMETERS, &on.error), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_host_step_refresh(on.step, PARAMETERS, on.stream, &on.error),
-                     REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_host_step_join(on.step, 0, on.stream, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_run(on.step, NAN, 1, on.stream, &on.error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1e300, on.stream, &on.error),
+    assert_int_equal(drop(on, PARAMETERS), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refresh(on, PARAMETERS), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(join(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_run(on->step, NAN, 1, on->stream, &on->error),
                      REFIT_ERR_INVALID);
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_join(on.step, 0, REFIT_STREAM_NONE, &on.error),
+    assert_int_equal(refit_host_step_run(on->step, 1, 1e300, on->stream, &on->error),
                      REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_join(on.step, PARAMETERS, on.stream, &on.error),
-                     REFIT_ERR_NOT_FOUND);
-    wait_all(&on);
-    check_all(&on);
-    choose(&on, 0);
-    begin_and_name(&on);
-    assert_int_equal(refit_host_step_gradient(on.step, 0, on.gradients[0], 0, on.stream, &on.error),
+    assert_ok(run(on));
+    assert_int_equal(run(on), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_join(on->step, 0, REFIT_STREAM_NONE, &on->error),
                      REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_gradient(on.step, 0, NULL, 1, on.stream, &on.error),
+    assert_int_equal(join(on, PARAMETERS), REFIT_ERR_NOT_FOUND);
+    finish(on);
+    start_step(on, 0);
+    assert_int_equal(
+        refit_host_step_gradient(on->step, 0, on->gradients[0], 0, on->stream, &on->error),
+        REFIT_ERR_INVALID);
+    assert_int_equal(refit_host_step_gradient(on->step, 0, NULL, 1, on->stream, &on->error),
                      REFIT_ERR_INVALID);
-    close_scene(&on);
 }
 
 /* What an optimizer does not know may be anything, and changes nothing. */
 static void options_of_other_optimizers_are_not_read(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 115, "2", "64KiB");
-    for (uint32_t at = 0; at < GROUPS; at++) {
-        refit_optimizer_options *group = &on.groups[at];
-        bool adam = group->optimizer == REFIT_ADAM, sgd = group->optimizer == REFIT_SGD;
-        if (!adam && group->optimizer != REFIT_LION) group->beta1 = group->beta2 = NAN;
-        if (!adam && group->optimizer != REFIT_ADAGRAD) group->eps = -1;
-        if (group->optimizer != REFIT_ADAGRAD) group->lr_decay = INFINITY;
-        if (!sgd) group->momentum = group->dampening = NAN;
-        if (!sgd) group->nesterov = 1;
-        if (!adam) group->amsgrad = group->decoupled = 1;
-        if (sgd || group->optimizer == REFIT_LION) group->root = on.list;
-    }
-    refit_optimizer_options unknown[GROUPS];
-    memcpy(unknown, on.groups, sizeof unknown);
-    for (uint32_t step = 0; step < 2; step++) {
-        choose(&on, 10);
-        memcpy(on.groups, unknown, sizeof unknown);
-        begin_and_name(&on);
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
+    scene *on = *state;
+    refit_optimizer_options known[GROUPS];
+    memcpy(known, on->groups, sizeof known);
+    for (uint32_t round = 0; round < 2; round++) {
+        choose(on, 10);
         for (uint32_t at = 0; at < GROUPS; at++) {
-            refit_optimizer_options *group = &on.groups[at];
-            if (!isfinite(group->beta1)) group->beta1 = group->beta2 = 0;
-            if (group->eps < 0) group->eps = 0;
-            if (!isfinite(group->lr_decay)) group->lr_decay = 0;
-            if (!isfinite(group->momentum)) group->momentum = group->dampening = 0;
-            if (group->optimizer != REFIT_SGD) group->nesterov = 0;
-            if (group->optimizer != REFIT_ADAM) group->amsgrad = group->decoupled = 0;
+            refit_optimizer_options *group = &on->groups[at];
+            bool adam = group->optimizer == REFIT_ADAM, sgd = group->optimizer == REFIT_SGD;
+            if (!adam && group->optimizer != REFIT_LION) group->beta1 = group->beta2 = NAN;
+            if (!adam && group->optimizer != REFIT_ADAGRAD) group->eps = -1;
+            if (group->optimizer != REFIT_ADAGRAD) group->lr_decay = INFINITY;
+            if (!sgd) group->momentum = group->dampening = NAN;
+            if (!sgd) group->nesterov = 1;
+            if (!adam) group->amsgrad = group->decoupled = 1;
+            if (sgd || group->optimizer == REFIT_LION) group->root = on->list;
         }
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
+        begin_and_name(on);
+        assert_ok(run(on));
+        memcpy(on->groups, known, sizeof known);
+        finish(on);
     }
-    close_scene(&on);
 }
 
 /* As MKL_Set_Num_Threads_Local is. */
@@ -1150,71 +1097,67 @@ static void root_of_the_test(int count, const float *from, float *to, long long 
 /* All threads call the root that is given, and have told it before that it has one thread. */
 static void roots_of_the_process_are_taken(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 116, "4", "32MiB");
+    scene *on = *state;
     rft_adam_root root = root_of_the_test;
     rft_adam_root_threads threads = set_threads_of_root;
     threads_of_root = 7;
-    for (uint32_t step = 0; step < 3; step++) {
-        choose(&on, 10);
-        for (uint32_t at = 0; at < GROUPS; at++) {
-            memcpy(&on.groups[at].root, &root, sizeof root);
-            memcpy(&on.groups[at].root_threads, &threads, sizeof threads);
-        }
-        step_all(&on);
+    for (uint32_t at = 0; at < GROUPS; at++) {
+        memcpy(&on->groups[at].root, &root, sizeof root);
+        memcpy(&on->groups[at].root_threads, &threads, sizeof threads);
     }
-    wait_all(&on);
-    check_all(&on);
+    for (uint32_t round = 0; round < 3; round++) {
+        step(on, 10);
+    }
+    wait_all(on);
+    check_all(on);
     assert_false(atomic_load(&root_has_a_team));
     assert_int_equal(threads_of_root, 7);
-    close_scene(&on);
+}
+
+/* ---- Others of the same offloader ------------------------------------------------------------ */
+
+static refit_status lease(scene *on)
+{
+    refit_lease *taken;
+    RFT_TRY(refit_lease_acquire(on->offloader, &taken, &on->error));
+    refit_lease_release(taken);
+    return REFIT_OK;
 }
 
 /* Windows step other regions of the same offloader; leases and restores stay out of a step. */
 static void others_of_the_image_are_kept_apart(void **state)
 {
-    (void)state;
-    scene on;
-    refit_lease *lease;
+    scene *on = *state;
+    refit_lease *held;
     refit_window *window;
     void *bytes;
     uint64_t count;
-    open_scene(&on, 12, "2", "64KiB");
-    assert_ok(refit_window_open(on.offloader, &window, &on.error));
-    refit_window_part part = {.size = sizeof part, .region = on.list[3].states[0], .bytes = 64};
-    assert_int_equal(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on.error),
+    refit_region_id states = on->list[3].states[0];
+    assert_ok(refit_window_open(on->offloader, &window, &on->error));
+    refit_window_part part = {.size = sizeof part, .region = states, .bytes = 64};
+    assert_int_equal(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on->error),
                      REFIT_ERR_INVALID);
-    assert_int_equal(refit_window_host(window, part.region, &bytes, &count, &on.error),
+    assert_int_equal(refit_window_host(window, states, &bytes, &count, &on->error),
                      REFIT_ERR_INVALID);
-    assert_ok(refit_window_close(window, &on.error));
+    assert_ok(refit_window_close(window, &on->error));
 
-    choose(&on, 10);
-    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
-    assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_BUSY);
-    assert_int_equal(
-        refit_host_step_region(on.step, on.list[3].states[0], &bytes, &count, &on.error),
-        REFIT_ERR_BUSY);
-    begin_and_name(&on);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_BUSY);
-    refit_lease_release(lease);
-    faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY); /* a copy back */
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
-    assert_int_equal(refit_lease_acquire(on.offloader, &lease, &on.error), REFIT_ERR_BUSY);
-    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
+    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_int_equal(load(on, 1), REFIT_ERR_BUSY);
+    assert_int_equal(image_of(on, states, &bytes, &count), REFIT_ERR_BUSY);
+    start_step(on, 10);
+    assert_int_equal(run(on), REFIT_ERR_BUSY);
+    refit_lease_release(held);
+    faulty_device_fail(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY); /* a copy back */
+    assert_int_equal(run(on), REFIT_ERR_COPY);
+    assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    assert_int_equal(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error),
                      REFIT_ERR_BUSY);
-    assert_int_equal(
-        refit_host_step_region(on.step, on.list[3].states[0], &bytes, &count, &on.error),
-        REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_run(on.step, 0.5, 1, on.stream, &on.error),
+    assert_int_equal(image_of(on, states, &bytes, &count), REFIT_ERR_STATE);
+    assert_int_equal(refit_host_step_run(on->step, 0.5, 1, on->stream, &on->error),
                      REFIT_ERR_INVALID); /* other factors */
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error)); /* the image is whole */
-    refit_lease_release(lease);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    assert_ok(run(on));
+    assert_ok(lease(on)); /* the image is whole */
+    finish(on);
 }
 
 static void step_window(scene *on, refit_window *window)
@@ -1230,165 +1173,147 @@ static void step_window(scene *on, refit_window *window)
 
 static void windows_step_other_regions_meanwhile(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     refit_window *window;
     void *bytes;
     uint64_t count;
-    open_scene(&on, 13, "2", "64KiB");
-    assert_ok(refit_window_open(on.offloader, &window, &on.error));
-    assert_int_equal(refit_host_step_region(on.step, on.other, &bytes, &count, &on.error),
-                     REFIT_ERR_NOT_FOUND);
+    assert_ok(refit_window_open(on->offloader, &window, &on->error));
+    assert_int_equal(image_of(on, on->other, &bytes, &count), REFIT_ERR_NOT_FOUND);
     for (uint32_t round = 0; round < 3; round++) {
-        choose(&on, 9);
-        if (round == 0) step_window(&on, window);
-        begin_and_name(&on);
-        if (round == 1) step_window(&on, window);
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        if (round == 2) step_window(&on, window);
-        expect_all(&on);
-        wait_all(&on);
-        assert_ok(refit_window_wait(window, PATIENCE_MS, &on.error));
-        check_all(&on);
-        assert_ok(refit_window_host(window, on.other, &bytes, &count, &on.error));
+        choose(on, 9);
+        if (round == 0) step_window(on, window);
+        begin_and_name(on);
+        if (round == 1) step_window(on, window);
+        assert_ok(run(on));
+        if (round == 2) step_window(on, window);
+        expect_all(on);
+        wait_all(on);
+        assert_ok(refit_window_wait(window, PATIENCE_MS, &on->error));
+        check_all(on);
+        assert_ok(refit_window_host(window, on->other, &bytes, &count, &on->error));
         for (uint64_t i = 0; i < count; i++) {
             assert_int_equal(((unsigned char *)bytes)[i], 0x5A);
         }
         memset(bytes, 0, count);
-        assert_int_equal(stats_of(&on).step_count, round + 1);
-        assert_int_equal(stats_of(&on).host_step_count, round + 1);
-        assert_int_equal(stats_of(&on).step_out_bytes_last, count);
+        refit_stats stats = stats_of(on->offloader);
+        assert_int_equal(stats.step_count, round + 1);
+        assert_int_equal(stats.host_step_count, round + 1);
+        assert_int_equal(stats.step_out_bytes_last, count);
     }
-    assert_ok(refit_window_close(window, &on.error));
-    close_scene(&on);
+    assert_ok(refit_window_close(window, &on->error));
 }
 
-static void bind_all(scene *on, void **memory)
+#define REGIONS_MOST 64
+
+/* Restores all regions to device memory. */
+static void restore(scene *on, void **memory)
 {
+    assert_true(refit_offloader_count(on->offloader) <= REGIONS_MOST);
     for (uint32_t at = 0; at < refit_offloader_count(on->offloader); at++) {
-        refit_region_info info = {.size = sizeof info};
-        assert_ok(refit_offloader_region(on->offloader, at, &info, &on->error));
+        uint64_t bytes = region_of(on->offloader, at).bytes;
         if (memory[at] == NULL)
-            assert_ok(refit_memory_alloc(on->device, info.bytes, &memory[at], &on->error));
+            assert_ok(refit_memory_alloc(on->device, bytes, &memory[at], &on->error));
         assert_ok(refit_offloader_bind(on->offloader, at, memory[at], &on->error));
     }
+    assert_ok(restore_all(on->offloader, &on->error));
 }
 
-static void restore_all(scene *on, void **memory)
+static void free_all(scene *on, void **memory)
 {
-    bind_all(on, memory);
-    assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
-    assert_ok(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error));
+    for (uint32_t at = 0; at < REGIONS_MOST; at++) {
+        assert_ok(refit_memory_free(on->device, memory[at], &on->error));
+    }
+}
+
+/* Removes all regions, which are on the device, and adds another. */
+static refit_region_id replace_regions(scene *on, uint64_t bytes)
+{
+    assert_ok(refit_offloader_unseal(on->offloader, &on->error));
+    assert_ok(refit_offloader_clear(on->offloader, &on->error));
+    refit_region_id id = add_region(on, "new", bytes);
+    assert_ok(refit_offloader_seal(on->offloader, &on->error));
+    return id;
 }
 
 /* States that left the device with a digest are stepped, and return: no digest of before is held
  * against them. */
 static void stepped_states_return_to_the_device(void **state)
 {
-    (void)state;
-    scene on;
-    void *memory[64] = {NULL};
-    with_verify = true;
-    open_scene(&on, 15, "2", "64KiB");
-    with_verify = false;
-    uint32_t count = refit_offloader_count(on.offloader);
-    assert_true(count <= 64);
-    restore_all(&on, memory);
-    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
-    assert_ok(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error));
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    restore_all(&on, memory);
+    scene *on = *state;
+    void *memory[REGIONS_MOST] = {NULL};
+    reopen_with(on, "offload.verify", "true");
+    assert_ok(open_step(on));
+    assert_ok(load(on, 1));
+    restore(on, memory);
+    assert_ok(offload_all(on->offloader, &on->error));
+    step(on, 10);
+    wait_all(on);
+    restore(on, memory);
     for (uint32_t at = 0; at < PARAMETERS; at++) {
-        const refit_host_parameter *it = &on.list[at];
+        const refit_host_parameter *it = &on->list[at];
         for (uint32_t i = 0; i < it->state_count; i++) {
-            assert_device_equal(on.inner, memory[it->states[i]], on.expected[at].states[i],
+            assert_device_equal(on->inner, memory[it->states[i]], on->expected[at].states[i],
                                 4 * it->elements);
         }
     }
-    for (uint32_t at = 0; at < count; at++) {
-        assert_ok(refit_memory_free(on.device, memory[at], &on.error));
-    }
-    close_scene(&on);
+    free_all(on, memory);
 }
 
 /* Memory of the image that a step alone has written does not show through in new regions. */
 static void new_regions_begin_as_zeros(void **state)
 {
-    (void)state;
-    scene on;
-    void *memory[64] = {NULL};
-    open_objects(&on, 16, "2", "64KiB");
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    assert_ok(refit_host_step_load(on.step, 0, on.stream, &on.error));
-    choose(&on, 10);
-    begin_and_name(&on);
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    wait_all(&on);
-    assert_ok(refit_host_step_close(on.step, &on.error));
-    on.step = NULL;
-    uint32_t count = refit_offloader_count(on.offloader);
-    restore_all(&on, memory);
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
-    assert_ok(refit_offloader_clear(on.offloader, &on.error));
-    for (uint32_t at = 0; at < count; at++) {
-        assert_ok(refit_memory_free(on.device, memory[at], &on.error));
-    }
-    refit_region_id id = add_region(&on, "new", 100000);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    refit_lease *lease;
+    scene *on = *state;
+    void *memory[REGIONS_MOST] = {NULL};
+    refit_lease *held;
     const void *bytes;
-    uint64_t read;
-    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
-    assert_ok(refit_lease_read(lease, id, &bytes, &read, &on.error));
-    for (uint64_t i = 0; i < read; i++) {
+    uint64_t count;
+    assert_ok(open_step(on));
+    assert_ok(load(on, 0));
+    start_step(on, 10);
+    assert_ok(run(on));
+    wait_all(on);
+    close_step(on);
+    restore(on, memory);
+    refit_region_id id = replace_regions(on, 100000);
+    free_all(on, memory);
+    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_lease_read(held, id, &bytes, &count, &on->error));
+    for (uint64_t i = 0; i < count; i++) {
         assert_int_equal(((const unsigned char *)bytes)[i], 0);
     }
-    refit_lease_release(lease);
-    close_scene(&on);
+    refit_lease_release(held);
 }
 
 /* Regions that were removed and added again are others: the host step says so. */
 static void regions_that_were_removed_are_missed(void **state)
 {
-    (void)state;
-    scene on;
-    void *memory[64] = {NULL};
-    open_scene(&on, 14, "2", "64KiB");
-    uint32_t count = refit_offloader_count(on.offloader);
-    restore_all(&on, memory);
-    assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error), REFIT_ERR_STATE);
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
-    assert_ok(refit_offloader_clear(on.offloader, &on.error));
-    for (uint32_t at = 0; at < count; at++) {
-        assert_ok(refit_memory_free(on.device, memory[at], &on.error));
-    }
-    (void)add_region(&on, "new", 4096);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_int_equal(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error), REFIT_ERR_STATE);
-    assert_non_null(strstr(on.error.text, "removed"));
-    close_scene(&on);
+    scene *on = *state;
+    void *memory[REGIONS_MOST] = {NULL};
+    restore(on, memory);
+    assert_int_equal(begin(on), REFIT_ERR_STATE);
+    (void)replace_regions(on, 4096);
+    free_all(on, memory);
+    assert_int_equal(begin(on), REFIT_ERR_STATE);
+    assert_told(on->error, "removed");
 }
 
-/* The offloader anew, with one setting more, and regions for the same parameters. */
-static void reopen_with(scene *on, const char *key, const char *value)
+/* Each alone is below the budget; it is for both. */
+static void image_and_step_share_a_budget(void **state)
 {
-    assert_ok(refit_offloader_close(on->offloader, &on->error));
-    set(on, key, value);
-    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        char name[32];
-        for (uint32_t i = 0; i < on->list[at].state_count; i++) {
-            snprintf(name, sizeof name, "s.%u.%u", at, i);
-            on->list[at].states[i] = add_region(on, name, 4 * sizes[at]);
-        }
-        uint64_t each = on->list[at].beside == REFIT_BESIDE_MASTER ? 4 : 2;
-        snprintf(name, sizeof name, "b.%u", at);
-        if (on->list[at].beside != REFIT_BESIDE_NONE)
-            on->list[at].beside_region = add_region(on, name, each * sizes[at]);
+    scene *on = *state;
+    char budget[32];
+    reopen_with(on, "offload.budget_bytes", "64MiB");
+    assert_ok(open_step(on));
+    refit_stats stats = stats_of(on->offloader);
+    assert_true(stats.host_bytes > 1 && stats.host_step_bytes > 1);
+    for (uint64_t missing = 2; missing-- > 0;) {
+        close_step(on);
+        snprintf(budget, sizeof budget, "%llu",
+                 (unsigned long long)(stats.host_bytes + stats.host_step_bytes - missing));
+        reopen_with(on, "offload.budget_bytes", budget);
+        assert_int_equal(open_step(on), missing > 0 ? REFIT_ERR_BUDGET : REFIT_OK);
+        if (missing > 0) assert_told(on->error, "offload.budget_bytes");
     }
-    assert_ok(refit_offloader_seal(on->offloader, &on->error));
 }
 
 /* ---- What fails ------------------------------------------------------------------------------ */
@@ -1396,529 +1321,342 @@ static void reopen_with(scene *on, const char *key, const char *value)
 /* A gradient whose copy breaks leaves its parameter as it was; the others are stepped. */
 static void a_broken_gradient_is_copied_again(void **state)
 {
-    (void)state;
+    scene *on = *state;
     for (uint32_t nth = 1; nth <= PARAMETERS; nth++) {
-        scene on;
-        open_scene(&on, 20 + nth, "2", "32MiB");
-        choose(&on, 10);
-        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
-        begin_and_name(&on);
-        assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
+        choose(on, 10);
+        break_copy(on, nth, REFIT_ERR_COPY);
+        begin_and_name(on);
+        assert_int_equal(run(on), REFIT_ERR_COPY);
         uint32_t stepped = 0;
         for (uint32_t at = 0; at < PARAMETERS; at++) {
-            uint32_t flags = refit_host_step_progress(on.step, at);
-            const void *bytes;
-            uint64_t count;
-            assert_true((flags & REFIT_PARAMETER_NAMED) != 0);
-            if ((flags & REFIT_PARAMETER_STEPPED) != 0) {
-                stepped++;
-                continue;
-            }
-            assert_ok(refit_host_step_parameter(on.step, at, &bytes, &count, &on.error));
-            assert_memory_equal(bytes, on.expected[at].weights, count);
-            assert_device_equal(on.inner, on.list[at].memory, on.expected[at].weights, count);
+            assert_true((progress(on, at) & REFIT_PARAMETER_NAMED) != 0);
+            if (is_stepped(on, at)) stepped++;
+            if (!is_stepped(on, at)) check_weights(on, at);
         }
         assert_int_equal(stepped, PARAMETERS - 1);
-        assert_true(stats_of(&on).host_step_failures > 0);
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
-        close_scene(&on);
+        assert_int_equal(stats_of(on->offloader).host_step_failures, nth);
+        assert_ok(run(on));
+        finish(on);
     }
+}
+
+/* Work of the caller's on its stream, which breaks with `status`. */
+static void break_work(scene *on, void *memory, uint64_t bytes, refit_status status)
+{
+    break_copy(on, 1, status);
+    assert_ok(refit_stream_copy(on->device, on->stream, memory, on->given[5], bytes, &on->error));
+}
+
+/* As break_work, and it has ended. */
+static void break_work_now(scene *on, void *memory, uint64_t bytes)
+{
+    break_work(on, memory, bytes, REFIT_ERR_COPY);
+    await_stream(on);
 }
 
 /* The work that makes a gradient fails, or that which run is to follow: the first leaves the
  * parameter as it was, the second is told by wait. */
 static void work_of_the_caller_that_fails_is_told(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 31, "2", "64KiB");
-    choose(&on, 0);
-    on.named[3] = on.named[5] = true;
-    begin_and_name(&on);
-    on.named[6] = true;
-    uint64_t bytes = width(on.list[6].gradient_type) * on.list[6].elements;
-    assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(
-        refit_stream_copy(on.device, on.stream, on.gradients[6], on.given[6], bytes, &on.error));
-    assert_ok(refit_host_step_gradient(on.step, 6, on.gradients[6], 1, on.stream, &on.error));
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
-    assert_int_equal(refit_host_step_progress(on.step, 6), REFIT_PARAMETER_NAMED);
-    assert_true((refit_host_step_progress(on.step, 3) & REFIT_PARAMETER_STEPPED) != 0);
-    test_write(on.inner, on.gradients[6], on.given[6], bytes);
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    wait_all(&on);
-    check_all(&on);
+    scene *on = *state;
+    choose(on, 0);
+    on->named[3] = on->named[5] = true;
+    begin_and_name(on);
+    on->named[6] = true;
+    await_stream(on);
+    break_copy(on, 1, REFIT_ERR_COPY);
+    assert_ok(refit_stream_copy(on->device, on->stream, on->gradients[6], on->given[6],
+                                gradient_bytes(on, 6), &on->error));
+    assert_ok(gradient(on, 6));
+    assert_int_equal(run(on), REFIT_ERR_COPY);
+    assert_int_equal(progress(on, 6), REFIT_PARAMETER_NAMED);
+    assert_true(is_stepped(on, 3));
+    test_write(on->inner, on->gradients[6], on->given[6], gradient_bytes(on, 6));
+    assert_ok(run(on));
+    finish(on);
 
-    choose(&on, 10);
-    begin_and_name(&on);
-    void *other;
-    assert_ok(refit_memory_alloc(on.device, 64, &other, &on.error));
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(refit_stream_copy(on.device, on.stream, other, on.given[5], 64, &on.error));
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
-    wait_all(&on);
-    check_all(&on);
-    assert_ok(refit_memory_free(on.device, other, &on.error));
-    close_scene(&on);
-}
-
-/* Work of the caller's on its stream, which breaks with `status`. */
-static void break_work(scene *on, void *memory, uint64_t bytes, refit_status status)
-{
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, status);
-    assert_ok(refit_stream_copy(on->device, on->stream, memory, on->given[5], bytes, &on->error));
-}
-
-/* As break_work, and it has ended. */
-static void break_work_now(scene *on, void *memory, uint64_t bytes, refit_status status)
-{
-    break_work(on, memory, bytes, status);
-    assert_ok(refit_stream_wait(on->inner, on->stream, PATIENCE_MS, &on->error));
-}
-
-static double seconds(void)
-{
-    struct timespec now;
-    (void)clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    start_step(on, 10);
+    break_work(on, on->work, 64, REFIT_ERR_COPY);
+    assert_ok(run(on));
+    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+    finish(on);
 }
 
 /* Nothing returns, so nothing but the wait itself stands behind the work that run is to follow. */
 static void work_behind_which_nothing_returns_is_waited_for(void **state)
 {
-    (void)state;
-    scene on;
-    void *other;
-    open_scene(&on, 110, "2", "64KiB");
-    assert_ok(refit_memory_alloc(on.device, 64, &other, &on.error));
+    scene *on = *state;
     for (int breaks = 0; breaks < 2; breaks++) {
-        choose(&on, 0);
-        begin_and_name(&on);
-        faulty_device_stop(on.device);
-        if (breaks) faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-        assert_ok(refit_stream_copy(on.device, on.stream, other, on.given[5], 64, &on.error));
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        assert_int_equal(refit_host_step_wait(on.step, 0, &on.error), REFIT_ERR_TIMEOUT);
-        double began = seconds();
-        assert_int_equal(refit_host_step_wait(on.step, 50, &on.error), REFIT_ERR_TIMEOUT);
-        assert_true(seconds() - began >= 0.049);
-        assert_int_equal(stats_of(&on).host_step_failures, 0);
-        faulty_device_go(on.device);
-        if (breaks) {
-            assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
-        }
-        assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        check_all(&on);
+        start_step(on, 0);
+        faulty_device_stop(on->device);
+        if (breaks) break_copy(on, 1, REFIT_ERR_COPY);
+        assert_ok(
+            refit_stream_copy(on->device, on->stream, on->work, on->given[5], 64, &on->error));
+        assert_ok(run(on));
+        assert_int_equal(wait_for(on, 0), REFIT_ERR_TIMEOUT);
+        int64_t began = rft_now();
+        assert_int_equal(wait_for(on, 50), REFIT_ERR_TIMEOUT);
+        assert_true(rft_seconds(rft_now() - began) >= 0.049);
+        assert_int_equal(stats_of(on->offloader).host_step_failures, 0);
+        faulty_device_go(on->device);
+        if (breaks) assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+        assert_ok(begin(on));
+        assert_ok(give_up(on));
+        check_all(on);
     }
-    assert_ok(refit_memory_free(on.device, other, &on.error));
-    close_scene(&on);
 }
 
 /* Work and the copy behind it fail: the work is what is told, for its gradient has to be made
  * again. If the copy could not be put behind it, the second naming tells of it. */
 static void work_that_fails_is_told_before_its_copy(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 111, "2", "64KiB");
-    uint64_t bytes = width(on.list[5].gradient_type) * on.list[5].elements;
-    for (int named_twice = 0; named_twice < 2; named_twice++) {
-        choose(&on, 0);
-        on.named[3] = true;
-        begin_and_name(&on);
-        on.named[5] = true;
-        uint64_t number = on.expected[5].number + 1;
-        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-        break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
-        if (named_twice) {
-            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
-            assert_int_equal(
-                refit_host_step_gradient(on.step, 5, on.gradients[5], number, on.stream, &on.error),
-                REFIT_ERR_DEVICE);
+    scene *on = *state;
+    for (int refused = 0; refused < 2; refused++) {
+        choose_one(on, 3);
+        begin_and_name(on);
+        on->named[5] = true;
+        await_stream(on);
+        break_work_now(on, on->gradients[5], gradient_bytes(on, 5));
+        if (refused) {
+            fail_next(on, FAULTY_COPY_BATCH);
+            assert_int_equal(gradient(on, 5), REFIT_ERR_DEVICE);
             /* An event that is reached has the failure; before, the stream has it. */
-            assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-            assert_int_equal(
-                refit_host_step_gradient(on.step, 5, on.gradients[5], number, on.stream, &on.error),
-                REFIT_ERR_COPY);
-            assert_int_equal(refit_host_step_progress(on.step, 5), 0);
-            test_write(on.inner, on.gradients[5], on.given[5], bytes);
+            await_stream(on);
+            assert_int_equal(gradient(on, 5), REFIT_ERR_COPY);
+            assert_int_equal(progress(on, 5), 0);
         } else {
-            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+            break_copy(on, 1, REFIT_ERR_DEVICE);
+            assert_ok(gradient(on, 5));
+            assert_int_equal(run(on), REFIT_ERR_COPY);
+            assert_int_equal(progress(on, 5), REFIT_PARAMETER_NAMED);
         }
-        assert_ok(
-            refit_host_step_gradient(on.step, 5, on.gradients[5], number, on.stream, &on.error));
-        if (!named_twice) {
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_COPY);
-            assert_int_equal(refit_host_step_progress(on.step, 5), REFIT_PARAMETER_NAMED);
-            test_write(on.inner, on.gradients[5], on.given[5], bytes);
-        }
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
+        test_write(on->inner, on->gradients[5], on->given[5], gradient_bytes(on, 5));
+        if (refused) assert_ok(gradient(on, 5));
+        assert_ok(run(on));
+        finish(on);
     }
-    close_scene(&on);
 }
 
 /* Gradients are dropped, and a step counts for none; that work has failed is told all the same. */
 static void a_skip_tells_of_work_that_failed(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 112, "2", "64KiB");
-    uint64_t bytes = width(on.list[5].gradient_type) * on.list[5].elements;
+    scene *on = *state;
+    uint64_t bytes = gradient_bytes(on, 5);
     for (int unnamed = 0; unnamed < 2; unnamed++) {
-        choose(&on, 0);
-        on.named[3] = true;
-        begin_and_name(&on);
-        break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
-        if (unnamed) faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
-        assert_int_equal(
-            refit_host_step_gradient(on.step, 5, on.gradients[5], 1, on.stream, &on.error),
-            unnamed ? REFIT_ERR_DEVICE : REFIT_OK);
-        assert_int_equal(refit_host_step_skip(on.step, &on.error), REFIT_ERR_COPY);
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        for (uint32_t at = 0; at < PARAMETERS; at++) {
-            assert_int_equal(refit_host_step_progress(on.step, at), 0);
-        }
-        assert_ok(refit_host_step_wait(on.step, 0, &on.error));
-        check_all(&on);
+        choose_one(on, 3);
+        begin_and_name(on);
+        break_work_now(on, on->gradients[5], bytes);
+        if (unnamed) fail_next(on, FAULTY_COPY_BATCH);
+        assert_int_equal(gradient(on, 5), unnamed ? REFIT_ERR_DEVICE : REFIT_OK);
+        assert_int_equal(give_up(on), REFIT_ERR_COPY);
+        assert_ok(give_up(on));
+        on->named[3] = false;
+        check_progress(on, 0);
+        assert_ok(wait_for(on, 0));
+        check_all(on);
     }
     /* What run was to follow has failed, and nothing was stepped. */
-    choose(&on, 0);
-    on.named[3] = true;
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
-    begin_and_name(&on);
-    break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_DEVICE);
-    assert_ok(refit_host_step_skip(on.step, &on.error));
-    assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
-    assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
-    assert_int_equal(stats_of(&on).host_step_count, 0);
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    assert_int_equal(stats_of(&on).host_step_count, 1);
-    close_scene(&on);
+    choose_one(on, 3);
+    break_copy(on, 1, REFIT_ERR_DEVICE);
+    begin_and_name(on);
+    break_work_now(on, on->gradients[5], bytes);
+    assert_int_equal(run(on), REFIT_ERR_DEVICE);
+    assert_ok(give_up(on));
+    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+    assert_ok(wait_for(on, PATIENCE_MS));
+    assert_int_equal(stats_of(on->offloader).host_step_count, 0);
+    step_and_check(on, 10);
+    assert_int_equal(stats_of(on->offloader).host_step_count, 1);
 }
 
 /* A run and a load that fail twice over tell of the caller's work first. */
 static void work_that_fails_is_not_lost_by_other_failures(void **state)
 {
-    (void)state;
-    scene on;
-    void *other;
-    open_scene(&on, 113, "2", "64KiB");
-    assert_ok(refit_memory_alloc(on.device, 64, &other, &on.error));
-    choose(&on, 10);
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 4, REFIT_ERR_DEVICE);
-    begin_and_name(&on);
-    break_work_now(&on, other, 64, REFIT_ERR_COPY);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_DEVICE);
-    assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-    faulty_device_fail(on.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
-    UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    wait_all(&on);
-    check_all(&on);
+    scene *on = *state;
+    choose(on, 10);
+    break_copy(on, 4, REFIT_ERR_DEVICE);
+    begin_and_name(on);
+    break_work_now(on, on->work, 64);
+    assert_int_equal(run(on), REFIT_ERR_DEVICE);
+    await_stream(on);
+    fail_next(on, FAULTY_EVENT_RECORD);
+    assert_int_equal(run(on), REFIT_ERR_COPY);
+    UNTIL_OK(on, run(on));
+    finish(on);
     for (int later = 0; later < 2; later++) {
-        break_work_now(&on, other, 64, REFIT_ERR_COPY);
-        if (later) {
-            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
-        } else {
-            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
-        }
-        assert_int_equal(refit_host_step_load(on.step, 0, on.stream, &on.error), REFIT_ERR_COPY);
-        assert_ok(refit_host_step_load(on.step, 0, on.stream, &on.error));
-        check_all(&on);
+        break_work_now(on, on->work, 64);
+        if (later) break_copy(on, 1, REFIT_ERR_DEVICE);
+        if (!later) fail_next(on, FAULTY_COPY_BATCH);
+        assert_int_equal(load(on, 0), REFIT_ERR_COPY);
+        assert_ok(load(on, 0));
+        check_all(on);
     }
-    assert_ok(refit_memory_free(on.device, other, &on.error));
-    close_scene(&on);
 }
 
 /* The figure ends with the last byte, not with the first try to bring it. */
 static void copies_that_are_sent_again_count_as_time(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 114, "2", "64KiB");
-    choose(&on, 10);
-    begin_and_name(&on);
-    double squared;
-    int found_inf;
-    assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
-    double began = seconds();
-    assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
-    (void)nanosleep(&(struct timespec){.tv_nsec = 50 * 1000 * 1000}, NULL);
-    wait_all(&on);
-    assert_true(stats_of(&on).host_step_seconds_last >= 0.05);
-    assert_true(stats_of(&on).host_step_seconds_last <= seconds() - began);
-    check_all(&on);
-    close_scene(&on);
+    scene *on = *state;
+    start_step(on, 10);
+    assert_ok(norm(on));
+    break_copy(on, 2, REFIT_ERR_COPY);
+    int64_t began = rft_now();
+    assert_ok(run(on));
+    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+    faulty_device_stop(on->device);
+    assert_int_equal(wait_for(on, 50), REFIT_ERR_TIMEOUT);
+    faulty_device_go(on->device);
+    finish(on);
+    double spent = stats_of(on->offloader).host_step_seconds_last;
+    assert_true(spent >= 0.049 && spent <= rft_seconds(rft_now() - began));
 }
 
 /* The former copy breaks, or the work that made what it reads: neither is held against the gradient
  * that is named in its place. If the new one cannot be named, the former is not stepped either. */
 static void a_gradient_that_failed_is_replaced(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 130, "2", "64KiB");
-    uint64_t bytes = width(on.list[5].gradient_type) * on.list[5].elements;
-    for (uint32_t round = 0; round < 6; round++) {
-        choose(&on, 0);
-        on.named[3] = true;
-        begin_and_name(&on);
-        on.named[5] = true;
-        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-        if (round == 1) break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
-        if (round == 0) {
-            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
+    enum { COPY_BREAKS, WORK_BREAKS, COPY_IS_REFUSED, EVENT_IS_REFUSED, IT_IS_DROPPED, CASES };
+    scene *on = *state;
+    for (int at = 0; at < CASES; at++) {
+        choose_one(on, 3);
+        begin_and_name(on);
+        on->named[5] = true;
+        await_stream(on);
+        if (at == COPY_BREAKS) break_copy(on, 1, REFIT_ERR_DEVICE);
+        if (at == WORK_BREAKS) break_work_now(on, on->gradients[5], gradient_bytes(on, 5));
+        name(on, 5); /* once its work is over, the second naming tells of it */
+        await_stream(on);
+        if (at == COPY_IS_REFUSED || at == EVENT_IS_REFUSED) {
+            fail_next(on, at == COPY_IS_REFUSED ? FAULTY_COPY_BATCH : FAULTY_EVENT_RECORD);
+            assert_int_equal(gradient(on, 5), REFIT_ERR_DEVICE);
+            assert_int_equal(progress(on, 5), 0);
+            on->named[5] = false;
         }
-        name(&on, 5);
-        if (round == 1) { /* once its work is over, the second naming tells of it */
-            assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
+        if (at == IT_IS_DROPPED) {
+            end_copies(on);
+            break_work_now(on, on->gradients[5], gradient_bytes(on, 5));
+            assert_ok(gradient(on, 5));
+            drop_named(on, 5);
+            assert_int_equal(run(on), REFIT_ERR_COPY);
+        } else {
+            if (at != COPY_IS_REFUSED) name_anew(on, 5, false);
+            check_norm(on);
         }
-        if (round == 2 || round == 3) {
-            faulty_device_fail(on.device, round == 2 ? FAULTY_COPY_BATCH : FAULTY_EVENT_RECORD, 1,
-                               REFIT_ERR_DEVICE);
-            assert_int_equal(refit_host_step_gradient(on.step, 5, on.gradients[5],
-                                                      on.expected[5].number + 1, on.stream,
-                                                      &on.error),
-                             REFIT_ERR_DEVICE);
-            assert_int_equal(refit_host_step_progress(on.step, 5), 0);
-            if (round == 2) on.named[5] = false;
-        }
-        if (round == 4 || round == 5) { /* work that fails, of a gradient that is dropped */
-            end_copies(&on);
-            break_work_now(&on, on.gradients[5], bytes, REFIT_ERR_COPY);
-            assert_ok(refit_host_step_gradient(on.step, 5, on.gradients[5],
-                                               on.expected[5].number + 1, on.stream, &on.error));
-            assert_ok(refit_host_step_drop(on.step, 5, &on.error));
-            on.named[5] = false;
-        }
-        if (round != 2 && round < 4) name_anew(&on, 5, false);
-        if (round < 4) check_norm(&on);
-        if (round >= 4) {
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_COPY);
-        }
-        UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
+        UNTIL_OK(on, run(on));
+        finish(on);
     }
-    close_scene(&on);
-}
-
-/* A gradient that was dropped, or replaced by one elsewhere, is read until norm or run is OK. */
-static void a_dropped_gradient_is_waited_for(void **state)
-{
-    (void)state;
-    scene on;
-    open_objects(&on, 131, "2", "64KiB");
-    reopen_with(&on, "offload.timeout_ms", "50ms");
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
-    for (uint32_t round = 0; round < 2; round++) {
-        double squared;
-        int found_inf;
-        choose(&on, 0);
-        on.named[6] = true;
-        assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-        faulty_device_stop(on.device);
-        name(&on, 6);
-        assert_ok(refit_host_step_drop(on.step, 6, &on.error));
-        assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
-                         REFIT_ERR_TIMEOUT);
-        if (round == 1) {
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_TIMEOUT);
-        }
-        faulty_device_go(on.device);
-        on.named[6] = false;
-        if (round == 0) check_norm(&on);
-        UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        wait_all(&on);
-        check_all(&on);
-    }
-    close_scene(&on);
 }
 
 /* The copy of a parameter breaks, cannot be started, or the work before it fails: the parameter is
  * not stepped before it has come. */
 static void a_refresh_that_fails_is_repeated(void **state)
 {
-    (void)state;
-    scene on;
-    void *given[PARAMETERS];
-    open_scene(&on, 151, "2", "32MiB");
-    make_given_weights(&on, given);
-    for (uint32_t round = 0; round < 5; round++) {
-        uint32_t at = choose_alone(&on);
-        uint64_t bytes = width(on.list[at].type) * on.list[at].elements;
-        begin_and_name(&on);
-        if (round % 2 == 0) check_norm(&on);
-        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-        if (round == 0) faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-        if (round < 3) change_and_refresh(&on, at, given[at]);
-        if (round == 1) { /* again, over one that is under way */
-            assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-            faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-            change_and_refresh(&on, at, given[at]);
+    enum { COPY_BREAKS, SECOND_BREAKS, SECOND_IS_REFUSED, WORK_BREAKS, CASES };
+    scene *on = *state;
+    for (int is = 0; is < CASES; is++) {
+        uint32_t at = choose_alone(on);
+        begin_and_name(on);
+        if (is % 2 == 0) check_norm(on);
+        await_stream(on);
+        if (is == COPY_BREAKS) break_copy(on, 1, REFIT_ERR_COPY);
+        if (is == WORK_BREAKS) {
+            break_work_now(on, on->list[at].memory, weight_bytes(on, at));
+            assert_ok(refresh(on, at));
+        } else {
+            change_and_refresh(on, at);
         }
-        if (round == 2) {
-            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_DEVICE);
-            assert_int_equal(refit_host_step_refresh(on.step, at, on.stream, &on.error),
-                             REFIT_ERR_DEVICE);
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_STATE); /* what it became has not come */
-            assert_ok(refit_host_step_refresh(on.step, at, on.stream, &on.error));
+        if (is == SECOND_BREAKS) { /* over one that is under way */
+            await_stream(on);
+            break_copy(on, 1, REFIT_ERR_COPY);
+            change_and_refresh(on, at);
         }
-        if (round == 3) {
-            break_work_now(&on, on.list[at].memory, bytes, REFIT_ERR_COPY);
-            assert_ok(refit_host_step_refresh(on.step, at, on.stream, &on.error));
-        }
-        if (round != 2 && round != 4) {
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_COPY);
+        if (is == SECOND_IS_REFUSED) {
+            fail_next(on, FAULTY_COPY_BATCH);
+            assert_int_equal(refresh(on, at), REFIT_ERR_DEVICE);
+            assert_int_equal(run(on), REFIT_ERR_STATE); /* what it became has not come */
+            assert_ok(refresh(on, at));
+        } else {
+            assert_int_equal(run(on), REFIT_ERR_COPY);
             for (uint32_t it = 0; it < PARAMETERS; it++) {
-                bool stepped =
-                    (refit_host_step_progress(on.step, it) & REFIT_PARAMETER_STEPPED) != 0;
-                assert_int_equal(stepped, on.named[it] && it != at);
+                assert_int_equal(is_stepped(on, it), on->named[it] && it != at);
             }
         }
-        if (round == 3) test_write(on.inner, on.list[at].memory, on.expected[at].weights, bytes);
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
+        test_write(on->inner, on->list[at].memory, on->expected[at].weights, weight_bytes(on, at));
+        assert_ok(run(on));
+        finish(on);
     }
-    free_given_weights(&on, given);
-    close_scene(&on);
 }
 
 /* A skip gives up what has not come. A parameter that has come is stepped by the next step; one
  * that came in part is refused until it is refreshed again. */
 static void a_skip_keeps_no_torn_parameter(void **state)
 {
-    (void)state;
-    scene on;
-    void *given[PARAMETERS];
+    scene *on = *state;
     const void *host;
     uint64_t count;
-    open_scene(&on, 152, "2", "32MiB");
-    make_given_weights(&on, given);
     for (uint32_t round = 0; round < 4; round++) {
         bool torn = round % 2 == 1, seen = round >= 2;
-        uint32_t at = choose_alone(&on);
-        assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-        if (torn) faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-        change_and_refresh(&on, at, given[at]);
-        if (seen) {
-            double squared;
-            int found_inf;
-            assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
-                             torn ? REFIT_ERR_COPY : REFIT_OK);
+        uint32_t at = choose_alone(on);
+        assert_ok(begin(on));
+        if (torn) break_copy(on, 1, REFIT_ERR_COPY);
+        change_and_refresh(on, at);
+        if (seen) assert_int_equal(norm(on), torn ? REFIT_ERR_COPY : REFIT_OK);
+        assert_ok(give_up(on));
+        assert_int_equal(host_weights(on, at, &host, &count), torn ? REFIT_ERR_STATE : REFIT_OK);
+        await_stream(on);
+        begin_and_name(on);
+        if (torn) assert_int_equal(run(on), REFIT_ERR_STATE);
+        if (torn && seen) {
+            assert_ok(give_up(on));
+            assert_ok(load(on, 0));
+            begin_and_name(on);
+        } else if (torn) {
+            assert_ok(refresh(on, at));
         }
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        assert_int_equal(refit_host_step_parameter(on.step, at, &host, &count, &on.error),
-                         torn ? REFIT_ERR_STATE : REFIT_OK);
-        assert_ok(refit_stream_wait(on.inner, on.stream, PATIENCE_MS, &on.error));
-        begin_and_name(&on);
-        if (torn) {
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_STATE);
-            if (seen) {
-                assert_ok(refit_host_step_skip(on.step, &on.error));
-                assert_ok(refit_host_step_load(on.step, 0, on.stream, &on.error));
-                begin_and_name(&on);
-            } else {
-                assert_ok(refit_host_step_refresh(on.step, at, on.stream, &on.error));
-            }
-        }
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        wait_all(&on);
-        check_all(&on);
+        assert_ok(run(on));
+        finish(on);
     }
-    free_given_weights(&on, given);
-    close_scene(&on);
 }
 
 /* What could not be stepped is given up; what was stepped returns. */
 static void the_rest_of_a_step_can_be_skipped(void **state)
 {
-    (void)state;
-    scene on;
-    open_scene(&on, 30, "2", "32MiB");
-    choose(&on, 10);
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 4, REFIT_ERR_COPY);
-    begin_and_name(&on);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_COPY);
-    assert_ok(refit_host_step_skip(on.step, &on.error));
+    scene *on = *state;
+    choose(on, 10);
+    break_copy(on, 4, REFIT_ERR_COPY);
+    begin_and_name(on);
+    assert_int_equal(run(on), REFIT_ERR_COPY);
+    assert_ok(give_up(on));
     for (uint32_t at = 0; at < PARAMETERS; at++) {
-        on.named[at] = (refit_host_step_progress(on.step, at) & REFIT_PARAMETER_STEPPED) != 0;
+        on->named[at] = is_stepped(on, at);
     }
-    expect_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    finish(on);
+    step_and_check(on, 10);
 }
 
 /* A torn copy back is told by wait, and sent again. */
 static void a_broken_copy_back_is_sent_again(void **state)
 {
-    (void)state;
+    scene *on = *state;
     for (uint32_t nth = 1; nth <= 4; nth++) {
-        scene on;
-        double squared;
-        int found_inf;
-        open_scene(&on, 40 + nth, "2", "64KiB");
-        choose(&on, 10);
-        begin_and_name(&on);
-        assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        expect_all(&on);
-        assert_int_equal(refit_host_step_wait(on.step, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
+        start_step(on, 10);
+        assert_ok(norm(on));
+        break_copy(on, nth, REFIT_ERR_COPY);
+        assert_ok(run(on));
+        expect_all(on);
+        assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
         uint32_t lost = 0;
         for (uint32_t at = 0; at < PARAMETERS; at++) {
-            uint32_t flags = refit_host_step_progress(on.step, at);
-            assert_true((flags & REFIT_PARAMETER_STEPPED) != 0);
-            if ((flags & REFIT_PARAMETER_RETURNED) != 0) continue;
+            assert_true(is_stepped(on, at));
+            if ((progress(on, at) & REFIT_PARAMETER_RETURNED) != 0) continue;
             lost++;
-            assert_int_equal(refit_host_step_join(on.step, at, on.stream, &on.error),
-                             REFIT_ERR_COPY);
+            assert_int_equal(join(on, at), REFIT_ERR_COPY);
         }
         assert_int_equal(lost, 1);
-        assert_int_equal(refit_host_step_join(on.step, REFIT_EACH_PARAMETER, on.stream, &on.error),
-                         REFIT_ERR_COPY);
-        if (nth % 2 == 0) wait_all(&on);
-        if (nth % 2 == 0) check_all(&on);
-        choose(&on, 10); /* begin sends it again, too */
-        step_all(&on);
-        wait_all(&on);
-        check_all(&on);
-        close_scene(&on);
+        assert_int_equal(join(on, REFIT_EACH_PARAMETER), REFIT_ERR_COPY);
+        if (nth % 2 == 0) wait_all(on);
+        if (nth % 2 == 0) check_all(on);
+        step_and_check(on, 10); /* begin sends it again, too */
     }
 }
 
@@ -1926,226 +1664,171 @@ static void a_broken_copy_back_is_sent_again(void **state)
  * has the same bits. */
 static bool fail_nth(faulty_slot slot, uint32_t nth, bool later)
 {
-    scene on;
-    double squared;
-    int found_inf;
-    open_scene(&on, 60 + nth, "2", "64KiB");
-    faulty_device_reset(on.device);
-    if (later) {
-        faulty_device_fail_later(on.device, slot, nth, REFIT_ERR_COPY);
-    } else {
-        faulty_device_fail(on.device, slot, nth, REFIT_ERR_DEVICE);
-    }
-    choose(&on, 9);
-    begin_and_name(&on);
-    refresh_all(&on);
-    if (nth % 2 == 0) {
-        UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-    }
-    UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    wait_all(&on);
-    bool came = faulty_device_calls(on.device, slot) >= nth;
-    faulty_device_reset(on.device);
-    check_all(&on);
-    choose(&on, 9);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    scene *on = open_scene(&(opening){.seed = 60 + nth});
+    faulty_device_reset(on->device);
+    if (later) break_copy(on, nth, REFIT_ERR_COPY);
+    if (!later) faulty_device_fail(on->device, slot, nth, REFIT_ERR_DEVICE);
+    start_step(on, 9);
+    refresh_all(on);
+    if (nth % 2 == 0) UNTIL_OK(on, norm(on));
+    UNTIL_OK(on, run(on));
+    expect_all(on);
+    wait_all(on);
+    bool came = faulty_device_calls(on->device, slot) >= nth;
+    faulty_device_reset(on->device);
+    check_all(on);
+    step_and_check(on, 9);
+    close_scene(on);
     return came;
 }
 
 static void each_call_of_the_device_may_fail(void **state)
 {
     (void)state;
-    static const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_JOIN,
-                                        FAULTY_EVENT_WAIT, FAULTY_STREAM_CALL};
-    for (size_t at = 0; at < sizeof slots / sizeof slots[0]; at++) {
+    static const struct {
+        faulty_slot slot;
+        bool later;
+        uint32_t least; /* calls, all of which fail in turn */
+    } rows[] = {{FAULTY_COPY_BATCH, false, 1},  {FAULTY_EVENT_RECORD, false, 1},
+                {FAULTY_EVENT_JOIN, false, 1},  {FAULTY_EVENT_WAIT, false, 1},
+                {FAULTY_STREAM_CALL, false, 1}, {FAULTY_COPY_BATCH, true, PARAMETERS}};
+    for (size_t at = 0; at < LENGTH(rows); at++) {
         uint32_t nth = 1;
-        while (nth < 60 && fail_nth(slots[at], nth, false)) {
+        while (nth < 60 && fail_nth(rows[at].slot, nth, rows[at].later)) {
             nth++;
         }
-        assert_true(nth > 1);
+        assert_true(nth > rows[at].least);
     }
-    uint32_t nth = 1;
-    while (fail_nth(FAULTY_COPY_BATCH, nth, true)) {
-        nth++;
-    }
-    assert_true(nth > PARAMETERS);
 }
 
 static void a_load_that_fails_is_repeated(void **state)
 {
     (void)state;
     for (uint32_t nth = 1; nth <= 8; nth++) {
-        scene on;
-        open_objects(&on, 70 + nth, "2", "64KiB");
-        assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-        faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
-        assert_int_equal(refit_host_step_load(on.step, 1, on.stream, &on.error), REFIT_ERR_COPY);
-        choose(&on, 10);
-        begin_and_name(&on);
-        assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
-        assert_ok(refit_host_step_skip(on.step, &on.error));
-        assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
-        check_all(&on);
-        close_scene(&on);
+        scene *on = open_scene(&(opening){.seed = 70 + nth, .bare = true});
+        assert_ok(open_step(on));
+        break_copy(on, nth, REFIT_ERR_COPY);
+        assert_int_equal(load(on, 1), REFIT_ERR_COPY);
+        start_step(on, 10);
+        assert_int_equal(run(on), REFIT_ERR_STATE);
+        assert_ok(give_up(on));
+        assert_ok(load(on, 1));
+        check_all(on);
+        close_scene(on);
     }
 }
 
 static void each_part_of_an_open_may_fail(void **state)
 {
-    (void)state;
+    scene *on = *state;
     static const faulty_slot slots[] = {FAULTY_EVENT_OPEN, FAULTY_STREAM_OPEN, FAULTY_HOST_PIN};
-    scene on;
-    open_objects(&on, 80, "2", "64KiB");
-    for (size_t at = 0; at < sizeof slots / sizeof slots[0]; at++) {
-        for (uint32_t nth = 1;; nth++) {
-            refit_host_step *step = NULL;
-            faulty_device_reset(on.device);
-            faulty_device_fail(on.device, slots[at], nth, REFIT_ERR_DEVICE);
-            refit_status status =
-                refit_host_step_open(on.offloader, on.list, PARAMETERS, &step, &on.error);
-            bool came = faulty_device_calls(on.device, slots[at]) >= nth;
-            faulty_device_reset(on.device);
-            if (status == REFIT_OK) assert_ok(refit_host_step_close(step, &on.error));
-            if (!came) break;
-            if (slots[at] != FAULTY_HOST_PIN) assert_int_equal(status, REFIT_ERR_DEVICE);
+    for (size_t at = 0; at < LENGTH(slots); at++) {
+        bool came = true;
+        for (uint32_t nth = 1; came; nth++) {
+            faulty_device_reset(on->device);
+            faulty_device_fail(on->device, slots[at], nth, REFIT_ERR_DEVICE);
+            refit_status status = open_step(on);
+            came = faulty_device_calls(on->device, slots[at]) >= nth;
+            if (came && slots[at] != FAULTY_HOST_PIN) assert_int_equal(status, REFIT_ERR_DEVICE);
+            close_step(on);
         }
     }
     /* The second stream does not open, and the first does not close at once: the device can close.
      */
-    refit_host_step *step = NULL;
-    faulty_device_reset(on.device);
-    faulty_device_fail(on.device, FAULTY_STREAM_OPEN, 2, REFIT_ERR_DEVICE);
-    faulty_device_fail_times(on.device, FAULTY_STREAM_CLOSE, 1, 2, REFIT_ERR_DEVICE);
-    assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &step, &on.error),
-                     REFIT_ERR_DEVICE);
-    assert_int_equal(faulty_device_calls(on.device, FAULTY_STREAM_CLOSE), 3);
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    faulty_device_reset(on->device);
+    faulty_device_fail(on->device, FAULTY_STREAM_OPEN, 2, REFIT_ERR_DEVICE);
+    faulty_device_fail_times(on->device, FAULTY_STREAM_CLOSE, 1, 2, REFIT_ERR_DEVICE);
+    assert_int_equal(open_step(on), REFIT_ERR_DEVICE);
+    assert_int_equal(faulty_device_calls(on->device, FAULTY_STREAM_CLOSE), 3);
+    assert_ok(open_step(on));
+    assert_ok(load(on, 1));
+    step_and_check(on, 10);
 }
 
 static void each_allocation_may_fail(void **state)
 {
-    (void)state;
-    scene on;
-    failing_alloc_begin(0);
-    open_objects(&on, 90, "2", "64KiB");
+    scene *on = *state;
     bool came = true;
     for (uint64_t nth = 1; came; nth++) {
-        refit_host_step *step = NULL;
         failing_alloc_here(nth);
-        refit_status status =
-            refit_host_step_open(on.offloader, on.list, PARAMETERS, &step, &on.error);
+        refit_status status = open_step(on);
         came = failing_alloc_stop_here();
         if (came && status != REFIT_OK) assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
         if (!came) assert_ok(status);
-        assert_ok(refit_host_step_close(step, &on.error));
+        close_step(on);
     }
-    close_scene(&on);
-    assert_false(failing_alloc_end());
 }
 
 static void a_step_allocates_nothing(void **state)
 {
-    (void)state;
-    scene on;
-    double squared;
-    int found_inf;
-    failing_alloc_begin(0);
-    open_scene(&on, 91, "3", "64KiB");
-    choose(&on, 10);
-    step_all(&on);
-    wait_all(&on);
-    for (int step = 0; step < 3; step++) {
-        choose(&on, 10);
+    scene *on = *state;
+    step_and_check(on, 10);
+    for (int round = 0; round < 3; round++) {
+        choose(on, 10);
         failing_alloc_here(1);
-        begin_and_name(&on);
-        refresh_all(&on);
-        assert_ok(refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-        assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
+        begin_and_name(on);
+        refresh_all(on);
+        assert_ok(norm(on));
+        assert_ok(run(on));
+        assert_ok(wait_for(on, PATIENCE_MS));
         assert_false(failing_alloc_stop_here());
-        expect_all(&on);
-        check_all(&on);
+        finish(on);
     }
-    close_scene(&on);
-    assert_false(failing_alloc_end());
 }
 
-/* Each alone is below the budget; it is for both. */
-static void image_and_step_share_a_budget(void **state)
+/* A call waits for copies that hang, for as long as offload.timeout_ms says. */
+static void assert_timeout(scene *on, refit_status status)
 {
-    (void)state;
-    scene on;
-    char budget[32];
-    open_objects(&on, 117, "2", "64KiB");
-    reopen_with(&on, "offload.budget_bytes", "64MiB");
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    uint64_t bytes = stats_of(&on).host_bytes + stats_of(&on).host_step_bytes;
-    assert_true(stats_of(&on).host_bytes > 1 && stats_of(&on).host_step_bytes > 1);
-    assert_ok(refit_host_step_close(on.step, &on.error));
-    snprintf(budget, sizeof budget, "%llu", (unsigned long long)(bytes - 1));
-    reopen_with(&on, "offload.budget_bytes", budget);
-    assert_int_equal(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error),
-                     REFIT_ERR_BUDGET);
-    assert_non_null(strstr(on.error.text, "offload.budget_bytes"));
-    on.step = NULL;
-    snprintf(budget, sizeof budget, "%llu", (unsigned long long)bytes);
-    reopen_with(&on, "offload.budget_bytes", budget);
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    close_scene(&on);
+    assert_int_equal(status, REFIT_ERR_TIMEOUT);
+    assert_in_range(faulty_device_longest_wait(on->device), PATIENCE_MS - 10000, PATIENCE_MS);
 }
 
-/* Copies that stand are waited for no longer than was said, and close is refused until they end. */
-static void copies_that_stand_are_a_timeout(void **state)
+/* A gradient that was dropped, or replaced by one elsewhere, is read until norm or run is OK. */
+static void a_dropped_gradient_is_waited_for(void **state)
 {
-    (void)state;
-    scene on;
-    double squared;
-    int found_inf;
-    open_objects(&on, 92, "2", "64KiB");
-    /* The device waits for streams by its own configuration; this one for gradients. */
-    reopen_with(&on, "offload.timeout_ms", "50ms");
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
-    assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-    faulty_device_stop(on.device);
+    scene *on = *state;
+    for (uint32_t round = 0; round < 2; round++) {
+        choose_one(on, 6);
+        assert_ok(begin(on));
+        faulty_device_hang(on->device);
+        name(on, 6);
+        drop_named(on, 6);
+        assert_timeout(on, norm(on));
+        if (round == 1) assert_timeout(on, run(on));
+        faulty_device_go(on->device);
+        if (round == 0) check_norm(on);
+        assert_ok(run(on));
+        finish(on);
+    }
+}
+
+/* Copies that hang are waited for no longer than was said, and close is refused until they end. */
+static void copies_that_hang_are_a_timeout(void **state)
+{
+    scene *on = *state;
+    assert_ok(begin(on));
+    faulty_device_hang(on->device);
     /* A gradient that could not be named may still be read. */
-    faulty_device_fail(on.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
+    fail_next(on, FAULTY_EVENT_RECORD);
     assert_int_equal(
-        refit_host_step_gradient(on.step, 6, on.gradients[6], 1, REFIT_STREAM_NONE, &on.error),
+        refit_host_step_gradient(on->step, 6, on->gradients[6], 1, REFIT_STREAM_NONE, &on->error),
         REFIT_ERR_DEVICE);
-    assert_int_equal(refit_host_step_progress(on.step, 6), 0);
-    assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
-                     REFIT_ERR_TIMEOUT);
-    faulty_device_go(on.device);
-    UNTIL_OK(&on, refit_host_step_norm(on.step, &squared, &found_inf, &on.error));
-    assert_true(squared == 0);
-    assert_ok(refit_host_step_skip(on.step, &on.error));
-    choose(&on, 10);
-    faulty_device_stop(on.device);
-    begin_and_name(&on);
-    assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
-                     REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_TIMEOUT);
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
-        assert_int_equal(refit_host_step_progress(on.step, at), REFIT_PARAMETER_NAMED);
-    }
-    assert_int_equal(refit_host_step_skip(on.step, &on.error), REFIT_ERR_TIMEOUT);
-    faulty_device_go(on.device);
-    UNTIL_OK(&on, refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-    expect_all(&on);
-    wait_all(&on);
-    check_all(&on);
-    close_scene(&on);
+    assert_int_equal(progress(on, 6), 0);
+    assert_timeout(on, norm(on));
+    faulty_device_go(on->device);
+    UNTIL_OK(on, norm(on));
+    assert_true(on->squared == 0);
+    assert_ok(give_up(on));
+    choose(on, 10);
+    faulty_device_hang(on->device);
+    begin_and_name(on);
+    assert_timeout(on, norm(on));
+    assert_timeout(on, run(on));
+    check_progress(on, REFIT_PARAMETER_NAMED);
+    assert_timeout(on, give_up(on));
+    faulty_device_go(on->device);
+    UNTIL_OK(on, run(on));
+    finish(on);
 }
 
 /* A close that fails half-way leaves no step that copies on the calling thread. */
@@ -2153,83 +1836,53 @@ static void a_close_that_fails_is_repeated(void **state)
 {
     (void)state;
     for (uint32_t nth = 1; nth <= 2; nth++) {
-        scene on;
-        double squared;
-        int found_inf;
-        open_scene(&on, 118, "2", "64KiB");
-        choose(&on, 0);
-        begin_and_name(&on);
-        faulty_device_fail(on.device, FAULTY_STREAM_CLOSE, nth, REFIT_ERR_DEVICE);
-        assert_int_equal(refit_host_step_close(on.step, &on.error), REFIT_ERR_DEVICE);
-        assert_int_equal(
-            refit_host_step_gradient(on.step, 3, on.gradients[3], 1, on.stream, &on.error),
-            REFIT_ERR_STATE);
-        assert_non_null(strstr(on.error.text, "refit_host_step_close"));
-        assert_int_equal(refit_host_step_norm(on.step, &squared, &found_inf, &on.error),
-                         REFIT_ERR_STATE);
-        assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error), REFIT_ERR_STATE);
-        assert_int_equal(refit_host_step_wait(on.step, 0, &on.error), REFIT_ERR_STATE);
-        assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_BUSY);
-        close_scene(&on);
+        scene *on = open_scene(&(opening){.seed = 118});
+        start_step(on, 0);
+        faulty_device_fail(on->device, FAULTY_STREAM_CLOSE, nth, REFIT_ERR_DEVICE);
+        assert_int_equal(refit_host_step_close(on->step, &on->error), REFIT_ERR_DEVICE);
+        assert_int_equal(gradient(on, 3), REFIT_ERR_STATE);
+        assert_told(on->error, "refit_host_step_close");
+        assert_int_equal(norm(on), REFIT_ERR_STATE);
+        assert_int_equal(run(on), REFIT_ERR_STATE);
+        assert_int_equal(wait_for(on, 0), REFIT_ERR_STATE);
+        assert_int_equal(refit_offloader_close(on->offloader, &on->error), REFIT_ERR_BUSY);
+        close_scene(on);
     }
-}
-
-static uint32_t threads_of_steps(void)
-{
-    uint32_t count = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    assert_non_null(tasks);
-    for (struct dirent *it = readdir(tasks); it != NULL; it = readdir(tasks)) {
-        char path[300], name[16] = "";
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", it->d_name);
-        FILE *file = fopen(path, "r");
-        if (file == NULL) continue;
-        count += fgets(name, sizeof name, file) != NULL && strcmp(name, "refit-step\n") == 0;
-        fclose(file);
-    }
-    closedir(tasks);
-    return count;
 }
 
 /* Their stacks are memory, which a step does not take. */
 static void threads_start_with_open(void **state)
 {
-    (void)state;
-    scene on;
-    open_objects(&on, 119, "4", "64KiB");
-    assert_int_equal(threads_of_steps(), 0);
-    assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-    assert_int_equal(threads_of_steps(), 3);
-    close_scene(&on);
-    assert_int_equal(threads_of_steps(), 0);
+    scene *on = *state;
+    await_step_threads(0, NULL); /* those of a test before may just be ending */
+    assert_ok(open_step(on));
+    assert_int_equal(count_step_threads(NULL), 3);
+    close_step(on);
+    await_step_threads(0, NULL);
 }
 
-/* In each state; copies under way are waited for, and nothing is leaked. */
+/* Copies under way are waited for, and nothing is leaked. */
 static void it_closes_in_any_state(void **state)
 {
+    enum { OPEN, BEGUN, NAMED, HALF_RUN, RUNNING, RETURNED, STATES };
     (void)state;
-    for (uint32_t at = 0; at < 7; at++) {
-        scene on;
-        open_objects(&on, 95 + at, "2", "64KiB");
-        assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-        choose(&on, 10);
-        if (at > 0) assert_ok(refit_host_step_load(on.step, 1, on.stream, &on.error));
-        if (at == 1) assert_ok(refit_host_step_begin(on.step, on.groups, GROUPS, &on.error));
-        if (at > 1) begin_and_name(&on);
-        if (at == 3) {
-            faulty_device_fail(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-            assert_int_equal(refit_host_step_run(on.step, 1, 1, on.stream, &on.error),
-                             REFIT_ERR_COPY);
+    for (uint32_t at = OPEN; at < STATES; at++) {
+        scene *on = open_scene(&(opening){.seed = 95 + at, .bare = true});
+        assert_ok(open_step(on));
+        choose(on, 10);
+        if (at > OPEN) assert_ok(load(on, 1));
+        if (at == BEGUN) assert_ok(begin(on));
+        if (at > BEGUN) begin_and_name(on);
+        if (at == HALF_RUN) {
+            faulty_device_fail(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+            assert_int_equal(run(on), REFIT_ERR_COPY);
         }
-        if (at > 3) assert_ok(refit_host_step_run(on.step, 1, 1, on.stream, &on.error));
-        if (at == 5) assert_ok(refit_host_step_wait(on.step, PATIENCE_MS, &on.error));
-        assert_ok(refit_host_step_close(on.step, &on.error));
-        on.step = NULL;
-        refit_lease *lease;
-        assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
-        refit_lease_release(lease);
-        assert_ok(refit_host_step_open(on.offloader, on.list, PARAMETERS, &on.step, &on.error));
-        close_scene(&on);
+        if (at > HALF_RUN) assert_ok(run(on));
+        if (at == RETURNED) assert_ok(wait_for(on, PATIENCE_MS));
+        close_step(on);
+        assert_ok(lease(on));
+        assert_ok(open_step(on));
+        close_scene(on);
     }
     assert_ok(refit_host_step_close(NULL, NULL));
     assert_int_equal(refit_host_step_progress(NULL, 0), 0);
@@ -2238,52 +1891,47 @@ static void it_closes_in_any_state(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_bits_are_those_of_the_kernel),
-        cmocka_unit_test(a_stream_that_joins_sees_new_parameters),
-        cmocka_unit_test(the_norm_does_not_depend_on_threads),
-        cmocka_unit_test(gradients_may_change_once_they_have_landed),
-        cmocka_unit_test(a_gradient_is_replaced_and_dropped),
-        cmocka_unit_test(a_refreshed_parameter_is_stepped_from_the_device),
-        cmocka_unit_test(a_refresh_stands_for_a_load),
-        cmocka_unit_test(a_number_that_is_not_finite_is_found),
-        cmocka_unit_test(a_skipped_step_changes_nothing),
-        cmocka_unit_test(a_step_without_gradients_changes_nothing),
-        cmocka_unit_test(the_modes_are_those_of_the_caller),
-        cmocka_unit_test(what_a_checkpoint_brings_is_stepped),
-        cmocka_unit_test(figures_are_told),
-        cmocka_unit_test(a_wrong_parameter_is_refused),
-        cmocka_unit_test(wrong_options_are_refused),
-        cmocka_unit_test(options_of_other_optimizers_are_not_read),
-        cmocka_unit_test(roots_of_the_process_are_taken),
-        cmocka_unit_test(calls_in_a_wrong_state_are_refused),
-        cmocka_unit_test(others_of_the_image_are_kept_apart),
-        cmocka_unit_test(windows_step_other_regions_meanwhile),
-        cmocka_unit_test(stepped_states_return_to_the_device),
-        cmocka_unit_test(new_regions_begin_as_zeros),
-        cmocka_unit_test(regions_that_were_removed_are_missed),
-        cmocka_unit_test(a_broken_gradient_is_copied_again),
-        cmocka_unit_test(work_of_the_caller_that_fails_is_told),
-        cmocka_unit_test(work_behind_which_nothing_returns_is_waited_for),
-        cmocka_unit_test(work_that_fails_is_told_before_its_copy),
-        cmocka_unit_test(a_skip_tells_of_work_that_failed),
-        cmocka_unit_test(work_that_fails_is_not_lost_by_other_failures),
-        cmocka_unit_test(copies_that_are_sent_again_count_as_time),
-        cmocka_unit_test(a_gradient_that_failed_is_replaced),
-        cmocka_unit_test(a_dropped_gradient_is_waited_for),
-        cmocka_unit_test(a_refresh_that_fails_is_repeated),
-        cmocka_unit_test(a_skip_keeps_no_torn_parameter),
-        cmocka_unit_test(the_rest_of_a_step_can_be_skipped),
-        cmocka_unit_test(a_broken_copy_back_is_sent_again),
+        cmocka_unit_test(any_step_has_the_bits_of_the_kernel),
+        TEST(a_stream_that_joins_sees_new_parameters, .seed = 50),
+        TEST(gradients_may_change_once_they_have_landed, .seed = 40),
+        TEST(a_refresh_stands_for_a_load, .seed = 150, .bare = true),
+        TEST(a_number_that_is_not_finite_is_found, .seed = 7),
+        TEST(the_modes_are_those_of_the_caller, .seed = 5, .threads = "4", .piece = "32MiB"),
+        TEST(what_a_checkpoint_brings_is_stepped, .seed = 6),
+        TEST(figures_are_told, .seed = 8),
+        TEST(a_wrong_parameter_is_refused, .seed = 9, .bare = true),
+        TEST(wrong_options_are_refused, .seed = 10, .threads = "1"),
+        TEST(options_of_other_optimizers_are_not_read, .seed = 115),
+        TEST(roots_of_the_process_are_taken, .seed = 116, .threads = "4", .piece = "32MiB"),
+        TEST(calls_in_a_wrong_state_are_refused, .seed = 11, .bare = true),
+        TEST(others_of_the_image_are_kept_apart, .seed = 12),
+        TEST(windows_step_other_regions_meanwhile, .seed = 13),
+        TEST(stepped_states_return_to_the_device, .seed = 15, .bare = true),
+        TEST(new_regions_begin_as_zeros, .seed = 16, .bare = true),
+        TEST(regions_that_were_removed_are_missed, .seed = 14),
+        TEST(image_and_step_share_a_budget, .seed = 117, .bare = true),
+        TEST(a_broken_gradient_is_copied_again, .seed = 20, .piece = "32MiB"),
+        TEST(work_of_the_caller_that_fails_is_told, .seed = 31),
+        TEST(work_behind_which_nothing_returns_is_waited_for, .seed = 110),
+        TEST(work_that_fails_is_told_before_its_copy, .seed = 111),
+        TEST(a_skip_tells_of_work_that_failed, .seed = 112),
+        TEST(work_that_fails_is_not_lost_by_other_failures, .seed = 113),
+        TEST(copies_that_are_sent_again_count_as_time, .seed = 114),
+        TEST(a_gradient_that_failed_is_replaced, .seed = 130),
+        TEST(a_dropped_gradient_is_waited_for, .seed = 131),
+        TEST(a_refresh_that_fails_is_repeated, .seed = 151, .piece = "32MiB"),
+        TEST(a_skip_keeps_no_torn_parameter, .seed = 152, .piece = "32MiB"),
+        TEST(the_rest_of_a_step_can_be_skipped, .seed = 30, .piece = "32MiB"),
+        TEST(a_broken_copy_back_is_sent_again, .seed = 41),
         cmocka_unit_test(each_call_of_the_device_may_fail),
         cmocka_unit_test(a_load_that_fails_is_repeated),
-        cmocka_unit_test(each_part_of_an_open_may_fail),
-        cmocka_unit_test(each_allocation_may_fail),
-        cmocka_unit_test(a_step_allocates_nothing),
-        cmocka_unit_test(copies_that_stand_are_a_timeout),
-        cmocka_unit_test(image_and_step_share_a_budget),
+        TEST(each_part_of_an_open_may_fail, .seed = 80, .bare = true),
+        TEST(each_allocation_may_fail, .seed = 90, .bare = true),
+        TEST(a_step_allocates_nothing, .seed = 91, .threads = "3"),
+        TEST(copies_that_hang_are_a_timeout, .seed = 92),
         cmocka_unit_test(a_close_that_fails_is_repeated),
-        cmocka_unit_test(threads_start_with_open),
+        TEST(threads_start_with_open, .seed = 119, .threads = "4", .bare = true),
         cmocka_unit_test(it_closes_in_any_state),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests_name("host_step", tests, NULL, NULL);
 }

@@ -18,6 +18,7 @@
 #include <cmocka.h>
 
 #define STREAMS_MOST 64
+#define HANG_MS      20
 
 typedef struct order {
     uint32_t nth; /* calls until it is due, 0: no order */
@@ -46,9 +47,11 @@ typedef struct faulty_device {
     broken_stream broken[STREAMS_MOST];
     joined_stream joined[STREAMS_MOST];
     bool stopped;
-    bool go_at_wait;    /* the next wait for an event lets the streams go */
-    uint32_t hold_pins; /* page-locks until one stands, 0: none does */
-    uint32_t held_pins; /* that stand now */
+    bool go_at_wait;       /* the next wait for an event lets the streams go */
+    bool hangs;            /* a wait for an event takes no longer than HANG_MS */
+    uint32_t longest_wait; /* in milliseconds, that was asked for while it hangs */
+    uint32_t hold_pins;    /* page-locks until one stands, 0: none does */
+    uint32_t held_pins;    /* that stand now */
 } faulty_device;
 
 typedef struct faulty_event {
@@ -138,22 +141,27 @@ static void stand(void *user)
     rft_unlock(&faulty->lock);
 }
 
-static void set_stopped(faulty_device *faulty, bool stopped, bool go_at_wait)
+static void set_stopped(faulty_device *faulty, bool stopped, bool go_at_wait, bool hangs)
 {
     rft_lock(&faulty->lock);
     faulty->stopped = stopped;
     faulty->go_at_wait = go_at_wait;
+    faulty->hangs = hangs;
+    if (hangs) faulty->longest_wait = 0;
     rft_cond_wake_all(&faulty->go);
     rft_unlock(&faulty->lock);
 }
 
-/* A wait for an event begins. */
-static void note_wait(faulty_device *faulty)
+/* A wait for an event begins. Returns how long it may take. */
+static uint32_t note_wait(faulty_device *faulty, uint32_t timeout_ms)
 {
     rft_lock(&faulty->lock);
-    bool go = faulty->go_at_wait;
+    bool go = faulty->go_at_wait && timeout_ms > 0;
+    bool hangs = faulty->hangs;
+    if (timeout_ms > faulty->longest_wait) faulty->longest_wait = timeout_ms;
     rft_unlock(&faulty->lock);
-    if (go) set_stopped(faulty, false, false);
+    if (go) set_stopped(faulty, false, false, false);
+    return hangs && timeout_ms > HANG_MS ? HANG_MS : timeout_ms;
 }
 
 /* Puts the stop, if one is ordered, before the next work on the stream. */
@@ -476,8 +484,8 @@ static refit_status faulty_event_wait(void *self, rft_event *opaque, uint32_t ti
     faulty_device *faulty = self;
     faulty_event *event = (faulty_event *)opaque;
     MEET(faulty, FAULTY_EVENT_WAIT, error);
-    if (timeout_ms > 0) note_wait(faulty);
-    RFT_TRY(rft_device_event_wait(faulty->inner, event->inner, timeout_ms, error));
+    uint32_t most_ms = note_wait(faulty, timeout_ms);
+    RFT_TRY(rft_device_event_wait(faulty->inner, event->inner, most_ms, error));
     rft_lock(&faulty->lock);
     refit_status status = event->status;
     rft_unlock(&faulty->lock);
@@ -589,17 +597,31 @@ void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, r
 
 void faulty_device_stop(refit_device *device)
 {
-    set_stopped(faulty_of(device), true, false);
+    set_stopped(faulty_of(device), true, false, false);
+}
+
+void faulty_device_hang(refit_device *device)
+{
+    set_stopped(faulty_of(device), true, false, true);
+}
+
+uint32_t faulty_device_longest_wait(refit_device *device)
+{
+    faulty_device *faulty = faulty_of(device);
+    rft_lock(&faulty->lock);
+    uint32_t longest = faulty->longest_wait;
+    rft_unlock(&faulty->lock);
+    return longest;
 }
 
 void faulty_device_stop_until_awaited(refit_device *device)
 {
-    set_stopped(faulty_of(device), true, true);
+    set_stopped(faulty_of(device), true, true, false);
 }
 
 void faulty_device_go(refit_device *device)
 {
-    set_stopped(faulty_of(device), false, false);
+    set_stopped(faulty_of(device), false, false, false);
 }
 
 static void set_hold(refit_device *device, uint32_t nth)

@@ -78,8 +78,15 @@ refit_device *faulty_device_inner(refit_device *device);
 void faulty_device_stop(refit_device *device);
 void faulty_device_go(refit_device *device);
 
+/* As faulty_device_stop, and a wait for an event or a stream ends after 20 ms, however long it
+ * might take: the timeout of a call that runs out need not be one that others depend on. */
+void faulty_device_hang(refit_device *device);
+
+/* The longest timeout of such a wait since then, in milliseconds. */
+uint32_t faulty_device_longest_wait(refit_device *device);
+
 /* As faulty_device_stop, until a call waits for an event or a stream: a look, with a timeout of 0,
- * is no wait. What is over behind the call shows whether it has waited. */
+ * is not a wait. What is over after the call shows whether it has waited. */
 void faulty_device_stop_until_awaited(refit_device *device);
 
 /* The nth page-lock from now on (1: the next one) and those after it stand until

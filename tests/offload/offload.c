@@ -1,0 +1,49 @@
+/* What the tests of offloading share. */
+#include "tests/offload/offload.h"
+
+#include <string.h>
+
+void set_each(refit_config *config, const char *const *settings)
+{
+    for (; settings != NULL && *settings != NULL; settings++) {
+        char key[64] = "";
+        const char *equals = strchr(*settings, '=');
+        assert_true(equals != NULL && equals < *settings + sizeof key);
+        memcpy(key, *settings, (size_t)(equals - *settings));
+        assert_ok(refit_config_set(config, key, equals + 1, NULL));
+    }
+}
+
+refit_stats stats_of(refit_offloader *offloader)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_ok(refit_offloader_stats(offloader, &stats, NULL));
+    return stats;
+}
+
+refit_region_info region_of(refit_offloader *offloader, refit_region_id region)
+{
+    refit_region_info info = {.size = sizeof info};
+    assert_ok(refit_offloader_region(offloader, region, &info, NULL));
+    return info;
+}
+
+uint64_t used_bytes(refit_device *device)
+{
+    refit_device_info info = {.size = sizeof info};
+    assert_ok(refit_device_describe(device, &info, NULL));
+    return info.used_bytes;
+}
+
+refit_status offload_all(refit_offloader *offloader, refit_error *error)
+{
+    RFT_TRY(refit_offloader_offload(offloader, REFIT_STREAM_NONE, NULL, error));
+    return refit_offloader_finish(offloader, PATIENCE_MS, error);
+}
+
+refit_status restore_all(refit_offloader *offloader, refit_error *error)
+{
+    RFT_TRY(refit_offloader_restore(offloader, REFIT_STREAM_NONE, NULL, error));
+    return refit_offloader_finish(offloader, PATIENCE_MS, error);
+}
