@@ -47,3 +47,15 @@ refit_status restore_all(refit_offloader *offloader, refit_error *error)
     RFT_TRY(refit_offloader_restore(offloader, REFIT_STREAM_NONE, NULL, error));
     return refit_offloader_finish(offloader, PATIENCE_MS, error);
 }
+
+void order_fault(refit_device *device, const fault *it, uint32_t nth)
+{
+    if (it->later) faulty_device_fail_later(device, it->slot, nth, it->status);
+    if (!it->later) faulty_device_fail(device, it->slot, nth, it->status);
+}
+
+void check_hung(refit_device *device, refit_status status)
+{
+    assert_int_equal(status, REFIT_ERR_TIMEOUT);
+    assert_in_range(faulty_device_longest_wait(device), PATIENCE_MS / 2, PATIENCE_MS);
+}

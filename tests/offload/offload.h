@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -35,10 +36,30 @@ uint64_t used_bytes(refit_device *device);
 refit_status offload_all(refit_offloader *offloader, refit_error *error);
 refit_status restore_all(refit_offloader *offloader, refit_error *error);
 
-/* A test of a scene that set_up opens as the test's row in the list of them says. */
-#define TEST(name, ...)                                                                            \
+/* Calls of `slot` that fail: at once, or when their stream comes to them. */
+typedef struct fault {
+    const char *name;
+    faulty_slot slot;
+    bool later;
+    refit_status status;
+    bool may_pass; /* another way leads to the same end */
+} fault;
+
+/* The nth such call fails. */
+void order_fault(refit_device *device, const fault *it, uint32_t nth);
+
+/* A call's wait has ended because the device hangs; it could have taken offload.timeout_ms, which
+ * is 20 s. */
+void check_hung(refit_device *device, refit_status status);
+#define assert_hung(on, call) check_hung((on)->device, (call))
+
+/* Tests of a scene that set_up opens as the row in the list of tests says. TEST_AS: with words that
+ * tell rows of one test apart. */
+#define TEST(name)           TEST_AS(#name, name, 0)
+#define TEST_WITH(name, ...) TEST_AS(#name, name, __VA_ARGS__)
+#define TEST_AS(words, name, ...)                                                                  \
     {                                                                                              \
-#name, name, set_up, tear_down, &(opening)                                                 \
+        words, name, set_up, tear_down, &(opening)                                                 \
         {                                                                                          \
             __VA_ARGS__                                                                            \
         }                                                                                          \
