@@ -13,17 +13,24 @@ static const uint64_t masters[] = {5 * UNIT - 400, UNIT, 16384, 16380, 120004};
 static const uint64_t little[] = {UNIT - 400, 16384, 16380, 120004};
 static const uint64_t three[] = {70000, 70000, 70000};
 
+static const uint64_t mixed[] = {130000, 65536, 70000, 512, 1, 4099};
+
 #define REGIONS(kind) (kind), LENGTH(kind)
 
 static const struct {
     const uint64_t *bytes;
-    uint32_t regions, coded;
-} kinds[] = {[STATES] = {REGIONS(states), 0},
-             [MASTERS] = {REGIONS(masters), 3},
-             [LITTLE] = {REGIONS(little), 2},
-             [THREE] = {REGIONS(three), 0}};
+    uint32_t regions, coded, weights; /* the first so many have them */
+} kinds[] = {[STATES] = {REGIONS(states), 0, 0}, [MASTERS] = {REGIONS(masters), 3, 4},
+             [LITTLE] = {REGIONS(little), 2, 3}, [THREE] = {REGIONS(three), 0, 0},
+             [MIXED] = {REGIONS(mixed), 0, 0},   [MIXED_MASTERS] = {REGIONS(mixed), 2, 2}};
 
 /* ---- Open and close -------------------------------------------------------------------------- */
+
+#define MIXED_SETTINGS                                                                             \
+    {                                                                                              \
+        "offload.piece_bytes=64KiB", "offload.slab_bytes=128KiB", "offload.batch=3",               \
+            "offload.window_bytes=64KiB", NULL                                                     \
+    }
 
 static void configure(scene *on, const opening *how)
 {
@@ -36,6 +43,8 @@ static void configure(scene *on, const opening *how)
         [LITTLE] = {"offload.window_bytes=1MiB", NULL},
         [THREE] = {"offload.slab_bytes=64KiB", "offload.pin=require", "offload.window_bytes=128KiB",
                    NULL},
+        [MIXED] = MIXED_SETTINGS,
+        [MIXED_MASTERS] = MIXED_SETTINGS,
     };
     const char *windows = how->windows == NULL ? "2" : how->windows;
     refit_config_init(&on->config, sizeof on->config);
@@ -54,7 +63,7 @@ refit_status add_regions(scene *on)
         refit_region_desc desc = {.size = sizeof desc,
                                   .name = name,
                                   .bytes = on->bytes[at],
-                                  .group = on->kind == THREE ? at : 0,
+                                  .group = on->kind >= THREE ? at % 3 : 0,
                                   .home = REFIT_HOME_HOST,
                                   .weights = on->weights[at]};
         RFT_TRY(refit_offloader_add(on->offloader, &desc, &id, &on->error));
@@ -92,7 +101,7 @@ static void open_arrays(scene *on)
         on->expected[at] = calloc(1, on->bytes[at]);
         on->rounded[at] = calloc(1, on->bytes[at]);
         assert_true(on->expected[at] != NULL && on->rounded[at] != NULL);
-        if (on->coded == 0 || at == on->regions - 1) continue;
+        if (at >= kinds[on->kind].weights) continue;
         assert_ok(refit_memory_alloc(on->plain, on->bytes[at] / 2, &on->weights[at], &on->error));
         test_fill(on->plain, on->weights[at], 0, on->bytes[at] / 2);
     }

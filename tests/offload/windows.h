@@ -26,6 +26,8 @@ typedef enum scene_kind {
     MASTERS, /* fp32 masters: three are coded, one is too small for that, one has no weights */
     LITTLE,  /* the same with less: two are coded, of one unit each */
     THREE,   /* of a slab and a bit each, page-locked, each in a group of its own */
+    MIXED,   /* of all sizes, in three groups */
+    MIXED_MASTERS, /* the same; the first two are masters and have weights */
 } scene_kind;
 
 /* How a test's scene is. */
@@ -48,7 +50,7 @@ typedef struct scene {
     refit_stream_ref stream;
     const uint64_t *bytes; /* of each region */
     uint32_t regions;
-    uint32_t coded; /* the first so many; 0: none are masters. Else all but the last have weights */
+    uint32_t coded; /* the first so many; 0: none are masters */
     unsigned char *expected[REGIONS_MOST];
     uint16_t *rounded[REGIONS_MOST]; /* the weights, on the host */
     void *weights[REGIONS_MOST];     /* the weights, on the device; NULL: none */
