@@ -2,66 +2,107 @@
 #include "tests/offload/layers.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#include "tests/support/seeded.h"
+#include "tests/support/failing_alloc.h"
 
-void scene_set(scene *on, const char *key, const char *value)
+/* ---- Open and close -------------------------------------------------------------------------- */
+
+scene *open_scene(const opening *how)
 {
-    assert_ok(refit_config_set(&on->config, key, value, &on->error));
-}
-
-static void set_all(scene *on, const char *const *settings)
-{
-    for (; settings != NULL && settings[0] != NULL; settings += 2) {
-        scene_set(on, settings[0], settings[1]);
-    }
-}
-
-void scene_open(scene *on, const char *host_bytes, const char *const *settings)
-{
+    static scene only;
+    scene *on = &only;
+    static const char *const common[] = {"offload.slab_bytes=64KiB", "offload.piece_bytes=16KiB",
+                                         "offload.batch=3",          "offload.timeout_ms=20s",
+                                         "offload.take_turns=false", NULL};
+    failing_alloc_begin(0);
     *on = (scene){.seed = 88172645463325252u};
     refit_config_init(&on->config, sizeof on->config);
-    scene_set(on, "offload.slab_bytes", "64KiB");
-    scene_set(on, "offload.piece_bytes", "16KiB");
-    scene_set(on, "offload.batch", "3");
-    scene_set(on, "offload.timeout_ms", "20s");
-    scene_set(on, "offload.take_turns", "false");
-    scene_set(on, "activations.host_bytes", host_bytes);
-    set_all(on, settings);
+    set_each(&on->config, common);
+    assert_ok(refit_config_set(&on->config, "activations.host_bytes",
+                               how->host_bytes == NULL ? "1MiB" : how->host_bytes, &on->error));
     assert_ok(faulty_device_open(test_device_spec("host"), &on->device, &on->error));
     on->plain = faulty_device_inner(on->device);
-    assert_ok(refit_activations_open(on->device, &on->config, &on->activations, &on->error));
     assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
+    assert_ok(open_anew(on, how->settings));
+    return on;
 }
 
-void scene_reopen(scene *on, const char *const *settings)
+refit_status open_anew(scene *on, const char *const *settings)
 {
-    assert_ok(refit_activations_close(on->activations, &on->error));
-    set_all(on, settings);
-    assert_ok(refit_activations_open(on->device, &on->config, &on->activations, &on->error));
+    set_each(&on->config, settings);
+    return refit_activations_open(on->device, &on->config, &on->activations, &on->error);
 }
 
-void scene_close(scene *on)
+void close_scene(scene *on)
 {
     faulty_device_reset(on->device);
+    faulty_device_let_pins(on->device);
     faulty_device_go(on->device);
-    refit_stats stats = scene_stats(on);
+    refit_stats stats = figures(on);
     assert_int_equal(stats.activation_groups, 0);
     assert_int_equal(stats.activation_used_bytes, 0);
     assert_ok(refit_activations_close(on->activations, &on->error));
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
+    assert_false(failing_alloc_end());
 }
 
-refit_stats scene_stats(scene *on)
+int set_up(void **state)
+{
+    *state = open_scene(*state);
+    return 0;
+}
+
+int tear_down(void **state)
+{
+    close_scene(*state);
+    return 0;
+}
+
+refit_stats figures(scene *on)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
     assert_ok(refit_activations_stats(on->activations, &stats, &on->error));
     return stats;
 }
+
+void await_stream(scene *on)
+{
+    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+}
+
+/* ---- The calls of a group -------------------------------------------------------------------- */
+
+refit_status commit(scene *on, const layer *of, refit_stream_ref stream)
+{
+    return refit_activations_commit(on->activations, of->group, stream, &on->error);
+}
+
+refit_status join(scene *on, const layer *of, refit_stream_ref stream)
+{
+    return refit_activations_join(on->activations, of->group, stream, &on->error);
+}
+
+refit_status wait_for(scene *on, const layer *of, uint32_t timeout_ms)
+{
+    return refit_activations_wait(on->activations, of->group, timeout_ms, &on->error);
+}
+
+refit_status release(scene *on, const layer *of, refit_stream_ref stream)
+{
+    return refit_activations_release(on->activations, of->group, stream, &on->error);
+}
+
+refit_status layer_fetch(scene *on, const layer *of, refit_stream_ref stream)
+{
+    void *memories[TENSORS_MOST];
+    uint32_t count = layer_memories(of, memories);
+    return refit_activations_fetch(on->activations, of->group, memories, count, stream, &on->error);
+}
+
+/* ---- Layers ---------------------------------------------------------------------------------- */
 
 void layer_make(scene *on, layer *of, uint32_t count, uint64_t most)
 {
@@ -83,13 +124,13 @@ void layer_make(scene *on, layer *of, uint32_t count, uint64_t most)
 
 void layer_add(scene *on, layer *of)
 {
-    uint32_t next = 0;
+    uint32_t place = 0;
     assert_ok(refit_activations_begin(on->activations, &of->group, &on->error));
     for (uint32_t i = 0; i < of->count; i++) {
         layer_tensor *tensor = &of->tensors[i];
         assert_ok(refit_activations_add(on->activations, of->group, tensor->memory, tensor->bytes,
                                         &tensor->place, &on->error));
-        if (tensor->place != REFIT_ACTIVATION_STAYS) assert_int_equal(tensor->place, next++);
+        if (tensor->place != REFIT_ACTIVATION_STAYS) assert_int_equal(tensor->place, place++);
     }
 }
 
@@ -103,14 +144,19 @@ void layer_free(scene *on, layer *of)
     }
 }
 
+/* Once the copies that `stream` has joined are over. */
+static void join_and_wait(scene *on, const layer *of, refit_stream_ref stream)
+{
+    assert_ok(join(on, of, stream));
+    if (stream.native == NULL) return;
+    assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
+}
+
 void layer_leave(scene *on, layer *of, refit_stream_ref stream)
 {
     layer_add(on, of);
-    assert_ok(refit_activations_commit(on->activations, of->group, stream, &on->error));
-    assert_ok(refit_activations_join(on->activations, of->group, stream, &on->error));
-    if (stream.native != NULL) {
-        assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
-    }
+    assert_ok(commit(on, of, stream));
+    join_and_wait(on, of, stream);
     layer_free(on, of);
 }
 
@@ -124,6 +170,22 @@ void layer_take(scene *on, layer *of)
     }
 }
 
+void layer_take_other(scene *on, layer *of, void *former[TENSORS_MOST])
+{
+    for (uint32_t i = 0; i < of->count; i++) {
+        former[i] = of->tensors[i].memory;
+        of->tensors[i].memory = NULL;
+    }
+    layer_take(on, of);
+}
+
+void layer_free_former(scene *on, const layer *of, void *former[TENSORS_MOST])
+{
+    for (uint32_t i = 0; i < of->count; i++) {
+        assert_ok(refit_memory_free(on->plain, former[i], &on->error));
+    }
+}
+
 uint32_t layer_memories(const layer *of, void *memories[TENSORS_MOST])
 {
     uint32_t count = 0;
@@ -134,13 +196,6 @@ uint32_t layer_memories(const layer *of, void *memories[TENSORS_MOST])
     return count;
 }
 
-refit_status layer_fetch(scene *on, const layer *of, refit_stream_ref stream)
-{
-    void *memories[TENSORS_MOST];
-    uint32_t count = layer_memories(of, memories);
-    return refit_activations_fetch(on->activations, of->group, memories, count, stream, &on->error);
-}
-
 void layer_check(scene *on, const layer *of)
 {
     for (uint32_t i = 0; i < of->count; i++) {
@@ -149,26 +204,35 @@ void layer_check(scene *on, const layer *of)
     }
 }
 
+void layer_finish(scene *on, layer *of)
+{
+    assert_ok(wait_for(on, of, PATIENCE_MS));
+    layer_check(on, of);
+    assert_ok(release(on, of, on->stream));
+    layer_end(on, of);
+}
+
 void layer_return(scene *on, layer *of, refit_stream_ref stream)
 {
     layer_take(on, of);
     assert_ok(layer_fetch(on, of, stream));
-    assert_ok(refit_activations_join(on->activations, of->group, stream, &on->error));
-    if (stream.native != NULL) {
-        assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
-    }
+    join_and_wait(on, of, stream);
     layer_check(on, of);
-    assert_ok(refit_activations_release(on->activations, of->group, stream, &on->error));
+    assert_ok(release(on, of, stream));
     of->group = 0;
 }
 
 void layer_end(scene *on, layer *of)
 {
     for (uint32_t i = 0; i < of->count; i++) {
-        if (of->tensors[i].memory != NULL) {
-            assert_ok(refit_memory_free(on->plain, of->tensors[i].memory, &on->error));
-        }
+        assert_ok(refit_memory_free(on->plain, of->tensors[i].memory, &on->error));
         free(of->tensors[i].expected);
     }
     of->count = 0;
+}
+
+void layer_return_and_end(scene *on, layer *of)
+{
+    layer_return(on, of, on->stream);
+    layer_end(on, of);
 }

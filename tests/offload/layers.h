@@ -2,34 +2,28 @@
  * What tests of activations stand on: a device that can be told to fail, an arena of activations,
  * and layers, whose tensors have random bytes of which a copy is kept.
  *
- *     scene on;
- *     scene_open(&on, "1MiB", NULL);
+ *     scene *on = open_scene(&(opening){.host_bytes = "2MiB"});
  *     layer one;
- *     layer_make(&on, &one, 5, 100000);       five tensors on the device
- *     layer_leave(&on, &one, on.stream);      their bytes are in the arena, their memory is free
- *     layer_return(&on, &one, on.stream);     they are back, bit for bit
- *     layer_end(&on, &one);
- *     scene_close(&on);                       nothing is lost, nothing has leaked
+ *     layer_make(on, &one, 5, 100000);       five tensors on the device
+ *     layer_leave(on, &one, on->stream);     their bytes are in the arena, their memory is free
+ *     layer_return(on, &one, on->stream);    they are back, bit for bit
+ *     layer_end(on, &one);
+ *     close_scene(on);                       nothing is lost, nothing has leaked
+ *
+ * A test with `TEST(name)` in the list of tests finds the scene in *state.
  */
 #ifndef OFFLOAD_LAYERS_H
 #define OFFLOAD_LAYERS_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <refit.h>
-
-#include "tests/support/faulty_device.h"
-#include "tests/support/test_device.h"
+#include "tests/offload/offload.h"
 
 #define TENSORS_MOST 12
-#define PATIENCE_MS  20000u /* a deadline that only a hang reaches */
 
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+/* How a test's scene is: slabs of 64 KiB, copies of at most 16 KiB, batches of 3. */
+typedef struct opening {
+    const char *host_bytes;      /* of the arena; NULL: 1MiB */
+    const char *const *settings; /* more, as set_each takes them */
+} opening;
 
 typedef struct scene {
     refit_device *device;
@@ -54,18 +48,26 @@ typedef struct layer {
     layer_tensor tensors[TENSORS_MOST];
 } layer;
 
-/* Slabs of 64 KiB, copies of at most 16 KiB, batches of 3. `settings`: "key", "value", … NULL; may
- * itself be NULL. */
-void scene_open(scene *on, const char *host_bytes, const char *const *settings);
+scene *open_scene(const opening *how);
 
-/* Other settings, with new activations. */
-void scene_reopen(scene *on, const char *const *settings);
+/* New activations by the configuration and more settings. */
+refit_status open_anew(scene *on, const char *const *settings);
 
 /* No group is left. */
-void scene_close(scene *on);
+void close_scene(scene *on);
 
-void scene_set(scene *on, const char *key, const char *value);
-refit_stats scene_stats(scene *on);
+int set_up(void **state);
+int tear_down(void **state);
+
+refit_stats figures(scene *on);
+void await_stream(scene *on);
+
+/* The calls of a group. */
+refit_status commit(scene *on, const layer *of, refit_stream_ref stream);
+refit_status join(scene *on, const layer *of, refit_stream_ref stream);
+refit_status wait_for(scene *on, const layer *of, uint32_t timeout_ms);
+refit_status release(scene *on, const layer *of, refit_stream_ref stream);
+refit_status layer_fetch(scene *on, const layer *of, refit_stream_ref stream);
 
 /* `count` tensors of 1 to `most` random bytes, on the device. */
 void layer_make(scene *on, layer *of, uint32_t count, uint64_t most);
@@ -79,20 +81,29 @@ void layer_free(scene *on, layer *of);
 /* layer_add, commit, join and layer_free, once the stream is idle. */
 void layer_leave(scene *on, layer *of, refit_stream_ref stream);
 
-/* New memory for what has a place, with other bytes in it. */
+/* New memory for what has a place and no memory, with other bytes in it. */
 void layer_take(scene *on, layer *of);
+
+/* The same for all tensors, which have some; `former` gets that. */
+void layer_take_other(scene *on, layer *of, void *former[TENSORS_MOST]);
+void layer_free_former(scene *on, const layer *of, void *former[TENSORS_MOST]);
 
 /* The addresses of the tensors by their places; the number of them. */
 uint32_t layer_memories(const layer *of, void *memories[TENSORS_MOST]);
-refit_status layer_fetch(scene *on, const layer *of, refit_stream_ref stream);
 
 /* Every byte is on the device. */
 void layer_check(scene *on, const layer *of);
+
+/* Waits for the group, whose bytes are back, and releases it; frees what the test has. */
+void layer_finish(scene *on, layer *of);
 
 /* layer_take, fetch, join, layer_check and release. */
 void layer_return(scene *on, layer *of, refit_stream_ref stream);
 
 /* Frees what the test has. The group is released. */
 void layer_end(scene *on, layer *of);
+
+/* layer_return on the scene's stream, and layer_end. */
+void layer_return_and_end(scene *on, layer *of);
 
 #endif
