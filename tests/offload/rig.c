@@ -3,17 +3,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/checked.h"
-
-static uint64_t next_random(rig *on)
-{
-    on->random ^= on->random << 13;
-    on->random ^= on->random >> 7;
-    on->random ^= on->random << 17;
-    return on->random;
-}
+#include "tests/support/failing_alloc.h"
 
 static int release_memory(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {
@@ -33,27 +25,6 @@ static int acquire_memory(void *user, refit_region_id region, uint64_t bytes, vo
     test_fill(on->plain, *memory, 0xEE, bytes);
     on->regions[region].memory = *memory;
     return 0;
-}
-
-static void set_up_config(rig *on, const char *const *settings)
-{
-    refit_config_init(&on->config, sizeof on->config);
-    assert_ok(refit_config_set(&on->config, "offload.piece_bytes", "64KiB", NULL));
-    assert_ok(refit_config_set(&on->config, "offload.slab_bytes", "512KiB", NULL));
-    assert_ok(refit_config_set(&on->config, "offload.batch", "3", NULL));
-    assert_ok(refit_config_set(&on->config, "offload.timeout_ms", "20s", NULL));
-    /* This test does not wait for other tests that run at the same time. */
-    assert_ok(refit_config_set(&on->config, "offload.take_turns", "false", NULL));
-    for (; settings != NULL && *settings != NULL; settings++) {
-        char key[64];
-        const char *equals = strchr(*settings, '=');
-        assert_non_null(equals);
-        size_t length = (size_t)(equals - *settings);
-        assert_true(length < sizeof key);
-        memcpy(key, *settings, length);
-        key[length] = '\0';
-        assert_ok(refit_config_set(&on->config, key, equals + 1, NULL));
-    }
 }
 
 /* Sizes that are neither pages nor multiples of 8, one larger than a slab, two that are neighbours.
@@ -93,43 +64,46 @@ static void add_region(rig *on, rig_memory memory, uint32_t at)
     assert_int_equal(region->id, at);
 }
 
-void rig_open_unsealed(rig *on, rig_memory memory, const char *const *settings)
+rig *open_rig(const opening *how)
 {
-    memset(on, 0, sizeof *on);
-    on->random = UINT64_C(0x9E3779B97F4A7C15);
-    set_up_config(on, settings);
+    static rig only;
+    rig *on = &only;
+    static const char *const common[] = {
+        "offload.piece_bytes=64KiB", "offload.slab_bytes=512KiB", "offload.batch=3",
+        "offload.timeout_ms=20s",
+        /* Other tests that run at the same time are not waited for. */
+        "offload.take_turns=false", NULL};
+    failing_alloc_begin(0);
+    *on = (rig){.random = UINT64_C(0x9E3779B97F4A7C15)};
+    refit_config_init(&on->config, sizeof on->config);
+    set_each(&on->config, common);
+    set_each(&on->config, how->settings);
     assert_ok(faulty_device_open(test_device_spec("host:capacity=64MiB"), &on->device, &on->error));
     on->plain = faulty_device_inner(on->device);
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
-    if (memory == RIG_ARENA) {
+    if (how->memory == RIG_ARENA) {
         assert_ok(refit_arena_open(on->device, UINT64_C(32) << 20, &on->arena, &on->error));
     }
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
-        add_region(on, memory, at);
+        add_region(on, how->memory, at);
     }
-    if (memory == RIG_HOOKS) {
+    if (how->memory == RIG_HOOKS) {
         refit_memory_hooks hooks = {sizeof hooks, release_memory, acquire_memory, on};
         assert_ok(refit_offloader_set_memory(on->offloader, &hooks, &on->error));
     }
     rig_fill(on);
+    if (!how->unsealed) assert_ok(seal(on));
+    return on;
 }
 
-void rig_open(rig *on, rig_memory memory, const char *const *settings)
-{
-    rig_open_unsealed(on, memory, settings);
-    assert_ok(refit_offloader_seal(on->offloader, &on->error));
-}
-
-void rig_close(rig *on)
+void close_rig(rig *on)
 {
     faulty_device_reset(on->device);
     faulty_device_go(on->device);
     faulty_device_let_pins(on->device);
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
-        if (on->arena == NULL) {
-            assert_ok(refit_memory_free(on->device, on->regions[at].memory, &on->error));
-        }
+        if (on->arena == NULL) rig_free(on, at);
         free(on->regions[at].expected);
     }
     for (size_t i = 0; i < RIG_EXTRA; i++) {
@@ -138,6 +112,27 @@ void rig_close(rig *on)
     assert_ok(refit_arena_close(on->arena, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
+    assert_false(failing_alloc_end());
+}
+
+int set_up(void **state)
+{
+    *state = open_rig(*state);
+    return 0;
+}
+
+int tear_down(void **state)
+{
+    close_rig(*state);
+    return 0;
+}
+
+refit_region_id rig_add(rig *on, const char *name, void *memory, uint64_t bytes)
+{
+    refit_region_id id;
+    refit_region_desc desc = {.size = sizeof desc, .name = name, .memory = memory, .bytes = bytes};
+    assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
+    return id;
 }
 
 void *rig_extra(rig *on, uint64_t bytes)
@@ -155,7 +150,7 @@ void rig_fill(rig *on)
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         rig_region *region = &on->regions[at];
         for (uint64_t i = 0; i < region->bytes; i += sizeof(uint64_t)) {
-            uint64_t word = next_random(on);
+            uint64_t word = seeded_next(&on->random);
             memcpy(region->expected + i, &word, rft_min_u64(sizeof word, region->bytes - i));
         }
         test_write(on->plain, region->memory, region->expected, region->bytes);
@@ -187,18 +182,97 @@ void rig_check_bytes(rig *on, bool zeroed)
     }
 }
 
+refit_status seal(rig *on)
+{
+    return refit_offloader_seal(on->offloader, &on->error);
+}
+
+refit_status unseal(rig *on)
+{
+    return refit_offloader_unseal(on->offloader, &on->error);
+}
+
+refit_status trim(rig *on)
+{
+    return refit_offloader_trim(on->offloader, &on->error);
+}
+
+refit_status clear(rig *on)
+{
+    return refit_offloader_clear(on->offloader, &on->error);
+}
+
+refit_status offload(rig *on)
+{
+    return refit_offloader_offload(on->offloader, REFIT_STREAM_NONE, NULL, &on->error);
+}
+
+refit_status restore(rig *on)
+{
+    return refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error);
+}
+
+refit_status finish(rig *on)
+{
+    return refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error);
+}
+
+refit_status bind(rig *on, refit_region_id region, void *memory)
+{
+    return refit_offloader_bind(on->offloader, region, memory, &on->error);
+}
+
+refit_status unbind(rig *on, refit_region_id region)
+{
+    return refit_offloader_unbind(on->offloader, region, &on->error);
+}
+
+refit_status lease(rig *on)
+{
+    refit_lease *taken = NULL;
+    refit_status status = refit_lease_acquire(on->offloader, &taken, &on->error);
+    refit_lease_release(taken);
+    return status;
+}
+
+refit_future *rig_start(rig *on, bool back)
+{
+    refit_future *future;
+    assert_ok((back ? refit_offloader_restore : refit_offloader_offload)(
+        on->offloader, REFIT_STREAM_NONE, &future, &on->error));
+    return future;
+}
+
 void rig_offload(rig *on)
 {
-    assert_ok(refit_offloader_offload(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
-    assert_ok(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error));
+    assert_ok(offload_all(on->offloader, &on->error));
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
 }
 
 void rig_restore(rig *on)
 {
-    assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
-    assert_ok(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error));
+    assert_ok(restore_all(on->offloader, &on->error));
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
+}
+
+void rig_cycle(rig *on)
+{
+    rig_offload(on);
+    rig_restore(on);
+    rig_check_bytes(on, true);
+}
+
+void rig_free(rig *on, refit_region_id region)
+{
+    assert_ok(refit_memory_free(on->device, on->regions[region].memory, &on->error));
+    on->regions[region].memory = NULL;
+}
+
+void *rig_take(rig *on, refit_region_id region)
+{
+    rig_region *it = &on->regions[region];
+    assert_ok(refit_memory_alloc(on->device, it->bytes, &it->memory, &on->error));
+    return it->memory;
 }
 
 void rig_check_kept(rig *on)
@@ -215,24 +289,12 @@ refit_offloader_state rig_state(rig *on)
 
 refit_region_info rig_region_info(rig *on, refit_region_id region)
 {
-    refit_region_info info = {.size = sizeof info};
-    assert_ok(refit_offloader_region(on->offloader, region, &info, &on->error));
-    return info;
-}
-
-uint64_t rig_device_used(rig *on)
-{
-    refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_describe(on->device, &info, &on->error));
-    return info.used_bytes;
+    return region_of(on->offloader, region);
 }
 
 refit_stats rig_stats(rig *on)
 {
-    refit_stats stats;
-    refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_offloader_stats(on->offloader, &stats, &on->error));
-    return stats;
+    return stats_of(on->offloader);
 }
 
 uint64_t rig_kept_bytes(const rig *on)

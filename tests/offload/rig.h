@@ -3,34 +3,21 @@
  * a handful of regions with random bytes of which a copy is kept, so that after any adventure it
  * can be said whether they are back.
  *
- *     rig on;
- *     rig_open(&on, RIG_HOOKS, NULL);             regions are there, sealed
+ *     rig *on = open_rig(&(opening){.memory = RIG_HOOKS});    regions are there, sealed
  *     ... offload, restore, fail ...
- *     rig_check_bytes(&on);                       bit for bit
- *     rig_close(&on);
+ *     rig_check_bytes(on, true);                              bit for bit
+ *     close_rig(on);
+ *
+ * A test with `TEST_WITH(name, .memory = RIG_HOOKS)` in the list of tests finds the rig in *state.
  */
 #ifndef OFFLOAD_RIG_H
 #define OFFLOAD_RIG_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <refit.h>
-
-#include "tests/support/faulty_device.h"
-#include "tests/support/test_device.h"
+#include "tests/offload/offload.h"
 
 #define RIG_REGIONS 12
 #define RIG_GROUPS  4
 #define RIG_EXTRA   4
-#define PATIENCE_MS 20000u /* a deadline that only a hang reaches */
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
-
 /* What gives the regions' memory back and takes it again. */
 typedef enum rig_memory {
     RIG_BOUND, /* nothing: it stays */
@@ -63,16 +50,25 @@ typedef struct rig {
     refit_error error;
 } rig;
 
-/* `settings`: "key=value" strings, ended by NULL; may itself be NULL. The offloader is sealed. */
-void rig_open(rig *on, rig_memory memory, const char *const *settings);
+/* How a test's rig is. */
+typedef struct opening {
+    rig_memory memory;
+    const char *const *settings; /* more of them, as set_each takes them */
+    bool unsealed;
+} opening;
 
-/* The same, not sealed. */
-void rig_open_unsealed(rig *on, rig_memory memory, const char *const *settings);
+rig *open_rig(const opening *how);
 
 /* Closes all; lets a stopped device go first. */
-void rig_close(rig *on);
+void close_rig(rig *on);
 
-/* Device memory besides; rig_close frees it. */
+int set_up(void **state);
+int tear_down(void **state);
+
+/* Adds one more region. */
+refit_region_id rig_add(rig *on, const char *name, void *memory, uint64_t bytes);
+
+/* More device memory, which close_rig frees. */
 void *rig_extra(rig *on, uint64_t bytes);
 
 /* New random bytes on the device and in the copies. All regions are bound. */
@@ -88,13 +84,36 @@ void rig_check(rig *on, uint32_t at);
 /* Only what KEEP regions hold. */
 void rig_check_kept(rig *on);
 
+/* The calls. */
+refit_status seal(rig *on);
+refit_status unseal(rig *on);
+refit_status trim(rig *on);
+refit_status clear(rig *on);
+refit_status offload(rig *on);
+refit_status restore(rig *on);
+refit_status finish(rig *on);
+refit_status bind(rig *on, refit_region_id region, void *memory);
+refit_status unbind(rig *on, refit_region_id region);
+
+/* Takes and frees a lease. */
+refit_status lease(rig *on);
+
 /* Out and back, to the end. */
 void rig_offload(rig *on);
 void rig_restore(rig *on);
 
+/* Starts one of them. */
+refit_future *rig_start(rig *on, bool back);
+
+/* Both, after which every byte is back. */
+void rig_cycle(rig *on);
+
+/* Frees the device memory of a region; takes other, which is not bound yet. */
+void rig_free(rig *on, refit_region_id region);
+void *rig_take(rig *on, refit_region_id region);
+
 refit_offloader_state rig_state(rig *on);
 refit_region_info rig_region_info(rig *on, refit_region_id region);
-uint64_t rig_device_used(rig *on);
 refit_stats rig_stats(rig *on);
 
 /* What KEEP regions hold in all, and all of them. */

@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,7 +25,7 @@ static void open_held(rig *on, const char *const *settings, uint32_t nth)
 {
     rig_open_unsealed(on, RIG_HOOKS, settings);
     faulty_device_hold_pins(on->device, nth);
-    assert_ok(refit_offloader_seal(on->offloader, &on->error));
+    assert_ok(seal(on));
     faulty_device_await_pin(on->device);
 }
 
@@ -37,14 +36,12 @@ static refit_status prepare(rig *on, uint32_t timeout_ms)
 
 static refit_status offload(rig *on)
 {
-    return refit_offloader_offload(on->offloader, REFIT_STREAM_NONE, NULL, &on->error);
+    return offload(on);
 }
 
 static void check_cycle(rig *on)
 {
-    rig_offload(on);
-    rig_restore(on);
-    rig_check_bytes(on, true);
+    rig_cycle(on);
 }
 
 /* ---- Waiting */
@@ -63,7 +60,7 @@ static void a_seal_returns_before_the_memory_is_there(void **state)
     snprintf(ready, sizeof ready, " %llu of %llu bytes", (unsigned long long)stats.host_ready_bytes,
              (unsigned long long)stats.host_bytes);
     assert_int_equal(prepare(&on, 0), REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(on.error.text, ready));
+    assert_told(on.error, ready);
     assert_int_equal(prepare(&on, 10), REFIT_ERR_TIMEOUT);
     faulty_device_let_pins(on.device);
     assert_ok(prepare(&on, PATIENCE_MS));
@@ -105,30 +102,24 @@ static void an_offload_waits_for_memory_on_its_way(void **state)
 
 static void there_is_nothing_to_prepare_on_the_pageable_path(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     const char *const settings[] = {"offload.background=true", "use_pinned_optimizer_offload=false",
                                     NULL};
-    rig_open(&on, RIG_HOOKS, settings);
-    assert_ok(prepare(&on, 0));
-    check_cycle(&on);
-    rig_close(&on);
+    assert_ok(prepare(on, 0));
+    check_cycle(on);
 }
 
 static void without_background_all_is_ready_once_sealed(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_HOOKS, NULL);
-    assert_ok(prepare(&on, 0));
-    uint64_t host_bytes = rig_stats(&on).host_bytes;
-    assert_int_equal(rig_stats(&on).host_ready_bytes, host_bytes);
-    assert_ok(refit_offloader_trim(on.offloader, &on.error));
-    assert_int_equal(rig_stats(&on).host_ready_bytes, 0);
-    assert_ok(prepare(&on, 0));
-    assert_int_equal(rig_stats(&on).host_ready_bytes, host_bytes);
-    check_cycle(&on);
-    rig_close(&on);
+    rig *on = *state;
+    assert_ok(prepare(on, 0));
+    uint64_t host_bytes = rig_stats(on).host_bytes;
+    assert_int_equal(rig_stats(on).host_ready_bytes, host_bytes);
+    assert_ok(trim(on));
+    assert_int_equal(rig_stats(on).host_ready_bytes, 0);
+    assert_ok(prepare(on, 0));
+    assert_int_equal(rig_stats(on).host_ready_bytes, host_bytes);
+    check_cycle(on);
 }
 
 /* ---- Failing */
@@ -147,12 +138,12 @@ static void a_failure_is_returned_to_the_first_call_that_needs_the_memory(void *
             rig on;
             rig_open_unsealed(&on, RIG_HOOKS, background);
             faulty_device_fail(on.device, FAULTY_HOST_PIN, nth, REFIT_ERR_PIN);
-            assert_ok(refit_offloader_seal(on.offloader, &on.error));
+            assert_ok(seal(&on));
             assert_int_equal(needs[i](&on), REFIT_ERR_PIN);
             assert_int_equal(on.error.status, REFIT_ERR_PIN);
             char slab[32];
             snprintf(slab, sizeof slab, "slab %u of", nth);
-            assert_non_null(strstr(on.error.text, slab));
+            assert_told(on.error, slab);
             assert_int_equal(rig_state(&on), REFIT_RESIDENT);
             assert_int_equal(rig_stats(&on).host_bytes, 0);
             assert_ok(prepare(&on, PATIENCE_MS)); /* tries again */
@@ -164,32 +155,26 @@ static void a_failure_is_returned_to_the_first_call_that_needs_the_memory(void *
 
 static void a_failure_that_lasts_is_returned_each_time(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     const char *const settings[] = {"offload.background=true", "offload.budget_bytes=64KiB", NULL};
-    rig_open(&on, RIG_HOOKS, settings);
-    assert_int_equal(prepare(&on, PATIENCE_MS), REFIT_ERR_BUDGET);
-    assert_int_equal(offload(&on), REFIT_ERR_BUDGET);
-    assert_non_null(strstr(on.error.text, "offload.budget_bytes"));
-    assert_int_equal(rig_state(&on), REFIT_RESIDENT);
-    rig_check_bytes(&on, false);
-    rig_close(&on);
+    assert_int_equal(prepare(on, PATIENCE_MS), REFIT_ERR_BUDGET);
+    assert_int_equal(offload(on), REFIT_ERR_BUDGET);
+    assert_told(on->error, "offload.budget_bytes");
+    assert_int_equal(rig_state(on), REFIT_RESIDENT);
+    rig_check_bytes(on, false);
 }
 
 static void a_preferred_lock_that_fails_is_visible(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     const char *const settings[] = {"offload.background=true", "offload.pin=prefer", NULL};
-    rig_open_unsealed(&on, RIG_HOOKS, settings);
-    faulty_device_fail(on.device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(prepare(&on, PATIENCE_MS));
-    refit_stats stats = rig_stats(&on);
+    faulty_device_fail(on->device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
+    assert_ok(seal(on));
+    assert_ok(prepare(on, PATIENCE_MS));
+    refit_stats stats = rig_stats(on);
     assert_int_equal(stats.host_pinned_bytes, 0);
     assert_int_equal(stats.host_pageable_bytes, stats.host_bytes);
-    check_cycle(&on);
-    rig_close(&on);
+    check_cycle(on);
 }
 
 static bool refuse_threads;
@@ -207,18 +192,15 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 
 static void a_thread_that_does_not_start_fails_the_seal(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open_unsealed(&on, RIG_HOOKS, background);
+    rig *on = *state;
     refuse_threads = true;
-    assert_int_equal(refit_offloader_seal(on.offloader, &on.error), REFIT_ERR_SYSTEM);
-    assert_non_null(strstr(on.error.text, "refit-pin"));
+    assert_int_equal(seal(on), REFIT_ERR_SYSTEM);
+    assert_told(on->error, "refit-pin");
     refuse_threads = false;
-    assert_int_equal(rig_state(&on), REFIT_OPEN);
-    assert_int_equal(rig_stats(&on).host_bytes, 0);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    check_cycle(&on);
-    rig_close(&on);
+    assert_int_equal(rig_state(on), REFIT_OPEN);
+    assert_int_equal(rig_stats(on).host_bytes, 0);
+    assert_ok(seal(on));
+    check_cycle(on);
 }
 
 /* ---- Breaking it off */
@@ -254,12 +236,12 @@ static void a_trim_gives_up_what_is_being_taken(void **state)
     (void)state;
     rig on;
     open_held(&on, impatient, 2);
-    assert_int_equal(refit_offloader_trim(on.offloader, &on.error), REFIT_ERR_TIMEOUT);
+    assert_int_equal(trim(&on), REFIT_ERR_TIMEOUT);
     faulty_device_let_pins(on.device);
     int64_t deadline = rft_deadline(PATIENCE_MS);
     refit_status status = REFIT_ERR_TIMEOUT;
     while (status == REFIT_ERR_TIMEOUT && rft_now() < deadline) {
-        status = refit_offloader_trim(on.offloader, &on.error);
+        status = trim(&on);
     }
     assert_ok(status);
     assert_int_equal(rig_stats(&on).host_bytes, 0);
@@ -273,17 +255,17 @@ static void a_new_plan_that_fits_keeps_what_is_being_taken(void **state)
     (void)state;
     rig on;
     open_held(&on, background, 2);
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
+    assert_ok(unseal(&on));
     assert_int_equal(rig_state(&on), REFIT_OPEN);
     assert_int_equal(prepare(&on, 0), REFIT_ERR_STATE);
     uint32_t calls = faulty_device_calls(on.device, FAULTY_HOST_PIN);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(seal(&on));
     faulty_device_let_pins(on.device);
     assert_ok(prepare(&on, PATIENCE_MS));
     assert_true(calls >= 1);
     uint32_t slabs = faulty_device_calls(on.device, FAULTY_HOST_PIN);
     check_cycle(&on);
-    assert_ok(refit_offloader_trim(on.offloader, &on.error));
+    assert_ok(trim(&on));
     faulty_device_reset(on.device);
     assert_ok(prepare(&on, PATIENCE_MS));
     assert_int_equal(faulty_device_calls(on.device, FAULTY_HOST_PIN), slabs); /* none twice */
@@ -292,41 +274,35 @@ static void a_new_plan_that_fits_keeps_what_is_being_taken(void **state)
 
 static void a_new_plan_that_does_not_fit_takes_its_place(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     refit_region_id id;
     refit_region_desc large = {.size = sizeof large, .name = "large", .bytes = 1 << 20};
-    rig_open(&on, RIG_BOUND, background);
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
-    assert_ok(refit_memory_alloc(on.device, large.bytes, &large.memory, &on.error));
-    assert_ok(refit_offloader_add(on.offloader, &large, &id, &on.error));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(prepare(&on, PATIENCE_MS));
-    assert_true(rig_stats(&on).host_bytes >= rig_kept_bytes(&on) + large.bytes);
-    check_cycle(&on);
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
-    assert_ok(refit_offloader_clear(on.offloader, &on.error));
-    assert_ok(refit_memory_free(on.device, large.memory, &on.error));
-    rig_close(&on);
+    assert_ok(unseal(on));
+    assert_ok(refit_memory_alloc(on->device, large.bytes, &large.memory, &on->error));
+    assert_ok(refit_offloader_add(on->offloader, &large, &id, &on->error));
+    assert_ok(seal(on));
+    assert_ok(prepare(on, PATIENCE_MS));
+    assert_true(rig_stats(on).host_bytes >= rig_kept_bytes(on) + large.bytes);
+    check_cycle(on);
+    assert_ok(unseal(on));
+    assert_ok(clear(on));
+    assert_ok(refit_memory_free(on->device, large.memory, &on->error));
 }
 
 /* The failed one must not be kept because it would have fitted. */
 static void a_seal_after_a_failure_tries_again(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open_unsealed(&on, RIG_HOOKS, background);
-    faulty_device_fail(on.device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    rig *on = *state;
+    faulty_device_fail(on->device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
+    assert_ok(seal(on));
     int64_t deadline = rft_deadline(PATIENCE_MS);
-    while (rig_stats(&on).host_bytes > 0 && rft_now() < deadline) {
+    while (rig_stats(on).host_bytes > 0 && rft_now() < deadline) {
     }
-    assert_int_equal(rig_stats(&on).host_bytes, 0);
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_ok(prepare(&on, PATIENCE_MS));
-    check_cycle(&on);
-    rig_close(&on);
+    assert_int_equal(rig_stats(on).host_bytes, 0);
+    assert_ok(unseal(on));
+    assert_ok(seal(on));
+    assert_ok(prepare(on, PATIENCE_MS));
+    check_cycle(on);
 }
 
 static void a_fork_meanwhile_disturbs_nothing(void **state)
@@ -393,43 +369,37 @@ static void the_machine_lock_is_held_while_memory_is_taken(void **state)
 
 static void a_seal_that_never_gets_the_lock_fails(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     rft_machine_lock machine_lock;
     const char *const settings[] = {"offload.take_turns=true", "offload.timeout_ms=20ms", NULL};
     take_lock(&machine_lock);
     if (machine_lock.held == NULL) skip();
-    rig_open_unsealed(&on, RIG_HOOKS, settings);
-    refit_status status = refit_offloader_seal(on.offloader, &on.error);
+    refit_status status = seal(on);
     rft_machine_lock_give(&machine_lock);
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(on.error.text, "offload.take_turns"));
-    assert_int_equal(rig_state(&on), REFIT_OPEN);
-    assert_int_equal(rig_stats(&on).host_bytes, 0);
-    assert_int_equal(faulty_device_calls(on.device, FAULTY_HOST_PIN), 0);
-    rig_close(&on);
+    assert_told(on->error, "offload.take_turns");
+    assert_int_equal(rig_state(on), REFIT_OPEN);
+    assert_int_equal(rig_stats(on).host_bytes, 0);
+    assert_int_equal(faulty_device_calls(on->device, FAULTY_HOST_PIN), 0);
 }
 
 static void a_wait_for_memory_says_that_it_waits_for_the_lock(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     rft_machine_lock machine_lock;
     const char *const settings[] = {"offload.background=true", "offload.take_turns=true", NULL};
     take_lock(&machine_lock);
     if (machine_lock.held == NULL) skip();
-    rig_open_unsealed(&on, RIG_HOOKS, settings);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
+    assert_ok(seal(on));
     int64_t deadline = rft_deadline(PATIENCE_MS);
     do {
-        assert_int_equal(prepare(&on, 1), REFIT_ERR_TIMEOUT);
-    } while (strstr(on.error.text, "other processes") == NULL && rft_now() < deadline);
-    assert_non_null(strstr(on.error.text, "other processes"));
-    assert_ok(refit_offloader_trim(on.offloader, &on.error)); /* it does not wait for the lock */
+        assert_int_equal(prepare(on, 1), REFIT_ERR_TIMEOUT);
+    } while (strstr(on->error.text, "other processes") == NULL && rft_now() < deadline);
+    assert_told(on->error, "other processes");
+    assert_ok(trim(on)); /* it does not wait for the lock */
     rft_machine_lock_give(&machine_lock);
-    assert_ok(prepare(&on, PATIENCE_MS));
-    check_cycle(&on);
-    rig_close(&on);
+    assert_ok(prepare(on, PATIENCE_MS));
+    check_cycle(on);
 }
 
 /* ---- Memory that is its own */
@@ -463,7 +433,7 @@ static void an_estimate_does_not_count_its_own_image_as_used(void **state)
         assert_int_equal(budget, ((UINT64_C(1) << 30) + rig_stats(&on).host_bytes) / 2);
         assert_true(rig_stats(&on).host_bytes >= rig_kept_bytes(&on));
         rig_restore(&on);
-        assert_ok(refit_offloader_trim(on.offloader, &on.error));
+        assert_ok(trim(&on));
         assert_ok(refit_offloader_estimate(on.offloader, &need, &budget, &on.error));
         assert_int_equal(budget, UINT64_C(1) << 29);
         rig_close(&on);
@@ -525,22 +495,29 @@ int main(void)
         cmocka_unit_test(a_seal_returns_before_the_memory_is_there),
         cmocka_unit_test(the_first_offload_waits_and_later_ones_do_not),
         cmocka_unit_test(an_offload_waits_for_memory_on_its_way),
-        cmocka_unit_test(there_is_nothing_to_prepare_on_the_pageable_path),
-        cmocka_unit_test(without_background_all_is_ready_once_sealed),
+        TEST_WITH(there_is_nothing_to_prepare_on_the_pageable_path, .memory = RIG_HOOKS,
+                  .settings = settings),
+        TEST_WITH(without_background_all_is_ready_once_sealed, .memory = RIG_HOOKS),
         cmocka_unit_test(a_failure_is_returned_to_the_first_call_that_needs_the_memory),
-        cmocka_unit_test(a_failure_that_lasts_is_returned_each_time),
-        cmocka_unit_test(a_preferred_lock_that_fails_is_visible),
-        cmocka_unit_test(a_thread_that_does_not_start_fails_the_seal),
+        TEST_WITH(a_failure_that_lasts_is_returned_each_time, .memory = RIG_HOOKS,
+                  .settings = settings),
+        TEST_WITH(a_preferred_lock_that_fails_is_visible, .memory = RIG_HOOKS, .settings = settings,
+                  .unsealed = true),
+        TEST_WITH(a_thread_that_does_not_start_fails_the_seal, .memory = RIG_HOOKS,
+                  .settings = background, .unsealed = true),
         cmocka_unit_test(a_close_ends_it_or_closes_nothing),
         cmocka_unit_test(a_close_at_any_moment_leaves_nothing),
         cmocka_unit_test(a_trim_gives_up_what_is_being_taken),
         cmocka_unit_test(a_new_plan_that_fits_keeps_what_is_being_taken),
-        cmocka_unit_test(a_new_plan_that_does_not_fit_takes_its_place),
-        cmocka_unit_test(a_seal_after_a_failure_tries_again),
+        TEST_WITH(a_new_plan_that_does_not_fit_takes_its_place, .settings = background),
+        TEST_WITH(a_seal_after_a_failure_tries_again, .memory = RIG_HOOKS, .settings = background,
+                  .unsealed = true),
         cmocka_unit_test(a_fork_meanwhile_disturbs_nothing),
         cmocka_unit_test(the_machine_lock_is_held_while_memory_is_taken),
-        cmocka_unit_test(a_seal_that_never_gets_the_lock_fails),
-        cmocka_unit_test(a_wait_for_memory_says_that_it_waits_for_the_lock),
+        TEST_WITH(a_seal_that_never_gets_the_lock_fails, .memory = RIG_HOOKS, .settings = settings,
+                  .unsealed = true),
+        TEST_WITH(a_wait_for_memory_says_that_it_waits_for_the_lock, .memory = RIG_HOOKS,
+                  .settings = settings, .unsealed = true),
         cmocka_unit_test(an_estimate_does_not_count_its_own_image_as_used),
         cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
     };

@@ -3,7 +3,6 @@
 #include "tests/offload/rig.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static int refuse_to_release(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {
@@ -19,20 +18,20 @@ static int give_nothing(void *user, refit_region_id region, uint64_t bytes, void
 
 static void hooks_come_in_pairs_and_only_while_states_are_here(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     refit_memory_hooks half = {.size = sizeof half, .release = refuse_to_release};
     refit_memory_hooks whole = {sizeof whole, refuse_to_release, give_nothing, NULL};
-    rig_open(&on, RIG_BOUND, NULL);
-    assert_int_equal(refit_offloader_set_memory(on.offloader, &half, &on.error), REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_set_memory(on->offloader, &half, &on->error),
+                     REFIT_ERR_INVALID);
     half.size = 1;
-    assert_int_equal(refit_offloader_set_memory(on.offloader, &half, &on.error), REFIT_ERR_INVALID);
-    assert_ok(refit_offloader_set_memory(on.offloader, &whole, &on.error));
-    assert_ok(refit_offloader_set_memory(on.offloader, NULL, &on.error));
-    rig_offload(&on);
-    assert_int_equal(refit_offloader_set_memory(on.offloader, &whole, &on.error), REFIT_ERR_STATE);
-    rig_restore(&on);
-    rig_close(&on);
+    assert_int_equal(refit_offloader_set_memory(on->offloader, &half, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_set_memory(on->offloader, &whole, &on->error));
+    assert_ok(refit_offloader_set_memory(on->offloader, NULL, &on->error));
+    rig_offload(on);
+    assert_int_equal(refit_offloader_set_memory(on->offloader, &whole, &on->error),
+                     REFIT_ERR_STATE);
+    rig_restore(on);
 }
 
 static void *hooks_user;
@@ -62,9 +61,8 @@ static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
         assert_ok(refit_offloader_set_memory(on.offloader, given, &on.error));
         test_free(given);
         hooks_user = &on;
-        assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
-        assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
-                         REFIT_ERR_CALLBACK);
+        assert_ok(offload(&on));
+        assert_int_equal(finish(&on), REFIT_ERR_CALLBACK);
         assert_ptr_equal(hooks_user, i == 0 ? NULL : &own);
         rig_close(&on);
     }
@@ -72,243 +70,197 @@ static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
 
 static void each_hook_is_called_once_a_region(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_HOOKS, NULL);
-    rig_offload(&on);
-    assert_int_equal(on.releases, RIG_REGIONS);
-    assert_ok(refit_offloader_finish(on.offloader, 0, &on.error));
-    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
-    assert_ok(refit_offloader_finish(on.offloader, 0, &on.error));
-    assert_int_equal(on.releases, RIG_REGIONS);
-    rig_restore(&on);
-    assert_int_equal(on.acquires, RIG_REGIONS);
-    rig_close(&on);
+    rig *on = *state;
+    rig_offload(on);
+    assert_int_equal(on->releases, RIG_REGIONS);
+    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_ok(offload(on));
+    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_int_equal(on->releases, RIG_REGIONS);
+    rig_restore(on);
+    assert_int_equal(on->acquires, RIG_REGIONS);
 }
 
 static void an_acquire_hook_that_gives_nothing_has_failed(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     void *memory;
     refit_memory_hooks empty = {sizeof empty, refuse_to_release, give_nothing, NULL};
-    rig_open(&on, RIG_BOUND, NULL);
-    assert_ok(refit_offloader_set_memory(on.offloader, &empty, &on.error));
-    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
-    assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error),
-                     REFIT_ERR_CALLBACK);
-    assert_ok(refit_memory_free(on.device, on.regions[4].memory, &on.error));
-    assert_ok(refit_offloader_unbind(on.offloader, 4, &on.error));
-    on.regions[4].memory = NULL;
-    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
-                     REFIT_ERR_CALLBACK);
-    assert_non_null(strstr(on.error.text, "state.4"));
-    assert_ok(refit_memory_alloc(on.device, on.regions[4].bytes, &memory, &on.error));
-    on.regions[4].memory = memory;
-    assert_ok(refit_offloader_bind(on.offloader, 4, memory, &on.error));
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    assert_ok(refit_offloader_set_memory(on->offloader, &empty, &on->error));
+    assert_ok(offload(on));
+    assert_int_equal(finish(on), REFIT_ERR_CALLBACK);
+    assert_ok(refit_memory_free(on->device, on->regions[4].memory, &on->error));
+    assert_ok(unbind(on, 4));
+    on->regions[4].memory = NULL;
+    assert_int_equal(restore(on), REFIT_ERR_CALLBACK);
+    assert_told(on->error, "state.4");
+    assert_ok(refit_memory_alloc(on->device, on->regions[4].bytes, &memory, &on->error));
+    on->regions[4].memory = memory;
+    assert_ok(bind(on, 4, memory));
+    rig_restore(on);
+    rig_check_bytes(on, true);
 }
 
 static void a_region_without_memory_cannot_return(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     void *memory;
-    rig_open(&on, RIG_BOUND, NULL);
-    rig_offload(&on);
-    assert_ok(refit_memory_free(on.device, on.regions[6].memory, &on.error));
-    assert_ok(refit_offloader_unbind(on.offloader, 6, &on.error));
-    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
-                     REFIT_ERR_STATE);
-    assert_non_null(strstr(on.error.text, "state.6"));
-    assert_int_equal(rig_state(&on), REFIT_OFFLOADED);
-    assert_ok(refit_memory_alloc(on.device, on.regions[6].bytes, &memory, &on.error));
-    on.regions[6].memory = memory;
-    assert_int_equal(refit_offloader_bind(on.offloader, 6, on.regions[7].memory, &on.error),
-                     REFIT_ERR_EXISTS);
-    assert_int_equal(refit_offloader_bind(on.offloader, 6, NULL, &on.error), REFIT_ERR_INVALID);
-    assert_ok(refit_offloader_bind(on.offloader, 6, memory, &on.error));
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    rig_offload(on);
+    assert_ok(refit_memory_free(on->device, on->regions[6].memory, &on->error));
+    assert_ok(unbind(on, 6));
+    assert_int_equal(restore(on), REFIT_ERR_STATE);
+    assert_told(on->error, "state.6");
+    assert_int_equal(rig_state(on), REFIT_OFFLOADED);
+    assert_ok(refit_memory_alloc(on->device, on->regions[6].bytes, &memory, &on->error));
+    on->regions[6].memory = memory;
+    assert_int_equal(bind(on, 6, on->regions[7].memory), REFIT_ERR_EXISTS);
+    assert_int_equal(bind(on, 6, NULL), REFIT_ERR_INVALID);
+    assert_ok(bind(on, 6, memory));
+    rig_restore(on);
+    rig_check_bytes(on, true);
 }
 
 static void a_refused_bind_keeps_the_old_address(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_BOUND, NULL);
-    assert_int_equal(refit_offloader_bind(on.offloader, 1, on.regions[2].memory, &on.error),
-                     REFIT_ERR_EXISTS);
-    assert_ptr_equal(rig_region_info(&on, 1).memory, on.regions[1].memory);
-    assert_int_equal(refit_offloader_bind(on.offloader, 2, on.regions[1].memory, &on.error),
-                     REFIT_ERR_EXISTS);
-    assert_ok(refit_offloader_bind(on.offloader, 1, on.regions[1].memory, &on.error));
-    rig_offload(&on);
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    rig *on = *state;
+    assert_int_equal(bind(on, 1, on->regions[2].memory), REFIT_ERR_EXISTS);
+    assert_ptr_equal(rig_region_info(on, 1).memory, on->regions[1].memory);
+    assert_int_equal(bind(on, 2, on->regions[1].memory), REFIT_ERR_EXISTS);
+    assert_ok(bind(on, 1, on->regions[1].memory));
+    rig_cycle(on);
 }
 
 static void a_caller_may_move_a_resident_storage(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     void *memory;
-    rig_open(&on, RIG_BOUND, NULL);
-    assert_ok(refit_memory_alloc(on.device, on.regions[3].bytes, &memory, &on.error));
-    test_write(on.plain, memory, on.regions[3].memory, on.regions[3].bytes);
-    assert_ok(refit_offloader_bind(on.offloader, 3, memory, &on.error));
-    assert_ok(refit_memory_free(on.device, on.regions[3].memory, &on.error));
-    on.regions[3].memory = memory;
-    rig_offload(&on);
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    assert_ok(refit_memory_alloc(on->device, on->regions[3].bytes, &memory, &on->error));
+    test_write(on->plain, memory, on->regions[3].memory, on->regions[3].bytes);
+    assert_ok(bind(on, 3, memory));
+    assert_ok(refit_memory_free(on->device, on->regions[3].memory, &on->error));
+    on->regions[3].memory = memory;
+    rig_cycle(on);
 }
 
 static void unbinding_needs_bytes_on_the_host(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_BOUND, NULL);
-    assert_int_equal(refit_offloader_unbind(on.offloader, 0, &on.error), REFIT_ERR_STATE);
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(refit_offloader_offload(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
-    assert_int_equal(refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error), REFIT_ERR_COPY);
-    assert_int_equal(refit_offloader_unbind(on.offloader, 0, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_offloader_unbind(on.offloader, RIG_REGIONS, &on.error),
-                     REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_offloader_bind(on.offloader, RIG_REGIONS, &on, &on.error),
-                     REFIT_ERR_NOT_FOUND);
-    rig_restore(&on);
-    rig_close(&on);
+    rig *on = *state;
+    assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
+    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(offload(on));
+    assert_int_equal(finish(on), REFIT_ERR_COPY);
+    assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(unbind(on, RIG_REGIONS), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(bind(on, RIG_REGIONS, on), REFIT_ERR_NOT_FOUND);
+    rig_restore(on);
 }
 
 static void an_arena_keeps_its_addresses_to_itself(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_ARENA, NULL);
-    rig_offload(&on);
-    assert_int_equal(refit_offloader_unbind(on.offloader, 0, &on.error), REFIT_ERR_INVALID);
-    assert_ok(refit_offloader_bind(on.offloader, 0, on.regions[0].memory, &on.error));
-    assert_int_equal(rig_region_info(&on, 0).bound, 1);
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    rig *on = *state;
+    rig_offload(on);
+    assert_int_equal(unbind(on, 0), REFIT_ERR_INVALID);
+    assert_ok(bind(on, 0, on->regions[0].memory));
+    assert_int_equal(rig_region_info(on, 0).bound, 1);
+    rig_restore(on);
+    rig_check_bytes(on, true);
 }
 
 static void a_region_moves_out_of_its_arena(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     void *memory;
     void *piece;
-    rig_open(&on, RIG_ARENA, NULL);
-    rig_offload(&on);
-    piece = on.regions[2].memory;
-    assert_ok(refit_memory_alloc(on.device, on.regions[2].bytes, &memory, &on.error));
-    on.regions[2].memory = memory;
-    assert_ok(refit_offloader_bind(on.offloader, 2, memory, &on.error));
-    assert_int_equal(rig_region_info(&on, 2).in_arena, 0);
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    on.regions[2].memory = piece;
-    assert_ok(refit_offloader_bind(on.offloader, 2, piece, &on.error));
-    assert_int_equal(rig_region_info(&on, 2).in_arena, 1);
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
-    rig_close(&on);
+    rig_offload(on);
+    piece = on->regions[2].memory;
+    assert_ok(refit_memory_alloc(on->device, on->regions[2].bytes, &memory, &on->error));
+    on->regions[2].memory = memory;
+    assert_ok(bind(on, 2, memory));
+    assert_int_equal(rig_region_info(on, 2).in_arena, 0);
+    rig_restore(on);
+    rig_check_bytes(on, true);
+    on->regions[2].memory = piece;
+    assert_ok(bind(on, 2, piece));
+    assert_int_equal(rig_region_info(on, 2).in_arena, 1);
+    assert_ok(refit_memory_free(on->device, memory, &on->error));
 }
 
 /* The first offloader closes while its states are away: the piece has no memory any more. */
 static void a_piece_left_without_memory_gets_it_again(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     refit_offloader *second;
     refit_region_id id;
-    rig_open(&on, RIG_ARENA, NULL);
-    rig_offload(&on);
-    assert_ok(refit_offloader_close(on.offloader, &on.error));
-    assert_ok(refit_offloader_open(on.device, &on.config, &second, &on.error));
-    on.offloader = second;
+    rig_offload(on);
+    assert_ok(refit_offloader_close(on->offloader, &on->error));
+    assert_ok(refit_offloader_open(on->device, &on->config, &second, &on->error));
+    on->offloader = second;
     refit_region_desc desc = {.size = sizeof desc,
                               .name = "again",
-                              .memory = on.regions[2].memory,
-                              .bytes = on.regions[2].bytes};
-    faulty_device_fail(on.device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_offloader_add(second, &desc, &id, &on.error), REFIT_ERR_DEVICE_MEMORY);
+                              .memory = on->regions[2].memory,
+                              .bytes = on->regions[2].bytes};
+    faulty_device_fail(on->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_offloader_add(second, &desc, &id, &on->error), REFIT_ERR_DEVICE_MEMORY);
     assert_int_equal(refit_offloader_count(second), 0);
-    assert_ok(refit_offloader_add(second, &desc, &id, &on.error));
-    test_write(on.plain, desc.memory, on.regions[2].expected, desc.bytes);
-    assert_ok(refit_offloader_seal(second, &on.error));
-    rig_offload(&on);
-    rig_restore(&on);
-    rig_check(&on, 2);
-    rig_close(&on);
+    assert_ok(refit_offloader_add(second, &desc, &id, &on->error));
+    test_write(on->plain, desc.memory, on->regions[2].expected, desc.bytes);
+    assert_ok(refit_offloader_seal(second, &on->error));
+    rig_offload(on);
+    rig_restore(on);
+    rig_check(on, 2);
 }
 
 static void a_bind_without_memory_keeps_what_is_bound(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     void *memory;
     void *piece;
-    rig_open(&on, RIG_ARENA, NULL);
-    rig_offload(&on);
-    piece = on.regions[2].memory;
-    assert_ok(refit_memory_alloc(on.device, on.regions[2].bytes, &memory, &on.error));
-    assert_ok(refit_offloader_bind(on.offloader, 2, memory, &on.error));
-    rig_restore(&on);
-    faulty_device_fail(on.device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_offloader_bind(on.offloader, 2, piece, &on.error),
-                     REFIT_ERR_DEVICE_MEMORY);
-    assert_ptr_equal(rig_region_info(&on, 2).memory, memory);
-    rig_offload(&on);
-    rig_restore(&on);
-    on.regions[2].memory = memory;
-    rig_check_bytes(&on, true);
-    assert_ok(refit_offloader_bind(on.offloader, 2, piece, &on.error));
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
-    rig_close(&on);
+    rig_offload(on);
+    piece = on->regions[2].memory;
+    assert_ok(refit_memory_alloc(on->device, on->regions[2].bytes, &memory, &on->error));
+    assert_ok(bind(on, 2, memory));
+    rig_restore(on);
+    faulty_device_fail(on->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(bind(on, 2, piece), REFIT_ERR_DEVICE_MEMORY);
+    assert_ptr_equal(rig_region_info(on, 2).memory, memory);
+    rig_offload(on);
+    rig_restore(on);
+    on->regions[2].memory = memory;
+    rig_check_bytes(on, true);
+    assert_ok(bind(on, 2, piece));
+    assert_ok(refit_memory_free(on->device, memory, &on->error));
 }
 
 static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     void *cache;
-    rig_open(&on, RIG_ARENA, NULL);
-    rig_offload(&on);
-    assert_ok(refit_memory_alloc(on.device, (UINT64_C(63) << 20) + 512 * 1024, &cache, &on.error));
-    assert_int_equal(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error),
-                     REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(rig_state(&on), REFIT_OFFLOADED);
-    assert_ok(refit_memory_free(on.device, cache, &on.error));
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    rig_offload(on);
+    assert_ok(
+        refit_memory_alloc(on->device, (UINT64_C(63) << 20) + 512 * 1024, &cache, &on->error));
+    assert_int_equal(restore(on), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(rig_state(on), REFIT_OFFLOADED);
+    assert_ok(refit_memory_free(on->device, cache, &on->error));
+    rig_restore(on);
+    rig_check_bytes(on, true);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hooks_come_in_pairs_and_only_while_states_are_here),
+        TEST(hooks_come_in_pairs_and_only_while_states_are_here),
         cmocka_unit_test(hooks_of_an_older_or_newer_caller_are_taken),
-        cmocka_unit_test(each_hook_is_called_once_a_region),
-        cmocka_unit_test(an_acquire_hook_that_gives_nothing_has_failed),
-        cmocka_unit_test(a_region_without_memory_cannot_return),
-        cmocka_unit_test(a_refused_bind_keeps_the_old_address),
-        cmocka_unit_test(a_caller_may_move_a_resident_storage),
-        cmocka_unit_test(unbinding_needs_bytes_on_the_host),
-        cmocka_unit_test(an_arena_keeps_its_addresses_to_itself),
-        cmocka_unit_test(a_region_moves_out_of_its_arena),
-        cmocka_unit_test(a_piece_left_without_memory_gets_it_again),
-        cmocka_unit_test(a_bind_without_memory_keeps_what_is_bound),
-        cmocka_unit_test(no_memory_to_restore_into_is_told_and_waited_out),
+        TEST_WITH(each_hook_is_called_once_a_region, .memory = RIG_HOOKS),
+        TEST(an_acquire_hook_that_gives_nothing_has_failed),
+        TEST(a_region_without_memory_cannot_return),
+        TEST(a_refused_bind_keeps_the_old_address),
+        TEST(a_caller_may_move_a_resident_storage),
+        TEST(unbinding_needs_bytes_on_the_host),
+        TEST_WITH(an_arena_keeps_its_addresses_to_itself, .memory = RIG_ARENA),
+        TEST_WITH(a_region_moves_out_of_its_arena, .memory = RIG_ARENA),
+        TEST_WITH(a_piece_left_without_memory_gets_it_again, .memory = RIG_ARENA),
+        TEST_WITH(a_bind_without_memory_keeps_what_is_bound, .memory = RIG_ARENA),
+        TEST_WITH(no_memory_to_restore_into_is_told_and_waited_out, .memory = RIG_ARENA),
     };
     return cmocka_run_group_tests_name("memory_hooks", tests, NULL, NULL);
 }

@@ -2,7 +2,6 @@
 #include "tests/offload/rig.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "tests/support/failing_alloc.h"
 
@@ -69,19 +68,16 @@ static void refuse(rig *on, const bad_region *it, refit_region_desc desc)
 
 static void bad_regions_are_refused(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open_unsealed(&on, RIG_BOUND, NULL);
-    refit_region_desc good = desc_of("new", rig_extra(&on, 64), 64);
+    rig *on = *state;
+    refit_region_desc good = desc_of("new", rig_extra(on, 64), 64);
     for (size_t i = 0; i < sizeof bad_regions / sizeof bad_regions[0]; i++) {
-        refuse(&on, &bad_regions[i], good);
+        refuse(on, &bad_regions[i], good);
     }
     refit_region_id id;
-    assert_ok(refit_offloader_add(on.offloader, &good, &id, &on.error));
+    assert_ok(refit_offloader_add(on->offloader, &good, &id, &on->error));
     assert_int_equal(id, RIG_REGIONS);
-    assert_int_equal(refit_offloader_add(on.offloader, NULL, &id, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_add(on->offloader, NULL, &id, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_offloader_add(NULL, &good, &id, NULL), REFIT_ERR_INVALID);
-    rig_close(&on);
 }
 
 static void thousands_of_regions_are_added_and_sealed(void **state)
@@ -149,42 +145,38 @@ static void a_stream_queues_the_copies_of_scattered_regions(void **state)
 
 static void region_is_described(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_ARENA, NULL);
-    refit_region_info info = rig_region_info(&on, 2);
+    rig *on = *state;
+    refit_region_info info = rig_region_info(on, 2);
     assert_string_equal(info.name, "state.2");
-    assert_ptr_equal(info.memory, on.regions[2].memory);
-    assert_int_equal(info.bytes, on.regions[2].bytes);
+    assert_ptr_equal(info.memory, on->regions[2].memory);
+    assert_int_equal(info.bytes, on->regions[2].bytes);
     assert_int_equal(info.host_offset % 512, 0);
     assert_int_equal(info.group, 2);
     assert_int_equal(info.priority, -20);
     assert_int_equal(info.place, REFIT_ON_DEVICE);
     assert_int_equal(info.bound, 1);
     assert_int_equal(info.in_arena, 1);
-    rig_offload(&on);
-    info = rig_region_info(&on, 2);
+    rig_offload(on);
+    info = rig_region_info(on, 2);
     assert_null(info.memory);
     assert_int_equal(info.place, REFIT_ON_HOST);
     assert_int_equal(info.bound, 0);
-    assert_int_equal(refit_offloader_region(on.offloader, RIG_REGIONS, &info, &on.error),
+    assert_int_equal(refit_offloader_region(on->offloader, RIG_REGIONS, &info, &on->error),
                      REFIT_ERR_NOT_FOUND);
     info.size = 4;
-    assert_int_equal(refit_offloader_region(on.offloader, 0, &info, &on.error), REFIT_ERR_INVALID);
-    rig_restore(&on);
-    rig_close(&on);
+    assert_int_equal(refit_offloader_region(on->offloader, 0, &info, &on->error),
+                     REFIT_ERR_INVALID);
+    rig_restore(on);
 }
 
 /* Callers compiled against another refit: their structs end earlier, or go on with what is not
  * known here. Memory of exactly that size shows what is read and written. */
 static void a_caller_whose_description_is_shorter_or_longer_adds_a_region(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     refit_region_id id;
     const size_t known = sizeof(refit_region_desc);
-    rig_open_unsealed(&on, RIG_BOUND, NULL);
-    char *memory = rig_extra(&on, 3);
+    char *memory = rig_extra(on, 3);
     const size_t sizes_of[] = {offsetof(refit_region_desc, policy),
                                offsetof(refit_region_desc, priority), known + 24};
     for (size_t i = 0; i < 3; i++) {
@@ -197,53 +189,48 @@ static void a_caller_whose_description_is_shorter_or_longer_adds_a_region(void *
         char *given = test_malloc(sizes_of[i]);
         memset(given, 0xff, sizes_of[i]);
         memcpy(given, &full, sizes_of[i] < known ? sizes_of[i] : known);
-        assert_ok(refit_offloader_add(on.offloader, (void *)given, &id, &on.error));
+        assert_ok(refit_offloader_add(on->offloader, (void *)given, &id, &on->error));
         test_free(given);
-        refit_region_info info = rig_region_info(&on, id);
+        refit_region_info info = rig_region_info(on, id);
         assert_string_equal(info.name, name);
         assert_int_equal(info.policy, i == 0 ? REFIT_KEEP : REFIT_ZERO);
         assert_int_equal(info.group, i == 0 ? 0 : 7);
         assert_int_equal(info.priority, i == 2 ? 9 : 0);
     }
-    rig_close(&on);
 }
 
 static void many_are_added_in_one_call_up_to_one_that_fails(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open_unsealed(&on, RIG_BOUND, NULL);
-    char *memory = rig_extra(&on, 40);
+    rig *on = *state;
+    char *memory = rig_extra(on, 40);
     refit_region_desc list[] = {desc_of("a", memory, 8), desc_of("b", memory + 8, 8),
                                 desc_of("state.3", memory + 16, 8), desc_of("c", memory + 24, 8)};
     list[1].policy = REFIT_ZERO;
     list[1].priority = -4;
-    assert_ok(refit_offloader_add_each(on.offloader, list, 0, &on.error));
-    assert_ok(refit_offloader_add_each(on.offloader, NULL, 0, &on.error));
-    assert_int_equal(refit_offloader_add_each(on.offloader, list, 4, &on.error), REFIT_ERR_EXISTS);
-    assert_non_null(strstr(on.error.text, "state.3"));
-    assert_int_equal(refit_offloader_count(on.offloader), RIG_REGIONS + 2);
-    assert_string_equal(rig_region_info(&on, RIG_REGIONS).name, "a");
-    assert_int_equal(rig_region_info(&on, RIG_REGIONS + 1).policy, REFIT_ZERO);
-    assert_int_equal(rig_region_info(&on, RIG_REGIONS + 1).priority, -4);
-    assert_ok(refit_offloader_add_each(on.offloader, &list[3], 1, &on.error));
-    assert_int_equal(refit_offloader_add_each(on.offloader, NULL, 1, NULL), REFIT_ERR_INVALID);
+    assert_ok(refit_offloader_add_each(on->offloader, list, 0, &on->error));
+    assert_ok(refit_offloader_add_each(on->offloader, NULL, 0, &on->error));
+    assert_int_equal(refit_offloader_add_each(on->offloader, list, 4, &on->error),
+                     REFIT_ERR_EXISTS);
+    assert_told(on->error, "state.3");
+    assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS + 2);
+    assert_string_equal(rig_region_info(on, RIG_REGIONS).name, "a");
+    assert_int_equal(rig_region_info(on, RIG_REGIONS + 1).policy, REFIT_ZERO);
+    assert_int_equal(rig_region_info(on, RIG_REGIONS + 1).priority, -4);
+    assert_ok(refit_offloader_add_each(on->offloader, &list[3], 1, &on->error));
+    assert_int_equal(refit_offloader_add_each(on->offloader, NULL, 1, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_offloader_add_each(NULL, list, 1, NULL), REFIT_ERR_INVALID);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_int_equal(refit_offloader_add_each(on.offloader, list, 1, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_offloader_count(on.offloader), RIG_REGIONS + 3);
-    rig_close(&on);
+    assert_ok(seal(on));
+    assert_int_equal(refit_offloader_add_each(on->offloader, list, 1, &on->error), REFIT_ERR_STATE);
+    assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS + 3);
 }
 
 /* Memory of exactly the list's size shows what is read. */
 static void a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     const size_t known = sizeof(refit_region_desc);
     const size_t sizes_of[] = {offsetof(refit_region_desc, policy), known, known + 24};
-    rig_open_unsealed(&on, RIG_BOUND, NULL);
-    char *memory = rig_extra(&on, 9);
+    char *memory = rig_extra(on, 9);
     for (size_t i = 0; i < 3; i++) {
         char *given = test_malloc(3 * sizes_of[i]);
         memset(given, 0xff, 3 * sizes_of[i]);
@@ -255,31 +242,30 @@ static void a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_si
             full.size = sizes_of[i];
             memcpy(given + at * sizes_of[i], &full, sizes_of[i] < known ? sizes_of[i] : known);
         }
-        assert_ok(refit_offloader_add_each(on.offloader, (void *)given, 3, &on.error));
-        assert_int_equal(refit_offloader_add_each(on.offloader, (void *)given, 2, &on.error),
+        assert_ok(refit_offloader_add_each(on->offloader, (void *)given, 3, &on->error));
+        assert_int_equal(refit_offloader_add_each(on->offloader, (void *)given, 2, &on->error),
                          REFIT_ERR_EXISTS); /* for the name of the first */
         test_free(given);
     }
-    assert_int_equal(refit_offloader_count(on.offloader), RIG_REGIONS + 9);
-    assert_ptr_equal(rig_region_info(&on, RIG_REGIONS + 8).memory, &memory[8]);
+    assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS + 9);
+    assert_ptr_equal(rig_region_info(on, RIG_REGIONS + 8).memory, &memory[8]);
     refit_region_desc list[] = {desc_of("x", memory, 1), desc_of("y", memory, 1)};
     list[1].size -= 8;
-    assert_ok(refit_offloader_clear(on.offloader, &on.error));
-    assert_int_equal(refit_offloader_add_each(on.offloader, list, 2, &on.error), REFIT_ERR_INVALID);
-    assert_non_null(strstr(on.error.text, "region 1"));
+    assert_ok(clear(on));
+    assert_int_equal(refit_offloader_add_each(on->offloader, list, 2, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_told(on->error, "region 1");
     list[0].size = sizeof list[0] + 1;
-    assert_int_equal(refit_offloader_add_each(on.offloader, list, 1, &on.error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_count(on.offloader), 1);
-    rig_close(&on);
+    assert_int_equal(refit_offloader_add_each(on->offloader, list, 1, &on->error),
+                     REFIT_ERR_INVALID);
+    assert_int_equal(refit_offloader_count(on->offloader), 1);
 }
 
 static void a_caller_whose_description_is_shorter_or_longer_reads_a_region(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     const size_t known = sizeof(refit_region_info);
-    rig_open(&on, RIG_ARENA, NULL);
-    refit_region_info full = rig_region_info(&on, 2);
+    refit_region_info full = rig_region_info(on, 2);
     const size_t sizes_of[] = {offsetof(refit_region_info, host_offset),
                                offsetof(refit_region_info, in_arena), known, known + 24};
     for (size_t i = 0; i < 4; i++) {
@@ -288,7 +274,7 @@ static void a_caller_whose_description_is_shorter_or_longer_reads_a_region(void 
         refit_region_info *given = test_malloc(sizes_of[i]);
         memset(given, 0x5a, sizes_of[i]);
         given->size = sizes_of[i];
-        assert_ok(refit_offloader_region(on.offloader, 2, given, &on.error));
+        assert_ok(refit_offloader_region(on->offloader, 2, given, &on->error));
         assert_memory_equal(given, &full, shared < 58 ? shared : 58); /* then there is padding */
         for (size_t at = shared; at < sizes_of[i]; at++) {
             assert_int_equal(((char *)given)[at], 0x5a);
@@ -296,80 +282,67 @@ static void a_caller_whose_description_is_shorter_or_longer_reads_a_region(void 
         test_free(given);
     }
     full.size = offsetof(refit_region_info, host_offset) - 1;
-    assert_int_equal(refit_offloader_region(on.offloader, 2, &full, NULL), REFIT_ERR_INVALID);
-    rig_close(&on);
+    assert_int_equal(refit_offloader_region(on->offloader, 2, &full, NULL), REFIT_ERR_INVALID);
 }
 
 static void seal_ends_adding_until_unseal(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     refit_region_id id;
-    rig_open(&on, RIG_BOUND, NULL);
-    void *memory = rig_extra(&on, 64);
+    void *memory = rig_extra(on, 64);
     refit_region_desc desc = desc_of("late", memory, 64);
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    assert_int_equal(refit_offloader_add(on.offloader, &desc, &id, &on.error), REFIT_ERR_STATE);
-    assert_int_equal(refit_offloader_clear(on.offloader, &on.error), REFIT_ERR_STATE);
-    uint64_t host_bytes = rig_stats(&on).host_bytes;
-    assert_ok(refit_offloader_unseal(on.offloader, &on.error));
-    assert_int_equal(rig_state(&on), REFIT_OPEN);
-    assert_int_equal(rig_stats(&on).host_bytes, host_bytes);
-    assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    test_fill(on.plain, memory, 7, 64);
-    rig_offload(&on);
-    test_fill(on.plain, memory, 0, 64);
-    rig_restore(&on);
-    assert_device_equal(on.plain, (char *)memory + 63, "\7", 1);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    assert_ok(seal(on));
+    assert_int_equal(refit_offloader_add(on->offloader, &desc, &id, &on->error), REFIT_ERR_STATE);
+    assert_int_equal(clear(on), REFIT_ERR_STATE);
+    uint64_t host_bytes = rig_stats(on).host_bytes;
+    assert_ok(unseal(on));
+    assert_int_equal(rig_state(on), REFIT_OPEN);
+    assert_int_equal(rig_stats(on).host_bytes, host_bytes);
+    assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
+    assert_ok(seal(on));
+    test_fill(on->plain, memory, 7, 64);
+    rig_offload(on);
+    test_fill(on->plain, memory, 0, 64);
+    rig_restore(on);
+    assert_device_equal(on->plain, (char *)memory + 63, "\7", 1);
+    rig_check_bytes(on, true);
 }
 
 static void cleared_regions_free_their_names_and_addresses(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open_unsealed(&on, RIG_ARENA, NULL);
-    assert_int_equal(refit_arena_close(on.arena, &on.error), REFIT_ERR_BUSY);
-    assert_ok(refit_offloader_clear(on.offloader, &on.error));
-    assert_int_equal(refit_offloader_count(on.offloader), 0);
+    rig *on = *state;
+    assert_int_equal(refit_arena_close(on->arena, &on->error), REFIT_ERR_BUSY);
+    assert_ok(clear(on));
+    assert_int_equal(refit_offloader_count(on->offloader), 0);
     refit_region_id id;
-    refit_region_desc desc = desc_of("state.0", on.regions[0].memory, on.regions[0].bytes);
-    assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
+    refit_region_desc desc = desc_of("state.0", on->regions[0].memory, on->regions[0].bytes);
+    assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
     assert_int_equal(id, 0);
-    rig_close(&on);
 }
 
 static void an_offloader_without_regions_cycles(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open_unsealed(&on, RIG_BOUND, NULL);
-    assert_ok(refit_offloader_clear(on.offloader, &on.error));
-    assert_ok(refit_offloader_seal(on.offloader, &on.error));
-    rig_offload(&on);
-    rig_restore(&on);
-    assert_int_equal(rig_stats(&on).host_bytes, 0);
-    rig_close(&on);
+    rig *on = *state;
+    assert_ok(clear(on));
+    assert_ok(seal(on));
+    rig_offload(on);
+    rig_restore(on);
+    assert_int_equal(rig_stats(on).host_bytes, 0);
 }
 
 static void estimate_names_need_and_budget(void **state)
 {
-    (void)state;
-    rig on;
+    rig *on = *state;
     const char *const settings[] = {"offload.budget_bytes=16MiB", NULL};
     uint64_t need;
     uint64_t budget;
-    rig_open_unsealed(&on, RIG_BOUND, settings);
-    assert_ok(refit_offloader_estimate(on.offloader, &need, &budget, &on.error));
-    assert_true(need >= rig_kept_bytes(&on));
-    assert_true(need < 2 * rig_kept_bytes(&on));
+    assert_ok(refit_offloader_estimate(on->offloader, &need, &budget, &on->error));
+    assert_true(need >= rig_kept_bytes(on));
+    assert_true(need < 2 * rig_kept_bytes(on));
     assert_int_equal(budget, 16 << 20);
-    assert_int_equal(rig_stats(&on).host_bytes, 0);
-    assert_int_equal(refit_offloader_estimate(on.offloader, NULL, &budget, &on.error),
+    assert_int_equal(rig_stats(on).host_bytes, 0);
+    assert_int_equal(refit_offloader_estimate(on->offloader, NULL, &budget, &on->error),
                      REFIT_ERR_INVALID);
-    rig_close(&on);
 }
 
 static void beyond_the_budget_nothing_is_sealed(const char *pinned)
@@ -377,8 +350,8 @@ static void beyond_the_budget_nothing_is_sealed(const char *pinned)
     rig on;
     const char *const settings[] = {"offload.budget_bytes=64KiB", pinned, NULL};
     rig_open_unsealed(&on, RIG_BOUND, settings);
-    assert_int_equal(refit_offloader_seal(on.offloader, &on.error), REFIT_ERR_BUDGET);
-    assert_non_null(strstr(on.error.text, "budget"));
+    assert_int_equal(seal(&on), REFIT_ERR_BUDGET);
+    assert_told(on.error, "budget");
     assert_int_equal(rig_state(&on), REFIT_OPEN);
     assert_int_equal(rig_stats(&on).host_bytes, 0);
     rig_check_bytes(&on, false);
@@ -394,22 +367,19 @@ static void budget_is_held(void **state)
 
 static void trim_gives_host_memory_back_and_offload_takes_it_again(void **state)
 {
-    (void)state;
-    rig on;
-    rig_open(&on, RIG_HOOKS, NULL);
-    uint64_t host_bytes = rig_stats(&on).host_bytes;
+    rig *on = *state;
+    uint64_t host_bytes = rig_stats(on).host_bytes;
     assert_true(host_bytes > 0);
-    rig_offload(&on);
-    assert_int_equal(refit_offloader_trim(on.offloader, &on.error), REFIT_ERR_STATE);
-    rig_restore(&on);
-    assert_ok(refit_offloader_trim(on.offloader, &on.error));
-    assert_ok(refit_offloader_trim(on.offloader, &on.error));
-    assert_int_equal(rig_stats(&on).host_bytes, 0);
-    rig_offload(&on);
-    assert_int_equal(rig_stats(&on).host_bytes, host_bytes);
-    rig_restore(&on);
-    rig_check_bytes(&on, true);
-    rig_close(&on);
+    rig_offload(on);
+    assert_int_equal(trim(on), REFIT_ERR_STATE);
+    rig_restore(on);
+    assert_ok(trim(on));
+    assert_ok(trim(on));
+    assert_int_equal(rig_stats(on).host_bytes, 0);
+    rig_offload(on);
+    assert_int_equal(rig_stats(on).host_bytes, host_bytes);
+    rig_restore(on);
+    rig_check_bytes(on, true);
 }
 
 /* Opens, adds three regions, seals, offloads and restores; the first failure. */
@@ -465,20 +435,23 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_regions_are_refused),
+        TEST_WITH(bad_regions_are_refused, .unsealed = true),
         cmocka_unit_test(thousands_of_regions_are_added_and_sealed),
         cmocka_unit_test(a_stream_queues_the_copies_of_scattered_regions),
-        cmocka_unit_test(region_is_described),
-        cmocka_unit_test(a_caller_whose_description_is_shorter_or_longer_adds_a_region),
-        cmocka_unit_test(many_are_added_in_one_call_up_to_one_that_fails),
-        cmocka_unit_test(a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size),
-        cmocka_unit_test(a_caller_whose_description_is_shorter_or_longer_reads_a_region),
-        cmocka_unit_test(seal_ends_adding_until_unseal),
-        cmocka_unit_test(cleared_regions_free_their_names_and_addresses),
-        cmocka_unit_test(an_offloader_without_regions_cycles),
-        cmocka_unit_test(estimate_names_need_and_budget),
+        TEST_WITH(region_is_described, .memory = RIG_ARENA),
+        TEST_WITH(a_caller_whose_description_is_shorter_or_longer_adds_a_region, .unsealed = true),
+        TEST_WITH(many_are_added_in_one_call_up_to_one_that_fails, .unsealed = true),
+        TEST_WITH(a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size,
+                  .unsealed = true),
+        TEST_WITH(a_caller_whose_description_is_shorter_or_longer_reads_a_region,
+                  .memory = RIG_ARENA),
+        TEST(seal_ends_adding_until_unseal),
+        TEST_WITH(cleared_regions_free_their_names_and_addresses, .memory = RIG_ARENA,
+                  .unsealed = true),
+        TEST_WITH(an_offloader_without_regions_cycles, .unsealed = true),
+        TEST_WITH(estimate_names_need_and_budget, .settings = settings, .unsealed = true),
         cmocka_unit_test(budget_is_held),
-        cmocka_unit_test(trim_gives_host_memory_back_and_offload_takes_it_again),
+        TEST_WITH(trim_gives_host_memory_back_and_offload_takes_it_again, .memory = RIG_HOOKS),
         cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
     };
     return cmocka_run_group_tests_name("regions", tests, NULL, NULL);
