@@ -4,6 +4,9 @@
 
 #include <stdlib.h>
 
+#include "base/alloc.h"
+#include "memory/device_arena.h"
+
 static int refuse_to_release(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {
     (void)user, (void)region, (void)memory, (void)bytes;
@@ -16,22 +19,23 @@ static int give_nothing(void *user, refit_region_id region, uint64_t bytes, void
     return 0;
 }
 
+static refit_status set_hooks(rig *on, const refit_memory_hooks *hooks)
+{
+    return refit_offloader_set_memory(on->offloader, hooks, &on->error);
+}
+
 static void hooks_come_in_pairs_and_only_while_states_are_here(void **state)
 {
     rig *on = *state;
     refit_memory_hooks half = {.size = sizeof half, .release = refuse_to_release};
     refit_memory_hooks whole = {sizeof whole, refuse_to_release, give_nothing, NULL};
-    assert_int_equal(refit_offloader_set_memory(on->offloader, &half, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_int_equal(set_hooks(on, &half), REFIT_ERR_INVALID);
     half.size = 1;
-    assert_int_equal(refit_offloader_set_memory(on->offloader, &half, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_ok(refit_offloader_set_memory(on->offloader, &whole, &on->error));
-    assert_ok(refit_offloader_set_memory(on->offloader, NULL, &on->error));
+    assert_int_equal(set_hooks(on, &half), REFIT_ERR_INVALID);
+    assert_ok(set_hooks(on, &whole));
+    assert_ok(set_hooks(on, NULL));
     rig_offload(on);
-    assert_int_equal(refit_offloader_set_memory(on->offloader, &whole, &on->error),
-                     REFIT_ERR_STATE);
-    rig_restore(on);
+    assert_int_equal(set_hooks(on, &whole), REFIT_ERR_STATE);
 }
 
 static void *hooks_user;
@@ -47,24 +51,22 @@ static int note_user(void *user, refit_region_id region, void *memory, uint64_t 
 static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
 {
     (void)state;
-    rig on;
     int own;
     const size_t known = sizeof(refit_memory_hooks);
     const size_t sizes[] = {offsetof(refit_memory_hooks, user), known, known + 16};
-    for (size_t i = 0; i < 3; i++) {
-        rig_open(&on, RIG_BOUND, NULL);
-        const refit_memory_hooks earlier = {known, note_user, give_nothing, &on};
-        assert_ok(refit_offloader_set_memory(on.offloader, &earlier, &on.error));
+    for (size_t i = 0; i < LENGTH(sizes); i++) {
+        rig *on = open_rig(&(opening){0});
+        const refit_memory_hooks earlier = {known, note_user, give_nothing, on};
+        assert_ok(set_hooks(on, &earlier));
         const refit_memory_hooks full = {sizes[i], note_user, give_nothing, &own};
         refit_memory_hooks *given = test_calloc(1, sizes[i]);
         memcpy(given, &full, sizes[i] < known ? sizes[i] : known);
-        assert_ok(refit_offloader_set_memory(on.offloader, given, &on.error));
+        assert_ok(set_hooks(on, given));
         test_free(given);
-        hooks_user = &on;
-        assert_ok(offload(&on));
-        assert_int_equal(finish(&on), REFIT_ERR_CALLBACK);
+        hooks_user = on;
+        assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_CALLBACK);
         assert_ptr_equal(hooks_user, i == 0 ? NULL : &own);
-        rig_close(&on);
+        close_rig(on);
     }
 }
 
@@ -81,43 +83,29 @@ static void each_hook_is_called_once_a_region(void **state)
     assert_int_equal(on->acquires, RIG_REGIONS);
 }
 
-static void an_acquire_hook_that_gives_nothing_has_failed(void **state)
-{
-    rig *on = *state;
-    void *memory;
-    refit_memory_hooks empty = {sizeof empty, refuse_to_release, give_nothing, NULL};
-    assert_ok(refit_offloader_set_memory(on->offloader, &empty, &on->error));
-    assert_ok(offload(on));
-    assert_int_equal(finish(on), REFIT_ERR_CALLBACK);
-    assert_ok(refit_memory_free(on->device, on->regions[4].memory, &on->error));
-    assert_ok(unbind(on, 4));
-    on->regions[4].memory = NULL;
-    assert_int_equal(restore(on), REFIT_ERR_CALLBACK);
-    assert_told(on->error, "state.4");
-    assert_ok(refit_memory_alloc(on->device, on->regions[4].bytes, &memory, &on->error));
-    on->regions[4].memory = memory;
-    assert_ok(bind(on, 4, memory));
-    rig_restore(on);
-    rig_check_bytes(on, true);
-}
-
+/* A region whose memory the caller has freed: hooks that give nothing have failed, and without
+ * hooks it cannot return before it is bound. */
 static void a_region_without_memory_cannot_return(void **state)
 {
     rig *on = *state;
-    void *memory;
-    rig_offload(on);
-    assert_ok(refit_memory_free(on->device, on->regions[6].memory, &on->error));
-    assert_ok(unbind(on, 6));
-    assert_int_equal(restore(on), REFIT_ERR_STATE);
-    assert_told(on->error, "state.6");
-    assert_int_equal(rig_state(on), REFIT_OFFLOADED);
-    assert_ok(refit_memory_alloc(on->device, on->regions[6].bytes, &memory, &on->error));
-    on->regions[6].memory = memory;
-    assert_int_equal(bind(on, 6, on->regions[7].memory), REFIT_ERR_EXISTS);
-    assert_int_equal(bind(on, 6, NULL), REFIT_ERR_INVALID);
-    assert_ok(bind(on, 6, memory));
-    rig_restore(on);
-    rig_check_bytes(on, true);
+    const refit_memory_hooks empty = {sizeof empty, refuse_to_release, give_nothing, NULL};
+    assert_ok(set_hooks(on, &empty));
+    assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_CALLBACK);
+    for (int hooks = 1; hooks >= 0; hooks--) {
+        rig_free(on, 6);
+        assert_ok(unbind(on, 6));
+        assert_int_equal(restore(on), hooks ? REFIT_ERR_CALLBACK : REFIT_ERR_STATE);
+        assert_told(on->error, "state.6");
+        assert_int_equal(rig_state(on), REFIT_OFFLOADED);
+        void *memory = rig_take(on, 6);
+        assert_int_equal(bind(on, 6, on->regions[7].memory), REFIT_ERR_EXISTS);
+        assert_int_equal(bind(on, 6, NULL), REFIT_ERR_INVALID);
+        assert_ok(bind(on, 6, memory));
+        rig_restore(on);
+        rig_check_bytes(on, true);
+        assert_ok(set_hooks(on, NULL));
+        rig_offload(on);
+    }
 }
 
 static void a_refused_bind_keeps_the_old_address(void **state)
@@ -133,12 +121,10 @@ static void a_refused_bind_keeps_the_old_address(void **state)
 static void a_caller_may_move_a_resident_storage(void **state)
 {
     rig *on = *state;
-    void *memory;
-    assert_ok(refit_memory_alloc(on->device, on->regions[3].bytes, &memory, &on->error));
-    test_write(on->plain, memory, on->regions[3].memory, on->regions[3].bytes);
+    void *former = on->regions[3].memory, *memory = rig_take(on, 3);
+    test_write(on->plain, memory, on->regions[3].expected, on->regions[3].bytes);
     assert_ok(bind(on, 3, memory));
-    assert_ok(refit_memory_free(on->device, on->regions[3].memory, &on->error));
-    on->regions[3].memory = memory;
+    assert_ok(refit_memory_free(on->device, former, &on->error));
     rig_cycle(on);
 }
 
@@ -147,88 +133,148 @@ static void unbinding_needs_bytes_on_the_host(void **state)
     rig *on = *state;
     assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(offload(on));
-    assert_int_equal(finish(on), REFIT_ERR_COPY);
+    assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_COPY);
     assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
     assert_int_equal(unbind(on, RIG_REGIONS), REFIT_ERR_NOT_FOUND);
     assert_int_equal(bind(on, RIG_REGIONS, on), REFIT_ERR_NOT_FOUND);
     rig_restore(on);
 }
 
+/* ---- Pieces of an arena ---------------------------------------------------------------------- */
+
+/* A region may be bound to the piece that it has. */
 static void an_arena_keeps_its_addresses_to_itself(void **state)
 {
     rig *on = *state;
+    assert_ok(bind(on, 0, on->regions[0].memory));
+    rig_check(on, 0);
     rig_offload(on);
     assert_int_equal(unbind(on, 0), REFIT_ERR_INVALID);
     assert_ok(bind(on, 0, on->regions[0].memory));
-    assert_int_equal(rig_region_info(on, 0).bound, 1);
+    refit_region_info info = rig_region_info(on, 0);
+    assert_ptr_equal(info.memory, on->regions[0].memory);
+    assert_true(info.bound && info.in_arena);
+    assert_true(used_bytes(on->device) > 0);
     rig_restore(on);
     rig_check_bytes(on, true);
+    assert_ok(unseal(on));
+    assert_ok(clear(on));
+    assert_ok(refit_arena_free(on->arena, on->regions[0].memory, &on->error)); /* not a region */
 }
 
-static void a_region_moves_out_of_its_arena(void **state)
+/* A bind for which there is no memory keeps what is bound. */
+static void a_region_moves_out_of_its_arena_and_back(void **state)
 {
     rig *on = *state;
-    void *memory;
-    void *piece;
     rig_offload(on);
-    piece = on->regions[2].memory;
-    assert_ok(refit_memory_alloc(on->device, on->regions[2].bytes, &memory, &on->error));
-    on->regions[2].memory = memory;
+    void *piece = on->regions[2].memory, *memory = rig_take(on, 2);
     assert_ok(bind(on, 2, memory));
     assert_int_equal(rig_region_info(on, 2).in_arena, 0);
     rig_restore(on);
     rig_check_bytes(on, true);
-    on->regions[2].memory = piece;
+    faulty_device_fail(on->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(bind(on, 2, piece), REFIT_ERR_DEVICE_MEMORY);
+    assert_ptr_equal(rig_region_info(on, 2).memory, memory);
+    rig_fill(on);
+    rig_cycle(on);
     assert_ok(bind(on, 2, piece));
     assert_int_equal(rig_region_info(on, 2).in_arena, 1);
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    rig_free(on, 2);
+}
+
+static refit_status add_piece(rig *on, refit_offloader *offloader, uint32_t at)
+{
+    refit_region_id id;
+    refit_region_desc desc = {.size = sizeof desc,
+                              .name = "again",
+                              .memory = on->regions[at].memory,
+                              .bytes = on->regions[at].bytes};
+    return refit_offloader_add(offloader, &desc, &id, &on->error);
 }
 
 /* The first offloader closes while its states are away: the piece has no memory any more. */
 static void a_piece_left_without_memory_gets_it_again(void **state)
 {
     rig *on = *state;
-    refit_offloader *second;
-    refit_region_id id;
     rig_offload(on);
     assert_ok(refit_offloader_close(on->offloader, &on->error));
-    assert_ok(refit_offloader_open(on->device, &on->config, &second, &on->error));
-    on->offloader = second;
-    refit_region_desc desc = {.size = sizeof desc,
-                              .name = "again",
-                              .memory = on->regions[2].memory,
-                              .bytes = on->regions[2].bytes};
+    assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
     faulty_device_fail(on->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_offloader_add(second, &desc, &id, &on->error), REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_offloader_count(second), 0);
-    assert_ok(refit_offloader_add(second, &desc, &id, &on->error));
-    test_write(on->plain, desc.memory, on->regions[2].expected, desc.bytes);
-    assert_ok(refit_offloader_seal(second, &on->error));
+    assert_int_equal(add_piece(on, on->offloader, 2), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_offloader_count(on->offloader), 0);
+    assert_ok(add_piece(on, on->offloader, 2));
+    assert_true(used_bytes(on->device) > 0);
+    test_write(on->plain, on->regions[2].memory, on->regions[2].expected, on->regions[2].bytes);
+    assert_ok(seal(on));
     rig_offload(on);
     rig_restore(on);
     rig_check(on, 2);
 }
 
-static void a_bind_without_memory_keeps_what_is_bound(void **state)
+/* While the first has the piece away, the second would get memory that the restore of the first
+ * writes to. */
+static void one_offloader_at_a_time_moves_a_piece(void **state)
 {
     rig *on = *state;
-    void *memory;
-    void *piece;
+    refit_offloader *other;
+    void *piece = on->regions[2].memory, *memory = rig_extra(on, on->regions[2].bytes);
+    assert_ok(refit_offloader_open(on->device, &on->config, &other, &on->error));
+    assert_int_equal(add_piece(on, other, 2), REFIT_ERR_BUSY);
+    assert_told(on->error, "another offloader");
     rig_offload(on);
-    piece = on->regions[2].memory;
-    assert_ok(refit_memory_alloc(on->device, on->regions[2].bytes, &memory, &on->error));
-    assert_ok(bind(on, 2, memory));
-    rig_restore(on);
-    faulty_device_fail(on->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(bind(on, 2, piece), REFIT_ERR_DEVICE_MEMORY);
-    assert_ptr_equal(rig_region_info(on, 2).memory, memory);
-    rig_offload(on);
-    rig_restore(on);
+    uint64_t used = used_bytes(on->device);
+    assert_int_equal(add_piece(on, other, 2), REFIT_ERR_BUSY);
+    assert_int_equal(used_bytes(on->device), used);
     on->regions[2].memory = memory;
+    assert_ok(add_piece(on, other, 2));
+    on->regions[2].memory = piece;
+    assert_int_equal(refit_offloader_bind(other, 0, piece, &on->error), REFIT_ERR_BUSY);
+    rig_restore(on);
     rig_check_bytes(on, true);
-    assert_ok(bind(on, 2, piece));
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    assert_ok(unseal(on));
+    assert_ok(clear(on));
+    assert_ok(refit_offloader_bind(other, 0, piece, &on->error));
+    rig_check(on, 2);
+    assert_ok(refit_offloader_close(other, &on->error));
+}
+
+/* Its memory may go at any moment, so it is neither listed nor taken for memory of another kind. */
+static void a_piece_that_was_given_back_is_not_added(void **state)
+{
+    rig *on = *state;
+    refit_offloader *other;
+    void *memory;
+    uint64_t bytes;
+    assert_ok(refit_offloader_open(on->device, &on->config, &other, &on->error));
+    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+        assert_int_equal(rft_arena_abandon(on->arena, on->regions[at].memory, &on->error),
+                         REFIT_ERR_BUSY);
+    }
+    assert_int_equal(refit_arena_piece(on->arena, 0, &memory, &bytes, &on->error),
+                     REFIT_ERR_NOT_FOUND);
+    assert_int_equal(add_piece(on, other, 2), REFIT_ERR_INVALID);
+    assert_told(on->error, "given back");
+    assert_ok(clear(on));
+    assert_int_equal(used_bytes(on->device), 0);
+    assert_ok(refit_offloader_close(other, &on->error));
+}
+
+/* Memory comes and goes behind a stream that uses it, and no bookkeeping grows. */
+static void a_warm_cycle_of_a_used_arena_allocates_nothing(void **state)
+{
+    rig *on = *state;
+    refit_stream_ref stream;
+    uint64_t before = 0;
+    assert_ok(refit_stream_open(on->device, &stream, &on->error));
+    for (int i = 0; i < 4; i++) {
+        assert_ok(refit_arena_use(on->arena, stream, &on->error));
+        rig_offload(on);
+        rig_restore(on);
+        if (i == 0) before = rft_alloc_count();
+    }
+    assert_int_equal(rft_alloc_count(), before);
+    rig_check_bytes(on, true);
+    assert_ok(refit_stream_close(on->device, stream, &on->error));
 }
 
 static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
@@ -245,22 +291,25 @@ static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
     rig_check_bytes(on, true);
 }
 
+#define ARENA_TEST(name) TEST_WITH(name, .memory = RIG_ARENA)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(hooks_come_in_pairs_and_only_while_states_are_here),
         cmocka_unit_test(hooks_of_an_older_or_newer_caller_are_taken),
         TEST_WITH(each_hook_is_called_once_a_region, .memory = RIG_HOOKS),
-        TEST(an_acquire_hook_that_gives_nothing_has_failed),
         TEST(a_region_without_memory_cannot_return),
         TEST(a_refused_bind_keeps_the_old_address),
         TEST(a_caller_may_move_a_resident_storage),
         TEST(unbinding_needs_bytes_on_the_host),
-        TEST_WITH(an_arena_keeps_its_addresses_to_itself, .memory = RIG_ARENA),
-        TEST_WITH(a_region_moves_out_of_its_arena, .memory = RIG_ARENA),
-        TEST_WITH(a_piece_left_without_memory_gets_it_again, .memory = RIG_ARENA),
-        TEST_WITH(a_bind_without_memory_keeps_what_is_bound, .memory = RIG_ARENA),
-        TEST_WITH(no_memory_to_restore_into_is_told_and_waited_out, .memory = RIG_ARENA),
+        ARENA_TEST(an_arena_keeps_its_addresses_to_itself),
+        ARENA_TEST(a_region_moves_out_of_its_arena_and_back),
+        ARENA_TEST(a_piece_left_without_memory_gets_it_again),
+        ARENA_TEST(one_offloader_at_a_time_moves_a_piece),
+        TEST_WITH(a_piece_that_was_given_back_is_not_added, .memory = RIG_ARENA, .unsealed = true),
+        ARENA_TEST(a_warm_cycle_of_a_used_arena_allocates_nothing),
+        ARENA_TEST(no_memory_to_restore_into_is_told_and_waited_out),
     };
     return cmocka_run_group_tests_name("memory_hooks", tests, NULL, NULL);
 }
