@@ -63,8 +63,10 @@ refit_status add_regions(scene *on)
         refit_region_desc desc = {.size = sizeof desc,
                                   .name = name,
                                   .bytes = on->bytes[at],
-                                  .group = on->kind >= THREE ? at % 3 : 0,
-                                  .home = REFIT_HOME_HOST,
+                                  .memory = on->on_device ? on->memory[at] : NULL,
+                                  .group = on->on_device || on->kind >= THREE ? at % 3 : 0,
+                                  .priority = on->on_device ? -(int32_t)at : 0,
+                                  .home = on->on_device ? REFIT_HOME_DEVICE : REFIT_HOME_HOST,
                                   .weights = on->weights[at]};
         RFT_TRY(refit_offloader_add(on->offloader, &desc, &id, &on->error));
         assert_int_equal(id, at);
@@ -75,7 +77,9 @@ refit_status add_regions(scene *on)
 void seal(scene *on)
 {
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
-    assert_int_equal(refit_offloader_get_state(on->offloader), REFIT_OFFLOADED);
+    assert_int_equal(refit_offloader_get_state(on->offloader),
+                     on->on_device ? REFIT_RESIDENT : REFIT_OFFLOADED);
+    if (on->on_device) return;
     assert_ok(refit_window_open(on->offloader, &on->window, &on->error));
 }
 
@@ -101,6 +105,9 @@ static void open_arrays(scene *on)
         on->expected[at] = calloc(1, on->bytes[at]);
         on->rounded[at] = calloc(1, on->bytes[at]);
         assert_true(on->expected[at] != NULL && on->rounded[at] != NULL);
+        if (on->on_device) {
+            assert_ok(refit_memory_alloc(on->plain, on->bytes[at], &on->memory[at], &on->error));
+        }
         if (at >= kinds[on->kind].weights) continue;
         assert_ok(refit_memory_alloc(on->plain, on->bytes[at] / 2, &on->weights[at], &on->error));
         test_fill(on->plain, on->weights[at], 0, on->bytes[at] / 2);
@@ -112,7 +119,10 @@ scene *open_scene(const opening *how)
     static scene only;
     scene *on = &only;
     failing_alloc_begin(0);
-    *on = (scene){.kind = how->kind, .seed = 88172645463325252u, .view = {.size = sizeof on->view}};
+    *on = (scene){.kind = how->kind,
+                  .on_device = how->on_device,
+                  .seed = 88172645463325252u,
+                  .view = {.size = sizeof on->view}};
     on->bytes = kinds[how->kind].bytes;
     on->regions = kinds[how->kind].regions;
     on->coded = kinds[how->kind].coded;
@@ -122,10 +132,11 @@ scene *open_scene(const opening *how)
     on->plain = faulty_device_inner(on->device);
     assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
     open_arrays(on);
+    if (on->on_device) renew(on);
     open_offloader(on);
     if (how->unsealed) return on;
     seal(on);
-    if (!how->empty) fill(on);
+    if (!how->empty && !on->on_device) fill(on);
     return on;
 }
 
@@ -445,15 +456,46 @@ refit_status lease(scene *on)
     return REFIT_OK;
 }
 
+void renew(scene *on)
+{
+    for (uint32_t at = 0; at < on->regions; at++) {
+        const refit_window_part all = {.region = at, .bytes = on->bytes[at]};
+        new_bytes(on, &all);
+        test_write(on->plain, on->memory[at], on->expected[at], all.bytes);
+        write_weights(on, &all);
+    }
+}
+
+void spoil(scene *on, uint32_t region, uint64_t count)
+{
+    for (uint64_t k = 0; k < count; k++) {
+        on->rounded[region][k] = (uint16_t)seeded_next(&on->seed);
+    }
+    test_write(on->plain, on->weights[region], on->rounded[region], on->bytes[region] / 2);
+}
+
+void change_weight(scene *on, uint32_t region, uint64_t element)
+{
+    uint16_t weight = on->rounded[region][element] ^= 0x100;
+    test_write(on->plain, (char *)on->weights[region] + 2 * element, &weight, sizeof weight);
+}
+
+void scrub(scene *on)
+{
+    for (uint32_t at = 0; at < on->regions; at++) {
+        test_fill(on->plain, on->memory[at], 0x77, on->bytes[at]);
+    }
+}
+
 void bind_all(scene *on)
 {
     for (uint32_t at = 0; at < on->regions; at++) {
         if (on->memory[at] == NULL) {
             assert_ok(refit_memory_alloc(on->plain, on->bytes[at], &on->memory[at], &on->error));
         }
-        test_fill(on->plain, on->memory[at], 0x77, on->bytes[at]);
         assert_ok(refit_offloader_bind(on->offloader, at, on->memory[at], &on->error));
     }
+    scrub(on);
 }
 
 void unbind_all(scene *on)

@@ -1,6 +1,6 @@
 /*
- * What tests of windows stand on: a device that can be told to fail, regions that live on the host,
- * and what every byte of them must be after any steps.
+ * What tests of windows and of masters stand on: a device that can be told to fail, regions that
+ * live on the host, or on the device, and what every byte of them must be after any steps.
  *
  *     scene *on = open_scene(&(opening){.windows = "3"});
  *     step_all(on);                                all parts of the list visit the device
@@ -38,10 +38,12 @@ typedef struct opening {
     const char *device;          /* NULL: host */
     bool empty;                  /* the regions hold zeros, and the list is empty */
     bool unsealed;               /* there is no window; implies empty */
+    bool on_device;              /* the regions live there, filled; there is no window */
 } opening;
 
 typedef struct scene {
     scene_kind kind;
+    bool on_device;
     refit_device *device;
     refit_device *plain; /* the one in it, for the test's own copies */
     refit_config config;
@@ -74,7 +76,7 @@ int tear_down(void **state);
 /* Adds the regions. */
 refit_status add_regions(scene *on);
 
-/* Seals, and opens the window. */
+/* Seals, and opens the window, if there is one. */
 void seal(scene *on);
 
 /* The offloader and its window again, with one setting more. The regions hold zeros. */
@@ -145,6 +147,18 @@ uint32_t step_stubbornly(scene *on);
 
 /* Takes and frees a lease. */
 refit_status lease(scene *on);
+
+/* New bytes in regions that are on the device, and weights of them. */
+void renew(scene *on);
+
+/* Weights that are no rounding: so many of the region's first. */
+void spoil(scene *on, uint32_t region, uint64_t count);
+
+/* Changes a weight, or changes it back. */
+void change_weight(scene *on, uint32_t region, uint64_t element);
+
+/* The memory of regions has none of their bytes. */
+void scrub(scene *on);
 
 /* Binds device memory to all regions, which holds none of their bytes. */
 void bind_all(scene *on);
