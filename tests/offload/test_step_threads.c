@@ -1,27 +1,14 @@
 /* The threads of a host step on made-up machines: how many, on which CPUs, and what the log says.
  */
-#include <dirent.h>
-#include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
+#include "tests/offload/step_tasks.h"
+
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
 
-#include <cmocka.h>
-
-#include <refit.h>
-
+#include "base/clock.h"
 #include "offload/step_threads.h"
+#include "tests/offload/offload.h"
 #include "tests/support/file_tree.h"
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
-#define PATIENCE        2000 /* times 5 ms; a deadline that only a hang reaches */
 
 static int cpus[2];         /* that this process may use; the same one twice where there is one */
 static atomic_bool refuses; /* the kernel binds no thread */
@@ -34,7 +21,7 @@ bool __wrap_rft_numa_go(const char *root, int node)
     return !atomic_load(&refuses) && __real_rft_numa_go(root, node);
 }
 
-/* ---- A machine of two nodes with a CPU each, and what the log says of it */
+/* ---- A machine of two nodes with a CPU each, and what the log says of it --------------------- */
 
 typedef struct scene {
     file_tree tree;
@@ -85,44 +72,6 @@ static void close_machine(scene *on)
     file_tree_close(&on->tree);
 }
 
-/* ---- Threads, as /proc shows them */
-
-static bool is_helper(const char *task)
-{
-    char path[300], name[32] = "";
-    snprintf(path, sizeof path, "/proc/self/task/%s/comm", task);
-    FILE *file = fopen(path, "r");
-    if (file == NULL) return false;
-    bool is = fgets(name, sizeof name, file) != NULL && strcmp(name, "refit-step\n") == 0;
-    fclose(file);
-    return is;
-}
-
-/* Helpers whose affinity is `set`. */
-static uint32_t count_helpers(const cpu_set_t *set)
-{
-    uint32_t count = 0;
-    DIR *tasks = opendir("/proc/self/task");
-    assert_non_null(tasks);
-    for (struct dirent *it = readdir(tasks); it != NULL; it = readdir(tasks)) {
-        cpu_set_t has;
-        if (!is_helper(it->d_name)) continue;
-        if (sched_getaffinity(atoi(it->d_name), sizeof has, &has) != 0) continue;
-        count += CPU_EQUAL(&has, set) ? 1 : 0;
-    }
-    closedir(tasks);
-    return count;
-}
-
-/* They bind themselves as they start. */
-static void await_helpers(uint32_t count, const cpu_set_t *set)
-{
-    for (int i = 0; i < PATIENCE && count_helpers(set) != count; i++) {
-        (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-    }
-    assert_int_equal(count_helpers(set), count);
-}
-
 static cpu_set_t own_set(void)
 {
     cpu_set_t set;
@@ -150,74 +99,58 @@ static int find_cpus(void **state)
     return found == 0;
 }
 
-/* ---- What holds */
+/* ---- What holds ------------------------------------------------------------------------------ */
+
+#define ALL 0u /* as many as this process has CPUs, or 64 */
+
+static const struct {
+    const char *nodes, *threads, *bind;
+    int node;
+    uint32_t pool;
+    bool bound; /* the helpers, to the node */
+    const char *said;
+} rows[] = {
+    /* Threads go to the node of the states. */
+    {"0-1\n", "2", "node", 0, 2, true, ""},
+    {"0-1\n", "2", "node", 1, 2, true, ""},
+    /* They stay on one node, without a node that holds most, where it is not wanted, and where
+     * there are more threads than the node has CPUs. */
+    {"0\n", "3", "node", 0, 3, false, ""},
+    {"0-1\n", "3", "none", 1, 3, false, ""},
+    {"0-1\n", "3", "node", -1, 3, false, "0 no NUMA node holds most"},
+    {"0-1\n", "3", "node", 1, 3, false, "1 NUMA node 1 holds the states and has 1 CPUs"},
+    {"0-5\n", "3", "node", 5, 3, false, "1 NUMA node 5 holds the states and has 0 CPUs"},
+    {"0-1\n", "1", "node", 1, 1, false, ""},
+    /* The share of a rank is bounded by the node that its threads are bound to. */
+    {"0-1\n", "0", "node", 1, 1, true, ""},
+    {"0-1\n", "0", "node", -1, ALL, false, NULL},
+    {"0-1\n", "0", "none", 1, ALL, false, NULL},
+    {"0\n", "0", "node", 1, ALL, false, NULL},
+    {"0-5\n", "0", "node", 5, ALL, false, NULL},
+};
 
 static void threads_go_to_the_node_of_the_states(void **state)
 {
     (void)state;
-    for (int node = 0; node < 2; node++) {
-        scene on;
-        cpu_set_t before = own_set(), expected = one_cpu(cpus[node]);
-        make_machine(&on, "0-1\n");
-        open_threads(&on, "2", "node", node);
-        assert_int_equal(on.threads.pool.threads, 2);
-        await_helpers(1, &expected);
-        cpu_set_t after = own_set();
-        assert_true(CPU_EQUAL(&before, &after)); /* the caller's thread is the caller's */
-        close_machine(&on);
-        assert_int_equal(atomic_load(&on.lines), 0);
-    }
-}
-
-/* On one node, without a node that holds most, where it is not wanted, and where there are more
- * threads than the node has CPUs. */
-static void threads_stay_where_binding_is_no_use(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *nodes, *threads, *bind;
-        int node;
-        uint32_t helpers;
-        const char *said;
-    } rows[] = {{"0\n", "3", "node", 0, 2, ""},
-                {"0-1\n", "3", "none", 1, 2, ""},
-                {"0-1\n", "3", "node", -1, 2, "0 no NUMA node holds most"},
-                {"0-1\n", "3", "node", 1, 2, "1 NUMA node 1 holds the states and has 1 CPUs"},
-                {"0-5\n", "3", "node", 5, 2, "1 NUMA node 5 holds the states and has 0 CPUs"},
-                {"0-1\n", "1", "node", 1, 0, ""}};
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
-        scene on;
-        cpu_set_t expected = own_set();
-        make_machine(&on, rows[row].nodes);
-        open_threads(&on, rows[row].threads, rows[row].bind, rows[row].node);
-        await_helpers(rows[row].helpers, &expected);
-        close_machine(&on);
-        assert_memory_equal(on.said, rows[row].said, strlen(rows[row].said));
-        assert_int_equal(atomic_load(&on.lines), rows[row].said[0] != '\0');
-    }
-}
-
-/* The share of a rank is bounded by the node that its threads are bound to. */
-static void a_share_is_no_larger_than_the_node(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *nodes, *bind;
-        int node;
-        bool bounded;
-    } rows[] = {{"0-1\n", "node", 1, true},
-                {"0-1\n", "node", -1, false},
-                {"0-1\n", "none", 1, false},
-                {"0\n", "node", 1, false},
-                {"0-5\n", "node", 5, false}};
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
+    for (size_t row = 0; row < LENGTH(rows); row++) {
         scene on;
         cpu_set_t own = own_set();
+        uint32_t all = CPU_COUNT(&own) < 64 ? (uint32_t)CPU_COUNT(&own) : 64;
+        uint32_t pool = rows[row].pool == ALL ? all : rows[row].pool;
+        const char *said = rows[row].said;
         make_machine(&on, rows[row].nodes);
-        open_threads(&on, "0", rows[row].bind, rows[row].node);
-        int all = CPU_COUNT(&own) < 64 ? CPU_COUNT(&own) : 64;
-        assert_int_equal(on.threads.pool.threads, rows[row].bounded ? 1 : all);
+        open_threads(&on, rows[row].threads, rows[row].bind, rows[row].node);
+        if (on.threads.pool.threads != pool) print_error("row %zu\n", row);
+        assert_int_equal(on.threads.pool.threads, pool);
+        cpu_set_t expected = rows[row].bound ? one_cpu(cpus[rows[row].node]) : own;
+        await_step_threads(pool - 1, &expected);
+        cpu_set_t after = own_set();
+        assert_true(CPU_EQUAL(&own, &after)); /* the caller's thread is the caller's */
         close_machine(&on);
+        if (said == NULL) continue;
+        if (strncmp(on.said, said, strlen(said)) != 0) print_error("row %zu: %s\n", row, on.said);
+        assert_memory_equal(on.said, said, strlen(said));
+        assert_int_equal(atomic_load(&on.lines), said[0] != '\0');
     }
 }
 
@@ -238,10 +171,11 @@ static void a_thread_that_cannot_be_bound_is_told(void **state)
     make_machine(&on, "0-1\n");
     atomic_store(&refuses, true);
     open_threads(&on, "2", "node", 1);
-    for (int i = 0; i < PATIENCE && atomic_load(&on.lines) == 0; i++) {
-        (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    int64_t deadline = rft_deadline(PATIENCE_MS);
+    while (atomic_load(&on.lines) == 0 && rft_now() < deadline) {
+        sched_yield();
     }
-    await_helpers(1, &expected);
+    await_step_threads(1, &expected);
     rft_pool_items(&on.threads.pool, 100, nothing, &done);
     assert_int_equal(atomic_load(&done), 100);
     close_machine(&on);
@@ -255,8 +189,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_go_to_the_node_of_the_states),
-        cmocka_unit_test(threads_stay_where_binding_is_no_use),
-        cmocka_unit_test(a_share_is_no_larger_than_the_node),
         cmocka_unit_test(a_thread_that_cannot_be_bound_is_told),
     };
     return cmocka_run_group_tests_name("step_threads", tests, find_cpus, NULL);
