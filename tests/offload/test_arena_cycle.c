@@ -1,28 +1,17 @@
 /* States in an arena of a GPU, whose memory comes and goes in chunks: what is given back is what
  * the device really got, and a GPU that is full, fails half-way or is still in use loses nothing.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "tests/offload/offload.h"
+
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include <refit.h>
 
 #include "base/alloc.h"
-#include "device/device.h"
 #include "fake_cuda.h"
 
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
-
-#define MIB         (UINT64_C(1) << 20)
-#define PAGE        (UINT64_C(64) << 10) /* small, so that the tests are fast */
-#define CHUNK       (4 * PAGE)
-#define PATIENCE_MS 20000u
-#define STATES      6
+#define MIB    (UINT64_C(1) << 20)
+#define PAGE   (UINT64_C(64) << 10) /* small, so that the tests are fast */
+#define CHUNK  (4 * PAGE)
+#define STATES 6
 
 /* 6 states in 12 pages, side by side: chunks hold {0, 1, 2}, {2, 3, 4} and {4, 5}. */
 static const uint64_t sizes[STATES] = {PAGE, 2 * PAGE - 512, 3 * PAGE, 512, 3 * PAGE, 2 * PAGE};
@@ -68,11 +57,11 @@ static void assert_all_back(void)
 
 static void open_arena(void)
 {
+    static const char *const settings[] = {"offload.chunk_bytes=256KiB", "offload.slab_bytes=8MiB",
+                                           "offload.timeout_ms=20s", NULL};
     refit_config config;
     refit_config_init(&config, sizeof config);
-    assert_ok(refit_config_set(&config, "offload.chunk_bytes", "256KiB", &all.error));
-    assert_ok(refit_config_set(&config, "offload.slab_bytes", "8MiB", &all.error));
-    assert_ok(refit_config_set(&config, "offload.timeout_ms", "20s", &all.error));
+    set_each(&config, settings);
     assert_ok(refit_device_open("cuda:0", &config, &all.device, &all.error));
     assert_ok(refit_arena_open(all.device, 4 * CHUNK, &all.arena, &all.error));
     assert_ok(refit_offloader_open(all.device, &config, &all.offloader, &all.error));
@@ -140,12 +129,22 @@ static refit_status restore(void)
     return refit_offloader_restore(all.offloader, REFIT_STREAM_NONE, NULL, &all.error);
 }
 
+static void go_away(void)
+{
+    offload();
+    assert_ok(finish());
+}
+
+static void come_back(void)
+{
+    assert_ok(restore());
+    assert_ok(finish());
+    assert_all_back();
+}
+
 static uint64_t reclaimed(void)
 {
-    refit_stats stats;
-    refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_offloader_stats(all.offloader, &stats, &all.error));
-    return stats.offload_reclaimed_bytes_last;
+    return stats_of(all.offloader).offload_reclaimed_bytes_last;
 }
 
 static void states_side_by_side_go_in_whole_chunks(void **state)
@@ -154,15 +153,12 @@ static void states_side_by_side_go_in_whole_chunks(void **state)
     for (int cycle = 0; cycle < 3; cycle++) {
         uint64_t unmaps = fake_cuda_calls("cuMemUnmap"), maps = fake_cuda_calls("cuMemMap");
         uint64_t taken = rft_alloc_count();
-        offload();
-        assert_ok(finish());
+        go_away();
         assert_int_equal(fake_cuda_used(0), 0);
         assert_int_equal(reclaimed(), 3 * CHUNK);
         assert_int_equal(fake_cuda_calls("cuMemUnmap") - unmaps, 3);
-        assert_ok(restore());
-        assert_ok(finish());
+        come_back();
         assert_int_equal(fake_cuda_calls("cuMemMap") - maps, 3);
-        assert_all_back();
         /* From the second cycle on nothing is taken from the host. */
         if (cycle > 0) assert_int_equal(rft_alloc_count(), taken);
     }
@@ -174,32 +170,26 @@ static void a_chunk_of_which_a_piece_stays_is_not_counted(void **state)
     (void)state;
     assert_int_equal(tear_down(NULL), 0);
     open_but(3);
-    offload();
-    assert_ok(finish());
+    go_away();
     assert_back(3);
     assert_int_equal(reclaimed(), 2 * CHUNK);
     assert_int_equal(fake_cuda_used(0), CHUNK);
-    assert_ok(restore());
-    assert_ok(finish());
-    assert_all_back();
+    come_back();
 }
 
 static void a_gpu_that_is_full_at_the_restore_loses_nothing(void **state)
 {
     (void)state;
-    offload();
-    assert_ok(finish());
+    go_away();
     fake_cuda_set_taken(0, 64 * MIB - 2 * CHUNK);
     for (int again = 0; again < 2; again++) {
         assert_int_equal(restore(), REFIT_ERR_DEVICE_MEMORY);
-        assert_non_null(strstr(all.error.text, "free"));
+        assert_told(all.error, "free");
         assert_int_equal(refit_offloader_get_state(all.offloader), REFIT_OFFLOADED);
         assert_int_equal(fake_cuda_used(0), 0);
     }
     fake_cuda_set_taken(0, 0);
-    assert_ok(restore());
-    assert_ok(finish());
-    assert_all_back();
+    come_back();
 }
 
 /* Each driver call on the offload fails once; then either verb may come next. */
@@ -218,9 +208,7 @@ static void giving_back_that_fails_half_way_goes_on_or_turns_back(void **state)
                 assert_int_equal(fake_cuda_used(0), 0);
                 assert_int_equal(reclaimed(), 3 * CHUNK);
             }
-            assert_ok(restore());
-            assert_ok(finish());
-            assert_all_back();
+            come_back();
         }
     }
 }
@@ -231,15 +219,12 @@ static void taking_that_fails_half_way_takes_nothing(void **state)
     static const char *const steps[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess"};
     for (unsigned nth = 1; nth <= 3; nth++) {
         for (unsigned i = 0; i < 3; i++) {
-            offload();
-            assert_ok(finish());
+            go_away();
             fake_cuda_fail(steps[i], nth, 1, RFT_CU_INVALID_VALUE);
             assert_int_equal(restore(), REFIT_ERR_DEVICE);
             assert_int_equal(fake_cuda_used(0), 0);
             assert_int_equal(refit_offloader_get_state(all.offloader), REFIT_OFFLOADED);
-            assert_ok(restore());
-            assert_ok(finish());
-            assert_all_back();
+            come_back();
         }
     }
 }
@@ -264,9 +249,7 @@ static void memory_waits_for_the_callers_stream(void **state)
     fake_cuda_go_stream(native);
     assert_ok(finish());
     assert_int_equal(reclaimed(), 3 * CHUNK);
-    assert_ok(restore());
-    assert_ok(finish());
-    assert_all_back();
+    come_back();
     assert_ok(refit_arena_unuse(all.arena, stream, &all.error));
     assert_ok(refit_memory_free(all.device, out, &all.error));
     fake_cuda_stream_free(native);
@@ -284,9 +267,7 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
     assert_int_equal(refit_offloader_get_state(all.offloader), REFIT_OFFLOADED);
     assert_true(fake_cuda_capture_end(native));
     assert_ok(finish());
-    assert_ok(restore());
-    assert_ok(finish());
-    assert_all_back();
+    come_back();
     assert_ok(refit_arena_unuse(all.arena, stream, &all.error));
     fake_cuda_stream_free(native);
 }
@@ -303,16 +284,13 @@ static void a_piece_that_is_held_is_no_region(void **state)
     refit_region_desc region = {
         .size = sizeof region, .name = "registered", .memory = buffer, .bytes = PAGE};
     assert_int_equal(refit_offloader_add(all.offloader, &region, &id, &all.error), REFIT_ERR_BUSY);
-    assert_non_null(strstr(all.error.text, "NCCL_GRAPH_REGISTER"));
+    assert_told(all.error, "NCCL_GRAPH_REGISTER");
     assert_ok(refit_offloader_seal(all.offloader, &all.error));
-    offload();
-    assert_ok(finish());
+    go_away();
     /* What is registered keeps its chunk, the fourth, which it has to itself. */
     assert_int_equal(fake_cuda_used(0), CHUNK);
     assert_int_equal(reclaimed(), 3 * CHUNK);
-    assert_ok(restore());
-    assert_ok(finish());
-    assert_all_back();
+    come_back();
     assert_ok(refit_arena_unhold(all.arena, buffer, &all.error));
 }
 
@@ -328,20 +306,20 @@ static void a_lost_gpu_is_reported_and_everything_closes(void **state)
     assert_int_not_equal(restore(), REFIT_OK);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CYCLE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(states_side_by_side_go_in_whole_chunks),
-        TEST(a_chunk_of_which_a_piece_stays_is_not_counted),
-        TEST(a_gpu_that_is_full_at_the_restore_loses_nothing),
-        TEST(giving_back_that_fails_half_way_goes_on_or_turns_back),
-        TEST(taking_that_fails_half_way_takes_nothing),
-        TEST(memory_waits_for_the_callers_stream),
-        TEST(memory_waits_for_the_end_of_a_capture),
-        TEST(a_piece_that_is_held_is_no_region),
-        TEST(a_lost_gpu_is_reported_and_everything_closes),
+        CYCLE(states_side_by_side_go_in_whole_chunks),
+        CYCLE(a_chunk_of_which_a_piece_stays_is_not_counted),
+        CYCLE(a_gpu_that_is_full_at_the_restore_loses_nothing),
+        CYCLE(giving_back_that_fails_half_way_goes_on_or_turns_back),
+        CYCLE(taking_that_fails_half_way_takes_nothing),
+        CYCLE(memory_waits_for_the_callers_stream),
+        CYCLE(memory_waits_for_the_end_of_a_capture),
+        CYCLE(a_piece_that_is_held_is_no_region),
+        CYCLE(a_lost_gpu_is_reported_and_everything_closes),
     };
     return cmocka_run_group_tests_name("arena_cycle", tests, NULL, NULL);
 }
