@@ -1,16 +1,8 @@
 /* The stack of activations: what is taken on top, what comes back, and the free pieces below. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
-#include <string.h>
+#include "tests/offload/offload.h"
 
 #include "offload/activation_stack.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/seeded.h"
 
 #define UNIT   RFT_STACK_ALIGNMENT
 #define PIECES 200
@@ -22,7 +14,7 @@ static uint64_t take(rft_stack *stack, uint64_t bytes, bool below)
     uint64_t at = UINT64_MAX;
     bool placed, is_below;
     refit_error error;
-    assert_int_equal(rft_stack_take(stack, bytes, &at, &placed, &is_below, &error), REFIT_OK);
+    assert_ok(rft_stack_take(stack, bytes, &at, &placed, &is_below, &error));
     if (!placed) return UINT64_MAX;
     assert_int_equal(is_below, below);
     assert_int_equal(at % UNIT, 0);

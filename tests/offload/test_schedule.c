@@ -1,14 +1,9 @@
 /* Schedule: every kept byte has its place in the image, no copy lies across two registrations, and
  * the padding of a copy belongs to no region. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "tests/offload/offload.h"
+
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/checked.h"
 #include "offload/schedule.h"
@@ -44,7 +39,7 @@ static void add_regions(void)
                                   .bytes = sizes[i * 7 % 10],
                                   .policy = i % 9 == 8 ? REFIT_ZERO : REFIT_KEEP,
                                   .group = i % 3};
-        assert_int_equal(rft_region_table_add(&on.table, &desc, &id, NULL), REFIT_OK);
+        assert_ok(rft_region_table_add(&on.table, &desc, &id, NULL));
     }
 }
 
@@ -55,7 +50,7 @@ static int set_up(void **state)
     refit_config_init(&on.config, sizeof on.config);
     on.config.offload_slab_bytes = 64 * KIB;
     on.config.offload_piece_bytes = 48 * KIB;
-    assert_int_equal(refit_device_open("host", NULL, &on.device, NULL), REFIT_OK);
+    assert_ok(refit_device_open("host", NULL, &on.device, NULL));
     rft_region_table_open(&on.table, on.device);
     on.memory = malloc(REGIONS * ROOM);
     add_regions();
@@ -74,7 +69,7 @@ static int tear_down(void **state)
 
 static void open_schedule(void)
 {
-    assert_int_equal(rft_schedule_open(&on.schedule, &on.table, &on.config, 16, NULL), REFIT_OK);
+    assert_ok(rft_schedule_open(&on.schedule, &on.table, &on.config, 16, NULL));
     on.image = malloc(on.schedule.layout.image_bytes);
     assert_non_null(on.image);
 }
@@ -141,14 +136,14 @@ static void bytes_go_and_come_back_within_slabs(void **state)
     memcpy(before, on.memory, REGIONS * ROOM);
     open_schedule();
     place_all(REFIT_ON_DEVICE);
-    assert_int_equal(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_ok(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL));
     uint64_t padding = carry_out(true);
     assert_in_range(padding, 1, on.schedule.layout.image_bytes - on.schedule.layout.payload_bytes);
     place_all(REFIT_ON_HOST);
     for (uint32_t id = 0; id < REGIONS; id++) {
         memset(on.table.items[id].memory, 'x', on.table.items[id].bytes);
     }
-    assert_int_equal(rft_schedule_restore(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_ok(rft_schedule_restore(&on.schedule, &on.table, on.image, NULL));
     assert_int_equal(carry_out(false), padding);
     for (uint32_t id = 0; id < REGIONS; id++) {
         const rft_region *region = &on.table.items[id];
@@ -172,7 +167,7 @@ static void a_part_of_the_regions_finds_its_slabs(void **state)
             bytes += on.table.items[id].bytes;
         }
     }
-    assert_int_equal(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_ok(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL));
     assert_int_equal(on.schedule.plan.bytes, bytes);
     (void)carry_out(true);
 }
@@ -183,7 +178,7 @@ static void a_rate_limit_bounds_the_bytes_of_a_batch(void **state)
     on.config.offload_rate_limit = KIB * KIB;
     open_schedule();
     place_all(REFIT_ON_DEVICE);
-    assert_int_equal(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL), REFIT_OK);
+    assert_ok(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL));
     for (uint32_t i = 0; i < on.schedule.plan.batch_count; i++) {
         assert_in_range(on.schedule.plan.batches[i].bytes, 1, 64 * KIB);
     }
@@ -214,21 +209,21 @@ static void every_failed_allocation_is_an_error(void **state)
         failing_alloc_begin(nth);
         refit_status status = refit_device_open("host", NULL, &on.device, NULL);
         if (status == REFIT_OK) status = open_and_close();
-        assert_int_equal(refit_device_close(on.device, NULL), REFIT_OK);
+        assert_ok(refit_device_close(on.device, NULL));
         on.device = NULL;
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define SCHEDULE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(bytes_go_and_come_back_within_slabs),
-        TEST(a_part_of_the_regions_finds_its_slabs),
-        TEST(a_rate_limit_bounds_the_bytes_of_a_batch),
+        SCHEDULE(bytes_go_and_come_back_within_slabs),
+        SCHEDULE(a_part_of_the_regions_finds_its_slabs),
+        SCHEDULE(a_rate_limit_bounds_the_bytes_of_a_batch),
         cmocka_unit_test(every_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);

@@ -1,11 +1,7 @@
 /* Spans and names: a tree and an index agree with a plain search, in any order of adding. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
+#include "tests/offload/offload.h"
 
-#include <cmocka.h>
+#include <stdio.h>
 
 #include "offload/region.h"
 
@@ -29,12 +25,6 @@ static uint32_t find_plainly(const model *known, uint64_t begin, uint64_t bytes)
     return RFT_NO_SPAN;
 }
 
-static uint64_t next_random(uint64_t *seed)
-{
-    *seed = *seed * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return *seed >> 33;
-}
-
 static void tree_agrees_with_a_plain_search(void **state)
 {
     (void)state;
@@ -42,11 +32,11 @@ static void tree_agrees_with_a_plain_search(void **state)
     rft_span_tree tree = {0};
     uint64_t seed = 7;
     rft_span_tree_reset(&tree);
-    assert_int_equal(rft_span_tree_reserve(&tree, SPANS, NULL), REFIT_OK);
+    assert_ok(rft_span_tree_reserve(&tree, SPANS, NULL));
     for (uint32_t round = 0; round < 20000; round++) {
-        uint32_t id = (uint32_t)(next_random(&seed) % SPANS);
-        uint64_t begin = 1 + next_random(&seed) % 20000;
-        uint64_t bytes = 1 + next_random(&seed) % 60;
+        uint32_t id = (uint32_t)(seeded_below(&seed, SPANS));
+        uint64_t begin = 1 + seeded_below(&seed, 20000);
+        uint64_t bytes = 1 + seeded_below(&seed, 60);
         if (known.held[id]) {
             rft_span_tree_remove(&tree, id);
             known.held[id] = false;
@@ -73,7 +63,7 @@ static void touching_spans_do_not_clash(void **state)
     (void)state;
     rft_span_tree tree = {0};
     rft_span_tree_reset(&tree);
-    assert_int_equal(rft_span_tree_reserve(&tree, 3, NULL), REFIT_OK);
+    assert_ok(rft_span_tree_reserve(&tree, 3, NULL));
     rft_span_tree_insert(&tree, 0, 100, 50);
     assert_int_equal(rft_span_tree_find(&tree, 150, 1), RFT_NO_SPAN);
     assert_int_equal(rft_span_tree_find(&tree, 99, 1), RFT_NO_SPAN);
@@ -93,7 +83,7 @@ static void every_name_is_found_and_no_other(void **state)
     assert_false(rft_name_index_has(&index, "layer.0"));
     for (uint32_t i = 0; i < NAMES; i++) {
         snprintf(names[i], sizeof names[i], "layer.%u", i);
-        assert_int_equal(rft_name_index_reserve(&index, i + 1, NULL), REFIT_OK);
+        assert_ok(rft_name_index_reserve(&index, i + 1, NULL));
         assert_false(rft_name_index_has(&index, names[i]));
         rft_name_index_add(&index, names[i]);
     }
