@@ -10,7 +10,7 @@
 
 static const uint64_t states[] = {4096, 70000, 512, 1, 300000, 65536, 65536, 4099, 600000, 33333};
 static const uint64_t masters[] = {5 * UNIT - 400, UNIT, 16384, 16380, 120004};
-static const uint64_t little[] = {UNIT - 400, 16384, 16380, 120004};
+static const uint64_t little[] = {160000, 131072, 16384, 16380, 120004};
 static const uint64_t three[] = {70000, 70000, 70000};
 
 static const uint64_t mixed[] = {130000, 65536, 70000, 512, 1, 4099};
@@ -21,7 +21,7 @@ static const struct {
     const uint64_t *bytes;
     uint32_t regions, coded, weights; /* the first so many have them */
 } kinds[] = {[STATES] = {REGIONS(states), 0, 0}, [MASTERS] = {REGIONS(masters), 3, 4},
-             [LITTLE] = {REGIONS(little), 2, 3}, [THREE] = {REGIONS(three), 0, 0},
+             [LITTLE] = {REGIONS(little), 3, 4}, [THREE] = {REGIONS(three), 0, 0},
              [MIXED] = {REGIONS(mixed), 0, 0},   [MIXED_MASTERS] = {REGIONS(mixed), 2, 2}};
 
 /* ---- Open and close -------------------------------------------------------------------------- */
@@ -40,7 +40,7 @@ static void configure(scene *on, const opening *how)
         [STATES] = {"offload.piece_bytes=64KiB", "offload.slab_bytes=512KiB", "offload.batch=3",
                     "offload.window_bytes=128KiB", NULL},
         [MASTERS] = {"offload.window_bytes=1MiB", NULL},
-        [LITTLE] = {"offload.window_bytes=1MiB", NULL},
+        [LITTLE] = {"offload.window_bytes=64KiB", NULL},
         [THREE] = {"offload.slab_bytes=64KiB", "offload.pin=require", "offload.window_bytes=128KiB",
                    NULL},
         [MIXED] = MIXED_SETTINGS,

@@ -24,7 +24,7 @@
 typedef enum scene_kind {
     STATES,  /* ten regions, one larger than a slab, one of a single byte */
     MASTERS, /* fp32 masters: three are coded, one is too small for that, one has no weights */
-    LITTLE,  /* the same with less: two are coded, of one unit each */
+    LITTLE,  /* the same with less: one unit each, three windows in all */
     THREE,   /* of a slab and a bit each, page-locked, each in a group of its own */
     MIXED,   /* of all sizes, in three groups */
     MIXED_MASTERS, /* the same; the first two are masters and have weights */
