@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#include "tests/support/failing_alloc.h"
-
 /* ---- Open and close -------------------------------------------------------------------------- */
 
 scene *open_scene(const opening *how)
@@ -14,7 +12,7 @@ scene *open_scene(const opening *how)
     static const char *const common[] = {"offload.slab_bytes=64KiB", "offload.piece_bytes=16KiB",
                                          "offload.batch=3",          "offload.timeout_ms=20s",
                                          "offload.take_turns=false", NULL};
-    failing_alloc_begin(0);
+    begin_without_blocks();
     *on = (scene){.seed = 88172645463325252u};
     refit_config_init(&on->config, sizeof on->config);
     set_each(&on->config, common);
@@ -45,7 +43,7 @@ void close_scene(scene *on)
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
-    assert_false(failing_alloc_end());
+    end_without_blocks();
 }
 
 int set_up(void **state)

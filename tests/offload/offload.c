@@ -1,7 +1,7 @@
 /* What the tests of offloading share. */
 #include "tests/offload/offload.h"
 
-#include <string.h>
+#include "tests/support/failing_alloc.h"
 
 void set_each(refit_config *config, const char *const *settings)
 {
@@ -58,4 +58,18 @@ void check_hung(refit_device *device, refit_status status)
 {
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
     assert_in_range(faulty_device_longest_wait(device), PATIENCE_MS / 2, PATIENCE_MS);
+}
+
+static uint32_t begun; /* more than one: a test before has failed */
+
+void begin_without_blocks(void)
+{
+    if (begun++ == 0) failing_alloc_begin(0);
+}
+
+void end_without_blocks(void)
+{
+    if (begun > 1) return;
+    begun = 0;
+    assert_false(failing_alloc_end());
 }

@@ -36,6 +36,11 @@ uint64_t used_bytes(refit_device *device);
 refit_status offload_all(refit_offloader *offloader, refit_error *error);
 refit_status restore_all(refit_offloader *offloader, refit_error *error);
 
+/* Between the two every block is freed, which the second asserts. A test that has failed between
+ * them leaves that unsaid of those after it. */
+void begin_without_blocks(void);
+void end_without_blocks(void);
+
 /* Calls of `slot` that fail: at once, or when their stream comes to them. */
 typedef struct fault {
     const char *name;

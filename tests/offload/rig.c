@@ -5,7 +5,6 @@
 #include <stdlib.h>
 
 #include "base/checked.h"
-#include "tests/support/failing_alloc.h"
 
 static int release_memory(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {
@@ -73,7 +72,7 @@ rig *open_rig(const opening *how)
         "offload.timeout_ms=20s",
         /* Other tests that run at the same time are not waited for. */
         "offload.take_turns=false", NULL};
-    failing_alloc_begin(0);
+    begin_without_blocks();
     *on = (rig){.random = UINT64_C(0x9E3779B97F4A7C15)};
     refit_config_init(&on->config, sizeof on->config);
     set_each(&on->config, common);
@@ -112,7 +111,7 @@ void close_rig(rig *on)
     assert_ok(refit_arena_close(on->arena, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
-    assert_false(failing_alloc_end());
+    end_without_blocks();
 }
 
 int set_up(void **state)

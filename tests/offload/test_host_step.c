@@ -228,7 +228,7 @@ static scene *open_scene(const opening *how)
     scene *on = &only;
     const char *const settings[] = {"offload.slab_bytes=64KiB", "offload.batch=3",
                                     "offload.timeout_ms=20s", "offload.take_turns=false", NULL};
-    failing_alloc_begin(0);
+    begin_without_blocks();
     *on = (scene){.seed = how->seed * 0x9E3779B97F4A7C15u + 1, .unscale = 1, .clip = 1};
     refit_config_init(&on->config, sizeof on->config);
     set_each(&on->config, settings);
@@ -272,7 +272,7 @@ static void close_scene(scene *on)
     assert_ok(refit_memory_free(on->device, on->work, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
-    assert_false(failing_alloc_end());
+    end_without_blocks();
 }
 
 static int set_up(void **state)
