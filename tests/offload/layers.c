@@ -46,18 +46,6 @@ void close_scene(scene *on)
     end_without_blocks();
 }
 
-int set_up(void **state)
-{
-    *state = open_scene(*state);
-    return 0;
-}
-
-int tear_down(void **state)
-{
-    close_scene(*state);
-    return 0;
-}
-
 refit_stats figures(scene *on)
 {
     refit_stats stats;

@@ -20,12 +20,12 @@
 #define TENSORS_MOST 12
 
 /* How a test's scene is: slabs of 64 KiB, copies of at most 16 KiB, batches of 3. */
-typedef struct opening {
+struct opening {
     const char *host_bytes;      /* of the arena; NULL: 1MiB */
     const char *const *settings; /* more, as set_each takes them */
-} opening;
+};
 
-typedef struct scene {
+struct scene {
     refit_device *device;
     refit_device *plain; /* the one in it, for the test's own copies */
     refit_config config;
@@ -33,7 +33,7 @@ typedef struct scene {
     refit_stream_ref stream;
     uint64_t seed;
     refit_error error;
-} scene;
+};
 
 typedef struct layer_tensor {
     void *memory; /* on the device, or NULL */
@@ -48,16 +48,8 @@ typedef struct layer {
     layer_tensor tensors[TENSORS_MOST];
 } layer;
 
-scene *open_scene(const opening *how);
-
 /* New activations by the configuration and more settings. */
 refit_status open_anew(scene *on, const char *const *settings);
-
-/* No group is left. */
-void close_scene(scene *on);
-
-int set_up(void **state);
-int tear_down(void **state);
 
 refit_stats figures(scene *on);
 void await_stream(scene *on);

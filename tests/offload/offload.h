@@ -58,6 +58,15 @@ void order_fault(refit_device *device, const fault *it, uint32_t nth);
 void check_hung(refit_device *device, refit_status status);
 #define assert_hung(on, call) check_hung((on)->device, (call))
 
+/* Each kind of scene has its own. */
+typedef struct scene scene;
+typedef struct opening opening;
+scene *open_scene(const opening *how);
+void close_scene(scene *on);
+
+int set_up(void **state);
+int tear_down(void **state);
+
 /* Tests of a scene that set_up opens as the row in the list of tests says. TEST_AS: with words that
  * tell rows of one test apart. */
 #define TEST(name)           TEST_AS(#name, name, 0)

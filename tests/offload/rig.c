@@ -63,7 +63,7 @@ static void add_region(rig *on, rig_memory memory, uint32_t at)
     assert_int_equal(region->id, at);
 }
 
-rig *open_rig(const opening *how)
+rig *open_scene(const opening *how)
 {
     static rig only;
     rig *on = &only;
@@ -95,7 +95,7 @@ rig *open_rig(const opening *how)
     return on;
 }
 
-void close_rig(rig *on)
+void close_scene(rig *on)
 {
     faulty_device_reset(on->device);
     faulty_device_go(on->device);
@@ -112,18 +112,6 @@ void close_rig(rig *on)
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
     end_without_blocks();
-}
-
-int set_up(void **state)
-{
-    *state = open_rig(*state);
-    return 0;
-}
-
-int tear_down(void **state)
-{
-    close_rig(*state);
-    return 0;
 }
 
 refit_region_id rig_add(rig *on, const char *name, void *memory, uint64_t bytes)

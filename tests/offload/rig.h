@@ -3,10 +3,10 @@
  * a handful of regions with random bytes of which a copy is kept, so that after any adventure it
  * can be said whether they are back.
  *
- *     rig *on = open_rig(&(opening){.memory = RIG_HOOKS});    regions are there, sealed
+ *     rig *on = open_scene(&(opening){.memory = RIG_HOOKS});    regions are there, sealed
  *     ... offload, restore, fail ...
  *     rig_check_bytes(on, true);                              bit for bit
- *     close_rig(on);
+ *     close_scene(on);
  *
  * A test with `TEST_WITH(name, .memory = RIG_HOOKS)` in the list of tests finds the rig in *state.
  */
@@ -34,7 +34,7 @@ typedef struct rig_region {
     unsigned char *expected;
 } rig_region;
 
-typedef struct rig {
+struct scene {
     refit_device *device;
     refit_device *plain; /* the one in it, for the test's own copies */
     refit_arena *arena;
@@ -48,27 +48,21 @@ typedef struct rig {
     uint32_t fail_release; /* the call that fails; 0: none */
     uint32_t fail_acquire;
     refit_error error;
-} rig;
+};
+
+typedef struct scene rig;
 
 /* How a test's rig is. */
-typedef struct opening {
+struct opening {
     rig_memory memory;
     const char *const *settings; /* more of them, as set_each takes them */
     bool unsealed;
-} opening;
-
-rig *open_rig(const opening *how);
-
-/* Closes all; lets a stopped device go first. */
-void close_rig(rig *on);
-
-int set_up(void **state);
-int tear_down(void **state);
+};
 
 /* Adds one more region. */
 refit_region_id rig_add(rig *on, const char *name, void *memory, uint64_t bytes);
 
-/* More device memory, which close_rig frees. */
+/* More device memory, which close_scene frees. */
 void *rig_extra(rig *on, uint64_t bytes);
 
 /* New random bytes on the device and in the copies. All regions are bound. */

@@ -95,14 +95,14 @@ static void open_but(uint32_t but)
     assert_ok(refit_offloader_seal(all.offloader, &all.error));
 }
 
-static int set_up(void **state)
+static int open_test(void **state)
 {
     (void)state;
     open_but(STATES);
     return 0;
 }
 
-static int tear_down(void **state)
+static int close_test(void **state)
 {
     (void)state;
     fake_cuda_forget_faults();
@@ -168,7 +168,7 @@ static void states_side_by_side_go_in_whole_chunks(void **state)
 static void a_chunk_of_which_a_piece_stays_is_not_counted(void **state)
 {
     (void)state;
-    assert_int_equal(tear_down(NULL), 0);
+    assert_int_equal(close_test(NULL), 0);
     open_but(3);
     go_away();
     assert_back(3);
@@ -306,7 +306,7 @@ static void a_lost_gpu_is_reported_and_everything_closes(void **state)
     assert_int_not_equal(restore(), REFIT_OK);
 }
 
-#define CYCLE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define CYCLE(name) cmocka_unit_test_setup_teardown(name, open_test, close_test)
 
 int main(void)
 {

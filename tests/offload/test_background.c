@@ -218,9 +218,9 @@ static void a_close_at_any_moment_leaves_nothing(void **state)
 {
     (void)state;
     for (int i = 0; i < 30; i++) {
-        rig *on = open_rig(&(opening){.settings = background});
+        rig *on = open_scene(&(opening){.settings = background});
         if (i % 3 == 1) (void)!prepare_for(on, 0);
-        close_rig(on); /* the device would refuse to close */
+        close_scene(on); /* the device would refuse to close */
     }
 }
 

@@ -26,7 +26,7 @@ static void bytes_return_exactly(void **state)
     for (size_t at = 0; at < LENGTH(all_settings); at++) {
         for (int memory = RIG_BOUND; memory <= RIG_ARENA; memory++) {
             rig *on =
-                open_rig(&(opening){.memory = (rig_memory)memory, .settings = all_settings[at]});
+                open_scene(&(opening){.memory = (rig_memory)memory, .settings = all_settings[at]});
             for (int round = 0; round < 3; round++) {
                 rig_fill(on);
                 rig_offload(on);
@@ -39,7 +39,7 @@ static void bytes_return_exactly(void **state)
                 if (memory == RIG_HOOKS)
                     assert_device_equal(on->plain, on->regions[DISCARDED].memory, "\xEE", 1);
             }
-            close_rig(on);
+            close_scene(on);
         }
     }
 }

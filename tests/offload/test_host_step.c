@@ -32,7 +32,7 @@ typedef struct plain {
     uint64_t number; /* of its steps */
 } plain;
 
-typedef struct scene {
+struct scene {
     refit_device *device;
     refit_device *inner; /* the one in it, for the test's own copies */
     refit_config config;
@@ -56,7 +56,7 @@ typedef struct scene {
     uint32_t order[PARAMETERS];
     uint64_t seed;
     refit_error error;
-} scene;
+};
 
 static const uint64_t sizes[PARAMETERS] = {1, 7, 1000, 16384, 16385, 40000, 70001, 512};
 
@@ -216,13 +216,13 @@ static refit_status load(scene *on, int masters)
 }
 
 /* How a test's scene is. */
-typedef struct opening {
+struct opening {
     uint64_t seed;
     const char *threads, *piece; /* NULL: 2, and 64KiB */
     bool bare;                   /* without a host step */
-} opening;
+};
 
-static scene *open_scene(const opening *how)
+scene *open_scene(const opening *how)
 {
     static scene only;
     scene *on = &only;
@@ -251,7 +251,7 @@ static scene *open_scene(const opening *how)
     return on;
 }
 
-static void close_scene(scene *on)
+void close_scene(scene *on)
 {
     faulty_device_reset(on->device);
     faulty_device_go(on->device);
@@ -273,18 +273,6 @@ static void close_scene(scene *on)
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
     end_without_blocks();
-}
-
-static int set_up(void **state)
-{
-    *state = open_scene(*state);
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    close_scene(*state);
-    return 0;
 }
 
 /* ---- Calls ----------------------------------------------------------------------------------- */

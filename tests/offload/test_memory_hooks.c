@@ -55,7 +55,7 @@ static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
     const size_t known = sizeof(refit_memory_hooks);
     const size_t sizes[] = {offsetof(refit_memory_hooks, user), known, known + 16};
     for (size_t i = 0; i < LENGTH(sizes); i++) {
-        rig *on = open_rig(&(opening){0});
+        rig *on = open_scene(&(opening){0});
         const refit_memory_hooks earlier = {known, note_user, give_nothing, on};
         assert_ok(set_hooks(on, &earlier));
         const refit_memory_hooks full = {sizes[i], note_user, give_nothing, &own};
@@ -66,7 +66,7 @@ static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
         hooks_user = on;
         assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_CALLBACK);
         assert_ptr_equal(hooks_user, i == 0 ? NULL : &own);
-        close_rig(on);
+        close_scene(on);
     }
 }
 

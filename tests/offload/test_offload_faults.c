@@ -124,7 +124,7 @@ static void recover(rig *on, bool by_offload)
 
 static rig *open_case(const fault_case *it)
 {
-    return open_rig(&(opening){.memory = it->memory, .settings = it->settings});
+    return open_scene(&(opening){.memory = it->memory, .settings = it->settings});
 }
 
 static uint32_t count_calls(const fault_case *it)
@@ -133,7 +133,7 @@ static uint32_t count_calls(const fault_case *it)
     faulty_device_reset(on->device);
     assert_ok(try_cycle(on));
     uint32_t calls = faulty_device_calls(on->device, it->is.slot);
-    close_rig(on);
+    close_scene(on);
     return calls;
 }
 
@@ -152,7 +152,7 @@ static void a_fault_loses_nothing(void **state)
         faulty_device_reset(on->device);
         settle(on);
         recover(on, run % 2 == 1);
-        close_rig(on);
+        close_scene(on);
     }
 }
 
@@ -163,13 +163,14 @@ static void failing_hooks_lose_nothing(void **state)
     for (uint32_t run = 0; run < 8 * RIG_REGIONS; run++) {
         bool release = run % 2 == 0, by_offload = run / 2 % 2 == 1;
         uint32_t nth = 1 + run / 8;
-        rig *on = open_rig(&(opening){.memory = RIG_HOOKS, .settings = all_settings[run / 4 % 2]});
+        rig *on =
+            open_scene(&(opening){.memory = RIG_HOOKS, .settings = all_settings[run / 4 % 2]});
         *(release ? &on->fail_release : &on->fail_acquire) = nth;
         assert_int_equal(try_cycle(on), REFIT_ERR_CALLBACK);
         assert_int_equal(on->error.subsystem, release ? 17 : 18);
         assert_int_equal(rig_state(on), REFIT_OFFLOADED);
         recover(on, by_offload);
-        close_rig(on);
+        close_scene(on);
     }
 }
 

@@ -43,7 +43,7 @@ static void add_regions(void)
     }
 }
 
-static int set_up(void **state)
+static int open_test(void **state)
 {
     (void)state;
     memset(&on, 0, sizeof on);
@@ -57,7 +57,7 @@ static int set_up(void **state)
     return on.memory == NULL ? -1 : 0;
 }
 
-static int tear_down(void **state)
+static int close_test(void **state)
 {
     (void)state;
     rft_schedule_close(&on.schedule);
@@ -216,7 +216,7 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
-#define SCHEDULE(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define SCHEDULE(name) cmocka_unit_test_setup_teardown(name, open_test, close_test)
 
 int main(void)
 {

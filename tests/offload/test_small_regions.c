@@ -12,19 +12,19 @@
 #define ROOM    4096u /* for a region and what follows it */
 #define BYTES   ((uint64_t)REGIONS * ROOM)
 
-typedef struct scene {
+struct scene {
     refit_device *device;
     refit_offloader *offloader;
     refit_stream_ref stream;
     char *memory; /* of the device */
     char *bytes;  /* what it held */
     refit_error error;
-} scene;
+};
 
 /* How a test's scene is. */
-typedef struct opening {
+struct opening {
     const char *const *settings;
-} opening;
+};
 
 static uint64_t size_of(uint32_t region)
 {
@@ -48,13 +48,12 @@ static void add_regions(scene *on)
     }
 }
 
-static int set_up(void **state)
+scene *open_scene(const opening *how)
 {
     static scene only;
+    scene *on = &only;
     static const char *const common[] = {"offload.small_bytes=3000", "offload.staging_bytes=1MiB",
                                          "offload.slab_bytes=1MiB", NULL};
-    const opening *how = *state;
-    scene *on = *state = &only;
     refit_config config;
     void *memory;
     *on = (scene){.bytes = malloc(BYTES)};
@@ -69,19 +68,17 @@ static int set_up(void **state)
     assert_ok(refit_offloader_open(on->device, &config, &on->offloader, &on->error));
     add_regions(on);
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
-    return 0;
+    return on;
 }
 
-static int tear_down(void **state)
+void close_scene(scene *on)
 {
-    scene *on = *state;
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
     assert_ok(refit_memory_free(on->device, on->memory, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
     free(on->bytes);
-    return 0;
 }
 
 static void fill(scene *on, unsigned seed)

@@ -42,7 +42,7 @@ static refit_status accumulate(rig *on)
 /* A fresh rig in a state; copies under way stand still. */
 static rig *enter(refit_offloader_state wanted)
 {
-    rig *on = open_rig(&(opening){.unsealed = wanted == REFIT_OPEN});
+    rig *on = open_scene(&(opening){.unsealed = wanted == REFIT_OPEN});
     if (wanted == REFIT_OFFLOADED || wanted == REFIT_RESTORING) rig_offload(on);
     if (wanted == REFIT_OFFLOADING || wanted == REFIT_RESTORING) faulty_device_stop(on->device);
     if (wanted == REFIT_OFFLOADING) assert_ok(offload(on));
@@ -108,7 +108,7 @@ static void check_cell(const row *verb, refit_offloader_state from)
     if (verb->follows[from] >= 0 && verb->follows[from] != SAME) {
         assert_int_equal(rig_state(on), verb->follows[from]);
     }
-    close_rig(on); /* which works in every state */
+    close_scene(on); /* which works in every state */
 }
 
 static void every_verb_from_every_state(void **state)
@@ -138,13 +138,13 @@ static void a_half_closed_offloader_can_only_be_closed(void **state)
 {
     (void)state;
     for (int away = 0; away < 2; away++) {
-        rig *on = open_rig(&(opening){0});
+        rig *on = open_scene(&(opening){0});
         if (away) rig_offload(on);
         faulty_device_fail(on->device, FAULTY_STREAM_CLOSE, 2, REFIT_ERR_DEVICE);
         assert_int_equal(refit_offloader_close(on->offloader, &on->error), REFIT_ERR_DEVICE);
         assert_int_equal(away ? restore(on) : offload(on), REFIT_ERR_STATE);
         if (!away) assert_int_equal(prepare(on), REFIT_ERR_STATE);
-        close_rig(on);
+        close_scene(on);
     }
 }
 

@@ -23,22 +23,22 @@ bool __wrap_rft_numa_go(const char *root, int node)
 
 /* ---- A machine of two nodes with a CPU each, and what the log says of it --------------------- */
 
-typedef struct scene {
+typedef struct machine {
     file_tree tree;
     rft_step_threads threads;
     atomic_uint lines;
     char said[512]; /* the last line; read when no thread writes any more */
-} scene;
+} machine;
 
 static void keep_line(void *user, refit_log_level level, const char *line)
 {
-    scene *on = user;
+    machine *on = user;
     if (strstr(line, "step on the CPU") == NULL) return;
     snprintf(on->said, sizeof on->said, "%d %s", level == REFIT_LOG_WARNING, line);
     atomic_fetch_add(&on->lines, 1);
 }
 
-static void make_machine(scene *on, const char *nodes)
+static void make_machine(machine *on, const char *nodes)
 {
     memset(on, 0, sizeof *on);
     on->tree = file_tree_open();
@@ -53,7 +53,7 @@ static void make_machine(scene *on, const char *nodes)
 }
 
 /* `node`: which holds the states, or -1: no one alone does. */
-static void open_threads(scene *on, const char *count, const char *bind, int node)
+static void open_threads(machine *on, const char *count, const char *bind, int node)
 {
     refit_config config;
     refit_error error;
@@ -65,7 +65,7 @@ static void open_threads(scene *on, const char *count, const char *bind, int nod
     assert_ok(rft_step_threads_open(&on->threads, &config, &votes, on->tree.root, &error));
 }
 
-static void close_machine(scene *on)
+static void close_machine(machine *on)
 {
     rft_step_threads_close(&on->threads);
     refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
@@ -133,7 +133,7 @@ static void threads_go_to_the_node_of_the_states(void **state)
 {
     (void)state;
     for (size_t row = 0; row < LENGTH(rows); row++) {
-        scene on;
+        machine on;
         cpu_set_t own = own_set();
         uint32_t all = CPU_COUNT(&own) < 64 ? (uint32_t)CPU_COUNT(&own) : 64;
         uint32_t pool = rows[row].pool == ALL ? all : rows[row].pool;
@@ -165,7 +165,7 @@ static void nothing(void *user, uint32_t item, uint32_t worker)
 static void a_thread_that_cannot_be_bound_is_told(void **state)
 {
     (void)state;
-    scene on;
+    machine on;
     atomic_uint done = 0;
     cpu_set_t expected = own_set();
     make_machine(&on, "0-1\n");

@@ -31,7 +31,7 @@ typedef enum scene_kind {
 } scene_kind;
 
 /* How a test's scene is. */
-typedef struct opening {
+struct opening {
     scene_kind kind;
     const char *windows;         /* NULL: 2 */
     const char *const *settings; /* more of them, as set_each takes them */
@@ -39,9 +39,9 @@ typedef struct opening {
     bool empty;                  /* the regions hold zeros, and the list is empty */
     bool unsealed;               /* there is no window; implies empty */
     bool on_device;              /* the regions live there, filled; there is no window */
-} opening;
+};
 
-typedef struct scene {
+struct scene {
     scene_kind kind;
     bool on_device;
     refit_device *device;
@@ -66,12 +66,7 @@ typedef struct scene {
     uint64_t spoiled; /* then so many are none */
     uint64_t seed;
     refit_error error;
-} scene;
-
-scene *open_scene(const opening *how);
-void close_scene(scene *on);
-int set_up(void **state);
-int tear_down(void **state);
+};
 
 /* Adds the regions. */
 refit_status add_regions(scene *on);
