@@ -58,7 +58,8 @@ static void assert_all_back(void)
 static void open_arena(void)
 {
     static const char *const settings[] = {"offload.chunk_bytes=256KiB", "offload.slab_bytes=8MiB",
-                                           "offload.timeout_ms=20s", NULL};
+                                           "offload.timeout_ms=20s", "offload.take_turns=false",
+                                           NULL};
     refit_config config;
     refit_config_init(&config, sizeof config);
     set_each(&config, settings);

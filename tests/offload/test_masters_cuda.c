@@ -72,7 +72,8 @@ static void add_masters(uint32_t i, bool windows)
 static void open_all(bool windows)
 {
     static const char *const settings[] = {"offload.staging_bytes=1MiB",
-                                           "offload.window_bytes=1MiB", NULL};
+                                           "offload.window_bytes=1MiB", "offload.take_turns=false",
+                                           NULL};
     refit_config config;
     memset(&on, 0, sizeof on);
     refit_config_init(&config, sizeof config);

@@ -370,6 +370,7 @@ static refit_status live_once(refit_device *device, bool background, refit_error
     refit_config config;
     refit_offloader *offloader;
     refit_config_init(&config, sizeof config);
+    config.offload_take_turns = 0;
     config.offload_background = background ? 1 : 0;
     RFT_TRY(refit_offloader_open(device, &config, &offloader, error));
     refit_status status = REFIT_OK;

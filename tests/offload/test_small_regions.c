@@ -53,7 +53,8 @@ scene *open_scene(const opening *how)
     static scene only;
     scene *on = &only;
     static const char *const common[] = {"offload.small_bytes=3000", "offload.staging_bytes=1MiB",
-                                         "offload.slab_bytes=1MiB", NULL};
+                                         "offload.slab_bytes=1MiB", "offload.take_turns=false",
+                                         NULL};
     refit_config config;
     void *memory;
     *on = (scene){.bytes = malloc(BYTES)};
