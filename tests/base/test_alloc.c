@@ -1,15 +1,10 @@
 /* The allocation hook: whole or not at all, only while nothing is open, and malloc afterwards. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <refit/host.h>
 
 #include "base/alloc.h"
+#include "tests/support/test.h"
 
 static void *count_allocate(void *user, size_t bytes)
 {
@@ -39,30 +34,28 @@ static refit_allocator counting(unsigned *calls)
 
 static void an_allocator_is_whole_or_refused(void **state)
 {
-    (void)state;
     unsigned calls = 0;
     refit_allocator part = counting(&calls);
     part.allocate = NULL;
-    assert_int_equal(refit_set_allocator(&part), REFIT_ERR_INVALID);
+    assert_invalid(refit_set_allocator(&part));
     part = counting(&calls);
     part.reallocate = NULL;
-    assert_int_equal(refit_set_allocator(&part), REFIT_ERR_INVALID);
+    assert_invalid(refit_set_allocator(&part));
     part = counting(&calls);
     part.release = NULL;
-    assert_int_equal(refit_set_allocator(&part), REFIT_ERR_INVALID);
+    assert_invalid(refit_set_allocator(&part));
     part = counting(&calls);
     part.size--;
-    assert_int_equal(refit_set_allocator(&part), REFIT_ERR_INVALID);
+    assert_invalid(refit_set_allocator(&part));
     rft_free(rft_calloc(1, 1));
     assert_int_equal(calls, 0);
 }
 
 static void it_serves_all_until_malloc_is_back(void **state)
 {
-    (void)state;
     unsigned calls = 0;
     refit_allocator allocator = counting(&calls);
-    assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+    assert_ok(refit_set_allocator(&allocator));
     char *block = rft_calloc(3, 5);
     assert_non_null(block);
     assert_int_equal(calls, 1);
@@ -73,27 +66,25 @@ static void it_serves_all_until_malloc_is_back(void **state)
     assert_non_null(block);
     assert_int_equal(calls, 2);
     rft_free(block);
-    assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
+    assert_ok(refit_set_allocator(NULL));
     rft_free(rft_strdup("text"));
     assert_int_equal(calls, 2);
 }
 
 static void it_stays_while_a_block_lives(void **state)
 {
-    (void)state;
     unsigned calls = 0;
     refit_allocator allocator = counting(&calls);
     void *block = rft_calloc(1, 8);
     assert_int_equal(refit_set_allocator(&allocator), REFIT_ERR_STATE);
     assert_int_equal(refit_set_allocator(NULL), REFIT_ERR_STATE);
     rft_free(block);
-    assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
-    assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
+    assert_ok(refit_set_allocator(&allocator));
+    assert_ok(refit_set_allocator(NULL));
 }
 
 static void sizes_that_overflow_get_nothing(void **state)
 {
-    (void)state;
     void *block = rft_calloc(1, 8);
     uint64_t before = rft_alloc_count();
     assert_null(rft_calloc(SIZE_MAX / 2, 3));

@@ -1,12 +1,5 @@
 /* The log: one line at a time, to the function that is installed and to the rings that are open,
  * from their levels on; else silence. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <semaphore.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,6 +8,7 @@
 #include "base/text.h"
 #include "base/thread.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/test.h"
 
 typedef struct heard {
     unsigned lines;
@@ -33,20 +27,17 @@ static void hear(void *user, refit_log_level level, const char *line)
 
 static int fall_silent(void **state)
 {
-    (void)state;
     refit_set_log(NULL, NULL, REFIT_LOG_DEBUG);
     return 0;
 }
 
 static void a_line_without_a_listener_is_dropped(void **state)
 {
-    (void)state;
     rft_log(REFIT_LOG_ERROR, "without a ring");
 }
 
 static void lines_up_to_the_level_are_heard(void **state)
 {
-    (void)state;
     heard all = {0};
     refit_set_log(hear, &all, REFIT_LOG_WARNING);
     rft_log(REFIT_LOG_INFO, "too quiet");
@@ -62,7 +53,6 @@ static void lines_up_to_the_level_are_heard(void **state)
 
 static void the_function_before_hears_no_more(void **state)
 {
-    (void)state;
     heard before = {0};
     heard now = {0};
     refit_set_log(hear, &before, REFIT_LOG_INFO);
@@ -76,7 +66,6 @@ static void the_function_before_hears_no_more(void **state)
 
 static void a_line_is_one_line_of_bounded_length(void **state)
 {
-    (void)state;
     heard all = {0};
     char longer[1000];
     memset(longer, 'x', sizeof longer - 1);
@@ -117,13 +106,12 @@ static _Noreturn void listen_again(void)
 
 static void a_child_can_log_whatever_its_parent_was_saying(void **state)
 {
-    (void)state;
     rft_thread thread;
     int status = -1;
     assert_int_equal(sem_init(&speaks, 0, 0), 0);
     assert_int_equal(sem_init(&may_end, 0, 0), 0);
     refit_set_log(hold, NULL, REFIT_LOG_INFO);
-    assert_int_equal(rft_thread_start(&thread, "speaks", speak, NULL, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "speaks", speak, NULL, NULL));
     assert_int_equal(sem_wait(&speaks), 0);
     pid_t child = fork();
     if (child == 0) listen_again();
@@ -138,7 +126,7 @@ static void a_child_can_log_whatever_its_parent_was_saying(void **state)
 static refit_log_ring *open_ring(uint32_t lines, refit_log_level most)
 {
     refit_log_ring *ring = NULL;
-    assert_int_equal(refit_log_ring_open(lines, most, &ring, NULL), REFIT_OK);
+    assert_ok(refit_log_ring_open(lines, most, &ring, NULL));
     return ring;
 }
 
@@ -146,7 +134,7 @@ static void assert_next(refit_log_ring *ring, refit_log_level level, const char 
 {
     char line[400];
     refit_log_level found = REFIT_LOG_DEBUG;
-    assert_int_equal(refit_log_ring_read(ring, &found, line, sizeof line, NULL), REFIT_OK);
+    assert_ok(refit_log_ring_read(ring, &found, line, sizeof line, NULL));
     assert_int_equal(found, level);
     assert_string_equal(line, text);
 }
@@ -161,7 +149,6 @@ static void assert_empty(refit_log_ring *ring)
 
 static void a_ring_keeps_lines_until_they_are_read(void **state)
 {
-    (void)state;
     refit_log_ring *ring = open_ring(3, REFIT_LOG_INFO);
     const uint64_t *count = refit_log_ring_count(ring);
     for (int turn = 0; turn < 3; turn++) { /* round its end, too */
@@ -181,7 +168,6 @@ static void a_ring_keeps_lines_until_they_are_read(void **state)
 
 static void a_full_ring_counts_what_it_loses(void **state)
 {
-    (void)state;
     refit_log_ring *ring = open_ring(2, REFIT_LOG_INFO);
     for (int i = 0; i < 5; i++)
         rft_log(REFIT_LOG_INFO, "line %d", i);
@@ -198,7 +184,6 @@ static void a_full_ring_counts_what_it_loses(void **state)
 
 static void a_ring_and_the_function_hear_from_levels_of_their_own(void **state)
 {
-    (void)state;
     heard all = {0};
     refit_log_ring *quiet = open_ring(4, REFIT_LOG_ERROR);
     refit_log_ring *verbose = open_ring(4, REFIT_LOG_DEBUG);
@@ -227,23 +212,21 @@ static void a_ring_and_the_function_hear_from_levels_of_their_own(void **state)
 
 static void a_line_is_cut_to_the_reader_s_room(void **state)
 {
-    (void)state;
     char line[23] = "xxx";
     refit_log_level level;
     refit_log_ring *ring = open_ring(2, REFIT_LOG_INFO);
     rft_log(REFIT_LOG_INFO, "w\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3\xa4\xc3"
                             "\xa4\xc3\xa4\xc3\xa4\xc3\xa4 ends");
-    assert_int_equal(refit_log_ring_read(ring, &level, line, 0, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_log_ring_read(ring, &level, line, sizeof line, NULL), REFIT_OK);
+    assert_invalid(refit_log_ring_read(ring, &level, line, 0, NULL));
+    assert_ok(refit_log_ring_read(ring, &level, line, sizeof line, NULL));
     assert_true(rft_text_is_clean(line, strlen(line))); /* no half of a character */
     refit_log_ring_close(ring);
 }
 
 static void a_ring_needs_room_and_memory(void **state)
 {
-    (void)state;
     refit_log_ring *ring = NULL;
-    assert_int_equal(refit_log_ring_open(0, REFIT_LOG_INFO, &ring, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_log_ring_open(0, REFIT_LOG_INFO, &ring, NULL));
     failing_alloc_begin(1);
     assert_int_equal(refit_log_ring_open(8, REFIT_LOG_INFO, &ring, NULL), REFIT_ERR_HOST_MEMORY);
     assert_true(failing_alloc_end());
@@ -263,7 +246,6 @@ static void *speak_often(void *user)
 
 static void every_line_of_many_threads_is_kept_or_counted(void **state)
 {
-    (void)state;
     rft_thread threads[SPEAKERS];
     char line[400];
     refit_log_level level;
@@ -271,8 +253,7 @@ static void every_line_of_many_threads_is_kept_or_counted(void **state)
     refit_log_ring *ring = open_ring(16, REFIT_LOG_INFO);
     const uint64_t *count = refit_log_ring_count(ring);
     for (int i = 0; i < SPEAKERS; i++) {
-        assert_int_equal(rft_thread_start(&threads[i], "speaks", speak_often, NULL, NULL),
-                         REFIT_OK);
+        assert_ok(rft_thread_start(&threads[i], "speaks", speak_often, NULL, NULL));
     }
     while (__atomic_load_n(count, __ATOMIC_ACQUIRE) < SPEAKERS * SPOKEN) {
         while (refit_log_ring_read(ring, &level, line, sizeof line, NULL) == REFIT_OK)
@@ -289,7 +270,6 @@ static void every_line_of_many_threads_is_kept_or_counted(void **state)
 
 static void the_ring_of_a_child_is_empty_and_goes_on(void **state)
 {
-    (void)state;
     char line[400];
     refit_log_level level;
     int status = -1;

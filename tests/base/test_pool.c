@@ -1,13 +1,8 @@
 /* Pool: every part is done once, and two workers at once are never the same one. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/pool.h"
+#include "tests/support/test.h"
 
 #define ITEMS 200u
 
@@ -34,10 +29,9 @@ static void do_item(void *user, uint32_t item, uint32_t worker)
 
 static void every_item_is_done_once(void **state)
 {
-    (void)state;
     for (uint32_t threads = 1; threads <= 5; threads++) {
         rft_pool pool;
-        assert_int_equal(rft_pool_open(&pool, &kind, threads, NULL), REFIT_OK);
+        assert_ok(rft_pool_open(&pool, &kind, threads, NULL));
         for (uint32_t count = 0; count <= ITEMS; count += 25) {
             bench b = {0};
             rft_pool_items(&pool, count, do_item, &b);
@@ -65,12 +59,11 @@ static void meet(void *user, uint32_t item, uint32_t worker)
 
 static void items_are_done_at_once(void **state)
 {
-    (void)state;
     bench b = {0};
     rft_pool pool;
-    assert_int_equal(rft_mutex_open(&b.lock, NULL), REFIT_OK);
-    assert_int_equal(rft_cond_open(&b.met, NULL), REFIT_OK);
-    assert_int_equal(rft_pool_open(&pool, &kind, 4, NULL), REFIT_OK);
+    assert_ok(rft_mutex_open(&b.lock, NULL));
+    assert_ok(rft_cond_open(&b.met, NULL));
+    assert_ok(rft_pool_open(&pool, &kind, 4, NULL));
     rft_pool_items(&pool, 4, meet, &b);
     assert_int_equal(b.helped, 3);
     rft_pool_close(&pool);
@@ -80,10 +73,9 @@ static void items_are_done_at_once(void **state)
 
 static void no_thread_starts_before_there_is_work_to_share(void **state)
 {
-    (void)state;
     bench b = {0};
     rft_pool pool;
-    assert_int_equal(rft_pool_open(&pool, &kind, 4, NULL), REFIT_OK);
+    assert_ok(rft_pool_open(&pool, &kind, 4, NULL));
     rft_pool_items(&pool, 0, do_item, &b);
     rft_pool_items(&pool, 1, do_item, &b);
     assert_int_equal(pool.started, 0);
@@ -94,12 +86,11 @@ static void no_thread_starts_before_there_is_work_to_share(void **state)
 
 static void threads_have_a_limit_and_a_default(void **state)
 {
-    (void)state;
     rft_pool pool;
-    assert_int_equal(rft_pool_open(&pool, &kind, 0, NULL), REFIT_OK);
+    assert_ok(rft_pool_open(&pool, &kind, 0, NULL));
     assert_in_range(pool.threads, 1, 8);
     rft_pool_close(&pool);
-    assert_int_equal(rft_pool_open(&pool, &kind, 1000, NULL), REFIT_OK);
+    assert_ok(rft_pool_open(&pool, &kind, 1000, NULL));
     assert_int_equal(pool.threads, RFT_POOL_MOST);
     rft_pool_close(&pool);
 }
@@ -139,12 +130,11 @@ static void *share_jobs(void *user)
 
 static void several_threads_may_ask_at_once(void **state)
 {
-    (void)state;
     rft_pool pool;
     rft_thread others[2];
-    assert_int_equal(rft_pool_open(&pool, &kind, 3, NULL), REFIT_OK);
+    assert_ok(rft_pool_open(&pool, &kind, 3, NULL));
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(rft_thread_start(&others[i], "owner", share_jobs, &pool, NULL), REFIT_OK);
+        assert_ok(rft_thread_start(&others[i], "owner", share_jobs, &pool, NULL));
     }
     assert_null(share_jobs(&pool));
     for (int i = 0; i < 2; i++) {

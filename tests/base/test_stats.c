@@ -1,14 +1,10 @@
 /* Statistics as text: every figure once, well-formed, cut short without overrun, whatever the size.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <refit/stats.h>
+
+#include "tests/support/test.h"
 
 static refit_stats sample(void)
 {
@@ -22,7 +18,6 @@ static refit_stats sample(void)
 
 static void every_figure_is_in_the_json_once(void **state)
 {
-    (void)state;
     refit_stats stats = sample();
     char text[8192];
     size_t length = refit_stats_json(&stats, text, sizeof text);
@@ -43,7 +38,6 @@ static void every_figure_is_in_the_json_once(void **state)
 
 static void every_figure_is_in_the_prometheus_text(void **state)
 {
-    (void)state;
     refit_stats stats = sample();
     char text[16384];
     size_t length = refit_stats_prometheus(&stats, text, sizeof text);
@@ -79,7 +73,6 @@ static void check_cuts(write_fn write)
 
 static void text_that_does_not_fit_is_cut_and_terminated(void **state)
 {
-    (void)state;
     check_cuts(refit_stats_json);
     check_cuts(refit_stats_prometheus);
 }
@@ -87,7 +80,6 @@ static void text_that_does_not_fit_is_cut_and_terminated(void **state)
 /* An older caller's struct ends early; beyond its size nothing is read or written. */
 static void a_shorter_struct_shows_what_it_has(void **state)
 {
-    (void)state;
     refit_stats stats;
     char text[256];
     memset(&stats, 0xAB, sizeof stats);
@@ -99,7 +91,6 @@ static void a_shorter_struct_shows_what_it_has(void **state)
 
 static void no_statistics_are_an_empty_text(void **state)
 {
-    (void)state;
     char text[16];
     assert_int_equal(refit_stats_json(NULL, text, sizeof text), 2);
     assert_string_equal(text, "{}");
@@ -112,7 +103,6 @@ static void no_statistics_are_an_empty_text(void **state)
 /* Two devices work side by side, and the caller waits for one after the other. */
 static void figures_of_two_objects_are_merged(void **state)
 {
-    (void)state;
     refit_stats one = sample(), other;
     refit_stats_init(&other, sizeof other);
     one.offload_count = 3, other.offload_count = 4;
@@ -138,7 +128,6 @@ static void figures_of_two_objects_are_merged(void **state)
 
 static void what_a_shorter_struct_lacks_is_not_merged(void **state)
 {
-    (void)state;
     refit_stats whole = sample(), brief;
     memset(&brief, 0xAB, sizeof brief);
     refit_stats_init(&brief, offsetof(refit_stats, offload_count));

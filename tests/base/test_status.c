@@ -1,17 +1,10 @@
 /* Statuses: every number has a name and a text, unknown ones too; details are cut, never overrun.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/error.h"
+#include "tests/support/test.h"
 
 static void every_status_has_name_and_text(void **state)
 {
-    (void)state;
 #define CHECK_STATUS(name, number, text)                                                           \
     assert_string_equal(refit_status_name(REFIT_##name), #name);                                   \
     assert_string_equal(refit_status_text(REFIT_##name), text);
@@ -21,14 +14,12 @@ static void every_status_has_name_and_text(void **state)
 
 static void unknown_status_is_named(void **state)
 {
-    (void)state;
     assert_string_equal(refit_status_name((refit_status)9999), "ERR_UNKNOWN");
     assert_string_equal(refit_status_text((refit_status)9999), "an unknown status");
 }
 
 static void detail_is_cut_and_terminated(void **state)
 {
-    (void)state;
     char longer[600];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
@@ -41,13 +32,11 @@ static void detail_is_cut_and_terminated(void **state)
 
 static void detail_is_optional(void **state)
 {
-    (void)state;
     assert_int_equal(rft_fail(NULL, REFIT_ERR_STATE, "not read"), REFIT_ERR_STATE);
 }
 
 static void error_never_changes_its_size(void **state)
 {
-    (void)state;
     assert_int_equal(sizeof(refit_error), 256);
 }
 

@@ -1,16 +1,11 @@
 /* Text: what is clean is told from what is not; what is too long loses its middle, between
  * characters, and keeps its end; sentences of errors keep their advice. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/error.h"
 #include "base/text.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define LAYER "\xe5\xb1\x82" /* one character of three bytes */
 
@@ -25,7 +20,6 @@ static void repeat(char *out, const char *piece, size_t count)
 
 static void the_clean_part_ends_before_what_is_none(void **state)
 {
-    (void)state;
     assert_int_equal(rft_text_clean_part("a" LAYER "b", 5), 5);
     assert_int_equal(rft_text_clean_part("ab\n", 3), 2);
     assert_int_equal(rft_text_clean_part("ab\xe5\xb1", 4), 2);
@@ -37,7 +31,6 @@ static void the_clean_part_ends_before_what_is_none(void **state)
 
 static void a_long_word_loses_its_middle(void **state)
 {
-    (void)state;
     char out[64];
     const char *from = "file /a/folder/that/has/a/name/too/long/for/this/line/weights.bin is "
                        "gone: bring it back";
@@ -48,7 +41,6 @@ static void a_long_word_loses_its_middle(void **state)
 
 static void a_long_sentence_keeps_both_ends(void **state)
 {
-    (void)state;
     char from[400], out[64];
     repeat(from, "word ", 60);
     memcpy(from, "First", 5);
@@ -62,7 +54,6 @@ static void a_long_sentence_keeps_both_ends(void **state)
 
 static void a_cut_is_never_inside_a_character(void **state)
 {
-    (void)state;
     char from[3 * 200 + 1];
     repeat(from, LAYER, 200);
     for (size_t count = 3; count <= 600; count += 3) {
@@ -81,7 +72,6 @@ static void a_cut_is_never_inside_a_character(void **state)
 /* Any bytes, any room, each in memory of exactly that size. */
 static void fitting_never_overruns(void **state)
 {
-    (void)state;
     uint64_t seed = 11;
     for (int round = 0; round < 20000; round++) {
         size_t count = 1 + seeded_below(&seed, 90), room = 1 + seeded_below(&seed, 90);
@@ -102,7 +92,6 @@ static void fitting_never_overruns(void **state)
 
 static void saying_takes_what_is_there_already(void **state)
 {
-    (void)state;
     char out[16] = "before";
     rft_text_say(out, sizeof out, "%s: %s", "now", out);
     assert_string_equal(out, "now: before");
@@ -110,7 +99,6 @@ static void saying_takes_what_is_there_already(void **state)
 
 static void an_error_keeps_its_advice(void **state)
 {
-    (void)state;
     char name[3 * 150 + 1];
     repeat(name, LAYER, 150);
     refit_error error;
@@ -125,7 +113,6 @@ static void an_error_keeps_its_advice(void **state)
 
 static void a_name_that_was_cut_before_is_shown_as_text(void **state)
 {
-    (void)state;
     refit_error error;
     (void)rft_fail(&error, REFIT_ERR_INVALID, "'%.4s' is no name", LAYER LAYER);
     assert_string_equal(error.text, "'" LAYER "?' is no name");

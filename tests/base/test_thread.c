@@ -1,17 +1,11 @@
 /* Threads take no signals, waits end at their deadline, and deadlines count down. */
 #include <errno.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "tests/support/test.h"
 
 typedef struct meeting {
     rft_mutex lock;
@@ -36,12 +30,11 @@ static void *arrive(void *user)
 
 static void a_wait_ends_when_it_is_woken(void **state)
 {
-    (void)state;
     meeting it = {0};
     rft_thread thread;
-    assert_int_equal(rft_mutex_open(&it.lock, NULL), REFIT_OK);
-    assert_int_equal(rft_cond_open(&it.arrived, NULL), REFIT_OK);
-    assert_int_equal(rft_thread_start(&thread, "arriving", arrive, &it, NULL), REFIT_OK);
+    assert_ok(rft_mutex_open(&it.lock, NULL));
+    assert_ok(rft_cond_open(&it.arrived, NULL));
+    assert_ok(rft_thread_start(&thread, "arriving", arrive, &it, NULL));
     int64_t deadline = rft_deadline(20000);
     rft_lock(&it.lock);
     while (!it.there && rft_cond_wait(&it.arrived, &it.lock, deadline)) {
@@ -56,10 +49,9 @@ static void a_wait_ends_when_it_is_woken(void **state)
 
 static void a_wait_without_a_wake_ends_at_its_deadline(void **state)
 {
-    (void)state;
     meeting it = {0};
-    assert_int_equal(rft_mutex_open(&it.lock, NULL), REFIT_OK);
-    assert_int_equal(rft_cond_open(&it.arrived, NULL), REFIT_OK);
+    assert_ok(rft_mutex_open(&it.lock, NULL));
+    assert_ok(rft_cond_open(&it.arrived, NULL));
     int64_t deadline = rft_deadline(20);
     rft_lock(&it.lock);
     while (rft_cond_wait(&it.arrived, &it.lock, deadline)) {
@@ -72,7 +64,6 @@ static void a_wait_without_a_wake_ends_at_its_deadline(void **state)
 
 static void looks_end_at_their_deadline(void **state)
 {
-    (void)state;
     rft_looks over = rft_looks_until(rft_now());
     assert_false(rft_look_again(&over));
     int64_t deadline = rft_deadline(5);
@@ -84,7 +75,6 @@ static void looks_end_at_their_deadline(void **state)
 
 static void a_passed_deadline_leaves_no_time(void **state)
 {
-    (void)state;
     assert_int_equal(rft_ms_until(rft_now() - 1), 0);
     assert_true(rft_ms_until(rft_deadline(60000)) > 0);
     assert_true(rft_ms_until(rft_deadline(60000)) <= 60000);
@@ -93,7 +83,6 @@ static void a_passed_deadline_leaves_no_time(void **state)
 
 static void there_is_at_least_one_cpu(void **state)
 {
-    (void)state;
     assert_true(rft_cpu_count() >= 1);
 }
 
@@ -119,9 +108,8 @@ int __wrap_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set)
 
 static void all_cpus_of_a_large_machine_are_counted(void **state)
 {
-    (void)state;
     const size_t machines[] = {1, 1024, 1025, 1536, 8192};
-    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(machines); i++) {
         cpus = machines[i];
         assert_int_equal(rft_cpu_count(), machines[i]);
     }

@@ -1,15 +1,9 @@
 /* Wake descriptors: readable while set, however often; clear after one clear; errno unchanged. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <errno.h>
 #include <poll.h>
 
 #include "base/thread.h"
+#include "tests/support/test.h"
 
 static int is_set(int fd)
 {
@@ -19,10 +13,9 @@ static int is_set(int fd)
 
 static void it_is_readable_while_it_is_set(void **state)
 {
-    (void)state;
     int fd = -1;
     refit_error error;
-    assert_int_equal(rft_wake_fd_open(&fd, &error), REFIT_OK);
+    assert_ok(rft_wake_fd_open(&fd, &error));
     assert_int_equal(is_set(fd), 0);
     rft_wake_fd_set(fd);
     rft_wake_fd_set(fd);
@@ -37,10 +30,9 @@ static void it_is_readable_while_it_is_set(void **state)
 
 static void setting_does_not_change_errno(void **state)
 {
-    (void)state;
     int fd = -1;
     refit_error error;
-    assert_int_equal(rft_wake_fd_open(&fd, &error), REFIT_OK);
+    assert_ok(rft_wake_fd_open(&fd, &error));
     errno = 77;
     rft_wake_fd_set(fd);
     assert_int_equal(errno, 77);
@@ -52,7 +44,6 @@ static void setting_does_not_change_errno(void **state)
 
 static void closing_none_is_harmless(void **state)
 {
-    (void)state;
     rft_wake_fd_close(-1);
 }
 

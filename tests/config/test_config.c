@@ -1,21 +1,15 @@
 /* The configuration struct: defaults, sizes of other releases, all-or-nothing changes, checks. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "config/config.h"
 #include "config/options.h"
+#include "tests/support/test.h"
 
 static refit_config config;
 static refit_error error;
 
 static int start(void **state)
 {
-    (void)state;
     refit_config_init(&config, sizeof config);
     memset(&error, 0, sizeof error);
     return 0;
@@ -28,7 +22,6 @@ static void assert_sentence_has(const char *part)
 
 static void defaults_are_those_of_the_table(void **state)
 {
-    (void)state;
     assert_int_equal(config.size, sizeof config);
     for (size_t i = 0; i < rft_option_count; i++) {
         char text[RFT_VALUE_TEXT];
@@ -45,22 +38,18 @@ static void defaults_are_those_of_the_table(void **state)
 
 static void every_default_can_be_read(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < rft_option_count; i++) {
-        assert_int_equal(rft_option_parse(&rft_options[i], rft_options[i].standard, &config, NULL),
-                         REFIT_OK);
+        assert_ok(rft_option_parse(&rft_options[i], rft_options[i].standard, &config, NULL));
     }
 }
 
 static void defaults_fit_together(void **state)
 {
-    (void)state;
-    assert_int_equal(refit_config_check(&config, &error), REFIT_OK);
+    assert_ok(refit_config_check(&config, &error));
 }
 
 static void keys_differ_and_are_as_wide_as_their_fields(void **state)
 {
-    (void)state;
     static const size_t widths[RFT_KINDS] = {1, 4, 8, 4, 8, 4, 4, 0};
     for (size_t i = 0; i < rft_option_count; i++) {
         const rft_option *option = &rft_options[i];
@@ -80,7 +69,6 @@ static const rft_option *field_at(size_t at)
 
 static void every_field_has_a_row(void **state)
 {
-    (void)state;
     size_t end = offsetof(refit_config, device);
     for (size_t i = 0; i < rft_option_count; i++) {
         const rft_option *option = field_at(end);
@@ -93,36 +81,33 @@ static void every_field_has_a_row(void **state)
 
 static void smaller_struct_is_left_alone_behind_its_end(void **state)
 {
-    (void)state;
     unsigned char room[sizeof(refit_config)];
     memset(room, 0xa5, sizeof room);
     const size_t small = offsetof(refit_config, broadcast_endpoint);
     refit_config *old = (refit_config *)(void *)room;
     refit_config_init(old, small);
     assert_int_equal(old->size, small);
-    assert_int_equal(refit_config_set(old, "offload.batch", "7", &error), REFIT_OK);
+    assert_ok(refit_config_set(old, "offload.batch", "7", &error));
     assert_int_equal(old->offload_batch, 7);
-    assert_int_equal(refit_config_check(old, &error), REFIT_OK);
+    assert_ok(refit_config_check(old, &error));
     for (size_t i = small; i < sizeof room; i++)
         assert_int_equal(room[i], 0xa5);
 }
 
 static void smaller_struct_cannot_hold_newer_options(void **state)
 {
-    (void)state;
     config.size = offsetof(refit_config, broadcast_endpoint);
     assert_int_equal(refit_config_set(&config, "broadcast.window", "4", &error), REFIT_ERR_CONFIG);
     assert_sentence_has("newer than this program");
     refit_config own;
     config.broadcast_window = 9999999; /* beyond the caller's struct: not looked at */
-    assert_int_equal(rft_config_resolve(&config, &own, &error), REFIT_OK);
+    assert_ok(rft_config_resolve(&config, &own, &error));
     assert_int_equal(own.broadcast_window, 8);
     assert_int_equal(own.size, sizeof own);
 }
 
 static void larger_struct_keeps_its_size(void **state)
 {
-    (void)state;
     union {
         refit_config config;
         unsigned char bytes[sizeof(refit_config) + 64];
@@ -133,13 +118,12 @@ static void larger_struct_keeps_its_size(void **state)
     for (size_t i = sizeof(refit_config); i < sizeof newer; i++) {
         assert_int_equal(newer.bytes[i], 0);
     }
-    assert_int_equal(refit_config_set(&newer.config, "device", "host", &error), REFIT_OK);
+    assert_ok(refit_config_set(&newer.config, "device", "host", &error));
     assert_string_equal(newer.config.device, "host");
 }
 
 static void too_small_a_size_writes_nothing(void **state)
 {
-    (void)state;
     refit_config untouched = config;
     refit_config_init(&config, sizeof(size_t));
     refit_config_init(NULL, sizeof config);
@@ -148,21 +132,18 @@ static void too_small_a_size_writes_nothing(void **state)
 
 static void struct_that_was_never_initialised_is_refused(void **state)
 {
-    (void)state;
     refit_config empty;
     memset(&empty, 0, sizeof empty);
-    assert_int_equal(refit_config_set(&empty, "device", "host", &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_config_set(&empty, "device", "host", &error));
     assert_sentence_has("refit_config_init");
-    assert_int_equal(refit_config_check(&empty, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_config_check(NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_config_set(NULL, "device", "host", NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_config_check(&empty, NULL));
+    assert_invalid(refit_config_check(NULL, NULL));
+    assert_invalid(refit_config_set(NULL, "device", "host", NULL));
 }
 
 static void set_remembers_the_origin(void **state)
 {
-    (void)state;
-    assert_int_equal(refit_config_set(&config, "broadcast.heartbeat_ms", "250ms", &error),
-                     REFIT_OK);
+    assert_ok(refit_config_set(&config, "broadcast.heartbeat_ms", "250ms", &error));
     assert_int_equal(config.broadcast_heartbeat_ms, 250);
     const rft_option *option = rft_option_find("broadcast.heartbeat_ms");
     assert_int_equal(config.origin[option - rft_options], REFIT_CONFIG_EXPLICIT);
@@ -170,14 +151,13 @@ static void set_remembers_the_origin(void **state)
 
 static void failed_set_changes_nothing(void **state)
 {
-    (void)state;
     refit_config before = config;
     assert_int_equal(refit_config_set(&config, "offload.batch", "0", &error), REFIT_ERR_CONFIG);
     assert_sentence_has("offload.batch cannot be 0: it must be 1 to 65536");
     assert_int_equal(refit_config_set(&config, "offload.bach", "1", &error), REFIT_ERR_NOT_FOUND);
     assert_sentence_has("the nearest is offload.batch");
-    assert_int_equal(refit_config_set(&config, NULL, "1", &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_config_set(&config, "offload.batch", NULL, &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_config_set(&config, NULL, "1", &error));
+    assert_invalid(refit_config_set(&config, "offload.batch", NULL, &error));
     assert_memory_equal(&config, &before, sizeof config);
 }
 
@@ -217,8 +197,7 @@ static const struct {
 
 static void values_that_do_not_fit_together_are_refused(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof misfits / sizeof misfits[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(misfits); i++) {
         for (size_t n = 0; n < 2 && misfits[i].set[n][0] != NULL; n++) {
             const char *const *set = misfits[i].set[n];
             if (refit_config_set(&config, set[0], set[1], &error) != REFIT_OK)
@@ -230,7 +209,6 @@ static void values_that_do_not_fit_together_are_refused(void **state)
 
 static void values_written_by_hand_are_checked_too(void **state)
 {
-    (void)state;
     config.broadcast_slots = 3;
     assert_check_refuses("broadcast.slots cannot be 3: it must be 1 to 2");
     config.offload_pin = -1;
@@ -247,7 +225,6 @@ static void values_written_by_hand_are_checked_too(void **state)
 
 static void shares_written_by_hand_are_shown_as_they_are(void **state)
 {
-    (void)state;
     static const struct {
         double share;
         const char *part;
@@ -260,7 +237,7 @@ static void shares_written_by_hand_are_shown_as_they_are(void **state)
         {2.5, "cannot be 2.5: it must be 0.001 to 1"},
         {0.0, "cannot be 0: it must be 0.001 to 1"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         config.offload_budget_share = cases[i].share;
         assert_check_refuses(cases[i].part);
     }
@@ -269,7 +246,6 @@ static void shares_written_by_hand_are_shown_as_they_are(void **state)
 /* Each text is checked alike, whether a call sets it or a program has written it. */
 static void texts_are_utf8_without_control_characters(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         const char *part;
@@ -282,7 +258,7 @@ static void texts_are_utf8_without_control_characters(void **state)
     };
     for (size_t i = 0; i < rft_option_count; i++) {
         const rft_option *option = &rft_options[i];
-        for (size_t n = 0; option->kind == RFT_TEXT && n < sizeof cases / sizeof cases[0]; n++) {
+        for (size_t n = 0; option->kind == RFT_TEXT && n < COUNT_OF(cases); n++) {
             assert_int_equal(refit_config_set(&config, option->key, cases[n].text, &error),
                              REFIT_ERR_CONFIG);
             assert_non_null(strstr(error.text, cases[n].part));
@@ -303,7 +279,6 @@ static void note_value(void *user, const refit_option *option)
 /* Showing an invalid configuration shows what is wrong with it. */
 static void wrong_values_are_shown_as_they_are(void **state)
 {
-    (void)state;
     char values[REFIT_CONFIG_ORIGINS][RFT_VALUE_TEXT];
     config.offload_pin = -1;
     config.offload_verify = 77;
@@ -318,9 +293,8 @@ static void wrong_values_are_shown_as_they_are(void **state)
 
 static void null_means_defaults(void **state)
 {
-    (void)state;
     refit_config own;
-    assert_int_equal(rft_config_resolve(NULL, &own, &error), REFIT_OK);
+    assert_ok(rft_config_resolve(NULL, &own, &error));
     assert_memory_equal(&own, &config, sizeof own);
 }
 
@@ -349,9 +323,8 @@ static void count_option(void *user, const refit_option *option)
 
 static void each_shows_every_option_in_order(void **state)
 {
-    (void)state;
     tally seen = {0, 0};
-    assert_int_equal(refit_config_set(&config, "offload.numa", "interleave", &error), REFIT_OK);
+    assert_ok(refit_config_set(&config, "offload.numa", "interleave", &error));
     refit_config_each(&config, count_option, &seen);
     assert_int_equal(seen.count, rft_option_count);
     assert_int_equal(seen.explicit_values, 1);

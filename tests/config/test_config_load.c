@@ -1,18 +1,13 @@
 /* Files, their includes and the environment: each over the one before, all or nothing. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "config/options.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/test.h"
 
 static char folder[64];
 static refit_config config;
@@ -35,7 +30,6 @@ static void write_file(const char *name, const char *text)
 
 static int start(void **state)
 {
-    (void)state;
     refit_config_init(&config, sizeof config);
     memset(&error, 0, sizeof error);
     (void)snprintf(folder, sizeof folder, "/tmp/refit-config-XXXXXX");
@@ -44,7 +38,6 @@ static int start(void **state)
 
 static int clean(void **state)
 {
-    (void)state;
     char command[128];
     (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
     return system(command);
@@ -60,21 +53,19 @@ static void assert_load_fails(const char *name, refit_status status, const char 
 
 static void file_goes_over_defaults(void **state)
 {
-    (void)state;
     write_file("a.yaml", "offload: {batch: 3}\n");
-    assert_int_equal(refit_config_load(&config, in_folder("a.yaml"), &error), REFIT_OK);
+    assert_ok(refit_config_load(&config, in_folder("a.yaml"), &error));
     assert_int_equal(config.offload_batch, 3);
     assert_int_equal(config.broadcast_window, 8);
 }
 
 static void included_file_goes_below(void **state)
 {
-    (void)state;
     assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
     write_file("sub/base.yaml", "include: deeper.yaml\noffload: {batch: 1, copy_threads: 1}\n");
     write_file("sub/deeper.yaml", "offload: {batch: 9, copy_threads: 9, touch_threads: 9}\n");
     write_file("top.yaml", "include: sub/base.yaml\noffload: {batch: 2}\n");
-    assert_int_equal(refit_config_load(&config, in_folder("top.yaml"), &error), REFIT_OK);
+    assert_ok(refit_config_load(&config, in_folder("top.yaml"), &error));
     assert_int_equal(config.offload_batch, 2);
     assert_int_equal(config.offload_copy_threads, 1);
     assert_int_equal(config.offload_touch_threads, 9);
@@ -82,18 +73,16 @@ static void included_file_goes_below(void **state)
 
 static void same_file_may_be_included_by_absolute_path(void **state)
 {
-    (void)state;
     char text[256];
     write_file("base.yaml", "offload: {batch: 4}\n");
     (void)snprintf(text, sizeof text, "include: %s/base.yaml\n", folder);
     write_file("top.yaml", text);
-    assert_int_equal(refit_config_load(&config, in_folder("top.yaml"), &error), REFIT_OK);
+    assert_ok(refit_config_load(&config, in_folder("top.yaml"), &error));
     assert_int_equal(config.offload_batch, 4);
 }
 
 static void circle_of_includes_is_refused(void **state)
 {
-    (void)state;
     write_file("self.yaml", "include: self.yaml\n");
     assert_load_fails("self.yaml", REFIT_ERR_CONFIG, "includes itself: break the circle");
     write_file("a.yaml", "include: b.yaml\n");
@@ -114,17 +103,15 @@ static void write_chain(int files)
 
 static void chain_of_includes_is_bounded(void **state)
 {
-    (void)state;
     write_chain(9);
     assert_load_fails("0.yaml", REFIT_ERR_CONFIG, "at most 8");
     write_chain(8);
-    assert_int_equal(refit_config_load(&config, in_folder("0.yaml"), &error), REFIT_OK);
+    assert_ok(refit_config_load(&config, in_folder("0.yaml"), &error));
     assert_int_equal(config.offload_batch, 8);
 }
 
 static void include_comes_first_and_once(void **state)
 {
-    (void)state;
     write_file("base.yaml", "offload: {batch: 77}\n");
     write_file("top.yaml", "device: host\ninclude: base.yaml\n");
     assert_load_fails("top.yaml", REFIT_ERR_CONFIG, "top.yaml:2:1: include comes first");
@@ -134,7 +121,6 @@ static void include_comes_first_and_once(void **state)
 
 static void failure_in_an_included_file_names_its_place(void **state)
 {
-    (void)state;
     write_file("base.yaml", "offload:\n  batch: none\n");
     write_file("top.yaml", "include: base.yaml\noffload: {batch: 2}\n");
     assert_load_fails("top.yaml", REFIT_ERR_CONFIG,
@@ -145,17 +131,15 @@ static void failure_in_an_included_file_names_its_place(void **state)
 
 static void file_that_cannot_be_read_is_an_io_error(void **state)
 {
-    (void)state;
     assert_load_fails("missing.yaml", REFIT_ERR_IO, "No such file or directory");
     assert_int_equal(error.subsystem, ENOENT);
-    assert_int_equal(refit_config_load(&config, NULL, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_config_load(&config, "", &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_config_load(NULL, "x", &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_config_load(&config, NULL, &error));
+    assert_invalid(refit_config_load(&config, "", &error));
+    assert_invalid(refit_config_load(NULL, "x", &error));
 }
 
 static void what_is_no_regular_file_is_refused_without_waiting(void **state)
 {
-    (void)state;
     assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
     assert_load_fails("fifo", REFIT_ERR_CONFIG, "fifo is no regular file");
     assert_load_fails("", REFIT_ERR_CONFIG, "is no regular file");
@@ -164,7 +148,6 @@ static void what_is_no_regular_file_is_refused_without_waiting(void **state)
 
 static void huge_file_is_refused(void **state)
 {
-    (void)state;
     FILE *file = fopen(in_folder("huge.yaml"), "w");
     assert_non_null(file);
     for (int line = 0; line < 30000; line++)
@@ -175,14 +158,12 @@ static void huge_file_is_refused(void **state)
 
 static void late_mistake_undoes_the_whole_file(void **state)
 {
-    (void)state;
     write_file("a.yaml", "device: host\noffload: {batch: 3}\nbroadcast: {window: 0}\n");
     assert_load_fails("a.yaml", REFIT_ERR_CONFIG, "broadcast.window cannot be 0");
 }
 
 static void failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     write_file("base.yaml", "offload: {batch: 3}\n");
     write_file("a.yaml", "include: base.yaml\n");
     const char *path = in_folder("a.yaml");
@@ -197,15 +178,14 @@ static void failed_allocation_is_an_error(void **state)
 
 static void environment_goes_over_the_file(void **state)
 {
-    (void)state;
     write_file("a.yaml", "offload: {batch: 3, copy_threads: 3}\n");
-    assert_int_equal(refit_config_load(&config, in_folder("a.yaml"), &error), REFIT_OK);
+    assert_ok(refit_config_load(&config, in_folder("a.yaml"), &error));
     assert_int_equal(setenv("REFIT_OFFLOAD_BATCH", "5", 1), 0);
     assert_int_equal(setenv("REFITTING", "not ours", 1), 0);
     refit_status status = refit_config_load_env(&config, &error);
     unsetenv("REFIT_OFFLOAD_BATCH");
     unsetenv("REFITTING");
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     assert_int_equal(config.offload_batch, 5);
     assert_int_equal(config.offload_copy_threads, 3);
     const rft_option *option = rft_option_find("offload.batch");
@@ -225,7 +205,6 @@ static void assert_variable_fails(const char *name, const char *value, const cha
 
 static void wrong_variables_are_refused(void **state)
 {
-    (void)state;
     assert_variable_fails("REFIT_OFFLOAD_SLAB_BYTE", "1GiB",
                           "REFIT_OFFLOAD_SLAB_BYTE names no option: the nearest is "
                           "REFIT_OFFLOAD_SLAB_BYTES");
@@ -242,12 +221,11 @@ static void wrong_variables_are_refused(void **state)
 
 static void variable_of_the_python_package_is_no_option(void **state)
 {
-    (void)state;
     refit_config before = config;
     assert_int_equal(setenv("REFIT_LIBRARY", "/opt/librefit.so", 1), 0);
     refit_status status = refit_config_load_env(&config, &error);
     unsetenv("REFIT_LIBRARY");
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     assert_memory_equal(&config, &before, sizeof config);
     assert_variable_fails("REFIT_LIBRARY_", "1", "names no option");
 }
@@ -255,7 +233,6 @@ static void variable_of_the_python_package_is_no_option(void **state)
 /* REFIT_ and the key in capitals, made here by other means. */
 static void every_option_has_its_variable(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < rft_option_count; i++) {
         char name[128] = "REFIT_";
         size_t length = strlen(name);
@@ -276,9 +253,8 @@ static void every_option_has_its_variable(void **state)
 
 static void examples_can_be_loaded(void **state)
 {
-    (void)state;
     const char *const files[] = {"configs/refit.yaml", "configs/grpo.yaml", "configs/ppo.yaml"};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(files); i++) {
         refit_config_init(&config, sizeof config);
         if (refit_config_load(&config, files[i], &error) != REFIT_OK) fail_msg("%s", error.text);
         if (refit_config_check(&config, &error) != REFIT_OK) fail_msg("%s", error.text);

@@ -1,15 +1,9 @@
 /* Every call that takes a configuration refuses one that is invalid, with its reason, and opens
  * nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <refit.h>
 
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 /* What the objects are opened on. */
 typedef struct base {
@@ -87,28 +81,26 @@ static void assert_all_refuse(const refit_config *config, refit_status expected,
 {
     base on;
     refit_error error;
-    assert_int_equal(refit_device_open("host", NULL, &on.device, &error), REFIT_OK);
-    assert_int_equal(refit_offloader_open(on.device, NULL, &on.offloader, &error), REFIT_OK);
-    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    assert_ok(refit_device_open("host", NULL, &on.device, &error));
+    assert_ok(refit_offloader_open(on.device, NULL, &on.offloader, &error));
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
         void *out = &on;
         refit_status status = calls[i].open(&on, config, &out, &error);
         if (status != expected || strstr(error.text, words) == NULL || out != &on)
             fail_msg("%s: status %d: %s", calls[i].name, (int)status, error.text);
     }
-    assert_int_equal(refit_offloader_close(on.offloader, &error), REFIT_OK);
-    assert_int_equal(refit_device_close(on.device, &error), REFIT_OK);
+    assert_ok(refit_offloader_close(on.offloader, &error));
+    assert_ok(refit_device_close(on.device, &error));
 }
 
 static void a_config_that_was_never_initialised_is_refused_by_all(void **state)
 {
-    (void)state;
     refit_config config = {0};
     assert_all_refuse(&config, REFIT_ERR_INVALID, "refit_config_init");
 }
 
 static void values_that_do_not_fit_together_are_refused_by_all(void **state)
 {
-    (void)state;
     refit_config config = quick_config();
     config.broadcast_heartbeat_ms = config.broadcast_heartbeat_timeout_ms;
     assert_all_refuse(&config, REFIT_ERR_CONFIG, "broadcast.heartbeat_timeout_ms");

@@ -1,12 +1,6 @@
 /* The nearest name: distances are right, whatever the lengths, and the key meant is found. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "config/options.h"
+#include "tests/support/test.h"
 
 static size_t distance(const char *a, const char *b)
 {
@@ -15,7 +9,6 @@ static size_t distance(const char *a, const char *b)
 
 static void distances_count_single_changes(void **state)
 {
-    (void)state;
     assert_int_equal(distance("", ""), 0);
     assert_int_equal(distance("slab", ""), 4);
     assert_int_equal(distance("", "slab"), 4);
@@ -29,13 +22,11 @@ static void distances_count_single_changes(void **state)
 
 static void only_the_given_lengths_count(void **state)
 {
-    (void)state;
     assert_int_equal(rft_edit_distance("offload.numa", 7, "offload.pin", 7), 0);
 }
 
 static void long_words_are_cut_not_overrun(void **state)
 {
-    (void)state;
     char longer[4000];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
@@ -46,7 +37,6 @@ static void long_words_are_cut_not_overrun(void **state)
 
 static void meant_key_is_found(void **state)
 {
-    (void)state;
     assert_string_equal(rft_nearest_key("offload.slab_byte"), "offload.slab_bytes");
     assert_string_equal(rft_nearest_key("broadcast.endpiont"), "broadcast.endpoint");
     assert_string_equal(rft_nearest_key("Device"), "device");

@@ -1,19 +1,13 @@
 /* Values as text: what is read, what is refused, and that printing reads back as the same value. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "config/options.h"
+#include "tests/support/test.h"
 
 static refit_config config;
 
 static int start(void **state)
 {
-    (void)state;
     refit_config_init(&config, sizeof config);
     return 0;
 }
@@ -26,7 +20,7 @@ static void assert_reads(const char *key, const char *text, const char *printed)
     if (rft_option_parse(option, text, &config, &error) != REFIT_OK) fail_msg("%s", error.text);
     rft_option_print(option, &config, back);
     assert_string_equal(back, printed);
-    assert_int_equal(rft_option_parse(option, back, &config, &error), REFIT_OK);
+    assert_ok(rft_option_parse(option, back, &config, &error));
 }
 
 static void assert_refuses(const char *key, const char *text, const char *part)
@@ -41,7 +35,6 @@ static void assert_refuses(const char *key, const char *text, const char *part)
 
 static void sizes_take_binary_units(void **state)
 {
-    (void)state;
     const char *key = "offload.budget_bytes";
     assert_reads(key, "0", "0");
     assert_reads(key, "1023", "1023");
@@ -52,7 +45,7 @@ static void sizes_take_binary_units(void **state)
     assert_int_equal(config.offload_budget_bytes, (uint64_t)1 << 50);
     const char *const wrong[] = {"",       "1GB",  "1 GiB", "1gib", "-1",  "+1",
                                  "1.5GiB", "0x10", " 1",    "1 ",   "GiB", "99999999999999999999"};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         assert_refuses(key, wrong[i], "such as 512MiB");
     }
     assert_refuses(key, "18446744073709551615TiB", "such as 512MiB");
@@ -61,7 +54,6 @@ static void sizes_take_binary_units(void **state)
 
 static void times_take_ms_s_and_min(void **state)
 {
-    (void)state;
     const char *key = "broadcast.stage_timeout_ms";
     assert_reads(key, "250", "250ms");
     assert_reads(key, "1500ms", "1500ms");
@@ -76,7 +68,6 @@ static void times_take_ms_s_and_min(void **state)
 
 static void counts_are_whole_numbers(void **state)
 {
-    (void)state;
     assert_reads("offload.batch", "65536", "65536");
     assert_reads("offload.batch", "0064", "64");
     assert_refuses("offload.batch", "65537", "1 to 65536");
@@ -87,7 +78,6 @@ static void counts_are_whole_numbers(void **state)
 
 static void shares_have_up_to_nine_decimals(void **state)
 {
-    (void)state;
     const char *key = "offload.budget_share";
     assert_reads(key, "1", "1");
     assert_reads(key, "1.000", "1");
@@ -106,7 +96,6 @@ static void shares_have_up_to_nine_decimals(void **state)
 
 static void every_share_survives_being_printed(void **state)
 {
-    (void)state;
     for (unsigned part = 1; part < 1000; part++) {
         char text[16];
         (void)snprintf(text, sizeof text, "0.%03u", part);
@@ -119,7 +108,6 @@ static void every_share_survives_being_printed(void **state)
 
 static void choices_are_those_of_the_unit(void **state)
 {
-    (void)state;
     assert_reads("offload.pin", "require", "require");
     assert_int_equal(config.offload_pin, REFIT_PIN_REQUIRE);
     assert_reads("offload.pin", "off", "off");
@@ -133,14 +121,13 @@ static void choices_are_those_of_the_unit(void **state)
     assert_reads("broadcast.verify", "always", "always");
     assert_int_equal(config.broadcast_verify, REFIT_VERIFY_ALWAYS);
     const char *const wrong[] = {"", "Auto", "auto|require", "req", "requires", "|", "1"};
-    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
         assert_refuses("offload.pin", wrong[i], "write one of auto|require|prefer|off");
     }
 }
 
 static void numa_takes_names_and_nodes(void **state)
 {
-    (void)state;
     assert_reads("offload.numa", "off", "off");
     assert_int_equal(config.offload_numa, REFIT_NUMA_OFF);
     assert_reads("offload.numa", "interleave", "interleave");
@@ -157,7 +144,6 @@ static void numa_takes_names_and_nodes(void **state)
 
 static void flags_are_true_or_false(void **state)
 {
-    (void)state;
     assert_reads("offload.verify", "true", "true");
     assert_int_equal(config.offload_verify, 1);
     assert_reads("offload.verify", "false", "false");
@@ -168,7 +154,6 @@ static void flags_are_true_or_false(void **state)
 
 static void texts_fill_their_field_and_no_more(void **state)
 {
-    (void)state;
     char text[65];
     memset(text, 'x', sizeof text);
     text[63] = '\0';

@@ -1,22 +1,16 @@
 /* YAML as options: what is taken, and that every refusal names its line, its column and a remedy.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "config/config.h"
 #include "config/options.h"
+#include "tests/support/test.h"
 
 static refit_config config;
 static refit_error error;
 
 static int start(void **state)
 {
-    (void)state;
     refit_config_init(&config, sizeof config);
     memset(&error, 0, sizeof error);
     return 0;
@@ -44,7 +38,6 @@ static void assert_refuses(const char *text, const char *sentence)
 
 static void nested_and_dotted_keys_are_taken(void **state)
 {
-    (void)state;
     assert_reads("# a comment\n"
                  "device: host\n"
                  "offload:\n"
@@ -64,15 +57,13 @@ static void nested_and_dotted_keys_are_taken(void **state)
 
 static void nothing_is_a_configuration_too(void **state)
 {
-    (void)state;
     const char *const texts[] = {"", "# nothing\n", "---\n", "---\n...\n", "{}\n", "null\n"};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+    for (size_t i = 0; i < COUNT_OF(texts); i++)
         assert_reads(texts[i]);
 }
 
 static void empty_text_needs_quotes(void **state)
 {
-    (void)state;
     assert_reads("broadcast: {worker: x}\n");
     assert_reads("broadcast: {worker: ''}\n");
     assert_string_equal(config.broadcast_worker, "");
@@ -83,7 +74,6 @@ static void empty_text_needs_quotes(void **state)
 
 static void unknown_names_come_with_the_nearest(void **state)
 {
-    (void)state;
     assert_refuses("offload:\n  pin: auto\n  slab_byte: 1GiB\n",
                    "x.yaml:3:3: there is no option offload.slab_byte: the nearest is "
                    "offload.slab_bytes");
@@ -98,7 +88,6 @@ static void unknown_names_come_with_the_nearest(void **state)
 
 static void values_out_of_range_come_with_the_range(void **state)
 {
-    (void)state;
     assert_refuses("broadcast:\n  slots: 3\n",
                    "x.yaml:2:10: broadcast.slots cannot be 3: it must be 1 to 2");
     assert_refuses("offload: {slab_bytes: 1GB}\n",
@@ -108,7 +97,6 @@ static void values_out_of_range_come_with_the_range(void **state)
 
 static void duplicates_are_refused(void **state)
 {
-    (void)state;
     assert_refuses("device: host\ndevice: auto\n", "x.yaml:2:1: device is there twice");
     assert_refuses("offload: {batch: 1}\noffload: {pin: off}\n",
                    "x.yaml:2:1: offload is there twice");
@@ -118,7 +106,6 @@ static void duplicates_are_refused(void **state)
 
 static void sections_and_options_are_not_confused(void **state)
 {
-    (void)state;
     assert_refuses("offload: 5\n", "x.yaml:1:1: offload is a section");
     assert_refuses("device: {kind: host}\n", "x.yaml:1:1: device takes one value, not a mapping");
     assert_refuses("device: [host]\n", "x.yaml:1:9: device takes one value, not a list");
@@ -129,7 +116,6 @@ static void sections_and_options_are_not_confused(void **state)
 
 static void what_yaml_offers_beyond_values_is_refused(void **state)
 {
-    (void)state;
     assert_refuses("device: &here host\n", "x.yaml:1:9: an anchor is not taken here");
     assert_refuses("offload: &o {batch: 1}\n", "x.yaml:1:10: an anchor is not taken here");
     assert_refuses("device: *there\n", "x.yaml:1:9: an alias is not taken here");
@@ -142,7 +128,6 @@ static void what_yaml_offers_beyond_values_is_refused(void **state)
 
 static void broken_yaml_names_its_place(void **state)
 {
-    (void)state;
     assert_refuses("offload:\n\tbatch: 1\n", "x.yaml:2:1: ");
     assert_refuses("device: \"host\n", "x.yaml:2:1: ");
     assert_refuses("{device: host\n", "x.yaml:2:1: ");
@@ -152,7 +137,6 @@ static void broken_yaml_names_its_place(void **state)
 
 static void depth_and_length_are_bounded(void **state)
 {
-    (void)state;
     char text[5000];
     memset(text, '[', sizeof text);
     assert_int_equal(read_bytes(text, sizeof text), REFIT_ERR_CONFIG);
@@ -166,7 +150,6 @@ static void depth_and_length_are_bounded(void **state)
 
 static void every_option_can_stand_in_a_file(void **state)
 {
-    (void)state;
     char text[16384] = "";
     size_t length = 0;
     for (size_t i = 0; i < rft_option_count; i++) {

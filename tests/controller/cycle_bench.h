@@ -5,19 +5,13 @@
 #ifndef CYCLE_BENCH_H
 #define CYCLE_BENCH_H
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <refit.h>
 
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
 #define BENCH_BYTES 50000
 

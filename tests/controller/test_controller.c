@@ -48,7 +48,6 @@ static void go_round(bool with_offloader, bool with_publisher)
 
 static void a_cycle_passes_through_its_states(void **state)
 {
-    (void)state;
     go_round(true, true);
     go_round(true, false);
     go_round(false, true);
@@ -69,7 +68,6 @@ static void enter(cycle_bench *on, refit_controller_state wanted)
 
 static void every_verb_from_every_state(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         refit_controller_state from;
@@ -94,7 +92,7 @@ static void every_verb_from_every_state(void **state)
         {"return in RETURNING", REFIT_RETURNING, bring_back, REFIT_OK, REFIT_RETURNING},
         {"join in RETURNING", REFIT_RETURNING, join, REFIT_OK, REFIT_TRAINING},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
         cycle_bench on;
         enter(&on, rows[i].from);
         refit_status status = rows[i].call(&on);
@@ -110,7 +108,6 @@ static void every_verb_from_every_state(void **state)
 
 static void a_refusal_names_the_verb_that_would_do(void **state)
 {
-    (void)state;
     cycle_bench on;
     enter(&on, REFIT_CLEARED);
     assert_int_equal(join(&on), REFIT_ERR_STATE);
@@ -124,7 +121,6 @@ static void a_refusal_names_the_verb_that_would_do(void **state)
 
 static void other_names_do_the_same(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(refit_offload_before_refit(on.controller, REFIT_STREAM_NONE, &on.error));
@@ -145,29 +141,25 @@ static void other_names_do_the_same(void **state)
 
 static void arguments_are_checked(void **state)
 {
-    (void)state;
     refit_error error;
     refit_controller *controller = NULL;
-    assert_int_equal(refit_controller_open(NULL, NULL, NULL, &controller, &error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_controller_open(NULL, NULL, NULL, &controller, &error));
     assert_null(controller);
-    assert_int_equal(refit_controller_clear(NULL, REFIT_STREAM_NONE, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_controller_return(NULL, REFIT_STREAM_NONE, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_controller_join(NULL, REFIT_STREAM_NONE, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_offload_after_refit(NULL, REFIT_STREAM_NONE, &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_controller_clear(NULL, REFIT_STREAM_NONE, &error));
+    assert_invalid(refit_controller_return(NULL, REFIT_STREAM_NONE, &error));
+    assert_invalid(refit_controller_join(NULL, REFIT_STREAM_NONE, &error));
+    assert_invalid(refit_offload_after_refit(NULL, REFIT_STREAM_NONE, &error));
     refit_controller_close(NULL);
     cycle_bench on;
     bench_open(&on, false, true);
-    assert_int_equal(
-        refit_controller_publish(on.controller, 0, NULL, 2, NULL, REFIT_STREAM_NONE, &on.error),
-        REFIT_ERR_INVALID);
-    assert_int_equal(refit_controller_stats(on.controller, NULL, &on.error), REFIT_ERR_INVALID);
+    assert_invalid(
+        refit_controller_publish(on.controller, 0, NULL, 2, NULL, REFIT_STREAM_NONE, &on.error));
+    assert_invalid(refit_controller_stats(on.controller, NULL, &on.error));
     bench_close(&on);
 }
 
 static void a_controller_opens_where_the_states_are(void **state)
 {
-    (void)state;
     cycle_bench on;
     enter(&on, REFIT_REFITTED);
     refit_controller_close(on.controller);
@@ -186,7 +178,6 @@ static void a_controller_opens_where_the_states_are(void **state)
 
 static void figures_of_a_cycle(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(clear(&on));
@@ -209,7 +200,6 @@ static void figures_of_a_cycle(void **state)
 
 static void a_verb_called_again_adds_to_its_figure(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(clear(&on));
@@ -225,7 +215,6 @@ static void a_verb_called_again_adds_to_its_figure(void **state)
 /* The version is aborted or has not begun, the states stay away, and the next publish goes. */
 static void a_cancelled_publish_leaves_the_cycle_where_it_was(void **state)
 {
-    (void)state;
     cycle_bench on;
     enter(&on, REFIT_CLEARED);
     uint64_t before = refit_publisher_version(on.publisher);
@@ -240,7 +229,6 @@ static void a_cancelled_publish_leaves_the_cycle_where_it_was(void **state)
 
 static void state_names_are_constants(void **state)
 {
-    (void)state;
     assert_string_equal(refit_controller_state_name(REFIT_TRAINING), "TRAINING");
     assert_string_equal(refit_controller_state_name(REFIT_CLEARED), "CLEARED");
     assert_string_equal(refit_controller_state_name(REFIT_REFITTED), "REFITTED");

@@ -89,7 +89,6 @@ static void finish_cycle(fleet *ours)
 
 static void all_devices_take_part_in_a_cycle(void **state)
 {
-    (void)state;
     for (int count = 1; count <= MOST; count++) {
         fleet ours;
         open_fleet(&ours, count);
@@ -115,7 +114,6 @@ static void all_devices_take_part_in_a_cycle(void **state)
 /* The states of the others leave; then the clear goes on with the rest, or `return` gives it up. */
 static void a_device_that_breaks_during_the_offload(void **state)
 {
-    (void)state;
     for (int broken = 0; broken < MOST; broken++) {
         for (int variant = 0; variant < 4; variant++) {
             bool starts = variant % 2 == 0;
@@ -151,7 +149,6 @@ static void a_device_that_breaks_during_the_offload(void **state)
 
 static void memory_that_one_device_keeps_leaves_cleared(void **state)
 {
-    (void)state;
     fleet ours;
     open_fleet(&ours, MOST);
     ours.on[1].fail_release = 1;
@@ -167,7 +164,6 @@ static void memory_that_one_device_keeps_leaves_cleared(void **state)
 
 static void memory_that_one_device_lacks_can_be_asked_for_again(void **state)
 {
-    (void)state;
     for (int then_clear = 0; then_clear < 2; then_clear++) {
         for (int scarce = 0; scarce < MOST; scarce++) {
             fleet ours;
@@ -191,7 +187,6 @@ static void memory_that_one_device_lacks_can_be_asked_for_again(void **state)
 
 static void a_device_that_breaks_during_the_restore_is_reported_by_join(void **state)
 {
-    (void)state;
     for (int broken = 0; broken < MOST; broken++) {
         fleet ours;
         open_fleet(&ours, MOST);
@@ -221,7 +216,6 @@ static void make_impatient(fleet *ours)
 /* Not on CUDA, whose host functions run one at a time: the stop of one device stops them all. */
 static void one_deadline_holds_for_all_devices(void **state)
 {
-    (void)state;
     fleet ours;
     if (test_on_cuda()) skip();
     open_fleet(&ours, MOST);
@@ -250,7 +244,6 @@ static void wait_until(refit_offloader *offloader, refit_offloader_state wanted)
 /* A step would be lost: what comes back are the bytes that have left. */
 static void states_that_left_behind_a_deadline_are_not_joined(void **state)
 {
-    (void)state;
     fleet ours;
     open_fleet(&ours, 1);
     make_impatient(&ours);
@@ -273,7 +266,6 @@ static void wait_for_streams(fleet *ours, const refit_stream_ref streams[MOST])
 
 static void each_device_has_its_stream(void **state)
 {
-    (void)state;
     fleet ours;
     refit_stream_ref streams[MOST];
     open_fleet(&ours, MOST);
@@ -309,7 +301,6 @@ static void each_device_has_its_stream(void **state)
 /* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */
 static void copies_that_broke_behind_joined_streams_are_reported_by_clear(void **state)
 {
-    (void)state;
     fleet ours;
     refit_stream_ref streams[MOST];
     open_fleet(&ours, MOST);
@@ -345,15 +336,12 @@ static void copies_that_broke_behind_joined_streams_are_reported_by_clear(void *
 
 static void what_can_be_added(void **state)
 {
-    (void)state;
     fleet ours;
     open_fleet(&ours, 2);
     refit_error *error = &ours.on[0].error;
     refit_controller *alone;
-    assert_int_equal(refit_controller_add(NULL, ours.on[1].offloader, REFIT_STREAM_NONE, error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_controller_add(controller_of(&ours), NULL, REFIT_STREAM_NONE, error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_controller_add(NULL, ours.on[1].offloader, REFIT_STREAM_NONE, error));
+    assert_invalid(refit_controller_add(controller_of(&ours), NULL, REFIT_STREAM_NONE, error));
     assert_ok(refit_controller_open(NULL, ours.on[0].publisher, NULL, &alone, error));
     assert_ok(clear(&ours));
     assert_ok(add(&ours, 1, REFIT_STREAM_NONE)); /* it is there already */

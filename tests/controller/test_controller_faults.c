@@ -28,7 +28,6 @@ static void finish_cycle(cycle_bench *on)
 
 static void a_failed_offload_leaves_training(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -45,7 +44,6 @@ static void a_failed_offload_leaves_training(void **state)
 
 static void a_failed_offload_can_be_given_up(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, false);
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -60,7 +58,6 @@ static void a_failed_offload_can_be_given_up(void **state)
 
 static void memory_that_is_not_given_back_leaves_cleared(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     on.fail_release = 1;
@@ -76,7 +73,6 @@ static void memory_that_is_not_given_back_leaves_cleared(void **state)
 
 static void a_clear_that_times_out_is_gone_on_with(void **state)
 {
-    (void)state;
     cycle_bench on;
     refit_config impatient;
     bench_open(&on, true, false);
@@ -97,7 +93,6 @@ static void a_clear_that_times_out_is_gone_on_with(void **state)
 
 static void memory_that_is_not_to_be_had_can_be_asked_for_again(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(clear(&on));
@@ -110,7 +105,6 @@ static void memory_that_is_not_to_be_had_can_be_asked_for_again(void **state)
 
 static void a_failed_restore_is_reported_by_join_and_retried(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(clear(&on));
@@ -125,7 +119,6 @@ static void a_failed_restore_is_reported_by_join_and_retried(void **state)
 
 static void a_joined_stream_waits_on_the_device(void **state)
 {
-    (void)state;
     cycle_bench on;
     refit_stream_ref stream;
     bench_open(&on, true, true);
@@ -151,7 +144,6 @@ static void a_joined_stream_waits_on_the_device(void **state)
 
 static void a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear(void **state)
 {
-    (void)state;
     cycle_bench on;
     refit_stream_ref stream;
     bench_open(&on, true, true);
@@ -171,14 +163,12 @@ static void a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear(voi
 
 static void a_version_that_cannot_be_written_is_dropped(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(clear(&on));
     refit_weight wrong[2] = {{0, on.weights[0], sizeof on.weights[0]}, {7, on.weights[1], 1024}};
-    assert_int_equal(
-        refit_controller_publish(on.controller, 0, wrong, 2, NULL, REFIT_STREAM_NONE, &on.error),
-        REFIT_ERR_INVALID);
+    assert_invalid(
+        refit_controller_publish(on.controller, 0, wrong, 2, NULL, REFIT_STREAM_NONE, &on.error));
     assert_int_equal(bench_state(&on), REFIT_CLEARED);
     assert_int_equal(
         refit_controller_publish(on.controller, 0, wrong, 1, NULL, REFIT_STREAM_NONE, &on.error),
@@ -194,7 +184,6 @@ static void a_version_that_cannot_be_written_is_dropped(void **state)
 
 static void a_failed_publish_can_be_skipped(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, true, true);
     assert_ok(bench_publish(&on, 5));
@@ -209,7 +198,6 @@ static void a_failed_publish_can_be_skipped(void **state)
 
 static void the_current_version_is_not_published_twice(void **state)
 {
-    (void)state;
     cycle_bench on;
     bench_open(&on, false, true);
     assert_ok(clear(&on));
@@ -222,7 +210,6 @@ static void the_current_version_is_not_published_twice(void **state)
 
 static void a_controller_closes_in_every_state(void **state)
 {
-    (void)state;
     for (int steps = 0; steps <= 4; steps++) {
         cycle_bench on;
         bench_open(&on, true, true);
@@ -237,7 +224,6 @@ static void a_controller_closes_in_every_state(void **state)
 /* The controller has no future of its own then. */
 static void states_that_the_offloader_brought_back_can_be_joined(void **state)
 {
-    (void)state;
     cycle_bench on;
     refit_stream_ref stream;
     bench_open(&on, true, false);

@@ -23,7 +23,7 @@ static refit_device *open_device(const char *const *settings)
     }
     refit_status status = refit_device_open("cuda:0", &config, &device, &error);
     if (status != REFIT_OK) print_error("%s\n", error.text);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     return device;
 }
 
@@ -170,9 +170,9 @@ refit_status rig_put(copy_rig *rig, bool out, rft_copy_order order)
 
 void rig_wait(copy_rig *rig)
 {
-    refit_status status = refit_stream_wait(rig->device, rig->stream, PATIENCE_MS, &rig->error);
+    refit_status status = refit_stream_wait(rig->device, rig->stream, TIMEOUT_MS, &rig->error);
     if (status != REFIT_OK) print_error("%s\n", rig->error.text);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
 }
 
 static void go_one_way(copy_rig *rig, bool out, unsigned seed)
@@ -180,7 +180,7 @@ static void go_one_way(copy_rig *rig, bool out, unsigned seed)
     rig_fill(rig, out, seed);
     refit_status status = rig_put(rig, out, out ? RFT_COPY_STREAM : RFT_COPY_ANY);
     if (status != REFIT_OK) print_error("%s\n", rig->error.text);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     rig_wait(rig);
     rig_check(rig, out, seed);
 }

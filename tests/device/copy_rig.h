@@ -7,7 +7,6 @@
 
 #include "tests/device/cuda_case.h"
 
-#define KIB       UINT64_C(1024)
 #define RIG_BATCH 16384u
 
 typedef struct copy_rig {

@@ -11,16 +11,10 @@
 #ifndef EVERY_DEVICE_H
 #define EVERY_DEVICE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include "device/device.h"
+#include "tests/support/test.h"
 
 #define DEVICE_BYTES (UINT64_C(64) << 20)
-#define PATIENCE_MS  20000u /* a deadline that only a hang reaches */
 
 typedef struct fixture {
     refit_device *device;
@@ -31,8 +25,6 @@ typedef struct fixture {
                        cannot hold, and keeps a failure of queued work to its stream; a GPU leaves
                        the first undefined, blocks, and is lost */
 } fixture;
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
 int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count);
 

@@ -1,15 +1,12 @@
 /* Numbers, layouts and calls of cuda_abi.h and cuda_driver.h are NVIDIA's, where <cuda.h> is. */
 #include <ctype.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 
-#include <cmocka.h>
 #include <cuda.h>
 
 #include "device/cuda/cuda_driver.h"
 #include "tests/device/cuda_abi_calls.h"
+#include "tests/support/test.h"
 
 #define EQUAL(ours, theirs) #ours, (long long)(ours), #theirs, (long long)(theirs)
 
@@ -139,7 +136,7 @@ static const struct abi_number {
     {EQUAL((uintptr_t)RFT_CU_STREAM_PER_THREAD, (uintptr_t)CU_STREAM_PER_THREAD)},
 };
 
-static const size_t number_count = sizeof numbers / sizeof numbers[0];
+static const size_t number_count = COUNT_OF(numbers);
 
 #define SIZE(ours, theirs) #ours, sizeof(ours), sizeof(theirs)
 #define PLACE(ours, field, theirs, their_field)                                                    \
@@ -185,7 +182,6 @@ static const struct abi_layout {
 
 static void numbers_are_those_of_the_toolkit(void **state)
 {
-    (void)state;
     unsigned wrong = 0;
     for (size_t i = 0; i < number_count; i++) {
         if (numbers[i].our_value == numbers[i].their_value) continue;
@@ -213,7 +209,6 @@ static bool defines(const char *line, char name[64])
 
 static void every_number_is_compared(void **state)
 {
-    (void)state;
     char line[256], name[64];
     unsigned found = 0, missing = 0;
     FILE *header = fopen("lib/device/cuda/cuda_abi.h", "r");
@@ -232,9 +227,8 @@ static void every_number_is_compared(void **state)
 
 static void layouts_are_those_of_the_toolkit(void **state)
 {
-    (void)state;
     unsigned wrong = 0;
-    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(layouts); i++) {
         if (layouts[i].ours == layouts[i].theirs) continue;
         print_error("%s: %zu, but NVIDIA's %zu\n", layouts[i].what, layouts[i].ours,
                     layouts[i].theirs);
@@ -266,9 +260,8 @@ static const abi_call *call_of(const struct abi_symbol *symbol)
 
 static void calls_are_those_of_the_toolkit(void **state)
 {
-    (void)state;
     unsigned wrong = 0;
-    for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(symbols); i++) {
         const abi_call *call = call_of(&symbols[i]);
         if (call != NULL && call->same) continue;
         print_error("%s, version %d: %s\n", symbols[i].symbol, symbols[i].version,
@@ -276,7 +269,7 @@ static void calls_are_those_of_the_toolkit(void **state)
         wrong++;
     }
     assert_int_equal(wrong, 0);
-    assert_int_equal(sizeof symbols / sizeof symbols[0], abi_call_count);
+    assert_int_equal(COUNT_OF(symbols), abi_call_count);
 }
 
 /* What <cuda.h> says behind the list of errors' comments: `*value` of the error that this line
@@ -294,7 +287,6 @@ static bool says_lost(const char *line)
 
 static void every_error_that_ends_all_work_is_known_as_such(void **state)
 {
-    (void)state;
     char line[512], name[64];
     int value;
     bool ends = false;

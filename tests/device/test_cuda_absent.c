@@ -1,16 +1,12 @@
 /* No driver, the toolkit's stub, a driver that is too old, a file that is no library: each has its
  * own error, and "auto" takes the host only where there is no driver at all. ABSENT_CUDA_KIND, set
  * by CMakeLists.txt, says which libcuda.so.1 this process finds. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <refit/device.h>
 #include <refit/host.h>
+
+#include "tests/support/test.h"
 
 typedef struct expectation {
     const char *kind;
@@ -29,7 +25,7 @@ static const expectation expectations[] = {
 static const expectation *expected(void)
 {
     const char *kind = getenv("ABSENT_CUDA_KIND");
-    for (size_t i = 0; i < sizeof expectations / sizeof expectations[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(expectations); i++) {
         if (kind != NULL && strcmp(kind, expectations[i].kind) == 0) return &expectations[i];
     }
     fail_msg("run me through ctest, which says which library I find");
@@ -38,9 +34,8 @@ static const expectation *expected(void)
 
 static void opening_it_says_what_is_wrong(void **state)
 {
-    (void)state;
     const char *const specs[] = {"cuda", "cuda:0", "cuda:7", "cuda:0:capacity=1GiB"};
-    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(specs); i++) {
         refit_device *device = NULL;
         refit_error error = {0};
         assert_int_equal(refit_device_open(specs[i], NULL, &device, &error), expected()->status);
@@ -58,7 +53,6 @@ static void keep_line(void *user, refit_log_level level, const char *line)
 
 static void auto_is_the_host_only_without_a_driver(void **state)
 {
-    (void)state;
     char line[400] = "";
     refit_device *device = NULL;
     refit_error error = {0};
@@ -72,12 +66,12 @@ static void auto_is_the_host_only_without_a_driver(void **state)
         return;
     }
     refit_device_info info = {.size = sizeof info};
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     assert_non_null(strstr(line, "device auto: host, since"));
     assert_non_null(strstr(line, expected()->says));
-    assert_int_equal(refit_device_describe(device, &info, NULL), REFIT_OK);
+    assert_ok(refit_device_describe(device, &info, NULL));
     assert_string_equal(info.kind, "host");
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
 }
 
 int main(void)

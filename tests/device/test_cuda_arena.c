@@ -1,13 +1,6 @@
 /* Arenas on a GPU, against the fake driver: few handles, every driver call that fails, a full GPU,
  * streams of the caller's that still work, and GPUs that cannot do it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <refit/host.h>
 
@@ -15,13 +8,10 @@
 #include "device/device.h"
 #include "fake_cuda.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/test.h"
 
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
-
-#define MIB         (UINT64_C(1) << 20)
-#define PAGE        (2 * MIB)
-#define CHUNK       (8 * MIB)
-#define PATIENCE_MS 20000u
+#define PAGE  (2 * MIB)
+#define CHUNK (8 * MIB)
 
 typedef struct fixture {
     refit_device *device;
@@ -53,7 +43,6 @@ static void reserve(uint64_t bytes)
 /* 5 chunks, the last of which has one page. */
 static int set_up(void **state)
 {
-    (void)state;
     memset(&all, 0, sizeof all);
     fake_cuda_reset();
     if (open_device("cuda:0", "8MiB") != REFIT_OK) return -1;
@@ -64,7 +53,6 @@ static int set_up(void **state)
 /* The library leaves nothing behind at the driver, and has broken none of its rules. */
 static int tear_down(void **state)
 {
-    (void)state;
     fake_cuda_forget_faults();
     if (all.base != NULL) rft_device_unreserve(all.device, all.base, all.bytes);
     assert_ok(refit_device_close(all.device, &all.error));
@@ -110,7 +98,6 @@ static void assert_filled(uint64_t from, uint64_t bytes, int byte)
 
 static void memory_comes_and_goes_in_few_large_handles(void **state)
 {
-    (void)state;
     uint64_t freed;
     assert_ok(commit(PAGE, 4 * CHUNK));
     assert_int_equal(fake_cuda_calls("cuMemCreate"), 5);
@@ -132,7 +119,6 @@ static void memory_comes_and_goes_in_few_large_handles(void **state)
 
 static void no_chunk_is_larger_than_its_reservation(void **state)
 {
-    (void)state;
     char *first = all.base;
     uint64_t first_bytes = all.bytes, freed;
     reserve(3 * PAGE);
@@ -162,7 +148,6 @@ static void refuse_commit(const char *symbol, unsigned nth, rft_cu_result result
 
 static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
 {
-    (void)state;
     uint64_t freed;
     assert_ok(commit(CHUNK, PAGE));
     fill(CHUNK, PAGE, 7);
@@ -183,7 +168,6 @@ static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
  * later. */
 static void a_rollback_that_fails_loses_nothing(void **state)
 {
-    (void)state;
     static const char *const undo[] = {"cuMemUnmap", "cuMemRelease"};
     for (size_t i = 0; i < 2; i++) {
         for (int again = 0; again < 2; again++) {
@@ -204,7 +188,6 @@ static void a_rollback_that_fails_loses_nothing(void **state)
 
 static void decommit_that_fails_half_way_goes_on_where_it_was(void **state)
 {
-    (void)state;
     static const char *const steps[] = {"cuMemUnmap", "cuMemRelease"};
     for (size_t i = 0; i < 2; i++) {
         uint64_t freed;
@@ -225,7 +208,6 @@ static void decommit_that_fails_half_way_goes_on_where_it_was(void **state)
 /* What could not be unmapped keeps its bytes; what could not be released is mapped again. */
 static void memory_that_did_not_go_is_committed_again(void **state)
 {
-    (void)state;
     uint64_t freed;
     assert_ok(commit(0, CHUNK));
     fill(0, CHUNK, 5);
@@ -249,7 +231,6 @@ static void memory_that_did_not_go_is_committed_again(void **state)
 
 static void others_on_the_gpu_leave_too_little_until_they_go(void **state)
 {
-    (void)state;
     fake_cuda_set_taken(0, 64 * MIB - 2 * CHUNK);
     assert_int_equal(commit(0, 3 * CHUNK), REFIT_ERR_DEVICE_MEMORY);
     char need[64], left[64];
@@ -266,7 +247,6 @@ static void others_on_the_gpu_leave_too_little_until_they_go(void **state)
 
 static void an_ordered_capacity_holds_for_chunks(void **state)
 {
-    (void)state;
     uint64_t freed;
     rft_device_unreserve(all.device, all.base, all.bytes);
     assert_ok(refit_device_close(all.device, &all.error));
@@ -283,15 +263,13 @@ static void an_ordered_capacity_holds_for_chunks(void **state)
 
 static void reservations_that_touch_are_two(void **state)
 {
-    (void)state;
     uint64_t freed;
     void *bases[8];
     uint64_t granule;
     for (int i = 0; i < 8; i++) {
         assert_ok(rft_device_reserve(all.device, PAGE, &bases[i], &granule, &all.error));
         assert_ok(rft_device_commit(all.device, bases[i], PAGE, &all.error));
-        assert_int_equal(rft_device_commit(all.device, bases[i], 2 * PAGE, &all.error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(rft_device_commit(all.device, bases[i], 2 * PAGE, &all.error));
     }
     for (int i = 0; i < 8; i += 2) {
         assert_ok(rft_device_decommit(all.device, bases[i], PAGE, &freed, &all.error));
@@ -309,7 +287,6 @@ static void reservations_that_touch_are_two(void **state)
 
 static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
 {
-    (void)state;
     uint64_t freed = 1;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
@@ -325,7 +302,7 @@ static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
     assert_taken(all.bytes);
     assert_int_equal(fake_cuda_calls("cuMemUnmap"), 0);
     fake_cuda_go_stream(native);
-    all.device->wait_most_ms = PATIENCE_MS;
+    all.device->wait_most_ms = TIMEOUT_MS;
     assert_ok(decommit(0, all.bytes, &freed));
     assert_int_equal(freed, all.bytes);
     /* Once its use has ended it may go, and is not asked again. */
@@ -336,7 +313,6 @@ static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
 
 static void the_legacy_stream_may_use_it_too(void **state)
 {
-    (void)state;
     uint64_t freed;
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     assert_ok(commit(0, PAGE));
@@ -347,11 +323,9 @@ static void the_legacy_stream_may_use_it_too(void **state)
 
 static void a_stream_of_another_context_is_refused(void **state)
 {
-    (void)state;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_other_context(0), 0);
-    assert_int_equal(
-        rft_device_reserve_use(all.device, all.base, (refit_stream_ref){native}, &all.error),
-        REFIT_ERR_INVALID);
+    assert_invalid(
+        rft_device_reserve_use(all.device, all.base, (refit_stream_ref){native}, &all.error));
     assert_int_equal(fake_cuda_alive().events, 0);
     fake_cuda_stream_free(native);
 }
@@ -359,7 +333,6 @@ static void a_stream_of_another_context_is_refused(void **state)
 /* PyTorch allocates while it captures; memory goes only afterwards, and the capture stays whole. */
 static void memory_waits_for_the_end_of_a_capture(void **state)
 {
-    (void)state;
     uint64_t freed;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
@@ -382,11 +355,10 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
 
 static void a_lost_gpu_is_reported_and_leaks_nothing(void **state)
 {
-    (void)state;
     uint64_t freed;
     assert_ok(commit(0, all.bytes));
     fake_cuda_lose(0, RFT_CU_ECC_UNCORRECTABLE);
-    assert_int_equal(commit(0, all.bytes), REFIT_OK); /* it is there already */
+    assert_ok(commit(0, all.bytes)); /* it is there already */
     assert_int_equal(decommit(0, CHUNK, &freed), REFIT_ERR_DEVICE);
     assert_int_equal(commit(0, CHUNK), REFIT_ERR_DEVICE);
     rft_device_unreserve(all.device, all.base, all.bytes);
@@ -407,7 +379,6 @@ static void note(void *user, refit_log_level level, const char *line)
 
 static void what_the_driver_does_not_take_back_is_logged(void **state)
 {
-    (void)state;
     assert_ok(commit(0, CHUNK));
     refit_set_log(note, NULL, REFIT_LOG_WARNING);
     fake_cuda_fail("cuMemUnmap", 1, 1, RFT_CU_INVALID_VALUE);
@@ -431,9 +402,8 @@ static void assert_no_arena(void)
     rft_device_caps caps = rft_device_get_caps(all.device);
     assert_false(caps.stable_arena);
     assert_int_equal(caps.chunk_bytes, 0);
-    assert_int_equal(rft_device_reserve(all.device, PAGE, &base, &granule, &all.error),
-                     REFIT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(all.error.text, "virtual memory management"));
+    assert_refused(rft_device_reserve(all.device, PAGE, &base, &granule, error),
+                   REFIT_ERR_UNSUPPORTED, "virtual memory management");
     assert_int_equal(rft_device_commit(all.device, &granule, PAGE, &all.error),
                      REFIT_ERR_UNSUPPORTED);
     assert_int_equal(refit_arena_open(all.device, PAGE, &arena, &all.error), REFIT_ERR_UNSUPPORTED);
@@ -444,7 +414,6 @@ static void assert_no_arena(void)
 
 static void gpus_without_virtual_memory_say_so(void **state)
 {
-    (void)state;
     static const char *const needed[] = {"cuMemAddressReserve",
                                          "cuMemAddressFree",
                                          "cuMemCreate",
@@ -456,7 +425,7 @@ static void gpus_without_virtual_memory_say_so(void **state)
     fake_cuda_reset();
     fake_cuda_set_attribute(0, RFT_CU_ATTR_VMM, 0, true);
     assert_no_arena();
-    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(needed); i++) {
         fake_cuda_reset();
         fake_cuda_hide(needed[i], 0);
         assert_no_arena();
@@ -466,7 +435,6 @@ static void gpus_without_virtual_memory_say_so(void **state)
 
 static void pages_that_cannot_be_had_are_an_error(void **state)
 {
-    (void)state;
     fake_cuda_reset();
     fake_cuda_fail("cuMemGetAllocationGranularity", 1, 1, RFT_CU_INVALID_VALUE);
     assert_int_equal(open_device("cuda:0", "8MiB"), REFIT_ERR_DEVICE);
@@ -506,7 +474,6 @@ static refit_status use_arena(void)
 
 static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 {
-    (void)state;
     fake_cuda_reset();
     uint64_t nth = 1;
     for (;; nth++) {
@@ -534,7 +501,6 @@ static bool reached_by(int device, uint64_t from, uint64_t bytes)
 
 static void gpus_that_the_process_uses_reach_an_arena(void **state)
 {
-    (void)state;
     refit_device *peer;
     assert_ok(commit(0, CHUNK));
     assert_true(reached_by(0, 0, CHUNK));
@@ -554,7 +520,6 @@ static void gpus_that_the_process_uses_reach_an_arena(void **state)
 
 static void gpus_that_cannot_reach_it_are_left_out(void **state)
 {
-    (void)state;
     refit_device *peer;
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
     fake_cuda_set_peers(false);
@@ -566,7 +531,6 @@ static void gpus_that_cannot_reach_it_are_left_out(void **state)
 
 static void an_arena_that_the_driver_closes_to_others_is_ours_all_the_same(void **state)
 {
-    (void)state;
     refit_device *peer;
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
     logged[0] = '\0';

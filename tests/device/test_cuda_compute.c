@@ -1,22 +1,13 @@
 /* Digests on a GPU when the driver fails or is late: the failure is returned, no sum is written
  * afterwards, and the next digest works. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "device/cuda/cuda_device.h"
 #include "fake_cuda.h"
 #include "kernels/digest.h"
+#include "tests/support/test.h"
 
 #define BYTES     4096u
 #define UNTOUCHED UINT64_C(0x1234567)
 #define UNDER_WAY 256u /* digests at once, at most */
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
 static refit_error error;
 static refit_device *device;
@@ -28,7 +19,6 @@ static unsigned kept; /* objects that stay with the driver */
 
 static int set_up(void **state)
 {
-    (void)state;
     refit_config config;
     fake_cuda_reset();
     kept = 0;
@@ -45,7 +35,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     fake_cuda_forget_faults();
     fake_cuda_go();
     fake_cuda_settle();
@@ -72,7 +61,6 @@ static void check_digest(void)
 
 static void a_failed_call_is_returned_and_the_next_digest_works(void **state)
 {
-    (void)state;
     static const char *const calls[] = {"cuMemsetD8Async", "cuLaunchKernel", "cuMemcpyAsync",
                                         "cuLaunchHostFunc"};
     check_digest();
@@ -91,7 +79,6 @@ static void a_failed_call_is_returned_and_the_next_digest_works(void **state)
 /* More often than there are places for sums. */
 static void failures_use_up_no_slots(void **state)
 {
-    (void)state;
     uint64_t sum = UNTOUCHED;
     fake_cuda_fail("cuLaunchKernel", 1, UNDER_WAY + 1, RFT_CU_UNKNOWN);
     for (unsigned i = 0; i <= UNDER_WAY; i++) {
@@ -103,7 +90,6 @@ static void failures_use_up_no_slots(void **state)
 
 static void memory_for_sums_may_be_had_later(void **state)
 {
-    (void)state;
     uint64_t sum = UNTOUCHED;
     fake_cuda_fail("cuMemHostAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
     assert_int_not_equal(digest_on(stream, &sum), REFIT_OK);
@@ -115,7 +101,6 @@ static void memory_for_sums_may_be_had_later(void **state)
 
 static void too_many_at_once_are_refused_and_none_is_lost(void **state)
 {
-    (void)state;
     enum { ON_EACH = 50, STREAMS = UNDER_WAY / ON_EACH + 1 }; /* more on one, and a call waits */
     static uint64_t sums[UNDER_WAY];
     refit_stream_ref streams[STREAMS];
@@ -144,7 +129,6 @@ static void too_many_at_once_are_refused_and_none_is_lost(void **state)
 
 static void a_digest_that_comes_too_late_writes_nothing(void **state)
 {
-    (void)state;
     uint64_t sum = UNTOUCHED;
     fake_cuda_stop();
     assert_int_equal(digest_on(REFIT_STREAM_NONE, &sum), REFIT_ERR_TIMEOUT);
@@ -170,7 +154,6 @@ static refit_device *open_late(uint64_t *sum)
 
 static void a_device_that_closes_waits_for_a_late_digest(void **state)
 {
-    (void)state;
     uint64_t sum = UNTOUCHED;
     refit_device *late = open_late(&sum);
     ((rft_cuda_device *)late->self)->config.offload_timeout_ms = 20000;
@@ -184,7 +167,6 @@ static void a_device_that_closes_waits_for_a_late_digest(void **state)
  * whichever comes last, frees the memory of refit. */
 static void a_device_closes_before_a_digest_that_hangs(void **state)
 {
-    (void)state;
     uint64_t sum = UNTOUCHED;
     unsigned before = fake_cuda_leaks();
     refit_device *late = open_late(&sum);
@@ -201,7 +183,6 @@ static void a_device_closes_before_a_digest_that_hangs(void **state)
 /* Nothing answers any more, and all of our side can still be freed. */
 static void a_gpu_lost_under_a_digest_can_be_closed(void **state)
 {
-    (void)state;
     uint64_t sum = UNTOUCHED;
     fake_cuda_stop();
     fake_cuda_fail_later("cuLaunchKernel", 1, RFT_CU_ILLEGAL_ADDRESS);

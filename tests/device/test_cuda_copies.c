@@ -54,8 +54,7 @@ static const batch_case batches[] = {
 /* Batches hold 1,024 copies at most; a refused batch is copied one by one, and told once. */
 static void batches_take_the_calls_that_the_driver_has(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(batches); i++) {
         const batch_case *it = &batches[i];
         struct {
             char line[400];
@@ -88,7 +87,6 @@ static void batches_take_the_calls_that_the_driver_has(void **state)
 /* The copy at fault is refused, not the batch. */
 static void an_impossible_copy_of_a_batch_is_reported(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, MIB, engines_only);
     rig_lay(&rig, 100, 600, 0, 0, 0);
@@ -105,7 +103,6 @@ static void an_impossible_copy_of_a_batch_is_reported(void **state)
 /* As in WSL2: a batch would lose the context there, a copy by itself is translated. */
 static void registered_memory_at_other_addresses_is_kept_out_of_batches(void **state)
 {
-    (void)state;
     copy_rig rig;
     fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_POINTERS, 0, true);
     rig_open(&rig, 4 * MIB, gathering);
@@ -118,7 +115,6 @@ static void registered_memory_at_other_addresses_is_kept_out_of_batches(void **s
 
 static void copies_of_nothing_are_left_out(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, MIB, gathering);
     for (uint64_t size = 0; size <= 600; size += 600) {
@@ -135,7 +131,6 @@ static void copies_of_nothing_are_left_out(void **state)
 
 static void pageable_memory_is_kept_out_of_batches(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, MIB, gathering);
     rft_device_host_unpin(rig.device, rig.host, rig.bytes);
@@ -150,7 +145,6 @@ static void pageable_memory_is_kept_out_of_batches(void **state)
 /* Pinned to the device, pageable to the device, on the device, and within the host. */
 static void a_batch_may_hold_all_kinds_of_copies(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, 4 * KIB, engines_only);
     char pageable[1024];
@@ -172,7 +166,6 @@ static void a_batch_may_hold_all_kinds_of_copies(void **state)
 
 static void a_hundred_thousand_small_copies_take_few_calls(void **state)
 {
-    (void)state;
     copy_rig rig;
     fake_cuda_set_memory(0, 256 * MIB);
     rig_open(&rig, 56 * MIB, (const char *const[]){"offload.small_bytes=32KiB", NULL});
@@ -190,7 +183,6 @@ static void a_hundred_thousand_small_copies_take_few_calls(void **state)
 /* Whatever lies between two copies on the host, only padding is written. */
 static void nothing_but_padding_is_touched(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t size, gap;
         uint32_t slack;
@@ -198,7 +190,7 @@ static void nothing_but_padding_is_touched(void **state)
                   {17, 3, 3},    {4096, 1, 0},  {100, 9000, 9000}, {20000, 480, 480}};
     copy_rig rig;
     rig_open(&rig, 4 * MIB, gathering);
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         uint64_t step = shapes[i].size + shapes[i].gap;
         uint32_t count =
             (uint32_t)rft_min_u64(2000, 4 * MIB / rft_max_u64(step, shapes[i].size + 64));
@@ -211,7 +203,6 @@ static void nothing_but_padding_is_touched(void **state)
 
 static void large_and_small_copies_of_a_batch_take_either_way(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, 16 * MIB, gathering);
     rig_lay(&rig, 200, 20000, 480, 480, 64);
@@ -227,7 +218,6 @@ static void large_and_small_copies_of_a_batch_take_either_way(void **state)
 
 static void memory_that_was_not_checked_meets_no_kernel(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, MIB, gathering);
     rig_lay(&rig, 500, 600, 0, 0, 0);
@@ -242,7 +232,6 @@ static void memory_that_was_not_checked_meets_no_kernel(void **state)
 /* Two registrations side by side: host sides go on across the edge, copies and stretches do not. */
 static void no_copy_straddles_two_registrations(void **state)
 {
-    (void)state;
     const uint64_t edge = 600 * KIB;
     copy_rig rig;
     rig_open(&rig, 2 * MIB, gathering);
@@ -258,7 +247,6 @@ static void no_copy_straddles_two_registrations(void **state)
 
 static void the_steady_state_allocates_nothing(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, 2 * MIB, gathering);
     rig_lay(&rig, 2000, 600, 0, 0, 0);

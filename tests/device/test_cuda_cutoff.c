@@ -60,8 +60,7 @@ static const times_case measured[] = {
 
 static void the_size_is_where_the_engines_catch_up(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof measured / sizeof measured[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(measured); i++) {
         rft_cuda_cutoff_times times = times_of(measured[i].engines, SIZES);
         uint64_t size = rft_cuda_cutoff_choose(&times);
         if (size != measured[i].size) {
@@ -72,7 +71,6 @@ static void the_size_is_where_the_engines_catch_up(void **state)
 
 static void measuring_ends_when_the_engines_have_won_twice(void **state)
 {
-    (void)state;
     const float engines[SIZES] = {9, 8, 0.5f, 0.5f, 0, 0};
     for (uint32_t count = 0; count <= 4; count++) {
         rft_cuda_cutoff_times times = times_of(engines, count);
@@ -101,7 +99,6 @@ static void open_mixed(copy_rig *rig)
 /* The fake driver has no fixed speed: either a size is found, or the log says why not. */
 static void measuring_leaves_the_copies_right(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_mixed(&rig);
     assert_int_equal(rig_small_bytes(&rig), 0);
@@ -116,7 +113,6 @@ static void measuring_leaves_the_copies_right(void **state)
 
 static void what_is_configured_is_not_measured(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, 4 * MIB, (const char *const[]){"offload.small_bytes=20KiB", NULL});
     assert_int_equal(rig_small_bytes(&rig), 20 * KIB);
@@ -133,7 +129,6 @@ static void what_is_configured_is_not_measured(void **state)
 /* Nothing larger than a quarter of a half is small. */
 static void the_size_keeps_to_the_staging_memory(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, 4 * MIB,
              (const char *const[]){"offload.small_bytes=1MiB", "offload.staging_bytes=1MiB", NULL});
@@ -147,7 +142,6 @@ static void the_size_keeps_to_the_staging_memory(void **state)
 /* The engines do the work; some batches later it is tried again. Each time two events go. */
 static void a_measurement_that_fails_is_made_again_later(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_mixed(&rig);
     fake_cuda_fail("cuEventElapsedTime", 1, 1000, RFT_CU_INVALID_VALUE);
@@ -168,7 +162,6 @@ static void a_measurement_that_fails_is_made_again_later(void **state)
  * until it is idle. */
 static void a_gpu_that_is_busy_is_not_waited_for(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_mixed(&rig);
     rig_fill(&rig, true, 1);
@@ -184,10 +177,9 @@ static void a_gpu_that_is_busy_is_not_waited_for(void **state)
 
 static void every_failed_call_leaves_the_stream_usable(void **state)
 {
-    (void)state;
     static const char *const calls[] = {"cuEventCreate", "cuEventRecord", "cuEventQuery",
                                         "cuEventElapsedTime", "cuLaunchKernel"};
-    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
         for (unsigned nth = 1; nth < 6; nth++) {
             copy_rig rig;
             fake_cuda_reset();

@@ -1,19 +1,10 @@
 /* The kernels' image in the driver: which form of it is taken, and what is left where none is. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <refit/host.h>
 
 #include "device/cuda/cuda_kernels.h"
 #include "fake_cuda.h"
 #include "kernels/pack.h"
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+#include "tests/support/test.h"
 
 static refit_error error;
 static unsigned lines;
@@ -29,7 +20,6 @@ static void keep_line(void *user, refit_log_level level, const char *text)
 
 static int set_up(void **state)
 {
-    (void)state;
     fake_cuda_reset();
     lines = 0;
     line[0] = '\0';
@@ -39,7 +29,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
@@ -75,7 +64,6 @@ static void check_digest(refit_device *device)
 
 static void every_kernel_is_on_the_gpu_before_it_is_needed(void **state)
 {
-    (void)state;
     refit_device *device = open_gpu(true);
     assert_int_equal(fake_cuda_calls("cuLibraryLoadData"), 1);
     assert_int_equal(fake_cuda_calls("cuKernelGetFunction"), 9);
@@ -90,7 +78,6 @@ static void every_kernel_is_on_the_gpu_before_it_is_needed(void **state)
 /* A driver may look at the image when it gets it, or when a kernel is asked for. */
 static void machine_code_that_is_refused_gives_way_to_ptx(void **state)
 {
-    (void)state;
     static const char *const calls[] = {"cuLibraryLoadData", "cuLibraryGetKernel",
                                         "cuKernelGetFunction", "cuFuncLoad"};
     for (unsigned i = 0; i < 4; i++) {
@@ -128,7 +115,6 @@ static void check_without_kernels(refit_device *device, const char *reason)
 
 static void where_no_image_fits_the_device_works_without(void **state)
 {
-    (void)state;
     fake_cuda_fail("cuLibraryLoadData", 1, 1, RFT_CU_INVALID_IMAGE);
     fake_cuda_fail("cuLibraryLoadData", 1, 1, RFT_CU_UNSUPPORTED_PTX_VERSION);
     refit_device *device = open_gpu(false);
@@ -142,7 +128,6 @@ static void where_no_image_fits_the_device_works_without(void **state)
 
 static void a_gpu_too_full_for_the_image_works_without(void **state)
 {
-    (void)state;
     fake_cuda_fail("cuKernelGetFunction", 3, 1, RFT_CU_OUT_OF_MEMORY);
     fake_cuda_fail("cuKernelGetFunction", 1, 1, RFT_CU_OUT_OF_MEMORY);
     refit_device *device = open_gpu(false);
@@ -152,7 +137,6 @@ static void a_gpu_too_full_for_the_image_works_without(void **state)
 
 static void a_driver_without_libraries_works_without(void **state)
 {
-    (void)state;
     static const char *const symbols[] = {"cuLibraryLoadData", "cuLibraryUnload",
                                           "cuLibraryGetKernel", "cuKernelGetFunction"};
     for (unsigned i = 0; i < 4; i++) {
@@ -170,7 +154,6 @@ static void a_driver_without_libraries_works_without(void **state)
 /* The table lies in host memory that the GPU reaches. */
 static void entries_are_packed_on_a_stream(void **state)
 {
-    (void)state;
     enum { COUNT = 300, BYTES = 100 };
     refit_device *device = open_gpu(true);
     rft_cuda_device *cuda = device->self;
@@ -210,7 +193,6 @@ static void entries_are_packed_on_a_stream(void **state)
 
 static void a_gpu_lost_meanwhile_is_not_opened(void **state)
 {
-    (void)state;
     refit_device *device = NULL;
     fake_cuda_fail("cuLibraryLoadData", 1, 2, RFT_CU_ECC_UNCORRECTABLE);
     assert_int_equal(refit_device_open("cuda:0", NULL, &device, &error), REFIT_ERR_DEVICE);

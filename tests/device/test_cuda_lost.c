@@ -56,7 +56,7 @@ static void copy_works(bench *on)
     assert_ok(refit_stream_copy(on->device, on->stream, on->memory, on->host, PAGE, NULL));
     assert_ok(rft_device_zero(on->device, on->stream, on->memory, 1, NULL));
     assert_ok(refit_stream_copy(on->device, on->stream, on->host, on->memory, PAGE, NULL));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, NULL));
     assert_int_equal(on->host[0], 0);
     assert_int_equal(on->host[1], 7);
 }
@@ -89,12 +89,11 @@ static void assert_every_call_refuses(bench *on, refit_status status, const char
 
 static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
 {
-    (void)state;
     static const rft_cu_result results[] = {RFT_CU_ILLEGAL_ADDRESS, RFT_CU_ECC_UNCORRECTABLE,
                                             RFT_CU_LAUNCH_FAILED,   RFT_CU_HARDWARE_STACK_ERROR,
                                             RFT_CU_CONTAINED,       RFT_CU_ASSERT,
                                             RFT_CU_LAUNCH_TIMEOUT,  RFT_CU_CONTEXT_IS_DESTROYED};
-    for (unsigned i = 0; i < sizeof results / sizeof results[0]; i++) {
+    for (unsigned i = 0; i < COUNT_OF(results); i++) {
         bench on;
         refit_device_info info = {.size = sizeof info};
         fake_cuda_reset();
@@ -112,7 +111,6 @@ static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
  * was reset: the context cannot even be made current. */
 static void a_context_that_is_gone_can_be_closed(void **state)
 {
-    (void)state;
     static const rft_cu_result results[] = {RFT_CU_DEINITIALIZED, RFT_CU_CONTEXT_IS_DESTROYED,
                                             RFT_CU_ASSERT};
     static const char *const calls[] = {"cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"};
@@ -132,7 +130,6 @@ static void a_context_that_is_gone_can_be_closed(void **state)
 
 static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
 {
-    (void)state;
     bench on;
     bench_open(&on);
     fake_cuda_stop();
@@ -141,16 +138,15 @@ static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
     assert_ok(rft_device_event_record(on.device, on.event, on.stream, NULL));
     assert_int_equal(rft_device_event_wait(on.device, on.event, 0, NULL), REFIT_ERR_TIMEOUT);
     fake_cuda_go();
-    assert_refused(rft_device_event_wait(on.device, on.event, PATIENCE_MS, error), REFIT_ERR_DEVICE,
+    assert_refused(rft_device_event_wait(on.device, on.event, TIMEOUT_MS, error), REFIT_ERR_DEVICE,
                    "CUDA_ERROR_ILLEGAL_ADDRESS");
-    assert_refused(refit_stream_wait(on.device, on.stream, PATIENCE_MS, error), REFIT_ERR_DEVICE,
+    assert_refused(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, error), REFIT_ERR_DEVICE,
                    "only a new process helps");
     bench_close(&on);
 }
 
 static void a_full_gpu_says_what_is_free_and_recovers(void **state)
 {
-    (void)state;
     bench on;
     void *memory;
     bench_open(&on);
@@ -167,7 +163,6 @@ static void a_full_gpu_says_what_is_free_and_recovers(void **state)
 
 static void a_stream_with_work_is_closed_when_it_is_done(void **state)
 {
-    (void)state;
     bench on;
     refit_stream_ref stream;
     bench_open(&on);
@@ -182,7 +177,7 @@ static void a_stream_with_work_is_closed_when_it_is_done(void **state)
     assert_refused(rft_device_event_join(on.device, on.event, REFIT_STREAM_NONE, error),
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
-    set_patience(&on, PATIENCE_MS);
+    set_patience(&on, TIMEOUT_MS);
     assert_ok(refit_stream_close(on.device, stream, NULL));
     bench_close(&on);
 }
@@ -202,7 +197,6 @@ static void *close_stream(void *user)
 
 static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
 {
-    (void)state;
     bench on;
     void *base;
     uint64_t granule;
@@ -213,7 +207,7 @@ static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
     fake_cuda_stop_stream(it.stream.native);
     assert_ok(rft_device_zero(on.device, it.stream, on.memory, PAGE, NULL));
     assert_ok(rft_thread_start(&thread, "closes", close_stream, &it, NULL));
-    rft_looks looks = rft_looks_until(rft_deadline(PATIENCE_MS));
+    rft_looks looks = rft_looks_until(rft_deadline(TIMEOUT_MS));
     while (fake_cuda_calls("cuStreamQuery") == 0 && rft_look_again(&looks)) {
     }
     assert_ok(rft_device_reserve(on.device, MIB, &base, &granule, NULL));
@@ -223,14 +217,13 @@ static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
     rft_device_unreserve(on.device, base, MIB);
     fake_cuda_go_stream(it.stream.native);
     rft_thread_join(thread);
-    assert_int_equal(it.status, REFIT_OK); /* it did not give up before all that was done */
+    assert_ok(it.status); /* it did not give up before all that was done */
     bench_close(&on);
 }
 
 /* The internal stream is dropped, and the next call gets another. */
 static void work_on_the_calling_thread_has_a_deadline(void **state)
 {
-    (void)state;
     bench on;
     bench_open(&on);
     set_patience(&on, 5);
@@ -239,7 +232,7 @@ static void work_on_the_calling_thread_has_a_deadline(void **state)
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
     fake_cuda_settle(); /* what has timed out goes on */
-    set_patience(&on, PATIENCE_MS);
+    set_patience(&on, TIMEOUT_MS);
     memset(on.host, 3, PAGE);
     assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
     assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.host, on.memory, PAGE, NULL));
@@ -264,7 +257,7 @@ static refit_status do_all(bench *on, refit_error *error)
     RFT_TRY_GOTO(refit_stream_copy(device, stream, on->host, memory, PAGE, error), close_event);
     RFT_TRY_GOTO(rft_device_event_record(device, event, stream, error), close_event);
     RFT_TRY_GOTO(rft_device_event_join(device, event, on->stream, error), close_event);
-    RFT_TRY_GOTO(rft_device_event_wait(device, event, PATIENCE_MS, error), close_event);
+    RFT_TRY_GOTO(rft_device_event_wait(device, event, TIMEOUT_MS, error), close_event);
     RFT_TRY_GOTO(rft_device_zero(device, REFIT_STREAM_NONE, memory, PAGE, error), close_event);
     RFT_TRY_GOTO(refit_stream_call(device, stream, free, NULL, error), close_event);
 
@@ -283,7 +276,6 @@ free_memory:
 /* No failure of a single call is kept: the device works right after it. */
 static void a_call_that_fails_once_leaves_the_device_usable(void **state)
 {
-    (void)state;
     static const char *const symbols[] = {"cuMemAlloc",
                                           "cuMemFree",
                                           "cuMemGetAddressRange",
@@ -300,7 +292,7 @@ static void a_call_that_fails_once_leaves_the_device_usable(void **state)
                                           "cuStreamWaitEvent",
                                           "cuCtxPushCurrent",
                                           "cuStreamIsCapturing"};
-    for (unsigned i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
+    for (unsigned i = 0; i < COUNT_OF(symbols); i++) {
         bench on;
         fake_cuda_reset();
         bench_open(&on);
@@ -320,7 +312,6 @@ static void a_call_that_fails_once_leaves_the_device_usable(void **state)
 
 static void memory_that_could_not_be_freed_is_kept_on_the_books(void **state)
 {
-    (void)state;
     bench on;
     bench_open(&on);
     fake_cuda_fail("cuMemFree", 1, 1, RFT_CU_INVALID_VALUE);
@@ -353,7 +344,6 @@ static int refuses_in_child(bench *on)
 
 static void a_forked_child_is_refused_and_harms_nothing(void **state)
 {
-    (void)state;
     bench on = {.device = cuda_open()};
     refit_device *empty = cuda_open();
     assert_ok(refit_memory_alloc(on.device, PAGE, (void **)&on.memory, NULL));

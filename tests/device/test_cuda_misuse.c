@@ -66,7 +66,6 @@ static void assert_no_event_on(refit_device *device, refit_stream_ref stream, re
 
 static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     refit_stream_ref own;
@@ -80,8 +79,8 @@ static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
     assert_ok(rft_device_event_join(device, event, own, NULL));
     assert_ok(rft_device_event_record(device, event, own, NULL));
     assert_ok(rft_device_event_join(device, event, legacy, NULL));
-    assert_ok(refit_stream_wait(device, legacy, PATIENCE_MS, NULL));
-    assert_ok(refit_stream_wait(device, own, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_wait(device, legacy, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_wait(device, own, TIMEOUT_MS, NULL));
     rft_device_event_close(device, event);
     assert_ok(refit_stream_close(device, own, NULL));
     assert_int_equal(fake_cuda_legacy_calls(NULL),
@@ -93,7 +92,6 @@ static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
 
 static void the_per_thread_stream_is_refused(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     const refit_stream_ref stream = {RFT_CU_STREAM_PER_THREAD};
     assert_no_work_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
@@ -103,7 +101,6 @@ static void the_per_thread_stream_is_refused(void **state)
 
 static void a_stream_of_another_context_is_refused(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open(), *other = NULL;
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     const refit_stream_ref strangers[] = {
@@ -112,7 +109,7 @@ static void a_stream_of_another_context_is_refused(void **state)
     for (unsigned i = 0; i < 2; i++) {
         assert_no_work_on(device, strangers[i], REFIT_ERR_INVALID, "another GPU or context");
         assert_no_event_on(device, strangers[i], REFIT_ERR_INVALID, "another GPU or context");
-        assert_int_equal(refit_stream_close(device, strangers[i], NULL), REFIT_ERR_INVALID);
+        assert_invalid(refit_stream_close(device, strangers[i], NULL));
         fake_cuda_stream_free(strangers[i].native);
     }
     cuda_close(other);
@@ -121,7 +118,6 @@ static void a_stream_of_another_context_is_refused(void **state)
 
 static void a_callers_stream_takes_work_and_stays_open(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     const unsigned flags[] = {0, RFT_CU_STREAM_NON_BLOCKING};
     char *bytes = pinned(device, 4096);
@@ -131,7 +127,7 @@ static void a_callers_stream_takes_work_and_stays_open(void **state)
         refit_stream_ref stream = callers(fake_cuda_primary(0), flags[i]);
         assert_ok(rft_device_zero(device, stream, memory, 4096, NULL));
         assert_ok(refit_stream_copy(device, stream, bytes, memory, 4096, NULL));
-        assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+        assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
         assert_int_equal(bytes[4095], 0);
         assert_refused(refit_stream_close(device, stream, error), REFIT_ERR_INVALID,
                        "its creator destroys it");
@@ -144,7 +140,6 @@ static void a_callers_stream_takes_work_and_stays_open(void **state)
 
 static void a_stream_in_a_capture_is_refused_until_it_ends(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     refit_stream_ref stream = callers(fake_cuda_primary(0), 0);
     fake_cuda_capture_begin(stream.native);
@@ -154,7 +149,7 @@ static void a_stream_in_a_capture_is_refused_until_it_ends(void **state)
     assert_no_event_on(device, (refit_stream_ref){RFT_CU_STREAM_LEGACY}, REFIT_ERR_STATE,
                        "end the capture first");
     assert_true(fake_cuda_capture_end(stream.native));
-    assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
     fake_cuda_stream_free(stream.native);
     cuda_close(device);
 }
@@ -174,10 +169,10 @@ static void do_all(refit_device *device)
     assert_ok(refit_stream_copy(device, stream, memory, bytes, 4096, NULL));
     assert_ok(rft_device_event_record(device, event, stream, NULL));
     assert_ok(rft_device_event_join(device, event, REFIT_STREAM_NONE, NULL));
-    assert_ok(rft_device_event_wait(device, event, PATIENCE_MS, NULL));
+    assert_ok(rft_device_event_wait(device, event, TIMEOUT_MS, NULL));
     assert_ok(refit_stream_copy(device, REFIT_STREAM_NONE, bytes, memory, 4096, NULL));
     assert_ok(rft_device_zero(device, REFIT_STREAM_NONE, memory, MIB, NULL));
-    assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
     rft_device_event_close(device, event);
     assert_ok(refit_stream_close(device, stream, NULL));
     assert_ok(refit_memory_free(device, memory, NULL));
@@ -186,7 +181,6 @@ static void do_all(refit_device *device)
 
 static void a_capture_elsewhere_is_not_broken(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     refit_stream_ref stream = callers(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream.native);
@@ -198,7 +192,6 @@ static void a_capture_elsewhere_is_not_broken(void **state)
 
 static void nothing_is_said_on_the_legacy_stream(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     do_all(device);
     cuda_close(device);
@@ -208,7 +201,6 @@ static void nothing_is_said_on_the_legacy_stream(void **state)
 /* Misaligned memory of the driver is taken again; it is freed by the address that it has there. */
 static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
 {
-    (void)state;
     void *memory[20];
     fake_cuda_set_skew(true);
     refit_device *device = cuda_open();
@@ -226,7 +218,6 @@ static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
 
 static void memory_of_other_kinds_is_refused_by_name(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open(), *other = NULL;
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     char *bytes = pinned(device, 4096), *plain = malloc(100);
@@ -251,7 +242,7 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
         {"no addresses", memory, UINT64_MAX, "would end beyond the last address"},
         {"beyond its end", memory, 64 * MIB, "not memory of cuda:0"},
     };
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
         refit_error error = {0};
         refit_status status = check(device, rows[i].at, rows[i].bytes, &error);
         bool right = rows[i].words == NULL
@@ -274,7 +265,6 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
 
 static void where_memory_ends_is_asked_twice(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     void *memory;
     assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
@@ -332,7 +322,6 @@ static void segments_close(segments *it)
 
 static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     segments torch;
     segments_open(&torch);
@@ -356,7 +345,6 @@ static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
 
 static void a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     char *bytes = pinned(device, 4096), *memory;
     refit_stream_ref stream;
@@ -371,7 +359,7 @@ static void a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing(void **st
                    REFIT_ERR_COPY, "the driver refuses an address");
     assert_refused(rft_device_zero(device, REFIT_STREAM_NONE, memory, 8, error), REFIT_ERR_COPY,
                    "was freed");
-    assert_ok(refit_stream_wait(device, stream, PATIENCE_MS, NULL));
+    assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
     assert_ok(refit_stream_close(device, stream, NULL));
     unpin(device, bytes, 4096);
     do_all(device);

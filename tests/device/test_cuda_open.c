@@ -17,7 +17,7 @@ typedef struct driver_symbol {
 #define REQUIRED(field, symbol, version, ...) {symbol, version, true},
 #define OPTIONAL(field, symbol, version, ...) {symbol, version, false},
 static const driver_symbol symbols[] = {RFT_CUDA_SYMBOLS(REQUIRED, OPTIONAL)};
-enum { SYMBOLS = sizeof symbols / sizeof symbols[0] };
+enum { SYMBOLS = COUNT_OF(symbols) };
 
 static void assert_opens(const char *spec)
 {
@@ -25,7 +25,7 @@ static void assert_opens(const char *spec)
     refit_error error = {0};
     refit_status status = refit_device_open(spec, NULL, &device, &error);
     if (status != REFIT_OK) print_error("%s\n", error.text);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     cuda_close(device);
 }
 
@@ -45,7 +45,6 @@ static void assert_fails(const char *spec, refit_status expected, const char *wo
 
 static void a_gpu_describes_itself(void **state)
 {
-    (void)state;
     refit_device *device = NULL;
     refit_device_info info = {.size = sizeof info};
     fake_cuda_set_attribute(1, RFT_CU_ATTR_HOST_NUMA, 3, true);
@@ -72,7 +71,6 @@ static void a_gpu_describes_itself(void **state)
 
 static void a_driver_that_knows_no_numa_leaves_it_to_the_bus(void **state)
 {
-    (void)state;
     fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_NUMA, 0, false);
     fake_cuda_set_attribute(0, RFT_CU_ATTR_PCI_DOMAIN, 0xfffe, true); /* nowhere */
     refit_device *device = cuda_open();
@@ -82,7 +80,6 @@ static void a_driver_that_knows_no_numa_leaves_it_to_the_bus(void **state)
 
 static void a_capacity_bounds_what_is_taken(void **state)
 {
-    (void)state;
     refit_device *device = NULL;
     void *memory;
     assert_ok(refit_device_open("cuda:0:capacity=1MiB", NULL, &device, NULL));
@@ -103,9 +100,8 @@ static void a_capacity_bounds_what_is_taken(void **state)
 
 static void drivers_of_every_version_since_12_will_do(void **state)
 {
-    (void)state;
     static const int versions[] = {12000, 12040, 12080, 12090, 13000, 13020, 14000};
-    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(versions); i++) {
         fake_cuda_reset();
         fake_cuda_set_version(versions[i]);
         assert_opens("cuda:0");
@@ -118,7 +114,6 @@ static void drivers_of_every_version_since_12_will_do(void **state)
 
 static void a_missing_symbol_is_named_or_done_without(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < SYMBOLS; i++) {
         fake_cuda_reset();
         fake_cuda_hide(symbols[i].name, symbols[i].version);
@@ -132,7 +127,6 @@ static void a_missing_symbol_is_named_or_done_without(void **state)
 
 static void no_gpu_is_not_found(void **state)
 {
-    (void)state;
     fake_cuda_set_devices(0);
     assert_fails("cuda:0", REFIT_ERR_NOT_FOUND, "CUDA_VISIBLE_DEVICES");
     fake_cuda_set_devices(2);
@@ -143,7 +137,6 @@ static void no_gpu_is_not_found(void **state)
 
 static void a_gpu_that_may_not_be_used_says_why(void **state)
 {
-    (void)state;
     fake_cuda_fail("cuDevicePrimaryCtxRetain", 1, 1, RFT_CU_DEVICE_UNAVAILABLE);
     assert_fails("cuda:0", REFIT_ERR_BUSY, "exclusive mode");
     fake_cuda_fail("cuDevicePrimaryCtxRetain", 1, 1, RFT_CU_OUT_OF_MEMORY);
@@ -160,7 +153,6 @@ static void a_gpu_that_may_not_be_used_says_why(void **state)
 
 static void a_driver_that_does_not_start_says_why(void **state)
 {
-    (void)state;
     static const struct {
         rft_cu_result result;
         refit_status status;
@@ -175,7 +167,7 @@ static void a_driver_that_does_not_start_says_why(void **state)
         {RFT_CU_UNKNOWN, REFIT_ERR_DEVICE, "CUDA_ERROR_UNKNOWN, 999"},
         {RFT_CU_OPERATING_SYSTEM, REFIT_ERR_DEVICE, "304"},
     };
-    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(answers); i++) {
         fake_cuda_fail("cuInit", 1, 1, answers[i].result);
         assert_fails("cuda:0", answers[i].status, answers[i].says);
         if (answers[i].status == REFIT_ERR_NOT_FOUND) continue;
@@ -199,7 +191,7 @@ static void open_auto(const char *kind, const char *words)
     refit_set_log(keep_line, line, REFIT_LOG_INFO);
     refit_status status = refit_device_open("auto", NULL, &device, NULL);
     refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_string_equal(info.kind, kind);
     assert_non_null(strstr(line, words));
@@ -208,7 +200,6 @@ static void open_auto(const char *kind, const char *words)
 
 static void auto_says_which_device_it_took(void **state)
 {
-    (void)state;
     open_auto("cuda", "device auto: cuda:0");
     fake_cuda_set_devices(0);
     open_auto("host", "device auto: host, since");
@@ -218,7 +209,6 @@ static void auto_says_which_device_it_took(void **state)
 /* NOT_FOUND of a later call must not be taken for "no GPU", so that auto falls back. */
 static void whatever_call_fails_the_opening_fails_and_leaves_nothing(void **state)
 {
-    (void)state;
     static const rft_cu_result results[] = {RFT_CU_UNKNOWN, RFT_CU_INVALID_VALUE, RFT_CU_NOT_FOUND,
                                             RFT_CU_OUT_OF_MEMORY, RFT_CU_ILLEGAL_ADDRESS};
     for (size_t i = 0; i < SYMBOLS * 5; i++) {
@@ -248,7 +238,6 @@ static void whatever_call_fails_the_opening_fails_and_leaves_nothing(void **stat
 
 static void every_failed_allocation_leaves_nothing(void **state)
 {
-    (void)state;
     bool met = true;
     for (uint64_t nth = 1; met; nth++) {
         refit_device *device = NULL;
@@ -263,12 +252,11 @@ static void every_failed_allocation_leaves_nothing(void **state)
 
 static void a_gpu_may_be_opened_twice(void **state)
 {
-    (void)state;
     void *memory;
     refit_device *one = cuda_open(), *two = cuda_open();
     assert_int_equal(fake_cuda_alive().contexts, 2);
     assert_ok(refit_memory_alloc(two, MIB, &memory, NULL));
-    assert_int_equal(refit_memory_free(one, memory, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_memory_free(one, memory, NULL));
     cuda_close(one);
     assert_ok(rft_device_zero(two, REFIT_STREAM_NONE, memory, MIB, NULL));
     assert_ok(refit_memory_free(two, memory, NULL));
@@ -277,7 +265,6 @@ static void a_gpu_may_be_opened_twice(void **state)
 
 static void opening_does_not_break_a_capture(void **state)
 {
-    (void)state;
     refit_device *first = cuda_open();
     rft_cu_stream stream = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream);

@@ -24,7 +24,6 @@ static bool covered(refit_device *device, const void *memory, uint64_t bytes)
 
 static void a_range_is_known_from_pin_to_unpin(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     char *memory = pages(4);
     assert_false(covered(device, memory, 1));
@@ -50,7 +49,6 @@ static void a_range_is_known_from_pin_to_unpin(void **state)
 
 static void many_ranges_are_found_in_any_order(void **state)
 {
-    (void)state;
     enum { COUNT = 101 };
     refit_device *device = cuda_open();
     char *memory = pages(2 * COUNT);
@@ -72,7 +70,6 @@ static void many_ranges_are_found_in_any_order(void **state)
 
 static void memory_pinned_elsewhere_is_left_alone(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     char *memory = pages(2);
     assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
@@ -86,7 +83,6 @@ static void memory_pinned_elsewhere_is_left_alone(void **state)
 
 static void a_refusal_says_what_helps(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     char *memory = pages(4);
     assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
@@ -97,7 +93,7 @@ static void a_refusal_says_what_helps(void **state)
     static const rft_cu_result results[] = {RFT_CU_OUT_OF_MEMORY, RFT_CU_INVALID_VALUE,
                                             RFT_CU_OPERATING_SYSTEM, RFT_CU_NOT_SUPPORTED,
                                             RFT_CU_NOT_PERMITTED};
-    for (unsigned i = 0; i < sizeof results / sizeof results[0]; i++) {
+    for (unsigned i = 0; i < COUNT_OF(results); i++) {
         refit_error error = {0};
         fake_cuda_fail("cuMemHostRegister", 1, 1, results[i]);
         assert_int_equal(rft_device_host_pin(device, memory, PAGE, &error), REFIT_ERR_PIN);
@@ -119,7 +115,6 @@ static void a_refusal_says_what_helps(void **state)
 
 static void closing_takes_back_what_is_left(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     char *memory = pages(3);
     for (unsigned i = 0; i < 3; i++) {
@@ -142,7 +137,6 @@ static refit_status pin_each(refit_device *device, char *memory, unsigned count)
 
 static void a_list_that_cannot_grow_leaves_nothing_pinned(void **state)
 {
-    (void)state;
     char *memory = pages(100);
     bool met = true;
     for (uint64_t nth = 1; met; nth++) {

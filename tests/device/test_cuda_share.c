@@ -5,24 +5,17 @@
  * Called with a word the program is the other process: it does what it is told, a letter a step,
  * and answers each with a status.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "device/device.h"
 #include "fake_cuda.h"
+#include "tests/support/test.h"
 
 #define BYTES 10240u
 
@@ -156,12 +149,10 @@ static int set_up(void **state)
     for (unsigned i = 0; i < BYTES; i++) {
         on->bytes[i] = (unsigned char)(i * 7 + (i >> 8));
     }
-    assert_int_equal(refit_memory_alloc(on->device, BYTES, &memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(on->device, BYTES, &memory, NULL));
     on->memory = memory;
-    assert_int_equal(
-        refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->bytes, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_device_share_export(on->device, on->memory + HALF, HALF, &on->share, NULL),
-                     REFIT_OK);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->bytes, BYTES, NULL));
+    assert_ok(rft_device_share_export(on->device, on->memory + HALF, HALF, &on->share, NULL));
     *state = on;
     return 0;
 }
@@ -169,8 +160,8 @@ static int set_up(void **state)
 static int tear_down(void **state)
 {
     scene *on = *state;
-    assert_int_equal(refit_memory_free(on->device, on->memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(on->device, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(on->device, on->memory, NULL));
+    assert_ok(refit_device_close(on->device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
     free(on);
@@ -182,8 +173,8 @@ static void another_process_reads_what_one_exports(void **state)
     scene *on = *state;
     other_process other;
     other_start(&other);
-    assert_int_equal(tell(&other, 'm', &on->share)->status, REFIT_OK);
-    assert_int_equal(tell(&other, 'r', &on->share)->status, REFIT_OK);
+    assert_ok(tell(&other, 'm', &on->share)->status);
+    assert_ok(tell(&other, 'r', &on->share)->status);
     assert_memory_equal(other.said.bytes, on->bytes + HALF, HALF);
     assert_int_equal(tell(&other, 'u', &on->share)->imports, 0);
     other_leave(&other);
@@ -194,13 +185,12 @@ static void an_allocation_is_opened_once_however_often_it_is_asked_for(void **st
     scene *on = *state;
     rft_share whole;
     other_process other;
-    assert_int_equal(rft_device_share_export(on->device, on->memory, BYTES, &whole, NULL),
-                     REFIT_OK);
+    assert_ok(rft_device_share_export(on->device, on->memory, BYTES, &whole, NULL));
     other_start(&other);
     assert_int_equal(tell(&other, 'm', &on->share)->imports, 1);
     assert_int_equal(tell(&other, 'm', &whole)->imports, 1);
     assert_int_equal(tell(&other, 'u', &whole)->imports, 1);
-    assert_int_equal(tell(&other, 'r', &whole)->status, REFIT_OK);
+    assert_ok(tell(&other, 'r', &whole)->status);
     assert_memory_equal(other.said.bytes, on->bytes, BYTES);
     assert_int_equal(tell(&other, 'u', &whole)->imports, 0);
     other_leave(&other);
@@ -220,7 +210,7 @@ static void an_importer_that_is_killed_holds_nothing(void **state)
     scene *on = *state;
     other_process other;
     other_start(&other);
-    assert_int_equal(tell(&other, 'm', &on->share)->status, REFIT_OK);
+    assert_ok(tell(&other, 'm', &on->share)->status);
     other_kill(&other); /* the driver would complain of the free that follows */
 }
 
@@ -229,14 +219,14 @@ static void in_the_process_that_exported_it_the_memory_is_given_as_it_is(void **
     scene *on = *state;
     refit_device *second = NULL;
     void *mapped = NULL;
-    assert_int_equal(refit_device_open("cuda:0", NULL, &second, NULL), REFIT_OK);
-    assert_int_equal(rft_device_share_map(on->device, &on->share, &mapped, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", NULL, &second, NULL));
+    assert_ok(rft_device_share_map(on->device, &on->share, &mapped, NULL));
     assert_ptr_equal(mapped, on->memory + HALF);
     rft_device_share_unmap(on->device, mapped);
-    assert_int_equal(rft_device_share_map(second, &on->share, &mapped, NULL), REFIT_OK);
+    assert_ok(rft_device_share_map(second, &on->share, &mapped, NULL));
     assert_ptr_equal(mapped, on->memory + HALF);
     rft_device_share_unmap(second, mapped);
-    assert_int_equal(refit_device_close(second, NULL), REFIT_OK);
+    assert_ok(refit_device_close(second, NULL));
     assert_int_equal(fake_cuda_calls("cuIpcOpenMemHandle"), 0);
 }
 
@@ -256,8 +246,8 @@ static void memory_of_another_gpu_is_refused_by_both_names(void **state)
     refit_error error;
     rft_share share = on->share;
     share.uuid[3] ^= 0x40;
-    assert_int_equal(refit_device_describe(on->device, &info, NULL), REFIT_OK);
-    assert_int_equal(map_here(on, share, &error), REFIT_ERR_INVALID);
+    assert_ok(refit_device_describe(on->device, &info, NULL));
+    assert_invalid(map_here(on, share, &error));
     assert_non_null(strstr(error.text, info.uuid));
     assert_non_null(strstr(strstr(error.text, "GPU-") + 4, "GPU-"));
 }
@@ -270,12 +260,12 @@ static void bytes_beyond_the_allocation_are_refused(void **state)
     };
     other_process other;
     other_start(&other);
-    for (size_t i = 0; i < sizeof spans / sizeof *spans; i++) {
+    for (size_t i = 0; i < COUNT_OF(spans); i++) {
         rft_share share = on->share;
         share.offset = spans[i][0];
         share.bytes = spans[i][1];
-        assert_int_equal(map_here(on, share, NULL), REFIT_ERR_INVALID);
-        assert_int_equal(tell(&other, 'm', &share)->status, REFIT_ERR_INVALID);
+        assert_invalid(map_here(on, share, NULL));
+        assert_invalid(tell(&other, 'm', &share)->status);
         assert_int_equal(other.said.imports, 0);
     }
     other_leave(&other);
@@ -286,7 +276,7 @@ static void a_false_address_or_handle_maps_nothing(void **state)
 {
     scene *on = *state;
     void *private_memory = NULL;
-    assert_int_equal(refit_memory_alloc(on->device, BYTES, &private_memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(on->device, BYTES, &private_memory, NULL));
     rft_share other_address = on->share, other_handle = on->share, nonsense = on->share;
     other_address.address ^= (uintptr_t)private_memory ^ (uintptr_t)on->memory;
     other_handle.handle[20] ^= 1;
@@ -295,7 +285,7 @@ static void a_false_address_or_handle_maps_nothing(void **state)
     assert_int_not_equal(map_here(on, other_address, NULL), REFIT_OK);
     assert_int_not_equal(map_here(on, other_handle, NULL), REFIT_OK);
     assert_int_not_equal(map_here(on, nonsense, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_free(on->device, private_memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(on->device, private_memory, NULL));
 }
 
 /* In another container a process may have this one's number, and so the same addresses and handles:
@@ -304,10 +294,8 @@ static void a_process_of_the_same_number_is_another(void **state)
 {
     scene *on = *state;
     rft_share theirs = on->share;
-    refit_error error = {0};
     theirs.address ^= UINT64_C(0x100000000); /* of another PID namespace */
-    assert_int_equal(map_here(on, theirs, &error), REFIT_ERR_DEVICE);
-    assert_non_null(strstr(error.text, "--pid=host"));
+    assert_refused(map_here(on, theirs, error), REFIT_ERR_DEVICE, "--pid=host");
     theirs.address = (uintptr_t)on->memory; /* of none */
     assert_int_not_equal(map_here(on, theirs, NULL), REFIT_OK);
 }
@@ -317,9 +305,9 @@ static void memory_that_is_gone_cannot_be_mapped(void **state)
     scene *on = *state;
     void *memory = NULL;
     rft_share share;
-    assert_int_equal(refit_memory_alloc(on->device, BYTES, &memory, NULL), REFIT_OK);
-    assert_int_equal(rft_device_share_export(on->device, memory, BYTES, &share, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_free(on->device, memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(on->device, BYTES, &memory, NULL));
+    assert_ok(rft_device_share_export(on->device, memory, BYTES, &share, NULL));
+    assert_ok(refit_memory_free(on->device, memory, NULL));
     assert_int_not_equal(map_here(on, share, NULL), REFIT_OK);
 }
 
@@ -330,13 +318,11 @@ static void memory_that_cannot_be_exported_says_why(void **state)
     refit_error error;
     unsigned char host[64];
     rft_cu_ptr managed = fake_cuda_managed(0, 4096);
-    assert_int_equal(rft_device_share_export(on->device, host, sizeof host, &share, &error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_share_export(on->device, host, sizeof host, &share, &error));
     assert_int_not_equal(
         rft_device_share_export(on->device, (void *)(uintptr_t)managed, 4096, &share, &error),
         REFIT_OK);
-    assert_int_equal(rft_device_share_export(on->device, on->memory, BYTES + 1, &share, &error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_share_export(on->device, on->memory, BYTES + 1, &share, &error));
     fake_cuda_managed_free(managed);
 }
 
@@ -346,14 +332,12 @@ static void virtual_memory_is_refused_by_the_name_that_pytorch_gives_it(void **s
     void *base = NULL;
     uint64_t granule = 0;
     rft_share share;
-    refit_error error;
     if (rft_device_reserve(on->device, 1, &base, &granule, NULL) == REFIT_ERR_UNSUPPORTED) skip();
     rft_device_unreserve(on->device, base, 1);
-    assert_int_equal(rft_device_reserve(on->device, granule, &base, &granule, NULL), REFIT_OK);
-    assert_int_equal(rft_device_commit(on->device, base, granule, NULL), REFIT_OK);
-    assert_int_equal(rft_device_share_export(on->device, base, granule, &share, &error),
-                     REFIT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(error.text, "expandable_segments"));
+    assert_ok(rft_device_reserve(on->device, granule, &base, &granule, NULL));
+    assert_ok(rft_device_commit(on->device, base, granule, NULL));
+    assert_refused(rft_device_share_export(on->device, base, granule, &share, error),
+                   REFIT_ERR_UNSUPPORTED, "expandable_segments");
     rft_device_unreserve(on->device, base, granule);
 }
 
@@ -370,8 +354,7 @@ static void a_failure_of_the_driver_is_returned(void **state)
                              REFIT_OK);
         assert_true(error.subsystem == RFT_CU_UNKNOWN);
     }
-    assert_int_equal(rft_device_share_export(on->device, on->memory, BYTES, &share, NULL),
-                     REFIT_OK);
+    assert_ok(rft_device_share_export(on->device, on->memory, BYTES, &share, NULL));
 }
 
 static void an_import_that_fails_halfway_leaves_nothing_open(void **state)
@@ -383,7 +366,7 @@ static void an_import_that_fails_halfway_leaves_nothing_open(void **state)
     unsetenv("FAKE_CUDA_SCRIPT");
     assert_int_not_equal(tell(&other, 'm', &on->share)->status, REFIT_OK);
     assert_int_equal(other.said.imports, 0);
-    assert_int_equal(tell(&other, 'm', &on->share)->status, REFIT_OK);
+    assert_ok(tell(&other, 'm', &on->share)->status);
     assert_int_equal(other.said.imports, 1);
     other_leave(&other);
 }
@@ -395,14 +378,14 @@ static void a_driver_without_sharing_is_unsupported(void **state)
     void *mapped = NULL;
     refit_device *device = NULL;
     fake_cuda_hide("cuIpcOpenMemHandle", 0);
-    assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
     assert_false(rft_device_get_caps(device).shares);
     assert_true(rft_device_get_caps(on->device).shares);
     assert_int_equal(rft_device_share_export(device, on->memory, BYTES, &share, NULL),
                      REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_share_map(device, &on->share, &mapped, NULL),
                      REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
 }
 
 #define SHARE_TEST(function) cmocka_unit_test_setup_teardown(function, set_up, tear_down)

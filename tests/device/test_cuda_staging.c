@@ -45,7 +45,6 @@ static void open_small(copy_rig *rig)
 /* The stream stands while both batches are put; each sees what the one before has left. */
 static void batches_follow_each_other_on_their_stream(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_small(&rig);
     rig_fill(&rig, true, 1);
@@ -66,7 +65,6 @@ static void batches_follow_each_other_on_their_stream(void **state)
 /* What the host side holds when the stream gets there, not when the batch was put. */
 static void sources_are_read_in_stream_order(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_small(&rig);
     for (uint64_t small = 0; small < 2; small++) {
@@ -103,7 +101,6 @@ static bool is_read_at_once(copy_rig *rig)
 
 static void host_memory_may_be_read_at_once_where_that_is_allowed(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_small(&rig);
     assert_true(is_read_at_once(&rig)); /* gathered */
@@ -117,7 +114,6 @@ static void host_memory_may_be_read_at_once_where_that_is_allowed(void **state)
 /* One source on the device: work before the batch writes it. */
 static void memory_of_the_device_is_never_read_at_once(void **state)
 {
-    (void)state;
     for (int small = 0; small < 2; small++) {
         copy_rig rig;
         open_small(&rig);
@@ -149,7 +145,6 @@ static void memory_of_the_device_is_never_read_at_once(void **state)
 /* More streams than bounce buffers, and each stands in turn: the others get through. */
 static void no_stream_waits_for_another(void **state)
 {
-    (void)state;
     copy_rig rig, parts[STREAMS];
     open_small(&rig);
     rig_fill(&rig, true, 1);
@@ -189,7 +184,7 @@ static void *run_worker(void *user)
         bool out = i % 2 == 0;
         self->status = rig_put(rig, out, out ? RFT_COPY_STREAM : RFT_COPY_ANY);
         if (self->status == REFIT_OK) {
-            self->status = refit_stream_wait(rig->device, rig->stream, PATIENCE_MS, &rig->error);
+            self->status = refit_stream_wait(rig->device, rig->stream, TIMEOUT_MS, &rig->error);
         }
     }
     return NULL;
@@ -198,7 +193,6 @@ static void *run_worker(void *user)
 /* Every thread has a stream and a quarter of the memory. */
 static void threads_copy_at_once(void **state)
 {
-    (void)state;
     enum { WORKERS = 4 };
     copy_rig rig;
     worker workers[WORKERS];
@@ -220,7 +214,6 @@ static void threads_copy_at_once(void **state)
 /* The stream stands, and more is put on it than the table holds: the engines take the rest. */
 static void a_stream_that_stands_for_long_is_not_waited_for(void **state)
 {
-    (void)state;
     copy_rig rig;
     rig_open(&rig, 2 * MIB, gathering);
     rig_lay(&rig, RIG_BATCH, 100, 20, 20, 20);
@@ -241,7 +234,6 @@ static void a_stream_that_stands_for_long_is_not_waited_for(void **state)
 
 static void without_kernels_the_engines_do_the_work(void **state)
 {
-    (void)state;
     copy_rig rig;
     fake_cuda_fail("cuLibraryLoadData", 1, 2, RFT_CU_INVALID_IMAGE);
     open_small(&rig);
@@ -253,7 +245,6 @@ static void without_kernels_the_engines_do_the_work(void **state)
 
 static void without_memory_the_engines_do_the_work_for_now(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_small(&rig);
     fake_cuda_set_taken(0, 60 * MIB); /* of 64 */
@@ -290,7 +281,6 @@ static refit_status try_round(copy_rig *rig)
 /* Each driver call of a round fails once; then the same stream works. */
 static void every_failed_call_leaves_the_stream_usable(void **state)
 {
-    (void)state;
     unsigned failures = 0;
     bool over = false;
     for (unsigned nth = 1; !over; nth++) {
@@ -318,7 +308,6 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
 /* Once a bounce buffer's events cannot be told any more, others take its place, or the engines. */
 static void bounce_buffers_that_break_are_not_used_again(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_small(&rig);
     rig_round(&rig, 1);
@@ -338,7 +327,6 @@ static void bounce_buffers_that_break_are_not_used_again(void **state)
 
 static void a_lost_gpu_is_reported_and_closes(void **state)
 {
-    (void)state;
     copy_rig rig;
     open_small(&rig);
     rig_round(&rig, 1);
@@ -350,7 +338,6 @@ static void a_lost_gpu_is_reported_and_closes(void **state)
 /* Work that does not end, on a bounce buffer that closes: what it uses stays. */
 static void a_bounce_buffer_that_hangs_keeps_its_memory(void **state)
 {
-    (void)state;
     refit_device *device = cuda_open();
     rft_cuda_device *cuda = device->self;
     rft_cuda_guard guard;

@@ -210,9 +210,8 @@ static void a_full_device_commits_nothing(void **state)
     void *memory;
     assert_ok(refit_memory_alloc(on->device, chunk * 2, &memory, &on->error));
     assert_ok(rft_device_commit(on->device, at, chunk, &on->error));
-    assert_int_equal(rft_device_commit(on->device, at, (chunks - 1) * chunk, &on->error),
-                     REFIT_ERR_DEVICE_MEMORY);
-    assert_non_null(strstr(on->error.text, "free"));
+    assert_refused(rft_device_commit(on->device, at, (chunks - 1) * chunk, error),
+                   REFIT_ERR_DEVICE_MEMORY, "free");
     assert_int_equal(device_used(on), 3 * chunk);
     assert_ok(rft_device_commit(on->device, at, (chunks - 2) * chunk, &on->error));
     assert_int_equal(device_used(on), DEVICE_BYTES);
@@ -228,15 +227,14 @@ static void what_lies_outside_is_refused(void **state)
 {
     fixture *on = *state;
     arena in = reserve(on, 4);
-    assert_int_equal(commit(on, &in, 3, 2), REFIT_ERR_INVALID);
-    assert_int_equal(decommit(on, &in, 4, 1), REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_commit(on->device, in.base + 1, in.page, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_commit(on->device, in.base, in.page + 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_commit(on->device, in.base, UINT64_MAX - in.page + 1, NULL),
-                     REFIT_ERR_INVALID);
+    assert_invalid(commit(on, &in, 3, 2));
+    assert_invalid(decommit(on, &in, 4, 1));
+    assert_invalid(rft_device_commit(on->device, in.base + 1, in.page, NULL));
+    assert_invalid(rft_device_commit(on->device, in.base, in.page + 1, NULL));
+    assert_invalid(rft_device_commit(on->device, in.base, UINT64_MAX - in.page + 1, NULL));
     void *base;
     uint64_t granule;
-    assert_int_equal(rft_device_reserve(on->device, 0, &base, &granule, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_device_reserve(on->device, 0, &base, &granule, NULL));
     assert_int_not_equal(rft_device_reserve(on->device, UINT64_MAX, &base, &granule, NULL),
                          REFIT_OK);
     unreserve(on, &in);
@@ -253,7 +251,7 @@ static void a_copy_to_memory_that_is_gone_fails(void **state)
     come(on, &in, 0, 1);
     refit_status status =
         refit_stream_copy(on->device, on->stream, in.base + in.chunk - 32, bytes, 64, &on->error);
-    refit_status waited = refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error);
+    refit_status waited = refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error);
     assert_int_not_equal(rft_keep_first(status, waited), REFIT_OK);
     device_fill(on, in.base, in.page, 3);
     assert_int_equal(device_right(on, in.base, in.page, 3), in.page);
@@ -275,14 +273,14 @@ static void a_copy_to_memory_that_is_gone_fails_once(void **state)
     assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page - 32, bytes, sizeof bytes,
                                 &on->error));
     assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_int_equal(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error),
+    assert_int_equal(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
     assert_int_equal(on->error.status, REFIT_ERR_COPY);
     /* Every waiter hears it, until the event is recorded again; then the stream is clean. */
     assert_int_equal(rft_device_event_wait(on->device, event, 0, NULL), REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error));
 
     assert_int_equal(refit_stream_copy(on->device, REFIT_STREAM_NONE, bytes, in.base + in.page,
                                        sizeof bytes, &on->error),
@@ -308,9 +306,9 @@ static void a_failure_outlives_an_event_that_left(void **state)
     assert_int_equal(refit_stream_wait(on->device, on->stream, 0, NULL), REFIT_ERR_TIMEOUT);
     rft_device_event_close(on->device, event);
     gate_open(&before);
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_close(&before);
     rft_device_unreserve(on->device, in.base, in.page);
 }
@@ -328,12 +326,12 @@ static void a_failure_outlives_an_event_that_was_not_asked(void **state)
     assert_ok(refit_stream_copy(on->device, on->stream, in.base, &byte, 1, &on->error));
     assert_ok(rft_device_event_record(on->device, first, on->stream, &on->error));
     assert_ok(rft_device_event_record(on->device, second, on->stream, &on->error));
-    assert_ok(rft_device_event_wait(on->device, second, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, second, TIMEOUT_MS, &on->error));
     rft_device_event_close(on->device, first);
     rft_device_event_close(on->device, second);
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     rft_device_unreserve(on->device, in.base, in.page);
 }
 
@@ -358,8 +356,8 @@ static void memory_stays_while_a_stream_uses_it(void **state)
     assert_int_equal(device_used(on), taken(&in));
     gate_open(&before);
     /* The copy found its memory. */
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
-    on->device->wait_most_ms = PATIENCE_MS;
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+    on->device->wait_most_ms = TIMEOUT_MS;
     go(on, &in, 0, 2);
     gate_close(&before);
     steady_free(on, bytes, 64);
@@ -379,15 +377,15 @@ static void a_stream_that_has_ended_its_use_is_not_waited_for(void **state)
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    on->device->wait_most_ms = PATIENCE_MS;
+    on->device->wait_most_ms = TIMEOUT_MS;
     assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
     assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_close(&before);
     gate_put(&before, on, on->stream);
     go(on, &in, 0, 1);
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_close(&before);
     unreserve(on, &in);
 }
@@ -438,15 +436,15 @@ static void work_that_failed_behind_a_timeout_is_reported(void **state)
     come(on, &in, 0, 1);
     assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
     /* What the use itself has put there is passed: the timeout is that of the copy. */
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_put(&before, on, on->stream);
     assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
                                 &on->error));
     on->device->wait_most_ms = 1;
     assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
-    on->device->wait_most_ms = PATIENCE_MS;
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+    on->device->wait_most_ms = TIMEOUT_MS;
     assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_COPY);
     go(on, &in, 0, 1);
     gate_close(&before);
@@ -457,8 +455,7 @@ static void only_streams_and_reservations_are_used(void **state)
 {
     fixture *on = *state;
     arena in = reserve(on, 1);
-    assert_int_equal(rft_device_reserve_use(on->device, on, on->stream, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_reserve_use(on->device, on, on->stream, &on->error));
     assert_ok(rft_device_reserve_use(on->device, in.base, REFIT_STREAM_NONE, &on->error));
     assert_ok(rft_device_reserve_unuse(on->device, in.base, REFIT_STREAM_NONE, &on->error));
     assert_ok(rft_device_reserve_unuse(on->device, on, on->stream, &on->error));
@@ -541,5 +538,5 @@ int main(void)
         cmocka_unit_test(only_streams_and_reservations_are_used),
         cmocka_unit_test(streams_of_many_threads_come_and_go),
     };
-    return run_on_every_device("arena", tests, sizeof tests / sizeof tests[0]);
+    return run_on_every_device("arena", tests, COUNT_OF(tests));
 }

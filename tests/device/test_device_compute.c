@@ -39,7 +39,7 @@ static void free_filled(fixture *on, filled made)
 
 static void wait_stream(fixture *on)
 {
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
 }
 
 static void digests_are_those_of_the_host(void **state)
@@ -327,10 +327,8 @@ static void a_job_for_masters_that_breaks_a_rule_is_refused(void **state)
     bad[8].room = RFT_MASTER_ROOM + 16;
     bad[9].elements = UINT64_MAX / 4;
     for (int i = 0; i < 10; i++) {
-        assert_int_equal(rft_device_master_encode(on->device, on->stream, &bad[i], &on->error),
-                         REFIT_ERR_INVALID);
-        assert_int_equal(rft_device_master_decode(on->device, on->stream, &bad[i], &on->error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(rft_device_master_encode(on->device, on->stream, &bad[i], &on->error));
+        assert_invalid(rft_device_master_decode(on->device, on->stream, &bad[i], &on->error));
     }
     good.elements = 0;
     assert_ok(rft_device_master_encode(on->device, on->stream, &good, &on->error));
@@ -342,36 +340,22 @@ static void arguments_that_make_no_sense_are_refused(void **state)
     fixture *on = *state;
     uint64_t sum = 0, words[2] = {0, 0};
     refit_device *device = on->device;
-    assert_int_equal(rft_device_digest(device, on->stream, NULL, 8, 0, &sum, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_digest(device, on->stream, words, 8, 0, NULL, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_digest(device, on->stream, words, 8, 4, &sum, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(
-        rft_device_digest_copy(device, on->stream, NULL, NULL, 8, 0, words, &on->error),
-        REFIT_ERR_INVALID);
-    assert_int_equal(
-        rft_device_digest_copy(device, on->stream, NULL, words, 8, 0, NULL, &on->error),
-        REFIT_ERR_INVALID);
-    assert_int_equal(
-        rft_device_digest_copy(device, on->stream, NULL, words, 8, 4, words + 1, &on->error),
-        REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_digest_copy(device, on->stream, (char *)words + 4, words, 8, 0,
-                                            words + 1, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_cast_bf16(NULL, on->stream, NULL, NULL, 1, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 1, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
-                                            UINT64_MAX / 2, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
-                                            UINT64_C(1) << 61, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_digest(device, on->stream, words, UINT64_MAX, 0, &sum, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_digest(device, on->stream, NULL, 8, 0, &sum, &on->error));
+    assert_invalid(rft_device_digest(device, on->stream, words, 8, 0, NULL, &on->error));
+    assert_invalid(rft_device_digest(device, on->stream, words, 8, 4, &sum, &on->error));
+    assert_invalid(rft_device_digest_copy(device, on->stream, NULL, NULL, 8, 0, words, &on->error));
+    assert_invalid(rft_device_digest_copy(device, on->stream, NULL, words, 8, 0, NULL, &on->error));
+    assert_invalid(
+        rft_device_digest_copy(device, on->stream, NULL, words, 8, 4, words + 1, &on->error));
+    assert_invalid(rft_device_digest_copy(device, on->stream, (char *)words + 4, words, 8, 0,
+                                          words + 1, &on->error));
+    assert_invalid(refit_stream_cast_bf16(NULL, on->stream, NULL, NULL, 1, &on->error));
+    assert_invalid(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 1, &on->error));
+    assert_invalid(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
+                                          UINT64_MAX / 2, &on->error));
+    assert_invalid(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
+                                          UINT64_C(1) << 61, &on->error));
+    assert_invalid(rft_device_digest(device, on->stream, words, UINT64_MAX, 0, &sum, &on->error));
     assert_ok(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 0, &on->error));
     wait_stream(on);
     assert_int_equal(sum, 0);
@@ -384,23 +368,17 @@ static void memory_that_the_device_cannot_reach_is_refused(void **state)
     if (rft_device_get_caps(on->device).host_addressable) skip();
     uint64_t sum = 0;
     filled made = make_filled(on, 10);
-    assert_int_equal(
-        rft_device_digest(on->device, on->stream, made.host, 4096, 0, &sum, &on->error),
-        REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_cast_bf16(on->device, on->stream, (void *)made.host,
-                                            (const void *)made.device, 16, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_cast_bf16(on->device, on->stream, (void *)made.device,
-                                            (const void *)made.host, 16, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_digest(on->device, on->stream, made.host, 4096, 0, &sum, &on->error));
+    assert_invalid(refit_stream_cast_bf16(on->device, on->stream, (void *)made.host,
+                                          (const void *)made.device, 16, &on->error));
+    assert_invalid(refit_stream_cast_bf16(on->device, on->stream, (void *)made.device,
+                                          (const void *)made.host, 16, &on->error));
     rft_master_job job = job_at(made.device, 16, 16);
     job.weights = made.host;
-    assert_int_equal(rft_device_master_encode(on->device, on->stream, &job, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_master_encode(on->device, on->stream, &job, &on->error));
     job = job_at(made.device, 16, 16);
     job.master = made.host;
-    assert_int_equal(rft_device_master_decode(on->device, on->stream, &job, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_master_decode(on->device, on->stream, &job, &on->error));
     wait_stream(on);
     assert_int_equal(device_right(on, made.device, ROOM, 10), ROOM);
     free_filled(on, made);
@@ -414,11 +392,11 @@ static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **st
     uint64_t granule, sum = 5;
     assert_ok(rft_device_reserve(on->device, UINT64_C(1) << 20, &base, &granule, &on->error));
     assert_ok(rft_device_digest(on->device, on->stream, base, 64, 0, &sum, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
     assert_int_equal(sum, 5);
     assert_ok(refit_stream_cast_bf16(on->device, on->stream, base, base, 4, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
     assert_int_equal(
         rft_device_digest(on->device, REFIT_STREAM_NONE, base, 64, 0, &sum, &on->error),
@@ -428,7 +406,7 @@ static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **st
     job.weights = job.verdict;
     job.coded = job.verdict;
     assert_ok(rft_device_master_encode(on->device, on->stream, &job, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
     assert_int_equal(rft_device_master_decode(on->device, REFIT_STREAM_NONE, &job, &on->error),
                      REFIT_ERR_COPY);
@@ -451,5 +429,5 @@ int main(void)
         cmocka_unit_test(memory_that_the_device_cannot_reach_is_refused),
         cmocka_unit_test(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream),
     };
-    return run_on_every_device("device_compute", tests, sizeof tests / sizeof tests[0]);
+    return run_on_every_device("device_compute", tests, COUNT_OF(tests));
 }

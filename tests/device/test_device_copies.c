@@ -6,13 +6,11 @@
 
 #include "base/alloc.h"
 
-#define MIB (UINT64_C(1) << 20)
-
 static void bytes_travel_there_and_back(void **state)
 {
     fixture *on = *state;
     static const uint64_t sizes[] = {1, 7, 511, 4097, MIB + 3, 9 * MIB - 1};
-    for (unsigned i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (unsigned i = 0; i < COUNT_OF(sizes); i++) {
         void *memory;
         char *there = malloc(sizes[i]);
         char *back = calloc(1, sizes[i]);
@@ -20,7 +18,7 @@ static void bytes_travel_there_and_back(void **state)
         assert_ok(refit_memory_alloc(on->device, sizes[i], &memory, &on->error));
         assert_ok(refit_stream_copy(on->device, on->stream, memory, there, sizes[i], &on->error));
         assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizes[i], &on->error));
-        assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+        assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
         assert_int_equal(pattern_right(back, sizes[i], i), sizes[i]);
         assert_ok(refit_memory_free(on->device, memory, &on->error));
         free(back);
@@ -34,7 +32,7 @@ static uint32_t cut(rft_copy *copies, uint32_t most, char *to, const char *from,
     static const uint64_t sizes[] = {1, 0, 8, 63, 64, 65, 4096, 70000, 3 * MIB, 512, 100};
     uint32_t count = 0;
     while (bytes > 0 && count < most) {
-        uint64_t piece = sizes[count % (sizeof sizes / sizeof sizes[0])];
+        uint64_t piece = sizes[count % (COUNT_OF(sizes))];
         if (piece > bytes || count == most - 1) piece = bytes;
         bytes -= piece;
         copies[count++] = (rft_copy){.to = to + bytes, .from = from + bytes, .bytes = piece};
@@ -56,10 +54,10 @@ static void a_batch_copies_every_piece(void **state)
     uint32_t count = cut(copies, MOST, memory, there, bytes);
     for (unsigned i = 0; i < 2; i++) {
         assert_ok(rft_device_zero(on->device, on->stream, memory, bytes, &on->error));
-        assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+        assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
         assert_ok(rft_device_copy_batch(on->device, streams[i], copies, count, RFT_COPY_STREAM,
                                         &on->error));
-        assert_ok(refit_stream_wait(on->device, streams[i], PATIENCE_MS, &on->error));
+        assert_ok(refit_stream_wait(on->device, streams[i], TIMEOUT_MS, &on->error));
         assert_int_equal(device_right(on, memory, bytes, 5), bytes);
     }
     assert_ok(refit_memory_free(on->device, memory, &on->error));
@@ -83,7 +81,7 @@ static void the_list_of_a_batch_may_be_reused_at_once(void **state)
     }
     assert_ok(refit_stream_copy(on->device, on->stream, back, memory, PIECES, &on->error));
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     assert_int_equal(pattern_right(back, PIECES, 9), PIECES);
     gate_close(&before);
     steady_free(on, back, PIECES);
@@ -101,14 +99,13 @@ static void batches_have_a_bound(void **state)
     for (uint32_t i = 0; i <= most; i++) {
         copies[i] = (rft_copy){.to = &to, .from = &from, .bytes = i == 0 ? 1 : 0};
     }
-    assert_int_equal(rft_device_copy_batch(on->device, on->stream, copies, most + 1,
-                                           RFT_COPY_STREAM, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_device_copy_batch(on->device, on->stream, copies, most + 1, RFT_COPY_STREAM,
+                                         &on->error));
     assert_ok(
         rft_device_copy_batch(on->device, on->stream, copies, most, RFT_COPY_STREAM, &on->error));
     assert_ok(
         rft_device_copy_batch(on->device, on->stream, copies, 0, RFT_COPY_STREAM, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     assert_int_equal(to, 1);
     free(copies);
 }
@@ -117,12 +114,10 @@ static void copies_without_an_end_are_refused(void **state)
 {
     fixture *on = *state;
     char byte = 0;
-    assert_int_equal(refit_stream_copy(on->device, on->stream, NULL, &byte, 1, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_copy(on->device, on->stream, &byte, NULL, 1, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_copy(NULL, on->stream, &byte, &byte, 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_zero(on->device, on->stream, NULL, 1, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_stream_copy(on->device, on->stream, NULL, &byte, 1, NULL));
+    assert_invalid(refit_stream_copy(on->device, on->stream, &byte, NULL, 1, NULL));
+    assert_invalid(refit_stream_copy(NULL, on->stream, &byte, &byte, 1, NULL));
+    assert_invalid(rft_device_zero(on->device, on->stream, NULL, 1, NULL));
     assert_ok(rft_device_zero(on->device, on->stream, NULL, 0, NULL));
 }
 
@@ -136,25 +131,20 @@ static void sizes_that_no_memory_has_are_refused(void **state)
     static const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 511, UINT64_C(1) << 63, INT64_MAX,
                                      UINT64_C(1) << 58};
     refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         for (size_t k = 0; k < 2; k++) {
-            assert_int_equal(
-                refit_stream_copy(on->device, streams[k], bytes, bytes + 1, sizes[i], &on->error),
-                REFIT_ERR_INVALID);
-            assert_non_null(strstr(on->error.text, "its size is wrong"));
-            assert_int_equal(rft_device_zero(on->device, streams[k], bytes, sizes[i], NULL),
-                             REFIT_ERR_INVALID);
+            assert_refused(
+                refit_stream_copy(on->device, streams[k], bytes, bytes + 1, sizes[i], error),
+                REFIT_ERR_INVALID, "its size is wrong");
+            assert_invalid(rft_device_zero(on->device, streams[k], bytes, sizes[i], NULL));
         }
-        assert_int_equal(rft_device_host_pin(on->device, bytes, sizes[i], NULL), REFIT_ERR_INVALID);
+        assert_invalid(rft_device_host_pin(on->device, bytes, sizes[i], NULL));
         const void *whole;
-        assert_int_equal(rft_device_memory_check(on->device, bytes, sizes[i], &whole, NULL),
-                         REFIT_ERR_INVALID);
+        assert_invalid(rft_device_memory_check(on->device, bytes, sizes[i], &whole, NULL));
     }
-    assert_int_equal(refit_stream_copy(on->device, on->stream, last, bytes, 5, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_copy(on->device, on->stream, bytes, last, 5, NULL),
-                     REFIT_ERR_INVALID);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_invalid(refit_stream_copy(on->device, on->stream, last, bytes, 5, NULL));
+    assert_invalid(refit_stream_copy(on->device, on->stream, bytes, last, 5, NULL));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
 }
 
 static void zero_clears_its_range_and_no_more(void **state)
@@ -166,7 +156,7 @@ static void zero_clears_its_range_and_no_more(void **state)
     device_fill(on, memory, sizeof back, 3);
     assert_ok(rft_device_zero(on->device, on->stream, memory + 4099, 4099, &on->error));
     assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizeof back, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     for (unsigned i = 4099; i < 2 * 4099; i++) {
         assert_int_equal(back[i], 0);
     }
@@ -186,8 +176,8 @@ static void cycle(fixture *on, rft_event *event, const rft_copy *copies, uint32_
     assert_ok(
         rft_device_copy_batch(on->device, on->stream, copies, count, RFT_COPY_STREAM, &on->error));
     assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
 }
 
 static void the_steady_state_allocates_nothing(void **state)
@@ -225,5 +215,5 @@ int main(void)
         cmocka_unit_test(zero_clears_its_range_and_no_more),
         cmocka_unit_test(the_steady_state_allocates_nothing),
     };
-    return run_on_every_device("copies", tests, sizeof tests / sizeof tests[0]);
+    return run_on_every_device("copies", tests, COUNT_OF(tests));
 }

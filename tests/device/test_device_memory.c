@@ -5,13 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MIB (UINT64_C(1) << 20)
-
 static void memory_is_aligned_and_its_own(void **state)
 {
     fixture *on = *state;
     static const uint64_t sizes[] = {1, 511, 512, 513, 65536, MIB - 1, MIB, MIB + 1, 3 * MIB + 5};
-    enum { COUNT = sizeof sizes / sizeof sizes[0] };
+    enum { COUNT = COUNT_OF(sizes) };
     void *memory[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
         assert_ok(refit_memory_alloc(on->device, sizes[i], &memory[i], &on->error));
@@ -99,12 +97,11 @@ static void freeing_twice_or_what_is_foreign_is_refused(void **state)
     for (unsigned i = 0; i < 2; i++) {
         char *memory;
         assert_ok(refit_memory_alloc(on->device, sizes[i], (void **)&memory, &on->error));
-        assert_int_equal(refit_memory_free(on->device, memory + 512, &on->error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(refit_memory_free(on->device, memory + 512, &on->error));
         assert_ok(refit_memory_free(on->device, memory, &on->error));
-        assert_int_equal(refit_memory_free(on->device, memory, &on->error), REFIT_ERR_INVALID);
+        assert_invalid(refit_memory_free(on->device, memory, &on->error));
     }
-    assert_int_equal(refit_memory_free(on->device, on, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_memory_free(on->device, on, &on->error));
     assert_int_equal(device_used(on), 0);
 }
 
@@ -118,10 +115,10 @@ static void bad_arguments_are_refused(void **state)
 {
     fixture *on = *state;
     void *memory;
-    assert_int_equal(refit_memory_alloc(on->device, 0, &memory, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_memory_alloc(on->device, 1, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_memory_alloc(NULL, 1, &memory, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_memory_free(NULL, NULL, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_memory_alloc(on->device, 0, &memory, NULL));
+    assert_invalid(refit_memory_alloc(on->device, 1, NULL, NULL));
+    assert_invalid(refit_memory_alloc(NULL, 1, &memory, NULL));
+    assert_invalid(refit_memory_free(NULL, NULL, NULL));
 }
 
 static void many_allocations_are_kept_apart(void **state)
@@ -154,8 +151,8 @@ static void a_device_with_memory_stays_open(void **state)
     void *memory;
     assert_ok(refit_memory_alloc(on->device, 100, &memory, &on->error));
     rft_device_retain(on->device);
-    assert_int_equal(refit_device_close(on->device, &on->error), REFIT_ERR_BUSY);
-    assert_non_null(strstr(on->error.text, "1 allocations, 1 streams and 1 objects"));
+    assert_refused(refit_device_close(on->device, error), REFIT_ERR_BUSY,
+                   "1 allocations, 1 streams and 1 objects");
     rft_device_release(on->device);
     assert_ok(refit_memory_free(on->device, memory, &on->error));
 }
@@ -175,9 +172,9 @@ static void describe_fills_what_the_caller_knows(void **state)
     assert_ok(refit_device_describe(on->device, &older, &on->error));
     assert_int_equal(older.capacity_bytes, 77);
     older.size = 3;
-    assert_int_equal(refit_device_describe(on->device, &older, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_device_describe(on->device, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_device_describe(NULL, &info, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_device_describe(on->device, &older, NULL));
+    assert_invalid(refit_device_describe(on->device, NULL, NULL));
+    assert_invalid(refit_device_describe(NULL, &info, NULL));
 }
 
 int main(void)
@@ -194,5 +191,5 @@ int main(void)
         cmocka_unit_test(a_device_with_memory_stays_open),
         cmocka_unit_test(describe_fills_what_the_caller_knows),
     };
-    return run_on_every_device("memory", tests, sizeof tests / sizeof tests[0]);
+    return run_on_every_device("memory", tests, COUNT_OF(tests));
 }

@@ -1,31 +1,25 @@
 /* Device specs: a valid spec opens the right device, any other is refused with a sentence. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "device/device.h"
 #include "tests/support/bare_device.h"
+#include "tests/support/test.h"
 
 static void assert_opens(const char *spec, const refit_config *config, uint64_t capacity)
 {
     refit_device *device;
     refit_error error;
     refit_device_info info = {.size = sizeof info};
-    assert_int_equal(refit_device_open(spec, config, &device, &error), REFIT_OK);
-    assert_int_equal(refit_device_describe(device, &info, &error), REFIT_OK);
+    assert_ok(refit_device_open(spec, config, &device, &error));
+    assert_ok(refit_device_describe(device, &info, &error));
     assert_string_equal(info.kind, "host");
     assert_int_equal(info.capacity_bytes, capacity);
     assert_int_equal(info.used_bytes, 0);
-    assert_int_equal(refit_device_close(device, &error), REFIT_OK);
+    assert_ok(refit_device_close(device, &error));
 }
 
 static void specs_open_the_host_device(void **state)
 {
-    (void)state;
     refit_config config;
     refit_config_init(&config, sizeof config);
     strcpy(config.device, "host:capacity=5MiB");
@@ -43,7 +37,6 @@ static void specs_open_the_host_device(void **state)
 
 static void other_specs_are_refused(void **state)
 {
-    (void)state;
     static const char *const bad[] = {"",
                                       "hos",
                                       "hosts",
@@ -81,37 +74,34 @@ static void other_specs_are_refused(void **state)
                                       "cuda:0:capacity=0",
                                       "cuda:0:capacity=1GiB:",
                                       "cuda:99999999999999999999"};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
         refit_device *device = NULL;
         refit_error error = {0};
-        assert_int_equal(refit_device_open(bad[i], NULL, &device, &error), REFIT_ERR_INVALID);
+        assert_invalid(refit_device_open(bad[i], NULL, &device, &error));
         assert_null(device);
         assert_int_equal(error.status, REFIT_ERR_INVALID);
         assert_string_not_equal(error.text, "");
     }
-    assert_int_equal(refit_device_open("host", NULL, NULL, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_device_open("host", NULL, NULL, NULL));
 }
 
 static void no_device_is_a_valid_thing_to_close(void **state)
 {
-    (void)state;
-    assert_int_equal(refit_device_close(NULL, NULL), REFIT_OK);
+    assert_ok(refit_device_close(NULL, NULL));
 }
 
 static void operations_of_another_version_are_refused(void **state)
 {
-    (void)state;
     rft_device_ops ops = {.version = RFT_DEVICE_OPS_VERSION + 1, .size = sizeof ops, .kind = "odd"};
     refit_device *device;
-    assert_int_equal(rft_device_make(&ops, NULL, &device, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_device_make(&ops, NULL, &device, NULL));
     ops.version = RFT_DEVICE_OPS_VERSION;
     ops.size = 8;
-    assert_int_equal(rft_device_make(&ops, NULL, &device, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_device_make(&ops, NULL, &device, NULL));
 }
 
 static void optional_operations_that_are_missing_say_so(void **state)
 {
-    (void)state;
     refit_device *device;
     refit_device_info info = {.size = sizeof info};
     refit_stream_ref stream = {.native = &info};
@@ -122,11 +112,11 @@ static void optional_operations_that_are_missing_say_so(void **state)
     uint16_t half;
     float single = 0;
     char byte = 0;
-    assert_int_equal(rft_device_make(&bare_device_ops, NULL, &device, NULL), REFIT_OK);
-    assert_int_equal(refit_device_describe(device, &info, NULL), REFIT_OK);
+    assert_ok(rft_device_make(&bare_device_ops, NULL, &device, NULL));
+    assert_ok(refit_device_describe(device, &info, NULL));
     assert_string_equal(info.kind, "bare");
     assert_int_equal(rft_device_get_caps(device).batch_most, 0);
-    assert_int_equal(rft_device_memory_check(device, &byte, 1, &whole, NULL), REFIT_OK);
+    assert_ok(rft_device_memory_check(device, &byte, 1, &whole, NULL));
     assert_null(whole);
     assert_int_equal(rft_device_reserve(device, 1, &memory, &granule, NULL), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_commit(device, &byte, 1, NULL), REFIT_ERR_UNSUPPORTED);
@@ -139,12 +129,11 @@ static void optional_operations_that_are_missing_say_so(void **state)
     assert_int_equal(refit_stream_cast_bf16(device, stream, &half, &single, 1, NULL),
                      REFIT_ERR_UNSUPPORTED);
     assert_int_equal(rft_device_share_map(device, &share, &memory, NULL), REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
 }
 
 static void a_required_operation_that_is_missing_is_named(void **state)
 {
-    (void)state;
     static const struct {
         size_t slot;
         const char *name;
@@ -164,12 +153,12 @@ static void a_required_operation_that_is_missing_is_named(void **state)
         {offsetof(rft_device_ops, event_join), "event_join"},
         {offsetof(rft_device_ops, event_wait), "event_wait"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         rft_device_ops ops = bare_device_ops;
         refit_device *device;
         refit_error error = {0};
         memset((char *)&ops + cases[i].slot, 0, sizeof ops.close);
-        assert_int_equal(rft_device_make(&ops, NULL, &device, &error), REFIT_ERR_INVALID);
+        assert_invalid(rft_device_make(&ops, NULL, &device, &error));
         assert_non_null(strstr(error.text, cases[i].name));
     }
 }

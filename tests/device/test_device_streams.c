@@ -46,7 +46,7 @@ static void a_stream_is_a_fifo_of_any_depth(void **state)
 {
     fixture *on = *state;
     static journal book;
-    static entry entries[sizeof book.lines / sizeof book.lines[0]];
+    static entry entries[COUNT_OF(book.lines)];
     book.written = 0;
     stream_gate before;
     gate_put(&before, on, on->stream);
@@ -56,7 +56,7 @@ static void a_stream_is_a_fifo_of_any_depth(void **state)
     }
     assert_int_equal(refit_stream_wait(on->device, on->stream, 0, &on->error), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_close(&before);
     assert_int_equal(book.written, on->depth);
     for (unsigned i = 0; i < on->depth; i++) {
@@ -82,8 +82,8 @@ static void a_full_queue_refuses_and_recovers(void **state)
     }
     assert_int_equal(status, REFIT_ERR_LIMIT);
     gate_open(&before);
-    assert_ok(rft_device_event_wait(on->device, middle, PATIENCE_MS, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, middle, TIMEOUT_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_close(&before);
     assert_true(atomic_load(&flag));
     rft_device_event_close(on->device, middle);
@@ -108,13 +108,12 @@ static void only_an_open_stream_can_be_closed(void **state)
     fixture *on = *state;
     refit_stream_ref closed = open_stream(on), strange = {&closed};
     assert_ok(refit_stream_close(on->device, closed, &on->error));
-    assert_int_equal(refit_stream_close(on->device, closed, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_close(on->device, strange, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_close(on->device, REFIT_STREAM_NONE, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_open(on->device, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_open(NULL, &closed, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_call(on->device, on->stream, NULL, NULL, NULL),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_stream_close(on->device, closed, NULL));
+    assert_invalid(refit_stream_close(on->device, strange, NULL));
+    assert_invalid(refit_stream_close(on->device, REFIT_STREAM_NONE, NULL));
+    assert_invalid(refit_stream_open(on->device, NULL, NULL));
+    assert_invalid(refit_stream_open(NULL, &closed, NULL));
+    assert_invalid(refit_stream_call(on->device, on->stream, NULL, NULL, NULL));
 }
 
 static void a_stream_that_is_none_takes_no_work(void **state)
@@ -125,10 +124,10 @@ static void a_stream_that_is_none_takes_no_work(void **state)
     refit_stream_ref closed = open_stream(on);
     rft_event *event = open_event(on);
     assert_ok(refit_stream_close(on->device, closed, &on->error));
-    assert_int_equal(refit_stream_copy(on->device, closed, &to, &from, 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_event_record(on->device, event, closed, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_device_event_join(on->device, event, closed, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_stream_wait(on->device, closed, 0, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_stream_copy(on->device, closed, &to, &from, 1, NULL));
+    assert_invalid(rft_device_event_record(on->device, event, closed, NULL));
+    assert_invalid(rft_device_event_join(on->device, event, closed, NULL));
+    assert_invalid(refit_stream_wait(on->device, closed, 0, NULL));
     assert_int_equal(to, 0);
     rft_device_event_close(on->device, event);
 }
@@ -153,7 +152,7 @@ static void an_event_never_recorded_is_done(void **state)
     assert_ok(rft_device_event_wait(on->device, event, 0, &on->error));
     assert_ok(rft_device_event_join(on->device, event, on->stream, &on->error));
     assert_ok(rft_device_event_join(on->device, event, REFIT_STREAM_NONE, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     rft_device_event_close(on->device, event);
 }
 
@@ -167,7 +166,7 @@ static void an_event_is_done_when_its_place_is_reached(void **state)
     assert_int_equal(rft_device_event_wait(on->device, event, 0, &on->error), REFIT_ERR_TIMEOUT);
     assert_int_equal(rft_device_event_wait(on->device, event, 5, &on->error), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error));
     assert_ok(rft_device_event_wait(on->device, event, 0, &on->error));
     gate_close(&before);
     rft_device_event_close(on->device, event);
@@ -190,7 +189,7 @@ static void a_join_waits_for_the_other_stream(void **state)
     assert_ok(refit_stream_copy(on->device, other, bytes + 1, middle, 1, &on->error));
     assert_int_equal(refit_stream_wait(on->device, other, 5, &on->error), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, other, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, other, TIMEOUT_MS, &on->error));
     assert_int_equal(bytes[1], 1);
     gate_close(&before);
     steady_free(on, bytes, 2);
@@ -211,10 +210,10 @@ static void a_join_keeps_the_place_it_was_made_for(void **state)
     assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
     assert_ok(rft_device_event_join(on->device, event, other, &on->error));
     assert_ok(rft_device_event_record(on->device, event, third, &on->error));
-    assert_ok(rft_device_event_wait(on->device, event, PATIENCE_MS, &on->error));
+    assert_ok(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error));
     assert_int_equal(refit_stream_wait(on->device, other, 5, &on->error), REFIT_ERR_TIMEOUT);
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, other, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, other, TIMEOUT_MS, &on->error));
     gate_close(&before);
     rft_device_event_close(on->device, event);
     assert_ok(refit_stream_close(on->device, third, &on->error));
@@ -261,7 +260,7 @@ static void events_may_go_first_or_last(void **state)
     gate_close(&before);
     assert_ok(rft_device_event_wait(on->device, late, 0, &on->error));
     assert_ok(rft_device_event_join(on->device, late, on->stream, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     rft_device_event_close(on->device, late);
 }
 
@@ -274,7 +273,7 @@ static void waits_that_time_out_leave_nothing_behind(void **state)
         assert_int_equal(refit_stream_wait(on->device, on->stream, 0, NULL), REFIT_ERR_TIMEOUT);
     }
     gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     gate_close(&before);
 }
 
@@ -295,5 +294,5 @@ int main(void)
         cmocka_unit_test(events_may_go_first_or_last),
         cmocka_unit_test(waits_that_time_out_leave_nothing_behind),
     };
-    return run_on_every_device("streams", tests, sizeof tests / sizeof tests[0]);
+    return run_on_every_device("streams", tests, COUNT_OF(tests));
 }

@@ -47,13 +47,13 @@ static void a_copy_that_breaks_later_is_told_by_the_event(void **state)
     memset(to, 2, sizeof to);
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
     assert_ok(refit_stream_copy(on->device, on->stream, to, from, sizeof to, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error),
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
                      REFIT_ERR_COPY);
     const char torn[] = {0, 0, 0, 0, 2, 2, 2, 2};
     assert_memory_equal(to, torn, sizeof to);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     assert_ok(refit_stream_copy(on->device, on->stream, to, from, sizeof to, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     assert_memory_equal(to, from, sizeof to);
 }
 
@@ -65,8 +65,8 @@ static void the_first_of_two_failures_is_reported(void **state)
     faulty_device_fail_later(on->device, FAULTY_ZERO, 1, REFIT_ERR_DEVICE);
     assert_ok(refit_stream_copy(on->device, on->stream, to, from, sizeof to, &on->error));
     assert_ok(rft_device_zero(on->device, on->stream, to, sizeof to, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, PATIENCE_MS, NULL), REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, NULL), REFIT_ERR_COPY);
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
 }
 
 static void a_copy_on_the_calling_thread_breaks_at_once(void **state)
@@ -88,7 +88,7 @@ static void a_stopped_stream_goes_on_when_told(void **state)
     assert_int_equal(refit_stream_wait(on->device, on->stream, 5, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(to, 0);
     faulty_device_go(on->device);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     assert_int_equal(to, 1);
 }
 

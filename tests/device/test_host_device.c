@@ -1,26 +1,16 @@
 /* The host device alone: threads begin late, pages go back, pinning explains itself, nothing leaks.
  */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "base/thread.h"
 #include "device/device.h"
 #include "tests/support/failing_alloc.h"
-
-#define MIB         (UINT64_C(1) << 20)
-#define PATIENCE_MS 20000u
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+#include "tests/support/test.h"
 
 static refit_device *open_host(uint32_t threads)
 {
@@ -59,7 +49,6 @@ static unsigned count_threads(void)
 
 static void no_thread_starts_before_it_is_needed(void **state)
 {
-    (void)state;
     static char there[4 << 20], back[4 << 20];
     refit_device *device = open_host(3);
     void *memory;
@@ -78,7 +67,6 @@ static void no_thread_starts_before_it_is_needed(void **state)
 
 static void its_memory_can_be_addressed(void **state)
 {
-    (void)state;
     refit_device *device = open_host(1);
     refit_device_info info = {.size = sizeof info};
     assert_ok(refit_device_describe(device, &info, NULL));
@@ -88,7 +76,6 @@ static void its_memory_can_be_addressed(void **state)
 
 static void large_memory_goes_back_to_the_system(void **state)
 {
-    (void)state;
     refit_device *device = open_host(1);
     unsigned char resident[1];
     void *memory;
@@ -102,7 +89,6 @@ static void large_memory_goes_back_to_the_system(void **state)
 
 static void decommitted_pages_are_gone(void **state)
 {
-    (void)state;
     refit_device *device = open_host(1);
     unsigned char resident[1];
     uint64_t page;
@@ -121,21 +107,19 @@ static void decommitted_pages_are_gone(void **state)
 
 static void pinning_works_or_says_why_not(void **state)
 {
-    (void)state;
     refit_device *device = open_host(1);
     refit_error error = {0};
     void *page = aligned_alloc(4096, 4096);
     refit_status status = rft_device_host_pin(device, page, 4096, &error);
     assert_true(status == REFIT_OK || status == REFIT_ERR_PIN);
     if (status == REFIT_OK) rft_device_host_unpin(device, page, 4096);
-    assert_int_equal(rft_device_host_pin(device, NULL, 4096, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_device_host_pin(device, NULL, 4096, NULL));
     free(page);
     assert_ok(refit_device_close(device, NULL));
 }
 
 static void memory_that_is_not_there_cannot_be_pinned(void **state)
 {
-    (void)state;
     /* The second page of the address space is never there. Sanitizers swallow mlock. */
     void *nowhere = (void *)4096;
     if (mlock(nowhere, 4096) == 0) skip();
@@ -166,7 +150,6 @@ static void wait_for_go(void *user)
 
 static void blocking_calls_end_at_their_deadline(void **state)
 {
-    (void)state;
     refit_device *device = open_host(1);
     refit_stream_ref stream;
     rft_event *event;
@@ -185,7 +168,7 @@ static void blocking_calls_end_at_their_deadline(void **state)
     sign.go = true;
     rft_cond_wake_all(&sign.changed);
     rft_unlock(&sign.lock);
-    assert_ok(rft_device_event_wait(device, event, PATIENCE_MS, NULL));
+    assert_ok(rft_device_event_wait(device, event, TIMEOUT_MS, NULL));
     rft_device_event_close(device, event);
     assert_ok(refit_stream_close(device, stream, NULL));
     assert_ok(refit_device_close(device, NULL));
@@ -209,7 +192,7 @@ static refit_status copy_rounds(worker *it, refit_stream_ref stream, char *there
         memset(there, it->mark + (int)round, bytes);
         RFT_TRY(refit_stream_copy(it->device, stream, memory, there, bytes, NULL));
         RFT_TRY(refit_stream_copy(it->device, stream, back, memory, bytes, NULL));
-        RFT_TRY(refit_stream_wait(it->device, stream, PATIENCE_MS, NULL));
+        RFT_TRY(refit_stream_wait(it->device, stream, TIMEOUT_MS, NULL));
         if (memcmp(there, back, bytes) != 0) return REFIT_ERR_CORRUPT;
     }
     return refit_memory_free(it->device, memory, NULL);
@@ -232,7 +215,6 @@ static void *work(void *user)
 
 static void streams_of_many_threads_share_the_pool(void **state)
 {
-    (void)state;
     enum { WORKERS = 4 };
     refit_config config;
     refit_config_init(&config, sizeof config);
@@ -288,7 +270,7 @@ static refit_status use_stream(refit_device *device)
     refit_stream_ref stream;
     RFT_TRY(refit_stream_open(device, &stream, NULL));
     refit_status status = refit_stream_copy(device, stream, &to, &from, 1, NULL);
-    if (status == REFIT_OK) status = refit_stream_wait(device, stream, PATIENCE_MS, NULL);
+    if (status == REFIT_OK) status = refit_stream_wait(device, stream, TIMEOUT_MS, NULL);
     assert_ok(refit_stream_close(device, stream, NULL));
     return status;
 }
@@ -309,7 +291,6 @@ static refit_status use_device(void)
 
 static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 {
-    (void)state;
     uint64_t nth = 1;
     for (;; nth++) {
         failing_alloc_begin(nth);

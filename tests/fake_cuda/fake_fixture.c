@@ -39,7 +39,6 @@ static void read_table(void)
 
 int set_up(void **state)
 {
-    (void)state;
     fake_cuda_reset();
     fake_cuda_set_granule(65536);
     read_table();
@@ -51,7 +50,6 @@ int set_up(void **state)
 
 int tear_down(void **state)
 {
-    (void)state;
     rft_cu_context popped;
     assert_cu(cu.context_pop(&popped));
     assert_ptr_equal(popped, context);

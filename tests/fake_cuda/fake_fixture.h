@@ -2,14 +2,9 @@
 #ifndef FAKE_FIXTURE_H
 #define FAKE_FIXTURE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include "device/cuda/cuda_driver.h"
 #include "fake_cuda.h"
+#include "tests/support/test.h"
 
 /* The table, read by set_up; and the primary context of device 0, then the current one. */
 extern rft_cuda_driver cu;

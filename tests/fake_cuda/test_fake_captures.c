@@ -3,7 +3,6 @@
 
 static void a_capture_takes_work_and_is_broken_by_unsafe_calls(void **state)
 {
-    (void)state;
     rft_cu_stream stream = open_stream();
     rft_cu_event event = open_event();
     rft_cu_ptr memory = device_memory(512), second;
@@ -34,7 +33,6 @@ static void a_capture_takes_work_and_is_broken_by_unsafe_calls(void **state)
 
 static void a_captured_event_is_no_place_in_time(void **state)
 {
-    (void)state;
     rft_cu_stream stream = open_stream(), other = open_stream();
     rft_cu_event event = open_event();
     int mode = RFT_CU_CAPTURE_MODE_RELAXED;
@@ -55,7 +53,6 @@ static void a_captured_event_is_no_place_in_time(void **state)
 
 static void the_legacy_stream_breaks_the_capture_of_a_blocking_one(void **state)
 {
-    (void)state;
     rft_cu_stream blocking = fake_cuda_stream(context, 0);
     rft_cu_ptr memory = device_memory(512);
     fake_cuda_capture_begin(blocking);

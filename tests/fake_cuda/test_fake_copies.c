@@ -6,7 +6,6 @@
 
 static void bytes_go_to_the_device_and_come_back(void **state)
 {
-    (void)state;
     enum { bytes = 100000 };
     char *here = pinned_memory(bytes), *back = pinned_memory(bytes);
     for (int i = 0; i < bytes; i++)
@@ -27,7 +26,6 @@ static void bytes_go_to_the_device_and_come_back(void **state)
 
 static void pageable_memory_is_copied_while_the_caller_waits(void **state)
 {
-    (void)state;
     char here[1000], back[1000] = {0};
     memset(here, 5, sizeof here);
     rft_cu_ptr there = device_memory(sizeof here);
@@ -42,7 +40,6 @@ static void pageable_memory_is_copied_while_the_caller_waits(void **state)
 
 static void copies_keep_to_one_allocation_and_one_registration(void **state)
 {
-    (void)state;
     char *host = calloc(1, 3 * 4096);
     assert_non_null(host);
     assert_cu(cu.host_register(host, 4096, 0));
@@ -67,7 +64,6 @@ static void copies_keep_to_one_allocation_and_one_registration(void **state)
 
 static void memory_that_goes_before_the_work_is_a_violation_and_a_loss(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(4096);
     rft_cu_stream stream = open_stream();
     fake_cuda_stop();
@@ -83,7 +79,6 @@ static void memory_that_goes_before_the_work_is_a_violation_and_a_loss(void **st
 
 static void memory_unmapped_under_queued_work_is_a_violation(void **state)
 {
-    (void)state;
     enum { granule = 65536 };
     rft_cu_allocation properties = {.type = RFT_CU_ALLOCATION_PINNED,
                                     .location = {RFT_CU_LOCATION_DEVICE, 0}};
@@ -135,7 +130,6 @@ static rft_cu_result put(batch *it, size_t attributes, rft_cu_stream stream)
 
 static void a_batch_copies_all_of_its_entries(void **state)
 {
-    (void)state;
     char *host = pinned_memory(300);
     rft_cu_ptr memory = device_memory(600);
     rft_cu_stream stream = open_stream();
@@ -157,7 +151,6 @@ static void a_batch_copies_all_of_its_entries(void **state)
 
 static void a_batch_takes_addresses_as_the_device_knows_them(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(4096);
     rft_cu_stream stream = open_stream();
     char *host = pinned_memory(4096);
@@ -175,7 +168,6 @@ static void a_batch_takes_addresses_as_the_device_knows_them(void **state)
 
 static void a_batch_is_refused_for_what_is_wrong_with_it(void **state)
 {
-    (void)state;
     char *host = pinned_memory(300);
     rft_cu_ptr memory = device_memory(600);
     rft_cu_stream stream = open_stream();
@@ -210,7 +202,6 @@ static void a_batch_is_refused_for_what_is_wrong_with_it(void **state)
 
 static void source_order_any_reads_when_it_is_called(void **state)
 {
-    (void)state;
     char *host = pinned_memory(300);
     rft_cu_ptr memory = device_memory(600);
     rft_cu_stream stream = open_stream();

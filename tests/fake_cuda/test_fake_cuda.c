@@ -9,7 +9,6 @@
 
 static void a_symbol_is_given_at_its_version_and_above(void **state)
 {
-    (void)state;
     rft_cu_result result;
     int found;
     void *first = symbol_of("cuMemcpyBatchAsync", 12080, &result, &found);
@@ -28,7 +27,6 @@ static void a_symbol_is_given_at_its_version_and_above(void **state)
 
 static void a_version_above_the_drivers_is_invalid(void **state)
 {
-    (void)state;
     rft_cu_result result;
     int found, version;
     fake_cuda_set_version(12080);
@@ -44,7 +42,6 @@ static void a_version_above_the_drivers_is_invalid(void **state)
 
 static void a_hidden_symbol_is_not_found(void **state)
 {
-    (void)state;
     rft_cu_result result;
     int found;
     fake_cuda_hide("cuMemCreate", 0);
@@ -57,7 +54,6 @@ static void a_hidden_symbol_is_not_found(void **state)
 
 static void devices_say_what_they_are(void **state)
 {
-    (void)state;
     int count, value;
     rft_cu_device device;
     rft_cu_uuid first, second;
@@ -82,7 +78,6 @@ static void devices_say_what_they_are(void **state)
 
 static void nothing_works_before_init(void **state)
 {
-    (void)state;
     int count;
     rft_cu_context popped;
     assert_cu(cu.context_pop(&popped));
@@ -99,7 +94,6 @@ static void nothing_works_before_init(void **state)
 
 static void a_prohibited_device_gives_no_context(void **state)
 {
-    (void)state;
     rft_cu_context other;
     fake_cuda_set_attribute(1, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_PROHIBITED, true);
     refuses(DEVICE_UNAVAILABLE, cu.context_retain(&other, 1));
@@ -107,7 +101,6 @@ static void a_prohibited_device_gives_no_context(void **state)
 
 static void contexts_are_a_stack_of_each_thread(void **state)
 {
-    (void)state;
     rft_cu_context other, popped;
     rft_cu_ptr memory;
     assert_cu(cu.context_retain(&other, 1));
@@ -132,7 +125,6 @@ static void *depth_elsewhere(void *user)
 
 static void another_thread_has_no_context(void **state)
 {
-    (void)state;
     pthread_t thread;
     unsigned depth = 99;
     assert_int_equal(pthread_create(&thread, NULL, depth_elsewhere, &depth), 0);
@@ -142,7 +134,6 @@ static void another_thread_has_no_context(void **state)
 
 static void a_context_that_ends_with_objects_in_it_is_a_violation(void **state)
 {
-    (void)state;
     rft_cu_context other, popped;
     rft_cu_ptr memory;
     assert_cu(cu.context_retain(&other, 1));
@@ -160,7 +151,6 @@ static void a_context_that_ends_with_objects_in_it_is_a_violation(void **state)
 
 static void a_scripted_call_fails_so_often(void **state)
 {
-    (void)state;
     rft_cu_ptr memory, second;
     fake_cuda_fail("cuMemAlloc", 2, 2, RFT_CU_OUT_OF_MEMORY);
     memory = device_memory(512);
@@ -174,7 +164,6 @@ static void a_scripted_call_fails_so_often(void **state)
 
 static void a_star_means_every_call_that_ends_nothing(void **state)
 {
-    (void)state;
     rft_cu_event event;
     rft_cu_ptr memory = device_memory(512);
     fake_cuda_fail("*", 1, 1, RFT_CU_UNKNOWN);
@@ -188,7 +177,6 @@ static void a_star_means_every_call_that_ends_nothing(void **state)
 
 static void the_environment_scripts_other_processes(void **state)
 {
-    (void)state;
     rft_cu_context popped;
     rft_cu_ptr memory, second;
     size_t total;
@@ -216,7 +204,6 @@ static void the_environment_scripts_other_processes(void **state)
 
 static void a_lost_context_answers_so_and_its_objects_can_be_ended(void **state)
 {
-    (void)state;
     const char *name;
     rft_cu_ptr memory = device_memory(4096), second;
     rft_cu_stream stream = open_stream();
@@ -234,7 +221,6 @@ static void a_lost_context_answers_so_and_its_objects_can_be_ended(void **state)
 
 static void the_child_of_a_fork_is_not_initialised(void **state)
 {
-    (void)state;
     int status, count;
     pid_t child = fork();
     assert_true(child >= 0);
@@ -249,7 +235,6 @@ static void the_child_of_a_fork_is_not_initialised(void **state)
 
 static void a_handle_is_dead_after_its_end(void **state)
 {
-    (void)state;
     rft_cu_event event = open_event();
     rft_cu_stream stream = open_stream();
     assert_cu(cu.event_close(event));

@@ -111,7 +111,6 @@ static int leave(const other_process *other)
 
 static void a_handle_is_of_the_whole_allocation(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(8192), next = device_memory(8192);
     rft_cu_ipc_handle first, within, other;
     assert_cu(cu.ipc_export(&first, memory));
@@ -126,7 +125,6 @@ static void a_handle_is_of_the_whole_allocation(void **state)
 
 static void a_process_cannot_open_what_it_exported(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(8192), again;
     rft_cu_ipc_handle handle;
     assert_cu(cu.ipc_export(&handle, memory));
@@ -136,7 +134,6 @@ static void a_process_cannot_open_what_it_exported(void **state)
 
 static void another_process_has_the_same_bytes(void **state)
 {
-    (void)state;
     rft_cu_ptr small = device_memory(100), memory = device_memory(8192); /* not at a page */
     char *bytes = fake_cuda_bytes(memory, 8192);
     bytes[0] = 33;
@@ -158,7 +155,6 @@ static void another_process_has_the_same_bytes(void **state)
 
 static void memory_freed_while_another_process_has_it_is_a_violation(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(8192), neighbour = device_memory(8192);
     other_process other = importer_of(memory);
     assert_int_equal(ask(&other, 'o'), RFT_CU_SUCCESS);
@@ -172,7 +168,6 @@ static void memory_freed_while_another_process_has_it_is_a_violation(void **stat
 
 static void a_killed_process_has_nothing_open(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(8192);
     other_process other = importer_of(memory);
     assert_int_equal(ask(&other, 'o'), RFT_CU_SUCCESS);
@@ -183,7 +178,6 @@ static void a_killed_process_has_nothing_open(void **state)
 
 static void what_is_opened_is_on_the_current_device(void **state)
 {
-    (void)state;
     rft_cu_context second, popped;
     rft_cu_ipc_handle handle;
     rft_cu_ptr memory, base;

@@ -25,7 +25,6 @@ static void launch(rft_cu_kernel kernel, rft_cu_stream stream, void **arguments)
 
 static void the_pack_kernel_moves_between_device_and_mapped_memory(void **state)
 {
-    (void)state;
     rft_cu_kernel kernel = kernel_named("rft_pack_kernel");
     rft_cu_stream stream = open_stream();
     char *pinned = pinned_memory(4096);
@@ -51,7 +50,6 @@ static void the_pack_kernel_moves_between_device_and_mapped_memory(void **state)
 
 static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
 {
-    (void)state;
     rft_cu_kernel kernel = kernel_named("rft_cast_kernel");
     rft_cu_stream stream = open_stream();
     float *pinned = pinned_memory(4096);
@@ -69,7 +67,6 @@ static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
 
 static void a_kernel_that_meets_another_devices_memory_loses_the_context(void **state)
 {
-    (void)state;
     rft_cu_kernel kernel = kernel_named("rft_cast_kernel");
     rft_cu_stream stream = open_stream();
     rft_cu_ptr to = device_memory(4096), from = fake_cuda_memory(1, 4096);
@@ -85,7 +82,6 @@ static void a_kernel_that_meets_another_devices_memory_loses_the_context(void **
 
 static void cast_and_digest_are_those_of_their_twins(void **state)
 {
-    (void)state;
     enum { count = 1000 };
     rft_cu_kernel cast = kernel_named("rft_cast_kernel");
     rft_cu_kernel digest, copy;
@@ -122,7 +118,6 @@ static void cast_and_digest_are_those_of_their_twins(void **state)
 
 static void an_image_that_does_not_load_and_a_kernel_that_is_not_there(void **state)
 {
-    (void)state;
     rft_cu_kernel kernel = kernel_named("rft_pack_kernel"), other;
     rft_cu_stream stream = open_stream();
     refuses(NOT_FOUND, cu.library_kernel(&other, library, "rft_unknown_kernel"));

@@ -14,7 +14,6 @@ enum { granule = 65536 };
 
 static void the_cpu_cannot_touch_device_memory(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(4096);
     int status;
     pid_t child = fork();
@@ -34,7 +33,6 @@ static void the_cpu_cannot_touch_device_memory(void **state)
 
 static void device_memory_ends(void **state)
 {
-    (void)state;
     size_t left, total;
     rft_cu_ptr first = device_memory(40 << 20), second;
     refuses(OUT_OF_MEMORY, cu.memory_alloc(&second, 30 << 20));
@@ -51,7 +49,6 @@ static void device_memory_ends(void **state)
 
 static void freed_addresses_do_not_come_back_at_once(void **state)
 {
-    (void)state;
     rft_cu_ptr first = device_memory(4096);
     assert_cu(cu.memory_free(first));
     rft_cu_ptr second = device_memory(4096);
@@ -67,7 +64,6 @@ static void freed_addresses_do_not_come_back_at_once(void **state)
 
 static void a_range_is_found_from_within(void **state)
 {
-    (void)state;
     rft_cu_ptr memory = device_memory(5000), base;
     size_t bytes;
     assert_cu(cu.memory_range(&base, &bytes, memory + 4999));
@@ -99,7 +95,6 @@ static pointer_facts facts_of(rft_cu_ptr memory)
 
 static void pointers_say_what_they_are(void **state)
 {
-    (void)state;
     rft_cu_ptr own = device_memory(4096), other = fake_cuda_memory(1, 4096);
     rft_cu_ptr managed = fake_cuda_managed(0, 4096);
     char *pinned = pinned_memory(4096);
@@ -121,7 +116,6 @@ static void pointers_say_what_they_are(void **state)
 
 static void registrations_do_not_overlap(void **state)
 {
-    (void)state;
     char *memory = calloc(1, 3 * 4096);
     assert_non_null(memory);
     assert_cu(cu.host_register(memory + 4096, 4096, 0));
@@ -141,7 +135,6 @@ static void registrations_do_not_overlap(void **state)
 
 static void registered_memory_has_an_address_of_the_devices(void **state)
 {
-    (void)state;
     char *pinned = pinned_memory(8192);
     void *own;
     rft_cu_ptr mapped, again;
@@ -176,7 +169,6 @@ static void allow(rft_cu_ptr at, size_t bytes)
 
 static void mapped_memory_is_reached_once_access_is_set(void **state)
 {
-    (void)state;
     rft_cu_ptr base;
     rft_cu_handle handle = physical_memory(granule, 0);
     assert_cu(cu.address_reserve(&base, 4 * granule, 0, 0, 0));
@@ -200,7 +192,6 @@ static void mapped_memory_is_reached_once_access_is_set(void **state)
 
 static void a_range_goes_on_over_mappings_side_by_side(void **state)
 {
-    (void)state;
     rft_cu_ptr base;
     rft_cu_handle first = physical_memory(granule, 0), second = physical_memory(2 * granule, 0);
     assert_cu(cu.address_reserve(&base, 3 * granule, 0, 0, 0));
@@ -225,7 +216,6 @@ static void a_range_goes_on_over_mappings_side_by_side(void **state)
 
 static void wrong_ends_of_mappings_are_violations(void **state)
 {
-    (void)state;
     rft_cu_ptr base;
     rft_cu_handle handle = physical_memory(2 * granule, 0);
     assert_cu(cu.address_reserve(&base, 4 * granule, 0, 0, 0));
@@ -245,7 +235,6 @@ static void wrong_ends_of_mappings_are_violations(void **state)
 
 static void physical_memory_is_the_devices(void **state)
 {
-    (void)state;
     rft_cu_allocation properties = {.type = RFT_CU_ALLOCATION_PINNED,
                                     .location = {RFT_CU_LOCATION_DEVICE, 0}};
     rft_cu_handle handle = physical_memory(60 << 20, 0), second;
@@ -258,7 +247,6 @@ static void physical_memory_is_the_devices(void **state)
 
 static void a_descriptor_is_the_same_memory(void **state)
 {
-    (void)state;
     int file;
     rft_cu_ptr base;
     rft_cu_handle handle = physical_memory(granule, RFT_CU_SHARE_POSIX_FD), same;

@@ -9,7 +9,6 @@
 
 static void work_waits_for_the_gate(void **state)
 {
-    (void)state;
     rft_cu_stream stream = open_stream();
     rft_cu_event event = open_event();
     rft_cu_ptr memory = device_memory(4096);
@@ -37,7 +36,6 @@ static void work_waits_for_the_gate(void **state)
 
 static void an_event_joins_streams_as_it_was_recorded(void **state)
 {
-    (void)state;
     rft_cu_stream first = open_stream(), second = open_stream();
     rft_cu_event event = open_event();
     rft_cu_ptr memory = device_memory(512);
@@ -62,7 +60,6 @@ static void an_event_joins_streams_as_it_was_recorded(void **state)
 
 static void an_event_may_end_before_its_work(void **state)
 {
-    (void)state;
     rft_cu_stream first = open_stream(), second = open_stream();
     rft_cu_event event = open_event();
     fake_cuda_stop();
@@ -84,7 +81,6 @@ static void ask_the_driver(void *user)
 
 static void a_host_function_may_not_call_the_driver(void **state)
 {
-    (void)state;
     atomic_int answer = 99;
     rft_cu_stream stream = open_stream();
     assert_cu(cu.stream_call(stream, ask_the_driver, &answer));
@@ -95,7 +91,6 @@ static void a_host_function_may_not_call_the_driver(void **state)
 
 static void work_that_fails_loses_the_context(void **state)
 {
-    (void)state;
     atomic_int called = 99;
     rft_cu_ptr memory = device_memory(512);
     rft_cu_stream stream = open_stream();
@@ -117,7 +112,6 @@ static void work_that_fails_loses_the_context(void **state)
 
 static void the_legacy_stream_and_blocking_streams_wait_for_each_other(void **state)
 {
-    (void)state;
     rft_cu_stream blocking = fake_cuda_stream(context, 0), other = open_stream();
     rft_cu_ptr memory = device_memory(512);
     unsigned char *bytes = fake_cuda_bytes(memory, 512);
@@ -141,7 +135,6 @@ static void the_legacy_stream_and_blocking_streams_wait_for_each_other(void **st
 
 static void a_stream_of_another_context_is_told(void **state)
 {
-    (void)state;
     rft_cu_context strange = fake_cuda_other_context(0), found;
     rft_cu_stream stream = fake_cuda_stream(strange, 0);
     rft_cu_event event = open_event();
@@ -154,7 +147,6 @@ static void a_stream_of_another_context_is_told(void **state)
 
 static void elapsed_time_needs_timing(void **state)
 {
-    (void)state;
     rft_cu_stream stream = open_stream();
     rft_cu_event plain = open_event(), first, second;
     float milliseconds = -1;
@@ -197,7 +189,6 @@ static void *one_more(void *user)
 
 static void the_call_that_overflows_a_queue_waits(void **state)
 {
-    (void)state;
     enum { depth = 1024 };
     pthread_t thread;
     overflow on = {.stream = open_stream(), .memory = device_memory(512)};
@@ -241,7 +232,6 @@ static void *one_more_call(void *user)
 
 static void a_queue_takes_few_host_functions_between_other_work(void **state)
 {
-    (void)state;
     enum { most = 56 };
     pthread_t thread;
     overflow on = {.stream = open_stream(), .memory = device_memory(512)};
@@ -284,7 +274,6 @@ static void begin_to_stand(standing *it, rft_cu_stream stream)
 
 static void host_functions_run_one_at_a_time(void **state)
 {
-    (void)state;
     standing first = {false}, second = {false};
     rft_cu_ptr memory = device_memory(512);
     rft_cu_stream one = open_stream(), other = open_stream();
@@ -359,7 +348,6 @@ static void check_waits(waiting *on)
 
 static void frees_and_copies_on_the_host_wait(void **state)
 {
-    (void)state;
     rft_cu_stream stream = open_stream();
     void *host;
     assert_cu(cu.host_alloc(&host, 128, 0));
@@ -402,7 +390,6 @@ static void *member(void *user)
 
 static void many_threads_may_call_at_once(void **state)
 {
-    (void)state;
     enum { members = 6 };
     pthread_t threads[members];
     crowd crowds[members] = {{0}};

@@ -2,18 +2,12 @@
 #ifndef MASTER_DATA_H
 #define MASTER_DATA_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "kernels/master.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define MASTER_MOST ((uint64_t)(2 * RFT_MASTER_UNIT + 5 * RFT_MASTER_BLOCK + 123))
 

@@ -5,22 +5,16 @@
  * infinite, zero of both signs and NaN. Nothing beside the range is written. Known answers stand
  * where the scalar form could be wrong with all others: remainders, rounding, the order of ops.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <math.h>
-
-#include <cmocka.h>
 
 #include "kernels/adam.h"
 #include "kernels/cast.h"
 #include "kernels/floats.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 enum { GRADIENT, WEIGHTS, BESIDE, FIRST, SECOND, THIRD, ARRAYS };
 
@@ -39,7 +33,7 @@ static uint32_t any_float(void)
                                        0x7F800000, 0xFF800000, 0x7F7FFFFF, 0xFF7FFFFF, 0x3F800000,
                                        0x7FC00000, 0xFFC00001, 0x7F800001, 0x3F808000, 0x3F818000};
     uint64_t random = seeded_next(&seed);
-    if (random % 16 == 0) return special[random / 16 % (sizeof special / sizeof special[0])];
+    if (random % 16 == 0) return special[random / 16 % (COUNT_OF(special))];
     if (random % 16 == 1) return (uint32_t)(random >> 20); /* any pattern */
     uint32_t exponent = 127 - 12 + (uint32_t)(random >> 56) % 16;
     return (uint32_t)(random >> 60) << 31 | exponent << 23 | (uint32_t)(random >> 20 & 0x7FFFFF);
@@ -244,7 +238,6 @@ static scene any_scene(size_t count)
 
 static void any_step_has_the_bits_of_the_scalar_form(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < 4000; i++) {
         at_hand = any_scene(i % 150);
         check();
@@ -255,7 +248,6 @@ static void any_step_has_the_bits_of_the_scalar_form(void **state)
  * alignment, too. */
 static void long_ranges_have_the_bits_of_the_scalar_form(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < 200; i++) {
         at_hand = any_scene(MOST - (size_t)seeded_below(&seed, 3000));
         at_hand.aside = by_chance() ? 0 : at_hand.aside % 4;
@@ -266,7 +258,6 @@ static void long_ranges_have_the_bits_of_the_scalar_form(void **state)
 /* MKL has one thread while roots are taken, and what it had before behind that. */
 static void roots_are_taken_on_one_thread(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < 50; i++) {
         at_hand = any_scene(seeded_below(&seed, 5000));
         at_hand.options.root = other_root;
@@ -294,7 +285,6 @@ static float adam_once(rft_adam_options options, float gradient, float parameter
 /* What torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01) makes of it. */
 static void a_step_of_adamw_is_that_of_pytorch(void **state)
 {
-    (void)state;
     float states[3] = {0};
     rft_adam_options options = {.kind = RFT_ADAM,
                                 .lr = 0.1,
@@ -312,7 +302,6 @@ static void a_step_of_adamw_is_that_of_pytorch(void **state)
 /* A product that is not fused would be zero, or lose its last bits. */
 static void products_are_fused_where_pytorch_fuses_them(void **state)
 {
-    (void)state;
     rft_adam_options options = {.kind = RFT_SGD, .lr = 0x1.000002p0};
     float states[3] = {0};
     assert_true(adam_once(options, 0x1.000002p0f, 0x1.000004p0f, states) == -0x1p-46f);
@@ -339,7 +328,6 @@ static void expect_split(uint32_t master, uint16_t weight, uint16_t remainder)
 
 static void remainders_are_those_of_transformer_engine(void **state)
 {
-    (void)state;
     expect_split(0x3F800000, 0x3F80, 0x0000); /* 1 */
     expect_split(0x3F807FFF, 0x3F80, 0x7FFF); /* just below the middle */
     expect_split(0x3F808000, 0x3F81, 0x8000); /* the middle goes away from zero, also from even */
@@ -356,7 +344,6 @@ static void remainders_are_those_of_transformer_engine(void **state)
 
 static void states_are_counted(void **state)
 {
-    (void)state;
     assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAM}), 2);
     assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAM, .amsgrad = true}), 3);
     assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAGRAD}), 1);

@@ -4,18 +4,11 @@
  * of their master that kernels/cast.h and kernels/floats.h give. The step is one of SGD by nothing,
  * which leaves the parameter as it is.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "kernels/adam.h"
 #include "kernels/cast.h"
 #include "kernels/floats.h"
 #include "tests/kernels/levels.h"
+#include "tests/support/test.h"
 
 #define COUNT ((size_t)1 << 16)
 
@@ -92,7 +85,6 @@ static void check_split(void)
 
 static void every_parameter_stays_as_it_is(void **state)
 {
-    (void)state;
     for (uint64_t first = 0; first < UINT64_C(1) << 32; first += COUNT) {
         for (uint32_t i = 0; i < COUNT; i++)
             masters[i] = (uint32_t)first + i;
@@ -129,7 +121,6 @@ static void check_gradients(void)
 
 static void every_gradient_of_16_bits_is_widened_exactly(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < COUNT; i++)
         weights[i] = (uint16_t)i;
     on_every_level(check_gradients);

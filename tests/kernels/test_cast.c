@@ -1,18 +1,12 @@
 /* fp32 to bf16 is round to nearest even at every level, exponent, length and alignment, and every
  * NaN is 0x7FFF. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "tests/kernels/cast_oracle.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define COUNT ((size_t)((1 << 19) + 1000)) /* as many as are streamed, and more */
 #define GUARD ((size_t)256)
@@ -21,7 +15,6 @@ static unsigned char *source, *target;
 
 static int set_up(void **state)
 {
-    (void)state;
     source = malloc(4 * COUNT + GUARD);
     target = malloc(2 * COUNT + 2 * GUARD);
     return source == NULL || target == NULL ? -1 : 0;
@@ -29,7 +22,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(source);
     free(target);
     return 0;
@@ -87,7 +79,6 @@ static uint16_t cast_one(uint32_t bits)
 /* What NVIDIA's conversion gives, written down by hand. */
 static void known_answers_are_given(void **state)
 {
-    (void)state;
     assert_int_equal(cast_one(0x3F800000), 0x3F80); /* 1 */
     assert_int_equal(cast_one(0x3F808000), 0x3F80); /* halfway, down to even */
     assert_int_equal(cast_one(0x3F818000), 0x3F82); /* halfway, up to even */
@@ -118,8 +109,8 @@ static size_t fill_with_edges(void)
     static const uint32_t high[] = {0x00, 0x01, 0x02, 0x3F, 0x40, 0x7E, 0x7F};
     size_t count = 0;
     for (uint32_t exponent = 0; exponent < 512; exponent++) { /* the sign is its highest bit */
-        for (size_t h = 0; h < sizeof high / sizeof high[0]; h++) {
-            for (size_t l = 0; l < sizeof low / sizeof low[0]; l++, count++) {
+        for (size_t h = 0; h < COUNT_OF(high); h++) {
+            for (size_t l = 0; l < COUNT_OF(low); l++, count++) {
                 uint32_t bits = exponent << 23 | high[h] << 16 | low[l];
                 memcpy(source + 4 * count, &bits, sizeof bits);
             }
@@ -135,7 +126,6 @@ static void check_edges(void)
 
 static void every_exponent_is_rounded_right(void **state)
 {
-    (void)state;
     on_every_level(check_edges);
 }
 
@@ -149,7 +139,6 @@ static void check_small(void)
 
 static void every_length_and_alignment_is_exact(void **state)
 {
-    (void)state;
     on_every_level(check_small);
 }
 
@@ -167,7 +156,6 @@ static void check_large(void)
 
 static void large_casts_are_exact(void **state)
 {
-    (void)state;
     on_every_level(check_large);
 }
 

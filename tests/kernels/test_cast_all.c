@@ -1,16 +1,10 @@
 /* fp32 to bf16 over the whole range of floats: every seventh of the 2^32, at every level. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "tests/kernels/cast_oracle.h"
 #include "tests/kernels/levels.h"
+#include "tests/support/test.h"
 
 #define STEP  7u
 #define COUNT 65536u
@@ -28,7 +22,6 @@ static void check_values(void)
 
 static void all_floats_are_rounded_right(void **state)
 {
-    (void)state;
     for (uint64_t first = 0; first < UINT64_C(1) << 32; first += (uint64_t)STEP * COUNT) {
         for (uint32_t i = 0; i < COUNT; i++) {
             bits[i] = (uint32_t)first + STEP * i;

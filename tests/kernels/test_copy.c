@@ -1,15 +1,9 @@
 /* Copies move exactly their bytes at every level, size and alignment, and touch nothing else. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/copy.h"
 #include "tests/kernels/levels.h"
+#include "tests/support/test.h"
 
 #define ROOM  ((size_t)3 << 20)
 #define GUARD ((size_t)256)
@@ -20,7 +14,6 @@ static unsigned char *there, *back;
 
 static int set_up(void **state)
 {
-    (void)state;
     there = malloc(ROOM + GUARD);
     back = malloc(ROOM + 2 * GUARD);
     if (there == NULL || back == NULL) return -1;
@@ -32,7 +25,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(there);
     free(back);
     return 0;
@@ -60,7 +52,6 @@ static void check_small(void)
 
 static void small_copies_are_exact(void **state)
 {
-    (void)state;
     on_every_level(check_small);
 }
 
@@ -69,7 +60,7 @@ static void check_large(void)
 {
     static const size_t sizes[] = {4095,          4096,    4097,           4096 + 127,
                                    (1 << 20) - 1, 1 << 20, (1 << 20) + 129};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         for (size_t shift = 0; shift < 64; shift += i < 4 ? 1 : 21) {
             check_copy(rft_copy_bytes, shift, 0, sizes[i]);
             check_copy(rft_copy_piece, shift, 3, sizes[i]);
@@ -81,13 +72,11 @@ static void check_large(void)
 
 static void large_copies_are_exact(void **state)
 {
-    (void)state;
     on_every_level(check_large);
 }
 
 static void the_limit_only_lowers_the_level(void **state)
 {
-    (void)state;
     rft_cpu_level machine = rft_cpu_get_level();
     rft_cpu_limit(RFT_CPU_BASE);
     assert_int_equal(rft_cpu_get_level(), RFT_CPU_BASE);

@@ -1,18 +1,12 @@
 /* A block coded and applied is exact, of every width, length and density; so is one applied twice,
  * or half done. Exchanged in place, it comes back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/delta.h"
 #include "kernels/delta_exchange.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 static uint64_t seed = 5;
 
@@ -189,7 +183,7 @@ static const rft_delta_shape kinds[] = {
     {0, 2, RFT_DELTA_HALF}, {0, 1, RFT_DELTA_RAW}, {0, 2, RFT_DELTA_RAW},
     {0, 4, RFT_DELTA_RAW},  {0, 8, RFT_DELTA_RAW},
 };
-#define KINDS (sizeof kinds / sizeof kinds[0])
+#define KINDS (COUNT_OF(kinds))
 
 static void check_lengths(void)
 {
@@ -204,7 +198,6 @@ static void check_lengths(void)
 
 static void blocks_of_every_length_are_exact(void **state)
 {
-    (void)state;
     on_every_level(check_lengths);
 }
 
@@ -223,7 +216,6 @@ static void check_densities(void)
 
 static void blocks_of_every_density_are_exact(void **state)
 {
-    (void)state;
     on_every_level(check_densities);
 }
 
@@ -251,7 +243,7 @@ static void check_steps(void)
 {
     static const uint32_t steps[] = {1,   2,   3,   7,   8,   14,     15,    16,
                                      127, 128, 254, 255, 256, 0x7FFF, 0x8000};
-    for (uint32_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+    for (uint32_t i = 0; i < COUNT_OF(steps); i++) {
         check_step(steps[i]);
         check_step(0x10000u - steps[i]);
     }
@@ -259,13 +251,11 @@ static void check_steps(void)
 
 static void every_half_moves_by_every_kind_of_step(void **state)
 {
-    (void)state;
     on_every_level(check_steps);
 }
 
 static void nothing_changed_is_nothing_coded(void **state)
 {
-    (void)state;
     pair made = open_pair(1000, 2, RFT_DELTA_HALF);
     assert_false(check_pair(&made));
     close_pair(&made);
@@ -305,7 +295,6 @@ static void check_prices(void)
 
 static void blocks_that_do_not_pay_are_not_coded(void **state)
 {
-    (void)state;
     on_every_level(check_prices);
 }
 

@@ -1,16 +1,10 @@
 /* How many bytes a changed element costs in updates such as training makes (bench_updates.h), with
  * each block's entry in the directory, and without a compressor; and that the blocks come back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "bench/bench_updates.h"
 #include "kernels/delta.h"
+#include "tests/support/test.h"
 
 #define BLOCKS   16u
 #define ELEMENTS ((size_t)BLOCKS * RFT_DELTA_ELEMENTS)
@@ -22,7 +16,6 @@ static const rft_delta_shape shape = {RFT_DELTA_ELEMENTS, 2, RFT_DELTA_HALF};
 
 static int set_up(void **state)
 {
-    (void)state;
     before = malloc(ELEMENTS * sizeof *before);
     after = malloc(ELEMENTS * sizeof *after);
     out = malloc(rft_delta_bound(shape));
@@ -31,7 +24,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(before);
     free(after);
     free(out);
@@ -61,23 +53,20 @@ static double cost(double density)
 
 static void an_update_costs_no_more_than_this(void **state)
 {
-    (void)state;
     static const double most[][2] = {{0.0013, 2.05}, {0.006, 1.55}, {0.01, 1.46}, {0.037, 1.23},
                                      {0.063, 1.15},  {0.125, 1.06}, {0.26, 1.01}, {0.5, 1}};
-    for (size_t i = 0; i < sizeof most / sizeof most[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(most); i++) {
         assert_true(cost(most[i][0]) <= most[i][1]);
     }
 }
 
 static void an_update_of_everything_costs_less_than_the_weights(void **state)
 {
-    (void)state;
     assert_true(cost(1) < 2);
 }
 
 static void the_same_arguments_make_the_same_update(void **state)
 {
-    (void)state;
     uint16_t *again = malloc(2 * ELEMENTS * sizeof *again);
     assert_non_null(again);
     double first = bench_updates_make(7, 0.01, before, after, ELEMENTS);

@@ -1,17 +1,11 @@
 /* Malformed coded bytes are refused, or at worst give wrong elements: nothing outside the block is
  * touched, nothing beyond the bytes is read, and all forms agree. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/delta.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define GUARD ((size_t)64)
 
@@ -122,7 +116,6 @@ static coded every_kind(uint32_t i)
 
 static void wrong_counts_are_refused(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
         assert_true(apply(&made, &made.entry, made.out));
@@ -145,7 +138,6 @@ static void wrong_counts_are_refused(void **state)
 /* Counts that lie are measured with more bytes behind the planes, so that they may seem to fit. */
 static void wrong_counts_stay_within_the_block(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
         size_t room = made.entry.total + 4096;
@@ -170,7 +162,6 @@ static void wrong_counts_stay_within_the_block(void **state)
 
 static void impossible_counts_are_not_measured(void **state)
 {
-    (void)state;
     const unsigned char none[64] = {0};
     const rft_delta_shape half = {20, 2, RFT_DELTA_HALF}, raw = {20, 1, RFT_DELTA_RAW};
     const rft_delta_shape full = {RFT_DELTA_ELEMENTS, 2, RFT_DELTA_HALF};
@@ -187,7 +178,6 @@ static void impossible_counts_are_not_measured(void **state)
 /* Every prefix is in memory that ends with it. */
 static void every_truncation_is_found_out(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
         for (uint32_t room = 0; room < made.entry.total; room++) {
@@ -205,7 +195,6 @@ static void every_truncation_is_found_out(void **state)
 /* HIGH with one bit too few or too many is found out; of the others what can be is. */
 static void every_flipped_bit_is_judged_alike(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
         size_t high = plane_at(&made, RFT_DELTA_HIGH), behind = plane_at(&made, RFT_DELTA_SYMBOLS);
@@ -221,7 +210,6 @@ static void every_flipped_bit_is_judged_alike(void **state)
 
 static void random_planes_are_judged_alike(void **state)
 {
-    (void)state;
     for (uint32_t round = 0; round < 3000; round++) {
         coded made = every_kind(round % EVERY_KIND);
         for (uint32_t k = 0; k <= round % 7; k++) {
@@ -252,7 +240,6 @@ static bool apply_two(unsigned char low, unsigned char high)
 
 static void positions_out_of_order_or_range_are_found_out(void **state)
 {
-    (void)state;
     assert_true(apply_two(2 | 5 << 3, 0x03));  /* 2 and 5 */
     assert_false(apply_two(5 | 2 << 3, 0x03)); /* 5 and 2 */
     assert_false(apply_two(5 | 5 << 3, 0x03)); /* twice the same */
@@ -267,7 +254,6 @@ static void positions_out_of_order_or_range_are_found_out(void **state)
 /* Remainders keep within the range, whatever block they are applied to. */
 static void remainders_stay_in_range_and_settle(void **state)
 {
-    (void)state;
     coded made = open_coded(4000, 2, RFT_DELTA_HALF, 5);
     for (size_t i = 0; i < made.bytes; i += 2) { /* the ends of the range: NaNs of both signs */
         made.before[i] = 0xFF;

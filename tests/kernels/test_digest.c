@@ -1,18 +1,12 @@
 /* The digest is what its header says at every level, length and alignment, and sees every change.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "kernels/digest.h"
 #include "tests/kernels/levels.h"
+#include "tests/support/test.h"
 
 #define ROOM ((size_t)5 << 19)
 
@@ -20,7 +14,6 @@ static unsigned char *data, *copied;
 
 static int set_up(void **state)
 {
-    (void)state;
     data = malloc(ROOM);
     copied = malloc(ROOM);
     if (data == NULL || copied == NULL) return -1;
@@ -32,7 +25,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(data);
     free(copied);
     return 0;
@@ -85,7 +77,6 @@ static void check_known_answers(void)
 
 static void known_answers_are_given(void **state)
 {
-    (void)state;
     on_every_level(check_known_answers);
 }
 
@@ -119,7 +110,6 @@ static void check_every_length(void)
 
 static void every_length_and_alignment_equals_the_oracle(void **state)
 {
-    (void)state;
     on_every_level(check_every_length);
 }
 
@@ -127,7 +117,7 @@ static void every_length_and_alignment_equals_the_oracle(void **state)
 static void check_large(void)
 {
     static const size_t sizes[] = {(1 << 20) - 8, 1 << 20, (1 << 20) + 1, (2 << 20) + 255};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         assert_int_equal(rft_digest_part(data + i, sizes[i], 8 * i),
                          oracle(data + i, sizes[i], 8 * i));
         for (size_t to = 0; to < 72; to += 4) {
@@ -141,7 +131,7 @@ static void check_large(void)
 static void check_small_pieces(void)
 {
     static const size_t sizes[] = {(4 << 10) - 1, 4 << 10, (4 << 10) + 9, (16 << 10) + 300};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         for (size_t to = 0; to < 72; to++) {
             check_copy(to, i, sizes[i], 8 * to);
         }
@@ -150,13 +140,11 @@ static void check_small_pieces(void)
 
 static void streamed_pieces_equal_the_oracle(void **state)
 {
-    (void)state;
     on_every_level(check_small_pieces);
 }
 
 static void large_parts_equal_the_oracle(void **state)
 {
-    (void)state;
     on_every_level(check_large);
 }
 
@@ -176,7 +164,6 @@ static void check_parts(void)
 
 static void parts_add_up_to_the_whole(void **state)
 {
-    (void)state;
     on_every_level(check_parts);
 }
 
@@ -184,7 +171,7 @@ static void parts_add_up_to_the_whole(void **state)
 static void check_pieces(void)
 {
     static const size_t sizes[] = {0, 5, 131072, 300001, (1 << 20) + 3 * 131072 + 9};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         for (size_t to = 0; to < 72; to += 4) {
             uint64_t parts[2][16] = {0};
             size_t each = 131072, bytes = sizes[i];
@@ -206,7 +193,6 @@ static void check_pieces(void)
 
 static void pieces_have_the_parts_of_their_bytes(void **state)
 {
-    (void)state;
     on_every_level(check_pieces);
 }
 
@@ -221,7 +207,7 @@ static unsigned char *shared_at[2];
 static void check_changing_by(copy_fn copy)
 {
     static const size_t sizes[] = {1, 7, 8, 40, 200, 255, 523, 4107, 40009, 300001, (1 << 20) + 77};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         for (size_t ahead = 1; ahead < 40; ahead += 6) {
             memcpy(shared_at[0], data, SHARED);
             uint64_t sum = copy(shared_at[1] + ahead, shared_at[0], sizes[i], 8);
@@ -238,7 +224,6 @@ static void check_changing(void)
 
 static void the_digest_is_that_of_the_copy_where_the_source_changes(void **state)
 {
-    (void)state;
     int file = memfd_create("digest", MFD_CLOEXEC);
     assert_true(file >= 0);
     assert_int_equal(ftruncate(file, (off_t)SHARED), 0);
@@ -266,7 +251,6 @@ static void check_flips(void)
 
 static void every_flipped_bit_is_seen(void **state)
 {
-    (void)state;
     on_every_level(check_flips);
 }
 
@@ -293,13 +277,11 @@ static void check_swaps(void)
 
 static void every_swapped_pair_is_seen(void **state)
 {
-    (void)state;
     on_every_level(check_swaps);
 }
 
 static void zeros_at_the_end_are_seen(void **state)
 {
-    (void)state;
     const char zeros[100] = {0};
     for (size_t bytes = 1; bytes < sizeof zeros; bytes++) {
         assert_int_not_equal(digest(zeros, bytes), digest(zeros, bytes - 1));

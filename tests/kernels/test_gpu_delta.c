@@ -2,18 +2,12 @@
  * The text of the GPU's delta kernels, run on the CPU as in test_gpu_text.c, codes, applies and
  * refuses what the C twins do, bit for bit.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/delta.h"
 #include "tests/kernels/grid.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 /* The kernels themselves. */
 #include "kernels/delta_apply.cu"
@@ -172,16 +166,14 @@ static void check_batch(uint32_t elements, uint32_t share, unsigned blocks, unsi
 
 static void blocks_of_every_density_are_equal(void **state)
 {
-    (void)state;
     static const uint32_t shares[] = {1, 2, 3, 5, 9, 40, 150, 900, 100000};
-    for (uint32_t i = 0; i < sizeof shares / sizeof shares[0]; i++) {
+    for (uint32_t i = 0; i < COUNT_OF(shares); i++) {
         check_batch(3000 + 7 * i, shares[i], 1 + i % 3, 32 + 32 * (i % 3));
     }
 }
 
 static void blocks_of_every_length_are_equal(void **state)
 {
-    (void)state;
     for (uint32_t elements = 3; elements < 200; elements += 3 + elements / 8) {
         check_batch(elements, 1 + elements / 9, 1 + elements % 5, 32);
     }
@@ -189,7 +181,6 @@ static void blocks_of_every_length_are_equal(void **state)
 
 static void whole_blocks_are_equal(void **state)
 {
-    (void)state;
     check_batch(RFT_DELTA_ELEMENTS, 100, 2, 256);
     check_batch(RFT_DELTA_ELEMENTS, 4, 5, 256);
     check_batch(RFT_DELTA_ELEMENTS, RFT_DELTA_ELEMENTS, 1, 64);
@@ -197,7 +188,6 @@ static void whole_blocks_are_equal(void **state)
 
 static void same_blocks_are_nothing(void **state)
 {
-    (void)state;
     batch all;
     for (uint32_t i = 0; i < JOBS; i++) {
         rft_delta_shape shape = kinds[i];
@@ -212,7 +202,6 @@ static void same_blocks_are_nothing(void **state)
 /* The verdict is the twin's; a block that is refused stays as it was. */
 static void malformed_planes_are_judged_as_by_the_twin(void **state)
 {
-    (void)state;
     uint32_t refused = 0;
     for (uint32_t round = 0; round < 60; round++) {
         batch all;

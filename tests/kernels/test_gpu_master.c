@@ -121,7 +121,6 @@ static void check(uint64_t elements, master_weights kind, uint32_t room)
 
 static void every_length_and_alignment_is_equal(void **state)
 {
-    (void)state;
     for (uint64_t elements = 1; elements < 80; elements += 1 + elements / 20) {
         check(elements, (master_weights)(elements % MASTER_KINDS), 256);
     }
@@ -129,7 +128,6 @@ static void every_length_and_alignment_is_equal(void **state)
 
 static void every_kind_of_weight_is_equal(void **state)
 {
-    (void)state;
     for (int kind = 0; kind < MASTER_KINDS; kind++) {
         check(2 * RFT_MASTER_BLOCK + 5 * (uint64_t)kind, (master_weights)kind, 3 * 8192);
     }
@@ -137,13 +135,11 @@ static void every_kind_of_weight_is_equal(void **state)
 
 static void several_units_are_equal(void **state)
 {
-    (void)state;
     check(RFT_MASTER_UNIT + RFT_MASTER_BLOCK + 4, MASTER_MIXED, RFT_MASTER_ROOM);
 }
 
 static void a_unit_without_room_is_equal(void **state)
 {
-    (void)state;
     pair on;
     open_pair(&on, 5 * RFT_MASTER_BLOCK, MASTER_RANDOM, 8192 + 16);
     encode_pair(&on);
@@ -155,7 +151,6 @@ static void a_unit_without_room_is_equal(void **state)
 
 static void changed_weights_are_found_alike(void **state)
 {
-    (void)state;
     pair on;
     open_pair(&on, 2 * RFT_MASTER_BLOCK + 6, MASTER_ROUNDED, 4096);
     encode_pair(&on);
@@ -170,7 +165,6 @@ static void changed_weights_are_found_alike(void **state)
 /* A bit of the coded bytes is another: both make the same of it. */
 static void malformed_units_are_judged_as_by_the_twin(void **state)
 {
-    (void)state;
     uint64_t seed = 21;
     uint32_t wrong = 0;
     for (uint32_t round = 0; round < 120; round++) {

@@ -6,20 +6,14 @@
  * It proves the arithmetic, the division of work and, under ThreadSanitizer, the barriers. It does
  * not prove what a GPU's compiler makes of them, nor any speed: tests/gpu/ does.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/pack.h"
 #include "tests/kernels/grid.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 /* The kernels themselves. */
 #include "kernels/cast.cu"
@@ -73,7 +67,6 @@ static void check_digest(shape grid, size_t aside, size_t bytes, uint64_t offset
 
 static void digests_of_every_alignment_and_length_are_equal(void **state)
 {
-    (void)state;
     for (size_t bytes = 0; bytes <= 72; bytes++) {
         check_digest((shape){1 + (unsigned)bytes % 3, 1, 32}, bytes % 17, bytes, 8 * bytes);
         check_digest((shape){1, 1, 32}, (bytes * 7 + 3) % 16, bytes, UINT64_C(1) << 40);
@@ -85,7 +78,6 @@ static void digests_of_every_alignment_and_length_are_equal(void **state)
 
 static void large_digests_are_equal(void **state)
 {
-    (void)state;
     check_digest((shape){3, 1, 256}, 0, 100003, 0);
     check_digest((shape){1, 1, 96}, 8, 70000, 0);
     check_digest((shape){7, 1, 64}, 0, 65536, UINT64_MAX - 7);
@@ -129,7 +121,6 @@ static void check_digest_copy(shape grid, size_t to_aside, size_t aside, size_t 
 
 static void copies_with_a_digest_are_equal(void **state)
 {
-    (void)state;
     for (size_t bytes = 0; bytes <= 72; bytes++) {
         check_digest_copy((shape){1 + (unsigned)bytes % 3, 1, 32}, 8 * (bytes % 2), bytes % 17,
                           bytes, 8 * bytes);
@@ -193,7 +184,6 @@ static void check_cast(shape grid, size_t to_aside, size_t from_aside, size_t co
 
 static void casts_of_every_alignment_and_length_are_equal(void **state)
 {
-    (void)state;
     for (size_t aside = 0; aside < 16; aside++) {
         check_cast((shape){2, 1, 32}, aside, 2 * aside, 301);
         check_cast((shape){1, 1, 64}, aside, aside, 1000 + aside);
@@ -209,7 +199,6 @@ static void casts_of_every_alignment_and_length_are_equal(void **state)
 
 static void large_casts_are_equal(void **state)
 {
-    (void)state;
     check_cast((shape){3, 1, 256}, 0, 0, 30011);
     check_cast((shape){2, 1, 64}, 6, 12, 20000);
     check_cast((shape){2, 1, 64}, 2, 0, 10000);
@@ -270,7 +259,6 @@ static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
 
 static void packs_of_every_length_are_equal(void **state)
 {
-    (void)state;
     uint32_t sizes[300];
     for (uint32_t i = 0; i < 300; i++) {
         sizes[i] = i;
@@ -283,7 +271,6 @@ static void packs_of_every_length_are_equal(void **state)
 
 static void packs_of_long_and_short_are_equal(void **state)
 {
-    (void)state;
     static const uint32_t sizes[] = {100000, 0,     1,   8192, 8191, 8193, 16384, 3,
                                      20011,  65536, 512, 0,    7777, 40,   8208,  2048};
     for (unsigned y = 1; y <= 5; y += 2) {
@@ -295,7 +282,6 @@ static void packs_of_long_and_short_are_equal(void **state)
 
 static void a_pack_of_nothing_is_no_work(void **state)
 {
-    (void)state;
     static const uint32_t none[3] = {0, 0, 0};
     check_pack((shape){1, 1, 32}, none, 0);
     check_pack((shape){2, 2, 32}, none, 3);

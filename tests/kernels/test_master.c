@@ -1,19 +1,13 @@
 /* Masters come back bit for bit from weights and remainders, at every level, length and alignment,
  * whatever the weights are; what does not fit, or has changed, is found and nothing is written. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/master_rules.h"
 #include "tests/kernels/levels.h"
 #include "tests/kernels/master_data.h"
+#include "tests/support/test.h"
 
 #define GUARD 64u
 
@@ -22,7 +16,6 @@ static unsigned char *coded, *expected, *decoded;
 
 static int set_up(void **state)
 {
-    (void)state;
     size_t most = (size_t)rft_master_bytes(MASTER_MOST, RFT_MASTER_ROOM) + GUARD;
     coded = aligned_alloc(64, (most + 63) / 64 * 64);
     expected = aligned_alloc(64, (most + 63) / 64 * 64);
@@ -32,7 +25,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(coded);
     free(expected);
     free(decoded);
@@ -115,7 +107,6 @@ static void check(uint64_t elements, master_weights kind, size_t aside, uint32_t
 
 static void every_kind_of_weight_gives_the_masters_back(void **state)
 {
-    (void)state;
     for (int kind = 0; kind < MASTER_KINDS; kind++) {
         check(3 * RFT_MASTER_BLOCK + 17, (master_weights)kind, 0, RFT_MASTER_ROOM);
         check(RFT_MASTER_UNIT + RFT_MASTER_BLOCK, (master_weights)kind, 1, RFT_MASTER_ROOM);
@@ -124,7 +115,6 @@ static void every_kind_of_weight_gives_the_masters_back(void **state)
 
 static void every_length_and_alignment_gives_the_masters_back(void **state)
 {
-    (void)state;
     for (uint64_t elements = 1; elements < 140; elements++) {
         check(elements, (master_weights)(elements % MASTER_KINDS), (size_t)elements % 31, 1024);
     }
@@ -136,7 +126,6 @@ static void every_length_and_alignment_gives_the_masters_back(void **state)
 /* The rules of master.h, written down by hand. */
 static void known_answers_are_given(void **state)
 {
-    (void)state;
     assert_false(rft_master_is_exception(0x3F800000, 0x3F80)); /* 1 */
     assert_false(rft_master_is_exception(0x3F807FFF, 0x3F80)); /* rounded down */
     assert_false(rft_master_is_exception(0x3F808001, 0x3F81)); /* rounded up */
@@ -161,7 +150,6 @@ static void known_answers_are_given(void **state)
 
 static void exceptions_take_as_little_as_they_can(void **state)
 {
-    (void)state;
     const uint64_t elements = 2 * RFT_MASTER_BLOCK;
     master_data_fill(&data, elements, MASTER_ROUNDED_EXACTLY, 0);
     assert_int_equal(encode_to(coded, elements, 0).need, 0);
@@ -178,7 +166,6 @@ static void exceptions_take_as_little_as_they_can(void **state)
 
 static void exceptions_that_do_not_fit_are_told(void **state)
 {
-    (void)state;
     const uint64_t elements = RFT_MASTER_UNIT + 100;
     master_data_fill(&data, elements, MASTER_RANDOM, 0);
     rft_master_verdict verdict = encode_to(coded, elements, 8192);
@@ -194,7 +181,6 @@ static void exceptions_that_do_not_fit_are_told(void **state)
 
 static void changed_weights_are_found_and_nothing_is_written(void **state)
 {
-    (void)state;
     const uint64_t elements = 2 * RFT_MASTER_BLOCK + 5;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
     encode_to(coded, elements, 4096);
@@ -216,7 +202,6 @@ static void changed_weights_are_found_and_nothing_is_written(void **state)
 /* Every bit that decoding reads: another value is noticed, by decoding or by comparing. */
 static void a_changed_bit_is_found(void **state)
 {
-    (void)state;
     const uint64_t elements = 600;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
     ((uint16_t *)data.weights)[11] ^= 1;
@@ -239,7 +224,6 @@ static void a_changed_bit_is_found(void **state)
 
 static void any_table_and_list_are_safe_to_follow(void **state)
 {
-    (void)state;
     const uint64_t elements = 3 * RFT_MASTER_BLOCK - 1;
     uint64_t seed = 5;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);

@@ -5,19 +5,13 @@
  * others, with which few blocks take the wide forms, with one part in 16. Of rounded weights, the
  * exceptions are those that can be counted by hand.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "kernels/master_rules.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define COUNT RFT_MASTER_UNIT
 
@@ -52,7 +46,7 @@ static uint64_t count_exceptions(void)
     uint64_t exceptions = 0;
     rft_master_entry table[RFT_MASTER_UNIT / RFT_MASTER_BLOCK];
     memcpy(table, coded, sizeof table);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(table); i++) {
         exceptions += table[i].exceptions;
     }
     return exceptions;
@@ -107,7 +101,6 @@ static uint64_t go_through_all(way made)
  * 0x7FFF, which the odd ones have, or 0x7FC0, the even ones, gives. */
 static void rounded_weights_give_every_master_back(void **state)
 {
-    (void)state;
     const uint64_t middles = (65536 - 256) / 2, nans = 2 * ((UINT64_C(1) << 23) - 1);
     const uint64_t upper_7fff = 16384, upper_7ffe = 16384; /* odd, <= 0x8000; odd, > 0x8000 */
     const uint64_t upper_7fc0 = 16385, upper_7fbf = 16383; /* even */
@@ -117,19 +110,16 @@ static void rounded_weights_give_every_master_back(void **state)
 
 static void weights_that_were_cut_off_give_every_master_back(void **state)
 {
-    (void)state;
     assert_int_equal(go_through_all(CUT), UINT64_C(65536) * 32767);
 }
 
 static void weights_next_to_the_rounding_give_every_master_back(void **state)
 {
-    (void)state;
     assert_true(go_through_all(NEXT) > UINT64_C(4200000000));
 }
 
 static void random_weights_give_every_master_back(void **state)
 {
-    (void)state;
     assert_true(go_through_all(RANDOM) > UINT64_C(4200000000));
 }
 

@@ -3,21 +3,15 @@
  * the same sums; a sum written out as norm.h says it has those bits, too. What is not finite is
  * seen wherever it stands. The copy is exact and writes nothing beside itself.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <math.h>
-
-#include <cmocka.h>
 
 #include "kernels/cast.h"
 #include "kernels/norm.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define MOST   ((size_t)20000)
 #define GUARD  ((size_t)64)
@@ -110,7 +104,6 @@ static void check_level(void)
 
 static void every_form_and_division_has_the_same_bits(void **state)
 {
-    (void)state;
     static const float scales[] = {1, 1.0f / 65536, 1.0f / 3};
     for (size_t i = 0; i < 300; i++) {
         size_t count = i < 150 ? i : (size_t)seeded_below(&seed, MOST);
@@ -130,7 +123,6 @@ static void check_not_finite(void)
 
 static void what_is_not_finite_is_seen_wherever_it_stands(void **state)
 {
-    (void)state;
     const float values[] = {INFINITY, -INFINITY, NAN};
     for (size_t i = 0; i < 200; i++) {
         fill((rft_float_type)(i % 3), 200, 1);
@@ -150,7 +142,6 @@ static void check_large(void)
 
 static void the_largest_numbers_have_a_finite_sum(void **state)
 {
-    (void)state;
     fill(RFT_FP32, 4096, 1);
     for (size_t i = 0; i < 4096; i++)
         set_element(i, 0x1p127f);
@@ -174,7 +165,6 @@ static void check_copy(void)
 
 static void a_copy_on_the_way_is_exact(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < 60; i++) {
         fill((rft_float_type)(i % 3), (size_t)seeded_below(&seed, MOST), 0.5f);
         sum_by_hand();
@@ -184,7 +174,6 @@ static void a_copy_on_the_way_is_exact(void **state)
 
 static void blocks_are_added_in_their_order(void **state)
 {
-    (void)state;
     const double sums[] = {0x1p53, 1, 1, -0x1p53};
     assert_true(rft_norm_total(sums, 4) == 0);
     assert_true(rft_norm_total(sums + 1, 2) == 2);

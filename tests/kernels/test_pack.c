@@ -1,16 +1,10 @@
 /* Packing moves exactly the bytes of its entries, of every size and alignment, there and back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/pack.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 
 #define ENTRIES 2000u
 #define ROOM    ((size_t)8 << 20)
@@ -20,7 +14,6 @@ static rft_pack_entry entries[ENTRIES];
 
 static int set_up(void **state)
 {
-    (void)state;
     uint64_t seed = 5;
     source = malloc(ROOM);
     packed = malloc(ROOM);
@@ -34,7 +27,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     free(source);
     free(packed);
     free(expected);
@@ -65,7 +57,6 @@ static uint32_t make_entries(uint64_t seed)
 
 static void entries_are_packed_exactly(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 5; seed++) {
         uint32_t count = make_entries(seed);
         assert_true(count > 1000);
@@ -76,7 +67,6 @@ static void entries_are_packed_exactly(void **state)
 
 static void packed_bytes_go_back_where_they_were(void **state)
 {
-    (void)state;
     uint32_t count = make_entries(9);
     rft_pack(entries, count);
     memcpy(expected, source, ROOM);
@@ -103,13 +93,11 @@ static void check_large(void)
 
 static void one_large_entry_is_packed(void **state)
 {
-    (void)state;
     on_every_level(check_large);
 }
 
 static void no_entries_are_no_work(void **state)
 {
-    (void)state;
     rft_pack(NULL, 0);
     rft_pack_entry nothing = {0, 0, 0};
     rft_pack(&nothing, 1);

@@ -2,19 +2,12 @@
 #ifndef ARENA_RIG_H
 #define ARENA_RIG_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "memory/device_arena.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 
-#define MIB  (UINT64_C(1) << 20)
 #define PAGE ((uint64_t)sysconf(_SC_PAGESIZE))
 
 typedef struct arena_rig {

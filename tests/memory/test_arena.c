@@ -14,11 +14,11 @@ static void piece_leaves_and_returns_without_its_neighbours(void **state)
     *third = 3;
     uint64_t used = arena_used(all);
     for (int i = 0; i < 2; i++) { /* both are idempotent */
-        assert_int_equal(rft_arena_decommit(all->arena, second, 5000, NULL, NULL), REFIT_OK);
+        assert_ok(rft_arena_decommit(all->arena, second, 5000, NULL, NULL));
     }
     assert_true(arena_used(all) < used);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(rft_arena_commit(all->arena, second, 5000, NULL), REFIT_OK);
+        assert_ok(rft_arena_commit(all->arena, second, 5000, NULL));
     }
     assert_int_equal(arena_used(all), used);
     assert_int_equal(first[99], 1);
@@ -30,13 +30,13 @@ static void piece_is_found_by_its_address_and_size(void **state)
 {
     arena_rig *all = *state;
     refit_arena *other;
-    assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
+    assert_ok(refit_arena_open(all->device, MIB, &other, NULL));
     char *pieces[50];
     for (uint32_t i = 0; i < 50; i++) {
         pieces[i] = arena_take(all, 1 + i);
     }
     void *elsewhere;
-    assert_int_equal(refit_arena_alloc(other, 64, &elsewhere, NULL), REFIT_OK);
+    assert_ok(refit_arena_alloc(other, 64, &elsewhere, NULL));
     for (uint32_t i = 0; i < 50; i++) {
         assert_ptr_equal(arena_find(all, pieces[i], 1 + i), all->arena);
     }
@@ -44,7 +44,7 @@ static void piece_is_found_by_its_address_and_size(void **state)
     assert_null(arena_find(all, pieces[5], 7));
     assert_null(arena_find(all, pieces[5] + 1, 5));
     assert_null(arena_find(all, &other, sizeof other));
-    assert_int_equal(refit_arena_close(other, NULL), REFIT_OK);
+    assert_ok(refit_arena_close(other, NULL));
     assert_null(arena_find(all, elsewhere, 64));
 }
 
@@ -53,10 +53,9 @@ static void only_whole_pieces_come_and_go(void **state)
     arena_rig *all = *state;
     const uint64_t page = PAGE;
     char *piece = arena_take(all, 2 * page);
-    assert_int_equal(rft_arena_decommit(all->arena, piece, page, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_decommit(all->arena, piece + page, page, NULL, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_commit(all->arena, piece - page, page, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_arena_decommit(all->arena, piece, page, NULL, NULL));
+    assert_invalid(rft_arena_decommit(all->arena, piece + page, page, NULL, NULL));
+    assert_invalid(rft_arena_commit(all->arena, piece - page, page, NULL));
     piece[2 * page - 1] = 1;
 }
 
@@ -69,8 +68,8 @@ static void full_device_refuses_and_keeps_its_place(void **state)
     assert_null(piece);
     char *second = arena_take(all, MIB);
     assert_ptr_equal(second, first + 3 * MIB);
-    assert_int_equal(rft_arena_decommit(all->arena, first, 3 * MIB, NULL, NULL), REFIT_OK);
-    assert_int_equal(refit_arena_alloc(all->arena, 2 * MIB, &piece, NULL), REFIT_OK);
+    assert_ok(rft_arena_decommit(all->arena, first, 3 * MIB, NULL, NULL));
+    assert_ok(refit_arena_alloc(all->arena, 2 * MIB, &piece, NULL));
     assert_int_equal(rft_arena_commit(all->arena, first, 3 * MIB, NULL), REFIT_ERR_DEVICE_MEMORY);
 }
 
@@ -82,10 +81,10 @@ static void used_up_reservation_is_refused(void **state)
     assert_int_equal(refit_arena_alloc(all->arena, 17 * MIB, &piece, &error), REFIT_ERR_LIMIT);
     assert_int_equal(refit_arena_alloc(all->arena, UINT64_MAX, &piece, &error), REFIT_ERR_LIMIT);
     refit_arena *small;
-    assert_int_equal(refit_arena_open(all->device, 1, &small, NULL), REFIT_OK);
-    assert_int_equal(refit_arena_alloc(small, 1, &piece, NULL), REFIT_OK);
+    assert_ok(refit_arena_open(all->device, 1, &small, NULL));
+    assert_ok(refit_arena_alloc(small, 1, &piece, NULL));
     assert_int_equal(refit_arena_alloc(small, 1, &piece, NULL), REFIT_ERR_LIMIT);
-    assert_int_equal(refit_arena_close(small, NULL), REFIT_OK);
+    assert_ok(refit_arena_close(small, NULL));
 }
 
 static void close_is_refused_while_a_region_lies_in_it(void **state)
@@ -93,7 +92,7 @@ static void close_is_refused_while_a_region_lies_in_it(void **state)
     arena_rig *all = *state;
     refit_arena *arena;
     char *piece = arena_take(all, 64);
-    assert_int_equal(rft_arena_enter(all->device, piece, 64, &arena, NULL), REFIT_OK);
+    assert_ok(rft_arena_enter(all->device, piece, 64, &arena, NULL));
     assert_ptr_equal(arena, all->arena);
     assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_BUSY);
     assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
@@ -105,10 +104,10 @@ static void closing_gives_the_memory_back(void **state)
     arena_rig *all = *state;
     refit_arena *other;
     void *piece;
-    assert_int_equal(refit_arena_open(all->device, MIB, &other, NULL), REFIT_OK);
-    assert_int_equal(refit_arena_alloc(other, MIB, &piece, NULL), REFIT_OK);
+    assert_ok(refit_arena_open(all->device, MIB, &other, NULL));
+    assert_ok(refit_arena_alloc(other, MIB, &piece, NULL));
     assert_int_equal(arena_used(all), MIB);
-    assert_int_equal(refit_arena_close(other, NULL), REFIT_OK);
+    assert_ok(refit_arena_close(other, NULL));
     assert_int_equal(arena_used(all), 0);
 }
 
@@ -117,13 +116,13 @@ static void bad_arguments_are_refused(void **state)
     arena_rig *all = *state;
     refit_arena *arena;
     void *piece;
-    assert_int_equal(refit_arena_open(NULL, 1, &arena, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_open(all->device, 0, &arena, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_open(all->device, 1, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_alloc(NULL, 1, &piece, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_alloc(all->arena, 0, &piece, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_alloc(all->arena, 1, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_close(NULL, NULL), REFIT_OK);
+    assert_invalid(refit_arena_open(NULL, 1, &arena, NULL));
+    assert_invalid(refit_arena_open(all->device, 0, &arena, NULL));
+    assert_invalid(refit_arena_open(all->device, 1, NULL, NULL));
+    assert_invalid(refit_arena_alloc(NULL, 1, &piece, NULL));
+    assert_invalid(refit_arena_alloc(all->arena, 0, &piece, NULL));
+    assert_invalid(refit_arena_alloc(all->arena, 1, NULL, NULL));
+    assert_ok(refit_arena_close(NULL, NULL));
 }
 
 static void device_that_fails_is_reported_and_leaves_no_piece(void **state)
@@ -154,13 +153,12 @@ static refit_status open_and_fill(refit_device *device)
 
 static void every_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         refit_device *device = NULL;
         failing_alloc_begin(nth);
         refit_status status = refit_device_open("host", NULL, &device, NULL);
         if (status == REFIT_OK) status = open_and_fill(device);
-        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        assert_ok(refit_device_close(device, NULL));
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }

@@ -1,17 +1,8 @@
 /* Budget: the least of what machine and cgroups have free, whatever of their files there is. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "memory/budget.h"
 #include "memory/procfile.h"
 #include "tests/support/file_tree.h"
-
-#define MIB (UINT64_C(1) << 20)
+#include "tests/support/test.h"
 
 static rft_budget read_budget(const file_tree *tree, double share, uint64_t bytes)
 {
@@ -20,7 +11,7 @@ static rft_budget read_budget(const file_tree *tree, double share, uint64_t byte
     config.offload_budget_share = share;
     config.offload_budget_bytes = bytes;
     rft_budget budget;
-    assert_int_equal(rft_budget_read(tree->root, &config, 0, &budget, NULL), REFIT_OK);
+    assert_ok(rft_budget_read(tree->root, &config, 0, &budget, NULL));
     return budget;
 }
 
@@ -35,7 +26,6 @@ static file_tree open_machine(void)
 
 static void without_cgroups_memavailable_counts(void **state)
 {
-    (void)state;
     file_tree tree = open_machine();
     rft_budget budget = read_budget(&tree, 0.5, 0);
     assert_int_equal(budget.free_bytes, 2048 * MIB);
@@ -157,8 +147,7 @@ static const machine_case machines[] = {
 
 static void the_least_of_machine_and_cgroups_counts(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(machines); i++) {
         const machine_case *it = &machines[i];
         file_tree tree = open_machine();
         for (size_t at = 0; at < 6 && it->files[at].path != NULL; at++) {
@@ -175,23 +164,21 @@ static void the_least_of_machine_and_cgroups_counts(void **state)
 
 static void asker_s_own_memory_counts_as_free(void **state)
 {
-    (void)state;
     file_tree tree = open_machine();
     refit_config config;
     refit_config_init(&config, sizeof config);
     config.offload_budget_share = 0.5;
     rft_budget budget;
-    assert_int_equal(rft_budget_read(tree.root, &config, 512 * MIB, &budget, NULL), REFIT_OK);
+    assert_ok(rft_budget_read(tree.root, &config, 512 * MIB, &budget, NULL));
     assert_int_equal(budget.free_bytes, 2560 * MIB);
     assert_int_equal(budget.bytes, 1280 * MIB);
-    assert_int_equal(rft_budget_read(tree.root, &config, UINT64_MAX, &budget, NULL), REFIT_OK);
+    assert_ok(rft_budget_read(tree.root, &config, UINT64_MAX, &budget, NULL));
     assert_true(budget.free_bytes == UINT64_MAX);
     file_tree_close(&tree);
 }
 
 static void nonsense_bounds_nothing(void **state)
 {
-    (void)state;
     file_tree tree = open_machine();
     char longest[6000];
     memset(longest, 'a', sizeof longest - 1);
@@ -203,7 +190,7 @@ static void nonsense_bounds_nothing(void **state)
     assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
     const char *const lines[] = {
         "", "\n\n", "0", "0:", "0::", "::::", ":memory:", "4:memoryx:/a\n0:"};
-    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(lines); i++) {
         file_tree_write(&tree, "/proc/self/cgroup", lines[i]);
         assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
     }
@@ -212,7 +199,6 @@ static void nonsense_bounds_nothing(void **state)
 
 static void budget_in_bytes_counts_up_to_what_is_free(void **state)
 {
-    (void)state;
     file_tree tree = open_machine();
     rft_budget budget = read_budget(&tree, 0.1, 1500 * MIB);
     assert_int_equal(budget.bytes, 1500 * MIB);
@@ -225,7 +211,6 @@ static void budget_in_bytes_counts_up_to_what_is_free(void **state)
 
 static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
 {
-    (void)state;
     file_tree tree = file_tree_open();
     refit_config config;
     refit_config_init(&config, sizeof config);
@@ -241,7 +226,6 @@ static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
 
 static void this_machine_has_a_budget(void **state)
 {
-    (void)state;
     const file_tree real = {""};
     rft_budget budget = read_budget(&real, 0.8, 0);
     assert_true(budget.bytes > 0);
@@ -250,7 +234,6 @@ static void this_machine_has_a_budget(void **state)
 
 static void numbers_are_taken_whole_or_not_at_all(void **state)
 {
-    (void)state;
     uint64_t number = 7;
     assert_false(rft_procfile_number("max", &number));
     assert_false(rft_procfile_number("", &number));
@@ -267,7 +250,6 @@ static void numbers_are_taken_whole_or_not_at_all(void **state)
 
 static void lists_hold_their_ranges(void **state)
 {
-    (void)state;
     assert_true(rft_procfile_lists("0", 0));
     assert_true(rft_procfile_lists("0-3,8,10-11\n", 2));
     assert_true(rft_procfile_lists("0-3,8,10-11\n", 8));
@@ -283,7 +265,6 @@ static void lists_hold_their_ranges(void **state)
 
 static void long_files_are_cut(void **state)
 {
-    (void)state;
     file_tree tree = file_tree_open();
     char text[8];
     char path[128];

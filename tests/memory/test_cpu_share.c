@@ -1,15 +1,10 @@
 /* The share of the CPUs: never none, never more than there are, divided once between ranks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "memory/cpu_share.h"
 #include "memory/procfile.h"
 #include "tests/support/file_tree.h"
+#include "tests/support/test.h"
 
 static uint32_t usable; /* CPUs by affinity */
 
@@ -92,8 +87,7 @@ static const machine machines[] = {
 
 static void each_machine_has_its_share(void **state)
 {
-    (void)state;
-    for (size_t at = 0; at < sizeof machines / sizeof machines[0]; at++) {
+    for (size_t at = 0; at < COUNT_OF(machines); at++) {
         const machine *it = &machines[at];
         file_tree tree = file_tree_open();
         for (size_t file = 0; file < 5 && it->files[file].path != NULL; file++) {
@@ -114,7 +108,6 @@ static void each_machine_has_its_share(void **state)
 
 static void this_machine_has_a_share(void **state)
 {
-    (void)state;
     unsetenv("LOCAL_WORLD_SIZE");
     usable = 2;
     uint32_t share = rft_cpu_share("");
@@ -123,7 +116,6 @@ static void this_machine_has_a_share(void **state)
 
 static void numbers_of_a_list_are_counted(void **state)
 {
-    (void)state;
     assert_int_equal(rft_procfile_count("0-3,8,10-11\n"), 7);
     assert_int_equal(rft_procfile_count("5"), 1);
     assert_int_equal(rft_procfile_count(""), 0);

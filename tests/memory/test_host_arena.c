@@ -1,24 +1,16 @@
 /* Host arena: exact size, page-locked or said not to be, and nothing held after a failure. */
 #include <fcntl.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "memory/host_arena.h"
 #include "memory/procfile.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 
-#define KIB   UINT64_C(1024)
-#define MIB   (UINT64_C(1) << 20)
 #define ITEMS 6
 
 typedef struct fixture {
@@ -35,7 +27,7 @@ static rft_layout lay_out(uint64_t item_bytes, uint64_t slab_bytes)
     for (uint32_t i = 0; i < ITEMS; i++) {
         items[i] = (rft_layout_item){item_bytes, i, 0, 0, 0};
     }
-    assert_int_equal(rft_layout_open(&layout, items, ITEMS, 512, slab_bytes, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, items, ITEMS, 512, slab_bytes, NULL));
     return layout;
 }
 
@@ -43,7 +35,7 @@ static int set_up(void **state)
 {
     static fixture all;
     memset(&all, 0, sizeof all);
-    assert_int_equal(faulty_device_open("host", &all.device, NULL), REFIT_OK);
+    assert_ok(faulty_device_open("host", &all.device, NULL));
     refit_config_init(&all.config, sizeof all.config);
     all.config.offload_budget_bytes = 8 * MIB;
     all.layout = lay_out(100 * KIB + 4, 256 * KIB);
@@ -63,8 +55,7 @@ static int tear_down(void **state)
 static refit_status open_arena(fixture *all, refit_error *error)
 {
     rft_host_arena *arena;
-    assert_int_equal(rft_host_arena_open(all->device, &all->layout, &all->config, &arena, error),
-                     REFIT_OK);
+    assert_ok(rft_host_arena_open(all->device, &all->layout, &all->config, &arena, error));
     assert_int_equal(rft_host_arena_wait(arena, 0, error), REFIT_ERR_TIMEOUT);
     refit_status status = rft_host_arena_take(arena, error);
     assert_int_equal(rft_host_arena_wait(arena, 0, NULL), status);
@@ -82,7 +73,7 @@ static void image_is_taken_to_the_page(void **state)
 {
     fixture *all = *state;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     rft_host_arena_info info = rft_host_arena_describe(all->arena);
     assert_true(info.bytes >= all->layout.image_bytes);
     assert_true(info.bytes - all->layout.image_bytes < page);
@@ -118,7 +109,7 @@ static void preferred_lock_that_fails_leaves_all_pageable_and_says_so(void **sta
     fixture *all = *state;
     all->config.offload_pin = REFIT_PIN_PREFER;
     faulty_device_fail(all->device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     rft_host_arena_info info = rft_host_arena_describe(all->arena);
     assert_int_equal(info.pinned_bytes, 0);
     assert_int_equal(info.pageable_bytes, info.bytes);
@@ -129,7 +120,7 @@ static void automatic_lock_is_preferred_where_the_device_does_without(void **sta
     fixture *all = *state;
     all->config.offload_pin = REFIT_PIN_AUTO;
     faulty_device_fail(all->device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     assert_int_equal(rft_host_arena_describe(all->arena).pinned_bytes, 0);
 }
 
@@ -137,7 +128,7 @@ static void lock_that_is_off_is_not_tried(void **state)
 {
     fixture *all = *state;
     all->config.offload_pin = REFIT_PIN_OFF;
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     assert_int_equal(faulty_device_calls(all->device, FAULTY_HOST_PIN), 0);
 }
 
@@ -167,7 +158,7 @@ static void locks_are_given_back(void **state)
     fixture *all = *state;
     if (!is_mlock_real()) skip();
     uint64_t before = locked_kib();
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     rft_host_arena_info info = rft_host_arena_describe(all->arena);
     assert_int_equal(locked_kib() - before, info.pinned_bytes / KIB);
     rft_host_arena_close(all->arena);
@@ -175,7 +166,7 @@ static void locks_are_given_back(void **state)
     assert_int_equal(locked_kib(), before);
     all->config.offload_pin = REFIT_PIN_PREFER;
     faulty_device_fail(all->device, FAULTY_HOST_PIN, 3, REFIT_ERR_PIN);
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     assert_int_equal(locked_kib(), before);
 }
 
@@ -203,9 +194,8 @@ static void image_of_no_bytes_takes_nothing(void **state)
 {
     fixture *all = *state;
     const rft_layout nothing = {0, 0, NULL, 0};
-    assert_int_equal(rft_host_arena_open(all->device, &nothing, &all->config, &all->arena, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_host_arena_take(all->arena, NULL), REFIT_OK);
+    assert_ok(rft_host_arena_open(all->device, &nothing, &all->config, &all->arena, NULL));
+    assert_ok(rft_host_arena_take(all->arena, NULL));
     assert_null(rft_host_arena_base(all->arena));
     assert_int_equal(rft_host_arena_describe(all->arena).bytes, 0);
     assert_true(rft_host_arena_fits(all->arena, &nothing));
@@ -215,7 +205,7 @@ static void image_of_no_bytes_takes_nothing(void **state)
 static void arena_fits_what_lies_inside_its_slabs(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     assert_true(rft_host_arena_fits(all->arena, &all->layout));
     rft_layout other = lay_out(80 * KIB, 256 * KIB);
     bool smaller_fits = rft_host_arena_fits(all->arena, &other);
@@ -234,7 +224,7 @@ static void arena_fits_what_lies_inside_its_slabs(void **state)
 static void device_cannot_be_closed_under_it(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
 }
 
@@ -251,7 +241,7 @@ static bool reads_mark(const char *at, char mark)
 static void forked_child_does_not_have_it(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(open_arena(all, NULL), REFIT_OK);
+    assert_ok(open_arena(all, NULL));
     char *base = rft_host_arena_base(all->arena);
     base[0] = 'm';
     assert_true(reads_mark(base, 'm'));
@@ -266,7 +256,6 @@ static void forked_child_does_not_have_it(void **state)
 
 static void every_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         rft_layout_item item = {MIB, 0, 0, 0, 0};
         refit_config config;
@@ -282,7 +271,7 @@ static void every_failed_allocation_is_an_error(void **state)
         if (status == REFIT_OK) status = rft_host_arena_take(arena, NULL);
         rft_host_arena_close(arena);
         rft_layout_close(&layout);
-        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        assert_ok(refit_device_close(device, NULL));
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }

@@ -1,19 +1,11 @@
 /* Huge pages of the sizes that kernels have: 2 MiB, and with larger base pages more. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
-
-#include <cmocka.h>
 
 #include "memory/host_arena.h"
 #include "memory/procfile.h"
 #include "tests/support/faulty_device.h"
-
-#define MIB (UINT64_C(1) << 20)
+#include "tests/support/test.h"
 
 static const char *told; /* what the kernel says of its huge pages; NULL: there is no such file */
 
@@ -48,7 +40,6 @@ static bool ask(uint64_t bytes, refit_huge_pages wanted, uint64_t *touched)
 
 static void what_is_too_large_to_probe_is_not_touched(void **state)
 {
-    (void)state;
     uint64_t touched;
     told = "536870912\n";
     assert_false(ask(512 * MIB, REFIT_HUGE_PAGES_AUTO, &touched));
@@ -59,7 +50,6 @@ static void what_is_too_large_to_probe_is_not_touched(void **state)
 
 static void less_than_a_huge_page_asks_for_none(void **state)
 {
-    (void)state;
     uint64_t touched;
     told = "33554432\n";
     assert_false(ask(30 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
@@ -69,7 +59,6 @@ static void less_than_a_huge_page_asks_for_none(void **state)
 
 static void a_probe_takes_whole_huge_pages(void **state)
 {
-    (void)state;
     uint64_t touched;
     told = "8388608\n";
     (void)ask(10 * MIB, REFIT_HUGE_PAGES_AUTO, &touched);
@@ -78,10 +67,9 @@ static void a_probe_takes_whole_huge_pages(void **state)
 
 static void sizes_that_mean_nothing_are_those_of_small_pages(void **state)
 {
-    (void)state;
     const char *const texts[] = {NULL, "", "never\n", "3145728\n", "0\n", "4096\n"};
     uint64_t touched;
-    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+    for (size_t i = 0; i < COUNT_OF(texts); i++) {
         told = texts[i];
         assert_true(ask(2 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
         assert_false(ask(1 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
@@ -91,7 +79,6 @@ static void sizes_that_mean_nothing_are_those_of_small_pages(void **state)
 /* Several at a time: one alone would begin there by chance. */
 static void images_begin_where_a_huge_page_does(void **state)
 {
-    (void)state;
     refit_device *device;
     rft_layout_item item = {9 * MIB, 0, 0, 0, 0};
     rft_layout layout;
@@ -100,17 +87,17 @@ static void images_begin_where_a_huge_page_does(void **state)
     told = "8388608\n";
     refit_config_init(&config, sizeof config);
     config.offload_budget_bytes = 64 * MIB;
-    assert_int_equal(faulty_device_open("host", &device, NULL), REFIT_OK);
-    assert_int_equal(rft_layout_open(&layout, &item, 1, 512, 16 * MIB, NULL), REFIT_OK);
+    assert_ok(faulty_device_open("host", &device, NULL));
+    assert_ok(rft_layout_open(&layout, &item, 1, 512, 16 * MIB, NULL));
     for (size_t i = 0; i < 3; i++) {
-        assert_int_equal(rft_host_arena_open(device, &layout, &config, &arenas[i], NULL), REFIT_OK);
-        assert_int_equal(rft_host_arena_take(arenas[i], NULL), REFIT_OK);
+        assert_ok(rft_host_arena_open(device, &layout, &config, &arenas[i], NULL));
+        assert_ok(rft_host_arena_take(arenas[i], NULL));
         assert_int_equal((uintptr_t)rft_host_arena_base(arenas[i]) % (8 * MIB), 0);
     }
     for (size_t i = 0; i < 3; i++)
         rft_host_arena_close(arenas[i]);
     rft_layout_close(&layout);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
 }
 
 int main(void)

@@ -1,17 +1,9 @@
 /* Layout: offsets are aligned, in order of return, slabs are never too large, waste under 1 %. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include "memory/layout.h"
 #include "tests/support/failing_alloc.h"
-
-#define MIB (UINT64_C(1) << 20)
-#define GIB (UINT64_C(1) << 30)
+#include "tests/support/test.h"
 
 static uint64_t next_random(uint64_t *seed)
 {
@@ -89,7 +81,6 @@ static void check_items(const rft_layout *layout, const rft_layout_item *items, 
 
 static void any_regions_are_laid_out_without_overlap(void **state)
 {
-    (void)state;
     uint64_t seed = 88172645463325252u;
     for (int round = 0; round < 300; round++) {
         rft_layout_item items[200] = {{0, 0, 0, 0, 0}};
@@ -103,8 +94,7 @@ static void any_regions_are_laid_out_without_overlap(void **state)
             items[i].priority = (int32_t)(next_random(&seed) % 5) - 2;
         }
         rft_layout layout;
-        assert_int_equal(rft_layout_open(&layout, items, count, alignment, slab_bytes, NULL),
-                         REFIT_OK);
+        assert_ok(rft_layout_open(&layout, items, count, alignment, slab_bytes, NULL));
         check_slabs(&layout, slab_bytes);
         check_items(&layout, items, count, alignment, slab_bytes);
         rft_layout_close(&layout);
@@ -114,7 +104,6 @@ static void any_regions_are_laid_out_without_overlap(void **state)
 /* Sizes as in a model: many norms and biases, some matrices, one embedding. */
 static void real_states_exceed_their_payload_by_less_than_one_percent(void **state)
 {
-    (void)state;
     rft_layout_item items[600] = {{0, 0, 0, 0, 0}};
     for (uint32_t slab_shift = 26; slab_shift <= 30; slab_shift += 2) {
         for (uint32_t i = 0; i < 600; i++) {
@@ -123,8 +112,7 @@ static void real_states_exceed_their_payload_by_less_than_one_percent(void **sta
         items[1].bytes = 300 * MIB;
         items[2].bytes = 300 * MIB - 4;
         rft_layout layout;
-        assert_int_equal(rft_layout_open(&layout, items, 600, 512, UINT64_C(1) << slab_shift, NULL),
-                         REFIT_OK);
+        assert_ok(rft_layout_open(&layout, items, 600, 512, UINT64_C(1) << slab_shift, NULL));
         assert_true(layout.image_bytes >= layout.payload_bytes);
         assert_true(layout.image_bytes - layout.payload_bytes < layout.payload_bytes / 100);
         rft_layout_close(&layout);
@@ -134,7 +122,6 @@ static void real_states_exceed_their_payload_by_less_than_one_percent(void **sta
 /* As the states of 10,000 small experts or adapters. */
 static void small_states_exceed_their_payload_by_little(void **state)
 {
-    (void)state;
     enum { COUNT = 10000 };
     const struct {
         uint64_t bytes;
@@ -144,13 +131,12 @@ static void small_states_exceed_their_payload_by_little(void **state)
                  {4, 512, 60},   {4, 16, 12},     {1600, 1024, 448}, {16384 + 4, 512, 508}};
     rft_layout_item *items = calloc(COUNT, sizeof *items);
     assert_non_null(items);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
         for (uint32_t at = 0; at < COUNT; at++) {
             items[at].bytes = cases[i].bytes;
         }
         rft_layout layout;
-        assert_int_equal(rft_layout_open(&layout, items, COUNT, cases[i].alignment, GIB, NULL),
-                         REFIT_OK);
+        assert_ok(rft_layout_open(&layout, items, COUNT, cases[i].alignment, GIB, NULL));
         assert_int_equal(layout.image_bytes - layout.payload_bytes, (COUNT - 1) * cases[i].padding);
         rft_layout_close(&layout);
     }
@@ -159,14 +145,13 @@ static void small_states_exceed_their_payload_by_little(void **state)
 
 static void order_is_priority_then_group_then_as_given(void **state)
 {
-    (void)state;
     rft_layout_item items[] = {
         {512, 1, 0, 9, 9}, {512, 0, 0, 9, 9},  {512, 3, 7, 9, 9},
         {512, 0, 0, 9, 9}, {512, 0, -1, 9, 9},
     };
     const uint32_t orders[] = {3, 1, 0, 2, 4};
     rft_layout layout;
-    assert_int_equal(rft_layout_open(&layout, items, 5, 512, GIB, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, items, 5, 512, GIB, NULL));
     for (uint32_t i = 0; i < 5; i++) {
         assert_int_equal(items[i].order, orders[i]);
         assert_int_equal(items[i].offset, orders[i] * 512);
@@ -176,10 +161,9 @@ static void order_is_priority_then_group_then_as_given(void **state)
 
 static void region_larger_than_a_slab_begins_one_and_covers_several(void **state)
 {
-    (void)state;
     rft_layout_item items[] = {{4096, 0, 0, 0, 0}, {5 * MIB + 1, 0, 0, 0, 0}, {4096, 0, 0, 0, 0}};
     rft_layout layout;
-    assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, items, 3, 512, MIB, NULL));
     assert_int_equal(layout.slab_count, 7);
     assert_int_equal(items[1].offset, RFT_SLAB_EDGE);
     for (uint32_t i = 1; i < 6; i++) {
@@ -194,10 +178,9 @@ static void region_larger_than_a_slab_begins_one_and_covers_several(void **state
 
 static void region_as_large_as_slabs_fills_them(void **state)
 {
-    (void)state;
     rft_layout_item items[] = {{3 * MIB, 0, 0, 0, 0}, {1, 0, 0, 0, 0}, {MIB, 0, 0, 0, 0}};
     rft_layout layout;
-    assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, items, 3, 512, MIB, NULL));
     assert_int_equal(layout.slab_count, 5);
     assert_int_equal(layout.slabs[2].bytes, MIB);
     assert_int_equal(layout.slabs[3].offset, items[1].offset);
@@ -208,26 +191,24 @@ static void region_as_large_as_slabs_fills_them(void **state)
 
 static void region_of_no_bytes_takes_no_room(void **state)
 {
-    (void)state;
     rft_layout_item items[] = {{0, 0, 5, 9, 9}, {100, 0, 0, 9, 9}, {0, 0, -5, 9, 9}};
     rft_layout layout;
-    assert_int_equal(rft_layout_open(&layout, items, 3, 512, MIB, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, items, 3, 512, MIB, NULL));
     assert_int_equal(layout.image_bytes, 100);
     assert_int_equal(layout.payload_bytes, 100);
     assert_int_equal(items[0].order, 0);
     assert_int_equal(items[2].order, 2);
     rft_layout_close(&layout);
-    assert_int_equal(rft_layout_open(&layout, items, 1, 512, MIB, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, items, 1, 512, MIB, NULL));
     assert_int_equal(layout.slab_count, 0);
     rft_layout_close(&layout);
-    assert_int_equal(rft_layout_open(&layout, NULL, 0, 512, MIB, NULL), REFIT_OK);
+    assert_ok(rft_layout_open(&layout, NULL, 0, 512, MIB, NULL));
     assert_int_equal(layout.image_bytes, 0);
     rft_layout_close(&layout);
 }
 
 static void sizes_that_wrap_are_refused(void **state)
 {
-    (void)state;
     const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 511, UINT64_MAX / 2 + 1};
     for (size_t i = 0; i < 3; i++) {
         rft_layout_item items[] = {
@@ -243,7 +224,6 @@ static void sizes_that_wrap_are_refused(void **state)
 /* No single one wraps, and there would not be too many slabs. */
 static void sums_that_wrap_are_refused(void **state)
 {
-    (void)state;
     rft_layout_item items[] = {{UINT64_MAX / 2, 0, 0, 0, 0}, {UINT64_MAX / 2 + 2, 0, 0, 0, 0}};
     rft_layout layout = {7, 7, NULL, 7};
     assert_int_equal(rft_layout_open(&layout, items, 2, 512, UINT64_C(1) << 62, NULL),
@@ -253,18 +233,16 @@ static void sums_that_wrap_are_refused(void **state)
 
 static void alignment_and_slab_are_powers_of_two_that_fit(void **state)
 {
-    (void)state;
     rft_layout_item item = {512, 0, 0, 0, 0};
     rft_layout layout;
-    assert_int_equal(rft_layout_open(&layout, &item, 1, 0, GIB, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_layout_open(&layout, &item, 1, 768, GIB, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_layout_open(&layout, &item, 1, 512, GIB + 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_layout_open(&layout, &item, 1, 8192, 4096, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_layout_open(&layout, &item, 1, 0, GIB, NULL));
+    assert_invalid(rft_layout_open(&layout, &item, 1, 768, GIB, NULL));
+    assert_invalid(rft_layout_open(&layout, &item, 1, 512, GIB + 1, NULL));
+    assert_invalid(rft_layout_open(&layout, &item, 1, 8192, 4096, NULL));
 }
 
 static void every_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         rft_layout_item items[] = {{512, 0, 0, 0, 0}, {512, 1, 0, 0, 0}};
         rft_layout layout;

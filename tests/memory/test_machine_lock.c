@@ -2,20 +2,13 @@
  * long; and a file of another user is never locked. */
 #include <fcntl.h>
 #include <sched.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include <refit/host.h>
 
@@ -23,10 +16,10 @@
 #include "memory/machine_lock.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/file_tree.h"
+#include "tests/support/test.h"
 
-#define PATIENCE_MS 20000u
-#define PROCESSES   5
-#define ROUNDS      8
+#define PROCESSES 5
+#define ROUNDS    8
 
 typedef struct fixture {
     file_tree tree;
@@ -50,7 +43,7 @@ static int set_up(void **state)
     unsetenv("XDG_RUNTIME_DIR");
     all.tree = file_tree_open();
     file_tree_write(&all.tree, "/dev/shm/other", "");
-    assert_int_equal(rft_cancel_token_open(&all.token, NULL), REFIT_OK);
+    assert_ok(rft_cancel_token_open(&all.token, NULL));
     rft_machine_lock_find(&all.machine_lock, all.tree.root);
     strcpy(all.path, all.machine_lock.paths[0]);
     warnings = 0;
@@ -86,7 +79,7 @@ static void the_holder_keeps_others_out_until_it_gives_the_lock_back(void **stat
     fixture *all = *state;
     struct stat file;
     assert_false(is_taken(all));
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_true(is_taken(all));
     assert_int_equal(stat(all->path, &file), 0);
     assert_int_equal(file.st_mode & 07777, 0600);
@@ -100,7 +93,7 @@ static void no_descriptor_stays_open(void **state)
 {
     fixture *all = *state;
     int before = count_descriptors();
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_int_equal(count_descriptors(), before);
     assert_true(is_taken(all));
     assert_int_equal(count_descriptors(), before);
@@ -111,7 +104,7 @@ static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
     fixture *all = *state;
     rft_machine_lock other;
     refit_error error = {0};
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     rft_machine_lock_find(&other, all->tree.root);
     int64_t deadline = rft_deadline(30);
     assert_int_equal(rft_machine_lock_take(&other, 30, &all->token, &error), REFIT_ERR_TIMEOUT);
@@ -149,7 +142,7 @@ static void the_deadline_is_for_each_holder_not_for_all(void **state)
 {
     fixture *all = *state;
     rft_machine_lock other;
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     rft_machine_lock_find(&other, all->tree.root);
     fake_path = all->path;
     const int64_t ms = 1000000;
@@ -177,7 +170,7 @@ static void enter_often(fixture *all, shared *with)
     for (int i = 0; i < ROUNDS; i++) {
         rft_machine_lock machine_lock;
         rft_machine_lock_find(&machine_lock, all->tree.root);
-        if (rft_machine_lock_take(&machine_lock, PATIENCE_MS, &all->token, NULL) != REFIT_OK)
+        if (rft_machine_lock_take(&machine_lock, TIMEOUT_MS, &all->token, NULL) != REFIT_OK)
             _exit(1);
         if (atomic_fetch_add(&with->inside, 1) != 0) atomic_fetch_add(&with->together, 1);
         int entries = with->entries;
@@ -256,8 +249,7 @@ static void the_lock_of_a_killed_process_is_free(void **state)
     pid_t holder = start_holder(all, false, &none);
     assert_true(is_taken(all));
     kill_child(holder);
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, PATIENCE_MS, &all->token, NULL),
-                     REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, TIMEOUT_MS, &all->token, NULL));
 }
 
 /* As when a trainer is killed whose data loaders live on. */
@@ -270,15 +262,14 @@ static void a_child_of_a_killed_process_does_not_keep_its_lock(void **state)
     assert_true(is_taken(all));
     kill_child(holder);
     assert_int_equal(kill(grandchild, 0), 0);
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, PATIENCE_MS, &all->token, NULL),
-                     REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, TIMEOUT_MS, &all->token, NULL));
     assert_int_equal(kill(grandchild, SIGKILL), 0);
 }
 
 static void a_child_does_not_keep_the_lock_that_its_parent_gives(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -298,7 +289,7 @@ static void *wait_for_lock(void *user)
     rft_machine_lock other;
     refit_error error = {0};
     rft_machine_lock_find(&other, all->tree.root);
-    refit_status status = rft_machine_lock_take(&other, PATIENCE_MS, &all->token, &error);
+    refit_status status = rft_machine_lock_take(&other, TIMEOUT_MS, &all->token, &error);
     rft_machine_lock_give(&other);
     return (void *)(uintptr_t)status;
 }
@@ -308,10 +299,10 @@ static void a_wait_can_be_stopped(void **state)
     fixture *all = *state;
     rft_thread thread;
     void *status;
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_false(atomic_load(&all->token.in_line));
-    assert_int_equal(rft_thread_start(&thread, "waiting", wait_for_lock, all, NULL), REFIT_OK);
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    assert_ok(rft_thread_start(&thread, "waiting", wait_for_lock, all, NULL));
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
     while (!atomic_load(&all->token.in_line) && rft_now() < deadline) {
         (void)sched_yield();
     }
@@ -327,7 +318,7 @@ static void a_wait_can_be_stopped(void **state)
 static void go_on_without(fixture *all)
 {
     warnings = 0;
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_null(all->machine_lock.held);
     assert_int_equal(warnings, 1);
 }
@@ -384,7 +375,7 @@ static void the_second_place_is_the_runtime_folder(void **state)
     setenv("XDG_RUNTIME_DIR", folder, 1);
     rft_machine_lock_find(&all->machine_lock, "/nowhere");
     rft_machine_lock_find(&other, "/nowhere");
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_non_null(all->machine_lock.held);
     assert_int_equal(warnings, 0);
     assert_int_equal(access(all->machine_lock.paths[1], F_OK), 0);
@@ -399,11 +390,11 @@ static void the_second_place_is_the_runtime_folder(void **state)
 static void a_file_that_was_removed_is_made_again(void **state)
 {
     fixture *all = *state;
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_int_equal(unlink(all->path), 0);
     assert_false(is_taken(all));
     rft_machine_lock_give(&all->machine_lock);
-    assert_int_equal(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL), REFIT_OK);
+    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
     assert_true(is_taken(all));
 }
 

@@ -2,23 +2,16 @@
 #include <errno.h>
 #include <linux/mempolicy.h>
 #include <sched.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "memory/numa.h"
 #include "memory/procfile.h"
 #include "tests/support/file_tree.h"
+#include "tests/support/test.h"
 
-#define MIB   (UINT64_C(1) << 20)
 #define WORDS 16 /* of a set of 1024 nodes */
 
 /* ---- A kernel with nodes 0, 1 and 70, and what it was asked for */
@@ -108,7 +101,6 @@ long __wrap_syscall(long number, ...)
 
 static int make_kernel(void **state)
 {
-    (void)state;
     made_up = true;
     has_cpu = NULL;
     allowed_fails = mbind_fails = 0;
@@ -118,7 +110,6 @@ static int make_kernel(void **state)
 
 static int leave_kernel(void **state)
 {
-    (void)state;
     made_up = false;
     return 0;
 }
@@ -144,20 +135,18 @@ static void assert_asked(unsigned long mode, unsigned long first, unsigned long 
 
 static void a_node_that_is_named_is_preferred(void **state)
 {
-    (void)state;
     int placed = 77;
-    assert_int_equal(rft_numa_place(page, sizeof page, 1, &placed, NULL), REFIT_OK);
+    assert_ok(rft_numa_place(page, sizeof page, 1, &placed, NULL));
     assert_int_equal(placed, 1);
     assert_asked(MPOL_PREFERRED, 2, 0);
     asked.calls = 0;
-    assert_int_equal(rft_numa_place(page, sizeof page, 70, &placed, NULL), REFIT_OK);
+    assert_ok(rft_numa_place(page, sizeof page, 70, &placed, NULL));
     assert_int_equal(placed, 70);
     assert_asked(MPOL_PREFERRED, 0, 1UL << 6);
 }
 
 static void memory_is_interleaved_over_the_nodes_with_cpus(void **state)
 {
-    (void)state;
     static const struct {
         const char *has_cpu;
         unsigned long first, second;
@@ -166,8 +155,7 @@ static void memory_is_interleaved_over_the_nodes_with_cpus(void **state)
         int placed = 77;
         asked.calls = 0;
         has_cpu = rows[i].has_cpu;
-        assert_int_equal(rft_numa_place(page, sizeof page, REFIT_NUMA_INTERLEAVE, &placed, NULL),
-                         REFIT_OK);
+        assert_ok(rft_numa_place(page, sizeof page, REFIT_NUMA_INTERLEAVE, &placed, NULL));
         assert_int_equal(placed, REFIT_NUMA_INTERLEAVE);
         assert_asked(MPOL_INTERLEAVE, rows[i].first, rows[i].second);
     }
@@ -175,28 +163,26 @@ static void memory_is_interleaved_over_the_nodes_with_cpus(void **state)
 
 static void a_kernel_that_does_not_place_is_no_error(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         int placed = 77;
         allowed_fails = i == 0 ? ENOSYS : 0;
         mbind_fails = i == 1 ? EPERM : 0;
-        assert_int_equal(rft_numa_place(page, sizeof page, 1, &placed, NULL), REFIT_OK);
+        assert_ok(rft_numa_place(page, sizeof page, 1, &placed, NULL));
         assert_int_equal(placed, REFIT_NUMA_OFF);
         assert_int_equal(asked.calls, i);
     }
     asked.calls = 0;
     allowed_fails = mbind_fails = 0;
     int placed = 77;
-    assert_int_equal(rft_numa_place(page, sizeof page, REFIT_NUMA_OFF, &placed, NULL), REFIT_OK);
+    assert_ok(rft_numa_place(page, sizeof page, REFIT_NUMA_OFF, &placed, NULL));
     assert_int_equal(placed, REFIT_NUMA_OFF);
     assert_int_equal(asked.calls, 0);
 }
 
 static void a_node_that_may_not_be_used_is_refused(void **state)
 {
-    (void)state;
     const int nodes[] = {2, 64, 1000, 1024, 1 << 30};
-    for (size_t i = 0; i < sizeof nodes / sizeof nodes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(nodes); i++) {
         int placed;
         refit_error error;
         assert_int_equal(rft_numa_place(page, sizeof page, nodes[i], &placed, &error),
@@ -209,7 +195,6 @@ static void a_node_that_may_not_be_used_is_refused(void **state)
 
 static void the_node_of_more_than_half_the_pages_is_elected(void **state)
 {
-    (void)state;
     static const struct {
         unsigned char pages[7]; /* 255: the kernel refuses */
         int elected;
@@ -217,7 +202,7 @@ static void the_node_of_more_than_half_the_pages_is_elected(void **state)
                 {{3, 1, 3, 1, 3, 1, 3}, 3},        {{1, 1, 1, 255, 255, 255, 255}, -1},
                 {{255, 255, 255, 2, 2, 2, 2}, 2},  {{255, 255, 255, 255, 255, 255, 255}, -1},
                 {{70, 70, 70, 70, 70, 70, 70}, 70}};
-    for (size_t row = 0; row < sizeof rows / sizeof rows[0]; row++) {
+    for (size_t row = 0; row < COUNT_OF(rows); row++) {
         rft_numa_votes votes = {0};
         assert_int_equal(rft_numa_elected(&votes), -1);
         for (int i = 0; i < 7; i++) {
@@ -238,7 +223,6 @@ static void the_node_of_more_than_half_the_pages_is_elected(void **state)
 
 static void nodes_and_their_cpus_are_counted(void **state)
 {
-    (void)state;
     file_tree tree = file_tree_open();
     char list[32];
     assert_false(rft_numa_has_several(tree.root));
@@ -256,7 +240,6 @@ static void nodes_and_their_cpus_are_counted(void **state)
 
 static void automatic_node_is_the_device_s_while_it_has_room(void **state)
 {
-    (void)state;
     file_tree tree = file_tree_open();
     const char *root = tree.root;
     file_tree_write(&tree, "/sys/devices/system/node/node1/meminfo",
@@ -274,7 +257,6 @@ static void automatic_node_is_the_device_s_while_it_has_room(void **state)
 /* A container may be kept from the node that its GPU is on. */
 static void automatic_node_is_one_that_the_process_may_use(void **state)
 {
-    (void)state;
     file_tree tree = file_tree_open();
     static const char *const lists[] = {"0", "0,2-3", "1", "0-1", "0,1,5"};
     for (int i = 0; i < 5; i++) {
@@ -294,7 +276,6 @@ static void automatic_node_is_one_that_the_process_may_use(void **state)
 
 static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
 {
-    (void)state;
     file_tree tree = file_tree_open();
     cpu_set_t before, after;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
@@ -318,13 +299,12 @@ static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
 /* Where this machine's kernel refuses placement as such, the answer is "off". */
 static void placement_is_done_or_said_to_be_off(void **state)
 {
-    (void)state;
     char *base = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(base != MAP_FAILED);
     const int choices[] = {REFIT_NUMA_OFF, REFIT_NUMA_INTERLEAVE};
     for (size_t i = 0; i < 2; i++) {
         int placed = 77;
-        assert_int_equal(rft_numa_place(base, MIB, choices[i], &placed, NULL), REFIT_OK);
+        assert_ok(rft_numa_place(base, MIB, choices[i], &placed, NULL));
         assert_true(placed == choices[i] || placed == REFIT_NUMA_OFF);
     }
     memset(base, 1, MIB);

@@ -1,19 +1,12 @@
 /* Slab pins: each slab is locked once it is touched, in order, and a failure leaves none locked. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "memory/slab_pins.h"
 #include "tests/support/bare_device.h"
+#include "tests/support/test.h"
 
-#define MIB        (UINT64_C(1) << 20)
 #define SLABS      4
 #define SLAB_BYTES (16 * MIB)
 #define BYTES      (SLABS * SLAB_BYTES)
@@ -82,8 +75,8 @@ static int set_up(void **state)
     ops.host_unpin = unlock_slab;
     static fixture all;
     memset(&all, 0, sizeof all);
-    assert_int_equal(rft_cancel_token_open(&all.token, NULL), REFIT_OK);
-    assert_int_equal(rft_device_make(&ops, &all.locker, &all.device, NULL), REFIT_OK);
+    assert_ok(rft_cancel_token_open(&all.token, NULL));
+    assert_ok(rft_device_make(&ops, &all.locker, &all.device, NULL));
     for (uint32_t i = 0; i < SLABS; i++) {
         all.slabs[i] = (rft_slab){i * SLAB_BYTES, SLAB_BYTES};
     }
@@ -122,7 +115,7 @@ static void each_slab_is_locked_once_it_is_touched(void **state)
         assert_int_equal(madvise(all->locker.base, BYTES, MADV_DONTNEED), 0);
         all->locker.locks = 0;
         all->pins.touch_threads = threads[i];
-        assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_OK);
+        assert_ok(take(all, REFIT_PIN_REQUIRE));
         assert_int_equal(all->locker.locks, SLABS);
         assert_int_equal(all->locker.untouched, 0);
         assert_int_equal(all->pins.pinned, SLABS);
@@ -138,7 +131,7 @@ static void the_first_slab_does_not_wait_for_the_last(void **state)
 {
     fixture *all = *state;
     all->pins.touch_threads = 1;
-    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_OK);
+    assert_ok(take(all, REFIT_PIN_REQUIRE));
     assert_false(all->locker.tail_touched);
     rft_slab_pins_drop(&all->pins);
 }
@@ -170,7 +163,7 @@ static void a_preferred_lock_that_fails_leaves_all_of_it_touched(void **state)
         all->locker.fail_nth = 3;
         all->locker.status = forgiven[i];
         assert_int_equal(madvise(all->locker.base, BYTES, MADV_DONTNEED), 0);
-        assert_int_equal(take(all, REFIT_PIN_PREFER), REFIT_OK);
+        assert_ok(take(all, REFIT_PIN_PREFER));
         assert_int_equal(all->locker.locks, 3);
         assert_int_equal(all->locker.unlocks, 2);
         assert_int_equal(all->pins.pinned, 0);
@@ -239,8 +232,8 @@ static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
 /* A test for each case, with its name. */
 static int run_takes(void)
 {
-    struct CMUnitTest tests[sizeof takes / sizeof takes[0]] = {{0}};
-    for (size_t i = 0; i < sizeof takes / sizeof takes[0]; i++) {
+    struct CMUnitTest tests[COUNT_OF(takes)] = {{0}};
+    for (size_t i = 0; i < COUNT_OF(takes); i++) {
         tests[i] = (struct CMUnitTest){.name = takes[i].name,
                                        .test_func = each_end_leaves_all_locks_or_none,
                                        .initial_state = (void *)(uintptr_t)&takes[i]};

@@ -58,17 +58,17 @@ static void a_refusal_tells_the_longest_hole(void **state)
     char expected[80];
     refit_arena *arena;
     refit_error error;
-    assert_int_equal(refit_arena_open(all->device, 8 * PAGE, &arena, NULL), REFIT_OK);
+    assert_ok(refit_arena_open(all->device, 8 * PAGE, &arena, NULL));
     for (int i = 0; i < 5; i++) {
-        assert_int_equal(refit_arena_alloc(arena, pages[i] * PAGE, &pieces[i], NULL), REFIT_OK);
+        assert_ok(refit_arena_alloc(arena, pages[i] * PAGE, &pieces[i], NULL));
     }
-    assert_int_equal(refit_arena_free(arena, pieces[1], NULL), REFIT_OK);
-    assert_int_equal(refit_arena_free(arena, pieces[3], NULL), REFIT_OK);
+    assert_ok(refit_arena_free(arena, pieces[1], NULL));
+    assert_ok(refit_arena_free(arena, pieces[3], NULL));
     assert_int_equal(refit_arena_alloc(arena, 4 * PAGE, &piece, &error), REFIT_ERR_LIMIT);
     (void)snprintf(expected, sizeof expected,
                    ": %" PRIu64 " of %" PRIu64 " are left in one stretch", 3 * PAGE, 8 * PAGE);
     assert_non_null(strstr(error.text, expected));
-    assert_int_equal(refit_arena_close(arena, NULL), REFIT_OK);
+    assert_ok(refit_arena_close(arena, NULL));
 }
 
 /* Against a map of pages, from a seed: no two share a page, and what is free is found. */
@@ -81,7 +81,7 @@ static void any_order_of_pieces_keeps_the_books_right(void **state)
     uint64_t sizes[PIECES] = {0};
     unsigned char owner[PAGES] = {0};
     uint64_t random = 88172645463325252u;
-    assert_int_equal(refit_arena_open(all->device, PAGES * PAGE, &arena, NULL), REFIT_OK);
+    assert_ok(refit_arena_open(all->device, PAGES * PAGE, &arena, NULL));
     char *base = NULL;
     for (int step = 0; step < 3000; step++) {
         random ^= random << 13;
@@ -89,7 +89,7 @@ static void any_order_of_pieces_keeps_the_books_right(void **state)
         random ^= random << 17;
         unsigned at = (unsigned)(random % PIECES);
         if (pieces[at] != NULL) {
-            assert_int_equal(refit_arena_free(arena, pieces[at], NULL), REFIT_OK);
+            assert_ok(refit_arena_free(arena, pieces[at], NULL));
             memset(owner + (pieces[at] - base) / (int64_t)PAGE, 0, sizes[at]);
             pieces[at] = NULL;
             continue;
@@ -117,7 +117,7 @@ static void any_order_of_pieces_keeps_the_books_right(void **state)
         }
         assert_int_equal(arena_used(all), owned * PAGE);
     }
-    assert_int_equal(refit_arena_close(arena, NULL), REFIT_OK);
+    assert_ok(refit_arena_close(arena, NULL));
 }
 
 static void what_is_needed_or_unknown_is_not_freed(void **state)
@@ -125,11 +125,11 @@ static void what_is_needed_or_unknown_is_not_freed(void **state)
     arena_rig *all = *state;
     refit_arena *arena;
     char *piece = arena_take(all, 2 * PAGE);
-    assert_int_equal(refit_arena_free(all->arena, piece + PAGE, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_free(all->arena, &arena, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_free(NULL, piece, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_free(all->arena, NULL, NULL), REFIT_OK);
-    assert_int_equal(rft_arena_enter(all->device, piece, 2 * PAGE, &arena, NULL), REFIT_OK);
+    assert_invalid(refit_arena_free(all->arena, piece + PAGE, NULL));
+    assert_invalid(refit_arena_free(all->arena, &arena, NULL));
+    assert_invalid(refit_arena_free(NULL, piece, NULL));
+    assert_ok(refit_arena_free(all->arena, NULL, NULL));
+    assert_ok(rft_arena_enter(all->device, piece, 2 * PAGE, &arena, NULL));
     assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_BUSY);
     rft_arena_leave(arena, piece);
     faulty_device_fail(all->device, FAULTY_DECOMMIT, 1, REFIT_ERR_DEVICE);
@@ -137,7 +137,7 @@ static void what_is_needed_or_unknown_is_not_freed(void **state)
     assert_ptr_equal(arena_find(all, piece, 2 * PAGE), all->arena);
     arena_give(all, piece);
     assert_null(arena_find(all, piece, 2 * PAGE));
-    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_arena_free(all->arena, piece, NULL));
 }
 
 static void pieces_are_listed_by_address(void **state)
@@ -150,17 +150,15 @@ static void pieces_are_listed_by_address(void **state)
     pieces[0] = arena_take(all, 200);
     const uint64_t sizes[3] = {200, PAGE + 1, 7};
     for (uint32_t i = 0; i < 3; i++) {
-        assert_int_equal(refit_arena_piece(all->arena, i, &memory, &bytes, NULL), REFIT_OK);
+        assert_ok(refit_arena_piece(all->arena, i, &memory, &bytes, NULL));
         assert_ptr_equal(memory, pieces[i]);
         assert_int_equal(bytes, sizes[i]);
     }
-    refit_error error;
-    assert_int_equal(refit_arena_piece(all->arena, 3, &memory, &bytes, &error),
-                     REFIT_ERR_NOT_FOUND);
-    assert_non_null(strstr(error.text, "has 3"));
-    assert_int_equal(refit_arena_piece(NULL, 0, &memory, &bytes, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_piece(all->arena, 0, NULL, &bytes, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_piece(all->arena, 0, &memory, NULL, NULL), REFIT_ERR_INVALID);
+    assert_refused(refit_arena_piece(all->arena, 3, &memory, &bytes, error), REFIT_ERR_NOT_FOUND,
+                   "has 3");
+    assert_invalid(refit_arena_piece(NULL, 0, &memory, &bytes, NULL));
+    assert_invalid(refit_arena_piece(all->arena, 0, NULL, &bytes, NULL));
+    assert_invalid(refit_arena_piece(all->arena, 0, &memory, NULL, NULL));
 }
 
 static void pieces_side_by_side_come_and_go_in_one_call(void **state)
@@ -172,20 +170,18 @@ static void pieces_side_by_side_come_and_go_in_one_call(void **state)
     char *third = arena_take(all, 5);
     char *fourth = arena_take(all, 5);
     faulty_device_reset(all->device);
-    assert_int_equal(rft_arena_decommit(all->arena, first, 3 * PAGE + 5, &freed, NULL), REFIT_OK);
+    assert_ok(rft_arena_decommit(all->arena, first, 3 * PAGE + 5, &freed, NULL));
     assert_int_equal(faulty_device_calls(all->device, FAULTY_DECOMMIT), 1);
     assert_int_equal(freed, 4 * PAGE);
     assert_int_equal(arena_used(all), PAGE);
-    assert_int_equal(rft_arena_commit(all->arena, first, 4 * PAGE, NULL), REFIT_OK);
+    assert_ok(rft_arena_commit(all->arena, first, 4 * PAGE, NULL));
     assert_int_equal(arena_used(all), 5 * PAGE);
     /* From the middle of one, up to the middle of one, and over a hole. */
-    assert_int_equal(rft_arena_commit(all->arena, second + PAGE, 2 * PAGE, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_commit(all->arena, first, 2 * PAGE, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_arena_commit(all->arena, fourth, 2 * PAGE, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_arena_commit(all->arena, second + PAGE, 2 * PAGE, NULL));
+    assert_invalid(rft_arena_commit(all->arena, first, 2 * PAGE, NULL));
+    assert_invalid(rft_arena_commit(all->arena, fourth, 2 * PAGE, NULL));
     arena_give(all, third);
-    assert_int_equal(rft_arena_decommit(all->arena, first, 5 * PAGE, &freed, NULL),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_arena_decommit(all->arena, first, 5 * PAGE, &freed, NULL));
     assert_int_equal(freed, 0);
     assert_int_equal(arena_used(all), 4 * PAGE);
 }
@@ -225,9 +221,7 @@ static void threads_take_and_give_at_once(void **state)
     taker takers[4];
     for (unsigned i = 0; i < 4; i++) {
         takers[i] = (taker){.all = all, .mark = (unsigned char)(i + 1)};
-        assert_int_equal(
-            rft_thread_start(&takers[i].thread, "taker", take_and_give, &takers[i], NULL),
-            REFIT_OK);
+        assert_ok(rft_thread_start(&takers[i].thread, "taker", take_and_give, &takers[i], NULL));
     }
     for (unsigned i = 0; i < 4; i++) {
         rft_thread_join(takers[i].thread);
@@ -252,23 +246,23 @@ static void a_piece_that_is_going_cannot_be_used(void **state)
     void *memory;
     uint64_t bytes;
     taker it = {.all = all, .piece = arena_take(all, PAGE)};
-    assert_int_equal(refit_stream_open(all->device, &stream, NULL), REFIT_OK);
-    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_OK);
+    assert_ok(refit_stream_open(all->device, &stream, NULL));
+    assert_ok(refit_arena_use(all->arena, stream, NULL));
     faulty_device_stop(all->device);
-    assert_int_equal(refit_stream_copy(all->device, stream, it.piece, &byte, 1, NULL), REFIT_OK);
-    assert_int_equal(rft_thread_start(&it.thread, "taker", free_piece, &it, NULL), REFIT_OK);
+    assert_ok(refit_stream_copy(all->device, stream, it.piece, &byte, 1, NULL));
+    assert_ok(rft_thread_start(&it.thread, "taker", free_piece, &it, NULL));
     while (refit_arena_piece(all->arena, 0, &memory, &bytes, NULL) == REFIT_OK) {
         sched_yield();
     }
     assert_null(arena_find(all, it.piece, PAGE));
-    assert_int_equal(refit_arena_free(all->arena, it.piece, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_arena_hold(all->arena, it.piece, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_arena_free(all->arena, it.piece, NULL));
+    assert_invalid(refit_arena_hold(all->arena, it.piece, NULL));
     assert_ptr_not_equal(arena_take(all, PAGE), it.piece);
     faulty_device_go(all->device);
     rft_thread_join(it.thread);
     assert_true(it.right);
     assert_ptr_equal(arena_take(all, PAGE), it.piece);
-    assert_int_equal(refit_stream_close(all->device, stream, NULL), REFIT_OK);
+    assert_ok(refit_stream_close(all->device, stream, NULL));
 }
 
 int main(void)

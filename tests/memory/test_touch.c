@@ -1,18 +1,12 @@
 /* Touch and huge pages: pages get memory, keep what they held, and refusals are errors. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "memory/host_arena.h"
 #include "memory/slab_pins.h"
+#include "tests/support/test.h"
 
-#define MIB   (UINT64_C(1) << 20)
 #define BYTES (40 * MIB + 12288)
 
 static char *map_fresh(uint64_t bytes)
@@ -41,8 +35,8 @@ static refit_status touch_all(void *base, uint64_t bytes, uint32_t threads, int 
 {
     rft_touch touch;
     rft_cancel_token token;
-    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_open(&touch, base, bytes, threads, near, &token, NULL), REFIT_OK);
+    assert_ok(rft_cancel_token_open(&token, NULL));
+    assert_ok(rft_touch_open(&touch, base, bytes, threads, near, &token, NULL));
     refit_status status = rft_touch_reach(&touch, bytes, error);
     rft_touch_close(&touch);
     if (status == REFIT_OK) assert_int_equal(atomic_load(&token.taken), bytes);
@@ -52,12 +46,11 @@ static refit_status touch_all(void *base, uint64_t bytes, uint32_t threads, int 
 
 static void every_page_is_touched_by_any_number_of_threads(void **state)
 {
-    (void)state;
     const uint32_t threads[] = {0, 1, 2, 7, 1000};
-    for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(threads); i++) {
         char *base = map_fresh(BYTES);
         base[BYTES - 1] = 'x';
-        assert_int_equal(touch_all(base, BYTES, threads[i], i % 2 == 0 ? -1 : 0, NULL), REFIT_OK);
+        assert_ok(touch_all(base, BYTES, threads[i], i % 2 == 0 ? -1 : 0, NULL));
         assert_int_equal(count_resident(base, BYTES), BYTES);
         assert_int_equal(base[BYTES - 1], 'x');
         assert_int_equal(base[0], 0);
@@ -67,7 +60,6 @@ static void every_page_is_touched_by_any_number_of_threads(void **state)
 
 static void pages_that_cannot_be_had_are_an_error(void **state)
 {
-    (void)state;
     char *base = map_fresh(BYTES);
     refit_error error = {0};
     munmap(base + BYTES - 4096, 4096);
@@ -80,13 +72,12 @@ static void pages_that_cannot_be_had_are_an_error(void **state)
 /* One thread touches no further than it must, so that what is behind can be seen not to be. */
 static void what_is_reached_is_touched_before_the_rest(void **state)
 {
-    (void)state;
     rft_touch touch;
     rft_cancel_token token;
     char *base = map_fresh(BYTES);
-    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_open(&touch, base, BYTES, 1, -1, &token, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_reach(&touch, MIB, NULL), REFIT_OK);
+    assert_ok(rft_cancel_token_open(&token, NULL));
+    assert_ok(rft_touch_open(&touch, base, BYTES, 1, -1, &token, NULL));
+    assert_ok(rft_touch_reach(&touch, MIB, NULL));
     assert_int_equal(count_resident(base, MIB), MIB);
     assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
     uint64_t taken = atomic_load(&token.taken);
@@ -100,14 +91,13 @@ static void what_is_reached_is_touched_before_the_rest(void **state)
 
 static void a_stop_ends_it(void **state)
 {
-    (void)state;
     rft_touch touch;
     rft_cancel_token token;
     refit_error error = {0};
     char *base = map_fresh(BYTES);
-    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
+    assert_ok(rft_cancel_token_open(&token, NULL));
     rft_cancel_token_stop(&token);
-    assert_int_equal(rft_touch_open(&touch, base, BYTES, 3, -1, &token, NULL), REFIT_OK);
+    assert_ok(rft_touch_open(&touch, base, BYTES, 3, -1, &token, NULL));
     assert_int_equal(rft_touch_reach(&touch, 1, &error), REFIT_ERR_CANCELLED);
     assert_int_equal(error.status, REFIT_ERR_CANCELLED);
     rft_touch_close(&touch);
@@ -119,16 +109,15 @@ static void a_stop_ends_it(void **state)
 /* Helpers take their chunks one after another because of it. */
 static void the_lock_lasts_until_it_is_closed(void **state)
 {
-    (void)state;
     rft_touch touch;
     rft_cancel_token token;
     char *base = map_fresh(BYTES);
-    assert_int_equal(rft_cancel_token_open(&token, NULL), REFIT_OK);
-    assert_int_equal(rft_touch_open(&touch, base, BYTES, 2, -1, &token, NULL), REFIT_OK);
+    assert_ok(rft_cancel_token_open(&token, NULL));
+    assert_ok(rft_touch_open(&touch, base, BYTES, 2, -1, &token, NULL));
     rft_lock(&touch.lock);
     assert_int_equal(pthread_mutex_trylock(&touch.lock), EBUSY);
     rft_unlock(&touch.lock);
-    assert_int_equal(rft_touch_reach(&touch, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_touch_reach(&touch, BYTES, NULL));
     rft_touch_close(&touch);
     rft_cancel_token_close(&token);
     munmap(base, BYTES);
@@ -136,16 +125,14 @@ static void the_lock_lasts_until_it_is_closed(void **state)
 
 static void touching_nothing_is_no_error(void **state)
 {
-    (void)state;
     char *base = map_fresh(4096);
-    assert_int_equal(touch_all(base, 0, 0, -1, NULL), REFIT_OK);
+    assert_ok(touch_all(base, 0, 0, -1, NULL));
     assert_int_equal(count_resident(base, 4096), 0);
     munmap(base, 4096);
 }
 
 static void huge_pages_are_asked_for_as_wanted(void **state)
 {
-    (void)state;
     char *base = map_fresh(BYTES);
     assert_false(rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_NEVER));
     assert_false(rft_huge_pages_ask(base, MIB, REFIT_HUGE_PAGES_ALWAYS)); /* too small for one */

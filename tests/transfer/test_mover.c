@@ -1,25 +1,17 @@
 /* Mover: bytes arrive behind the caller's work, and every waiter gets the same status. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <refit/offload.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/thread.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 #include "transfer/mover.h"
 
-#define WAIT_MS 20000
-#define PIECES  4
-#define BYTES   3000
-#define ALL     (PIECES * BYTES)
+#define PIECES 4
+#define BYTES  3000
+#define ALL    (PIECES * BYTES)
 
 typedef struct fixture {
     refit_device *device;
@@ -46,37 +38,35 @@ static void fill_plan(void)
         pieces[i] =
             (rft_piece){.to = all.to + i * BYTES, .from = from, .bytes = BYTES, .group = i / 2};
     }
-    assert_int_equal(rft_plan_fill(&all.plan, pieces, PIECES, NULL), REFIT_OK);
+    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
 }
 
 static int set_up(void **state)
 {
-    (void)state;
     void *memory;
     memset(&all, 0, sizeof all);
-    assert_int_equal(faulty_device_open(test_device_spec("host"), &all.device, NULL), REFIT_OK);
+    assert_ok(faulty_device_open(test_device_spec("host"), &all.device, NULL));
     all.plain = faulty_device_inner(all.device);
-    assert_int_equal(refit_memory_alloc(all.device, ALL + 1, &memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(all.device, ALL + 1, &memory, NULL));
     all.to = memory;
     all.from = test_host_alloc(all.plain, ALL);
     memset(all.from, 'a', ALL);
     test_fill(all.plain, all.to, '.', ALL + 1);
-    assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_open(all.device, 0, &all.mover, NULL), REFIT_OK);
-    assert_int_equal(rft_plan_open(&all.plan, &limits, NULL), REFIT_OK);
+    assert_ok(refit_stream_open(all.device, &all.stream, NULL));
+    assert_ok(rft_mover_open(all.device, 0, &all.mover, NULL));
+    assert_ok(rft_plan_open(&all.plan, &limits, NULL));
     fill_plan();
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    (void)state;
     faulty_device_go(all.device);
     rft_plan_close(&all.plan);
-    assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_OK);
-    assert_int_equal(refit_stream_close(all.device, all.stream, NULL), REFIT_OK);
+    assert_ok(rft_mover_close(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_close(all.device, all.stream, NULL));
     test_host_free(all.plain, all.from, ALL);
-    assert_int_equal(refit_memory_free(all.device, all.to, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(all.device, all.to, NULL));
     assert_true(test_device_quiet());
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
@@ -95,31 +85,28 @@ static void assert_moved(void)
 
 static void bytes_are_moved_and_zeroed(void **state)
 {
-    (void)state;
     int64_t before = rft_now();
     assert_int_equal(rft_mover_finished_at(all.mover), 0);
-    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start(REFIT_STREAM_NONE));
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_moved();
     assert_in_range(rft_mover_finished_at(all.mover), before, rft_now());
 }
 
 static void nothing_started_is_nothing_to_wait_for(void **state)
 {
-    (void)state;
-    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_join_group(all.mover, 0, all.stream, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_close(NULL, 0, NULL), REFIT_OK);
+    assert_ok(rft_mover_wait(all.mover, 0, NULL));
+    assert_ok(rft_mover_wait_group(all.mover, 1, 0, NULL));
+    assert_ok(rft_mover_join(all.mover, all.stream, NULL));
+    assert_ok(rft_mover_join_group(all.mover, 0, all.stream, NULL));
+    assert_ok(rft_mover_close(NULL, 0, NULL));
 }
 
 static void plan_of_nothing_is_done_at_once(void **state)
 {
-    (void)state;
-    assert_int_equal(rft_plan_fill(&all.plan, NULL, 0, NULL), REFIT_OK);
-    assert_int_equal(start(all.stream), REFIT_OK);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(rft_plan_fill(&all.plan, NULL, 0, NULL));
+    assert_ok(start(all.stream));
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_device_equal(all.plain, all.to, ".", 1);
 }
 
@@ -132,37 +119,34 @@ static void write_source(void *user)
 /* The caller's stream stands before a copy and then writes the source: the mover reads it after. */
 static void copies_wait_for_the_caller_s_stream(void **state)
 {
-    (void)state;
     faulty_device_stop(all.device);
-    assert_int_equal(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL),
-                     REFIT_OK);
-    assert_int_equal(refit_stream_call(all.device, all.stream, write_source, NULL, NULL), REFIT_OK);
-    assert_int_equal(start(all.stream), REFIT_OK);
+    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
+    assert_ok(refit_stream_call(all.device, all.stream, write_source, NULL, NULL));
+    assert_ok(start(all.stream));
     assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_device_equal(all.plain, all.to, "b", 1);
 }
 
 /* What the caller's stream finds there. */
 static void look(char *seen)
 {
-    assert_int_equal(refit_stream_copy(all.device, all.stream, seen, all.to, 1, NULL), REFIT_OK);
+    assert_ok(refit_stream_copy(all.device, all.stream, seen, all.to, 1, NULL));
 }
 
 static void caller_s_stream_waits_for_the_copies(void **state)
 {
-    (void)state;
     char *seen = test_host_alloc(all.plain, 2);
     faulty_device_stop(all.device);
-    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
-    assert_int_equal(rft_mover_join_group(all.mover, 0, all.stream, NULL), REFIT_OK);
+    assert_ok(start(REFIT_STREAM_NONE));
+    assert_ok(rft_mover_join_group(all.mover, 0, all.stream, NULL));
     look(&seen[0]);
-    assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_OK);
+    assert_ok(rft_mover_join(all.mover, all.stream, NULL));
     look(&seen[1]);
     assert_int_equal(refit_stream_wait(all.device, all.stream, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
-    assert_int_equal(refit_stream_wait(all.device, all.stream, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(refit_stream_wait(all.device, all.stream, TIMEOUT_MS, NULL));
     assert_int_equal(seen[0], 'a');
     assert_int_equal(seen[1], 'a');
     test_host_free(all.plain, seen, 2);
@@ -170,52 +154,46 @@ static void caller_s_stream_waits_for_the_copies(void **state)
 
 static void the_calling_thread_cannot_be_joined(void **state)
 {
-    (void)state;
-    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
-    assert_int_equal(rft_mover_join(all.mover, REFIT_STREAM_NONE, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_mover_join_group(all.mover, 0, REFIT_STREAM_NONE, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start(REFIT_STREAM_NONE));
+    assert_invalid(rft_mover_join(all.mover, REFIT_STREAM_NONE, NULL));
+    assert_invalid(rft_mover_join_group(all.mover, 0, REFIT_STREAM_NONE, NULL));
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_moved();
 }
 
 static void second_start_is_refused_while_copies_run(void **state)
 {
-    (void)state;
     faulty_device_stop(all.device);
-    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+    assert_ok(start(REFIT_STREAM_NONE));
     assert_int_equal(start(REFIT_STREAM_NONE), REFIT_ERR_STATE);
     assert_int_equal(rft_mover_finished_at(all.mover), 0);
     assert_int_equal(rft_mover_close(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
-    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_OK);
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(start(REFIT_STREAM_NONE));
 }
 
 static void group_beyond_the_last_is_refused(void **state)
 {
-    (void)state;
     rft_piece piece = {.to = all.to, .from = all.from, .bytes = 10, .group = REFIT_GROUPS};
-    assert_int_equal(rft_mover_wait_group(all.mover, REFIT_GROUPS, 0, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_mover_join_group(all.mover, REFIT_GROUPS, all.stream, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(rft_plan_fill(&all.plan, &piece, 1, NULL), REFIT_OK);
-    assert_int_equal(start(REFIT_STREAM_NONE), REFIT_ERR_INVALID);
-    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
+    assert_invalid(rft_mover_wait_group(all.mover, REFIT_GROUPS, 0, NULL));
+    assert_invalid(rft_mover_join_group(all.mover, REFIT_GROUPS, all.stream, NULL));
+    assert_ok(rft_plan_fill(&all.plan, &piece, 1, NULL));
+    assert_invalid(start(REFIT_STREAM_NONE));
+    assert_ok(rft_mover_wait(all.mover, 0, NULL));
 }
 
 static void starting_and_waiting_allocate_nothing(void **state)
 {
-    (void)state;
     for (int i = 0; i < 3; i++) { /* the device's queue grows to what it needs */
-        assert_int_equal(start(all.stream), REFIT_OK);
-        assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+        assert_ok(start(all.stream));
+        assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     }
     uint64_t before = rft_alloc_count();
     for (int i = 0; i < 20; i++) {
-        assert_int_equal(start(all.stream), REFIT_OK);
-        assert_int_equal(rft_mover_wait_group(all.mover, 0, WAIT_MS, NULL), REFIT_OK);
-        assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+        assert_ok(start(all.stream));
+        assert_ok(rft_mover_wait_group(all.mover, 0, TIMEOUT_MS, NULL));
+        assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     }
     assert_int_equal(rft_alloc_count(), before);
 }
@@ -237,8 +215,8 @@ static void *run_waiter(void *user)
     self->well = true;
     while (atomic_load(self->rounds) < ROUNDS) {
         refit_status status = self->group == 0
-                                  ? rft_mover_wait(all.mover, WAIT_MS, NULL)
-                                  : rft_mover_wait_group(all.mover, self->group, WAIT_MS, NULL);
+                                  ? rft_mover_wait(all.mover, TIMEOUT_MS, NULL)
+                                  : rft_mover_wait_group(all.mover, self->group, TIMEOUT_MS, NULL);
         self->well = self->well && status == REFIT_OK;
         (void)rft_mover_finished_at(all.mover);
     }
@@ -247,27 +225,24 @@ static void *run_waiter(void *user)
 
 static void any_thread_waits_while_another_starts(void **state)
 {
-    (void)state;
     waiter waiters[WAITERS];
     atomic_uint rounds;
     atomic_init(&rounds, 0);
     for (uint32_t i = 0; i < WAITERS; i++) {
         waiters[i].group = i % 2;
         waiters[i].rounds = &rounds;
-        assert_int_equal(
-            rft_thread_start(&waiters[i].thread, "waiter", run_waiter, &waiters[i], NULL),
-            REFIT_OK);
+        assert_ok(rft_thread_start(&waiters[i].thread, "waiter", run_waiter, &waiters[i], NULL));
     }
     refit_status status = REFIT_OK;
     for (uint32_t i = 0; i < ROUNDS; i++) {
         status = rft_keep_first(status, start(all.stream));
-        status = rft_keep_first(status, rft_mover_wait(all.mover, WAIT_MS, NULL));
+        status = rft_keep_first(status, rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
         atomic_fetch_add(&rounds, 1);
     }
     for (uint32_t i = 0; i < WAITERS; i++) {
         rft_thread_join(waiters[i].thread);
     }
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     for (uint32_t i = 0; i < WAITERS; i++) {
         assert_true(waiters[i].well);
     }

@@ -1,25 +1,17 @@
 /* Mover on a device that fails: each failure is returned to its own waiters, and the next start
  * works.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <refit/offload.h>
 
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 #include "transfer/mover.h"
 
-#define WAIT_MS 20000
-#define PIECES  4
-#define BYTES   1000
-#define ALL     (PIECES * BYTES)
+#define PIECES 4
+#define BYTES  1000
+#define ALL    (PIECES * BYTES)
 
 typedef struct fixture {
     refit_device *device;
@@ -46,7 +38,7 @@ static void fill_plan(const uint32_t *groups)
                                 .bytes = BYTES,
                                 .group = groups[i]};
     }
-    assert_int_equal(rft_plan_fill(&all.plan, pieces, PIECES, NULL), REFIT_OK);
+    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
 }
 
 static const uint32_t grouped[PIECES] = {0, 0, 1, 2};
@@ -54,32 +46,30 @@ static const uint32_t mixed[PIECES] = {0, 1, 0, 2};
 
 static int set_up(void **state)
 {
-    (void)state;
     void *memory;
     memset(&all, 0, sizeof all);
-    assert_int_equal(faulty_device_open(test_device_spec("host"), &all.device, NULL), REFIT_OK);
+    assert_ok(faulty_device_open(test_device_spec("host"), &all.device, NULL));
     all.plain = faulty_device_inner(all.device);
-    assert_int_equal(refit_memory_alloc(all.device, ALL + 1, &memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(all.device, ALL + 1, &memory, NULL));
     all.to = memory;
     all.from = test_host_alloc(all.plain, ALL);
     memset(all.from, 'a', ALL);
-    assert_int_equal(refit_stream_open(all.device, &all.stream, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_open(all.device, 0, &all.mover, NULL), REFIT_OK);
-    assert_int_equal(rft_plan_open(&all.plan, &limits, NULL), REFIT_OK);
+    assert_ok(refit_stream_open(all.device, &all.stream, NULL));
+    assert_ok(rft_mover_open(all.device, 0, &all.mover, NULL));
+    assert_ok(rft_plan_open(&all.plan, &limits, NULL));
     fill_plan(grouped);
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    (void)state;
     faulty_device_go(all.device);
     faulty_device_reset(all.device);
     rft_plan_close(&all.plan);
-    assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_OK);
-    assert_int_equal(refit_stream_close(all.device, all.stream, NULL), REFIT_OK);
+    assert_ok(rft_mover_close(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_close(all.device, all.stream, NULL));
     test_host_free(all.plain, all.from, ALL);
-    assert_int_equal(refit_memory_free(all.device, all.to, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(all.device, all.to, NULL));
     assert_true(test_device_quiet());
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
@@ -91,29 +81,28 @@ static refit_status start(refit_error *error)
 
 static refit_status wait_group(uint32_t group)
 {
-    return rft_mover_wait_group(all.mover, group, WAIT_MS, NULL);
+    return rft_mover_wait_group(all.mover, group, TIMEOUT_MS, NULL);
 }
 
 static void assert_next_start_works(void)
 {
     faulty_device_reset(all.device);
     test_fill(all.plain, all.to, 0, ALL);
-    assert_int_equal(start(NULL), REFIT_OK);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start(NULL));
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_device_equal(all.plain, all.to, all.from, ALL);
 }
 
 static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
 {
-    (void)state;
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 3, REFIT_ERR_COPY);
-    assert_int_equal(start(NULL), REFIT_OK);
-    assert_int_equal(wait_group(0), REFIT_OK);
+    assert_ok(start(NULL));
+    assert_ok(wait_group(0));
     assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_int_equal(wait_group(2), REFIT_OK);
+    assert_ok(wait_group(2));
     for (int i = 0; i < 2; i++) { /* every time the same */
         refit_error error = {0};
-        assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, &error), REFIT_ERR_COPY);
+        assert_int_equal(rft_mover_wait(all.mover, TIMEOUT_MS, &error), REFIT_ERR_COPY);
         assert_int_equal(error.status, REFIT_ERR_COPY);
         assert_int_not_equal(error.text[0], '\0');
     }
@@ -124,25 +113,22 @@ static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
 /* The failure of group 0's first batch stands with the event of group 1, which lies between. */
 static void failure_before_another_group_s_event_is_not_lost(void **state)
 {
-    (void)state;
     fill_plan(mixed);
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(start(NULL), REFIT_OK);
+    assert_ok(start(NULL));
     assert_int_equal(wait_group(0), REFIT_ERR_COPY);
-    assert_int_equal(wait_group(2), REFIT_OK);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_ERR_COPY);
+    assert_ok(wait_group(2));
+    assert_int_equal(rft_mover_wait(all.mover, TIMEOUT_MS, NULL), REFIT_ERR_COPY);
     assert_next_start_works();
 }
 
 static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
 {
-    (void)state;
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL),
-                     REFIT_OK);
-    assert_int_equal(start(NULL), REFIT_OK);
+    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
+    assert_ok(start(NULL));
     assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_ERR_COPY);
+    assert_int_equal(rft_mover_wait(all.mover, TIMEOUT_MS, NULL), REFIT_ERR_COPY);
     assert_next_start_works();
 }
 
@@ -150,17 +136,15 @@ static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
  */
 static void failure_is_returned_once_the_group_s_copies_are_over(void **state)
 {
-    (void)state;
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL),
-                     REFIT_OK);
+    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
     faulty_device_stop(all.device);
-    assert_int_equal(start(NULL), REFIT_OK);
-    assert_int_equal(refit_stream_wait(all.device, all.stream, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start(NULL));
+    assert_ok(refit_stream_wait(all.device, all.stream, TIMEOUT_MS, NULL));
     assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
     assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_ERR_COPY);
+    assert_int_equal(rft_mover_wait(all.mover, TIMEOUT_MS, NULL), REFIT_ERR_COPY);
     assert_next_start_works();
 }
 
@@ -168,10 +152,9 @@ static void failure_is_returned_once_the_group_s_copies_are_over(void **state)
  * told. */
 static void every_failure_to_issue_is_returned_and_drained(void **state)
 {
-    (void)state;
     const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_STREAM_CALL, FAULTY_EVENT_RECORD,
                                  FAULTY_EVENT_JOIN};
-    for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(slots); i++) {
         faulty_device_reset(all.device);
         assert_next_start_works();
         uint32_t calls = faulty_device_calls(all.device, slots[i]);
@@ -182,7 +165,7 @@ static void every_failure_to_issue_is_returned_and_drained(void **state)
             assert_int_equal(start(&error), REFIT_ERR_DEVICE);
             assert_int_equal(error.status, REFIT_ERR_DEVICE);
             test_fill(all.plain, all.to, 'x', ALL); /* no copy comes in between */
-            assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_OK);
+            assert_ok(rft_mover_wait(all.mover, 0, NULL));
             assert_int_equal(rft_mover_finished_at(all.mover), 0);
             assert_next_start_works();
         }
@@ -192,7 +175,6 @@ static void every_failure_to_issue_is_returned_and_drained(void **state)
 /* No event can be recorded any more: the stream is closed to wait for it, and opened again. */
 static void stream_that_takes_no_event_is_replaced(void **state)
 {
-    (void)state;
     faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
     assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
     assert_int_not_equal(faulty_device_calls(all.device, FAULTY_STREAM_CLOSE), 0);
@@ -203,7 +185,6 @@ static void stream_that_takes_no_event_is_replaced(void **state)
 
 static void what_cannot_be_waited_for_breaks_the_mover(void **state)
 {
-    (void)state;
     faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
     faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
     assert_int_equal(start(NULL), REFIT_ERR_DEVICE);
@@ -218,9 +199,8 @@ static void what_cannot_be_waited_for_breaks_the_mover(void **state)
 /* What broke it may have been a timeout: that is not one of the close. */
 static void a_mover_that_a_timeout_broke_can_be_closed(void **state)
 {
-    (void)state;
     refit_error error = {0};
-    assert_int_equal(rft_mover_check(all.mover, NULL), REFIT_OK);
+    assert_ok(rft_mover_check(all.mover, NULL));
     faulty_device_fail(all.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_TIMEOUT);
     faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
     faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
@@ -233,44 +213,40 @@ static void a_mover_that_a_timeout_broke_can_be_closed(void **state)
 /* A wait that fails by itself is not the end of the operation. */
 static void wait_that_fails_does_not_complete_the_operation(void **state)
 {
-    (void)state;
     faulty_device_stop(all.device);
-    assert_int_equal(start(NULL), REFIT_OK);
+    assert_ok(start(NULL));
     faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
     assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
     assert_int_equal(start(NULL), REFIT_ERR_STATE);
     faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
     assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_DEVICE);
     faulty_device_go(all.device);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_next_start_works();
 }
 
 /* A device whose streams cannot call back: the time is that of the first look. */
 static void the_first_look_notes_the_end_where_streams_cannot_call(void **state)
 {
-    (void)state;
     faulty_device_fail_times(all.device, FAULTY_STREAM_CALL, 1, FAULTY_ALWAYS,
                              REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(start(NULL), REFIT_OK);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start(NULL));
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     int64_t finished = rft_mover_finished_at(all.mover);
     assert_true(finished > 0);
-    assert_int_equal(rft_mover_wait(all.mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
     assert_int_equal(rft_mover_finished_at(all.mover), finished);
 }
 
 static void stream_that_does_not_close_keeps_the_mover(void **state)
 {
-    (void)state;
     faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(rft_mover_close(all.mover, WAIT_MS, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_close(all.mover, TIMEOUT_MS, NULL), REFIT_ERR_DEVICE);
     assert_next_start_works();
 }
 
 static void every_failure_to_open_leaves_nothing(void **state)
 {
-    (void)state;
     rft_mover *mover = NULL;
     for (uint32_t nth = 1; nth <= REFIT_GROUPS + 2; nth++) {
         faulty_device_fail(all.device, FAULTY_EVENT_OPEN, nth, REFIT_ERR_DEVICE);
@@ -294,15 +270,14 @@ static refit_status move_once(refit_device *device, void *memory)
     if (status == REFIT_OK) {
         status = rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_ANY, NULL);
     }
-    if (mover != NULL) status = rft_keep_first(status, rft_mover_wait(mover, WAIT_MS, NULL));
-    status = rft_keep_first(status, rft_mover_close(mover, WAIT_MS, NULL));
+    if (mover != NULL) status = rft_keep_first(status, rft_mover_wait(mover, TIMEOUT_MS, NULL));
+    status = rft_keep_first(status, rft_mover_close(mover, TIMEOUT_MS, NULL));
     rft_plan_close(&plan);
     return status;
 }
 
 static void every_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         void *memory = NULL;
         refit_device *device = NULL;
@@ -310,8 +285,8 @@ static void every_failed_allocation_is_an_error(void **state)
         refit_status status = test_device_open("host", &device, NULL);
         if (status == REFIT_OK) status = refit_memory_alloc(device, 1, &memory, NULL);
         if (status == REFIT_OK) status = move_once(device, memory);
-        if (memory != NULL) assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
-        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        if (memory != NULL) assert_ok(refit_memory_free(device, memory, NULL));
+        assert_ok(refit_device_close(device, NULL));
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }

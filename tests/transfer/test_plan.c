@@ -1,14 +1,7 @@
 /* Plan: every byte is moved once, in as few copies as the limits allow, with nothing allocated. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/alloc.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/test.h"
 #include "transfer/plan.h"
 
 #define ROOM 4096
@@ -42,7 +35,7 @@ static refit_status try_plan(rft_plan *plan, uint32_t pieces, uint64_t bytes, ui
 static rft_plan open_plan(uint32_t pieces, uint64_t bytes, uint64_t piece_bytes, uint32_t batch)
 {
     rft_plan plan;
-    assert_int_equal(try_plan(&plan, pieces, bytes, piece_bytes, batch), REFIT_OK);
+    assert_ok(try_plan(&plan, pieces, bytes, piece_bytes, batch));
     return plan;
 }
 
@@ -101,7 +94,6 @@ static uint32_t cut_pieces(uint64_t *seed, rft_piece *pieces, uint32_t most)
 
 static void any_pieces_are_moved_whole(void **state)
 {
-    (void)state;
     uint64_t seed = 1234567890123456789u;
     for (size_t i = 0; i < ROOM; i++) {
         source[i] = (char)(1 + next_random(&seed) % 255);
@@ -113,8 +105,8 @@ static void any_pieces_are_moved_whole(void **state)
         rft_plan_limits limits =
             limits_of(64, ROOM, 1 + next_random(&seed) % 300, 1 + (uint32_t)(round % 5));
         limits.batch_bytes = round % 3 == 0 ? 1 + next_random(&seed) % 300 : 0;
-        assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
-        assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
+        assert_ok(rft_plan_open(&plan, &limits, NULL));
+        assert_ok(rft_plan_fill(&plan, pieces, count, NULL));
         memset(target, 0x55, sizeof target);
         carry_out(&plan);
         uint64_t bytes = 0;
@@ -271,8 +263,7 @@ static bool batch_is_right(const plan_case *it, const rft_plan *plan, const rft_
 
 static void pieces_become_these_copies(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(plans); i++) {
         const plan_case *it = &plans[i];
         rft_piece pieces[4];
         uint64_t bytes;
@@ -280,8 +271,8 @@ static void pieces_become_these_copies(void **state)
         rft_plan plan;
         rft_plan_limits limits = limits_of(count, bytes, it->piece_bytes, it->batch_most);
         limits.batch_bytes = it->batch_bytes;
-        assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
-        assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
+        assert_ok(rft_plan_open(&plan, &limits, NULL));
+        assert_ok(rft_plan_fill(&plan, pieces, count, NULL));
         bool right = plan.copy_count == count_copies(it) && plan.batch_count == it->batches;
         for (uint32_t at = 0; right && at < plan.batch_count; at++) {
             right = batch_is_right(it, &plan, &plan.batches[at]);
@@ -296,7 +287,6 @@ static void pieces_become_these_copies(void **state)
 
 static void there_is_room_for_the_copies_of_a_huge_piece(void **state)
 {
-    (void)state;
     rft_plan plan = open_plan(1, 1001, 250, 2);
     assert_int_equal(plan.copy_room, 5);
     rft_plan_close(&plan);
@@ -304,13 +294,12 @@ static void there_is_room_for_the_copies_of_a_huge_piece(void **state)
 
 static void filling_again_allocates_nothing(void **state)
 {
-    (void)state;
     rft_piece piece = piece_of(target, source, 1000, 0);
     rft_plan plan = open_plan(4, 4000, 100, 3);
     uint64_t before = rft_alloc_count();
     for (int i = 0; i < 10; i++) {
         piece.to = target + i;
-        assert_int_equal(rft_plan_fill(&plan, &piece, 1, NULL), REFIT_OK);
+        assert_ok(rft_plan_fill(&plan, &piece, 1, NULL));
         assert_ptr_equal(plan.copies[0].to, target + i);
         assert_int_equal(plan.copy_count, 10);
     }
@@ -320,7 +309,6 @@ static void filling_again_allocates_nothing(void **state)
 
 static void more_than_it_was_opened_for_is_refused(void **state)
 {
-    (void)state;
     rft_piece pieces[] = {piece_of(target, source, 100, 0), piece_of(target + 200, source, 100, 0)};
     rft_plan plan = open_plan(1, 200, 1000, 16);
     assert_int_equal(rft_plan_fill(&plan, pieces, 2, NULL), REFIT_ERR_LIMIT);
@@ -336,31 +324,28 @@ static void more_than_it_was_opened_for_is_refused(void **state)
 
 static void plans_that_cannot_be_are_refused(void **state)
 {
-    (void)state;
     rft_plan plan;
-    assert_int_equal(try_plan(&plan, 1, 1, 0, 1), REFIT_ERR_INVALID);
-    assert_int_equal(try_plan(&plan, 1, 1, 1, 0), REFIT_ERR_INVALID);
+    assert_invalid(try_plan(&plan, 1, 1, 0, 1));
+    assert_invalid(try_plan(&plan, 1, 1, 1, 0));
     assert_int_equal(try_plan(&plan, 1, UINT64_MAX, 1, 1), REFIT_ERR_LIMIT);
     assert_int_equal(try_plan(&plan, UINT32_MAX, 64, 64, 1), REFIT_ERR_LIMIT);
 }
 
 static void plan_of_nothing_is_empty(void **state)
 {
-    (void)state;
     rft_piece none = piece_of(target, source, 0, 0);
     rft_plan plan = open_plan(0, 0, 64, 1);
-    assert_int_equal(rft_plan_fill(&plan, NULL, 0, NULL), REFIT_OK);
+    assert_ok(rft_plan_fill(&plan, NULL, 0, NULL));
     assert_int_equal(plan.batch_count, 0);
     rft_plan_close(&plan);
     plan = open_plan(1, 0, 64, 1);
-    assert_int_equal(rft_plan_fill(&plan, &none, 1, NULL), REFIT_OK);
+    assert_ok(rft_plan_fill(&plan, &none, 1, NULL));
     assert_int_equal(plan.copy_count, 0);
     rft_plan_close(&plan);
 }
 
 static void every_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         rft_plan plan;
         failing_alloc_begin(nth);
@@ -374,7 +359,6 @@ static void every_failed_allocation_is_an_error(void **state)
 /* Neighbours that would be one copy, were they moved as they are. */
 static void each_stretch_of_a_master_is_a_batch_of_its_own(void **state)
 {
-    (void)state;
     rft_recode recodes[2] = {{.out = true}, {.out = true}};
     rft_piece pieces[5];
     rft_plan plan = open_plan(5, 1000, 64, 2);
@@ -382,7 +366,7 @@ static void each_stretch_of_a_master_is_a_batch_of_its_own(void **state)
         pieces[i] = piece_of(target + 100 * i, source + 100 * i, 100, 3);
         if (i >= 1 && i <= 3) pieces[i].recode = &recodes[i == 3];
     }
-    assert_int_equal(rft_plan_fill(&plan, pieces, 5, NULL), REFIT_OK);
+    assert_ok(rft_plan_fill(&plan, pieces, 5, NULL));
     static const uint32_t counts[] = {2, 4, 2, 2};
     assert_int_equal(plan.batch_count, 4);
     for (uint32_t i = 0; i < 4; i++) {

@@ -1,24 +1,15 @@
 /* Rate limiter: no batch begins before the bytes ahead of it were due; order stays; close does not
  * wait.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 #include "transfer/mover.h"
 
-#define WAIT_MS 20000
-#define MIB     (UINT64_C(1) << 20)
-#define PIECES  480u
-#define BYTES   UINT64_C(65536)
-#define ALL     (4 * BYTES)
+#define PIECES 480u
+#define BYTES  UINT64_C(65536)
+#define ALL    (4 * BYTES)
 
 static refit_device *device;
 static refit_device *plain; /* the one in it */
@@ -30,11 +21,10 @@ static rft_piece pieces[PIECES];
 
 static int set_up(void **state)
 {
-    (void)state;
     void *memory;
-    assert_int_equal(faulty_device_open(test_device_spec("host"), &device, NULL), REFIT_OK);
+    assert_ok(faulty_device_open(test_device_spec("host"), &device, NULL));
     plain = faulty_device_inner(device);
-    assert_int_equal(refit_memory_alloc(device, ALL, &memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(device, ALL, &memory, NULL));
     to = memory;
     from = test_host_alloc(plain, ALL);
     memset(from, 'a', ALL);
@@ -44,8 +34,7 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
-    refit_status status = rft_mover_close(mover, WAIT_MS, NULL);
+    refit_status status = rft_mover_close(mover, TIMEOUT_MS, NULL);
     mover = NULL;
     rft_plan_close(&plan);
     test_host_free(plain, from, ALL);
@@ -75,9 +64,9 @@ static void open_moves(uint64_t rate, uint32_t count, bool zeroes)
                                 .from = zero ? NULL : from + (i + 1) % 4 * BYTES,
                                 .bytes = BYTES};
     }
-    assert_int_equal(rft_plan_open(&plan, &limits, NULL), REFIT_OK);
-    assert_int_equal(rft_plan_fill(&plan, pieces, count, NULL), REFIT_OK);
-    assert_int_equal(rft_mover_open(device, rate, &mover, NULL), REFIT_OK);
+    assert_ok(rft_plan_open(&plan, &limits, NULL));
+    assert_ok(rft_plan_fill(&plan, pieces, count, NULL));
+    assert_ok(rft_mover_open(device, rate, &mover, NULL));
 }
 
 static refit_status start(void)
@@ -87,7 +76,6 @@ static refit_status start(void)
 
 static void a_step_crosses_the_link_in_a_moment(void **state)
 {
-    (void)state;
     assert_int_equal(rft_mover_step_bytes(0), 0);
     assert_int_equal(rft_mover_step_bytes(MIB), 65536);
     assert_int_equal(rft_mover_step_bytes(1000 * MIB), 50 * MIB);
@@ -96,11 +84,10 @@ static void a_step_crosses_the_link_in_a_moment(void **state)
 /* One call a batch, and the one that notes the end. */
 static void every_batch_with_a_source_has_its_turn(void **state)
 {
-    (void)state;
     open_moves(16 * MIB, 12, true);
     assert_int_equal(plan.batch_count, 8);
-    assert_int_equal(start(), REFIT_OK);
-    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start());
+    assert_ok(rft_mover_wait(mover, TIMEOUT_MS, NULL));
     assert_int_equal(faulty_device_calls(device, FAULTY_STREAM_CALL), 4 + 1);
     assert_int_equal(faulty_device_calls(device, FAULTY_COPY_BATCH), 4);
     for (uint32_t i = 0; i < 4; i++) { /* the last four pieces: 8 and 11 zero, in order */
@@ -110,13 +97,12 @@ static void every_batch_with_a_source_has_its_turn(void **state)
 
 static void nothing_is_faster_than_the_limit(void **state)
 {
-    (void)state;
     open_moves(MIB, 5, false);
     assert_int_equal(plan.batch_count, 5);
     for (int i = 0; i < 2; i++) {
         int64_t began = rft_now();
-        assert_int_equal(start(), REFIT_OK);
-        assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+        assert_ok(start());
+        assert_ok(rft_mover_wait(mover, TIMEOUT_MS, NULL));
         assert_true(rft_mover_finished_at(mover) - began >= INT64_C(4) * 1000000000 / 16);
     }
 }
@@ -124,12 +110,11 @@ static void nothing_is_faster_than_the_limit(void **state)
 /* 30 batches of 1 MiB: more than there may be calls, so that a step has two of them. */
 static void an_operation_of_many_batches_has_few_steps(void **state)
 {
-    (void)state;
     open_moves(64 * MIB, PIECES, false);
     assert_int_equal(plan.batch_count, 30);
     int64_t began = rft_now();
-    assert_int_equal(start(), REFIT_OK);
-    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start());
+    assert_ok(rft_mover_wait(mover, TIMEOUT_MS, NULL));
     assert_int_equal(faulty_device_calls(device, FAULTY_STREAM_CALL), 15 + 1);
     assert_int_equal(faulty_device_calls(device, FAULTY_COPY_BATCH), 30);
     assert_true(rft_mover_finished_at(mover) - began >= INT64_C(14) * 2 * 1000000000 / 64);
@@ -138,69 +123,61 @@ static void an_operation_of_many_batches_has_few_steps(void **state)
 /* Held up for the time of four steps it makes up for one, and keeps the pace from there. */
 static void what_others_held_up_is_not_made_up_for(void **state)
 {
-    (void)state;
     open_moves(MIB, 6, false);
     faulty_device_stop(device);
-    assert_int_equal(start(), REFIT_OK);
+    assert_ok(start());
     assert_int_equal(rft_mover_wait(mover, 4 * 63, NULL), REFIT_ERR_TIMEOUT);
     int64_t went_on = rft_now();
     faulty_device_go(device);
-    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(rft_mover_wait(mover, TIMEOUT_MS, NULL));
     assert_true(rft_mover_finished_at(mover) - went_on >= INT64_C(3) * 1000000000 / 16);
 }
 
 static void without_a_limit_no_call_is_made(void **state)
 {
-    (void)state;
     open_moves(0, 5, false);
-    assert_int_equal(start(), REFIT_OK);
-    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start());
+    assert_ok(rft_mover_wait(mover, TIMEOUT_MS, NULL));
     assert_int_equal(faulty_device_calls(device, FAULTY_STREAM_CALL), 1);
 }
 
 /* The second batch has its turn in a quarter of an hour. */
 static void close_does_not_wait_for_the_rate_limit(void **state)
 {
-    (void)state;
     open_moves(64, PIECES, false);
-    assert_int_equal(start(), REFIT_OK);
+    assert_ok(start());
     while (faulty_device_calls(device, FAULTY_COPY_BATCH) == 0) {
         assert_int_equal(rft_mover_wait(mover, 50, NULL), REFIT_ERR_TIMEOUT);
     }
-    assert_int_equal(rft_mover_close(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(rft_mover_close(mover, TIMEOUT_MS, NULL));
     mover = NULL;
     assert_int_equal(first_byte(0), 'a');
 }
 
 static void a_start_that_fails_does_not_wait_for_the_rate_limit(void **state)
 {
-    (void)state;
     open_moves(MIB, PIECES, false);
     faulty_device_fail(device, FAULTY_COPY_BATCH, PIECES, REFIT_ERR_COPY);
     assert_int_equal(start(), REFIT_ERR_COPY);
-    assert_int_equal(rft_mover_wait(mover, 0, NULL), REFIT_OK);
+    assert_ok(rft_mover_wait(mover, 0, NULL));
 }
 
 static void hurry_is_for_what_is_under_way(void **state)
 {
-    (void)state;
     open_moves(MIB, 3, false);
     rft_mover_hurry(mover);
     int64_t began = rft_now();
-    assert_int_equal(start(), REFIT_OK);
-    assert_int_equal(rft_mover_wait(mover, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(start());
+    assert_ok(rft_mover_wait(mover, TIMEOUT_MS, NULL));
     assert_true(rft_mover_finished_at(mover) - began >= INT64_C(2) * 1000000000 / 16);
 }
 
 static void a_rate_limit_needs_streams_that_call_back(void **state)
 {
-    (void)state;
-    refit_error error = {0};
     open_moves(MIB, 3, false);
     faulty_device_fail(device, FAULTY_STREAM_CALL, 1, REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_STREAM, &error),
-                     REFIT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(error.text, "offload.rate_limit"));
+    assert_refused(rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_STREAM, error),
+                   REFIT_ERR_UNSUPPORTED, "offload.rate_limit");
     assert_int_equal(first_byte(0), 0);
 }
 

@@ -1,0 +1,49 @@
+/*
+ * What a test program includes first of all: cmocka with what it needs, and the words that tests
+ * share. cmocka hands every test a state; a test that needs none leaves it unused.
+ */
+#ifndef TEST_H
+#define TEST_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <refit/status.h>
+
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+
+#define KIB (UINT64_C(1) << 10)
+#define MIB (UINT64_C(1) << 20)
+#define GIB (UINT64_C(1) << 30)
+
+#define TIMEOUT_MS 20000u /* a deadline that only a hang reaches */
+
+#define COUNT_OF(array) (sizeof(array) / sizeof *(array))
+
+/* cmocka's own looks at each byte, also where megabytes are alike. */
+#undef assert_memory_equal
+#define assert_memory_equal(a, b, size)                                                            \
+    ((void)(memcmp((a), (b), (size)) == 0 ||                                                       \
+            (_assert_memory_equal((const char *)(a), (const char *)(b), (size), __FILE__,          \
+                                  __LINE__),                                                       \
+             0)))
+
+#define assert_ok(call)           assert_int_equal((call), REFIT_OK)
+#define assert_invalid(call)      assert_int_equal((call), REFIT_ERR_INVALID)
+#define assert_says(error, words) assert_non_null(strstr((error)->text, (words)))
+
+/* The call, which is given `error`, is refused with the status, and the sentence has the words. */
+#define assert_refused(call, expected, words)                                                      \
+    do {                                                                                           \
+        refit_error refused = {0}, *error = &refused;                                              \
+        assert_int_equal((call), (expected));                                                      \
+        assert_int_equal(refused.status, (expected));                                              \
+        assert_says(error, (words));                                                               \
+    } while (0)
+
+#endif
