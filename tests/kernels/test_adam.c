@@ -5,8 +5,6 @@
  * infinite, zero of both signs and NaN. Nothing beside the range is written. Known answers stand
  * where the scalar form could be wrong with all others: remainders, rounding, the order of ops.
  */
-#include <stdlib.h>
-
 #include <math.h>
 
 #include "kernels/adam.h"

@@ -1,31 +1,15 @@
 /* fp32 to bf16 is round to nearest even at every level, exponent, length and alignment, and every
  * NaN is 0x7FFF. */
-#include <stdlib.h>
-
 #include "kernels/cast.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/cast_oracle.h"
 #include "tests/kernels/levels.h"
-#include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
 #define COUNT ((size_t)((1 << 19) + 1000)) /* as many as are streamed, and more */
 #define GUARD ((size_t)256)
 
-static unsigned char *source, *target;
-
-static int set_up(void **state)
-{
-    source = malloc(4 * COUNT + GUARD);
-    target = malloc(2 * COUNT + 2 * GUARD);
-    return source == NULL || target == NULL ? -1 : 0;
-}
-
-static int tear_down(void **state)
-{
-    free(source);
-    free(target);
-    return 0;
-}
+static unsigned char source[4 * COUNT + GUARD], target[2 * COUNT + 2 * GUARD];
 
 static uint32_t bits_at(const unsigned char *at, size_t i)
 {
@@ -39,13 +23,6 @@ static uint16_t result_at(const unsigned char *at, size_t i)
     uint16_t result;
     memcpy(&result, at + 2 * i, sizeof result);
     return result;
-}
-
-static void fill(size_t count, uint64_t seed)
-{
-    for (size_t i = 0; i < 4 * count + GUARD; i++) {
-        source[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
 }
 
 static void check(size_t to, size_t from, size_t count)
@@ -119,44 +96,31 @@ static size_t fill_with_edges(void)
     return count;
 }
 
-static void check_edges(void)
+static void every_exponent_is_rounded_right(void **state)
 {
     check(0, 0, fill_with_edges());
 }
 
-static void every_exponent_is_rounded_right(void **state)
+static void every_length_and_alignment_is_exact(void **state)
 {
-    on_every_level(check_edges);
-}
-
-static void check_small(void)
-{
-    fill(400, 7);
+    uint64_t seed = 7;
+    fill_random(source, 4 * 400 + GUARD, &seed);
     for (size_t count = 0; count <= 300; count++) {
         check(count % 67, count % 37, count);
     }
 }
 
-static void every_length_and_alignment_is_exact(void **state)
-{
-    on_every_level(check_small);
-}
-
 /* Sizes that are streamed and one below, also to odd addresses. */
-static void check_large(void)
+static void large_casts_are_exact(void **state)
 {
     const size_t least = (size_t)1 << 19;
-    fill(COUNT, 11);
+    uint64_t seed = 11;
+    fill_random(source, sizeof source, &seed);
     for (size_t to = 0; to < 66; to += 13) {
         check(to, to % 5, least - 1);
         check(to, to % 7, least + to);
     }
     check(2, 1, COUNT);
-}
-
-static void large_casts_are_exact(void **state)
-{
-    on_every_level(check_large);
 }
 
 int main(void)
@@ -167,5 +131,5 @@ int main(void)
         cmocka_unit_test(every_length_and_alignment_is_exact),
         cmocka_unit_test(large_casts_are_exact),
     };
-    return cmocka_run_group_tests_name("cast", tests, set_up, tear_down);
+    return run_on_every_level("cast", tests, COUNT_OF(tests));
 }

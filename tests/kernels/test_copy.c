@@ -1,7 +1,6 @@
 /* Copies move exactly their bytes at every level, size and alignment, and touch nothing else. */
-#include <stdlib.h>
-
 #include "kernels/copy.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/test.h"
 
@@ -10,25 +9,7 @@
 
 typedef void (*copy_fn)(void *to, const void *from, size_t bytes);
 
-static unsigned char *there, *back;
-
-static int set_up(void **state)
-{
-    there = malloc(ROOM + GUARD);
-    back = malloc(ROOM + 2 * GUARD);
-    if (there == NULL || back == NULL) return -1;
-    for (size_t i = 0; i < ROOM + GUARD; i++) {
-        there[i] = (unsigned char)((i * UINT64_C(0x9E3779B97F4A7C15)) >> 56);
-    }
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    free(there);
-    free(back);
-    return 0;
-}
+static unsigned char there[ROOM + GUARD], back[ROOM + 2 * GUARD];
 
 static void check_copy(copy_fn copy, size_t to, size_t from, size_t bytes)
 {
@@ -42,7 +23,7 @@ static void check_copy(copy_fn copy, size_t to, size_t from, size_t bytes)
     assert_memory_equal(back + GUARD + to + bytes, untouched, GUARD - to);
 }
 
-static void check_small(void)
+static void small_copies_are_exact(void **state)
 {
     for (size_t bytes = 0; bytes <= 300; bytes++) {
         check_copy(rft_copy_bytes, bytes % 61, bytes % 37, bytes);
@@ -50,13 +31,8 @@ static void check_small(void)
     }
 }
 
-static void small_copies_are_exact(void **state)
-{
-    on_every_level(check_small);
-}
-
 /* Sizes around both thresholds, at every alignment of either side. */
-static void check_large(void)
+static void large_copies_are_exact(void **state)
 {
     static const size_t sizes[] = {4095,          4096,    4097,           4096 + 127,
                                    (1 << 20) - 1, 1 << 20, (1 << 20) + 129};
@@ -68,11 +44,6 @@ static void check_large(void)
         }
     }
     check_copy(rft_copy_bytes, 1, 2, ROOM - 2);
-}
-
-static void large_copies_are_exact(void **state)
-{
-    on_every_level(check_large);
 }
 
 static void the_limit_only_lowers_the_level(void **state)
@@ -88,10 +59,13 @@ static void the_limit_only_lowers_the_level(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
+    const struct CMUnitTest copies[] = {
         cmocka_unit_test(small_copies_are_exact),
         cmocka_unit_test(large_copies_are_exact),
-        cmocka_unit_test(the_limit_only_lowers_the_level),
     };
-    return cmocka_run_group_tests_name("copy", tests, set_up, tear_down);
+    const struct CMUnitTest limits[] = {cmocka_unit_test(the_limit_only_lowers_the_level)};
+    uint64_t seed = 3;
+    fill_random(there, sizeof there, &seed);
+    return run_on_every_level("copy", copies, COUNT_OF(copies)) +
+           cmocka_run_group_tests(limits, NULL, NULL);
 }

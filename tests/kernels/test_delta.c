@@ -1,11 +1,9 @@
 /* A block coded and applied is exact, of every width, length and density; so is one applied twice,
  * or half done. Exchanged in place, it comes back. */
-#include <stdlib.h>
-
 #include "kernels/delta.h"
 #include "kernels/delta_exchange.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/levels.h"
-#include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
 static uint64_t seed = 5;
@@ -16,22 +14,11 @@ typedef struct pair {
     unsigned char *before, *after; /* end where their memory does */
 } pair;
 
-static unsigned char *take(size_t bytes)
-{
-    unsigned char *taken = malloc(bytes == 0 ? 1 : bytes);
-    assert_non_null(taken);
-    return taken;
-}
-
 static pair open_pair(uint32_t elements, uint32_t width, rft_delta_kind kind)
 {
     pair made = {.shape = {elements, width, kind}, .bytes = (size_t)elements * width};
-    made.before = take(made.bytes);
-    made.after = take(made.bytes);
-    for (size_t i = 0; i < made.bytes; i++) {
-        made.before[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    memcpy(made.after, made.before, made.bytes);
+    made.before = take_random(made.bytes, &seed);
+    made.after = take_copy(made.before, made.bytes);
     return made;
 }
 
@@ -90,8 +77,7 @@ static uint32_t count_changed(const pair *made)
 static void apply_to(const pair *made, const rft_delta_entry *entry, const unsigned char *coded,
                      const unsigned char *block)
 {
-    unsigned char *exact = take(made->bytes);
-    memcpy(exact, block, made->bytes);
+    unsigned char *exact = take_copy(block, made->bytes);
     assert_true(rft_delta_apply(made->shape, entry, coded, exact));
     assert_memory_equal(exact, made->after, made->bytes);
     free(exact);
@@ -101,8 +87,7 @@ static void apply_to(const pair *made, const rft_delta_entry *entry, const unsig
 static void apply_to_half_done(const pair *made, const rft_delta_entry *entry,
                                const unsigned char *coded)
 {
-    unsigned char *mixed = take(made->bytes);
-    memcpy(mixed, made->before, made->bytes);
+    unsigned char *mixed = take_copy(made->before, made->bytes);
     for (size_t i = 0; i < made->shape.elements; i++) {
         size_t at = i * made->shape.width;
         if (seeded_below(&seed, 2) == 0) memcpy(mixed + at, made->after + at, made->shape.width);
@@ -114,8 +99,7 @@ static void apply_to_half_done(const pair *made, const rft_delta_entry *entry,
 /* What the receiver has: the bytes, and two counts. */
 static void check_coded(const pair *made, const rft_delta_entry *entry, const unsigned char *out)
 {
-    unsigned char *coded = take(entry->total);
-    memcpy(coded, out, entry->total);
+    unsigned char *coded = take_copy(out, entry->total);
     rft_delta_entry measured;
     assert_true(rft_delta_measure(made->shape, entry->changed, entry->escapes, coded, entry->total,
                                   &measured));
@@ -132,9 +116,9 @@ static void check_coded(const pair *made, const rft_delta_entry *entry, const un
 static void check_exchange(const pair *made, uint32_t changed)
 {
     const rft_delta_shape raw = {made->shape.elements, made->shape.width, RFT_DELTA_RAW};
-    unsigned char *block = take(made->bytes), *out = take(rft_delta_bound(raw));
+    unsigned char *block = take_copy(made->before, made->bytes);
+    unsigned char *out = take(rft_delta_bound(raw));
     rft_delta_entry entry;
-    memcpy(block, made->before, made->bytes);
     bool coded = rft_delta_exchange(made->shape, block, made->after, out, &entry);
     assert_int_equal(entry.changed, changed);
     assert_memory_equal(block, made->after, made->bytes);
@@ -185,7 +169,7 @@ static const rft_delta_shape kinds[] = {
 };
 #define KINDS (COUNT_OF(kinds))
 
-static void check_lengths(void)
+static void blocks_of_every_length_are_exact(void **state)
 {
     for (uint32_t elements = 1; elements <= 700; elements += elements < 140 ? 1 : 37) {
         for (uint32_t kind = 0; kind < KINDS; kind++) {
@@ -196,12 +180,7 @@ static void check_lengths(void)
     }
 }
 
-static void blocks_of_every_length_are_exact(void **state)
-{
-    on_every_level(check_lengths);
-}
-
-static void check_densities(void)
+static void blocks_of_every_density_are_exact(void **state)
 {
     for (uint32_t kind = 0; kind < KINDS; kind++) {
         for (uint32_t changed = 1; changed < RFT_DELTA_ELEMENTS; changed = changed * 3 + 1) {
@@ -212,11 +191,6 @@ static void check_densities(void)
             (void)check_density(shape, changed);
         }
     }
-}
-
-static void blocks_of_every_density_are_exact(void **state)
-{
-    on_every_level(check_densities);
 }
 
 /* Every number moved by `step`, once round the ring. */
@@ -239,7 +213,7 @@ static void check_step(uint32_t step)
 }
 
 /* NaN, infinities, zeros of both signs and both ends of the range are among them. */
-static void check_steps(void)
+static void every_half_moves_by_every_kind_of_step(void **state)
 {
     static const uint32_t steps[] = {1,   2,   3,   7,   8,   14,     15,    16,
                                      127, 128, 254, 255, 256, 0x7FFF, 0x8000};
@@ -247,11 +221,6 @@ static void check_steps(void)
         check_step(steps[i]);
         check_step(0x10000u - steps[i]);
     }
-}
-
-static void every_half_moves_by_every_kind_of_step(void **state)
-{
-    on_every_level(check_steps);
 }
 
 static void nothing_changed_is_nothing_coded(void **state)
@@ -262,7 +231,7 @@ static void nothing_changed_is_nothing_coded(void **state)
 }
 
 /* Dearer, a block is coded to the same bytes or not at all, and less of them are. */
-static void check_prices(void)
+static void blocks_that_do_not_pay_are_not_coded(void **state)
 {
     uint32_t most = RFT_DELTA_ELEMENTS;
     for (uint32_t price = 0; price <= 12; price += 4) {
@@ -293,11 +262,6 @@ static void check_prices(void)
     }
 }
 
-static void blocks_that_do_not_pay_are_not_coded(void **state)
-{
-    on_every_level(check_prices);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,5 +271,5 @@ int main(void)
         cmocka_unit_test(nothing_changed_is_nothing_coded),
         cmocka_unit_test(blocks_that_do_not_pay_are_not_coded),
     };
-    return cmocka_run_group_tests_name("delta", tests, NULL, NULL);
+    return run_on_every_level("delta", tests, COUNT_OF(tests));
 }

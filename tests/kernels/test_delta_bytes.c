@@ -1,7 +1,5 @@
 /* How many bytes a changed element costs in updates such as training makes (bench_updates.h), with
  * each block's entry in the directory, and without a compressor; and that the blocks come back. */
-#include <stdlib.h>
-
 #include "bench/bench_updates.h"
 #include "kernels/delta.h"
 #include "tests/support/test.h"
@@ -9,31 +7,16 @@
 #define BLOCKS   16u
 #define ELEMENTS ((size_t)BLOCKS * RFT_DELTA_ELEMENTS)
 
-static uint16_t *before, *after;
-static unsigned char *out;
+static uint16_t before[2 * ELEMENTS], after[2 * ELEMENTS]; /* the second halves for another */
+static unsigned char out[5 * RFT_DELTA_ELEMENTS];
 
 static const rft_delta_shape shape = {RFT_DELTA_ELEMENTS, 2, RFT_DELTA_HALF};
-
-static int set_up(void **state)
-{
-    before = malloc(ELEMENTS * sizeof *before);
-    after = malloc(ELEMENTS * sizeof *after);
-    out = malloc(rft_delta_bound(shape));
-    return before == NULL || after == NULL || out == NULL ? -1 : 0;
-}
-
-static int tear_down(void **state)
-{
-    free(before);
-    free(after);
-    free(out);
-    return 0;
-}
 
 /* Makes an update, and sends it block by block. Returns the bytes of a changed element. */
 static double cost(double density)
 {
     size_t bytes = 0, changed = 0;
+    assert_true(rft_delta_bound(shape) <= sizeof out);
     double made = bench_updates_make(1, density, before, after, ELEMENTS);
     assert_true(made > 0.8 * density && made < 1.2 * density);
     for (size_t at = 0; at < ELEMENTS; at += RFT_DELTA_ELEMENTS) {
@@ -67,15 +50,13 @@ static void an_update_of_everything_costs_less_than_the_weights(void **state)
 
 static void the_same_arguments_make_the_same_update(void **state)
 {
-    uint16_t *again = malloc(2 * ELEMENTS * sizeof *again);
-    assert_non_null(again);
+    uint16_t *again = before + ELEMENTS, *then = after + ELEMENTS;
     double first = bench_updates_make(7, 0.01, before, after, ELEMENTS);
-    assert_true(bench_updates_make(7, 0.01, again, again + ELEMENTS, ELEMENTS) == first);
+    assert_true(bench_updates_make(7, 0.01, again, then, ELEMENTS) == first);
     assert_memory_equal(again, before, ELEMENTS * sizeof *again);
-    assert_memory_equal(again + ELEMENTS, after, ELEMENTS * sizeof *again);
-    (void)bench_updates_make(8, 0.01, again, again + ELEMENTS, ELEMENTS);
+    assert_memory_equal(then, after, ELEMENTS * sizeof *again);
+    (void)bench_updates_make(8, 0.01, again, then, ELEMENTS);
     assert_memory_not_equal(again, before, ELEMENTS * sizeof *again);
-    free(again);
 }
 
 int main(void)
@@ -85,5 +66,5 @@ int main(void)
         cmocka_unit_test(an_update_of_everything_costs_less_than_the_weights),
         cmocka_unit_test(the_same_arguments_make_the_same_update),
     };
-    return cmocka_run_group_tests_name("delta_bytes", tests, set_up, tear_down);
+    return cmocka_run_group_tests_name("delta_bytes", tests, NULL, NULL);
 }

@@ -1,10 +1,8 @@
 /* Malformed coded bytes are refused, or at worst give wrong elements: nothing outside the block is
  * touched, nothing beyond the bytes is read, and all forms agree. */
-#include <stdlib.h>
-
 #include "kernels/delta.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/levels.h"
-#include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
 #define GUARD ((size_t)64)
@@ -19,13 +17,6 @@ typedef struct coded {
     rft_delta_entry entry;
 } coded;
 
-static unsigned char *take(size_t bytes)
-{
-    unsigned char *taken = malloc(bytes == 0 ? 1 : bytes);
-    assert_non_null(taken);
-    return taken;
-}
-
 /* Steps of 1, of 3, of 30 and across the range, by turns. */
 static void move(unsigned char *half, uint32_t turn)
 {
@@ -39,13 +30,9 @@ static void move(unsigned char *half, uint32_t turn)
 static coded open_coded(uint32_t elements, uint32_t width, rft_delta_kind kind, uint32_t every)
 {
     coded made = {.shape = {elements, width, kind}, .bytes = (size_t)elements * width};
-    unsigned char *after = take(made.bytes);
-    made.before = take(made.bytes);
     made.out = take(rft_delta_bound(made.shape));
-    for (size_t i = 0; i < made.bytes; i++) {
-        made.before[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    memcpy(after, made.before, made.bytes);
+    made.before = take_random(made.bytes, &seed);
+    unsigned char *after = take_copy(made.before, made.bytes);
     for (uint32_t i = every / 2, turn = 0; i < elements; i += every, turn++) {
         if (kind == RFT_DELTA_HALF) move(after + 2 * (size_t)i, turn);
         if (kind == RFT_DELTA_RAW) after[(size_t)i * width] ^= 1;
@@ -66,9 +53,9 @@ static void close_coded(const coded *made)
 static bool apply(const coded *made, const rft_delta_entry *entry, const unsigned char *planes)
 {
     size_t all = made->bytes + 2 * GUARD;
-    unsigned char *room = take(all), *first = take(made->bytes), *exact = take(entry->total);
+    unsigned char *room = take(all), *first = take(made->bytes);
+    unsigned char *exact = take_copy(planes, entry->total);
     bool verdict = false;
-    memcpy(exact, planes, entry->total);
     for (int level = RFT_CPU_BASE; level <= RFT_CPU_AVX512; level++) {
         memset(room, 0xA5, all);
         memcpy(room + GUARD, made->before, made->bytes);
@@ -181,9 +168,8 @@ static void every_truncation_is_found_out(void **state)
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
         for (uint32_t room = 0; room < made.entry.total; room++) {
-            unsigned char *exact = take(room);
+            unsigned char *exact = take_copy(made.out, room);
             rft_delta_entry entry;
-            memcpy(exact, made.out, room);
             assert_false(rft_delta_measure(made.shape, made.entry.changed, made.entry.escapes,
                                            exact, room, &entry));
             free(exact);

@@ -1,34 +1,16 @@
 /* The digest is what its header says at every level, length and alignment, and sees every change.
  */
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "kernels/digest.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/test.h"
 
 #define ROOM ((size_t)5 << 19)
 
-static unsigned char *data, *copied;
-
-static int set_up(void **state)
-{
-    data = malloc(ROOM);
-    copied = malloc(ROOM);
-    if (data == NULL || copied == NULL) return -1;
-    for (size_t i = 0; i < ROOM; i++) {
-        data[i] = (unsigned char)((i * UINT64_C(0xD6E8FEB86659FD93)) >> 53);
-    }
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    free(data);
-    free(copied);
-    return 0;
-}
+static unsigned char data[ROOM], copied[ROOM];
 
 /* The formula of the header, byte by byte. */
 static uint64_t oracle(const unsigned char *at, size_t bytes, uint64_t offset)
@@ -52,7 +34,7 @@ static uint64_t digest(const void *at, size_t bytes)
 }
 
 /* Answers made from the formula by another program in another language. */
-static void check_known_answers(void)
+static void known_answers_are_given(void **state)
 {
     unsigned char counted[1000], set[256], ones[65536];
     const char *fox = "The quick brown fox jumps over the lazy dog";
@@ -75,11 +57,6 @@ static void check_known_answers(void)
     assert_int_equal(digest(ones, sizeof ones), UINT64_C(0x606c98ece34555be));
 }
 
-static void known_answers_are_given(void **state)
-{
-    on_every_level(check_known_answers);
-}
-
 typedef uint64_t (*copy_fn)(void *to, const void *from, size_t bytes, uint64_t offset);
 
 static void check_copy_by(copy_fn copy, size_t to, size_t from, size_t bytes, uint64_t offset)
@@ -97,7 +74,7 @@ static void check_copy(size_t to, size_t from, size_t bytes, uint64_t offset)
     check_copy_by(rft_digest_copy_piece, to, from, bytes, offset);
 }
 
-static void check_every_length(void)
+static void every_length_and_alignment_equals_the_oracle(void **state)
 {
     for (size_t bytes = 0; bytes <= 1100; bytes++) {
         size_t shift = bytes % 17;
@@ -108,13 +85,8 @@ static void check_every_length(void)
     }
 }
 
-static void every_length_and_alignment_equals_the_oracle(void **state)
-{
-    on_every_level(check_every_length);
-}
-
 /* Sizes that are streamed, and one below; also to places that streaming cannot be made to meet. */
-static void check_large(void)
+static void large_parts_equal_the_oracle(void **state)
 {
     static const size_t sizes[] = {(1 << 20) - 8, 1 << 20, (1 << 20) + 1, (2 << 20) + 255};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -128,7 +100,7 @@ static void check_large(void)
 }
 
 /* Pieces that are streamed, and one below. */
-static void check_small_pieces(void)
+static void streamed_pieces_equal_the_oracle(void **state)
 {
     static const size_t sizes[] = {(4 << 10) - 1, 4 << 10, (4 << 10) + 9, (16 << 10) + 300};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -138,17 +110,7 @@ static void check_small_pieces(void)
     }
 }
 
-static void streamed_pieces_equal_the_oracle(void **state)
-{
-    on_every_level(check_small_pieces);
-}
-
-static void large_parts_equal_the_oracle(void **state)
-{
-    on_every_level(check_large);
-}
-
-static void check_parts(void)
+static void parts_add_up_to_the_whole(void **state)
 {
     const size_t bytes = 100003;
     uint64_t whole = rft_digest_part(data, bytes, 0);
@@ -162,13 +124,8 @@ static void check_parts(void)
     }
 }
 
-static void parts_add_up_to_the_whole(void **state)
-{
-    on_every_level(check_parts);
-}
-
 /* Streamed or not, to any place: the bytes arrive, and each piece has its own part. */
-static void check_pieces(void)
+static void pieces_have_the_parts_of_their_bytes(void **state)
 {
     static const size_t sizes[] = {0, 5, 131072, 300001, (1 << 20) + 3 * 131072 + 9};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -191,11 +148,6 @@ static void check_pieces(void)
     }
 }
 
-static void pieces_have_the_parts_of_their_bytes(void **state)
-{
-    on_every_level(check_pieces);
-}
-
 /* The same memory twice: what is written to one place is read at the other. */
 #define SHARED ((size_t)2 << 20)
 
@@ -216,12 +168,6 @@ static void check_changing_by(copy_fn copy)
     }
 }
 
-static void check_changing(void)
-{
-    check_changing_by(rft_digest_copy_part);
-    check_changing_by(rft_digest_copy_piece);
-}
-
 static void the_digest_is_that_of_the_copy_where_the_source_changes(void **state)
 {
     int file = memfd_create("digest", MFD_CLOEXEC);
@@ -231,13 +177,14 @@ static void the_digest_is_that_of_the_copy_where_the_source_changes(void **state
         shared_at[i] = mmap(NULL, SHARED, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         assert_true(shared_at[i] != MAP_FAILED);
     }
-    on_every_level(check_changing);
+    check_changing_by(rft_digest_copy_part);
+    check_changing_by(rft_digest_copy_piece);
     for (int i = 0; i < 2; i++)
         (void)munmap(shared_at[i], SHARED);
     (void)close(file);
 }
 
-static void check_flips(void)
+static void every_flipped_bit_is_seen(void **state)
 {
     enum { BYTES = 523 };
     uint64_t right = digest(data, BYTES);
@@ -249,11 +196,6 @@ static void check_flips(void)
     assert_int_equal(digest(data, BYTES), right);
 }
 
-static void every_flipped_bit_is_seen(void **state)
-{
-    on_every_level(check_flips);
-}
-
 static void swap_words(unsigned char *a, unsigned char *b)
 {
     unsigned char kept[8];
@@ -262,7 +204,7 @@ static void swap_words(unsigned char *a, unsigned char *b)
     memcpy(b, kept, 8);
 }
 
-static void check_swaps(void)
+static void every_swapped_pair_is_seen(void **state)
 {
     enum { WORDS = 70 };
     uint64_t right = digest(data, 8 * WORDS);
@@ -273,11 +215,6 @@ static void check_swaps(void)
             swap_words(data + 8 * a, data + 8 * b);
         }
     }
-}
-
-static void every_swapped_pair_is_seen(void **state)
-{
-    on_every_level(check_swaps);
 }
 
 static void zeros_at_the_end_are_seen(void **state)
@@ -302,5 +239,7 @@ int main(void)
         cmocka_unit_test(every_swapped_pair_is_seen),
         cmocka_unit_test(zeros_at_the_end_are_seen),
     };
-    return cmocka_run_group_tests_name("digest", tests, set_up, tear_down);
+    uint64_t seed = 3;
+    fill_random(data, ROOM, &seed);
+    return run_on_every_level("digest", tests, COUNT_OF(tests));
 }

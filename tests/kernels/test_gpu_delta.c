@@ -2,11 +2,9 @@
  * The text of the GPU's delta kernels, run on the CPU as in test_gpu_text.c, codes, applies and
  * refuses what the C twins do, bit for bit.
  */
-#include <stdlib.h>
-
 #include "kernels/delta.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/grid.h"
-#include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
 /* The kernels themselves. */
@@ -25,13 +23,6 @@ typedef struct batch {
     unsigned char *before[JOBS], *after[JOBS], *out[JOBS], *twin[JOBS];
     size_t aside[JOBS]; /* of every block, from a boundary */
 } batch;
-
-static unsigned char *take(size_t bytes)
-{
-    unsigned char *taken = malloc(bytes == 0 ? 1 : bytes);
-    assert_non_null(taken);
-    return taken;
-}
 
 static size_t bytes_of(const batch *all, uint32_t i)
 {
@@ -57,13 +48,9 @@ static void fill_job(batch *all, uint32_t i, rft_delta_shape shape, uint32_t cha
     size_t bytes = (size_t)shape.elements * shape.width;
     all->aside[i] = (size_t)seeded_below(&seed, 3) * shape.width + seeded_below(&seed, 2);
     if (i == 0) all->aside[i] = 0;
-    all->before[i] = take(all->aside[i] + bytes);
-    all->after[i] = take(all->aside[i] + bytes);
+    all->before[i] = take_random(all->aside[i] + bytes, &seed);
+    all->after[i] = take_copy(all->before[i], all->aside[i] + bytes);
     unsigned char *a = all->before[i] + all->aside[i], *b = all->after[i] + all->aside[i];
-    for (size_t k = 0; k < bytes; k++) {
-        a[k] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    memcpy(b, a, bytes);
     for (uint32_t k = 0; k < shape.elements; k++) {
         if (seeded_below(&seed, shape.elements) < changed)
             change(b + (size_t)k * shape.width, shape);
@@ -219,8 +206,7 @@ static void malformed_planes_are_judged_as_by_the_twin(void **state)
             assert_true(all.coded[i]);
             uint32_t bit = (uint32_t)seeded_below(&seed, 8 * jobs[i].entry.total);
             coded[bit / 8] ^= (unsigned char)(1u << bit % 8);
-            twin[i] = take(bytes_of(&all, i));
-            memcpy(twin[i], (void *)jobs[i].after, bytes_of(&all, i));
+            twin[i] = take_copy((void *)jobs[i].after, bytes_of(&all, i));
             good[i] = rft_delta_apply(jobs[i].shape, &jobs[i].entry, coded, twin[i]);
             if (!good[i]) memcpy(twin[i], (void *)jobs[i].after, bytes_of(&all, i));
             refused += !good[i];

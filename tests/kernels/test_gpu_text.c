@@ -6,14 +6,11 @@
  * It proves the arithmetic, the division of work and, under ThreadSanitizer, the barriers. It does
  * not prove what a GPU's compiler makes of them, nor any speed: tests/gpu/ does.
  */
-#include <stdlib.h>
-
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/pack.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/grid.h"
-#include "tests/support/seeded.h"
-#include "tests/support/test.h"
 
 /* The kernels themselves. */
 #include "kernels/cast.cu"
@@ -28,38 +25,38 @@ typedef struct shape {
 
 static uint64_t seed = 3;
 
-static unsigned char *make_random(size_t bytes)
+/* A call of the kernel of digests, of digests with a copy, or of casts. */
+typedef struct text_call {
+    void *to;
+    const void *from;
+    uint64_t count, offset, sum;
+} text_call;
+
+static void do_digest(void *user)
 {
-    unsigned char *made = malloc(bytes + 1);
-    assert_non_null(made);
-    for (size_t i = 0; i < bytes; i++) {
-        made[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    return made;
+    text_call *call = user;
+    rft_digest_kernel(call->from, call->count, call->offset, &call->sum);
+}
+
+static void do_digest_copy(void *user)
+{
+    text_call *call = user;
+    rft_digest_copy_kernel(call->to, call->from, call->count, call->offset, &call->sum);
+}
+
+static void do_cast(void *user)
+{
+    const text_call *call = user;
+    rft_cast_kernel(call->to, call->from, call->count);
 }
 
 /* Digest. */
 
-typedef struct digest_call {
-    const void *data;
-    uint64_t bytes, offset, sum;
-} digest_call;
-
-static void do_digest(void *user)
-{
-    digest_call *call = user;
-    rft_digest_kernel(call->data, call->bytes, call->offset, &call->sum);
-}
-
 /* The data ends where its memory does. */
 static void check_digest(shape grid, size_t aside, size_t bytes, uint64_t offset)
 {
-    unsigned char *data = malloc(aside + bytes);
-    assert_true(data != NULL || aside + bytes == 0);
-    for (size_t i = 0; i < aside + bytes; i++) {
-        data[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    digest_call call = {data + aside, bytes, offset, 17};
+    unsigned char *data = take_random(aside + bytes, &seed);
+    text_call call = {NULL, data + aside, bytes, offset, 17};
     grid_launch(grid.x, 1, grid.threads, do_digest, &call);
     assert_int_equal(call.sum, 17 + rft_digest_part(data + aside, bytes, offset));
     free(data);
@@ -84,33 +81,15 @@ static void large_digests_are_equal(void **state)
     check_digest((shape){5, 1, 64}, 5, 33333, 8);
 }
 
-/* Digest with a copy. */
-
-typedef struct digest_copy_call {
-    void *to;
-    const void *data;
-    uint64_t bytes, offset, sum;
-} digest_copy_call;
-
-static void do_digest_copy(void *user)
-{
-    digest_copy_call *call = user;
-    rft_digest_copy_kernel(call->to, call->data, call->bytes, call->offset, &call->sum);
-}
-
 /* As for a digest; bytes around the copy must stay. */
 static void check_digest_copy(shape grid, size_t to_aside, size_t aside, size_t bytes,
                               uint64_t offset)
 {
     size_t all = GUARD + to_aside + bytes + GUARD, at = GUARD + to_aside;
-    unsigned char *data = malloc(aside + bytes), *got = make_random(all), *expected = malloc(all);
-    assert_true(expected != NULL && (data != NULL || aside + bytes == 0));
-    for (size_t i = 0; i < aside + bytes; i++) {
-        data[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    memcpy(expected, got, all);
+    unsigned char *data = take_random(aside + bytes, &seed), *got = take_random(all, &seed);
+    unsigned char *expected = take_copy(got, all);
     memcpy(expected + at, data + aside, bytes);
-    digest_copy_call call = {got + at, data + aside, bytes, offset, 5};
+    text_call call = {got + at, data + aside, bytes, offset, 5};
     grid_launch(grid.x, 1, grid.threads, do_digest_copy, &call);
     assert_int_equal(call.sum, 5 + rft_digest_part(data + aside, bytes, offset));
     assert_memory_equal(got, expected, all);
@@ -138,18 +117,6 @@ static void copies_with_a_digest_are_equal(void **state)
 
 /* Cast. */
 
-typedef struct cast_call {
-    void *to;
-    const void *from;
-    uint64_t count;
-} cast_call;
-
-static void do_cast(void *user)
-{
-    const cast_call *call = user;
-    rft_cast_kernel(call->to, call->from, call->count);
-}
-
 /* Every third element is one at which rounding changes. */
 static void put_edges(unsigned char *from, size_t count)
 {
@@ -162,18 +129,11 @@ static void put_edges(unsigned char *from, size_t count)
 
 static void check_cast(shape grid, size_t to_aside, size_t from_aside, size_t count)
 {
-    unsigned char *from = malloc(from_aside + 4 * count);
-    unsigned char *got = make_random(GUARD + to_aside + 2 * count + GUARD);
-    assert_true(from != NULL || from_aside + count == 0);
     size_t all = GUARD + to_aside + 2 * count + GUARD, at = GUARD + to_aside;
-    unsigned char *expected = malloc(all);
-    assert_non_null(expected);
-    memcpy(expected, got, all);
-    for (size_t i = 0; i < from_aside + 4 * count; i++) {
-        from[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
+    unsigned char *from = take_random(from_aside + 4 * count, &seed);
+    unsigned char *got = take_random(all, &seed), *expected = take_copy(got, all);
     put_edges(from + from_aside, count);
-    cast_call call = {got + at, from + from_aside, count};
+    text_call call = {got + at, from + from_aside, count, 0, 0};
     grid_launch(grid.x, 1, grid.threads, do_cast, &call);
     rft_cast_bf16((void *)(expected + at), (const void *)(from + from_aside), count);
     assert_memory_equal(got, expected, all);
@@ -224,20 +184,15 @@ static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         room += sizes[i] + GUARD;
     }
-    unsigned char *got = make_random(room), *expected = malloc(room);
+    unsigned char *got = take_random(room, &seed), *expected = take_copy(got, room);
     rft_pack_entry *entries = calloc(count + 1, sizeof *entries),
                    *twins = calloc(count + 1, sizeof *twins);
     unsigned char **sources = calloc(count + 1, sizeof *sources);
-    assert_true(expected != NULL && entries != NULL && twins != NULL && sources != NULL);
-    memcpy(expected, got, room);
+    assert_true(entries != NULL && twins != NULL && sources != NULL);
     for (size_t i = 0, at = GUARD; i < count; at += sizes[i++] + GUARD) {
         size_t from = seeded_below(&seed, 40), to = at + seeded_below(&seed, 40);
         if (i % 3 == 0) to = at, from = ((uintptr_t)(got + at)) % 16;
-        sources[i] = malloc(from + sizes[i]);
-        assert_true(sources[i] != NULL || from + sizes[i] == 0);
-        for (size_t k = 0; k < from + sizes[i]; k++) {
-            sources[i][k] = (unsigned char)(seeded_next(&seed) >> 40);
-        }
+        sources[i] = take_random(from + sizes[i], &seed);
         entries[i] =
             (rft_pack_entry){(uintptr_t)(got + to), (uintptr_t)(sources[i] + from), sizes[i]};
         twins[i] = entries[i];

@@ -1,7 +1,5 @@
 /* Masters come back bit for bit from weights and remainders, at every level, length and alignment,
  * whatever the weights are; what does not fit, or has changed, is found and nothing is written. */
-#include <stdlib.h>
-
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/master_rules.h"
@@ -12,32 +10,17 @@
 #define GUARD 64u
 
 static master_data data;
-static unsigned char *coded, *expected, *decoded;
+static _Alignas(64) unsigned char coded[8 * MASTER_MOST], expected[8 * MASTER_MOST];
+static _Alignas(64) unsigned char decoded[4 * MASTER_MOST + 2 * GUARD + 64];
 
-static int set_up(void **state)
-{
-    size_t most = (size_t)rft_master_bytes(MASTER_MOST, RFT_MASTER_ROOM) + GUARD;
-    coded = aligned_alloc(64, (most + 63) / 64 * 64);
-    expected = aligned_alloc(64, (most + 63) / 64 * 64);
-    decoded = malloc(4 * MASTER_MOST + 2 * GUARD + 64);
-    return coded == NULL || expected == NULL || decoded == NULL ? -1 : 0;
-}
-
-static int tear_down(void **state)
-{
-    free(coded);
-    free(expected);
-    free(decoded);
-    return 0;
-}
-
-static rft_master_verdict encode_to(unsigned char *to, uint64_t elements, uint32_t room)
+static rft_master_verdict encode(uint64_t elements, uint32_t room)
 {
     rft_master_verdict verdict = {0};
-    memset(to, 0xA5, (size_t)rft_master_bytes(elements, room) + GUARD);
+    assert_true(rft_master_bytes(elements, room) + GUARD <= sizeof coded);
+    memset(coded, 0xA5, (size_t)rft_master_bytes(elements, room) + GUARD);
     rft_master_job job = {.master = data.masters,
                           .weights = data.weights,
-                          .coded = to,
+                          .coded = coded,
                           .verdict = &verdict,
                           .elements = elements,
                           .room = room};
@@ -46,35 +29,35 @@ static rft_master_verdict encode_to(unsigned char *to, uint64_t elements, uint32
     return verdict;
 }
 
-/* Joins `coded` into memory with guards around it: what is wrong with it. */
-static uint32_t decode(uint64_t elements, uint32_t room, size_t aside)
+/* What is wrong with `coded`, which is joined into `master` or compared with it. */
+static uint32_t join(void *master, uint64_t elements, uint32_t room, bool compares)
 {
     rft_master_verdict verdict = {0};
-    memset(decoded, 0x5A, 4 * elements + 2 * GUARD + aside);
-    rft_master_join(&(rft_master_job){.master = decoded + GUARD + aside,
-                                      .weights = data.weights,
-                                      .coded = coded,
-                                      .verdict = &verdict,
-                                      .elements = elements,
-                                      .room = room});
-    for (size_t i = 0; i < GUARD; i++) {
-        assert_int_equal(decoded[i], 0x5A);
-        assert_int_equal(decoded[GUARD + aside + 4 * elements + i], 0x5A);
-    }
-    return verdict.found;
-}
-
-static uint32_t compare(uint64_t elements, uint32_t room)
-{
-    rft_master_verdict verdict = {0};
-    rft_master_join(&(rft_master_job){.master = data.masters,
+    rft_master_join(&(rft_master_job){.master = master,
                                       .weights = data.weights,
                                       .coded = coded,
                                       .verdict = &verdict,
                                       .elements = elements,
                                       .room = room,
-                                      .compares = true});
+                                      .compares = compares});
     return verdict.found;
+}
+
+static uint32_t compare(uint64_t elements, uint32_t room)
+{
+    return join(data.masters, elements, room, true);
+}
+
+/* Into memory with guards around it. */
+static uint32_t decode(uint64_t elements, uint32_t room, size_t aside)
+{
+    memset(decoded, 0x5A, 4 * elements + 2 * GUARD + aside);
+    uint32_t wrong = join(decoded + GUARD + aside, elements, room, false);
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(decoded[i], 0x5A);
+        assert_int_equal(decoded[GUARD + aside + 4 * elements + i], 0x5A);
+    }
+    return wrong;
 }
 
 static uint64_t elements_now;
@@ -83,7 +66,7 @@ static uint32_t room_now;
 /* Against what the base level wrote, which is the first to run. */
 static void check_level(void)
 {
-    rft_master_verdict verdict = encode_to(coded, elements_now, room_now);
+    rft_master_verdict verdict = encode(elements_now, room_now);
     size_t bytes = (size_t)rft_master_bytes(elements_now, room_now);
     if (rft_cpu_get_level() == RFT_CPU_BASE) memcpy(expected, coded, bytes + GUARD);
     assert_memory_equal(coded, expected, bytes + GUARD);
@@ -152,15 +135,15 @@ static void exceptions_take_as_little_as_they_can(void **state)
 {
     const uint64_t elements = 2 * RFT_MASTER_BLOCK;
     master_data_fill(&data, elements, MASTER_ROUNDED_EXACTLY, 0);
-    assert_int_equal(encode_to(coded, elements, 0).need, 0);
+    assert_int_equal(encode(elements, 0).need, 0);
     uint16_t *weights = data.weights;
     weights[7] ^= 1;
     weights[RFT_MASTER_BLOCK + 9] ^= 1;
-    assert_int_equal(encode_to(coded, elements, 16).need, 8);
+    assert_int_equal(encode(elements, 16).need, 8);
     for (uint32_t i = 0; i < 2048; i++) {
         weights[i] = (uint16_t)(data.masters[i] >> 16 ^ 0x40);
     }
-    assert_int_equal(encode_to(coded, elements, 8208).need, 8196);
+    assert_int_equal(encode(elements, 8208).need, 8196);
     master_data_free(&data);
 }
 
@@ -168,7 +151,7 @@ static void exceptions_that_do_not_fit_are_told(void **state)
 {
     const uint64_t elements = RFT_MASTER_UNIT + 100;
     master_data_fill(&data, elements, MASTER_RANDOM, 0);
-    rft_master_verdict verdict = encode_to(coded, elements, 8192);
+    rft_master_verdict verdict = encode(elements, 8192);
     assert_int_equal(verdict.found, RFT_MASTER_NO_ROOM);
     assert_int_equal(verdict.need, RFT_MASTER_ROOM);
     /* The tables say of which units. */
@@ -183,7 +166,7 @@ static void changed_weights_are_found_and_nothing_is_written(void **state)
 {
     const uint64_t elements = 2 * RFT_MASTER_BLOCK + 5;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
-    encode_to(coded, elements, 4096);
+    encode(elements, 4096);
     uint16_t *weights = data.weights;
     for (uint32_t bit = 0; bit < 16; bit++) {
         weights[RFT_MASTER_BLOCK + 77] ^= (uint16_t)(1u << bit);
@@ -206,7 +189,7 @@ static void a_changed_bit_is_found(void **state)
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
     ((uint16_t *)data.weights)[11] ^= 1;
     ((uint16_t *)data.weights)[599] ^= 1;
-    rft_master_verdict verdict = encode_to(coded, elements, 64);
+    rft_master_verdict verdict = encode(elements, 64);
     assert_true(verdict.need >= 8);
     size_t low = sizeof(rft_master_entry), room = low + rft_master_low_bytes(600);
     for (size_t at = 0; at < room + verdict.need; at++) {
@@ -228,7 +211,7 @@ static void any_table_and_list_are_safe_to_follow(void **state)
     uint64_t seed = 5;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
     for (int round = 0; round < 2000; round++) {
-        encode_to(coded, elements, 8192);
+        encode(elements, 8192);
         size_t room = (size_t)rft_master_bytes(elements, 8192) - 8192;
         rft_master_entry entry;
         memcpy(&entry, coded + sizeof entry, sizeof entry);
@@ -256,5 +239,5 @@ int main(void)
         cmocka_unit_test(a_changed_bit_is_found),
         cmocka_unit_test(any_table_and_list_are_safe_to_follow),
     };
-    return cmocka_run_group_tests_name("master", tests, set_up, tear_down);
+    return cmocka_run_group_tests_name("master", tests, NULL, NULL);
 }

@@ -3,8 +3,6 @@
  * the same sums; a sum written out as norm.h says it has those bits, too. What is not finite is
  * seen wherever it stands. The copy is exact and writes nothing beside itself.
  */
-#include <stdlib.h>
-
 #include <math.h>
 
 #include "kernels/cast.h"

@@ -1,37 +1,14 @@
 /* Packing moves exactly the bytes of its entries, of every size and alignment, there and back. */
-#include <stdlib.h>
-
 #include "kernels/pack.h"
+#include "tests/kernels/bytes.h"
 #include "tests/kernels/levels.h"
-#include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
 #define ENTRIES 2000u
 #define ROOM    ((size_t)8 << 20)
 
-static unsigned char *source, *packed, *expected;
+static unsigned char source[ROOM], packed[ROOM], expected[ROOM];
 static rft_pack_entry entries[ENTRIES];
-
-static int set_up(void **state)
-{
-    uint64_t seed = 5;
-    source = malloc(ROOM);
-    packed = malloc(ROOM);
-    expected = malloc(ROOM);
-    if (source == NULL || packed == NULL || expected == NULL) return -1;
-    for (size_t i = 0; i < ROOM; i++) {
-        source[i] = (unsigned char)(seeded_next(&seed) >> 40);
-    }
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    free(source);
-    free(packed);
-    free(expected);
-    return 0;
-}
 
 /* Entries one behind the other with gaps between them, some of them empty; what they should give
  * stands in `expected`. */
@@ -39,6 +16,7 @@ static uint32_t make_entries(uint64_t seed)
 {
     size_t from = 0, to = 0;
     uint32_t count = 0;
+    fill_random(source, ROOM, &seed);
     memset(packed, 0xA5, ROOM);
     memset(expected, 0xA5, ROOM);
     for (; count < ENTRIES; count++) {
@@ -81,7 +59,7 @@ static void packed_bytes_go_back_where_they_were(void **state)
     assert_memory_equal(source, expected, ROOM);
 }
 
-static void check_large(void)
+static void one_large_entry_is_packed(void **state)
 {
     memset(packed, 0xA5, ROOM);
     rft_pack_entry large = {(uintptr_t)(packed + 3), (uintptr_t)(source + 1), ROOM - 5};
@@ -89,11 +67,6 @@ static void check_large(void)
     assert_memory_equal(packed + 3, source + 1, ROOM - 5);
     assert_int_equal(packed[2], 0xA5);
     assert_int_equal(packed[ROOM - 2], 0xA5);
-}
-
-static void one_large_entry_is_packed(void **state)
-{
-    on_every_level(check_large);
 }
 
 static void no_entries_are_no_work(void **state)
@@ -111,5 +84,5 @@ int main(void)
         cmocka_unit_test(one_large_entry_is_packed),
         cmocka_unit_test(no_entries_are_no_work),
     };
-    return cmocka_run_group_tests_name("pack", tests, set_up, tear_down);
+    return run_on_every_level("pack", tests, COUNT_OF(tests));
 }
