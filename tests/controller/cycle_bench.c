@@ -2,7 +2,6 @@
 #include "tests/controller/cycle_bench.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static int release_memory(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {

@@ -2,8 +2,6 @@
  */
 #include "tests/controller/cycle_bench.h"
 
-#include <string.h>
-
 static refit_status clear(cycle_bench *on)
 {
     return refit_controller_clear(on->controller, REFIT_STREAM_NONE, &on->error);

@@ -2,8 +2,6 @@
  * that fails does not stop the others. */
 #include "tests/controller/cycle_bench.h"
 
-#include <string.h>
-
 #include "base/clock.h"
 
 #define MOST 3

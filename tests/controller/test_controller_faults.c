@@ -1,8 +1,6 @@
 /* Phases that fail: the cycle goes on from where it stands, and no byte is lost. */
 #include "tests/controller/cycle_bench.h"
 
-#include <string.h>
-
 static refit_status clear(cycle_bench *on)
 {
     return refit_controller_clear(on->controller, REFIT_STREAM_NONE, &on->error);

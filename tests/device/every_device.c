@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tests/support/faulty_device.h"
 #include "tests/support/test_device.h"
@@ -27,41 +26,30 @@ static const device_kind cuda_kinds[] = {
     {"faulty_cuda", "8MiB", true, false, 500},
 };
 
-static refit_status open_device(const device_kind *kind, fixture *on)
-{
-    refit_config config;
-    const char *spec = test_device_spec("host:capacity=64MiB");
-    refit_config_init(&config, sizeof config);
-    RFT_TRY(refit_config_set(&config, "offload.chunk_bytes", kind->chunk, &on->error));
-    return kind->faulty ? faulty_device_open_with(spec, &config, &on->device, &on->error)
-                        : refit_device_open(spec, &config, &on->device, &on->error);
-}
+fixture on;
 
-/* cmocka hands the kind in as the initial state; the test sees the fixture. */
+/* cmocka hands the kind in as the initial state. */
 static int set_up(void **state)
 {
     const device_kind *kind = *state;
-    fixture *on = calloc(1, sizeof *on);
-    if (on == NULL) return -1;
-    on->depth = kind->depth;
-    on->strict = kind->strict;
-    refit_status status = open_device(kind, on);
-    if (status == REFIT_OK) status = refit_stream_open(on->device, &on->stream, &on->error);
-    if (status != REFIT_OK) {
-        print_error("%s\n", on->error.text);
-        return -1;
-    }
-    *state = on;
-    return 0;
+    refit_config config;
+    const char *spec = test_device_spec("host:capacity=64MiB");
+    on = (fixture){.depth = kind->depth, .strict = kind->strict};
+    refit_config_init(&config, sizeof config);
+    assert_ok(refit_config_set(&config, "offload.chunk_bytes", kind->chunk, &on.error));
+    refit_status status = kind->faulty
+                              ? faulty_device_open_with(spec, &config, &on.device, &on.error)
+                              : refit_device_open(spec, &config, &on.device, &on.error);
+    if (status == REFIT_OK) status = refit_stream_open(on.device, &on.stream, &on.error);
+    if (status != REFIT_OK) print_error("%s\n", on.error.text);
+    return status == REFIT_OK ? 0 : -1;
 }
 
 static int tear_down(void **state)
 {
-    fixture *on = *state;
-    refit_status status = refit_stream_close(on->device, on->stream, &on->error);
-    if (status == REFIT_OK) status = refit_device_close(on->device, &on->error);
-    if (status != REFIT_OK) print_error("%s\n", on->error.text);
-    free(on);
+    refit_status status = refit_stream_close(on.device, on.stream, &on.error);
+    if (status == REFIT_OK) status = refit_device_close(on.device, &on.error);
+    if (status != REFIT_OK) print_error("%s\n", on.error.text);
     return status == REFIT_OK && test_device_quiet() ? 0 : -1;
 }
 
@@ -90,48 +78,55 @@ int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t
     return run_on(&chosen[0], name, tests, count) + run_on(&chosen[1], name, tests, count);
 }
 
+static struct {
+    bool made; /* lock and condition are there, for all tests */
+    rft_mutex lock;
+    rft_cond opened;
+    bool open; /* guarded by lock */
+} gate;
+
 static void stand(void *user)
 {
-    stream_gate *before = user;
-    rft_lock(&before->lock);
-    while (!before->open) {
-        rft_cond_wait_idle(&before->opened, &before->lock);
-    }
-    rft_unlock(&before->lock);
+    rft_lock(&gate.lock);
+    while (!gate.open)
+        rft_cond_wait_idle(&gate.opened, &gate.lock);
+    rft_unlock(&gate.lock);
 }
 
-void gate_put(stream_gate *gate, const fixture *on, refit_stream_ref stream)
+void gate_put(refit_stream_ref stream)
 {
-    gate->open = false;
-    assert_ok(rft_mutex_open(&gate->lock, NULL));
-    assert_ok(rft_cond_open(&gate->opened, NULL));
-    refit_status status = refit_stream_call(on->device, stream, stand, gate, NULL);
+    if (!gate.made) {
+        assert_ok(rft_mutex_open(&gate.lock, NULL));
+        assert_ok(rft_cond_open(&gate.opened, NULL));
+    }
+    gate.made = true;
+    gate.open = false;
+    refit_status status = refit_stream_call(on.device, stream, stand, NULL, NULL);
     if (status == REFIT_ERR_UNSUPPORTED) skip();
     assert_ok(status);
 }
 
-void gate_open(stream_gate *gate)
+void gate_open(void)
 {
-    rft_lock(&gate->lock);
-    gate->open = true;
-    rft_cond_wake_all(&gate->opened);
-    rft_unlock(&gate->lock);
+    rft_lock(&gate.lock);
+    gate.open = true;
+    rft_cond_wake_all(&gate.opened);
+    rft_unlock(&gate.lock);
 }
 
-void gate_close(stream_gate *gate)
+void wait_stream(void)
 {
-    rft_cond_close(&gate->opened);
-    rft_mutex_close(&gate->lock);
+    assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
 }
 
-void *steady_alloc(fixture *on, uint64_t bytes)
+void *steady_alloc(uint64_t bytes)
 {
-    return test_host_alloc(on->device, bytes);
+    return test_host_alloc(on.device, bytes);
 }
 
-void steady_free(fixture *on, void *memory, uint64_t bytes)
+void steady_free(void *memory, uint64_t bytes)
 {
-    test_host_free(on->device, memory, bytes);
+    test_host_free(on.device, memory, bytes);
 }
 
 static unsigned char pattern_byte(uint64_t at, unsigned seed)
@@ -158,28 +153,28 @@ uint64_t pattern_right(const void *memory, uint64_t bytes, unsigned seed)
     return right;
 }
 
-void device_fill(fixture *on, void *memory, uint64_t bytes, unsigned seed)
+void device_fill(void *memory, uint64_t bytes, unsigned seed)
 {
     void *host = malloc(bytes);
     assert_non_null(host);
     pattern_fill(host, bytes, seed);
-    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, host, bytes, &on->error));
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, memory, host, bytes, &on.error));
     free(host);
 }
 
-uint64_t device_right(fixture *on, const void *memory, uint64_t bytes, unsigned seed)
+uint64_t device_right(const void *memory, uint64_t bytes, unsigned seed)
 {
     void *host = malloc(bytes);
     assert_non_null(host);
-    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, host, memory, bytes, &on->error));
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, host, memory, bytes, &on.error));
     uint64_t right = pattern_right(host, bytes, seed);
     free(host);
     return right;
 }
 
-uint64_t device_used(const fixture *on)
+uint64_t device_used(void)
 {
     refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_describe(on->device, &info, NULL));
+    assert_ok(refit_device_describe(on.device, &info, NULL));
     return info.used_bytes;
 }

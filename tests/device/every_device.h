@@ -26,24 +26,22 @@ typedef struct fixture {
                        the first undefined, blocks, and is lost */
 } fixture;
 
+extern fixture on; /* the device of the test that runs */
+
 int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count);
 
-/* Work on a stream that stands until the gate is opened. Skips the test on a device that cannot
- * call back. */
-typedef struct stream_gate {
-    rft_mutex lock;
-    rft_cond opened;
-    bool open; /* guarded by lock */
-} stream_gate;
+/* Work on a stream that stands until the gate is opened. There is one at a time. Skips the test on
+ * a device that cannot call back. */
+void gate_put(refit_stream_ref stream);
+void gate_open(void);
 
-void gate_put(stream_gate *gate, const fixture *on, refit_stream_ref stream);
-void gate_open(stream_gate *gate);
-void gate_close(stream_gate *gate); /* after the stream has passed it */
+/* Until the work on the device's own stream is over, which succeeds. */
+void wait_stream(void);
 
 /* Host memory for copies that a gate holds up: a device that needs it gets it page-locked, since it
  * copies other memory while the caller waits. */
-void *steady_alloc(fixture *on, uint64_t bytes);
-void steady_free(fixture *on, void *memory, uint64_t bytes);
+void *steady_alloc(uint64_t bytes);
+void steady_free(void *memory, uint64_t bytes);
 
 /* Bytes that are different at every place and for every seed, and how far they are right. */
 void pattern_fill(void *memory, uint64_t bytes, unsigned seed);
@@ -51,9 +49,9 @@ uint64_t pattern_right(const void *memory, uint64_t bytes, unsigned seed);
 
 /* Through the device, so that it need not be addressable: fill device memory, and count the bytes
  * of the pattern that it holds. */
-void device_fill(fixture *on, void *memory, uint64_t bytes, unsigned seed);
-uint64_t device_right(fixture *on, const void *memory, uint64_t bytes, unsigned seed);
+void device_fill(void *memory, uint64_t bytes, unsigned seed);
+uint64_t device_right(const void *memory, uint64_t bytes, unsigned seed);
 
-uint64_t device_used(const fixture *on);
+uint64_t device_used(void);
 
 #endif

@@ -2,8 +2,6 @@
  */
 #include "tests/device/every_device.h"
 
-#include <string.h>
-
 #include "base/checked.h"
 #include "tests/support/test_device.h"
 
@@ -18,16 +16,16 @@ typedef struct arena {
     bool live[PAGES_MOST];
 } arena;
 
-static arena reserve(fixture *on, uint64_t pages)
+static arena reserve(uint64_t pages)
 {
     void *base;
     arena made = {.pages = pages};
-    rft_device_caps caps = rft_device_get_caps(on->device);
+    rft_device_caps caps = rft_device_get_caps(on.device);
     if (!caps.stable_arena) skip();
     /* How large a page is, is known only afterwards. */
-    assert_ok(rft_device_reserve(on->device, 1, &base, &made.page, &on->error));
-    rft_device_unreserve(on->device, base, made.page);
-    assert_ok(rft_device_reserve(on->device, pages * made.page, &base, &made.page, &on->error));
+    assert_ok(rft_device_reserve(on.device, 1, &base, &made.page, &on.error));
+    rft_device_unreserve(on.device, base, made.page);
+    assert_ok(rft_device_reserve(on.device, pages * made.page, &base, &made.page, &on.error));
     assert_int_equal((uintptr_t)base % made.page, 0);
     assert_int_equal(caps.chunk_bytes % made.page, 0);
     assert_int_not_equal(caps.chunk_bytes, 0);
@@ -37,29 +35,29 @@ static arena reserve(fixture *on, uint64_t pages)
 }
 
 /* As many whole chunks as that, whatever their size. */
-static arena reserve_chunks(fixture *on, uint64_t chunks)
+static arena reserve_chunks(uint64_t chunks)
 {
-    arena probe = reserve(on, 1);
-    rft_device_unreserve(on->device, probe.base, probe.page);
-    uint64_t chunk = rft_device_get_caps(on->device).chunk_bytes;
-    return reserve(on, chunks * (chunk / probe.page));
+    arena probe = reserve(1);
+    rft_device_unreserve(on.device, probe.base, probe.page);
+    uint64_t chunk = rft_device_get_caps(on.device).chunk_bytes;
+    return reserve(chunks * (chunk / probe.page));
 }
 
-static void unreserve(fixture *on, const arena *in)
+static void unreserve(const arena *in)
 {
-    rft_device_unreserve(on->device, in->base, in->pages * in->page);
-    assert_int_equal(device_used(on), 0);
+    rft_device_unreserve(on.device, in->base, in->pages * in->page);
+    assert_int_equal(device_used(), 0);
 }
 
-static refit_status commit(fixture *on, const arena *in, uint64_t first, uint64_t pages)
+static refit_status commit(const arena *in, uint64_t first, uint64_t pages)
 {
-    return rft_device_commit(on->device, in->base + first * in->page, pages * in->page, &on->error);
+    return rft_device_commit(on.device, in->base + first * in->page, pages * in->page, &on.error);
 }
 
-static refit_status decommit(fixture *on, const arena *in, uint64_t first, uint64_t pages)
+static refit_status decommit(const arena *in, uint64_t first, uint64_t pages)
 {
-    return rft_device_decommit(on->device, in->base + first * in->page, pages * in->page, NULL,
-                               &on->error);
+    return rft_device_decommit(on.device, in->base + first * in->page, pages * in->page, NULL,
+                               &on.error);
 }
 
 static void mark(arena *in, uint64_t first, uint64_t pages, bool live)
@@ -84,103 +82,97 @@ static uint64_t taken(const arena *in)
 }
 
 /* Both say exactly what became of the device's memory. */
-static void come(fixture *on, arena *in, uint64_t first, uint64_t pages)
+static void come(arena *in, uint64_t first, uint64_t pages)
 {
     mark(in, first, pages, true);
-    assert_ok(commit(on, in, first, pages));
-    assert_int_equal(device_used(on), taken(in));
+    assert_ok(commit(in, first, pages));
+    assert_int_equal(device_used(), taken(in));
 }
 
-static void go(fixture *on, arena *in, uint64_t first, uint64_t pages)
+static void go(arena *in, uint64_t first, uint64_t pages)
 {
     uint64_t before = taken(in), freed = 77;
     mark(in, first, pages, false);
-    assert_ok(rft_device_decommit(on->device, in->base + first * in->page, pages * in->page, &freed,
-                                  &on->error));
-    assert_int_equal(device_used(on), taken(in));
+    assert_ok(rft_device_decommit(on.device, in->base + first * in->page, pages * in->page, &freed,
+                                  &on.error));
+    assert_int_equal(device_used(), taken(in));
     assert_int_equal(freed, before - taken(in));
 }
 
 static void addresses_cost_nothing(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 100);
-    assert_int_equal(device_used(on), 0);
-    unreserve(on, &in);
+    arena in = reserve(100);
+    assert_int_equal(device_used(), 0);
+    unreserve(&in);
     void *far;
-    assert_ok(rft_device_reserve(on->device, 16 * DEVICE_BYTES, &far, &in.page, &on->error));
-    assert_int_equal(device_used(on), 0);
-    rft_device_unreserve(on->device, far, 16 * DEVICE_BYTES);
+    assert_ok(rft_device_reserve(on.device, 16 * DEVICE_BYTES, &far, &in.page, &on.error));
+    assert_int_equal(device_used(), 0);
+    rft_device_unreserve(on.device, far, 16 * DEVICE_BYTES);
 }
 
 static void committed_pages_hold_bytes_until_they_go(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 8);
-    come(on, &in, 0, 8);
-    device_fill(on, in.base, 8 * in.page, 4);
-    go(on, &in, 2, 3);
-    assert_int_equal(device_right(on, in.base, 2 * in.page, 4), 2 * in.page);
-    come(on, &in, 2, 3);
+    arena in = reserve(8);
+    come(&in, 0, 8);
+    device_fill(in.base, 8 * in.page, 4);
+    go(&in, 2, 3);
+    assert_int_equal(device_right(in.base, 2 * in.page, 4), 2 * in.page);
+    come(&in, 2, 3);
     /* The neighbours were not touched. */
-    assert_int_equal(device_right(on, in.base, 2 * in.page, 4), 2 * in.page);
-    assert_true(device_right(on, in.base, 8 * in.page, 4) >= 5 * in.page);
-    unreserve(on, &in);
+    assert_int_equal(device_right(in.base, 2 * in.page, 4), 2 * in.page);
+    assert_true(device_right(in.base, 8 * in.page, 4) >= 5 * in.page);
+    unreserve(&in);
 }
 
 /* What was gone with its chunk is not the pattern any more; a GPU may give the same memory again.
  */
 static void bytes_are_gone_with_their_chunk(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve_chunks(on, 3);
+    arena in = reserve_chunks(3);
     uint64_t pages = in.pages / 3;
-    come(on, &in, 0, in.pages);
-    device_fill(on, in.base, 3 * in.chunk, 4);
-    go(on, &in, pages, pages);
-    come(on, &in, pages, pages);
-    assert_int_equal(device_right(on, in.base, in.chunk, 4), in.chunk);
-    uint64_t right = device_right(on, in.base, 3 * in.chunk, 4);
+    come(&in, 0, in.pages);
+    device_fill(in.base, 3 * in.chunk, 4);
+    go(&in, pages, pages);
+    come(&in, pages, pages);
+    assert_int_equal(device_right(in.base, in.chunk, 4), in.chunk);
+    uint64_t right = device_right(in.base, 3 * in.chunk, 4);
     if (!test_on_real_gpu()) assert_in_range(right, 2 * in.chunk, 2 * in.chunk + in.chunk / 2);
-    unreserve(on, &in);
+    unreserve(&in);
 }
 
 static void commit_and_decommit_may_be_repeated(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 10);
-    go(on, &in, 0, 10);
-    come(on, &in, 3, 2);
-    come(on, &in, 3, 2);
-    device_fill(on, in.base + 3 * in.page, in.page, 8);
-    come(on, &in, 0, 10);
-    assert_int_equal(device_right(on, in.base + 3 * in.page, in.page, 8), in.page);
-    go(on, &in, 1, 8);
-    go(on, &in, 0, 10);
-    go(on, &in, 0, 10);
-    unreserve(on, &in);
+    arena in = reserve(10);
+    go(&in, 0, 10);
+    come(&in, 3, 2);
+    come(&in, 3, 2);
+    device_fill(in.base + 3 * in.page, in.page, 8);
+    come(&in, 0, 10);
+    assert_int_equal(device_right(in.base + 3 * in.page, in.page, 8), in.page);
+    go(&in, 1, 8);
+    go(&in, 0, 10);
+    go(&in, 0, 10);
+    unreserve(&in);
 }
 
 static void single_pages_add_up(void **state)
 {
-    fixture *on = *state;
     enum { PAGES = 29 }; /* a prime, and 58 MiB where a granule is 2 MiB */
-    arena in = reserve(on, PAGES);
+    arena in = reserve(PAGES);
     for (uint64_t i = 0; i < PAGES; i++) {
-        come(on, &in, i * 37 % PAGES, 1);
+        come(&in, i * 37 % PAGES, 1);
     }
     for (uint64_t i = 0; i < PAGES; i++) {
-        go(on, &in, i * 53 % PAGES, 1);
+        go(&in, i * 53 % PAGES, 1);
     }
-    unreserve(on, &in);
+    unreserve(&in);
 }
 
 /* Ranges that begin and end anywhere, from a seed. */
 static void any_order_of_ranges_adds_up(void **state)
 {
-    fixture *on = *state;
     enum { PAGES = 31 };
-    arena in = reserve(on, PAGES);
+    arena in = reserve(PAGES);
     uint64_t random = 88172645463325252u;
     for (int step = 0; step < 300; step++) {
         random ^= random << 13;
@@ -189,279 +181,258 @@ static void any_order_of_ranges_adds_up(void **state)
         uint64_t first = random % PAGES;
         uint64_t pages = 1 + (random >> 8) % (PAGES - first);
         if (random >> 40 & 1) {
-            come(on, &in, first, pages);
+            come(&in, first, pages);
         } else {
-            go(on, &in, first, pages);
+            go(&in, first, pages);
         }
     }
-    unreserve(on, &in);
+    unreserve(&in);
 }
 
 static void a_full_device_commits_nothing(void **state)
 {
-    fixture *on = *state;
-    uint64_t chunk = rft_device_get_caps(on->device).chunk_bytes;
+    uint64_t chunk = rft_device_get_caps(on.device).chunk_bytes;
     if (chunk == 0) skip();
     uint64_t chunks = DEVICE_BYTES / chunk;
     void *base;
     uint64_t page;
-    assert_ok(rft_device_reserve(on->device, 2 * chunks * chunk, &base, &page, &on->error));
+    assert_ok(rft_device_reserve(on.device, 2 * chunks * chunk, &base, &page, &on.error));
     char *at = base;
     void *memory;
-    assert_ok(refit_memory_alloc(on->device, chunk * 2, &memory, &on->error));
-    assert_ok(rft_device_commit(on->device, at, chunk, &on->error));
-    assert_refused(rft_device_commit(on->device, at, (chunks - 1) * chunk, error),
+    assert_ok(refit_memory_alloc(on.device, chunk * 2, &memory, &on.error));
+    assert_ok(rft_device_commit(on.device, at, chunk, &on.error));
+    assert_refused(rft_device_commit(on.device, at, (chunks - 1) * chunk, error),
                    REFIT_ERR_DEVICE_MEMORY, "free");
-    assert_int_equal(device_used(on), 3 * chunk);
-    assert_ok(rft_device_commit(on->device, at, (chunks - 2) * chunk, &on->error));
-    assert_int_equal(device_used(on), DEVICE_BYTES);
+    assert_int_equal(device_used(), 3 * chunk);
+    assert_ok(rft_device_commit(on.device, at, (chunks - 2) * chunk, &on.error));
+    assert_int_equal(device_used(), DEVICE_BYTES);
     void *extra;
-    assert_int_equal(refit_memory_alloc(on->device, 1, &extra, NULL), REFIT_ERR_DEVICE_MEMORY);
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
-    assert_ok(rft_device_commit(on->device, at + chunks * chunk, 2 * chunk, &on->error));
-    rft_device_unreserve(on->device, base, 2 * chunks * chunk);
-    assert_int_equal(device_used(on), 0);
+    assert_int_equal(refit_memory_alloc(on.device, 1, &extra, NULL), REFIT_ERR_DEVICE_MEMORY);
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    assert_ok(rft_device_commit(on.device, at + chunks * chunk, 2 * chunk, &on.error));
+    rft_device_unreserve(on.device, base, 2 * chunks * chunk);
+    assert_int_equal(device_used(), 0);
 }
 
 static void what_lies_outside_is_refused(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 4);
-    assert_invalid(commit(on, &in, 3, 2));
-    assert_invalid(decommit(on, &in, 4, 1));
-    assert_invalid(rft_device_commit(on->device, in.base + 1, in.page, NULL));
-    assert_invalid(rft_device_commit(on->device, in.base, in.page + 1, NULL));
-    assert_invalid(rft_device_commit(on->device, in.base, UINT64_MAX - in.page + 1, NULL));
+    arena in = reserve(4);
+    assert_invalid(commit(&in, 3, 2));
+    assert_invalid(decommit(&in, 4, 1));
+    assert_invalid(rft_device_commit(on.device, in.base + 1, in.page, NULL));
+    assert_invalid(rft_device_commit(on.device, in.base, in.page + 1, NULL));
+    assert_invalid(rft_device_commit(on.device, in.base, UINT64_MAX - in.page + 1, NULL));
     void *base;
     uint64_t granule;
-    assert_invalid(rft_device_reserve(on->device, 0, &base, &granule, NULL));
-    assert_int_not_equal(rft_device_reserve(on->device, UINT64_MAX, &base, &granule, NULL),
+    assert_invalid(rft_device_reserve(on.device, 0, &base, &granule, NULL));
+    assert_int_not_equal(rft_device_reserve(on.device, UINT64_MAX, &base, &granule, NULL),
                          REFIT_OK);
-    unreserve(on, &in);
+    unreserve(&in);
 }
 
 /* By the call, or by the work that it queued; what is there is copied as before. A real driver does
  * not promise to look at both ends before it loses the GPU. */
 static void a_copy_to_memory_that_is_gone_fails(void **state)
 {
-    fixture *on = *state;
     if (test_on_real_gpu()) skip();
-    arena in = reserve_chunks(on, 2);
-    char *bytes = steady_alloc(on, 64);
-    come(on, &in, 0, 1);
+    arena in = reserve_chunks(2);
+    char *bytes = steady_alloc(64);
+    come(&in, 0, 1);
     refit_status status =
-        refit_stream_copy(on->device, on->stream, in.base + in.chunk - 32, bytes, 64, &on->error);
-    refit_status waited = refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error);
+        refit_stream_copy(on.device, on.stream, in.base + in.chunk - 32, bytes, 64, &on.error);
+    refit_status waited = refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error);
     assert_int_not_equal(rft_keep_first(status, waited), REFIT_OK);
-    device_fill(on, in.base, in.page, 3);
-    assert_int_equal(device_right(on, in.base, in.page, 3), in.page);
-    steady_free(on, bytes, 64);
-    unreserve(on, &in);
+    device_fill(in.base, in.page, 3);
+    assert_int_equal(device_right(in.base, in.page, 3), in.page);
+    steady_free(bytes, 64);
+    unreserve(&in);
 }
 
 static void a_copy_to_memory_that_is_gone_fails_once(void **state)
 {
-    fixture *on = *state;
-    if (!on->strict) skip();
-    arena in = reserve(on, 4);
+    if (!on.strict) skip();
+    arena in = reserve(4);
     char bytes[64] = {0};
     rft_event *event;
-    assert_ok(rft_device_event_open(on->device, &event, &on->error));
-    assert_ok(commit(on, &in, 0, 1));
+    assert_ok(rft_device_event_open(on.device, &event, &on.error));
+    assert_ok(commit(&in, 0, 1));
     /* The second copy crosses the end of the committed page. */
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base, bytes, sizeof bytes, &on->error));
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page - 32, bytes, sizeof bytes,
-                                &on->error));
-    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_int_equal(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error),
+    assert_ok(refit_stream_copy(on.device, on.stream, in.base, bytes, sizeof bytes, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, in.base + in.page - 32, bytes, sizeof bytes,
+                                &on.error));
+    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
+    assert_int_equal(rft_device_event_wait(on.device, event, TIMEOUT_MS, &on.error),
                      REFIT_ERR_COPY);
-    assert_int_equal(on->error.status, REFIT_ERR_COPY);
+    assert_int_equal(on.error.status, REFIT_ERR_COPY);
     /* Every waiter hears it, until the event is recorded again; then the stream is clean. */
-    assert_int_equal(rft_device_event_wait(on->device, event, 0, NULL), REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_ok(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error));
+    assert_int_equal(rft_device_event_wait(on.device, event, 0, NULL), REFIT_ERR_COPY);
+    wait_stream();
+    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
+    assert_ok(rft_device_event_wait(on.device, event, TIMEOUT_MS, &on.error));
 
-    assert_int_equal(refit_stream_copy(on->device, REFIT_STREAM_NONE, bytes, in.base + in.page,
-                                       sizeof bytes, &on->error),
+    assert_int_equal(refit_stream_copy(on.device, REFIT_STREAM_NONE, bytes, in.base + in.page,
+                                       sizeof bytes, &on.error),
                      REFIT_ERR_COPY);
-    assert_int_equal(rft_device_zero(on->device, REFIT_STREAM_NONE, in.base, 4 * in.page, NULL),
+    assert_int_equal(rft_device_zero(on.device, REFIT_STREAM_NONE, in.base, 4 * in.page, NULL),
                      REFIT_ERR_COPY);
-    rft_device_event_close(on->device, event);
-    rft_device_unreserve(on->device, in.base, 4 * in.page);
+    rft_device_event_close(on.device, event);
+    rft_device_unreserve(on.device, in.base, 4 * in.page);
 }
 
 static void a_failure_outlives_an_event_that_left(void **state)
 {
-    fixture *on = *state;
-    if (!on->strict) skip();
-    arena in = reserve(on, 1);
+    if (!on.strict) skip();
+    arena in = reserve(1);
     char byte = 0;
-    stream_gate before;
     rft_event *event;
-    assert_ok(rft_device_event_open(on->device, &event, &on->error));
-    gate_put(&before, on, on->stream);
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base, &byte, 1, &on->error));
-    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, 0, NULL), REFIT_ERR_TIMEOUT);
-    rft_device_event_close(on->device, event);
-    gate_open(&before);
-    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
+    assert_ok(rft_device_event_open(on.device, &event, &on.error));
+    gate_put(on.stream);
+    assert_ok(refit_stream_copy(on.device, on.stream, in.base, &byte, 1, &on.error));
+    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
+    assert_int_equal(refit_stream_wait(on.device, on.stream, 0, NULL), REFIT_ERR_TIMEOUT);
+    rft_device_event_close(on.device, event);
+    gate_open();
+    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
                      REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    gate_close(&before);
-    rft_device_unreserve(on->device, in.base, in.page);
+    wait_stream();
+    rft_device_unreserve(on.device, in.base, in.page);
 }
 
 /* As when a wait times out just before the work fails, and its event is closed just after. */
 static void a_failure_outlives_an_event_that_was_not_asked(void **state)
 {
-    fixture *on = *state;
-    if (!on->strict) skip();
-    arena in = reserve(on, 1);
+    if (!on.strict) skip();
+    arena in = reserve(1);
     char byte = 0;
     rft_event *first, *second;
-    assert_ok(rft_device_event_open(on->device, &first, &on->error));
-    assert_ok(rft_device_event_open(on->device, &second, &on->error));
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base, &byte, 1, &on->error));
-    assert_ok(rft_device_event_record(on->device, first, on->stream, &on->error));
-    assert_ok(rft_device_event_record(on->device, second, on->stream, &on->error));
-    assert_ok(rft_device_event_wait(on->device, second, TIMEOUT_MS, &on->error));
-    rft_device_event_close(on->device, first);
-    rft_device_event_close(on->device, second);
-    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
+    assert_ok(rft_device_event_open(on.device, &first, &on.error));
+    assert_ok(rft_device_event_open(on.device, &second, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, in.base, &byte, 1, &on.error));
+    assert_ok(rft_device_event_record(on.device, first, on.stream, &on.error));
+    assert_ok(rft_device_event_record(on.device, second, on.stream, &on.error));
+    assert_ok(rft_device_event_wait(on.device, second, TIMEOUT_MS, &on.error));
+    rft_device_event_close(on.device, first);
+    rft_device_event_close(on.device, second);
+    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
                      REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    rft_device_unreserve(on->device, in.base, in.page);
+    wait_stream();
+    rft_device_unreserve(on.device, in.base, in.page);
 }
 
 /* ---- Streams that use it ------------------------------------------------------------------ */
 
 static void memory_stays_while_a_stream_uses_it(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 2);
-    stream_gate before;
-    char *bytes = steady_alloc(on, 64);
-    come(on, &in, 0, 2);
-    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
-    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
-    gate_put(&before, on, on->stream);
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base, bytes, 64, &on->error));
-    on->device->wait_most_ms = 1;
+    arena in = reserve(2);
+    char *bytes = steady_alloc(64);
+    come(&in, 0, 2);
+    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    gate_put(on.stream);
+    assert_ok(refit_stream_copy(on.device, on.stream, in.base, bytes, 64, &on.error));
+    on.device->wait_most_ms = 1;
     uint64_t freed = 77;
-    assert_int_equal(rft_device_decommit(on->device, in.base, 2 * in.page, &freed, &on->error),
+    assert_int_equal(rft_device_decommit(on.device, in.base, 2 * in.page, &freed, &on.error),
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(freed, 0);
-    assert_int_equal(device_used(on), taken(&in));
-    gate_open(&before);
+    assert_int_equal(device_used(), taken(&in));
+    gate_open();
     /* The copy found its memory. */
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    on->device->wait_most_ms = TIMEOUT_MS;
-    go(on, &in, 0, 2);
-    gate_close(&before);
-    steady_free(on, bytes, 64);
-    unreserve(on, &in);
+    wait_stream();
+    on.device->wait_most_ms = TIMEOUT_MS;
+    go(&in, 0, 2);
+    steady_free(bytes, 64);
+    unreserve(&in);
 }
 
 static void a_stream_that_has_ended_its_use_is_not_waited_for(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 1);
-    stream_gate before;
-    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
-    come(on, &in, 0, 1);
-    gate_put(&before, on, on->stream);
-    on->device->wait_most_ms = 1;
-    assert_int_equal(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error),
+    arena in = reserve(1);
+    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    come(&in, 0, 1);
+    gate_put(on.stream);
+    on.device->wait_most_ms = 1;
+    assert_int_equal(rft_device_reserve_unuse(on.device, in.base, on.stream, &on.error),
                      REFIT_ERR_TIMEOUT);
-    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
-    gate_open(&before);
-    on->device->wait_most_ms = TIMEOUT_MS;
-    assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
-    assert_ok(rft_device_reserve_unuse(on->device, in.base, on->stream, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    gate_close(&before);
-    gate_put(&before, on, on->stream);
-    go(on, &in, 0, 1);
-    gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    gate_close(&before);
-    unreserve(on, &in);
+    assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_TIMEOUT);
+    gate_open();
+    on.device->wait_most_ms = TIMEOUT_MS;
+    assert_ok(rft_device_reserve_unuse(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_unuse(on.device, in.base, on.stream, &on.error));
+    wait_stream();
+    gate_put(on.stream);
+    go(&in, 0, 1);
+    gate_open();
+    wait_stream();
+    unreserve(&in);
 }
 
 static void a_closed_stream_uses_nothing(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 1);
-    arena other = reserve(on, 1);
+    arena in = reserve(1);
+    arena other = reserve(1);
     for (int i = 0; i < 3; i++) { /* the handle of the second may be that of the first */
         refit_stream_ref stream;
-        come(on, &in, 0, 1);
-        assert_ok(refit_stream_open(on->device, &stream, &on->error));
-        assert_ok(rft_device_reserve_use(on->device, in.base, stream, &on->error));
-        assert_ok(rft_device_reserve_use(on->device, other.base, stream, &on->error));
-        assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
-        assert_ok(refit_stream_close(on->device, stream, &on->error));
-        go(on, &in, 0, 1);
+        come(&in, 0, 1);
+        assert_ok(refit_stream_open(on.device, &stream, &on.error));
+        assert_ok(rft_device_reserve_use(on.device, in.base, stream, &on.error));
+        assert_ok(rft_device_reserve_use(on.device, other.base, stream, &on.error));
+        assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+        assert_ok(refit_stream_close(on.device, stream, &on.error));
+        go(&in, 0, 1);
     }
-    unreserve(on, &other);
-    unreserve(on, &in);
+    unreserve(&other);
+    unreserve(&in);
 }
 
 static void work_that_failed_is_reported_once_and_keeps_the_memory(void **state)
 {
-    fixture *on = *state;
-    if (!on->strict) skip();
-    arena in = reserve(on, 2);
+    if (!on.strict) skip();
+    arena in = reserve(2);
     char bytes[64] = {0};
-    come(on, &in, 0, 1);
-    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
-                                &on->error));
-    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_COPY);
-    assert_int_equal(device_used(on), taken(&in));
-    go(on, &in, 0, 1);
-    unreserve(on, &in);
+    come(&in, 0, 1);
+    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    assert_ok(
+        refit_stream_copy(on.device, on.stream, in.base + in.page, bytes, sizeof bytes, &on.error));
+    assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_COPY);
+    assert_int_equal(device_used(), taken(&in));
+    go(&in, 0, 1);
+    unreserve(&in);
 }
 
 /* As when a wait timed out, the work then failed, and the caller tries again. */
 static void work_that_failed_behind_a_timeout_is_reported(void **state)
 {
-    fixture *on = *state;
-    if (!on->strict) skip();
-    arena in = reserve(on, 2);
-    stream_gate before;
+    if (!on.strict) skip();
+    arena in = reserve(2);
     char bytes[64] = {0};
-    come(on, &in, 0, 1);
-    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
+    come(&in, 0, 1);
+    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
     /* What the use itself has put there is passed: the timeout is that of the copy. */
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    gate_put(&before, on, on->stream);
-    assert_ok(refit_stream_copy(on->device, on->stream, in.base + in.page, bytes, sizeof bytes,
-                                &on->error));
-    on->device->wait_most_ms = 1;
-    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_TIMEOUT);
-    gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-    on->device->wait_most_ms = TIMEOUT_MS;
-    assert_int_equal(decommit(on, &in, 0, 1), REFIT_ERR_COPY);
-    go(on, &in, 0, 1);
-    gate_close(&before);
-    unreserve(on, &in);
+    wait_stream();
+    gate_put(on.stream);
+    assert_ok(
+        refit_stream_copy(on.device, on.stream, in.base + in.page, bytes, sizeof bytes, &on.error));
+    on.device->wait_most_ms = 1;
+    assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_TIMEOUT);
+    gate_open();
+    wait_stream();
+    on.device->wait_most_ms = TIMEOUT_MS;
+    assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_COPY);
+    go(&in, 0, 1);
+    unreserve(&in);
 }
 
 static void only_streams_and_reservations_are_used(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve(on, 1);
-    assert_invalid(rft_device_reserve_use(on->device, on, on->stream, &on->error));
-    assert_ok(rft_device_reserve_use(on->device, in.base, REFIT_STREAM_NONE, &on->error));
-    assert_ok(rft_device_reserve_unuse(on->device, in.base, REFIT_STREAM_NONE, &on->error));
-    assert_ok(rft_device_reserve_unuse(on->device, on, on->stream, &on->error));
+    arena in = reserve(1);
+    assert_invalid(rft_device_reserve_use(on.device, &on, on.stream, &on.error));
+    assert_ok(rft_device_reserve_use(on.device, in.base, REFIT_STREAM_NONE, &on.error));
+    assert_ok(rft_device_reserve_unuse(on.device, in.base, REFIT_STREAM_NONE, &on.error));
+    assert_ok(rft_device_reserve_unuse(on.device, &on, on.stream, &on.error));
     /* Forgotten with the reservation. */
-    assert_ok(rft_device_reserve_use(on->device, in.base, on->stream, &on->error));
-    unreserve(on, &in);
+    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    unreserve(&in);
 }
 
 typedef struct user_thread {
@@ -494,25 +465,24 @@ static void *come_and_go(void *user)
 
 static void streams_of_many_threads_come_and_go(void **state)
 {
-    fixture *on = *state;
-    arena in = reserve_chunks(on, 2);
+    arena in = reserve_chunks(2);
     user_thread threads[3];
     uint64_t half = in.pages / 2;
-    come(on, &in, 0, in.pages);
+    come(&in, 0, in.pages);
     for (size_t i = 0; i < 3; i++) {
-        threads[i] = (user_thread){.device = on->device, .base = in.base, .at = in.base + i};
+        threads[i] = (user_thread){.device = on.device, .base = in.base, .at = in.base + i};
         assert_ok(
-            rft_thread_start(&threads[i].thread, "user", come_and_go, &threads[i], &on->error));
+            rft_thread_start(&threads[i].thread, "user", come_and_go, &threads[i], &on.error));
     }
     for (int i = 0; i < 20; i++) {
-        go(on, &in, half, half);
-        come(on, &in, half, half);
+        go(&in, half, half);
+        come(&in, half, half);
     }
     for (size_t i = 0; i < 3; i++) {
         rft_thread_join(threads[i].thread);
         assert_ok(threads[i].status);
     }
-    unreserve(on, &in);
+    unreserve(&in);
 }
 
 int main(void)

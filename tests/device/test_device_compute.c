@@ -5,7 +5,6 @@
 
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "kernels/cast.h"
 #include "kernels/digest.h"
@@ -19,108 +18,93 @@ typedef struct filled {
     unsigned char *host;
 } filled;
 
-static filled make_filled(fixture *on, unsigned seed)
+static filled make_filled(unsigned seed)
 {
     void *memory;
     filled made = {.host = malloc(ROOM)};
     assert_non_null(made.host);
-    assert_ok(refit_memory_alloc(on->device, ROOM, &memory, &on->error));
+    assert_ok(refit_memory_alloc(on.device, ROOM, &memory, &on.error));
     made.device = memory;
     pattern_fill(made.host, ROOM, seed);
-    device_fill(on, memory, ROOM, seed);
+    device_fill(memory, ROOM, seed);
     return made;
 }
 
-static void free_filled(fixture *on, filled made)
+static void free_filled(filled made)
 {
-    assert_ok(refit_memory_free(on->device, made.device, &on->error));
+    assert_ok(refit_memory_free(on.device, made.device, &on.error));
     free(made.host);
-}
-
-static void wait_stream(fixture *on)
-{
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
 }
 
 static void digests_are_those_of_the_host(void **state)
 {
-    fixture *on = *state;
     static const uint64_t sizes[] = {0, 1, 7, 8, 9, 4096, 70001, ROOM - 64};
-    const refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
-    filled made = make_filled(on, 3);
+    const refit_stream_ref streams[] = {on.stream, REFIT_STREAM_NONE};
+    filled made = make_filled(3);
     for (unsigned i = 0; i < 16; i++) {
         uint64_t sum = 0, bytes = sizes[i % 8], offset = i * 8;
         refit_stream_ref stream = streams[i / 8];
         uint64_t expected = rft_digest_part(made.host + i, bytes, offset);
-        assert_ok(rft_device_digest(on->device, stream, made.device + i, bytes, offset, &sum,
-                                    &on->error));
-        if (stream.native != NULL) wait_stream(on);
+        assert_ok(
+            rft_device_digest(on.device, stream, made.device + i, bytes, offset, &sum, &on.error));
+        if (stream.native != NULL) wait_stream();
         assert_int_equal(sum, expected);
     }
-    free_filled(on, made);
+    free_filled(made);
 }
 
 static void a_digest_is_of_the_bytes_at_its_place_in_the_stream(void **state)
 {
-    fixture *on = *state;
     enum { BYTES = 100000 };
-    filled made = make_filled(on, 4);
-    char *later = steady_alloc(on, BYTES);
+    filled made = make_filled(4);
+    char *later = steady_alloc(BYTES);
     uint64_t before = 1, zeroed = 2, after = 3;
-    stream_gate gate;
     pattern_fill(later, BYTES, 5);
-    gate_put(&gate, on, on->stream);
-    assert_ok(
-        rft_device_digest(on->device, on->stream, made.device, BYTES, 0, &before, &on->error));
-    assert_ok(rft_device_zero(on->device, on->stream, made.device, BYTES, &on->error));
-    assert_ok(
-        rft_device_digest(on->device, on->stream, made.device, BYTES, 0, &zeroed, &on->error));
-    assert_ok(refit_stream_copy(on->device, on->stream, made.device, later, BYTES, &on->error));
-    assert_ok(rft_device_digest(on->device, on->stream, made.device, BYTES, 0, &after, &on->error));
+    gate_put(on.stream);
+    assert_ok(rft_device_digest(on.device, on.stream, made.device, BYTES, 0, &before, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, made.device, BYTES, &on.error));
+    assert_ok(rft_device_digest(on.device, on.stream, made.device, BYTES, 0, &zeroed, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, made.device, later, BYTES, &on.error));
+    assert_ok(rft_device_digest(on.device, on.stream, made.device, BYTES, 0, &after, &on.error));
     assert_int_equal(before, 1);
-    gate_open(&gate);
-    wait_stream(on);
+    gate_open();
+    wait_stream();
     assert_int_equal(before, rft_digest_part(made.host, BYTES, 0));
     memset(made.host, 0, BYTES);
     assert_int_equal(zeroed, rft_digest_part(made.host, BYTES, 0));
     assert_int_equal(after, rft_digest_part(later, BYTES, 0));
-    gate_close(&gate);
-    steady_free(on, later, BYTES);
-    free_filled(on, made);
+    steady_free(later, BYTES);
+    free_filled(made);
 }
 
 static void many_digests_are_under_way_at_once(void **state)
 {
-    fixture *on = *state;
     enum { COUNT = 50 }; /* CUDA's queue takes 56; then a call waits */
     static uint64_t sums[COUNT];
-    filled made = make_filled(on, 6);
-    stream_gate gate;
-    gate_put(&gate, on, on->stream);
+    filled made = make_filled(6);
+    gate_put(on.stream);
     for (uint64_t i = 0; i < COUNT; i++) {
         sums[i] = 0;
-        assert_ok(rft_device_digest(on->device, on->stream, made.device + 64 * i, 64, 64 * i,
-                                    &sums[i], &on->error));
+        assert_ok(rft_device_digest(on.device, on.stream, made.device + 64 * i, 64, 64 * i,
+                                    &sums[i], &on.error));
     }
-    gate_open(&gate);
-    wait_stream(on);
+    gate_open();
+    wait_stream();
     uint64_t whole = 0;
     for (uint64_t i = 0; i < COUNT; i++) {
         assert_int_equal(sums[i], rft_digest_part(made.host + 64 * i, 64, 64 * i));
         whole += sums[i];
     }
     assert_int_equal(whole, rft_digest_part(made.host, 64 * (uint64_t)COUNT, 0));
-    gate_close(&gate);
-    free_filled(on, made);
+    free_filled(made);
 }
 
 /* What lies at `device`, and around it, is what lies on the host. */
-static void check_bytes(fixture *on, const filled *made)
+static void check_bytes(const filled *made)
 {
     unsigned char *got = malloc(ROOM);
     assert_non_null(got);
-    assert_ok(
-        refit_stream_copy(on->device, REFIT_STREAM_NONE, got, made->device, ROOM, &on->error));
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, got, made->device, ROOM, &on.error));
     assert_memory_equal(got, made->host, ROOM);
     free(got);
 }
@@ -131,100 +115,95 @@ typedef struct summed {
     uint64_t expected;
 } summed;
 
-static void check_sum(fixture *on, const summed *sum)
+static void check_sum(const summed *sum)
 {
-    uint64_t *found = steady_alloc(on, sizeof *found);
-    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, found, sum->device, sizeof *found,
-                                &on->error));
+    uint64_t *found = steady_alloc(sizeof *found);
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, found, sum->device, sizeof *found,
+                                &on.error));
     assert_true(*found == sum->expected);
-    steady_free(on, found, sizeof *found);
+    steady_free(found, sizeof *found);
 }
 
-static void add_digest(fixture *on, refit_stream_ref stream, summed *sum, const filled *to,
-                       const filled *from, unsigned aside, uint64_t bytes)
+static void add_digest(refit_stream_ref stream, summed *sum, const filled *to, const filled *from,
+                       unsigned aside, uint64_t bytes)
 {
     uint64_t offset = UINT64_C(8) * aside, at = to == NULL ? 0 : 8 + offset;
     sum->expected += rft_digest_part(from->host + aside, bytes, offset);
     if (to != NULL) memcpy(to->host + at, from->host + aside, bytes);
-    assert_ok(rft_device_digest_copy(on->device, stream, to == NULL ? NULL : to->device + at,
-                                     from->device + aside, bytes, offset, sum->device, &on->error));
+    assert_ok(rft_device_digest_copy(on.device, stream, to == NULL ? NULL : to->device + at,
+                                     from->device + aside, bytes, offset, sum->device, &on.error));
 }
 
 static void digests_add_up_on_the_device_and_copy_on_the_way(void **state)
 {
-    fixture *on = *state;
     static const uint64_t sizes[] = {0, 1, 8, 9, 4096, 70001, ROOM / 2};
-    filled from = make_filled(on, 10), to = make_filled(on, 11);
+    filled from = make_filled(10), to = make_filled(11);
     summed sum = {0};
-    assert_ok(refit_memory_alloc(on->device, sizeof(uint64_t), &sum.device, &on->error));
-    assert_ok(rft_device_zero(on->device, on->stream, sum.device, sizeof(uint64_t), &on->error));
+    assert_ok(refit_memory_alloc(on.device, sizeof(uint64_t), &sum.device, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, sum.device, sizeof(uint64_t), &on.error));
     for (unsigned i = 0; i < 21; i++) {
-        add_digest(on, on->stream, &sum, i % 3 == 0 ? NULL : &to, &from, i, sizes[i % 7]);
+        add_digest(on.stream, &sum, i % 3 == 0 ? NULL : &to, &from, i, sizes[i % 7]);
     }
-    wait_stream(on);
-    check_sum(on, &sum);
-    check_bytes(on, &to);
-    add_digest(on, REFIT_STREAM_NONE, &sum, &to, &from, 3, 99);
-    check_sum(on, &sum);
-    check_bytes(on, &to);
-    assert_ok(refit_memory_free(on->device, sum.device, &on->error));
-    free_filled(on, to);
-    free_filled(on, from);
+    wait_stream();
+    check_sum(&sum);
+    check_bytes(&to);
+    add_digest(REFIT_STREAM_NONE, &sum, &to, &from, 3, 99);
+    check_sum(&sum);
+    check_bytes(&to);
+    assert_ok(refit_memory_free(on.device, sum.device, &on.error));
+    free_filled(to);
+    free_filled(from);
 }
 
 /* The results of a cast, and what lies around them, as the host makes them. */
-static void check_cast(fixture *on, refit_stream_ref stream, const filled *from, const filled *to,
+static void check_cast(refit_stream_ref stream, const filled *from, const filled *to,
                        uint64_t aside, uint64_t count)
 {
     unsigned char *got = malloc(ROOM);
     assert_non_null(got);
-    assert_ok(refit_stream_cast_bf16(on->device, stream, (void *)(to->device + 64 + aside),
-                                     (const void *)(from->device + 2 * aside), count, &on->error));
-    if (stream.native != NULL) wait_stream(on);
+    assert_ok(refit_stream_cast_bf16(on.device, stream, (void *)(to->device + 64 + aside),
+                                     (const void *)(from->device + 2 * aside), count, &on.error));
+    if (stream.native != NULL) wait_stream();
     rft_cast_bf16((void *)(to->host + 64 + aside), (const void *)(from->host + 2 * aside), count);
-    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, got, to->device, ROOM, &on->error));
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, got, to->device, ROOM, &on.error));
     assert_memory_equal(got, to->host, ROOM);
     free(got);
 }
 
 static void casts_are_those_of_the_host(void **state)
 {
-    fixture *on = *state;
     static const uint64_t counts[] = {1, 7, 8, 1000, ROOM / 4 - 8};
-    filled from = make_filled(on, 7), to = make_filled(on, 8);
+    filled from = make_filled(7), to = make_filled(8);
     for (unsigned i = 0; i < 5; i++) {
-        check_cast(on, on->stream, &from, &to, 2 * i, counts[i]);
-        check_cast(on, REFIT_STREAM_NONE, &from, &to, 2 * i + 1, counts[i]);
+        check_cast(on.stream, &from, &to, 2 * i, counts[i]);
+        check_cast(REFIT_STREAM_NONE, &from, &to, 2 * i + 1, counts[i]);
     }
-    free_filled(on, to);
-    free_filled(on, from);
+    free_filled(to);
+    free_filled(from);
 }
 
 static void a_cast_is_made_in_stream_order(void **state)
 {
-    fixture *on = *state;
     enum { COUNT = 1000 };
-    filled from = make_filled(on, 9);
+    filled from = make_filled(9);
     void *to;
-    uint16_t *expected = malloc(2 * COUNT), *back = steady_alloc(on, 2 * COUNT);
-    stream_gate gate;
+    uint16_t *expected = malloc(2 * COUNT), *back = steady_alloc(2 * COUNT);
     assert_non_null(expected);
-    assert_ok(refit_memory_alloc(on->device, 2 * COUNT, &to, &on->error));
+    assert_ok(refit_memory_alloc(on.device, 2 * COUNT, &to, &on.error));
     memset(back, 0, 2 * COUNT);
-    gate_put(&gate, on, on->stream);
-    assert_ok(refit_stream_cast_bf16(on->device, on->stream, to, (const void *)from.device, COUNT,
-                                     &on->error));
-    assert_ok(refit_stream_copy(on->device, on->stream, back, to, 2 * COUNT, &on->error));
-    assert_ok(rft_device_zero(on->device, on->stream, from.device, 4 * COUNT, &on->error));
-    gate_open(&gate);
-    wait_stream(on);
+    gate_put(on.stream);
+    assert_ok(refit_stream_cast_bf16(on.device, on.stream, to, (const void *)from.device, COUNT,
+                                     &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, back, to, 2 * COUNT, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, from.device, 4 * COUNT, &on.error));
+    gate_open();
+    wait_stream();
     rft_cast_bf16(expected, (const void *)from.host, COUNT);
     assert_memory_equal(back, expected, 2 * COUNT);
-    gate_close(&gate);
-    assert_ok(refit_memory_free(on->device, to, &on->error));
-    steady_free(on, back, 2 * COUNT);
+    assert_ok(refit_memory_free(on.device, to, &on.error));
+    steady_free(back, 2 * COUNT);
     free(expected);
-    free_filled(on, from);
+    free_filled(from);
 }
 
 /* Masters in the first third, weights in the second, and in the last the verdict, which is followed
@@ -242,69 +221,66 @@ static rft_master_job job_at(unsigned char *base, uint64_t elements, uint32_t ro
 }
 
 /* Half of the weights are the rounding, the others stand for what lies there. */
-static filled make_masters(fixture *on, uint64_t elements)
+static filled make_masters(uint64_t elements)
 {
-    filled made = make_filled(on, 12);
+    filled made = make_filled(12);
     assert_true(4 * elements <= WEIGHTS);
     rft_cast_bf16((void *)(made.host + WEIGHTS), (const void *)made.host, elements / 2);
     memset(made.host + VERDICT, 0, 64);
     assert_ok(
-        refit_stream_copy(on->device, REFIT_STREAM_NONE, made.device, made.host, ROOM, &on->error));
+        refit_stream_copy(on.device, REFIT_STREAM_NONE, made.device, made.host, ROOM, &on.error));
     return made;
 }
 
 static void masters_are_coded_as_by_the_host(void **state)
 {
-    fixture *on = *state;
     static const uint64_t counts[] = {1, 5000, 70001, 1 << 18};
-    if (!rft_device_get_caps(on->device).masters) skip();
+    if (!rft_device_get_caps(on.device).masters) skip();
     for (unsigned i = 0; i < 8; i++) {
         uint64_t elements = counts[i / 2];
-        refit_stream_ref stream = i % 2 == 0 ? on->stream : REFIT_STREAM_NONE;
-        filled made = make_masters(on, elements);
+        refit_stream_ref stream = i % 2 == 0 ? on.stream : REFIT_STREAM_NONE;
+        filled made = make_masters(elements);
         rft_master_job job = job_at(made.device, elements, RFT_MASTER_ROOM / 2 + 4096);
         rft_master_job twin = job_at(made.host, elements, RFT_MASTER_ROOM / 2 + 4096);
-        assert_ok(rft_device_master_encode(on->device, stream, &job, &on->error));
-        if (stream.native != NULL) wait_stream(on);
+        assert_ok(rft_device_master_encode(on.device, stream, &job, &on.error));
+        if (stream.native != NULL) wait_stream();
         rft_master_split(&twin);
         rft_master_list(&twin);
-        check_bytes(on, &made);
+        check_bytes(&made);
         job.compares = true;
-        assert_ok(rft_device_master_decode(on->device, stream, &job, &on->error));
+        assert_ok(rft_device_master_decode(on.device, stream, &job, &on.error));
         job.compares = false;
-        assert_ok(rft_device_zero(on->device, stream, made.device, 4 * elements, &on->error));
-        assert_ok(rft_device_master_decode(on->device, stream, &job, &on->error));
-        if (stream.native != NULL) wait_stream(on);
-        check_bytes(on, &made);
-        free_filled(on, made);
+        assert_ok(rft_device_zero(on.device, stream, made.device, 4 * elements, &on.error));
+        assert_ok(rft_device_master_decode(on.device, stream, &job, &on.error));
+        if (stream.native != NULL) wait_stream();
+        check_bytes(&made);
+        free_filled(made);
     }
 }
 
 static void masters_with_other_weights_are_left_alone(void **state)
 {
-    fixture *on = *state;
     enum { COUNT = 10000 };
-    if (!rft_device_get_caps(on->device).masters) skip();
-    filled made = make_masters(on, COUNT);
+    if (!rft_device_get_caps(on.device).masters) skip();
+    filled made = make_masters(COUNT);
     rft_master_job job = job_at(made.device, COUNT, 16384);
     rft_master_job twin = job_at(made.host, COUNT, 16384);
-    assert_ok(rft_device_master_encode(on->device, on->stream, &job, &on->error));
-    assert_ok(rft_device_zero(on->device, on->stream, made.device, 4 * COUNT, &on->error));
-    assert_ok(rft_device_zero(on->device, on->stream, made.device + WEIGHTS, 2, &on->error));
-    assert_ok(rft_device_master_decode(on->device, on->stream, &job, &on->error));
-    wait_stream(on);
+    assert_ok(rft_device_master_encode(on.device, on.stream, &job, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, made.device, 4 * COUNT, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, made.device + WEIGHTS, 2, &on.error));
+    assert_ok(rft_device_master_decode(on.device, on.stream, &job, &on.error));
+    wait_stream();
     rft_master_split(&twin);
     rft_master_list(&twin);
     memset(made.host, 0, 4 * RFT_MASTER_BLOCK);
     memset(made.host + WEIGHTS, 0, 2);
     twin.verdict->found |= RFT_MASTER_CHANGED;
-    check_bytes(on, &made);
-    free_filled(on, made);
+    check_bytes(&made);
+    free_filled(made);
 }
 
 static void a_job_for_masters_that_breaks_a_rule_is_refused(void **state)
 {
-    fixture *on = *state;
     static _Alignas(16) unsigned char memory[4096];
     rft_master_job good = {.master = memory,
                            .weights = memory + 1024,
@@ -327,90 +303,86 @@ static void a_job_for_masters_that_breaks_a_rule_is_refused(void **state)
     bad[8].room = RFT_MASTER_ROOM + 16;
     bad[9].elements = UINT64_MAX / 4;
     for (int i = 0; i < 10; i++) {
-        assert_invalid(rft_device_master_encode(on->device, on->stream, &bad[i], &on->error));
-        assert_invalid(rft_device_master_decode(on->device, on->stream, &bad[i], &on->error));
+        assert_invalid(rft_device_master_encode(on.device, on.stream, &bad[i], &on.error));
+        assert_invalid(rft_device_master_decode(on.device, on.stream, &bad[i], &on.error));
     }
     good.elements = 0;
-    assert_ok(rft_device_master_encode(on->device, on->stream, &good, &on->error));
-    assert_ok(rft_device_master_decode(on->device, on->stream, &good, &on->error));
+    assert_ok(rft_device_master_encode(on.device, on.stream, &good, &on.error));
+    assert_ok(rft_device_master_decode(on.device, on.stream, &good, &on.error));
 }
 
 static void arguments_that_make_no_sense_are_refused(void **state)
 {
-    fixture *on = *state;
     uint64_t sum = 0, words[2] = {0, 0};
-    refit_device *device = on->device;
-    assert_invalid(rft_device_digest(device, on->stream, NULL, 8, 0, &sum, &on->error));
-    assert_invalid(rft_device_digest(device, on->stream, words, 8, 0, NULL, &on->error));
-    assert_invalid(rft_device_digest(device, on->stream, words, 8, 4, &sum, &on->error));
-    assert_invalid(rft_device_digest_copy(device, on->stream, NULL, NULL, 8, 0, words, &on->error));
-    assert_invalid(rft_device_digest_copy(device, on->stream, NULL, words, 8, 0, NULL, &on->error));
+    refit_device *device = on.device;
+    assert_invalid(rft_device_digest(device, on.stream, NULL, 8, 0, &sum, &on.error));
+    assert_invalid(rft_device_digest(device, on.stream, words, 8, 0, NULL, &on.error));
+    assert_invalid(rft_device_digest(device, on.stream, words, 8, 4, &sum, &on.error));
+    assert_invalid(rft_device_digest_copy(device, on.stream, NULL, NULL, 8, 0, words, &on.error));
+    assert_invalid(rft_device_digest_copy(device, on.stream, NULL, words, 8, 0, NULL, &on.error));
     assert_invalid(
-        rft_device_digest_copy(device, on->stream, NULL, words, 8, 4, words + 1, &on->error));
-    assert_invalid(rft_device_digest_copy(device, on->stream, (char *)words + 4, words, 8, 0,
-                                          words + 1, &on->error));
-    assert_invalid(refit_stream_cast_bf16(NULL, on->stream, NULL, NULL, 1, &on->error));
-    assert_invalid(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 1, &on->error));
-    assert_invalid(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
-                                          UINT64_MAX / 2, &on->error));
-    assert_invalid(refit_stream_cast_bf16(device, on->stream, (void *)words, (void *)words,
-                                          UINT64_C(1) << 61, &on->error));
-    assert_invalid(rft_device_digest(device, on->stream, words, UINT64_MAX, 0, &sum, &on->error));
-    assert_ok(refit_stream_cast_bf16(device, on->stream, NULL, NULL, 0, &on->error));
-    wait_stream(on);
+        rft_device_digest_copy(device, on.stream, NULL, words, 8, 4, words + 1, &on.error));
+    assert_invalid(rft_device_digest_copy(device, on.stream, (char *)words + 4, words, 8, 0,
+                                          words + 1, &on.error));
+    assert_invalid(refit_stream_cast_bf16(NULL, on.stream, NULL, NULL, 1, &on.error));
+    assert_invalid(refit_stream_cast_bf16(device, on.stream, NULL, NULL, 1, &on.error));
+    assert_invalid(refit_stream_cast_bf16(device, on.stream, (void *)words, (void *)words,
+                                          UINT64_MAX / 2, &on.error));
+    assert_invalid(refit_stream_cast_bf16(device, on.stream, (void *)words, (void *)words,
+                                          UINT64_C(1) << 61, &on.error));
+    assert_invalid(rft_device_digest(device, on.stream, words, UINT64_MAX, 0, &sum, &on.error));
+    assert_ok(refit_stream_cast_bf16(device, on.stream, NULL, NULL, 0, &on.error));
+    wait_stream();
     assert_int_equal(sum, 0);
 }
 
 /* A kernel that met it would end the device. */
 static void memory_that_the_device_cannot_reach_is_refused(void **state)
 {
-    fixture *on = *state;
-    if (rft_device_get_caps(on->device).host_addressable) skip();
+    if (rft_device_get_caps(on.device).host_addressable) skip();
     uint64_t sum = 0;
-    filled made = make_filled(on, 10);
-    assert_invalid(rft_device_digest(on->device, on->stream, made.host, 4096, 0, &sum, &on->error));
-    assert_invalid(refit_stream_cast_bf16(on->device, on->stream, (void *)made.host,
-                                          (const void *)made.device, 16, &on->error));
-    assert_invalid(refit_stream_cast_bf16(on->device, on->stream, (void *)made.device,
-                                          (const void *)made.host, 16, &on->error));
+    filled made = make_filled(10);
+    assert_invalid(rft_device_digest(on.device, on.stream, made.host, 4096, 0, &sum, &on.error));
+    assert_invalid(refit_stream_cast_bf16(on.device, on.stream, (void *)made.host,
+                                          (const void *)made.device, 16, &on.error));
+    assert_invalid(refit_stream_cast_bf16(on.device, on.stream, (void *)made.device,
+                                          (const void *)made.host, 16, &on.error));
     rft_master_job job = job_at(made.device, 16, 16);
     job.weights = made.host;
-    assert_invalid(rft_device_master_encode(on->device, on->stream, &job, &on->error));
+    assert_invalid(rft_device_master_encode(on.device, on.stream, &job, &on.error));
     job = job_at(made.device, 16, 16);
     job.master = made.host;
-    assert_invalid(rft_device_master_decode(on->device, on->stream, &job, &on->error));
-    wait_stream(on);
-    assert_int_equal(device_right(on, made.device, ROOM, 10), ROOM);
-    free_filled(on, made);
+    assert_invalid(rft_device_master_decode(on.device, on.stream, &job, &on.error));
+    wait_stream();
+    assert_int_equal(device_right(made.device, ROOM, 10), ROOM);
+    free_filled(made);
 }
 
 static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **state)
 {
-    fixture *on = *state;
-    if (!on->strict) skip();
+    if (!on.strict) skip();
     void *base;
     uint64_t granule, sum = 5;
-    assert_ok(rft_device_reserve(on->device, UINT64_C(1) << 20, &base, &granule, &on->error));
-    assert_ok(rft_device_digest(on->device, on->stream, base, 64, 0, &sum, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
+    assert_ok(rft_device_reserve(on.device, UINT64_C(1) << 20, &base, &granule, &on.error));
+    assert_ok(rft_device_digest(on.device, on.stream, base, 64, 0, &sum, &on.error));
+    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
                      REFIT_ERR_COPY);
     assert_int_equal(sum, 5);
-    assert_ok(refit_stream_cast_bf16(on->device, on->stream, base, base, 4, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
+    assert_ok(refit_stream_cast_bf16(on.device, on.stream, base, base, 4, &on.error));
+    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
                      REFIT_ERR_COPY);
-    assert_int_equal(
-        rft_device_digest(on->device, REFIT_STREAM_NONE, base, 64, 0, &sum, &on->error),
-        REFIT_ERR_COPY);
+    assert_int_equal(rft_device_digest(on.device, REFIT_STREAM_NONE, base, 64, 0, &sum, &on.error),
+                     REFIT_ERR_COPY);
     rft_master_job job = job_at(base, 64, 16);
     job.verdict = (void *)((unsigned char *)base + 4096);
     job.weights = job.verdict;
     job.coded = job.verdict;
-    assert_ok(rft_device_master_encode(on->device, on->stream, &job, &on->error));
-    assert_int_equal(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error),
+    assert_ok(rft_device_master_encode(on.device, on.stream, &job, &on.error));
+    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
                      REFIT_ERR_COPY);
-    assert_int_equal(rft_device_master_decode(on->device, REFIT_STREAM_NONE, &job, &on->error),
+    assert_int_equal(rft_device_master_decode(on.device, REFIT_STREAM_NONE, &job, &on.error),
                      REFIT_ERR_COPY);
-    rft_device_unreserve(on->device, base, UINT64_C(1) << 20);
+    rft_device_unreserve(on.device, base, UINT64_C(1) << 20);
 }
 
 int main(void)

@@ -2,25 +2,23 @@
 #include "tests/device/every_device.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/alloc.h"
 
 static void bytes_travel_there_and_back(void **state)
 {
-    fixture *on = *state;
     static const uint64_t sizes[] = {1, 7, 511, 4097, MIB + 3, 9 * MIB - 1};
     for (unsigned i = 0; i < COUNT_OF(sizes); i++) {
         void *memory;
         char *there = malloc(sizes[i]);
         char *back = calloc(1, sizes[i]);
         pattern_fill(there, sizes[i], i);
-        assert_ok(refit_memory_alloc(on->device, sizes[i], &memory, &on->error));
-        assert_ok(refit_stream_copy(on->device, on->stream, memory, there, sizes[i], &on->error));
-        assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizes[i], &on->error));
-        assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+        assert_ok(refit_memory_alloc(on.device, sizes[i], &memory, &on.error));
+        assert_ok(refit_stream_copy(on.device, on.stream, memory, there, sizes[i], &on.error));
+        assert_ok(refit_stream_copy(on.device, on.stream, back, memory, sizes[i], &on.error));
+        wait_stream();
         assert_int_equal(pattern_right(back, sizes[i], i), sizes[i]);
-        assert_ok(refit_memory_free(on->device, memory, &on->error));
+        assert_ok(refit_memory_free(on.device, memory, &on.error));
         free(back);
         free(there);
     }
@@ -42,164 +40,153 @@ static uint32_t cut(rft_copy *copies, uint32_t most, char *to, const char *from,
 
 static void a_batch_copies_every_piece(void **state)
 {
-    fixture *on = *state;
     enum { MOST = 500 };
     static rft_copy copies[MOST];
     const uint64_t bytes = 24 * MIB + 17;
-    const refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
+    const refit_stream_ref streams[] = {on.stream, REFIT_STREAM_NONE};
     char *there = malloc(bytes);
     void *memory;
     pattern_fill(there, bytes, 5);
-    assert_ok(refit_memory_alloc(on->device, bytes, &memory, &on->error));
+    assert_ok(refit_memory_alloc(on.device, bytes, &memory, &on.error));
     uint32_t count = cut(copies, MOST, memory, there, bytes);
     for (unsigned i = 0; i < 2; i++) {
-        assert_ok(rft_device_zero(on->device, on->stream, memory, bytes, &on->error));
-        assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
-        assert_ok(rft_device_copy_batch(on->device, streams[i], copies, count, RFT_COPY_STREAM,
-                                        &on->error));
-        assert_ok(refit_stream_wait(on->device, streams[i], TIMEOUT_MS, &on->error));
-        assert_int_equal(device_right(on, memory, bytes, 5), bytes);
+        assert_ok(rft_device_zero(on.device, on.stream, memory, bytes, &on.error));
+        wait_stream();
+        assert_ok(rft_device_copy_batch(on.device, streams[i], copies, count, RFT_COPY_STREAM,
+                                        &on.error));
+        assert_ok(refit_stream_wait(on.device, streams[i], TIMEOUT_MS, &on.error));
+        assert_int_equal(device_right(memory, bytes, 5), bytes);
     }
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
     free(there);
 }
 
 static void the_list_of_a_batch_may_be_reused_at_once(void **state)
 {
-    fixture *on = *state;
     enum { PIECES = 64 };
-    char *there = steady_alloc(on, PIECES), *back = steady_alloc(on, PIECES);
-    stream_gate before;
+    char *there = steady_alloc(PIECES), *back = steady_alloc(PIECES);
     void *memory;
     pattern_fill(there, PIECES, 9);
-    assert_ok(refit_memory_alloc(on->device, PIECES, &memory, &on->error));
-    gate_put(&before, on, on->stream);
+    assert_ok(refit_memory_alloc(on.device, PIECES, &memory, &on.error));
+    gate_put(on.stream);
     for (unsigned i = 0; i < PIECES; i++) {
         rft_copy copy = {.to = (char *)memory + i, .from = there + i, .bytes = 1};
-        assert_ok(
-            rft_device_copy_batch(on->device, on->stream, &copy, 1, RFT_COPY_ANY, &on->error));
+        assert_ok(rft_device_copy_batch(on.device, on.stream, &copy, 1, RFT_COPY_ANY, &on.error));
     }
-    assert_ok(refit_stream_copy(on->device, on->stream, back, memory, PIECES, &on->error));
-    gate_open(&before);
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+    assert_ok(refit_stream_copy(on.device, on.stream, back, memory, PIECES, &on.error));
+    gate_open();
+    wait_stream();
     assert_int_equal(pattern_right(back, PIECES, 9), PIECES);
-    gate_close(&before);
-    steady_free(on, back, PIECES);
-    steady_free(on, there, PIECES);
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    steady_free(back, PIECES);
+    steady_free(there, PIECES);
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
 }
 
 static void batches_have_a_bound(void **state)
 {
-    fixture *on = *state;
-    uint32_t most = rft_device_get_caps(on->device).batch_most;
+    uint32_t most = rft_device_get_caps(on.device).batch_most;
     char from = 1, to = 0;
     assert_in_range(most, 1, 1 << 20);
     rft_copy *copies = calloc(most + 1, sizeof *copies);
     for (uint32_t i = 0; i <= most; i++) {
         copies[i] = (rft_copy){.to = &to, .from = &from, .bytes = i == 0 ? 1 : 0};
     }
-    assert_invalid(rft_device_copy_batch(on->device, on->stream, copies, most + 1, RFT_COPY_STREAM,
-                                         &on->error));
+    assert_invalid(
+        rft_device_copy_batch(on.device, on.stream, copies, most + 1, RFT_COPY_STREAM, &on.error));
     assert_ok(
-        rft_device_copy_batch(on->device, on->stream, copies, most, RFT_COPY_STREAM, &on->error));
-    assert_ok(
-        rft_device_copy_batch(on->device, on->stream, copies, 0, RFT_COPY_STREAM, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+        rft_device_copy_batch(on.device, on.stream, copies, most, RFT_COPY_STREAM, &on.error));
+    assert_ok(rft_device_copy_batch(on.device, on.stream, copies, 0, RFT_COPY_STREAM, &on.error));
+    wait_stream();
     assert_int_equal(to, 1);
     free(copies);
 }
 
 static void copies_without_an_end_are_refused(void **state)
 {
-    fixture *on = *state;
     char byte = 0;
-    assert_invalid(refit_stream_copy(on->device, on->stream, NULL, &byte, 1, NULL));
-    assert_invalid(refit_stream_copy(on->device, on->stream, &byte, NULL, 1, NULL));
-    assert_invalid(refit_stream_copy(NULL, on->stream, &byte, &byte, 1, NULL));
-    assert_invalid(rft_device_zero(on->device, on->stream, NULL, 1, NULL));
-    assert_ok(rft_device_zero(on->device, on->stream, NULL, 0, NULL));
+    assert_invalid(refit_stream_copy(on.device, on.stream, NULL, &byte, 1, NULL));
+    assert_invalid(refit_stream_copy(on.device, on.stream, &byte, NULL, 1, NULL));
+    assert_invalid(refit_stream_copy(NULL, on.stream, &byte, &byte, 1, NULL));
+    assert_invalid(rft_device_zero(on.device, on.stream, NULL, 1, NULL));
+    assert_ok(rft_device_zero(on.device, on.stream, NULL, 0, NULL));
 }
 
 /* What no memory has room for is refused before anything is queued: the stream has nothing to do.
  */
 static void sizes_that_no_memory_has_are_refused(void **state)
 {
-    fixture *on = *state;
     char bytes[2] = {0};
     void *last = (void *)(UINTPTR_MAX - 3);
     static const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 511, UINT64_C(1) << 63, INT64_MAX,
                                      UINT64_C(1) << 58};
-    refit_stream_ref streams[] = {on->stream, REFIT_STREAM_NONE};
+    refit_stream_ref streams[] = {on.stream, REFIT_STREAM_NONE};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         for (size_t k = 0; k < 2; k++) {
             assert_refused(
-                refit_stream_copy(on->device, streams[k], bytes, bytes + 1, sizes[i], error),
+                refit_stream_copy(on.device, streams[k], bytes, bytes + 1, sizes[i], error),
                 REFIT_ERR_INVALID, "its size is wrong");
-            assert_invalid(rft_device_zero(on->device, streams[k], bytes, sizes[i], NULL));
+            assert_invalid(rft_device_zero(on.device, streams[k], bytes, sizes[i], NULL));
         }
-        assert_invalid(rft_device_host_pin(on->device, bytes, sizes[i], NULL));
+        assert_invalid(rft_device_host_pin(on.device, bytes, sizes[i], NULL));
         const void *whole;
-        assert_invalid(rft_device_memory_check(on->device, bytes, sizes[i], &whole, NULL));
+        assert_invalid(rft_device_memory_check(on.device, bytes, sizes[i], &whole, NULL));
     }
-    assert_invalid(refit_stream_copy(on->device, on->stream, last, bytes, 5, NULL));
-    assert_invalid(refit_stream_copy(on->device, on->stream, bytes, last, 5, NULL));
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+    assert_invalid(refit_stream_copy(on.device, on.stream, last, bytes, 5, NULL));
+    assert_invalid(refit_stream_copy(on.device, on.stream, bytes, last, 5, NULL));
+    wait_stream();
 }
 
 static void zero_clears_its_range_and_no_more(void **state)
 {
-    fixture *on = *state;
     static char back[3 * 4099];
     char *memory;
-    assert_ok(refit_memory_alloc(on->device, sizeof back, (void **)&memory, &on->error));
-    device_fill(on, memory, sizeof back, 3);
-    assert_ok(rft_device_zero(on->device, on->stream, memory + 4099, 4099, &on->error));
-    assert_ok(refit_stream_copy(on->device, on->stream, back, memory, sizeof back, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+    assert_ok(refit_memory_alloc(on.device, sizeof back, (void **)&memory, &on.error));
+    device_fill(memory, sizeof back, 3);
+    assert_ok(rft_device_zero(on.device, on.stream, memory + 4099, 4099, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, back, memory, sizeof back, &on.error));
+    wait_stream();
     for (unsigned i = 4099; i < 2 * 4099; i++) {
         assert_int_equal(back[i], 0);
     }
     pattern_fill(back + 4099, 0, 3);
-    assert_int_equal(device_right(on, memory, 4099, 3), 4099);
+    assert_int_equal(device_right(memory, 4099, 3), 4099);
     char expected[3 * 4099];
     pattern_fill(expected, sizeof expected, 3);
     assert_memory_equal(back + 2 * 4099, expected + 2 * 4099, 4099);
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
 }
 
 /* One cycle as a mover makes it. */
-static void cycle(fixture *on, rft_event *event, const rft_copy *copies, uint32_t count)
+static void cycle(rft_event *event, const rft_copy *copies, uint32_t count)
 {
-    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_ok(rft_device_event_join(on->device, event, on->stream, &on->error));
+    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
+    assert_ok(rft_device_event_join(on.device, event, on.stream, &on.error));
     assert_ok(
-        rft_device_copy_batch(on->device, on->stream, copies, count, RFT_COPY_STREAM, &on->error));
-    assert_ok(rft_device_event_record(on->device, event, on->stream, &on->error));
-    assert_ok(rft_device_event_wait(on->device, event, TIMEOUT_MS, &on->error));
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
+        rft_device_copy_batch(on.device, on.stream, copies, count, RFT_COPY_STREAM, &on.error));
+    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
+    assert_ok(rft_device_event_wait(on.device, event, TIMEOUT_MS, &on.error));
+    wait_stream();
 }
 
 static void the_steady_state_allocates_nothing(void **state)
 {
-    fixture *on = *state;
     enum { MOST = 300 };
     static rft_copy copies[MOST];
     const uint64_t bytes = 8 * MIB;
     char *there = calloc(1, bytes);
     void *memory;
     rft_event *event;
-    assert_ok(refit_memory_alloc(on->device, bytes, &memory, &on->error));
-    assert_ok(rft_device_event_open(on->device, &event, &on->error));
+    assert_ok(refit_memory_alloc(on.device, bytes, &memory, &on.error));
+    assert_ok(rft_device_event_open(on.device, &event, &on.error));
     uint32_t count = cut(copies, MOST, memory, there, bytes);
-    cycle(on, event, copies, count);
+    cycle(event, copies, count);
     uint64_t before = rft_alloc_count();
     for (unsigned i = 0; i < 50; i++) {
-        cycle(on, event, copies, count);
+        cycle(event, copies, count);
     }
     assert_int_equal(rft_alloc_count(), before);
-    rft_device_event_close(on->device, event);
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    rft_device_event_close(on.device, event);
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
     free(there);
 }
 

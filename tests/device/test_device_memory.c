@@ -3,165 +3,153 @@
 #include "tests/device/every_device.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static void memory_is_aligned_and_its_own(void **state)
 {
-    fixture *on = *state;
     static const uint64_t sizes[] = {1, 511, 512, 513, 65536, MIB - 1, MIB, MIB + 1, 3 * MIB + 5};
     enum { COUNT = COUNT_OF(sizes) };
     void *memory[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_alloc(on->device, sizes[i], &memory[i], &on->error));
+        assert_ok(refit_memory_alloc(on.device, sizes[i], &memory[i], &on.error));
         assert_int_equal((uintptr_t)memory[i] % 512, 0);
-        device_fill(on, memory[i], sizes[i], i);
+        device_fill(memory[i], sizes[i], i);
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_int_equal(device_right(on, memory[i], sizes[i], i), sizes[i]);
-        assert_ok(refit_memory_free(on->device, memory[i], &on->error));
+        assert_int_equal(device_right(memory[i], sizes[i], i), sizes[i]);
+        assert_ok(refit_memory_free(on.device, memory[i], &on.error));
     }
-    assert_int_equal(device_used(on), 0);
+    assert_int_equal(device_used(), 0);
 }
 
 static void a_full_device_refuses_and_recovers(void **state)
 {
-    fixture *on = *state;
     void *memory[100];
-    void *extra = on; /* must stay as it is */
+    void *extra = &on; /* must stay as it is */
     unsigned taken = 0;
     refit_status status = REFIT_OK;
     while (taken < 100 && status == REFIT_OK) {
-        status = refit_memory_alloc(on->device, 4 * MIB, &memory[taken], &on->error);
+        status = refit_memory_alloc(on.device, 4 * MIB, &memory[taken], &on.error);
         if (status == REFIT_OK) taken++;
     }
     assert_int_equal(status, REFIT_ERR_DEVICE_MEMORY);
     assert_in_range(taken, 1, DEVICE_BYTES / (4 * MIB));
-    assert_int_equal(on->error.status, REFIT_ERR_DEVICE_MEMORY);
-    assert_non_null(strstr(on->error.text, "free"));
-    assert_int_equal(refit_memory_alloc(on->device, 4 * MIB, &extra, NULL),
-                     REFIT_ERR_DEVICE_MEMORY);
-    assert_ptr_equal(extra, on);
+    assert_int_equal(on.error.status, REFIT_ERR_DEVICE_MEMORY);
+    assert_non_null(strstr(on.error.text, "free"));
+    assert_int_equal(refit_memory_alloc(on.device, 4 * MIB, &extra, NULL), REFIT_ERR_DEVICE_MEMORY);
+    assert_ptr_equal(extra, &on);
 
-    assert_ok(refit_memory_free(on->device, memory[--taken], &on->error));
-    assert_ok(refit_memory_alloc(on->device, 4 * MIB, &memory[taken++], &on->error));
+    assert_ok(refit_memory_free(on.device, memory[--taken], &on.error));
+    assert_ok(refit_memory_alloc(on.device, 4 * MIB, &memory[taken++], &on.error));
     while (taken > 0) {
-        assert_ok(refit_memory_free(on->device, memory[--taken], &on->error));
+        assert_ok(refit_memory_free(on.device, memory[--taken], &on.error));
     }
-    assert_int_equal(device_used(on), 0);
+    assert_int_equal(device_used(), 0);
 }
 
 /* Where two allocations are neighbours, a copy of both at once may be refused: a caller that joins
  * copies can tell them apart. */
 static void what_may_be_copied_as_one_can_be_told(void **state)
 {
-    fixture *on = *state;
     enum { COUNT = 6 };
     void *memory[COUNT];
     const void *whole[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_alloc(on->device, MIB, &memory[i], &on->error));
-        assert_ok(rft_device_memory_check(on->device, memory[i], MIB, &whole[i], &on->error));
+        assert_ok(refit_memory_alloc(on.device, MIB, &memory[i], &on.error));
+        assert_ok(rft_device_memory_check(on.device, memory[i], MIB, &whole[i], &on.error));
     }
     for (unsigned i = 0; i < COUNT; i++) {
         const void *inside;
         char *last = (char *)memory[i] + MIB - 1;
-        assert_ok(rft_device_memory_check(on->device, last, 1, &inside, &on->error));
+        assert_ok(rft_device_memory_check(on.device, last, 1, &inside, &on.error));
         assert_ptr_equal(inside, whole[i]);
         bool joined = i > 0 && (char *)memory[i - 1] + MIB == memory[i] && whole[i - 1] == whole[i];
         if (!joined) continue;
-        device_fill(on, memory[i - 1], 2 * MIB, i);
-        assert_int_equal(device_right(on, memory[i - 1], 2 * MIB, i), 2 * MIB);
+        device_fill(memory[i - 1], 2 * MIB, i);
+        assert_int_equal(device_right(memory[i - 1], 2 * MIB, i), 2 * MIB);
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_free(on->device, memory[i], &on->error));
+        assert_ok(refit_memory_free(on.device, memory[i], &on.error));
     }
 }
 
 static void sizes_beyond_all_memory_are_refused(void **state)
 {
-    fixture *on = *state;
     void *memory;
-    assert_int_equal(refit_memory_alloc(on->device, UINT64_MAX, &memory, &on->error),
+    assert_int_equal(refit_memory_alloc(on.device, UINT64_MAX, &memory, &on.error),
                      REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_memory_alloc(on->device, UINT64_MAX - 4096, &memory, &on->error),
+    assert_int_equal(refit_memory_alloc(on.device, UINT64_MAX - 4096, &memory, &on.error),
                      REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_memory_alloc(on->device, UINT64_C(1) << 62, &memory, &on->error),
+    assert_int_equal(refit_memory_alloc(on.device, UINT64_C(1) << 62, &memory, &on.error),
                      REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(device_used(on), 0);
+    assert_int_equal(device_used(), 0);
 }
 
 static void freeing_twice_or_what_is_foreign_is_refused(void **state)
 {
-    fixture *on = *state;
     static const uint64_t sizes[] = {1000, 2 * MIB};
     for (unsigned i = 0; i < 2; i++) {
         char *memory;
-        assert_ok(refit_memory_alloc(on->device, sizes[i], (void **)&memory, &on->error));
-        assert_invalid(refit_memory_free(on->device, memory + 512, &on->error));
-        assert_ok(refit_memory_free(on->device, memory, &on->error));
-        assert_invalid(refit_memory_free(on->device, memory, &on->error));
+        assert_ok(refit_memory_alloc(on.device, sizes[i], (void **)&memory, &on.error));
+        assert_invalid(refit_memory_free(on.device, memory + 512, &on.error));
+        assert_ok(refit_memory_free(on.device, memory, &on.error));
+        assert_invalid(refit_memory_free(on.device, memory, &on.error));
     }
-    assert_invalid(refit_memory_free(on->device, on, &on->error));
-    assert_int_equal(device_used(on), 0);
+    assert_invalid(refit_memory_free(on.device, &on, &on.error));
+    assert_int_equal(device_used(), 0);
 }
 
 static void nothing_is_a_valid_thing_to_free(void **state)
 {
-    fixture *on = *state;
-    assert_ok(refit_memory_free(on->device, NULL, &on->error));
+    assert_ok(refit_memory_free(on.device, NULL, &on.error));
 }
 
 static void bad_arguments_are_refused(void **state)
 {
-    fixture *on = *state;
     void *memory;
-    assert_invalid(refit_memory_alloc(on->device, 0, &memory, NULL));
-    assert_invalid(refit_memory_alloc(on->device, 1, NULL, NULL));
+    assert_invalid(refit_memory_alloc(on.device, 0, &memory, NULL));
+    assert_invalid(refit_memory_alloc(on.device, 1, NULL, NULL));
     assert_invalid(refit_memory_alloc(NULL, 1, &memory, NULL));
     assert_invalid(refit_memory_free(NULL, NULL, NULL));
 }
 
 static void many_allocations_are_kept_apart(void **state)
 {
-    fixture *on = *state;
     enum { COUNT = 3000 };
     static void *memory[COUNT];
     srand(1);
     for (unsigned round = 0; round < 4; round++) {
         for (unsigned i = 0; i < COUNT; i++) {
             if (memory[i] != NULL && rand() % 2 == 0) {
-                assert_ok(refit_memory_free(on->device, memory[i], &on->error));
+                assert_ok(refit_memory_free(on.device, memory[i], &on.error));
                 memory[i] = NULL;
             } else if (memory[i] == NULL) {
-                assert_ok(refit_memory_alloc(on->device, 1 + (uint64_t)rand() % 5000, &memory[i],
-                                             &on->error));
+                assert_ok(refit_memory_alloc(on.device, 1 + (uint64_t)rand() % 5000, &memory[i],
+                                             &on.error));
             }
         }
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_free(on->device, memory[i], &on->error));
+        assert_ok(refit_memory_free(on.device, memory[i], &on.error));
         memory[i] = NULL;
     }
-    assert_int_equal(device_used(on), 0);
+    assert_int_equal(device_used(), 0);
 }
 
 static void a_device_with_memory_stays_open(void **state)
 {
-    fixture *on = *state;
     void *memory;
-    assert_ok(refit_memory_alloc(on->device, 100, &memory, &on->error));
-    rft_device_retain(on->device);
-    assert_refused(refit_device_close(on->device, error), REFIT_ERR_BUSY,
+    assert_ok(refit_memory_alloc(on.device, 100, &memory, &on.error));
+    rft_device_retain(on.device);
+    assert_refused(refit_device_close(on.device, error), REFIT_ERR_BUSY,
                    "1 allocations, 1 streams and 1 objects");
-    rft_device_release(on->device);
-    assert_ok(refit_memory_free(on->device, memory, &on->error));
+    rft_device_release(on.device);
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
 }
 
 static void describe_fills_what_the_caller_knows(void **state)
 {
-    fixture *on = *state;
     refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_describe(on->device, &info, &on->error));
+    assert_ok(refit_device_describe(on.device, &info, &on.error));
     assert_int_equal(info.size, sizeof info);
     assert_string_not_equal(info.kind, "");
     assert_string_not_equal(info.name, "");
@@ -169,11 +157,11 @@ static void describe_fills_what_the_caller_knows(void **state)
 
     refit_device_info older = {.size = offsetof(refit_device_info, capacity_bytes)};
     older.capacity_bytes = 77;
-    assert_ok(refit_device_describe(on->device, &older, &on->error));
+    assert_ok(refit_device_describe(on.device, &older, &on.error));
     assert_int_equal(older.capacity_bytes, 77);
     older.size = 3;
-    assert_invalid(refit_device_describe(on->device, &older, NULL));
-    assert_invalid(refit_device_describe(on->device, NULL, NULL));
+    assert_invalid(refit_device_describe(on.device, &older, NULL));
+    assert_invalid(refit_device_describe(on.device, NULL, NULL));
     assert_invalid(refit_device_describe(NULL, &info, NULL));
 }
 

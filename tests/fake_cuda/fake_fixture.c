@@ -3,7 +3,6 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 
 rft_cuda_driver cu;
 rft_cu_context context;

@@ -1,6 +1,5 @@
 /* The fake driver keeps NVIDIA's rules of copies and of batches of them. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "fake_fixture.h"
 

@@ -1,7 +1,6 @@
 /* The fake driver keeps NVIDIA's rules of symbols, devices, contexts and scripted failures. */
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

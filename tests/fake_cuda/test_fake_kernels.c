@@ -1,6 +1,5 @@
 /* The fake driver keeps NVIDIA's rules of images and kernels, and runs the twins of ours. */
 #include <stdlib.h>
-#include <string.h>
 
 #include "fake_fixture.h"
 #include "kernels/cast.h"
