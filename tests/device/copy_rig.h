@@ -22,32 +22,42 @@ typedef struct copy_rig {
     refit_error error;
 } copy_rig;
 
+/* Its end closes the rig, if it was opened; warnings are heard. */
+extern copy_rig rig;
+
+int rig_case_begin(void **state);
+int rig_case_end(void **state);
+
+#define rig_case(test) cmocka_unit_test_setup_teardown(test, rig_case_begin, rig_case_end)
+
 /* Opens the device with `settings` ("offload.small_bytes=32KiB", …, NULL) and `bytes` on each side.
  */
-void rig_open(copy_rig *rig, uint64_t bytes, const char *const *settings);
-void rig_close(copy_rig *rig);
+void rig_open(uint64_t bytes, const char *const *settings);
+void rig_close(void);
+
+/* For the next of several rounds of a test: all is closed, checked and as new. */
+void rig_case_again(void);
 
 /* `count` copies of known memory, each of `size` bytes: on the host `host_gap` bytes lie between
  * two, of which `slack` are padding; on the device `memory_gap`. */
-void rig_lay(copy_rig *rig, uint32_t count, uint64_t size, uint64_t host_gap, uint32_t slack,
-             uint64_t memory_gap);
+void rig_lay(uint32_t count, uint64_t size, uint64_t host_gap, uint32_t slack, uint64_t memory_gap);
 
 /* Part `i` of `parts` of the copies, on a stream of its own that the caller opens and closes. */
-copy_rig rig_part(const copy_rig *rig, uint32_t i, uint32_t parts);
+copy_rig rig_part(uint32_t i, uint32_t parts);
 
 /* New bytes at the sources, marks everywhere else. */
-void rig_fill(copy_rig *rig, bool out, unsigned seed);
+void rig_fill(bool out, unsigned seed);
 
 /* The bytes of all copies are where they belong, and nothing but padding has changed. */
-void rig_check(const copy_rig *rig, bool out, unsigned seed);
+void rig_check(bool out, unsigned seed);
 
 /* All copies, in batches of RIG_BATCH. */
-refit_status rig_put(copy_rig *rig, bool out, rft_copy_order order);
-void rig_wait(copy_rig *rig);
+refit_status rig_put(copy_rig *part, bool out, rft_copy_order order);
+void rig_wait(copy_rig *part);
 
 /* Out and back again, filled, waited for and checked. */
-void rig_round(copy_rig *rig, unsigned seed);
+void rig_round(unsigned seed);
 
-uint64_t rig_small_bytes(const copy_rig *rig);
+uint64_t rig_small_bytes(void);
 
 #endif

@@ -1,13 +1,17 @@
 #include "tests/device/cuda_case.h"
 
+refit_device *gpu;
+
 int cuda_case_begin(void **state)
 {
     fake_cuda_reset();
+    heard_begin(REFIT_LOG_WARNING);
     return 0;
 }
 
 int cuda_case_end(void **state)
 {
+    heard_end();
     fake_cuda_settle();
     assert_string_equal(fake_cuda_violation(), "");
     assert_int_equal(fake_cuda_leaks(), 0);
@@ -16,20 +20,43 @@ int cuda_case_end(void **state)
     return 0;
 }
 
-refit_device *cuda_open(void)
+int gpu_case_begin(void **state)
+{
+    (void)cuda_case_begin(state);
+    gpu = cuda_open();
+    return 0;
+}
+
+int gpu_case_end(void **state)
+{
+    cuda_close(gpu);
+    return cuda_case_end(state);
+}
+
+void cuda_case_again(void)
+{
+    (void)cuda_case_end(NULL);
+    (void)cuda_case_begin(NULL);
+}
+
+refit_device *cuda_open_spec(const char *spec)
 {
     refit_device *device = NULL;
+    refit_error error = {0};
     refit_config config;
     refit_config_init(&config, sizeof config);
     config.offload_timeout_ms = TIMEOUT_MS;
-    assert_ok(refit_device_open("cuda:0", &config, &device, NULL));
+    if (refit_device_open(spec, &config, &device, &error) != REFIT_OK) fail_msg("%s", error.text);
     return device;
+}
+
+refit_device *cuda_open(void)
+{
+    return cuda_open_spec("cuda:0");
 }
 
 void cuda_close(refit_device *device)
 {
     refit_error error = {0};
-    refit_status status = refit_device_close(device, &error);
-    if (status != REFIT_OK) print_error("%s\n", error.text);
-    assert_ok(status);
+    if (refit_device_close(device, &error) != REFIT_OK) fail_msg("%s", error.text);
 }

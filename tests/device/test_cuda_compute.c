@@ -1,46 +1,50 @@
 /* Digests on a GPU when the driver fails or is late: the failure is returned, no sum is written
  * afterwards, and the next digest works. */
+#include "tests/device/cuda_case.h"
+
 #include "device/cuda/cuda_device.h"
-#include "fake_cuda.h"
 #include "kernels/digest.h"
-#include "tests/support/test.h"
 
 #define BYTES     4096u
 #define UNTOUCHED UINT64_C(0x1234567)
 #define UNDER_WAY 256u /* digests at once, at most */
 
 static refit_error error;
-static refit_device *device;
 static refit_stream_ref stream;
 static rft_cu_ptr given; /* memory of the caller's own */
 static void *memory;     /* the same */
 static unsigned char zeros[BYTES];
 static unsigned kept; /* objects that stay with the driver */
 
-static int set_up(void **state)
+/* Digests on the calling thread end after a moment. */
+static refit_device *open_hasty(void)
 {
-    refit_config config;
-    fake_cuda_reset();
+    refit_device *device = cuda_open();
+    ((rft_cuda_device *)device->self)->config.offload_timeout_ms = 50;
+    return device;
+}
+
+static int begin(void **state)
+{
+    (void)cuda_case_begin(state);
     kept = 0;
-    refit_config_init(&config, sizeof config);
-    config.offload_timeout_ms = 50;
-    assert_ok(refit_device_open("cuda:0", &config, &device, &error));
-    assert_ok(refit_stream_open(device, &stream, &error));
+    gpu = open_hasty();
+    assert_ok(refit_stream_open(gpu, &stream, &error));
     given = fake_cuda_memory(0, BYTES);
     memory = (void *)(uintptr_t)given;
-    assert_ok(rft_device_zero(device, stream, memory, BYTES, &error));
+    assert_ok(rft_device_zero(gpu, stream, memory, BYTES, &error));
     fake_cuda_settle();
     return 0;
 }
 
-static int tear_down(void **state)
+static int end(void **state)
 {
     fake_cuda_forget_faults();
     fake_cuda_go();
     fake_cuda_settle();
     fake_cuda_memory_free(given);
-    assert_ok(refit_stream_close(device, stream, &error));
-    assert_ok(refit_device_close(device, &error));
+    assert_ok(refit_stream_close(gpu, stream, &error));
+    cuda_close(gpu);
     assert_int_equal(fake_cuda_leaks(), kept);
     assert_string_equal(fake_cuda_violation(), "");
     return 0;
@@ -48,7 +52,7 @@ static int tear_down(void **state)
 
 static refit_status digest_on(refit_stream_ref where, uint64_t *sum)
 {
-    return rft_device_digest(device, where, memory, BYTES, 0, sum, &error);
+    return rft_device_digest(gpu, where, memory, BYTES, 0, sum, &error);
 }
 
 static void check_digest(void)
@@ -106,7 +110,7 @@ static void too_many_at_once_are_refused_and_none_is_lost(void **state)
     refit_stream_ref streams[STREAMS];
     uint64_t extra = UNTOUCHED;
     for (unsigned i = 0; i < STREAMS; i++) {
-        assert_ok(refit_stream_open(device, &streams[i], &error));
+        assert_ok(refit_stream_open(gpu, &streams[i], &error));
     }
     fake_cuda_stop();
     for (unsigned i = 0; i < UNDER_WAY; i++) {
@@ -122,7 +126,7 @@ static void too_many_at_once_are_refused_and_none_is_lost(void **state)
     }
     assert_int_equal(extra, UNTOUCHED);
     for (unsigned i = 0; i < STREAMS; i++) {
-        assert_ok(refit_stream_close(device, streams[i], &error));
+        assert_ok(refit_stream_close(gpu, streams[i], &error));
     }
     check_digest();
 }
@@ -141,11 +145,7 @@ static void a_digest_that_comes_too_late_writes_nothing(void **state)
 /* A device of its own, and on it a digest that did not come in time. */
 static refit_device *open_late(uint64_t *sum)
 {
-    refit_config config;
-    refit_device *late;
-    refit_config_init(&config, sizeof config);
-    config.offload_timeout_ms = 50;
-    assert_ok(refit_device_open("cuda:0", &config, &late, &error));
+    refit_device *late = open_hasty();
     fake_cuda_stop();
     assert_int_equal(rft_device_digest(late, REFIT_STREAM_NONE, memory, BYTES, 0, sum, &error),
                      REFIT_ERR_TIMEOUT);
@@ -156,7 +156,7 @@ static void a_device_that_closes_waits_for_a_late_digest(void **state)
 {
     uint64_t sum = UNTOUCHED;
     refit_device *late = open_late(&sum);
-    ((rft_cuda_device *)late->self)->config.offload_timeout_ms = 20000;
+    ((rft_cuda_device *)late->self)->config.offload_timeout_ms = TIMEOUT_MS;
     fake_cuda_go();
     assert_ok(refit_device_close(late, &error));
     assert_int_equal(sum, UNTOUCHED);
@@ -188,14 +188,14 @@ static void a_gpu_lost_under_a_digest_can_be_closed(void **state)
     fake_cuda_fail_later("cuLaunchKernel", 1, RFT_CU_ILLEGAL_ADDRESS);
     assert_ok(digest_on(stream, &sum));
     fake_cuda_go();
-    assert_int_equal(refit_stream_wait(device, stream, 20000, &error), REFIT_ERR_DEVICE);
+    assert_int_equal(refit_stream_wait(gpu, stream, TIMEOUT_MS, &error), REFIT_ERR_DEVICE);
     assert_int_equal(sum, UNTOUCHED);
     assert_int_equal(digest_on(stream, &sum), REFIT_ERR_DEVICE);
 }
 
 int main(void)
 {
-#define T(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define T(name) cmocka_unit_test_setup_teardown(name, begin, end)
     const struct CMUnitTest tests[] = {
         T(a_failed_call_is_returned_and_the_next_digest_works),
         T(failures_use_up_no_slots),

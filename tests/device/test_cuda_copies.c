@@ -4,8 +4,6 @@
 
 #include <stdlib.h>
 
-#include <refit/host.h>
-
 #include "base/alloc.h"
 #include "base/checked.h"
 
@@ -16,20 +14,11 @@ static const char *const gathering[] = {"offload.small_bytes=32KiB", "offload.st
 /* 3,000 copies, none of which is small. */
 static void round_by_engines(void)
 {
-    copy_rig rig;
-    rig_open(&rig, 4 * MIB, engines_only);
-    rig_lay(&rig, 3000, 600, 8, 8, 424);
-    rig_round(&rig, 1);
+    rig_open(4 * MIB, engines_only);
+    rig_lay(3000, 600, 8, 8, 424);
+    rig_round(1);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
-    rig_close(&rig);
-}
-
-static void keep_line(void *user, refit_log_level level, const char *text)
-{
-    assert_int_equal(level, REFIT_LOG_WARNING);
-    strncpy(user, text, 399);
-    *(unsigned *)(void *)((char *)user + 400) += 1;
 }
 
 /* A driver, and the calls that 3,000 copies out and back take on it. */
@@ -56,18 +45,12 @@ static void batches_take_the_calls_that_the_driver_has(void **state)
 {
     for (size_t i = 0; i < COUNT_OF(batches); i++) {
         const batch_case *it = &batches[i];
-        struct {
-            char line[400];
-            unsigned lines;
-        } told = {.lines = 0};
-        fake_cuda_reset();
+        rig_case_again();
         fake_cuda_set_batch_cap(1024);
         if (it->version != 0) fake_cuda_set_version(it->version);
         if (it->hidden) fake_cuda_hide("cuMemcpyBatchAsync", 0);
         if (it->refuse != 0) fake_cuda_fail("cuMemcpyBatchAsync", 1, 6, it->refuse);
-        refit_set_log(keep_line, &told, REFIT_LOG_WARNING);
         round_by_engines();
-        refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
         if (fake_cuda_calls("cuMemcpyBatchAsync") != it->batches ||
             fake_cuda_calls("cuMemcpyAsync") != it->singly) {
             fail_msg("%s: %llu batches, %llu copies by themselves", it->name,
@@ -75,81 +58,69 @@ static void batches_take_the_calls_that_the_driver_has(void **state)
                      (unsigned long long)fake_cuda_calls("cuMemcpyAsync"));
         }
         if (it->singly == 0) assert_int_equal(fake_cuda_batch_most(), 1024);
-        assert_int_equal(told.lines, it->refuse == 0 ? 0 : 1);
-        if (it->refuse != 0) {
-            assert_non_null(strstr(told.line, "refuses a batch of copies (CUDA_ERROR_"));
-        }
-        assert_int_equal(fake_cuda_leaks(), 0);
-        assert_string_equal(fake_cuda_violation(), "");
+        unsigned warnings = it->refuse == 0 ? 0 : 1;
+        assert_int_equal(heard_count(""), warnings);
+        assert_int_equal(heard_count("refuses a batch of copies (CUDA_ERROR_"), warnings);
     }
 }
 
 /* The copy at fault is refused, not the batch. */
 static void an_impossible_copy_of_a_batch_is_reported(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, MIB, engines_only);
-    rig_lay(&rig, 100, 600, 0, 0, 0);
+    rig_open(MIB, engines_only);
+    rig_lay(100, 600, 0, 0, 0);
     rig.back[70].to = rig.memory + rig.bytes - 1; /* beyond the allocation */
     assert_int_equal(rig_put(&rig, false, RFT_COPY_STREAM), REFIT_ERR_COPY);
     assert_says(&rig.error, "a copy could not be queued: the driver refuses an address");
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 71);
     fake_cuda_settle();
-    rig_lay(&rig, 100, 600, 0, 0, 0);
-    rig_round(&rig, 7);
-    rig_close(&rig);
+    rig_lay(100, 600, 0, 0, 0);
+    rig_round(7);
 }
 
 /* As in WSL2: a batch would lose the context there, a copy by itself is translated. */
 static void registered_memory_at_other_addresses_is_kept_out_of_batches(void **state)
 {
-    copy_rig rig;
     fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_POINTERS, 0, true);
-    rig_open(&rig, 4 * MIB, gathering);
-    rig_lay(&rig, 3000, 600, 8, 8, 424);
-    rig_round(&rig, 1);
+    rig_open(4 * MIB, gathering);
+    rig_lay(3000, 600, 8, 8, 424);
+    rig_round(1);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
-    rig_close(&rig);
 }
 
 static void copies_of_nothing_are_left_out(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, MIB, gathering);
+    rig_open(MIB, gathering);
     for (uint64_t size = 0; size <= 600; size += 600) {
-        rig_lay(&rig, 300, size, 8, 0, 0);
+        rig_lay(300, size, 8, 0, 0);
         for (uint32_t i = 0; i < 300; i += 3) {
             rig.out[i].bytes = rig.back[i].bytes = 0;
         }
-        rig_round(&rig, 3);
+        rig_round(3);
     }
-    rig_lay(&rig, 1, 0, 0, 0, 0);
-    rig_round(&rig, 3);
-    rig_close(&rig);
+    rig_lay(1, 0, 0, 0, 0);
+    rig_round(3);
 }
 
 static void pageable_memory_is_kept_out_of_batches(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, MIB, gathering);
+    rig_open(MIB, gathering);
     rft_device_host_unpin(rig.device, rig.host, rig.bytes);
-    rig_lay(&rig, 100, 600, 0, 0, 0);
-    rig_round(&rig, 5);
+    rig_lay(100, 600, 0, 0, 0);
+    rig_round(5);
     assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), 2 * 100);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_close(&rig);
 }
 
 /* Pinned to the device, pageable to the device, on the device, and within the host. */
 static void a_batch_may_hold_all_kinds_of_copies(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, 4 * KIB, engines_only);
+    rig_open(4 * KIB, engines_only);
     char pageable[1024];
-    rig_lay(&rig, 4, 1024, 0, 0, 0);
-    rig_fill(&rig, false, 9);
+    rig_lay(4, 1024, 0, 0, 0);
+    rig_fill(false, 9);
     memcpy(pageable, rig.host + 1024, 1024);
     char *there = fake_cuda_bytes((uintptr_t)rig.memory, 4096);
     memcpy(there + 3072, rig.host + 2048, 1024);
@@ -161,23 +132,20 @@ static void a_batch_may_hold_all_kinds_of_copies(void **state)
     rig_wait(&rig);
     assert_memory_equal(there, rig.host, 3072);
     assert_memory_equal(rig.host + 3072, rig.host, 1024);
-    rig_close(&rig);
 }
 
 static void a_hundred_thousand_small_copies_take_few_calls(void **state)
 {
-    copy_rig rig;
     fake_cuda_set_memory(0, 256 * MIB);
-    rig_open(&rig, 56 * MIB, (const char *const[]){"offload.small_bytes=32KiB", NULL});
-    rig_lay(&rig, 100000, 500, 12, 12, 56);
-    rig_round(&rig, 2);
+    rig_open(56 * MIB, (const char *const[]){"offload.small_bytes=32KiB", NULL});
+    rig_lay(100000, 500, 12, 12, 56);
+    rig_round(2);
     uint64_t before = fake_cuda_calls(NULL);
-    rig_fill(&rig, true, 3);
+    rig_fill(true, 3);
     assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
     assert_in_range(fake_cuda_calls(NULL) - before, 50, 200);
     rig_wait(&rig);
-    rig_check(&rig, true, 3);
-    rig_close(&rig);
+    rig_check(true, 3);
 }
 
 /* Whatever lies between two copies on the host, only padding is written. */
@@ -188,69 +156,60 @@ static void nothing_but_padding_is_touched(void **state)
         uint32_t slack;
     } shapes[] = {{500, 12, 12}, {500, 12, 11}, {500, 100, 7},     {512, 0, 0},      {1, 511, 511},
                   {17, 3, 3},    {4096, 1, 0},  {100, 9000, 9000}, {20000, 480, 480}};
-    copy_rig rig;
-    rig_open(&rig, 4 * MIB, gathering);
+    rig_open(4 * MIB, gathering);
     for (size_t i = 0; i < COUNT_OF(shapes); i++) {
         uint64_t step = shapes[i].size + shapes[i].gap;
         uint32_t count =
             (uint32_t)rft_min_u64(2000, 4 * MIB / rft_max_u64(step, shapes[i].size + 64));
-        rig_lay(&rig, count, shapes[i].size, shapes[i].gap, shapes[i].slack, 64);
-        rig_round(&rig, (unsigned)i);
+        rig_lay(count, shapes[i].size, shapes[i].gap, shapes[i].slack, 64);
+        rig_round((unsigned)i);
     }
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_close(&rig);
 }
 
 static void large_and_small_copies_of_a_batch_take_either_way(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, 16 * MIB, gathering);
-    rig_lay(&rig, 200, 20000, 480, 480, 64);
+    rig_open(16 * MIB, gathering);
+    rig_lay(200, 20000, 480, 480, 64);
     for (uint32_t i = 0; i < 200; i += 7) { /* as large as the room is: these are no small ones */
         rig.out[i].bytes = rig.back[i].bytes = 20000;
         rig.out[i].known_memory = rig.back[i].known_memory = false;
     }
-    rig_round(&rig, 4);
+    rig_round(4);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     assert_int_not_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
-    rig_close(&rig);
 }
 
 static void memory_that_was_not_checked_meets_no_kernel(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, MIB, gathering);
-    rig_lay(&rig, 500, 600, 0, 0, 0);
+    rig_open(MIB, gathering);
+    rig_lay(500, 600, 0, 0, 0);
     for (uint32_t i = 0; i < rig.count; i++) {
         rig.out[i].known_memory = rig.back[i].known_memory = false;
     }
-    rig_round(&rig, 4);
+    rig_round(4);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_close(&rig);
 }
 
 /* Two registrations side by side: host sides go on across the edge, copies and stretches do not. */
 static void no_copy_straddles_two_registrations(void **state)
 {
     const uint64_t edge = 600 * KIB;
-    copy_rig rig;
-    rig_open(&rig, 2 * MIB, gathering);
+    rig_open(2 * MIB, gathering);
     rft_device_host_unpin(rig.device, rig.host, rig.bytes);
     assert_ok(rft_device_host_pin(rig.device, rig.host, edge, &rig.error));
     assert_ok(rft_device_host_pin(rig.device, rig.host + edge, 2 * MIB - edge, &rig.error));
-    rig_lay(&rig, 1024, 2 * KIB, 0, 0, 0);
-    rig_round(&rig, 6);
+    rig_lay(1024, 2 * KIB, 0, 0, 0);
+    rig_round(6);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     rft_device_host_unpin(rig.device, rig.host + edge, 2 * MIB - edge);
-    rig_close(&rig);
 }
 
 static void the_steady_state_allocates_nothing(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, 2 * MIB, gathering);
-    rig_lay(&rig, 2000, 600, 0, 0, 0);
-    rig_round(&rig, 1);
+    rig_open(2 * MIB, gathering);
+    rig_lay(2000, 600, 0, 0, 0);
+    rig_round(1);
     uint64_t before = rft_alloc_count();
     uint64_t opened = fake_cuda_calls("cuEventCreate") + fake_cuda_calls("cuMemAlloc") +
                       fake_cuda_calls("cuMemHostAlloc");
@@ -262,24 +221,23 @@ static void the_steady_state_allocates_nothing(void **state)
     assert_int_equal(fake_cuda_calls("cuEventCreate") + fake_cuda_calls("cuMemAlloc") +
                          fake_cuda_calls("cuMemHostAlloc"),
                      opened);
-    rig_close(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cuda_case(batches_take_the_calls_that_the_driver_has),
-        cuda_case(an_impossible_copy_of_a_batch_is_reported),
-        cuda_case(registered_memory_at_other_addresses_is_kept_out_of_batches),
-        cuda_case(copies_of_nothing_are_left_out),
-        cuda_case(pageable_memory_is_kept_out_of_batches),
-        cuda_case(a_batch_may_hold_all_kinds_of_copies),
-        cuda_case(a_hundred_thousand_small_copies_take_few_calls),
-        cuda_case(nothing_but_padding_is_touched),
-        cuda_case(large_and_small_copies_of_a_batch_take_either_way),
-        cuda_case(memory_that_was_not_checked_meets_no_kernel),
-        cuda_case(no_copy_straddles_two_registrations),
-        cuda_case(the_steady_state_allocates_nothing),
+        rig_case(batches_take_the_calls_that_the_driver_has),
+        rig_case(an_impossible_copy_of_a_batch_is_reported),
+        rig_case(registered_memory_at_other_addresses_is_kept_out_of_batches),
+        rig_case(copies_of_nothing_are_left_out),
+        rig_case(pageable_memory_is_kept_out_of_batches),
+        rig_case(a_batch_may_hold_all_kinds_of_copies),
+        rig_case(a_hundred_thousand_small_copies_take_few_calls),
+        rig_case(nothing_but_padding_is_touched),
+        rig_case(large_and_small_copies_of_a_batch_take_either_way),
+        rig_case(memory_that_was_not_checked_meets_no_kernel),
+        rig_case(no_copy_straddles_two_registrations),
+        rig_case(the_steady_state_allocates_nothing),
     };
     return cmocka_run_group_tests_name("cuda_copies", tests, NULL, NULL);
 }

@@ -2,34 +2,9 @@
  * measured once, and never makes copies fail. */
 #include "tests/device/copy_rig.h"
 
-#include <refit/host.h>
-
 #include "device/cuda/cuda_bounce.h"
 
 #define SIZES RFT_CUDA_CUTOFF_SIZES
-
-static unsigned warnings;
-static unsigned told; /* the size */
-
-static void count_line(void *user, refit_log_level level, const char *text)
-{
-    (void)user;
-    if (level == REFIT_LOG_WARNING && strstr(text, "small copies") != NULL) warnings++;
-    if (level == REFIT_LOG_INFO && strstr(text, "gathered by a kernel") != NULL) told++;
-}
-
-static int begin(void **state)
-{
-    warnings = told = 0;
-    refit_set_log(count_line, NULL, REFIT_LOG_INFO);
-    return cuda_case_begin(state);
-}
-
-static int end(void **state)
-{
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    return cuda_case_end(state);
-}
 
 static rft_cuda_cutoff_times times_of(const float engines[SIZES], uint32_t count)
 {
@@ -81,98 +56,89 @@ static void measuring_ends_when_the_engines_have_won_twice(void **state)
 }
 
 /* All sizes that may turn out to be small. */
-static void open_mixed(copy_rig *rig)
+static void open_mixed(void)
 {
-    rig_open(rig, 8 * MIB, (const char *const[]){"offload.staging_bytes=4MiB", NULL});
-    rig_lay(rig, 48, 130 * KIB, 512, 512, 512);
-    for (uint32_t i = 0; i < rig->count; i++) {
-        rig->out[i].bytes = rig->back[i].bytes = (KIB << i % 8) + i;
-        rig->out[i].slack = rig->back[i].slack = 0;
+    heard_begin(REFIT_LOG_INFO);
+    rig_open(8 * MIB, (const char *const[]){"offload.staging_bytes=4MiB", NULL});
+    rig_lay(48, 130 * KIB, 512, 512, 512);
+    for (uint32_t i = 0; i < rig.count; i++) {
+        rig.out[i].bytes = rig.back[i].bytes = (KIB << i % 8) + i;
+        rig.out[i].slack = rig.back[i].slack = 0;
     }
-    for (uint32_t i = 0; i < rig->count; i += 2) { /* pairs that go on from each other */
-        rig->out[i + 1].to = (char *)rig->out[i].to + rig->out[i].bytes;
-        rig->back[i + 1].from = rig->out[i + 1].to;
+    for (uint32_t i = 0; i < rig.count; i += 2) { /* pairs that go on from each other */
+        rig.out[i + 1].to = (char *)rig.out[i].to + rig.out[i].bytes;
+        rig.back[i + 1].from = rig.out[i + 1].to;
     }
-    rig->slack = 0;
+    rig.slack = 0;
 }
 
 /* The fake driver has no fixed speed: either a size is found, or the log says why not. */
 static void measuring_leaves_the_copies_right(void **state)
 {
-    copy_rig rig;
-    open_mixed(&rig);
-    assert_int_equal(rig_small_bytes(&rig), 0);
-    rig_round(&rig, 1);
-    uint64_t small = rig_small_bytes(&rig);
-    assert_int_equal(told, small == 0 ? 0 : 1);
-    assert_int_equal(warnings, small == 0 ? 1 : 0);
+    open_mixed();
+    assert_int_equal(rig_small_bytes(), 0);
+    rig_round(1);
+    uint64_t small = rig_small_bytes();
+    assert_int_equal(heard_count("gathered by a kernel"), small == 0 ? 0 : 1);
+    assert_int_equal(heard_count("small copies"), small == 0 ? 1 : 0);
     if (small != 0) assert_in_range(small, 8 * KIB, 128 * KIB);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_close(&rig);
 }
 
 static void what_is_configured_is_not_measured(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, 4 * MIB, (const char *const[]){"offload.small_bytes=20KiB", NULL});
-    assert_int_equal(rig_small_bytes(&rig), 20 * KIB);
-    rig_lay(&rig, 100, 20 * KIB, 0, 0, 0);
-    rig_round(&rig, 1);
+    rig_open(4 * MIB, (const char *const[]){"offload.small_bytes=20KiB", NULL});
+    assert_int_equal(rig_small_bytes(), 20 * KIB);
+    rig_lay(100, 20 * KIB, 0, 0, 0);
+    rig_round(1);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_lay(&rig, 100, 20 * KIB - 1, 0, 0, 0);
-    rig_round(&rig, 1);
+    rig_lay(100, 20 * KIB - 1, 0, 0, 0);
+    rig_round(1);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     assert_int_equal(fake_cuda_calls("cuEventElapsedTime"), 0);
-    rig_close(&rig);
 }
 
 /* Nothing larger than a quarter of a half is small. */
 static void the_size_keeps_to_the_staging_memory(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, 4 * MIB,
+    rig_open(4 * MIB,
              (const char *const[]){"offload.small_bytes=1MiB", "offload.staging_bytes=1MiB", NULL});
-    assert_int_equal(rig_small_bytes(&rig), 256 * KIB);
-    rig_lay(&rig, 16, 256 * KIB - 1, 1, 1, 1);
-    rig_round(&rig, 1);
+    assert_int_equal(rig_small_bytes(), 256 * KIB);
+    rig_lay(16, 256 * KIB - 1, 1, 1, 1);
+    rig_round(1);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_close(&rig);
 }
 
 /* The engines do the work; some batches later it is tried again. Each time two events go. */
 static void a_measurement_that_fails_is_made_again_later(void **state)
 {
-    copy_rig rig;
-    open_mixed(&rig);
+    open_mixed();
     fake_cuda_fail("cuEventElapsedTime", 1, 1000, RFT_CU_INVALID_VALUE);
-    rig_round(&rig, 1);
+    rig_round(1);
     assert_int_equal(fake_cuda_calls("cuEventDestroy"), 2);
     for (unsigned i = 0; i < 7; i++) {
-        rig_round(&rig, i);
+        rig_round(i);
     }
     assert_int_equal(fake_cuda_calls("cuEventDestroy"), 2);
-    rig_round(&rig, 1);
+    rig_round(1);
     assert_int_equal(fake_cuda_calls("cuEventDestroy"), 4);
-    assert_int_equal(rig_small_bytes(&rig), 0);
-    assert_int_equal(warnings, 1);
-    rig_close(&rig);
+    assert_int_equal(rig_small_bytes(), 0);
+    assert_int_equal(heard_count("small copies"), 1);
 }
 
 /* The bounce buffer's own stream stands: the measurement gives up, and the bounce buffer rests
  * until it is idle. */
 static void a_gpu_that_is_busy_is_not_waited_for(void **state)
 {
-    copy_rig rig;
-    open_mixed(&rig);
-    rig_fill(&rig, true, 1);
+    open_mixed();
+    rig_fill(true, 1);
     fake_cuda_stop();
     assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
-    assert_int_equal(rig_small_bytes(&rig), 0);
-    assert_int_equal(warnings, 1);
+    assert_int_equal(rig_small_bytes(), 0);
+    assert_int_equal(heard_count("small copies"), 1);
     fake_cuda_go();
     rig_wait(&rig);
-    rig_check(&rig, true, 1);
-    rig_close(&rig);
+    rig_check(true, 1);
 }
 
 static void every_failed_call_leaves_the_stream_usable(void **state)
@@ -181,35 +147,30 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
                                         "cuEventElapsedTime", "cuLaunchKernel"};
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
         for (unsigned nth = 1; nth < 6; nth++) {
-            copy_rig rig;
-            fake_cuda_reset();
-            open_mixed(&rig);
-            rig_fill(&rig, true, 2);
+            rig_case_again();
+            open_mixed();
+            rig_fill(true, 2);
             fake_cuda_fail(calls[i], nth, 1, RFT_CU_INVALID_VALUE);
             refit_status status = rig_put(&rig, true, RFT_COPY_STREAM);
             fake_cuda_forget_faults();
             fake_cuda_settle();
-            if (status == REFIT_OK) rig_check(&rig, true, 2);
-            rig_round(&rig, 3);
-            rig_close(&rig);
-            assert_int_equal(fake_cuda_leaks(), 0);
+            if (status == REFIT_OK) rig_check(true, 2);
+            rig_round(3);
         }
     }
 }
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_size_is_where_the_engines_catch_up),
         cmocka_unit_test(measuring_ends_when_the_engines_have_won_twice),
-        TEST(measuring_leaves_the_copies_right),
-        TEST(what_is_configured_is_not_measured),
-        TEST(the_size_keeps_to_the_staging_memory),
-        TEST(a_measurement_that_fails_is_made_again_later),
-        TEST(a_gpu_that_is_busy_is_not_waited_for),
-        TEST(every_failed_call_leaves_the_stream_usable),
+        rig_case(measuring_leaves_the_copies_right),
+        rig_case(what_is_configured_is_not_measured),
+        rig_case(the_size_keeps_to_the_staging_memory),
+        rig_case(a_measurement_that_fails_is_made_again_later),
+        rig_case(a_gpu_that_is_busy_is_not_waited_for),
+        rig_case(every_failed_call_leaves_the_stream_usable),
     };
     return cmocka_run_group_tests_name("cuda_cutoff", tests, NULL, NULL);
 }

@@ -20,71 +20,93 @@ typedef struct bench {
     char *host; /* pinned */
 } bench;
 
-static void bench_open(bench *on)
+static bench on;
+
+static void bench_open(void)
 {
-    on->device = cuda_open();
-    on->host = aligned_alloc(PAGE, PAGE);
-    memset(on->host, 1, PAGE);
-    assert_ok(rft_device_host_pin(on->device, on->host, PAGE, NULL));
-    assert_ok(refit_stream_open(on->device, &on->stream, NULL));
-    assert_ok(rft_device_event_open(on->device, &on->event, NULL));
-    assert_ok(refit_memory_alloc(on->device, PAGE, (void **)&on->memory, NULL));
+    on.device = cuda_open();
+    on.host = aligned_alloc(PAGE, PAGE);
+    memset(on.host, 1, PAGE);
+    assert_ok(rft_device_host_pin(on.device, on.host, PAGE, NULL));
+    assert_ok(refit_stream_open(on.device, &on.stream, NULL));
+    assert_ok(rft_device_event_open(on.device, &on.event, NULL));
+    assert_ok(refit_memory_alloc(on.device, PAGE, (void **)&on.memory, NULL));
 }
 
 /* offload.timeout_ms, from now on. */
-static void set_patience(bench *on, uint32_t timeout_ms)
+static void set_timeout(uint32_t timeout_ms)
 {
-    rft_cuda_device *cuda = on->device->self;
+    rft_cuda_device *cuda = on.device->self;
     cuda->config.offload_timeout_ms = timeout_ms;
-    on->device->wait_most_ms = timeout_ms;
+    on.device->wait_most_ms = timeout_ms;
 }
 
 /* All releases succeed, whatever has happened. */
-static void bench_close(bench *on)
+static void bench_close(void)
 {
-    rft_device_event_close(on->device, on->event);
-    assert_ok(refit_memory_free(on->device, on->memory, NULL));
-    assert_ok(refit_stream_close(on->device, on->stream, NULL));
-    rft_device_host_unpin(on->device, on->host, PAGE);
-    cuda_close(on->device);
-    free(on->host);
+    rft_device_event_close(on.device, on.event);
+    assert_ok(refit_memory_free(on.device, on.memory, NULL));
+    assert_ok(refit_stream_close(on.device, on.stream, NULL));
+    rft_device_host_unpin(on.device, on.host, PAGE);
+    cuda_close(on.device);
+    free(on.host);
 }
 
-static void copy_works(bench *on)
+static int begin(void **state)
 {
-    memset(on->host, 7, PAGE);
-    assert_ok(refit_stream_copy(on->device, on->stream, on->memory, on->host, PAGE, NULL));
-    assert_ok(rft_device_zero(on->device, on->stream, on->memory, 1, NULL));
-    assert_ok(refit_stream_copy(on->device, on->stream, on->host, on->memory, PAGE, NULL));
-    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, NULL));
-    assert_int_equal(on->host[0], 0);
-    assert_int_equal(on->host[1], 7);
+    (void)cuda_case_begin(state);
+    bench_open();
+    return 0;
 }
 
-static void assert_every_call_refuses(bench *on, refit_status status, const char *words)
+static int end(void **state)
 {
-    refit_device *device = on->device;
+    bench_close();
+    return cuda_case_end(state);
+}
+
+/* All of it anew, for the next of several rounds. */
+static void begin_again(void)
+{
+    (void)end(NULL);
+    (void)begin(NULL);
+}
+
+static void copy_works(void)
+{
+    memset(on.host, 7, PAGE);
+    assert_ok(refit_stream_copy(on.device, on.stream, on.memory, on.host, PAGE, NULL));
+    assert_ok(rft_device_zero(on.device, on.stream, on.memory, 1, NULL));
+    assert_ok(refit_stream_copy(on.device, on.stream, on.host, on.memory, PAGE, NULL));
+    assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, NULL));
+    assert_int_equal(on.host[0], 0);
+    assert_int_equal(on.host[1], 7);
+}
+
+static void assert_every_call_refuses(refit_status status, const char *words)
+{
+    refit_device *device = on.device;
     void *memory;
     refit_stream_ref stream;
     rft_event *event;
     const void *whole;
     assert_refused(refit_memory_alloc(device, 1, &memory, error), status, words);
-    assert_refused(rft_device_memory_check(device, on->memory, 1, &whole, error), status, words);
+    assert_refused(rft_device_memory_check(device, on.memory, 1, &whole, error), status, words);
     assert_refused(rft_device_host_pin(device, &event, 1, error), status, words);
     assert_refused(refit_stream_open(device, &stream, error), status, words);
-    assert_refused(refit_stream_copy(device, on->stream, on->memory, on->host, PAGE, error), status,
+    assert_refused(refit_stream_copy(device, on.stream, on.memory, on.host, PAGE, error), status,
                    words);
-    assert_refused(rft_device_zero(device, on->stream, on->memory, PAGE, error), status, words);
-    assert_refused(refit_stream_copy(device, REFIT_STREAM_NONE, on->memory, on->host, PAGE, error),
+    assert_refused(rft_device_zero(device, on.stream, on.memory, PAGE, error), status, words);
+    assert_refused(refit_stream_copy(device, REFIT_STREAM_NONE, on.memory, on.host, PAGE, error),
                    status, words);
-    assert_refused(refit_stream_call(device, on->stream, free, NULL, error), status, words);
-    assert_refused(refit_stream_wait(device, on->stream, 0, error), status, words);
+    assert_refused(refit_stream_call(device, on.stream, free, NULL, error), status, words);
+    assert_refused(refit_stream_wait(device, on.stream, 0, error), status, words);
     assert_refused(rft_device_event_open(device, &event, error), status, words);
-    assert_refused(rft_device_event_record(device, on->event, on->stream, error), status, words);
-    assert_refused(rft_device_event_join(device, on->event, on->stream, error), status, words);
-    assert_refused(rft_device_event_join(device, on->event, REFIT_STREAM_NONE, error), status,
+    assert_refused(rft_device_event_record(device, on.event, on.stream, error), status, words);
+    assert_refused(rft_device_event_join(device, on.event, on.stream, error), status, words);
+    assert_refused(rft_device_event_join(device, on.event, REFIT_STREAM_NONE, error), status,
                    words);
-    assert_refused(rft_device_event_wait(device, on->event, 0, error), status, words);
+    assert_refused(rft_device_event_wait(device, on.event, 0, error), status, words);
 }
 
 static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
@@ -94,16 +116,12 @@ static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
                                             RFT_CU_CONTAINED,       RFT_CU_ASSERT,
                                             RFT_CU_LAUNCH_TIMEOUT,  RFT_CU_CONTEXT_IS_DESTROYED};
     for (unsigned i = 0; i < COUNT_OF(results); i++) {
-        bench on;
         refit_device_info info = {.size = sizeof info};
-        fake_cuda_reset();
-        bench_open(&on);
-        copy_works(&on);
+        begin_again();
+        copy_works();
         fake_cuda_lose(0, results[i]);
-        assert_every_call_refuses(&on, REFIT_ERR_DEVICE, "only a new process helps");
+        assert_every_call_refuses(REFIT_ERR_DEVICE, "only a new process helps");
         assert_ok(refit_device_describe(on.device, &info, NULL));
-        bench_close(&on);
-        assert_int_equal(fake_cuda_leaks(), 0);
     }
 }
 
@@ -115,23 +133,20 @@ static void a_context_that_is_gone_can_be_closed(void **state)
                                             RFT_CU_ASSERT};
     static const char *const calls[] = {"cuCtxPushCurrent", "cuThreadExchangeStreamCaptureMode"};
     for (unsigned i = 0; i < 6; i++) {
-        bench on;
         void *memory;
         fake_cuda_reset();
-        bench_open(&on);
+        bench_open();
         fake_cuda_fail(calls[i % 2], 1, 1000, results[i / 2]);
         assert_refused(refit_memory_alloc(on.device, 1, &memory, error), REFIT_ERR_DEVICE, "; ");
         refit_status status = refit_memory_free(on.device, on.host, NULL); /* not the GPU's */
         assert_int_equal(status, REFIT_ERR_INVALID);
-        bench_close(&on);
+        bench_close();
     }
     fake_cuda_reset();
 }
 
 static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
 {
-    bench on;
-    bench_open(&on);
     fake_cuda_stop();
     fake_cuda_fail_later("cuMemsetD8Async", 1, RFT_CU_ILLEGAL_ADDRESS);
     assert_ok(rft_device_zero(on.device, on.stream, on.memory, PAGE, NULL));
@@ -142,14 +157,11 @@ static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
                    "CUDA_ERROR_ILLEGAL_ADDRESS");
     assert_refused(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, error), REFIT_ERR_DEVICE,
                    "only a new process helps");
-    bench_close(&on);
 }
 
 static void a_full_gpu_says_what_is_free_and_recovers(void **state)
 {
-    bench on;
     void *memory;
-    bench_open(&on);
     fake_cuda_set_taken(0, 64 * MIB - PAGE - 1000); /* by another process */
     assert_refused(refit_memory_alloc(on.device, 2000, &memory, error), REFIT_ERR_DEVICE_MEMORY,
                    "2048 bytes were asked for, 1000 of 67108864 are free");
@@ -158,15 +170,12 @@ static void a_full_gpu_says_what_is_free_and_recovers(void **state)
     fake_cuda_set_taken(0, 0);
     assert_ok(refit_memory_alloc(on.device, 2000, &memory, NULL));
     assert_ok(refit_memory_free(on.device, memory, NULL));
-    bench_close(&on);
 }
 
 static void a_stream_with_work_is_closed_when_it_is_done(void **state)
 {
-    bench on;
     refit_stream_ref stream;
-    bench_open(&on);
-    set_patience(&on, 5);
+    set_timeout(5);
     assert_ok(refit_stream_open(on.device, &stream, NULL));
     fake_cuda_stop();
     assert_ok(rft_device_zero(on.device, stream, on.memory, PAGE, NULL));
@@ -177,9 +186,8 @@ static void a_stream_with_work_is_closed_when_it_is_done(void **state)
     assert_refused(rft_device_event_join(on.device, on.event, REFIT_STREAM_NONE, error),
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
-    set_patience(&on, TIMEOUT_MS);
+    set_timeout(TIMEOUT_MS);
     assert_ok(refit_stream_close(on.device, stream, NULL));
-    bench_close(&on);
 }
 
 typedef struct closing {
@@ -197,11 +205,9 @@ static void *close_stream(void *user)
 
 static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
 {
-    bench on;
     void *base;
     uint64_t granule;
     rft_thread thread;
-    bench_open(&on);
     closing it = {.device = on.device};
     assert_ok(refit_stream_open(on.device, &it.stream, NULL));
     fake_cuda_stop_stream(it.stream.native);
@@ -218,33 +224,29 @@ static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
     fake_cuda_go_stream(it.stream.native);
     rft_thread_join(thread);
     assert_ok(it.status); /* it did not give up before all that was done */
-    bench_close(&on);
 }
 
 /* The internal stream is dropped, and the next call gets another. */
 static void work_on_the_calling_thread_has_a_deadline(void **state)
 {
-    bench on;
-    bench_open(&on);
-    set_patience(&on, 5);
+    set_timeout(5);
     fake_cuda_stop();
     assert_refused(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.memory, on.host, PAGE, error),
                    REFIT_ERR_TIMEOUT, "goes on");
     fake_cuda_go();
     fake_cuda_settle(); /* what has timed out goes on */
-    set_patience(&on, TIMEOUT_MS);
+    set_timeout(TIMEOUT_MS);
     memset(on.host, 3, PAGE);
     assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
     assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, on.host, on.memory, PAGE, NULL));
     assert_int_equal(on.host[0], 0);
-    bench_close(&on);
 }
 
 /* Everything once, up to the first failure; what was opened is closed. */
-static refit_status do_all(bench *on, refit_error *error)
+static refit_status do_all(refit_error *error)
 {
     refit_status status = REFIT_OK;
-    refit_device *device = on->device;
+    refit_device *device = on.device;
     void *memory = NULL;
     refit_stream_ref stream;
     rft_event *event = NULL;
@@ -254,9 +256,9 @@ static refit_status do_all(bench *on, refit_error *error)
     RFT_TRY_GOTO(rft_device_event_open(device, &event, error), close_stream);
     RFT_TRY_GOTO(rft_device_memory_check(device, memory, PAGE, &whole, error), close_event);
     RFT_TRY_GOTO(rft_device_zero(device, stream, memory, PAGE, error), close_event);
-    RFT_TRY_GOTO(refit_stream_copy(device, stream, on->host, memory, PAGE, error), close_event);
+    RFT_TRY_GOTO(refit_stream_copy(device, stream, on.host, memory, PAGE, error), close_event);
     RFT_TRY_GOTO(rft_device_event_record(device, event, stream, error), close_event);
-    RFT_TRY_GOTO(rft_device_event_join(device, event, on->stream, error), close_event);
+    RFT_TRY_GOTO(rft_device_event_join(device, event, on.stream, error), close_event);
     RFT_TRY_GOTO(rft_device_event_wait(device, event, TIMEOUT_MS, error), close_event);
     RFT_TRY_GOTO(rft_device_zero(device, REFIT_STREAM_NONE, memory, PAGE, error), close_event);
     RFT_TRY_GOTO(refit_stream_call(device, stream, free, NULL, error), close_event);
@@ -293,50 +295,42 @@ static void a_call_that_fails_once_leaves_the_device_usable(void **state)
                                           "cuCtxPushCurrent",
                                           "cuStreamIsCapturing"};
     for (unsigned i = 0; i < COUNT_OF(symbols); i++) {
-        bench on;
-        fake_cuda_reset();
-        bench_open(&on);
+        begin_again();
         for (unsigned nth = 1; nth <= 3; nth++) {
             fake_cuda_fail(symbols[i], nth, 1, RFT_CU_UNKNOWN);
-            (void)do_all(&on, NULL);
+            (void)do_all(NULL);
             fake_cuda_forget_faults();
             refit_error error = {0};
-            assert_ok(do_all(&on, &error));
-            copy_works(&on);
+            assert_ok(do_all(&error));
+            copy_works();
         }
-        bench_close(&on);
-        assert_int_equal(fake_cuda_leaks(), 0);
-        assert_string_equal(fake_cuda_violation(), "");
     }
 }
 
 static void memory_that_could_not_be_freed_is_kept_on_the_books(void **state)
 {
-    bench on;
-    bench_open(&on);
     fake_cuda_fail("cuMemFree", 1, 1, RFT_CU_INVALID_VALUE);
     assert_refused(refit_memory_free(on.device, on.memory, error), REFIT_ERR_DEVICE,
                    "could not be freed");
     refit_device_info info = {.size = sizeof info};
     assert_ok(refit_device_describe(on.device, &info, NULL));
     assert_int_equal(info.used_bytes, PAGE);
-    bench_close(&on);
 }
 
 /* In the child only the exit status tells. */
-static int refuses_in_child(bench *on)
+static int refuses_in_child(void)
 {
     void *memory;
     refit_error error = {0};
     char byte = 0;
-    if (refit_memory_alloc(on->device, 1, &memory, &error) != REFIT_ERR_STATE) return 1;
+    if (refit_memory_alloc(on.device, 1, &memory, &error) != REFIT_ERR_STATE) return 1;
     if (strstr(error.text, "does not survive a fork") == NULL) return 2;
-    if (rft_device_host_pin(on->device, &byte, 1, NULL) != REFIT_ERR_STATE) return 3;
-    if (refit_stream_open(on->device, &on->stream, NULL) != REFIT_ERR_STATE) return 4;
-    if (rft_device_zero(on->device, REFIT_STREAM_NONE, on->memory, 1, NULL) != REFIT_ERR_STATE) {
+    if (rft_device_host_pin(on.device, &byte, 1, NULL) != REFIT_ERR_STATE) return 3;
+    if (refit_stream_open(on.device, &on.stream, NULL) != REFIT_ERR_STATE) return 4;
+    if (rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, 1, NULL) != REFIT_ERR_STATE) {
         return 5;
     }
-    if (refit_device_close(on->device, NULL) != REFIT_ERR_BUSY) return 6; /* the memory */
+    if (refit_device_close(on.device, NULL) != REFIT_ERR_BUSY) return 6; /* the memory */
     refit_device *device;
     if (refit_device_open("cuda:0", NULL, &device, &error) != REFIT_ERR_DEVICE) return 7;
     return strstr(error.text, "spawn") == NULL ? 8 : 0;
@@ -344,13 +338,11 @@ static int refuses_in_child(bench *on)
 
 static void a_forked_child_is_refused_and_harms_nothing(void **state)
 {
-    bench on = {.device = cuda_open()};
     refit_device *empty = cuda_open();
-    assert_ok(refit_memory_alloc(on.device, PAGE, (void **)&on.memory, NULL));
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        int code = refuses_in_child(&on);
+        int code = refuses_in_child();
         if (code == 0 && refit_device_close(empty, NULL) != REFIT_OK) code = 9;
         _exit(code);
     }
@@ -359,24 +351,24 @@ static void a_forked_child_is_refused_and_harms_nothing(void **state)
     assert_int_equal(WEXITSTATUS(result), 0);
     assert_true(WIFEXITED(result));
     assert_ok(rft_device_zero(on.device, REFIT_STREAM_NONE, on.memory, PAGE, NULL));
-    assert_ok(refit_memory_free(on.device, on.memory, NULL));
     cuda_close(empty);
-    cuda_close(on.device);
 }
+
+#define BENCH(test) cmocka_unit_test_setup_teardown(test, begin, end)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cuda_case(every_call_on_a_lost_gpu_fails_and_it_can_be_closed),
+        BENCH(every_call_on_a_lost_gpu_fails_and_it_can_be_closed),
         cuda_case(a_context_that_is_gone_can_be_closed),
-        cuda_case(work_that_fails_in_the_queue_loses_the_gpu),
-        cuda_case(a_full_gpu_says_what_is_free_and_recovers),
-        cuda_case(a_stream_with_work_is_closed_when_it_is_done),
-        cuda_case(a_close_that_waits_for_work_blocks_no_other_call),
-        cuda_case(work_on_the_calling_thread_has_a_deadline),
-        cuda_case(a_call_that_fails_once_leaves_the_device_usable),
-        cuda_case(memory_that_could_not_be_freed_is_kept_on_the_books),
-        cuda_case(a_forked_child_is_refused_and_harms_nothing),
+        BENCH(work_that_fails_in_the_queue_loses_the_gpu),
+        BENCH(a_full_gpu_says_what_is_free_and_recovers),
+        BENCH(a_stream_with_work_is_closed_when_it_is_done),
+        BENCH(a_close_that_waits_for_work_blocks_no_other_call),
+        BENCH(work_on_the_calling_thread_has_a_deadline),
+        BENCH(a_call_that_fails_once_leaves_the_device_usable),
+        BENCH(memory_that_could_not_be_freed_is_kept_on_the_books),
+        BENCH(a_forked_child_is_refused_and_harms_nothing),
     };
     return cmocka_run_group_tests_name("cuda_lost", tests, NULL, NULL);
 }

@@ -12,26 +12,25 @@ static refit_stream_ref callers(rft_cu_context context, unsigned flags)
     return (refit_stream_ref){fake_cuda_stream(context, flags)};
 }
 
-static void *pinned(refit_device *device, uint64_t bytes)
+static void *pinned(uint64_t bytes)
 {
     void *memory = aligned_alloc(4096, bytes);
     assert_non_null(memory);
     memset(memory, 1, bytes);
-    assert_ok(rft_device_host_pin(device, memory, bytes, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory, bytes, NULL));
     return memory;
 }
 
-static void unpin(refit_device *device, void *memory, uint64_t bytes)
+static void unpin(void *memory, uint64_t bytes)
 {
-    rft_device_host_unpin(device, memory, bytes);
+    rft_device_host_unpin(gpu, memory, bytes);
     free(memory);
 }
 
-static refit_status check(refit_device *device, const void *memory, uint64_t bytes,
-                          refit_error *error)
+static refit_status check(const void *memory, uint64_t bytes, refit_error *error)
 {
     const void *untouched = &untouched, *whole = untouched;
-    refit_status status = rft_device_memory_check(device, memory, bytes, &whole, error);
+    refit_status status = rft_device_memory_check(gpu, memory, bytes, &whole, error);
     if (status == REFIT_OK) {
         assert_true((uintptr_t)whole != 0 && (uintptr_t)whole <= (uintptr_t)memory);
     } else {
@@ -41,160 +40,146 @@ static refit_status check(refit_device *device, const void *memory, uint64_t byt
 }
 
 /* All that takes a stream for work says the same of it. */
-static void assert_no_work_on(refit_device *device, refit_stream_ref stream, refit_status status,
-                              const char *words)
+static void assert_no_work_on(refit_stream_ref stream, refit_status status, const char *words)
 {
     char byte = 1;
     void *memory;
-    assert_ok(refit_memory_alloc(device, 512, &memory, NULL));
-    assert_refused(refit_stream_copy(device, stream, memory, &byte, 1, error), status, words);
-    assert_refused(rft_device_zero(device, stream, memory, 512, error), status, words);
-    assert_refused(refit_stream_call(device, stream, free, NULL, error), status, words);
-    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_ok(refit_memory_alloc(gpu, 512, &memory, NULL));
+    assert_refused(refit_stream_copy(gpu, stream, memory, &byte, 1, error), status, words);
+    assert_refused(rft_device_zero(gpu, stream, memory, 512, error), status, words);
+    assert_refused(refit_stream_call(gpu, stream, free, NULL, error), status, words);
+    assert_ok(refit_memory_free(gpu, memory, NULL));
 }
 
-static void assert_no_event_on(refit_device *device, refit_stream_ref stream, refit_status status,
-                               const char *words)
+static void assert_no_event_on(refit_stream_ref stream, refit_status status, const char *words)
 {
     rft_event *event;
-    assert_ok(rft_device_event_open(device, &event, NULL));
-    assert_refused(rft_device_event_record(device, event, stream, error), status, words);
-    assert_refused(rft_device_event_join(device, event, stream, error), status, words);
-    rft_device_event_close(device, event);
-    assert_refused(refit_stream_wait(device, stream, 0, error), status, words);
+    assert_ok(rft_device_event_open(gpu, &event, NULL));
+    assert_refused(rft_device_event_record(gpu, event, stream, error), status, words);
+    assert_refused(rft_device_event_join(gpu, event, stream, error), status, words);
+    rft_device_event_close(gpu, event);
+    assert_refused(refit_stream_wait(gpu, stream, 0, error), status, words);
 }
 
 static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
 {
-    refit_device *device = cuda_open();
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     refit_stream_ref own;
     rft_event *event;
-    assert_no_work_on(device, legacy, REFIT_ERR_INVALID, "legacy default stream (1)");
+    assert_no_work_on(legacy, REFIT_ERR_INVALID, "legacy default stream (1)");
     assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
 
-    assert_ok(refit_stream_open(device, &own, NULL));
-    assert_ok(rft_device_event_open(device, &event, NULL));
-    assert_ok(rft_device_event_record(device, event, legacy, NULL));
-    assert_ok(rft_device_event_join(device, event, own, NULL));
-    assert_ok(rft_device_event_record(device, event, own, NULL));
-    assert_ok(rft_device_event_join(device, event, legacy, NULL));
-    assert_ok(refit_stream_wait(device, legacy, TIMEOUT_MS, NULL));
-    assert_ok(refit_stream_wait(device, own, TIMEOUT_MS, NULL));
-    rft_device_event_close(device, event);
-    assert_ok(refit_stream_close(device, own, NULL));
+    assert_ok(refit_stream_open(gpu, &own, NULL));
+    assert_ok(rft_device_event_open(gpu, &event, NULL));
+    assert_ok(rft_device_event_record(gpu, event, legacy, NULL));
+    assert_ok(rft_device_event_join(gpu, event, own, NULL));
+    assert_ok(rft_device_event_record(gpu, event, own, NULL));
+    assert_ok(rft_device_event_join(gpu, event, legacy, NULL));
+    assert_ok(refit_stream_wait(gpu, legacy, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_wait(gpu, own, TIMEOUT_MS, NULL));
+    rft_device_event_close(gpu, event);
+    assert_ok(refit_stream_close(gpu, own, NULL));
     assert_int_equal(fake_cuda_legacy_calls(NULL),
                      fake_cuda_legacy_calls("cuEventRecord") +
                          fake_cuda_legacy_calls("cuStreamWaitEvent") +
                          fake_cuda_legacy_calls("cuStreamIsCapturing"));
-    cuda_close(device);
 }
 
 static void the_per_thread_stream_is_refused(void **state)
 {
-    refit_device *device = cuda_open();
     const refit_stream_ref stream = {RFT_CU_STREAM_PER_THREAD};
-    assert_no_work_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
-    assert_no_event_on(device, stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
-    cuda_close(device);
+    assert_no_work_on(stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
+    assert_no_event_on(stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
 }
 
 static void a_stream_of_another_context_is_refused(void **state)
 {
-    refit_device *device = cuda_open(), *other = NULL;
-    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    refit_device *other = cuda_open_spec("cuda:1");
     const refit_stream_ref strangers[] = {
         callers(fake_cuda_other_context(0), RFT_CU_STREAM_NON_BLOCKING),
         callers(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING)};
     for (unsigned i = 0; i < 2; i++) {
-        assert_no_work_on(device, strangers[i], REFIT_ERR_INVALID, "another GPU or context");
-        assert_no_event_on(device, strangers[i], REFIT_ERR_INVALID, "another GPU or context");
-        assert_invalid(refit_stream_close(device, strangers[i], NULL));
+        assert_no_work_on(strangers[i], REFIT_ERR_INVALID, "another GPU or context");
+        assert_no_event_on(strangers[i], REFIT_ERR_INVALID, "another GPU or context");
+        assert_invalid(refit_stream_close(gpu, strangers[i], NULL));
         fake_cuda_stream_free(strangers[i].native);
     }
     cuda_close(other);
-    cuda_close(device);
 }
 
 static void a_callers_stream_takes_work_and_stays_open(void **state)
 {
-    refit_device *device = cuda_open();
     const unsigned flags[] = {0, RFT_CU_STREAM_NON_BLOCKING};
-    char *bytes = pinned(device, 4096);
+    char *bytes = pinned(4096);
     void *memory;
-    assert_ok(refit_memory_alloc(device, 4096, &memory, NULL));
+    assert_ok(refit_memory_alloc(gpu, 4096, &memory, NULL));
     for (unsigned i = 0; i < 2; i++) {
         refit_stream_ref stream = callers(fake_cuda_primary(0), flags[i]);
-        assert_ok(rft_device_zero(device, stream, memory, 4096, NULL));
-        assert_ok(refit_stream_copy(device, stream, bytes, memory, 4096, NULL));
-        assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
+        assert_ok(rft_device_zero(gpu, stream, memory, 4096, NULL));
+        assert_ok(refit_stream_copy(gpu, stream, bytes, memory, 4096, NULL));
+        assert_ok(refit_stream_wait(gpu, stream, TIMEOUT_MS, NULL));
         assert_int_equal(bytes[4095], 0);
-        assert_refused(refit_stream_close(device, stream, error), REFIT_ERR_INVALID,
+        assert_refused(refit_stream_close(gpu, stream, error), REFIT_ERR_INVALID,
                        "its creator destroys it");
         fake_cuda_stream_free(stream.native);
     }
-    assert_ok(refit_memory_free(device, memory, NULL));
-    unpin(device, bytes, 4096);
-    cuda_close(device);
+    assert_ok(refit_memory_free(gpu, memory, NULL));
+    unpin(bytes, 4096);
 }
 
 static void a_stream_in_a_capture_is_refused_until_it_ends(void **state)
 {
-    refit_device *device = cuda_open();
     refit_stream_ref stream = callers(fake_cuda_primary(0), 0);
     fake_cuda_capture_begin(stream.native);
-    assert_no_work_on(device, stream, REFIT_ERR_STATE, "end the capture first");
-    assert_no_event_on(device, stream, REFIT_ERR_STATE, "end the capture first");
+    assert_no_work_on(stream, REFIT_ERR_STATE, "end the capture first");
+    assert_no_event_on(stream, REFIT_ERR_STATE, "end the capture first");
     /* It is in the way of the legacy stream too, which would break it. */
-    assert_no_event_on(device, (refit_stream_ref){RFT_CU_STREAM_LEGACY}, REFIT_ERR_STATE,
+    assert_no_event_on((refit_stream_ref){RFT_CU_STREAM_LEGACY}, REFIT_ERR_STATE,
                        "end the capture first");
     assert_true(fake_cuda_capture_end(stream.native));
-    assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_wait(gpu, stream, TIMEOUT_MS, NULL));
     fake_cuda_stream_free(stream.native);
-    cuda_close(device);
 }
 
 /* One of everything that the device does. */
-static void do_all(refit_device *device)
+static void do_all(void)
 {
-    char *bytes = pinned(device, 4096);
+    char *bytes = pinned(4096);
     void *memory;
     refit_stream_ref stream;
     rft_event *event;
-    assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
-    assert_ok(check(device, memory, MIB, NULL));
-    assert_ok(refit_stream_open(device, &stream, NULL));
-    assert_ok(rft_device_event_open(device, &event, NULL));
-    assert_ok(rft_device_zero(device, stream, memory, MIB, NULL));
-    assert_ok(refit_stream_copy(device, stream, memory, bytes, 4096, NULL));
-    assert_ok(rft_device_event_record(device, event, stream, NULL));
-    assert_ok(rft_device_event_join(device, event, REFIT_STREAM_NONE, NULL));
-    assert_ok(rft_device_event_wait(device, event, TIMEOUT_MS, NULL));
-    assert_ok(refit_stream_copy(device, REFIT_STREAM_NONE, bytes, memory, 4096, NULL));
-    assert_ok(rft_device_zero(device, REFIT_STREAM_NONE, memory, MIB, NULL));
-    assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
-    rft_device_event_close(device, event);
-    assert_ok(refit_stream_close(device, stream, NULL));
-    assert_ok(refit_memory_free(device, memory, NULL));
-    unpin(device, bytes, 4096);
+    assert_ok(refit_memory_alloc(gpu, MIB, &memory, NULL));
+    assert_ok(check(memory, MIB, NULL));
+    assert_ok(refit_stream_open(gpu, &stream, NULL));
+    assert_ok(rft_device_event_open(gpu, &event, NULL));
+    assert_ok(rft_device_zero(gpu, stream, memory, MIB, NULL));
+    assert_ok(refit_stream_copy(gpu, stream, memory, bytes, 4096, NULL));
+    assert_ok(rft_device_event_record(gpu, event, stream, NULL));
+    assert_ok(rft_device_event_join(gpu, event, REFIT_STREAM_NONE, NULL));
+    assert_ok(rft_device_event_wait(gpu, event, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_copy(gpu, REFIT_STREAM_NONE, bytes, memory, 4096, NULL));
+    assert_ok(rft_device_zero(gpu, REFIT_STREAM_NONE, memory, MIB, NULL));
+    assert_ok(refit_stream_wait(gpu, stream, TIMEOUT_MS, NULL));
+    rft_device_event_close(gpu, event);
+    assert_ok(refit_stream_close(gpu, stream, NULL));
+    assert_ok(refit_memory_free(gpu, memory, NULL));
+    unpin(bytes, 4096);
 }
 
 static void a_capture_elsewhere_is_not_broken(void **state)
 {
-    refit_device *device = cuda_open();
     refit_stream_ref stream = callers(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream.native);
-    do_all(device);
+    do_all();
     assert_true(fake_cuda_capture_end(stream.native));
     fake_cuda_stream_free(stream.native);
-    cuda_close(device);
 }
 
 static void nothing_is_said_on_the_legacy_stream(void **state)
 {
-    refit_device *device = cuda_open();
-    do_all(device);
-    cuda_close(device);
+    do_all();
+    cuda_close(gpu);
+    gpu = NULL;
     assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
 }
 
@@ -203,27 +188,24 @@ static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
 {
     void *memory[20];
     fake_cuda_set_skew(true);
-    refit_device *device = cuda_open();
     for (unsigned i = 0; i < 20; i++) {
-        assert_ok(refit_memory_alloc(device, 1 + 300 * i, &memory[i], NULL));
+        assert_ok(refit_memory_alloc(gpu, 1 + 300 * i, &memory[i], NULL));
         assert_int_equal((uintptr_t)memory[i] % 512, 0);
-        assert_ok(rft_device_zero(device, REFIT_STREAM_NONE, memory[i], 1 + 300 * i, NULL));
+        assert_ok(rft_device_zero(gpu, REFIT_STREAM_NONE, memory[i], 1 + 300 * i, NULL));
     }
     for (unsigned i = 0; i < 20; i++) {
-        assert_ok(refit_memory_free(device, memory[i], NULL));
+        assert_ok(refit_memory_free(gpu, memory[i], NULL));
     }
     assert_int_equal(fake_cuda_used(0), 0);
-    cuda_close(device);
 }
 
 static void memory_of_other_kinds_is_refused_by_name(void **state)
 {
-    refit_device *device = cuda_open(), *other = NULL;
-    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-    char *bytes = pinned(device, 4096), *plain = malloc(100);
+    refit_device *other = cuda_open_spec("cuda:1");
+    char *bytes = pinned(4096), *plain = malloc(100);
     rft_cu_ptr managed = fake_cuda_managed(0, MIB), torch = fake_cuda_memory(0, MIB);
     void *memory, *far;
-    assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
+    assert_ok(refit_memory_alloc(gpu, MIB, &memory, NULL));
     assert_ok(refit_memory_alloc(other, MIB, &far, NULL));
 
     const struct {
@@ -244,7 +226,7 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         refit_error error = {0};
-        refit_status status = check(device, rows[i].at, rows[i].bytes, &error);
+        refit_status status = check(rows[i].at, rows[i].bytes, &error);
         bool right = rows[i].words == NULL
                          ? status == REFIT_OK
                          : status == REFIT_ERR_INVALID && error.status == (int32_t)status &&
@@ -252,30 +234,27 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
         if (!right) fail_msg("%s: %s: %s", rows[i].name, refit_status_name(status), error.text);
     }
 
-    assert_ok(refit_memory_free(device, memory, NULL));
-    assert_refused(check(device, memory, 8, error), REFIT_ERR_INVALID, "was freed");
+    assert_ok(refit_memory_free(gpu, memory, NULL));
+    assert_refused(check(memory, 8, error), REFIT_ERR_INVALID, "was freed");
     assert_ok(refit_memory_free(other, far, NULL));
     fake_cuda_managed_free(managed);
     fake_cuda_memory_free(torch);
     free(plain);
-    unpin(device, bytes, 4096);
+    unpin(bytes, 4096);
     cuda_close(other);
-    cuda_close(device);
 }
 
 static void where_memory_ends_is_asked_twice(void **state)
 {
-    refit_device *device = cuda_open();
     void *memory;
-    assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
+    assert_ok(refit_memory_alloc(gpu, MIB, &memory, NULL));
     fake_cuda_fail("cuMemGetAddressRange", 1, 1, RFT_CU_NOT_FOUND);
-    assert_ok(check(device, memory, MIB, NULL));
+    assert_ok(check(memory, MIB, NULL));
     fake_cuda_fail("cuPointerGetAttributes", 1, 1, RFT_CU_INVALID_VALUE);
-    assert_refused(check(device, memory, MIB, error), REFIT_ERR_INVALID, "not memory of cuda:0");
+    assert_refused(check(memory, MIB, error), REFIT_ERR_INVALID, "not memory of cuda:0");
     fake_cuda_fail("cuPointerGetAttributes", 1, 1, RFT_CU_UNKNOWN);
-    assert_refused(check(device, memory, MIB, error), REFIT_ERR_DEVICE, "CUDA_ERROR_UNKNOWN");
-    assert_ok(refit_memory_free(device, memory, NULL));
-    cuda_close(device);
+    assert_refused(check(memory, MIB, error), REFIT_ERR_DEVICE, "CUDA_ERROR_UNKNOWN");
+    assert_ok(refit_memory_free(gpu, memory, NULL));
 }
 
 /* Reserved addresses with a physical memory of its own behind each granule, as PyTorch's
@@ -322,65 +301,60 @@ static void segments_close(segments *it)
 
 static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
 {
-    refit_device *device = cuda_open();
     segments torch;
     segments_open(&torch);
     char *base = (char *)(uintptr_t)torch.base;
     uint64_t bytes = SEGMENTS * torch.granule;
-    assert_ok(check(device, base, bytes, NULL));
-    assert_ok(check(device, base + torch.granule - 100, torch.granule + 200, NULL));
-    assert_refused(check(device, base, bytes + 1, error), REFIT_ERR_INVALID,
-                   "not memory of cuda:0");
+    assert_ok(check(base, bytes, NULL));
+    assert_ok(check(base + torch.granule - 100, torch.granule + 200, NULL));
+    assert_refused(check(base, bytes + 1, error), REFIT_ERR_INVALID, "not memory of cuda:0");
     segments_unmap(&torch, 1);
-    assert_ok(check(device, base, torch.granule, NULL));
-    assert_ok(check(device, base + 2 * torch.granule, torch.granule, NULL));
-    assert_refused(check(device, base, bytes, error), REFIT_ERR_INVALID, "no memory mapped behind");
-    assert_refused(check(device, base + torch.granule + 5, 1, error), REFIT_ERR_INVALID,
+    assert_ok(check(base, torch.granule, NULL));
+    assert_ok(check(base + 2 * torch.granule, torch.granule, NULL));
+    assert_refused(check(base, bytes, error), REFIT_ERR_INVALID, "no memory mapped behind");
+    assert_refused(check(base + torch.granule + 5, 1, error), REFIT_ERR_INVALID,
                    "no memory mapped behind");
     segments_unmap(&torch, 0);
     segments_unmap(&torch, 2);
     segments_close(&torch);
-    cuda_close(device);
 }
 
 static void a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing(void **state)
 {
-    refit_device *device = cuda_open();
-    char *bytes = pinned(device, 4096), *memory;
+    char *bytes = pinned(4096), *memory;
     refit_stream_ref stream;
-    assert_ok(refit_stream_open(device, &stream, NULL));
-    assert_ok(refit_memory_alloc(device, 4096, (void **)&memory, NULL));
-    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_ok(refit_stream_open(gpu, &stream, NULL));
+    assert_ok(refit_memory_alloc(gpu, 4096, (void **)&memory, NULL));
+    assert_ok(refit_memory_free(gpu, memory, NULL));
     rft_copy copies[2] = {{.to = memory, .from = bytes, .bytes = 8},
                           {.to = memory + 512, .from = bytes + 512, .bytes = 8}};
-    assert_refused(refit_stream_copy(device, stream, memory, bytes, 4096, error), REFIT_ERR_COPY,
+    assert_refused(refit_stream_copy(gpu, stream, memory, bytes, 4096, error), REFIT_ERR_COPY,
                    "is not mapped now");
-    assert_refused(rft_device_copy_batch(device, stream, copies, 2, RFT_COPY_STREAM, error),
+    assert_refused(rft_device_copy_batch(gpu, stream, copies, 2, RFT_COPY_STREAM, error),
                    REFIT_ERR_COPY, "the driver refuses an address");
-    assert_refused(rft_device_zero(device, REFIT_STREAM_NONE, memory, 8, error), REFIT_ERR_COPY,
+    assert_refused(rft_device_zero(gpu, REFIT_STREAM_NONE, memory, 8, error), REFIT_ERR_COPY,
                    "was freed");
-    assert_ok(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
-    assert_ok(refit_stream_close(device, stream, NULL));
-    unpin(device, bytes, 4096);
-    do_all(device);
-    cuda_close(device);
+    assert_ok(refit_stream_wait(gpu, stream, TIMEOUT_MS, NULL));
+    assert_ok(refit_stream_close(gpu, stream, NULL));
+    unpin(bytes, 4096);
+    do_all();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cuda_case(the_legacy_stream_is_joined_and_takes_no_work),
-        cuda_case(the_per_thread_stream_is_refused),
-        cuda_case(a_stream_of_another_context_is_refused),
-        cuda_case(a_callers_stream_takes_work_and_stays_open),
-        cuda_case(a_stream_in_a_capture_is_refused_until_it_ends),
-        cuda_case(a_capture_elsewhere_is_not_broken),
-        cuda_case(nothing_is_said_on_the_legacy_stream),
-        cuda_case(memory_is_aligned_on_a_driver_that_promises_less),
-        cuda_case(memory_of_other_kinds_is_refused_by_name),
-        cuda_case(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing),
-        cuda_case(where_memory_ends_is_asked_twice),
-        cuda_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),
+        gpu_case(the_legacy_stream_is_joined_and_takes_no_work),
+        gpu_case(the_per_thread_stream_is_refused),
+        gpu_case(a_stream_of_another_context_is_refused),
+        gpu_case(a_callers_stream_takes_work_and_stays_open),
+        gpu_case(a_stream_in_a_capture_is_refused_until_it_ends),
+        gpu_case(a_capture_elsewhere_is_not_broken),
+        gpu_case(nothing_is_said_on_the_legacy_stream),
+        gpu_case(memory_is_aligned_on_a_driver_that_promises_less),
+        gpu_case(memory_of_other_kinds_is_refused_by_name),
+        gpu_case(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing),
+        gpu_case(where_memory_ends_is_asked_twice),
+        gpu_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),
     };
     return cmocka_run_group_tests_name("cuda_misuse", tests, NULL, NULL);
 }

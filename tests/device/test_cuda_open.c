@@ -3,8 +3,6 @@
 
 #include <stdlib.h>
 
-#include <refit/host.h>
-
 #include "device/cuda/cuda_driver.h"
 #include "tests/support/failing_alloc.h"
 
@@ -19,37 +17,22 @@ typedef struct driver_symbol {
 static const driver_symbol symbols[] = {RFT_CUDA_SYMBOLS(REQUIRED, OPTIONAL)};
 enum { SYMBOLS = COUNT_OF(symbols) };
 
-static void assert_opens(const char *spec)
-{
-    refit_device *device = NULL;
-    refit_error error = {0};
-    refit_status status = refit_device_open(spec, NULL, &device, &error);
-    if (status != REFIT_OK) print_error("%s\n", error.text);
-    assert_ok(status);
-    cuda_close(device);
-}
-
 /* A refusal leaves nothing open. */
 static void assert_fails(const char *spec, refit_status expected, const char *words)
 {
     refit_device *device = NULL;
-    refit_error error = {0};
-    assert_int_equal(refit_device_open(spec, NULL, &device, &error), expected);
+    assert_refused(refit_device_open(spec, NULL, &device, error), expected, words);
     assert_null(device);
-    assert_int_equal(error.status, expected);
-    if (strstr(error.text, words) == NULL) print_error("%s\n", error.text);
-    assert_says(&error, words);
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_int_equal(fake_cuda_depth(), 0);
 }
 
 static void a_gpu_describes_itself(void **state)
 {
-    refit_device *device = NULL;
     refit_device_info info = {.size = sizeof info};
     fake_cuda_set_attribute(1, RFT_CU_ATTR_HOST_NUMA, 3, true);
     fake_cuda_set_memory(1, 32 * MIB);
-    assert_ok(refit_device_open("cuda:1", NULL, &device, NULL));
+    refit_device *device = cuda_open_spec("cuda:1");
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_string_equal(info.kind, "cuda");
     assert_string_equal(info.name, "Fake GPU 1");
@@ -80,11 +63,9 @@ static void a_driver_that_knows_no_numa_leaves_it_to_the_bus(void **state)
 
 static void a_capacity_bounds_what_is_taken(void **state)
 {
-    refit_device *device = NULL;
-    void *memory;
-    assert_ok(refit_device_open("cuda:0:capacity=1MiB", NULL, &device, NULL));
+    refit_device *device = cuda_open_spec("cuda:0:capacity=1MiB");
+    void *memory, *more;
     assert_ok(refit_memory_alloc(device, MIB, &memory, NULL));
-    void *more;
     assert_refused(refit_memory_alloc(device, 1, &more, error), REFIT_ERR_DEVICE_MEMORY,
                    "0 of 1048576 are free");
     assert_ok(refit_memory_free(device, memory, NULL));
@@ -92,7 +73,7 @@ static void a_capacity_bounds_what_is_taken(void **state)
 
     /* No more than the GPU has. */
     refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_open("cuda:0:capacity=4GiB", NULL, &device, NULL));
+    device = cuda_open_spec("cuda:0:capacity=4GiB");
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_int_equal(info.capacity_bytes, 64 * MIB);
     cuda_close(device);
@@ -104,7 +85,7 @@ static void drivers_of_every_version_since_12_will_do(void **state)
     for (size_t i = 0; i < COUNT_OF(versions); i++) {
         fake_cuda_reset();
         fake_cuda_set_version(versions[i]);
-        assert_opens("cuda:0");
+        cuda_close(cuda_open());
     }
     fake_cuda_reset();
     fake_cuda_set_version(11080);
@@ -120,7 +101,7 @@ static void a_missing_symbol_is_named_or_done_without(void **state)
         if (symbols[i].required) {
             assert_fails("cuda:0", REFIT_ERR_UNSUPPORTED, symbols[i].name);
         } else {
-            assert_opens("cuda:0");
+            cuda_close(cuda_open());
         }
     }
 }
@@ -132,7 +113,7 @@ static void no_gpu_is_not_found(void **state)
     fake_cuda_set_devices(2);
     assert_fails("cuda:2", REFIT_ERR_NOT_FOUND, "\"cuda:2\": this process sees 2");
     assert_fails("cuda:99999", REFIT_ERR_NOT_FOUND, "\"cuda:99999\"");
-    assert_opens("cuda:1");
+    cuda_close(cuda_open_spec("cuda:1"));
 }
 
 static void a_gpu_that_may_not_be_used_says_why(void **state)
@@ -144,9 +125,9 @@ static void a_gpu_that_may_not_be_used_says_why(void **state)
     fake_cuda_set_attribute(0, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_PROHIBITED, true);
     assert_fails("cuda:0", REFIT_ERR_DEVICE, "nvidia-smi -i 0 -c DEFAULT");
     assert_fails("auto", REFIT_ERR_DEVICE, "nvidia-smi -i 0 -c DEFAULT");
-    assert_opens("cuda:1");
+    cuda_close(cuda_open_spec("cuda:1"));
     fake_cuda_set_attribute(0, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_EXCLUSIVE_PROCESS, true);
-    assert_opens("cuda:0");
+    cuda_close(cuda_open());
     fake_cuda_fail("cuDevicePrimaryCtxRetain", 1, 1, RFT_CU_INVALID_DEVICE);
     assert_fails("cuda:0", REFIT_ERR_BUSY, "exclusive mode");
 }
@@ -174,27 +155,17 @@ static void a_driver_that_does_not_start_says_why(void **state)
         fake_cuda_fail("cuInit", 1, 1, answers[i].result);
         assert_fails("auto", answers[i].status, answers[i].says);
     }
-    assert_opens("cuda:0");
-}
-
-static void keep_line(void *user, refit_log_level level, const char *line)
-{
-    (void)level;
-    strncpy(user, line, 399);
+    cuda_close(cuda_open());
 }
 
 static void open_auto(const char *kind, const char *words)
 {
-    char line[400] = "";
-    refit_device *device = NULL;
     refit_device_info info = {.size = sizeof info};
-    refit_set_log(keep_line, line, REFIT_LOG_INFO);
-    refit_status status = refit_device_open("auto", NULL, &device, NULL);
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    assert_ok(status);
+    heard_begin(REFIT_LOG_INFO);
+    refit_device *device = cuda_open_spec("auto");
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_string_equal(info.kind, kind);
-    assert_non_null(strstr(line, words));
+    assert_int_equal(heard_count(words), 1);
     cuda_close(device);
 }
 
@@ -268,7 +239,6 @@ static void opening_does_not_break_a_capture(void **state)
     refit_device *first = cuda_open();
     rft_cu_stream stream = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream);
-    assert_opens("cuda:0");
     cuda_close(cuda_open());
     assert_true(fake_cuda_capture_end(stream));
     fake_cuda_stream_free(stream);

@@ -17,78 +17,71 @@ static char *pages(uint64_t count)
     return memory;
 }
 
-static bool covered(refit_device *device, const void *memory, uint64_t bytes)
+static bool covered(const void *memory, uint64_t bytes)
 {
-    return rft_cuda_pinned_holds(rft_cuda_pins_find(device->self, memory), memory, bytes);
+    return rft_cuda_pinned_holds(rft_cuda_pins_find(gpu->self, memory), memory, bytes);
 }
 
 static void a_range_is_known_from_pin_to_unpin(void **state)
 {
-    refit_device *device = cuda_open();
     char *memory = pages(4);
-    assert_false(covered(device, memory, 1));
-    assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
-    assert_ok(rft_device_host_pin(device, memory + 2 * PAGE, PAGE, NULL));
-    assert_true(covered(device, memory, 2 * PAGE));
-    assert_true(covered(device, memory + PAGE, PAGE));
-    assert_true(covered(device, memory + 2 * PAGE, 1));
+    assert_false(covered(memory, 1));
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
+    assert_ok(rft_device_host_pin(gpu, memory + 2 * PAGE, PAGE, NULL));
+    assert_true(covered(memory, 2 * PAGE));
+    assert_true(covered(memory + PAGE, PAGE));
+    assert_true(covered(memory + 2 * PAGE, 1));
     /* Over two registrations, over the end of one, from before one. */
-    assert_false(covered(device, memory + PAGE, PAGE + 1));
-    assert_false(covered(device, memory + 3 * PAGE - 1, 2));
-    assert_false(covered(device, memory + 3 * PAGE, 1));
-    assert_false(covered(device, memory - 1, 2));
-    assert_false(covered(device, memory, UINT64_MAX));
-    rft_device_host_unpin(device, memory, 2 * PAGE);
-    assert_false(covered(device, memory, 1));
-    assert_true(covered(device, memory + 2 * PAGE, PAGE));
-    rft_device_host_unpin(device, memory + 2 * PAGE, PAGE);
+    assert_false(covered(memory + PAGE, PAGE + 1));
+    assert_false(covered(memory + 3 * PAGE - 1, 2));
+    assert_false(covered(memory + 3 * PAGE, 1));
+    assert_false(covered(memory - 1, 2));
+    assert_false(covered(memory, UINT64_MAX));
+    rft_device_host_unpin(gpu, memory, 2 * PAGE);
+    assert_false(covered(memory, 1));
+    assert_true(covered(memory + 2 * PAGE, PAGE));
+    rft_device_host_unpin(gpu, memory + 2 * PAGE, PAGE);
     assert_int_equal(fake_cuda_alive().registrations, 0);
-    cuda_close(device);
     free(memory);
 }
 
 static void many_ranges_are_found_in_any_order(void **state)
 {
     enum { COUNT = 101 };
-    refit_device *device = cuda_open();
     char *memory = pages(2 * COUNT);
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(rft_device_host_pin(device, memory + i * 37 % COUNT * 2 * PAGE, PAGE, NULL));
+        assert_ok(rft_device_host_pin(gpu, memory + i * 37 % COUNT * 2 * PAGE, PAGE, NULL));
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_true(covered(device, memory + i * 2 * PAGE, PAGE));
-        assert_false(covered(device, memory + i * 2 * PAGE, PAGE + 1));
-        assert_false(covered(device, memory + (i * 2 + 1) * PAGE, 1));
+        assert_true(covered(memory + i * 2 * PAGE, PAGE));
+        assert_false(covered(memory + i * 2 * PAGE, PAGE + 1));
+        assert_false(covered(memory + (i * 2 + 1) * PAGE, 1));
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        rft_device_host_unpin(device, memory + i * 53 % COUNT * 2 * PAGE, PAGE);
-        assert_false(covered(device, memory + i * 53 % COUNT * 2 * PAGE, PAGE));
+        rft_device_host_unpin(gpu, memory + i * 53 % COUNT * 2 * PAGE, PAGE);
+        assert_false(covered(memory + i * 53 % COUNT * 2 * PAGE, PAGE));
     }
-    cuda_close(device);
     free(memory);
 }
 
 static void memory_pinned_elsewhere_is_left_alone(void **state)
 {
-    refit_device *device = cuda_open();
     char *memory = pages(2);
-    assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
-    rft_device_host_unpin(device, memory + PAGE, PAGE);
-    assert_true(covered(device, memory, 2 * PAGE));
-    rft_device_host_unpin(device, memory, 2 * PAGE);
-    rft_device_host_unpin(device, memory, 2 * PAGE);
-    cuda_close(device);
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
+    rft_device_host_unpin(gpu, memory + PAGE, PAGE);
+    assert_true(covered(memory, 2 * PAGE));
+    rft_device_host_unpin(gpu, memory, 2 * PAGE);
+    rft_device_host_unpin(gpu, memory, 2 * PAGE);
     free(memory);
 }
 
 static void a_refusal_says_what_helps(void **state)
 {
-    refit_device *device = cuda_open();
     char *memory = pages(4);
-    assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
-    assert_refused(rft_device_host_pin(device, memory + PAGE, 2 * PAGE, error), REFIT_ERR_PIN,
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
+    assert_refused(rft_device_host_pin(gpu, memory + PAGE, 2 * PAGE, error), REFIT_ERR_PIN,
                    "page-locked already");
-    rft_device_host_unpin(device, memory, 2 * PAGE);
+    rft_device_host_unpin(gpu, memory, 2 * PAGE);
 
     static const rft_cu_result results[] = {RFT_CU_OUT_OF_MEMORY, RFT_CU_INVALID_VALUE,
                                             RFT_CU_OPERATING_SYSTEM, RFT_CU_NOT_SUPPORTED,
@@ -96,41 +89,40 @@ static void a_refusal_says_what_helps(void **state)
     for (unsigned i = 0; i < COUNT_OF(results); i++) {
         refit_error error = {0};
         fake_cuda_fail("cuMemHostRegister", 1, 1, results[i]);
-        assert_int_equal(rft_device_host_pin(device, memory, PAGE, &error), REFIT_ERR_PIN);
+        assert_int_equal(rft_device_host_pin(gpu, memory, PAGE, &error), REFIT_ERR_PIN);
         assert_int_equal(error.subsystem, results[i]);
         assert_says(&error, "CUDA_ERROR");
         assert_says(&error, "docker --memory");
         assert_says(&error, "ulimit -l does not count here");
         assert_says(&error, "offload.pin: prefer"); /* the last words: nothing was cut off */
-        assert_false(covered(device, memory, 1));
+        assert_false(covered(memory, 1));
     }
     fake_cuda_set_register_cap(2 * PAGE);
-    assert_refused(rft_device_host_pin(device, memory, 3 * PAGE, error), REFIT_ERR_PIN,
+    assert_refused(rft_device_host_pin(gpu, memory, 3 * PAGE, error), REFIT_ERR_PIN,
                    "offload.slab_bytes");
-    assert_ok(rft_device_host_pin(device, memory, 2 * PAGE, NULL));
-    rft_device_host_unpin(device, memory, 2 * PAGE);
-    cuda_close(device);
+    assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
+    rft_device_host_unpin(gpu, memory, 2 * PAGE);
     free(memory);
 }
 
 static void closing_takes_back_what_is_left(void **state)
 {
-    refit_device *device = cuda_open();
     char *memory = pages(3);
     for (unsigned i = 0; i < 3; i++) {
-        assert_ok(rft_device_host_pin(device, memory + i * PAGE, PAGE, NULL));
+        assert_ok(rft_device_host_pin(gpu, memory + i * PAGE, PAGE, NULL));
     }
-    cuda_close(device);
+    cuda_close(gpu);
+    gpu = NULL;
     assert_int_equal(fake_cuda_alive().registrations, 0);
     free(memory);
 }
 
-static refit_status pin_each(refit_device *device, char *memory, unsigned count)
+static refit_status pin_each(char *memory, unsigned count)
 {
     refit_status status = REFIT_OK;
     for (unsigned i = 0; i < count && status == REFIT_OK; i++) {
-        status = rft_device_host_pin(device, memory + i * PAGE, PAGE, NULL);
-        assert_int_equal(covered(device, memory + i * PAGE, PAGE), status == REFIT_OK);
+        status = rft_device_host_pin(gpu, memory + i * PAGE, PAGE, NULL);
+        assert_int_equal(covered(memory + i * PAGE, PAGE), status == REFIT_OK);
     }
     return status;
 }
@@ -140,12 +132,11 @@ static void a_list_that_cannot_grow_leaves_nothing_pinned(void **state)
     char *memory = pages(100);
     bool met = true;
     for (uint64_t nth = 1; met; nth++) {
-        refit_device *device = NULL;
         failing_alloc_begin(nth);
-        refit_status status = refit_device_open("cuda:0", NULL, &device, NULL);
+        refit_status status = refit_device_open("cuda:0", NULL, &gpu, NULL);
         if (status == REFIT_OK) {
-            status = pin_each(device, memory, 100);
-            cuda_close(device);
+            status = pin_each(memory, 100);
+            cuda_close(gpu);
         }
         met = failing_alloc_end();
         assert_int_equal(status, met ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
@@ -157,11 +148,11 @@ static void a_list_that_cannot_grow_leaves_nothing_pinned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cuda_case(a_range_is_known_from_pin_to_unpin),
-        cuda_case(many_ranges_are_found_in_any_order),
-        cuda_case(memory_pinned_elsewhere_is_left_alone),
-        cuda_case(a_refusal_says_what_helps),
-        cuda_case(closing_takes_back_what_is_left),
+        gpu_case(a_range_is_known_from_pin_to_unpin),
+        gpu_case(many_ranges_are_found_in_any_order),
+        gpu_case(memory_pinned_elsewhere_is_left_alone),
+        gpu_case(a_refusal_says_what_helps),
+        gpu_case(closing_takes_back_what_is_left),
         cuda_case(a_list_that_cannot_grow_leaves_nothing_pinned),
     };
     return cmocka_run_group_tests_name("cuda_pin", tests, NULL, NULL);

@@ -4,40 +4,16 @@
 
 #include <stdlib.h>
 
-#include <refit/host.h>
-
 #include "base/thread.h"
 #include "device/cuda/cuda_bounce.h"
 
 static const char *const gathering[] = {"offload.small_bytes=32KiB", "offload.staging_bytes=1MiB",
                                         NULL};
 
-static unsigned lines;
-
-static void count_line(void *user, refit_log_level level, const char *text)
+static void open_small(void)
 {
-    (void)user;
-    (void)level;
-    if (strstr(text, "small copies") != NULL) lines++;
-}
-
-static int begin(void **state)
-{
-    lines = 0;
-    refit_set_log(count_line, NULL, REFIT_LOG_WARNING);
-    return cuda_case_begin(state);
-}
-
-static int end(void **state)
-{
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    return cuda_case_end(state);
-}
-
-static void open_small(copy_rig *rig)
-{
-    rig_open(rig, 4 * MIB, gathering);
-    rig_lay(rig, 4000, 900, 124, 124, 60);
+    rig_open(4 * MIB, gathering);
+    rig_lay(4000, 900, 124, 124, 60);
 }
 
 /* ---- Order ------------------------------------------------------------------------------- */
@@ -45,79 +21,72 @@ static void open_small(copy_rig *rig)
 /* The stream stands while both batches are put; each sees what the one before has left. */
 static void batches_follow_each_other_on_their_stream(void **state)
 {
-    copy_rig rig;
-    open_small(&rig);
-    rig_fill(&rig, true, 1);
+    open_small();
+    rig_fill(true, 1);
     fake_cuda_stop_stream(rig.stream.native);
     assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
     assert_ok(rft_device_zero(rig.device, rig.stream, rig.memory, rig.bytes, &rig.error));
     assert_ok(rig_put(&rig, false, RFT_COPY_STREAM));
     fake_cuda_go_stream(rig.stream.native);
     rig_wait(&rig);
-    rig_check(&rig, true, 1);
+    rig_check(true, 1);
     for (uint32_t i = 0; i < rig.count; i++) {
         const char *there = fake_cuda_bytes((uintptr_t)rig.back[i].to, rig.back[i].bytes);
         assert_memory_equal(there, rig.back[i].from, rig.back[i].bytes);
     }
-    rig_close(&rig);
 }
 
 /* What the host side holds when the stream gets there, not when the batch was put. */
 static void sources_are_read_in_stream_order(void **state)
 {
-    copy_rig rig;
-    open_small(&rig);
+    open_small();
     for (uint64_t small = 0; small < 2; small++) {
         for (uint32_t i = 0; i < rig.count; i++) {
             rig.back[i].known_memory = small;
         }
-        rig_fill(&rig, false, 1);
+        rig_fill(false, 1);
         fake_cuda_stop_stream(rig.stream.native);
         assert_ok(rig_put(&rig, false, RFT_COPY_STREAM));
         fake_cuda_settle();
-        rig_fill(&rig, false, 2);
+        rig_fill(false, 2);
         fake_cuda_go_stream(rig.stream.native);
         rig_wait(&rig);
-        rig_check(&rig, false, 2);
+        rig_check(false, 2);
     }
-    rig_close(&rig);
 }
 
 /* Then the driver may read at once, and the fake one tells of sources that change afterwards. */
-static bool is_read_at_once(copy_rig *rig)
+static bool is_read_at_once(void)
 {
-    rig_fill(rig, false, 1);
-    fake_cuda_stop_stream(rig->stream.native);
-    assert_ok(rig_put(rig, false, RFT_COPY_ANY));
+    rig_fill(false, 1);
+    fake_cuda_stop_stream(rig.stream.native);
+    assert_ok(rig_put(&rig, false, RFT_COPY_ANY));
     fake_cuda_settle();
-    char first = rig->host[0];
-    rig->host[0] = (char)(first + 1);
-    fake_cuda_go_stream(rig->stream.native);
-    rig_wait(rig);
-    bool early = *(char *)fake_cuda_bytes((uintptr_t)rig->memory, 1) == first;
+    char first = rig.host[0];
+    rig.host[0] = (char)(first + 1);
+    fake_cuda_go_stream(rig.stream.native);
+    rig_wait(&rig);
+    bool early = *(char *)fake_cuda_bytes((uintptr_t)rig.memory, 1) == first;
     fake_cuda_forgive();
     return early;
 }
 
 static void host_memory_may_be_read_at_once_where_that_is_allowed(void **state)
 {
-    copy_rig rig;
-    open_small(&rig);
-    assert_true(is_read_at_once(&rig)); /* gathered */
+    open_small();
+    assert_true(is_read_at_once()); /* gathered */
     for (uint32_t i = 0; i < rig.count; i++) {
         rig.back[i].known_memory = false;
     }
-    assert_true(is_read_at_once(&rig)); /* by the engines */
-    rig_close(&rig);
+    assert_true(is_read_at_once()); /* by the engines */
 }
 
 /* One source on the device: work before the batch writes it. */
 static void memory_of_the_device_is_never_read_at_once(void **state)
 {
     for (int small = 0; small < 2; small++) {
-        copy_rig rig;
-        open_small(&rig);
-        rig_fill(&rig, false, 1);
+        open_small();
+        rig_fill(false, 1);
         for (uint32_t i = 0; i < rig.count; i++) {
             if (i % 40 >= 20) rig.back[i] = rig.out[i];
             rig.back[i].known_memory = small;
@@ -134,7 +103,7 @@ static void memory_of_the_device_is_never_read_at_once(void **state)
             assert_int_equal(here[0], 0);
             assert_int_equal(here[rig.back[i].bytes - 1], 0);
         }
-        rig_close(&rig);
+        rig_case_again();
     }
 }
 
@@ -145,11 +114,11 @@ static void memory_of_the_device_is_never_read_at_once(void **state)
 /* More streams than bounce buffers, and each stands in turn: the others get through. */
 static void no_stream_waits_for_another(void **state)
 {
-    copy_rig rig, parts[STREAMS];
-    open_small(&rig);
-    rig_fill(&rig, true, 1);
+    copy_rig parts[STREAMS];
+    open_small();
+    rig_fill(true, 1);
     for (uint32_t i = 0; i < STREAMS; i++) {
-        parts[i] = rig_part(&rig, i, STREAMS);
+        parts[i] = rig_part(i, STREAMS);
     }
     for (int held = 0; held < STREAMS; held++) {
         fake_cuda_stop_stream(parts[held].stream.native);
@@ -165,26 +134,25 @@ static void no_stream_waits_for_another(void **state)
     for (int i = 0; i < STREAMS; i++) {
         assert_ok(refit_stream_close(rig.device, parts[i].stream, &rig.error));
     }
-    rig_check(&rig, true, 1);
+    rig_check(true, 1);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    rig_close(&rig);
 }
 
 typedef struct worker {
     rft_thread thread;
-    copy_rig rig;
+    copy_rig part;
     refit_status status;
 } worker;
 
 static void *run_worker(void *user)
 {
     worker *self = user;
-    copy_rig *rig = &self->rig;
+    copy_rig *part = &self->part;
     for (int i = 0; i < 10 && self->status == REFIT_OK; i++) {
         bool out = i % 2 == 0;
-        self->status = rig_put(rig, out, out ? RFT_COPY_STREAM : RFT_COPY_ANY);
+        self->status = rig_put(part, out, out ? RFT_COPY_STREAM : RFT_COPY_ANY);
         if (self->status == REFIT_OK) {
-            self->status = refit_stream_wait(rig->device, rig->stream, TIMEOUT_MS, &rig->error);
+            self->status = refit_stream_wait(part->device, part->stream, TIMEOUT_MS, &part->error);
         }
     }
     return NULL;
@@ -194,30 +162,27 @@ static void *run_worker(void *user)
 static void threads_copy_at_once(void **state)
 {
     enum { WORKERS = 4 };
-    copy_rig rig;
     worker workers[WORKERS];
-    open_small(&rig);
-    rig_fill(&rig, true, 3);
+    open_small();
+    rig_fill(true, 3);
     for (uint32_t i = 0; i < WORKERS; i++) {
-        workers[i] = (worker){.rig = rig_part(&rig, i, WORKERS)};
+        workers[i] = (worker){.part = rig_part(i, WORKERS)};
         assert_ok(rft_thread_start(&workers[i].thread, "copier", run_worker, &workers[i], NULL));
     }
     for (uint32_t i = 0; i < WORKERS; i++) {
         rft_thread_join(workers[i].thread);
         assert_ok(workers[i].status);
-        assert_ok(refit_stream_close(rig.device, workers[i].rig.stream, &rig.error));
+        assert_ok(refit_stream_close(rig.device, workers[i].part.stream, &rig.error));
     }
-    rig_check(&rig, true, 3);
-    rig_close(&rig);
+    rig_check(true, 3);
 }
 
 /* The stream stands, and more is put on it than the table holds: the engines take the rest. */
 static void a_stream_that_stands_for_long_is_not_waited_for(void **state)
 {
-    copy_rig rig;
-    rig_open(&rig, 2 * MIB, gathering);
-    rig_lay(&rig, RIG_BATCH, 100, 20, 20, 20);
-    rig_fill(&rig, true, 1);
+    rig_open(2 * MIB, gathering);
+    rig_lay(RIG_BATCH, 100, 20, 20, 20);
+    rig_fill(true, 1);
     fake_cuda_stop_stream(rig.stream.native);
     for (int i = 0; i < 9; i++) {
         assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
@@ -225,55 +190,50 @@ static void a_stream_that_stands_for_long_is_not_waited_for(void **state)
     assert_int_not_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
     fake_cuda_go_stream(rig.stream.native);
     rig_wait(&rig);
-    rig_check(&rig, true, 1);
-    rig_round(&rig, 2);
-    rig_close(&rig);
+    rig_check(true, 1);
+    rig_round(2);
 }
 
 /* ---- What is missing --------------------------------------------------------------------- */
 
 static void without_kernels_the_engines_do_the_work(void **state)
 {
-    copy_rig rig;
     fake_cuda_fail("cuLibraryLoadData", 1, 2, RFT_CU_INVALID_IMAGE);
-    open_small(&rig);
-    rig_round(&rig, 1);
-    assert_int_equal(rig_small_bytes(&rig), 0);
+    open_small();
+    rig_round(1);
+    assert_int_equal(rig_small_bytes(), 0);
     assert_int_equal(fake_cuda_alive().host_memories, 0);
-    rig_close(&rig);
 }
 
 static void without_memory_the_engines_do_the_work_for_now(void **state)
 {
-    copy_rig rig;
-    open_small(&rig);
+    open_small();
     fake_cuda_set_taken(0, 60 * MIB); /* of 64 */
     for (unsigned i = 0; i < 8; i++) {
-        rig_round(&rig, i);
+        rig_round(i);
     }
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    assert_int_equal(lines, 1);
+    assert_int_equal(heard_count("small copies"), 1);
     fake_cuda_set_taken(0, 0);
     for (unsigned i = 0; i < 8; i++) {
-        rig_round(&rig, i);
+        rig_round(i);
     }
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
-    assert_int_equal(lines, 1);
-    rig_close(&rig);
+    assert_int_equal(heard_count("small copies"), 1);
 }
 
 /* ---- What fails -------------------------------------------------------------------------- */
 
 /* One batch each way, of which any may fail; what was put is waited for. */
-static refit_status try_round(copy_rig *rig)
+static refit_status try_round(void)
 {
     refit_status status = REFIT_OK;
     for (int out = 1; out >= 0; out--) {
-        rig_fill(rig, out, 5);
-        refit_status put = rig_put(rig, out, RFT_COPY_STREAM);
+        rig_fill(out, 5);
+        refit_status put = rig_put(&rig, out, RFT_COPY_STREAM);
         status = rft_keep_first(status, put);
         fake_cuda_settle();
-        if (put == REFIT_OK) rig_check(rig, out, 5);
+        if (put == REFIT_OK) rig_check(out, 5);
     }
     return status;
 }
@@ -284,23 +244,19 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
     unsigned failures = 0;
     bool over = false;
     for (unsigned nth = 1; !over; nth++) {
-        copy_rig rig;
-        fake_cuda_reset();
-        rig_open(&rig, 2 * MIB, gathering);
-        rig_lay(&rig, 1500, 900, 124, 124, 60);
+        rig_case_again();
+        rig_open(2 * MIB, gathering);
+        rig_lay(1500, 900, 124, 124, 60);
         rig.out[700].known_memory = rig.back[700].known_memory = false;
         uint64_t before = fake_cuda_calls(NULL);
         fake_cuda_fail("*", nth, 1, RFT_CU_INVALID_VALUE);
-        refit_status status = try_round(&rig);
+        refit_status status = try_round();
         over = fake_cuda_calls(NULL) - before < nth;
         if (status != REFIT_OK) failures++;
-        if (status != REFIT_OK && status != REFIT_ERR_COPY) {
+        if (status != REFIT_OK && status != REFIT_ERR_COPY)
             assert_int_equal(status, REFIT_ERR_DEVICE);
-        }
         fake_cuda_forget_faults();
-        rig_round(&rig, 7);
-        rig_close(&rig);
-        assert_string_equal(fake_cuda_violation(), "");
+        rig_round(7);
     }
     assert_in_range(failures, 10, 100);
 }
@@ -308,31 +264,27 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
 /* Once a bounce buffer's events cannot be told any more, others take its place, or the engines. */
 static void bounce_buffers_that_break_are_not_used_again(void **state)
 {
-    copy_rig rig;
-    open_small(&rig);
-    rig_round(&rig, 1);
+    open_small();
+    rig_round(1);
     for (int i = 0; i < 3; i++) {
-        rig_fill(&rig, true, 2);
+        rig_fill(true, 2);
         fake_cuda_fail("cuEventRecord", 2, 3, RFT_CU_INVALID_VALUE);
         (void)rig_put(&rig, true, RFT_COPY_STREAM);
         fake_cuda_forget_faults();
         fake_cuda_settle();
-        rig_round(&rig, 3);
+        rig_round(3);
     }
     uint64_t launches = fake_cuda_calls("cuLaunchKernel");
-    rig_round(&rig, 4);
+    rig_round(4);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches);
-    rig_close(&rig);
 }
 
 static void a_lost_gpu_is_reported_and_closes(void **state)
 {
-    copy_rig rig;
-    open_small(&rig);
-    rig_round(&rig, 1);
+    open_small();
+    rig_round(1);
     fake_cuda_lose(0, RFT_CU_ILLEGAL_ADDRESS);
     assert_int_equal(rig_put(&rig, true, RFT_COPY_STREAM), REFIT_ERR_DEVICE);
-    rig_close(&rig);
 }
 
 /* Work that does not end, on a bounce buffer that closes: what it uses stays. */
@@ -363,24 +315,22 @@ static void a_bounce_buffer_that_hangs_keeps_its_memory(void **state)
     fake_cuda_reset();
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(batches_follow_each_other_on_their_stream),
-        TEST(sources_are_read_in_stream_order),
-        TEST(host_memory_may_be_read_at_once_where_that_is_allowed),
-        TEST(memory_of_the_device_is_never_read_at_once),
-        TEST(no_stream_waits_for_another),
-        TEST(threads_copy_at_once),
-        TEST(a_stream_that_stands_for_long_is_not_waited_for),
-        TEST(without_kernels_the_engines_do_the_work),
-        TEST(without_memory_the_engines_do_the_work_for_now),
-        TEST(every_failed_call_leaves_the_stream_usable),
-        TEST(bounce_buffers_that_break_are_not_used_again),
-        TEST(a_lost_gpu_is_reported_and_closes),
-        TEST(a_bounce_buffer_that_hangs_keeps_its_memory),
+        rig_case(batches_follow_each_other_on_their_stream),
+        rig_case(sources_are_read_in_stream_order),
+        rig_case(host_memory_may_be_read_at_once_where_that_is_allowed),
+        rig_case(memory_of_the_device_is_never_read_at_once),
+        rig_case(no_stream_waits_for_another),
+        rig_case(threads_copy_at_once),
+        rig_case(a_stream_that_stands_for_long_is_not_waited_for),
+        rig_case(without_kernels_the_engines_do_the_work),
+        rig_case(without_memory_the_engines_do_the_work_for_now),
+        rig_case(every_failed_call_leaves_the_stream_usable),
+        rig_case(bounce_buffers_that_break_are_not_used_again),
+        rig_case(a_lost_gpu_is_reported_and_closes),
+        rig_case(a_bounce_buffer_that_hangs_keeps_its_memory),
     };
     return cmocka_run_group_tests_name("cuda_staging", tests, NULL, NULL);
 }

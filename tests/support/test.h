@@ -34,9 +34,13 @@
                                   __LINE__),                                                       \
              0)))
 
-#define assert_ok(call)           assert_int_equal((call), REFIT_OK)
-#define assert_invalid(call)      assert_int_equal((call), REFIT_ERR_INVALID)
-#define assert_says(error, words) assert_non_null(strstr((error)->text, (words)))
+#define assert_ok(call)      assert_int_equal((call), REFIT_OK)
+#define assert_invalid(call) assert_int_equal((call), REFIT_ERR_INVALID)
+#define assert_says(error, words)                                                                  \
+    do {                                                                                           \
+        if (strstr((error)->text, (words)) == NULL)                                                \
+            fail_msg("\"%s\" lacks \"%s\"", (error)->text, (words));                               \
+    } while (0)
 
 /* The call, which is given `error`, is refused with the status, and the sentence has the words. */
 #define assert_refused(call, expected, words)                                                      \
