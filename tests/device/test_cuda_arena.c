@@ -1,20 +1,14 @@
 /* Arenas on a GPU, against the fake driver: few handles, every driver call that fails, a full GPU,
  * streams of the caller's that still work, and GPUs that cannot do it. */
-#include <stdio.h>
-
-#include <refit/host.h>
+#include "tests/device/cuda_case.h"
 
 #include "base/alloc.h"
-#include "device/device.h"
-#include "fake_cuda.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/test.h"
 
 #define PAGE  (2 * MIB)
 #define CHUNK (8 * MIB)
 
 typedef struct fixture {
-    refit_device *device;
     char *base;
     uint64_t bytes;
     refit_error error;
@@ -27,55 +21,59 @@ static refit_status open_device(const char *spec, const char *chunk)
     refit_config config;
     refit_config_init(&config, sizeof config);
     RFT_TRY(refit_config_set(&config, "offload.chunk_bytes", chunk, &all.error));
-    return refit_device_open(spec, &config, &all.device, &all.error);
+    return refit_device_open(spec, &config, &gpu, &all.error);
 }
 
 static void reserve(uint64_t bytes)
 {
     void *base;
     uint64_t granule;
-    assert_ok(rft_device_reserve(all.device, bytes, &base, &granule, &all.error));
+    assert_ok(rft_device_reserve(gpu, bytes, &base, &granule, &all.error));
     assert_int_equal(granule, PAGE);
     all.base = base;
     all.bytes = bytes;
 }
 
 /* 5 chunks, the last of which has one page. */
-static int set_up(void **state)
+static int begin(void **state)
 {
     memset(&all, 0, sizeof all);
-    fake_cuda_reset();
-    if (open_device("cuda:0", "8MiB") != REFIT_OK) return -1;
+    (void)cuda_case_begin(state);
+    assert_ok(open_device("cuda:0", "8MiB"));
     reserve(4 * CHUNK + PAGE);
     return 0;
 }
 
-/* The library leaves nothing behind at the driver, and has broken none of its rules. */
-static int tear_down(void **state)
+static int end(void **state)
 {
     fake_cuda_forget_faults();
-    if (all.base != NULL) rft_device_unreserve(all.device, all.base, all.bytes);
-    assert_ok(refit_device_close(all.device, &all.error));
-    assert_int_equal(fake_cuda_leaks(), 0);
-    assert_string_equal(fake_cuda_violation(), "");
-    return 0;
+    if (all.base != NULL) rft_device_unreserve(gpu, all.base, all.bytes);
+    return gpu_case_end(state);
 }
 
 static refit_status commit(uint64_t from, uint64_t bytes)
 {
-    return rft_device_commit(all.device, all.base + from, bytes, &all.error);
+    return rft_device_commit(gpu, all.base + from, bytes, &all.error);
 }
 
 static refit_status decommit(uint64_t from, uint64_t bytes, uint64_t *freed)
 {
-    return rft_device_decommit(all.device, all.base + from, bytes, freed, &all.error);
+    return rft_device_decommit(gpu, all.base + from, bytes, freed, &all.error);
+}
+
+/* Decommits, and returns what was freed. */
+static uint64_t let_go(uint64_t from, uint64_t bytes)
+{
+    uint64_t freed = 77;
+    assert_ok(decommit(from, bytes, &freed));
+    return freed;
 }
 
 /* So much has the driver given, and refit says the same. */
 static void assert_taken(uint64_t bytes)
 {
     refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_describe(all.device, &info, NULL));
+    assert_ok(refit_device_describe(gpu, &info, NULL));
     assert_int_equal(info.used_bytes, bytes);
     assert_int_equal(fake_cuda_used(0), bytes);
 }
@@ -98,7 +96,6 @@ static void assert_filled(uint64_t from, uint64_t bytes, int byte)
 
 static void memory_comes_and_goes_in_few_large_handles(void **state)
 {
-    uint64_t freed;
     assert_ok(commit(PAGE, 4 * CHUNK));
     assert_int_equal(fake_cuda_calls("cuMemCreate"), 5);
     assert_int_equal(fake_cuda_calls("cuMemMap"), 5);
@@ -106,12 +103,10 @@ static void memory_comes_and_goes_in_few_large_handles(void **state)
     assert_taken(4 * CHUNK + PAGE);
     assert_ok(commit(0, PAGE));
     assert_int_equal(fake_cuda_calls("cuMemCreate"), 5);
-    assert_ok(decommit(PAGE, 4 * CHUNK, &freed));
-    assert_int_equal(freed, 3 * CHUNK + PAGE);
+    assert_int_equal(let_go(PAGE, 4 * CHUNK), 3 * CHUNK + PAGE);
     assert_taken(CHUNK);
     assert_int_equal(fake_cuda_calls("cuMemUnmap"), 4);
-    assert_ok(decommit(0, all.bytes, &freed));
-    assert_int_equal(freed, CHUNK);
+    assert_int_equal(let_go(0, all.bytes), CHUNK);
     assert_int_equal(fake_cuda_alive().physicals, 0);
     assert_int_equal(fake_cuda_alive().mappings, 0);
     assert_int_equal(fake_cuda_alive().reservations, 1);
@@ -120,13 +115,12 @@ static void memory_comes_and_goes_in_few_large_handles(void **state)
 static void no_chunk_is_larger_than_its_reservation(void **state)
 {
     char *first = all.base;
-    uint64_t first_bytes = all.bytes, freed;
+    uint64_t first_bytes = all.bytes;
     reserve(3 * PAGE);
     assert_ok(commit(PAGE, PAGE));
     assert_taken(3 * PAGE);
-    assert_ok(decommit(PAGE, PAGE, &freed));
-    assert_int_equal(freed, 3 * PAGE);
-    rft_device_unreserve(all.device, all.base, all.bytes);
+    assert_int_equal(let_go(PAGE, PAGE), 3 * PAGE);
+    rft_device_unreserve(gpu, all.base, all.bytes);
     all.base = first;
     all.bytes = first_bytes;
 }
@@ -148,7 +142,6 @@ static void refuse_commit(const char *symbol, unsigned nth, rft_cu_result result
 
 static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
 {
-    uint64_t freed;
     assert_ok(commit(CHUNK, PAGE));
     fill(CHUNK, PAGE, 7);
     for (unsigned nth = 1; nth <= 3; nth++) {
@@ -160,8 +153,7 @@ static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
     assert_ok(commit(PAGE, 3 * CHUNK));
     assert_taken(4 * CHUNK);
     assert_filled(CHUNK, PAGE, 7);
-    assert_ok(decommit(0, all.bytes, &freed));
-    assert_int_equal(freed, 4 * CHUNK);
+    assert_int_equal(let_go(0, all.bytes), 4 * CHUNK);
 }
 
 /* The way to the device fails too: what the driver kept is still counted, and used or given back
@@ -171,16 +163,14 @@ static void a_rollback_that_fails_loses_nothing(void **state)
     static const char *const undo[] = {"cuMemUnmap", "cuMemRelease"};
     for (size_t i = 0; i < 2; i++) {
         for (int again = 0; again < 2; again++) {
-            uint64_t freed;
             fake_cuda_fail("cuMemSetAccess", 2, 1, RFT_CU_INVALID_VALUE);
             fake_cuda_fail(undo[i], 1, 1, RFT_CU_INVALID_VALUE);
             assert_int_equal(commit(0, 3 * CHUNK), REFIT_ERR_DEVICE);
-            assert_non_null(strstr(all.error.text, "accessible"));
+            assert_says(&all.error, "accessible");
             assert_taken(CHUNK);
             if (again == 0) assert_ok(commit(0, 3 * CHUNK));
             if (again == 0) assert_taken(3 * CHUNK);
-            assert_ok(decommit(0, 3 * CHUNK, &freed));
-            assert_int_equal(freed, again == 0 ? 3 * CHUNK : CHUNK);
+            assert_int_equal(let_go(0, 3 * CHUNK), again == 0 ? 3 * CHUNK : CHUNK);
             assert_taken(0);
         }
     }
@@ -198,10 +188,9 @@ static void decommit_that_fails_half_way_goes_on_where_it_was(void **state)
         assert_int_equal(freed, 2 * CHUNK);
         assert_taken(2 * CHUNK + PAGE);
         assert_filled(3 * CHUNK, CHUNK, 9);
-        assert_ok(decommit(0, 3 * CHUNK, &freed));
-        assert_int_equal(freed, CHUNK);
+        assert_int_equal(let_go(0, 3 * CHUNK), CHUNK);
         assert_taken(CHUNK + PAGE);
-        assert_ok(decommit(0, all.bytes, &freed));
+        (void)let_go(0, all.bytes);
     }
 }
 
@@ -215,8 +204,7 @@ static void memory_that_did_not_go_is_committed_again(void **state)
     assert_int_equal(decommit(0, CHUNK, &freed), REFIT_ERR_DEVICE);
     assert_filled(0, CHUNK, 5);
     /* All of it is still there: a part that goes now takes nothing along. */
-    assert_ok(decommit(PAGE, CHUNK - PAGE, &freed));
-    assert_int_equal(freed, 0);
+    assert_int_equal(let_go(PAGE, CHUNK - PAGE), 0);
     assert_filled(0, PAGE, 5);
     assert_ok(commit(0, CHUNK));
     fake_cuda_fail("cuMemRelease", 1, 1, RFT_CU_INVALID_VALUE);
@@ -225,19 +213,15 @@ static void memory_that_did_not_go_is_committed_again(void **state)
     assert_ok(commit(0, PAGE));
     assert_taken(CHUNK);
     assert_int_equal(fake_cuda_calls("cuMemCreate"), 1);
-    assert_ok(decommit(0, PAGE, &freed));
-    assert_int_equal(freed, CHUNK);
+    assert_int_equal(let_go(0, PAGE), CHUNK);
 }
 
 static void others_on_the_gpu_leave_too_little_until_they_go(void **state)
 {
     fake_cuda_set_taken(0, 64 * MIB - 2 * CHUNK);
     assert_int_equal(commit(0, 3 * CHUNK), REFIT_ERR_DEVICE_MEMORY);
-    char need[64], left[64];
-    snprintf(need, sizeof need, "%llu bytes were asked for", 3 * (unsigned long long)CHUNK);
-    snprintf(left, sizeof left, "%llu of", 2 * (unsigned long long)CHUNK);
-    assert_non_null(strstr(all.error.text, need));
-    assert_non_null(strstr(all.error.text, left));
+    assert_says(&all.error, "25165824 bytes were asked for");
+    assert_says(&all.error, "16777216 of");
     assert_taken(0);
     assert_ok(commit(0, 2 * CHUNK));
     fake_cuda_set_taken(0, 0);
@@ -247,16 +231,15 @@ static void others_on_the_gpu_leave_too_little_until_they_go(void **state)
 
 static void an_ordered_capacity_holds_for_chunks(void **state)
 {
-    uint64_t freed;
-    rft_device_unreserve(all.device, all.base, all.bytes);
-    assert_ok(refit_device_close(all.device, &all.error));
+    rft_device_unreserve(gpu, all.base, all.bytes);
+    assert_ok(refit_device_close(gpu, &all.error));
     assert_ok(open_device("cuda:0:capacity=20MiB", "8MiB"));
     reserve(4 * CHUNK);
     assert_ok(commit(0, CHUNK + PAGE));
     assert_int_equal(commit(2 * CHUNK, PAGE), REFIT_ERR_DEVICE_MEMORY);
     assert_int_equal(commit(0, 3 * CHUNK), REFIT_ERR_DEVICE_MEMORY);
     assert_taken(2 * CHUNK);
-    assert_ok(decommit(0, CHUNK, &freed));
+    (void)let_go(0, CHUNK);
     assert_ok(commit(2 * CHUNK, PAGE));
     assert_taken(2 * CHUNK);
 }
@@ -267,17 +250,17 @@ static void reservations_that_touch_are_two(void **state)
     void *bases[8];
     uint64_t granule;
     for (int i = 0; i < 8; i++) {
-        assert_ok(rft_device_reserve(all.device, PAGE, &bases[i], &granule, &all.error));
-        assert_ok(rft_device_commit(all.device, bases[i], PAGE, &all.error));
-        assert_invalid(rft_device_commit(all.device, bases[i], 2 * PAGE, &all.error));
+        assert_ok(rft_device_reserve(gpu, PAGE, &bases[i], &granule, &all.error));
+        assert_ok(rft_device_commit(gpu, bases[i], PAGE, &all.error));
+        assert_invalid(rft_device_commit(gpu, bases[i], 2 * PAGE, &all.error));
     }
     for (int i = 0; i < 8; i += 2) {
-        assert_ok(rft_device_decommit(all.device, bases[i], PAGE, &freed, &all.error));
+        assert_ok(rft_device_decommit(gpu, bases[i], PAGE, &freed, &all.error));
         assert_int_equal(freed, PAGE);
     }
     assert_taken(4 * PAGE);
     for (int i = 0; i < 8; i++) {
-        rft_device_unreserve(all.device, bases[i], PAGE);
+        rft_device_unreserve(gpu, bases[i], PAGE);
     }
     assert_taken(0);
 }
@@ -291,41 +274,37 @@ static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
     assert_ok(commit(0, all.bytes));
-    assert_ok(rft_device_reserve_use(all.device, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_use(gpu, all.base, stream, &all.error));
     fake_cuda_stop_stream(native);
-    assert_ok(rft_device_zero(all.device, stream, all.base, all.bytes, &all.error));
-    all.device->wait_most_ms = 1;
+    assert_ok(rft_device_zero(gpu, stream, all.base, all.bytes, &all.error));
+    gpu->wait_most_ms = 1;
     assert_int_equal(decommit(0, all.bytes, &freed), REFIT_ERR_TIMEOUT);
     assert_int_equal(freed, 0);
-    assert_int_equal(rft_device_reserve_unuse(all.device, all.base, stream, &all.error),
+    assert_int_equal(rft_device_reserve_unuse(gpu, all.base, stream, &all.error),
                      REFIT_ERR_TIMEOUT);
     assert_taken(all.bytes);
     assert_int_equal(fake_cuda_calls("cuMemUnmap"), 0);
     fake_cuda_go_stream(native);
-    all.device->wait_most_ms = TIMEOUT_MS;
-    assert_ok(decommit(0, all.bytes, &freed));
-    assert_int_equal(freed, all.bytes);
+    gpu->wait_most_ms = TIMEOUT_MS;
+    assert_int_equal(let_go(0, all.bytes), all.bytes);
     /* Once its use has ended it may go, and is not asked again. */
-    assert_ok(rft_device_reserve_unuse(all.device, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_unuse(gpu, all.base, stream, &all.error));
     fake_cuda_stream_free(native);
-    assert_ok(decommit(0, all.bytes, &freed));
+    (void)let_go(0, all.bytes);
 }
 
 static void the_legacy_stream_may_use_it_too(void **state)
 {
-    uint64_t freed;
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     assert_ok(commit(0, PAGE));
-    assert_ok(rft_device_reserve_use(all.device, all.base, legacy, &all.error));
-    assert_ok(decommit(0, PAGE, &freed));
-    assert_int_equal(freed, CHUNK);
+    assert_ok(rft_device_reserve_use(gpu, all.base, legacy, &all.error));
+    assert_int_equal(let_go(0, PAGE), CHUNK);
 }
 
 static void a_stream_of_another_context_is_refused(void **state)
 {
     rft_cu_stream native = fake_cuda_stream(fake_cuda_other_context(0), 0);
-    assert_invalid(
-        rft_device_reserve_use(all.device, all.base, (refit_stream_ref){native}, &all.error));
+    assert_invalid(rft_device_reserve_use(gpu, all.base, (refit_stream_ref){native}, &all.error));
     assert_int_equal(fake_cuda_alive().events, 0);
     fake_cuda_stream_free(native);
 }
@@ -338,15 +317,13 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
     const refit_stream_ref stream = {native};
     fake_cuda_capture_begin(native);
     assert_ok(commit(0, PAGE));
-    assert_ok(rft_device_reserve_use(all.device, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_use(gpu, all.base, stream, &all.error));
     assert_int_equal(decommit(0, PAGE, &freed), REFIT_ERR_STATE);
-    assert_int_equal(rft_device_reserve_unuse(all.device, all.base, stream, &all.error),
-                     REFIT_ERR_STATE);
+    assert_int_equal(rft_device_reserve_unuse(gpu, all.base, stream, &all.error), REFIT_ERR_STATE);
     assert_taken(CHUNK);
     assert_true(fake_cuda_capture_end(native));
-    assert_ok(decommit(0, PAGE, &freed));
-    assert_int_equal(freed, CHUNK);
-    assert_ok(rft_device_reserve_unuse(all.device, all.base, stream, &all.error));
+    assert_int_equal(let_go(0, PAGE), CHUNK);
+    assert_ok(rft_device_reserve_unuse(gpu, all.base, stream, &all.error));
     fake_cuda_stream_free(native);
 }
 
@@ -361,34 +338,23 @@ static void a_lost_gpu_is_reported_and_leaks_nothing(void **state)
     assert_ok(commit(0, all.bytes)); /* it is there already */
     assert_int_equal(decommit(0, CHUNK, &freed), REFIT_ERR_DEVICE);
     assert_int_equal(commit(0, CHUNK), REFIT_ERR_DEVICE);
-    rft_device_unreserve(all.device, all.base, all.bytes);
+    rft_device_unreserve(gpu, all.base, all.bytes);
     all.base = NULL;
     refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_describe(all.device, &info, NULL));
+    assert_ok(refit_device_describe(gpu, &info, NULL));
     assert_int_equal(info.used_bytes, 0);
-}
-
-static char logged[512];
-
-static void note(void *user, refit_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    snprintf(logged, sizeof logged, "%s", line);
 }
 
 static void what_the_driver_does_not_take_back_is_logged(void **state)
 {
     assert_ok(commit(0, CHUNK));
-    refit_set_log(note, NULL, REFIT_LOG_WARNING);
     fake_cuda_fail("cuMemUnmap", 1, 1, RFT_CU_INVALID_VALUE);
-    rft_device_unreserve(all.device, all.base, all.bytes);
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
+    rft_device_unreserve(gpu, all.base, all.bytes);
     all.base = NULL;
-    assert_non_null(strstr(logged, "CUDA_ERROR_INVALID_VALUE"));
+    assert_int_equal(heard_count("CUDA_ERROR_INVALID_VALUE"), 1);
     assert_int_equal(fake_cuda_alive().reservations, 1);
-    assert_ok(refit_device_close(all.device, &all.error));
-    all.device = NULL;
+    assert_ok(refit_device_close(gpu, &all.error));
+    gpu = NULL;
     fake_cuda_reset(); /* the violation is the context that was left with it */
 }
 
@@ -399,17 +365,16 @@ static void assert_no_arena(void)
     uint64_t granule;
     refit_arena *arena;
     assert_ok(open_device("cuda:0", "8MiB"));
-    rft_device_caps caps = rft_device_get_caps(all.device);
+    rft_device_caps caps = rft_device_get_caps(gpu);
     assert_false(caps.stable_arena);
     assert_int_equal(caps.chunk_bytes, 0);
-    assert_refused(rft_device_reserve(all.device, PAGE, &base, &granule, error),
-                   REFIT_ERR_UNSUPPORTED, "virtual memory management");
-    assert_int_equal(rft_device_commit(all.device, &granule, PAGE, &all.error),
-                     REFIT_ERR_UNSUPPORTED);
-    assert_int_equal(refit_arena_open(all.device, PAGE, &arena, &all.error), REFIT_ERR_UNSUPPORTED);
-    assert_ok(refit_memory_alloc(all.device, PAGE, &base, &all.error));
-    assert_ok(refit_memory_free(all.device, base, &all.error));
-    assert_ok(refit_device_close(all.device, &all.error));
+    assert_refused(rft_device_reserve(gpu, PAGE, &base, &granule, error), REFIT_ERR_UNSUPPORTED,
+                   "virtual memory management");
+    assert_int_equal(rft_device_commit(gpu, &granule, PAGE, &all.error), REFIT_ERR_UNSUPPORTED);
+    assert_int_equal(refit_arena_open(gpu, PAGE, &arena, &all.error), REFIT_ERR_UNSUPPORTED);
+    assert_ok(refit_memory_alloc(gpu, PAGE, &base, &all.error));
+    assert_ok(refit_memory_free(gpu, base, &all.error));
+    assert_ok(refit_device_close(gpu, &all.error));
 }
 
 static void gpus_without_virtual_memory_say_so(void **state)
@@ -440,16 +405,15 @@ static void pages_that_cannot_be_had_are_an_error(void **state)
     assert_int_equal(open_device("cuda:0", "8MiB"), REFIT_ERR_DEVICE);
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_ok(open_device("cuda:0", "4KiB")); /* rounded up to a page */
-    assert_int_equal(rft_device_get_caps(all.device).chunk_bytes, PAGE);
+    assert_int_equal(rft_device_get_caps(gpu).chunk_bytes, PAGE);
     void *base;
     uint64_t granule;
     fake_cuda_fail("cuMemAddressReserve", 1, 1, RFT_CU_OUT_OF_MEMORY);
-    assert_int_equal(rft_device_reserve(all.device, PAGE, &base, &granule, &all.error),
+    assert_int_equal(rft_device_reserve(gpu, PAGE, &base, &granule, &all.error),
                      REFIT_ERR_DEVICE_MEMORY);
     fake_cuda_fail("cuMemAddressReserve", 1, 1, RFT_CU_INVALID_VALUE);
-    assert_int_equal(rft_device_reserve(all.device, PAGE, &base, &granule, &all.error),
-                     REFIT_ERR_DEVICE);
-    assert_ok(refit_device_close(all.device, &all.error));
+    assert_int_equal(rft_device_reserve(gpu, PAGE, &base, &granule, &all.error), REFIT_ERR_DEVICE);
+    assert_ok(refit_device_close(gpu, &all.error));
     assert_int_equal(fake_cuda_leaks(), 0);
 }
 
@@ -458,17 +422,17 @@ static refit_status use_arena(void)
     void *base;
     uint64_t granule, freed;
     refit_stream_ref stream = REFIT_STREAM_NONE;
-    RFT_TRY(rft_device_reserve(all.device, 2 * CHUNK, &base, &granule, NULL));
-    refit_status status = refit_stream_open(all.device, &stream, NULL);
-    if (status == REFIT_OK) status = rft_device_reserve_use(all.device, base, stream, NULL);
+    RFT_TRY(rft_device_reserve(gpu, 2 * CHUNK, &base, &granule, NULL));
+    refit_status status = refit_stream_open(gpu, &stream, NULL);
+    if (status == REFIT_OK) status = rft_device_reserve_use(gpu, base, stream, NULL);
     uint64_t before = rft_alloc_count();
-    if (status == REFIT_OK) status = rft_device_commit(all.device, base, 2 * CHUNK, NULL);
+    if (status == REFIT_OK) status = rft_device_commit(gpu, base, 2 * CHUNK, NULL);
     if (status == REFIT_OK) {
-        status = rft_device_decommit(all.device, base, 2 * CHUNK, &freed, NULL);
+        status = rft_device_decommit(gpu, base, 2 * CHUNK, &freed, NULL);
         assert_int_equal(rft_alloc_count(), before); /* a cycle takes nothing */
     }
-    rft_device_unreserve(all.device, base, 2 * CHUNK);
-    if (stream.native != NULL) assert_ok(refit_stream_close(all.device, stream, NULL));
+    rft_device_unreserve(gpu, base, 2 * CHUNK);
+    if (stream.native != NULL) assert_ok(refit_stream_close(gpu, stream, NULL));
     return status;
 }
 
@@ -478,10 +442,10 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
     uint64_t nth = 1;
     for (;; nth++) {
         failing_alloc_begin(nth);
-        all.device = NULL;
+        gpu = NULL;
         refit_status status = open_device("cuda:0", "8MiB");
         if (status == REFIT_OK) status = use_arena();
-        assert_ok(refit_device_close(all.device, NULL));
+        assert_ok(refit_device_close(gpu, NULL));
         assert_int_equal(fake_cuda_leaks(), 0);
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
@@ -490,7 +454,7 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
     assert_string_equal(fake_cuda_violation(), "");
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 
 /* ---- Other GPUs of the process */
 
@@ -510,7 +474,7 @@ static void gpus_that_the_process_uses_reach_an_arena(void **state)
     assert_true(reached_by(0, CHUNK, CHUNK));
     assert_true(reached_by(1, CHUNK, CHUNK));
     uint64_t freed;
-    assert_ok(rft_device_decommit(all.device, all.base, 2 * CHUNK, &freed, &all.error));
+    assert_ok(rft_device_decommit(gpu, all.base, 2 * CHUNK, &freed, &all.error));
     assert_false(reached_by(1, CHUNK, CHUNK));
     assert_ok(commit(0, 2 * CHUNK)); /* the first, too, from its return on */
     assert_true(reached_by(1, 0, CHUNK));
@@ -533,14 +497,11 @@ static void an_arena_that_the_driver_closes_to_others_is_ours_all_the_same(void 
 {
     refit_device *peer;
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
-    logged[0] = '\0';
-    refit_set_log(note, NULL, REFIT_LOG_WARNING);
     fake_cuda_fail("cuMemSetAccess", 1, 1, RFT_CU_INVALID_VALUE);
     assert_ok(commit(0, CHUNK));
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
     assert_true(reached_by(0, 0, CHUNK));
     assert_false(reached_by(1, 0, CHUNK));
-    assert_non_null(strstr(logged, "is closed to other GPUs"));
+    assert_int_equal(heard_count("is closed to other GPUs"), 1);
     assert_ok(refit_device_close(peer, &all.error));
 }
 

@@ -2,15 +2,10 @@
  * The fake driver keeps NVIDIA's rules of memory that several processes have. Called with a word,
  * the program is the other process: "export" shows memory, "import" opens what it is shown.
  */
-#include <fcntl.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "fake_fixture.h"
-
-extern char **environ;
+#include "tests/support/twin.h"
 
 /* ---- The other process: orders are letters on stdin, answers go to stdout. */
 
@@ -54,58 +49,23 @@ static int be_importer(void)
 
 /* ---- This one */
 
-static const char *program; /* its path; under valgrind, /proc/self/exe is another */
+static const char *program;
 
-typedef struct other_process {
-    pid_t pid;
-    int to;
-    int from;
-} other_process;
-
-static other_process start(const char *part)
-{
-    int to[2], from[2];
-    other_process other;
-    char *words[] = {"test_fake_ipc", (char *)(uintptr_t)part, NULL};
-    posix_spawn_file_actions_t actions;
-    assert_int_equal(pipe2(to, O_CLOEXEC), 0);
-    assert_int_equal(pipe2(from, O_CLOEXEC), 0);
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, to[0], STDIN_FILENO);
-    posix_spawn_file_actions_adddup2(&actions, from[1], STDOUT_FILENO);
-    assert_int_equal(posix_spawn(&other.pid, program, &actions, NULL, words, environ), 0);
-    posix_spawn_file_actions_destroy(&actions);
-    close(to[0]);
-    close(from[1]);
-    other.to = to[1];
-    other.from = from[0];
-    return other;
-}
-
-static int ask(const other_process *other, char order)
+static int ask(const twin *other, char order)
 {
     int answer = 0;
-    assert_int_equal(write(other->to, &order, 1), 1);
-    assert_int_equal(read(other->from, &answer, sizeof answer), sizeof answer);
+    twin_say(other, &order, 1);
+    twin_hear(other, &answer, sizeof answer);
     return answer;
 }
 
-static other_process importer_of(rft_cu_ptr memory)
+static twin importer_of(rft_cu_ptr memory)
 {
     rft_cu_ipc_handle handle;
-    other_process other = start("import");
+    twin other = twin_start(program, "import");
     assert_cu(cu.ipc_export(&handle, memory));
-    assert_int_equal(write(other.to, &handle, sizeof handle), sizeof handle);
+    twin_say(&other, &handle, sizeof handle);
     return other;
-}
-
-static int leave(const other_process *other)
-{
-    int status;
-    close(other->to);
-    assert_int_equal(waitpid(other->pid, &status, 0), other->pid);
-    close(other->from);
-    return status;
 }
 
 static void a_handle_is_of_the_whole_allocation(void **state)
@@ -136,7 +96,7 @@ static void another_process_has_the_same_bytes(void **state)
     rft_cu_ptr small = device_memory(100), memory = device_memory(8192); /* not at a page */
     char *bytes = fake_cuda_bytes(memory, 8192);
     bytes[0] = 33;
-    other_process other = importer_of(memory + 17);
+    twin other = importer_of(memory + 17);
     assert_int_equal(ask(&other, 'o'), RFT_CU_SUCCESS);
     assert_int_equal(ask(&other, 'r'), 33);
     assert_int_equal(ask(&other, 'w'), RFT_CU_SUCCESS);
@@ -147,7 +107,7 @@ static void another_process_has_the_same_bytes(void **state)
     assert_int_equal(ask(&other, 'r'), 77);
     assert_int_equal(ask(&other, 'c'), RFT_CU_SUCCESS);
     assert_int_equal(ask(&other, 'r'), RFT_CU_ILLEGAL_ADDRESS);
-    assert_int_equal(leave(&other), 0);
+    assert_int_equal(twin_leave(&other), 0);
     assert_cu(cu.memory_free(small));
     assert_cu(cu.memory_free(memory));
 }
@@ -155,23 +115,22 @@ static void another_process_has_the_same_bytes(void **state)
 static void memory_freed_while_another_process_has_it_is_a_violation(void **state)
 {
     rft_cu_ptr memory = device_memory(8192), neighbour = device_memory(8192);
-    other_process other = importer_of(memory);
+    twin other = importer_of(memory);
     assert_int_equal(ask(&other, 'o'), RFT_CU_SUCCESS);
     assert_cu(cu.memory_free(neighbour));
     assert_violations(0);
     assert_cu(cu.memory_free(memory));
     assert_violations(1);
     fake_cuda_forgive();
-    assert_int_equal(leave(&other), 0);
+    assert_int_equal(twin_leave(&other), 0);
 }
 
 static void a_killed_process_has_nothing_open(void **state)
 {
     rft_cu_ptr memory = device_memory(8192);
-    other_process other = importer_of(memory);
+    twin other = importer_of(memory);
     assert_int_equal(ask(&other, 'o'), RFT_CU_SUCCESS);
-    kill(other.pid, SIGKILL);
-    assert_true(WIFSIGNALED(leave(&other)));
+    twin_kill(&other);
     assert_cu(cu.memory_free(memory));
 }
 
@@ -181,8 +140,8 @@ static void what_is_opened_is_on_the_current_device(void **state)
     rft_cu_ipc_handle handle;
     rft_cu_ptr memory, base;
     size_t bytes;
-    other_process other = start("export");
-    assert_int_equal(read(other.from, &handle, sizeof handle), sizeof handle);
+    twin other = twin_start(program, "export");
+    twin_hear(&other, &handle, sizeof handle);
     assert_cu(cu.context_retain(&second, 1));
     assert_cu(cu.context_push(second));
     refuses(INVALID_VALUE, cu.ipc_import(&memory, handle, RFT_CU_IPC_LAZY_PEER_ACCESS));
@@ -199,7 +158,7 @@ static void what_is_opened_is_on_the_current_device(void **state)
     refuses(INVALID_VALUE, cu.ipc_close(memory));
     assert_violations(2);
     fake_cuda_forgive();
-    assert_int_equal(leave(&other), 0);
+    assert_int_equal(twin_leave(&other), 0);
     refuses(INVALID_HANDLE, cu.ipc_import(&memory, handle, RFT_CU_IPC_LAZY_PEER_ACCESS));
 }
 
