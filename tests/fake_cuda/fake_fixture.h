@@ -20,14 +20,17 @@ extern rft_cu_context context;
 void *symbol_of(const char *name, int version, rft_cu_result *result, int *found);
 /* A driver that was reset, initialised, with the context. */
 int set_up(void **state);
-/* Nothing is left, and no rule was broken that the test did not forgive. */
+/* Ends what the calls below gave, if the test has not. Nothing is left, and no rule was broken that
+ * the test did not forgive. */
 int tear_down(void **state);
+
+/* Initialises the driver and makes the primary context of device 0 current; and the end of that. */
+void enter_context(void);
+void leave_context(void);
 
 rft_cu_stream open_stream(void);
 rft_cu_event open_event(void);
 rft_cu_ptr device_memory(size_t bytes);
-/* Host memory, registered; and its end. */
-void *pinned_memory(size_t bytes);
-void free_pinned(void *memory);
+void *pinned_memory(size_t bytes); /* of the host, registered */
 
 #endif

@@ -41,9 +41,6 @@ static void the_pack_kernel_moves_between_device_and_mapped_memory(void **state)
     assert_string_equal(fake_cuda_bytes(memory, 4), "two");
     assert_memory_equal(fake_cuda_bytes(memory + 100, 4), "one ", 4);
     assert_cu(cu.host_free(entries));
-    assert_cu(cu.memory_free(memory));
-    free_pinned(pinned);
-    assert_cu(cu.stream_close(stream));
     assert_cu(cu.library_unload(library));
 }
 
@@ -61,7 +58,6 @@ static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
     refuses(ILLEGAL_ADDRESS, cu.host_unregister(pinned));
     refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
     assert_cu(cu.library_unload(library));
-    free(pinned);
 }
 
 static void a_kernel_that_meets_another_devices_memory_loses_the_context(void **state)
@@ -107,11 +103,6 @@ static void cast_and_digest_are_those_of_their_twins(void **state)
     assert_memory_equal(fake_cuda_bytes(there, bytes), values, bytes);
     memcpy(&found, fake_cuda_bytes(sum, 8), 8);
     assert_true(found == begun + rft_digest_part(values, bytes, offset));
-    assert_cu(cu.memory_free(there));
-    assert_cu(cu.memory_free(from));
-    assert_cu(cu.memory_free(to));
-    assert_cu(cu.memory_free(sum));
-    assert_cu(cu.stream_close(stream));
     assert_cu(cu.library_unload(library));
 }
 
@@ -130,7 +121,6 @@ static void an_image_that_does_not_load_and_a_kernel_that_is_not_there(void **st
     fake_cuda_forgive();
     fake_cuda_fail("cuLibraryLoadData", 1, 1, RFT_CU_NO_BINARY_FOR_GPU);
     refuses(NO_BINARY_FOR_GPU, cu.library_load(&library, "x", NULL, NULL, 0, NULL, NULL, 0));
-    assert_cu(cu.stream_close(stream));
 }
 
 int main(void)

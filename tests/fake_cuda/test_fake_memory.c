@@ -27,7 +27,6 @@ static void the_cpu_cannot_touch_device_memory(void **state)
     assert_int_equal(WTERMSIG(status), SIGSEGV);
     assert_non_null(fake_cuda_bytes(memory, 4096));
     assert_null(fake_cuda_bytes(memory, 4097));
-    assert_cu(cu.memory_free(memory));
 }
 
 static void device_memory_ends(void **state)
@@ -69,7 +68,6 @@ static void a_range_is_found_from_within(void **state)
     assert_int_equal(base, memory);
     assert_int_equal(bytes, 5000);
     refuses(NOT_FOUND, cu.memory_range(&base, &bytes, memory + 5000));
-    assert_cu(cu.memory_free(memory));
 }
 
 typedef struct pointer_facts {
@@ -109,8 +107,6 @@ static void pointers_say_what_they_are(void **state)
     assert_int_equal(facts_of(address_of(&here)).ordinal, -2);
     fake_cuda_managed_free(managed);
     fake_cuda_memory_free(other);
-    free_pinned(pinned);
-    assert_cu(cu.memory_free(own));
 }
 
 static void registrations_do_not_overlap(void **state)
@@ -147,7 +143,6 @@ static void registered_memory_has_an_address_of_the_devices(void **state)
     assert_int_equal(mapped, address_of(own));
     refuses(INVALID_VALUE, cu.host_pointer(&mapped, &own, 0));
     assert_cu(cu.host_free(own));
-    free_pinned(pinned);
 }
 
 static rft_cu_handle physical_memory(size_t bytes, int share)
@@ -269,6 +264,26 @@ static void a_descriptor_is_the_same_memory(void **state)
     assert_cu(cu.physical_release(closed));
 }
 
+static void memory_unmapped_under_queued_work_is_a_violation(void **state)
+{
+    rft_cu_ptr base;
+    rft_cu_stream stream = open_stream();
+    rft_cu_handle handle = physical_memory(granule, 0);
+    assert_cu(cu.address_reserve(&base, granule, 0, 0, 0));
+    assert_cu(cu.map(base, granule, 0, handle, 0));
+    allow(base, granule);
+    fake_cuda_stop();
+    assert_cu(cu.fill(base + 100, 1, 10, stream));
+    assert_cu(cu.unmap(base, granule));
+    assert_violations(1);
+    fake_cuda_forgive();
+    fake_cuda_go();
+    fake_cuda_settle();
+    refuses(ILLEGAL_ADDRESS, cu.stream_close(stream));
+    refuses(ILLEGAL_ADDRESS, cu.address_free(base, granule));
+    refuses(ILLEGAL_ADDRESS, cu.physical_release(handle));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -284,6 +299,7 @@ int main(void)
         fixture_test(wrong_ends_of_mappings_are_violations),
         fixture_test(physical_memory_is_the_devices),
         fixture_test(a_descriptor_is_the_same_memory),
+        fixture_test(memory_unmapped_under_queued_work_is_a_violation),
     };
     return cmocka_run_group_tests_name("fake_memory", tests, NULL, NULL);
 }

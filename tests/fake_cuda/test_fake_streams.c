@@ -1,4 +1,5 @@
-/* The fake driver keeps NVIDIA's rules of order: streams, events, host functions, threads. */
+/* The fake driver keeps NVIDIA's rules of order: streams, events, host functions,
+ * threads, captures. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -28,9 +29,6 @@ static void work_waits_for_the_gate(void **state)
     assert_int_equal(bytes[4095], 2);
     assert_cu(cu.event_query(event));
     assert_cu(cu.stream_query(stream));
-    assert_cu(cu.stream_close(stream));
-    assert_cu(cu.event_close(event));
-    assert_cu(cu.memory_free(memory));
 }
 
 static void an_event_joins_streams_as_it_was_recorded(void **state)
@@ -51,10 +49,6 @@ static void an_event_joins_streams_as_it_was_recorded(void **state)
     fake_cuda_go_stream(first);
     fake_cuda_settle();
     assert_int_equal(bytes[0], 2);
-    assert_cu(cu.event_close(event));
-    assert_cu(cu.stream_close(first));
-    assert_cu(cu.stream_close(second));
-    assert_cu(cu.memory_free(memory));
 }
 
 static void an_event_may_end_before_its_work(void **state)
@@ -69,7 +63,6 @@ static void an_event_may_end_before_its_work(void **state)
     fake_cuda_go();
     fake_cuda_settle();
     assert_cu(cu.stream_query(second));
-    assert_cu(cu.stream_close(second));
 }
 
 static void ask_the_driver(void *user)
@@ -85,7 +78,6 @@ static void a_host_function_may_not_call_the_driver(void **state)
     assert_cu(cu.stream_call(stream, ask_the_driver, &answer));
     fake_cuda_settle();
     assert_int_equal(atomic_load(&answer), RFT_CU_NOT_PERMITTED);
-    assert_cu(cu.stream_close(stream));
 }
 
 static void work_that_fails_loses_the_context(void **state)
@@ -128,8 +120,6 @@ static void the_legacy_stream_and_blocking_streams_wait_for_each_other(void **st
     assert_int_equal(fake_cuda_legacy_calls("cuMemsetD8Async"), 1);
     assert_int_equal(fake_cuda_legacy_calls("cuMemcpyAsync"), 0);
     fake_cuda_stream_free(blocking);
-    assert_cu(cu.stream_close(other));
-    assert_cu(cu.memory_free(memory));
 }
 
 static void a_stream_of_another_context_is_told(void **state)
@@ -140,7 +130,6 @@ static void a_stream_of_another_context_is_told(void **state)
     assert_cu(cu.stream_context(stream, &found));
     assert_ptr_equal(found, strange);
     refuses(INVALID_HANDLE, cu.event_record(event, stream));
-    assert_cu(cu.event_close(event));
     fake_cuda_stream_free(stream);
 }
 
@@ -163,47 +152,45 @@ static void elapsed_time_needs_timing(void **state)
     refuses(INVALID_HANDLE, cu.event_elapsed(&milliseconds, first, plain));
     assert_cu(cu.event_elapsed(&milliseconds, first, second));
     assert_true(milliseconds >= 0);
-    assert_cu(cu.event_close(plain));
     assert_cu(cu.event_close(first));
     assert_cu(cu.event_close(second));
-    assert_cu(cu.stream_close(stream));
 }
 
-typedef struct overflow {
-    rft_cu_stream stream;
+/* A call of another thread, which may wait. */
+typedef struct waiting {
+    rft_cu_result (*call)(struct waiting *on);
     rft_cu_ptr memory;
+    void *host;
+    rft_cu_stream stream;
+    atomic_bool called;
     atomic_bool returned;
-} overflow;
+} waiting;
 
-static void *one_more(void *user)
+static rft_cu_result free_memory(waiting *on)
 {
-    overflow *on = user;
+    return cu.memory_free(on->memory);
+}
+
+static rft_cu_result free_host(waiting *on)
+{
+    return cu.host_free(on->host);
+}
+
+static rft_cu_result copy_on_host(waiting *on)
+{
+    return cu.copy(address_of(on->host), address_of((char *)on->host + 64), 64, on->stream);
+}
+
+static void *wait_in_call(void *user)
+{
+    waiting *on = user;
     rft_cu_context popped;
     cu.context_push(context);
-    cu.fill(on->memory, 1, 1, on->stream);
-    atomic_store(&on->returned, true);
+    atomic_store(&on->called, true);
+    rft_cu_result result = on->call(on);
+    atomic_store(&on->returned, result == RFT_CU_SUCCESS);
     cu.context_pop(&popped);
     return NULL;
-}
-
-static void the_call_that_overflows_a_queue_waits(void **state)
-{
-    enum { depth = 1024 };
-    pthread_t thread;
-    overflow on = {.stream = open_stream(), .memory = device_memory(512)};
-    fake_cuda_stop();
-    for (int i = 0; i < depth; i++)
-        assert_cu(cu.fill(on.memory, 1, 1, on.stream));
-    assert_int_equal(pthread_create(&thread, NULL, one_more, &on), 0);
-    while (fake_cuda_calls("cuMemsetD8Async") <= depth)
-        sched_yield();
-    assert_false(atomic_load(&on.returned));
-    fake_cuda_let(1);
-    pthread_join(thread, NULL);
-    fake_cuda_go();
-    fake_cuda_settle();
-    assert_cu(cu.stream_close(on.stream));
-    assert_cu(cu.memory_free(on.memory));
 }
 
 static void nothing_to_do(void *user)
@@ -211,44 +198,55 @@ static void nothing_to_do(void *user)
     (void)user;
 }
 
-/* A host function between two fills. */
-static void put_call(rft_cu_stream stream, rft_cu_ptr memory)
+static rft_cu_result one_more_fill(waiting *on)
 {
-    assert_cu(cu.fill(memory, 1, 1, stream));
-    assert_cu(cu.stream_call(stream, nothing_to_do, NULL));
+    return cu.fill(on->memory, 1, 1, on->stream);
 }
 
-static void *one_more_call(void *user)
+static rft_cu_result one_more_call(waiting *on)
 {
-    overflow *on = user;
-    rft_cu_context popped;
-    cu.context_push(context);
-    cu.stream_call(on->stream, nothing_to_do, NULL);
-    atomic_store(&on->returned, true);
-    cu.context_pop(&popped);
-    return NULL;
+    return cu.stream_call(on->stream, nothing_to_do, NULL);
 }
 
+/* The queue is full: the call comes to be the one after `calls`, and waits until `pieces` are gone.
+ */
+static void check_overflow(waiting *on, const char *symbol, uint64_t calls, unsigned pieces)
+{
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, wait_in_call, on), 0);
+    while (fake_cuda_calls(symbol) <= calls)
+        sched_yield();
+    assert_false(atomic_load(&on->returned));
+    fake_cuda_let(pieces);
+    pthread_join(thread, NULL);
+    assert_true(atomic_load(&on->returned));
+    fake_cuda_go();
+    fake_cuda_settle();
+}
+
+static void the_call_that_overflows_a_queue_waits(void **state)
+{
+    enum { depth = 1024 };
+    waiting on = {.call = one_more_fill, .stream = open_stream(), .memory = device_memory(512)};
+    fake_cuda_stop();
+    for (int i = 0; i < depth; i++)
+        assert_cu(one_more_fill(&on));
+    check_overflow(&on, "cuMemsetD8Async", depth, 1);
+}
+
+/* The last one is next to another: both count as one. */
 static void a_queue_takes_few_host_functions_between_other_work(void **state)
 {
     enum { most = 56 };
-    pthread_t thread;
-    overflow on = {.stream = open_stream(), .memory = device_memory(512)};
+    waiting on = {.call = one_more_call, .stream = open_stream(), .memory = device_memory(512)};
     fake_cuda_stop();
-    for (int i = 0; i < most; i++)
-        put_call(on.stream, on.memory);
-    assert_cu(cu.stream_call(on.stream, nothing_to_do, NULL)); /* next to another: counts as one */
-    assert_cu(cu.fill(on.memory, 1, 1, on.stream));
-    assert_int_equal(pthread_create(&thread, NULL, one_more_call, &on), 0);
-    while (fake_cuda_calls("cuLaunchHostFunc") <= most + 1)
-        sched_yield();
-    assert_false(atomic_load(&on.returned));
-    fake_cuda_let(2);
-    pthread_join(thread, NULL);
-    fake_cuda_go();
-    fake_cuda_settle();
-    assert_cu(cu.stream_close(on.stream));
-    assert_cu(cu.memory_free(on.memory));
+    for (int i = 0; i < most; i++) {
+        assert_cu(one_more_fill(&on));
+        assert_cu(one_more_call(&on));
+    }
+    assert_cu(one_more_call(&on));
+    assert_cu(one_more_fill(&on));
+    check_overflow(&on, "cuLaunchHostFunc", most + 1, 2);
 }
 
 typedef struct standing {
@@ -288,45 +286,6 @@ static void host_functions_run_one_at_a_time(void **state)
         sched_yield();
     atomic_store(&second.goes_on, true);
     fake_cuda_settle();
-    assert_cu(cu.stream_close(one));
-    assert_cu(cu.stream_close(other));
-    assert_cu(cu.memory_free(memory));
-}
-
-typedef struct waiting {
-    rft_cu_result (*call)(struct waiting *on);
-    rft_cu_ptr memory;
-    void *host;
-    rft_cu_stream stream;
-    atomic_bool called;
-    atomic_bool returned;
-} waiting;
-
-static rft_cu_result free_memory(waiting *on)
-{
-    return cu.memory_free(on->memory);
-}
-
-static rft_cu_result free_host(waiting *on)
-{
-    return cu.host_free(on->host);
-}
-
-static rft_cu_result copy_on_host(waiting *on)
-{
-    return cu.copy(address_of(on->host), address_of((char *)on->host + 64), 64, on->stream);
-}
-
-static void *wait_in_call(void *user)
-{
-    waiting *on = user;
-    rft_cu_context popped;
-    cu.context_push(context);
-    atomic_store(&on->called, true);
-    rft_cu_result result = on->call(on);
-    atomic_store(&on->returned, result == RFT_CU_SUCCESS);
-    cu.context_pop(&popped);
-    return NULL;
 }
 
 /* The call returns once a host function that stands on the stream has gone on. */
@@ -353,7 +312,6 @@ static void frees_and_copies_on_the_host_wait(void **state)
     check_waits(&(waiting){.call = copy_on_host, .host = host, .stream = stream});
     check_waits(&(waiting){.call = free_host, .host = host, .stream = stream});
     check_waits(&(waiting){.call = free_memory, .memory = device_memory(512), .stream = stream});
-    assert_cu(cu.stream_close(stream));
 }
 
 typedef struct crowd {
@@ -401,9 +359,63 @@ static void many_threads_may_call_at_once(void **state)
         pthread_join(threads[i], NULL);
         assert_int_equal(crowds[i].mistakes, 0);
         assert_int_equal(((char *)crowds[i].pinned)[4095], i);
-        free_pinned(crowds[i].pinned);
-        assert_cu(cu.memory_free(crowds[i].memory));
     }
+}
+
+/* ---- Captures in global mode */
+
+static void a_capture_takes_work_and_is_broken_by_unsafe_calls(void **state)
+{
+    rft_cu_stream stream = open_stream();
+    rft_cu_event event = open_event();
+    rft_cu_ptr memory = device_memory(512), second;
+    int status, mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    fake_cuda_capture_begin(stream);
+    assert_cu(cu.stream_capturing(stream, &status));
+    assert_int_equal(status, RFT_CU_CAPTURE_ACTIVE);
+    assert_cu(cu.fill(memory, 1, 512, stream));
+    fake_cuda_settle();
+    assert_int_not_equal(*(unsigned char *)fake_cuda_bytes(memory, 1), 1);
+    assert_cu(cu.capture_mode(&mode));
+    assert_int_equal(mode, RFT_CU_CAPTURE_MODE_GLOBAL);
+    assert_cu(cu.event_query(event));
+    assert_cu(cu.memory_alloc(&second, 512));
+    assert_cu(cu.memory_free(second));
+    assert_cu(cu.capture_mode(&mode));
+    assert_true(fake_cuda_capture_end(stream));
+    fake_cuda_capture_begin(stream);
+    refuses(STREAM_CAPTURE_UNSUPPORTED, cu.memory_alloc(&second, 512));
+    assert_cu(cu.stream_capturing(stream, &status));
+    assert_int_equal(status, RFT_CU_CAPTURE_INVALIDATED);
+    refuses(STREAM_CAPTURE_INVALIDATED, cu.fill(memory, 1, 512, stream));
+    assert_false(fake_cuda_capture_end(stream));
+}
+
+static void a_captured_event_is_no_place_in_time(void **state)
+{
+    rft_cu_stream stream = open_stream(), other = open_stream();
+    rft_cu_event event = open_event();
+    int mode = RFT_CU_CAPTURE_MODE_RELAXED;
+    assert_cu(cu.capture_mode(&mode));
+    fake_cuda_capture_begin(stream);
+    assert_cu(cu.event_record(event, stream));
+    refuses(CAPTURED_EVENT, cu.event_query(event));
+    refuses(STREAM_CAPTURE_ISOLATION, cu.stream_wait_event(other, event, 0));
+    assert_true(fake_cuda_capture_end(stream));
+    assert_cu(cu.event_record(event, stream));
+    fake_cuda_settle();
+    assert_cu(cu.event_query(event));
+    assert_cu(cu.capture_mode(&mode));
+}
+
+static void the_legacy_stream_breaks_the_capture_of_a_blocking_one(void **state)
+{
+    rft_cu_stream blocking = fake_cuda_stream(context, 0);
+    rft_cu_ptr memory = device_memory(512);
+    fake_cuda_capture_begin(blocking);
+    refuses(STREAM_CAPTURE_IMPLICIT, cu.fill(memory, 1, 512, NULL));
+    assert_false(fake_cuda_capture_end(blocking));
+    fake_cuda_stream_free(blocking);
 }
 
 int main(void)
@@ -422,6 +434,9 @@ int main(void)
         fixture_test(host_functions_run_one_at_a_time),
         fixture_test(frees_and_copies_on_the_host_wait),
         fixture_test(many_threads_may_call_at_once),
+        fixture_test(a_capture_takes_work_and_is_broken_by_unsafe_calls),
+        fixture_test(a_captured_event_is_no_place_in_time),
+        fixture_test(the_legacy_stream_breaks_the_capture_of_a_blocking_one),
     };
     return cmocka_run_group_tests_name("fake_streams", tests, NULL, NULL);
 }
