@@ -3,6 +3,7 @@
 #include "tests/device/every_device.h"
 
 #include "base/checked.h"
+#include "tests/support/seeded.h"
 #include "tests/support/test_device.h"
 
 #define PAGES_MOST 512
@@ -175,16 +176,9 @@ static void any_order_of_ranges_adds_up(void **state)
     arena in = reserve(PAGES);
     uint64_t random = 88172645463325252u;
     for (int step = 0; step < 300; step++) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        uint64_t first = random % PAGES;
-        uint64_t pages = 1 + (random >> 8) % (PAGES - first);
-        if (random >> 40 & 1) {
-            come(&in, first, pages);
-        } else {
-            go(&in, first, pages);
-        }
+        uint64_t first = seeded_below(&random, PAGES);
+        uint64_t pages = 1 + seeded_below(&random, PAGES - first);
+        (seeded_below(&random, 2) == 0 ? come : go)(&in, first, pages);
     }
     unreserve(&in);
 }

@@ -15,17 +15,19 @@ typedef struct arena_rig {
     refit_arena *arena;
 } arena_rig;
 
+extern arena_rig rig;
+
 int arena_set_up(void **state);
 int arena_tear_down(void **state);
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, arena_set_up, arena_tear_down)
 
 /* A piece; its end; what the device has given. */
-char *arena_take(arena_rig *all, uint64_t bytes);
-void arena_give(arena_rig *all, void *piece);
-uint64_t arena_used(arena_rig *all);
+char *arena_take(uint64_t bytes);
+void arena_give(void *piece);
+uint64_t arena_used(void);
 
 /* The arena that a region at that address would lie in, or NULL. */
-refit_arena *arena_find(arena_rig *all, const void *memory, uint64_t bytes);
+refit_arena *arena_find(const void *memory, uint64_t bytes);
 
 #endif

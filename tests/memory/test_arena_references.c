@@ -5,117 +5,112 @@
 
 static void memory_that_is_held_stays(void **state)
 {
-    arena_rig *all = *state;
     refit_arena *arena = NULL;
-    char *first = arena_take(all, PAGE);
-    char *second = arena_take(all, PAGE);
-    assert_ok(refit_arena_hold(all->arena, second, NULL));
-    assert_ok(refit_arena_hold(all->arena, second, NULL));
+    char *first = arena_take(PAGE);
+    char *second = arena_take(PAGE);
+    assert_ok(refit_arena_hold(rig.arena, second, NULL));
+    assert_ok(refit_arena_hold(rig.arena, second, NULL));
     for (int held = 2; held > 0; held--) {
-        assert_refused(rft_arena_enter(all->device, second, PAGE, &arena, error), REFIT_ERR_BUSY,
+        assert_refused(rft_arena_enter(rig.device, second, PAGE, &arena, error), REFIT_ERR_BUSY,
                        "NCCL_GRAPH_REGISTER");
         assert_null(arena);
-        assert_int_equal(refit_arena_free(all->arena, second, NULL), REFIT_ERR_BUSY);
-        assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_BUSY);
-        assert_int_equal(rft_arena_decommit(all->arena, second, PAGE, NULL, NULL), REFIT_ERR_BUSY);
-        assert_int_equal(rft_arena_decommit(all->arena, first, 2 * PAGE, NULL, NULL),
+        assert_int_equal(refit_arena_free(rig.arena, second, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(refit_arena_close(rig.arena, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(rft_arena_decommit(rig.arena, second, PAGE, NULL, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(rft_arena_decommit(rig.arena, first, 2 * PAGE, NULL, NULL),
                          REFIT_ERR_BUSY);
-        assert_int_equal(arena_used(all), 2 * PAGE);
-        assert_ok(refit_arena_unhold(all->arena, second, NULL));
+        assert_int_equal(arena_used(), 2 * PAGE);
+        assert_ok(refit_arena_unhold(rig.arena, second, NULL));
     }
-    assert_invalid(refit_arena_unhold(all->arena, second, NULL));
-    assert_ptr_equal(arena_find(all, second, PAGE), all->arena);
-    arena_give(all, second);
-    assert_invalid(refit_arena_hold(all->arena, second, NULL));
-    assert_invalid(refit_arena_unhold(all->arena, second, NULL));
+    assert_invalid(refit_arena_unhold(rig.arena, second, NULL));
+    assert_ptr_equal(arena_find(second, PAGE), rig.arena);
+    arena_give(second);
+    assert_invalid(refit_arena_hold(rig.arena, second, NULL));
+    assert_invalid(refit_arena_unhold(rig.arena, second, NULL));
     assert_invalid(refit_arena_hold(NULL, first, NULL));
     assert_invalid(refit_arena_unhold(NULL, first, NULL));
 }
 
 static void what_an_offloader_moves_cannot_be_held(void **state)
 {
-    arena_rig *all = *state;
     refit_arena *arena;
-    char *piece = arena_take(all, PAGE);
-    assert_ok(rft_arena_enter(all->device, piece, PAGE, &arena, NULL));
-    assert_refused(refit_arena_hold(all->arena, piece, error), REFIT_ERR_BUSY,
+    char *piece = arena_take(PAGE);
+    assert_ok(rft_arena_enter(rig.device, piece, PAGE, &arena, NULL));
+    assert_refused(refit_arena_hold(rig.arena, piece, error), REFIT_ERR_BUSY,
                    "NCCL_GRAPH_REGISTER");
     rft_arena_leave(arena, piece);
     /* It was left without memory, and gets it back to hold it. */
-    assert_ok(rft_arena_decommit(all->arena, piece, PAGE, NULL, NULL));
-    faulty_device_fail(all->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(refit_arena_hold(all->arena, piece, NULL), REFIT_ERR_DEVICE_MEMORY);
-    assert_invalid(refit_arena_unhold(all->arena, piece, NULL));
-    assert_ok(refit_arena_hold(all->arena, piece, NULL));
+    assert_ok(rft_arena_decommit(rig.arena, piece, PAGE, NULL, NULL));
+    faulty_device_fail(rig.device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(refit_arena_hold(rig.arena, piece, NULL), REFIT_ERR_DEVICE_MEMORY);
+    assert_invalid(refit_arena_unhold(rig.arena, piece, NULL));
+    assert_ok(refit_arena_hold(rig.arena, piece, NULL));
     piece[PAGE - 1] = 1;
-    assert_ok(refit_arena_unhold(all->arena, piece, NULL));
+    assert_ok(refit_arena_unhold(rig.arena, piece, NULL));
 }
 
 static void an_abandoned_piece_goes_with_its_last_reference(void **state)
 {
-    arena_rig *all = *state;
     refit_arena *arena;
-    char *first = arena_take(all, PAGE);
-    char *second = arena_take(all, PAGE);
-    char *third = arena_take(all, PAGE);
+    char *first = arena_take(PAGE);
+    char *second = arena_take(PAGE);
+    char *third = arena_take(PAGE);
     refit_arena *second_time = NULL;
-    assert_ok(rft_arena_enter(all->device, first, PAGE, &arena, NULL));
-    assert_int_equal(rft_arena_enter(all->device, first, PAGE, &second_time, NULL), REFIT_ERR_BUSY);
+    assert_ok(rft_arena_enter(rig.device, first, PAGE, &arena, NULL));
+    assert_int_equal(rft_arena_enter(rig.device, first, PAGE, &second_time, NULL), REFIT_ERR_BUSY);
     assert_null(second_time);
-    assert_ok(refit_arena_hold(all->arena, second, NULL));
-    assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_BUSY);
-    assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_BUSY);
-    assert_int_equal(rft_arena_abandon(all->arena, second, NULL), REFIT_ERR_BUSY);
-    assert_ok(rft_arena_abandon(all->arena, third, NULL));
-    assert_invalid(rft_arena_abandon(all->arena, third, NULL));
-    assert_int_equal(arena_used(all), 2 * PAGE);
-    assert_null(arena_find(all, second + PAGE, PAGE));
+    assert_ok(refit_arena_hold(rig.arena, second, NULL));
+    assert_int_equal(rft_arena_abandon(rig.arena, first, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(rft_arena_abandon(rig.arena, first, NULL), REFIT_ERR_BUSY);
+    assert_int_equal(rft_arena_abandon(rig.arena, second, NULL), REFIT_ERR_BUSY);
+    assert_ok(rft_arena_abandon(rig.arena, third, NULL));
+    assert_invalid(rft_arena_abandon(rig.arena, third, NULL));
+    assert_int_equal(arena_used(), 2 * PAGE);
+    assert_null(arena_find(second + PAGE, PAGE));
     rft_arena_leave(arena, first);
-    assert_int_equal(arena_used(all), PAGE);
-    assert_ok(refit_arena_unhold(all->arena, second, NULL));
-    assert_int_equal(arena_used(all), 0);
+    assert_int_equal(arena_used(), PAGE);
+    assert_ok(refit_arena_unhold(rig.arena, second, NULL));
+    assert_int_equal(arena_used(), 0);
 }
 
 static void an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep(void **state)
 {
-    arena_rig *all = *state;
     refit_arena *arena = NULL;
-    char *first = arena_take(all, PAGE);
-    char *second = arena_take(all, PAGE);
-    faulty_device_fail_times(all->device, FAULTY_DECOMMIT, 1, 3, REFIT_ERR_DEVICE);
-    assert_int_equal(rft_arena_abandon(all->arena, first, NULL), REFIT_ERR_DEVICE);
-    assert_invalid(rft_arena_enter(all->device, first, PAGE, &arena, NULL));
+    char *first = arena_take(PAGE);
+    char *second = arena_take(PAGE);
+    faulty_device_fail_times(rig.device, FAULTY_DECOMMIT, 1, 3, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_arena_abandon(rig.arena, first, NULL), REFIT_ERR_DEVICE);
+    assert_invalid(rft_arena_enter(rig.device, first, PAGE, &arena, NULL));
     assert_null(arena); /* not entered */
-    assert_int_equal(rft_arena_abandon(all->arena, second, NULL), REFIT_ERR_DEVICE);
-    assert_int_equal(arena_used(all), 2 * PAGE);
-    rft_arena_sweep(all->arena);
-    assert_int_equal(arena_used(all), 0);
-    rft_arena_sweep(all->arena);
-    assert_ptr_equal(arena_take(all, 2 * PAGE), first);
+    assert_int_equal(rft_arena_abandon(rig.arena, second, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(arena_used(), 2 * PAGE);
+    rft_arena_sweep(rig.arena);
+    assert_int_equal(arena_used(), 0);
+    rft_arena_sweep(rig.arena);
+    assert_ptr_equal(arena_take(2 * PAGE), first);
 }
 
 static void memory_waits_for_streams_that_use_the_arena(void **state)
 {
-    arena_rig *all = *state;
     refit_stream_ref stream;
     char byte = 5;
-    char *piece = arena_take(all, PAGE);
-    assert_ok(refit_stream_open(all->device, &stream, NULL));
-    assert_ok(refit_arena_use(all->arena, stream, NULL));
-    faulty_device_stop(all->device);
-    assert_ok(refit_stream_copy(all->device, stream, piece, &byte, 1, NULL));
-    all->device->wait_most_ms = 1;
-    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_arena_unuse(all->arena, stream, NULL), REFIT_ERR_TIMEOUT);
-    assert_int_equal(arena_used(all), PAGE);
-    all->device->wait_most_ms = 20000;
-    faulty_device_go(all->device);
-    arena_give(all, piece);
-    assert_ok(refit_stream_wait(all->device, stream, 20000, NULL));
-    assert_ok(refit_arena_unuse(all->arena, stream, NULL));
-    assert_ok(refit_arena_use(all->arena, stream, NULL));
-    assert_ok(refit_stream_close(all->device, stream, NULL));
+    char *piece = arena_take(PAGE);
+    assert_ok(refit_stream_open(rig.device, &stream, NULL));
+    assert_ok(refit_arena_use(rig.arena, stream, NULL));
+    faulty_device_stop(rig.device);
+    assert_ok(refit_stream_copy(rig.device, stream, piece, &byte, 1, NULL));
+    rig.device->wait_most_ms = 1;
+    assert_int_equal(refit_arena_free(rig.arena, piece, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_arena_close(rig.arena, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(refit_arena_unuse(rig.arena, stream, NULL), REFIT_ERR_TIMEOUT);
+    assert_int_equal(arena_used(), PAGE);
+    rig.device->wait_most_ms = 20000;
+    faulty_device_go(rig.device);
+    arena_give(piece);
+    assert_ok(refit_stream_wait(rig.device, stream, 20000, NULL));
+    assert_ok(refit_arena_unuse(rig.arena, stream, NULL));
+    assert_ok(refit_arena_use(rig.arena, stream, NULL));
+    assert_ok(refit_stream_close(rig.device, stream, NULL));
     assert_invalid(refit_arena_use(NULL, stream, NULL));
     assert_invalid(refit_arena_unuse(NULL, stream, NULL));
 }
@@ -123,54 +118,52 @@ static void memory_waits_for_streams_that_use_the_arena(void **state)
 /* The failure of one is told, and does not hide the other from the wait. */
 static void a_close_waits_for_every_stream_though_one_has_failed(void **state)
 {
-    arena_rig *all = *state;
     refit_arena *arena;
     void *piece;
     refit_stream_ref slow, failing;
     char byte = 5;
-    assert_ok(refit_arena_open(all->device, PAGE, &arena, NULL));
+    assert_ok(refit_arena_open(rig.device, PAGE, &arena, NULL));
     assert_ok(refit_arena_alloc(arena, PAGE, &piece, NULL));
-    assert_ok(refit_stream_open(all->device, &slow, NULL));
-    assert_ok(refit_stream_open(all->device, &failing, NULL));
+    assert_ok(refit_stream_open(rig.device, &slow, NULL));
+    assert_ok(refit_stream_open(rig.device, &failing, NULL));
     for (int i = 0; i < 2; i++) { /* in either order */
         assert_ok(refit_arena_use(arena, i == 0 ? slow : failing, NULL));
         assert_ok(refit_arena_use(arena, i == 0 ? failing : slow, NULL));
-        faulty_device_fail_later(all->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-        assert_ok(refit_stream_copy(all->device, failing, piece, &byte, 1, NULL));
-        faulty_device_stop(all->device);
-        assert_ok(refit_stream_copy(all->device, slow, piece, &byte, 1, NULL));
-        all->device->wait_most_ms = 10;
+        faulty_device_fail_later(rig.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        assert_ok(refit_stream_copy(rig.device, failing, piece, &byte, 1, NULL));
+        faulty_device_stop(rig.device);
+        assert_ok(refit_stream_copy(rig.device, slow, piece, &byte, 1, NULL));
+        rig.device->wait_most_ms = 10;
         assert_int_equal(refit_arena_close(arena, NULL), REFIT_ERR_TIMEOUT);
-        all->device->wait_most_ms = 20000;
-        faulty_device_go(all->device);
+        rig.device->wait_most_ms = 20000;
+        faulty_device_go(rig.device);
         (void)!refit_arena_unuse(arena, slow, NULL);
         (void)!refit_arena_unuse(arena, failing, NULL);
     }
     assert_ok(refit_arena_close(arena, NULL));
-    assert_ok(refit_stream_close(all->device, slow, NULL));
-    assert_ok(refit_stream_close(all->device, failing, NULL));
+    assert_ok(refit_stream_close(rig.device, slow, NULL));
+    assert_ok(refit_stream_close(rig.device, failing, NULL));
 }
 
 static void a_stream_that_takes_no_event_keeps_the_memory(void **state)
 {
-    arena_rig *all = *state;
     refit_stream_ref stream;
-    char *piece = arena_take(all, PAGE);
-    assert_ok(refit_stream_open(all->device, &stream, NULL));
-    faulty_device_fail(all->device, FAULTY_EVENT_OPEN, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_ERR_DEVICE);
-    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(refit_arena_use(all->arena, stream, NULL), REFIT_ERR_DEVICE);
+    char *piece = arena_take(PAGE);
+    assert_ok(refit_stream_open(rig.device, &stream, NULL));
+    faulty_device_fail(rig.device, FAULTY_EVENT_OPEN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_use(rig.arena, stream, NULL), REFIT_ERR_DEVICE);
+    faulty_device_fail(rig.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(refit_arena_use(rig.arena, stream, NULL), REFIT_ERR_DEVICE);
     /* As on a GPU while a graph is being captured. */
-    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
-    assert_ok(refit_arena_use(all->arena, stream, NULL));
-    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
-    assert_int_equal(refit_arena_free(all->arena, piece, NULL), REFIT_ERR_STATE);
-    faulty_device_fail(all->device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
-    assert_int_equal(refit_arena_close(all->arena, NULL), REFIT_ERR_STATE);
-    assert_int_equal(arena_used(all), PAGE);
-    arena_give(all, piece);
-    assert_ok(refit_stream_close(all->device, stream, NULL));
+    faulty_device_fail(rig.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
+    assert_ok(refit_arena_use(rig.arena, stream, NULL));
+    faulty_device_fail(rig.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
+    assert_int_equal(refit_arena_free(rig.arena, piece, NULL), REFIT_ERR_STATE);
+    faulty_device_fail(rig.device, FAULTY_EVENT_RECORD, 1, REFIT_ERR_STATE);
+    assert_int_equal(refit_arena_close(rig.arena, NULL), REFIT_ERR_STATE);
+    assert_int_equal(arena_used(), PAGE);
+    arena_give(piece);
+    assert_ok(refit_stream_close(rig.device, stream, NULL));
 }
 
 int main(void)

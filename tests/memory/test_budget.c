@@ -4,167 +4,151 @@
 #include "tests/support/file_tree.h"
 #include "tests/support/test.h"
 
-static rft_budget read_budget(const file_tree *tree, double share, uint64_t bytes)
+static file_tree tree;
+
+static rft_budget read_budget(double share, uint64_t bytes)
 {
     refit_config config;
     refit_config_init(&config, sizeof config);
     config.offload_budget_share = share;
     config.offload_budget_bytes = bytes;
     rft_budget budget;
-    assert_ok(rft_budget_read(tree->root, &config, 0, &budget, NULL));
+    assert_ok(rft_budget_read(tree.root, &config, 0, &budget, NULL));
     return budget;
 }
 
-static file_tree open_machine(void)
+static int open_empty(void **state)
 {
-    file_tree tree = file_tree_open();
+    tree = file_tree_open();
+    return 0;
+}
+
+static int open_machine(void **state)
+{
+    tree = file_tree_open();
     file_tree_write(&tree, "/proc/meminfo",
                     "MemTotal:       4194304 kB\nMemFree:         100000 kB\n"
                     "MemAvailable:   2097152 kB\nBuffers: 0 kB\n");
-    return tree;
+    return 0;
+}
+
+static int close_tree(void **state)
+{
+    file_tree_close(&tree);
+    return 0;
 }
 
 static void without_cgroups_memavailable_counts(void **state)
 {
-    file_tree tree = open_machine();
-    rft_budget budget = read_budget(&tree, 0.5, 0);
+    rft_budget budget = read_budget(0.5, 0);
     assert_int_equal(budget.free_bytes, 2048 * MIB);
     assert_int_equal(budget.bytes, 1024 * MIB);
     assert_string_equal(budget.source, "MemAvailable");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
-    file_tree_close(&tree);
+    assert_int_equal(read_budget(1.0, 0).bytes, 2048 * MIB);
 }
 
 /* The files of a machine with 2 GiB available, beside /proc/meminfo, and what they leave. */
 typedef struct machine_case {
     const char *name;
+    uint64_t bytes;
     struct {
         const char *path;
         const char *text;
     } files[6];
-    double share;
-    uint64_t bytes;
-    const char *source;
 } machine_case;
 
-#define CGROUP      "/sys/fs/cgroup"
-#define CGROUP_SAYS "cgroup memory limit"
+#define CGROUP "/sys/fs/cgroup"
 
 static const machine_case machines[] = {
     {"the limit of cgroup v2 less what cannot be reclaimed",
+     640 * MIB,
      {{"/proc/self/cgroup", "0::/user/job\n"},
       {CGROUP "/user/job/memory.max", "1073741824\n"},
       {CGROUP "/user/job/memory.current", "536870912\n"},
       {CGROUP "/user/job/memory.stat",
-       "anon 402653184\nfile 134217728\nactive_file 0\ninactive_file 134217728\n"}},
-     1.0,
-     640 * MIB,
-     CGROUP_SAYS},
+       "anon 402653184\nfile 134217728\nactive_file 0\ninactive_file 134217728\n"}}},
     {"a level above is the bound",
+     100 * MIB,
      {{"/proc/self/cgroup", "0::/pod/job\n"},
       {CGROUP "/pod/job/memory.max", "max\n"},
       {CGROUP "/pod/job/memory.current", "1\n"},
       {CGROUP "/pod/memory.max", "209715200\n"},
-      {CGROUP "/pod/memory.current", "104857600\n"}},
-     1.0,
-     100 * MIB,
-     CGROUP_SAYS},
+      {CGROUP "/pod/memory.current", "104857600\n"}}},
     {"memory.high of a level above is the bound",
+     50 * MIB,
      {{"/proc/self/cgroup", "0::/pod/job\n"},
       {CGROUP "/pod/job/memory.max", "max\n"},
       {CGROUP "/pod/job/memory.current", "1\n"},
       {CGROUP "/pod/memory.max", "209715200\n"},
       {CGROUP "/pod/memory.current", "104857600\n"},
-      {CGROUP "/pod/memory.high", "157286400\n"}},
-     1.0,
-     50 * MIB,
-     CGROUP_SAYS},
+      {CGROUP "/pod/memory.high", "157286400\n"}}},
     {"cgroup v1 has names of its own",
+     200 * MIB,
      {{"/proc/self/cgroup",
        "12:cpu,cpuacct:/other\n4:hugetlb,memory:/a/b\n1:name=systemd:/x\n0::/\n"},
       {CGROUP "/memory/a/b/memory.limit_in_bytes", "314572800\n"},
       {CGROUP "/memory/a/b/memory.usage_in_bytes", "209715200\n"},
       {CGROUP "/memory/a/b/memory.stat", "inactive_file 5\ntotal_inactive_file 104857600\n"},
       {CGROUP "/memory/memory.limit_in_bytes", "9223372036854771712\n"},
-      {CGROUP "/memory/memory.usage_in_bytes", "1\n"}},
-     1.0,
-     200 * MIB,
-     CGROUP_SAYS},
+      {CGROUP "/memory/memory.usage_in_bytes", "1\n"}}},
     /* Docker with cgroup v1: the path is that of the host, the container sees its own at the root.
      */
     {"a path that is not visible ends at the root",
+     100 * MIB,
      {{"/proc/self/cgroup", "4:memory:/docker/0123456789ab\n"},
       {CGROUP "/memory/memory.limit_in_bytes", "104857600\n"},
-      {CGROUP "/memory/memory.usage_in_bytes", "0\n"}},
-     1.0,
-     100 * MIB,
-     CGROUP_SAYS},
+      {CGROUP "/memory/memory.usage_in_bytes", "0\n"}}},
     {"a hybrid hierarchy",
+     100 * MIB,
      {{"/proc/self/cgroup", "0::/job\n"},
       {CGROUP "/unified/job/memory.max", "104857600"},
-      {CGROUP "/unified/job/memory.current", "0"}},
-     1.0,
-     100 * MIB,
-     CGROUP_SAYS},
+      {CGROUP "/unified/job/memory.current", "0"}}},
     {"a full cgroup leaves nothing",
+     0,
      {{"/proc/self/cgroup", "0::/\n"},
       {CGROUP "/memory.max", "1000\n"},
-      {CGROUP "/memory.current", "2000\n"}},
-     0.8,
-     0,
-     CGROUP_SAYS},
+      {CGROUP "/memory.current", "2000\n"}}},
     /* A limit whose usage cannot be read still holds; what the process has itself is surely used.
      */
     {"a limit without a usage",
-     {{"/proc/self/cgroup", "0::/job\n"}, {CGROUP "/job/memory.max", "209715200\n"}},
-     1.0,
      200 * MIB,
-     CGROUP_SAYS},
+     {{"/proc/self/cgroup", "0::/job\n"}, {CGROUP "/job/memory.max", "209715200\n"}}},
     {"a limit without a usage, less the process's own",
+     150 * MIB,
      {{"/proc/self/cgroup", "0::/job\n"},
       {CGROUP "/job/memory.max", "209715200\n"},
-      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"}},
-     1.0,
-     150 * MIB,
-     CGROUP_SAYS},
+      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"}}},
     {"a usage that is no number",
-     {{"/proc/self/cgroup", "0::/job\n"},
-      {CGROUP "/job/memory.max", "209715200\n"},
-      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"},
-      {CGROUP "/job/memory.current", "not a number\n"}},
-     1.0,
      150 * MIB,
-     CGROUP_SAYS},
-    {"a usage beside the process's own",
      {{"/proc/self/cgroup", "0::/job\n"},
       {CGROUP "/job/memory.max", "209715200\n"},
       {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"},
-      {CGROUP "/job/memory.current", "104857600\n"}},
-     1.0,
+      {CGROUP "/job/memory.current", "not a number\n"}}},
+    {"a usage beside the process's own",
      100 * MIB,
-     CGROUP_SAYS},
+     {{"/proc/self/cgroup", "0::/job\n"},
+      {CGROUP "/job/memory.max", "209715200\n"},
+      {"/proc/self/status", "Name:\tx\nVmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\n"},
+      {CGROUP "/job/memory.current", "104857600\n"}}},
 };
 
 static void the_least_of_machine_and_cgroups_counts(void **state)
 {
     for (size_t i = 0; i < COUNT_OF(machines); i++) {
         const machine_case *it = &machines[i];
-        file_tree tree = open_machine();
-        for (size_t at = 0; at < 6 && it->files[at].path != NULL; at++) {
+        (void)close_tree(state);
+        (void)open_machine(state);
+        for (size_t at = 0; at < 6 && it->files[at].path != NULL; at++)
             file_tree_write(&tree, it->files[at].path, it->files[at].text);
-        }
-        rft_budget budget = read_budget(&tree, it->share, 0);
-        file_tree_close(&tree);
-        if (budget.bytes != it->bytes || strcmp(budget.source, it->source) != 0) {
+        rft_budget budget = read_budget(1.0, 0);
+        if (budget.bytes != it->bytes || strcmp(budget.source, "cgroup memory limit") != 0)
             fail_msg("%s: %llu bytes, by %s", it->name, (unsigned long long)budget.bytes,
                      budget.source);
-        }
     }
 }
 
 static void asker_s_own_memory_counts_as_free(void **state)
 {
-    file_tree tree = open_machine();
     refit_config config;
     refit_config_init(&config, sizeof config);
     config.offload_budget_share = 0.5;
@@ -174,12 +158,10 @@ static void asker_s_own_memory_counts_as_free(void **state)
     assert_int_equal(budget.bytes, 1280 * MIB);
     assert_ok(rft_budget_read(tree.root, &config, UINT64_MAX, &budget, NULL));
     assert_true(budget.free_bytes == UINT64_MAX);
-    file_tree_close(&tree);
 }
 
 static void nonsense_bounds_nothing(void **state)
 {
-    file_tree tree = open_machine();
     char longest[6000];
     memset(longest, 'a', sizeof longest - 1);
     memcpy(longest, "0::/", 4);
@@ -187,31 +169,27 @@ static void nonsense_bounds_nothing(void **state)
     file_tree_write(&tree, "/proc/self/cgroup", longest);
     file_tree_write(&tree, "/sys/fs/cgroup/memory.max", "99999999999999999999999999\n");
     file_tree_write(&tree, "/sys/fs/cgroup/memory.current", "-5\n");
-    assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
+    assert_int_equal(read_budget(1.0, 0).bytes, 2048 * MIB);
     const char *const lines[] = {
         "", "\n\n", "0", "0:", "0::", "::::", ":memory:", "4:memoryx:/a\n0:"};
     for (size_t i = 0; i < COUNT_OF(lines); i++) {
         file_tree_write(&tree, "/proc/self/cgroup", lines[i]);
-        assert_int_equal(read_budget(&tree, 1.0, 0).bytes, 2048 * MIB);
+        assert_int_equal(read_budget(1.0, 0).bytes, 2048 * MIB);
     }
-    file_tree_close(&tree);
 }
 
 static void budget_in_bytes_counts_up_to_what_is_free(void **state)
 {
-    file_tree tree = open_machine();
-    rft_budget budget = read_budget(&tree, 0.1, 1500 * MIB);
+    rft_budget budget = read_budget(0.1, 1500 * MIB);
     assert_int_equal(budget.bytes, 1500 * MIB);
     assert_string_equal(budget.source, "offload.budget_bytes");
-    budget = read_budget(&tree, 0.1, 3000 * MIB);
+    budget = read_budget(0.1, 3000 * MIB);
     assert_int_equal(budget.bytes, 2048 * MIB);
     assert_string_equal(budget.source, "MemAvailable");
-    file_tree_close(&tree);
 }
 
 static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
 {
-    file_tree tree = file_tree_open();
     refit_config config;
     refit_config_init(&config, sizeof config);
     rft_budget budget = {7, 7, NULL};
@@ -219,15 +197,16 @@ static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
     assert_int_equal(rft_budget_read(tree.root, &config, 0, &budget, &error), REFIT_ERR_SYSTEM);
     assert_int_equal(budget.bytes, 7);
     assert_non_null(strstr(error.text, "offload.budget_bytes"));
-    budget = read_budget(&tree, 0.5, 5 * MIB);
+    budget = read_budget(0.5, 5 * MIB);
     assert_int_equal(budget.bytes, 5 * MIB);
-    file_tree_close(&tree);
 }
 
 static void this_machine_has_a_budget(void **state)
 {
-    const file_tree real = {""};
-    rft_budget budget = read_budget(&real, 0.8, 0);
+    refit_config config;
+    rft_budget budget;
+    refit_config_init(&config, sizeof config);
+    assert_ok(rft_budget_read("", &config, 0, &budget, NULL));
     assert_true(budget.bytes > 0);
     assert_true(budget.bytes < budget.free_bytes);
 }
@@ -265,7 +244,6 @@ static void lists_hold_their_ranges(void **state)
 
 static void long_files_are_cut(void **state)
 {
-    file_tree tree = file_tree_open();
     char text[8];
     char path[128];
     file_tree_write(&tree, "/long", "0123456789");
@@ -274,22 +252,24 @@ static void long_files_are_cut(void **state)
     assert_true(rft_procfile_read(path, text, sizeof text));
     assert_string_equal(text, "0123456");
     assert_false(rft_procfile_read(tree.root, text, sizeof text)); /* a folder */
-    file_tree_close(&tree);
 }
+
+#define MACHINE(name) cmocka_unit_test_setup_teardown(name, open_machine, close_tree)
+#define EMPTY(name)   cmocka_unit_test_setup_teardown(name, open_empty, close_tree)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_cgroups_memavailable_counts),
-        cmocka_unit_test(the_least_of_machine_and_cgroups_counts),
-        cmocka_unit_test(asker_s_own_memory_counts_as_free),
-        cmocka_unit_test(nonsense_bounds_nothing),
-        cmocka_unit_test(budget_in_bytes_counts_up_to_what_is_free),
-        cmocka_unit_test(without_any_file_only_a_budget_in_bytes_is_left),
+        MACHINE(without_cgroups_memavailable_counts),
+        MACHINE(the_least_of_machine_and_cgroups_counts),
+        MACHINE(asker_s_own_memory_counts_as_free),
+        MACHINE(nonsense_bounds_nothing),
+        MACHINE(budget_in_bytes_counts_up_to_what_is_free),
+        EMPTY(without_any_file_only_a_budget_in_bytes_is_left),
         cmocka_unit_test(this_machine_has_a_budget),
         cmocka_unit_test(numbers_are_taken_whole_or_not_at_all),
         cmocka_unit_test(lists_hold_their_ranges),
-        cmocka_unit_test(long_files_are_cut),
+        EMPTY(long_files_are_cut),
     };
     return cmocka_run_group_tests_name("budget", tests, NULL, NULL);
 }

@@ -17,72 +17,72 @@ uint32_t __wrap_rft_cpu_count(void)
 
 typedef struct machine {
     const char *name;
+    uint32_t share;
     uint32_t usable;
     const char *ranks; /* NULL: not set */
     struct {
         const char *path;
         const char *text;
     } files[5];
-    uint32_t share;
 } machine;
 
 #define ONLINE "/sys/devices/system/cpu/online"
 #define CGROUP "/sys/fs/cgroup"
 
 static const machine machines[] = {
-    {"nothing can be read", 6, NULL, {{NULL, NULL}}, 6},
-    {"one rank has all", 64, "1", {{ONLINE, "0-63\n"}}, 64},
-    {"ranks divide the machine", 64, "8", {{ONLINE, "0-63\n"}}, 8},
-    {"ranks that are bound to their own CPUs have divided it", 8, "8", {{ONLINE, "0-63\n"}}, 8},
-    {"ranks of one NUMA node divide it", 32, "8", {{ONLINE, "0-63\n"}}, 8},
-    {"more ranks than CPUs", 2, "8", {{ONLINE, "0-1\n"}}, 1},
-    {"no number of ranks", 4, "many", {{ONLINE, "0-3\n"}}, 4},
-    {"zero ranks", 4, "0", {{ONLINE, "0-3\n"}}, 4},
-    {"a negative number of ranks", 4, "-2", {{ONLINE, "0-3\n"}}, 4},
-    {"more ranks than numbers go", 4, "99999999999999999999999", {{ONLINE, "0-3\n"}}, 4},
+    {"nothing can be read", 6, 6, NULL, {{NULL, NULL}}},
+    {"one rank has all", 64, 64, "1", {{ONLINE, "0-63\n"}}},
+    {"ranks divide the machine", 8, 64, "8", {{ONLINE, "0-63\n"}}},
+    {"ranks that are bound to their own CPUs have divided it", 8, 8, "8", {{ONLINE, "0-63\n"}}},
+    {"ranks of one NUMA node divide it", 8, 32, "8", {{ONLINE, "0-63\n"}}},
+    {"more ranks than CPUs", 1, 2, "8", {{ONLINE, "0-1\n"}}},
+    {"no number of ranks", 4, 4, "many", {{ONLINE, "0-3\n"}}},
+    {"zero ranks", 4, 4, "0", {{ONLINE, "0-3\n"}}},
+    {"a negative number of ranks", 4, 4, "-2", {{ONLINE, "0-3\n"}}},
+    {"more ranks than numbers go", 4, 4, "99999999999999999999999", {{ONLINE, "0-3\n"}}},
     {"ranks divide the CPUs of their container",
+     4,
      16,
      "4",
      {{ONLINE, "0-63\n"},
       {"/proc/self/cgroup", "0::/pod\n"},
-      {CGROUP "/pod/cpuset.cpus.effective", "0-7,16-23\n"}},
-     4},
+      {CGROUP "/pod/cpuset.cpus.effective", "0-7,16-23\n"}}},
     {"a quota, rounded down",
+     6,
      64,
      NULL,
      {{ONLINE, "0-63\n"},
       {"/proc/self/cgroup", "0::/pod\n"},
-      {CGROUP "/pod/cpu.max", "650000 100000\n"}},
-     6},
+      {CGROUP "/pod/cpu.max", "650000 100000\n"}}},
     {"a quota of a level above, for two ranks",
+     4,
      64,
      "2",
      {{ONLINE, "0-63\n"},
       {"/proc/self/cgroup", "0::/pod/job\n"},
       {CGROUP "/pod/job/cpu.max", "max 100000\n"},
-      {CGROUP "/pod/cpu.max", "800000 100000\n"}},
-     4},
+      {CGROUP "/pod/cpu.max", "800000 100000\n"}}},
     {"a quota of less than one CPU",
+     1,
      64,
      NULL,
-     {{ONLINE, "0-63\n"}, {"/proc/self/cgroup", "0::/\n"}, {CGROUP "/cpu.max", "50000 100000\n"}},
-     1},
-    {"a period of zero", 4, NULL, {{CGROUP "/cpu.max", "50000 0\n"}}, 4},
+     {{ONLINE, "0-63\n"}, {"/proc/self/cgroup", "0::/\n"}, {CGROUP "/cpu.max", "50000 100000\n"}}},
+    {"a period of zero", 4, 4, NULL, {{CGROUP "/cpu.max", "50000 0\n"}}},
     {"a quota of cgroup v1",
+     3,
      64,
      NULL,
      {{"/proc/self/cgroup", "3:cpu,cpuacct:/job\n"},
       {CGROUP "/cpu/job/cpu.cfs_quota_us", "300000\n"},
-      {CGROUP "/cpu/job/cpu.cfs_period_us", "100000\n"}},
-     3},
+      {CGROUP "/cpu/job/cpu.cfs_period_us", "100000\n"}}},
     {"no quota of cgroup v1",
+     5,
      5,
      NULL,
      {{"/proc/self/cgroup", "3:cpu,cpuacct:/job\n"},
       {CGROUP "/cpu/job/cpu.cfs_quota_us", "-1\n"},
-      {CGROUP "/cpu/job/cpu.cfs_period_us", "100000\n"}},
-     5},
-    {"fewer CPUs online than may be used", 8, NULL, {{ONLINE, "0-3\n"}}, 8},
+      {CGROUP "/cpu/job/cpu.cfs_period_us", "100000\n"}}},
+    {"fewer CPUs online than may be used", 8, 8, NULL, {{ONLINE, "0-3\n"}}},
 };
 
 static void each_machine_has_its_share(void **state)

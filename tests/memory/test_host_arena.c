@@ -20,6 +20,8 @@ typedef struct fixture {
     rft_host_arena *arena;
 } fixture;
 
+static fixture all;
+
 static rft_layout lay_out(uint64_t item_bytes, uint64_t slab_bytes)
 {
     rft_layout_item items[ITEMS];
@@ -33,35 +35,32 @@ static rft_layout lay_out(uint64_t item_bytes, uint64_t slab_bytes)
 
 static int set_up(void **state)
 {
-    static fixture all;
     memset(&all, 0, sizeof all);
     assert_ok(faulty_device_open("host", &all.device, NULL));
     refit_config_init(&all.config, sizeof all.config);
     all.config.offload_budget_bytes = 8 * MIB;
     all.layout = lay_out(100 * KIB + 4, 256 * KIB);
     assert_int_equal(all.layout.slab_count, 3);
-    *state = &all;
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    fixture *all = *state;
-    rft_host_arena_close(all->arena);
-    rft_layout_close(&all->layout);
-    return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
+    rft_host_arena_close(all.arena);
+    rft_layout_close(&all.layout);
+    return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
-static refit_status open_arena(fixture *all, refit_error *error)
+static refit_status open_arena(refit_error *error)
 {
     rft_host_arena *arena;
-    assert_ok(rft_host_arena_open(all->device, &all->layout, &all->config, &arena, error));
+    assert_ok(rft_host_arena_open(all.device, &all.layout, &all.config, &arena, error));
     assert_int_equal(rft_host_arena_wait(arena, 0, error), REFIT_ERR_TIMEOUT);
     refit_status status = rft_host_arena_take(arena, error);
     assert_int_equal(rft_host_arena_wait(arena, 0, NULL), status);
     assert_int_equal(rft_host_arena_has_failed(arena), status != REFIT_OK);
     if (status == REFIT_OK) {
-        all->arena = arena;
+        all.arena = arena;
     } else {
         assert_int_equal(rft_host_arena_describe(arena).bytes, 0);
         rft_host_arena_close(arena);
@@ -71,65 +70,60 @@ static refit_status open_arena(fixture *all, refit_error *error)
 
 static void image_is_taken_to_the_page(void **state)
 {
-    fixture *all = *state;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    assert_ok(open_arena(all, NULL));
-    rft_host_arena_info info = rft_host_arena_describe(all->arena);
-    assert_true(info.bytes >= all->layout.image_bytes);
-    assert_true(info.bytes - all->layout.image_bytes < page);
+    assert_ok(open_arena(NULL));
+    rft_host_arena_info info = rft_host_arena_describe(all.arena);
+    assert_true(info.bytes >= all.layout.image_bytes);
+    assert_true(info.bytes - all.layout.image_bytes < page);
     assert_int_equal(info.bytes, info.pinned_bytes + info.pageable_bytes);
     assert_int_equal(info.bytes, info.taken_bytes);
     assert_int_equal(info.bytes, info.ready_bytes);
     assert_true(info.seconds > 0);
-    memset(rft_host_arena_base(all->arena), 0x5a, info.bytes);
+    memset(rft_host_arena_base(all.arena), 0x5a, info.bytes);
 }
 
 static void required_lock_that_fails_is_an_error_and_rolls_back(void **state)
 {
-    fixture *all = *state;
-    all->config.offload_pin = REFIT_PIN_REQUIRE;
+    all.config.offload_pin = REFIT_PIN_REQUIRE;
     for (uint32_t nth = 1; nth <= 3; nth++) {
         refit_error error;
-        faulty_device_fail(all->device, FAULTY_HOST_PIN, nth, REFIT_ERR_PIN);
-        assert_int_equal(open_arena(all, &error), REFIT_ERR_PIN);
-        assert_null(all->arena);
+        faulty_device_fail(all.device, FAULTY_HOST_PIN, nth, REFIT_ERR_PIN);
+        assert_int_equal(open_arena(&error), REFIT_ERR_PIN);
+        assert_null(all.arena);
         assert_int_equal(error.status, REFIT_ERR_PIN);
         char slab[32];
         snprintf(slab, sizeof slab, "slab %u of 3", nth);
         assert_non_null(strstr(error.text, slab));
-        faulty_device_reset(all->device);
+        faulty_device_reset(all.device);
     }
-    refit_status status = open_arena(all, NULL); /* as the process's own limit allows */
+    refit_status status = open_arena(NULL); /* as the process's own limit allows */
     if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_PIN);
-    if (status == REFIT_OK) assert_int_equal(rft_host_arena_describe(all->arena).pageable_bytes, 0);
+    if (status == REFIT_OK) assert_int_equal(rft_host_arena_describe(all.arena).pageable_bytes, 0);
 }
 
 static void preferred_lock_that_fails_leaves_all_pageable_and_says_so(void **state)
 {
-    fixture *all = *state;
-    all->config.offload_pin = REFIT_PIN_PREFER;
-    faulty_device_fail(all->device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
-    assert_ok(open_arena(all, NULL));
-    rft_host_arena_info info = rft_host_arena_describe(all->arena);
+    all.config.offload_pin = REFIT_PIN_PREFER;
+    faulty_device_fail(all.device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
+    assert_ok(open_arena(NULL));
+    rft_host_arena_info info = rft_host_arena_describe(all.arena);
     assert_int_equal(info.pinned_bytes, 0);
     assert_int_equal(info.pageable_bytes, info.bytes);
 }
 
 static void automatic_lock_is_preferred_where_the_device_does_without(void **state)
 {
-    fixture *all = *state;
-    all->config.offload_pin = REFIT_PIN_AUTO;
-    faulty_device_fail(all->device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
-    assert_ok(open_arena(all, NULL));
-    assert_int_equal(rft_host_arena_describe(all->arena).pinned_bytes, 0);
+    all.config.offload_pin = REFIT_PIN_AUTO;
+    faulty_device_fail(all.device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
+    assert_ok(open_arena(NULL));
+    assert_int_equal(rft_host_arena_describe(all.arena).pinned_bytes, 0);
 }
 
 static void lock_that_is_off_is_not_tried(void **state)
 {
-    fixture *all = *state;
-    all->config.offload_pin = REFIT_PIN_OFF;
-    assert_ok(open_arena(all, NULL));
-    assert_int_equal(faulty_device_calls(all->device, FAULTY_HOST_PIN), 0);
+    all.config.offload_pin = REFIT_PIN_OFF;
+    assert_ok(open_arena(NULL));
+    assert_int_equal(faulty_device_calls(all.device, FAULTY_HOST_PIN), 0);
 }
 
 static uint64_t locked_kib(void)
@@ -155,66 +149,61 @@ static bool is_mlock_real(void)
 /* Counted by the kernel: every slab is locked, and none stays so. */
 static void locks_are_given_back(void **state)
 {
-    fixture *all = *state;
     if (!is_mlock_real()) skip();
     uint64_t before = locked_kib();
-    assert_ok(open_arena(all, NULL));
-    rft_host_arena_info info = rft_host_arena_describe(all->arena);
+    assert_ok(open_arena(NULL));
+    rft_host_arena_info info = rft_host_arena_describe(all.arena);
     assert_int_equal(locked_kib() - before, info.pinned_bytes / KIB);
-    rft_host_arena_close(all->arena);
-    all->arena = NULL;
+    rft_host_arena_close(all.arena);
+    all.arena = NULL;
     assert_int_equal(locked_kib(), before);
-    all->config.offload_pin = REFIT_PIN_PREFER;
-    faulty_device_fail(all->device, FAULTY_HOST_PIN, 3, REFIT_ERR_PIN);
-    assert_ok(open_arena(all, NULL));
+    all.config.offload_pin = REFIT_PIN_PREFER;
+    faulty_device_fail(all.device, FAULTY_HOST_PIN, 3, REFIT_ERR_PIN);
+    assert_ok(open_arena(NULL));
     assert_int_equal(locked_kib(), before);
 }
 
 static void image_beyond_the_budget_is_refused_with_the_numbers(void **state)
 {
-    fixture *all = *state;
     refit_error error;
-    all->config.offload_budget_bytes = 500 * KIB;
-    assert_int_equal(open_arena(all, &error), REFIT_ERR_BUDGET);
-    assert_null(all->arena);
+    all.config.offload_budget_bytes = 500 * KIB;
+    assert_int_equal(open_arena(&error), REFIT_ERR_BUDGET);
+    assert_null(all.arena);
     assert_non_null(strstr(error.text, "512000"));
     assert_non_null(strstr(error.text, "offload.budget_bytes"));
 }
 
 static void image_beyond_all_addresses_is_refused(void **state)
 {
-    fixture *all = *state;
     const rft_layout monster = {UINT64_MAX, UINT64_MAX, NULL, 0};
-    assert_int_equal(rft_host_arena_open(all->device, &monster, &all->config, &all->arena, NULL),
+    assert_int_equal(rft_host_arena_open(all.device, &monster, &all.config, &all.arena, NULL),
                      REFIT_ERR_LIMIT);
-    assert_null(all->arena);
+    assert_null(all.arena);
 }
 
 static void image_of_no_bytes_takes_nothing(void **state)
 {
-    fixture *all = *state;
     const rft_layout nothing = {0, 0, NULL, 0};
-    assert_ok(rft_host_arena_open(all->device, &nothing, &all->config, &all->arena, NULL));
-    assert_ok(rft_host_arena_take(all->arena, NULL));
-    assert_null(rft_host_arena_base(all->arena));
-    assert_int_equal(rft_host_arena_describe(all->arena).bytes, 0);
-    assert_true(rft_host_arena_fits(all->arena, &nothing));
-    assert_false(rft_host_arena_fits(all->arena, &all->layout));
+    assert_ok(rft_host_arena_open(all.device, &nothing, &all.config, &all.arena, NULL));
+    assert_ok(rft_host_arena_take(all.arena, NULL));
+    assert_null(rft_host_arena_base(all.arena));
+    assert_int_equal(rft_host_arena_describe(all.arena).bytes, 0);
+    assert_true(rft_host_arena_fits(all.arena, &nothing));
+    assert_false(rft_host_arena_fits(all.arena, &all.layout));
 }
 
 static void arena_fits_what_lies_inside_its_slabs(void **state)
 {
-    fixture *all = *state;
-    assert_ok(open_arena(all, NULL));
-    assert_true(rft_host_arena_fits(all->arena, &all->layout));
+    assert_ok(open_arena(NULL));
+    assert_true(rft_host_arena_fits(all.arena, &all.layout));
     rft_layout other = lay_out(80 * KIB, 256 * KIB);
-    bool smaller_fits = rft_host_arena_fits(all->arena, &other);
+    bool smaller_fits = rft_host_arena_fits(all.arena, &other);
     rft_layout_close(&other);
     other = lay_out(80 * KIB, 512 * KIB); /* a slab would lie in two registrations */
-    bool longer_slab_fits = rft_host_arena_fits(all->arena, &other);
+    bool longer_slab_fits = rft_host_arena_fits(all.arena, &other);
     rft_layout_close(&other);
     other = lay_out(120 * KIB, 256 * KIB);
-    bool larger_fits = rft_host_arena_fits(all->arena, &other);
+    bool larger_fits = rft_host_arena_fits(all.arena, &other);
     rft_layout_close(&other);
     assert_true(smaller_fits);
     assert_false(longer_slab_fits);
@@ -223,9 +212,8 @@ static void arena_fits_what_lies_inside_its_slabs(void **state)
 
 static void device_cannot_be_closed_under_it(void **state)
 {
-    fixture *all = *state;
-    assert_ok(open_arena(all, NULL));
-    assert_int_equal(refit_device_close(all->device, NULL), REFIT_ERR_BUSY);
+    assert_ok(open_arena(NULL));
+    assert_int_equal(refit_device_close(all.device, NULL), REFIT_ERR_BUSY);
 }
 
 /* Read through the kernel: what is not mapped is an error there, not a signal. */
@@ -240,9 +228,8 @@ static bool reads_mark(const char *at, char mark)
 
 static void forked_child_does_not_have_it(void **state)
 {
-    fixture *all = *state;
-    assert_ok(open_arena(all, NULL));
-    char *base = rft_host_arena_base(all->arena);
+    assert_ok(open_arena(NULL));
+    char *base = rft_host_arena_base(all.arena);
     base[0] = 'm';
     assert_true(reads_mark(base, 'm'));
     pid_t child = fork();

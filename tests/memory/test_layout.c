@@ -3,15 +3,8 @@
 
 #include "memory/layout.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/seeded.h"
 #include "tests/support/test.h"
-
-static uint64_t next_random(uint64_t *seed)
-{
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    return *seed;
-}
 
 static const rft_slab *find_slab(const rft_layout *layout, uint64_t offset)
 {
@@ -84,14 +77,14 @@ static void any_regions_are_laid_out_without_overlap(void **state)
     uint64_t seed = 88172645463325252u;
     for (int round = 0; round < 300; round++) {
         rft_layout_item items[200] = {{0, 0, 0, 0, 0}};
-        uint32_t count = (uint32_t)(1 + next_random(&seed) % 200);
-        uint64_t alignment = UINT64_C(1) << (next_random(&seed) % 13);
-        uint64_t slab_bytes = RFT_SLAB_EDGE << (next_random(&seed) % 6);
+        uint32_t count = (uint32_t)(1 + seeded_next(&seed) % 200);
+        uint64_t alignment = UINT64_C(1) << (seeded_next(&seed) % 13);
+        uint64_t slab_bytes = RFT_SLAB_EDGE << (seeded_next(&seed) % 6);
         for (uint32_t i = 0; i < count; i++) {
-            uint64_t largest = UINT64_C(1) << (next_random(&seed) % 23);
-            items[i].bytes = next_random(&seed) % largest;
-            items[i].group = (uint32_t)(next_random(&seed) % 4);
-            items[i].priority = (int32_t)(next_random(&seed) % 5) - 2;
+            uint64_t largest = UINT64_C(1) << (seeded_next(&seed) % 23);
+            items[i].bytes = seeded_next(&seed) % largest;
+            items[i].group = (uint32_t)(seeded_next(&seed) % 4);
+            items[i].priority = (int32_t)(seeded_next(&seed) % 5) - 2;
         }
         rft_layout layout;
         assert_ok(rft_layout_open(&layout, items, count, alignment, slab_bytes, NULL));

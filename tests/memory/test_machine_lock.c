@@ -10,12 +10,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <refit/host.h>
-
 #include "base/clock.h"
 #include "memory/machine_lock.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/file_tree.h"
+#include "tests/support/heard.h"
 #include "tests/support/test.h"
 
 #define PROCESSES 5
@@ -28,17 +27,10 @@ typedef struct fixture {
     rft_machine_lock machine_lock;
 } fixture;
 
-static uint32_t warnings;
-
-static void count_warning(void *user, refit_log_level level, const char *line)
-{
-    (void)user, (void)line;
-    if (level == REFIT_LOG_WARNING) warnings++;
-}
+static fixture all;
 
 static int set_up(void **state)
 {
-    static fixture all;
     memset(&all, 0, sizeof all);
     unsetenv("XDG_RUNTIME_DIR");
     all.tree = file_tree_open();
@@ -46,28 +38,25 @@ static int set_up(void **state)
     assert_ok(rft_cancel_token_open(&all.token, NULL));
     rft_machine_lock_find(&all.machine_lock, all.tree.root);
     strcpy(all.path, all.machine_lock.paths[0]);
-    warnings = 0;
-    refit_set_log(count_warning, NULL, REFIT_LOG_WARNING);
-    *state = &all;
+    heard_begin(REFIT_LOG_WARNING);
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    fixture *all = *state;
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    rft_machine_lock_give(&all->machine_lock);
-    rft_cancel_token_close(&all->token);
-    file_tree_close(&all->tree);
+    heard_end();
+    rft_machine_lock_give(&all.machine_lock);
+    rft_cancel_token_close(&all.token);
+    file_tree_close(&all.tree);
     return 0;
 }
 
 /* Tries the lock as another holder would, without a wait. */
-static bool is_taken(fixture *all)
+static bool is_taken(void)
 {
     rft_machine_lock other;
-    rft_machine_lock_find(&other, all->tree.root);
-    refit_status status = rft_machine_lock_take(&other, 0, &all->token, NULL);
+    rft_machine_lock_find(&other, all.tree.root);
+    refit_status status = rft_machine_lock_take(&other, 0, &all.token, NULL);
     assert_true(status == REFIT_OK || status == REFIT_ERR_TIMEOUT);
     if (status == REFIT_OK) assert_non_null(other.held);
     rft_machine_lock_give(&other);
@@ -76,38 +65,35 @@ static bool is_taken(fixture *all)
 
 static void the_holder_keeps_others_out_until_it_gives_the_lock_back(void **state)
 {
-    fixture *all = *state;
     struct stat file;
-    assert_false(is_taken(all));
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    assert_true(is_taken(all));
-    assert_int_equal(stat(all->path, &file), 0);
+    assert_false(is_taken());
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    assert_true(is_taken());
+    assert_int_equal(stat(all.path, &file), 0);
     assert_int_equal(file.st_mode & 07777, 0600);
-    rft_machine_lock_give(&all->machine_lock);
-    rft_machine_lock_give(&all->machine_lock);
-    assert_false(is_taken(all));
-    assert_int_equal(warnings, 0);
+    rft_machine_lock_give(&all.machine_lock);
+    rft_machine_lock_give(&all.machine_lock);
+    assert_false(is_taken());
+    assert_int_equal(heard_count(""), 0);
 }
 
 static void no_descriptor_stays_open(void **state)
 {
-    fixture *all = *state;
     int before = count_descriptors();
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
     assert_int_equal(count_descriptors(), before);
-    assert_true(is_taken(all));
+    assert_true(is_taken());
     assert_int_equal(count_descriptors(), before);
 }
 
 static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
 {
-    fixture *all = *state;
     rft_machine_lock other;
     refit_error error = {0};
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    rft_machine_lock_find(&other, all->tree.root);
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    rft_machine_lock_find(&other, all.tree.root);
     int64_t deadline = rft_deadline(30);
-    assert_int_equal(rft_machine_lock_take(&other, 30, &all->token, &error), REFIT_ERR_TIMEOUT);
+    assert_int_equal(rft_machine_lock_take(&other, 30, &all.token, &error), REFIT_ERR_TIMEOUT);
     assert_true(rft_now() >= deadline);
     assert_null(other.held);
     assert_int_equal(error.status, REFIT_ERR_TIMEOUT);
@@ -140,17 +126,16 @@ int64_t __wrap_rft_now(void)
 /* Eight ranks that take a while each are no reason for the last one to give up. */
 static void the_deadline_is_for_each_holder_not_for_all(void **state)
 {
-    fixture *all = *state;
     rft_machine_lock other;
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    rft_machine_lock_find(&other, all->tree.root);
-    fake_path = all->path;
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    rft_machine_lock_find(&other, all.tree.root);
+    fake_path = all.path;
     const int64_t ms = 1000000;
     passes_on[0] = 1900 * ms;
     passes_on[1] = 2800 * ms;
     passes_on[2] = 3700 * ms;
     fake_now = 1000 * ms;
-    refit_status status = rft_machine_lock_take(&other, 1000, &all->token, NULL);
+    refit_status status = rft_machine_lock_take(&other, 1000, &all.token, NULL);
     int64_t ended = fake_now;
     fake_now = 0;
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
@@ -165,12 +150,12 @@ typedef struct shared {
     int entries;         /* changed inside only */
 } shared;
 
-static void enter_often(fixture *all, shared *with)
+static void enter_often(shared *with)
 {
     for (int i = 0; i < ROUNDS; i++) {
         rft_machine_lock machine_lock;
-        rft_machine_lock_find(&machine_lock, all->tree.root);
-        if (rft_machine_lock_take(&machine_lock, TIMEOUT_MS, &all->token, NULL) != REFIT_OK)
+        rft_machine_lock_find(&machine_lock, all.tree.root);
+        if (rft_machine_lock_take(&machine_lock, TIMEOUT_MS, &all.token, NULL) != REFIT_OK)
             _exit(1);
         if (atomic_fetch_add(&with->inside, 1) != 0) atomic_fetch_add(&with->together, 1);
         int entries = with->entries;
@@ -183,7 +168,6 @@ static void enter_often(fixture *all, shared *with)
 
 static void no_two_processes_are_ever_inside_at_once(void **state)
 {
-    fixture *all = *state;
     pid_t children[PROCESSES];
     shared *with =
         mmap(NULL, sizeof *with, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -192,7 +176,7 @@ static void no_two_processes_are_ever_inside_at_once(void **state)
         children[i] = fork();
         assert_true(children[i] >= 0);
         if (children[i] == 0) {
-            enter_often(all, with);
+            enter_often(with);
             _exit(0);
         }
     }
@@ -216,7 +200,7 @@ static _Noreturn void stand(void)
 }
 
 /* A child that has the lock and stands; with `grandchild`, so does a child of its own. */
-static pid_t start_holder(fixture *all, bool grandchild, pid_t *third)
+static pid_t start_holder(bool grandchild, pid_t *third)
 {
     int pipe_ends[2];
     assert_int_equal(pipe(pipe_ends), 0);
@@ -224,7 +208,7 @@ static pid_t start_holder(fixture *all, bool grandchild, pid_t *third)
     assert_true(child >= 0);
     if (child == 0) {
         pid_t own = 0;
-        if (rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL) != REFIT_OK) _exit(1);
+        if (rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL) != REFIT_OK) _exit(1);
         if (grandchild) own = fork();
         if (own != 0 || !grandchild) (void)!write(pipe_ends[1], &own, sizeof own);
         stand();
@@ -244,40 +228,37 @@ static void kill_child(pid_t child)
 
 static void the_lock_of_a_killed_process_is_free(void **state)
 {
-    fixture *all = *state;
     pid_t none;
-    pid_t holder = start_holder(all, false, &none);
-    assert_true(is_taken(all));
+    pid_t holder = start_holder(false, &none);
+    assert_true(is_taken());
     kill_child(holder);
-    assert_ok(rft_machine_lock_take(&all->machine_lock, TIMEOUT_MS, &all->token, NULL));
+    assert_ok(rft_machine_lock_take(&all.machine_lock, TIMEOUT_MS, &all.token, NULL));
 }
 
 /* As when a trainer is killed whose data loaders live on. */
 static void a_child_of_a_killed_process_does_not_keep_its_lock(void **state)
 {
-    fixture *all = *state;
     pid_t grandchild;
-    pid_t holder = start_holder(all, true, &grandchild);
+    pid_t holder = start_holder(true, &grandchild);
     assert_true(grandchild > 0);
-    assert_true(is_taken(all));
+    assert_true(is_taken());
     kill_child(holder);
     assert_int_equal(kill(grandchild, 0), 0);
-    assert_ok(rft_machine_lock_take(&all->machine_lock, TIMEOUT_MS, &all->token, NULL));
+    assert_ok(rft_machine_lock_take(&all.machine_lock, TIMEOUT_MS, &all.token, NULL));
     assert_int_equal(kill(grandchild, SIGKILL), 0);
 }
 
 static void a_child_does_not_keep_the_lock_that_its_parent_gives(void **state)
 {
-    fixture *all = *state;
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         stand();
     }
-    assert_true(is_taken(all));
-    rft_machine_lock_give(&all->machine_lock);
-    assert_false(is_taken(all));
+    assert_true(is_taken());
+    rft_machine_lock_give(&all.machine_lock);
+    assert_false(is_taken());
     kill_child(child);
 }
 
@@ -285,101 +266,94 @@ static void a_child_does_not_keep_the_lock_that_its_parent_gives(void **state)
 
 static void *wait_for_lock(void *user)
 {
-    fixture *all = user;
     rft_machine_lock other;
     refit_error error = {0};
-    rft_machine_lock_find(&other, all->tree.root);
-    refit_status status = rft_machine_lock_take(&other, TIMEOUT_MS, &all->token, &error);
+    rft_machine_lock_find(&other, all.tree.root);
+    refit_status status = rft_machine_lock_take(&other, TIMEOUT_MS, &all.token, &error);
     rft_machine_lock_give(&other);
     return (void *)(uintptr_t)status;
 }
 
 static void a_wait_can_be_stopped(void **state)
 {
-    fixture *all = *state;
     rft_thread thread;
     void *status;
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    assert_false(atomic_load(&all->token.in_line));
-    assert_ok(rft_thread_start(&thread, "waiting", wait_for_lock, all, NULL));
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    assert_false(atomic_load(&all.token.in_line));
+    assert_ok(rft_thread_start(&thread, "waiting", wait_for_lock, NULL, NULL));
     int64_t deadline = rft_deadline(TIMEOUT_MS);
-    while (!atomic_load(&all->token.in_line) && rft_now() < deadline) {
+    while (!atomic_load(&all.token.in_line) && rft_now() < deadline) {
         (void)sched_yield();
     }
-    assert_true(atomic_load(&all->token.in_line));
-    rft_cancel_token_stop(&all->token);
+    assert_true(atomic_load(&all.token.in_line));
+    rft_cancel_token_stop(&all.token);
     assert_int_equal(pthread_join(thread, &status), 0);
     assert_int_equal((uintptr_t)status, REFIT_ERR_CANCELLED);
-    assert_false(atomic_load(&all->token.in_line));
+    assert_false(atomic_load(&all.token.in_line));
 }
 
 /* ---- Files that are not trusted */
 
-static void go_on_without(fixture *all)
+static void go_on_without(void)
 {
-    warnings = 0;
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    assert_null(all->machine_lock.held);
-    assert_int_equal(warnings, 1);
+    heard_begin(REFIT_LOG_WARNING);
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    assert_null(all.machine_lock.held);
+    assert_int_equal(heard_count(""), 1);
 }
 
 static void a_file_that_others_may_open_is_not_used(void **state)
 {
-    fixture *all = *state;
-    assert_int_equal(close(open(all->path, O_CREAT | O_RDWR, 0600)), 0);
-    assert_int_equal(chmod(all->path, 0604), 0);
-    go_on_without(all);
-    assert_int_equal(chmod(all->path, 0600), 0);
-    assert_false(is_taken(all));
+    assert_int_equal(close(open(all.path, O_CREAT | O_RDWR, 0600)), 0);
+    assert_int_equal(chmod(all.path, 0604), 0);
+    go_on_without();
+    assert_int_equal(chmod(all.path, 0600), 0);
+    assert_false(is_taken());
 }
 
 static void a_file_of_another_user_is_not_used(void **state)
 {
-    fixture *all = *state;
     if (geteuid() != 0) skip();
-    assert_int_equal(close(open(all->path, O_CREAT | O_RDWR, 0600)), 0);
-    assert_int_equal(chown(all->path, 65534, 65534), 0);
-    go_on_without(all);
+    assert_int_equal(close(open(all.path, O_CREAT | O_RDWR, 0600)), 0);
+    assert_int_equal(chown(all.path, 65534, 65534), 0);
+    go_on_without();
 }
 
 static void what_is_no_file_is_not_used(void **state)
 {
-    fixture *all = *state;
     char target[128];
-    snprintf(target, sizeof target, "%s/target", all->tree.root);
-    assert_int_equal(symlink(target, all->path), 0);
-    go_on_without(all);
+    snprintf(target, sizeof target, "%s/target", all.tree.root);
+    assert_int_equal(symlink(target, all.path), 0);
+    go_on_without();
     assert_int_not_equal(access(target, F_OK), 0);
-    assert_int_equal(unlink(all->path), 0);
-    assert_int_equal(mkfifo(all->path, 0600), 0);
-    go_on_without(all);
-    assert_int_equal(unlink(all->path), 0);
-    assert_int_equal(mkdir(all->path, 0700), 0);
-    go_on_without(all);
-    assert_int_equal(rmdir(all->path), 0);
+    assert_int_equal(unlink(all.path), 0);
+    assert_int_equal(mkfifo(all.path, 0600), 0);
+    go_on_without();
+    assert_int_equal(unlink(all.path), 0);
+    assert_int_equal(mkdir(all.path, 0700), 0);
+    go_on_without();
+    assert_int_equal(rmdir(all.path), 0);
 }
 
 static void without_any_place_it_goes_on_and_says_so_once(void **state)
 {
-    fixture *all = *state;
-    rft_machine_lock_find(&all->machine_lock, "/nowhere/to/be/found");
-    go_on_without(all);
+    rft_machine_lock_find(&all.machine_lock, "/nowhere/to/be/found");
+    go_on_without();
 }
 
 static void the_second_place_is_the_runtime_folder(void **state)
 {
-    fixture *all = *state;
     char folder[128];
     rft_machine_lock other;
-    snprintf(folder, sizeof folder, "%s/dev", all->tree.root);
+    snprintf(folder, sizeof folder, "%s/dev", all.tree.root);
     setenv("XDG_RUNTIME_DIR", folder, 1);
-    rft_machine_lock_find(&all->machine_lock, "/nowhere");
+    rft_machine_lock_find(&all.machine_lock, "/nowhere");
     rft_machine_lock_find(&other, "/nowhere");
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    assert_non_null(all->machine_lock.held);
-    assert_int_equal(warnings, 0);
-    assert_int_equal(access(all->machine_lock.paths[1], F_OK), 0);
-    assert_int_equal(rft_machine_lock_take(&other, 0, &all->token, NULL), REFIT_ERR_TIMEOUT);
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    assert_non_null(all.machine_lock.held);
+    assert_int_equal(heard_count(""), 0);
+    assert_int_equal(access(all.machine_lock.paths[1], F_OK), 0);
+    assert_int_equal(rft_machine_lock_take(&other, 0, &all.token, NULL), REFIT_ERR_TIMEOUT);
     setenv("XDG_RUNTIME_DIR", "relative/folder", 1);
     rft_machine_lock_find(&other, "/nowhere");
     assert_string_equal(other.paths[1], "");
@@ -389,13 +363,12 @@ static void the_second_place_is_the_runtime_folder(void **state)
 /* Then other processes lock a new file: at least none may wait for the removed one. */
 static void a_file_that_was_removed_is_made_again(void **state)
 {
-    fixture *all = *state;
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    assert_int_equal(unlink(all->path), 0);
-    assert_false(is_taken(all));
-    rft_machine_lock_give(&all->machine_lock);
-    assert_ok(rft_machine_lock_take(&all->machine_lock, 0, &all->token, NULL));
-    assert_true(is_taken(all));
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    assert_int_equal(unlink(all.path), 0);
+    assert_false(is_taken());
+    rft_machine_lock_give(&all.machine_lock);
+    assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
+    assert_true(is_taken());
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)

@@ -221,9 +221,24 @@ static void the_node_of_more_than_half_the_pages_is_elected(void **state)
 
 /* ---- Which node, on made-up machines */
 
+static file_tree tree;
+
+static int open_tree(void **state)
+{
+    tree = file_tree_open();
+    return 0;
+}
+
+static int close_tree(void **state)
+{
+    file_tree_close(&tree);
+    return 0;
+}
+
+#define TREE_TEST(name) cmocka_unit_test_setup_teardown(name, open_tree, close_tree)
+
 static void nodes_and_their_cpus_are_counted(void **state)
 {
-    file_tree tree = file_tree_open();
     char list[32];
     assert_false(rft_numa_has_several(tree.root));
     file_tree_write(&tree, "/sys/devices/system/node/online", "0\n");
@@ -235,29 +250,26 @@ static void nodes_and_their_cpus_are_counted(void **state)
     snprintf(list, sizeof list, "%d,8000-8191\n", sched_getcpu());
     file_tree_write(&tree, "/sys/devices/system/node/node2/cpulist", list);
     assert_int_equal(rft_numa_cpus(tree.root, 2), 1); /* the others, it may not use */
-    file_tree_close(&tree);
 }
 
 static void automatic_node_is_the_device_s_while_it_has_room(void **state)
 {
-    file_tree tree = file_tree_open();
-    const char *root = tree.root;
     file_tree_write(&tree, "/sys/devices/system/node/node1/meminfo",
                     "Node 1 MemTotal:       9999999 kB\nNode 1 MemFree:        1024 kB\n"
                     "Node 1 Inactive(file): 1024 kB\n");
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 1, 2 * MIB), 1);
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 1, 2 * MIB + 1), REFIT_NUMA_INTERLEAVE);
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, -1, 1), REFIT_NUMA_OFF);
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_AUTO, 0, MIB), 0); /* nothing known of it */
-    assert_int_equal(rft_numa_choose(root, REFIT_NUMA_OFF, 1, 1), REFIT_NUMA_OFF);
-    assert_int_equal(rft_numa_choose(root, 1, 0, UINT64_MAX), 1);
-    file_tree_close(&tree);
+    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 2 * MIB), 1);
+    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 2 * MIB + 1),
+                     REFIT_NUMA_INTERLEAVE);
+    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, -1, 1), REFIT_NUMA_OFF);
+    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 0, MIB),
+                     0); /* nothing known of it */
+    assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_OFF, 1, 1), REFIT_NUMA_OFF);
+    assert_int_equal(rft_numa_choose(tree.root, 1, 0, UINT64_MAX), 1);
 }
 
 /* A container may be kept from the node that its GPU is on. */
 static void automatic_node_is_one_that_the_process_may_use(void **state)
 {
-    file_tree tree = file_tree_open();
     static const char *const lists[] = {"0", "0,2-3", "1", "0-1", "0,1,5"};
     for (int i = 0; i < 5; i++) {
         char status[128];
@@ -271,12 +283,10 @@ static void automatic_node_is_one_that_the_process_may_use(void **state)
     }
     file_tree_write(&tree, "/proc/self/status", "Name:\tx\n");
     assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 1), 1);
-    file_tree_close(&tree);
 }
 
 static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
 {
-    file_tree tree = file_tree_open();
     cpu_set_t before, after;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
     assert_false(rft_numa_go(tree.root, 3)); /* nothing known of it */
@@ -293,7 +303,6 @@ static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
     assert_int_equal(CPU_COUNT(&after), 1);
     assert_true(CPU_ISSET((size_t)own, &after));
     assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
-    file_tree_close(&tree);
 }
 
 /* Where this machine's kernel refuses placement as such, the answer is "off". */
@@ -319,10 +328,10 @@ int main(void)
         KERNEL_TEST(a_kernel_that_does_not_place_is_no_error),
         KERNEL_TEST(a_node_that_may_not_be_used_is_refused),
         KERNEL_TEST(the_node_of_more_than_half_the_pages_is_elected),
-        cmocka_unit_test(nodes_and_their_cpus_are_counted),
-        cmocka_unit_test(automatic_node_is_the_device_s_while_it_has_room),
-        cmocka_unit_test(automatic_node_is_one_that_the_process_may_use),
-        cmocka_unit_test(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),
+        TREE_TEST(nodes_and_their_cpus_are_counted),
+        TREE_TEST(automatic_node_is_the_device_s_while_it_has_room),
+        TREE_TEST(automatic_node_is_one_that_the_process_may_use),
+        TREE_TEST(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),
         cmocka_unit_test(placement_is_done_or_said_to_be_off),
     };
     return cmocka_run_group_tests_name("numa", tests, NULL, NULL);

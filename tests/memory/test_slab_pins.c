@@ -67,13 +67,14 @@ typedef struct fixture {
     refit_error error;
 } fixture;
 
+static fixture all;
+
 static int set_up(void **state)
 {
     rft_device_ops ops = bare_device_ops;
     ops.kind = "locker";
     ops.host_pin = lock_slab;
     ops.host_unpin = unlock_slab;
-    static fixture all;
     memset(&all, 0, sizeof all);
     assert_ok(rft_cancel_token_open(&all.token, NULL));
     assert_ok(rft_device_make(&ops, &all.locker, &all.device, NULL));
@@ -90,85 +91,79 @@ static int set_up(void **state)
                                .slabs = all.slabs,
                                .count = SLABS,
                                .near = -1};
-    *state = &all;
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    fixture *all = *state;
-    munmap(all->locker.base, BYTES);
-    rft_cancel_token_close(&all->token);
-    return refit_device_close(all->device, NULL) == REFIT_OK ? 0 : -1;
+    munmap(all.locker.base, BYTES);
+    rft_cancel_token_close(&all.token);
+    return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
-static refit_status take(fixture *all, refit_pin wanted)
+static refit_status take(refit_pin wanted)
 {
-    return rft_slab_pins_take(&all->pins, wanted, &all->token, &all->error);
+    return rft_slab_pins_take(&all.pins, wanted, &all.token, &all.error);
 }
 
 static void each_slab_is_locked_once_it_is_touched(void **state)
 {
-    fixture *all = *state;
     const uint32_t threads[] = {0, 1, 2, 5};
     for (size_t i = 0; i < 4; i++) {
-        assert_int_equal(madvise(all->locker.base, BYTES, MADV_DONTNEED), 0);
-        all->locker.locks = 0;
-        all->pins.touch_threads = threads[i];
-        assert_ok(take(all, REFIT_PIN_REQUIRE));
-        assert_int_equal(all->locker.locks, SLABS);
-        assert_int_equal(all->locker.untouched, 0);
-        assert_int_equal(all->pins.pinned, SLABS);
-        assert_int_equal(atomic_load(&all->token.ready), BYTES);
-        rft_slab_pins_drop(&all->pins);
-        assert_int_equal(all->locker.unlocks, SLABS * (i + 1));
-        assert_int_equal(all->pins.pinned, 0);
+        assert_int_equal(madvise(all.locker.base, BYTES, MADV_DONTNEED), 0);
+        all.locker.locks = 0;
+        all.pins.touch_threads = threads[i];
+        assert_ok(take(REFIT_PIN_REQUIRE));
+        assert_int_equal(all.locker.locks, SLABS);
+        assert_int_equal(all.locker.untouched, 0);
+        assert_int_equal(all.pins.pinned, SLABS);
+        assert_int_equal(atomic_load(&all.token.ready), BYTES);
+        rft_slab_pins_drop(&all.pins);
+        assert_int_equal(all.locker.unlocks, SLABS * (i + 1));
+        assert_int_equal(all.pins.pinned, 0);
     }
 }
 
 /* One thread does both, so what it has not come to yet is not there. */
 static void the_first_slab_does_not_wait_for_the_last(void **state)
 {
-    fixture *all = *state;
-    all->pins.touch_threads = 1;
-    assert_ok(take(all, REFIT_PIN_REQUIRE));
-    assert_false(all->locker.tail_touched);
-    rft_slab_pins_drop(&all->pins);
+    all.pins.touch_threads = 1;
+    assert_ok(take(REFIT_PIN_REQUIRE));
+    assert_false(all.locker.tail_touched);
+    rft_slab_pins_drop(&all.pins);
 }
 
 static void a_lock_that_fails_undoes_those_before_it(void **state)
 {
-    fixture *all = *state;
-    all->locker.status = REFIT_ERR_PIN;
+    all.locker.status = REFIT_ERR_PIN;
     for (uint32_t nth = 1; nth <= SLABS; nth++) {
-        all->locker.locks = all->locker.unlocks = 0;
-        all->locker.fail_nth = nth;
-        assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_PIN);
-        assert_int_equal(all->locker.unlocks, nth - 1);
-        assert_int_equal(all->pins.pinned, 0);
-        assert_int_equal(all->error.status, REFIT_ERR_PIN);
-        assert_int_equal(all->error.subsystem, 12);
+        all.locker.locks = all.locker.unlocks = 0;
+        all.locker.fail_nth = nth;
+        assert_int_equal(take(REFIT_PIN_REQUIRE), REFIT_ERR_PIN);
+        assert_int_equal(all.locker.unlocks, nth - 1);
+        assert_int_equal(all.pins.pinned, 0);
+        assert_int_equal(all.error.status, REFIT_ERR_PIN);
+        assert_int_equal(all.error.subsystem, 12);
         char text[80];
         snprintf(text, sizeof text, "slab %u of 4: 16777216 bytes stay as they are", nth);
-        assert_string_equal(all->error.text, text);
+        assert_string_equal(all.error.text, text);
     }
 }
 
 static void a_preferred_lock_that_fails_leaves_all_of_it_touched(void **state)
 {
-    fixture *all = *state;
     const refit_status forgiven[] = {REFIT_ERR_PIN, REFIT_ERR_UNSUPPORTED};
     for (size_t i = 0; i < 2; i++) {
-        all->locker.locks = all->locker.unlocks = 0;
-        all->locker.fail_nth = 3;
-        all->locker.status = forgiven[i];
-        assert_int_equal(madvise(all->locker.base, BYTES, MADV_DONTNEED), 0);
-        assert_ok(take(all, REFIT_PIN_PREFER));
-        assert_int_equal(all->locker.locks, 3);
-        assert_int_equal(all->locker.unlocks, 2);
-        assert_int_equal(all->pins.pinned, 0);
-        assert_int_equal(count_resident(all->locker.base + 3 * SLAB_BYTES, SLAB_BYTES), SLAB_BYTES);
-        assert_int_equal(atomic_load(&all->token.ready), BYTES);
+        all.locker.locks = all.locker.unlocks = 0;
+        all.locker.fail_nth = 3;
+        all.locker.status = forgiven[i];
+        assert_int_equal(madvise(all.locker.base, BYTES, MADV_DONTNEED), 0);
+        assert_ok(take(REFIT_PIN_PREFER));
+        assert_int_equal(all.locker.locks, 3);
+        assert_int_equal(all.locker.unlocks, 2);
+        assert_int_equal(all.pins.pinned, 0);
+        assert_int_equal(count_resident(all.locker.base + 3 * SLAB_BYTES, SLAB_BYTES), SLAB_BYTES);
+        assert_int_equal(atomic_load(&all.token.ready), BYTES);
     }
 }
 
@@ -200,31 +195,26 @@ static const take_case takes[] = {
 static void each_end_leaves_all_locks_or_none(void **state)
 {
     const take_case *it = *state;
-    void *made = NULL;
-    assert_int_equal(set_up(&made), 0);
-    fixture *all = made;
-    all->locker.fail_nth = it->fail_nth;
-    all->locker.status = it->fault;
-    all->locker.stop_nth = it->stop_nth;
-    assert_int_equal(take(all, it->wanted), it->status);
-    if (it->status != REFIT_OK) assert_int_equal(all->error.status, it->status);
-    assert_int_equal(all->locker.locks, it->locks);
-    assert_int_equal(all->locker.unlocks, it->unlocks);
-    assert_int_equal(all->pins.pinned, 0);
-    assert_int_equal(count_resident(all->locker.base, SLAB_BYTES), SLAB_BYTES);
-    assert_int_equal(tear_down(&made), 0);
+    all.locker.fail_nth = it->fail_nth;
+    all.locker.status = it->fault;
+    all.locker.stop_nth = it->stop_nth;
+    assert_int_equal(take(it->wanted), it->status);
+    if (it->status != REFIT_OK) assert_int_equal(all.error.status, it->status);
+    assert_int_equal(all.locker.locks, it->locks);
+    assert_int_equal(all.locker.unlocks, it->unlocks);
+    assert_int_equal(all.pins.pinned, 0);
+    assert_int_equal(count_resident(all.locker.base, SLAB_BYTES), SLAB_BYTES);
 }
 
 static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
 {
-    fixture *all = *state;
-    munmap(all->locker.base + BYTES - SLAB_BYTES, SLAB_BYTES);
-    all->pins.touch_threads = 1;
-    all->locker.no_tail = true;
-    assert_int_equal(take(all, REFIT_PIN_REQUIRE), REFIT_ERR_HOST_MEMORY);
-    assert_int_equal(all->locker.locks, SLABS - 1);
-    assert_int_equal(all->locker.unlocks, SLABS - 1);
-    assert_int_equal(all->pins.pinned, 0);
+    munmap(all.locker.base + BYTES - SLAB_BYTES, SLAB_BYTES);
+    all.pins.touch_threads = 1;
+    all.locker.no_tail = true;
+    assert_int_equal(take(REFIT_PIN_REQUIRE), REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(all.locker.locks, SLABS - 1);
+    assert_int_equal(all.locker.unlocks, SLABS - 1);
+    assert_int_equal(all.pins.pinned, 0);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
@@ -232,11 +222,11 @@ static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
 /* A test for each case, with its name. */
 static int run_takes(void)
 {
-    struct CMUnitTest tests[COUNT_OF(takes)] = {{0}};
+    struct CMUnitTest tests[COUNT_OF(takes)];
     for (size_t i = 0; i < COUNT_OF(takes); i++) {
-        tests[i] = (struct CMUnitTest){.name = takes[i].name,
-                                       .test_func = each_end_leaves_all_locks_or_none,
-                                       .initial_state = (void *)(uintptr_t)&takes[i]};
+        tests[i] = (struct CMUnitTest)TEST(each_end_leaves_all_locks_or_none);
+        tests[i].name = takes[i].name;
+        tests[i].initial_state = (void *)(uintptr_t)&takes[i];
     }
     return cmocka_run_group_tests_name("slab_pins_taken", tests, NULL, NULL);
 }

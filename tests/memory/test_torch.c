@@ -1,24 +1,14 @@
 /* PyTorch's two entry points: which arena they use, what they return on a failure, and that no
  * memory leaks. On the host device, and on GPUs of the fake driver. */
-#include <stdio.h>
-
 #include <refit.h>
 
 #include "base/thread.h"
 #include "device/device.h"
 #include "fake_cuda.h"
+#include "tests/support/heard.h"
 #include "tests/support/test.h"
 
 #define CHUNK (4 * MIB)
-
-static char logged[512];
-
-static void note(void *user, refit_log_level level, const char *line)
-{
-    (void)user;
-    (void)level;
-    snprintf(logged, sizeof logged, "%s", line);
-}
 
 typedef struct fixture {
     refit_device *device;
@@ -27,53 +17,50 @@ typedef struct fixture {
     refit_error error;
 } fixture;
 
-static void open_on(fixture *all, const char *spec, int ordinal)
+static fixture all;
+
+static void open_on(fixture *on, const char *spec, int ordinal)
 {
     refit_config config;
-    memset(all, 0, sizeof *all);
-    all->ordinal = ordinal;
+    memset(on, 0, sizeof *on);
+    on->ordinal = ordinal;
     refit_config_init(&config, sizeof config);
-    assert_ok(refit_config_set(&config, "offload.chunk_bytes", "4MiB", &all->error));
-    assert_ok(refit_device_open(spec, &config, &all->device, &all->error));
-    assert_ok(refit_arena_open(all->device, 64 * MIB, &all->arena, &all->error));
-    logged[0] = '\0';
-    refit_set_log(note, NULL, REFIT_LOG_DEBUG);
+    assert_ok(refit_config_set(&config, "offload.chunk_bytes", "4MiB", &on->error));
+    assert_ok(refit_device_open(spec, &config, &on->device, &on->error));
+    assert_ok(refit_arena_open(on->device, 64 * MIB, &on->arena, &on->error));
+    heard_begin(REFIT_LOG_DEBUG);
 }
 
-static void close_all(fixture *all)
+static void close_all(fixture *on)
 {
-    refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    assert_ok(refit_arena_close(all->arena, &all->error));
-    assert_ok(refit_device_close(all->device, &all->error));
+    heard_end();
+    assert_ok(refit_arena_close(on->arena, &on->error));
+    assert_ok(refit_device_close(on->device, &on->error));
 }
 
 static int set_up_host(void **state)
 {
-    static fixture all;
     open_on(&all, "host:capacity=16MiB", 0);
     assert_ok(refit_torch_attach(all.arena, &all.error));
-    *state = &all;
     return 0;
 }
 
 static int tear_down_host(void **state)
 {
-    fixture *all = *state;
-    assert_ok(refit_torch_detach(all->arena, &all->error));
-    close_all(all);
+    assert_ok(refit_torch_detach(all.arena, &all.error));
+    close_all(&all);
     return 0;
 }
 
-static uint64_t used_bytes(fixture *all)
+static uint64_t used_bytes(void)
 {
     refit_device_info info = {.size = sizeof info};
-    assert_ok(refit_device_describe(all->device, &info, NULL));
+    assert_ok(refit_device_describe(all.device, &info, NULL));
     return info.used_bytes;
 }
 
 static void segments_are_pieces_of_the_attached_arena(void **state)
 {
-    fixture *all = *state;
     void *memory;
     uint64_t bytes;
     char *first = refit_torch_alloc((ptrdiff_t)(2 * MIB), 0, NULL);
@@ -81,114 +68,108 @@ static void segments_are_pieces_of_the_attached_arena(void **state)
     assert_non_null(first);
     assert_non_null(second);
     memset(first, 1, 2 * MIB);
-    assert_ok(refit_arena_piece(all->arena, 0, &memory, &bytes, &all->error));
+    assert_ok(refit_arena_piece(all.arena, 0, &memory, &bytes, &all.error));
     assert_ptr_equal(memory, first);
     assert_int_equal(bytes, 2 * MIB);
-    assert_ok(refit_arena_piece(all->arena, 1, &memory, &bytes, &all->error));
+    assert_ok(refit_arena_piece(all.arena, 1, &memory, &bytes, &all.error));
     assert_ptr_equal(memory, second);
     assert_int_equal(bytes, 512);
     refit_torch_free(first, 17, 0, NULL); /* the size may be another one: it is not looked at */
     assert_ptr_equal(refit_torch_alloc((ptrdiff_t)MIB, 0, NULL), first);
     refit_torch_free(first, (ptrdiff_t)MIB, 0, NULL);
     refit_torch_free(second, 512, 0, NULL);
-    assert_int_equal(used_bytes(all), 0);
-    assert_string_equal(logged, "");
+    assert_int_equal(used_bytes(), 0);
+    assert_int_equal(heard_count(""), 0);
 }
 
 static void nothing_is_given_for_nothing(void **state)
 {
-    fixture *all = *state;
     assert_null(refit_torch_alloc(0, 0, NULL));
     assert_null(refit_torch_alloc(-1, 0, NULL));
     refit_torch_free(NULL, 0, 0, NULL);
     refit_torch_free(NULL, 0, 77, NULL);
-    assert_string_equal(logged, "");
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(heard_count(""), 0);
+    assert_int_equal(used_bytes(), 0);
 }
 
 static void a_full_device_is_null_and_a_sentence(void **state)
 {
-    fixture *all = *state;
     void *memory = refit_torch_alloc((ptrdiff_t)(10 * MIB), 0, NULL);
     assert_non_null(memory);
     assert_null(refit_torch_alloc((ptrdiff_t)(10 * MIB), 0, NULL));
-    assert_non_null(strstr(logged, "the device is full"));
+    assert_int_equal(heard_count("the device is full"), 1);
     assert_null(refit_torch_alloc((ptrdiff_t)(100 * MIB), 0, NULL));
-    assert_non_null(strstr(logged, "do not fit into the arena"));
+    assert_int_equal(heard_count("do not fit into the arena"), 1);
     refit_torch_free(memory, 0, 0, NULL);
     /* PyTorch frees what it can and tries again. */
     memory = refit_torch_alloc((ptrdiff_t)(15 * MIB), 0, NULL);
     assert_non_null(memory);
     refit_torch_free(memory, 0, 0, NULL);
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(used_bytes(), 0);
 }
 
 static void a_device_without_an_arena_gives_nothing(void **state)
 {
-    fixture *all = *state;
     static const int others[] = {1, 63, 64, -1, 1 << 30};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
-        logged[0] = '\0';
+        heard_begin(REFIT_LOG_DEBUG);
         assert_null(refit_torch_alloc(512, others[i], NULL));
-        assert_non_null(strstr(logged, "no arena is attached"));
-        logged[0] = '\0';
-        refit_torch_free(all, 512, others[i], NULL);
-        assert_non_null(strstr(logged, "no arena is attached"));
+        assert_int_equal(heard_count("no arena is attached"), 1);
+        heard_begin(REFIT_LOG_DEBUG);
+        refit_torch_free(&all, 512, others[i], NULL);
+        assert_int_equal(heard_count("no arena is attached"), 1);
     }
 }
 
 static void what_is_no_piece_is_not_freed(void **state)
 {
-    fixture *all = *state;
     char *memory = refit_torch_alloc((ptrdiff_t)MIB, 0, NULL);
     refit_torch_free(memory + 4096, 512, 0, NULL);
-    assert_non_null(strstr(logged, "no piece"));
-    assert_int_equal(used_bytes(all), MIB);
-    assert_int_equal(refit_torch_detach(all->arena, &all->error), REFIT_ERR_BUSY);
+    assert_int_equal(heard_count("no piece"), 1);
+    assert_int_equal(used_bytes(), MIB);
+    assert_int_equal(refit_torch_detach(all.arena, &all.error), REFIT_ERR_BUSY);
     refit_torch_free(memory, 512, 0, NULL);
-    logged[0] = '\0';
+    heard_begin(REFIT_LOG_DEBUG);
     refit_torch_free(memory, 512, 0, NULL);
-    assert_non_null(strstr(logged, "no piece"));
+    assert_int_equal(heard_count("no piece"), 1);
 }
 
 static void an_arena_is_attached_once_and_while_it_is_needed(void **state)
 {
-    fixture *all = *state;
     refit_arena *other;
-    assert_ok(refit_arena_open(all->device, MIB, &other, &all->error));
-    assert_int_equal(refit_torch_attach(all->arena, &all->error), REFIT_ERR_EXISTS);
-    assert_int_equal(refit_torch_attach(other, &all->error), REFIT_ERR_EXISTS);
-    assert_int_equal(refit_torch_detach(other, &all->error), REFIT_ERR_NOT_FOUND);
+    assert_ok(refit_arena_open(all.device, MIB, &other, &all.error));
+    assert_int_equal(refit_torch_attach(all.arena, &all.error), REFIT_ERR_EXISTS);
+    assert_int_equal(refit_torch_attach(other, &all.error), REFIT_ERR_EXISTS);
+    assert_int_equal(refit_torch_detach(other, &all.error), REFIT_ERR_NOT_FOUND);
     void *memory = refit_torch_alloc(512, 0, NULL);
-    assert_refused(refit_torch_detach(all->arena, error), REFIT_ERR_BUSY, "1 pieces");
+    assert_refused(refit_torch_detach(all.arena, error), REFIT_ERR_BUSY, "1 pieces");
     refit_torch_free(memory, 512, 0, NULL);
-    assert_refused(refit_arena_close(all->arena, error), REFIT_ERR_BUSY, "refit_torch_detach");
-    assert_ok(refit_torch_detach(all->arena, &all->error));
-    assert_int_equal(refit_torch_detach(all->arena, &all->error), REFIT_ERR_NOT_FOUND);
-    assert_ok(refit_torch_attach(other, &all->error));
-    assert_ok(refit_torch_detach(other, &all->error));
-    assert_ok(refit_arena_close(other, &all->error));
-    assert_ok(refit_torch_attach(all->arena, &all->error));
-    assert_invalid(refit_torch_attach(NULL, &all->error));
-    assert_invalid(refit_torch_detach(NULL, &all->error));
+    assert_refused(refit_arena_close(all.arena, error), REFIT_ERR_BUSY, "refit_torch_detach");
+    assert_ok(refit_torch_detach(all.arena, &all.error));
+    assert_int_equal(refit_torch_detach(all.arena, &all.error), REFIT_ERR_NOT_FOUND);
+    assert_ok(refit_torch_attach(other, &all.error));
+    assert_ok(refit_torch_detach(other, &all.error));
+    assert_ok(refit_arena_close(other, &all.error));
+    assert_ok(refit_torch_attach(all.arena, &all.error));
+    assert_invalid(refit_torch_attach(NULL, &all.error));
+    assert_invalid(refit_torch_detach(NULL, &all.error));
 }
 
 /* The pool dies before the offloader: the segment goes when the offloader does. */
 static void a_segment_that_is_a_region_goes_with_its_offloader(void **state)
 {
-    fixture *all = *state;
     refit_offloader *states;
     refit_region_id id;
     void *memory = refit_torch_alloc((ptrdiff_t)MIB, 0, NULL);
-    assert_ok(refit_offloader_open(all->device, NULL, &states, &all->error));
+    assert_ok(refit_offloader_open(all.device, NULL, &states, &all.error));
     refit_region_desc region = {
         .size = sizeof region, .name = "segment", .memory = memory, .bytes = MIB};
-    assert_ok(refit_offloader_add(states, &region, &id, &all->error));
+    assert_ok(refit_offloader_add(states, &region, &id, &all.error));
     refit_torch_free(memory, (ptrdiff_t)MIB, 0, NULL);
-    assert_non_null(strstr(logged, "stays for now"));
-    assert_int_equal(used_bytes(all), MIB);
-    assert_ok(refit_offloader_close(states, &all->error));
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(heard_count("stays for now"), 1);
+    assert_int_equal(used_bytes(), MIB);
+    assert_ok(refit_offloader_close(states, &all.error));
+    assert_int_equal(used_bytes(), 0);
 }
 
 typedef struct torch_thread {
@@ -212,7 +193,6 @@ static void *allocate_and_free(void *user)
 
 static void threads_allocate_while_it_cannot_be_detached(void **state)
 {
-    fixture *all = *state;
     torch_thread threads[4];
     void *memory = refit_torch_alloc(512, 0, NULL);
     for (size_t i = 0; i < 4; i++) {
@@ -220,25 +200,23 @@ static void threads_allocate_while_it_cannot_be_detached(void **state)
             rft_thread_start(&threads[i].thread, "torch", allocate_and_free, &threads[i], NULL));
     }
     for (int i = 0; i < 100; i++) {
-        assert_int_equal(refit_torch_detach(all->arena, NULL), REFIT_ERR_BUSY);
+        assert_int_equal(refit_torch_detach(all.arena, NULL), REFIT_ERR_BUSY);
     }
     for (size_t i = 0; i < 4; i++) {
         rft_thread_join(threads[i].thread);
         assert_true(threads[i].right);
     }
     refit_torch_free(memory, 512, 0, NULL);
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(used_bytes(), 0);
 }
 
 /* ---- GPUs -------------------------------------------------------------------------------- */
 
 static int set_up_gpu(void **state)
 {
-    static fixture all;
     fake_cuda_reset();
     open_on(&all, "cuda:1", 1);
     assert_ok(refit_torch_attach(all.arena, &all.error));
-    *state = &all;
     return 0;
 }
 
@@ -252,7 +230,6 @@ static int tear_down_gpu(void **state)
 
 static void each_gpu_has_its_own_arena(void **state)
 {
-    fixture *all = *state;
     fixture first;
     open_on(&first, "cuda:0", 0);
     assert_null(refit_torch_alloc(512, 0, NULL));
@@ -262,18 +239,17 @@ static void each_gpu_has_its_own_arena(void **state)
     assert_int_equal(fake_cuda_used(0), CHUNK);
     assert_int_equal(fake_cuda_used(1), CHUNK);
     refit_torch_free(one, 512, 1, NULL);
-    assert_non_null(strstr(logged, "no piece"));
+    assert_int_equal(heard_count("no piece"), 1);
     refit_torch_free(one, 512, 0, NULL);
     assert_ok(refit_torch_detach(first.arena, &first.error));
     close_all(&first);
     refit_torch_free(two, 512, 1, NULL);
-    assert_int_equal(used_bytes(all), 0);
+    assert_int_equal(used_bytes(), 0);
 }
 
 /* PyTorch's streams, its default one among them, are waited for before a segment goes. */
 static void a_segment_waits_for_the_stream_it_was_made_on(void **state)
 {
-    fixture *all = *state;
     rft_cu_stream side = fake_cuda_stream(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {side};
     void *memory = refit_torch_alloc((ptrdiff_t)CHUNK, 1, side);
@@ -282,51 +258,49 @@ static void a_segment_waits_for_the_stream_it_was_made_on(void **state)
     assert_non_null(other);
     assert_true(fake_cuda_legacy_calls("cuEventRecord") > 0);
     fake_cuda_stop_stream(side);
-    assert_ok(rft_device_zero(all->device, stream, memory, CHUNK, &all->error));
-    all->device->wait_most_ms = 1;
+    assert_ok(rft_device_zero(all.device, stream, memory, CHUNK, &all.error));
+    all.device->wait_most_ms = 1;
     refit_torch_free(memory, 0, 1, side);
-    assert_non_null(strstr(logged, "stays for now"));
+    assert_int_equal(heard_count("stays for now"), 1);
     assert_int_equal(fake_cuda_used(1), 2 * CHUNK);
     fake_cuda_go_stream(side);
-    all->device->wait_most_ms = 20000;
+    all.device->wait_most_ms = TIMEOUT_MS;
     refit_torch_free(other, 0, 1, NULL); /* the first one goes along */
     assert_int_equal(fake_cuda_used(1), 0);
-    assert_ok(refit_arena_unuse(all->arena, stream, &all->error));
+    assert_ok(refit_arena_unuse(all.arena, stream, &all.error));
     fake_cuda_stream_free(side);
 }
 
 static void segments_are_made_while_a_graph_is_captured(void **state)
 {
-    fixture *all = *state;
     rft_cu_stream side = fake_cuda_stream(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(side);
     void *memory = refit_torch_alloc((ptrdiff_t)CHUNK, 1, side);
     assert_non_null(memory);
     refit_torch_free(memory, 0, 1, side);
-    assert_non_null(strstr(logged, "captured"));
+    assert_int_equal(heard_count("captured"), 1);
     assert_int_equal(fake_cuda_used(1), CHUNK);
     assert_true(fake_cuda_capture_end(side));
     void *next = refit_torch_alloc((ptrdiff_t)CHUNK, 1, NULL);
     assert_ptr_equal(next, memory);
     refit_torch_free(next, 0, 1, NULL);
     assert_int_equal(fake_cuda_used(1), 0);
-    assert_ok(refit_arena_unuse(all->arena, (refit_stream_ref){side}, &all->error));
+    assert_ok(refit_arena_unuse(all.arena, (refit_stream_ref){side}, &all.error));
     fake_cuda_stream_free(side);
 }
 
 /* Its work could not be waited for. */
 static void a_stream_of_another_gpu_frees_nothing(void **state)
 {
-    fixture *all = *state;
     rft_cu_stream stranger = fake_cuda_stream(fake_cuda_other_context(1), 0);
     assert_null(refit_torch_alloc(512, 1, stranger));
-    assert_non_null(strstr(logged, "belongs to another"));
+    assert_int_equal(heard_count("belongs to another"), 1);
     void *memory = refit_torch_alloc(512, 1, NULL);
     refit_torch_free(memory, 512, 1, stranger);
-    assert_non_null(strstr(logged, "stays for now"));
+    assert_int_equal(heard_count("stays for now"), 1);
     assert_int_equal(fake_cuda_used(1), CHUNK);
     fake_cuda_stream_free(stranger);
-    assert_int_equal(used_bytes(all), CHUNK); /* until the arena closes */
+    assert_int_equal(used_bytes(), CHUNK); /* until the arena closes */
 }
 
 #define HOST(name) cmocka_unit_test_setup_teardown(name, set_up_host, tear_down_host)

@@ -1,6 +1,7 @@
 /* Plan: every byte is moved once, in as few copies as the limits allow, with nothing allocated. */
 #include "base/alloc.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/seeded.h"
 #include "tests/support/test.h"
 #include "transfer/plan.h"
 
@@ -9,14 +10,6 @@
 
 static char source[ROOM];
 static char target[ROOM];
-
-static uint64_t next_random(uint64_t *seed)
-{
-    *seed ^= *seed << 13;
-    *seed ^= *seed >> 7;
-    *seed ^= *seed << 17;
-    return *seed;
-}
 
 static rft_plan_limits limits_of(uint32_t pieces, uint64_t bytes, uint64_t piece_bytes,
                                  uint32_t batch)
@@ -78,13 +71,13 @@ static uint32_t cut_pieces(uint64_t *seed, rft_piece *pieces, uint32_t most)
     uint64_t at = 0;
     uint32_t count = 0;
     while (count < most) {
-        uint64_t bytes = next_random(seed) % 200;
+        uint64_t bytes = seeded_next(seed) % 200;
         if (bytes > SLAB - at % SLAB) bytes = SLAB - at % SLAB;
         if (at + bytes > ROOM) break;
-        uint64_t kind = next_random(seed) % 8;
-        uint64_t elsewhere = next_random(seed) % (ROOM - 200);
+        uint64_t kind = seeded_next(seed) % 8;
+        uint64_t elsewhere = seeded_next(seed) % (ROOM - 200);
         const char *from = kind == 0 ? NULL : kind == 1 ? source + elsewhere : source + at;
-        uint32_t group = (uint32_t)(next_random(seed) % 8 == 0);
+        uint32_t group = (uint32_t)(seeded_next(seed) % 8 == 0);
         pieces[count] = piece_of(target + at, from, bytes, group);
         pieces[count++].slab = (uint32_t)(at / SLAB);
         at += bytes;
@@ -96,15 +89,15 @@ static void any_pieces_are_moved_whole(void **state)
 {
     uint64_t seed = 1234567890123456789u;
     for (size_t i = 0; i < ROOM; i++) {
-        source[i] = (char)(1 + next_random(&seed) % 255);
+        source[i] = (char)(1 + seeded_next(&seed) % 255);
     }
     for (int round = 0; round < 500; round++) {
         rft_piece pieces[64];
         uint32_t count = cut_pieces(&seed, pieces, 64);
         rft_plan plan;
         rft_plan_limits limits =
-            limits_of(64, ROOM, 1 + next_random(&seed) % 300, 1 + (uint32_t)(round % 5));
-        limits.batch_bytes = round % 3 == 0 ? 1 + next_random(&seed) % 300 : 0;
+            limits_of(64, ROOM, 1 + seeded_next(&seed) % 300, 1 + (uint32_t)(round % 5));
+        limits.batch_bytes = round % 3 == 0 ? 1 + seeded_next(&seed) % 300 : 0;
         assert_ok(rft_plan_open(&plan, &limits, NULL));
         assert_ok(rft_plan_fill(&plan, pieces, count, NULL));
         memset(target, 0x55, sizeof target);
@@ -145,74 +138,74 @@ typedef struct part {
 
 typedef struct plan_case {
     const char *name;
-    part pieces[4]; /* up to one of no bytes */
     uint64_t piece_bytes;
     uint32_t batch_most;
     uint64_t batch_bytes; /* 0: no bound */
-    part copies[5];
     uint32_t batches;
+    part pieces[4]; /* up to one of no bytes */
+    part copies[5];
 } plan_case;
 
 static const plan_case plans[] = {
     {"neighbours on both sides are joined, on one side they are not",
+     1000,
+     16,
+     0,
+     1,
      {PART(0, 0, 100), PART(100, 100, 50), PART(150, 200, 50), PART(300, 250, 50)},
-     1000,
-     16,
-     0,
-     {PART(0, 0, 150), PART(150, 200, 50), PART(300, 250, 50)},
-     1},
+     {PART(0, 0, 150), PART(150, 200, 50), PART(300, 250, 50)}},
     {"no copy lies across two slabs",
-     {PART(0, 0, 100), PART(100, 100, 50), PART_WITH(150, 150, 50, .slab = 1)},
      1000,
      16,
      0,
-     {PART(0, 0, 150), PART(150, 150, 50)},
-     1},
+     1,
+     {PART(0, 0, 100), PART(100, 100, 50), PART_WITH(150, 150, 50, .slab = 1)},
+     {PART(0, 0, 150), PART(150, 150, 50)}},
     {"no copy lies across two allocations",
+     1000,
+     16,
+     0,
+     2,
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .whole = 1), PART(150, ZERO, 50),
       PART_WITH(200, ZERO, 50, .whole = 1)},
-     1000,
-     16,
-     0,
-     {PART(0, 0, 100), PART(100, 100, 50), PART(150, ZERO, 50), PART(200, ZERO, 50)},
-     2},
+     {PART(0, 0, 100), PART(100, 100, 50), PART(150, ZERO, 50), PART(200, ZERO, 50)}},
     {"a piece of known memory is not joined to one of unknown memory",
-     {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)},
      1000,
      16,
      0,
+     1,
      {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)},
-     1},
+     {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)}},
     /* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
     {"slack stays behind the last copy of a run",
-     {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)},
      100,
      16,
      0,
+     1,
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)},
-     1},
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)}},
     {"a batch is bounded in bytes",
-     {PART(0, 0, 1000)},
      1000,
      16,
      300,
-     {PART(0, 0, 300), PART(300, 300, 300), PART(600, 600, 300), PART(900, 900, 100)},
-     4},
+     4,
+     {PART(0, 0, 1000)},
+     {PART(0, 0, 300), PART(300, 300, 300), PART(600, 600, 300), PART(900, 900, 100)}},
     {"groups are never mixed",
-     {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)},
      1000,
      16,
      0,
+     3,
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)},
-     3},
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)}},
     {"a huge piece is cut",
-     {PART(0, 0, 1001)},
      250,
      2,
      0,
+     3,
+     {PART(0, 0, 1001)},
      {PART(0, 0, 250), PART(250, 250, 250), PART(500, 500, 250), PART(750, 750, 250),
-      PART(1000, 1000, 1)},
-     3},
+      PART(1000, 1000, 1)}},
 };
 
 static const char *source_of(const part *it)
