@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/thread.h"
+#include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/test.h"
 #include "tests/support/test_device.h"
@@ -25,23 +26,19 @@ typedef struct fixture {
 
 static fixture all;
 
+/* Some batches a piece, or one. */
 static const rft_plan_limits limits = {
-    .pieces = PIECES, .bytes = PIECES * BYTES, .piece_bytes = 1000, .batch_most = 2};
+    .pieces = PIECES, .bytes = ALL, .piece_bytes = 1000, .batch_most = 2};
+static const rft_plan_limits singly = {
+    .pieces = PIECES, .bytes = ALL, .piece_bytes = BYTES, .batch_most = 1};
 
-/* Piece i goes from `from` to `to`, those of group 1 behind those of group 0; the last is zeroed.
- */
-static void fill_plan(void)
+static rft_piece piece_at(uint32_t i, uint32_t group)
 {
-    rft_piece pieces[PIECES];
-    for (uint32_t i = 0; i < PIECES; i++) {
-        const char *from = i == PIECES - 1 ? NULL : all.from + i * BYTES;
-        pieces[i] =
-            (rft_piece){.to = all.to + i * BYTES, .from = from, .bytes = BYTES, .group = i / 2};
-    }
-    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
+    return (rft_piece){
+        .to = all.to + i * BYTES, .from = all.from + i * BYTES, .bytes = BYTES, .group = group};
 }
 
-static int set_up(void **state)
+static void open_all(const rft_plan_limits *bounds)
 {
     void *memory;
     memset(&all, 0, sizeof all);
@@ -54,14 +51,26 @@ static int set_up(void **state)
     test_fill(all.plain, all.to, '.', ALL + 1);
     assert_ok(refit_stream_open(all.device, &all.stream, NULL));
     assert_ok(rft_mover_open(all.device, 0, &all.mover, NULL));
-    assert_ok(rft_plan_open(&all.plan, &limits, NULL));
-    fill_plan();
+    assert_ok(rft_plan_open(&all.plan, bounds, NULL));
+}
+
+/* Piece i goes from `from` to `to`, those of group 1 behind those of group 0; the last is zeroed.
+ */
+static int set_up(void **state)
+{
+    rft_piece pieces[PIECES];
+    open_all(&limits);
+    for (uint32_t i = 0; i < PIECES; i++)
+        pieces[i] = piece_at(i, i / 2);
+    pieces[PIECES - 1].from = NULL;
+    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
     return 0;
 }
 
 static int tear_down(void **state)
 {
     faulty_device_go(all.device);
+    faulty_device_reset(all.device);
     rft_plan_close(&all.plan);
     assert_ok(rft_mover_close(all.mover, TIMEOUT_MS, NULL));
     assert_ok(refit_stream_close(all.device, all.stream, NULL));
@@ -76,6 +85,16 @@ static refit_status start(refit_stream_ref after)
     return rft_mover_start(all.mover, &all.plan, after, RFT_COPY_STREAM, NULL);
 }
 
+static refit_status wait_all(void)
+{
+    return rft_mover_wait(all.mover, TIMEOUT_MS, NULL);
+}
+
+static refit_status wait_group(uint32_t group)
+{
+    return rft_mover_wait_group(all.mover, group, TIMEOUT_MS, NULL);
+}
+
 static void assert_moved(void)
 {
     char expected[ALL] = {0};
@@ -88,7 +107,7 @@ static void bytes_are_moved_and_zeroed(void **state)
     int64_t before = rft_now();
     assert_int_equal(rft_mover_finished_at(all.mover), 0);
     assert_ok(start(REFIT_STREAM_NONE));
-    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(wait_all());
     assert_moved();
     assert_in_range(rft_mover_finished_at(all.mover), before, rft_now());
 }
@@ -106,7 +125,7 @@ static void plan_of_nothing_is_done_at_once(void **state)
 {
     assert_ok(rft_plan_fill(&all.plan, NULL, 0, NULL));
     assert_ok(start(all.stream));
-    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(wait_all());
     assert_device_equal(all.plain, all.to, ".", 1);
 }
 
@@ -125,7 +144,7 @@ static void copies_wait_for_the_caller_s_stream(void **state)
     assert_ok(start(all.stream));
     assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
-    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(wait_all());
     assert_device_equal(all.plain, all.to, "b", 1);
 }
 
@@ -157,7 +176,7 @@ static void the_calling_thread_cannot_be_joined(void **state)
     assert_ok(start(REFIT_STREAM_NONE));
     assert_invalid(rft_mover_join(all.mover, REFIT_STREAM_NONE, NULL));
     assert_invalid(rft_mover_join_group(all.mover, 0, REFIT_STREAM_NONE, NULL));
-    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(wait_all());
     assert_moved();
 }
 
@@ -169,7 +188,7 @@ static void second_start_is_refused_while_copies_run(void **state)
     assert_int_equal(rft_mover_finished_at(all.mover), 0);
     assert_int_equal(rft_mover_close(all.mover, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
-    assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+    assert_ok(wait_all());
     assert_ok(start(REFIT_STREAM_NONE));
 }
 
@@ -187,13 +206,13 @@ static void starting_and_waiting_allocate_nothing(void **state)
 {
     for (int i = 0; i < 3; i++) { /* the device's queue grows to what it needs */
         assert_ok(start(all.stream));
-        assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+        assert_ok(wait_all());
     }
     uint64_t before = rft_alloc_count();
     for (int i = 0; i < 20; i++) {
         assert_ok(start(all.stream));
-        assert_ok(rft_mover_wait_group(all.mover, 0, TIMEOUT_MS, NULL));
-        assert_ok(rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+        assert_ok(wait_group(0));
+        assert_ok(wait_all());
     }
     assert_int_equal(rft_alloc_count(), before);
 }
@@ -214,9 +233,7 @@ static void *run_waiter(void *user)
     waiter *self = user;
     self->well = true;
     while (atomic_load(self->rounds) < ROUNDS) {
-        refit_status status = self->group == 0
-                                  ? rft_mover_wait(all.mover, TIMEOUT_MS, NULL)
-                                  : rft_mover_wait_group(all.mover, self->group, TIMEOUT_MS, NULL);
+        refit_status status = self->group == 0 ? wait_all() : wait_group(self->group);
         self->well = self->well && status == REFIT_OK;
         (void)rft_mover_finished_at(all.mover);
     }
@@ -236,7 +253,7 @@ static void any_thread_waits_while_another_starts(void **state)
     refit_status status = REFIT_OK;
     for (uint32_t i = 0; i < ROUNDS; i++) {
         status = rft_keep_first(status, start(all.stream));
-        status = rft_keep_first(status, rft_mover_wait(all.mover, TIMEOUT_MS, NULL));
+        status = rft_keep_first(status, wait_all());
         atomic_fetch_add(&rounds, 1);
     }
     for (uint32_t i = 0; i < WAITERS; i++) {
@@ -249,7 +266,238 @@ static void any_thread_waits_while_another_starts(void **state)
     assert_moved();
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+/* ---- A device that fails: each failure is returned to its own waiters, the next start works. */
+
+static const uint32_t grouped[PIECES] = {0, 0, 1, 2};
+static const uint32_t mixed[PIECES] = {0, 1, 0, 2};
+
+static void fill_groups(const uint32_t *groups)
+{
+    rft_piece pieces[PIECES];
+    for (uint32_t i = 0; i < PIECES; i++)
+        pieces[i] = piece_at(i, groups[i]);
+    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
+}
+
+static int set_up_faults(void **state)
+{
+    open_all(&singly);
+    fill_groups(grouped);
+    return 0;
+}
+
+static void assert_next_start_works(void)
+{
+    faulty_device_reset(all.device);
+    test_fill(all.plain, all.to, 0, ALL);
+    assert_ok(start(all.stream));
+    assert_ok(wait_all());
+    assert_device_equal(all.plain, all.to, all.from, ALL);
+}
+
+static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
+{
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 3, REFIT_ERR_COPY);
+    assert_ok(start(all.stream));
+    assert_ok(wait_group(0));
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_ok(wait_group(2));
+    for (int i = 0; i < 2; i++) { /* every time the same */
+        refit_error error = {0};
+        assert_int_equal(rft_mover_wait(all.mover, TIMEOUT_MS, &error), REFIT_ERR_COPY);
+        assert_int_equal(error.status, REFIT_ERR_COPY);
+        assert_int_not_equal(error.text[0], '\0');
+    }
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+/* The failure of group 0's first batch stands with the event of group 1, which lies between. */
+static void failure_before_another_group_s_event_is_not_lost(void **state)
+{
+    fill_groups(mixed);
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(start(all.stream));
+    assert_int_equal(wait_group(0), REFIT_ERR_COPY);
+    assert_ok(wait_group(2));
+    assert_int_equal(wait_all(), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
+{
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
+    assert_ok(start(all.stream));
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_int_equal(wait_all(), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+/* A caller that is told of the failure may reuse the group's memory: no copy may still write there.
+ */
+static void failure_is_returned_once_the_group_s_copies_are_over(void **state)
+{
+    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
+    faulty_device_stop(all.device);
+    assert_ok(start(all.stream));
+    assert_ok(refit_stream_wait(all.device, all.stream, TIMEOUT_MS, NULL));
+    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_TIMEOUT);
+    faulty_device_go(all.device);
+    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
+    assert_int_equal(wait_all(), REFIT_ERR_COPY);
+    assert_next_start_works();
+}
+
+/* Each call that a start makes fails once: the start fails, nothing is under way, and no waiter is
+ * told. */
+static void every_failure_to_issue_is_returned_and_drained(void **state)
+{
+    const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_STREAM_CALL, FAULTY_EVENT_RECORD,
+                                 FAULTY_EVENT_JOIN};
+    for (size_t i = 0; i < COUNT_OF(slots); i++) {
+        faulty_device_reset(all.device);
+        assert_next_start_works();
+        uint32_t calls = faulty_device_calls(all.device, slots[i]);
+        assert_int_not_equal(calls, 0);
+        for (uint32_t nth = 1; nth <= calls; nth++) {
+            refit_error error = {0};
+            faulty_device_fail(all.device, slots[i], nth, REFIT_ERR_DEVICE);
+            assert_int_equal(
+                rft_mover_start(all.mover, &all.plan, all.stream, RFT_COPY_STREAM, &error),
+                REFIT_ERR_DEVICE);
+            assert_int_equal(error.status, REFIT_ERR_DEVICE);
+            test_fill(all.plain, all.to, 'x', ALL); /* no copy comes in between */
+            assert_ok(rft_mover_wait(all.mover, 0, NULL));
+            assert_int_equal(rft_mover_finished_at(all.mover), 0);
+            assert_next_start_works();
+        }
+    }
+}
+
+/* No event can be recorded any more: the stream is closed to wait for it, and opened again. */
+static void stream_that_takes_no_event_is_replaced(void **state)
+{
+    faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
+    assert_int_not_equal(faulty_device_calls(all.device, FAULTY_STREAM_CLOSE), 0);
+    faulty_device_fail(all.device, FAULTY_STREAM_OPEN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
+    assert_next_start_works();
+}
+
+static void what_cannot_be_waited_for_breaks_the_mover(void **state)
+{
+    faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
+    faulty_device_reset(all.device);
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(wait_group(0), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_check(all.mover, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
+}
+
+/* What broke it may have been a timeout: that is not one of the close. */
+static void a_mover_that_a_timeout_broke_can_be_closed(void **state)
+{
+    refit_error error = {0};
+    assert_ok(rft_mover_check(all.mover, NULL));
+    faulty_device_fail(all.device, FAULTY_COPY_BATCH, 2, REFIT_ERR_TIMEOUT);
+    faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
+    faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_TIMEOUT);
+    faulty_device_reset(all.device);
+    assert_int_equal(rft_mover_check(all.mover, &error), REFIT_ERR_TIMEOUT);
+    assert_true(error.text[0] != '\0');
+}
+
+/* A wait that fails by itself is not the end of the operation. */
+static void wait_that_fails_does_not_complete_the_operation(void **state)
+{
+    faulty_device_stop(all.device);
+    assert_ok(start(all.stream));
+    faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_STATE);
+    faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_DEVICE);
+    faulty_device_go(all.device);
+    assert_ok(wait_all());
+    assert_next_start_works();
+}
+
+/* A device whose streams cannot call back: the time is that of the first look. */
+static void the_first_look_notes_the_end_where_streams_cannot_call(void **state)
+{
+    faulty_device_fail_times(all.device, FAULTY_STREAM_CALL, 1, FAULTY_ALWAYS,
+                             REFIT_ERR_UNSUPPORTED);
+    assert_ok(start(all.stream));
+    assert_ok(wait_all());
+    int64_t finished = rft_mover_finished_at(all.mover);
+    assert_true(finished > 0);
+    assert_ok(wait_all());
+    assert_int_equal(rft_mover_finished_at(all.mover), finished);
+}
+
+static void stream_that_does_not_close_keeps_the_mover(void **state)
+{
+    faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_close(all.mover, TIMEOUT_MS, NULL), REFIT_ERR_DEVICE);
+    assert_next_start_works();
+}
+
+static void every_failure_to_open_leaves_nothing(void **state)
+{
+    rft_mover *mover = NULL;
+    for (uint32_t nth = 1; nth <= REFIT_GROUPS + 2; nth++) {
+        faulty_device_fail(all.device, FAULTY_EVENT_OPEN, nth, REFIT_ERR_DEVICE);
+        assert_int_equal(rft_mover_open(all.device, 0, &mover, NULL), REFIT_ERR_DEVICE);
+        assert_null(mover);
+    }
+    faulty_device_fail(all.device, FAULTY_STREAM_OPEN, 1, REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_open(all.device, 0, &mover, NULL), REFIT_ERR_DEVICE);
+    assert_null(mover);
+}
+
+/* With a rate limit, so that the mover has every part. */
+static refit_status move_once(refit_device *device, void *memory)
+{
+    rft_piece piece = {.to = memory, .from = "a", .bytes = 1};
+    rft_plan plan;
+    rft_mover *mover = NULL;
+    RFT_TRY(rft_plan_open(&plan, &singly, NULL));
+    refit_status status = rft_plan_fill(&plan, &piece, 1, NULL);
+    if (status == REFIT_OK) status = rft_mover_open(device, UINT64_C(1) << 30, &mover, NULL);
+    if (status == REFIT_OK) {
+        status = rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_ANY, NULL);
+    }
+    if (mover != NULL) status = rft_keep_first(status, rft_mover_wait(mover, TIMEOUT_MS, NULL));
+    status = rft_keep_first(status, rft_mover_close(mover, TIMEOUT_MS, NULL));
+    rft_plan_close(&plan);
+    return status;
+}
+
+static void every_failed_allocation_is_an_error(void **state)
+{
+    for (uint64_t nth = 1;; nth++) {
+        void *memory = NULL;
+        refit_device *device = NULL;
+        failing_alloc_begin(nth);
+        refit_status status = test_device_open("host", &device, NULL);
+        if (status == REFIT_OK) status = refit_memory_alloc(device, 1, &memory, NULL);
+        if (status == REFIT_OK) status = move_once(device, memory);
+        if (memory != NULL) assert_ok(refit_memory_free(device, memory, NULL));
+        assert_ok(refit_device_close(device, NULL));
+        if (!failing_alloc_end()) break;
+        assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
+    }
+}
+
+#define FAULT(name) cmocka_unit_test_setup_teardown(name, set_up_faults, tear_down)
+#define TEST(name)  cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
@@ -264,6 +512,19 @@ int main(void)
         TEST(group_beyond_the_last_is_refused),
         TEST(starting_and_waiting_allocate_nothing),
         TEST(any_thread_waits_while_another_starts),
+        FAULT(copy_that_breaks_fails_its_group_and_the_whole),
+        FAULT(failure_before_another_group_s_event_is_not_lost),
+        FAULT(failure_of_the_caller_s_work_is_the_operation_s),
+        FAULT(failure_is_returned_once_the_group_s_copies_are_over),
+        FAULT(every_failure_to_issue_is_returned_and_drained),
+        FAULT(stream_that_takes_no_event_is_replaced),
+        FAULT(what_cannot_be_waited_for_breaks_the_mover),
+        FAULT(a_mover_that_a_timeout_broke_can_be_closed),
+        FAULT(wait_that_fails_does_not_complete_the_operation),
+        FAULT(the_first_look_notes_the_end_where_streams_cannot_call),
+        FAULT(stream_that_does_not_close_keeps_the_mover),
+        FAULT(every_failure_to_open_leaves_nothing),
+        cmocka_unit_test(every_failed_allocation_is_an_error),
     };
     return cmocka_run_group_tests_name("mover", tests, NULL, NULL);
 }
