@@ -87,6 +87,29 @@ void bench_check(const cycle_bench *on)
     assert_device_equal(faulty_device_inner(on->device), on->memory, on->expected, BENCH_BYTES);
 }
 
+refit_status bench_clear(cycle_bench *on)
+{
+    return refit_controller_clear(on->controller, REFIT_STREAM_NONE, &on->error);
+}
+
+refit_status bench_return(cycle_bench *on)
+{
+    return refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error);
+}
+
+refit_status bench_join(cycle_bench *on)
+{
+    return refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error);
+}
+
+refit_status bench_retry(cycle_bench *on, refit_status (*verb)(cycle_bench *on))
+{
+    refit_status status = verb(on);
+    while (status == REFIT_ERR_TIMEOUT)
+        status = verb(on);
+    return status;
+}
+
 refit_status bench_publish(cycle_bench *on, uint64_t version)
 {
     refit_weight weights[2] = {{0, on->weights[0], sizeof on->weights[0]},

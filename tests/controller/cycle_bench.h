@@ -36,7 +36,14 @@ void bench_close(cycle_bench *on);
 /* The region holds what was filled in. */
 void bench_check(const cycle_bench *on);
 
-/* Publishes both weights. */
+/* The verbs, on no stream. Publishes both weights. */
+refit_status bench_clear(cycle_bench *on);
+refit_status bench_return(cycle_bench *on);
+refit_status bench_join(cycle_bench *on);
+
+/* Calls the verb until it does not end at its deadline, which a slow machine may miss. */
+refit_status bench_retry(cycle_bench *on, refit_status (*verb)(cycle_bench *on));
+
 refit_status bench_publish(cycle_bench *on, uint64_t version);
 
 refit_controller_state bench_state(const cycle_bench *on);

@@ -2,41 +2,66 @@
  */
 #include "tests/controller/cycle_bench.h"
 
-static refit_status clear(cycle_bench *on)
+static cycle_bench on;
+
+static int open_both(void **state)
 {
-    return refit_controller_clear(on->controller, REFIT_STREAM_NONE, &on->error);
+    bench_open(&on, true, true);
+    return 0;
 }
 
-static refit_status publish(cycle_bench *on)
+static int open_states(void **state)
 {
-    return bench_publish(on, 0);
+    bench_open(&on, true, false);
+    return 0;
 }
 
-static refit_status bring_back(cycle_bench *on)
+static int open_weights(void **state)
 {
-    return refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error);
+    bench_open(&on, false, true);
+    return 0;
 }
 
-static refit_status join(cycle_bench *on)
+static int close_all(void **state)
 {
-    return refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error);
+    bench_close(&on);
+    return 0;
+}
+
+static refit_status clear(void)
+{
+    return bench_clear(&on);
+}
+
+static refit_status publish(void)
+{
+    return bench_publish(&on, 0);
+}
+
+static refit_status bring_back(void)
+{
+    return bench_return(&on);
+}
+
+static refit_status join(void)
+{
+    return bench_join(&on);
 }
 
 static void go_round(bool with_offloader, bool with_publisher)
 {
-    cycle_bench on;
     bench_open(&on, with_offloader, with_publisher);
     for (uint64_t round = 1; round <= 3; round++) {
         assert_int_equal(bench_state(&on), REFIT_TRAINING);
-        assert_ok(clear(&on));
+        assert_ok(clear());
         assert_int_equal(bench_state(&on), REFIT_CLEARED);
         if (with_offloader) assert_null(on.memory);
-        assert_ok(publish(&on));
+        assert_ok(publish());
         assert_int_equal(bench_state(&on), REFIT_REFITTED);
         if (with_publisher) assert_int_equal(refit_publisher_version(on.publisher), round);
-        assert_ok(bring_back(&on));
+        assert_ok(bring_back());
         assert_int_equal(bench_state(&on), REFIT_RETURNING);
-        assert_ok(join(&on));
+        assert_ok(join());
         if (with_offloader) bench_check(&on);
     }
     assert_int_equal(bench_stats(&on).cycles, 3);
@@ -51,17 +76,16 @@ static void a_cycle_passes_through_its_states(void **state)
     go_round(false, true);
 }
 
-typedef refit_status (*verb)(cycle_bench *on);
+typedef refit_status (*verb)(void);
 
-/* Brings a fresh bench into a state. */
-static void enter(cycle_bench *on, refit_controller_state wanted)
+/* From TRAINING. */
+static void enter(refit_controller_state wanted)
 {
-    bench_open(on, true, true);
     if (wanted == REFIT_TRAINING) return;
-    assert_ok(clear(on));
-    if (wanted == REFIT_REFITTED) assert_ok(publish(on));
-    if (wanted == REFIT_RETURNING) assert_ok(bring_back(on));
-    assert_int_equal(bench_state(on), wanted);
+    assert_ok(clear());
+    if (wanted == REFIT_REFITTED) assert_ok(publish());
+    if (wanted == REFIT_RETURNING) assert_ok(bring_back());
+    assert_int_equal(bench_state(&on), wanted);
 }
 
 static void every_verb_from_every_state(void **state)
@@ -91,9 +115,9 @@ static void every_verb_from_every_state(void **state)
         {"join in RETURNING", REFIT_RETURNING, join, REFIT_OK, REFIT_TRAINING},
     };
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
-        cycle_bench on;
-        enter(&on, rows[i].from);
-        refit_status status = rows[i].call(&on);
+        bench_open(&on, true, true);
+        enter(rows[i].from);
+        refit_status status = rows[i].call();
         if (status != rows[i].status || bench_state(&on) != rows[i].to) {
             fail_msg("%s: %s, then %s", rows[i].name, refit_status_name(status),
                      refit_controller_state_name(bench_state(&on)));
@@ -106,24 +130,20 @@ static void every_verb_from_every_state(void **state)
 
 static void a_refusal_names_the_verb_that_would_do(void **state)
 {
-    cycle_bench on;
-    enter(&on, REFIT_CLEARED);
-    assert_int_equal(join(&on), REFIT_ERR_STATE);
+    enter(REFIT_CLEARED);
+    assert_int_equal(join(), REFIT_ERR_STATE);
     assert_non_null(strstr(on.error.text, "refit_controller_return"));
-    assert_ok(bring_back(&on));
-    assert_int_equal(clear(&on), REFIT_ERR_STATE);
+    assert_ok(bring_back());
+    assert_int_equal(clear(), REFIT_ERR_STATE);
     assert_non_null(strstr(on.error.text, "refit_controller_join"));
-    assert_ok(join(&on));
-    bench_close(&on);
+    assert_ok(join());
 }
 
 static void other_names_do_the_same(void **state)
 {
-    cycle_bench on;
-    bench_open(&on, true, true);
     assert_ok(refit_offload_before_refit(on.controller, REFIT_STREAM_NONE, &on.error));
     assert_int_equal(bench_state(&on), REFIT_CLEARED);
-    assert_ok(publish(&on));
+    assert_ok(publish());
     assert_ok(refit_offload_after_refit(on.controller, REFIT_STREAM_NONE, &on.error));
     assert_int_equal(bench_state(&on), REFIT_REFITTED);
     assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
@@ -134,7 +154,6 @@ static void other_names_do_the_same(void **state)
     assert_int_equal(bench_state(&on), REFIT_CLEARED);
     assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
     bench_check(&on);
-    bench_close(&on);
 }
 
 static void arguments_are_checked(void **state)
@@ -148,40 +167,33 @@ static void arguments_are_checked(void **state)
     assert_invalid(refit_controller_join(NULL, REFIT_STREAM_NONE, &error));
     assert_invalid(refit_offload_after_refit(NULL, REFIT_STREAM_NONE, &error));
     refit_controller_close(NULL);
-    cycle_bench on;
-    bench_open(&on, false, true);
     assert_invalid(
         refit_controller_publish(on.controller, 0, NULL, 2, NULL, REFIT_STREAM_NONE, &on.error));
     assert_invalid(refit_controller_stats(on.controller, NULL, &on.error));
-    bench_close(&on);
 }
 
 static void a_controller_opens_where_the_states_are(void **state)
 {
-    cycle_bench on;
-    enter(&on, REFIT_REFITTED);
+    enter(REFIT_REFITTED);
     refit_controller_close(on.controller);
     assert_ok(refit_controller_open(on.offloader, on.publisher, NULL, &on.controller, &on.error));
     assert_int_equal(bench_state(&on), REFIT_CLEARED);
     faulty_device_stop(on.device);
-    assert_ok(bring_back(&on));
+    assert_ok(bring_back());
     refit_controller_close(on.controller);
     assert_ok(refit_controller_open(on.offloader, on.publisher, NULL, &on.controller, &on.error));
     assert_int_equal(bench_state(&on), REFIT_RETURNING);
     faulty_device_go(on.device);
-    assert_ok(join(&on));
+    assert_ok(join());
     bench_check(&on);
-    bench_close(&on);
 }
 
 static void figures_of_a_cycle(void **state)
 {
-    cycle_bench on;
-    bench_open(&on, true, true);
-    assert_ok(clear(&on));
-    assert_ok(publish(&on));
-    assert_ok(bring_back(&on));
-    assert_ok(join(&on));
+    assert_ok(clear());
+    assert_ok(publish());
+    assert_ok(bring_back());
+    assert_ok(join());
     refit_stats stats = bench_stats(&on);
     double phases = stats.clear_seconds_last + stats.refit_seconds_last + stats.join_seconds_last;
     assert_true(stats.clear_seconds_last > 0);
@@ -193,36 +205,30 @@ static void figures_of_a_cycle(void **state)
     assert_int_equal(stats.offload_bytes_last, BENCH_BYTES);
     assert_int_equal(stats.offload_reclaimed_bytes_last, BENCH_BYTES);
     assert_int_equal(stats.publish_version, 1);
-    bench_close(&on);
 }
 
 static void a_verb_called_again_adds_to_its_figure(void **state)
 {
-    cycle_bench on;
-    bench_open(&on, true, true);
-    assert_ok(clear(&on));
+    assert_ok(clear());
     double once = bench_stats(&on).clear_seconds_last;
-    assert_ok(clear(&on));
+    assert_ok(clear());
     assert_true(bench_stats(&on).clear_seconds_last > once);
-    assert_ok(bring_back(&on));
-    assert_ok(join(&on));
+    assert_ok(bring_back());
+    assert_ok(join());
     assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
-    bench_close(&on);
 }
 
 /* The version is aborted or has not begun, the states stay away, and the next publish goes. */
 static void a_cancelled_publish_leaves_the_cycle_where_it_was(void **state)
 {
-    cycle_bench on;
-    enter(&on, REFIT_CLEARED);
+    enter(REFIT_CLEARED);
     uint64_t before = refit_publisher_version(on.publisher);
     refit_publisher_cancel(on.publisher);
-    assert_int_equal(publish(&on), REFIT_ERR_CANCELLED);
+    assert_int_equal(publish(), REFIT_ERR_CANCELLED);
     assert_int_equal(bench_state(&on), REFIT_CLEARED);
     assert_int_equal(refit_publisher_version(on.publisher), before);
-    assert_ok(publish(&on));
+    assert_ok(publish());
     assert_int_equal(bench_state(&on), REFIT_REFITTED);
-    bench_close(&on);
 }
 
 static void state_names_are_constants(void **state)
@@ -234,19 +240,222 @@ static void state_names_are_constants(void **state)
     assert_string_equal(refit_controller_state_name((refit_controller_state)9), "UNKNOWN");
 }
 
+/* ---- Phases that fail: the cycle goes on from where it stands, and no byte is lost. */
+
+static void finish_cycle(void)
+{
+    assert_ok(bring_back());
+    assert_ok(bench_retry(&on, bench_join));
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    bench_check(&on);
+}
+
+static void a_failed_offload_leaves_training(void **state)
+{
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_int_equal(clear(), REFIT_ERR_COPY);
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    bench_check(&on);
+    assert_ok(join());
+    assert_int_equal(bench_stats(&on).cycle_failures, 1);
+    assert_ok(clear());
+    finish_cycle();
+    assert_int_equal(bench_stats(&on).cycles, 1);
+}
+
+static void a_failed_offload_can_be_given_up(void **state)
+{
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_int_equal(clear(), REFIT_ERR_COPY);
+    assert_ok(bring_back());
+    assert_int_equal(bench_state(&on), REFIT_RETURNING);
+    assert_ok(join());
+    assert_int_equal(refit_offloader_get_state(on.offloader), REFIT_RESIDENT);
+    bench_check(&on);
+}
+
+static void memory_that_is_not_given_back_leaves_cleared(void **state)
+{
+    on.fail_release = 1;
+    assert_int_equal(clear(), REFIT_ERR_CALLBACK);
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    assert_non_null(on.memory);
+    assert_ok(clear());
+    assert_null(on.memory);
+    finish_cycle();
+    assert_int_equal(bench_stats(&on).cycle_failures, 1);
+}
+
+static void a_clear_that_times_out_is_gone_on_with(void **state)
+{
+    refit_config impatient;
+    refit_controller_close(on.controller);
+    impatient = on.config;
+    assert_ok(refit_config_set(&impatient, "offload.timeout_ms", "1s", &on.error));
+    assert_ok(refit_controller_open(on.offloader, NULL, &impatient, &on.controller, &on.error));
+    faulty_device_stop(on.device);
+    assert_int_equal(clear(), REFIT_ERR_TIMEOUT);
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    assert_int_equal(join(), REFIT_ERR_STATE);
+    faulty_device_go(on.device);
+    assert_ok(bench_retry(&on, bench_clear));
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    finish_cycle();
+}
+
+static void memory_that_is_not_to_be_had_can_be_asked_for_again(void **state)
+{
+    assert_ok(clear());
+    on.fail_acquire = 1;
+    assert_int_equal(bring_back(), REFIT_ERR_CALLBACK);
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    finish_cycle();
+}
+
+static void a_failed_restore_is_reported_by_join_and_retried(void **state)
+{
+    assert_ok(clear());
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(bring_back());
+    assert_int_equal(join(), REFIT_ERR_COPY);
+    assert_int_equal(bench_state(&on), REFIT_RETURNING);
+    assert_int_equal(join(), REFIT_ERR_COPY);
+    finish_cycle();
+}
+
+static void a_joined_stream_waits_on_the_device(void **state)
+{
+    refit_stream_ref stream;
+    refit_device *plain = faulty_device_inner(on.device);
+    unsigned char *copy = test_host_alloc(plain, BENCH_BYTES);
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    assert_ok(clear());
+    faulty_device_stop(on.device);
+    assert_ok(bring_back());
+    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    assert_int_equal(refit_stream_wait(on.device, stream, 0, NULL), REFIT_ERR_TIMEOUT);
+    assert_ok(refit_stream_copy(on.device, stream, copy, on.memory, BENCH_BYTES, &on.error));
+    faulty_device_go(on.device);
+    assert_ok(refit_stream_wait(on.device, stream, TIMEOUT_MS, &on.error));
+    assert_memory_equal(copy, on.expected, BENCH_BYTES);
+    test_host_free(plain, copy, BENCH_BYTES);
+    assert_ok(clear());
+    finish_cycle();
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+}
+
+static void a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear(void **state)
+{
+    refit_stream_ref stream;
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    assert_ok(clear());
+    faulty_device_stop(on.device);
+    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    assert_ok(bring_back());
+    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    faulty_device_go(on.device);
+    assert_int_equal(clear(), REFIT_ERR_COPY);
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    finish_cycle();
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+}
+
+static void a_version_that_cannot_be_written_is_dropped(void **state)
+{
+    assert_ok(clear());
+    refit_weight wrong[2] = {{0, on.weights[0], sizeof on.weights[0]}, {7, on.weights[1], 1024}};
+    assert_invalid(
+        refit_controller_publish(on.controller, 0, wrong, 2, NULL, REFIT_STREAM_NONE, &on.error));
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    assert_int_equal(
+        refit_controller_publish(on.controller, 0, wrong, 1, NULL, REFIT_STREAM_NONE, &on.error),
+        REFIT_ERR_STATE);
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    assert_int_equal(refit_publisher_version(on.publisher), 0);
+    assert_ok(bench_publish(&on, 0));
+    assert_int_equal(bench_state(&on), REFIT_REFITTED);
+    assert_int_equal(bench_stats(&on).cycle_failures, 1);
+    finish_cycle();
+}
+
+static void a_failed_publish_can_be_skipped(void **state)
+{
+    assert_ok(bench_publish(&on, 5));
+    assert_ok(clear());
+    assert_int_equal(bench_publish(&on, 4), REFIT_ERR_STALE);
+    assert_int_equal(bench_state(&on), REFIT_CLEARED);
+    finish_cycle();
+    assert_int_equal(bench_stats(&on).cycles, 1);
+    assert_int_equal(bench_stats(&on).cycle_failures, 1);
+}
+
+static void the_current_version_is_not_published_twice(void **state)
+{
+    assert_ok(clear());
+    assert_ok(bench_publish(&on, 3));
+    assert_ok(bench_publish(&on, 3));
+    assert_int_equal(bench_stats(&on).publish_count, 1);
+    assert_int_equal(bench_state(&on), REFIT_REFITTED);
+}
+
+static void a_controller_closes_in_every_state(void **state)
+{
+    for (int steps = 0; steps <= 4; steps++) {
+        bench_open(&on, true, true);
+        if (steps > 0) assert_ok(clear());
+        if (steps > 1) assert_ok(bench_publish(&on, 0));
+        if (steps > 2) assert_ok(bring_back());
+        if (steps > 3) assert_ok(join());
+        bench_close(&on);
+    }
+}
+
+/* The controller has no future of its own then. */
+static void states_that_the_offloader_brought_back_can_be_joined(void **state)
+{
+    refit_stream_ref stream;
+    assert_ok(refit_stream_open(on.device, &stream, &on.error));
+    assert_ok(clear());
+    assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
+    assert_ok(bring_back());
+    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    assert_int_equal(bench_state(&on), REFIT_TRAINING);
+    assert_int_equal(refit_offloader_get_state(on.offloader), REFIT_RESIDENT);
+    bench_check(&on);
+    assert_ok(refit_stream_close(on.device, stream, &on.error));
+}
+
+#define BOTH(name)    cmocka_unit_test_setup_teardown(name, open_both, close_all)
+#define STATES(name)  cmocka_unit_test_setup_teardown(name, open_states, close_all)
+#define WEIGHTS(name) cmocka_unit_test_setup_teardown(name, open_weights, close_all)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_cycle_passes_through_its_states),
         cmocka_unit_test(every_verb_from_every_state),
-        cmocka_unit_test(a_refusal_names_the_verb_that_would_do),
-        cmocka_unit_test(other_names_do_the_same),
-        cmocka_unit_test(arguments_are_checked),
-        cmocka_unit_test(a_controller_opens_where_the_states_are),
-        cmocka_unit_test(figures_of_a_cycle),
-        cmocka_unit_test(a_verb_called_again_adds_to_its_figure),
-        cmocka_unit_test(a_cancelled_publish_leaves_the_cycle_where_it_was),
+        BOTH(a_refusal_names_the_verb_that_would_do),
+        BOTH(other_names_do_the_same),
+        WEIGHTS(arguments_are_checked),
+        BOTH(a_controller_opens_where_the_states_are),
+        BOTH(figures_of_a_cycle),
+        BOTH(a_verb_called_again_adds_to_its_figure),
+        BOTH(a_cancelled_publish_leaves_the_cycle_where_it_was),
         cmocka_unit_test(state_names_are_constants),
+        BOTH(a_failed_offload_leaves_training),
+        STATES(a_failed_offload_can_be_given_up),
+        BOTH(memory_that_is_not_given_back_leaves_cleared),
+        STATES(a_clear_that_times_out_is_gone_on_with),
+        BOTH(memory_that_is_not_to_be_had_can_be_asked_for_again),
+        BOTH(a_failed_restore_is_reported_by_join_and_retried),
+        BOTH(a_joined_stream_waits_on_the_device),
+        BOTH(a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear),
+        STATES(states_that_the_offloader_brought_back_can_be_joined),
+        BOTH(a_version_that_cannot_be_written_is_dropped),
+        BOTH(a_failed_publish_can_be_skipped),
+        WEIGHTS(the_current_version_is_not_published_twice),
+        cmocka_unit_test(a_controller_closes_in_every_state),
     };
     return cmocka_run_group_tests_name("controller", tests, NULL, NULL);
 }
