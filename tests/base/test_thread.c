@@ -1,5 +1,6 @@
 /* Threads take no signals, waits end at their deadline, and deadlines count down. */
 #include <errno.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 
@@ -118,6 +119,103 @@ static void all_cpus_of_a_large_machine_are_counted(void **state)
     cpus = 0;
 }
 
+/* ---- Wake descriptors: readable while set, however often; clear after one clear */
+
+static int is_set(int fd)
+{
+    struct pollfd item = {.fd = fd, .events = POLLIN};
+    return poll(&item, 1, 0);
+}
+
+static void it_is_readable_while_it_is_set(void **state)
+{
+    int fd = -1;
+    refit_error error;
+    assert_ok(rft_wake_fd_open(&fd, &error));
+    assert_int_equal(is_set(fd), 0);
+    rft_wake_fd_set(fd);
+    rft_wake_fd_set(fd);
+    assert_int_equal(is_set(fd), 1);
+    assert_int_equal(is_set(fd), 1);
+    rft_wake_fd_clear(fd);
+    assert_int_equal(is_set(fd), 0);
+    rft_wake_fd_clear(fd);
+    assert_int_equal(is_set(fd), 0);
+    rft_wake_fd_close(fd);
+}
+
+static void setting_does_not_change_errno(void **state)
+{
+    int fd = -1;
+    refit_error error;
+    assert_ok(rft_wake_fd_open(&fd, &error));
+    errno = 77;
+    rft_wake_fd_set(fd);
+    assert_int_equal(errno, 77);
+    rft_wake_fd_close(fd);
+    errno = 77;
+    rft_wake_fd_set(-1);
+    assert_int_equal(errno, 77);
+}
+
+static void closing_none_is_harmless(void **state)
+{
+    rft_wake_fd_close(-1);
+}
+
+/* ---- The counter of payloads in flight: it waits for zero, wakes at once, keeps its deadline */
+
+#define ROUNDS 2000
+
+static void counts_up_and_down(void **state)
+{
+    rft_pending pending = {0};
+    assert_int_equal(rft_pending_count(&pending), 0);
+    rft_pending_raise(&pending);
+    rft_pending_raise(&pending);
+    assert_int_equal(rft_pending_count(&pending), 2);
+    rft_pending_lower(&pending);
+    assert_int_equal(rft_pending_count(&pending), 1);
+}
+
+static void zero_is_not_waited_for(void **state)
+{
+    rft_pending pending = {0};
+    assert_true(rft_pending_wait(&pending, 0));
+}
+
+static void deadline_ends_the_wait_and_the_count_stays(void **state)
+{
+    rft_pending pending = {0};
+    rft_pending_raise(&pending);
+    assert_false(rft_pending_wait(&pending, rft_deadline(5)));
+    assert_int_equal(rft_pending_count(&pending), 1);
+}
+
+static void *lower_all(void *user)
+{
+    for (int i = 0; i < ROUNDS; i++) {
+        rft_pending_lower(user);
+    }
+    return NULL;
+}
+
+static void last_one_of_another_thread_wakes(void **state)
+{
+    for (int round = 0; round < 50; round++) {
+        rft_pending pending = {0};
+        rft_thread thread;
+        for (int i = 0; i < ROUNDS; i++) {
+            rft_pending_raise(&pending);
+        }
+        assert_ok(rft_thread_start(&thread, "lower", lower_all, &pending, NULL));
+        bool empty = rft_pending_wait(&pending, rft_deadline(20000));
+        rft_thread_join(thread);
+        assert_true(empty);
+        assert_int_equal(rft_pending_count(&pending), 0);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -127,6 +225,13 @@ int main(void)
         cmocka_unit_test(a_passed_deadline_leaves_no_time),
         cmocka_unit_test(there_is_at_least_one_cpu),
         cmocka_unit_test(all_cpus_of_a_large_machine_are_counted),
+        cmocka_unit_test(it_is_readable_while_it_is_set),
+        cmocka_unit_test(setting_does_not_change_errno),
+        cmocka_unit_test(closing_none_is_harmless),
+        cmocka_unit_test(counts_up_and_down),
+        cmocka_unit_test(zero_is_not_waited_for),
+        cmocka_unit_test(deadline_ends_the_wait_and_the_count_stays),
+        cmocka_unit_test(last_one_of_another_thread_wakes),
     };
     return cmocka_run_group_tests_name("thread", tests, NULL, NULL);
 }

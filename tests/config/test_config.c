@@ -15,11 +15,6 @@ static int start(void **state)
     return 0;
 }
 
-static void assert_sentence_has(const char *part)
-{
-    if (strstr(error.text, part) == NULL) fail_msg("\"%s\" lacks \"%s\"", error.text, part);
-}
-
 static void defaults_are_those_of_the_table(void **state)
 {
     assert_int_equal(config.size, sizeof config);
@@ -98,7 +93,7 @@ static void smaller_struct_cannot_hold_newer_options(void **state)
 {
     config.size = offsetof(refit_config, broadcast_endpoint);
     assert_int_equal(refit_config_set(&config, "broadcast.window", "4", &error), REFIT_ERR_CONFIG);
-    assert_sentence_has("newer than this program");
+    assert_says(&error, "newer than this program");
     refit_config own;
     config.broadcast_window = 9999999; /* beyond the caller's struct: not looked at */
     assert_ok(rft_config_resolve(&config, &own, &error));
@@ -135,7 +130,7 @@ static void struct_that_was_never_initialised_is_refused(void **state)
     refit_config empty;
     memset(&empty, 0, sizeof empty);
     assert_invalid(refit_config_set(&empty, "device", "host", &error));
-    assert_sentence_has("refit_config_init");
+    assert_says(&error, "refit_config_init");
     assert_invalid(refit_config_check(&empty, NULL));
     assert_invalid(refit_config_check(NULL, NULL));
     assert_invalid(refit_config_set(NULL, "device", "host", NULL));
@@ -153,9 +148,9 @@ static void failed_set_changes_nothing(void **state)
 {
     refit_config before = config;
     assert_int_equal(refit_config_set(&config, "offload.batch", "0", &error), REFIT_ERR_CONFIG);
-    assert_sentence_has("offload.batch cannot be 0: it must be 1 to 65536");
+    assert_says(&error, "offload.batch cannot be 0: it must be 1 to 65536");
     assert_int_equal(refit_config_set(&config, "offload.bach", "1", &error), REFIT_ERR_NOT_FOUND);
-    assert_sentence_has("the nearest is offload.batch");
+    assert_says(&error, "the nearest is offload.batch");
     assert_invalid(refit_config_set(&config, NULL, "1", &error));
     assert_invalid(refit_config_set(&config, "offload.batch", NULL, &error));
     assert_memory_equal(&config, &before, sizeof config);
@@ -164,7 +159,7 @@ static void failed_set_changes_nothing(void **state)
 static void assert_check_refuses(const char *part)
 {
     assert_int_equal(refit_config_check(&config, &error), REFIT_ERR_CONFIG);
-    assert_sentence_has(part);
+    assert_says(&error, part);
     refit_config own;
     memset(&own, 0x5a, sizeof own);
     assert_int_equal(rft_config_resolve(&config, &own, NULL), REFIT_ERR_CONFIG);
@@ -261,10 +256,10 @@ static void texts_are_utf8_without_control_characters(void **state)
         for (size_t n = 0; option->kind == RFT_TEXT && n < COUNT_OF(cases); n++) {
             assert_int_equal(refit_config_set(&config, option->key, cases[n].text, &error),
                              REFIT_ERR_CONFIG);
-            assert_non_null(strstr(error.text, cases[n].part));
+            assert_says(&error, cases[n].part);
             strcpy((char *)&config + option->offset, cases[n].text);
             assert_check_refuses(cases[n].part);
-            assert_non_null(strstr(error.text, option->key));
+            assert_says(&error, option->key);
         }
     }
 }
@@ -333,6 +328,49 @@ static void each_shows_every_option_in_order(void **state)
     assert_int_equal(seen.count, rft_option_count);
 }
 
+/* ---- The nearest name: distances are right, whatever the lengths, and the key meant is found */
+
+static size_t distance(const char *a, const char *b)
+{
+    return rft_edit_distance(a, strlen(a), b, strlen(b));
+}
+
+static void distances_count_single_changes(void **state)
+{
+    assert_int_equal(distance("", ""), 0);
+    assert_int_equal(distance("slab", ""), 4);
+    assert_int_equal(distance("", "slab"), 4);
+    assert_int_equal(distance("slab", "slab"), 0);
+    assert_int_equal(distance("slab", "slabs"), 1);
+    assert_int_equal(distance("slab", "slob"), 1);
+    assert_int_equal(distance("slab", "salb"), 1);
+    assert_int_equal(distance("kitten", "sitting"), 3);
+    assert_int_equal(distance("ca", "abc"), 3);
+}
+
+static void only_the_given_lengths_count(void **state)
+{
+    assert_int_equal(rft_edit_distance("offload.numa", 7, "offload.pin", 7), 0);
+}
+
+static void long_words_are_cut_not_overrun(void **state)
+{
+    char longer[4000];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    assert_int_equal(distance(longer, longer), 0);
+    assert_int_equal(distance(longer, ""), 127);
+    assert_non_null(rft_nearest_key(longer));
+}
+
+static void meant_key_is_found(void **state)
+{
+    assert_string_equal(rft_nearest_key("offload.slab_byte"), "offload.slab_bytes");
+    assert_string_equal(rft_nearest_key("broadcast.endpiont"), "broadcast.endpoint");
+    assert_string_equal(rft_nearest_key("Device"), "device");
+    assert_string_equal(rft_nearest_key("use_pinned_offload"), "use_pinned_optimizer_offload");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +393,10 @@ int main(void)
         cmocka_unit_test_setup(wrong_values_are_shown_as_they_are, start),
         cmocka_unit_test_setup(null_means_defaults, start),
         cmocka_unit_test_setup(each_shows_every_option_in_order, start),
+        cmocka_unit_test(distances_count_single_changes),
+        cmocka_unit_test(only_the_given_lengths_count),
+        cmocka_unit_test(long_words_are_cut_not_overrun),
+        cmocka_unit_test(meant_key_is_found),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

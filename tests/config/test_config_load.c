@@ -5,55 +5,53 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "config/config.h"
 #include "config/options.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/file_tree.h"
 #include "tests/support/test.h"
 
-static char folder[64];
+static file_tree tree;
 static refit_config config;
 static refit_error error;
 
 static const char *in_folder(const char *name)
 {
     static char path[256];
-    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    (void)snprintf(path, sizeof path, "%s/%s", tree.root, name);
     return path;
 }
 
-static void write_file(const char *name, const char *text)
+static void put(const char *path, const char *text)
 {
-    FILE *file = fopen(in_folder(name), "w");
-    assert_non_null(file);
-    assert_int_equal(fputs(text, file) >= 0, 1);
-    assert_int_equal(fclose(file), 0);
+    file_tree_write(&tree, path, text);
 }
 
 static int start(void **state)
 {
     refit_config_init(&config, sizeof config);
     memset(&error, 0, sizeof error);
-    (void)snprintf(folder, sizeof folder, "/tmp/refit-config-XXXXXX");
-    return mkdtemp(folder) == NULL;
+    tree = file_tree_open();
+    return 0;
 }
 
 static int clean(void **state)
 {
-    char command[128];
-    (void)snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    return system(command);
+    file_tree_close(&tree);
+    return 0;
 }
 
 static void assert_load_fails(const char *name, refit_status status, const char *part)
 {
     refit_config before = config;
     assert_int_equal(refit_config_load(&config, in_folder(name), &error), status);
-    if (strstr(error.text, part) == NULL) fail_msg("\"%s\" lacks \"%s\"", error.text, part);
+    assert_says(&error, part);
     assert_memory_equal(&config, &before, sizeof config);
 }
 
 static void file_goes_over_defaults(void **state)
 {
-    write_file("a.yaml", "offload: {batch: 3}\n");
+    put("/a.yaml", "offload: {batch: 3}\n");
     assert_ok(refit_config_load(&config, in_folder("a.yaml"), &error));
     assert_int_equal(config.offload_batch, 3);
     assert_int_equal(config.broadcast_window, 8);
@@ -61,10 +59,9 @@ static void file_goes_over_defaults(void **state)
 
 static void included_file_goes_below(void **state)
 {
-    assert_int_equal(mkdir(in_folder("sub"), 0700), 0);
-    write_file("sub/base.yaml", "include: deeper.yaml\noffload: {batch: 1, copy_threads: 1}\n");
-    write_file("sub/deeper.yaml", "offload: {batch: 9, copy_threads: 9, touch_threads: 9}\n");
-    write_file("top.yaml", "include: sub/base.yaml\noffload: {batch: 2}\n");
+    put("/sub/base.yaml", "include: deeper.yaml\noffload: {batch: 1, copy_threads: 1}\n");
+    put("/sub/deeper.yaml", "offload: {batch: 9, copy_threads: 9, touch_threads: 9}\n");
+    put("/top.yaml", "include: sub/base.yaml\noffload: {batch: 2}\n");
     assert_ok(refit_config_load(&config, in_folder("top.yaml"), &error));
     assert_int_equal(config.offload_batch, 2);
     assert_int_equal(config.offload_copy_threads, 1);
@@ -74,19 +71,19 @@ static void included_file_goes_below(void **state)
 static void same_file_may_be_included_by_absolute_path(void **state)
 {
     char text[256];
-    write_file("base.yaml", "offload: {batch: 4}\n");
-    (void)snprintf(text, sizeof text, "include: %s/base.yaml\n", folder);
-    write_file("top.yaml", text);
+    put("/base.yaml", "offload: {batch: 4}\n");
+    (void)snprintf(text, sizeof text, "include: %s/base.yaml\n", tree.root);
+    put("/top.yaml", text);
     assert_ok(refit_config_load(&config, in_folder("top.yaml"), &error));
     assert_int_equal(config.offload_batch, 4);
 }
 
 static void circle_of_includes_is_refused(void **state)
 {
-    write_file("self.yaml", "include: self.yaml\n");
+    put("/self.yaml", "include: self.yaml\n");
     assert_load_fails("self.yaml", REFIT_ERR_CONFIG, "includes itself: break the circle");
-    write_file("a.yaml", "include: b.yaml\n");
-    write_file("b.yaml", "include: ./link.yaml\n");
+    put("/a.yaml", "include: b.yaml\n");
+    put("/b.yaml", "include: ./link.yaml\n");
     assert_int_equal(symlink("a.yaml", in_folder("link.yaml")), 0);
     assert_load_fails("a.yaml", REFIT_ERR_CONFIG, "includes itself: break the circle");
 }
@@ -95,9 +92,9 @@ static void write_chain(int files)
 {
     for (int i = 0; i < files; i++) {
         char name[32], text[64];
-        (void)snprintf(name, sizeof name, "%d.yaml", i);
+        (void)snprintf(name, sizeof name, "/%d.yaml", i);
         (void)snprintf(text, sizeof text, "include: %d.yaml\n", i + 1);
-        write_file(name, i + 1 < files ? text : "offload: {batch: 8}\n");
+        put(name, i + 1 < files ? text : "offload: {batch: 8}\n");
     }
 }
 
@@ -112,20 +109,20 @@ static void chain_of_includes_is_bounded(void **state)
 
 static void include_comes_first_and_once(void **state)
 {
-    write_file("base.yaml", "offload: {batch: 77}\n");
-    write_file("top.yaml", "device: host\ninclude: base.yaml\n");
+    put("/base.yaml", "offload: {batch: 77}\n");
+    put("/top.yaml", "device: host\ninclude: base.yaml\n");
     assert_load_fails("top.yaml", REFIT_ERR_CONFIG, "top.yaml:2:1: include comes first");
-    write_file("top.yaml", "include: base.yaml\ninclude: base.yaml\n");
+    put("/top.yaml", "include: base.yaml\ninclude: base.yaml\n");
     assert_load_fails("top.yaml", REFIT_ERR_CONFIG, "top.yaml:2:1: include comes first");
 }
 
 static void failure_in_an_included_file_names_its_place(void **state)
 {
-    write_file("base.yaml", "offload:\n  batch: none\n");
-    write_file("top.yaml", "include: base.yaml\noffload: {batch: 2}\n");
+    put("/base.yaml", "offload:\n  batch: none\n");
+    put("/top.yaml", "include: base.yaml\noffload: {batch: 2}\n");
     assert_load_fails("top.yaml", REFIT_ERR_CONFIG,
                       "base.yaml:2:10: offload.batch cannot be \"none\"");
-    write_file("top.yaml", "include: missing.yaml\n");
+    put("/top.yaml", "include: missing.yaml\n");
     assert_load_fails("top.yaml", REFIT_ERR_IO, "top.yaml:1:10: cannot open ");
 }
 
@@ -143,29 +140,26 @@ static void what_is_no_regular_file_is_refused_without_waiting(void **state)
     assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
     assert_load_fails("fifo", REFIT_ERR_CONFIG, "fifo is no regular file");
     assert_load_fails("", REFIT_ERR_CONFIG, "is no regular file");
-    assert_int_equal(unlink(in_folder("fifo")), 0);
 }
 
 static void huge_file_is_refused(void **state)
 {
-    FILE *file = fopen(in_folder("huge.yaml"), "w");
-    assert_non_null(file);
-    for (int line = 0; line < 30000; line++)
-        fputs("# padding\n", file);
-    assert_int_equal(fclose(file), 0);
+    static char text[300001];
+    memset(text, '#', sizeof text - 1);
+    put("/huge.yaml", text);
     assert_load_fails("huge.yaml", REFIT_ERR_CONFIG, "is longer than 262144 bytes");
 }
 
 static void late_mistake_undoes_the_whole_file(void **state)
 {
-    write_file("a.yaml", "device: host\noffload: {batch: 3}\nbroadcast: {window: 0}\n");
+    put("/a.yaml", "device: host\noffload: {batch: 3}\nbroadcast: {window: 0}\n");
     assert_load_fails("a.yaml", REFIT_ERR_CONFIG, "broadcast.window cannot be 0");
 }
 
 static void failed_allocation_is_an_error(void **state)
 {
-    write_file("base.yaml", "offload: {batch: 3}\n");
-    write_file("a.yaml", "include: base.yaml\n");
+    put("/base.yaml", "offload: {batch: 3}\n");
+    put("/a.yaml", "include: base.yaml\n");
     const char *path = in_folder("a.yaml");
     for (uint64_t nth = 1;; nth++) {
         failing_alloc_begin(nth);
@@ -178,7 +172,7 @@ static void failed_allocation_is_an_error(void **state)
 
 static void environment_goes_over_the_file(void **state)
 {
-    write_file("a.yaml", "offload: {batch: 3, copy_threads: 3}\n");
+    put("/a.yaml", "offload: {batch: 3, copy_threads: 3}\n");
     assert_ok(refit_config_load(&config, in_folder("a.yaml"), &error));
     assert_int_equal(setenv("REFIT_OFFLOAD_BATCH", "5", 1), 0);
     assert_int_equal(setenv("REFITTING", "not ours", 1), 0);
@@ -199,7 +193,7 @@ static void assert_variable_fails(const char *name, const char *value, const cha
     refit_status status = refit_config_load_env(&config, &error);
     unsetenv(name);
     assert_int_equal(status, REFIT_ERR_CONFIG);
-    if (strstr(error.text, part) == NULL) fail_msg("\"%s\" lacks \"%s\"", error.text, part);
+    assert_says(&error, part);
     assert_memory_equal(&config, &before, sizeof config);
 }
 
@@ -264,6 +258,155 @@ static void examples_can_be_loaded(void **state)
     }
 }
 
+/* ---- YAML as options: what is taken, and that every refusal names its line, column and a remedy
+ */
+
+static refit_status read_bytes(const char *text, size_t bytes)
+{
+    return rft_config_read_text("x.yaml", text, bytes, config.size, &config, &error);
+}
+
+static void assert_reads(const char *text)
+{
+    if (read_bytes(text, strlen(text)) != REFIT_OK) fail_msg("%s", error.text);
+}
+
+static void assert_refuses(const char *text, const char *sentence)
+{
+    refit_config_init(&config, sizeof config);
+    assert_int_equal(read_bytes(text, strlen(text)), REFIT_ERR_CONFIG);
+    if (strstr(error.text, sentence) != error.text) {
+        fail_msg("\"%s\" does not begin with \"%s\"", error.text, sentence);
+    }
+    assert_null(strchr(error.text, '\n'));
+}
+
+static void nested_and_dotted_keys_are_taken(void **state)
+{
+    assert_reads("# a comment\n"
+                 "device: host\n"
+                 "offload:\n"
+                 "  slab_bytes: 64MiB\n"
+                 "  numa: 3\n"
+                 "broadcast: {window: 4, worker: \"rank 7\"}\n"
+                 "limits.workers: 12\n");
+    assert_string_equal(config.device, "host");
+    assert_int_equal(config.offload_slab_bytes, 64 << 20);
+    assert_int_equal(config.offload_numa, 3);
+    assert_int_equal(config.broadcast_window, 4);
+    assert_string_equal(config.broadcast_worker, "rank 7");
+    assert_int_equal(config.limits_workers, 12);
+    assert_int_equal(config.origin[0], REFIT_CONFIG_FILE);
+    assert_int_equal(config.origin[1], REFIT_CONFIG_DEFAULT);
+}
+
+static void nothing_is_a_configuration_too(void **state)
+{
+    const char *const texts[] = {"", "# nothing\n", "---\n", "---\n...\n", "{}\n", "null\n"};
+    for (size_t i = 0; i < COUNT_OF(texts); i++)
+        assert_reads(texts[i]);
+}
+
+static void empty_text_needs_quotes(void **state)
+{
+    assert_reads("broadcast: {worker: x}\n");
+    assert_reads("broadcast: {worker: ''}\n");
+    assert_string_equal(config.broadcast_worker, "");
+    assert_refuses("broadcast:\n  worker:\n", "x.yaml:2:10: broadcast.worker has no value");
+    assert_refuses("device: ~\n", "x.yaml:1:9: device has no value");
+    assert_refuses("device: null\n", "x.yaml:1:9: device has no value");
+}
+
+static void unknown_names_come_with_the_nearest(void **state)
+{
+    assert_refuses("offload:\n  pin: auto\n  slab_byte: 1GiB\n",
+                   "x.yaml:3:3: there is no option offload.slab_byte: the nearest is "
+                   "offload.slab_bytes");
+    assert_refuses("\n  devise: host\n", "x.yaml:2:3: there is no option devise: the nearest is "
+                                         "device");
+    assert_refuses("brodcast:\n  window: 4\n",
+                   "x.yaml:1:1: there is no section brodcast: the nearest is broadcast");
+    assert_refuses("offload:\n  deep:\n    deeper: 1\n",
+                   "x.yaml:2:3: there is no section offload.deep: the nearest is offload");
+    assert_refuses("\"a\\nb\": 1\n", "x.yaml:1:1: there is no option a?b");
+}
+
+static void values_out_of_range_come_with_the_range(void **state)
+{
+    assert_refuses("broadcast:\n  slots: 3\n",
+                   "x.yaml:2:10: broadcast.slots cannot be 3: it must be 1 to 2");
+    assert_refuses("offload: {slab_bytes: 1GB}\n",
+                   "x.yaml:1:23: offload.slab_bytes cannot be \"1GB\": write a whole number of "
+                   "bytes");
+}
+
+static void duplicates_are_refused(void **state)
+{
+    assert_refuses("device: host\ndevice: auto\n", "x.yaml:2:1: device is there twice");
+    assert_refuses("offload: {batch: 1}\noffload: {pin: off}\n",
+                   "x.yaml:2:1: offload is there twice");
+    assert_refuses("offload: {batch: 1}\noffload.batch: 2\n",
+                   "x.yaml:2:1: offload.batch is there twice");
+}
+
+static void sections_and_options_are_not_confused(void **state)
+{
+    assert_refuses("offload: 5\n", "x.yaml:1:1: offload is a section");
+    assert_refuses("device: {kind: host}\n", "x.yaml:1:1: device takes one value, not a mapping");
+    assert_refuses("device: [host]\n", "x.yaml:1:9: device takes one value, not a list");
+    assert_refuses("- device\n", "x.yaml:1:1: write options as lines of the form key: value");
+    assert_refuses("device\n", "x.yaml:1:1: write options as lines of the form key: value");
+    assert_refuses("? [a]\n: b\n", "x.yaml:1:3: a key must be a single word");
+}
+
+static void what_yaml_offers_beyond_values_is_refused(void **state)
+{
+    assert_refuses("device: &here host\n", "x.yaml:1:9: an anchor is not taken here");
+    assert_refuses("offload: &o {batch: 1}\n", "x.yaml:1:10: an anchor is not taken here");
+    assert_refuses("device: *there\n", "x.yaml:1:9: an alias is not taken here");
+    assert_refuses("device: !!str host\n", "x.yaml:1:9: a tag is not taken here");
+    assert_refuses("offload: !x {batch: 1}\n", "x.yaml:1:10: a tag is not taken here");
+    assert_refuses("device: \"ho\\0st\"\n", "x.yaml:1:9: a NUL byte is not taken here");
+    assert_refuses("device: host\n---\ndevice: auto\n", "x.yaml:2:1: a second document");
+    assert_refuses("include: other.yaml\n", "x.yaml:1:10: there is no file to include");
+}
+
+static void broken_yaml_names_its_place(void **state)
+{
+    assert_refuses("offload:\n\tbatch: 1\n", "x.yaml:2:1: ");
+    assert_refuses("device: \"host\n", "x.yaml:2:1: ");
+    assert_refuses("{device: host\n", "x.yaml:2:1: ");
+    assert_refuses("device: \xff\xfe\n", "x.yaml: byte 8: ");
+    assert_refuses("a: b: c\n", "x.yaml:1:");
+}
+
+static void depth_and_length_are_bounded(void **state)
+{
+    char text[5000];
+    memset(text, '[', sizeof text);
+    assert_int_equal(read_bytes(text, sizeof text), REFIT_ERR_CONFIG);
+    for (size_t i = 0; i + 3 <= sizeof text; i += 3)
+        memcpy(text + i, "{a:", 3);
+    assert_int_equal(read_bytes(text, sizeof text), REFIT_ERR_CONFIG);
+    memset(text, 'k', sizeof text);
+    memcpy(text + 600, ": 1\n", 4);
+    assert_int_equal(read_bytes(text, 604), REFIT_ERR_CONFIG);
+}
+
+static void every_option_can_stand_in_a_file(void **state)
+{
+    char text[16384] = "";
+    size_t length = 0;
+    for (size_t i = 0; i < rft_option_count; i++) {
+        length += (size_t)snprintf(text + length, sizeof text - length, "%s: \"%s\"\n",
+                                   rft_options[i].key, rft_options[i].standard);
+    }
+    assert_reads(text);
+    for (size_t i = 0; i < rft_option_count; i++) {
+        assert_int_equal(config.origin[i], REFIT_CONFIG_FILE);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +428,17 @@ int main(void)
         cmocka_unit_test_setup_teardown(variable_of_the_python_package_is_no_option, start, clean),
         cmocka_unit_test_setup_teardown(every_option_has_its_variable, start, clean),
         cmocka_unit_test_setup_teardown(examples_can_be_loaded, start, clean),
+        cmocka_unit_test_setup(nested_and_dotted_keys_are_taken, start),
+        cmocka_unit_test_setup(nothing_is_a_configuration_too, start),
+        cmocka_unit_test_setup(empty_text_needs_quotes, start),
+        cmocka_unit_test_setup(unknown_names_come_with_the_nearest, start),
+        cmocka_unit_test_setup(values_out_of_range_come_with_the_range, start),
+        cmocka_unit_test_setup(duplicates_are_refused, start),
+        cmocka_unit_test_setup(sections_and_options_are_not_confused, start),
+        cmocka_unit_test_setup(what_yaml_offers_beyond_values_is_refused, start),
+        cmocka_unit_test_setup(broken_yaml_names_its_place, start),
+        cmocka_unit_test_setup(depth_and_length_are_bounded, start),
+        cmocka_unit_test_setup(every_option_can_stand_in_a_file, start),
     };
     return cmocka_run_group_tests_name("config_load", tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ static void assert_refuses(const char *key, const char *text, const char *part)
     refit_config before = config;
     assert_int_equal(rft_option_parse(rft_option_find(key), text, &config, &error),
                      REFIT_ERR_CONFIG);
-    if (strstr(error.text, part) == NULL) fail_msg("\"%s\" lacks \"%s\"", error.text, part);
+    assert_says(&error, part);
     assert_memory_equal(&config, &before, sizeof config);
 }
 
