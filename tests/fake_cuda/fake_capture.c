@@ -9,10 +9,8 @@ static __thread int thread_mode = RFT_CU_CAPTURE_MODE_GLOBAL;
 
 rft_cu_result fake_cu_capture_mode(int *mode)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_capture_mode, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && (mode == NULL || *mode < 0 || *mode > 2))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(capture_mode, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(mode == NULL || *mode < 0 || *mode > 2, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         int before = thread_mode;
         thread_mode = *mode;

@@ -71,8 +71,7 @@ static rft_cu_result retain(rft_cu_context *out, fake_device *device)
 
 rft_cu_result fake_cu_context_retain(rft_cu_context *context, rft_cu_device device)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_context_retain, FAKE_NEEDS_INIT | FAKE_UNSAFE);
+    FAKE_CALL(context_retain, FAKE_NEEDS_INIT | FAKE_UNSAFE);
     if (result == RFT_CU_SUCCESS) result = retain(context, fake_device_of(device));
     return fake_end(&call, result);
 }
@@ -112,20 +111,17 @@ static rft_cu_result release(fake_device *device)
 
 rft_cu_result fake_cu_context_release(rft_cu_device device)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_context_release, FAKE_NEEDS_INIT);
+    FAKE_CALL(context_release, FAKE_NEEDS_INIT);
     if (result == RFT_CU_SUCCESS) result = release(fake_device_of(device));
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_context_state(rft_cu_device device, unsigned *flags, int *active)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_context_state, FAKE_NEEDS_INIT);
+    FAKE_CALL(context_state, FAKE_NEEDS_INIT);
     const fake_device *found = fake_device_of(device);
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_DEVICE;
-    if (result == RFT_CU_SUCCESS && (flags == NULL || active == NULL))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_DEVICE);
+    FAKE_REFUSE_IF(flags == NULL || active == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         *flags = 0;
         *active = found->primary != NULL && found->primary->retained > 0;
@@ -135,8 +131,7 @@ rft_cu_result fake_cu_context_state(rft_cu_device device, unsigned *flags, int *
 
 rft_cu_result fake_cu_context_push(rft_cu_context context)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_context_push, FAKE_NEEDS_INIT);
+    FAKE_CALL(context_push, FAKE_NEEDS_INIT);
     if (result == RFT_CU_SUCCESS &&
         (depth == STACK_MOST || fake_tree_at(&fake.contexts, number_of(context)) == NULL))
         result = RFT_CU_INVALID_CONTEXT;
@@ -146,9 +141,8 @@ rft_cu_result fake_cu_context_push(rft_cu_context context)
 
 rft_cu_result fake_cu_context_pop(rft_cu_context *context)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_context_pop, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && depth == 0) result = RFT_CU_INVALID_CONTEXT;
+    FAKE_CALL(context_pop, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(depth == 0, RFT_CU_INVALID_CONTEXT);
     if (result == RFT_CU_SUCCESS) {
         depth--;
         if (context != NULL) *context = stack[depth];

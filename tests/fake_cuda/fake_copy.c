@@ -250,10 +250,8 @@ static rft_cu_result fill_run(fake_op *op)
 
 rft_cu_result fake_cu_fill(rft_cu_ptr to, unsigned char value, size_t bytes, rft_cu_stream stream)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_fill, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && bytes > 0 && fake_side_of(to, bytes) != FAKE_SIDE_DRIVER)
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(fill, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(bytes > 0 && fake_side_of(to, bytes) != FAKE_SIDE_DRIVER, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         fake_stream *target = fake_stream_for(&call, stream, &result);
         if (target != NULL && bytes > 0) {
@@ -279,9 +277,8 @@ static rft_cu_result call_run(fake_op *op)
 
 rft_cu_result fake_cu_stream_call(rft_cu_stream stream, rft_cu_host_fn function, void *user)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_call, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && function == NULL) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(stream_call, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(function == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         fake_stream *target = fake_stream_for(&call, stream, &result);
         if (target != NULL) {

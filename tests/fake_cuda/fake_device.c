@@ -92,30 +92,27 @@ __attribute__((constructor)) static void load(void)
 
 rft_cu_result fake_cu_init(unsigned flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_init, FAKE_NEEDS_NOTHING);
-    if (result == RFT_CU_SUCCESS && flags != 0) result = RFT_CU_INVALID_VALUE;
-    if (result == RFT_CU_SUCCESS && fake.process != 0 && fake.process != getpid())
-        result = RFT_CU_NOT_INITIALIZED; /* the child of a fork */
-    if (result == RFT_CU_SUCCESS && fake.device_count == 0) result = RFT_CU_NO_DEVICE;
+    FAKE_CALL(init, FAKE_NEEDS_NOTHING);
+    FAKE_REFUSE_IF(flags != 0, RFT_CU_INVALID_VALUE);
+    FAKE_REFUSE_IF(fake.process != 0 && fake.process != getpid(),
+                   RFT_CU_NOT_INITIALIZED); /* the child of a fork */
+    FAKE_REFUSE_IF(fake.device_count == 0, RFT_CU_NO_DEVICE);
     if (result == RFT_CU_SUCCESS) fake.process = getpid();
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_driver_version(int *version)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_driver_version, FAKE_NEEDS_NOTHING);
-    if (result == RFT_CU_SUCCESS && version == NULL) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(driver_version, FAKE_NEEDS_NOTHING);
+    FAKE_REFUSE_IF(version == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) *version = fake.version;
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_device_count(int *count)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_device_count, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && count == NULL) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(device_count, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(count == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) *count = fake.device_count;
     return fake_end(&call, result);
 }
@@ -127,63 +124,57 @@ fake_device *fake_device_of(rft_cu_device device)
 
 rft_cu_result fake_cu_device_get(rft_cu_device *device, int ordinal)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_device_get, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && fake_device_of(ordinal) == NULL) result = RFT_CU_INVALID_DEVICE;
+    FAKE_CALL(device_get, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(fake_device_of(ordinal) == NULL, RFT_CU_INVALID_DEVICE);
     if (result == RFT_CU_SUCCESS) *device = ordinal;
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_peer_reaches(int *reaches, rft_cu_device device, rft_cu_device peer)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_peer_reaches, FAKE_NEEDS_INIT);
+    FAKE_CALL(peer_reaches, FAKE_NEEDS_INIT);
     if (result == RFT_CU_SUCCESS &&
         (fake_device_of(device) == NULL || fake_device_of(peer) == NULL))
         result = RFT_CU_INVALID_DEVICE;
-    if (result == RFT_CU_SUCCESS && reaches == NULL) result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(reaches == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) *reaches = device != peer && !fake.no_peers;
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_device_name(char *name, int size, rft_cu_device device)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_device_name, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && fake_device_of(device) == NULL) result = RFT_CU_INVALID_DEVICE;
-    if (result == RFT_CU_SUCCESS && (name == NULL || size <= 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(device_name, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(fake_device_of(device) == NULL, RFT_CU_INVALID_DEVICE);
+    FAKE_REFUSE_IF(name == NULL || size <= 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) snprintf(name, (size_t)size, "Fake GPU %d", device);
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_device_uuid(rft_cu_uuid *uuid, rft_cu_device device)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_device_uuid, FAKE_NEEDS_INIT);
+    FAKE_CALL(device_uuid, FAKE_NEEDS_INIT);
     fake_device *found = fake_device_of(device);
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_DEVICE;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_DEVICE);
     if (result == RFT_CU_SUCCESS) *uuid = found->uuid;
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_device_attribute(int *value, int attribute, rft_cu_device device)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_device_attribute, FAKE_NEEDS_INIT);
+    FAKE_CALL(device_attribute, FAKE_NEEDS_INIT);
     fake_device *found = fake_device_of(device);
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_DEVICE;
-    if (result == RFT_CU_SUCCESS && (attribute < 0 || attribute > 255 || !found->known[attribute]))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_DEVICE);
+    FAKE_REFUSE_IF(attribute < 0 || attribute > 255 || !found->known[attribute],
+                   RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) *value = found->attributes[attribute];
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_device_total(size_t *bytes, rft_cu_device device)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_device_total, FAKE_NEEDS_INIT);
+    FAKE_CALL(device_total, FAKE_NEEDS_INIT);
     fake_device *found = fake_device_of(device);
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_DEVICE;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_DEVICE);
     if (result == RFT_CU_SUCCESS) *bytes = found->total;
     return fake_end(&call, result);
 }

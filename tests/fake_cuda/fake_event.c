@@ -39,9 +39,8 @@ void fake_events_reset(void)
 
 rft_cu_result fake_cu_event_open(rft_cu_event *out, unsigned flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_event_open, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && (out == NULL || flags > 3)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(event_open, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(out == NULL || flags > 3, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         fake_event *event = fake_new(sizeof *event);
         event->context = call.context;
@@ -53,8 +52,7 @@ rft_cu_result fake_cu_event_open(rft_cu_event *out, unsigned flags)
 
 rft_cu_result fake_cu_event_close(rft_cu_event event)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_event_close, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(event_close, FAKE_NEEDS_CONTEXT);
     if (fake_ends(&call, result)) {
         fake_event *it = found(event);
         if (it == NULL) result = RFT_CU_INVALID_HANDLE;
@@ -89,8 +87,7 @@ static void record(fake_call *call, fake_stream *stream, fake_event *event)
 
 rft_cu_result fake_cu_event_record(rft_cu_event event, rft_cu_stream stream)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_event_record, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(event_record, FAKE_NEEDS_CONTEXT);
     fake_event *it = NULL;
     if (result == RFT_CU_SUCCESS) {
         it = found(event);
@@ -106,14 +103,12 @@ rft_cu_result fake_cu_event_record(rft_cu_event event, rft_cu_stream stream)
 
 rft_cu_result fake_cu_event_query(rft_cu_event event)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_event_query, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(event_query, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     fake_event *it = result == RFT_CU_SUCCESS ? found(event) : NULL;
-    if (result == RFT_CU_SUCCESS && it == NULL) result = RFT_CU_INVALID_HANDLE;
-    if (result == RFT_CU_SUCCESS && it->captured) result = RFT_CU_CAPTURED_EVENT;
+    FAKE_REFUSE_IF(it == NULL, RFT_CU_INVALID_HANDLE);
+    FAKE_REFUSE_IF(it->captured, RFT_CU_CAPTURED_EVENT);
     if (result == RFT_CU_SUCCESS && it->context->lost != 0) result = it->context->lost;
-    if (result == RFT_CU_SUCCESS && it->latest != NULL && !it->latest->done)
-        result = RFT_CU_NOT_READY;
+    FAKE_REFUSE_IF(it->latest != NULL && !it->latest->done, RFT_CU_NOT_READY);
     return fake_end(&call, result);
 }
 
@@ -141,11 +136,10 @@ static void wait_for(fake_call *call, fake_stream *stream, fake_event *event)
 
 rft_cu_result fake_cu_stream_wait_event(rft_cu_stream stream, rft_cu_event event, unsigned flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_wait_event, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(stream_wait_event, FAKE_NEEDS_CONTEXT);
     fake_event *it = result == RFT_CU_SUCCESS ? found(event) : NULL;
-    if (result == RFT_CU_SUCCESS && it == NULL) result = RFT_CU_INVALID_HANDLE;
-    if (result == RFT_CU_SUCCESS && flags != 0) result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(it == NULL, RFT_CU_INVALID_HANDLE);
+    FAKE_REFUSE_IF(flags != 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         fake_stream *target = fake_stream_for(&call, stream, &result);
         /* A captured event belongs to its graph. */
@@ -157,8 +151,7 @@ rft_cu_result fake_cu_stream_wait_event(rft_cu_stream stream, rft_cu_event event
 
 rft_cu_result fake_cu_event_elapsed(float *milliseconds, rft_cu_event start, rft_cu_event end)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_event_elapsed, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(event_elapsed, FAKE_NEEDS_CONTEXT);
     if (result != RFT_CU_SUCCESS) return fake_end(&call, result);
     fake_event *from = found(start), *to = found(end);
     if (from == NULL || to == NULL || from->latest == NULL || to->latest == NULL ||

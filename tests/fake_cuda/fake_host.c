@@ -21,8 +21,7 @@ static rft_cu_result register_range(uint64_t base, uint64_t bytes, unsigned flag
 
 rft_cu_result fake_cu_host_register(void *memory, size_t bytes, unsigned flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_host_register, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(host_register, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (result == RFT_CU_SUCCESS)
         result = register_range((uint64_t)(uintptr_t)memory, bytes, flags);
     return fake_end(&call, result);
@@ -60,9 +59,7 @@ static fake_span *beginning_at(const void *memory, fake_kind kind)
 
 rft_cu_result fake_cu_host_unregister(void *memory)
 {
-    fake_call call;
-    rft_cu_result result =
-        fake_begin(&call, FAKE_host_unregister, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(host_unregister, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result)) {
         fake_span *span = beginning_at(memory, FAKE_REGISTERED);
         if (span == NULL) {
@@ -79,10 +76,8 @@ rft_cu_result fake_cu_host_unregister(void *memory)
 
 rft_cu_result fake_cu_host_alloc(void **memory, size_t bytes, unsigned flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_host_alloc, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (memory == NULL || bytes == 0 || flags > 7))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(host_alloc, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_REFUSE_IF(memory == NULL || bytes == 0 || flags > 7, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (block == MAP_FAILED) {
@@ -97,8 +92,7 @@ rft_cu_result fake_cu_host_alloc(void **memory, size_t bytes, unsigned flags)
 
 rft_cu_result fake_cu_host_free(void *memory)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_host_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(host_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result) && memory != NULL) {
         fake_span *span = beginning_at(memory, FAKE_HOST);
         if (span == NULL) {
@@ -128,9 +122,8 @@ static rft_cu_result host_pointer(rft_cu_ptr *mapped, uint64_t at)
 
 rft_cu_result fake_cu_host_pointer(rft_cu_ptr *mapped, void *memory, unsigned flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_host_pointer, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && (mapped == NULL || flags != 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(host_pointer, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(mapped == NULL || flags != 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = host_pointer(mapped, (uint64_t)(uintptr_t)memory);
     return fake_end(&call, result);
 }

@@ -49,9 +49,8 @@ static rft_cu_result export(rft_cu_ipc_handle *handle, rft_cu_ptr memory)
 
 rft_cu_result fake_cu_ipc_export(rft_cu_ipc_handle *handle, rft_cu_ptr memory)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_ipc_export, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && handle == NULL) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(ipc_export, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(handle == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = export(handle, memory);
     return fake_end(&call, result);
 }
@@ -129,8 +128,7 @@ rft_cu_result fake_cu_ipc_import(rft_cu_ptr *memory, rft_cu_ipc_handle handle, u
     fake_call call;
     fake_span *span = NULL;
     rft_cu_result result = fake_begin(&call, FAKE_ipc_import, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (memory == NULL || flags != RFT_CU_IPC_LAZY_PEER_ACCESS))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(memory == NULL || flags != RFT_CU_IPC_LAZY_PEER_ACCESS, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = import(&handle, call.context->device, &span);
     if (result == RFT_CU_SUCCESS) *memory = span->node.base;
     return fake_end(&call, result);
@@ -153,8 +151,7 @@ static rft_cu_result forget(rft_cu_ptr memory)
 
 rft_cu_result fake_cu_ipc_close(rft_cu_ptr memory)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_ipc_close, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(ipc_close, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result)) {
         rft_cu_result closed = forget(memory);
         if (result == RFT_CU_SUCCESS) result = closed;

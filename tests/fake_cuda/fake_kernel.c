@@ -284,8 +284,8 @@ rft_cu_result fake_cu_library_load(rft_cu_library *library, const void *image, i
     (void)options;
     (void)values;
     rft_cu_result result = fake_begin(&call, FAKE_library_load, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && (library == NULL || image == NULL || jit_count + count > 64))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(library == NULL || image == NULL || jit_count + count > 64,
+                   RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         fake_node *node = fake_new(sizeof *node);
         *library = (rft_cu_library)(uintptr_t)fake_handle(&fake.libraries, node);
@@ -308,8 +308,7 @@ static void drop_kernels(uint64_t library)
 
 rft_cu_result fake_cu_library_unload(rft_cu_library library)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_library_unload, FAKE_NEEDS_INIT);
+    FAKE_CALL(library_unload, FAKE_NEEDS_INIT);
     if (fake_ends(&call, result)) {
         uint64_t handle = (uint64_t)(uintptr_t)library;
         fake_node *node = fake_object(&fake.libraries, handle, "library");
@@ -340,9 +339,8 @@ static rft_cu_result find(rft_cu_kernel *out, uint64_t library, const char *name
 rft_cu_result fake_cu_library_kernel(rft_cu_kernel *kernel, rft_cu_library library,
                                      const char *name)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_library_kernel, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && (kernel == NULL || name == NULL)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(library_kernel, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(kernel == NULL || name == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = find(kernel, (uint64_t)(uintptr_t)library, name);
     return fake_end(&call, result);
 }
@@ -350,9 +348,8 @@ rft_cu_result fake_cu_library_kernel(rft_cu_kernel *kernel, rft_cu_library libra
 /* The kernel in the current context; here it is the kernel itself. */
 rft_cu_result fake_cu_kernel_function(rft_cu_kernel *function, rft_cu_kernel kernel)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_kernel_function, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && function == NULL) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(kernel_function, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(function == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         uint64_t handle = (uint64_t)(uintptr_t)kernel;
         if (fake_object(&fake.kernels, handle, "kernel") == NULL) result = RFT_CU_INVALID_HANDLE;
@@ -363,8 +360,7 @@ rft_cu_result fake_cu_kernel_function(rft_cu_kernel *function, rft_cu_kernel ker
 
 rft_cu_result fake_cu_function_load(rft_cu_kernel function)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_function_load, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(function_load, FAKE_NEEDS_CONTEXT);
     if (result == RFT_CU_SUCCESS) {
         uint64_t handle = (uint64_t)(uintptr_t)function;
         if (fake_object(&fake.kernels, handle, "kernel") == NULL) result = RFT_CU_INVALID_HANDLE;
@@ -390,8 +386,7 @@ rft_cu_result fake_cu_launch(rft_cu_kernel kernel, unsigned grid_x, unsigned gri
                              unsigned grid_z, unsigned block_x, unsigned block_y, unsigned block_z,
                              unsigned shared, rft_cu_stream stream, void **arguments, void **extra)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_launch, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(launch, FAKE_NEEDS_CONTEXT);
     uint64_t block = (uint64_t)block_x * block_y * block_z;
     if (result == RFT_CU_SUCCESS &&
         (grid_x == 0 || grid_y == 0 || grid_z == 0 || grid_y > 65535 || grid_z > 65535 ||

@@ -5,18 +5,21 @@
 
 #include "fake_state.h"
 
+#define SET(field, value)                                                                          \
+    do {                                                                                           \
+        fake_lock();                                                                               \
+        fake.field = (value);                                                                      \
+        fake_unlock();                                                                             \
+    } while (0)
+
 FAKE_EXPORTED void fake_cuda_set_devices(int count)
 {
-    fake_lock();
-    fake.device_count = count;
-    fake_unlock();
+    SET(device_count, count);
 }
 
 FAKE_EXPORTED void fake_cuda_set_version(int version)
 {
-    fake_lock();
-    fake.version = version;
-    fake_unlock();
+    SET(version, version);
 }
 
 FAKE_EXPORTED void fake_cuda_set_memory(int device, uint64_t bytes)
@@ -29,9 +32,7 @@ FAKE_EXPORTED void fake_cuda_set_memory(int device, uint64_t bytes)
 
 FAKE_EXPORTED void fake_cuda_set_granule(uint64_t bytes)
 {
-    fake_lock();
-    fake.granule = bytes;
-    fake_unlock();
+    SET(granule, bytes);
 }
 
 FAKE_EXPORTED void fake_cuda_set_attribute(int device, int attribute, int value, bool known)
@@ -44,37 +45,27 @@ FAKE_EXPORTED void fake_cuda_set_attribute(int device, int attribute, int value,
 
 FAKE_EXPORTED void fake_cuda_set_skew(bool on)
 {
-    fake_lock();
-    fake.skew = on;
-    fake_unlock();
+    SET(skew, on);
 }
 
 FAKE_EXPORTED void fake_cuda_set_peers(bool on)
 {
-    fake_lock();
-    fake.no_peers = !on;
-    fake_unlock();
+    SET(no_peers, !on);
 }
 
 FAKE_EXPORTED void fake_cuda_set_register_cap(uint64_t bytes)
 {
-    fake_lock();
-    fake.register_cap = bytes;
-    fake_unlock();
+    SET(register_cap, bytes);
 }
 
 FAKE_EXPORTED void fake_cuda_set_batch_cap(uint64_t copies)
 {
-    fake_lock();
-    fake.batch_cap = copies;
-    fake_unlock();
+    SET(batch_cap, copies);
 }
 
 FAKE_EXPORTED void fake_cuda_set_taken(int device, uint64_t bytes)
 {
-    fake_lock();
-    fake.devices[device].taken = bytes;
-    fake_unlock();
+    SET(devices[device].taken, bytes);
 }
 
 FAKE_EXPORTED fake_cuda_live fake_cuda_alive(void)

@@ -73,7 +73,7 @@ rft_cu_result fake_cu_memory_alloc(rft_cu_ptr *memory, size_t bytes)
     fake_call call;
     fake_span *span = NULL;
     rft_cu_result result = fake_begin(&call, FAKE_memory_alloc, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (memory == NULL || bytes == 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(memory == NULL || bytes == 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = allocate(call.context->device, bytes, &span);
     if (result == RFT_CU_SUCCESS) *memory = span->node.base;
     return fake_end(&call, result);
@@ -109,8 +109,7 @@ static rft_cu_result give_back(rft_cu_ptr memory)
 
 rft_cu_result fake_cu_memory_free(rft_cu_ptr memory)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_memory_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(memory_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result) && memory != 0) {
         rft_cu_result given = give_back(memory);
         if (result == RFT_CU_SUCCESS) result = given;
@@ -120,10 +119,8 @@ rft_cu_result fake_cu_memory_free(rft_cu_ptr memory)
 
 rft_cu_result fake_cu_memory_info(size_t *free_bytes, size_t *total)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_memory_info, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && (free_bytes == NULL || total == NULL))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(memory_info, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(free_bytes == NULL || total == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         const fake_device *device = call.context->device;
         uint64_t gone = device->used + device->taken;
@@ -144,8 +141,7 @@ static rft_cu_result range_of(rft_cu_ptr *base, size_t *bytes, rft_cu_ptr memory
 
 rft_cu_result fake_cu_memory_range(rft_cu_ptr *base, size_t *bytes, rft_cu_ptr memory)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_memory_range, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(memory_range, FAKE_NEEDS_CONTEXT);
     if (result == RFT_CU_SUCCESS) result = range_of(base, bytes, memory);
     return fake_end(&call, result);
 }

@@ -27,10 +27,8 @@ static bool fits(const rft_cu_allocation *properties)
 
 rft_cu_result fake_cu_granularity(size_t *bytes, const rft_cu_allocation *properties, int option)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_granularity, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && (!fits(properties) || option < 0 || option > 1))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(granularity, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(!fits(properties) || option < 0 || option > 1, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) *bytes = fake.granule;
     return fake_end(&call, result);
 }
@@ -82,10 +80,8 @@ static rft_cu_result create(rft_cu_handle *handle, uint64_t bytes,
 rft_cu_result fake_cu_physical_create(rft_cu_handle *handle, size_t bytes,
                                       const rft_cu_allocation *properties, unsigned long long flags)
 {
-    fake_call call;
-    rft_cu_result result =
-        fake_begin(&call, FAKE_physical_create, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (handle == NULL || flags != 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(physical_create, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_REFUSE_IF(handle == NULL || flags != 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = create(handle, bytes, properties);
     return fake_end(&call, result);
 }
@@ -100,9 +96,7 @@ void fake_physical_leave(fake_physical *physical)
 
 rft_cu_result fake_cu_physical_release(rft_cu_handle handle)
 {
-    fake_call call;
-    rft_cu_result result =
-        fake_begin(&call, FAKE_physical_release, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(physical_release, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result)) {
         fake_physical *physical = fake_physical_find(handle);
         if (physical != NULL) {
@@ -118,10 +112,8 @@ rft_cu_result fake_cu_physical_release(rft_cu_handle handle)
 rft_cu_result fake_cu_physical_export(void *shareable, rft_cu_handle handle, int type,
                                       unsigned long long flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_physical_export, FAKE_NEEDS_INIT);
-    if (result == RFT_CU_SUCCESS && (shareable == NULL || flags != 0))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(physical_export, FAKE_NEEDS_INIT);
+    FAKE_REFUSE_IF(shareable == NULL || flags != 0, RFT_CU_INVALID_VALUE);
     const fake_physical *physical = result == RFT_CU_SUCCESS ? fake_physical_find(handle) : NULL;
     if (result == RFT_CU_SUCCESS &&
         (physical == NULL || type != RFT_CU_SHARE_POSIX_FD || (physical->types & type) == 0))
@@ -150,11 +142,8 @@ static rft_cu_result import(rft_cu_handle *handle, int from, fake_device *device
 
 rft_cu_result fake_cu_physical_import(rft_cu_handle *handle, void *shareable, int type)
 {
-    fake_call call;
-    rft_cu_result result =
-        fake_begin(&call, FAKE_physical_import, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (handle == NULL || type != RFT_CU_SHARE_POSIX_FD))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(physical_import, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_REFUSE_IF(handle == NULL || type != RFT_CU_SHARE_POSIX_FD, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS)
         result = import(handle, (int)(uintptr_t)shareable, call.context->device);
     return fake_end(&call, result);

@@ -78,10 +78,8 @@ static rft_cu_result answer(int attribute, void *value, const fake_facts *facts)
 rft_cu_result fake_cu_pointer_attributes(unsigned count, int *attributes, void **values,
                                          rft_cu_ptr memory)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_pointer_attributes, FAKE_NEEDS_CONTEXT);
-    if (result == RFT_CU_SUCCESS && (count == 0 || attributes == NULL || values == NULL))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(pointer_attributes, FAKE_NEEDS_CONTEXT);
+    FAKE_REFUSE_IF(count == 0 || attributes == NULL || values == NULL, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         fake_facts facts = facts_of(&call, memory);
         for (unsigned i = 0; i < count && result == RFT_CU_SUCCESS; i++)

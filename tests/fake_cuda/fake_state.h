@@ -150,6 +150,14 @@ typedef struct fake_call {
  * argument back. */
 rft_cu_result fake_begin(fake_call *call, fake_symbol symbol, unsigned needs);
 rft_cu_result fake_end(const fake_call *call, rft_cu_result result);
+/* The beginning of a call, with `call` and `result`, and what it refuses. */
+#define FAKE_CALL(field, needs)                                                                    \
+    fake_call call;                                                                                \
+    rft_cu_result result = fake_begin(&call, FAKE_##field, needs)
+#define FAKE_REFUSE_IF(condition, answer)                                                          \
+    do {                                                                                           \
+        if (result == RFT_CU_SUCCESS && (condition)) result = (answer);                            \
+    } while (0)
 /* A call that ends an object does so: it may, or it only may not because the context is lost. (The
  * real driver keeps such objects until the process ends; here the books show that they were ended.)
  */

@@ -71,11 +71,9 @@ static void end(fake_stream *stream)
 
 rft_cu_result fake_cu_stream_open(rft_cu_stream *stream, unsigned flags, int priority)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_open, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(stream_open, FAKE_NEEDS_CONTEXT);
     (void)priority; /* any: the driver brings it into its range */
-    if (result == RFT_CU_SUCCESS && (stream == NULL || flags > RFT_CU_STREAM_NON_BLOCKING))
-        result = RFT_CU_INVALID_VALUE;
+    FAKE_REFUSE_IF(stream == NULL || flags > RFT_CU_STREAM_NON_BLOCKING, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) {
         *stream = handle_of(make(call.context, flags));
         fake.own_streams++;
@@ -85,8 +83,7 @@ rft_cu_result fake_cu_stream_open(rft_cu_stream *stream, unsigned flags, int pri
 
 rft_cu_result fake_cu_stream_close(rft_cu_stream stream)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_close, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(stream_close, FAKE_NEEDS_CONTEXT);
     if (fake_ends(&call, result)) {
         fake_stream *found = fake_object(&fake.streams, number_of(stream), "stream");
         if (found == NULL) result = RFT_CU_INVALID_HANDLE;
@@ -97,20 +94,18 @@ rft_cu_result fake_cu_stream_close(rft_cu_stream stream)
 
 rft_cu_result fake_cu_stream_query(rft_cu_stream stream)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_query, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(stream_query, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     fake_stream *found = result == RFT_CU_SUCCESS ? fake_stream_find(&call, stream) : NULL;
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_HANDLE;
-    if (result == RFT_CU_SUCCESS && found->first != NULL) result = RFT_CU_NOT_READY;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_HANDLE);
+    FAKE_REFUSE_IF(found->first != NULL, RFT_CU_NOT_READY);
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_stream_context(rft_cu_stream stream, rft_cu_context *context)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_context, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(stream_context, FAKE_NEEDS_CONTEXT);
     fake_stream *found = result == RFT_CU_SUCCESS ? fake_stream_find(&call, stream) : NULL;
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_HANDLE;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_HANDLE);
     if (result == RFT_CU_SUCCESS) *context = (rft_cu_context)(uintptr_t)found->context->node.base;
     return fake_end(&call, result);
 }
@@ -128,12 +123,10 @@ static bool capture_in_the_way(const fake_stream *of)
 
 rft_cu_result fake_cu_stream_capturing(rft_cu_stream stream, int *status)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_capturing, FAKE_NEEDS_CONTEXT);
+    FAKE_CALL(stream_capturing, FAKE_NEEDS_CONTEXT);
     fake_stream *found = result == RFT_CU_SUCCESS ? fake_stream_find(&call, stream) : NULL;
-    if (result == RFT_CU_SUCCESS && found == NULL) result = RFT_CU_INVALID_HANDLE;
-    if (result == RFT_CU_SUCCESS && capture_in_the_way(found))
-        result = RFT_CU_STREAM_CAPTURE_IMPLICIT;
+    FAKE_REFUSE_IF(found == NULL, RFT_CU_INVALID_HANDLE);
+    FAKE_REFUSE_IF(capture_in_the_way(found), RFT_CU_STREAM_CAPTURE_IMPLICIT);
     if (result == RFT_CU_SUCCESS) *status = found->capture;
     return fake_end(&call, result);
 }

@@ -25,10 +25,8 @@ static rft_cu_result reserve(rft_cu_ptr *out, uint64_t bytes, uint64_t alignment
 rft_cu_result fake_cu_address_reserve(rft_cu_ptr *base, size_t bytes, size_t alignment,
                                       rft_cu_ptr wish, unsigned long long flags)
 {
-    fake_call call;
-    rft_cu_result result =
-        fake_begin(&call, FAKE_address_reserve, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (base == NULL || flags != 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(address_reserve, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_REFUSE_IF(base == NULL || flags != 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = reserve(base, bytes, alignment, wish);
     return fake_end(&call, result);
 }
@@ -52,8 +50,7 @@ static rft_cu_result unreserve(rft_cu_ptr base, uint64_t bytes)
 
 rft_cu_result fake_cu_address_free(rft_cu_ptr base, size_t bytes)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_address_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(address_free, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result)) {
         rft_cu_result freed = unreserve(base, bytes);
         if (result == RFT_CU_SUCCESS) result = freed;
@@ -80,9 +77,8 @@ static rft_cu_result map(rft_cu_ptr at, uint64_t bytes, fake_physical *physical)
 rft_cu_result fake_cu_map(rft_cu_ptr at, size_t bytes, size_t offset, rft_cu_handle handle,
                           unsigned long long flags)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_map, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (offset != 0 || flags != 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(map, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_REFUSE_IF(offset != 0 || flags != 0, RFT_CU_INVALID_VALUE);
     if (result == RFT_CU_SUCCESS) result = map(at, bytes, fake_physical_find(handle));
     return fake_end(&call, result);
 }
@@ -118,8 +114,7 @@ static rft_cu_result unmap(uint64_t at, uint64_t bytes)
 
 rft_cu_result fake_cu_unmap(rft_cu_ptr at, size_t bytes)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_unmap, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(unmap, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (fake_ends(&call, result)) {
         rft_cu_result unmapped = unmap(at, bytes);
         if (result == RFT_CU_SUCCESS) result = unmapped;
@@ -152,9 +147,8 @@ static rft_cu_result set_access(uint64_t at, uint64_t bytes, const rft_cu_access
 rft_cu_result fake_cu_set_access(rft_cu_ptr at, size_t bytes, const rft_cu_access *access,
                                  size_t count)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_set_access, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
-    if (result == RFT_CU_SUCCESS && (access == NULL || count == 0)) result = RFT_CU_INVALID_VALUE;
+    FAKE_CALL(set_access, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_REFUSE_IF(access == NULL || count == 0, RFT_CU_INVALID_VALUE);
     for (size_t i = 0; i < count && result == RFT_CU_SUCCESS; i++)
         result = set_access(at, bytes, &access[i]);
     return fake_end(&call, result);

@@ -17,16 +17,14 @@ static rft_cu_result until_done(fake_call *call, rft_cu_stream handle)
 
 rft_cu_result fake_cu_stream_wait(rft_cu_stream stream)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_stream_wait, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(stream_wait, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     if (result == RFT_CU_SUCCESS) result = until_done(&call, stream);
     return fake_end(&call, result);
 }
 
 rft_cu_result fake_cu_context_wait(void)
 {
-    fake_call call;
-    rft_cu_result result = fake_begin(&call, FAKE_context_wait, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
+    FAKE_CALL(context_wait, FAKE_NEEDS_CONTEXT | FAKE_UNSAFE);
     while (result == RFT_CU_SUCCESS && !fake_queue_empty(call.context))
         fake_wait();
     if (result == RFT_CU_SUCCESS) result = call.context->lost;
