@@ -5,92 +5,30 @@
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
 
-/* What the objects are opened on. */
-typedef struct base {
+#define refused(call)                                                                              \
+    do {                                                                                           \
+        void *out = NULL;                                                                          \
+        assert_refused(call, status, words);                                                       \
+        assert_null(out);                                                                          \
+    } while (0)
+
+static void assert_all_refuse(const refit_config *config, refit_status status, const char *words)
+{
+    const char *trainer = "tcp://127.0.0.1:1";
     refit_device *device;
     refit_offloader *offloader;
-} base;
-
-typedef refit_status (*open_fn)(const base *on, const refit_config *config, void **out,
-                                refit_error *error);
-
-static refit_status device(const base *on, const refit_config *config, void **out,
-                           refit_error *error)
-{
-    (void)on;
-    return refit_device_open("host", config, (refit_device **)out, error);
-}
-
-static refit_status offloader(const base *on, const refit_config *config, void **out,
-                              refit_error *error)
-{
-    return refit_offloader_open(on->device, config, (refit_offloader **)out, error);
-}
-
-static refit_status controller(const base *on, const refit_config *config, void **out,
-                               refit_error *error)
-{
-    return refit_controller_open(on->offloader, NULL, config, (refit_controller **)out, error);
-}
-
-static refit_status publisher(const base *on, const refit_config *config, void **out,
-                              refit_error *error)
-{
-    (void)on;
-    return refit_publisher_open("tcp://127.0.0.1:0", config, (refit_publisher **)out, error);
-}
-
-static refit_status subscriber(const base *on, const refit_config *config, void **out,
-                               refit_error *error)
-{
-    (void)on;
-    return refit_subscriber_open("tcp://127.0.0.1:1", config, (refit_subscriber **)out, error);
-}
-
-static refit_status glance(const base *on, const refit_config *config, void **out,
-                           refit_error *error)
-{
-    (void)on;
-    return refit_glance_open("tcp://127.0.0.1:1", config, 0, (refit_glance **)out, error);
-}
-
-static refit_status archive(const base *on, const refit_config *config, void **out,
-                            refit_error *error)
-{
-    (void)on;
-    return refit_archive_open("/", REFIT_ARCHIVE_READ, config, (refit_archive **)out, error);
-}
-
-static refit_status snapshot(const base *on, const refit_config *config, void **out,
-                             refit_error *error)
-{
-    (void)on;
-    return refit_snapshot_open("/none.refit", config, (refit_snapshot **)out, error);
-}
-
-static const struct {
-    const char *name;
-    open_fn open;
-} calls[] = {
-    {"device", device},       {"offloader", offloader},   {"controller", controller},
-    {"publisher", publisher}, {"subscriber", subscriber}, {"glance", glance},
-    {"archive", archive},     {"snapshot", snapshot},
-};
-
-static void assert_all_refuse(const refit_config *config, refit_status expected, const char *words)
-{
-    base on;
-    refit_error error;
-    assert_ok(refit_device_open("host", NULL, &on.device, &error));
-    assert_ok(refit_offloader_open(on.device, NULL, &on.offloader, &error));
-    for (size_t i = 0; i < COUNT_OF(calls); i++) {
-        void *out = &on;
-        refit_status status = calls[i].open(&on, config, &out, &error);
-        if (status != expected || strstr(error.text, words) == NULL || out != &on)
-            fail_msg("%s: status %d: %s", calls[i].name, (int)status, error.text);
-    }
-    assert_ok(refit_offloader_close(on.offloader, &error));
-    assert_ok(refit_device_close(on.device, &error));
+    assert_ok(refit_device_open("host", NULL, &device, NULL));
+    assert_ok(refit_offloader_open(device, NULL, &offloader, NULL));
+    refused(refit_device_open("host", config, (refit_device **)&out, error));
+    refused(refit_offloader_open(device, config, (refit_offloader **)&out, error));
+    refused(refit_controller_open(offloader, NULL, config, (refit_controller **)&out, error));
+    refused(refit_publisher_open("tcp://127.0.0.1:0", config, (refit_publisher **)&out, error));
+    refused(refit_subscriber_open(trainer, config, (refit_subscriber **)&out, error));
+    refused(refit_glance_open(trainer, config, 0, (refit_glance **)&out, error));
+    refused(refit_archive_open("/", REFIT_ARCHIVE_READ, config, (refit_archive **)&out, error));
+    refused(refit_snapshot_open("/none.refit", config, (refit_snapshot **)&out, error));
+    assert_ok(refit_offloader_close(offloader, NULL));
+    assert_ok(refit_device_close(device, NULL));
 }
 
 static void a_config_that_was_never_initialised_is_refused_by_all(void **state)
