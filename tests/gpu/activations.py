@@ -9,22 +9,15 @@ Ends with 77 where PyTorch sees no GPU or is not there, and with 1 if a scene ha
 are played all the same. With --device cpu it proves itself on a machine without a GPU.
 """
 
-import argparse
 import itertools
 import sys
 import threading
-import time
-import traceback
 
 import refit
 
-try:
-    import torch
-    from torch.utils.checkpoint import checkpoint
-except ImportError:
-    sys.exit(77)
+from scenes import MIB, on_gpu, parser, play, torch
 
-MIB = 1 << 20
+checkpoint = torch.utils.checkpoint.checkpoint
 LAYERS = 6
 WIDTH = 256
 SLEEP = 300_000  # clock cycles
@@ -71,10 +64,6 @@ class Model(torch.nn.Module):
         return x
 
 
-def on_gpu(device):
-    return torch.device(device).type == "cuda"
-
-
 def pause(device):
     if on_gpu(device):
         torch.cuda._sleep(SLEEP)
@@ -116,7 +105,7 @@ def assert_same(plain, moved, what):
         assert torch.equal(mine, theirs), f"{what}: gradient {number} has other bits"
 
 
-# ---- Scenes: each returns, or raises what it has seen.
+# ---- Scenes
 
 
 def options(device):
@@ -241,25 +230,6 @@ def device_memory(device):
 
 SCENES = (options, orders, side_streams, threads, mixed, device_memory)
 
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cuda:0")
-    device = parser.parse_args().device
-    if on_gpu(device) and not torch.cuda.is_available():
-        return 77
-    failed = 0
-    for scene in SCENES:
-        start = time.perf_counter()
-        try:
-            scene(device)
-            word = "passed"
-        except Exception:
-            traceback.print_exc(file=sys.stdout)
-            failed, word = 1, "FAILED"
-        print(f"{scene.__name__}: {word}, {time.perf_counter() - start:.1f} s", flush=True)
-    return failed
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    device = parser().parse_args().device
+    sys.exit(play({scene.__name__: scene for scene in SCENES}, device))

@@ -1,9 +1,9 @@
 /* driver_limits: what NVIDIA's driver does while a host function stands, by the driver alone.
  *
- * How much work a stream takes before a call waits, which calls wait for a function that stands on
- * another stream, and what the link gives in one direction and in both. The fake driver's rules
- * (tests/fake_cuda/fake_cuda.h) come from what the first form of this program printed on an H100
- * with driver 580; this form has been compiled only. It needs CUDA's headers:
+ * How much work a stream takes before a call waits, and which calls wait for a function that stands
+ * on another stream. The fake driver's rules (tests/fake_cuda/fake_cuda.h) come from what the first
+ * form of this program printed on an H100 with driver 580; this form has been compiled only. It
+ * needs CUDA's headers:
  *
  *     nvcc -o driver_limits tests/gpu/driver_limits.c -lcuda && ./driver_limits
  *
@@ -249,41 +249,6 @@ static void print_waits(calling *it, const char *name, CUresult (*call)(calling 
     CHECK(cuStreamDestroy(it->other));
 }
 
-/* ---- What the link gives ---- */
-
-enum { COPIES = 8, ROUNDS = 4 };
-
-static void print_rate(bool in, bool out)
-{
-    size_t bytes = 512 * MIB;
-    CUdeviceptr memory[2];
-    void *host[2];
-    CUstream stream[2];
-    double best = 1e9;
-    for (int i = 0; i < 2; i++) {
-        CHECK(cuMemAlloc(&memory[i], bytes));
-        CHECK(cuMemHostAlloc(&host[i], bytes, 0));
-        CHECK(cuStreamCreate(&stream[i], CU_STREAM_NON_BLOCKING));
-    }
-    for (int round = 0; round < ROUNDS; round++) {
-        double start = now();
-        for (int i = 0; i < COPIES; i++) {
-            if (in) CHECK(cuMemcpyAsync(memory[0], at(host[0]), bytes, stream[0]));
-            if (out) CHECK(cuMemcpyAsync(at(host[1]), memory[1], bytes, stream[1]));
-        }
-        CHECK(cuCtxSynchronize());
-        double seconds = now() - start;
-        if (seconds < best) best = seconds;
-    }
-    printf("%s%s%s: %.1f GB/s\n", in ? "in" : "", in && out ? " and out, each" : "",
-           !in ? "out" : "", COPIES * (double)bytes / best / 1e9);
-    for (int i = 0; i < 2; i++) {
-        CHECK(cuMemFree(memory[i]));
-        CHECK(cuMemFreeHost(host[i]));
-        CHECK(cuStreamDestroy(stream[i]));
-    }
-}
-
 int main(void)
 {
     CUdevice gpu;
@@ -316,10 +281,6 @@ int main(void)
     it.host = room;
     print_waits(&it, "cuMemHostRegister", pin);
     print_waits(&it, "cuMemHostUnregister", unpin);
-
-    print_rate(true, false);
-    print_rate(false, true);
-    print_rate(true, true);
     free(room);
     free(pageable);
     CHECK(cuMemFreeHost(pinned));

@@ -12,24 +12,20 @@ the others are played all the same. With --device cpu it proves itself on a mach
 no figure means anything then.
 """
 
-import argparse
+import functools
+import importlib
 import itertools
 import json
 import math
 import sys
 import time
-import traceback
 
 import refit
 from refit.bench.series import Series
 
-try:
-    import torch
-    from torch.optim.adamw import adamw
-except ImportError:
-    sys.exit(77)
+from scenes import MIB, assert_same, on_gpu, parser, play, torch
 
-MIB = 1 << 20
+adamw = importlib.import_module("torch.optim.adamw").adamw
 LAYERS = 8
 BATCH, BATCHES = 2048, 4
 TRAINED = 3  # steps at a time, so that one's copies out meet the next one's passes
@@ -85,15 +81,8 @@ def on_host(run, **options):
     return refit.Controller(run.optimizer, run.model, states="host", **options)
 
 
-def assert_same(alone, moved):
-    pairs = itertools.zip_longest(alone.held(), moved.held(), fillvalue=("nothing", None))
-    for (name, mine), (other, theirs) in pairs:
-        assert name == other, f"{name} stands where {other} does"
-        assert torch.equal(mine.cpu(), theirs.cpu()), f"{name} has other bits"
-
-
-def on_gpu(device):
-    return torch.device(device).type == "cuda"
+def compare(alone, moved):
+    assert_same(itertools.zip_longest(alone.held(), moved.held(), fillvalue=("nothing", None)))
 
 
 def settle(device):
@@ -106,7 +95,7 @@ def early(controller):
     return any(home.begun is not None for home in controller._host._homes)
 
 
-# ---- Scenes: each returns, or raises what it has seen.
+# ---- Scenes
 
 
 def optimizers(device):
@@ -134,9 +123,9 @@ def optimizers(device):
                     controller.restore()
                     controller.join()
                 if number != 2:  # once two steps follow each other
-                    assert_same(alone, moved)
+                    compare(alone, moved)
         alone.step(), moved.step()
-        assert_same(alone, moved)
+        compare(alone, moved)
 
 
 def scaled(device):
@@ -161,7 +150,7 @@ def scaled(device):
                 assert scalers[0].get_scale() == scalers[1].get_scale()
                 for name, one in alone.model.named_parameters():
                     assert torch.equal(one, moved.model.get_parameter(name)), (fused, number, name)
-            assert_same(alone, moved)
+            compare(alone, moved)
 
 
 def side_streams(device):
@@ -185,7 +174,7 @@ def side_streams(device):
                     controller.clear()
                     controller.restore()
         torch.cuda.synchronize()
-        assert_same(alone, moved)
+        compare(alone, moved)
 
 
 def device_memory(device):
@@ -252,7 +241,7 @@ def little_memory(device):
                 torch.cuda.set_per_process_memory_fraction(1.0)
             moved.optimizer.zero_grad(), plain.optimizer.zero_grad()
             moved.steps += 1
-            assert_same(alone, moved)
+            compare(alone, moved)
 
 
 def fails_for_memory(step):
@@ -408,9 +397,7 @@ def measure(device, nbytes, rounds):
         row, held = measured(make, device, width, window, rounds)
         print(json.dumps(row, separators=(",", ":")), flush=True)
         expected = expected or held
-        for (name, mine), (other, theirs) in zip(expected, held, strict=True):
-            assert name == other, f"{make.name}: {other} stands where {name} does"
-            assert torch.equal(mine, theirs), f"{make.name}: {name} has other bits than resident"
+        assert_same(zip(expected, held, strict=True))
         if on_gpu(device):
             limit = WINDOWS * window + SLACK
             peak = row["peak_device_bytes"]
@@ -420,29 +407,11 @@ def measure(device, nbytes, rounds):
             torch.cuda.empty_cache()
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--mib", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cuda:0")
-    options = parser.parse_args()
-    device = options.device
-    if on_gpu(device) and not torch.cuda.is_available():
-        return 77
-    failed = 0
-    plays = [(scene.__name__, lambda scene=scene: scene(device)) for scene in SCENES]
-    plays.append(("measure", lambda: measure(device, options.mib * MIB, options.rounds)))
-    for name, play in plays:
-        start = time.perf_counter()
-        try:
-            play()
-            word = "passed"
-        except Exception:
-            traceback.print_exc(file=sys.stdout)
-            failed, word = 1, "FAILED"
-        print(f"{name}: {word}, {time.perf_counter() - start:.1f} s", flush=True)
-    return failed
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = parser()
+    options.add_argument("--mib", type=int, default=1024)
+    options.add_argument("--rounds", type=int, default=7)
+    given = options.parse_args()
+    plays = {scene.__name__: scene for scene in SCENES}
+    plays["measure"] = functools.partial(measure, nbytes=given.mib * MIB, rounds=given.rounds)
+    sys.exit(play(plays, given.device))

@@ -129,6 +129,15 @@ suite() {
         awk -v suite="$1" -v status="$status" -f "$here/tests.awk" "$out/rows/last" >>"$out/rows/tests"
 }
 
+# torch_step NAME LIMIT COMMAND…: a step that PyTorch plays on the GPU.
+torch_step() {
+    if [ $torch = yes ]; then
+        step "$@"
+    else
+        note "$1" skip 0 "no PyTorch that sees a GPU"
+    fi
+}
+
 # python_suite LIMIT: tests/python from the sources, those of tensors on the GPU, in some processes
 # where pytest-xdist is there.
 python_suite() {
@@ -138,7 +147,7 @@ python_suite() {
         note python skip 0 "no PyTorch that sees a GPU, with pytest and hypothesis"
         return
     fi
-    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n 4)
+    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n $((($(nproc) + 1) / 2)))
     step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real OMP_NUM_THREADS=1 \
         python3 -m pytest "${processes[@]}" -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
     [ "$status" -lt 0 ] ||
@@ -207,10 +216,9 @@ if [ "$built" = no ]; then
 fi
 mapfile -t conformance < <(grep -E '^(device_|gpu_)' "$build/tests/on_cuda")
 mapfile -t suites < <(grep -vE '^(device_|gpu_)' "$build/tests/on_cuda")
-suites+=(workers_lost)
 [ ${#conformance[@]} -gt 4 ] || die "$build/tests/on_cuda does not say which tests there are"
 if [ "$built" = no ]; then
-    programs=("${conformance[@]}" "${suites[@]}")
+    programs=("${conformance[@]}" "${suites[@]}" workers_lost)
     step build 180 cmake --build "$build" --parallel "$(nproc)" --target refit refit_shared \
         "${programs[@]/#/test_}" || die "see $out/run.log"
 else
@@ -221,7 +229,15 @@ refit=$build/bin/refit
 for name in "${conformance[@]}" "${suites[@]}"; do
     suite "$name" 30
 done
+[ "$built" = yes ] || suite workers_lost 75 # whose scenes wait for hearts that beat no more
 python_suite 180
+torch=no
+! timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || torch=yes
+torch_step "torch activations" 60 "${as_package[@]}" python3 "$here/activations.py" --device $device
+pool=(env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF "${as_package[@]:1}")
+torch_step "torch pool" 60 "${pool[@]}" python3 "$here/torch_pool.py"
+torch_step "torch pool, expandable" 60 "${pool[@]}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
+    python3 "$here/torch_pool.py"
 
 [ -z "$fake" ] || "$refit" bench tensors --mib 4 | head -50 >"$out/rows/few"
 bench "bench offload" 150 "$refit" bench offload --json --device $device "${whole[@]}" "${few[@]}"
@@ -231,7 +247,7 @@ bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}
 bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]:0:2}" "${few[@]}"
 bench "bench window" 60 "$refit" bench window --json --device $device "${part[@]}" "${few[@]}"
 bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
-if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
+if [ $torch = yes ]; then
     timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
     bench "torch" 80 "${as_package[@]}" python3 "$here/torch_cases.py" "$out/rows/list" --seconds 50
     # Of each way the last line counts: one is written after each round.
@@ -239,17 +255,10 @@ if timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev
         match($0, /"way":"[^"]*"/) && !seen[substr($0, RSTART, RLENGTH)]++' | tac >"$out/rows/kept"
     mv "$out/rows/kept" "$out/rows/benches"
     bench "torch window" 80 "${as_package[@]}" python3 "$here/host_steps.py" --device $device
-    step "torch activations" 60 "${as_package[@]}" python3 "$here/activations.py" --device $device
     bench "bench activations" 80 "${as_package[@]}" python3 -m refit.bench activations --json - --lines
-    pool=(env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF "${as_package[@]:1}")
-    step "torch pool" 60 "${pool[@]}" python3 "$here/torch_pool.py"
-    step "torch pool, expandable" 60 "${pool[@]}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
-        python3 "$here/torch_pool.py"
 else
     note torch skip 0 "no PyTorch that sees a GPU"
     note "torch window" skip 0 "no PyTorch that sees a GPU"
-    note "torch activations" skip 0 "no PyTorch that sees a GPU"
-    note "torch pool" skip 0 "no PyTorch that sees a GPU"
 fi
 
 sanitizer=compute-sanitizer
