@@ -1,7 +1,7 @@
 /* The host device alone: threads begin late, pages go back, pinning explains itself, nothing leaks.
  */
 #include <dirent.h>
-#include <stdatomic.h>
+#include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -12,13 +12,13 @@
 #include "tests/support/failing_alloc.h"
 #include "tests/support/test.h"
 
-static refit_device *open_host(uint32_t threads)
+static refit_device *open_host(uint32_t threads, uint32_t timeout_ms)
 {
     refit_device *device;
     refit_config config;
     refit_config_init(&config, sizeof config);
     config.offload_copy_threads = threads;
-    config.offload_timeout_ms = 50;
+    config.offload_timeout_ms = timeout_ms;
     assert_ok(refit_device_open("host", &config, &device, NULL));
     return device;
 }
@@ -50,7 +50,7 @@ static unsigned count_threads(void)
 static void no_thread_starts_before_it_is_needed(void **state)
 {
     static char there[4 << 20], back[4 << 20];
-    refit_device *device = open_host(3);
+    refit_device *device = open_host(3, TIMEOUT_MS);
     void *memory;
     refit_stream_ref stream;
     assert_ok(refit_memory_alloc(device, 8 * MIB, &memory, NULL));
@@ -67,7 +67,7 @@ static void no_thread_starts_before_it_is_needed(void **state)
 
 static void its_memory_can_be_addressed(void **state)
 {
-    refit_device *device = open_host(1);
+    refit_device *device = open_host(1, TIMEOUT_MS);
     refit_device_info info = {.size = sizeof info};
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_int_equal(info.host_addressable, 1);
@@ -76,7 +76,7 @@ static void its_memory_can_be_addressed(void **state)
 
 static void large_memory_goes_back_to_the_system(void **state)
 {
-    refit_device *device = open_host(1);
+    refit_device *device = open_host(1, TIMEOUT_MS);
     unsigned char resident[1];
     void *memory;
     assert_ok(refit_memory_alloc(device, 32 * MIB, &memory, NULL));
@@ -89,7 +89,7 @@ static void large_memory_goes_back_to_the_system(void **state)
 
 static void decommitted_pages_are_gone(void **state)
 {
-    refit_device *device = open_host(1);
+    refit_device *device = open_host(1, TIMEOUT_MS);
     unsigned char resident[1];
     uint64_t page;
     void *base;
@@ -107,7 +107,7 @@ static void decommitted_pages_are_gone(void **state)
 
 static void pinning_works_or_says_why_not(void **state)
 {
-    refit_device *device = open_host(1);
+    refit_device *device = open_host(1, TIMEOUT_MS);
     refit_error error = {0};
     void *page = aligned_alloc(4096, 4096);
     refit_status status = rft_device_host_pin(device, page, 4096, &error);
@@ -123,7 +123,7 @@ static void memory_that_is_not_there_cannot_be_pinned(void **state)
     /* The second page of the address space is never there. Sanitizers swallow mlock. */
     void *nowhere = (void *)4096;
     if (mlock(nowhere, 4096) == 0) skip();
-    refit_device *device = open_host(1);
+    refit_device *device = open_host(1, TIMEOUT_MS);
     refit_error error = {0};
     assert_int_equal(rft_device_host_pin(device, nowhere, 4096, &error), REFIT_ERR_PIN);
     assert_int_not_equal(error.subsystem, 0);
@@ -132,48 +132,33 @@ static void memory_that_is_not_there_cannot_be_pinned(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-typedef struct stop_sign {
-    rft_mutex lock;
-    rft_cond changed;
-    bool go; /* guarded by lock */
-} stop_sign;
-
 static void wait_for_go(void *user)
 {
-    stop_sign *sign = user;
-    rft_lock(&sign->lock);
-    while (!sign->go) {
-        rft_cond_wait_idle(&sign->changed, &sign->lock);
-    }
-    rft_unlock(&sign->lock);
+    (void)sem_wait(user);
 }
 
 static void blocking_calls_end_at_their_deadline(void **state)
 {
-    refit_device *device = open_host(1);
+    refit_device *device = open_host(1, 50);
     refit_stream_ref stream;
     rft_event *event;
-    stop_sign sign = {.go = false};
-    assert_ok(rft_mutex_open(&sign.lock, NULL));
-    assert_ok(rft_cond_open(&sign.changed, NULL));
+    sem_t go;
+    assert_int_equal(sem_init(&go, 0, 0), 0);
     assert_ok(refit_stream_open(device, &stream, NULL));
     assert_ok(rft_device_event_open(device, &event, NULL));
-    assert_ok(refit_stream_call(device, stream, wait_for_go, &sign, NULL));
+    assert_ok(refit_stream_call(device, stream, wait_for_go, &go, NULL));
     assert_ok(rft_device_event_record(device, event, stream, NULL));
     assert_int_equal(rft_device_event_join(device, event, REFIT_STREAM_NONE, NULL),
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(refit_stream_close(device, stream, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(refit_device_close(device, NULL), REFIT_ERR_BUSY);
-    rft_lock(&sign.lock);
-    sign.go = true;
-    rft_cond_wake_all(&sign.changed);
-    rft_unlock(&sign.lock);
+    assert_int_equal(sem_post(&go), 0);
+    device->wait_most_ms = TIMEOUT_MS;
     assert_ok(rft_device_event_wait(device, event, TIMEOUT_MS, NULL));
     rft_device_event_close(device, event);
     assert_ok(refit_stream_close(device, stream, NULL));
     assert_ok(refit_device_close(device, NULL));
-    rft_cond_close(&sign.changed);
-    rft_mutex_close(&sign.lock);
+    (void)sem_destroy(&go);
 }
 
 /* Several threads, each with a stream of its own, share the device's copy threads. */
@@ -216,13 +201,9 @@ static void *work(void *user)
 static void streams_of_many_threads_share_the_pool(void **state)
 {
     enum { WORKERS = 4 };
-    refit_config config;
-    refit_config_init(&config, sizeof config);
-    config.offload_copy_threads = 3;
-    refit_device *device;
+    refit_device *device = open_host(3, TIMEOUT_MS);
     worker workers[WORKERS];
     rft_thread threads[WORKERS];
-    assert_ok(refit_device_open("host", &config, &device, NULL));
     for (unsigned i = 0; i < WORKERS; i++) {
         workers[i] = (worker){device, (unsigned char)(i * 50), false};
         assert_ok(rft_thread_start(&threads[i], "worker", work, &workers[i], NULL));

@@ -104,10 +104,10 @@ static void memory_waits_for_streams_that_use_the_arena(void **state)
     assert_int_equal(refit_arena_close(rig.arena, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(refit_arena_unuse(rig.arena, stream, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(arena_used(), PAGE);
-    rig.device->wait_most_ms = 20000;
+    rig.device->wait_most_ms = TIMEOUT_MS;
     faulty_device_go(rig.device);
     arena_give(piece);
-    assert_ok(refit_stream_wait(rig.device, stream, 20000, NULL));
+    assert_ok(refit_stream_wait(rig.device, stream, TIMEOUT_MS, NULL));
     assert_ok(refit_arena_unuse(rig.arena, stream, NULL));
     assert_ok(refit_arena_use(rig.arena, stream, NULL));
     assert_ok(refit_stream_close(rig.device, stream, NULL));
@@ -135,7 +135,7 @@ static void a_close_waits_for_every_stream_though_one_has_failed(void **state)
         assert_ok(refit_stream_copy(rig.device, slow, piece, &byte, 1, NULL));
         rig.device->wait_most_ms = 10;
         assert_int_equal(refit_arena_close(arena, NULL), REFIT_ERR_TIMEOUT);
-        rig.device->wait_most_ms = 20000;
+        rig.device->wait_most_ms = TIMEOUT_MS;
         faulty_device_go(rig.device);
         (void)!refit_arena_unuse(arena, slow, NULL);
         (void)!refit_arena_unuse(arena, failing, NULL);
