@@ -32,7 +32,7 @@ static refit_allocator counting(unsigned *calls)
                              just_release, calls};
 }
 
-static void an_allocator_is_whole_or_refused(void **state)
+TEST(an_allocator_is_whole_or_refused)
 {
     unsigned calls = 0;
     refit_allocator part = counting(&calls);
@@ -51,7 +51,7 @@ static void an_allocator_is_whole_or_refused(void **state)
     assert_int_equal(calls, 0);
 }
 
-static void it_serves_all_until_malloc_is_back(void **state)
+TEST(it_serves_all_until_malloc_is_back)
 {
     unsigned calls = 0;
     refit_allocator allocator = counting(&calls);
@@ -71,7 +71,7 @@ static void it_serves_all_until_malloc_is_back(void **state)
     assert_int_equal(calls, 2);
 }
 
-static void it_stays_while_a_block_lives(void **state)
+TEST(it_stays_while_a_block_lives)
 {
     unsigned calls = 0;
     refit_allocator allocator = counting(&calls);
@@ -83,7 +83,7 @@ static void it_stays_while_a_block_lives(void **state)
     assert_ok(refit_set_allocator(NULL));
 }
 
-static void sizes_that_overflow_get_nothing(void **state)
+TEST(sizes_that_overflow_get_nothing)
 {
     void *block = rft_calloc(1, 8);
     uint64_t before = rft_alloc_count();
@@ -96,11 +96,5 @@ static void sizes_that_overflow_get_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_allocator_is_whole_or_refused),
-        cmocka_unit_test(it_serves_all_until_malloc_is_back),
-        cmocka_unit_test(it_stays_while_a_block_lives),
-        cmocka_unit_test(sizes_that_overflow_get_nothing),
-    };
-    return cmocka_run_group_tests_name("alloc", tests, NULL, NULL);
+    return test_run("alloc");
 }

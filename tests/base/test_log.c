@@ -31,12 +31,12 @@ static int fall_silent(void **state)
     return 0;
 }
 
-static void a_line_without_a_listener_is_dropped(void **state)
+TEST(a_line_without_a_listener_is_dropped)
 {
     rft_log(REFIT_LOG_ERROR, "without a ring");
 }
 
-static void lines_up_to_the_level_are_heard(void **state)
+TEST_WITH(lines_up_to_the_level_are_heard, NULL, fall_silent)
 {
     heard all = {0};
     refit_set_log(hear, &all, REFIT_LOG_WARNING);
@@ -51,7 +51,7 @@ static void lines_up_to_the_level_are_heard(void **state)
     assert_int_equal(all.lines, 2);
 }
 
-static void the_function_before_hears_no_more(void **state)
+TEST_WITH(the_function_before_hears_no_more, NULL, fall_silent)
 {
     heard before = {0};
     heard now = {0};
@@ -64,7 +64,7 @@ static void the_function_before_hears_no_more(void **state)
     assert_int_equal(now.lines, 1);
 }
 
-static void a_line_is_one_line_of_bounded_length(void **state)
+TEST_WITH(a_line_is_one_line_of_bounded_length, NULL, fall_silent)
 {
     heard all = {0};
     char longer[1000];
@@ -104,7 +104,7 @@ static _Noreturn void listen_again(void)
     _exit(all.lines == 1 ? 0 : 1);
 }
 
-static void a_child_can_log_whatever_its_parent_was_saying(void **state)
+TEST_WITH(a_child_can_log_whatever_its_parent_was_saying, NULL, fall_silent)
 {
     rft_thread thread;
     int status = -1;
@@ -147,7 +147,7 @@ static void assert_empty(refit_log_ring *ring)
                      REFIT_ERR_NOT_FOUND);
 }
 
-static void a_ring_keeps_lines_until_they_are_read(void **state)
+TEST(a_ring_keeps_lines_until_they_are_read)
 {
     refit_log_ring *ring = open_ring(3, REFIT_LOG_INFO);
     const uint64_t *count = refit_log_ring_count(ring);
@@ -166,7 +166,7 @@ static void a_ring_keeps_lines_until_they_are_read(void **state)
     refit_log_ring_close(ring);
 }
 
-static void a_full_ring_counts_what_it_loses(void **state)
+TEST(a_full_ring_counts_what_it_loses)
 {
     refit_log_ring *ring = open_ring(2, REFIT_LOG_INFO);
     for (int i = 0; i < 5; i++)
@@ -182,7 +182,7 @@ static void a_full_ring_counts_what_it_loses(void **state)
     refit_log_ring_close(ring);
 }
 
-static void a_ring_and_the_function_hear_from_levels_of_their_own(void **state)
+TEST_WITH(a_ring_and_the_function_hear_from_levels_of_their_own, NULL, fall_silent)
 {
     heard all = {0};
     refit_log_ring *quiet = open_ring(4, REFIT_LOG_ERROR);
@@ -210,7 +210,7 @@ static void a_ring_and_the_function_hear_from_levels_of_their_own(void **state)
     rft_log(REFIT_LOG_ERROR, "without a ring");
 }
 
-static void a_line_is_cut_to_the_reader_s_room(void **state)
+TEST(a_line_is_cut_to_the_reader_s_room)
 {
     char line[23] = "xxx";
     refit_log_level level;
@@ -223,7 +223,7 @@ static void a_line_is_cut_to_the_reader_s_room(void **state)
     refit_log_ring_close(ring);
 }
 
-static void a_ring_needs_room_and_memory(void **state)
+TEST(a_ring_needs_room_and_memory)
 {
     refit_log_ring *ring = NULL;
     assert_invalid(refit_log_ring_open(0, REFIT_LOG_INFO, &ring, NULL));
@@ -244,7 +244,7 @@ static void *speak_often(void *user)
     return user;
 }
 
-static void every_line_of_many_threads_is_kept_or_counted(void **state)
+TEST(every_line_of_many_threads_is_kept_or_counted)
 {
     rft_thread threads[SPEAKERS];
     char line[400];
@@ -268,7 +268,7 @@ static void every_line_of_many_threads_is_kept_or_counted(void **state)
     refit_log_ring_close(ring);
 }
 
-static void the_ring_of_a_child_is_empty_and_goes_on(void **state)
+TEST(the_ring_of_a_child_is_empty_and_goes_on)
 {
     char line[400];
     refit_log_level level;
@@ -293,20 +293,5 @@ static void the_ring_of_a_child_is_empty_and_goes_on(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_line_without_a_listener_is_dropped),
-        cmocka_unit_test_teardown(lines_up_to_the_level_are_heard, fall_silent),
-        cmocka_unit_test_teardown(the_function_before_hears_no_more, fall_silent),
-        cmocka_unit_test_teardown(a_line_is_one_line_of_bounded_length, fall_silent),
-        cmocka_unit_test_teardown(a_child_can_log_whatever_its_parent_was_saying, fall_silent),
-        cmocka_unit_test(a_ring_keeps_lines_until_they_are_read),
-        cmocka_unit_test(a_full_ring_counts_what_it_loses),
-        cmocka_unit_test_teardown(a_ring_and_the_function_hear_from_levels_of_their_own,
-                                  fall_silent),
-        cmocka_unit_test(a_line_is_cut_to_the_reader_s_room),
-        cmocka_unit_test(a_ring_needs_room_and_memory),
-        cmocka_unit_test(every_line_of_many_threads_is_kept_or_counted),
-        cmocka_unit_test(the_ring_of_a_child_is_empty_and_goes_on),
-    };
-    return cmocka_run_group_tests_name("log", tests, NULL, NULL);
+    return test_run("log");
 }

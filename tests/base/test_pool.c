@@ -27,7 +27,7 @@ static void do_item(void *user, uint32_t item, uint32_t worker)
     atomic_fetch_sub(&b->busy[worker], 1);
 }
 
-static void every_item_is_done_once(void **state)
+TEST(every_item_is_done_once)
 {
     for (uint32_t threads = 1; threads <= 5; threads++) {
         rft_pool pool;
@@ -57,7 +57,7 @@ static void meet(void *user, uint32_t item, uint32_t worker)
     rft_unlock(&b->lock);
 }
 
-static void items_are_done_at_once(void **state)
+TEST(items_are_done_at_once)
 {
     bench b = {0};
     rft_pool pool;
@@ -71,7 +71,7 @@ static void items_are_done_at_once(void **state)
     rft_mutex_close(&b.lock);
 }
 
-static void no_thread_starts_before_there_is_work_to_share(void **state)
+TEST(no_thread_starts_before_there_is_work_to_share)
 {
     bench b = {0};
     rft_pool pool;
@@ -84,7 +84,7 @@ static void no_thread_starts_before_there_is_work_to_share(void **state)
     rft_pool_close(&pool);
 }
 
-static void threads_have_a_limit_and_a_default(void **state)
+TEST(threads_have_a_limit_and_a_default)
 {
     rft_pool pool;
     assert_ok(rft_pool_open(&pool, &kind, 0, NULL));
@@ -128,7 +128,7 @@ static void *share_jobs(void *user)
     return NULL;
 }
 
-static void several_threads_may_ask_at_once(void **state)
+TEST(several_threads_may_ask_at_once)
 {
     rft_pool pool;
     rft_thread others[2];
@@ -148,12 +148,5 @@ static void several_threads_may_ask_at_once(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_item_is_done_once),
-        cmocka_unit_test(items_are_done_at_once),
-        cmocka_unit_test(no_thread_starts_before_there_is_work_to_share),
-        cmocka_unit_test(threads_have_a_limit_and_a_default),
-        cmocka_unit_test(several_threads_may_ask_at_once),
-    };
-    return cmocka_run_group_tests_name("pool", tests, NULL, NULL);
+    return test_run("pool");
 }

@@ -4,7 +4,7 @@
 #include "base/random.h"
 #include "tests/support/test.h"
 
-static void sums_and_products_that_wrap_are_refused(void **state)
+TEST(sums_and_products_that_wrap_are_refused)
 {
     uint64_t out = 5;
     assert_true(rft_add_u64(UINT64_MAX - 1, 1, &out));
@@ -14,7 +14,7 @@ static void sums_and_products_that_wrap_are_refused(void **state)
     assert_false(rft_mul_u64(UINT64_C(1) << 32, UINT64_C(1) << 32, &out));
 }
 
-static void alignment_rounds_up_or_refuses(void **state)
+TEST(alignment_rounds_up_or_refuses)
 {
     uint64_t out = 0;
     assert_true(rft_align_u64(0, 512, &out));
@@ -26,7 +26,7 @@ static void alignment_rounds_up_or_refuses(void **state)
     assert_false(rft_align_u64(UINT64_MAX - 10, 512, &out));
 }
 
-static void powers_of_two_are_known(void **state)
+TEST(powers_of_two_are_known)
 {
     assert_true(rft_is_power_of_two(1));
     assert_true(rft_is_power_of_two(UINT64_C(1) << 63));
@@ -34,7 +34,7 @@ static void powers_of_two_are_known(void **state)
     assert_false(rft_is_power_of_two(3));
 }
 
-static void random_bits_differ_and_are_never_zero(void **state)
+TEST(random_bits_differ_and_are_never_zero)
 {
     uint64_t first, second;
     assert_ok(rft_random_u64(&first, NULL));
@@ -45,11 +45,5 @@ static void random_bits_differ_and_are_never_zero(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sums_and_products_that_wrap_are_refused),
-        cmocka_unit_test(alignment_rounds_up_or_refuses),
-        cmocka_unit_test(powers_of_two_are_known),
-        cmocka_unit_test(random_bits_differ_and_are_never_zero),
-    };
-    return cmocka_run_group_tests_name("sizes", tests, NULL, NULL);
+    return test_run("sizes");
 }

@@ -16,7 +16,7 @@ static refit_stats sample(void)
     return stats;
 }
 
-static void every_figure_is_in_the_json_once(void **state)
+TEST(every_figure_is_in_the_json_once)
 {
     refit_stats stats = sample();
     char text[8192];
@@ -36,7 +36,7 @@ static void every_figure_is_in_the_json_once(void **state)
     assert_int_equal(text[strlen(text) - 1], '}');
 }
 
-static void every_figure_is_in_the_prometheus_text(void **state)
+TEST(every_figure_is_in_the_prometheus_text)
 {
     refit_stats stats = sample();
     char text[16384];
@@ -71,14 +71,14 @@ static void check_cuts(write_fn write)
     }
 }
 
-static void text_that_does_not_fit_is_cut_and_terminated(void **state)
+TEST(text_that_does_not_fit_is_cut_and_terminated)
 {
     check_cuts(refit_stats_json);
     check_cuts(refit_stats_prometheus);
 }
 
 /* An older caller's struct ends early; beyond its size nothing is read or written. */
-static void a_shorter_struct_shows_what_it_has(void **state)
+TEST(a_shorter_struct_shows_what_it_has)
 {
     refit_stats stats;
     char text[256];
@@ -89,7 +89,7 @@ static void a_shorter_struct_shows_what_it_has(void **state)
     assert_string_equal(text, "{\"offload_regions\":0,\"offload_copies_per_cycle\":0}");
 }
 
-static void no_statistics_are_an_empty_text(void **state)
+TEST(no_statistics_are_an_empty_text)
 {
     char text[16];
     assert_int_equal(refit_stats_json(NULL, text, sizeof text), 2);
@@ -101,7 +101,7 @@ static void no_statistics_are_an_empty_text(void **state)
 }
 
 /* Two devices work side by side, and the caller waits for one after the other. */
-static void figures_of_two_objects_are_merged(void **state)
+TEST(figures_of_two_objects_are_merged)
 {
     refit_stats one = sample(), other;
     refit_stats_init(&other, sizeof other);
@@ -126,7 +126,7 @@ static void figures_of_two_objects_are_merged(void **state)
     assert_int_equal(one.offload_count, 7);
 }
 
-static void what_a_shorter_struct_lacks_is_not_merged(void **state)
+TEST(what_a_shorter_struct_lacks_is_not_merged)
 {
     refit_stats whole = sample(), brief;
     memset(&brief, 0xAB, sizeof brief);
@@ -143,14 +143,5 @@ static void what_a_shorter_struct_lacks_is_not_merged(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_figure_is_in_the_json_once),
-        cmocka_unit_test(every_figure_is_in_the_prometheus_text),
-        cmocka_unit_test(text_that_does_not_fit_is_cut_and_terminated),
-        cmocka_unit_test(a_shorter_struct_shows_what_it_has),
-        cmocka_unit_test(no_statistics_are_an_empty_text),
-        cmocka_unit_test(figures_of_two_objects_are_merged),
-        cmocka_unit_test(what_a_shorter_struct_lacks_is_not_merged),
-    };
-    return cmocka_run_group_tests_name("stats", tests, NULL, NULL);
+    return test_run("stats");
 }

@@ -18,7 +18,7 @@ static void repeat(char *out, const char *piece, size_t count)
     out[count * length] = '\0';
 }
 
-static void the_clean_part_ends_before_what_is_none(void **state)
+TEST(the_clean_part_ends_before_what_is_none)
 {
     assert_int_equal(rft_text_clean_part("a" LAYER "b", 5), 5);
     assert_int_equal(rft_text_clean_part("ab\n", 3), 2);
@@ -29,7 +29,7 @@ static void the_clean_part_ends_before_what_is_none(void **state)
     assert_false(rft_text_is_clean("a" LAYER, 3));
 }
 
-static void a_long_word_loses_its_middle(void **state)
+TEST(a_long_word_loses_its_middle)
 {
     char out[64];
     const char *from = "file /a/folder/that/has/a/name/too/long/for/this/line/weights.bin is "
@@ -39,7 +39,7 @@ static void a_long_word_loses_its_middle(void **state)
     assert_string_equal(out, "file /a/folder/that/h...line/weights.bin is gone: bring it back");
 }
 
-static void a_long_sentence_keeps_both_ends(void **state)
+TEST(a_long_sentence_keeps_both_ends)
 {
     char from[400], out[64];
     repeat(from, "word ", 60);
@@ -52,7 +52,7 @@ static void a_long_sentence_keeps_both_ends(void **state)
     assert_string_equal(out + strlen(out) - 5, "last.");
 }
 
-static void a_cut_is_never_inside_a_character(void **state)
+TEST(a_cut_is_never_inside_a_character)
 {
     char from[3 * 200 + 1];
     repeat(from, LAYER, 200);
@@ -70,7 +70,7 @@ static void a_cut_is_never_inside_a_character(void **state)
 }
 
 /* Any bytes, any room, each in memory of exactly that size. */
-static void fitting_never_overruns(void **state)
+TEST(fitting_never_overruns)
 {
     uint64_t seed = 11;
     for (int round = 0; round < 20000; round++) {
@@ -90,14 +90,14 @@ static void fitting_never_overruns(void **state)
     }
 }
 
-static void saying_takes_what_is_there_already(void **state)
+TEST(saying_takes_what_is_there_already)
 {
     char out[16] = "before";
     rft_text_say(out, sizeof out, "%s: %s", "now", out);
     assert_string_equal(out, "now: before");
 }
 
-static void an_error_keeps_its_advice(void **state)
+TEST(an_error_keeps_its_advice)
 {
     char name[3 * 150 + 1];
     repeat(name, LAYER, 150);
@@ -111,7 +111,7 @@ static void an_error_keeps_its_advice(void **state)
     assert_non_null(strstr(error.text, "; refit again"));
 }
 
-static void a_name_that_was_cut_before_is_shown_as_text(void **state)
+TEST(a_name_that_was_cut_before_is_shown_as_text)
 {
     refit_error error;
     (void)rft_fail(&error, REFIT_ERR_INVALID, "'%.4s' is no name", LAYER LAYER);
@@ -120,15 +120,5 @@ static void a_name_that_was_cut_before_is_shown_as_text(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_clean_part_ends_before_what_is_none),
-        cmocka_unit_test(a_long_word_loses_its_middle),
-        cmocka_unit_test(a_long_sentence_keeps_both_ends),
-        cmocka_unit_test(a_cut_is_never_inside_a_character),
-        cmocka_unit_test(fitting_never_overruns),
-        cmocka_unit_test(saying_takes_what_is_there_already),
-        cmocka_unit_test(an_error_keeps_its_advice),
-        cmocka_unit_test(a_name_that_was_cut_before_is_shown_as_text),
-    };
-    return cmocka_run_group_tests_name("text", tests, NULL, NULL);
+    return test_run("text");
 }

@@ -29,7 +29,7 @@ static void *arrive(void *user)
     return NULL;
 }
 
-static void a_wait_ends_when_it_is_woken(void **state)
+TEST(a_wait_ends_when_it_is_woken)
 {
     meeting it = {0};
     rft_thread thread;
@@ -48,7 +48,7 @@ static void a_wait_ends_when_it_is_woken(void **state)
     rft_mutex_close(&it.lock);
 }
 
-static void a_wait_without_a_wake_ends_at_its_deadline(void **state)
+TEST(a_wait_without_a_wake_ends_at_its_deadline)
 {
     meeting it = {0};
     assert_ok(rft_mutex_open(&it.lock, NULL));
@@ -63,7 +63,7 @@ static void a_wait_without_a_wake_ends_at_its_deadline(void **state)
     rft_mutex_close(&it.lock);
 }
 
-static void looks_end_at_their_deadline(void **state)
+TEST(looks_end_at_their_deadline)
 {
     rft_looks over = rft_looks_until(rft_now());
     assert_false(rft_look_again(&over));
@@ -74,7 +74,7 @@ static void looks_end_at_their_deadline(void **state)
     assert_true(rft_now() >= deadline);
 }
 
-static void a_passed_deadline_leaves_no_time(void **state)
+TEST(a_passed_deadline_leaves_no_time)
 {
     assert_int_equal(rft_ms_until(rft_now() - 1), 0);
     assert_true(rft_ms_until(rft_deadline(60000)) > 0);
@@ -82,7 +82,7 @@ static void a_passed_deadline_leaves_no_time(void **state)
     assert_int_equal(rft_ms_until(INT64_MAX), INT32_MAX);
 }
 
-static void there_is_at_least_one_cpu(void **state)
+TEST(there_is_at_least_one_cpu)
 {
     assert_true(rft_cpu_count() >= 1);
 }
@@ -107,7 +107,7 @@ int __wrap_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set)
     return 0;
 }
 
-static void all_cpus_of_a_large_machine_are_counted(void **state)
+TEST(all_cpus_of_a_large_machine_are_counted)
 {
     const size_t machines[] = {1, 1024, 1025, 1536, 8192};
     for (size_t i = 0; i < COUNT_OF(machines); i++) {
@@ -127,7 +127,7 @@ static int is_set(int fd)
     return poll(&item, 1, 0);
 }
 
-static void it_is_readable_while_it_is_set(void **state)
+TEST(it_is_readable_while_it_is_set)
 {
     int fd = -1;
     refit_error error;
@@ -144,7 +144,7 @@ static void it_is_readable_while_it_is_set(void **state)
     rft_wake_fd_close(fd);
 }
 
-static void setting_does_not_change_errno(void **state)
+TEST(setting_does_not_change_errno)
 {
     int fd = -1;
     refit_error error;
@@ -158,7 +158,7 @@ static void setting_does_not_change_errno(void **state)
     assert_int_equal(errno, 77);
 }
 
-static void closing_none_is_harmless(void **state)
+TEST(closing_none_is_harmless)
 {
     rft_wake_fd_close(-1);
 }
@@ -167,7 +167,7 @@ static void closing_none_is_harmless(void **state)
 
 #define ROUNDS 2000
 
-static void counts_up_and_down(void **state)
+TEST(counts_up_and_down)
 {
     rft_pending pending = {0};
     assert_int_equal(rft_pending_count(&pending), 0);
@@ -178,13 +178,13 @@ static void counts_up_and_down(void **state)
     assert_int_equal(rft_pending_count(&pending), 1);
 }
 
-static void zero_is_not_waited_for(void **state)
+TEST(zero_is_not_waited_for)
 {
     rft_pending pending = {0};
     assert_true(rft_pending_wait(&pending, 0));
 }
 
-static void deadline_ends_the_wait_and_the_count_stays(void **state)
+TEST(deadline_ends_the_wait_and_the_count_stays)
 {
     rft_pending pending = {0};
     rft_pending_raise(&pending);
@@ -200,7 +200,7 @@ static void *lower_all(void *user)
     return NULL;
 }
 
-static void last_one_of_another_thread_wakes(void **state)
+TEST(last_one_of_another_thread_wakes)
 {
     for (int round = 0; round < 50; round++) {
         rft_pending pending = {0};
@@ -218,20 +218,5 @@ static void last_one_of_another_thread_wakes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_wait_ends_when_it_is_woken),
-        cmocka_unit_test(a_wait_without_a_wake_ends_at_its_deadline),
-        cmocka_unit_test(looks_end_at_their_deadline),
-        cmocka_unit_test(a_passed_deadline_leaves_no_time),
-        cmocka_unit_test(there_is_at_least_one_cpu),
-        cmocka_unit_test(all_cpus_of_a_large_machine_are_counted),
-        cmocka_unit_test(it_is_readable_while_it_is_set),
-        cmocka_unit_test(setting_does_not_change_errno),
-        cmocka_unit_test(closing_none_is_harmless),
-        cmocka_unit_test(counts_up_and_down),
-        cmocka_unit_test(zero_is_not_waited_for),
-        cmocka_unit_test(deadline_ends_the_wait_and_the_count_stays),
-        cmocka_unit_test(last_one_of_another_thread_wakes),
-    };
-    return cmocka_run_group_tests_name("thread", tests, NULL, NULL);
+    return test_run("thread");
 }

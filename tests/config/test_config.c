@@ -15,7 +15,7 @@ static int start(void **state)
     return 0;
 }
 
-static void defaults_are_those_of_the_table(void **state)
+TEST_WITH(defaults_are_those_of_the_table, start, NULL)
 {
     assert_int_equal(config.size, sizeof config);
     for (size_t i = 0; i < rft_option_count; i++) {
@@ -31,19 +31,19 @@ static void defaults_are_those_of_the_table(void **state)
     assert_true(config.offload_budget_share > 0.799 && config.offload_budget_share < 0.801);
 }
 
-static void every_default_can_be_read(void **state)
+TEST_WITH(every_default_can_be_read, start, NULL)
 {
     for (size_t i = 0; i < rft_option_count; i++) {
         assert_ok(rft_option_parse(&rft_options[i], rft_options[i].standard, &config, NULL));
     }
 }
 
-static void defaults_fit_together(void **state)
+TEST_WITH(defaults_fit_together, start, NULL)
 {
     assert_ok(refit_config_check(&config, &error));
 }
 
-static void keys_differ_and_are_as_wide_as_their_fields(void **state)
+TEST_WITH(keys_differ_and_are_as_wide_as_their_fields, start, NULL)
 {
     static const size_t widths[RFT_KINDS] = {1, 4, 8, 4, 8, 4, 4, 0};
     for (size_t i = 0; i < rft_option_count; i++) {
@@ -62,7 +62,7 @@ static const rft_option *field_at(size_t at)
     return NULL;
 }
 
-static void every_field_has_a_row(void **state)
+TEST_WITH(every_field_has_a_row, start, NULL)
 {
     size_t end = offsetof(refit_config, device);
     for (size_t i = 0; i < rft_option_count; i++) {
@@ -74,7 +74,7 @@ static void every_field_has_a_row(void **state)
     assert_in_range(sizeof(refit_config), end, end + 7);
 }
 
-static void smaller_struct_is_left_alone_behind_its_end(void **state)
+TEST_WITH(smaller_struct_is_left_alone_behind_its_end, start, NULL)
 {
     unsigned char room[sizeof(refit_config)];
     memset(room, 0xa5, sizeof room);
@@ -89,7 +89,7 @@ static void smaller_struct_is_left_alone_behind_its_end(void **state)
         assert_int_equal(room[i], 0xa5);
 }
 
-static void smaller_struct_cannot_hold_newer_options(void **state)
+TEST_WITH(smaller_struct_cannot_hold_newer_options, start, NULL)
 {
     config.size = offsetof(refit_config, broadcast_endpoint);
     assert_int_equal(refit_config_set(&config, "broadcast.window", "4", &error), REFIT_ERR_CONFIG);
@@ -101,7 +101,7 @@ static void smaller_struct_cannot_hold_newer_options(void **state)
     assert_int_equal(own.size, sizeof own);
 }
 
-static void larger_struct_keeps_its_size(void **state)
+TEST_WITH(larger_struct_keeps_its_size, start, NULL)
 {
     union {
         refit_config config;
@@ -117,7 +117,7 @@ static void larger_struct_keeps_its_size(void **state)
     assert_string_equal(newer.config.device, "host");
 }
 
-static void too_small_a_size_writes_nothing(void **state)
+TEST_WITH(too_small_a_size_writes_nothing, start, NULL)
 {
     refit_config untouched = config;
     refit_config_init(&config, sizeof(size_t));
@@ -125,7 +125,7 @@ static void too_small_a_size_writes_nothing(void **state)
     assert_memory_equal(&config, &untouched, sizeof config);
 }
 
-static void struct_that_was_never_initialised_is_refused(void **state)
+TEST_WITH(struct_that_was_never_initialised_is_refused, start, NULL)
 {
     refit_config empty;
     memset(&empty, 0, sizeof empty);
@@ -136,7 +136,7 @@ static void struct_that_was_never_initialised_is_refused(void **state)
     assert_invalid(refit_config_set(NULL, "device", "host", NULL));
 }
 
-static void set_remembers_the_origin(void **state)
+TEST_WITH(set_remembers_the_origin, start, NULL)
 {
     assert_ok(refit_config_set(&config, "broadcast.heartbeat_ms", "250ms", &error));
     assert_int_equal(config.broadcast_heartbeat_ms, 250);
@@ -144,7 +144,7 @@ static void set_remembers_the_origin(void **state)
     assert_int_equal(config.origin[option - rft_options], REFIT_CONFIG_EXPLICIT);
 }
 
-static void failed_set_changes_nothing(void **state)
+TEST_WITH(failed_set_changes_nothing, start, NULL)
 {
     refit_config before = config;
     assert_int_equal(refit_config_set(&config, "offload.batch", "0", &error), REFIT_ERR_CONFIG);
@@ -190,7 +190,7 @@ static const struct {
      "it must be 1 to limits.workers (256)"},
 };
 
-static void values_that_do_not_fit_together_are_refused(void **state)
+TEST_WITH(values_that_do_not_fit_together_are_refused, start, NULL)
 {
     for (size_t i = 0; i < COUNT_OF(misfits); i++) {
         for (size_t n = 0; n < 2 && misfits[i].set[n][0] != NULL; n++) {
@@ -202,7 +202,7 @@ static void values_that_do_not_fit_together_are_refused(void **state)
     }
 }
 
-static void values_written_by_hand_are_checked_too(void **state)
+TEST_WITH(values_written_by_hand_are_checked_too, start, NULL)
 {
     config.broadcast_slots = 3;
     assert_check_refuses("broadcast.slots cannot be 3: it must be 1 to 2");
@@ -218,7 +218,7 @@ static void values_written_by_hand_are_checked_too(void **state)
     assert_check_refuses("device does not end within its 64 bytes");
 }
 
-static void shares_written_by_hand_are_shown_as_they_are(void **state)
+TEST_WITH(shares_written_by_hand_are_shown_as_they_are, start, NULL)
 {
     static const struct {
         double share;
@@ -239,7 +239,7 @@ static void shares_written_by_hand_are_shown_as_they_are(void **state)
 }
 
 /* Each text is checked alike, whether a call sets it or a program has written it. */
-static void texts_are_utf8_without_control_characters(void **state)
+TEST_WITH(texts_are_utf8_without_control_characters, start, NULL)
 {
     static const struct {
         const char *text;
@@ -272,7 +272,7 @@ static void note_value(void *user, const refit_option *option)
 }
 
 /* Showing an invalid configuration shows what is wrong with it. */
-static void wrong_values_are_shown_as_they_are(void **state)
+TEST_WITH(wrong_values_are_shown_as_they_are, start, NULL)
 {
     char values[REFIT_CONFIG_ORIGINS][RFT_VALUE_TEXT];
     config.offload_pin = -1;
@@ -286,7 +286,7 @@ static void wrong_values_are_shown_as_they_are(void **state)
     assert_string_equal(values[rft_option_find("broadcast.worker") - rft_options], "rank??");
 }
 
-static void null_means_defaults(void **state)
+TEST_WITH(null_means_defaults, start, NULL)
 {
     refit_config own;
     assert_ok(rft_config_resolve(NULL, &own, &error));
@@ -316,7 +316,7 @@ static void count_option(void *user, const refit_option *option)
     if (strcmp(option->key, "broadcast.slots") == 0) assert_string_equal(option->range, "1 to 2");
 }
 
-static void each_shows_every_option_in_order(void **state)
+TEST_WITH(each_shows_every_option_in_order, start, NULL)
 {
     tally seen = {0, 0};
     assert_ok(refit_config_set(&config, "offload.numa", "interleave", &error));
@@ -335,7 +335,7 @@ static size_t distance(const char *a, const char *b)
     return rft_edit_distance(a, strlen(a), b, strlen(b));
 }
 
-static void distances_count_single_changes(void **state)
+TEST(distances_count_single_changes)
 {
     assert_int_equal(distance("", ""), 0);
     assert_int_equal(distance("slab", ""), 4);
@@ -348,12 +348,12 @@ static void distances_count_single_changes(void **state)
     assert_int_equal(distance("ca", "abc"), 3);
 }
 
-static void only_the_given_lengths_count(void **state)
+TEST(only_the_given_lengths_count)
 {
     assert_int_equal(rft_edit_distance("offload.numa", 7, "offload.pin", 7), 0);
 }
 
-static void long_words_are_cut_not_overrun(void **state)
+TEST(long_words_are_cut_not_overrun)
 {
     char longer[4000];
     memset(longer, 'x', sizeof longer - 1);
@@ -363,7 +363,7 @@ static void long_words_are_cut_not_overrun(void **state)
     assert_non_null(rft_nearest_key(longer));
 }
 
-static void meant_key_is_found(void **state)
+TEST(meant_key_is_found)
 {
     assert_string_equal(rft_nearest_key("offload.slab_byte"), "offload.slab_bytes");
     assert_string_equal(rft_nearest_key("broadcast.endpiont"), "broadcast.endpoint");
@@ -373,30 +373,5 @@ static void meant_key_is_found(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(defaults_are_those_of_the_table, start),
-        cmocka_unit_test_setup(every_default_can_be_read, start),
-        cmocka_unit_test_setup(defaults_fit_together, start),
-        cmocka_unit_test_setup(keys_differ_and_are_as_wide_as_their_fields, start),
-        cmocka_unit_test_setup(every_field_has_a_row, start),
-        cmocka_unit_test_setup(smaller_struct_is_left_alone_behind_its_end, start),
-        cmocka_unit_test_setup(smaller_struct_cannot_hold_newer_options, start),
-        cmocka_unit_test_setup(larger_struct_keeps_its_size, start),
-        cmocka_unit_test_setup(too_small_a_size_writes_nothing, start),
-        cmocka_unit_test_setup(struct_that_was_never_initialised_is_refused, start),
-        cmocka_unit_test_setup(set_remembers_the_origin, start),
-        cmocka_unit_test_setup(failed_set_changes_nothing, start),
-        cmocka_unit_test_setup(values_that_do_not_fit_together_are_refused, start),
-        cmocka_unit_test_setup(values_written_by_hand_are_checked_too, start),
-        cmocka_unit_test_setup(shares_written_by_hand_are_shown_as_they_are, start),
-        cmocka_unit_test_setup(texts_are_utf8_without_control_characters, start),
-        cmocka_unit_test_setup(wrong_values_are_shown_as_they_are, start),
-        cmocka_unit_test_setup(null_means_defaults, start),
-        cmocka_unit_test_setup(each_shows_every_option_in_order, start),
-        cmocka_unit_test(distances_count_single_changes),
-        cmocka_unit_test(only_the_given_lengths_count),
-        cmocka_unit_test(long_words_are_cut_not_overrun),
-        cmocka_unit_test(meant_key_is_found),
-    };
-    return cmocka_run_group_tests_name("config", tests, NULL, NULL);
+    return test_run("config");
 }

@@ -49,7 +49,7 @@ static void assert_load_fails(const char *name, refit_status status, const char 
     assert_memory_equal(&config, &before, sizeof config);
 }
 
-static void file_goes_over_defaults(void **state)
+TEST_WITH(file_goes_over_defaults, start, clean)
 {
     put("/a.yaml", "offload: {batch: 3}\n");
     assert_ok(refit_config_load(&config, in_folder("a.yaml"), &error));
@@ -57,7 +57,7 @@ static void file_goes_over_defaults(void **state)
     assert_int_equal(config.broadcast_window, 8);
 }
 
-static void included_file_goes_below(void **state)
+TEST_WITH(included_file_goes_below, start, clean)
 {
     put("/sub/base.yaml", "include: deeper.yaml\noffload: {batch: 1, copy_threads: 1}\n");
     put("/sub/deeper.yaml", "offload: {batch: 9, copy_threads: 9, touch_threads: 9}\n");
@@ -68,7 +68,7 @@ static void included_file_goes_below(void **state)
     assert_int_equal(config.offload_touch_threads, 9);
 }
 
-static void same_file_may_be_included_by_absolute_path(void **state)
+TEST_WITH(same_file_may_be_included_by_absolute_path, start, clean)
 {
     char text[256];
     put("/base.yaml", "offload: {batch: 4}\n");
@@ -78,7 +78,7 @@ static void same_file_may_be_included_by_absolute_path(void **state)
     assert_int_equal(config.offload_batch, 4);
 }
 
-static void circle_of_includes_is_refused(void **state)
+TEST_WITH(circle_of_includes_is_refused, start, clean)
 {
     put("/self.yaml", "include: self.yaml\n");
     assert_load_fails("self.yaml", REFIT_ERR_CONFIG, "includes itself: break the circle");
@@ -98,7 +98,7 @@ static void write_chain(int files)
     }
 }
 
-static void chain_of_includes_is_bounded(void **state)
+TEST_WITH(chain_of_includes_is_bounded, start, clean)
 {
     write_chain(9);
     assert_load_fails("0.yaml", REFIT_ERR_CONFIG, "at most 8");
@@ -107,7 +107,7 @@ static void chain_of_includes_is_bounded(void **state)
     assert_int_equal(config.offload_batch, 8);
 }
 
-static void include_comes_first_and_once(void **state)
+TEST_WITH(include_comes_first_and_once, start, clean)
 {
     put("/base.yaml", "offload: {batch: 77}\n");
     put("/top.yaml", "device: host\ninclude: base.yaml\n");
@@ -116,7 +116,7 @@ static void include_comes_first_and_once(void **state)
     assert_load_fails("top.yaml", REFIT_ERR_CONFIG, "top.yaml:2:1: include comes first");
 }
 
-static void failure_in_an_included_file_names_its_place(void **state)
+TEST_WITH(failure_in_an_included_file_names_its_place, start, clean)
 {
     put("/base.yaml", "offload:\n  batch: none\n");
     put("/top.yaml", "include: base.yaml\noffload: {batch: 2}\n");
@@ -126,7 +126,7 @@ static void failure_in_an_included_file_names_its_place(void **state)
     assert_load_fails("top.yaml", REFIT_ERR_IO, "top.yaml:1:10: cannot open ");
 }
 
-static void file_that_cannot_be_read_is_an_io_error(void **state)
+TEST_WITH(file_that_cannot_be_read_is_an_io_error, start, clean)
 {
     assert_load_fails("missing.yaml", REFIT_ERR_IO, "No such file or directory");
     assert_int_equal(error.subsystem, ENOENT);
@@ -135,14 +135,14 @@ static void file_that_cannot_be_read_is_an_io_error(void **state)
     assert_invalid(refit_config_load(NULL, "x", &error));
 }
 
-static void what_is_no_regular_file_is_refused_without_waiting(void **state)
+TEST_WITH(what_is_no_regular_file_is_refused_without_waiting, start, clean)
 {
     assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
     assert_load_fails("fifo", REFIT_ERR_CONFIG, "fifo is no regular file");
     assert_load_fails("", REFIT_ERR_CONFIG, "is no regular file");
 }
 
-static void huge_file_is_refused(void **state)
+TEST_WITH(huge_file_is_refused, start, clean)
 {
     static char text[300001];
     memset(text, '#', sizeof text - 1);
@@ -150,13 +150,13 @@ static void huge_file_is_refused(void **state)
     assert_load_fails("huge.yaml", REFIT_ERR_CONFIG, "is longer than 262144 bytes");
 }
 
-static void late_mistake_undoes_the_whole_file(void **state)
+TEST_WITH(late_mistake_undoes_the_whole_file, start, clean)
 {
     put("/a.yaml", "device: host\noffload: {batch: 3}\nbroadcast: {window: 0}\n");
     assert_load_fails("a.yaml", REFIT_ERR_CONFIG, "broadcast.window cannot be 0");
 }
 
-static void failed_allocation_is_an_error(void **state)
+TEST_WITH(failed_allocation_is_an_error, start, clean)
 {
     put("/base.yaml", "offload: {batch: 3}\n");
     put("/a.yaml", "include: base.yaml\n");
@@ -170,7 +170,7 @@ static void failed_allocation_is_an_error(void **state)
     assert_int_equal(config.offload_batch, 3);
 }
 
-static void environment_goes_over_the_file(void **state)
+TEST_WITH(environment_goes_over_the_file, start, clean)
 {
     put("/a.yaml", "offload: {batch: 3, copy_threads: 3}\n");
     assert_ok(refit_config_load(&config, in_folder("a.yaml"), &error));
@@ -197,7 +197,7 @@ static void assert_variable_fails(const char *name, const char *value, const cha
     assert_memory_equal(&config, &before, sizeof config);
 }
 
-static void wrong_variables_are_refused(void **state)
+TEST_WITH(wrong_variables_are_refused, start, clean)
 {
     assert_variable_fails("REFIT_OFFLOAD_SLAB_BYTE", "1GiB",
                           "REFIT_OFFLOAD_SLAB_BYTE names no option: the nearest is "
@@ -213,7 +213,7 @@ static void wrong_variables_are_refused(void **state)
     assert_variable_fails("REFIT_offload_batch", "1", "names no option");
 }
 
-static void variable_of_the_python_package_is_no_option(void **state)
+TEST_WITH(variable_of_the_python_package_is_no_option, start, clean)
 {
     refit_config before = config;
     assert_int_equal(setenv("REFIT_LIBRARY", "/opt/librefit.so", 1), 0);
@@ -225,7 +225,7 @@ static void variable_of_the_python_package_is_no_option(void **state)
 }
 
 /* REFIT_ and the key in capitals, made here by other means. */
-static void every_option_has_its_variable(void **state)
+TEST_WITH(every_option_has_its_variable, start, clean)
 {
     for (size_t i = 0; i < rft_option_count; i++) {
         char name[128] = "REFIT_";
@@ -245,7 +245,7 @@ static void every_option_has_its_variable(void **state)
     }
 }
 
-static void examples_can_be_loaded(void **state)
+TEST_WITH(examples_can_be_loaded, start, clean)
 {
     const char *const files[] = {"configs/refit.yaml", "configs/grpo.yaml", "configs/ppo.yaml"};
     for (size_t i = 0; i < COUNT_OF(files); i++) {
@@ -281,7 +281,7 @@ static void assert_refuses(const char *text, const char *sentence)
     assert_null(strchr(error.text, '\n'));
 }
 
-static void nested_and_dotted_keys_are_taken(void **state)
+TEST_WITH(nested_and_dotted_keys_are_taken, start, NULL)
 {
     assert_reads("# a comment\n"
                  "device: host\n"
@@ -300,14 +300,14 @@ static void nested_and_dotted_keys_are_taken(void **state)
     assert_int_equal(config.origin[1], REFIT_CONFIG_DEFAULT);
 }
 
-static void nothing_is_a_configuration_too(void **state)
+TEST_WITH(nothing_is_a_configuration_too, start, NULL)
 {
     const char *const texts[] = {"", "# nothing\n", "---\n", "---\n...\n", "{}\n", "null\n"};
     for (size_t i = 0; i < COUNT_OF(texts); i++)
         assert_reads(texts[i]);
 }
 
-static void empty_text_needs_quotes(void **state)
+TEST_WITH(empty_text_needs_quotes, start, NULL)
 {
     assert_reads("broadcast: {worker: x}\n");
     assert_reads("broadcast: {worker: ''}\n");
@@ -317,7 +317,7 @@ static void empty_text_needs_quotes(void **state)
     assert_refuses("device: null\n", "x.yaml:1:9: device has no value");
 }
 
-static void unknown_names_come_with_the_nearest(void **state)
+TEST_WITH(unknown_names_come_with_the_nearest, start, NULL)
 {
     assert_refuses("offload:\n  pin: auto\n  slab_byte: 1GiB\n",
                    "x.yaml:3:3: there is no option offload.slab_byte: the nearest is "
@@ -331,7 +331,7 @@ static void unknown_names_come_with_the_nearest(void **state)
     assert_refuses("\"a\\nb\": 1\n", "x.yaml:1:1: there is no option a?b");
 }
 
-static void values_out_of_range_come_with_the_range(void **state)
+TEST_WITH(values_out_of_range_come_with_the_range, start, NULL)
 {
     assert_refuses("broadcast:\n  slots: 3\n",
                    "x.yaml:2:10: broadcast.slots cannot be 3: it must be 1 to 2");
@@ -340,7 +340,7 @@ static void values_out_of_range_come_with_the_range(void **state)
                    "bytes");
 }
 
-static void duplicates_are_refused(void **state)
+TEST_WITH(duplicates_are_refused, start, NULL)
 {
     assert_refuses("device: host\ndevice: auto\n", "x.yaml:2:1: device is there twice");
     assert_refuses("offload: {batch: 1}\noffload: {pin: off}\n",
@@ -349,7 +349,7 @@ static void duplicates_are_refused(void **state)
                    "x.yaml:2:1: offload.batch is there twice");
 }
 
-static void sections_and_options_are_not_confused(void **state)
+TEST_WITH(sections_and_options_are_not_confused, start, NULL)
 {
     assert_refuses("offload: 5\n", "x.yaml:1:1: offload is a section");
     assert_refuses("device: {kind: host}\n", "x.yaml:1:1: device takes one value, not a mapping");
@@ -359,7 +359,7 @@ static void sections_and_options_are_not_confused(void **state)
     assert_refuses("? [a]\n: b\n", "x.yaml:1:3: a key must be a single word");
 }
 
-static void what_yaml_offers_beyond_values_is_refused(void **state)
+TEST_WITH(what_yaml_offers_beyond_values_is_refused, start, NULL)
 {
     assert_refuses("device: &here host\n", "x.yaml:1:9: an anchor is not taken here");
     assert_refuses("offload: &o {batch: 1}\n", "x.yaml:1:10: an anchor is not taken here");
@@ -371,7 +371,7 @@ static void what_yaml_offers_beyond_values_is_refused(void **state)
     assert_refuses("include: other.yaml\n", "x.yaml:1:10: there is no file to include");
 }
 
-static void broken_yaml_names_its_place(void **state)
+TEST_WITH(broken_yaml_names_its_place, start, NULL)
 {
     assert_refuses("offload:\n\tbatch: 1\n", "x.yaml:2:1: ");
     assert_refuses("device: \"host\n", "x.yaml:2:1: ");
@@ -380,7 +380,7 @@ static void broken_yaml_names_its_place(void **state)
     assert_refuses("a: b: c\n", "x.yaml:1:");
 }
 
-static void depth_and_length_are_bounded(void **state)
+TEST_WITH(depth_and_length_are_bounded, start, NULL)
 {
     char text[5000];
     memset(text, '[', sizeof text);
@@ -393,7 +393,7 @@ static void depth_and_length_are_bounded(void **state)
     assert_int_equal(read_bytes(text, 604), REFIT_ERR_CONFIG);
 }
 
-static void every_option_can_stand_in_a_file(void **state)
+TEST_WITH(every_option_can_stand_in_a_file, start, NULL)
 {
     char text[16384] = "";
     size_t length = 0;
@@ -409,36 +409,5 @@ static void every_option_can_stand_in_a_file(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(file_goes_over_defaults, start, clean),
-        cmocka_unit_test_setup_teardown(included_file_goes_below, start, clean),
-        cmocka_unit_test_setup_teardown(same_file_may_be_included_by_absolute_path, start, clean),
-        cmocka_unit_test_setup_teardown(circle_of_includes_is_refused, start, clean),
-        cmocka_unit_test_setup_teardown(chain_of_includes_is_bounded, start, clean),
-        cmocka_unit_test_setup_teardown(include_comes_first_and_once, start, clean),
-        cmocka_unit_test_setup_teardown(failure_in_an_included_file_names_its_place, start, clean),
-        cmocka_unit_test_setup_teardown(file_that_cannot_be_read_is_an_io_error, start, clean),
-        cmocka_unit_test_setup_teardown(what_is_no_regular_file_is_refused_without_waiting, start,
-                                        clean),
-        cmocka_unit_test_setup_teardown(huge_file_is_refused, start, clean),
-        cmocka_unit_test_setup_teardown(late_mistake_undoes_the_whole_file, start, clean),
-        cmocka_unit_test_setup_teardown(failed_allocation_is_an_error, start, clean),
-        cmocka_unit_test_setup_teardown(environment_goes_over_the_file, start, clean),
-        cmocka_unit_test_setup_teardown(wrong_variables_are_refused, start, clean),
-        cmocka_unit_test_setup_teardown(variable_of_the_python_package_is_no_option, start, clean),
-        cmocka_unit_test_setup_teardown(every_option_has_its_variable, start, clean),
-        cmocka_unit_test_setup_teardown(examples_can_be_loaded, start, clean),
-        cmocka_unit_test_setup(nested_and_dotted_keys_are_taken, start),
-        cmocka_unit_test_setup(nothing_is_a_configuration_too, start),
-        cmocka_unit_test_setup(empty_text_needs_quotes, start),
-        cmocka_unit_test_setup(unknown_names_come_with_the_nearest, start),
-        cmocka_unit_test_setup(values_out_of_range_come_with_the_range, start),
-        cmocka_unit_test_setup(duplicates_are_refused, start),
-        cmocka_unit_test_setup(sections_and_options_are_not_confused, start),
-        cmocka_unit_test_setup(what_yaml_offers_beyond_values_is_refused, start),
-        cmocka_unit_test_setup(broken_yaml_names_its_place, start),
-        cmocka_unit_test_setup(depth_and_length_are_bounded, start),
-        cmocka_unit_test_setup(every_option_can_stand_in_a_file, start),
-    };
-    return cmocka_run_group_tests_name("config_load", tests, NULL, NULL);
+    return test_run("config_load");
 }

@@ -31,13 +31,13 @@ static void assert_all_refuse(const refit_config *config, refit_status status, c
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void a_config_that_was_never_initialised_is_refused_by_all(void **state)
+TEST(a_config_that_was_never_initialised_is_refused_by_all)
 {
     refit_config config = {0};
     assert_all_refuse(&config, REFIT_ERR_INVALID, "refit_config_init");
 }
 
-static void values_that_do_not_fit_together_are_refused_by_all(void **state)
+TEST(values_that_do_not_fit_together_are_refused_by_all)
 {
     refit_config config = quick_config();
     config.broadcast_heartbeat_ms = config.broadcast_heartbeat_timeout_ms;
@@ -46,9 +46,5 @@ static void values_that_do_not_fit_together_are_refused_by_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_config_that_was_never_initialised_is_refused_by_all),
-        cmocka_unit_test(values_that_do_not_fit_together_are_refused_by_all),
-    };
-    return cmocka_run_group_tests_name("config_refused", tests, NULL, NULL);
+    return test_run("config_refused");
 }

@@ -33,7 +33,7 @@ static void assert_refuses(const char *key, const char *text, const char *part)
     assert_memory_equal(&config, &before, sizeof config);
 }
 
-static void sizes_take_binary_units(void **state)
+TEST_WITH(sizes_take_binary_units, start, NULL)
 {
     const char *key = "offload.budget_bytes";
     assert_reads(key, "0", "0");
@@ -52,7 +52,7 @@ static void sizes_take_binary_units(void **state)
     assert_refuses(key, "1025TiB", "it must be 0 to 1024TiB");
 }
 
-static void times_take_ms_s_and_min(void **state)
+TEST_WITH(times_take_ms_s_and_min, start, NULL)
 {
     const char *key = "broadcast.stage_timeout_ms";
     assert_reads(key, "250", "250ms");
@@ -66,7 +66,7 @@ static void times_take_ms_s_and_min(void **state)
     assert_reads("broadcast.linger_ms", "0s", "0");
 }
 
-static void counts_are_whole_numbers(void **state)
+TEST_WITH(counts_are_whole_numbers, start, NULL)
 {
     assert_reads("offload.batch", "65536", "65536");
     assert_reads("offload.batch", "0064", "64");
@@ -76,7 +76,7 @@ static void counts_are_whole_numbers(void **state)
     assert_refuses("offload.batch", "-1", "whole number");
 }
 
-static void shares_have_up_to_nine_decimals(void **state)
+TEST_WITH(shares_have_up_to_nine_decimals, start, NULL)
 {
     const char *key = "offload.budget_share";
     assert_reads(key, "1", "1");
@@ -94,7 +94,7 @@ static void shares_have_up_to_nine_decimals(void **state)
     assert_refuses(key, "nan", "such as 0.8");
 }
 
-static void every_share_survives_being_printed(void **state)
+TEST_WITH(every_share_survives_being_printed, start, NULL)
 {
     for (unsigned part = 1; part < 1000; part++) {
         char text[16];
@@ -106,7 +106,7 @@ static void every_share_survives_being_printed(void **state)
     }
 }
 
-static void choices_are_those_of_the_unit(void **state)
+TEST_WITH(choices_are_those_of_the_unit, start, NULL)
 {
     assert_reads("offload.pin", "require", "require");
     assert_int_equal(config.offload_pin, REFIT_PIN_REQUIRE);
@@ -126,7 +126,7 @@ static void choices_are_those_of_the_unit(void **state)
     }
 }
 
-static void numa_takes_names_and_nodes(void **state)
+TEST_WITH(numa_takes_names_and_nodes, start, NULL)
 {
     assert_reads("offload.numa", "off", "off");
     assert_int_equal(config.offload_numa, REFIT_NUMA_OFF);
@@ -142,7 +142,7 @@ static void numa_takes_names_and_nodes(void **state)
     assert_refuses("offload.numa", "18446744073709551615", "auto|off|interleave|N");
 }
 
-static void flags_are_true_or_false(void **state)
+TEST_WITH(flags_are_true_or_false, start, NULL)
 {
     assert_reads("offload.verify", "true", "true");
     assert_int_equal(config.offload_verify, 1);
@@ -152,7 +152,7 @@ static void flags_are_true_or_false(void **state)
     assert_refuses("offload.verify", "", "true or false");
 }
 
-static void texts_fill_their_field_and_no_more(void **state)
+TEST_WITH(texts_fill_their_field_and_no_more, start, NULL)
 {
     char text[65];
     memset(text, 'x', sizeof text);
@@ -167,16 +167,5 @@ static void texts_fill_their_field_and_no_more(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(sizes_take_binary_units, start),
-        cmocka_unit_test_setup(times_take_ms_s_and_min, start),
-        cmocka_unit_test_setup(counts_are_whole_numbers, start),
-        cmocka_unit_test_setup(shares_have_up_to_nine_decimals, start),
-        cmocka_unit_test_setup(every_share_survives_being_printed, start),
-        cmocka_unit_test_setup(choices_are_those_of_the_unit, start),
-        cmocka_unit_test_setup(numa_takes_names_and_nodes, start),
-        cmocka_unit_test_setup(flags_are_true_or_false, start),
-        cmocka_unit_test_setup(texts_fill_their_field_and_no_more, start),
-    };
-    return cmocka_run_group_tests_name("value", tests, NULL, NULL);
+    return test_run("value");
 }

@@ -28,6 +28,12 @@ static int close_all(void **state)
     return 0;
 }
 
+#define WEIGHTS(name) TEST_WITH(name, open_weights, close_all)
+
+#define STATES(name) TEST_WITH(name, open_states, close_all)
+
+#define BOTH(name) TEST_WITH(name, open_both, close_all)
+
 static refit_status clear(void)
 {
     return bench_clear(&on);
@@ -69,7 +75,7 @@ static void go_round(bool with_offloader, bool with_publisher)
     bench_close(&on);
 }
 
-static void a_cycle_passes_through_its_states(void **state)
+TEST(a_cycle_passes_through_its_states)
 {
     go_round(true, true);
     go_round(true, false);
@@ -88,7 +94,7 @@ static void enter(refit_controller_state wanted)
     assert_int_equal(bench_state(&on), wanted);
 }
 
-static void every_verb_from_every_state(void **state)
+TEST(every_verb_from_every_state)
 {
     static const struct {
         const char *name;
@@ -128,7 +134,7 @@ static void every_verb_from_every_state(void **state)
     }
 }
 
-static void a_refusal_names_the_verb_that_would_do(void **state)
+BOTH(a_refusal_names_the_verb_that_would_do)
 {
     enter(REFIT_CLEARED);
     assert_int_equal(join(), REFIT_ERR_STATE);
@@ -139,7 +145,7 @@ static void a_refusal_names_the_verb_that_would_do(void **state)
     assert_ok(join());
 }
 
-static void other_names_do_the_same(void **state)
+BOTH(other_names_do_the_same)
 {
     assert_ok(refit_offload_before_refit(on.controller, REFIT_STREAM_NONE, &on.error));
     assert_int_equal(bench_state(&on), REFIT_CLEARED);
@@ -156,7 +162,7 @@ static void other_names_do_the_same(void **state)
     bench_check(&on);
 }
 
-static void arguments_are_checked(void **state)
+WEIGHTS(arguments_are_checked)
 {
     refit_error error;
     refit_controller *controller = NULL;
@@ -172,7 +178,7 @@ static void arguments_are_checked(void **state)
     assert_invalid(refit_controller_stats(on.controller, NULL, &on.error));
 }
 
-static void a_controller_opens_where_the_states_are(void **state)
+BOTH(a_controller_opens_where_the_states_are)
 {
     enter(REFIT_REFITTED);
     refit_controller_close(on.controller);
@@ -188,7 +194,7 @@ static void a_controller_opens_where_the_states_are(void **state)
     bench_check(&on);
 }
 
-static void figures_of_a_cycle(void **state)
+BOTH(figures_of_a_cycle)
 {
     assert_ok(clear());
     assert_ok(publish());
@@ -207,7 +213,7 @@ static void figures_of_a_cycle(void **state)
     assert_int_equal(stats.publish_version, 1);
 }
 
-static void a_verb_called_again_adds_to_its_figure(void **state)
+BOTH(a_verb_called_again_adds_to_its_figure)
 {
     assert_ok(clear());
     double once = bench_stats(&on).clear_seconds_last;
@@ -219,7 +225,7 @@ static void a_verb_called_again_adds_to_its_figure(void **state)
 }
 
 /* The version is aborted or has not begun, the states stay away, and the next publish goes. */
-static void a_cancelled_publish_leaves_the_cycle_where_it_was(void **state)
+BOTH(a_cancelled_publish_leaves_the_cycle_where_it_was)
 {
     enter(REFIT_CLEARED);
     uint64_t before = refit_publisher_version(on.publisher);
@@ -231,7 +237,7 @@ static void a_cancelled_publish_leaves_the_cycle_where_it_was(void **state)
     assert_int_equal(bench_state(&on), REFIT_REFITTED);
 }
 
-static void state_names_are_constants(void **state)
+TEST(state_names_are_constants)
 {
     assert_string_equal(refit_controller_state_name(REFIT_TRAINING), "TRAINING");
     assert_string_equal(refit_controller_state_name(REFIT_CLEARED), "CLEARED");
@@ -250,7 +256,7 @@ static void finish_cycle(void)
     bench_check(&on);
 }
 
-static void a_failed_offload_leaves_training(void **state)
+BOTH(a_failed_offload_leaves_training)
 {
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
     assert_int_equal(clear(), REFIT_ERR_COPY);
@@ -263,7 +269,7 @@ static void a_failed_offload_leaves_training(void **state)
     assert_int_equal(bench_stats(&on).cycles, 1);
 }
 
-static void a_failed_offload_can_be_given_up(void **state)
+STATES(a_failed_offload_can_be_given_up)
 {
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
     assert_int_equal(clear(), REFIT_ERR_COPY);
@@ -274,7 +280,7 @@ static void a_failed_offload_can_be_given_up(void **state)
     bench_check(&on);
 }
 
-static void memory_that_is_not_given_back_leaves_cleared(void **state)
+BOTH(memory_that_is_not_given_back_leaves_cleared)
 {
     on.fail_release = 1;
     assert_int_equal(clear(), REFIT_ERR_CALLBACK);
@@ -286,7 +292,7 @@ static void memory_that_is_not_given_back_leaves_cleared(void **state)
     assert_int_equal(bench_stats(&on).cycle_failures, 1);
 }
 
-static void a_clear_that_times_out_is_gone_on_with(void **state)
+STATES(a_clear_that_times_out_is_gone_on_with)
 {
     refit_config impatient;
     refit_controller_close(on.controller);
@@ -303,7 +309,7 @@ static void a_clear_that_times_out_is_gone_on_with(void **state)
     finish_cycle();
 }
 
-static void memory_that_is_not_to_be_had_can_be_asked_for_again(void **state)
+BOTH(memory_that_is_not_to_be_had_can_be_asked_for_again)
 {
     assert_ok(clear());
     on.fail_acquire = 1;
@@ -312,7 +318,7 @@ static void memory_that_is_not_to_be_had_can_be_asked_for_again(void **state)
     finish_cycle();
 }
 
-static void a_failed_restore_is_reported_by_join_and_retried(void **state)
+BOTH(a_failed_restore_is_reported_by_join_and_retried)
 {
     assert_ok(clear());
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -323,7 +329,7 @@ static void a_failed_restore_is_reported_by_join_and_retried(void **state)
     finish_cycle();
 }
 
-static void a_joined_stream_waits_on_the_device(void **state)
+BOTH(a_joined_stream_waits_on_the_device)
 {
     refit_stream_ref stream;
     refit_device *plain = faulty_device_inner(on.device);
@@ -345,7 +351,7 @@ static void a_joined_stream_waits_on_the_device(void **state)
     assert_ok(refit_stream_close(on.device, stream, &on.error));
 }
 
-static void a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear(void **state)
+BOTH(a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear)
 {
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
@@ -361,7 +367,7 @@ static void a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear(voi
     assert_ok(refit_stream_close(on.device, stream, &on.error));
 }
 
-static void a_version_that_cannot_be_written_is_dropped(void **state)
+BOTH(a_version_that_cannot_be_written_is_dropped)
 {
     assert_ok(clear());
     refit_weight wrong[2] = {{0, on.weights[0], sizeof on.weights[0]}, {7, on.weights[1], 1024}};
@@ -379,7 +385,7 @@ static void a_version_that_cannot_be_written_is_dropped(void **state)
     finish_cycle();
 }
 
-static void a_failed_publish_can_be_skipped(void **state)
+BOTH(a_failed_publish_can_be_skipped)
 {
     assert_ok(bench_publish(&on, 5));
     assert_ok(clear());
@@ -390,7 +396,7 @@ static void a_failed_publish_can_be_skipped(void **state)
     assert_int_equal(bench_stats(&on).cycle_failures, 1);
 }
 
-static void the_current_version_is_not_published_twice(void **state)
+WEIGHTS(the_current_version_is_not_published_twice)
 {
     assert_ok(clear());
     assert_ok(bench_publish(&on, 3));
@@ -399,7 +405,7 @@ static void the_current_version_is_not_published_twice(void **state)
     assert_int_equal(bench_state(&on), REFIT_REFITTED);
 }
 
-static void a_controller_closes_in_every_state(void **state)
+TEST(a_controller_closes_in_every_state)
 {
     for (int steps = 0; steps <= 4; steps++) {
         bench_open(&on, true, true);
@@ -412,7 +418,7 @@ static void a_controller_closes_in_every_state(void **state)
 }
 
 /* The controller has no future of its own then. */
-static void states_that_the_offloader_brought_back_can_be_joined(void **state)
+STATES(states_that_the_offloader_brought_back_can_be_joined)
 {
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
@@ -426,36 +432,7 @@ static void states_that_the_offloader_brought_back_can_be_joined(void **state)
     assert_ok(refit_stream_close(on.device, stream, &on.error));
 }
 
-#define BOTH(name)    cmocka_unit_test_setup_teardown(name, open_both, close_all)
-#define STATES(name)  cmocka_unit_test_setup_teardown(name, open_states, close_all)
-#define WEIGHTS(name) cmocka_unit_test_setup_teardown(name, open_weights, close_all)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_cycle_passes_through_its_states),
-        cmocka_unit_test(every_verb_from_every_state),
-        BOTH(a_refusal_names_the_verb_that_would_do),
-        BOTH(other_names_do_the_same),
-        WEIGHTS(arguments_are_checked),
-        BOTH(a_controller_opens_where_the_states_are),
-        BOTH(figures_of_a_cycle),
-        BOTH(a_verb_called_again_adds_to_its_figure),
-        BOTH(a_cancelled_publish_leaves_the_cycle_where_it_was),
-        cmocka_unit_test(state_names_are_constants),
-        BOTH(a_failed_offload_leaves_training),
-        STATES(a_failed_offload_can_be_given_up),
-        BOTH(memory_that_is_not_given_back_leaves_cleared),
-        STATES(a_clear_that_times_out_is_gone_on_with),
-        BOTH(memory_that_is_not_to_be_had_can_be_asked_for_again),
-        BOTH(a_failed_restore_is_reported_by_join_and_retried),
-        BOTH(a_joined_stream_waits_on_the_device),
-        BOTH(a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear),
-        STATES(states_that_the_offloader_brought_back_can_be_joined),
-        BOTH(a_version_that_cannot_be_written_is_dropped),
-        BOTH(a_failed_publish_can_be_skipped),
-        WEIGHTS(the_current_version_is_not_published_twice),
-        cmocka_unit_test(a_controller_closes_in_every_state),
-    };
-    return cmocka_run_group_tests_name("controller", tests, NULL, NULL);
+    return test_run("controller");
 }

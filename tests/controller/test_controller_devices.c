@@ -52,6 +52,8 @@ static int end(void **state)
     return 0;
 }
 
+#define FLEET(name) TEST_WITH(name, NULL, end)
+
 static refit_status clear(void)
 {
     return bench_clear(&ours.on[0]);
@@ -94,7 +96,7 @@ static void finish_cycle(void)
     check_home();
 }
 
-static void all_devices_take_part_in_a_cycle(void **state)
+FLEET(all_devices_take_part_in_a_cycle)
 {
     for (int count = 1; count <= MOST; count++) {
         open_fleet(count);
@@ -118,7 +120,7 @@ static void all_devices_take_part_in_a_cycle(void **state)
 }
 
 /* The states of the others leave; then the clear goes on with the rest, or `return` gives it up. */
-static void a_device_that_breaks_during_the_offload(void **state)
+FLEET(a_device_that_breaks_during_the_offload)
 {
     for (int broken = 0; broken < MOST; broken++) {
         for (int variant = 0; variant < 4; variant++) {
@@ -152,7 +154,7 @@ static void a_device_that_breaks_during_the_offload(void **state)
     }
 }
 
-static void memory_that_one_device_keeps_leaves_cleared(void **state)
+FLEET(memory_that_one_device_keeps_leaves_cleared)
 {
     open_fleet(MOST);
     ours.on[1].fail_release = 1;
@@ -165,7 +167,7 @@ static void memory_that_one_device_keeps_leaves_cleared(void **state)
     finish_cycle();
 }
 
-static void memory_that_one_device_lacks_can_be_asked_for_again(void **state)
+FLEET(memory_that_one_device_lacks_can_be_asked_for_again)
 {
     for (int then_clear = 0; then_clear < 2; then_clear++) {
         for (int scarce = 0; scarce < MOST; scarce++) {
@@ -187,7 +189,7 @@ static void memory_that_one_device_lacks_can_be_asked_for_again(void **state)
     }
 }
 
-static void a_device_that_breaks_during_the_restore_is_reported_by_join(void **state)
+FLEET(a_device_that_breaks_during_the_restore_is_reported_by_join)
 {
     for (int broken = 0; broken < MOST; broken++) {
         open_fleet(MOST);
@@ -215,7 +217,7 @@ static void make_impatient(void)
 }
 
 /* Not on CUDA, whose host functions run one at a time: the stop of one device stops them all. */
-static void one_deadline_holds_for_all_devices(void **state)
+FLEET(one_deadline_holds_for_all_devices)
 {
     if (test_on_cuda()) skip();
     open_fleet(MOST);
@@ -242,7 +244,7 @@ static void wait_until(refit_offloader *offloader, refit_offloader_state wanted)
 }
 
 /* A step would be lost: what comes back are the bytes that have left. */
-static void states_that_left_behind_a_deadline_are_not_joined(void **state)
+FLEET(states_that_left_behind_a_deadline_are_not_joined)
 {
     open_fleet(1);
     make_impatient();
@@ -262,7 +264,7 @@ static void wait_for_streams(const refit_stream_ref streams[MOST])
     }
 }
 
-static void each_device_has_its_stream(void **state)
+FLEET(each_device_has_its_stream)
 {
     refit_stream_ref streams[MOST];
     open_fleet(MOST);
@@ -295,7 +297,7 @@ static void each_device_has_its_stream(void **state)
 }
 
 /* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */
-static void copies_that_broke_behind_joined_streams_are_reported_by_clear(void **state)
+FLEET(copies_that_broke_behind_joined_streams_are_reported_by_clear)
 {
     refit_stream_ref streams[MOST];
     open_fleet(MOST);
@@ -328,7 +330,7 @@ static void copies_that_broke_behind_joined_streams_are_reported_by_clear(void *
     check_home();
 }
 
-static void what_can_be_added(void **state)
+FLEET(what_can_be_added)
 {
     open_fleet(2);
     refit_error *error = &ours.on[0].error;
@@ -355,21 +357,7 @@ static void what_can_be_added(void **state)
     check_home();
 }
 
-#define FLEET(name) cmocka_unit_test_teardown(name, end)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        FLEET(all_devices_take_part_in_a_cycle),
-        FLEET(a_device_that_breaks_during_the_offload),
-        FLEET(memory_that_one_device_keeps_leaves_cleared),
-        FLEET(memory_that_one_device_lacks_can_be_asked_for_again),
-        FLEET(a_device_that_breaks_during_the_restore_is_reported_by_join),
-        FLEET(one_deadline_holds_for_all_devices),
-        FLEET(states_that_left_behind_a_deadline_are_not_joined),
-        FLEET(each_device_has_its_stream),
-        FLEET(copies_that_broke_behind_joined_streams_are_reported_by_clear),
-        FLEET(what_can_be_added),
-    };
-    return cmocka_run_group_tests_name("controller_devices", tests, NULL, NULL);
+    return test_run("controller_devices");
 }

@@ -28,7 +28,7 @@ extern copy_rig rig;
 int rig_case_begin(void **state);
 int rig_case_end(void **state);
 
-#define rig_case(test) cmocka_unit_test_setup_teardown(test, rig_case_begin, rig_case_end)
+#define RIG_TEST(name) TEST_WITH(name, rig_case_begin, rig_case_end)
 
 /* Opens the device with `settings` ("offload.small_bytes=32KiB", …, NULL) and `bytes` on each side.
  */

@@ -14,20 +14,20 @@
 int cuda_case_begin(void **state);
 int cuda_case_end(void **state);
 
-#define cuda_case(test) cmocka_unit_test_setup_teardown(test, cuda_case_begin, cuda_case_end)
+#define CUDA_TEST(name) TEST_WITH(name, cuda_case_begin, cuda_case_end)
 
 /* "cuda:0" or another, with a deadline that only a hang reaches. It succeeds. */
 refit_device *cuda_open(void);
 refit_device *cuda_open_spec(const char *spec);
 void cuda_close(refit_device *device);
 
-/* As cuda_case, with "cuda:0" open meanwhile. A test that closes it leaves NULL. */
+/* As CUDA_TEST, with "cuda:0" open meanwhile. A test that closes it leaves NULL. */
 extern refit_device *gpu;
 
 int gpu_case_begin(void **state);
 int gpu_case_end(void **state);
 
-#define gpu_case(test) cmocka_unit_test_setup_teardown(test, gpu_case_begin, gpu_case_end)
+#define GPU_TEST(name) TEST_WITH(name, gpu_case_begin, gpu_case_end)
 
 /* For the next of several rounds of a test: as after cuda_case_end and cuda_case_begin. */
 void cuda_case_again(void);

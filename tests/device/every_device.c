@@ -53,10 +53,11 @@ static int tear_down(void **state)
     return status == REFIT_OK && test_device_quiet() ? 0 : -1;
 }
 
-static int run_on(const device_kind *kind, const char *name, const struct CMUnitTest *tests,
-                  size_t count)
+static int run_on(const device_kind *kind, const char *name)
 {
     char group[64];
+    size_t count;
+    const struct CMUnitTest *tests = test_listed(&count);
     struct CMUnitTest *framed = calloc(count, sizeof *framed);
     if (framed == NULL) return 1;
     for (size_t i = 0; i < count; i++) {
@@ -72,10 +73,10 @@ static int run_on(const device_kind *kind, const char *name, const struct CMUnit
     return failed;
 }
 
-int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count)
+int run_on_every_device(const char *name)
 {
     const device_kind *chosen = test_on_cuda() ? cuda_kinds : kinds;
-    return run_on(&chosen[0], name, tests, count) + run_on(&chosen[1], name, tests, count);
+    return run_on(&chosen[0], name) + run_on(&chosen[1], name);
 }
 
 static struct {

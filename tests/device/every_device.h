@@ -5,8 +5,8 @@
  * Which devices, tests/support/test_device.h says. The fake driver must find nothing to complain
  * of.
  *
- * A test gets a device with a capacity of DEVICE_BYTES and one open stream. A test program lists
- * its tests and calls run_on_every_device.
+ * A test gets a device with a capacity of DEVICE_BYTES and one open stream. A test program calls
+ * run_on_every_device.
  */
 #ifndef EVERY_DEVICE_H
 #define EVERY_DEVICE_H
@@ -28,7 +28,7 @@ typedef struct fixture {
 
 extern fixture on; /* the device of the test that runs */
 
-int run_on_every_device(const char *name, const struct CMUnitTest *tests, size_t count);
+int run_on_every_device(const char *name);
 
 /* Work on a stream that stands until the gate is opened. There is one at a time. Skips the test on
  * a device that cannot call back. */

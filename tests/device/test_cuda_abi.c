@@ -180,7 +180,7 @@ static const struct abi_layout {
     {PLACE(rft_cu_copy_attributes, flags, CUmemcpyAttributes, flags)},
 };
 
-static void numbers_are_those_of_the_toolkit(void **state)
+TEST(numbers_are_those_of_the_toolkit)
 {
     unsigned wrong = 0;
     for (size_t i = 0; i < number_count; i++) {
@@ -207,7 +207,7 @@ static bool defines(const char *line, char name[64])
     return strncmp(name, "RFT_CU_", 7) == 0 && isspace((unsigned char)line[length]);
 }
 
-static void every_number_is_compared(void **state)
+TEST(every_number_is_compared)
 {
     char line[256], name[64];
     unsigned found = 0, missing = 0;
@@ -225,7 +225,7 @@ static void every_number_is_compared(void **state)
     assert_int_equal(found, number_count);
 }
 
-static void layouts_are_those_of_the_toolkit(void **state)
+TEST(layouts_are_those_of_the_toolkit)
 {
     unsigned wrong = 0;
     for (size_t i = 0; i < COUNT_OF(layouts); i++) {
@@ -258,7 +258,7 @@ static const abi_call *call_of(const struct abi_symbol *symbol)
     return NULL;
 }
 
-static void calls_are_those_of_the_toolkit(void **state)
+TEST(calls_are_those_of_the_toolkit)
 {
     unsigned wrong = 0;
     for (size_t i = 0; i < COUNT_OF(symbols); i++) {
@@ -285,7 +285,7 @@ static bool says_lost(const char *line)
     return strstr(line, "relaunched") != NULL || strstr(line, "cannot be used anymore") != NULL;
 }
 
-static void every_error_that_ends_all_work_is_known_as_such(void **state)
+TEST(every_error_that_ends_all_work_is_known_as_such)
 {
     char line[512], name[64];
     int value;
@@ -309,12 +309,5 @@ static void every_error_that_ends_all_work_is_known_as_such(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_are_those_of_the_toolkit),
-        cmocka_unit_test(every_number_is_compared),
-        cmocka_unit_test(layouts_are_those_of_the_toolkit),
-        cmocka_unit_test(calls_are_those_of_the_toolkit),
-        cmocka_unit_test(every_error_that_ends_all_work_is_known_as_such),
-    };
-    return cmocka_run_group_tests_name("cuda_abi", tests, NULL, NULL);
+    return test_run("cuda_abi");
 }

@@ -32,7 +32,7 @@ static const expectation *expected(void)
     return NULL;
 }
 
-static void opening_it_says_what_is_wrong(void **state)
+TEST(opening_it_says_what_is_wrong)
 {
     const char *const specs[] = {"cuda", "cuda:0", "cuda:7", "cuda:0:capacity=1GiB"};
     for (size_t i = 0; i < COUNT_OF(specs); i++) {
@@ -51,7 +51,7 @@ static void keep_line(void *user, refit_log_level level, const char *line)
     strncpy(user, line, 399);
 }
 
-static void auto_is_the_host_only_without_a_driver(void **state)
+TEST(auto_is_the_host_only_without_a_driver)
 {
     char line[400] = "";
     refit_device *device = NULL;
@@ -76,9 +76,5 @@ static void auto_is_the_host_only_without_a_driver(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opening_it_says_what_is_wrong),
-        cmocka_unit_test(auto_is_the_host_only_without_a_driver),
-    };
-    return cmocka_run_group_tests_name("cuda_absent", tests, NULL, NULL);
+    return test_run("cuda_absent");
 }

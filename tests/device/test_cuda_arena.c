@@ -51,6 +51,8 @@ static int end(void **state)
     return gpu_case_end(state);
 }
 
+#define ARENA_TEST(name) TEST_WITH(name, begin, end)
+
 static refit_status commit(uint64_t from, uint64_t bytes)
 {
     return rft_device_commit(gpu, all.base + from, bytes, &all.error);
@@ -94,7 +96,7 @@ static void assert_filled(uint64_t from, uint64_t bytes, int byte)
     assert_int_equal(memcmp(memory, memory + 1, bytes - 1), 0); /* and so on to the end */
 }
 
-static void memory_comes_and_goes_in_few_large_handles(void **state)
+ARENA_TEST(memory_comes_and_goes_in_few_large_handles)
 {
     assert_ok(commit(PAGE, 4 * CHUNK));
     assert_int_equal(fake_cuda_calls("cuMemCreate"), 5);
@@ -112,7 +114,7 @@ static void memory_comes_and_goes_in_few_large_handles(void **state)
     assert_int_equal(fake_cuda_alive().reservations, 1);
 }
 
-static void no_chunk_is_larger_than_its_reservation(void **state)
+ARENA_TEST(no_chunk_is_larger_than_its_reservation)
 {
     char *first = all.base;
     uint64_t first_bytes = all.bytes;
@@ -140,7 +142,7 @@ static void refuse_commit(const char *symbol, unsigned nth, rft_cu_result result
     assert_int_equal(all.error.subsystem, result);
 }
 
-static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
+ARENA_TEST(commit_is_all_or_nothing_at_every_call_of_the_driver)
 {
     assert_ok(commit(CHUNK, PAGE));
     fill(CHUNK, PAGE, 7);
@@ -158,7 +160,7 @@ static void commit_is_all_or_nothing_at_every_call_of_the_driver(void **state)
 
 /* The way to the device fails too: what the driver kept is still counted, and used or given back
  * later. */
-static void a_rollback_that_fails_loses_nothing(void **state)
+ARENA_TEST(a_rollback_that_fails_loses_nothing)
 {
     static const char *const undo[] = {"cuMemUnmap", "cuMemRelease"};
     for (size_t i = 0; i < 2; i++) {
@@ -176,7 +178,7 @@ static void a_rollback_that_fails_loses_nothing(void **state)
     }
 }
 
-static void decommit_that_fails_half_way_goes_on_where_it_was(void **state)
+ARENA_TEST(decommit_that_fails_half_way_goes_on_where_it_was)
 {
     static const char *const steps[] = {"cuMemUnmap", "cuMemRelease"};
     for (size_t i = 0; i < 2; i++) {
@@ -195,7 +197,7 @@ static void decommit_that_fails_half_way_goes_on_where_it_was(void **state)
 }
 
 /* What could not be unmapped keeps its bytes; what could not be released is mapped again. */
-static void memory_that_did_not_go_is_committed_again(void **state)
+ARENA_TEST(memory_that_did_not_go_is_committed_again)
 {
     uint64_t freed;
     assert_ok(commit(0, CHUNK));
@@ -216,7 +218,7 @@ static void memory_that_did_not_go_is_committed_again(void **state)
     assert_int_equal(let_go(0, PAGE), CHUNK);
 }
 
-static void others_on_the_gpu_leave_too_little_until_they_go(void **state)
+ARENA_TEST(others_on_the_gpu_leave_too_little_until_they_go)
 {
     fake_cuda_set_taken(0, 64 * MIB - 2 * CHUNK);
     assert_int_equal(commit(0, 3 * CHUNK), REFIT_ERR_DEVICE_MEMORY);
@@ -229,7 +231,7 @@ static void others_on_the_gpu_leave_too_little_until_they_go(void **state)
     assert_taken(3 * CHUNK);
 }
 
-static void an_ordered_capacity_holds_for_chunks(void **state)
+ARENA_TEST(an_ordered_capacity_holds_for_chunks)
 {
     rft_device_unreserve(gpu, all.base, all.bytes);
     assert_ok(refit_device_close(gpu, &all.error));
@@ -244,7 +246,7 @@ static void an_ordered_capacity_holds_for_chunks(void **state)
     assert_taken(2 * CHUNK);
 }
 
-static void reservations_that_touch_are_two(void **state)
+ARENA_TEST(reservations_that_touch_are_two)
 {
     uint64_t freed;
     void *bases[8];
@@ -268,7 +270,7 @@ static void reservations_that_touch_are_two(void **state)
 /* ---- Streams of the caller's ------------------------------------------------------------------
  */
 
-static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
+ARENA_TEST(queued_work_of_a_callers_stream_keeps_its_memory)
 {
     uint64_t freed = 1;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
@@ -293,7 +295,7 @@ static void queued_work_of_a_callers_stream_keeps_its_memory(void **state)
     (void)let_go(0, all.bytes);
 }
 
-static void the_legacy_stream_may_use_it_too(void **state)
+ARENA_TEST(the_legacy_stream_may_use_it_too)
 {
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     assert_ok(commit(0, PAGE));
@@ -301,7 +303,7 @@ static void the_legacy_stream_may_use_it_too(void **state)
     assert_int_equal(let_go(0, PAGE), CHUNK);
 }
 
-static void a_stream_of_another_context_is_refused(void **state)
+ARENA_TEST(a_stream_of_another_context_is_refused)
 {
     rft_cu_stream native = fake_cuda_stream(fake_cuda_other_context(0), 0);
     assert_invalid(rft_device_reserve_use(gpu, all.base, (refit_stream_ref){native}, &all.error));
@@ -310,7 +312,7 @@ static void a_stream_of_another_context_is_refused(void **state)
 }
 
 /* PyTorch allocates while it captures; memory goes only afterwards, and the capture stays whole. */
-static void memory_waits_for_the_end_of_a_capture(void **state)
+ARENA_TEST(memory_waits_for_the_end_of_a_capture)
 {
     uint64_t freed;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
@@ -330,7 +332,7 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
 /* ---- GPUs that are lost, or cannot do it -------------------------------------------------------
  */
 
-static void a_lost_gpu_is_reported_and_leaks_nothing(void **state)
+ARENA_TEST(a_lost_gpu_is_reported_and_leaks_nothing)
 {
     uint64_t freed;
     assert_ok(commit(0, all.bytes));
@@ -345,7 +347,7 @@ static void a_lost_gpu_is_reported_and_leaks_nothing(void **state)
     assert_int_equal(info.used_bytes, 0);
 }
 
-static void what_the_driver_does_not_take_back_is_logged(void **state)
+ARENA_TEST(what_the_driver_does_not_take_back_is_logged)
 {
     assert_ok(commit(0, CHUNK));
     fake_cuda_fail("cuMemUnmap", 1, 1, RFT_CU_INVALID_VALUE);
@@ -377,7 +379,7 @@ static void assert_no_arena(void)
     assert_ok(refit_device_close(gpu, &all.error));
 }
 
-static void gpus_without_virtual_memory_say_so(void **state)
+TEST(gpus_without_virtual_memory_say_so)
 {
     static const char *const needed[] = {"cuMemAddressReserve",
                                          "cuMemAddressFree",
@@ -398,7 +400,7 @@ static void gpus_without_virtual_memory_say_so(void **state)
     fake_cuda_reset();
 }
 
-static void pages_that_cannot_be_had_are_an_error(void **state)
+TEST(pages_that_cannot_be_had_are_an_error)
 {
     fake_cuda_reset();
     fake_cuda_fail("cuMemGetAllocationGranularity", 1, 1, RFT_CU_INVALID_VALUE);
@@ -436,7 +438,7 @@ static refit_status use_arena(void)
     return status;
 }
 
-static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
+TEST(every_failed_allocation_is_an_error_and_leaks_nothing)
 {
     fake_cuda_reset();
     uint64_t nth = 1;
@@ -454,8 +456,6 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
     assert_string_equal(fake_cuda_violation(), "");
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
-
 /* ---- Other GPUs of the process */
 
 static bool reached_by(int device, uint64_t from, uint64_t bytes)
@@ -463,7 +463,7 @@ static bool reached_by(int device, uint64_t from, uint64_t bytes)
     return fake_cuda_reaches(device, (rft_cu_ptr)(uintptr_t)(all.base + from), bytes);
 }
 
-static void gpus_that_the_process_uses_reach_an_arena(void **state)
+ARENA_TEST(gpus_that_the_process_uses_reach_an_arena)
 {
     refit_device *peer;
     assert_ok(commit(0, CHUNK));
@@ -482,7 +482,7 @@ static void gpus_that_the_process_uses_reach_an_arena(void **state)
     assert_ok(refit_device_close(peer, &all.error));
 }
 
-static void gpus_that_cannot_reach_it_are_left_out(void **state)
+ARENA_TEST(gpus_that_cannot_reach_it_are_left_out)
 {
     refit_device *peer;
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
@@ -493,7 +493,7 @@ static void gpus_that_cannot_reach_it_are_left_out(void **state)
     assert_ok(refit_device_close(peer, &all.error));
 }
 
-static void an_arena_that_the_driver_closes_to_others_is_ours_all_the_same(void **state)
+ARENA_TEST(an_arena_that_the_driver_closes_to_others_is_ours_all_the_same)
 {
     refit_device *peer;
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));
@@ -507,28 +507,5 @@ static void an_arena_that_the_driver_closes_to_others_is_ours_all_the_same(void 
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(memory_comes_and_goes_in_few_large_handles),
-        TEST(no_chunk_is_larger_than_its_reservation),
-        TEST(commit_is_all_or_nothing_at_every_call_of_the_driver),
-        TEST(a_rollback_that_fails_loses_nothing),
-        TEST(decommit_that_fails_half_way_goes_on_where_it_was),
-        TEST(memory_that_did_not_go_is_committed_again),
-        TEST(others_on_the_gpu_leave_too_little_until_they_go),
-        TEST(an_ordered_capacity_holds_for_chunks),
-        TEST(reservations_that_touch_are_two),
-        TEST(queued_work_of_a_callers_stream_keeps_its_memory),
-        TEST(the_legacy_stream_may_use_it_too),
-        TEST(a_stream_of_another_context_is_refused),
-        TEST(memory_waits_for_the_end_of_a_capture),
-        TEST(a_lost_gpu_is_reported_and_leaks_nothing),
-        TEST(what_the_driver_does_not_take_back_is_logged),
-        TEST(gpus_that_the_process_uses_reach_an_arena),
-        TEST(gpus_that_cannot_reach_it_are_left_out),
-        TEST(an_arena_that_the_driver_closes_to_others_is_ours_all_the_same),
-        cmocka_unit_test(gpus_without_virtual_memory_say_so),
-        cmocka_unit_test(pages_that_cannot_be_had_are_an_error),
-        cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
-    };
-    return cmocka_run_group_tests_name("cuda_arena", tests, NULL, NULL);
+    return test_run("cuda_arena");
 }

@@ -50,6 +50,8 @@ static int end(void **state)
     return 0;
 }
 
+#define DIGEST_TEST(name) TEST_WITH(name, begin, end)
+
 static refit_status digest_on(refit_stream_ref where, uint64_t *sum)
 {
     return rft_device_digest(gpu, where, memory, BYTES, 0, sum, &error);
@@ -63,7 +65,7 @@ static void check_digest(void)
     assert_int_equal(sum, rft_digest_part(zeros, BYTES, 0));
 }
 
-static void a_failed_call_is_returned_and_the_next_digest_works(void **state)
+DIGEST_TEST(a_failed_call_is_returned_and_the_next_digest_works)
 {
     static const char *const calls[] = {"cuMemsetD8Async", "cuLaunchKernel", "cuMemcpyAsync",
                                         "cuLaunchHostFunc"};
@@ -81,7 +83,7 @@ static void a_failed_call_is_returned_and_the_next_digest_works(void **state)
 }
 
 /* More often than there are places for sums. */
-static void failures_use_up_no_slots(void **state)
+DIGEST_TEST(failures_use_up_no_slots)
 {
     uint64_t sum = UNTOUCHED;
     fake_cuda_fail("cuLaunchKernel", 1, UNDER_WAY + 1, RFT_CU_UNKNOWN);
@@ -92,7 +94,7 @@ static void failures_use_up_no_slots(void **state)
     check_digest();
 }
 
-static void memory_for_sums_may_be_had_later(void **state)
+DIGEST_TEST(memory_for_sums_may_be_had_later)
 {
     uint64_t sum = UNTOUCHED;
     fake_cuda_fail("cuMemHostAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
@@ -103,7 +105,7 @@ static void memory_for_sums_may_be_had_later(void **state)
     check_digest();
 }
 
-static void too_many_at_once_are_refused_and_none_is_lost(void **state)
+DIGEST_TEST(too_many_at_once_are_refused_and_none_is_lost)
 {
     enum { ON_EACH = 50, STREAMS = UNDER_WAY / ON_EACH + 1 }; /* more on one, and a call waits */
     static uint64_t sums[UNDER_WAY];
@@ -131,7 +133,7 @@ static void too_many_at_once_are_refused_and_none_is_lost(void **state)
     check_digest();
 }
 
-static void a_digest_that_comes_too_late_writes_nothing(void **state)
+DIGEST_TEST(a_digest_that_comes_too_late_writes_nothing)
 {
     uint64_t sum = UNTOUCHED;
     fake_cuda_stop();
@@ -152,7 +154,7 @@ static refit_device *open_late(uint64_t *sum)
     return late;
 }
 
-static void a_device_that_closes_waits_for_a_late_digest(void **state)
+DIGEST_TEST(a_device_that_closes_waits_for_a_late_digest)
 {
     uint64_t sum = UNTOUCHED;
     refit_device *late = open_late(&sum);
@@ -165,7 +167,7 @@ static void a_device_that_closes_waits_for_a_late_digest(void **state)
 
 /* Memory that the GPU still uses then stays with the driver; the close or the late digest,
  * whichever comes last, frees the memory of refit. */
-static void a_device_closes_before_a_digest_that_hangs(void **state)
+DIGEST_TEST(a_device_closes_before_a_digest_that_hangs)
 {
     uint64_t sum = UNTOUCHED;
     unsigned before = fake_cuda_leaks();
@@ -181,7 +183,7 @@ static void a_device_closes_before_a_digest_that_hangs(void **state)
 }
 
 /* Nothing answers any more, and all of our side can still be freed. */
-static void a_gpu_lost_under_a_digest_can_be_closed(void **state)
+DIGEST_TEST(a_gpu_lost_under_a_digest_can_be_closed)
 {
     uint64_t sum = UNTOUCHED;
     fake_cuda_stop();
@@ -195,16 +197,5 @@ static void a_gpu_lost_under_a_digest_can_be_closed(void **state)
 
 int main(void)
 {
-#define T(name) cmocka_unit_test_setup_teardown(name, begin, end)
-    const struct CMUnitTest tests[] = {
-        T(a_failed_call_is_returned_and_the_next_digest_works),
-        T(failures_use_up_no_slots),
-        T(memory_for_sums_may_be_had_later),
-        T(too_many_at_once_are_refused_and_none_is_lost),
-        T(a_digest_that_comes_too_late_writes_nothing),
-        T(a_device_that_closes_waits_for_a_late_digest),
-        T(a_device_closes_before_a_digest_that_hangs),
-        T(a_gpu_lost_under_a_digest_can_be_closed),
-    };
-    return cmocka_run_group_tests_name("cuda_compute", tests, NULL, NULL);
+    return test_run("cuda_compute");
 }

@@ -41,7 +41,7 @@ static const batch_case batches[] = {
 };
 
 /* Batches hold 1,024 copies at most; a refused batch is copied one by one, and told once. */
-static void batches_take_the_calls_that_the_driver_has(void **state)
+RIG_TEST(batches_take_the_calls_that_the_driver_has)
 {
     for (size_t i = 0; i < COUNT_OF(batches); i++) {
         const batch_case *it = &batches[i];
@@ -65,7 +65,7 @@ static void batches_take_the_calls_that_the_driver_has(void **state)
 }
 
 /* The copy at fault is refused, not the batch. */
-static void an_impossible_copy_of_a_batch_is_reported(void **state)
+RIG_TEST(an_impossible_copy_of_a_batch_is_reported)
 {
     rig_open(MIB, engines_only);
     rig_lay(100, 600, 0, 0, 0);
@@ -79,7 +79,7 @@ static void an_impossible_copy_of_a_batch_is_reported(void **state)
 }
 
 /* As in WSL2: a batch would lose the context there, a copy by itself is translated. */
-static void registered_memory_at_other_addresses_is_kept_out_of_batches(void **state)
+RIG_TEST(registered_memory_at_other_addresses_is_kept_out_of_batches)
 {
     fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_POINTERS, 0, true);
     rig_open(4 * MIB, gathering);
@@ -89,7 +89,7 @@ static void registered_memory_at_other_addresses_is_kept_out_of_batches(void **s
     assert_int_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
 }
 
-static void copies_of_nothing_are_left_out(void **state)
+RIG_TEST(copies_of_nothing_are_left_out)
 {
     rig_open(MIB, gathering);
     for (uint64_t size = 0; size <= 600; size += 600) {
@@ -103,7 +103,7 @@ static void copies_of_nothing_are_left_out(void **state)
     rig_round(3);
 }
 
-static void pageable_memory_is_kept_out_of_batches(void **state)
+RIG_TEST(pageable_memory_is_kept_out_of_batches)
 {
     rig_open(MIB, gathering);
     rft_device_host_unpin(rig.device, rig.host, rig.bytes);
@@ -115,7 +115,7 @@ static void pageable_memory_is_kept_out_of_batches(void **state)
 }
 
 /* Pinned to the device, pageable to the device, on the device, and within the host. */
-static void a_batch_may_hold_all_kinds_of_copies(void **state)
+RIG_TEST(a_batch_may_hold_all_kinds_of_copies)
 {
     rig_open(4 * KIB, engines_only);
     char pageable[1024];
@@ -134,7 +134,7 @@ static void a_batch_may_hold_all_kinds_of_copies(void **state)
     assert_memory_equal(rig.host + 3072, rig.host, 1024);
 }
 
-static void a_hundred_thousand_small_copies_take_few_calls(void **state)
+RIG_TEST(a_hundred_thousand_small_copies_take_few_calls)
 {
     fake_cuda_set_memory(0, 256 * MIB);
     rig_open(56 * MIB, (const char *const[]){"offload.small_bytes=32KiB", NULL});
@@ -149,7 +149,7 @@ static void a_hundred_thousand_small_copies_take_few_calls(void **state)
 }
 
 /* Whatever lies between two copies on the host, only padding is written. */
-static void nothing_but_padding_is_touched(void **state)
+RIG_TEST(nothing_but_padding_is_touched)
 {
     static const struct {
         uint64_t size, gap;
@@ -167,7 +167,7 @@ static void nothing_but_padding_is_touched(void **state)
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
 }
 
-static void large_and_small_copies_of_a_batch_take_either_way(void **state)
+RIG_TEST(large_and_small_copies_of_a_batch_take_either_way)
 {
     rig_open(16 * MIB, gathering);
     rig_lay(200, 20000, 480, 480, 64);
@@ -180,7 +180,7 @@ static void large_and_small_copies_of_a_batch_take_either_way(void **state)
     assert_int_not_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
 }
 
-static void memory_that_was_not_checked_meets_no_kernel(void **state)
+RIG_TEST(memory_that_was_not_checked_meets_no_kernel)
 {
     rig_open(MIB, gathering);
     rig_lay(500, 600, 0, 0, 0);
@@ -192,7 +192,7 @@ static void memory_that_was_not_checked_meets_no_kernel(void **state)
 }
 
 /* Two registrations side by side: host sides go on across the edge, copies and stretches do not. */
-static void no_copy_straddles_two_registrations(void **state)
+RIG_TEST(no_copy_straddles_two_registrations)
 {
     const uint64_t edge = 600 * KIB;
     rig_open(2 * MIB, gathering);
@@ -205,7 +205,7 @@ static void no_copy_straddles_two_registrations(void **state)
     rft_device_host_unpin(rig.device, rig.host + edge, 2 * MIB - edge);
 }
 
-static void the_steady_state_allocates_nothing(void **state)
+RIG_TEST(the_steady_state_allocates_nothing)
 {
     rig_open(2 * MIB, gathering);
     rig_lay(2000, 600, 0, 0, 0);
@@ -225,19 +225,5 @@ static void the_steady_state_allocates_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        rig_case(batches_take_the_calls_that_the_driver_has),
-        rig_case(an_impossible_copy_of_a_batch_is_reported),
-        rig_case(registered_memory_at_other_addresses_is_kept_out_of_batches),
-        rig_case(copies_of_nothing_are_left_out),
-        rig_case(pageable_memory_is_kept_out_of_batches),
-        rig_case(a_batch_may_hold_all_kinds_of_copies),
-        rig_case(a_hundred_thousand_small_copies_take_few_calls),
-        rig_case(nothing_but_padding_is_touched),
-        rig_case(large_and_small_copies_of_a_batch_take_either_way),
-        rig_case(memory_that_was_not_checked_meets_no_kernel),
-        rig_case(no_copy_straddles_two_registrations),
-        rig_case(the_steady_state_allocates_nothing),
-    };
-    return cmocka_run_group_tests_name("cuda_copies", tests, NULL, NULL);
+    return test_run("cuda_copies");
 }

@@ -33,7 +33,7 @@ static const times_case measured[] = {
     {"the engines win throughout", {0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f}, 0},
 };
 
-static void the_size_is_where_the_engines_catch_up(void **state)
+TEST(the_size_is_where_the_engines_catch_up)
 {
     for (size_t i = 0; i < COUNT_OF(measured); i++) {
         rft_cuda_cutoff_times times = times_of(measured[i].engines, SIZES);
@@ -44,7 +44,7 @@ static void the_size_is_where_the_engines_catch_up(void **state)
     }
 }
 
-static void measuring_ends_when_the_engines_have_won_twice(void **state)
+TEST(measuring_ends_when_the_engines_have_won_twice)
 {
     const float engines[SIZES] = {9, 8, 0.5f, 0.5f, 0, 0};
     for (uint32_t count = 0; count <= 4; count++) {
@@ -73,7 +73,7 @@ static void open_mixed(void)
 }
 
 /* The fake driver has no fixed speed: either a size is found, or the log says why not. */
-static void measuring_leaves_the_copies_right(void **state)
+RIG_TEST(measuring_leaves_the_copies_right)
 {
     open_mixed();
     assert_int_equal(rig_small_bytes(), 0);
@@ -85,7 +85,7 @@ static void measuring_leaves_the_copies_right(void **state)
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
 }
 
-static void what_is_configured_is_not_measured(void **state)
+RIG_TEST(what_is_configured_is_not_measured)
 {
     rig_open(4 * MIB, (const char *const[]){"offload.small_bytes=20KiB", NULL});
     assert_int_equal(rig_small_bytes(), 20 * KIB);
@@ -99,7 +99,7 @@ static void what_is_configured_is_not_measured(void **state)
 }
 
 /* Nothing larger than a quarter of a half is small. */
-static void the_size_keeps_to_the_staging_memory(void **state)
+RIG_TEST(the_size_keeps_to_the_staging_memory)
 {
     rig_open(4 * MIB,
              (const char *const[]){"offload.small_bytes=1MiB", "offload.staging_bytes=1MiB", NULL});
@@ -110,7 +110,7 @@ static void the_size_keeps_to_the_staging_memory(void **state)
 }
 
 /* The engines do the work; some batches later it is tried again. Each time two events go. */
-static void a_measurement_that_fails_is_made_again_later(void **state)
+RIG_TEST(a_measurement_that_fails_is_made_again_later)
 {
     open_mixed();
     fake_cuda_fail("cuEventElapsedTime", 1, 1000, RFT_CU_INVALID_VALUE);
@@ -128,7 +128,7 @@ static void a_measurement_that_fails_is_made_again_later(void **state)
 
 /* The bounce buffer's own stream stands: the measurement gives up, and the bounce buffer rests
  * until it is idle. */
-static void a_gpu_that_is_busy_is_not_waited_for(void **state)
+RIG_TEST(a_gpu_that_is_busy_is_not_waited_for)
 {
     open_mixed();
     rig_fill(true, 1);
@@ -141,7 +141,7 @@ static void a_gpu_that_is_busy_is_not_waited_for(void **state)
     rig_check(true, 1);
 }
 
-static void every_failed_call_leaves_the_stream_usable(void **state)
+RIG_TEST(every_failed_call_leaves_the_stream_usable)
 {
     static const char *const calls[] = {"cuEventCreate", "cuEventRecord", "cuEventQuery",
                                         "cuEventElapsedTime", "cuLaunchKernel"};
@@ -162,15 +162,5 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_size_is_where_the_engines_catch_up),
-        cmocka_unit_test(measuring_ends_when_the_engines_have_won_twice),
-        rig_case(measuring_leaves_the_copies_right),
-        rig_case(what_is_configured_is_not_measured),
-        rig_case(the_size_keeps_to_the_staging_memory),
-        rig_case(a_measurement_that_fails_is_made_again_later),
-        rig_case(a_gpu_that_is_busy_is_not_waited_for),
-        rig_case(every_failed_call_leaves_the_stream_usable),
-    };
-    return cmocka_run_group_tests_name("cuda_cutoff", tests, NULL, NULL);
+    return test_run("cuda_cutoff");
 }

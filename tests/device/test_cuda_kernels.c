@@ -24,7 +24,7 @@ static void check_digest(void)
     assert_ok(refit_memory_free(gpu, memory, NULL));
 }
 
-static void every_kernel_is_on_the_gpu_before_it_is_needed(void **state)
+CUDA_TEST(every_kernel_is_on_the_gpu_before_it_is_needed)
 {
     open_gpu(true);
     assert_int_equal(fake_cuda_calls("cuLibraryLoadData"), 1);
@@ -38,7 +38,7 @@ static void every_kernel_is_on_the_gpu_before_it_is_needed(void **state)
 }
 
 /* A driver may look at the image when it gets it, or when a kernel is asked for. */
-static void machine_code_that_is_refused_gives_way_to_ptx(void **state)
+CUDA_TEST(machine_code_that_is_refused_gives_way_to_ptx)
 {
     static const char *const calls[] = {"cuLibraryLoadData", "cuLibraryGetKernel",
                                         "cuKernelGetFunction", "cuFuncLoad"};
@@ -71,7 +71,7 @@ static void check_without_kernels(const char *reason)
     assert_ok(refit_memory_free(gpu, memory, NULL));
 }
 
-static void where_no_image_fits_the_device_works_without(void **state)
+CUDA_TEST(where_no_image_fits_the_device_works_without)
 {
     fake_cuda_fail("cuLibraryLoadData", 1, 1, RFT_CU_INVALID_IMAGE);
     fake_cuda_fail("cuLibraryLoadData", 1, 1, RFT_CU_UNSUPPORTED_PTX_VERSION);
@@ -83,7 +83,7 @@ static void where_no_image_fits_the_device_works_without(void **state)
     assert_int_equal(heard_count(""), 1);
 }
 
-static void a_gpu_too_full_for_the_image_works_without(void **state)
+CUDA_TEST(a_gpu_too_full_for_the_image_works_without)
 {
     fake_cuda_fail("cuKernelGetFunction", 3, 1, RFT_CU_OUT_OF_MEMORY);
     fake_cuda_fail("cuKernelGetFunction", 1, 1, RFT_CU_OUT_OF_MEMORY);
@@ -92,7 +92,7 @@ static void a_gpu_too_full_for_the_image_works_without(void **state)
     cuda_close(gpu);
 }
 
-static void a_driver_without_libraries_works_without(void **state)
+CUDA_TEST(a_driver_without_libraries_works_without)
 {
     static const char *const symbols[] = {"cuLibraryLoadData", "cuLibraryUnload",
                                           "cuLibraryGetKernel", "cuKernelGetFunction"};
@@ -107,7 +107,7 @@ static void a_driver_without_libraries_works_without(void **state)
 }
 
 /* The table lies in host memory that the GPU reaches. */
-static void entries_are_packed_on_a_stream(void **state)
+CUDA_TEST(entries_are_packed_on_a_stream)
 {
     enum { COUNT = 300, BYTES = 100 };
     open_gpu(true);
@@ -146,7 +146,7 @@ static void entries_are_packed_on_a_stream(void **state)
     cuda_close(gpu);
 }
 
-static void a_gpu_lost_meanwhile_is_not_opened(void **state)
+CUDA_TEST(a_gpu_lost_meanwhile_is_not_opened)
 {
     refit_error error = {0};
     gpu = NULL;
@@ -158,14 +158,5 @@ static void a_gpu_lost_meanwhile_is_not_opened(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cuda_case(every_kernel_is_on_the_gpu_before_it_is_needed),
-        cuda_case(machine_code_that_is_refused_gives_way_to_ptx),
-        cuda_case(where_no_image_fits_the_device_works_without),
-        cuda_case(a_gpu_too_full_for_the_image_works_without),
-        cuda_case(a_driver_without_libraries_works_without),
-        cuda_case(entries_are_packed_on_a_stream),
-        cuda_case(a_gpu_lost_meanwhile_is_not_opened),
-    };
-    return cmocka_run_group_tests_name("cuda_kernels", tests, NULL, NULL);
+    return test_run("cuda_kernels");
 }

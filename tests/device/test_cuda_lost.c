@@ -65,6 +65,8 @@ static int end(void **state)
     return cuda_case_end(state);
 }
 
+#define BENCH(name) TEST_WITH(name, begin, end)
+
 /* All of it anew, for the next of several rounds. */
 static void begin_again(void)
 {
@@ -109,7 +111,7 @@ static void assert_every_call_refuses(refit_status status, const char *words)
     assert_refused(rft_device_event_wait(device, on.event, 0, error), status, words);
 }
 
-static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
+BENCH(every_call_on_a_lost_gpu_fails_and_it_can_be_closed)
 {
     static const rft_cu_result results[] = {RFT_CU_ILLEGAL_ADDRESS, RFT_CU_ECC_UNCORRECTABLE,
                                             RFT_CU_LAUNCH_FAILED,   RFT_CU_HARDWARE_STACK_ERROR,
@@ -127,7 +129,7 @@ static void every_call_on_a_lost_gpu_fails_and_it_can_be_closed(void **state)
 
 /* As when the process ends and its objects are closed after the driver has gone, or when the GPU
  * was reset: the context cannot even be made current. */
-static void a_context_that_is_gone_can_be_closed(void **state)
+CUDA_TEST(a_context_that_is_gone_can_be_closed)
 {
     static const rft_cu_result results[] = {RFT_CU_DEINITIALIZED, RFT_CU_CONTEXT_IS_DESTROYED,
                                             RFT_CU_ASSERT};
@@ -145,7 +147,7 @@ static void a_context_that_is_gone_can_be_closed(void **state)
     fake_cuda_reset();
 }
 
-static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
+BENCH(work_that_fails_in_the_queue_loses_the_gpu)
 {
     fake_cuda_stop();
     fake_cuda_fail_later("cuMemsetD8Async", 1, RFT_CU_ILLEGAL_ADDRESS);
@@ -159,7 +161,7 @@ static void work_that_fails_in_the_queue_loses_the_gpu(void **state)
                    "only a new process helps");
 }
 
-static void a_full_gpu_says_what_is_free_and_recovers(void **state)
+BENCH(a_full_gpu_says_what_is_free_and_recovers)
 {
     void *memory;
     fake_cuda_set_taken(0, 64 * MIB - PAGE - 1000); /* by another process */
@@ -172,7 +174,7 @@ static void a_full_gpu_says_what_is_free_and_recovers(void **state)
     assert_ok(refit_memory_free(on.device, memory, NULL));
 }
 
-static void a_stream_with_work_is_closed_when_it_is_done(void **state)
+BENCH(a_stream_with_work_is_closed_when_it_is_done)
 {
     refit_stream_ref stream;
     set_timeout(5);
@@ -203,7 +205,7 @@ static void *close_stream(void *user)
     return NULL;
 }
 
-static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
+BENCH(a_close_that_waits_for_work_blocks_no_other_call)
 {
     void *base;
     uint64_t granule;
@@ -227,7 +229,7 @@ static void a_close_that_waits_for_work_blocks_no_other_call(void **state)
 }
 
 /* The internal stream is dropped, and the next call gets another. */
-static void work_on_the_calling_thread_has_a_deadline(void **state)
+BENCH(work_on_the_calling_thread_has_a_deadline)
 {
     set_timeout(5);
     fake_cuda_stop();
@@ -276,7 +278,7 @@ free_memory:
 }
 
 /* No failure of a single call is kept: the device works right after it. */
-static void a_call_that_fails_once_leaves_the_device_usable(void **state)
+BENCH(a_call_that_fails_once_leaves_the_device_usable)
 {
     static const char *const symbols[] = {"cuMemAlloc",
                                           "cuMemFree",
@@ -307,7 +309,7 @@ static void a_call_that_fails_once_leaves_the_device_usable(void **state)
     }
 }
 
-static void memory_that_could_not_be_freed_is_kept_on_the_books(void **state)
+BENCH(memory_that_could_not_be_freed_is_kept_on_the_books)
 {
     fake_cuda_fail("cuMemFree", 1, 1, RFT_CU_INVALID_VALUE);
     assert_refused(refit_memory_free(on.device, on.memory, error), REFIT_ERR_DEVICE,
@@ -336,7 +338,7 @@ static int refuses_in_child(void)
     return strstr(error.text, "spawn") == NULL ? 8 : 0;
 }
 
-static void a_forked_child_is_refused_and_harms_nothing(void **state)
+BENCH(a_forked_child_is_refused_and_harms_nothing)
 {
     refit_device *empty = cuda_open();
     pid_t child = fork();
@@ -354,21 +356,7 @@ static void a_forked_child_is_refused_and_harms_nothing(void **state)
     cuda_close(empty);
 }
 
-#define BENCH(test) cmocka_unit_test_setup_teardown(test, begin, end)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BENCH(every_call_on_a_lost_gpu_fails_and_it_can_be_closed),
-        cuda_case(a_context_that_is_gone_can_be_closed),
-        BENCH(work_that_fails_in_the_queue_loses_the_gpu),
-        BENCH(a_full_gpu_says_what_is_free_and_recovers),
-        BENCH(a_stream_with_work_is_closed_when_it_is_done),
-        BENCH(a_close_that_waits_for_work_blocks_no_other_call),
-        BENCH(work_on_the_calling_thread_has_a_deadline),
-        BENCH(a_call_that_fails_once_leaves_the_device_usable),
-        BENCH(memory_that_could_not_be_freed_is_kept_on_the_books),
-        BENCH(a_forked_child_is_refused_and_harms_nothing),
-    };
-    return cmocka_run_group_tests_name("cuda_lost", tests, NULL, NULL);
+    return test_run("cuda_lost");
 }

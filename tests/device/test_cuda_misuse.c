@@ -61,7 +61,7 @@ static void assert_no_event_on(refit_stream_ref stream, refit_status status, con
     assert_refused(refit_stream_wait(gpu, stream, 0, error), status, words);
 }
 
-static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
+GPU_TEST(the_legacy_stream_is_joined_and_takes_no_work)
 {
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     refit_stream_ref own;
@@ -85,14 +85,14 @@ static void the_legacy_stream_is_joined_and_takes_no_work(void **state)
                          fake_cuda_legacy_calls("cuStreamIsCapturing"));
 }
 
-static void the_per_thread_stream_is_refused(void **state)
+GPU_TEST(the_per_thread_stream_is_refused)
 {
     const refit_stream_ref stream = {RFT_CU_STREAM_PER_THREAD};
     assert_no_work_on(stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
     assert_no_event_on(stream, REFIT_ERR_INVALID, "per-thread default stream (2)");
 }
 
-static void a_stream_of_another_context_is_refused(void **state)
+GPU_TEST(a_stream_of_another_context_is_refused)
 {
     refit_device *other = cuda_open_spec("cuda:1");
     const refit_stream_ref strangers[] = {
@@ -107,7 +107,7 @@ static void a_stream_of_another_context_is_refused(void **state)
     cuda_close(other);
 }
 
-static void a_callers_stream_takes_work_and_stays_open(void **state)
+GPU_TEST(a_callers_stream_takes_work_and_stays_open)
 {
     const unsigned flags[] = {0, RFT_CU_STREAM_NON_BLOCKING};
     char *bytes = pinned(4096);
@@ -127,7 +127,7 @@ static void a_callers_stream_takes_work_and_stays_open(void **state)
     unpin(bytes, 4096);
 }
 
-static void a_stream_in_a_capture_is_refused_until_it_ends(void **state)
+GPU_TEST(a_stream_in_a_capture_is_refused_until_it_ends)
 {
     refit_stream_ref stream = callers(fake_cuda_primary(0), 0);
     fake_cuda_capture_begin(stream.native);
@@ -166,7 +166,7 @@ static void do_all(void)
     unpin(bytes, 4096);
 }
 
-static void a_capture_elsewhere_is_not_broken(void **state)
+GPU_TEST(a_capture_elsewhere_is_not_broken)
 {
     refit_stream_ref stream = callers(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(stream.native);
@@ -175,7 +175,7 @@ static void a_capture_elsewhere_is_not_broken(void **state)
     fake_cuda_stream_free(stream.native);
 }
 
-static void nothing_is_said_on_the_legacy_stream(void **state)
+GPU_TEST(nothing_is_said_on_the_legacy_stream)
 {
     do_all();
     cuda_close(gpu);
@@ -184,7 +184,7 @@ static void nothing_is_said_on_the_legacy_stream(void **state)
 }
 
 /* Misaligned memory of the driver is taken again; it is freed by the address that it has there. */
-static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
+GPU_TEST(memory_is_aligned_on_a_driver_that_promises_less)
 {
     void *memory[20];
     fake_cuda_set_skew(true);
@@ -199,7 +199,7 @@ static void memory_is_aligned_on_a_driver_that_promises_less(void **state)
     assert_int_equal(fake_cuda_used(0), 0);
 }
 
-static void memory_of_other_kinds_is_refused_by_name(void **state)
+GPU_TEST(memory_of_other_kinds_is_refused_by_name)
 {
     refit_device *other = cuda_open_spec("cuda:1");
     char *bytes = pinned(4096), *plain = malloc(100);
@@ -244,7 +244,7 @@ static void memory_of_other_kinds_is_refused_by_name(void **state)
     cuda_close(other);
 }
 
-static void where_memory_ends_is_asked_twice(void **state)
+GPU_TEST(where_memory_ends_is_asked_twice)
 {
     void *memory;
     assert_ok(refit_memory_alloc(gpu, MIB, &memory, NULL));
@@ -299,7 +299,7 @@ static void segments_close(segments *it)
     rft_cuda_driver_close(&it->driver);
 }
 
-static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
+GPU_TEST(memory_of_many_mappings_is_one_and_a_hole_is_seen)
 {
     segments torch;
     segments_open(&torch);
@@ -319,7 +319,7 @@ static void memory_of_many_mappings_is_one_and_a_hole_is_seen(void **state)
     segments_close(&torch);
 }
 
-static void a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing(void **state)
+GPU_TEST(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing)
 {
     char *bytes = pinned(4096), *memory;
     refit_stream_ref stream;
@@ -342,19 +342,5 @@ static void a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing(void **st
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        gpu_case(the_legacy_stream_is_joined_and_takes_no_work),
-        gpu_case(the_per_thread_stream_is_refused),
-        gpu_case(a_stream_of_another_context_is_refused),
-        gpu_case(a_callers_stream_takes_work_and_stays_open),
-        gpu_case(a_stream_in_a_capture_is_refused_until_it_ends),
-        gpu_case(a_capture_elsewhere_is_not_broken),
-        gpu_case(nothing_is_said_on_the_legacy_stream),
-        gpu_case(memory_is_aligned_on_a_driver_that_promises_less),
-        gpu_case(memory_of_other_kinds_is_refused_by_name),
-        gpu_case(a_copy_to_memory_that_is_gone_is_refused_and_costs_nothing),
-        gpu_case(where_memory_ends_is_asked_twice),
-        gpu_case(memory_of_many_mappings_is_one_and_a_hole_is_seen),
-    };
-    return cmocka_run_group_tests_name("cuda_misuse", tests, NULL, NULL);
+    return test_run("cuda_misuse");
 }

@@ -27,7 +27,7 @@ static void assert_fails(const char *spec, refit_status expected, const char *wo
     assert_int_equal(fake_cuda_depth(), 0);
 }
 
-static void a_gpu_describes_itself(void **state)
+CUDA_TEST(a_gpu_describes_itself)
 {
     refit_device_info info = {.size = sizeof info};
     fake_cuda_set_attribute(1, RFT_CU_ATTR_HOST_NUMA, 3, true);
@@ -52,7 +52,7 @@ static void a_gpu_describes_itself(void **state)
     cuda_close(device);
 }
 
-static void a_driver_that_knows_no_numa_leaves_it_to_the_bus(void **state)
+CUDA_TEST(a_driver_that_knows_no_numa_leaves_it_to_the_bus)
 {
     fake_cuda_set_attribute(0, RFT_CU_ATTR_HOST_NUMA, 0, false);
     fake_cuda_set_attribute(0, RFT_CU_ATTR_PCI_DOMAIN, 0xfffe, true); /* nowhere */
@@ -61,7 +61,7 @@ static void a_driver_that_knows_no_numa_leaves_it_to_the_bus(void **state)
     cuda_close(device);
 }
 
-static void a_capacity_bounds_what_is_taken(void **state)
+CUDA_TEST(a_capacity_bounds_what_is_taken)
 {
     refit_device *device = cuda_open_spec("cuda:0:capacity=1MiB");
     void *memory, *more;
@@ -79,7 +79,7 @@ static void a_capacity_bounds_what_is_taken(void **state)
     cuda_close(device);
 }
 
-static void drivers_of_every_version_since_12_will_do(void **state)
+CUDA_TEST(drivers_of_every_version_since_12_will_do)
 {
     static const int versions[] = {12000, 12040, 12080, 12090, 13000, 13020, 14000};
     for (size_t i = 0; i < COUNT_OF(versions); i++) {
@@ -93,7 +93,7 @@ static void drivers_of_every_version_since_12_will_do(void **state)
     assert_fails("auto", REFIT_ERR_UNSUPPORTED, "for CUDA 11.8 and refit needs 12.0");
 }
 
-static void a_missing_symbol_is_named_or_done_without(void **state)
+CUDA_TEST(a_missing_symbol_is_named_or_done_without)
 {
     for (size_t i = 0; i < SYMBOLS; i++) {
         fake_cuda_reset();
@@ -106,7 +106,7 @@ static void a_missing_symbol_is_named_or_done_without(void **state)
     }
 }
 
-static void no_gpu_is_not_found(void **state)
+CUDA_TEST(no_gpu_is_not_found)
 {
     fake_cuda_set_devices(0);
     assert_fails("cuda:0", REFIT_ERR_NOT_FOUND, "CUDA_VISIBLE_DEVICES");
@@ -116,7 +116,7 @@ static void no_gpu_is_not_found(void **state)
     cuda_close(cuda_open_spec("cuda:1"));
 }
 
-static void a_gpu_that_may_not_be_used_says_why(void **state)
+CUDA_TEST(a_gpu_that_may_not_be_used_says_why)
 {
     fake_cuda_fail("cuDevicePrimaryCtxRetain", 1, 1, RFT_CU_DEVICE_UNAVAILABLE);
     assert_fails("cuda:0", REFIT_ERR_BUSY, "exclusive mode");
@@ -132,7 +132,7 @@ static void a_gpu_that_may_not_be_used_says_why(void **state)
     assert_fails("cuda:0", REFIT_ERR_BUSY, "exclusive mode");
 }
 
-static void a_driver_that_does_not_start_says_why(void **state)
+CUDA_TEST(a_driver_that_does_not_start_says_why)
 {
     static const struct {
         rft_cu_result result;
@@ -169,7 +169,7 @@ static void open_auto(const char *kind, const char *words)
     cuda_close(device);
 }
 
-static void auto_says_which_device_it_took(void **state)
+CUDA_TEST(auto_says_which_device_it_took)
 {
     open_auto("cuda", "device auto: cuda:0");
     fake_cuda_set_devices(0);
@@ -178,7 +178,7 @@ static void auto_says_which_device_it_took(void **state)
 }
 
 /* NOT_FOUND of a later call must not be taken for "no GPU", so that auto falls back. */
-static void whatever_call_fails_the_opening_fails_and_leaves_nothing(void **state)
+CUDA_TEST(whatever_call_fails_the_opening_fails_and_leaves_nothing)
 {
     static const rft_cu_result results[] = {RFT_CU_UNKNOWN, RFT_CU_INVALID_VALUE, RFT_CU_NOT_FOUND,
                                             RFT_CU_OUT_OF_MEMORY, RFT_CU_ILLEGAL_ADDRESS};
@@ -207,7 +207,7 @@ static void whatever_call_fails_the_opening_fails_and_leaves_nothing(void **stat
     }
 }
 
-static void every_failed_allocation_leaves_nothing(void **state)
+CUDA_TEST(every_failed_allocation_leaves_nothing)
 {
     bool met = true;
     for (uint64_t nth = 1; met; nth++) {
@@ -221,7 +221,7 @@ static void every_failed_allocation_leaves_nothing(void **state)
     }
 }
 
-static void a_gpu_may_be_opened_twice(void **state)
+CUDA_TEST(a_gpu_may_be_opened_twice)
 {
     void *memory;
     refit_device *one = cuda_open(), *two = cuda_open();
@@ -234,7 +234,7 @@ static void a_gpu_may_be_opened_twice(void **state)
     cuda_close(two);
 }
 
-static void opening_does_not_break_a_capture(void **state)
+CUDA_TEST(opening_does_not_break_a_capture)
 {
     refit_device *first = cuda_open();
     rft_cu_stream stream = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
@@ -247,20 +247,5 @@ static void opening_does_not_break_a_capture(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cuda_case(a_gpu_describes_itself),
-        cuda_case(a_driver_that_knows_no_numa_leaves_it_to_the_bus),
-        cuda_case(a_capacity_bounds_what_is_taken),
-        cuda_case(drivers_of_every_version_since_12_will_do),
-        cuda_case(a_missing_symbol_is_named_or_done_without),
-        cuda_case(no_gpu_is_not_found),
-        cuda_case(a_gpu_that_may_not_be_used_says_why),
-        cuda_case(a_driver_that_does_not_start_says_why),
-        cuda_case(auto_says_which_device_it_took),
-        cuda_case(whatever_call_fails_the_opening_fails_and_leaves_nothing),
-        cuda_case(every_failed_allocation_leaves_nothing),
-        cuda_case(a_gpu_may_be_opened_twice),
-        cuda_case(opening_does_not_break_a_capture),
-    };
-    return cmocka_run_group_tests_name("cuda_open", tests, NULL, NULL);
+    return test_run("cuda_open");
 }

@@ -22,7 +22,7 @@ static bool covered(const void *memory, uint64_t bytes)
     return rft_cuda_pinned_holds(rft_cuda_pins_find(gpu->self, memory), memory, bytes);
 }
 
-static void a_range_is_known_from_pin_to_unpin(void **state)
+GPU_TEST(a_range_is_known_from_pin_to_unpin)
 {
     char *memory = pages(4);
     assert_false(covered(memory, 1));
@@ -45,7 +45,7 @@ static void a_range_is_known_from_pin_to_unpin(void **state)
     free(memory);
 }
 
-static void many_ranges_are_found_in_any_order(void **state)
+GPU_TEST(many_ranges_are_found_in_any_order)
 {
     enum { COUNT = 101 };
     char *memory = pages(2 * COUNT);
@@ -64,7 +64,7 @@ static void many_ranges_are_found_in_any_order(void **state)
     free(memory);
 }
 
-static void memory_pinned_elsewhere_is_left_alone(void **state)
+GPU_TEST(memory_pinned_elsewhere_is_left_alone)
 {
     char *memory = pages(2);
     assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
@@ -75,7 +75,7 @@ static void memory_pinned_elsewhere_is_left_alone(void **state)
     free(memory);
 }
 
-static void a_refusal_says_what_helps(void **state)
+GPU_TEST(a_refusal_says_what_helps)
 {
     char *memory = pages(4);
     assert_ok(rft_device_host_pin(gpu, memory, 2 * PAGE, NULL));
@@ -105,7 +105,7 @@ static void a_refusal_says_what_helps(void **state)
     free(memory);
 }
 
-static void closing_takes_back_what_is_left(void **state)
+GPU_TEST(closing_takes_back_what_is_left)
 {
     char *memory = pages(3);
     for (unsigned i = 0; i < 3; i++) {
@@ -127,7 +127,7 @@ static refit_status pin_each(char *memory, unsigned count)
     return status;
 }
 
-static void a_list_that_cannot_grow_leaves_nothing_pinned(void **state)
+CUDA_TEST(a_list_that_cannot_grow_leaves_nothing_pinned)
 {
     char *memory = pages(100);
     bool met = true;
@@ -147,13 +147,5 @@ static void a_list_that_cannot_grow_leaves_nothing_pinned(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        gpu_case(a_range_is_known_from_pin_to_unpin),
-        gpu_case(many_ranges_are_found_in_any_order),
-        gpu_case(memory_pinned_elsewhere_is_left_alone),
-        gpu_case(a_refusal_says_what_helps),
-        gpu_case(closing_takes_back_what_is_left),
-        cuda_case(a_list_that_cannot_grow_leaves_nothing_pinned),
-    };
-    return cmocka_run_group_tests_name("cuda_pin", tests, NULL, NULL);
+    return test_run("cuda_pin");
 }

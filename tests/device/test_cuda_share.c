@@ -97,7 +97,9 @@ static int end(void **state)
     return gpu_case_end(state);
 }
 
-static void another_process_reads_what_one_exports(void **state)
+#define SHARE_TEST(name) TEST_WITH(name, begin, end)
+
+SHARE_TEST(another_process_reads_what_one_exports)
 {
     twin other = twin_start(program, "other");
     assert_ok(tell(&other, 'm', &second_half)->status);
@@ -107,7 +109,7 @@ static void another_process_reads_what_one_exports(void **state)
     assert_int_equal(twin_leave(&other), 0);
 }
 
-static void an_allocation_is_opened_once_however_often_it_is_asked_for(void **state)
+SHARE_TEST(an_allocation_is_opened_once_however_often_it_is_asked_for)
 {
     rft_share whole;
     assert_ok(rft_device_share_export(gpu, memory, BYTES, &whole, NULL));
@@ -121,21 +123,21 @@ static void an_allocation_is_opened_once_however_often_it_is_asked_for(void **st
     assert_int_equal(twin_leave(&other), 0);
 }
 
-static void what_is_still_mapped_is_unmapped_when_the_device_closes(void **state)
+SHARE_TEST(what_is_still_mapped_is_unmapped_when_the_device_closes)
 {
     twin other = twin_start(program, "other");
     assert_int_equal(tell(&other, 'm', &second_half)->imports, 1);
     assert_int_equal(twin_leave(&other), 0);
 }
 
-static void an_importer_that_is_killed_holds_nothing(void **state)
+SHARE_TEST(an_importer_that_is_killed_holds_nothing)
 {
     twin other = twin_start(program, "other");
     assert_ok(tell(&other, 'm', &second_half)->status);
     twin_kill(&other); /* the driver would complain of the free that follows */
 }
 
-static void in_the_process_that_exported_it_the_memory_is_given_as_it_is(void **state)
+SHARE_TEST(in_the_process_that_exported_it_the_memory_is_given_as_it_is)
 {
     refit_device *second = cuda_open();
     void *mapped = NULL;
@@ -158,7 +160,7 @@ static refit_status map_here(rft_share share, refit_error *error)
     return status;
 }
 
-static void memory_of_another_gpu_is_refused_by_both_names(void **state)
+SHARE_TEST(memory_of_another_gpu_is_refused_by_both_names)
 {
     refit_device_info info = {.size = sizeof info};
     refit_error error;
@@ -170,7 +172,7 @@ static void memory_of_another_gpu_is_refused_by_both_names(void **state)
     assert_non_null(strstr(strstr(error.text, "GPU-") + 4, "GPU-"));
 }
 
-static void bytes_beyond_the_allocation_are_refused(void **state)
+SHARE_TEST(bytes_beyond_the_allocation_are_refused)
 {
     const uint64_t spans[][2] = {
         {HALF, HALF + 1}, {BYTES, 1}, {UINT64_MAX, HALF}, {HALF, UINT64_MAX}, {BYTES + 1, 0},
@@ -188,7 +190,7 @@ static void bytes_beyond_the_allocation_are_refused(void **state)
 }
 
 /* The address is only a hint: without a handle that fits, it leads nowhere. */
-static void a_false_address_or_handle_maps_nothing(void **state)
+SHARE_TEST(a_false_address_or_handle_maps_nothing)
 {
     void *private_memory = NULL;
     assert_ok(refit_memory_alloc(gpu, BYTES, &private_memory, NULL));
@@ -205,7 +207,7 @@ static void a_false_address_or_handle_maps_nothing(void **state)
 
 /* In another container a process may have this one's number, and so the same addresses and handles:
  * its memory is another all the same. The driver takes it for this one's, and refuses it. */
-static void a_process_of_the_same_number_is_another(void **state)
+SHARE_TEST(a_process_of_the_same_number_is_another)
 {
     rft_share theirs = second_half;
     theirs.address ^= UINT64_C(0x100000000); /* of another PID namespace */
@@ -214,7 +216,7 @@ static void a_process_of_the_same_number_is_another(void **state)
     assert_int_not_equal(map_here(theirs, NULL), REFIT_OK);
 }
 
-static void memory_that_is_gone_cannot_be_mapped(void **state)
+SHARE_TEST(memory_that_is_gone_cannot_be_mapped)
 {
     void *gone = NULL;
     rft_share share;
@@ -224,7 +226,7 @@ static void memory_that_is_gone_cannot_be_mapped(void **state)
     assert_int_not_equal(map_here(share, NULL), REFIT_OK);
 }
 
-static void memory_that_cannot_be_exported_says_why(void **state)
+SHARE_TEST(memory_that_cannot_be_exported_says_why)
 {
     rft_share share;
     refit_error error;
@@ -237,7 +239,7 @@ static void memory_that_cannot_be_exported_says_why(void **state)
     fake_cuda_managed_free(managed);
 }
 
-static void virtual_memory_is_refused_by_the_name_that_pytorch_gives_it(void **state)
+SHARE_TEST(virtual_memory_is_refused_by_the_name_that_pytorch_gives_it)
 {
     void *base = NULL;
     uint64_t granule = 0;
@@ -251,7 +253,7 @@ static void virtual_memory_is_refused_by_the_name_that_pytorch_gives_it(void **s
     rft_device_unreserve(gpu, base, granule);
 }
 
-static void a_failure_of_the_driver_is_returned(void **state)
+SHARE_TEST(a_failure_of_the_driver_is_returned)
 {
     rft_share share;
     refit_error error;
@@ -265,7 +267,7 @@ static void a_failure_of_the_driver_is_returned(void **state)
     assert_ok(rft_device_share_export(gpu, memory, BYTES, &share, NULL));
 }
 
-static void an_import_that_fails_halfway_leaves_nothing_open(void **state)
+SHARE_TEST(an_import_that_fails_halfway_leaves_nothing_open)
 {
     assert_int_equal(setenv("FAKE_CUDA_SCRIPT", "cuMemGetAddressRange:2:1:999", 1), 0);
     twin other = twin_start(program, "other");
@@ -277,7 +279,7 @@ static void an_import_that_fails_halfway_leaves_nothing_open(void **state)
     assert_int_equal(twin_leave(&other), 0);
 }
 
-static void a_driver_without_sharing_is_unsupported(void **state)
+SHARE_TEST(a_driver_without_sharing_is_unsupported)
 {
     rft_share share;
     void *mapped = NULL;
@@ -292,28 +294,9 @@ static void a_driver_without_sharing_is_unsupported(void **state)
     cuda_close(device);
 }
 
-#define SHARE_TEST(function) cmocka_unit_test_setup_teardown(function, begin, end)
-
 int main(int argc, char **argv)
 {
     if (argc > 1) return be_the_other();
     program = argv[0];
-    const struct CMUnitTest tests[] = {
-        SHARE_TEST(another_process_reads_what_one_exports),
-        SHARE_TEST(an_allocation_is_opened_once_however_often_it_is_asked_for),
-        SHARE_TEST(what_is_still_mapped_is_unmapped_when_the_device_closes),
-        SHARE_TEST(an_importer_that_is_killed_holds_nothing),
-        SHARE_TEST(in_the_process_that_exported_it_the_memory_is_given_as_it_is),
-        SHARE_TEST(memory_of_another_gpu_is_refused_by_both_names),
-        SHARE_TEST(bytes_beyond_the_allocation_are_refused),
-        SHARE_TEST(a_false_address_or_handle_maps_nothing),
-        SHARE_TEST(a_process_of_the_same_number_is_another),
-        SHARE_TEST(memory_that_is_gone_cannot_be_mapped),
-        SHARE_TEST(memory_that_cannot_be_exported_says_why),
-        SHARE_TEST(virtual_memory_is_refused_by_the_name_that_pytorch_gives_it),
-        SHARE_TEST(a_failure_of_the_driver_is_returned),
-        SHARE_TEST(an_import_that_fails_halfway_leaves_nothing_open),
-        SHARE_TEST(a_driver_without_sharing_is_unsupported),
-    };
-    return cmocka_run_group_tests_name("cuda_share", tests, NULL, NULL);
+    return test_run("cuda_share");
 }

@@ -19,7 +19,7 @@ static void open_small(void)
 /* ---- Order ------------------------------------------------------------------------------- */
 
 /* The stream stands while both batches are put; each sees what the one before has left. */
-static void batches_follow_each_other_on_their_stream(void **state)
+RIG_TEST(batches_follow_each_other_on_their_stream)
 {
     open_small();
     rig_fill(true, 1);
@@ -37,7 +37,7 @@ static void batches_follow_each_other_on_their_stream(void **state)
 }
 
 /* What the host side holds when the stream gets there, not when the batch was put. */
-static void sources_are_read_in_stream_order(void **state)
+RIG_TEST(sources_are_read_in_stream_order)
 {
     open_small();
     for (uint64_t small = 0; small < 2; small++) {
@@ -71,7 +71,7 @@ static bool is_read_at_once(void)
     return early;
 }
 
-static void host_memory_may_be_read_at_once_where_that_is_allowed(void **state)
+RIG_TEST(host_memory_may_be_read_at_once_where_that_is_allowed)
 {
     open_small();
     assert_true(is_read_at_once()); /* gathered */
@@ -82,7 +82,7 @@ static void host_memory_may_be_read_at_once_where_that_is_allowed(void **state)
 }
 
 /* One source on the device: work before the batch writes it. */
-static void memory_of_the_device_is_never_read_at_once(void **state)
+RIG_TEST(memory_of_the_device_is_never_read_at_once)
 {
     for (int small = 0; small < 2; small++) {
         open_small();
@@ -112,7 +112,7 @@ static void memory_of_the_device_is_never_read_at_once(void **state)
 #define STREAMS 5
 
 /* More streams than bounce buffers, and each stands in turn: the others get through. */
-static void no_stream_waits_for_another(void **state)
+RIG_TEST(no_stream_waits_for_another)
 {
     copy_rig parts[STREAMS];
     open_small();
@@ -159,7 +159,7 @@ static void *run_worker(void *user)
 }
 
 /* Every thread has a stream and a quarter of the memory. */
-static void threads_copy_at_once(void **state)
+RIG_TEST(threads_copy_at_once)
 {
     enum { WORKERS = 4 };
     worker workers[WORKERS];
@@ -178,7 +178,7 @@ static void threads_copy_at_once(void **state)
 }
 
 /* The stream stands, and more is put on it than the table holds: the engines take the rest. */
-static void a_stream_that_stands_for_long_is_not_waited_for(void **state)
+RIG_TEST(a_stream_that_stands_for_long_is_not_waited_for)
 {
     rig_open(2 * MIB, gathering);
     rig_lay(RIG_BATCH, 100, 20, 20, 20);
@@ -196,7 +196,7 @@ static void a_stream_that_stands_for_long_is_not_waited_for(void **state)
 
 /* ---- What is missing --------------------------------------------------------------------- */
 
-static void without_kernels_the_engines_do_the_work(void **state)
+RIG_TEST(without_kernels_the_engines_do_the_work)
 {
     fake_cuda_fail("cuLibraryLoadData", 1, 2, RFT_CU_INVALID_IMAGE);
     open_small();
@@ -205,7 +205,7 @@ static void without_kernels_the_engines_do_the_work(void **state)
     assert_int_equal(fake_cuda_alive().host_memories, 0);
 }
 
-static void without_memory_the_engines_do_the_work_for_now(void **state)
+RIG_TEST(without_memory_the_engines_do_the_work_for_now)
 {
     open_small();
     fake_cuda_set_taken(0, 60 * MIB); /* of 64 */
@@ -239,7 +239,7 @@ static refit_status try_round(void)
 }
 
 /* Each driver call of a round fails once; then the same stream works. */
-static void every_failed_call_leaves_the_stream_usable(void **state)
+RIG_TEST(every_failed_call_leaves_the_stream_usable)
 {
     unsigned failures = 0;
     bool over = false;
@@ -262,7 +262,7 @@ static void every_failed_call_leaves_the_stream_usable(void **state)
 }
 
 /* Once a bounce buffer's events cannot be told any more, others take its place, or the engines. */
-static void bounce_buffers_that_break_are_not_used_again(void **state)
+RIG_TEST(bounce_buffers_that_break_are_not_used_again)
 {
     open_small();
     rig_round(1);
@@ -279,7 +279,7 @@ static void bounce_buffers_that_break_are_not_used_again(void **state)
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), launches);
 }
 
-static void a_lost_gpu_is_reported_and_closes(void **state)
+RIG_TEST(a_lost_gpu_is_reported_and_closes)
 {
     open_small();
     rig_round(1);
@@ -288,7 +288,7 @@ static void a_lost_gpu_is_reported_and_closes(void **state)
 }
 
 /* Work that does not end, on a bounce buffer that closes: what it uses stays. */
-static void a_bounce_buffer_that_hangs_keeps_its_memory(void **state)
+RIG_TEST(a_bounce_buffer_that_hangs_keeps_its_memory)
 {
     refit_device *device = cuda_open();
     rft_cuda_device *cuda = device->self;
@@ -317,20 +317,5 @@ static void a_bounce_buffer_that_hangs_keeps_its_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        rig_case(batches_follow_each_other_on_their_stream),
-        rig_case(sources_are_read_in_stream_order),
-        rig_case(host_memory_may_be_read_at_once_where_that_is_allowed),
-        rig_case(memory_of_the_device_is_never_read_at_once),
-        rig_case(no_stream_waits_for_another),
-        rig_case(threads_copy_at_once),
-        rig_case(a_stream_that_stands_for_long_is_not_waited_for),
-        rig_case(without_kernels_the_engines_do_the_work),
-        rig_case(without_memory_the_engines_do_the_work_for_now),
-        rig_case(every_failed_call_leaves_the_stream_usable),
-        rig_case(bounce_buffers_that_break_are_not_used_again),
-        rig_case(a_lost_gpu_is_reported_and_closes),
-        rig_case(a_bounce_buffer_that_hangs_keeps_its_memory),
-    };
-    return cmocka_run_group_tests_name("cuda_staging", tests, NULL, NULL);
+    return test_run("cuda_staging");
 }

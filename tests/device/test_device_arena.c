@@ -100,7 +100,7 @@ static void go(arena *in, uint64_t first, uint64_t pages)
     assert_int_equal(freed, before - taken(in));
 }
 
-static void addresses_cost_nothing(void **state)
+TEST(addresses_cost_nothing)
 {
     arena in = reserve(100);
     assert_int_equal(device_used(), 0);
@@ -111,7 +111,7 @@ static void addresses_cost_nothing(void **state)
     rft_device_unreserve(on.device, far, 16 * DEVICE_BYTES);
 }
 
-static void committed_pages_hold_bytes_until_they_go(void **state)
+TEST(committed_pages_hold_bytes_until_they_go)
 {
     arena in = reserve(8);
     come(&in, 0, 8);
@@ -127,7 +127,7 @@ static void committed_pages_hold_bytes_until_they_go(void **state)
 
 /* What was gone with its chunk is not the pattern any more; a GPU may give the same memory again.
  */
-static void bytes_are_gone_with_their_chunk(void **state)
+TEST(bytes_are_gone_with_their_chunk)
 {
     arena in = reserve_chunks(3);
     uint64_t pages = in.pages / 3;
@@ -141,7 +141,7 @@ static void bytes_are_gone_with_their_chunk(void **state)
     unreserve(&in);
 }
 
-static void commit_and_decommit_may_be_repeated(void **state)
+TEST(commit_and_decommit_may_be_repeated)
 {
     arena in = reserve(10);
     go(&in, 0, 10);
@@ -156,7 +156,7 @@ static void commit_and_decommit_may_be_repeated(void **state)
     unreserve(&in);
 }
 
-static void single_pages_add_up(void **state)
+TEST(single_pages_add_up)
 {
     enum { PAGES = 29 }; /* a prime, and 58 MiB where a granule is 2 MiB */
     arena in = reserve(PAGES);
@@ -170,7 +170,7 @@ static void single_pages_add_up(void **state)
 }
 
 /* Ranges that begin and end anywhere, from a seed. */
-static void any_order_of_ranges_adds_up(void **state)
+TEST(any_order_of_ranges_adds_up)
 {
     enum { PAGES = 31 };
     arena in = reserve(PAGES);
@@ -183,7 +183,7 @@ static void any_order_of_ranges_adds_up(void **state)
     unreserve(&in);
 }
 
-static void a_full_device_commits_nothing(void **state)
+TEST(a_full_device_commits_nothing)
 {
     uint64_t chunk = rft_device_get_caps(on.device).chunk_bytes;
     if (chunk == 0) skip();
@@ -208,7 +208,7 @@ static void a_full_device_commits_nothing(void **state)
     assert_int_equal(device_used(), 0);
 }
 
-static void what_lies_outside_is_refused(void **state)
+TEST(what_lies_outside_is_refused)
 {
     arena in = reserve(4);
     assert_invalid(commit(&in, 3, 2));
@@ -226,7 +226,7 @@ static void what_lies_outside_is_refused(void **state)
 
 /* By the call, or by the work that it queued; what is there is copied as before. A real driver does
  * not promise to look at both ends before it loses the GPU. */
-static void a_copy_to_memory_that_is_gone_fails(void **state)
+TEST(a_copy_to_memory_that_is_gone_fails)
 {
     if (test_on_real_gpu()) skip();
     arena in = reserve_chunks(2);
@@ -242,7 +242,7 @@ static void a_copy_to_memory_that_is_gone_fails(void **state)
     unreserve(&in);
 }
 
-static void a_copy_to_memory_that_is_gone_fails_once(void **state)
+TEST(a_copy_to_memory_that_is_gone_fails_once)
 {
     if (!on.strict) skip();
     arena in = reserve(4);
@@ -273,7 +273,7 @@ static void a_copy_to_memory_that_is_gone_fails_once(void **state)
     rft_device_unreserve(on.device, in.base, 4 * in.page);
 }
 
-static void a_failure_outlives_an_event_that_left(void **state)
+TEST(a_failure_outlives_an_event_that_left)
 {
     if (!on.strict) skip();
     arena in = reserve(1);
@@ -293,7 +293,7 @@ static void a_failure_outlives_an_event_that_left(void **state)
 }
 
 /* As when a wait times out just before the work fails, and its event is closed just after. */
-static void a_failure_outlives_an_event_that_was_not_asked(void **state)
+TEST(a_failure_outlives_an_event_that_was_not_asked)
 {
     if (!on.strict) skip();
     arena in = reserve(1);
@@ -315,7 +315,7 @@ static void a_failure_outlives_an_event_that_was_not_asked(void **state)
 
 /* ---- Streams that use it ------------------------------------------------------------------ */
 
-static void memory_stays_while_a_stream_uses_it(void **state)
+TEST(memory_stays_while_a_stream_uses_it)
 {
     arena in = reserve(2);
     char *bytes = steady_alloc(64);
@@ -339,7 +339,7 @@ static void memory_stays_while_a_stream_uses_it(void **state)
     unreserve(&in);
 }
 
-static void a_stream_that_has_ended_its_use_is_not_waited_for(void **state)
+TEST(a_stream_that_has_ended_its_use_is_not_waited_for)
 {
     arena in = reserve(1);
     assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
@@ -361,7 +361,7 @@ static void a_stream_that_has_ended_its_use_is_not_waited_for(void **state)
     unreserve(&in);
 }
 
-static void a_closed_stream_uses_nothing(void **state)
+TEST(a_closed_stream_uses_nothing)
 {
     arena in = reserve(1);
     arena other = reserve(1);
@@ -379,7 +379,7 @@ static void a_closed_stream_uses_nothing(void **state)
     unreserve(&in);
 }
 
-static void work_that_failed_is_reported_once_and_keeps_the_memory(void **state)
+TEST(work_that_failed_is_reported_once_and_keeps_the_memory)
 {
     if (!on.strict) skip();
     arena in = reserve(2);
@@ -395,7 +395,7 @@ static void work_that_failed_is_reported_once_and_keeps_the_memory(void **state)
 }
 
 /* As when a wait timed out, the work then failed, and the caller tries again. */
-static void work_that_failed_behind_a_timeout_is_reported(void **state)
+TEST(work_that_failed_behind_a_timeout_is_reported)
 {
     if (!on.strict) skip();
     arena in = reserve(2);
@@ -417,7 +417,7 @@ static void work_that_failed_behind_a_timeout_is_reported(void **state)
     unreserve(&in);
 }
 
-static void only_streams_and_reservations_are_used(void **state)
+TEST(only_streams_and_reservations_are_used)
 {
     arena in = reserve(1);
     assert_invalid(rft_device_reserve_use(on.device, &on, on.stream, &on.error));
@@ -457,7 +457,7 @@ static void *come_and_go(void *user)
     return NULL;
 }
 
-static void streams_of_many_threads_come_and_go(void **state)
+TEST(streams_of_many_threads_come_and_go)
 {
     arena in = reserve_chunks(2);
     user_thread threads[3];
@@ -481,26 +481,5 @@ static void streams_of_many_threads_come_and_go(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(addresses_cost_nothing),
-        cmocka_unit_test(committed_pages_hold_bytes_until_they_go),
-        cmocka_unit_test(bytes_are_gone_with_their_chunk),
-        cmocka_unit_test(commit_and_decommit_may_be_repeated),
-        cmocka_unit_test(single_pages_add_up),
-        cmocka_unit_test(any_order_of_ranges_adds_up),
-        cmocka_unit_test(a_full_device_commits_nothing),
-        cmocka_unit_test(what_lies_outside_is_refused),
-        cmocka_unit_test(a_copy_to_memory_that_is_gone_fails),
-        cmocka_unit_test(a_copy_to_memory_that_is_gone_fails_once),
-        cmocka_unit_test(a_failure_outlives_an_event_that_left),
-        cmocka_unit_test(a_failure_outlives_an_event_that_was_not_asked),
-        cmocka_unit_test(memory_stays_while_a_stream_uses_it),
-        cmocka_unit_test(a_stream_that_has_ended_its_use_is_not_waited_for),
-        cmocka_unit_test(a_closed_stream_uses_nothing),
-        cmocka_unit_test(work_that_failed_is_reported_once_and_keeps_the_memory),
-        cmocka_unit_test(work_that_failed_behind_a_timeout_is_reported),
-        cmocka_unit_test(only_streams_and_reservations_are_used),
-        cmocka_unit_test(streams_of_many_threads_come_and_go),
-    };
-    return run_on_every_device("arena", tests, COUNT_OF(tests));
+    return run_on_every_device("arena");
 }

@@ -36,7 +36,7 @@ static void free_filled(filled made)
     free(made.host);
 }
 
-static void digests_are_those_of_the_host(void **state)
+TEST(digests_are_those_of_the_host)
 {
     static const uint64_t sizes[] = {0, 1, 7, 8, 9, 4096, 70001, ROOM - 64};
     const refit_stream_ref streams[] = {on.stream, REFIT_STREAM_NONE};
@@ -53,7 +53,7 @@ static void digests_are_those_of_the_host(void **state)
     free_filled(made);
 }
 
-static void a_digest_is_of_the_bytes_at_its_place_in_the_stream(void **state)
+TEST(a_digest_is_of_the_bytes_at_its_place_in_the_stream)
 {
     enum { BYTES = 100000 };
     filled made = make_filled(4);
@@ -77,7 +77,7 @@ static void a_digest_is_of_the_bytes_at_its_place_in_the_stream(void **state)
     free_filled(made);
 }
 
-static void many_digests_are_under_way_at_once(void **state)
+TEST(many_digests_are_under_way_at_once)
 {
     enum { COUNT = 50 }; /* CUDA's queue takes 56; then a call waits */
     static uint64_t sums[COUNT];
@@ -134,7 +134,7 @@ static void add_digest(refit_stream_ref stream, summed *sum, const filled *to, c
                                      from->device + aside, bytes, offset, sum->device, &on.error));
 }
 
-static void digests_add_up_on_the_device_and_copy_on_the_way(void **state)
+TEST(digests_add_up_on_the_device_and_copy_on_the_way)
 {
     static const uint64_t sizes[] = {0, 1, 8, 9, 4096, 70001, ROOM / 2};
     filled from = make_filled(10), to = make_filled(11);
@@ -170,7 +170,7 @@ static void check_cast(refit_stream_ref stream, const filled *from, const filled
     free(got);
 }
 
-static void casts_are_those_of_the_host(void **state)
+TEST(casts_are_those_of_the_host)
 {
     static const uint64_t counts[] = {1, 7, 8, 1000, ROOM / 4 - 8};
     filled from = make_filled(7), to = make_filled(8);
@@ -182,7 +182,7 @@ static void casts_are_those_of_the_host(void **state)
     free_filled(from);
 }
 
-static void a_cast_is_made_in_stream_order(void **state)
+TEST(a_cast_is_made_in_stream_order)
 {
     enum { COUNT = 1000 };
     filled from = make_filled(9);
@@ -232,7 +232,7 @@ static filled make_masters(uint64_t elements)
     return made;
 }
 
-static void masters_are_coded_as_by_the_host(void **state)
+TEST(masters_are_coded_as_by_the_host)
 {
     static const uint64_t counts[] = {1, 5000, 70001, 1 << 18};
     if (!rft_device_get_caps(on.device).masters) skip();
@@ -258,7 +258,7 @@ static void masters_are_coded_as_by_the_host(void **state)
     }
 }
 
-static void masters_with_other_weights_are_left_alone(void **state)
+TEST(masters_with_other_weights_are_left_alone)
 {
     enum { COUNT = 10000 };
     if (!rft_device_get_caps(on.device).masters) skip();
@@ -279,7 +279,7 @@ static void masters_with_other_weights_are_left_alone(void **state)
     free_filled(made);
 }
 
-static void a_job_for_masters_that_breaks_a_rule_is_refused(void **state)
+TEST(a_job_for_masters_that_breaks_a_rule_is_refused)
 {
     static _Alignas(16) unsigned char memory[4096];
     rft_master_job good = {.master = memory,
@@ -311,7 +311,7 @@ static void a_job_for_masters_that_breaks_a_rule_is_refused(void **state)
     assert_ok(rft_device_master_decode(on.device, on.stream, &good, &on.error));
 }
 
-static void arguments_that_make_no_sense_are_refused(void **state)
+TEST(arguments_that_make_no_sense_are_refused)
 {
     uint64_t sum = 0, words[2] = {0, 0};
     refit_device *device = on.device;
@@ -337,7 +337,7 @@ static void arguments_that_make_no_sense_are_refused(void **state)
 }
 
 /* A kernel that met it would end the device. */
-static void memory_that_the_device_cannot_reach_is_refused(void **state)
+TEST(memory_that_the_device_cannot_reach_is_refused)
 {
     if (rft_device_get_caps(on.device).host_addressable) skip();
     uint64_t sum = 0;
@@ -358,7 +358,7 @@ static void memory_that_the_device_cannot_reach_is_refused(void **state)
     free_filled(made);
 }
 
-static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **state)
+TEST(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream)
 {
     if (!on.strict) skip();
     void *base;
@@ -387,19 +387,5 @@ static void memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream(void **st
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(digests_are_those_of_the_host),
-        cmocka_unit_test(a_digest_is_of_the_bytes_at_its_place_in_the_stream),
-        cmocka_unit_test(many_digests_are_under_way_at_once),
-        cmocka_unit_test(digests_add_up_on_the_device_and_copy_on_the_way),
-        cmocka_unit_test(casts_are_those_of_the_host),
-        cmocka_unit_test(a_cast_is_made_in_stream_order),
-        cmocka_unit_test(masters_are_coded_as_by_the_host),
-        cmocka_unit_test(masters_with_other_weights_are_left_alone),
-        cmocka_unit_test(a_job_for_masters_that_breaks_a_rule_is_refused),
-        cmocka_unit_test(arguments_that_make_no_sense_are_refused),
-        cmocka_unit_test(memory_that_the_device_cannot_reach_is_refused),
-        cmocka_unit_test(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream),
-    };
-    return run_on_every_device("device_compute", tests, COUNT_OF(tests));
+    return run_on_every_device("device_compute");
 }

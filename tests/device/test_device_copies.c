@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 
-static void bytes_travel_there_and_back(void **state)
+TEST(bytes_travel_there_and_back)
 {
     static const uint64_t sizes[] = {1, 7, 511, 4097, MIB + 3, 9 * MIB - 1};
     for (unsigned i = 0; i < COUNT_OF(sizes); i++) {
@@ -38,7 +38,7 @@ static uint32_t cut(rft_copy *copies, uint32_t most, char *to, const char *from,
     return count;
 }
 
-static void a_batch_copies_every_piece(void **state)
+TEST(a_batch_copies_every_piece)
 {
     enum { MOST = 500 };
     static rft_copy copies[MOST];
@@ -61,7 +61,7 @@ static void a_batch_copies_every_piece(void **state)
     free(there);
 }
 
-static void the_list_of_a_batch_may_be_reused_at_once(void **state)
+TEST(the_list_of_a_batch_may_be_reused_at_once)
 {
     enum { PIECES = 64 };
     char *there = steady_alloc(PIECES), *back = steady_alloc(PIECES);
@@ -82,7 +82,7 @@ static void the_list_of_a_batch_may_be_reused_at_once(void **state)
     assert_ok(refit_memory_free(on.device, memory, &on.error));
 }
 
-static void batches_have_a_bound(void **state)
+TEST(batches_have_a_bound)
 {
     uint32_t most = rft_device_get_caps(on.device).batch_most;
     char from = 1, to = 0;
@@ -101,7 +101,7 @@ static void batches_have_a_bound(void **state)
     free(copies);
 }
 
-static void copies_without_an_end_are_refused(void **state)
+TEST(copies_without_an_end_are_refused)
 {
     char byte = 0;
     assert_invalid(refit_stream_copy(on.device, on.stream, NULL, &byte, 1, NULL));
@@ -113,7 +113,7 @@ static void copies_without_an_end_are_refused(void **state)
 
 /* What no memory has room for is refused before anything is queued: the stream has nothing to do.
  */
-static void sizes_that_no_memory_has_are_refused(void **state)
+TEST(sizes_that_no_memory_has_are_refused)
 {
     char bytes[2] = {0};
     void *last = (void *)(UINTPTR_MAX - 3);
@@ -136,7 +136,7 @@ static void sizes_that_no_memory_has_are_refused(void **state)
     wait_stream();
 }
 
-static void zero_clears_its_range_and_no_more(void **state)
+TEST(zero_clears_its_range_and_no_more)
 {
     static char back[3 * 4099];
     char *memory;
@@ -168,7 +168,7 @@ static void cycle(rft_event *event, const rft_copy *copies, uint32_t count)
     wait_stream();
 }
 
-static void the_steady_state_allocates_nothing(void **state)
+TEST(the_steady_state_allocates_nothing)
 {
     enum { MOST = 300 };
     static rft_copy copies[MOST];
@@ -192,15 +192,5 @@ static void the_steady_state_allocates_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_travel_there_and_back),
-        cmocka_unit_test(a_batch_copies_every_piece),
-        cmocka_unit_test(the_list_of_a_batch_may_be_reused_at_once),
-        cmocka_unit_test(batches_have_a_bound),
-        cmocka_unit_test(copies_without_an_end_are_refused),
-        cmocka_unit_test(sizes_that_no_memory_has_are_refused),
-        cmocka_unit_test(zero_clears_its_range_and_no_more),
-        cmocka_unit_test(the_steady_state_allocates_nothing),
-    };
-    return run_on_every_device("copies", tests, COUNT_OF(tests));
+    return run_on_every_device("copies");
 }

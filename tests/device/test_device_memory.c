@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-static void memory_is_aligned_and_its_own(void **state)
+TEST(memory_is_aligned_and_its_own)
 {
     static const uint64_t sizes[] = {1, 511, 512, 513, 65536, MIB - 1, MIB, MIB + 1, 3 * MIB + 5};
     enum { COUNT = COUNT_OF(sizes) };
@@ -21,7 +21,7 @@ static void memory_is_aligned_and_its_own(void **state)
     assert_int_equal(device_used(), 0);
 }
 
-static void a_full_device_refuses_and_recovers(void **state)
+TEST(a_full_device_refuses_and_recovers)
 {
     void *memory[100];
     void *extra = &on; /* must stay as it is */
@@ -48,7 +48,7 @@ static void a_full_device_refuses_and_recovers(void **state)
 
 /* Where two allocations are neighbours, a copy of both at once may be refused: a caller that joins
  * copies can tell them apart. */
-static void what_may_be_copied_as_one_can_be_told(void **state)
+TEST(what_may_be_copied_as_one_can_be_told)
 {
     enum { COUNT = 6 };
     void *memory[COUNT];
@@ -72,7 +72,7 @@ static void what_may_be_copied_as_one_can_be_told(void **state)
     }
 }
 
-static void sizes_beyond_all_memory_are_refused(void **state)
+TEST(sizes_beyond_all_memory_are_refused)
 {
     void *memory;
     assert_int_equal(refit_memory_alloc(on.device, UINT64_MAX, &memory, &on.error),
@@ -84,7 +84,7 @@ static void sizes_beyond_all_memory_are_refused(void **state)
     assert_int_equal(device_used(), 0);
 }
 
-static void freeing_twice_or_what_is_foreign_is_refused(void **state)
+TEST(freeing_twice_or_what_is_foreign_is_refused)
 {
     static const uint64_t sizes[] = {1000, 2 * MIB};
     for (unsigned i = 0; i < 2; i++) {
@@ -98,12 +98,12 @@ static void freeing_twice_or_what_is_foreign_is_refused(void **state)
     assert_int_equal(device_used(), 0);
 }
 
-static void nothing_is_a_valid_thing_to_free(void **state)
+TEST(nothing_is_a_valid_thing_to_free)
 {
     assert_ok(refit_memory_free(on.device, NULL, &on.error));
 }
 
-static void bad_arguments_are_refused(void **state)
+TEST(bad_arguments_are_refused)
 {
     void *memory;
     assert_invalid(refit_memory_alloc(on.device, 0, &memory, NULL));
@@ -112,7 +112,7 @@ static void bad_arguments_are_refused(void **state)
     assert_invalid(refit_memory_free(NULL, NULL, NULL));
 }
 
-static void many_allocations_are_kept_apart(void **state)
+TEST(many_allocations_are_kept_apart)
 {
     enum { COUNT = 3000 };
     static void *memory[COUNT];
@@ -135,7 +135,7 @@ static void many_allocations_are_kept_apart(void **state)
     assert_int_equal(device_used(), 0);
 }
 
-static void a_device_with_memory_stays_open(void **state)
+TEST(a_device_with_memory_stays_open)
 {
     void *memory;
     assert_ok(refit_memory_alloc(on.device, 100, &memory, &on.error));
@@ -146,7 +146,7 @@ static void a_device_with_memory_stays_open(void **state)
     assert_ok(refit_memory_free(on.device, memory, &on.error));
 }
 
-static void describe_fills_what_the_caller_knows(void **state)
+TEST(describe_fills_what_the_caller_knows)
 {
     refit_device_info info = {.size = sizeof info};
     assert_ok(refit_device_describe(on.device, &info, &on.error));
@@ -167,17 +167,5 @@ static void describe_fills_what_the_caller_knows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_aligned_and_its_own),
-        cmocka_unit_test(a_full_device_refuses_and_recovers),
-        cmocka_unit_test(what_may_be_copied_as_one_can_be_told),
-        cmocka_unit_test(sizes_beyond_all_memory_are_refused),
-        cmocka_unit_test(freeing_twice_or_what_is_foreign_is_refused),
-        cmocka_unit_test(nothing_is_a_valid_thing_to_free),
-        cmocka_unit_test(bad_arguments_are_refused),
-        cmocka_unit_test(many_allocations_are_kept_apart),
-        cmocka_unit_test(a_device_with_memory_stays_open),
-        cmocka_unit_test(describe_fills_what_the_caller_knows),
-    };
-    return run_on_every_device("memory", tests, COUNT_OF(tests));
+    return run_on_every_device("memory");
 }

@@ -19,7 +19,7 @@ static void assert_opens(const char *spec, const refit_config *config, uint64_t 
     assert_ok(refit_device_close(device, &error));
 }
 
-static void specs_open_the_host_device(void **state)
+TEST(specs_open_the_host_device)
 {
     refit_config config;
     refit_config_init(&config, sizeof config);
@@ -45,7 +45,7 @@ static void assert_refuses(const char *begin, const char *end)
     assert_null(device);
 }
 
-static void other_specs_are_refused(void **state)
+TEST(other_specs_are_refused)
 {
     static const char *const others[] = {
         "",      "hos", "hosts", "HOST",  "host capacity",      "host:x", "host:capacity",
@@ -74,12 +74,12 @@ static void other_specs_are_refused(void **state)
     assert_invalid(refit_device_open("host", NULL, NULL, NULL));
 }
 
-static void no_device_is_a_valid_thing_to_close(void **state)
+TEST(no_device_is_a_valid_thing_to_close)
 {
     assert_ok(refit_device_close(NULL, NULL));
 }
 
-static void operations_of_another_version_are_refused(void **state)
+TEST(operations_of_another_version_are_refused)
 {
     rft_device_ops ops = {.version = RFT_DEVICE_OPS_VERSION + 1, .size = sizeof ops, .kind = "odd"};
     refit_device *device;
@@ -89,7 +89,7 @@ static void operations_of_another_version_are_refused(void **state)
     assert_invalid(rft_device_make(&ops, NULL, &device, NULL));
 }
 
-static void optional_operations_that_are_missing_say_so(void **state)
+TEST(optional_operations_that_are_missing_say_so)
 {
     refit_device *device;
     refit_device_info info = {.size = sizeof info};
@@ -126,7 +126,7 @@ static void optional_operations_that_are_missing_say_so(void **state)
         offsetof(rft_device_ops, name), #name                                                      \
     }
 
-static void a_required_operation_that_is_missing_is_named(void **state)
+TEST(a_required_operation_that_is_missing_is_named)
 {
     static const struct {
         size_t slot;
@@ -146,13 +146,5 @@ static void a_required_operation_that_is_missing_is_named(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(specs_open_the_host_device),
-        cmocka_unit_test(other_specs_are_refused),
-        cmocka_unit_test(no_device_is_a_valid_thing_to_close),
-        cmocka_unit_test(operations_of_another_version_are_refused),
-        cmocka_unit_test(optional_operations_that_are_missing_say_so),
-        cmocka_unit_test(a_required_operation_that_is_missing_is_named),
-    };
-    return cmocka_run_group_tests_name("device_spec", tests, NULL, NULL);
+    return test_run("device_spec");
 }

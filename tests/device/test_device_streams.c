@@ -41,7 +41,7 @@ static rft_event *open_event(void)
     return event;
 }
 
-static void a_stream_is_a_fifo_of_any_depth(void **state)
+TEST(a_stream_is_a_fifo_of_any_depth)
 {
     static journal book;
     static entry entries[COUNT_OF(book.lines)];
@@ -61,7 +61,7 @@ static void a_stream_is_a_fifo_of_any_depth(void **state)
 }
 
 /* The event lies in the middle: when it is reached half of the queue is free again. */
-static void a_full_queue_refuses_and_recovers(void **state)
+TEST(a_full_queue_refuses_and_recovers)
 {
     if (!on.strict) skip();
     atomic_bool flag = false;
@@ -82,7 +82,7 @@ static void a_full_queue_refuses_and_recovers(void **state)
     rft_device_event_close(on.device, middle);
 }
 
-static void closing_a_stream_finishes_its_work(void **state)
+TEST(closing_a_stream_finishes_its_work)
 {
     atomic_bool flag = false;
     refit_stream_ref stream = open_stream();
@@ -93,7 +93,7 @@ static void closing_a_stream_finishes_its_work(void **state)
     assert_true(atomic_load(&flag));
 }
 
-static void only_an_open_stream_can_be_closed(void **state)
+TEST(only_an_open_stream_can_be_closed)
 {
     refit_stream_ref closed = open_stream(), strange = {&closed};
     assert_ok(refit_stream_close(on.device, closed, &on.error));
@@ -105,7 +105,7 @@ static void only_an_open_stream_can_be_closed(void **state)
     assert_invalid(refit_stream_call(on.device, on.stream, NULL, NULL, NULL));
 }
 
-static void a_stream_that_is_none_takes_no_work(void **state)
+TEST(a_stream_that_is_none_takes_no_work)
 {
     if (!on.strict) skip();
     char from = 1, to = 0;
@@ -120,7 +120,7 @@ static void a_stream_that_is_none_takes_no_work(void **state)
     rft_device_event_close(on.device, event);
 }
 
-static void work_on_the_calling_thread_is_done_at_once(void **state)
+TEST(work_on_the_calling_thread_is_done_at_once)
 {
     char from = 1, to = 0;
     rft_event *event = open_event();
@@ -132,7 +132,7 @@ static void work_on_the_calling_thread_is_done_at_once(void **state)
     rft_device_event_close(on.device, event);
 }
 
-static void an_event_never_recorded_is_done(void **state)
+TEST(an_event_never_recorded_is_done)
 {
     rft_event *event = open_event();
     assert_ok(rft_device_event_wait(on.device, event, 0, &on.error));
@@ -142,7 +142,7 @@ static void an_event_never_recorded_is_done(void **state)
     rft_device_event_close(on.device, event);
 }
 
-static void an_event_is_done_when_its_place_is_reached(void **state)
+TEST(an_event_is_done_when_its_place_is_reached)
 {
     rft_event *event = open_event();
     gate_put(on.stream);
@@ -155,7 +155,7 @@ static void an_event_is_done_when_its_place_is_reached(void **state)
     rft_device_event_close(on.device, event);
 }
 
-static void a_join_waits_for_the_other_stream(void **state)
+TEST(a_join_waits_for_the_other_stream)
 {
     char *bytes = steady_alloc(2); /* from the first to the last by memory of the device */
     void *middle;
@@ -180,7 +180,7 @@ static void a_join_waits_for_the_other_stream(void **state)
 
 /* The join was made when the event was here; that it moved on, and is done there, changes nothing.
  */
-static void a_join_keeps_the_place_it_was_made_for(void **state)
+TEST(a_join_keeps_the_place_it_was_made_for)
 {
     refit_stream_ref other = open_stream(), third = open_stream();
     rft_event *event = open_event();
@@ -203,7 +203,7 @@ static void *open_from_elsewhere(void *user)
     return user;
 }
 
-static void joining_on_the_calling_thread_blocks(void **state)
+TEST(joining_on_the_calling_thread_blocks)
 {
     atomic_bool flag = false;
     rft_thread thread;
@@ -218,7 +218,7 @@ static void joining_on_the_calling_thread_blocks(void **state)
     rft_device_event_close(on.device, event);
 }
 
-static void events_may_go_first_or_last(void **state)
+TEST(events_may_go_first_or_last)
 {
     refit_stream_ref other = open_stream();
     rft_event *early = open_event(), *late = open_event();
@@ -235,7 +235,7 @@ static void events_may_go_first_or_last(void **state)
     rft_device_event_close(on.device, late);
 }
 
-static void waits_that_time_out_leave_nothing_behind(void **state)
+TEST(waits_that_time_out_leave_nothing_behind)
 {
     gate_put(on.stream);
     for (unsigned i = 0; i < 20; i++) {
@@ -247,20 +247,5 @@ static void waits_that_time_out_leave_nothing_behind(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_stream_is_a_fifo_of_any_depth),
-        cmocka_unit_test(a_full_queue_refuses_and_recovers),
-        cmocka_unit_test(closing_a_stream_finishes_its_work),
-        cmocka_unit_test(only_an_open_stream_can_be_closed),
-        cmocka_unit_test(a_stream_that_is_none_takes_no_work),
-        cmocka_unit_test(work_on_the_calling_thread_is_done_at_once),
-        cmocka_unit_test(an_event_never_recorded_is_done),
-        cmocka_unit_test(an_event_is_done_when_its_place_is_reached),
-        cmocka_unit_test(a_join_waits_for_the_other_stream),
-        cmocka_unit_test(a_join_keeps_the_place_it_was_made_for),
-        cmocka_unit_test(joining_on_the_calling_thread_blocks),
-        cmocka_unit_test(events_may_go_first_or_last),
-        cmocka_unit_test(waits_that_time_out_leave_nothing_behind),
-    };
-    return run_on_every_device("streams", tests, COUNT_OF(tests));
+    return run_on_every_device("streams");
 }

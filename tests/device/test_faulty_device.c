@@ -23,7 +23,9 @@ static int tear_down(void **state)
     return 0;
 }
 
-static void the_nth_call_fails_and_the_next_does_not(void **state)
+#define FAULTY_TEST(name) TEST_WITH(name, set_up, tear_down)
+
+FAULTY_TEST(the_nth_call_fails_and_the_next_does_not)
 {
     void *first, *second;
     faulty_device_fail(on.device, FAULTY_MEMORY_ALLOC, 2, REFIT_ERR_DEVICE_MEMORY);
@@ -39,7 +41,7 @@ static void the_nth_call_fails_and_the_next_does_not(void **state)
     assert_ok(refit_memory_free(on.device, second, &on.error));
 }
 
-static void calls_fail_as_often_as_ordered(void **state)
+FAULTY_TEST(calls_fail_as_often_as_ordered)
 {
     rft_event *event;
     faulty_device_fail_times(on.device, FAULTY_EVENT_OPEN, 1, 2, REFIT_ERR_DEVICE);
@@ -53,7 +55,7 @@ static void calls_fail_as_often_as_ordered(void **state)
     }
 }
 
-static void a_copy_that_breaks_later_is_told_by_the_event(void **state)
+FAULTY_TEST(a_copy_that_breaks_later_is_told_by_the_event)
 {
     char from[8], to[8];
     memset(from, 1, sizeof from);
@@ -70,7 +72,7 @@ static void a_copy_that_breaks_later_is_told_by_the_event(void **state)
     assert_memory_equal(to, from, sizeof to);
 }
 
-static void the_first_of_two_failures_is_reported(void **state)
+FAULTY_TEST(the_first_of_two_failures_is_reported)
 {
     char from[8] = {0}, to[8];
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -81,7 +83,7 @@ static void the_first_of_two_failures_is_reported(void **state)
     assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
 }
 
-static void a_copy_on_the_calling_thread_breaks_at_once(void **state)
+FAULTY_TEST(a_copy_on_the_calling_thread_breaks_at_once)
 {
     char from[8] = {0}, to[8];
     faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -90,7 +92,7 @@ static void a_copy_on_the_calling_thread_breaks_at_once(void **state)
     assert_ok(refit_stream_wait(on.device, REFIT_STREAM_NONE, 0, &on.error));
 }
 
-static void a_stopped_stream_goes_on_when_told(void **state)
+FAULTY_TEST(a_stopped_stream_goes_on_when_told)
 {
     char from = 1, to = 0;
     faulty_device_stop(on.device);
@@ -102,17 +104,7 @@ static void a_stopped_stream_goes_on_when_told(void **state)
     assert_int_equal(to, 1);
 }
 
-#define FAULTY_TEST(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        FAULTY_TEST(the_nth_call_fails_and_the_next_does_not),
-        FAULTY_TEST(calls_fail_as_often_as_ordered),
-        FAULTY_TEST(a_copy_that_breaks_later_is_told_by_the_event),
-        FAULTY_TEST(the_first_of_two_failures_is_reported),
-        FAULTY_TEST(a_copy_on_the_calling_thread_breaks_at_once),
-        FAULTY_TEST(a_stopped_stream_goes_on_when_told),
-    };
-    return cmocka_run_group_tests_name("faulty_device", tests, NULL, NULL);
+    return test_run("faulty_device");
 }

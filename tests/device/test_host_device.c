@@ -47,7 +47,7 @@ static unsigned count_threads(void)
     return count;
 }
 
-static void no_thread_starts_before_it_is_needed(void **state)
+TEST(no_thread_starts_before_it_is_needed)
 {
     static char there[4 << 20], back[4 << 20];
     refit_device *device = open_host(3, TIMEOUT_MS);
@@ -65,7 +65,7 @@ static void no_thread_starts_before_it_is_needed(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void its_memory_can_be_addressed(void **state)
+TEST(its_memory_can_be_addressed)
 {
     refit_device *device = open_host(1, TIMEOUT_MS);
     refit_device_info info = {.size = sizeof info};
@@ -74,7 +74,7 @@ static void its_memory_can_be_addressed(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void large_memory_goes_back_to_the_system(void **state)
+TEST(large_memory_goes_back_to_the_system)
 {
     refit_device *device = open_host(1, TIMEOUT_MS);
     unsigned char resident[1];
@@ -87,7 +87,7 @@ static void large_memory_goes_back_to_the_system(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void decommitted_pages_are_gone(void **state)
+TEST(decommitted_pages_are_gone)
 {
     refit_device *device = open_host(1, TIMEOUT_MS);
     unsigned char resident[1];
@@ -105,7 +105,7 @@ static void decommitted_pages_are_gone(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void pinning_works_or_says_why_not(void **state)
+TEST(pinning_works_or_says_why_not)
 {
     refit_device *device = open_host(1, TIMEOUT_MS);
     refit_error error = {0};
@@ -118,7 +118,7 @@ static void pinning_works_or_says_why_not(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void memory_that_is_not_there_cannot_be_pinned(void **state)
+TEST(memory_that_is_not_there_cannot_be_pinned)
 {
     /* The second page of the address space is never there. Sanitizers swallow mlock. */
     void *nowhere = (void *)4096;
@@ -137,7 +137,7 @@ static void wait_for_go(void *user)
     (void)sem_wait(user);
 }
 
-static void blocking_calls_end_at_their_deadline(void **state)
+TEST(blocking_calls_end_at_their_deadline)
 {
     refit_device *device = open_host(1, 50);
     refit_stream_ref stream;
@@ -198,7 +198,7 @@ static void *work(void *user)
     return NULL;
 }
 
-static void streams_of_many_threads_share_the_pool(void **state)
+TEST(streams_of_many_threads_share_the_pool)
 {
     enum { WORKERS = 4 };
     refit_device *device = open_host(3, TIMEOUT_MS);
@@ -270,7 +270,7 @@ static refit_status use_device(void)
     return status;
 }
 
-static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
+TEST(every_failed_allocation_is_an_error_and_leaks_nothing)
 {
     uint64_t nth = 1;
     for (;; nth++) {
@@ -284,16 +284,5 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_thread_starts_before_it_is_needed),
-        cmocka_unit_test(its_memory_can_be_addressed),
-        cmocka_unit_test(large_memory_goes_back_to_the_system),
-        cmocka_unit_test(decommitted_pages_are_gone),
-        cmocka_unit_test(pinning_works_or_says_why_not),
-        cmocka_unit_test(memory_that_is_not_there_cannot_be_pinned),
-        cmocka_unit_test(blocking_calls_end_at_their_deadline),
-        cmocka_unit_test(streams_of_many_threads_share_the_pool),
-        cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
-    };
-    return cmocka_run_group_tests_name("host_device", tests, NULL, NULL);
+    return test_run("host_device");
 }

@@ -12,7 +12,7 @@ extern rft_cu_context context;
 
 #define assert_cu(call)           assert_int_equal(call, RFT_CU_SUCCESS)
 #define refuses(answer, call)     assert_int_equal(call, RFT_CU_##answer)
-#define fixture_test(test)        cmocka_unit_test_setup_teardown(test, set_up, tear_down)
+#define DRIVER_TEST(name)         TEST_WITH(name, set_up, tear_down)
 #define address_of(memory)        ((rft_cu_ptr)(uintptr_t)(memory))
 #define assert_violations(number) assert_int_equal(fake_cuda_violations(), number)
 

@@ -3,7 +3,7 @@
 
 #include "fake_fixture.h"
 
-static void bytes_go_to_the_device_and_come_back(void **state)
+DRIVER_TEST(bytes_go_to_the_device_and_come_back)
 {
     enum { bytes = 100000 };
     char *here = pinned_memory(bytes), *back = pinned_memory(bytes);
@@ -19,7 +19,7 @@ static void bytes_go_to_the_device_and_come_back(void **state)
     assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
 }
 
-static void pageable_memory_is_copied_while_the_caller_waits(void **state)
+DRIVER_TEST(pageable_memory_is_copied_while_the_caller_waits)
 {
     char here[1000], back[1000] = {0};
     memset(here, 5, sizeof here);
@@ -31,7 +31,7 @@ static void pageable_memory_is_copied_while_the_caller_waits(void **state)
     assert_int_equal(fake_cuda_pageable_copies(), 2);
 }
 
-static void copies_keep_to_one_allocation_and_one_registration(void **state)
+DRIVER_TEST(copies_keep_to_one_allocation_and_one_registration)
 {
     char *host = calloc(1, 3 * 4096);
     assert_non_null(host);
@@ -53,7 +53,7 @@ static void copies_keep_to_one_allocation_and_one_registration(void **state)
     free(host);
 }
 
-static void memory_that_goes_before_the_work_is_a_violation_and_a_loss(void **state)
+DRIVER_TEST(memory_that_goes_before_the_work_is_a_violation_and_a_loss)
 {
     rft_cu_ptr memory = device_memory(4096);
     rft_cu_stream stream = open_stream();
@@ -94,7 +94,7 @@ static rft_cu_result put(batch *it, size_t attributes, rft_cu_stream stream)
                          stream);
 }
 
-static void a_batch_copies_all_of_its_entries(void **state)
+DRIVER_TEST(a_batch_copies_all_of_its_entries)
 {
     char *host = pinned_memory(300);
     rft_cu_ptr memory = device_memory(600);
@@ -112,7 +112,7 @@ static void a_batch_copies_all_of_its_entries(void **state)
     fake_cuda_settle();
 }
 
-static void a_batch_takes_addresses_as_the_device_knows_them(void **state)
+DRIVER_TEST(a_batch_takes_addresses_as_the_device_knows_them)
 {
     rft_cu_ptr memory = device_memory(4096);
     rft_cu_stream stream = open_stream();
@@ -128,7 +128,7 @@ static void a_batch_takes_addresses_as_the_device_knows_them(void **state)
     refuses(ILLEGAL_ADDRESS, cu.host_unregister(host));
 }
 
-static void a_batch_is_refused_for_what_is_wrong_with_it(void **state)
+DRIVER_TEST(a_batch_is_refused_for_what_is_wrong_with_it)
 {
     char *host = pinned_memory(300);
     rft_cu_ptr memory = device_memory(600);
@@ -159,7 +159,7 @@ static void a_batch_is_refused_for_what_is_wrong_with_it(void **state)
     fake_cuda_forgive();
 }
 
-static void source_order_any_reads_when_it_is_called(void **state)
+DRIVER_TEST(source_order_any_reads_when_it_is_called)
 {
     char *host = pinned_memory(300);
     rft_cu_ptr memory = device_memory(600);
@@ -185,15 +185,5 @@ static void source_order_any_reads_when_it_is_called(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        fixture_test(bytes_go_to_the_device_and_come_back),
-        fixture_test(pageable_memory_is_copied_while_the_caller_waits),
-        fixture_test(copies_keep_to_one_allocation_and_one_registration),
-        fixture_test(memory_that_goes_before_the_work_is_a_violation_and_a_loss),
-        fixture_test(a_batch_copies_all_of_its_entries),
-        fixture_test(a_batch_takes_addresses_as_the_device_knows_them),
-        fixture_test(a_batch_is_refused_for_what_is_wrong_with_it),
-        fixture_test(source_order_any_reads_when_it_is_called),
-    };
-    return cmocka_run_group_tests_name("fake_copies", tests, NULL, NULL);
+    return test_run("fake_copies");
 }

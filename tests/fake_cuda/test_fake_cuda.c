@@ -6,7 +6,7 @@
 
 #include "fake_fixture.h"
 
-static void a_symbol_is_given_at_its_version_and_above(void **state)
+DRIVER_TEST(a_symbol_is_given_at_its_version_and_above)
 {
     rft_cu_result result;
     int found;
@@ -24,7 +24,7 @@ static void a_symbol_is_given_at_its_version_and_above(void **state)
     assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
 }
 
-static void a_version_above_the_drivers_is_invalid(void **state)
+DRIVER_TEST(a_version_above_the_drivers_is_invalid)
 {
     rft_cu_result result;
     int found, version;
@@ -39,7 +39,7 @@ static void a_version_above_the_drivers_is_invalid(void **state)
     assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
 }
 
-static void a_hidden_symbol_is_not_found(void **state)
+DRIVER_TEST(a_hidden_symbol_is_not_found)
 {
     rft_cu_result result;
     int found;
@@ -51,7 +51,7 @@ static void a_hidden_symbol_is_not_found(void **state)
     assert_non_null(symbol_of("cuMemcpyBatchAsync", 13000, &result, &found));
 }
 
-static void devices_say_what_they_are(void **state)
+DRIVER_TEST(devices_say_what_they_are)
 {
     int count, value;
     rft_cu_device device;
@@ -75,7 +75,7 @@ static void devices_say_what_they_are(void **state)
     refuses(INVALID_VALUE, cu.device_attribute(&value, RFT_CU_ATTR_HOST_NUMA, 0));
 }
 
-static void nothing_works_before_init(void **state)
+DRIVER_TEST(nothing_works_before_init)
 {
     int count;
     leave_context();
@@ -87,14 +87,14 @@ static void nothing_works_before_init(void **state)
     enter_context();
 }
 
-static void a_prohibited_device_gives_no_context(void **state)
+DRIVER_TEST(a_prohibited_device_gives_no_context)
 {
     rft_cu_context other;
     fake_cuda_set_attribute(1, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_PROHIBITED, true);
     refuses(DEVICE_UNAVAILABLE, cu.context_retain(&other, 1));
 }
 
-static void contexts_are_a_stack_of_each_thread(void **state)
+DRIVER_TEST(contexts_are_a_stack_of_each_thread)
 {
     rft_cu_context other, popped;
     rft_cu_ptr memory;
@@ -118,7 +118,7 @@ static void *depth_elsewhere(void *user)
     return NULL;
 }
 
-static void another_thread_has_no_context(void **state)
+DRIVER_TEST(another_thread_has_no_context)
 {
     pthread_t thread;
     unsigned depth = 99;
@@ -127,7 +127,7 @@ static void another_thread_has_no_context(void **state)
     assert_int_equal(depth, 0);
 }
 
-static void a_context_that_ends_with_objects_in_it_is_a_violation(void **state)
+DRIVER_TEST(a_context_that_ends_with_objects_in_it_is_a_violation)
 {
     rft_cu_context other, popped;
     rft_cu_ptr memory;
@@ -144,7 +144,7 @@ static void a_context_that_ends_with_objects_in_it_is_a_violation(void **state)
     assert_cu(cu.context_pop(&popped));
 }
 
-static void a_scripted_call_fails_so_often(void **state)
+DRIVER_TEST(a_scripted_call_fails_so_often)
 {
     rft_cu_ptr second;
     fake_cuda_fail("cuMemAlloc", 2, 2, RFT_CU_OUT_OF_MEMORY);
@@ -156,7 +156,7 @@ static void a_scripted_call_fails_so_often(void **state)
     assert_cu(cu.memory_free(second));
 }
 
-static void a_star_means_every_call_that_ends_nothing(void **state)
+DRIVER_TEST(a_star_means_every_call_that_ends_nothing)
 {
     rft_cu_event event;
     rft_cu_ptr memory = device_memory(512);
@@ -169,7 +169,7 @@ static void a_star_means_every_call_that_ends_nothing(void **state)
     assert_cu(cu.event_close(event));
 }
 
-static void the_environment_scripts_other_processes(void **state)
+DRIVER_TEST(the_environment_scripts_other_processes)
 {
     rft_cu_ptr second;
     rft_cu_event event;
@@ -191,7 +191,7 @@ static void the_environment_scripts_other_processes(void **state)
     refuses(UNKNOWN, cu.event_open(&event, 0));
 }
 
-static void a_lost_context_answers_so_and_its_objects_can_be_ended(void **state)
+DRIVER_TEST(a_lost_context_answers_so_and_its_objects_can_be_ended)
 {
     const char *name;
     rft_cu_ptr memory = device_memory(4096), second;
@@ -208,7 +208,7 @@ static void a_lost_context_answers_so_and_its_objects_can_be_ended(void **state)
     refuses(INVALID_VALUE, cu.get_error_name(12345, &name));
 }
 
-static void the_child_of_a_fork_is_not_initialised(void **state)
+DRIVER_TEST(the_child_of_a_fork_is_not_initialised)
 {
     int status, count;
     pid_t child = fork();
@@ -222,7 +222,7 @@ static void the_child_of_a_fork_is_not_initialised(void **state)
     assert_int_equal(status, 0);
 }
 
-static void a_handle_is_dead_after_its_end(void **state)
+DRIVER_TEST(a_handle_is_dead_after_its_end)
 {
     rft_cu_event event = open_event();
     rft_cu_stream stream = open_stream();
@@ -238,22 +238,5 @@ static void a_handle_is_dead_after_its_end(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        fixture_test(a_symbol_is_given_at_its_version_and_above),
-        fixture_test(a_version_above_the_drivers_is_invalid),
-        fixture_test(a_hidden_symbol_is_not_found),
-        fixture_test(devices_say_what_they_are),
-        fixture_test(nothing_works_before_init),
-        fixture_test(a_prohibited_device_gives_no_context),
-        fixture_test(contexts_are_a_stack_of_each_thread),
-        fixture_test(another_thread_has_no_context),
-        fixture_test(a_context_that_ends_with_objects_in_it_is_a_violation),
-        fixture_test(a_scripted_call_fails_so_often),
-        fixture_test(a_star_means_every_call_that_ends_nothing),
-        fixture_test(the_environment_scripts_other_processes),
-        fixture_test(a_lost_context_answers_so_and_its_objects_can_be_ended),
-        fixture_test(the_child_of_a_fork_is_not_initialised),
-        fixture_test(a_handle_is_dead_after_its_end),
-    };
-    return cmocka_run_group_tests_name("fake_cuda", tests, NULL, NULL);
+    return test_run("fake_cuda");
 }

@@ -68,7 +68,7 @@ static twin importer_of(rft_cu_ptr memory)
     return other;
 }
 
-static void a_handle_is_of_the_whole_allocation(void **state)
+DRIVER_TEST(a_handle_is_of_the_whole_allocation)
 {
     rft_cu_ptr memory = device_memory(8192), next = device_memory(8192);
     rft_cu_ipc_handle first, within, other;
@@ -80,7 +80,7 @@ static void a_handle_is_of_the_whole_allocation(void **state)
     refuses(INVALID_VALUE, cu.ipc_export(&first, address_of(&first)));
 }
 
-static void a_process_cannot_open_what_it_exported(void **state)
+DRIVER_TEST(a_process_cannot_open_what_it_exported)
 {
     rft_cu_ptr memory = device_memory(8192), again;
     rft_cu_ipc_handle handle;
@@ -88,7 +88,7 @@ static void a_process_cannot_open_what_it_exported(void **state)
     refuses(INVALID_CONTEXT, cu.ipc_import(&again, handle, RFT_CU_IPC_LAZY_PEER_ACCESS));
 }
 
-static void another_process_has_the_same_bytes(void **state)
+DRIVER_TEST(another_process_has_the_same_bytes)
 {
     (void)device_memory(100); /* so that the next is not at a page */
     rft_cu_ptr memory = device_memory(8192);
@@ -108,7 +108,7 @@ static void another_process_has_the_same_bytes(void **state)
     assert_int_equal(twin_leave(&other), 0);
 }
 
-static void memory_freed_while_another_process_has_it_is_a_violation(void **state)
+DRIVER_TEST(memory_freed_while_another_process_has_it_is_a_violation)
 {
     rft_cu_ptr memory = device_memory(8192), neighbour = device_memory(8192);
     twin other = importer_of(memory);
@@ -121,7 +121,7 @@ static void memory_freed_while_another_process_has_it_is_a_violation(void **stat
     assert_int_equal(twin_leave(&other), 0);
 }
 
-static void a_killed_process_has_nothing_open(void **state)
+DRIVER_TEST(a_killed_process_has_nothing_open)
 {
     rft_cu_ptr memory = device_memory(8192);
     twin other = importer_of(memory);
@@ -129,7 +129,7 @@ static void a_killed_process_has_nothing_open(void **state)
     twin_kill(&other);
 }
 
-static void what_is_opened_is_on_the_current_device(void **state)
+DRIVER_TEST(what_is_opened_is_on_the_current_device)
 {
     rft_cu_context second, popped;
     rft_cu_ipc_handle handle;
@@ -168,13 +168,5 @@ int main(int count, char **words)
 {
     if (count > 1) return be_the_other(words[1]);
     program = words[0];
-    const struct CMUnitTest tests[] = {
-        fixture_test(a_handle_is_of_the_whole_allocation),
-        fixture_test(a_process_cannot_open_what_it_exported),
-        fixture_test(another_process_has_the_same_bytes),
-        fixture_test(memory_freed_while_another_process_has_it_is_a_violation),
-        fixture_test(a_killed_process_has_nothing_open),
-        fixture_test(what_is_opened_is_on_the_current_device),
-    };
-    return cmocka_run_group_tests_name("fake_ipc", tests, NULL, NULL);
+    return test_run("fake_ipc");
 }

@@ -22,7 +22,7 @@ static void launch(rft_cu_kernel kernel, rft_cu_stream stream, void **arguments)
     fake_cuda_settle();
 }
 
-static void the_pack_kernel_moves_between_device_and_mapped_memory(void **state)
+DRIVER_TEST(the_pack_kernel_moves_between_device_and_mapped_memory)
 {
     rft_cu_kernel kernel = kernel_named("rft_pack_kernel");
     rft_cu_stream stream = open_stream();
@@ -44,7 +44,7 @@ static void the_pack_kernel_moves_between_device_and_mapped_memory(void **state)
     assert_cu(cu.library_unload(library));
 }
 
-static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
+DRIVER_TEST(a_kernel_that_meets_a_host_address_loses_the_context)
 {
     rft_cu_kernel kernel = kernel_named("rft_cast_kernel");
     rft_cu_stream stream = open_stream();
@@ -60,7 +60,7 @@ static void a_kernel_that_meets_a_host_address_loses_the_context(void **state)
     assert_cu(cu.library_unload(library));
 }
 
-static void a_kernel_that_meets_another_devices_memory_loses_the_context(void **state)
+DRIVER_TEST(a_kernel_that_meets_another_devices_memory_loses_the_context)
 {
     rft_cu_kernel kernel = kernel_named("rft_cast_kernel");
     rft_cu_stream stream = open_stream();
@@ -75,7 +75,7 @@ static void a_kernel_that_meets_another_devices_memory_loses_the_context(void **
     fake_cuda_memory_free(from);
 }
 
-static void cast_and_digest_are_those_of_their_twins(void **state)
+DRIVER_TEST(cast_and_digest_are_those_of_their_twins)
 {
     enum { count = 1000 };
     rft_cu_kernel cast = kernel_named("rft_cast_kernel");
@@ -106,7 +106,7 @@ static void cast_and_digest_are_those_of_their_twins(void **state)
     assert_cu(cu.library_unload(library));
 }
 
-static void an_image_that_does_not_load_and_a_kernel_that_is_not_there(void **state)
+DRIVER_TEST(an_image_that_does_not_load_and_a_kernel_that_is_not_there)
 {
     rft_cu_kernel kernel = kernel_named("rft_pack_kernel"), other;
     rft_cu_stream stream = open_stream();
@@ -125,12 +125,5 @@ static void an_image_that_does_not_load_and_a_kernel_that_is_not_there(void **st
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        fixture_test(the_pack_kernel_moves_between_device_and_mapped_memory),
-        fixture_test(a_kernel_that_meets_a_host_address_loses_the_context),
-        fixture_test(a_kernel_that_meets_another_devices_memory_loses_the_context),
-        fixture_test(cast_and_digest_are_those_of_their_twins),
-        fixture_test(an_image_that_does_not_load_and_a_kernel_that_is_not_there),
-    };
-    return cmocka_run_group_tests_name("fake_kernels", tests, NULL, NULL);
+    return test_run("fake_kernels");
 }

@@ -11,7 +11,7 @@
 
 enum { granule = 65536 };
 
-static void the_cpu_cannot_touch_device_memory(void **state)
+DRIVER_TEST(the_cpu_cannot_touch_device_memory)
 {
     rft_cu_ptr memory = device_memory(4096);
     int status;
@@ -29,7 +29,7 @@ static void the_cpu_cannot_touch_device_memory(void **state)
     assert_null(fake_cuda_bytes(memory, 4097));
 }
 
-static void device_memory_ends(void **state)
+DRIVER_TEST(device_memory_ends)
 {
     size_t left, total;
     rft_cu_ptr first = device_memory(40 << 20), second;
@@ -45,7 +45,7 @@ static void device_memory_ends(void **state)
     refuses(INVALID_VALUE, cu.memory_alloc(&second, 0));
 }
 
-static void freed_addresses_do_not_come_back_at_once(void **state)
+DRIVER_TEST(freed_addresses_do_not_come_back_at_once)
 {
     rft_cu_ptr first = device_memory(4096);
     assert_cu(cu.memory_free(first));
@@ -60,7 +60,7 @@ static void freed_addresses_do_not_come_back_at_once(void **state)
         assert_cu(cu.memory_free(device_memory(40 << 20)));
 }
 
-static void a_range_is_found_from_within(void **state)
+DRIVER_TEST(a_range_is_found_from_within)
 {
     rft_cu_ptr memory = device_memory(5000), base;
     size_t bytes;
@@ -90,7 +90,7 @@ static pointer_facts facts_of(rft_cu_ptr memory)
     return facts;
 }
 
-static void pointers_say_what_they_are(void **state)
+DRIVER_TEST(pointers_say_what_they_are)
 {
     rft_cu_ptr own = device_memory(4096), other = fake_cuda_memory(1, 4096);
     rft_cu_ptr managed = fake_cuda_managed(0, 4096);
@@ -109,7 +109,7 @@ static void pointers_say_what_they_are(void **state)
     fake_cuda_memory_free(other);
 }
 
-static void registrations_do_not_overlap(void **state)
+DRIVER_TEST(registrations_do_not_overlap)
 {
     char *memory = calloc(1, 3 * 4096);
     assert_non_null(memory);
@@ -128,7 +128,7 @@ static void registrations_do_not_overlap(void **state)
     free(memory);
 }
 
-static void registered_memory_has_an_address_of_the_devices(void **state)
+DRIVER_TEST(registered_memory_has_an_address_of_the_devices)
 {
     char *pinned = pinned_memory(8192);
     void *own;
@@ -161,7 +161,7 @@ static void allow(rft_cu_ptr at, size_t bytes)
     assert_cu(cu.set_access(at, bytes, &access, 1));
 }
 
-static void mapped_memory_is_reached_once_access_is_set(void **state)
+DRIVER_TEST(mapped_memory_is_reached_once_access_is_set)
 {
     rft_cu_ptr base;
     rft_cu_handle handle = physical_memory(granule, 0);
@@ -184,7 +184,7 @@ static void mapped_memory_is_reached_once_access_is_set(void **state)
     assert_cu(cu.address_free(base, 4 * granule));
 }
 
-static void a_range_goes_on_over_mappings_side_by_side(void **state)
+DRIVER_TEST(a_range_goes_on_over_mappings_side_by_side)
 {
     rft_cu_ptr base;
     rft_cu_handle first = physical_memory(granule, 0), second = physical_memory(2 * granule, 0);
@@ -208,7 +208,7 @@ static void a_range_goes_on_over_mappings_side_by_side(void **state)
     assert_cu(cu.physical_release(second));
 }
 
-static void wrong_ends_of_mappings_are_violations(void **state)
+DRIVER_TEST(wrong_ends_of_mappings_are_violations)
 {
     rft_cu_ptr base;
     rft_cu_handle handle = physical_memory(2 * granule, 0);
@@ -227,7 +227,7 @@ static void wrong_ends_of_mappings_are_violations(void **state)
     fake_cuda_forgive();
 }
 
-static void physical_memory_is_the_devices(void **state)
+DRIVER_TEST(physical_memory_is_the_devices)
 {
     rft_cu_allocation properties = {.type = RFT_CU_ALLOCATION_PINNED,
                                     .location = {RFT_CU_LOCATION_DEVICE, 0}};
@@ -239,7 +239,7 @@ static void physical_memory_is_the_devices(void **state)
     refuses(INVALID_VALUE, cu.physical_create(&second, granule, &properties, 0));
 }
 
-static void a_descriptor_is_the_same_memory(void **state)
+DRIVER_TEST(a_descriptor_is_the_same_memory)
 {
     int file;
     rft_cu_ptr base;
@@ -264,7 +264,7 @@ static void a_descriptor_is_the_same_memory(void **state)
     assert_cu(cu.physical_release(closed));
 }
 
-static void memory_unmapped_under_queued_work_is_a_violation(void **state)
+DRIVER_TEST(memory_unmapped_under_queued_work_is_a_violation)
 {
     rft_cu_ptr base;
     rft_cu_stream stream = open_stream();
@@ -286,20 +286,5 @@ static void memory_unmapped_under_queued_work_is_a_violation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        fixture_test(the_cpu_cannot_touch_device_memory),
-        fixture_test(device_memory_ends),
-        fixture_test(freed_addresses_do_not_come_back_at_once),
-        fixture_test(a_range_is_found_from_within),
-        fixture_test(pointers_say_what_they_are),
-        fixture_test(registrations_do_not_overlap),
-        fixture_test(registered_memory_has_an_address_of_the_devices),
-        fixture_test(mapped_memory_is_reached_once_access_is_set),
-        fixture_test(a_range_goes_on_over_mappings_side_by_side),
-        fixture_test(wrong_ends_of_mappings_are_violations),
-        fixture_test(physical_memory_is_the_devices),
-        fixture_test(a_descriptor_is_the_same_memory),
-        fixture_test(memory_unmapped_under_queued_work_is_a_violation),
-    };
-    return cmocka_run_group_tests_name("fake_memory", tests, NULL, NULL);
+    return test_run("fake_memory");
 }

@@ -7,7 +7,7 @@
 
 #include "fake_fixture.h"
 
-static void work_waits_for_the_gate(void **state)
+DRIVER_TEST(work_waits_for_the_gate)
 {
     rft_cu_stream stream = open_stream();
     rft_cu_event event = open_event();
@@ -31,7 +31,7 @@ static void work_waits_for_the_gate(void **state)
     assert_cu(cu.stream_query(stream));
 }
 
-static void an_event_joins_streams_as_it_was_recorded(void **state)
+DRIVER_TEST(an_event_joins_streams_as_it_was_recorded)
 {
     rft_cu_stream first = open_stream(), second = open_stream();
     rft_cu_event event = open_event();
@@ -51,7 +51,7 @@ static void an_event_joins_streams_as_it_was_recorded(void **state)
     assert_int_equal(bytes[0], 2);
 }
 
-static void an_event_may_end_before_its_work(void **state)
+DRIVER_TEST(an_event_may_end_before_its_work)
 {
     rft_cu_stream first = open_stream(), second = open_stream();
     rft_cu_event event = open_event();
@@ -71,7 +71,7 @@ static void ask_the_driver(void *user)
     atomic_store((atomic_int *)user, cu.event_open(&event, 0));
 }
 
-static void a_host_function_may_not_call_the_driver(void **state)
+DRIVER_TEST(a_host_function_may_not_call_the_driver)
 {
     atomic_int answer = 99;
     rft_cu_stream stream = open_stream();
@@ -80,7 +80,7 @@ static void a_host_function_may_not_call_the_driver(void **state)
     assert_int_equal(atomic_load(&answer), RFT_CU_NOT_PERMITTED);
 }
 
-static void work_that_fails_loses_the_context(void **state)
+DRIVER_TEST(work_that_fails_loses_the_context)
 {
     atomic_int called = 99;
     rft_cu_ptr memory = device_memory(512);
@@ -101,7 +101,7 @@ static void work_that_fails_loses_the_context(void **state)
     refuses(LAUNCH_FAILED, cu.memory_free(memory));
 }
 
-static void the_legacy_stream_and_blocking_streams_wait_for_each_other(void **state)
+DRIVER_TEST(the_legacy_stream_and_blocking_streams_wait_for_each_other)
 {
     rft_cu_stream blocking = fake_cuda_stream(context, 0), other = open_stream();
     rft_cu_ptr memory = device_memory(512);
@@ -122,7 +122,7 @@ static void the_legacy_stream_and_blocking_streams_wait_for_each_other(void **st
     fake_cuda_stream_free(blocking);
 }
 
-static void a_stream_of_another_context_is_told(void **state)
+DRIVER_TEST(a_stream_of_another_context_is_told)
 {
     rft_cu_context strange = fake_cuda_other_context(0), found;
     rft_cu_stream stream = fake_cuda_stream(strange, 0);
@@ -133,7 +133,7 @@ static void a_stream_of_another_context_is_told(void **state)
     fake_cuda_stream_free(stream);
 }
 
-static void elapsed_time_needs_timing(void **state)
+DRIVER_TEST(elapsed_time_needs_timing)
 {
     rft_cu_stream stream = open_stream();
     rft_cu_event plain = open_event(), first, second;
@@ -224,7 +224,7 @@ static void check_overflow(waiting *on, const char *symbol, uint64_t calls, unsi
     fake_cuda_settle();
 }
 
-static void the_call_that_overflows_a_queue_waits(void **state)
+DRIVER_TEST(the_call_that_overflows_a_queue_waits)
 {
     enum { depth = 1024 };
     waiting on = {.call = one_more_fill, .stream = open_stream(), .memory = device_memory(512)};
@@ -235,7 +235,7 @@ static void the_call_that_overflows_a_queue_waits(void **state)
 }
 
 /* The last one is next to another: both count as one. */
-static void a_queue_takes_few_host_functions_between_other_work(void **state)
+DRIVER_TEST(a_queue_takes_few_host_functions_between_other_work)
 {
     enum { most = 56 };
     waiting on = {.call = one_more_call, .stream = open_stream(), .memory = device_memory(512)};
@@ -269,7 +269,7 @@ static void begin_to_stand(standing *it, rft_cu_stream stream)
         sched_yield();
 }
 
-static void host_functions_run_one_at_a_time(void **state)
+DRIVER_TEST(host_functions_run_one_at_a_time)
 {
     standing first = {false}, second = {false};
     rft_cu_ptr memory = device_memory(512);
@@ -304,7 +304,7 @@ static void check_waits(waiting *on)
     assert_true(atomic_load(&on->returned));
 }
 
-static void frees_and_copies_on_the_host_wait(void **state)
+DRIVER_TEST(frees_and_copies_on_the_host_wait)
 {
     rft_cu_stream stream = open_stream();
     void *host;
@@ -345,7 +345,7 @@ static void *member(void *user)
     return NULL;
 }
 
-static void many_threads_may_call_at_once(void **state)
+DRIVER_TEST(many_threads_may_call_at_once)
 {
     enum { members = 6 };
     pthread_t threads[members];
@@ -364,7 +364,7 @@ static void many_threads_may_call_at_once(void **state)
 
 /* ---- Captures in global mode */
 
-static void a_capture_takes_work_and_is_broken_by_unsafe_calls(void **state)
+DRIVER_TEST(a_capture_takes_work_and_is_broken_by_unsafe_calls)
 {
     rft_cu_stream stream = open_stream();
     rft_cu_event event = open_event();
@@ -391,7 +391,7 @@ static void a_capture_takes_work_and_is_broken_by_unsafe_calls(void **state)
     assert_false(fake_cuda_capture_end(stream));
 }
 
-static void a_captured_event_is_no_place_in_time(void **state)
+DRIVER_TEST(a_captured_event_is_no_place_in_time)
 {
     rft_cu_stream stream = open_stream(), other = open_stream();
     rft_cu_event event = open_event();
@@ -408,7 +408,7 @@ static void a_captured_event_is_no_place_in_time(void **state)
     assert_cu(cu.capture_mode(&mode));
 }
 
-static void the_legacy_stream_breaks_the_capture_of_a_blocking_one(void **state)
+DRIVER_TEST(the_legacy_stream_breaks_the_capture_of_a_blocking_one)
 {
     rft_cu_stream blocking = fake_cuda_stream(context, 0);
     rft_cu_ptr memory = device_memory(512);
@@ -420,23 +420,5 @@ static void the_legacy_stream_breaks_the_capture_of_a_blocking_one(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        fixture_test(work_waits_for_the_gate),
-        fixture_test(an_event_joins_streams_as_it_was_recorded),
-        fixture_test(an_event_may_end_before_its_work),
-        fixture_test(a_host_function_may_not_call_the_driver),
-        fixture_test(work_that_fails_loses_the_context),
-        fixture_test(the_legacy_stream_and_blocking_streams_wait_for_each_other),
-        fixture_test(a_stream_of_another_context_is_told),
-        fixture_test(elapsed_time_needs_timing),
-        fixture_test(the_call_that_overflows_a_queue_waits),
-        fixture_test(a_queue_takes_few_host_functions_between_other_work),
-        fixture_test(host_functions_run_one_at_a_time),
-        fixture_test(frees_and_copies_on_the_host_wait),
-        fixture_test(many_threads_may_call_at_once),
-        fixture_test(a_capture_takes_work_and_is_broken_by_unsafe_calls),
-        fixture_test(a_captured_event_is_no_place_in_time),
-        fixture_test(the_legacy_stream_breaks_the_capture_of_a_blocking_one),
-    };
-    return cmocka_run_group_tests_name("fake_streams", tests, NULL, NULL);
+    return test_run("fake_streams");
 }

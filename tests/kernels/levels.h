@@ -19,8 +19,10 @@ static inline void on_every_level(void (*check)(void))
     rft_cpu_limit(RFT_CPU_AVX512);
 }
 
-static inline int run_on_every_level(const char *name, const struct CMUnitTest *tests, size_t count)
+static inline int run_on_every_level(const char *name)
 {
+    size_t count;
+    const struct CMUnitTest *tests = test_listed(&count);
     int failed = 0;
     for (int level = RFT_CPU_BASE; level <= RFT_CPU_AVX512; level++) {
         if (!has_level(level)) continue;

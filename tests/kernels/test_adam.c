@@ -234,7 +234,7 @@ static scene any_scene(size_t count)
                    .aside = (size_t)seeded_below(&seed, 64)};
 }
 
-static void any_step_has_the_bits_of_the_scalar_form(void **state)
+TEST(any_step_has_the_bits_of_the_scalar_form)
 {
     for (size_t i = 0; i < 4000; i++) {
         at_hand = any_scene(i % 150);
@@ -244,7 +244,7 @@ static void any_step_has_the_bits_of_the_scalar_form(void **state)
 
 /* As many as the roots of the caller's take several blocks, and as streaming takes; it asks for
  * alignment, too. */
-static void long_ranges_have_the_bits_of_the_scalar_form(void **state)
+TEST(long_ranges_have_the_bits_of_the_scalar_form)
 {
     for (size_t i = 0; i < 200; i++) {
         at_hand = any_scene(MOST - (size_t)seeded_below(&seed, 3000));
@@ -254,7 +254,7 @@ static void long_ranges_have_the_bits_of_the_scalar_form(void **state)
 }
 
 /* MKL has one thread while roots are taken, and what it had before behind that. */
-static void roots_are_taken_on_one_thread(void **state)
+TEST(roots_are_taken_on_one_thread)
 {
     for (size_t i = 0; i < 50; i++) {
         at_hand = any_scene(seeded_below(&seed, 5000));
@@ -281,7 +281,7 @@ static float adam_once(rft_adam_options options, float gradient, float parameter
 }
 
 /* What torch.optim.AdamW(lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01) makes of it. */
-static void a_step_of_adamw_is_that_of_pytorch(void **state)
+TEST(a_step_of_adamw_is_that_of_pytorch)
 {
     float states[3] = {0};
     rft_adam_options options = {.kind = RFT_ADAM,
@@ -298,7 +298,7 @@ static void a_step_of_adamw_is_that_of_pytorch(void **state)
 }
 
 /* A product that is not fused would be zero, or lose its last bits. */
-static void products_are_fused_where_pytorch_fuses_them(void **state)
+TEST(products_are_fused_where_pytorch_fuses_them)
 {
     rft_adam_options options = {.kind = RFT_SGD, .lr = 0x1.000002p0};
     float states[3] = {0};
@@ -324,7 +324,7 @@ static void expect_split(uint32_t master, uint16_t weight, uint16_t remainder)
     assert_int_equal(remainders[0], remainder);
 }
 
-static void remainders_are_those_of_transformer_engine(void **state)
+TEST(remainders_are_those_of_transformer_engine)
 {
     expect_split(0x3F800000, 0x3F80, 0x0000); /* 1 */
     expect_split(0x3F807FFF, 0x3F80, 0x7FFF); /* just below the middle */
@@ -340,7 +340,7 @@ static void remainders_are_those_of_transformer_engine(void **state)
     expect_split(0xFFFF8000, 0x7FC0, 0x0000);
 }
 
-static void states_are_counted(void **state)
+TEST(states_are_counted)
 {
     assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAM}), 2);
     assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAM, .amsgrad = true}), 3);
@@ -352,14 +352,5 @@ static void states_are_counted(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_step_has_the_bits_of_the_scalar_form),
-        cmocka_unit_test(long_ranges_have_the_bits_of_the_scalar_form),
-        cmocka_unit_test(roots_are_taken_on_one_thread),
-        cmocka_unit_test(a_step_of_adamw_is_that_of_pytorch),
-        cmocka_unit_test(products_are_fused_where_pytorch_fuses_them),
-        cmocka_unit_test(remainders_are_those_of_transformer_engine),
-        cmocka_unit_test(states_are_counted),
-    };
-    return cmocka_run_group_tests_name("adam", tests, NULL, NULL);
+    return test_run("adam");
 }

@@ -54,7 +54,7 @@ static uint16_t cast_one(uint32_t bits)
 }
 
 /* What NVIDIA's conversion gives, written down by hand. */
-static void known_answers_are_given(void **state)
+TEST(known_answers_are_given)
 {
     assert_int_equal(cast_one(0x3F800000), 0x3F80); /* 1 */
     assert_int_equal(cast_one(0x3F808000), 0x3F80); /* halfway, down to even */
@@ -96,12 +96,12 @@ static size_t fill_with_edges(void)
     return count;
 }
 
-static void every_exponent_is_rounded_right(void **state)
+TEST(every_exponent_is_rounded_right)
 {
     check(0, 0, fill_with_edges());
 }
 
-static void every_length_and_alignment_is_exact(void **state)
+TEST(every_length_and_alignment_is_exact)
 {
     uint64_t seed = 7;
     fill_random(source, 4 * 400 + GUARD, &seed);
@@ -111,7 +111,7 @@ static void every_length_and_alignment_is_exact(void **state)
 }
 
 /* Sizes that are streamed and one below, also to odd addresses. */
-static void large_casts_are_exact(void **state)
+TEST(large_casts_are_exact)
 {
     const size_t least = (size_t)1 << 19;
     uint64_t seed = 11;
@@ -125,11 +125,5 @@ static void large_casts_are_exact(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_answers_are_given),
-        cmocka_unit_test(every_exponent_is_rounded_right),
-        cmocka_unit_test(every_length_and_alignment_is_exact),
-        cmocka_unit_test(large_casts_are_exact),
-    };
-    return run_on_every_level("cast", tests, COUNT_OF(tests));
+    return run_on_every_level("cast");
 }

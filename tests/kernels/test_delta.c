@@ -169,7 +169,7 @@ static const rft_delta_shape kinds[] = {
 };
 #define KINDS (COUNT_OF(kinds))
 
-static void blocks_of_every_length_are_exact(void **state)
+TEST(blocks_of_every_length_are_exact)
 {
     for (uint32_t elements = 1; elements <= 700; elements += elements < 140 ? 1 : 37) {
         for (uint32_t kind = 0; kind < KINDS; kind++) {
@@ -180,7 +180,7 @@ static void blocks_of_every_length_are_exact(void **state)
     }
 }
 
-static void blocks_of_every_density_are_exact(void **state)
+TEST(blocks_of_every_density_are_exact)
 {
     for (uint32_t kind = 0; kind < KINDS; kind++) {
         for (uint32_t changed = 1; changed < RFT_DELTA_ELEMENTS; changed = changed * 3 + 1) {
@@ -213,7 +213,7 @@ static void check_step(uint32_t step)
 }
 
 /* NaN, infinities, zeros of both signs and both ends of the range are among them. */
-static void every_half_moves_by_every_kind_of_step(void **state)
+TEST(every_half_moves_by_every_kind_of_step)
 {
     static const uint32_t steps[] = {1,   2,   3,   7,   8,   14,     15,    16,
                                      127, 128, 254, 255, 256, 0x7FFF, 0x8000};
@@ -223,7 +223,7 @@ static void every_half_moves_by_every_kind_of_step(void **state)
     }
 }
 
-static void nothing_changed_is_nothing_coded(void **state)
+TEST(nothing_changed_is_nothing_coded)
 {
     pair made = open_pair(1000, 2, RFT_DELTA_HALF);
     assert_false(check_pair(&made));
@@ -231,7 +231,7 @@ static void nothing_changed_is_nothing_coded(void **state)
 }
 
 /* Dearer, a block is coded to the same bytes or not at all, and less of them are. */
-static void blocks_that_do_not_pay_are_not_coded(void **state)
+TEST(blocks_that_do_not_pay_are_not_coded)
 {
     uint32_t most = RFT_DELTA_ELEMENTS;
     for (uint32_t price = 0; price <= 12; price += 4) {
@@ -264,12 +264,5 @@ static void blocks_that_do_not_pay_are_not_coded(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_of_every_length_are_exact),
-        cmocka_unit_test(blocks_of_every_density_are_exact),
-        cmocka_unit_test(every_half_moves_by_every_kind_of_step),
-        cmocka_unit_test(nothing_changed_is_nothing_coded),
-        cmocka_unit_test(blocks_that_do_not_pay_are_not_coded),
-    };
-    return run_on_every_level("delta", tests, COUNT_OF(tests));
+    return run_on_every_level("delta");
 }

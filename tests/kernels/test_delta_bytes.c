@@ -34,7 +34,7 @@ static double cost(double density)
     return (double)bytes / (double)changed;
 }
 
-static void an_update_costs_no_more_than_this(void **state)
+TEST(an_update_costs_no_more_than_this)
 {
     static const double most[][2] = {{0.0013, 2.05}, {0.006, 1.55}, {0.01, 1.46}, {0.037, 1.23},
                                      {0.063, 1.15},  {0.125, 1.06}, {0.26, 1.01}, {0.5, 1}};
@@ -43,12 +43,12 @@ static void an_update_costs_no_more_than_this(void **state)
     }
 }
 
-static void an_update_of_everything_costs_less_than_the_weights(void **state)
+TEST(an_update_of_everything_costs_less_than_the_weights)
 {
     assert_true(cost(1) < 2);
 }
 
-static void the_same_arguments_make_the_same_update(void **state)
+TEST(the_same_arguments_make_the_same_update)
 {
     uint16_t *again = before + ELEMENTS, *then = after + ELEMENTS;
     double first = bench_updates_make(7, 0.01, before, after, ELEMENTS);
@@ -61,10 +61,5 @@ static void the_same_arguments_make_the_same_update(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_update_costs_no_more_than_this),
-        cmocka_unit_test(an_update_of_everything_costs_less_than_the_weights),
-        cmocka_unit_test(the_same_arguments_make_the_same_update),
-    };
-    return cmocka_run_group_tests_name("delta_bytes", tests, NULL, NULL);
+    return test_run("delta_bytes");
 }

@@ -101,7 +101,7 @@ static coded every_kind(uint32_t i)
 }
 #define EVERY_KIND 6u
 
-static void wrong_counts_are_refused(void **state)
+TEST(wrong_counts_are_refused)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
@@ -123,7 +123,7 @@ static void wrong_counts_are_refused(void **state)
 }
 
 /* Counts that lie are measured with more bytes behind the planes, so that they may seem to fit. */
-static void wrong_counts_stay_within_the_block(void **state)
+TEST(wrong_counts_stay_within_the_block)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
@@ -147,7 +147,7 @@ static void wrong_counts_stay_within_the_block(void **state)
     }
 }
 
-static void impossible_counts_are_not_measured(void **state)
+TEST(impossible_counts_are_not_measured)
 {
     const unsigned char none[64] = {0};
     const rft_delta_shape half = {20, 2, RFT_DELTA_HALF}, raw = {20, 1, RFT_DELTA_RAW};
@@ -163,7 +163,7 @@ static void impossible_counts_are_not_measured(void **state)
 }
 
 /* Every prefix is in memory that ends with it. */
-static void every_truncation_is_found_out(void **state)
+TEST(every_truncation_is_found_out)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
@@ -179,7 +179,7 @@ static void every_truncation_is_found_out(void **state)
 }
 
 /* HIGH with one bit too few or too many is found out; of the others what can be is. */
-static void every_flipped_bit_is_judged_alike(void **state)
+TEST(every_flipped_bit_is_judged_alike)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
@@ -194,7 +194,7 @@ static void every_flipped_bit_is_judged_alike(void **state)
     }
 }
 
-static void random_planes_are_judged_alike(void **state)
+TEST(random_planes_are_judged_alike)
 {
     for (uint32_t round = 0; round < 3000; round++) {
         coded made = every_kind(round % EVERY_KIND);
@@ -224,7 +224,7 @@ static bool apply_two(unsigned char low, unsigned char high)
     return apply(&made, &entry, planes);
 }
 
-static void positions_out_of_order_or_range_are_found_out(void **state)
+TEST(positions_out_of_order_or_range_are_found_out)
 {
     assert_true(apply_two(2 | 5 << 3, 0x03));  /* 2 and 5 */
     assert_false(apply_two(5 | 2 << 3, 0x03)); /* 5 and 2 */
@@ -238,7 +238,7 @@ static void positions_out_of_order_or_range_are_found_out(void **state)
 }
 
 /* Remainders keep within the range, whatever block they are applied to. */
-static void remainders_stay_in_range_and_settle(void **state)
+TEST(remainders_stay_in_range_and_settle)
 {
     coded made = open_coded(4000, 2, RFT_DELTA_HALF, 5);
     for (size_t i = 0; i < made.bytes; i += 2) { /* the ends of the range: NaNs of both signs */
@@ -265,15 +265,5 @@ static void remainders_stay_in_range_and_settle(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_counts_are_refused),
-        cmocka_unit_test(wrong_counts_stay_within_the_block),
-        cmocka_unit_test(impossible_counts_are_not_measured),
-        cmocka_unit_test(every_truncation_is_found_out),
-        cmocka_unit_test(every_flipped_bit_is_judged_alike),
-        cmocka_unit_test(random_planes_are_judged_alike),
-        cmocka_unit_test(positions_out_of_order_or_range_are_found_out),
-        cmocka_unit_test(remainders_stay_in_range_and_settle),
-    };
-    return cmocka_run_group_tests_name("delta_malformed", tests, NULL, NULL);
+    return test_run("delta_malformed");
 }

@@ -34,7 +34,7 @@ static uint64_t digest(const void *at, size_t bytes)
 }
 
 /* Answers made from the formula by another program in another language. */
-static void known_answers_are_given(void **state)
+TEST(known_answers_are_given)
 {
     unsigned char counted[1000], set[256], ones[65536];
     const char *fox = "The quick brown fox jumps over the lazy dog";
@@ -74,7 +74,7 @@ static void check_copy(size_t to, size_t from, size_t bytes, uint64_t offset)
     check_copy_by(rft_digest_copy_piece, to, from, bytes, offset);
 }
 
-static void every_length_and_alignment_equals_the_oracle(void **state)
+TEST(every_length_and_alignment_equals_the_oracle)
 {
     for (size_t bytes = 0; bytes <= 1100; bytes++) {
         size_t shift = bytes % 17;
@@ -86,7 +86,7 @@ static void every_length_and_alignment_equals_the_oracle(void **state)
 }
 
 /* Sizes that are streamed, and one below; also to places that streaming cannot be made to meet. */
-static void large_parts_equal_the_oracle(void **state)
+TEST(large_parts_equal_the_oracle)
 {
     static const size_t sizes[] = {(1 << 20) - 8, 1 << 20, (1 << 20) + 1, (2 << 20) + 255};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -100,7 +100,7 @@ static void large_parts_equal_the_oracle(void **state)
 }
 
 /* Pieces that are streamed, and one below. */
-static void streamed_pieces_equal_the_oracle(void **state)
+TEST(streamed_pieces_equal_the_oracle)
 {
     static const size_t sizes[] = {(4 << 10) - 1, 4 << 10, (4 << 10) + 9, (16 << 10) + 300};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -110,7 +110,7 @@ static void streamed_pieces_equal_the_oracle(void **state)
     }
 }
 
-static void parts_add_up_to_the_whole(void **state)
+TEST(parts_add_up_to_the_whole)
 {
     const size_t bytes = 100003;
     uint64_t whole = rft_digest_part(data, bytes, 0);
@@ -125,7 +125,7 @@ static void parts_add_up_to_the_whole(void **state)
 }
 
 /* Streamed or not, to any place: the bytes arrive, and each piece has its own part. */
-static void pieces_have_the_parts_of_their_bytes(void **state)
+TEST(pieces_have_the_parts_of_their_bytes)
 {
     static const size_t sizes[] = {0, 5, 131072, 300001, (1 << 20) + 3 * 131072 + 9};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -168,7 +168,7 @@ static void check_changing_by(copy_fn copy)
     }
 }
 
-static void the_digest_is_that_of_the_copy_where_the_source_changes(void **state)
+TEST(the_digest_is_that_of_the_copy_where_the_source_changes)
 {
     int file = memfd_create("digest", MFD_CLOEXEC);
     assert_true(file >= 0);
@@ -184,7 +184,7 @@ static void the_digest_is_that_of_the_copy_where_the_source_changes(void **state
     (void)close(file);
 }
 
-static void every_flipped_bit_is_seen(void **state)
+TEST(every_flipped_bit_is_seen)
 {
     enum { BYTES = 523 };
     uint64_t right = digest(data, BYTES);
@@ -204,7 +204,7 @@ static void swap_words(unsigned char *a, unsigned char *b)
     memcpy(b, kept, 8);
 }
 
-static void every_swapped_pair_is_seen(void **state)
+TEST(every_swapped_pair_is_seen)
 {
     enum { WORDS = 70 };
     uint64_t right = digest(data, 8 * WORDS);
@@ -217,7 +217,7 @@ static void every_swapped_pair_is_seen(void **state)
     }
 }
 
-static void zeros_at_the_end_are_seen(void **state)
+TEST(zeros_at_the_end_are_seen)
 {
     const char zeros[100] = {0};
     for (size_t bytes = 1; bytes < sizeof zeros; bytes++) {
@@ -227,19 +227,7 @@ static void zeros_at_the_end_are_seen(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_answers_are_given),
-        cmocka_unit_test(every_length_and_alignment_equals_the_oracle),
-        cmocka_unit_test(streamed_pieces_equal_the_oracle),
-        cmocka_unit_test(large_parts_equal_the_oracle),
-        cmocka_unit_test(parts_add_up_to_the_whole),
-        cmocka_unit_test(pieces_have_the_parts_of_their_bytes),
-        cmocka_unit_test(the_digest_is_that_of_the_copy_where_the_source_changes),
-        cmocka_unit_test(every_flipped_bit_is_seen),
-        cmocka_unit_test(every_swapped_pair_is_seen),
-        cmocka_unit_test(zeros_at_the_end_are_seen),
-    };
     uint64_t seed = 3;
     fill_random(data, ROOM, &seed);
-    return run_on_every_level("digest", tests, COUNT_OF(tests));
+    return run_on_every_level("digest");
 }

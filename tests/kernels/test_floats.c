@@ -74,7 +74,7 @@ static void check_cast(void)
     assert_memory_equal(found, expected, sizeof found);
 }
 
-static void cast_rounds_each_float_right(void **state)
+TEST_WITH(cast_rounds_each_float_right, begin, NULL)
 {
     while (next_block(7)) {
         for (uint32_t i = 0; i < BLOCK; i++)
@@ -150,7 +150,7 @@ static void check_split(void)
     }
 }
 
-static void adam_leaves_each_parameter_as_it_is(void **state)
+TEST_WITH(adam_leaves_each_parameter_as_it_is, begin, NULL)
 {
     while (next_block(1)) {
         check_split();
@@ -173,7 +173,7 @@ static void check_gradients(void)
     }
 }
 
-static void adam_widens_each_gradient_of_16_bits(void **state)
+TEST_WITH(adam_widens_each_gradient_of_16_bits, begin, NULL)
 {
     for (uint32_t i = 0; i < BLOCK; i++)
         weights[i] = (uint16_t)i;
@@ -253,7 +253,7 @@ static uint64_t go_through(way made)
 
 /* In the middle above an odd upper half that is no NaN's; and NaNs, but for those that a weight of
  * 0x7FFF, which the odd ones have, or 0x7FC0, the even ones, gives. */
-static void master_comes_back_from_rounded_weights(void **state)
+TEST_WITH(master_comes_back_from_rounded_weights, begin, NULL)
 {
     const uint64_t middles = (65536 - 256) / 2, nans = 2 * ((UINT64_C(1) << 23) - 1);
     const uint64_t upper_7fff = 16384, upper_7ffe = 16384; /* odd, <= 0x8000; odd, > 0x8000 */
@@ -263,19 +263,19 @@ static void master_comes_back_from_rounded_weights(void **state)
     if (all) assert_int_equal(exceptions, middles + nans - given);
 }
 
-static void master_comes_back_from_weights_that_were_cut_off(void **state)
+TEST_WITH(master_comes_back_from_weights_that_were_cut_off, begin, NULL)
 {
     uint64_t exceptions = go_through(CUT);
     if (all) assert_int_equal(exceptions, UINT64_C(65536) * 32767);
 }
 
-static void master_comes_back_from_weights_next_to_the_rounding(void **state)
+TEST_WITH(master_comes_back_from_weights_next_to_the_rounding, begin, NULL)
 {
     uint64_t exceptions = go_through(NEXT);
     if (all) assert_true(exceptions > UINT64_C(4200000000));
 }
 
-static void master_comes_back_from_random_weights(void **state)
+TEST_WITH(master_comes_back_from_random_weights, begin, NULL)
 {
     uint64_t exceptions = go_through(RANDOM);
     if (all) assert_true(exceptions > UINT64_C(4200000000));
@@ -283,19 +283,10 @@ static void master_comes_back_from_random_weights(void **state)
 
 int main(int count, char **words)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(cast_rounds_each_float_right, begin),
-        cmocka_unit_test_setup(adam_widens_each_gradient_of_16_bits, begin),
-        cmocka_unit_test_setup(adam_leaves_each_parameter_as_it_is, begin),
-        cmocka_unit_test_setup(master_comes_back_from_rounded_weights, begin),
-        cmocka_unit_test_setup(master_comes_back_from_weights_that_were_cut_off, begin),
-        cmocka_unit_test_setup(master_comes_back_from_weights_next_to_the_rounding, begin),
-        cmocka_unit_test_setup(master_comes_back_from_random_weights, begin),
-    };
     const char *given = getenv("REFIT_TEST_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : 1 + (uint64_t)time(NULL);
     all = count > 1;
     if (all) cmocka_set_test_filter(words[1]);
     if (!all) print_message("a sample by REFIT_TEST_SEED=%" PRIu64 "\n", seed);
-    return cmocka_run_group_tests_name("floats", tests, NULL, NULL);
+    return test_run("floats");
 }

@@ -151,7 +151,7 @@ static void check_batch(uint32_t elements, uint32_t share, unsigned blocks, unsi
     close_batch(&all);
 }
 
-static void blocks_of_every_density_are_equal(void **state)
+TEST(blocks_of_every_density_are_equal)
 {
     static const uint32_t shares[] = {1, 2, 3, 5, 9, 40, 150, 900, 100000};
     for (uint32_t i = 0; i < COUNT_OF(shares); i++) {
@@ -159,21 +159,21 @@ static void blocks_of_every_density_are_equal(void **state)
     }
 }
 
-static void blocks_of_every_length_are_equal(void **state)
+TEST(blocks_of_every_length_are_equal)
 {
     for (uint32_t elements = 3; elements < 200; elements += 3 + elements / 8) {
         check_batch(elements, 1 + elements / 9, 1 + elements % 5, 32);
     }
 }
 
-static void whole_blocks_are_equal(void **state)
+TEST(whole_blocks_are_equal)
 {
     check_batch(RFT_DELTA_ELEMENTS, 100, 2, 256);
     check_batch(RFT_DELTA_ELEMENTS, 4, 5, 256);
     check_batch(RFT_DELTA_ELEMENTS, RFT_DELTA_ELEMENTS, 1, 64);
 }
 
-static void same_blocks_are_nothing(void **state)
+TEST(same_blocks_are_nothing)
 {
     batch all;
     for (uint32_t i = 0; i < JOBS; i++) {
@@ -187,7 +187,7 @@ static void same_blocks_are_nothing(void **state)
 }
 
 /* The verdict is the twin's; a block that is refused stays as it was. */
-static void malformed_planes_are_judged_as_by_the_twin(void **state)
+TEST(malformed_planes_are_judged_as_by_the_twin)
 {
     uint32_t refused = 0;
     for (uint32_t round = 0; round < 60; round++) {
@@ -225,12 +225,5 @@ static void malformed_planes_are_judged_as_by_the_twin(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_of_every_density_are_equal),
-        cmocka_unit_test(blocks_of_every_length_are_equal),
-        cmocka_unit_test(whole_blocks_are_equal),
-        cmocka_unit_test(same_blocks_are_nothing),
-        cmocka_unit_test(malformed_planes_are_judged_as_by_the_twin),
-    };
-    return cmocka_run_group_tests_name("gpu_delta", tests, NULL, NULL);
+    return test_run("gpu_delta");
 }

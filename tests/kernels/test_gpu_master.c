@@ -119,26 +119,26 @@ static void check(uint64_t elements, master_weights kind, uint32_t room)
     close_pair(&on);
 }
 
-static void every_length_and_alignment_is_equal(void **state)
+TEST(every_length_and_alignment_is_equal)
 {
     for (uint64_t elements = 1; elements < 80; elements += 1 + elements / 20) {
         check(elements, (master_weights)(elements % MASTER_KINDS), 256);
     }
 }
 
-static void every_kind_of_weight_is_equal(void **state)
+TEST(every_kind_of_weight_is_equal)
 {
     for (int kind = 0; kind < MASTER_KINDS; kind++) {
         check(2 * RFT_MASTER_BLOCK + 5 * (uint64_t)kind, (master_weights)kind, 3 * 8192);
     }
 }
 
-static void several_units_are_equal(void **state)
+TEST(several_units_are_equal)
 {
     check(RFT_MASTER_UNIT + RFT_MASTER_BLOCK + 4, MASTER_MIXED, RFT_MASTER_ROOM);
 }
 
-static void a_unit_without_room_is_equal(void **state)
+TEST(a_unit_without_room_is_equal)
 {
     pair on;
     open_pair(&on, 5 * RFT_MASTER_BLOCK, MASTER_RANDOM, 8192 + 16);
@@ -149,7 +149,7 @@ static void a_unit_without_room_is_equal(void **state)
     close_pair(&on);
 }
 
-static void changed_weights_are_found_alike(void **state)
+TEST(changed_weights_are_found_alike)
 {
     pair on;
     open_pair(&on, 2 * RFT_MASTER_BLOCK + 6, MASTER_ROUNDED, 4096);
@@ -163,7 +163,7 @@ static void changed_weights_are_found_alike(void **state)
 }
 
 /* A bit of the coded bytes is another: both make the same of it. */
-static void malformed_units_are_judged_as_by_the_twin(void **state)
+TEST(malformed_units_are_judged_as_by_the_twin)
 {
     uint64_t seed = 21;
     uint32_t wrong = 0;
@@ -186,13 +186,5 @@ static void malformed_units_are_judged_as_by_the_twin(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_length_and_alignment_is_equal),
-        cmocka_unit_test(every_kind_of_weight_is_equal),
-        cmocka_unit_test(several_units_are_equal),
-        cmocka_unit_test(a_unit_without_room_is_equal),
-        cmocka_unit_test(changed_weights_are_found_alike),
-        cmocka_unit_test(malformed_units_are_judged_as_by_the_twin),
-    };
-    return cmocka_run_group_tests_name("gpu_master", tests, NULL, NULL);
+    return test_run("gpu_master");
 }

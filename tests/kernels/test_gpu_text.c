@@ -62,7 +62,7 @@ static void check_digest(shape grid, size_t aside, size_t bytes, uint64_t offset
     free(data);
 }
 
-static void digests_of_every_alignment_and_length_are_equal(void **state)
+TEST(digests_of_every_alignment_and_length_are_equal)
 {
     for (size_t bytes = 0; bytes <= 72; bytes++) {
         check_digest((shape){1 + (unsigned)bytes % 3, 1, 32}, bytes % 17, bytes, 8 * bytes);
@@ -73,7 +73,7 @@ static void digests_of_every_alignment_and_length_are_equal(void **state)
     }
 }
 
-static void large_digests_are_equal(void **state)
+TEST(large_digests_are_equal)
 {
     check_digest((shape){3, 1, 256}, 0, 100003, 0);
     check_digest((shape){1, 1, 96}, 8, 70000, 0);
@@ -98,7 +98,7 @@ static void check_digest_copy(shape grid, size_t to_aside, size_t aside, size_t 
     free(expected);
 }
 
-static void copies_with_a_digest_are_equal(void **state)
+TEST(copies_with_a_digest_are_equal)
 {
     for (size_t bytes = 0; bytes <= 72; bytes++) {
         check_digest_copy((shape){1 + (unsigned)bytes % 3, 1, 32}, 8 * (bytes % 2), bytes % 17,
@@ -142,7 +142,7 @@ static void check_cast(shape grid, size_t to_aside, size_t from_aside, size_t co
     free(expected);
 }
 
-static void casts_of_every_alignment_and_length_are_equal(void **state)
+TEST(casts_of_every_alignment_and_length_are_equal)
 {
     for (size_t aside = 0; aside < 16; aside++) {
         check_cast((shape){2, 1, 32}, aside, 2 * aside, 301);
@@ -157,7 +157,7 @@ static void casts_of_every_alignment_and_length_are_equal(void **state)
     }
 }
 
-static void large_casts_are_equal(void **state)
+TEST(large_casts_are_equal)
 {
     check_cast((shape){3, 1, 256}, 0, 0, 30011);
     check_cast((shape){2, 1, 64}, 6, 12, 20000);
@@ -212,7 +212,7 @@ static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
     free(got);
 }
 
-static void packs_of_every_length_are_equal(void **state)
+TEST(packs_of_every_length_are_equal)
 {
     uint32_t sizes[300];
     for (uint32_t i = 0; i < 300; i++) {
@@ -224,7 +224,7 @@ static void packs_of_every_length_are_equal(void **state)
     check_pack((shape){40, 1, 32}, sizes, 7);
 }
 
-static void packs_of_long_and_short_are_equal(void **state)
+TEST(packs_of_long_and_short_are_equal)
 {
     static const uint32_t sizes[] = {100000, 0,     1,   8192, 8191, 8193, 16384, 3,
                                      20011,  65536, 512, 0,    7777, 40,   8208,  2048};
@@ -235,7 +235,7 @@ static void packs_of_long_and_short_are_equal(void **state)
     }
 }
 
-static void a_pack_of_nothing_is_no_work(void **state)
+TEST(a_pack_of_nothing_is_no_work)
 {
     static const uint32_t none[3] = {0, 0, 0};
     check_pack((shape){1, 1, 32}, none, 0);
@@ -244,15 +244,5 @@ static void a_pack_of_nothing_is_no_work(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(digests_of_every_alignment_and_length_are_equal),
-        cmocka_unit_test(large_digests_are_equal),
-        cmocka_unit_test(copies_with_a_digest_are_equal),
-        cmocka_unit_test(casts_of_every_alignment_and_length_are_equal),
-        cmocka_unit_test(large_casts_are_equal),
-        cmocka_unit_test(packs_of_every_length_are_equal),
-        cmocka_unit_test(packs_of_long_and_short_are_equal),
-        cmocka_unit_test(a_pack_of_nothing_is_no_work),
-    };
-    return cmocka_run_group_tests_name("gpu_text", tests, NULL, NULL);
+    return test_run("gpu_text");
 }

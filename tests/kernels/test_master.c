@@ -88,7 +88,7 @@ static void check(uint64_t elements, master_weights kind, size_t aside, uint32_t
     master_data_free(&data);
 }
 
-static void every_kind_of_weight_gives_the_masters_back(void **state)
+TEST(every_kind_of_weight_gives_the_masters_back)
 {
     for (int kind = 0; kind < MASTER_KINDS; kind++) {
         check(3 * RFT_MASTER_BLOCK + 17, (master_weights)kind, 0, RFT_MASTER_ROOM);
@@ -96,7 +96,7 @@ static void every_kind_of_weight_gives_the_masters_back(void **state)
     }
 }
 
-static void every_length_and_alignment_gives_the_masters_back(void **state)
+TEST(every_length_and_alignment_gives_the_masters_back)
 {
     for (uint64_t elements = 1; elements < 140; elements++) {
         check(elements, (master_weights)(elements % MASTER_KINDS), (size_t)elements % 31, 1024);
@@ -107,7 +107,7 @@ static void every_length_and_alignment_gives_the_masters_back(void **state)
 }
 
 /* The rules of master.h, written down by hand. */
-static void known_answers_are_given(void **state)
+TEST(known_answers_are_given)
 {
     assert_false(rft_master_is_exception(0x3F800000, 0x3F80)); /* 1 */
     assert_false(rft_master_is_exception(0x3F807FFF, 0x3F80)); /* rounded down */
@@ -131,7 +131,7 @@ static void known_answers_are_given(void **state)
                      64 * 16 + 2 * RFT_MASTER_UNIT + 32 + 2 * 16 + 8208 + 32);
 }
 
-static void exceptions_take_as_little_as_they_can(void **state)
+TEST(exceptions_take_as_little_as_they_can)
 {
     const uint64_t elements = 2 * RFT_MASTER_BLOCK;
     master_data_fill(&data, elements, MASTER_ROUNDED_EXACTLY, 0);
@@ -147,7 +147,7 @@ static void exceptions_take_as_little_as_they_can(void **state)
     master_data_free(&data);
 }
 
-static void exceptions_that_do_not_fit_are_told(void **state)
+TEST(exceptions_that_do_not_fit_are_told)
 {
     const uint64_t elements = RFT_MASTER_UNIT + 100;
     master_data_fill(&data, elements, MASTER_RANDOM, 0);
@@ -162,7 +162,7 @@ static void exceptions_that_do_not_fit_are_told(void **state)
     master_data_free(&data);
 }
 
-static void changed_weights_are_found_and_nothing_is_written(void **state)
+TEST(changed_weights_are_found_and_nothing_is_written)
 {
     const uint64_t elements = 2 * RFT_MASTER_BLOCK + 5;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
@@ -183,7 +183,7 @@ static void changed_weights_are_found_and_nothing_is_written(void **state)
 }
 
 /* Every bit that decoding reads: another value is noticed, by decoding or by comparing. */
-static void a_changed_bit_is_found(void **state)
+TEST(a_changed_bit_is_found)
 {
     const uint64_t elements = 600;
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
@@ -205,7 +205,7 @@ static void a_changed_bit_is_found(void **state)
     master_data_free(&data);
 }
 
-static void any_table_and_list_are_safe_to_follow(void **state)
+TEST(any_table_and_list_are_safe_to_follow)
 {
     const uint64_t elements = 3 * RFT_MASTER_BLOCK - 1;
     uint64_t seed = 5;
@@ -229,15 +229,5 @@ static void any_table_and_list_are_safe_to_follow(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_answers_are_given),
-        cmocka_unit_test(every_kind_of_weight_gives_the_masters_back),
-        cmocka_unit_test(every_length_and_alignment_gives_the_masters_back),
-        cmocka_unit_test(exceptions_take_as_little_as_they_can),
-        cmocka_unit_test(exceptions_that_do_not_fit_are_told),
-        cmocka_unit_test(changed_weights_are_found_and_nothing_is_written),
-        cmocka_unit_test(a_changed_bit_is_found),
-        cmocka_unit_test(any_table_and_list_are_safe_to_follow),
-    };
-    return cmocka_run_group_tests_name("master", tests, NULL, NULL);
+    return test_run("master");
 }

@@ -100,7 +100,7 @@ static void check_level(void)
     compare();
 }
 
-static void every_form_and_division_has_the_same_bits(void **state)
+TEST(every_form_and_division_has_the_same_bits)
 {
     static const float scales[] = {1, 1.0f / 65536, 1.0f / 3};
     for (size_t i = 0; i < 300; i++) {
@@ -119,7 +119,7 @@ static void check_not_finite(void)
     assert_true(isinf(total) || isnan(total));
 }
 
-static void what_is_not_finite_is_seen_wherever_it_stands(void **state)
+TEST(what_is_not_finite_is_seen_wherever_it_stands)
 {
     const float values[] = {INFINITY, -INFINITY, NAN};
     for (size_t i = 0; i < 200; i++) {
@@ -138,7 +138,7 @@ static void check_large(void)
     assert_true(sums[0] == 0x1p266);
 }
 
-static void the_largest_numbers_have_a_finite_sum(void **state)
+TEST(the_largest_numbers_have_a_finite_sum)
 {
     fill(RFT_FP32, 4096, 1);
     for (size_t i = 0; i < 4096; i++)
@@ -161,7 +161,7 @@ static void check_copy(void)
     assert_memory_equal(copied + aside + bytes, untouched, GUARD);
 }
 
-static void a_copy_on_the_way_is_exact(void **state)
+TEST(a_copy_on_the_way_is_exact)
 {
     for (size_t i = 0; i < 60; i++) {
         fill((rft_float_type)(i % 3), (size_t)seeded_below(&seed, MOST), 0.5f);
@@ -170,7 +170,7 @@ static void a_copy_on_the_way_is_exact(void **state)
     }
 }
 
-static void blocks_are_added_in_their_order(void **state)
+TEST(blocks_are_added_in_their_order)
 {
     const double sums[] = {0x1p53, 1, 1, -0x1p53};
     assert_true(rft_norm_total(sums, 4) == 0);
@@ -184,12 +184,5 @@ static void blocks_are_added_in_their_order(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_form_and_division_has_the_same_bits),
-        cmocka_unit_test(what_is_not_finite_is_seen_wherever_it_stands),
-        cmocka_unit_test(the_largest_numbers_have_a_finite_sum),
-        cmocka_unit_test(a_copy_on_the_way_is_exact),
-        cmocka_unit_test(blocks_are_added_in_their_order),
-    };
-    return cmocka_run_group_tests_name("norm", tests, NULL, NULL);
+    return test_run("norm");
 }

@@ -33,7 +33,7 @@ static uint32_t make_entries(uint64_t seed)
     return count;
 }
 
-static void entries_are_packed_exactly(void **state)
+TEST(entries_are_packed_exactly)
 {
     for (uint64_t seed = 1; seed <= 5; seed++) {
         uint32_t count = make_entries(seed);
@@ -43,7 +43,7 @@ static void entries_are_packed_exactly(void **state)
     }
 }
 
-static void packed_bytes_go_back_where_they_were(void **state)
+TEST(packed_bytes_go_back_where_they_were)
 {
     uint32_t count = make_entries(9);
     rft_pack(entries, count);
@@ -59,7 +59,7 @@ static void packed_bytes_go_back_where_they_were(void **state)
     assert_memory_equal(source, expected, ROOM);
 }
 
-static void one_large_entry_is_packed(void **state)
+TEST(one_large_entry_is_packed)
 {
     memset(packed, 0xA5, ROOM);
     rft_pack_entry large = {(uintptr_t)(packed + 3), (uintptr_t)(source + 1), ROOM - 5};
@@ -69,7 +69,7 @@ static void one_large_entry_is_packed(void **state)
     assert_int_equal(packed[ROOM - 2], 0xA5);
 }
 
-static void no_entries_are_no_work(void **state)
+TEST(no_entries_are_no_work)
 {
     rft_pack(NULL, 0);
     rft_pack_entry nothing = {0, 0, 0};
@@ -78,11 +78,5 @@ static void no_entries_are_no_work(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(entries_are_packed_exactly),
-        cmocka_unit_test(packed_bytes_go_back_where_they_were),
-        cmocka_unit_test(one_large_entry_is_packed),
-        cmocka_unit_test(no_entries_are_no_work),
-    };
-    return run_on_every_level("pack", tests, COUNT_OF(tests));
+    return run_on_every_level("pack");
 }

@@ -20,7 +20,7 @@ extern arena_rig rig;
 int arena_set_up(void **state);
 int arena_tear_down(void **state);
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, arena_set_up, arena_tear_down)
+#define ARENA_TEST(name) TEST_WITH(name, arena_set_up, arena_tear_down)
 
 /* A piece; its end; what the device has given. */
 char *arena_take(uint64_t bytes);

@@ -3,7 +3,7 @@
 #include "tests/memory/arena_rig.h"
 #include "tests/support/failing_alloc.h"
 
-static void piece_leaves_and_returns_without_its_neighbours(void **state)
+ARENA_TEST(piece_leaves_and_returns_without_its_neighbours)
 {
     char *first = arena_take(100);
     char *second = arena_take(5000);
@@ -25,7 +25,7 @@ static void piece_leaves_and_returns_without_its_neighbours(void **state)
     assert_int_equal(*third, 3);
 }
 
-static void piece_is_found_by_its_address_and_size(void **state)
+ARENA_TEST(piece_is_found_by_its_address_and_size)
 {
     refit_arena *other;
     assert_ok(refit_arena_open(rig.device, MIB, &other, NULL));
@@ -46,7 +46,7 @@ static void piece_is_found_by_its_address_and_size(void **state)
     assert_null(arena_find(elsewhere, 64));
 }
 
-static void only_whole_pieces_come_and_go(void **state)
+ARENA_TEST(only_whole_pieces_come_and_go)
 {
     const uint64_t page = PAGE;
     char *piece = arena_take(2 * page);
@@ -56,7 +56,7 @@ static void only_whole_pieces_come_and_go(void **state)
     piece[2 * page - 1] = 1;
 }
 
-static void full_device_refuses_and_keeps_its_place(void **state)
+ARENA_TEST(full_device_refuses_and_keeps_its_place)
 {
     void *piece = NULL;
     char *first = arena_take(3 * MIB);
@@ -69,7 +69,7 @@ static void full_device_refuses_and_keeps_its_place(void **state)
     assert_int_equal(rft_arena_commit(rig.arena, first, 3 * MIB, NULL), REFIT_ERR_DEVICE_MEMORY);
 }
 
-static void used_up_reservation_is_refused(void **state)
+ARENA_TEST(used_up_reservation_is_refused)
 {
     void *piece;
     refit_error error;
@@ -82,7 +82,7 @@ static void used_up_reservation_is_refused(void **state)
     assert_ok(refit_arena_close(small, NULL));
 }
 
-static void close_is_refused_while_a_region_lies_in_it(void **state)
+ARENA_TEST(close_is_refused_while_a_region_lies_in_it)
 {
     refit_arena *arena;
     char *piece = arena_take(64);
@@ -93,7 +93,7 @@ static void close_is_refused_while_a_region_lies_in_it(void **state)
     rft_arena_leave(arena, piece);
 }
 
-static void closing_gives_the_memory_back(void **state)
+ARENA_TEST(closing_gives_the_memory_back)
 {
     refit_arena *other;
     void *piece;
@@ -104,7 +104,7 @@ static void closing_gives_the_memory_back(void **state)
     assert_int_equal(arena_used(), 0);
 }
 
-static void bad_arguments_are_refused(void **state)
+ARENA_TEST(bad_arguments_are_refused)
 {
     refit_arena *arena;
     void *piece;
@@ -117,7 +117,7 @@ static void bad_arguments_are_refused(void **state)
     assert_ok(refit_arena_close(NULL, NULL));
 }
 
-static void device_that_fails_is_reported_and_leaves_no_piece(void **state)
+ARENA_TEST(device_that_fails_is_reported_and_leaves_no_piece)
 {
     refit_arena *arena = NULL;
     void *piece = NULL;
@@ -142,7 +142,7 @@ static refit_status open_and_fill(refit_device *device)
     return rft_keep_first(status, refit_arena_close(arena, NULL));
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
     for (uint64_t nth = 1;; nth++) {
         refit_device *device = NULL;
@@ -157,17 +157,5 @@ static void every_failed_allocation_is_an_error(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(piece_leaves_and_returns_without_its_neighbours),
-        TEST(piece_is_found_by_its_address_and_size),
-        TEST(only_whole_pieces_come_and_go),
-        TEST(full_device_refuses_and_keeps_its_place),
-        TEST(used_up_reservation_is_refused),
-        TEST(close_is_refused_while_a_region_lies_in_it),
-        TEST(closing_gives_the_memory_back),
-        TEST(bad_arguments_are_refused),
-        TEST(device_that_fails_is_reported_and_leaves_no_piece),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-    };
-    return cmocka_run_group_tests_name("arena", tests, NULL, NULL);
+    return test_run("arena");
 }

@@ -3,7 +3,7 @@
  */
 #include "tests/memory/arena_rig.h"
 
-static void memory_that_is_held_stays(void **state)
+ARENA_TEST(memory_that_is_held_stays)
 {
     refit_arena *arena = NULL;
     char *first = arena_take(PAGE);
@@ -31,7 +31,7 @@ static void memory_that_is_held_stays(void **state)
     assert_invalid(refit_arena_unhold(NULL, first, NULL));
 }
 
-static void what_an_offloader_moves_cannot_be_held(void **state)
+ARENA_TEST(what_an_offloader_moves_cannot_be_held)
 {
     refit_arena *arena;
     char *piece = arena_take(PAGE);
@@ -49,7 +49,7 @@ static void what_an_offloader_moves_cannot_be_held(void **state)
     assert_ok(refit_arena_unhold(rig.arena, piece, NULL));
 }
 
-static void an_abandoned_piece_goes_with_its_last_reference(void **state)
+ARENA_TEST(an_abandoned_piece_goes_with_its_last_reference)
 {
     refit_arena *arena;
     char *first = arena_take(PAGE);
@@ -73,7 +73,7 @@ static void an_abandoned_piece_goes_with_its_last_reference(void **state)
     assert_int_equal(arena_used(), 0);
 }
 
-static void an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep(void **state)
+ARENA_TEST(an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep)
 {
     refit_arena *arena = NULL;
     char *first = arena_take(PAGE);
@@ -90,7 +90,7 @@ static void an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep(void 
     assert_ptr_equal(arena_take(2 * PAGE), first);
 }
 
-static void memory_waits_for_streams_that_use_the_arena(void **state)
+ARENA_TEST(memory_waits_for_streams_that_use_the_arena)
 {
     refit_stream_ref stream;
     char byte = 5;
@@ -116,7 +116,7 @@ static void memory_waits_for_streams_that_use_the_arena(void **state)
 }
 
 /* The failure of one is told, and does not hide the other from the wait. */
-static void a_close_waits_for_every_stream_though_one_has_failed(void **state)
+ARENA_TEST(a_close_waits_for_every_stream_though_one_has_failed)
 {
     refit_arena *arena;
     void *piece;
@@ -145,7 +145,7 @@ static void a_close_waits_for_every_stream_though_one_has_failed(void **state)
     assert_ok(refit_stream_close(rig.device, failing, NULL));
 }
 
-static void a_stream_that_takes_no_event_keeps_the_memory(void **state)
+ARENA_TEST(a_stream_that_takes_no_event_keeps_the_memory)
 {
     refit_stream_ref stream;
     char *piece = arena_take(PAGE);
@@ -168,14 +168,5 @@ static void a_stream_that_takes_no_event_keeps_the_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(memory_that_is_held_stays),
-        TEST(what_an_offloader_moves_cannot_be_held),
-        TEST(an_abandoned_piece_goes_with_its_last_reference),
-        TEST(an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep),
-        TEST(memory_waits_for_streams_that_use_the_arena),
-        TEST(a_close_waits_for_every_stream_though_one_has_failed),
-        TEST(a_stream_that_takes_no_event_keeps_the_memory),
-    };
-    return cmocka_run_group_tests_name("arena_references", tests, NULL, NULL);
+    return test_run("arena_references");
 }

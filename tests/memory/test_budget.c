@@ -38,7 +38,11 @@ static int close_tree(void **state)
     return 0;
 }
 
-static void without_cgroups_memavailable_counts(void **state)
+#define EMPTY(name) TEST_WITH(name, open_empty, close_tree)
+
+#define MACHINE(name) TEST_WITH(name, open_machine, close_tree)
+
+MACHINE(without_cgroups_memavailable_counts)
 {
     rft_budget budget = read_budget(0.5, 0);
     assert_int_equal(budget.free_bytes, 2048 * MIB);
@@ -132,7 +136,7 @@ static const machine_case machines[] = {
       {CGROUP "/job/memory.current", "104857600\n"}}},
 };
 
-static void the_least_of_machine_and_cgroups_counts(void **state)
+MACHINE(the_least_of_machine_and_cgroups_counts)
 {
     for (size_t i = 0; i < COUNT_OF(machines); i++) {
         const machine_case *it = &machines[i];
@@ -147,7 +151,7 @@ static void the_least_of_machine_and_cgroups_counts(void **state)
     }
 }
 
-static void asker_s_own_memory_counts_as_free(void **state)
+MACHINE(asker_s_own_memory_counts_as_free)
 {
     refit_config config;
     refit_config_init(&config, sizeof config);
@@ -160,7 +164,7 @@ static void asker_s_own_memory_counts_as_free(void **state)
     assert_true(budget.free_bytes == UINT64_MAX);
 }
 
-static void nonsense_bounds_nothing(void **state)
+MACHINE(nonsense_bounds_nothing)
 {
     char longest[6000];
     memset(longest, 'a', sizeof longest - 1);
@@ -178,7 +182,7 @@ static void nonsense_bounds_nothing(void **state)
     }
 }
 
-static void budget_in_bytes_counts_up_to_what_is_free(void **state)
+MACHINE(budget_in_bytes_counts_up_to_what_is_free)
 {
     rft_budget budget = read_budget(0.1, 1500 * MIB);
     assert_int_equal(budget.bytes, 1500 * MIB);
@@ -188,7 +192,7 @@ static void budget_in_bytes_counts_up_to_what_is_free(void **state)
     assert_string_equal(budget.source, "MemAvailable");
 }
 
-static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
+EMPTY(without_any_file_only_a_budget_in_bytes_is_left)
 {
     refit_config config;
     refit_config_init(&config, sizeof config);
@@ -201,7 +205,7 @@ static void without_any_file_only_a_budget_in_bytes_is_left(void **state)
     assert_int_equal(budget.bytes, 5 * MIB);
 }
 
-static void this_machine_has_a_budget(void **state)
+TEST(this_machine_has_a_budget)
 {
     refit_config config;
     rft_budget budget;
@@ -211,7 +215,7 @@ static void this_machine_has_a_budget(void **state)
     assert_true(budget.bytes < budget.free_bytes);
 }
 
-static void numbers_are_taken_whole_or_not_at_all(void **state)
+TEST(numbers_are_taken_whole_or_not_at_all)
 {
     uint64_t number = 7;
     assert_false(rft_procfile_number("max", &number));
@@ -227,7 +231,7 @@ static void numbers_are_taken_whole_or_not_at_all(void **state)
     assert_int_equal(number, 3);
 }
 
-static void lists_hold_their_ranges(void **state)
+TEST(lists_hold_their_ranges)
 {
     assert_true(rft_procfile_lists("0", 0));
     assert_true(rft_procfile_lists("0-3,8,10-11\n", 2));
@@ -242,7 +246,7 @@ static void lists_hold_their_ranges(void **state)
     assert_true(rft_procfile_lists("4-", 4));
 }
 
-static void long_files_are_cut(void **state)
+EMPTY(long_files_are_cut)
 {
     char text[8];
     char path[128];
@@ -254,22 +258,7 @@ static void long_files_are_cut(void **state)
     assert_false(rft_procfile_read(tree.root, text, sizeof text)); /* a folder */
 }
 
-#define MACHINE(name) cmocka_unit_test_setup_teardown(name, open_machine, close_tree)
-#define EMPTY(name)   cmocka_unit_test_setup_teardown(name, open_empty, close_tree)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        MACHINE(without_cgroups_memavailable_counts),
-        MACHINE(the_least_of_machine_and_cgroups_counts),
-        MACHINE(asker_s_own_memory_counts_as_free),
-        MACHINE(nonsense_bounds_nothing),
-        MACHINE(budget_in_bytes_counts_up_to_what_is_free),
-        EMPTY(without_any_file_only_a_budget_in_bytes_is_left),
-        cmocka_unit_test(this_machine_has_a_budget),
-        cmocka_unit_test(numbers_are_taken_whole_or_not_at_all),
-        cmocka_unit_test(lists_hold_their_ranges),
-        EMPTY(long_files_are_cut),
-    };
-    return cmocka_run_group_tests_name("budget", tests, NULL, NULL);
+    return test_run("budget");
 }

@@ -85,7 +85,7 @@ static const machine machines[] = {
     {"fewer CPUs online than may be used", 8, 8, NULL, {{ONLINE, "0-3\n"}}},
 };
 
-static void each_machine_has_its_share(void **state)
+TEST(each_machine_has_its_share)
 {
     for (size_t at = 0; at < COUNT_OF(machines); at++) {
         const machine *it = &machines[at];
@@ -106,7 +106,7 @@ static void each_machine_has_its_share(void **state)
     }
 }
 
-static void this_machine_has_a_share(void **state)
+TEST(this_machine_has_a_share)
 {
     unsetenv("LOCAL_WORLD_SIZE");
     usable = 2;
@@ -114,7 +114,7 @@ static void this_machine_has_a_share(void **state)
     assert_true(share == 1 || share == 2);
 }
 
-static void numbers_of_a_list_are_counted(void **state)
+TEST(numbers_of_a_list_are_counted)
 {
     assert_int_equal(rft_procfile_count("0-3,8,10-11\n"), 7);
     assert_int_equal(rft_procfile_count("5"), 1);
@@ -125,10 +125,5 @@ static void numbers_of_a_list_are_counted(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_machine_has_its_share),
-        cmocka_unit_test(this_machine_has_a_share),
-        cmocka_unit_test(numbers_of_a_list_are_counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("cpu_share");
 }

@@ -51,6 +51,8 @@ static int tear_down(void **state)
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
+#define IMAGE_TEST(name) TEST_WITH(name, set_up, tear_down)
+
 static refit_status open_arena(refit_error *error)
 {
     rft_host_arena *arena;
@@ -68,7 +70,7 @@ static refit_status open_arena(refit_error *error)
     return status;
 }
 
-static void image_is_taken_to_the_page(void **state)
+IMAGE_TEST(image_is_taken_to_the_page)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     assert_ok(open_arena(NULL));
@@ -82,7 +84,7 @@ static void image_is_taken_to_the_page(void **state)
     memset(rft_host_arena_base(all.arena), 0x5a, info.bytes);
 }
 
-static void required_lock_that_fails_is_an_error_and_rolls_back(void **state)
+IMAGE_TEST(required_lock_that_fails_is_an_error_and_rolls_back)
 {
     all.config.offload_pin = REFIT_PIN_REQUIRE;
     for (uint32_t nth = 1; nth <= 3; nth++) {
@@ -101,7 +103,7 @@ static void required_lock_that_fails_is_an_error_and_rolls_back(void **state)
     if (status == REFIT_OK) assert_int_equal(rft_host_arena_describe(all.arena).pageable_bytes, 0);
 }
 
-static void preferred_lock_that_fails_leaves_all_pageable_and_says_so(void **state)
+IMAGE_TEST(preferred_lock_that_fails_leaves_all_pageable_and_says_so)
 {
     all.config.offload_pin = REFIT_PIN_PREFER;
     faulty_device_fail(all.device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
@@ -111,7 +113,7 @@ static void preferred_lock_that_fails_leaves_all_pageable_and_says_so(void **sta
     assert_int_equal(info.pageable_bytes, info.bytes);
 }
 
-static void automatic_lock_is_preferred_where_the_device_does_without(void **state)
+IMAGE_TEST(automatic_lock_is_preferred_where_the_device_does_without)
 {
     all.config.offload_pin = REFIT_PIN_AUTO;
     faulty_device_fail(all.device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
@@ -119,7 +121,7 @@ static void automatic_lock_is_preferred_where_the_device_does_without(void **sta
     assert_int_equal(rft_host_arena_describe(all.arena).pinned_bytes, 0);
 }
 
-static void lock_that_is_off_is_not_tried(void **state)
+IMAGE_TEST(lock_that_is_off_is_not_tried)
 {
     all.config.offload_pin = REFIT_PIN_OFF;
     assert_ok(open_arena(NULL));
@@ -147,7 +149,7 @@ static bool is_mlock_real(void)
 }
 
 /* Counted by the kernel: every slab is locked, and none stays so. */
-static void locks_are_given_back(void **state)
+IMAGE_TEST(locks_are_given_back)
 {
     if (!is_mlock_real()) skip();
     uint64_t before = locked_kib();
@@ -163,7 +165,7 @@ static void locks_are_given_back(void **state)
     assert_int_equal(locked_kib(), before);
 }
 
-static void image_beyond_the_budget_is_refused_with_the_numbers(void **state)
+IMAGE_TEST(image_beyond_the_budget_is_refused_with_the_numbers)
 {
     refit_error error;
     all.config.offload_budget_bytes = 500 * KIB;
@@ -173,7 +175,7 @@ static void image_beyond_the_budget_is_refused_with_the_numbers(void **state)
     assert_non_null(strstr(error.text, "offload.budget_bytes"));
 }
 
-static void image_beyond_all_addresses_is_refused(void **state)
+IMAGE_TEST(image_beyond_all_addresses_is_refused)
 {
     const rft_layout monster = {UINT64_MAX, UINT64_MAX, NULL, 0};
     assert_int_equal(rft_host_arena_open(all.device, &monster, &all.config, &all.arena, NULL),
@@ -181,7 +183,7 @@ static void image_beyond_all_addresses_is_refused(void **state)
     assert_null(all.arena);
 }
 
-static void image_of_no_bytes_takes_nothing(void **state)
+IMAGE_TEST(image_of_no_bytes_takes_nothing)
 {
     const rft_layout nothing = {0, 0, NULL, 0};
     assert_ok(rft_host_arena_open(all.device, &nothing, &all.config, &all.arena, NULL));
@@ -192,7 +194,7 @@ static void image_of_no_bytes_takes_nothing(void **state)
     assert_false(rft_host_arena_fits(all.arena, &all.layout));
 }
 
-static void arena_fits_what_lies_inside_its_slabs(void **state)
+IMAGE_TEST(arena_fits_what_lies_inside_its_slabs)
 {
     assert_ok(open_arena(NULL));
     assert_true(rft_host_arena_fits(all.arena, &all.layout));
@@ -210,7 +212,7 @@ static void arena_fits_what_lies_inside_its_slabs(void **state)
     assert_false(larger_fits);
 }
 
-static void device_cannot_be_closed_under_it(void **state)
+IMAGE_TEST(device_cannot_be_closed_under_it)
 {
     assert_ok(open_arena(NULL));
     assert_int_equal(refit_device_close(all.device, NULL), REFIT_ERR_BUSY);
@@ -226,7 +228,7 @@ static bool reads_mark(const char *at, char mark)
     return read_it && byte == mark;
 }
 
-static void forked_child_does_not_have_it(void **state)
+IMAGE_TEST(forked_child_does_not_have_it)
 {
     assert_ok(open_arena(NULL));
     char *base = rft_host_arena_base(all.arena);
@@ -241,7 +243,7 @@ static void forked_child_does_not_have_it(void **state)
     assert_int_equal(WEXITSTATUS(result), 0);
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
     for (uint64_t nth = 1;; nth++) {
         rft_layout_item item = {MIB, 0, 0, 0, 0};
@@ -264,24 +266,7 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(image_is_taken_to_the_page),
-        TEST(required_lock_that_fails_is_an_error_and_rolls_back),
-        TEST(preferred_lock_that_fails_leaves_all_pageable_and_says_so),
-        TEST(automatic_lock_is_preferred_where_the_device_does_without),
-        TEST(lock_that_is_off_is_not_tried),
-        TEST(locks_are_given_back),
-        TEST(image_beyond_the_budget_is_refused_with_the_numbers),
-        TEST(image_beyond_all_addresses_is_refused),
-        TEST(image_of_no_bytes_takes_nothing),
-        TEST(arena_fits_what_lies_inside_its_slabs),
-        TEST(device_cannot_be_closed_under_it),
-        TEST(forked_child_does_not_have_it),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-    };
-    return cmocka_run_group_tests_name("host_arena", tests, NULL, NULL);
+    return test_run("host_arena");
 }

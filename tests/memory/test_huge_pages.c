@@ -38,7 +38,7 @@ static bool ask(uint64_t bytes, refit_huge_pages wanted, uint64_t *touched)
     return asked;
 }
 
-static void what_is_too_large_to_probe_is_not_touched(void **state)
+TEST(what_is_too_large_to_probe_is_not_touched)
 {
     uint64_t touched;
     told = "536870912\n";
@@ -48,7 +48,7 @@ static void what_is_too_large_to_probe_is_not_touched(void **state)
     assert_int_equal(touched, 0);
 }
 
-static void less_than_a_huge_page_asks_for_none(void **state)
+TEST(less_than_a_huge_page_asks_for_none)
 {
     uint64_t touched;
     told = "33554432\n";
@@ -57,7 +57,7 @@ static void less_than_a_huge_page_asks_for_none(void **state)
     assert_false(ask(32 * MIB, REFIT_HUGE_PAGES_NEVER, &touched));
 }
 
-static void a_probe_takes_whole_huge_pages(void **state)
+TEST(a_probe_takes_whole_huge_pages)
 {
     uint64_t touched;
     told = "8388608\n";
@@ -65,7 +65,7 @@ static void a_probe_takes_whole_huge_pages(void **state)
     assert_true(touched >= 8 * MIB);
 }
 
-static void sizes_that_mean_nothing_are_those_of_small_pages(void **state)
+TEST(sizes_that_mean_nothing_are_those_of_small_pages)
 {
     const char *const texts[] = {NULL, "", "never\n", "3145728\n", "0\n", "4096\n"};
     uint64_t touched;
@@ -77,7 +77,7 @@ static void sizes_that_mean_nothing_are_those_of_small_pages(void **state)
 }
 
 /* Several at a time: one alone would begin there by chance. */
-static void images_begin_where_a_huge_page_does(void **state)
+TEST(images_begin_where_a_huge_page_does)
 {
     refit_device *device;
     rft_layout_item item = {9 * MIB, 0, 0, 0, 0};
@@ -102,12 +102,5 @@ static void images_begin_where_a_huge_page_does(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_too_large_to_probe_is_not_touched),
-        cmocka_unit_test(less_than_a_huge_page_asks_for_none),
-        cmocka_unit_test(a_probe_takes_whole_huge_pages),
-        cmocka_unit_test(sizes_that_mean_nothing_are_those_of_small_pages),
-        cmocka_unit_test(images_begin_where_a_huge_page_does),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("huge_pages");
 }

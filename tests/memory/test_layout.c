@@ -72,7 +72,7 @@ static void check_items(const rft_layout *layout, const rft_layout_item *items, 
     free(ordered);
 }
 
-static void any_regions_are_laid_out_without_overlap(void **state)
+TEST(any_regions_are_laid_out_without_overlap)
 {
     uint64_t seed = 88172645463325252u;
     for (int round = 0; round < 300; round++) {
@@ -95,7 +95,7 @@ static void any_regions_are_laid_out_without_overlap(void **state)
 }
 
 /* Sizes as in a model: many norms and biases, some matrices, one embedding. */
-static void real_states_exceed_their_payload_by_less_than_one_percent(void **state)
+TEST(real_states_exceed_their_payload_by_less_than_one_percent)
 {
     rft_layout_item items[600] = {{0, 0, 0, 0, 0}};
     for (uint32_t slab_shift = 26; slab_shift <= 30; slab_shift += 2) {
@@ -113,7 +113,7 @@ static void real_states_exceed_their_payload_by_less_than_one_percent(void **sta
 }
 
 /* As the states of 10,000 small experts or adapters. */
-static void small_states_exceed_their_payload_by_little(void **state)
+TEST(small_states_exceed_their_payload_by_little)
 {
     enum { COUNT = 10000 };
     const struct {
@@ -136,7 +136,7 @@ static void small_states_exceed_their_payload_by_little(void **state)
     free(items);
 }
 
-static void order_is_priority_then_group_then_as_given(void **state)
+TEST(order_is_priority_then_group_then_as_given)
 {
     rft_layout_item items[] = {
         {512, 1, 0, 9, 9}, {512, 0, 0, 9, 9},  {512, 3, 7, 9, 9},
@@ -152,7 +152,7 @@ static void order_is_priority_then_group_then_as_given(void **state)
     rft_layout_close(&layout);
 }
 
-static void region_larger_than_a_slab_begins_one_and_covers_several(void **state)
+TEST(region_larger_than_a_slab_begins_one_and_covers_several)
 {
     rft_layout_item items[] = {{4096, 0, 0, 0, 0}, {5 * MIB + 1, 0, 0, 0, 0}, {4096, 0, 0, 0, 0}};
     rft_layout layout;
@@ -169,7 +169,7 @@ static void region_larger_than_a_slab_begins_one_and_covers_several(void **state
     rft_layout_close(&layout);
 }
 
-static void region_as_large_as_slabs_fills_them(void **state)
+TEST(region_as_large_as_slabs_fills_them)
 {
     rft_layout_item items[] = {{3 * MIB, 0, 0, 0, 0}, {1, 0, 0, 0, 0}, {MIB, 0, 0, 0, 0}};
     rft_layout layout;
@@ -182,7 +182,7 @@ static void region_as_large_as_slabs_fills_them(void **state)
     rft_layout_close(&layout);
 }
 
-static void region_of_no_bytes_takes_no_room(void **state)
+TEST(region_of_no_bytes_takes_no_room)
 {
     rft_layout_item items[] = {{0, 0, 5, 9, 9}, {100, 0, 0, 9, 9}, {0, 0, -5, 9, 9}};
     rft_layout layout;
@@ -200,7 +200,7 @@ static void region_of_no_bytes_takes_no_room(void **state)
     rft_layout_close(&layout);
 }
 
-static void sizes_that_wrap_are_refused(void **state)
+TEST(sizes_that_wrap_are_refused)
 {
     const uint64_t sizes[] = {UINT64_MAX, UINT64_MAX - 511, UINT64_MAX / 2 + 1};
     for (size_t i = 0; i < 3; i++) {
@@ -215,7 +215,7 @@ static void sizes_that_wrap_are_refused(void **state)
 }
 
 /* No single one wraps, and there would not be too many slabs. */
-static void sums_that_wrap_are_refused(void **state)
+TEST(sums_that_wrap_are_refused)
 {
     rft_layout_item items[] = {{UINT64_MAX / 2, 0, 0, 0, 0}, {UINT64_MAX / 2 + 2, 0, 0, 0, 0}};
     rft_layout layout = {7, 7, NULL, 7};
@@ -224,7 +224,7 @@ static void sums_that_wrap_are_refused(void **state)
     assert_int_equal(layout.image_bytes, 7);
 }
 
-static void alignment_and_slab_are_powers_of_two_that_fit(void **state)
+TEST(alignment_and_slab_are_powers_of_two_that_fit)
 {
     rft_layout_item item = {512, 0, 0, 0, 0};
     rft_layout layout;
@@ -234,7 +234,7 @@ static void alignment_and_slab_are_powers_of_two_that_fit(void **state)
     assert_invalid(rft_layout_open(&layout, &item, 1, 8192, 4096, NULL));
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
     for (uint64_t nth = 1;; nth++) {
         rft_layout_item items[] = {{512, 0, 0, 0, 0}, {512, 1, 0, 0, 0}};
@@ -249,18 +249,5 @@ static void every_failed_allocation_is_an_error(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_regions_are_laid_out_without_overlap),
-        cmocka_unit_test(real_states_exceed_their_payload_by_less_than_one_percent),
-        cmocka_unit_test(small_states_exceed_their_payload_by_little),
-        cmocka_unit_test(order_is_priority_then_group_then_as_given),
-        cmocka_unit_test(region_larger_than_a_slab_begins_one_and_covers_several),
-        cmocka_unit_test(region_as_large_as_slabs_fills_them),
-        cmocka_unit_test(region_of_no_bytes_takes_no_room),
-        cmocka_unit_test(sizes_that_wrap_are_refused),
-        cmocka_unit_test(sums_that_wrap_are_refused),
-        cmocka_unit_test(alignment_and_slab_are_powers_of_two_that_fit),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-    };
-    return cmocka_run_group_tests_name("layout", tests, NULL, NULL);
+    return test_run("layout");
 }

@@ -51,6 +51,8 @@ static int tear_down(void **state)
     return 0;
 }
 
+#define LOCK_TEST(name) TEST_WITH(name, set_up, tear_down)
+
 /* Tries the lock as another holder would, without a wait. */
 static bool is_taken(void)
 {
@@ -63,7 +65,7 @@ static bool is_taken(void)
     return status == REFIT_ERR_TIMEOUT;
 }
 
-static void the_holder_keeps_others_out_until_it_gives_the_lock_back(void **state)
+LOCK_TEST(the_holder_keeps_others_out_until_it_gives_the_lock_back)
 {
     struct stat file;
     assert_false(is_taken());
@@ -77,7 +79,7 @@ static void the_holder_keeps_others_out_until_it_gives_the_lock_back(void **stat
     assert_int_equal(heard_count(""), 0);
 }
 
-static void no_descriptor_stays_open(void **state)
+LOCK_TEST(no_descriptor_stays_open)
 {
     int before = count_descriptors();
     assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
@@ -86,7 +88,7 @@ static void no_descriptor_stays_open(void **state)
     assert_int_equal(count_descriptors(), before);
 }
 
-static void a_wait_ends_at_its_deadline_and_says_what_to_do(void **state)
+LOCK_TEST(a_wait_ends_at_its_deadline_and_says_what_to_do)
 {
     rft_machine_lock other;
     refit_error error = {0};
@@ -124,7 +126,7 @@ int64_t __wrap_rft_now(void)
 }
 
 /* Eight ranks that take a while each are no reason for the last one to give up. */
-static void the_deadline_is_for_each_holder_not_for_all(void **state)
+LOCK_TEST(the_deadline_is_for_each_holder_not_for_all)
 {
     rft_machine_lock other;
     assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
@@ -166,7 +168,7 @@ static void enter_often(shared *with)
     }
 }
 
-static void no_two_processes_are_ever_inside_at_once(void **state)
+LOCK_TEST(no_two_processes_are_ever_inside_at_once)
 {
     pid_t children[PROCESSES];
     shared *with =
@@ -226,7 +228,7 @@ static void kill_child(pid_t child)
     assert_int_equal(waitpid(child, &how, 0), child);
 }
 
-static void the_lock_of_a_killed_process_is_free(void **state)
+LOCK_TEST(the_lock_of_a_killed_process_is_free)
 {
     pid_t none;
     pid_t holder = start_holder(false, &none);
@@ -236,7 +238,7 @@ static void the_lock_of_a_killed_process_is_free(void **state)
 }
 
 /* As when a trainer is killed whose data loaders live on. */
-static void a_child_of_a_killed_process_does_not_keep_its_lock(void **state)
+LOCK_TEST(a_child_of_a_killed_process_does_not_keep_its_lock)
 {
     pid_t grandchild;
     pid_t holder = start_holder(true, &grandchild);
@@ -248,7 +250,7 @@ static void a_child_of_a_killed_process_does_not_keep_its_lock(void **state)
     assert_int_equal(kill(grandchild, SIGKILL), 0);
 }
 
-static void a_child_does_not_keep_the_lock_that_its_parent_gives(void **state)
+LOCK_TEST(a_child_does_not_keep_the_lock_that_its_parent_gives)
 {
     assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
     pid_t child = fork();
@@ -274,7 +276,7 @@ static void *wait_for_lock(void *user)
     return (void *)(uintptr_t)status;
 }
 
-static void a_wait_can_be_stopped(void **state)
+LOCK_TEST(a_wait_can_be_stopped)
 {
     rft_thread thread;
     void *status;
@@ -302,7 +304,7 @@ static void go_on_without(void)
     assert_int_equal(heard_count(""), 1);
 }
 
-static void a_file_that_others_may_open_is_not_used(void **state)
+LOCK_TEST(a_file_that_others_may_open_is_not_used)
 {
     assert_int_equal(close(open(all.path, O_CREAT | O_RDWR, 0600)), 0);
     assert_int_equal(chmod(all.path, 0604), 0);
@@ -311,7 +313,7 @@ static void a_file_that_others_may_open_is_not_used(void **state)
     assert_false(is_taken());
 }
 
-static void a_file_of_another_user_is_not_used(void **state)
+LOCK_TEST(a_file_of_another_user_is_not_used)
 {
     if (geteuid() != 0) skip();
     assert_int_equal(close(open(all.path, O_CREAT | O_RDWR, 0600)), 0);
@@ -319,7 +321,7 @@ static void a_file_of_another_user_is_not_used(void **state)
     go_on_without();
 }
 
-static void what_is_no_file_is_not_used(void **state)
+LOCK_TEST(what_is_no_file_is_not_used)
 {
     char target[128];
     snprintf(target, sizeof target, "%s/target", all.tree.root);
@@ -335,13 +337,13 @@ static void what_is_no_file_is_not_used(void **state)
     assert_int_equal(rmdir(all.path), 0);
 }
 
-static void without_any_place_it_goes_on_and_says_so_once(void **state)
+LOCK_TEST(without_any_place_it_goes_on_and_says_so_once)
 {
     rft_machine_lock_find(&all.machine_lock, "/nowhere/to/be/found");
     go_on_without();
 }
 
-static void the_second_place_is_the_runtime_folder(void **state)
+LOCK_TEST(the_second_place_is_the_runtime_folder)
 {
     char folder[128];
     rft_machine_lock other;
@@ -361,7 +363,7 @@ static void the_second_place_is_the_runtime_folder(void **state)
 }
 
 /* Then other processes lock a new file: at least none may wait for the removed one. */
-static void a_file_that_was_removed_is_made_again(void **state)
+LOCK_TEST(a_file_that_was_removed_is_made_again)
 {
     assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
     assert_int_equal(unlink(all.path), 0);
@@ -371,26 +373,7 @@ static void a_file_that_was_removed_is_made_again(void **state)
     assert_true(is_taken());
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(the_holder_keeps_others_out_until_it_gives_the_lock_back),
-        TEST(no_descriptor_stays_open),
-        TEST(a_wait_ends_at_its_deadline_and_says_what_to_do),
-        TEST(the_deadline_is_for_each_holder_not_for_all),
-        TEST(no_two_processes_are_ever_inside_at_once),
-        TEST(the_lock_of_a_killed_process_is_free),
-        TEST(a_child_of_a_killed_process_does_not_keep_its_lock),
-        TEST(a_child_does_not_keep_the_lock_that_its_parent_gives),
-        TEST(a_wait_can_be_stopped),
-        TEST(a_file_that_others_may_open_is_not_used),
-        TEST(a_file_of_another_user_is_not_used),
-        TEST(what_is_no_file_is_not_used),
-        TEST(without_any_place_it_goes_on_and_says_so_once),
-        TEST(the_second_place_is_the_runtime_folder),
-        TEST(a_file_that_was_removed_is_made_again),
-    };
-    return cmocka_run_group_tests_name("machine_lock", tests, NULL, NULL);
+    return test_run("machine_lock");
 }

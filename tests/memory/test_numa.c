@@ -114,7 +114,7 @@ static int leave_kernel(void **state)
     return 0;
 }
 
-#define KERNEL_TEST(name) cmocka_unit_test_setup_teardown(name, make_kernel, leave_kernel)
+#define KERNEL_TEST(name) TEST_WITH(name, make_kernel, leave_kernel)
 
 static char page[64];
 
@@ -133,7 +133,7 @@ static void assert_asked(unsigned long mode, unsigned long first, unsigned long 
     assert_int_equal(asked.bits, 1025); /* the kernel counts one bit less than it is told */
 }
 
-static void a_node_that_is_named_is_preferred(void **state)
+KERNEL_TEST(a_node_that_is_named_is_preferred)
 {
     int placed = 77;
     assert_ok(rft_numa_place(page, sizeof page, 1, &placed, NULL));
@@ -145,7 +145,7 @@ static void a_node_that_is_named_is_preferred(void **state)
     assert_asked(MPOL_PREFERRED, 0, 1UL << 6);
 }
 
-static void memory_is_interleaved_over_the_nodes_with_cpus(void **state)
+KERNEL_TEST(memory_is_interleaved_over_the_nodes_with_cpus)
 {
     static const struct {
         const char *has_cpu;
@@ -161,7 +161,7 @@ static void memory_is_interleaved_over_the_nodes_with_cpus(void **state)
     }
 }
 
-static void a_kernel_that_does_not_place_is_no_error(void **state)
+KERNEL_TEST(a_kernel_that_does_not_place_is_no_error)
 {
     for (int i = 0; i < 2; i++) {
         int placed = 77;
@@ -179,7 +179,7 @@ static void a_kernel_that_does_not_place_is_no_error(void **state)
     assert_int_equal(asked.calls, 0);
 }
 
-static void a_node_that_may_not_be_used_is_refused(void **state)
+KERNEL_TEST(a_node_that_may_not_be_used_is_refused)
 {
     const int nodes[] = {2, 64, 1000, 1024, 1 << 30};
     for (size_t i = 0; i < COUNT_OF(nodes); i++) {
@@ -193,7 +193,7 @@ static void a_node_that_may_not_be_used_is_refused(void **state)
     }
 }
 
-static void the_node_of_more_than_half_the_pages_is_elected(void **state)
+KERNEL_TEST(the_node_of_more_than_half_the_pages_is_elected)
 {
     static const struct {
         unsigned char pages[7]; /* 255: the kernel refuses */
@@ -235,9 +235,9 @@ static int close_tree(void **state)
     return 0;
 }
 
-#define TREE_TEST(name) cmocka_unit_test_setup_teardown(name, open_tree, close_tree)
+#define TREE_TEST(name) TEST_WITH(name, open_tree, close_tree)
 
-static void nodes_and_their_cpus_are_counted(void **state)
+TREE_TEST(nodes_and_their_cpus_are_counted)
 {
     char list[32];
     assert_false(rft_numa_has_several(tree.root));
@@ -252,7 +252,7 @@ static void nodes_and_their_cpus_are_counted(void **state)
     assert_int_equal(rft_numa_cpus(tree.root, 2), 1); /* the others, it may not use */
 }
 
-static void automatic_node_is_the_device_s_while_it_has_room(void **state)
+TREE_TEST(automatic_node_is_the_device_s_while_it_has_room)
 {
     file_tree_write(&tree, "/sys/devices/system/node/node1/meminfo",
                     "Node 1 MemTotal:       9999999 kB\nNode 1 MemFree:        1024 kB\n"
@@ -268,7 +268,7 @@ static void automatic_node_is_the_device_s_while_it_has_room(void **state)
 }
 
 /* A container may be kept from the node that its GPU is on. */
-static void automatic_node_is_one_that_the_process_may_use(void **state)
+TREE_TEST(automatic_node_is_one_that_the_process_may_use)
 {
     static const char *const lists[] = {"0", "0,2-3", "1", "0-1", "0,1,5"};
     for (int i = 0; i < 5; i++) {
@@ -285,7 +285,7 @@ static void automatic_node_is_one_that_the_process_may_use(void **state)
     assert_int_equal(rft_numa_choose(tree.root, REFIT_NUMA_AUTO, 1, 1), 1);
 }
 
-static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
+TREE_TEST(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use)
 {
     cpu_set_t before, after;
     assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
@@ -306,7 +306,7 @@ static void a_thread_goes_to_the_cpus_of_a_node_that_it_may_use(void **state)
 }
 
 /* Where this machine's kernel refuses placement as such, the answer is "off". */
-static void placement_is_done_or_said_to_be_off(void **state)
+TEST(placement_is_done_or_said_to_be_off)
 {
     char *base = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(base != MAP_FAILED);
@@ -322,17 +322,5 @@ static void placement_is_done_or_said_to_be_off(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        KERNEL_TEST(a_node_that_is_named_is_preferred),
-        KERNEL_TEST(memory_is_interleaved_over_the_nodes_with_cpus),
-        KERNEL_TEST(a_kernel_that_does_not_place_is_no_error),
-        KERNEL_TEST(a_node_that_may_not_be_used_is_refused),
-        KERNEL_TEST(the_node_of_more_than_half_the_pages_is_elected),
-        TREE_TEST(nodes_and_their_cpus_are_counted),
-        TREE_TEST(automatic_node_is_the_device_s_while_it_has_room),
-        TREE_TEST(automatic_node_is_one_that_the_process_may_use),
-        TREE_TEST(a_thread_goes_to_the_cpus_of_a_node_that_it_may_use),
-        cmocka_unit_test(placement_is_done_or_said_to_be_off),
-    };
-    return cmocka_run_group_tests_name("numa", tests, NULL, NULL);
+    return test_run("numa");
 }

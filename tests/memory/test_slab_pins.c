@@ -101,12 +101,14 @@ static int tear_down(void **state)
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
+#define PINS_TEST(name) TEST_WITH(name, set_up, tear_down)
+
 static refit_status take(refit_pin wanted)
 {
     return rft_slab_pins_take(&all.pins, wanted, &all.token, &all.error);
 }
 
-static void each_slab_is_locked_once_it_is_touched(void **state)
+PINS_TEST(each_slab_is_locked_once_it_is_touched)
 {
     const uint32_t threads[] = {0, 1, 2, 5};
     for (size_t i = 0; i < 4; i++) {
@@ -125,7 +127,7 @@ static void each_slab_is_locked_once_it_is_touched(void **state)
 }
 
 /* One thread does both, so what it has not come to yet is not there. */
-static void the_first_slab_does_not_wait_for_the_last(void **state)
+PINS_TEST(the_first_slab_does_not_wait_for_the_last)
 {
     all.pins.touch_threads = 1;
     assert_ok(take(REFIT_PIN_REQUIRE));
@@ -133,7 +135,7 @@ static void the_first_slab_does_not_wait_for_the_last(void **state)
     rft_slab_pins_drop(&all.pins);
 }
 
-static void a_lock_that_fails_undoes_those_before_it(void **state)
+PINS_TEST(a_lock_that_fails_undoes_those_before_it)
 {
     all.locker.status = REFIT_ERR_PIN;
     for (uint32_t nth = 1; nth <= SLABS; nth++) {
@@ -150,7 +152,7 @@ static void a_lock_that_fails_undoes_those_before_it(void **state)
     }
 }
 
-static void a_preferred_lock_that_fails_leaves_all_of_it_touched(void **state)
+PINS_TEST(a_preferred_lock_that_fails_leaves_all_of_it_touched)
 {
     const refit_status forgiven[] = {REFIT_ERR_PIN, REFIT_ERR_UNSUPPORTED};
     for (size_t i = 0; i < 2; i++) {
@@ -206,7 +208,7 @@ static void each_end_leaves_all_locks_or_none(void **state)
     assert_int_equal(count_resident(all.locker.base, SLAB_BYTES), SLAB_BYTES);
 }
 
-static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
+PINS_TEST(memory_that_cannot_be_touched_undoes_the_locks)
 {
     munmap(all.locker.base + BYTES - SLAB_BYTES, SLAB_BYTES);
     all.pins.touch_threads = 1;
@@ -217,29 +219,13 @@ static void memory_that_cannot_be_touched_undoes_the_locks(void **state)
     assert_int_equal(all.pins.pinned, 0);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
-/* A test for each case, with its name. */
-static int run_takes(void)
-{
-    struct CMUnitTest tests[COUNT_OF(takes)];
-    for (size_t i = 0; i < COUNT_OF(takes); i++) {
-        tests[i] = (struct CMUnitTest)TEST(each_end_leaves_all_locks_or_none);
-        tests[i].name = takes[i].name;
-        tests[i].initial_state = (void *)(uintptr_t)&takes[i];
-    }
-    return cmocka_run_group_tests_name("slab_pins_taken", tests, NULL, NULL);
-}
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(each_slab_is_locked_once_it_is_touched),
-        TEST(the_first_slab_does_not_wait_for_the_last),
-        TEST(a_lock_that_fails_undoes_those_before_it),
-        TEST(a_preferred_lock_that_fails_leaves_all_of_it_touched),
-        TEST(memory_that_cannot_be_touched_undoes_the_locks),
-    };
-    int failed = run_takes();
-    return failed + cmocka_run_group_tests_name("slab_pins", tests, NULL, NULL);
+    for (size_t i = 0; i < COUNT_OF(takes); i++)
+        test_list((struct CMUnitTest){.name = takes[i].name,
+                                      .test_func = each_end_leaves_all_locks_or_none,
+                                      .setup_func = set_up,
+                                      .teardown_func = tear_down,
+                                      .initial_state = (void *)(uintptr_t)&takes[i]});
+    return test_run("slab_pins");
 }

@@ -6,7 +6,7 @@
 #include <sched.h>
 #include <stdio.h>
 
-static void addresses_of_a_freed_piece_are_used_again(void **state)
+ARENA_TEST(addresses_of_a_freed_piece_are_used_again)
 {
     char *first = arena_take(3 * PAGE);
     char *second = arena_take(PAGE);
@@ -30,7 +30,7 @@ static void addresses_of_a_freed_piece_are_used_again(void **state)
     assert_ptr_equal(arena_take(PAGE), second);
 }
 
-static void neighbours_that_are_freed_are_one_hole(void **state)
+ARENA_TEST(neighbours_that_are_freed_are_one_hole)
 {
     char *pieces[5];
     for (int i = 0; i < 5; i++) {
@@ -48,7 +48,7 @@ static void neighbours_that_are_freed_are_one_hole(void **state)
     assert_ptr_equal(arena_take(50 * PAGE), pieces[0]);
 }
 
-static void a_refusal_tells_the_longest_hole(void **state)
+ARENA_TEST(a_refusal_tells_the_longest_hole)
 {
     const uint64_t pages[] = {1, 3, 1, 2, 1};
     void *pieces[5], *piece;
@@ -69,7 +69,7 @@ static void a_refusal_tells_the_longest_hole(void **state)
 }
 
 /* Against a map of pages, from a seed: no two share a page, and what is free is found. */
-static void any_order_of_pieces_keeps_the_books_right(void **state)
+ARENA_TEST(any_order_of_pieces_keeps_the_books_right)
 {
     enum { PAGES = 64, PIECES = 40 };
     refit_arena *arena;
@@ -116,7 +116,7 @@ static void any_order_of_pieces_keeps_the_books_right(void **state)
     assert_ok(refit_arena_close(arena, NULL));
 }
 
-static void what_is_needed_or_unknown_is_not_freed(void **state)
+ARENA_TEST(what_is_needed_or_unknown_is_not_freed)
 {
     refit_arena *arena;
     char *piece = arena_take(2 * PAGE);
@@ -135,7 +135,7 @@ static void what_is_needed_or_unknown_is_not_freed(void **state)
     assert_invalid(refit_arena_free(rig.arena, piece, NULL));
 }
 
-static void pieces_are_listed_by_address(void **state)
+ARENA_TEST(pieces_are_listed_by_address)
 {
     void *memory = NULL;
     uint64_t bytes = 0;
@@ -155,7 +155,7 @@ static void pieces_are_listed_by_address(void **state)
     assert_invalid(refit_arena_piece(rig.arena, 0, &memory, NULL, NULL));
 }
 
-static void pieces_side_by_side_come_and_go_in_one_call(void **state)
+ARENA_TEST(pieces_side_by_side_come_and_go_in_one_call)
 {
     uint64_t freed;
     char *first = arena_take(100);
@@ -207,7 +207,7 @@ static void *take_and_give(void *user)
     return NULL;
 }
 
-static void threads_take_and_give_at_once(void **state)
+ARENA_TEST(threads_take_and_give_at_once)
 {
     taker takers[4];
     for (unsigned i = 0; i < 4; i++) {
@@ -229,7 +229,7 @@ static void *free_piece(void *user)
 }
 
 /* From the call on, though its memory still waits for a stream. */
-static void a_piece_that_is_going_cannot_be_used(void **state)
+ARENA_TEST(a_piece_that_is_going_cannot_be_used)
 {
     refit_stream_ref stream;
     char byte = 5;
@@ -257,16 +257,5 @@ static void a_piece_that_is_going_cannot_be_used(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(addresses_of_a_freed_piece_are_used_again),
-        TEST(neighbours_that_are_freed_are_one_hole),
-        TEST(a_refusal_tells_the_longest_hole),
-        TEST(any_order_of_pieces_keeps_the_books_right),
-        TEST(what_is_needed_or_unknown_is_not_freed),
-        TEST(pieces_are_listed_by_address),
-        TEST(pieces_side_by_side_come_and_go_in_one_call),
-        TEST(threads_take_and_give_at_once),
-        TEST(a_piece_that_is_going_cannot_be_used),
-    };
-    return cmocka_run_group_tests_name("suballocations", tests, NULL, NULL);
+    return test_run("suballocations");
 }

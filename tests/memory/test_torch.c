@@ -52,6 +52,8 @@ static int tear_down_host(void **state)
     return 0;
 }
 
+#define HOST(name) TEST_WITH(name, set_up_host, tear_down_host)
+
 static uint64_t used_bytes(void)
 {
     refit_device_info info = {.size = sizeof info};
@@ -59,7 +61,7 @@ static uint64_t used_bytes(void)
     return info.used_bytes;
 }
 
-static void segments_are_pieces_of_the_attached_arena(void **state)
+HOST(segments_are_pieces_of_the_attached_arena)
 {
     void *memory;
     uint64_t bytes;
@@ -82,7 +84,7 @@ static void segments_are_pieces_of_the_attached_arena(void **state)
     assert_int_equal(heard_count(""), 0);
 }
 
-static void nothing_is_given_for_nothing(void **state)
+HOST(nothing_is_given_for_nothing)
 {
     assert_null(refit_torch_alloc(0, 0, NULL));
     assert_null(refit_torch_alloc(-1, 0, NULL));
@@ -92,7 +94,7 @@ static void nothing_is_given_for_nothing(void **state)
     assert_int_equal(used_bytes(), 0);
 }
 
-static void a_full_device_is_null_and_a_sentence(void **state)
+HOST(a_full_device_is_null_and_a_sentence)
 {
     void *memory = refit_torch_alloc((ptrdiff_t)(10 * MIB), 0, NULL);
     assert_non_null(memory);
@@ -108,7 +110,7 @@ static void a_full_device_is_null_and_a_sentence(void **state)
     assert_int_equal(used_bytes(), 0);
 }
 
-static void a_device_without_an_arena_gives_nothing(void **state)
+HOST(a_device_without_an_arena_gives_nothing)
 {
     static const int others[] = {1, 63, 64, -1, 1 << 30};
     for (size_t i = 0; i < COUNT_OF(others); i++) {
@@ -121,7 +123,7 @@ static void a_device_without_an_arena_gives_nothing(void **state)
     }
 }
 
-static void what_is_no_piece_is_not_freed(void **state)
+HOST(what_is_no_piece_is_not_freed)
 {
     char *memory = refit_torch_alloc((ptrdiff_t)MIB, 0, NULL);
     refit_torch_free(memory + 4096, 512, 0, NULL);
@@ -134,7 +136,7 @@ static void what_is_no_piece_is_not_freed(void **state)
     assert_int_equal(heard_count("no piece"), 1);
 }
 
-static void an_arena_is_attached_once_and_while_it_is_needed(void **state)
+HOST(an_arena_is_attached_once_and_while_it_is_needed)
 {
     refit_arena *other;
     assert_ok(refit_arena_open(all.device, MIB, &other, &all.error));
@@ -156,7 +158,7 @@ static void an_arena_is_attached_once_and_while_it_is_needed(void **state)
 }
 
 /* The pool dies before the offloader: the segment goes when the offloader does. */
-static void a_segment_that_is_a_region_goes_with_its_offloader(void **state)
+HOST(a_segment_that_is_a_region_goes_with_its_offloader)
 {
     refit_offloader *states;
     refit_region_id id;
@@ -191,7 +193,7 @@ static void *allocate_and_free(void *user)
     return NULL;
 }
 
-static void threads_allocate_while_it_cannot_be_detached(void **state)
+HOST(threads_allocate_while_it_cannot_be_detached)
 {
     torch_thread threads[4];
     void *memory = refit_torch_alloc(512, 0, NULL);
@@ -228,7 +230,9 @@ static int tear_down_gpu(void **state)
     return 0;
 }
 
-static void each_gpu_has_its_own_arena(void **state)
+#define GPU(name) TEST_WITH(name, set_up_gpu, tear_down_gpu)
+
+GPU(each_gpu_has_its_own_arena)
 {
     fixture first;
     open_on(&first, "cuda:0", 0);
@@ -248,7 +252,7 @@ static void each_gpu_has_its_own_arena(void **state)
 }
 
 /* PyTorch's streams, its default one among them, are waited for before a segment goes. */
-static void a_segment_waits_for_the_stream_it_was_made_on(void **state)
+GPU(a_segment_waits_for_the_stream_it_was_made_on)
 {
     rft_cu_stream side = fake_cuda_stream(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {side};
@@ -271,7 +275,7 @@ static void a_segment_waits_for_the_stream_it_was_made_on(void **state)
     fake_cuda_stream_free(side);
 }
 
-static void segments_are_made_while_a_graph_is_captured(void **state)
+GPU(segments_are_made_while_a_graph_is_captured)
 {
     rft_cu_stream side = fake_cuda_stream(fake_cuda_primary(1), RFT_CU_STREAM_NON_BLOCKING);
     fake_cuda_capture_begin(side);
@@ -290,7 +294,7 @@ static void segments_are_made_while_a_graph_is_captured(void **state)
 }
 
 /* Its work could not be waited for. */
-static void a_stream_of_another_gpu_frees_nothing(void **state)
+GPU(a_stream_of_another_gpu_frees_nothing)
 {
     rft_cu_stream stranger = fake_cuda_stream(fake_cuda_other_context(1), 0);
     assert_null(refit_torch_alloc(512, 1, stranger));
@@ -303,24 +307,7 @@ static void a_stream_of_another_gpu_frees_nothing(void **state)
     assert_int_equal(used_bytes(), CHUNK); /* until the arena closes */
 }
 
-#define HOST(name) cmocka_unit_test_setup_teardown(name, set_up_host, tear_down_host)
-#define GPU(name)  cmocka_unit_test_setup_teardown(name, set_up_gpu, tear_down_gpu)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        HOST(segments_are_pieces_of_the_attached_arena),
-        HOST(nothing_is_given_for_nothing),
-        HOST(a_full_device_is_null_and_a_sentence),
-        HOST(a_device_without_an_arena_gives_nothing),
-        HOST(what_is_no_piece_is_not_freed),
-        HOST(an_arena_is_attached_once_and_while_it_is_needed),
-        HOST(a_segment_that_is_a_region_goes_with_its_offloader),
-        HOST(threads_allocate_while_it_cannot_be_detached),
-        GPU(each_gpu_has_its_own_arena),
-        GPU(a_segment_waits_for_the_stream_it_was_made_on),
-        GPU(segments_are_made_while_a_graph_is_captured),
-        GPU(a_stream_of_another_gpu_frees_nothing),
-    };
-    return cmocka_run_group_tests_name("torch", tests, NULL, NULL);
+    return test_run("torch");
 }

@@ -41,12 +41,14 @@ static int end(void **state)
     return 0;
 }
 
+#define TOUCH_TEST(name) TEST_WITH(name, begin, end)
+
 static void open_touch(uint64_t bytes, uint32_t threads, int near)
 {
     assert_ok(rft_touch_open(&touch, base, bytes, threads, near, &token, NULL));
 }
 
-static void every_page_is_touched_by_any_number_of_threads(void **state)
+TOUCH_TEST(every_page_is_touched_by_any_number_of_threads)
 {
     const uint32_t threads[] = {0, 1, 2, 7, 1000};
     for (size_t i = 0; i < COUNT_OF(threads); i++) {
@@ -63,7 +65,7 @@ static void every_page_is_touched_by_any_number_of_threads(void **state)
     }
 }
 
-static void pages_that_cannot_be_had_are_an_error(void **state)
+TOUCH_TEST(pages_that_cannot_be_had_are_an_error)
 {
     refit_error error = {0};
     munmap(base + BYTES - 4096, 4096);
@@ -75,7 +77,7 @@ static void pages_that_cannot_be_had_are_an_error(void **state)
 }
 
 /* One thread touches no further than it must, so that what is not there can be seen not to be. */
-static void what_is_reached_is_touched_before_the_rest(void **state)
+TOUCH_TEST(what_is_reached_is_touched_before_the_rest)
 {
     open_touch(BYTES, 1, -1);
     assert_ok(rft_touch_reach(&touch, MIB, NULL));
@@ -88,7 +90,7 @@ static void what_is_reached_is_touched_before_the_rest(void **state)
     assert_int_equal(count_resident(base + BYTES - MIB, MIB), 0);
 }
 
-static void a_stop_ends_it(void **state)
+TOUCH_TEST(a_stop_ends_it)
 {
     rft_cancel_token_stop(&token);
     open_touch(BYTES, 3, -1);
@@ -98,7 +100,7 @@ static void a_stop_ends_it(void **state)
 }
 
 /* Helpers take their chunks one after another because of it. */
-static void the_lock_lasts_until_it_is_closed(void **state)
+TOUCH_TEST(the_lock_lasts_until_it_is_closed)
 {
     open_touch(BYTES, 2, -1);
     rft_lock(&touch.lock);
@@ -108,7 +110,7 @@ static void the_lock_lasts_until_it_is_closed(void **state)
     rft_touch_close(&touch);
 }
 
-static void touching_nothing_is_no_error(void **state)
+TOUCH_TEST(touching_nothing_is_no_error)
 {
     open_touch(0, 0, -1);
     assert_ok(rft_touch_reach(&touch, 0, NULL));
@@ -116,7 +118,7 @@ static void touching_nothing_is_no_error(void **state)
     assert_int_equal(count_resident(base, BYTES), 0);
 }
 
-static void huge_pages_are_asked_for_as_wanted(void **state)
+TOUCH_TEST(huge_pages_are_asked_for_as_wanted)
 {
     assert_false(rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_NEVER));
     assert_false(rft_huge_pages_ask(base, MIB, REFIT_HUGE_PAGES_ALWAYS)); /* too small for one */
@@ -126,18 +128,7 @@ static void huge_pages_are_asked_for_as_wanted(void **state)
     assert_int_equal(base[5], 'x');
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(every_page_is_touched_by_any_number_of_threads),
-        TEST(pages_that_cannot_be_had_are_an_error),
-        TEST(what_is_reached_is_touched_before_the_rest),
-        TEST(a_stop_ends_it),
-        TEST(the_lock_lasts_until_it_is_closed),
-        TEST(touching_nothing_is_no_error),
-        TEST(huge_pages_are_asked_for_as_wanted),
-    };
-    return cmocka_run_group_tests_name("touch", tests, NULL, NULL);
+    return test_run("touch");
 }

@@ -1,6 +1,18 @@
 /*
  * What a test program includes first of all: cmocka with what it needs, and the words that tests
- * share. cmocka hands every test a state; a test that needs none leaves it unused.
+ * share.
+ *
+ *     TEST(a_door_that_is_open_can_be_closed)
+ *     {
+ *         assert_ok(door_close(&door));
+ *     }
+ *
+ *     int main(void)
+ *     {
+ *         return test_run("door");
+ *     }
+ *
+ * Tests are listed as they stand in the file and run in that order.
  */
 #ifndef TEST_H
 #define TEST_H
@@ -17,6 +29,23 @@
 #include <refit/status.h>
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
+
+#define TEST(name) TEST_WITH(name, NULL, NULL)
+
+/* With what is done before it and after it; cmocka's state is there, if it is needed. */
+#define TEST_WITH(name, begin, end)                                                                \
+    static void name(void **state);                                                                \
+    __attribute__((constructor)) static void list_##name(void)                                     \
+    {                                                                                              \
+        test_list((struct CMUnitTest){#name, name, begin, end, NULL});                             \
+    }                                                                                              \
+    static void name(void **state)
+
+void test_list(struct CMUnitTest test);
+const struct CMUnitTest *test_listed(size_t *count);
+
+/* Runs all that are listed. */
+int test_run(const char *group);
 
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)

@@ -80,6 +80,8 @@ static int tear_down(void **state)
     return refit_device_close(all.device, NULL) == REFIT_OK ? 0 : -1;
 }
 
+#define MOVER_TEST(name) TEST_WITH(name, set_up, tear_down)
+
 static refit_status start(refit_stream_ref after)
 {
     return rft_mover_start(all.mover, &all.plan, after, RFT_COPY_STREAM, NULL);
@@ -102,7 +104,7 @@ static void assert_moved(void)
     assert_device_equal(all.plain, all.to, expected, ALL);
 }
 
-static void bytes_are_moved_and_zeroed(void **state)
+MOVER_TEST(bytes_are_moved_and_zeroed)
 {
     int64_t before = rft_now();
     assert_int_equal(rft_mover_finished_at(all.mover), 0);
@@ -112,7 +114,7 @@ static void bytes_are_moved_and_zeroed(void **state)
     assert_in_range(rft_mover_finished_at(all.mover), before, rft_now());
 }
 
-static void nothing_started_is_nothing_to_wait_for(void **state)
+MOVER_TEST(nothing_started_is_nothing_to_wait_for)
 {
     assert_ok(rft_mover_wait(all.mover, 0, NULL));
     assert_ok(rft_mover_wait_group(all.mover, 1, 0, NULL));
@@ -121,7 +123,7 @@ static void nothing_started_is_nothing_to_wait_for(void **state)
     assert_ok(rft_mover_close(NULL, 0, NULL));
 }
 
-static void plan_of_nothing_is_done_at_once(void **state)
+MOVER_TEST(plan_of_nothing_is_done_at_once)
 {
     assert_ok(rft_plan_fill(&all.plan, NULL, 0, NULL));
     assert_ok(start(all.stream));
@@ -136,7 +138,7 @@ static void write_source(void *user)
 }
 
 /* The caller's stream stands before a copy and then writes the source: the mover reads it after. */
-static void copies_wait_for_the_caller_s_stream(void **state)
+MOVER_TEST(copies_wait_for_the_caller_s_stream)
 {
     faulty_device_stop(all.device);
     assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
@@ -154,7 +156,7 @@ static void look(char *seen)
     assert_ok(refit_stream_copy(all.device, all.stream, seen, all.to, 1, NULL));
 }
 
-static void caller_s_stream_waits_for_the_copies(void **state)
+MOVER_TEST(caller_s_stream_waits_for_the_copies)
 {
     char *seen = test_host_alloc(all.plain, 2);
     faulty_device_stop(all.device);
@@ -171,7 +173,7 @@ static void caller_s_stream_waits_for_the_copies(void **state)
     test_host_free(all.plain, seen, 2);
 }
 
-static void the_calling_thread_cannot_be_joined(void **state)
+MOVER_TEST(the_calling_thread_cannot_be_joined)
 {
     assert_ok(start(REFIT_STREAM_NONE));
     assert_invalid(rft_mover_join(all.mover, REFIT_STREAM_NONE, NULL));
@@ -180,7 +182,7 @@ static void the_calling_thread_cannot_be_joined(void **state)
     assert_moved();
 }
 
-static void second_start_is_refused_while_copies_run(void **state)
+MOVER_TEST(second_start_is_refused_while_copies_run)
 {
     faulty_device_stop(all.device);
     assert_ok(start(REFIT_STREAM_NONE));
@@ -192,7 +194,7 @@ static void second_start_is_refused_while_copies_run(void **state)
     assert_ok(start(REFIT_STREAM_NONE));
 }
 
-static void group_beyond_the_last_is_refused(void **state)
+MOVER_TEST(group_beyond_the_last_is_refused)
 {
     rft_piece piece = {.to = all.to, .from = all.from, .bytes = 10, .group = REFIT_GROUPS};
     assert_invalid(rft_mover_wait_group(all.mover, REFIT_GROUPS, 0, NULL));
@@ -202,7 +204,7 @@ static void group_beyond_the_last_is_refused(void **state)
     assert_ok(rft_mover_wait(all.mover, 0, NULL));
 }
 
-static void starting_and_waiting_allocate_nothing(void **state)
+MOVER_TEST(starting_and_waiting_allocate_nothing)
 {
     for (int i = 0; i < 3; i++) { /* the device's queue grows to what it needs */
         assert_ok(start(all.stream));
@@ -240,7 +242,7 @@ static void *run_waiter(void *user)
     return NULL;
 }
 
-static void any_thread_waits_while_another_starts(void **state)
+MOVER_TEST(any_thread_waits_while_another_starts)
 {
     waiter waiters[WAITERS];
     atomic_uint rounds;
@@ -286,6 +288,8 @@ static int set_up_faults(void **state)
     return 0;
 }
 
+#define FAULT(name) TEST_WITH(name, set_up_faults, tear_down)
+
 static void assert_next_start_works(void)
 {
     faulty_device_reset(all.device);
@@ -295,7 +299,7 @@ static void assert_next_start_works(void)
     assert_device_equal(all.plain, all.to, all.from, ALL);
 }
 
-static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
+FAULT(copy_that_breaks_fails_its_group_and_the_whole)
 {
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 3, REFIT_ERR_COPY);
     assert_ok(start(all.stream));
@@ -313,7 +317,7 @@ static void copy_that_breaks_fails_its_group_and_the_whole(void **state)
 }
 
 /* The failure of group 0's first batch stands with the event of group 1, which lies between. */
-static void failure_before_another_group_s_event_is_not_lost(void **state)
+FAULT(failure_before_another_group_s_event_is_not_lost)
 {
     fill_groups(mixed);
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -324,7 +328,7 @@ static void failure_before_another_group_s_event_is_not_lost(void **state)
     assert_next_start_works();
 }
 
-static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
+FAULT(failure_of_the_caller_s_work_is_the_operation_s)
 {
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
     assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
@@ -336,7 +340,7 @@ static void failure_of_the_caller_s_work_is_the_operation_s(void **state)
 
 /* A caller that is told of the failure may reuse the group's memory: no copy may still write there.
  */
-static void failure_is_returned_once_the_group_s_copies_are_over(void **state)
+FAULT(failure_is_returned_once_the_group_s_copies_are_over)
 {
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
     assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
@@ -352,7 +356,7 @@ static void failure_is_returned_once_the_group_s_copies_are_over(void **state)
 
 /* Each call that a start makes fails once: the start fails, nothing is under way, and no waiter is
  * told. */
-static void every_failure_to_issue_is_returned_and_drained(void **state)
+FAULT(every_failure_to_issue_is_returned_and_drained)
 {
     const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_STREAM_CALL, FAULTY_EVENT_RECORD,
                                  FAULTY_EVENT_JOIN};
@@ -377,7 +381,7 @@ static void every_failure_to_issue_is_returned_and_drained(void **state)
 }
 
 /* No event can be recorded any more: the stream is closed to wait for it, and opened again. */
-static void stream_that_takes_no_event_is_replaced(void **state)
+FAULT(stream_that_takes_no_event_is_replaced)
 {
     faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
     assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
@@ -387,7 +391,7 @@ static void stream_that_takes_no_event_is_replaced(void **state)
     assert_next_start_works();
 }
 
-static void what_cannot_be_waited_for_breaks_the_mover(void **state)
+FAULT(what_cannot_be_waited_for_breaks_the_mover)
 {
     faulty_device_fail_times(all.device, FAULTY_EVENT_RECORD, 2, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
     faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
@@ -401,7 +405,7 @@ static void what_cannot_be_waited_for_breaks_the_mover(void **state)
 }
 
 /* What broke it may have been a timeout: that is not one of the close. */
-static void a_mover_that_a_timeout_broke_can_be_closed(void **state)
+FAULT(a_mover_that_a_timeout_broke_can_be_closed)
 {
     refit_error error = {0};
     assert_ok(rft_mover_check(all.mover, NULL));
@@ -415,7 +419,7 @@ static void a_mover_that_a_timeout_broke_can_be_closed(void **state)
 }
 
 /* A wait that fails by itself is not the end of the operation. */
-static void wait_that_fails_does_not_complete_the_operation(void **state)
+FAULT(wait_that_fails_does_not_complete_the_operation)
 {
     faulty_device_stop(all.device);
     assert_ok(start(all.stream));
@@ -430,7 +434,7 @@ static void wait_that_fails_does_not_complete_the_operation(void **state)
 }
 
 /* A device whose streams cannot call back: the time is that of the first look. */
-static void the_first_look_notes_the_end_where_streams_cannot_call(void **state)
+FAULT(the_first_look_notes_the_end_where_streams_cannot_call)
 {
     faulty_device_fail_times(all.device, FAULTY_STREAM_CALL, 1, FAULTY_ALWAYS,
                              REFIT_ERR_UNSUPPORTED);
@@ -442,14 +446,14 @@ static void the_first_look_notes_the_end_where_streams_cannot_call(void **state)
     assert_int_equal(rft_mover_finished_at(all.mover), finished);
 }
 
-static void stream_that_does_not_close_keeps_the_mover(void **state)
+FAULT(stream_that_does_not_close_keeps_the_mover)
 {
     faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
     assert_int_equal(rft_mover_close(all.mover, TIMEOUT_MS, NULL), REFIT_ERR_DEVICE);
     assert_next_start_works();
 }
 
-static void every_failure_to_open_leaves_nothing(void **state)
+FAULT(every_failure_to_open_leaves_nothing)
 {
     rft_mover *mover = NULL;
     for (uint32_t nth = 1; nth <= REFIT_GROUPS + 2; nth++) {
@@ -480,7 +484,7 @@ static refit_status move_once(refit_device *device, void *memory)
     return status;
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
     for (uint64_t nth = 1;; nth++) {
         void *memory = NULL;
@@ -496,35 +500,7 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
-#define FAULT(name) cmocka_unit_test_setup_teardown(name, set_up_faults, tear_down)
-#define TEST(name)  cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(bytes_are_moved_and_zeroed),
-        TEST(nothing_started_is_nothing_to_wait_for),
-        TEST(plan_of_nothing_is_done_at_once),
-        TEST(copies_wait_for_the_caller_s_stream),
-        TEST(caller_s_stream_waits_for_the_copies),
-        TEST(the_calling_thread_cannot_be_joined),
-        TEST(second_start_is_refused_while_copies_run),
-        TEST(group_beyond_the_last_is_refused),
-        TEST(starting_and_waiting_allocate_nothing),
-        TEST(any_thread_waits_while_another_starts),
-        FAULT(copy_that_breaks_fails_its_group_and_the_whole),
-        FAULT(failure_before_another_group_s_event_is_not_lost),
-        FAULT(failure_of_the_caller_s_work_is_the_operation_s),
-        FAULT(failure_is_returned_once_the_group_s_copies_are_over),
-        FAULT(every_failure_to_issue_is_returned_and_drained),
-        FAULT(stream_that_takes_no_event_is_replaced),
-        FAULT(what_cannot_be_waited_for_breaks_the_mover),
-        FAULT(a_mover_that_a_timeout_broke_can_be_closed),
-        FAULT(wait_that_fails_does_not_complete_the_operation),
-        FAULT(the_first_look_notes_the_end_where_streams_cannot_call),
-        FAULT(stream_that_does_not_close_keeps_the_mover),
-        FAULT(every_failure_to_open_leaves_nothing),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-    };
-    return cmocka_run_group_tests_name("mover", tests, NULL, NULL);
+    return test_run("mover");
 }

@@ -85,7 +85,7 @@ static uint32_t cut_pieces(uint64_t *seed, rft_piece *pieces, uint32_t most)
     return count;
 }
 
-static void any_pieces_are_moved_whole(void **state)
+TEST(any_pieces_are_moved_whole)
 {
     uint64_t seed = 1234567890123456789u;
     for (size_t i = 0; i < ROOM; i++) {
@@ -254,7 +254,7 @@ static bool batch_is_right(const plan_case *it, const rft_plan *plan, const rft_
     return right && batch->bytes == bytes;
 }
 
-static void pieces_become_these_copies(void **state)
+TEST(pieces_become_these_copies)
 {
     for (size_t i = 0; i < COUNT_OF(plans); i++) {
         const plan_case *it = &plans[i];
@@ -278,14 +278,14 @@ static void pieces_become_these_copies(void **state)
     }
 }
 
-static void there_is_room_for_the_copies_of_a_huge_piece(void **state)
+TEST(there_is_room_for_the_copies_of_a_huge_piece)
 {
     rft_plan plan = open_plan(1, 1001, 250, 2);
     assert_int_equal(plan.copy_room, 5);
     rft_plan_close(&plan);
 }
 
-static void filling_again_allocates_nothing(void **state)
+TEST(filling_again_allocates_nothing)
 {
     rft_piece piece = piece_of(target, source, 1000, 0);
     rft_plan plan = open_plan(4, 4000, 100, 3);
@@ -300,7 +300,7 @@ static void filling_again_allocates_nothing(void **state)
     rft_plan_close(&plan);
 }
 
-static void more_than_it_was_opened_for_is_refused(void **state)
+TEST(more_than_it_was_opened_for_is_refused)
 {
     rft_piece pieces[] = {piece_of(target, source, 100, 0), piece_of(target + 200, source, 100, 0)};
     rft_plan plan = open_plan(1, 200, 1000, 16);
@@ -315,7 +315,7 @@ static void more_than_it_was_opened_for_is_refused(void **state)
     rft_plan_close(&plan);
 }
 
-static void plans_that_cannot_be_are_refused(void **state)
+TEST(plans_that_cannot_be_are_refused)
 {
     rft_plan plan;
     assert_invalid(try_plan(&plan, 1, 1, 0, 1));
@@ -324,7 +324,7 @@ static void plans_that_cannot_be_are_refused(void **state)
     assert_int_equal(try_plan(&plan, UINT32_MAX, 64, 64, 1), REFIT_ERR_LIMIT);
 }
 
-static void plan_of_nothing_is_empty(void **state)
+TEST(plan_of_nothing_is_empty)
 {
     rft_piece none = piece_of(target, source, 0, 0);
     rft_plan plan = open_plan(0, 0, 64, 1);
@@ -337,7 +337,7 @@ static void plan_of_nothing_is_empty(void **state)
     rft_plan_close(&plan);
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
     for (uint64_t nth = 1;; nth++) {
         rft_plan plan;
@@ -350,7 +350,7 @@ static void every_failed_allocation_is_an_error(void **state)
 }
 
 /* Neighbours that would be one copy, were they moved as they are. */
-static void each_stretch_of_a_master_is_a_batch_of_its_own(void **state)
+TEST(each_stretch_of_a_master_is_a_batch_of_its_own)
 {
     rft_recode recodes[2] = {{.out = true}, {.out = true}};
     rft_piece pieces[5];
@@ -377,16 +377,5 @@ static void each_stretch_of_a_master_is_a_batch_of_its_own(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_pieces_are_moved_whole),
-        cmocka_unit_test(pieces_become_these_copies),
-        cmocka_unit_test(each_stretch_of_a_master_is_a_batch_of_its_own),
-        cmocka_unit_test(there_is_room_for_the_copies_of_a_huge_piece),
-        cmocka_unit_test(filling_again_allocates_nothing),
-        cmocka_unit_test(more_than_it_was_opened_for_is_refused),
-        cmocka_unit_test(plans_that_cannot_be_are_refused),
-        cmocka_unit_test(plan_of_nothing_is_empty),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-    };
-    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+    return test_run("plan");
 }

@@ -43,6 +43,8 @@ static int tear_down(void **state)
     return status == REFIT_OK && test_device_quiet() ? 0 : -1;
 }
 
+#define RATE_TEST(name) TEST_WITH(name, set_up, tear_down)
+
 static char first_byte(uint64_t piece)
 {
     char byte;
@@ -74,7 +76,7 @@ static refit_status start(void)
     return rft_mover_start(mover, &plan, REFIT_STREAM_NONE, RFT_COPY_STREAM, NULL);
 }
 
-static void a_step_crosses_the_link_in_a_moment(void **state)
+TEST(a_step_crosses_the_link_in_a_moment)
 {
     assert_int_equal(rft_mover_step_bytes(0), 0);
     assert_int_equal(rft_mover_step_bytes(MIB), 65536);
@@ -82,7 +84,7 @@ static void a_step_crosses_the_link_in_a_moment(void **state)
 }
 
 /* One call a batch, and the one that notes the end. */
-static void every_batch_with_a_source_has_its_turn(void **state)
+RATE_TEST(every_batch_with_a_source_has_its_turn)
 {
     open_moves(16 * MIB, 12, true);
     assert_int_equal(plan.batch_count, 8);
@@ -95,7 +97,7 @@ static void every_batch_with_a_source_has_its_turn(void **state)
     }
 }
 
-static void nothing_is_faster_than_the_limit(void **state)
+RATE_TEST(nothing_is_faster_than_the_limit)
 {
     open_moves(MIB, 5, false);
     assert_int_equal(plan.batch_count, 5);
@@ -108,7 +110,7 @@ static void nothing_is_faster_than_the_limit(void **state)
 }
 
 /* 30 batches of 1 MiB: more than there may be calls, so that a step has two of them. */
-static void an_operation_of_many_batches_has_few_steps(void **state)
+RATE_TEST(an_operation_of_many_batches_has_few_steps)
 {
     open_moves(64 * MIB, PIECES, false);
     assert_int_equal(plan.batch_count, 30);
@@ -121,7 +123,7 @@ static void an_operation_of_many_batches_has_few_steps(void **state)
 }
 
 /* Held up for the time of four steps it makes up for one, and keeps the pace from there. */
-static void what_others_held_up_is_not_made_up_for(void **state)
+RATE_TEST(what_others_held_up_is_not_made_up_for)
 {
     open_moves(MIB, 6, false);
     faulty_device_stop(device);
@@ -133,7 +135,7 @@ static void what_others_held_up_is_not_made_up_for(void **state)
     assert_true(rft_mover_finished_at(mover) - went_on >= INT64_C(3) * 1000000000 / 16);
 }
 
-static void without_a_limit_no_call_is_made(void **state)
+RATE_TEST(without_a_limit_no_call_is_made)
 {
     open_moves(0, 5, false);
     assert_ok(start());
@@ -142,7 +144,7 @@ static void without_a_limit_no_call_is_made(void **state)
 }
 
 /* The second batch has its turn in a quarter of an hour. */
-static void close_does_not_wait_for_the_rate_limit(void **state)
+RATE_TEST(close_does_not_wait_for_the_rate_limit)
 {
     open_moves(64, PIECES, false);
     assert_ok(start());
@@ -154,7 +156,7 @@ static void close_does_not_wait_for_the_rate_limit(void **state)
     assert_int_equal(first_byte(0), 'a');
 }
 
-static void a_start_that_fails_does_not_wait_for_the_rate_limit(void **state)
+RATE_TEST(a_start_that_fails_does_not_wait_for_the_rate_limit)
 {
     open_moves(MIB, PIECES, false);
     faulty_device_fail(device, FAULTY_COPY_BATCH, PIECES, REFIT_ERR_COPY);
@@ -162,7 +164,7 @@ static void a_start_that_fails_does_not_wait_for_the_rate_limit(void **state)
     assert_ok(rft_mover_wait(mover, 0, NULL));
 }
 
-static void hurry_is_for_what_is_under_way(void **state)
+RATE_TEST(hurry_is_for_what_is_under_way)
 {
     open_moves(MIB, 3, false);
     rft_mover_hurry(mover);
@@ -172,7 +174,7 @@ static void hurry_is_for_what_is_under_way(void **state)
     assert_true(rft_mover_finished_at(mover) - began >= INT64_C(2) * 1000000000 / 16);
 }
 
-static void a_rate_limit_needs_streams_that_call_back(void **state)
+RATE_TEST(a_rate_limit_needs_streams_that_call_back)
 {
     open_moves(MIB, 3, false);
     faulty_device_fail(device, FAULTY_STREAM_CALL, 1, REFIT_ERR_UNSUPPORTED);
@@ -181,21 +183,7 @@ static void a_rate_limit_needs_streams_that_call_back(void **state)
     assert_int_equal(first_byte(0), 0);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_step_crosses_the_link_in_a_moment),
-        TEST(every_batch_with_a_source_has_its_turn),
-        TEST(nothing_is_faster_than_the_limit),
-        TEST(an_operation_of_many_batches_has_few_steps),
-        TEST(what_others_held_up_is_not_made_up_for),
-        TEST(without_a_limit_no_call_is_made),
-        TEST(close_does_not_wait_for_the_rate_limit),
-        TEST(a_start_that_fails_does_not_wait_for_the_rate_limit),
-        TEST(hurry_is_for_what_is_under_way),
-        TEST(a_rate_limit_needs_streams_that_call_back),
-    };
-    return cmocka_run_group_tests_name("rate limiter", tests, NULL, NULL);
+    return test_run("rate limiter");
 }
