@@ -1,7 +1,5 @@
 /* Statistics as text: every figure once, well-formed, cut short without overrun, whatever the size.
  */
-#include <stdio.h>
-
 #include <refit/stats.h>
 
 #include "tests/support/test.h"

@@ -31,13 +31,6 @@ TEST_WITH(defaults_are_those_of_the_table, start, NULL)
     assert_true(config.offload_budget_share > 0.799 && config.offload_budget_share < 0.801);
 }
 
-TEST_WITH(every_default_can_be_read, start, NULL)
-{
-    for (size_t i = 0; i < rft_option_count; i++) {
-        assert_ok(rft_option_parse(&rft_options[i], rft_options[i].standard, &config, NULL));
-    }
-}
-
 TEST_WITH(defaults_fit_together, start, NULL)
 {
     assert_ok(refit_config_check(&config, &error));

@@ -1,8 +1,6 @@
 /* The controller's test bench. */
 #include "tests/controller/cycle_bench.h"
 
-#include <stdlib.h>
-
 static int release_memory(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {
     cycle_bench *on = user;

@@ -2,8 +2,6 @@
  * it belongs, and small ones take few calls. */
 #include "tests/device/copy_rig.h"
 
-#include <stdlib.h>
-
 #include "base/alloc.h"
 #include "base/checked.h"
 

@@ -1,8 +1,6 @@
 /* The CUDA device opens on whatever driver and GPU it finds, or says what is wrong with them. */
 #include "tests/device/cuda_case.h"
 
-#include <stdlib.h>
-
 #include "device/cuda/cuda_driver.h"
 #include "tests/support/failing_alloc.h"
 

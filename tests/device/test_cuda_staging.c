@@ -2,8 +2,6 @@
  * another stream. A failure costs speed, or fails one batch and no more. */
 #include "tests/device/copy_rig.h"
 
-#include <stdlib.h>
-
 #include "base/thread.h"
 #include "device/cuda/cuda_bounce.h"
 

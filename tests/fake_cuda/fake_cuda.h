@@ -139,7 +139,6 @@ void fake_cuda_managed_free(rft_cu_ptr memory);
 /* Memory of the device's, as PyTorch would allocate it: no counter sees it. */
 rft_cu_ptr fake_cuda_memory(int device, size_t bytes);
 void fake_cuda_memory_free(rft_cu_ptr memory);
-void fake_cuda_set_sync_memops(rft_cu_ptr memory, bool on);
 /* Another context on the device, which is not its primary one; it lives until the reset. */
 rft_cu_context fake_cuda_other_context(int device);
 /* A stream in a context, as a caller brings it. Not among the live ones. */

@@ -3,7 +3,6 @@
  * any address and says with zeros that it does not know it; and memory of kinds that refit never
  * makes itself, for tests to pass in.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "fake_stream.h"
@@ -13,7 +12,6 @@ typedef struct fake_facts {
     rft_cu_context context;
     unsigned type;
     int ordinal;
-    bool sync_memops;
     bool managed;
     bool ipc;
     bool mapped;
@@ -38,7 +36,6 @@ static fake_facts facts_of(const fake_call *call, uint64_t at)
             facts.context = (rft_cu_context)(uintptr_t)span->context->node.base;
         facts.type = is_host(span) ? RFT_CU_MEMORY_HOST : RFT_CU_MEMORY_DEVICE;
         facts.ordinal = span->device >= 0 ? span->device : call->context->device->ordinal;
-        facts.sync_memops = span->sync_memops;
         facts.managed = span->kind == FAKE_MANAGED;
         facts.ipc = span->kind == FAKE_MEMORY;
         facts.mapped = true;
@@ -62,7 +59,7 @@ static rft_cu_result answer(int attribute, void *value, const fake_facts *facts)
     switch (attribute) {
     case RFT_CU_PTR_CONTEXT: memcpy(value, &facts->context, sizeof facts->context); break;
     case RFT_CU_PTR_MEMORY_TYPE: memcpy(value, &facts->type, sizeof facts->type); break;
-    case RFT_CU_PTR_SYNC_MEMOPS: set_bool(value, facts->sync_memops); break;
+    case RFT_CU_PTR_SYNC_MEMOPS: set_bool(value, false); break;
     case RFT_CU_PTR_IS_MANAGED: set_bool(value, facts->managed); break;
     case RFT_CU_PTR_ORDINAL: memcpy(value, &facts->ordinal, sizeof facts->ordinal); break;
     case RFT_CU_PTR_IPC_CAPABLE: set_bool(value, facts->ipc); break;
@@ -86,14 +83,6 @@ rft_cu_result fake_cu_pointer_attributes(unsigned count, int *attributes, void *
             result = answer(attributes[i], values[i], &facts);
     }
     return fake_end(&call, result);
-}
-
-FAKE_EXPORTED void fake_cuda_set_sync_memops(rft_cu_ptr memory, bool on)
-{
-    fake_lock();
-    fake_span *span = fake_span_at(memory);
-    if (span != NULL) span->sync_memops = on;
-    fake_unlock();
 }
 
 FAKE_EXPORTED rft_cu_ptr fake_cuda_managed(int device, size_t bytes)

@@ -3,8 +3,6 @@
  * queued work uses it. Everything at an address is one span; a range may go on from one mapping
  * into the next, as long as both lie in one reservation, and over nothing else.
  */
-#include <stdlib.h>
-
 #include "fake_stream.h"
 
 fake_span *fake_span_at(uint64_t address)

@@ -92,7 +92,6 @@ typedef struct fake_span {
     bool access;                    /* of a mapping: set */
     unsigned peers;                 /* of a mapping: a bit for each other device let in */
     bool foreign;                   /* made by a test: not counted */
-    bool sync_memops;
     bool read_only;
     struct fake_span *alias;    /* of a registration, once asked for */
     unsigned imports;           /* of an import: how often it was opened */

@@ -4,8 +4,6 @@
  */
 #include "fake_stream.h"
 
-#include <stdlib.h>
-
 #include "fake_queue.h"
 
 static fake_stream *make(fake_context *context, unsigned flags)

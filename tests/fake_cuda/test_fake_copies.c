@@ -3,22 +3,6 @@
 
 #include "fake_fixture.h"
 
-DRIVER_TEST(bytes_go_to_the_device_and_come_back)
-{
-    enum { bytes = 100000 };
-    char *here = pinned_memory(bytes), *back = pinned_memory(bytes);
-    for (int i = 0; i < bytes; i++)
-        here[i] = (char)(i * 7);
-    rft_cu_ptr there = device_memory(bytes);
-    rft_cu_stream stream = open_stream();
-    assert_cu(cu.copy(there, address_of(here), bytes, stream));
-    assert_cu(cu.copy(address_of(back), there, bytes, stream));
-    fake_cuda_settle();
-    assert_memory_equal(here, back, bytes);
-    assert_int_equal(fake_cuda_pageable_copies(), 0);
-    assert_int_equal(fake_cuda_legacy_calls(NULL), 0);
-}
-
 DRIVER_TEST(pageable_memory_is_copied_while_the_caller_waits)
 {
     char here[1000], back[1000] = {0};

@@ -39,18 +39,6 @@ DRIVER_TEST(a_version_above_the_drivers_is_invalid)
     assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
 }
 
-DRIVER_TEST(a_hidden_symbol_is_not_found)
-{
-    rft_cu_result result;
-    int found;
-    fake_cuda_hide("cuMemCreate", 0);
-    fake_cuda_hide("cuMemcpyBatchAsync", 13000);
-    assert_null(symbol_of("cuMemCreate", 13000, &result, &found));
-    assert_cu(result);
-    assert_int_equal(found, RFT_CU_SYMBOL_NOT_FOUND);
-    assert_non_null(symbol_of("cuMemcpyBatchAsync", 13000, &result, &found));
-}
-
 DRIVER_TEST(devices_say_what_they_are)
 {
     int count, value;
@@ -85,13 +73,6 @@ DRIVER_TEST(nothing_works_before_init)
     refuses(NO_DEVICE, cu.init(0));
     fake_cuda_set_devices(1);
     enter_context();
-}
-
-DRIVER_TEST(a_prohibited_device_gives_no_context)
-{
-    rft_cu_context other;
-    fake_cuda_set_attribute(1, RFT_CU_ATTR_COMPUTE_MODE, RFT_CU_MODE_PROHIBITED, true);
-    refuses(DEVICE_UNAVAILABLE, cu.context_retain(&other, 1));
 }
 
 DRIVER_TEST(contexts_are_a_stack_of_each_thread)

@@ -2,7 +2,6 @@
  * threads, captures. */
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #include "fake_fixture.h"
@@ -312,54 +311,6 @@ DRIVER_TEST(frees_and_copies_on_the_host_wait)
     check_waits(&(waiting){.call = copy_on_host, .host = host, .stream = stream});
     check_waits(&(waiting){.call = free_host, .host = host, .stream = stream});
     check_waits(&(waiting){.call = free_memory, .memory = device_memory(512), .stream = stream});
-}
-
-typedef struct crowd {
-    rft_cu_ptr memory;
-    void *pinned;
-    int mistakes;
-} crowd;
-
-/* A stream of its own, on memory that all use. */
-static void *member(void *user)
-{
-    crowd *own = user;
-    rft_cu_stream stream;
-    rft_cu_event event;
-    rft_cu_context popped;
-    own->mistakes += cu.context_push(context);
-    own->mistakes += cu.stream_open(&stream, RFT_CU_STREAM_NON_BLOCKING, 0);
-    own->mistakes += cu.event_open(&event, RFT_CU_EVENT_NO_TIMING);
-    for (int i = 0; i < 50; i++) {
-        own->mistakes += cu.copy(own->memory, address_of(own->pinned), 4096, stream);
-        own->mistakes += cu.event_record(event, stream);
-        own->mistakes += cu.stream_wait_event(stream, event, 0);
-        own->mistakes += cu.copy(address_of(own->pinned), own->memory, 4096, stream);
-    }
-    own->mistakes += cu.event_record(event, stream);
-    while (cu.event_query(event) == RFT_CU_NOT_READY)
-        sched_yield();
-    own->mistakes += cu.event_close(event);
-    own->mistakes += cu.stream_close(stream);
-    own->mistakes += cu.context_pop(&popped);
-    return NULL;
-}
-
-DRIVER_TEST(many_threads_may_call_at_once)
-{
-    enum { members = 6 };
-    pthread_t threads[members];
-    crowd crowds[members] = {{0}};
-    for (int i = 0; i < members; i++) {
-        crowds[i] = (crowd){device_memory(4096), pinned_memory(4096), 0};
-        memset(crowds[i].pinned, i, 4096);
-        assert_int_equal(pthread_create(&threads[i], NULL, member, &crowds[i]), 0);
-    }
-    for (int i = 0; i < members; i++) {
-        pthread_join(threads[i], NULL);
-        assert_int_equal(crowds[i].mistakes, 0);
-        assert_int_equal(((char *)crowds[i].pinned)[4095], i);
-    }
 }
 
 /* ---- Captures in global mode */

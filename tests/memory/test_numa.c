@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "memory/numa.h"
 #include "memory/procfile.h"
