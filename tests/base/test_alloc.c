@@ -59,9 +59,8 @@ TEST(it_serves_all_until_malloc_is_back)
     char *block = rft_calloc(3, 5);
     assert_non_null(block);
     assert_int_equal(calls, 1);
-    for (size_t i = 0; i < 15; i++) {
+    for (size_t i = 0; i < 15; i++)
         assert_int_equal(block[i], 0);
-    }
     block = rft_realloc(block, 100, 1);
     assert_non_null(block);
     assert_int_equal(calls, 2);

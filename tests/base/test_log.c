@@ -252,9 +252,8 @@ TEST(every_line_of_many_threads_is_kept_or_counted)
     uint64_t read = 0, lost = 0;
     refit_log_ring *ring = open_ring(16, REFIT_LOG_INFO);
     const uint64_t *count = refit_log_ring_count(ring);
-    for (int i = 0; i < SPEAKERS; i++) {
+    for (int i = 0; i < SPEAKERS; i++)
         assert_ok(rft_thread_start(&threads[i], "speaks", speak_often, NULL, NULL));
-    }
     while (__atomic_load_n(count, __ATOMIC_ACQUIRE) < SPEAKERS * SPOKEN) {
         while (refit_log_ring_read(ring, &level, line, sizeof line, NULL) == REFIT_OK)
             read++;

@@ -133,9 +133,8 @@ TEST(several_threads_may_ask_at_once)
     rft_pool pool;
     rft_thread others[2];
     assert_ok(rft_pool_open(&pool, &kind, 3, NULL));
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         assert_ok(rft_thread_start(&others[i], "owner", share_jobs, &pool, NULL));
-    }
     assert_null(share_jobs(&pool));
     for (int i = 0; i < 2; i++) {
         void *wrong;

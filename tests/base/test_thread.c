@@ -101,9 +101,8 @@ int __wrap_sched_getaffinity(pid_t pid, size_t bytes, cpu_set_t *set)
         return -1;
     }
     memset(set, 0, bytes);
-    for (size_t cpu = 0; cpu < cpus; cpu++) {
+    for (size_t cpu = 0; cpu < cpus; cpu++)
         CPU_SET_S(cpu, bytes, set);
-    }
     return 0;
 }
 
@@ -194,9 +193,8 @@ TEST(deadline_ends_the_wait_and_the_count_stays)
 
 static void *lower_all(void *user)
 {
-    for (int i = 0; i < ROUNDS; i++) {
+    for (int i = 0; i < ROUNDS; i++)
         rft_pending_lower(user);
-    }
     return NULL;
 }
 
@@ -205,9 +203,8 @@ TEST(last_one_of_another_thread_wakes)
     for (int round = 0; round < 50; round++) {
         rft_pending pending = {0};
         rft_thread thread;
-        for (int i = 0; i < ROUNDS; i++) {
+        for (int i = 0; i < ROUNDS; i++)
             rft_pending_raise(&pending);
-        }
         assert_ok(rft_thread_start(&thread, "lower", lower_all, &pending, NULL));
         bool empty = rft_pending_wait(&pending, rft_deadline(20000));
         rft_thread_join(thread);

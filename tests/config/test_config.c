@@ -103,9 +103,8 @@ TEST_WITH(larger_struct_keeps_its_size, start, NULL)
     memset(&newer, 0xa5, sizeof newer);
     refit_config_init(&newer.config, sizeof newer);
     assert_int_equal(newer.config.size, sizeof newer);
-    for (size_t i = sizeof(refit_config); i < sizeof newer; i++) {
+    for (size_t i = sizeof(refit_config); i < sizeof newer; i++)
         assert_int_equal(newer.bytes[i], 0);
-    }
     assert_ok(refit_config_set(&newer.config, "device", "host", &error));
     assert_string_equal(newer.config.device, "host");
 }

@@ -252,9 +252,8 @@ TEST_WITH(examples_can_be_loaded, start, clean)
         refit_config_init(&config, sizeof config);
         if (refit_config_load(&config, files[i], &error) != REFIT_OK) fail_msg("%s", error.text);
         if (refit_config_check(&config, &error) != REFIT_OK) fail_msg("%s", error.text);
-        for (size_t k = 0; k < rft_option_count; k++) {
+        for (size_t k = 0; k < rft_option_count; k++)
             assert_int_equal(config.origin[k], REFIT_CONFIG_FILE);
-        }
     }
 }
 
@@ -402,9 +401,8 @@ TEST_WITH(every_option_can_stand_in_a_file, start, NULL)
                                    rft_options[i].key, rft_options[i].standard);
     }
     assert_reads(text);
-    for (size_t i = 0; i < rft_option_count; i++) {
+    for (size_t i = 0; i < rft_option_count; i++)
         assert_int_equal(config.origin[i], REFIT_CONFIG_FILE);
-    }
 }
 
 int main(void)

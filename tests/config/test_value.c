@@ -45,9 +45,8 @@ TEST_WITH(sizes_take_binary_units, start, NULL)
     assert_int_equal(config.offload_budget_bytes, (uint64_t)1 << 50);
     const char *const wrong[] = {"",       "1GB",  "1 GiB", "1gib", "-1",  "+1",
                                  "1.5GiB", "0x10", " 1",    "1 ",   "GiB", "99999999999999999999"};
-    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
         assert_refuses(key, wrong[i], "such as 512MiB");
-    }
     assert_refuses(key, "18446744073709551615TiB", "such as 512MiB");
     assert_refuses(key, "1025TiB", "it must be 0 to 1024TiB");
 }
@@ -121,9 +120,8 @@ TEST_WITH(choices_are_those_of_the_unit, start, NULL)
     assert_reads("broadcast.verify", "always", "always");
     assert_int_equal(config.broadcast_verify, REFIT_VERIFY_ALWAYS);
     const char *const wrong[] = {"", "Auto", "auto|require", "req", "requires", "|", "1"};
-    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
         assert_refuses("offload.pin", wrong[i], "write one of auto|require|prefer|off");
-    }
 }
 
 TEST_WITH(numa_takes_names_and_nodes, start, NULL)

@@ -28,9 +28,8 @@ static void open_offloader(cycle_bench *on)
     refit_memory_hooks hooks = {sizeof hooks, release_memory, acquire_memory, on};
     assert_ok(refit_memory_alloc(on->device, BENCH_BYTES, &memory, &on->error));
     on->memory = memory;
-    for (size_t i = 0; i < BENCH_BYTES; i++) {
+    for (size_t i = 0; i < BENCH_BYTES; i++)
         on->expected[i] = (unsigned char)(i * 31 + i / 251);
-    }
     test_write(faulty_device_inner(on->device), memory, on->expected, BENCH_BYTES);
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
     refit_region_desc region = {

@@ -259,9 +259,8 @@ FLEET(states_that_left_behind_a_deadline_are_not_joined)
 
 static void wait_for_streams(const refit_stream_ref streams[MOST])
 {
-    for (int i = 0; i < MOST; i++) {
+    for (int i = 0; i < MOST; i++)
         assert_ok(refit_stream_wait(ours.on[i].device, streams[i], TIMEOUT_MS, &ours.on[i].error));
-    }
 }
 
 FLEET(each_device_has_its_stream)
@@ -291,9 +290,8 @@ FLEET(each_device_has_its_stream)
     assert_ok(join()); /* blocks for the first device alone: the others have streams */
     wait_for_streams(streams);
     check_home();
-    for (int i = 0; i < MOST; i++) {
+    for (int i = 0; i < MOST; i++)
         assert_ok(refit_stream_close(ours.on[i].device, streams[i], &ours.on[i].error));
-    }
 }
 
 /* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */

@@ -112,9 +112,8 @@ __attribute__((no_sanitize("thread"))) static uint64_t
 make_row(char row[ROW], uint32_t i, uint64_t at, uint64_t bytes, unsigned seed)
 {
     uint64_t count = rft_min_u64(bytes - at, ROW);
-    for (uint64_t k = 0; k < count; k++) {
+    for (uint64_t k = 0; k < count; k++)
         row[k] = byte_of(i * 1000003u + at + k, seed);
-    }
     return count;
 }
 

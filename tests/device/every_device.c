@@ -139,18 +139,16 @@ static unsigned char pattern_byte(uint64_t at, unsigned seed)
 void pattern_fill(void *memory, uint64_t bytes, unsigned seed)
 {
     unsigned char *at = memory;
-    for (uint64_t i = 0; i < bytes; i++) {
+    for (uint64_t i = 0; i < bytes; i++)
         at[i] = pattern_byte(i, seed);
-    }
 }
 
 uint64_t pattern_right(const void *memory, uint64_t bytes, unsigned seed)
 {
     const unsigned char *at = memory;
     uint64_t right = 0;
-    for (uint64_t i = 0; i < bytes; i++) {
+    for (uint64_t i = 0; i < bytes; i++)
         right += at[i] == pattern_byte(i, seed);
-    }
     return right;
 }
 

@@ -261,9 +261,8 @@ ARENA_TEST(reservations_that_touch_are_two)
         assert_int_equal(freed, PAGE);
     }
     assert_taken(4 * PAGE);
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 8; i++)
         rft_device_unreserve(gpu, bases[i], PAGE);
-    }
     assert_taken(0);
 }
 

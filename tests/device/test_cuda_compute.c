@@ -111,9 +111,8 @@ DIGEST_TEST(too_many_at_once_are_refused_and_none_is_lost)
     static uint64_t sums[UNDER_WAY];
     refit_stream_ref streams[STREAMS];
     uint64_t extra = UNTOUCHED;
-    for (unsigned i = 0; i < STREAMS; i++) {
+    for (unsigned i = 0; i < STREAMS; i++)
         assert_ok(refit_stream_open(gpu, &streams[i], &error));
-    }
     fake_cuda_stop();
     for (unsigned i = 0; i < UNDER_WAY; i++) {
         sums[i] = UNTOUCHED;
@@ -123,13 +122,11 @@ DIGEST_TEST(too_many_at_once_are_refused_and_none_is_lost)
     assert_int_equal(sums[0], UNTOUCHED);
     fake_cuda_go();
     fake_cuda_settle();
-    for (unsigned i = 0; i < UNDER_WAY; i++) {
+    for (unsigned i = 0; i < UNDER_WAY; i++)
         assert_int_equal(sums[i], rft_digest_part(zeros, BYTES, 0));
-    }
     assert_int_equal(extra, UNTOUCHED);
-    for (unsigned i = 0; i < STREAMS; i++) {
+    for (unsigned i = 0; i < STREAMS; i++)
         assert_ok(refit_stream_close(gpu, streams[i], &error));
-    }
     check_digest();
 }
 

@@ -92,9 +92,8 @@ RIG_TEST(copies_of_nothing_are_left_out)
     rig_open(MIB, gathering);
     for (uint64_t size = 0; size <= 600; size += 600) {
         rig_lay(300, size, 8, 0, 0);
-        for (uint32_t i = 0; i < 300; i += 3) {
+        for (uint32_t i = 0; i < 300; i += 3)
             rig.out[i].bytes = rig.back[i].bytes = 0;
-        }
         rig_round(3);
     }
     rig_lay(1, 0, 0, 0, 0);
@@ -182,9 +181,8 @@ RIG_TEST(memory_that_was_not_checked_meets_no_kernel)
 {
     rig_open(MIB, gathering);
     rig_lay(500, 600, 0, 0, 0);
-    for (uint32_t i = 0; i < rig.count; i++) {
+    for (uint32_t i = 0; i < rig.count; i++)
         rig.out[i].known_memory = rig.back[i].known_memory = false;
-    }
     rig_round(4);
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
 }

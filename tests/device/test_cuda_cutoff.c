@@ -116,9 +116,8 @@ RIG_TEST(a_measurement_that_fails_is_made_again_later)
     fake_cuda_fail("cuEventElapsedTime", 1, 1000, RFT_CU_INVALID_VALUE);
     rig_round(1);
     assert_int_equal(fake_cuda_calls("cuEventDestroy"), 2);
-    for (unsigned i = 0; i < 7; i++) {
+    for (unsigned i = 0; i < 7; i++)
         rig_round(i);
-    }
     assert_int_equal(fake_cuda_calls("cuEventDestroy"), 2);
     rig_round(1);
     assert_int_equal(fake_cuda_calls("cuEventDestroy"), 4);

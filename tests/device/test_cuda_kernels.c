@@ -135,9 +135,8 @@ CUDA_TEST(entries_are_packed_on_a_stream)
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 1);
     fake_cuda_settle();
     bytes = fake_cuda_bytes((uintptr_t)to, COUNT * BYTES);
-    for (unsigned i = 0; i < COUNT * BYTES; i++) {
+    for (unsigned i = 0; i < COUNT * BYTES; i++)
         assert_int_equal(bytes[i], (COUNT - 1 - i / BYTES) % 251);
-    }
     assert_int_equal(cuda->driver.host_free(entries), RFT_CU_SUCCESS);
     rft_cuda_leave(cuda, &guard);
     assert_ok(refit_memory_free(gpu, from, NULL));

@@ -193,9 +193,8 @@ GPU_TEST(memory_is_aligned_on_a_driver_that_promises_less)
         assert_int_equal((uintptr_t)memory[i] % 512, 0);
         assert_ok(rft_device_zero(gpu, REFIT_STREAM_NONE, memory[i], 1 + 300 * i, NULL));
     }
-    for (unsigned i = 0; i < 20; i++) {
+    for (unsigned i = 0; i < 20; i++)
         assert_ok(refit_memory_free(gpu, memory[i], NULL));
-    }
     assert_int_equal(fake_cuda_used(0), 0);
 }
 

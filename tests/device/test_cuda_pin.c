@@ -49,9 +49,8 @@ GPU_TEST(many_ranges_are_found_in_any_order)
 {
     enum { COUNT = 101 };
     char *memory = pages(2 * COUNT);
-    for (unsigned i = 0; i < COUNT; i++) {
+    for (unsigned i = 0; i < COUNT; i++)
         assert_ok(rft_device_host_pin(gpu, memory + i * 37 % COUNT * 2 * PAGE, PAGE, NULL));
-    }
     for (unsigned i = 0; i < COUNT; i++) {
         assert_true(covered(memory + i * 2 * PAGE, PAGE));
         assert_false(covered(memory + i * 2 * PAGE, PAGE + 1));
@@ -108,9 +107,8 @@ GPU_TEST(a_refusal_says_what_helps)
 GPU_TEST(closing_takes_back_what_is_left)
 {
     char *memory = pages(3);
-    for (unsigned i = 0; i < 3; i++) {
+    for (unsigned i = 0; i < 3; i++)
         assert_ok(rft_device_host_pin(gpu, memory + i * PAGE, PAGE, NULL));
-    }
     cuda_close(gpu);
     gpu = NULL;
     assert_int_equal(fake_cuda_alive().registrations, 0);

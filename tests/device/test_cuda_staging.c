@@ -39,9 +39,8 @@ RIG_TEST(sources_are_read_in_stream_order)
 {
     open_small();
     for (uint64_t small = 0; small < 2; small++) {
-        for (uint32_t i = 0; i < rig.count; i++) {
+        for (uint32_t i = 0; i < rig.count; i++)
             rig.back[i].known_memory = small;
-        }
         rig_fill(false, 1);
         fake_cuda_stop_stream(rig.stream.native);
         assert_ok(rig_put(&rig, false, RFT_COPY_STREAM));
@@ -73,9 +72,8 @@ RIG_TEST(host_memory_may_be_read_at_once_where_that_is_allowed)
 {
     open_small();
     assert_true(is_read_at_once()); /* gathered */
-    for (uint32_t i = 0; i < rig.count; i++) {
+    for (uint32_t i = 0; i < rig.count; i++)
         rig.back[i].known_memory = false;
-    }
     assert_true(is_read_at_once()); /* by the engines */
 }
 
@@ -115,23 +113,19 @@ RIG_TEST(no_stream_waits_for_another)
     copy_rig parts[STREAMS];
     open_small();
     rig_fill(true, 1);
-    for (uint32_t i = 0; i < STREAMS; i++) {
+    for (uint32_t i = 0; i < STREAMS; i++)
         parts[i] = rig_part(i, STREAMS);
-    }
     for (int held = 0; held < STREAMS; held++) {
         fake_cuda_stop_stream(parts[held].stream.native);
-        for (int i = 0; i < STREAMS; i++) {
+        for (int i = 0; i < STREAMS; i++)
             assert_ok(rig_put(&parts[(held + i) % STREAMS], true, RFT_COPY_STREAM));
-        }
-        for (int i = 1; i < STREAMS; i++) {
+        for (int i = 1; i < STREAMS; i++)
             rig_wait(&parts[(held + i) % STREAMS]);
-        }
         fake_cuda_go_stream(parts[held].stream.native);
         rig_wait(&parts[held]);
     }
-    for (int i = 0; i < STREAMS; i++) {
+    for (int i = 0; i < STREAMS; i++)
         assert_ok(refit_stream_close(rig.device, parts[i].stream, &rig.error));
-    }
     rig_check(true, 1);
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
 }
@@ -182,9 +176,8 @@ RIG_TEST(a_stream_that_stands_for_long_is_not_waited_for)
     rig_lay(RIG_BATCH, 100, 20, 20, 20);
     rig_fill(true, 1);
     fake_cuda_stop_stream(rig.stream.native);
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < 9; i++)
         assert_ok(rig_put(&rig, true, RFT_COPY_STREAM));
-    }
     assert_int_not_equal(fake_cuda_calls("cuMemcpyBatchAsync"), 0);
     fake_cuda_go_stream(rig.stream.native);
     rig_wait(&rig);
@@ -207,15 +200,13 @@ RIG_TEST(without_memory_the_engines_do_the_work_for_now)
 {
     open_small();
     fake_cuda_set_taken(0, 60 * MIB); /* of 64 */
-    for (unsigned i = 0; i < 8; i++) {
+    for (unsigned i = 0; i < 8; i++)
         rig_round(i);
-    }
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     assert_int_equal(heard_count("small copies"), 1);
     fake_cuda_set_taken(0, 0);
-    for (unsigned i = 0; i < 8; i++) {
+    for (unsigned i = 0; i < 8; i++)
         rig_round(i);
-    }
     assert_int_not_equal(fake_cuda_calls("cuLaunchKernel"), 0);
     assert_int_equal(heard_count("small copies"), 1);
 }

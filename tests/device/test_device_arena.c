@@ -64,9 +64,8 @@ static refit_status decommit(const arena *in, uint64_t first, uint64_t pages)
 static void mark(arena *in, uint64_t first, uint64_t pages, bool live)
 {
     assert_in_range(first + pages, 1, PAGES_MOST);
-    for (uint64_t i = first; i < first + pages; i++) {
+    for (uint64_t i = first; i < first + pages; i++)
         in->live[i] = live;
-    }
 }
 
 /* A chunk is there while one granule in it is. */
@@ -160,12 +159,10 @@ TEST(single_pages_add_up)
 {
     enum { PAGES = 29 }; /* a prime, and 58 MiB where a granule is 2 MiB */
     arena in = reserve(PAGES);
-    for (uint64_t i = 0; i < PAGES; i++) {
+    for (uint64_t i = 0; i < PAGES; i++)
         come(&in, i * 37 % PAGES, 1);
-    }
-    for (uint64_t i = 0; i < PAGES; i++) {
+    for (uint64_t i = 0; i < PAGES; i++)
         go(&in, i * 53 % PAGES, 1);
-    }
     unreserve(&in);
 }
 

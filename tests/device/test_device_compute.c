@@ -141,9 +141,8 @@ TEST(digests_add_up_on_the_device_and_copy_on_the_way)
     summed sum = {0};
     assert_ok(refit_memory_alloc(on.device, sizeof(uint64_t), &sum.device, &on.error));
     assert_ok(rft_device_zero(on.device, on.stream, sum.device, sizeof(uint64_t), &on.error));
-    for (unsigned i = 0; i < 21; i++) {
+    for (unsigned i = 0; i < 21; i++)
         add_digest(on.stream, &sum, i % 3 == 0 ? NULL : &to, &from, i, sizes[i % 7]);
-    }
     wait_stream();
     check_sum(&sum);
     check_bytes(&to);
@@ -289,9 +288,8 @@ TEST(a_job_for_masters_that_breaks_a_rule_is_refused)
                            .elements = 16,
                            .room = 16};
     rft_master_job bad[10];
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 10; i++)
         bad[i] = good;
-    }
     bad[0].master = NULL;
     bad[1].weights = NULL;
     bad[2].coded = NULL;

@@ -88,9 +88,8 @@ TEST(batches_have_a_bound)
     char from = 1, to = 0;
     assert_in_range(most, 1, 1 << 20);
     rft_copy *copies = calloc(most + 1, sizeof *copies);
-    for (uint32_t i = 0; i <= most; i++) {
+    for (uint32_t i = 0; i <= most; i++)
         copies[i] = (rft_copy){.to = &to, .from = &from, .bytes = i == 0 ? 1 : 0};
-    }
     assert_invalid(
         rft_device_copy_batch(on.device, on.stream, copies, most + 1, RFT_COPY_STREAM, &on.error));
     assert_ok(
@@ -145,9 +144,8 @@ TEST(zero_clears_its_range_and_no_more)
     assert_ok(rft_device_zero(on.device, on.stream, memory + 4099, 4099, &on.error));
     assert_ok(refit_stream_copy(on.device, on.stream, back, memory, sizeof back, &on.error));
     wait_stream();
-    for (unsigned i = 4099; i < 2 * 4099; i++) {
+    for (unsigned i = 4099; i < 2 * 4099; i++)
         assert_int_equal(back[i], 0);
-    }
     pattern_fill(back + 4099, 0, 3);
     assert_int_equal(device_right(memory, 4099, 3), 4099);
     char expected[3 * 4099];
@@ -181,9 +179,8 @@ TEST(the_steady_state_allocates_nothing)
     uint32_t count = cut(copies, MOST, memory, there, bytes);
     cycle(event, copies, count);
     uint64_t before = rft_alloc_count();
-    for (unsigned i = 0; i < 50; i++) {
+    for (unsigned i = 0; i < 50; i++)
         cycle(event, copies, count);
-    }
     assert_int_equal(rft_alloc_count(), before);
     rft_device_event_close(on.device, event);
     assert_ok(refit_memory_free(on.device, memory, &on.error));

@@ -40,9 +40,8 @@ TEST(a_full_device_refuses_and_recovers)
 
     assert_ok(refit_memory_free(on.device, memory[--taken], &on.error));
     assert_ok(refit_memory_alloc(on.device, 4 * MIB, &memory[taken++], &on.error));
-    while (taken > 0) {
+    while (taken > 0)
         assert_ok(refit_memory_free(on.device, memory[--taken], &on.error));
-    }
     assert_int_equal(device_used(), 0);
 }
 
@@ -67,9 +66,8 @@ TEST(what_may_be_copied_as_one_can_be_told)
         device_fill(memory[i - 1], 2 * MIB, i);
         assert_int_equal(device_right(memory[i - 1], 2 * MIB, i), 2 * MIB);
     }
-    for (unsigned i = 0; i < COUNT; i++) {
+    for (unsigned i = 0; i < COUNT; i++)
         assert_ok(refit_memory_free(on.device, memory[i], &on.error));
-    }
 }
 
 TEST(sizes_beyond_all_memory_are_refused)

@@ -55,9 +55,8 @@ TEST(a_stream_is_a_fifo_of_any_depth)
     gate_open();
     wait_stream();
     assert_int_equal(book.written, on.depth);
-    for (unsigned i = 0; i < on.depth; i++) {
+    for (unsigned i = 0; i < on.depth; i++)
         assert_int_equal(book.lines[i], i);
-    }
 }
 
 /* The event lies in the middle: when it is reached half of the queue is free again. */
@@ -238,9 +237,8 @@ TEST(events_may_go_first_or_last)
 TEST(waits_that_time_out_leave_nothing_behind)
 {
     gate_put(on.stream);
-    for (unsigned i = 0; i < 20; i++) {
+    for (unsigned i = 0; i < 20; i++)
         assert_int_equal(refit_stream_wait(on.device, on.stream, 0, NULL), REFIT_ERR_TIMEOUT);
-    }
     gate_open();
     wait_stream();
 }

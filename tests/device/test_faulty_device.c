@@ -50,9 +50,8 @@ FAULTY_TEST(calls_fail_as_often_as_ordered)
     assert_ok(rft_device_event_open(on.device, &event, NULL));
     rft_device_event_close(on.device, event);
     faulty_device_fail_times(on.device, FAULTY_EVENT_OPEN, 1, FAULTY_ALWAYS, REFIT_ERR_DEVICE);
-    for (unsigned i = 0; i < 100; i++) {
+    for (unsigned i = 0; i < 100; i++)
         assert_int_equal(rft_device_event_open(on.device, &event, NULL), REFIT_ERR_DEVICE);
-    }
 }
 
 FAULTY_TEST(a_copy_that_breaks_later_is_told_by_the_event)

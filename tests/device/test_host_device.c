@@ -39,9 +39,8 @@ static unsigned count_threads(void)
     unsigned count = 0;
     DIR *tasks = opendir("/proc/self/task");
     assert_non_null(tasks);
-    for (struct dirent *it = readdir(tasks); it != NULL; it = readdir(tasks)) {
+    for (struct dirent *it = readdir(tasks); it != NULL; it = readdir(tasks))
         count += is_of_refit(it->d_name);
-    }
     closedir(tasks);
     return count;
 }
@@ -207,12 +206,10 @@ TEST(streams_of_many_threads_share_the_pool)
         workers[i] = (worker){device, (unsigned char)(i * 50), false};
         assert_ok(rft_thread_start(&threads[i], "worker", work, &workers[i], NULL));
     }
-    for (unsigned i = 0; i < WORKERS; i++) {
+    for (unsigned i = 0; i < WORKERS; i++)
         rft_thread_join(threads[i]);
-    }
-    for (unsigned i = 0; i < WORKERS; i++) {
+    for (unsigned i = 0; i < WORKERS; i++)
         assert_true(workers[i].right);
-    }
     assert_ok(refit_device_close(device, NULL));
 }
 
@@ -238,9 +235,8 @@ static refit_status use_memory(refit_device *device)
         status = refit_memory_alloc(device, taken == 0 ? 2 * MIB : 600, &memory[taken], NULL);
         taken += status == REFIT_OK;
     }
-    while (taken > 0) {
+    while (taken > 0)
         assert_ok(refit_memory_free(device, memory[--taken], NULL));
-    }
     return status;
 }
 

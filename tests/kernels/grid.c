@@ -62,18 +62,15 @@ void grid_launch(unsigned x, unsigned y, unsigned threads, void (*kernel)(void *
     gridDim = (grid_index){x, y, 1};
     blockDim = (grid_index){threads, 1, 1};
     need(pthread_barrier_init(&block_barrier, NULL, threads));
-    for (unsigned warp = 0; warp < threads / WARP; warp++) {
+    for (unsigned warp = 0; warp < threads / WARP; warp++)
         need(pthread_barrier_init(&warp_barriers[warp], NULL, WARP));
-    }
     for (unsigned i = 0; i < threads; i++) {
         all[i] = (thread){.index = i, .kernel = kernel, .user = user};
         need(pthread_create(&all[i].handle, NULL, run, &all[i]));
     }
-    for (unsigned i = 0; i < threads; i++) {
+    for (unsigned i = 0; i < threads; i++)
         need(pthread_join(all[i].handle, NULL));
-    }
-    for (unsigned warp = 0; warp < threads / WARP; warp++) {
+    for (unsigned warp = 0; warp < threads / WARP; warp++)
         (void)pthread_barrier_destroy(&warp_barriers[warp]);
-    }
     (void)pthread_barrier_destroy(&block_barrier);
 }

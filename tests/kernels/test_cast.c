@@ -105,9 +105,8 @@ TEST(every_length_and_alignment_is_exact)
 {
     uint64_t seed = 7;
     fill_random(source, 4 * 400 + GUARD, &seed);
-    for (size_t count = 0; count <= 300; count++) {
+    for (size_t count = 0; count <= 300; count++)
         check(count % 67, count % 37, count);
-    }
 }
 
 /* Sizes that are streamed and one below, also to odd addresses. */

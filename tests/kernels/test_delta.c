@@ -67,9 +67,8 @@ static void change_element(const pair *made, size_t i)
 static uint32_t count_changed(const pair *made)
 {
     uint32_t changed = 0, width = made->shape.width;
-    for (size_t i = 0; i < made->shape.elements; i++) {
+    for (size_t i = 0; i < made->shape.elements; i++)
         changed += memcmp(made->before + i * width, made->after + i * width, width) != 0;
-    }
     return changed;
 }
 

@@ -38,9 +38,8 @@ TEST(an_update_costs_no_more_than_this)
 {
     static const double most[][2] = {{0.0013, 2.05}, {0.006, 1.55}, {0.01, 1.46}, {0.037, 1.23},
                                      {0.063, 1.15},  {0.125, 1.06}, {0.26, 1.01}, {0.5, 1}};
-    for (size_t i = 0; i < COUNT_OF(most); i++) {
+    for (size_t i = 0; i < COUNT_OF(most); i++)
         assert_true(cost(most[i][0]) <= most[i][1]);
-    }
 }
 
 TEST(an_update_of_everything_costs_less_than_the_weights)

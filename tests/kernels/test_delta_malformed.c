@@ -84,9 +84,8 @@ static bool apply(const coded *made, const rft_delta_entry *entry, const unsigne
 static size_t plane_at(const coded *made, rft_delta_plane plane)
 {
     size_t at = 0;
-    for (uint32_t i = 0; i < (uint32_t)plane; i++) {
+    for (uint32_t i = 0; i < (uint32_t)plane; i++)
         at += made->entry.bytes[i];
-    }
     return at;
 }
 

@@ -18,9 +18,8 @@ static uint64_t oracle(const unsigned char *at, size_t bytes, uint64_t offset)
     uint64_t sum = 0;
     for (size_t i = 0; i < bytes; i += 8) {
         uint64_t word = 0;
-        for (size_t k = 0; k < 8 && i + k < bytes; k++) {
+        for (size_t k = 0; k < 8 && i + k < bytes; k++)
             word |= (uint64_t)at[i + k] << (8 * k);
-        }
         uint64_t x = word ^ ((offset + i) / 8 + 1) * UINT64_C(0x9E3779B97F4A7C15);
         uint64_t low = x % (UINT64_C(1) << 32), high = x / (UINT64_C(1) << 32);
         sum += low * high + (low * (UINT64_C(1) << 32) + high);
@@ -38,12 +37,10 @@ TEST(known_answers_are_given)
 {
     unsigned char counted[1000], set[256], ones[65536];
     const char *fox = "The quick brown fox jumps over the lazy dog";
-    for (size_t i = 0; i < sizeof counted; i++) {
+    for (size_t i = 0; i < sizeof counted; i++)
         counted[i] = (unsigned char)(i * 7);
-    }
-    for (size_t i = 0; i < sizeof set; i++) {
+    for (size_t i = 0; i < sizeof set; i++)
         set[i] = (unsigned char)i;
-    }
     memset(ones, 0xFF, sizeof ones);
     const char zeros[9] = {0};
     assert_int_equal(digest("", 0), 0);
@@ -92,9 +89,8 @@ TEST(large_parts_equal_the_oracle)
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         assert_int_equal(rft_digest_part(data + i, sizes[i], 8 * i),
                          oracle(data + i, sizes[i], 8 * i));
-        for (size_t to = 0; to < 72; to += 4) {
+        for (size_t to = 0; to < 72; to += 4)
             check_copy(to, i, sizes[i], 4096);
-        }
         check_copy(3, i, sizes[i], 0);
     }
 }
@@ -104,9 +100,8 @@ TEST(streamed_pieces_equal_the_oracle)
 {
     static const size_t sizes[] = {(4 << 10) - 1, 4 << 10, (4 << 10) + 9, (16 << 10) + 300};
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
-        for (size_t to = 0; to < 72; to++) {
+        for (size_t to = 0; to < 72; to++)
             check_copy(to, i, sizes[i], 8 * to);
-        }
     }
 }
 
@@ -220,9 +215,8 @@ TEST(every_swapped_pair_is_seen)
 TEST(zeros_at_the_end_are_seen)
 {
     const char zeros[100] = {0};
-    for (size_t bytes = 1; bytes < sizeof zeros; bytes++) {
+    for (size_t bytes = 1; bytes < sizeof zeros; bytes++)
         assert_int_not_equal(digest(zeros, bytes), digest(zeros, bytes - 1));
-    }
 }
 
 int main(void)

@@ -126,9 +126,8 @@ static void check_applied(const batch *all, unsigned threads)
                                 bytes_of(all, i));
         }
     }
-    for (uint32_t i = 0; i < JOBS; i++) {
+    for (uint32_t i = 0; i < JOBS; i++)
         free(planes[i]);
-    }
 }
 
 static const rft_delta_shape kinds[JOBS] = {
@@ -154,16 +153,14 @@ static void check_batch(uint32_t elements, uint32_t share, unsigned blocks, unsi
 TEST(blocks_of_every_density_are_equal)
 {
     static const uint32_t shares[] = {1, 2, 3, 5, 9, 40, 150, 900, 100000};
-    for (uint32_t i = 0; i < COUNT_OF(shares); i++) {
+    for (uint32_t i = 0; i < COUNT_OF(shares); i++)
         check_batch(3000 + 7 * i, shares[i], 1 + i % 3, 32 + 32 * (i % 3));
-    }
 }
 
 TEST(blocks_of_every_length_are_equal)
 {
-    for (uint32_t elements = 3; elements < 200; elements += 3 + elements / 8) {
+    for (uint32_t elements = 3; elements < 200; elements += 3 + elements / 8)
         check_batch(elements, 1 + elements / 9, 1 + elements % 5, 32);
-    }
 }
 
 TEST(whole_blocks_are_equal)

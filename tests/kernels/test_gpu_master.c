@@ -121,16 +121,14 @@ static void check(uint64_t elements, master_weights kind, uint32_t room)
 
 TEST(every_length_and_alignment_is_equal)
 {
-    for (uint64_t elements = 1; elements < 80; elements += 1 + elements / 20) {
+    for (uint64_t elements = 1; elements < 80; elements += 1 + elements / 20)
         check(elements, (master_weights)(elements % MASTER_KINDS), 256);
-    }
 }
 
 TEST(every_kind_of_weight_is_equal)
 {
-    for (int kind = 0; kind < MASTER_KINDS; kind++) {
+    for (int kind = 0; kind < MASTER_KINDS; kind++)
         check(2 * RFT_MASTER_BLOCK + 5 * (uint64_t)kind, (master_weights)kind, 3 * 8192);
-    }
 }
 
 TEST(several_units_are_equal)

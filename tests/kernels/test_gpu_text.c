@@ -68,9 +68,8 @@ TEST(digests_of_every_alignment_and_length_are_equal)
         check_digest((shape){1 + (unsigned)bytes % 3, 1, 32}, bytes % 17, bytes, 8 * bytes);
         check_digest((shape){1, 1, 32}, (bytes * 7 + 3) % 16, bytes, UINT64_C(1) << 40);
     }
-    for (size_t aside = 0; aside < 16; aside++) {
+    for (size_t aside = 0; aside < 16; aside++)
         check_digest((shape){2, 1, 64}, aside, 5000 + 3 * aside, 4096);
-    }
 }
 
 TEST(large_digests_are_equal)
@@ -122,9 +121,8 @@ static void put_edges(unsigned char *from, size_t count)
 {
     static const uint32_t edges[] = {0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800001, 0xFFC00000,
                                      0x00000001, 0x007FFFFF, 0x80008001, 0xFF800000, 0x7F800000};
-    for (size_t i = 0; i < count; i += 3) {
+    for (size_t i = 0; i < count; i += 3)
         memcpy(from + 4 * i, &edges[i / 3 % 10], 4);
-    }
 }
 
 static void check_cast(shape grid, size_t to_aside, size_t from_aside, size_t count)
@@ -147,9 +145,8 @@ TEST(casts_of_every_alignment_and_length_are_equal)
     for (size_t aside = 0; aside < 16; aside++) {
         check_cast((shape){2, 1, 32}, aside, 2 * aside, 301);
         check_cast((shape){1, 1, 64}, aside, aside, 1000 + aside);
-        for (size_t from = 0; from < 16; from += 4) {
+        for (size_t from = 0; from < 16; from += 4)
             check_cast((shape){1, 1, 32}, aside, from, 120);
-        }
     }
     for (size_t count = 0; count <= 40; count++) {
         check_cast((shape){1 + (unsigned)count % 2, 1, 32}, 0, 0, count);
@@ -181,9 +178,8 @@ static void do_pack(void *user)
 static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
 {
     size_t room = GUARD;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         room += sizes[i] + GUARD;
-    }
     unsigned char *got = take_random(room, &seed), *expected = take_copy(got, room);
     rft_pack_entry *entries = calloc(count + 1, sizeof *entries),
                    *twins = calloc(count + 1, sizeof *twins);
@@ -202,9 +198,8 @@ static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
     grid_launch(grid.x, grid.y, grid.threads, do_pack, &call);
     rft_pack(twins, count);
     assert_memory_equal(got, expected, room);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         free(sources[i]);
-    }
     free(sources);
     free(twins);
     free(entries);
@@ -215,9 +210,8 @@ static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
 TEST(packs_of_every_length_are_equal)
 {
     uint32_t sizes[300];
-    for (uint32_t i = 0; i < 300; i++) {
+    for (uint32_t i = 0; i < 300; i++)
         sizes[i] = i;
-    }
     check_pack((shape){2, 1, 64}, sizes, 300);
     check_pack((shape){3, 2, 32}, sizes, 300);
     check_pack((shape){1, 1, 256}, sizes, 33);

@@ -98,9 +98,8 @@ TEST(every_kind_of_weight_gives_the_masters_back)
 
 TEST(every_length_and_alignment_gives_the_masters_back)
 {
-    for (uint64_t elements = 1; elements < 140; elements++) {
+    for (uint64_t elements = 1; elements < 140; elements++)
         check(elements, (master_weights)(elements % MASTER_KINDS), (size_t)elements % 31, 1024);
-    }
     check(RFT_MASTER_UNIT, MASTER_ROUNDED, 3, 32768);
     check(2 * RFT_MASTER_UNIT, MASTER_ROUNDED_EXACTLY, 0, 0);
     check(MASTER_MOST, MASTER_ROUNDED, 2, 32768);
@@ -140,9 +139,8 @@ TEST(exceptions_take_as_little_as_they_can)
     weights[7] ^= 1;
     weights[RFT_MASTER_BLOCK + 9] ^= 1;
     assert_int_equal(encode(elements, 16).need, 8);
-    for (uint32_t i = 0; i < 2048; i++) {
+    for (uint32_t i = 0; i < 2048; i++)
         weights[i] = (uint16_t)(data.masters[i] >> 16 ^ 0x40);
-    }
     assert_int_equal(encode(elements, 8208).need, 8196);
     master_data_free(&data);
 }
@@ -171,9 +169,8 @@ TEST(changed_weights_are_found_and_nothing_is_written)
     for (uint32_t bit = 0; bit < 16; bit++) {
         weights[RFT_MASTER_BLOCK + 77] ^= (uint16_t)(1u << bit);
         assert_int_equal(decode(elements, 4096, 0), RFT_MASTER_CHANGED);
-        for (size_t i = 0; i < 4 * RFT_MASTER_BLOCK; i++) {
+        for (size_t i = 0; i < 4 * RFT_MASTER_BLOCK; i++)
             assert_int_equal(decoded[GUARD + 4 * RFT_MASTER_BLOCK + i], 0x5A);
-        }
         assert_int_equal(compare(elements, 4096), RFT_MASTER_CHANGED);
         weights[RFT_MASTER_BLOCK + 77] ^= (uint16_t)(1u << bit);
     }
@@ -218,9 +215,8 @@ TEST(any_table_and_list_are_safe_to_follow)
         entry.exceptions = (uint32_t)seeded_below(&seed, round % 2 == 0 ? 6000 : UINT32_MAX);
         entry.at = (uint32_t)seeded_below(&seed, round % 3 == 0 ? 9000 : UINT32_MAX);
         memcpy(coded + sizeof entry, &entry, sizeof entry);
-        for (size_t i = 0; i < 8192; i++) {
+        for (size_t i = 0; i < 8192; i++)
             coded[room + i] = (unsigned char)(seeded_next(&seed) >> 40);
-        }
         (void)decode(elements, 8192, 0);
         (void)compare(elements, 8192);
     }

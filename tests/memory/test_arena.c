@@ -16,9 +16,8 @@ ARENA_TEST(piece_leaves_and_returns_without_its_neighbours)
         assert_ok(rft_arena_decommit(rig.arena, second, 5000, NULL, NULL));
     }
     assert_true(arena_used() < used);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         assert_ok(rft_arena_commit(rig.arena, second, 5000, NULL));
-    }
     assert_int_equal(arena_used(), used);
     assert_int_equal(first[99], 1);
     assert_int_equal(second[0] + second[4999], 0);
@@ -30,14 +29,12 @@ ARENA_TEST(piece_is_found_by_its_address_and_size)
     refit_arena *other;
     assert_ok(refit_arena_open(rig.device, MIB, &other, NULL));
     char *pieces[50];
-    for (uint32_t i = 0; i < 50; i++) {
+    for (uint32_t i = 0; i < 50; i++)
         pieces[i] = arena_take(1 + i);
-    }
     void *elsewhere;
     assert_ok(refit_arena_alloc(other, 64, &elsewhere, NULL));
-    for (uint32_t i = 0; i < 50; i++) {
+    for (uint32_t i = 0; i < 50; i++)
         assert_ptr_equal(arena_find(pieces[i], 1 + i), rig.arena);
-    }
     assert_ptr_equal(arena_find(elsewhere, 64), other);
     assert_null(arena_find(pieces[5], 7));
     assert_null(arena_find(pieces[5] + 1, 5));

@@ -90,9 +90,8 @@ TEST(each_machine_has_its_share)
     for (size_t at = 0; at < COUNT_OF(machines); at++) {
         const machine *it = &machines[at];
         file_tree tree = file_tree_open();
-        for (size_t file = 0; file < 5 && it->files[file].path != NULL; file++) {
+        for (size_t file = 0; file < 5 && it->files[file].path != NULL; file++)
             file_tree_write(&tree, it->files[file].path, it->files[file].text);
-        }
         usable = it->usable;
         if (it->ranks == NULL) {
             unsetenv("LOCAL_WORLD_SIZE");

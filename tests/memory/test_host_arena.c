@@ -26,9 +26,8 @@ static rft_layout lay_out(uint64_t item_bytes, uint64_t slab_bytes)
 {
     rft_layout_item items[ITEMS];
     rft_layout layout;
-    for (uint32_t i = 0; i < ITEMS; i++) {
+    for (uint32_t i = 0; i < ITEMS; i++)
         items[i] = (rft_layout_item){item_bytes, i, 0, 0, 0};
-    }
     assert_ok(rft_layout_open(&layout, items, ITEMS, 512, slab_bytes, NULL));
     return layout;
 }

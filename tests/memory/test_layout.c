@@ -37,9 +37,8 @@ static void check_item(const rft_layout *layout, const rft_layout_item *item, ui
     if (end <= slab->offset + slab->bytes) return;
     assert_int_equal(slab->offset, item->offset);
     assert_true(item->bytes > slab_bytes);
-    for (; slab->offset + slab->bytes < end; slab++) {
+    for (; slab->offset + slab->bytes < end; slab++)
         assert_int_equal(slab->bytes, slab_bytes);
-    }
 }
 
 /* Orders are a permutation, and each item that has bytes lies behind the one before it. */
@@ -99,9 +98,8 @@ TEST(real_states_exceed_their_payload_by_less_than_one_percent)
 {
     rft_layout_item items[600] = {{0, 0, 0, 0, 0}};
     for (uint32_t slab_shift = 26; slab_shift <= 30; slab_shift += 2) {
-        for (uint32_t i = 0; i < 600; i++) {
+        for (uint32_t i = 0; i < 600; i++)
             items[i].bytes = i % 2 == 0 ? 512 + 4 * i : i % 7 == 0 ? 3 * MIB + 4 : 12 * MIB;
-        }
         items[1].bytes = 300 * MIB;
         items[2].bytes = 300 * MIB - 4;
         rft_layout layout;
@@ -125,9 +123,8 @@ TEST(small_states_exceed_their_payload_by_little)
     rft_layout_item *items = calloc(COUNT, sizeof *items);
     assert_non_null(items);
     for (size_t i = 0; i < COUNT_OF(cases); i++) {
-        for (uint32_t at = 0; at < COUNT; at++) {
+        for (uint32_t at = 0; at < COUNT; at++)
             items[at].bytes = cases[i].bytes;
-        }
         rft_layout layout;
         assert_ok(rft_layout_open(&layout, items, COUNT, cases[i].alignment, GIB, NULL));
         assert_int_equal(layout.image_bytes - layout.payload_bytes, (COUNT - 1) * cases[i].padding);

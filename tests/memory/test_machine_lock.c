@@ -196,9 +196,8 @@ LOCK_TEST(no_two_processes_are_ever_inside_at_once)
 static _Noreturn void stand(void)
 {
     (void)alarm(60);
-    for (;;) {
+    for (;;)
         pause();
-    }
 }
 
 /* A child that has the lock and stands; with `grandchild`, so does a child of its own. */
@@ -284,9 +283,8 @@ LOCK_TEST(a_wait_can_be_stopped)
     assert_false(atomic_load(&all.token.in_line));
     assert_ok(rft_thread_start(&thread, "waiting", wait_for_lock, NULL, NULL));
     int64_t deadline = rft_deadline(TIMEOUT_MS);
-    while (!atomic_load(&all.token.in_line) && rft_now() < deadline) {
+    while (!atomic_load(&all.token.in_line) && rft_now() < deadline)
         (void)sched_yield();
-    }
     assert_true(atomic_load(&all.token.in_line));
     rft_cancel_token_stop(&all.token);
     assert_int_equal(pthread_join(thread, &status), 0);

@@ -75,9 +75,8 @@ long __wrap_syscall(long number, ...)
     unsigned long arguments[6];
     va_list list;
     va_start(list, number);
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 6; i++)
         arguments[i] = va_arg(list, unsigned long);
-    }
     va_end(list);
     if (made_up && number == SYS_get_mempolicy && arguments[4] == (MPOL_F_NODE | MPOL_F_ADDR)) {
         return tell_node((int *)arguments[0], (const unsigned char *)arguments[3]);
@@ -126,9 +125,8 @@ static void assert_asked(unsigned long mode, unsigned long first, unsigned long 
     assert_int_equal(asked.mode, mode);
     assert_int_equal(asked.nodes[0], first);
     assert_int_equal(asked.nodes[1], second);
-    for (int i = 2; i < WORDS; i++) {
+    for (int i = 2; i < WORDS; i++)
         assert_int_equal(asked.nodes[i], 0);
-    }
     assert_int_equal(asked.bits, 1025); /* the kernel counts one bit less than it is told */
 }
 
@@ -204,16 +202,14 @@ KERNEL_TEST(the_node_of_more_than_half_the_pages_is_elected)
     for (size_t row = 0; row < COUNT_OF(rows); row++) {
         rft_numa_votes votes = {0};
         assert_int_equal(rft_numa_elected(&votes), -1);
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < 7; i++)
             rft_numa_vote(&votes, &rows[row].pages[i]);
-        }
         assert_int_equal(votes.count, 7);
         assert_int_equal(rft_numa_elected(&votes), rows[row].elected);
     }
     rft_numa_votes votes = {0};
-    for (uint32_t i = 0; i < RFT_NUMA_VOTES + 9; i++) {
+    for (uint32_t i = 0; i < RFT_NUMA_VOTES + 9; i++)
         rft_numa_vote(&votes, &rows[6].pages[0]);
-    }
     assert_int_equal(votes.count, RFT_NUMA_VOTES);
     assert_int_equal(rft_numa_elected(&votes), 70);
 }

@@ -31,9 +31,8 @@ static uint64_t count_resident(char *base, uint64_t bytes)
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t count = 0;
     assert_int_equal(mincore(base, bytes, resident), 0);
-    for (uint64_t i = 0; i < bytes / page; i++) {
+    for (uint64_t i = 0; i < bytes / page; i++)
         count += resident[i] & 1u;
-    }
     return count * page;
 }
 
@@ -78,9 +77,8 @@ static int set_up(void **state)
     memset(&all, 0, sizeof all);
     assert_ok(rft_cancel_token_open(&all.token, NULL));
     assert_ok(rft_device_make(&ops, &all.locker, &all.device, NULL));
-    for (uint32_t i = 0; i < SLABS; i++) {
+    for (uint32_t i = 0; i < SLABS; i++)
         all.slabs[i] = (rft_slab){i * SLAB_BYTES, SLAB_BYTES};
-    }
     char *base = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(base != MAP_FAILED);
     all.locker.base = base;

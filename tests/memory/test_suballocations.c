@@ -33,9 +33,8 @@ ARENA_TEST(addresses_of_a_freed_piece_are_used_again)
 ARENA_TEST(neighbours_that_are_freed_are_one_hole)
 {
     char *pieces[5];
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++)
         pieces[i] = arena_take(PAGE);
-    }
     arena_give(pieces[1]);
     arena_give(pieces[3]);
     arena_give(pieces[2]);
@@ -56,9 +55,8 @@ ARENA_TEST(a_refusal_tells_the_longest_hole)
     refit_arena *arena;
     refit_error error;
     assert_ok(refit_arena_open(rig.device, 8 * PAGE, &arena, NULL));
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 5; i++)
         assert_ok(refit_arena_alloc(arena, pages[i] * PAGE, &pieces[i], NULL));
-    }
     assert_ok(refit_arena_free(arena, pieces[1], NULL));
     assert_ok(refit_arena_free(arena, pieces[3], NULL));
     assert_int_equal(refit_arena_alloc(arena, 4 * PAGE, &piece, &error), REFIT_ERR_LIMIT);
@@ -108,9 +106,8 @@ ARENA_TEST(any_order_of_pieces_keeps_the_books_right)
             *mark = 1;
         }
         uint64_t owned = 0;
-        for (unsigned page = 0; page < PAGES; page++) {
+        for (unsigned page = 0; page < PAGES; page++)
             owned += owner[page];
-        }
         assert_int_equal(arena_used(), owned * PAGE);
     }
     assert_ok(refit_arena_close(arena, NULL));
@@ -241,9 +238,8 @@ ARENA_TEST(a_piece_that_is_going_cannot_be_used)
     faulty_device_stop(rig.device);
     assert_ok(refit_stream_copy(rig.device, stream, it.piece, &byte, 1, NULL));
     assert_ok(rft_thread_start(&it.thread, "taker", free_piece, &it, NULL));
-    while (refit_arena_piece(rig.arena, 0, &memory, &bytes, NULL) == REFIT_OK) {
+    while (refit_arena_piece(rig.arena, 0, &memory, &bytes, NULL) == REFIT_OK)
         sched_yield();
-    }
     assert_null(arena_find(it.piece, PAGE));
     assert_invalid(refit_arena_free(rig.arena, it.piece, NULL));
     assert_invalid(refit_arena_hold(rig.arena, it.piece, NULL));

@@ -201,9 +201,8 @@ HOST(threads_allocate_while_it_cannot_be_detached)
         assert_ok(
             rft_thread_start(&threads[i].thread, "torch", allocate_and_free, &threads[i], NULL));
     }
-    for (int i = 0; i < 100; i++) {
+    for (int i = 0; i < 100; i++)
         assert_int_equal(refit_torch_detach(all.arena, NULL), REFIT_ERR_BUSY);
-    }
     for (size_t i = 0; i < 4; i++) {
         rft_thread_join(threads[i].thread);
         assert_true(threads[i].right);

@@ -16,9 +16,8 @@ static uint64_t count_resident(char *from, uint64_t bytes)
     uint64_t count = 0;
     assert_true(bytes / page <= sizeof resident);
     assert_int_equal(mincore(from, bytes, resident), 0);
-    for (uint64_t i = 0; i < bytes / page; i++) {
+    for (uint64_t i = 0; i < bytes / page; i++)
         count += resident[i] & 1u;
-    }
     return count * page;
 }
 

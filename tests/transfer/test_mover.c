@@ -258,13 +258,11 @@ MOVER_TEST(any_thread_waits_while_another_starts)
         status = rft_keep_first(status, wait_all());
         atomic_fetch_add(&rounds, 1);
     }
-    for (uint32_t i = 0; i < WAITERS; i++) {
+    for (uint32_t i = 0; i < WAITERS; i++)
         rft_thread_join(waiters[i].thread);
-    }
     assert_ok(status);
-    for (uint32_t i = 0; i < WAITERS; i++) {
+    for (uint32_t i = 0; i < WAITERS; i++)
         assert_true(waiters[i].well);
-    }
     assert_moved();
 }
 

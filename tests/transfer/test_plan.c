@@ -88,9 +88,8 @@ static uint32_t cut_pieces(uint64_t *seed, rft_piece *pieces, uint32_t most)
 TEST(any_pieces_are_moved_whole)
 {
     uint64_t seed = 1234567890123456789u;
-    for (size_t i = 0; i < ROOM; i++) {
+    for (size_t i = 0; i < ROOM; i++)
         source[i] = (char)(1 + seeded_next(&seed) % 255);
-    }
     for (int round = 0; round < 500; round++) {
         rft_piece pieces[64];
         uint32_t count = cut_pieces(&seed, pieces, 64);
@@ -232,9 +231,8 @@ static uint32_t lay_pieces(const plan_case *it, rft_piece *pieces, uint64_t *byt
 static uint32_t count_copies(const plan_case *it)
 {
     uint32_t count = 0;
-    while (count < 5 && it->copies[count].bytes != 0) {
+    while (count < 5 && it->copies[count].bytes != 0)
         count++;
-    }
     return count;
 }
 
@@ -267,9 +265,8 @@ TEST(pieces_become_these_copies)
         assert_ok(rft_plan_open(&plan, &limits, NULL));
         assert_ok(rft_plan_fill(&plan, pieces, count, NULL));
         bool right = plan.copy_count == count_copies(it) && plan.batch_count == it->batches;
-        for (uint32_t at = 0; right && at < plan.batch_count; at++) {
+        for (uint32_t at = 0; right && at < plan.batch_count; at++)
             right = batch_is_right(it, &plan, &plan.batches[at]);
-        }
         if (!right) {
             fail_msg("%s: %u copies in %u batches", it->name, plan.copy_count, plan.batch_count);
         }

@@ -148,9 +148,8 @@ RATE_TEST(close_does_not_wait_for_the_rate_limit)
 {
     open_moves(64, PIECES, false);
     assert_ok(start());
-    while (faulty_device_calls(device, FAULTY_COPY_BATCH) == 0) {
+    while (faulty_device_calls(device, FAULTY_COPY_BATCH) == 0)
         assert_int_equal(rft_mover_wait(mover, 50, NULL), REFIT_ERR_TIMEOUT);
-    }
     assert_ok(rft_mover_close(mover, TIMEOUT_MS, NULL));
     mover = NULL;
     assert_int_equal(first_byte(0), 'a');
