@@ -37,10 +37,21 @@ static void open_fleet(int count)
     }
 }
 
-static void close_fleet(void)
+static void stop_copies(int count)
+{
+    for (int i = 0; i < count; i++)
+        faulty_device_stop(ours.on[i].device);
+}
+
+static void let_copies_go(void)
 {
     for (int i = 0; i < ours.count; i++)
         faulty_device_go(ours.on[i].device);
+}
+
+static void close_fleet(void)
+{
+    let_copies_go();
     for (int i = 0; i < ours.count; i++)
         bench_close(&ours.on[i]);
     ours.count = 0;
@@ -222,15 +233,13 @@ FLEET(one_deadline_holds_for_all_devices)
     if (test_on_cuda()) skip();
     open_fleet(MOST);
     make_impatient();
-    for (int i = 0; i < MOST - 1; i++)
-        faulty_device_stop(ours.on[i].device);
+    stop_copies(MOST - 1);
     do
         assert_int_equal(clear(), REFIT_ERR_TIMEOUT);
     while (ours.on[MOST - 1].memory != NULL); /* whose states leave meanwhile */
     assert_int_equal(state_of(), REFIT_TRAINING);
     assert_int_equal(join(), REFIT_ERR_STATE);
-    for (int i = 0; i < MOST - 1; i++)
-        faulty_device_go(ours.on[i].device);
+    let_copies_go();
     assert_ok(bench_retry(&ours.on[0], bench_clear));
     check_cleared();
     finish_cycle();
@@ -257,75 +266,75 @@ FLEET(states_that_left_behind_a_deadline_are_not_joined)
     finish_cycle();
 }
 
-static void wait_for_streams(const refit_stream_ref streams[MOST])
-{
-    for (int i = 0; i < MOST; i++)
-        assert_ok(refit_stream_wait(ours.on[i].device, streams[i], TIMEOUT_MS, &ours.on[i].error));
-}
+static refit_stream_ref streams[MOST];
 
-FLEET(each_device_has_its_stream)
+static void open_fleet_with_streams(void)
 {
-    refit_stream_ref streams[MOST];
     open_fleet(MOST);
     for (int i = 0; i < MOST; i++) {
         assert_ok(refit_stream_open(ours.on[i].device, &streams[i], &ours.on[i].error));
         if (i > 0) assert_ok(add(i, streams[i]));
     }
     assert_ok(clear());
-    for (int i = 0; i < MOST; i++)
-        faulty_device_stop(ours.on[i].device);
+}
+
+static void return_and_join(void)
+{
     assert_ok(refit_controller_return(controller_of(), streams[0], &ours.on[0].error));
     assert_ok(refit_controller_join(controller_of(), streams[0], &ours.on[0].error));
     assert_int_equal(state_of(), REFIT_TRAINING);
+}
+
+static void wait_for_streams(void)
+{
+    for (int i = 0; i < MOST; i++)
+        assert_ok(refit_stream_wait(ours.on[i].device, streams[i], TIMEOUT_MS, &ours.on[i].error));
+    check_home();
+}
+
+static void close_streams(void)
+{
     for (int i = 0; i < MOST; i++) {
+        assert_ok(refit_stream_close(ours.on[i].device, streams[i], &ours.on[i].error));
+        if (i > 0) assert_ok(add(i, REFIT_STREAM_NONE));
+    }
+}
+
+FLEET(each_device_has_its_stream)
+{
+    open_fleet_with_streams();
+    stop_copies(MOST);
+    return_and_join();
+    for (int i = 0; i < MOST; i++)
         assert_int_equal(refit_stream_wait(ours.on[i].device, streams[i], 0, NULL),
                          REFIT_ERR_TIMEOUT);
-    }
-    for (int i = 0; i < MOST; i++)
-        faulty_device_go(ours.on[i].device);
-    wait_for_streams(streams);
-    check_home();
+    let_copies_go();
+    wait_for_streams();
     assert_ok(clear());
     assert_ok(bring_back());
     assert_ok(join()); /* blocks for the first device alone: the others have streams */
-    wait_for_streams(streams);
-    check_home();
-    for (int i = 0; i < MOST; i++)
-        assert_ok(refit_stream_close(ours.on[i].device, streams[i], &ours.on[i].error));
+    wait_for_streams();
+    close_streams();
 }
 
 /* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */
 FLEET(copies_that_broke_behind_joined_streams_are_reported_by_clear)
 {
-    refit_stream_ref streams[MOST];
-    open_fleet(MOST);
-    for (int i = 0; i < MOST; i++) {
-        assert_ok(refit_stream_open(ours.on[i].device, &streams[i], &ours.on[i].error));
-        if (i > 0) assert_ok(add(i, streams[i]));
-    }
-    assert_ok(clear());
-    for (int i = 0; i < MOST; i++) {
-        faulty_device_stop(ours.on[i].device);
-        faulty_device_fail_later(ours.on[i].device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    }
-    assert_ok(refit_controller_return(controller_of(), streams[0], &ours.on[0].error));
-    assert_ok(refit_controller_join(controller_of(), streams[0], &ours.on[0].error));
+    open_fleet_with_streams();
+    stop_copies(MOST);
     for (int i = 0; i < MOST; i++)
-        faulty_device_go(ours.on[i].device);
+        faulty_device_fail_later(ours.on[i].device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    return_and_join();
+    let_copies_go();
     for (int i = 0; i < MOST; i++)
         wait_until(ours.on[i].offloader, REFIT_FAILED);
     assert_int_equal(join(), REFIT_ERR_STATE);
     assert_int_equal(clear(), REFIT_ERR_COPY);
     assert_int_equal(state_of(), REFIT_TRAINING);
     assert_int_equal(join(), REFIT_ERR_STATE);
-    assert_ok(refit_controller_return(controller_of(), streams[0], &ours.on[0].error));
-    assert_ok(refit_controller_join(controller_of(), streams[0], &ours.on[0].error));
-    for (int i = 0; i < MOST; i++) {
-        assert_ok(refit_stream_wait(ours.on[i].device, streams[i], TIMEOUT_MS, &ours.on[i].error));
-        assert_ok(refit_stream_close(ours.on[i].device, streams[i], &ours.on[i].error));
-        if (i > 0) assert_ok(add(i, REFIT_STREAM_NONE));
-    }
-    check_home();
+    return_and_join();
+    wait_for_streams();
+    close_streams();
 }
 
 FLEET(what_can_be_added)
