@@ -2,7 +2,6 @@
  * however it is aligned, whatever lies beside it. REFIT_TEST_SEED (a number) makes other data. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "device/cuda/cuda_kernels.h"
 #include "kernels/cast.h"
@@ -10,17 +9,14 @@
 #include "kernels/digest.h"
 #include "kernels/master.h"
 #include "kernels/pack.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 
-#define MIB         (UINT64_C(1) << 20)
-#define ROOM        (16 * MIB)
-#define ENTRIES     4000u
-#define PATIENCE_MS 20000u
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
+#define ROOM    (16 * MIB)
+#define ENTRIES 4000u
 
 /* One memory of the device's and one page-locked of the host's, and what both should hold. */
-typedef struct fixture {
+static struct fixture {
     refit_device *device;
     rft_cuda_device *cuda;
     refit_stream_ref stream;
@@ -32,123 +28,112 @@ typedef struct fixture {
     void *table; /* on the device */
     uint64_t random;
     refit_error error;
-} fixture;
+} on;
 
-static uint64_t next(fixture *on)
+static uint64_t next(void)
 {
-    on->random = on->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    return on->random ^ on->random >> 31;
+    on.random = on.random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return on.random ^ on.random >> 31;
 }
 
-static uint64_t below(fixture *on, uint64_t bound)
+static uint64_t below(uint64_t bound)
 {
-    return next(on) % bound;
+    return next() % bound;
 }
 
-static void scramble(fixture *on, void *memory, uint64_t bytes)
+static void scramble(void *memory, uint64_t bytes)
 {
     uint64_t *words = memory;
     for (uint64_t i = 0; i < bytes / sizeof *words; i++)
-        words[i] = next(on);
+        words[i] = next();
 }
 
 /* Fills both sides with new bytes, and their twins with the same. */
-static void fill(fixture *on)
+static void fill(void)
 {
-    scramble(on, on->there_twin, ROOM);
-    scramble(on, on->here_twin, ROOM);
-    test_write(on->device, on->there, on->there_twin, ROOM);
-    memcpy(on->here, on->here_twin, ROOM);
+    scramble(on.there_twin, ROOM);
+    scramble(on.here_twin, ROOM);
+    test_write(on.device, on.there, on.there_twin, ROOM);
+    memcpy(on.here, on.here_twin, ROOM);
 }
 
-static void wait(fixture *on)
+static void succeeds(refit_status status)
 {
-    refit_status status = refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error);
-    if (status != REFIT_OK) print_error("%s\n", on->error.text);
-    assert_int_equal(status, REFIT_OK);
+    if (status != REFIT_OK) fail_msg("%s", on.error.text);
+}
+
+static void wait(void)
+{
+    succeeds(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
 }
 
 /* Not a byte is otherwise, on either side. */
-static void check(fixture *on)
+static void check(void)
 {
-    wait(on);
-    assert_device_equal(on->device, on->there, on->there_twin, ROOM);
-    assert_memory_equal(on->here, on->here_twin, ROOM);
-}
-
-static int open_all(fixture *on)
-{
-    void *memory;
-    const char *seed = getenv("REFIT_TEST_SEED");
-    on->random = seed != NULL ? strtoull(seed, NULL, 10) : 1;
-    if (test_device_open("host", &on->device, &on->error) != REFIT_OK) return -1;
-    on->cuda = on->device->self;
-    if (on->cuda->kernels == NULL) {
-        on->error = on->cuda->kernels_missing;
-        return -1;
-    }
-    assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
-    assert_ok(refit_memory_alloc(on->device, ROOM, &memory, &on->error));
-    on->there = memory;
-    assert_ok(
-        refit_memory_alloc(on->device, ENTRIES * sizeof(rft_pack_entry), &on->table, &on->error));
-    on->here = test_host_alloc(on->device, ROOM);
-    on->there_twin = malloc(ROOM);
-    on->here_twin = malloc(ROOM);
-    assert_non_null(on->there_twin);
-    assert_non_null(on->here_twin);
-    rft_cuda_guard guard;
-    assert_ok(rft_cuda_enter(on->cuda, &guard, &on->error));
-    assert_int_equal(on->cuda->driver.host_pointer(&on->here_at, on->here, 0), RFT_CU_SUCCESS);
-    rft_cuda_leave(on->cuda, &guard);
-    return 0;
+    wait();
+    assert_device_equal(on.device, on.there, on.there_twin, ROOM);
+    assert_memory_equal(on.here, on.here_twin, ROOM);
 }
 
 static int set_up(void **state)
 {
-    fixture *on = calloc(1, sizeof *on);
-    if (on == NULL) return -1;
-    *state = on;
-    int opened = open_all(on);
-    if (opened != 0) print_error("%s\n", on->error.text);
-    return opened;
+    void *memory;
+    const char *seed = getenv("REFIT_TEST_SEED");
+    on.random = seed != NULL ? strtoull(seed, NULL, 10) : 1;
+    succeeds(test_device_open("host", &on.device, &on.error));
+    on.cuda = on.device->self;
+    if (on.cuda->kernels == NULL) fail_msg("%s", on.cuda->kernels_missing.text);
+    succeeds(refit_stream_open(on.device, &on.stream, &on.error));
+    succeeds(refit_memory_alloc(on.device, ROOM, &memory, &on.error));
+    on.there = memory;
+    succeeds(refit_memory_alloc(on.device, ENTRIES * sizeof(rft_pack_entry), &on.table, &on.error));
+    on.here = test_host_alloc(on.device, ROOM);
+    on.there_twin = malloc(ROOM);
+    on.here_twin = malloc(ROOM);
+    assert_true(on.there_twin != NULL && on.here_twin != NULL);
+    rft_cuda_guard guard;
+    assert_ok(rft_cuda_enter(on.cuda, &guard, &on.error));
+    assert_int_equal(on.cuda->driver.host_pointer(&on.here_at, on.here, 0), RFT_CU_SUCCESS);
+    rft_cuda_leave(on.cuda, &guard);
+    return 0;
 }
 
 static int tear_down(void **state)
 {
-    fixture *on = *state;
-    free(on->there_twin);
-    free(on->here_twin);
-    test_host_free(on->device, on->here, ROOM);
-    assert_ok(refit_memory_free(on->device, on->table, &on->error));
-    assert_ok(refit_memory_free(on->device, on->there, &on->error));
-    assert_ok(refit_stream_close(on->device, on->stream, &on->error));
-    assert_ok(refit_device_close(on->device, &on->error));
-    free(on);
+    free(on.there_twin);
+    free(on.here_twin);
+    test_host_free(on.device, on.here, ROOM);
+    assert_ok(refit_memory_free(on.device, on.table, &on.error));
+    assert_ok(refit_memory_free(on.device, on.there, &on.error));
+    assert_ok(refit_stream_close(on.device, on.stream, &on.error));
+    assert_ok(refit_device_close(on.device, &on.error));
     return test_device_quiet() ? 0 : -1;
 }
 
-#define LAUNCH(on, call)                                                                           \
+#define GPU_TEST(name) TEST_WITH(name, set_up, tear_down)
+
+/* Launches kernel(device, stream, …, error). */
+#define LAUNCH(kernel, ...)                                                                        \
     do {                                                                                           \
         rft_cuda_guard guard;                                                                      \
-        assert_ok(rft_cuda_enter((on)->cuda, &guard, &(on)->error));                               \
-        refit_status launched = (call);                                                            \
-        rft_cuda_leave((on)->cuda, &guard);                                                        \
-        if (launched != REFIT_OK) print_error("%s\n", (on)->error.text);                           \
-        assert_int_equal(launched, REFIT_OK);                                                      \
+        assert_ok(rft_cuda_enter(on.cuda, &guard, &on.error));                                     \
+        refit_status launched =                                                                    \
+            rft_cuda_launch_##kernel(on.cuda, on.stream.native, __VA_ARGS__, &on.error);           \
+        rft_cuda_leave(on.cuda, &guard);                                                           \
+        succeeds(launched);                                                                        \
     } while (0)
 
-static rft_cu_ptr device_address(const fixture *on, uint64_t offset)
+static rft_cu_ptr device_address(uint64_t offset)
 {
-    return (rft_cu_ptr)(uintptr_t)on->there + offset;
+    return (rft_cu_ptr)(uintptr_t)on.there + offset;
 }
 
 /* ---- pack */
 
 /* Sizes of every order of magnitude, each as likely. */
-static uint64_t any_size(fixture *on, uint64_t most)
+static uint64_t any_size(uint64_t most)
 {
-    uint64_t size = below(on, UINT64_C(1) << below(on, 18));
+    uint64_t size = below(UINT64_C(1) << below(18));
     return size < most ? size : most;
 }
 
@@ -156,20 +141,19 @@ static uint64_t any_size(fixture *on, uint64_t most)
 typedef enum sides { THERE_TO_THERE, THERE_TO_HERE, HERE_TO_THERE, SIDES } sides;
 
 /* Cuts the upper halves into targets with gaps, filled from anywhere in the lower halves. */
-static uint32_t make_entries(fixture *on, sides direction, rft_pack_entry *entries,
-                             rft_pack_entry *twins)
+static uint32_t make_entries(sides direction, rft_pack_entry *entries, rft_pack_entry *twins)
 {
-    rft_cu_ptr to = direction == THERE_TO_HERE ? on->here_at : device_address(on, 0);
-    rft_cu_ptr from = direction == HERE_TO_THERE ? on->here_at : device_address(on, 0);
-    const char *to_twin = direction == THERE_TO_HERE ? on->here_twin : on->there_twin;
-    const char *from_twin = direction == HERE_TO_THERE ? on->here_twin : on->there_twin;
+    rft_cu_ptr to = direction == THERE_TO_HERE ? on.here_at : device_address(0);
+    rft_cu_ptr from = direction == HERE_TO_THERE ? on.here_at : device_address(0);
+    const char *to_twin = direction == THERE_TO_HERE ? on.here_twin : on.there_twin;
+    const char *from_twin = direction == HERE_TO_THERE ? on.here_twin : on.there_twin;
     uint64_t at = ROOM / 2;
     uint32_t count = 0;
     while (count < ENTRIES) {
-        uint64_t bytes = any_size(on, ROOM / 2);
-        at += below(on, 40);
+        uint64_t bytes = any_size(ROOM / 2);
+        at += below(40);
         if (at + bytes > ROOM) break;
-        uint64_t source = below(on, ROOM / 2 - bytes + 1);
+        uint64_t source = below(ROOM / 2 - bytes + 1);
         entries[count] = (rft_pack_entry){to + at, from + source, bytes};
         twins[count++] =
             (rft_pack_entry){(uintptr_t)to_twin + at, (uintptr_t)from_twin + source, bytes};
@@ -178,28 +162,25 @@ static uint32_t make_entries(fixture *on, sides direction, rft_pack_entry *entri
     return count;
 }
 
-static void pack_once(fixture *on, sides direction)
+static void pack_once(sides direction)
 {
     static rft_pack_entry entries[ENTRIES], twins[ENTRIES];
     uint64_t bytes = 0;
-    fill(on);
-    uint32_t count = make_entries(on, direction, entries, twins);
+    fill();
+    uint32_t count = make_entries(direction, entries, twins);
     for (uint32_t i = 0; i < count; i++)
         bytes += entries[i].bytes;
-    test_write(on->device, on->table, entries, count * sizeof *entries);
-    LAUNCH(on, rft_cuda_launch_pack(on->cuda, on->stream.native, (uintptr_t)on->table, count, bytes,
-                                    &on->error));
+    test_write(on.device, on.table, entries, count * sizeof *entries);
+    LAUNCH(pack, (uintptr_t)on.table, count, bytes);
     rft_pack(twins, count);
-    check(on);
+    check();
 }
 
-static void pack_moves_every_byte_and_no_other(void **state)
+GPU_TEST(pack_moves_every_byte_and_no_other)
 {
-    fixture *on = *state;
     for (int round = 0; round < 4; round++) {
-        for (int direction = 0; direction < SIDES; direction++) {
-            pack_once(on, (sides)direction);
-        }
+        for (int direction = 0; direction < SIDES; direction++)
+            pack_once((sides)direction);
     }
 }
 
@@ -211,107 +192,96 @@ static uint64_t every_kind_of_number(uint32_t *words)
     static const uint32_t lows[] = {0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF};
     uint64_t count = 0;
     for (uint32_t high = 0; high <= 0xFFFF; high++) {
-        for (size_t i = 0; i < sizeof lows / sizeof lows[0]; i++) {
+        for (size_t i = 0; i < COUNT_OF(lows); i++)
             words[count++] = high << 16 | lows[i];
-        }
     }
     return count;
 }
 
 /* `count` numbers at `from` in the lower half to `to` in the upper half. */
-static void cast_once(fixture *on, uint64_t to, uint64_t from, uint64_t count)
+static void cast_once(uint64_t to, uint64_t from, uint64_t count)
 {
-    LAUNCH(on, rft_cuda_launch_cast(on->cuda, on->stream.native, device_address(on, to),
-                                    device_address(on, from), count, &on->error));
-    rft_cast_bf16((uint16_t *)(void *)(on->there_twin + to),
-                  (const float *)(const void *)(on->there_twin + from), count);
-    check(on);
+    LAUNCH(cast, device_address(to), device_address(from), count);
+    rft_cast_bf16((uint16_t *)(void *)(on.there_twin + to),
+                  (const float *)(const void *)(on.there_twin + from), count);
+    check();
 }
 
-static void cast_rounds_every_kind_of_number_alike(void **state)
+GPU_TEST(cast_rounds_every_kind_of_number_alike)
 {
-    fixture *on = *state;
-    fill(on);
-    uint64_t count = every_kind_of_number((uint32_t *)(void *)on->there_twin);
+    fill();
+    uint64_t count = every_kind_of_number((uint32_t *)(void *)on.there_twin);
     assert_true(count * 4 <= ROOM / 2);
-    test_write(on->device, on->there, on->there_twin, count * 4);
-    cast_once(on, ROOM / 2, 0, count);
+    test_write(on.device, on.there, on.there_twin, count * 4);
+    cast_once(ROOM / 2, 0, count);
 }
 
-static void cast_writes_its_range_and_no_more(void **state)
+GPU_TEST(cast_writes_its_range_and_no_more)
 {
-    fixture *on = *state;
-    fill(on);
+    fill();
     for (int round = 0; round < 12; round++) {
-        uint64_t count = any_size(on, ROOM / 16);
-        uint64_t from = below(on, 1000) * 4;
-        uint64_t to = ROOM / 2 + below(on, 1000) * 2;
-        cast_once(on, to, from, count);
+        uint64_t count = any_size(ROOM / 16);
+        uint64_t from = below(1000) * 4;
+        uint64_t to = ROOM / 2 + below(1000) * 2;
+        cast_once(to, from, count);
     }
-    cast_once(on, ROOM / 2 + 2, 4, ROOM / 16 + 1);
+    cast_once(ROOM / 2 + 2, 4, ROOM / 16 + 1);
 }
 
 /* ---- digest */
 
-static void digest_once(fixture *on, uint64_t at, uint64_t bytes, uint64_t offset)
+static void digest_once(uint64_t at, uint64_t bytes, uint64_t offset)
 {
     uint64_t zero = 0, sum;
-    test_write(on->device, on->table, &zero, sizeof zero);
-    LAUNCH(on, rft_cuda_launch_digest(on->cuda, on->stream.native, device_address(on, at), bytes,
-                                      offset, (uintptr_t)on->table, &on->error));
-    wait(on);
-    test_read(on->device, &sum, on->table, sizeof sum);
-    assert_int_equal(sum, rft_digest_part(on->there_twin + at, bytes, offset));
+    test_write(on.device, on.table, &zero, sizeof zero);
+    LAUNCH(digest, device_address(at), bytes, offset, (uintptr_t)on.table);
+    wait();
+    test_read(on.device, &sum, on.table, sizeof sum);
+    assert_int_equal(sum, rft_digest_part(on.there_twin + at, bytes, offset));
 }
 
-static void digest_is_the_same_at_every_size_and_place(void **state)
+GPU_TEST(digest_is_the_same_at_every_size_and_place)
 {
-    fixture *on = *state;
-    fill(on);
-    for (uint64_t bytes = 0; bytes < 70; bytes++) {
-        digest_once(on, bytes % 17, bytes, 8 * bytes);
-    }
+    fill();
+    for (uint64_t bytes = 0; bytes < 70; bytes++)
+        digest_once(bytes % 17, bytes, 8 * bytes);
     for (int round = 0; round < 60; round++) {
-        uint64_t bytes = any_size(on, ROOM / 2);
-        digest_once(on, below(on, ROOM / 2), bytes, below(on, UINT64_C(1) << 40) * 8);
+        uint64_t bytes = any_size(ROOM / 2);
+        digest_once(below(ROOM / 2), bytes, below(UINT64_C(1) << 40) * 8);
     }
-    digest_once(on, 0, ROOM, 0);
-    digest_once(on, 5, ROOM - 5, 8);
+    digest_once(0, ROOM, 0);
+    digest_once(5, ROOM - 5, 8);
 }
 
-static void digests_add_up_in_one_sum(void **state)
+GPU_TEST(digests_add_up_in_one_sum)
 {
-    fixture *on = *state;
     uint64_t zero = 0, sum;
-    fill(on);
-    test_write(on->device, on->table, &zero, sizeof zero);
+    fill();
+    test_write(on.device, on.table, &zero, sizeof zero);
     for (uint64_t at = 0; at < ROOM; at += ROOM / 8) {
-        LAUNCH(on, rft_cuda_launch_digest(on->cuda, on->stream.native, device_address(on, at),
-                                          ROOM / 8, at, (uintptr_t)on->table, &on->error));
+        LAUNCH(digest, device_address(at), ROOM / 8, at, (uintptr_t)on.table);
     }
-    wait(on);
-    test_read(on->device, &sum, on->table, sizeof sum);
-    assert_int_equal(sum, rft_digest_part(on->there_twin, ROOM, 0));
+    wait();
+    test_read(on.device, &sum, on.table, sizeof sum);
+    assert_int_equal(sum, rft_digest_part(on.there_twin, ROOM, 0));
 }
 
-static void digest_copies_its_range_and_no_more(void **state)
+GPU_TEST(digest_copies_its_range_and_no_more)
 {
-    fixture *on = *state;
-    fill(on);
+    fill();
     for (int round = 0; round < 40; round++) {
-        uint64_t bytes = any_size(on, ROOM / 4), from = below(on, ROOM / 4);
-        uint64_t to = ROOM / 2 + below(on, 1000) * 8, zero = 0, sum;
+        uint64_t bytes = any_size(ROOM / 4), from = below(ROOM / 4);
+        uint64_t to = ROOM / 2 + below(1000) * 8, zero = 0, sum;
         if (round % 2 == 0) from = from / 8 * 8;
-        test_write(on->device, on->table, &zero, sizeof zero);
-        LAUNCH(on, rft_cuda_launch_digest_copy(on->cuda, on->stream.native, device_address(on, to),
-                                               device_address(on, from), bytes, 64,
-                                               (uintptr_t)on->table, &on->error));
-        wait(on);
+        test_write(on.device, on.table, &zero, sizeof zero);
+        LAUNCH(digest_copy, device_address(to), device_address(from), bytes, 64,
+               (uintptr_t)on.table);
+        wait();
         uint64_t expected =
-            rft_digest_copy_part(on->there_twin + to, on->there_twin + from, bytes, 64);
-        test_read(on->device, &sum, on->table, sizeof sum);
+            rft_digest_copy_part(on.there_twin + to, on.there_twin + from, bytes, 64);
+        test_read(on.device, &sum, on.table, sizeof sum);
         assert_int_equal(sum, expected);
-        check(on);
+        check();
     }
 }
 
@@ -330,58 +300,57 @@ static rft_master_job master_at(uint64_t base, uint64_t elements, uint64_t aside
 }
 
 /* Weights that are the rounding but for one in `one_in`. */
-static void make_weights(fixture *on, const rft_master_job *twin, uint64_t one_in)
+static void make_weights(const rft_master_job *twin, uint64_t one_in)
 {
     uint16_t *weights = (uint16_t *)(uintptr_t)twin->weights;
     rft_cast_bf16(weights, twin->master, twin->elements);
     for (uint64_t i = 0; i < twin->elements; i++) {
-        if (below(on, one_in) == 0) weights[i] = (uint16_t)next(on);
+        if (below(one_in) == 0) weights[i] = (uint16_t)next();
     }
     *twin->verdict = (rft_master_verdict){0};
 }
 
-static void decode_once(fixture *on, rft_master_job *job, rft_master_job *twin)
+static void decode_once(rft_master_job *job, rft_master_job *twin)
 {
-    LAUNCH(on, rft_cuda_launch_master_decode(on->cuda, on->stream.native, job, &on->error));
+    LAUNCH(master_decode, job);
     rft_master_join(twin);
-    check(on);
+    check();
 }
 
-static void master_once(fixture *on, uint64_t elements, uint64_t aside, uint64_t one_in)
+static void master_once(uint64_t elements, uint64_t aside, uint64_t one_in)
 {
     uint32_t room = one_in < 8 ? RFT_MASTER_ROOM : 16384;
-    rft_master_job job = master_at(device_address(on, 0), elements, aside, room);
-    rft_master_job twin = master_at((uintptr_t)on->there_twin, elements, aside, room);
-    fill(on);
-    make_weights(on, &twin, one_in);
-    test_write(on->device, on->there, on->there_twin, ROOM);
-    LAUNCH(on, rft_cuda_launch_master_encode(on->cuda, on->stream.native, &job, &on->error));
+    rft_master_job job = master_at(device_address(0), elements, aside, room);
+    rft_master_job twin = master_at((uintptr_t)on.there_twin, elements, aside, room);
+    fill();
+    make_weights(&twin, one_in);
+    test_write(on.device, on.there, on.there_twin, ROOM);
+    LAUNCH(master_encode, &job);
     rft_master_split(&twin);
     rft_master_list(&twin);
-    check(on);
+    check();
     job.compares = true;
     twin.compares = true;
-    decode_once(on, &job, &twin);
+    decode_once(&job, &twin);
     job.compares = false;
     twin.compares = false;
-    scramble(on, on->there_twin, ROOM / 4);
-    test_write(on->device, on->there, on->there_twin, ROOM / 4);
-    decode_once(on, &job, &twin);
-    on->there_twin[ROOM / 4 + 2 * aside] ^= 1; /* another weight */
-    test_write(on->device, on->there, on->there_twin, ROOM);
-    decode_once(on, &job, &twin);
+    scramble(on.there_twin, ROOM / 4);
+    test_write(on.device, on.there, on.there_twin, ROOM / 4);
+    decode_once(&job, &twin);
+    on.there_twin[ROOM / 4 + 2 * aside] ^= 1; /* another weight */
+    test_write(on.device, on.there, on.there_twin, ROOM);
+    decode_once(&job, &twin);
 }
 
-static void masters_are_coded_and_decoded_as_by_the_twin(void **state)
+GPU_TEST(masters_are_coded_and_decoded_as_by_the_twin)
 {
-    fixture *on = *state;
     static const uint64_t shares[] = {1, 3, 2000, UINT64_C(1) << 40};
     for (unsigned round = 0; round < 8; round++) {
-        uint64_t elements = 1 + any_size(on, 200000), aside = below(on, 9);
-        master_once(on, elements, aside, shares[round % 4]);
+        uint64_t elements = 1 + any_size(200000), aside = below(9);
+        master_once(elements, aside, shares[round % 4]);
     }
-    master_once(on, 3 * RFT_MASTER_UNIT + 4097, 0, 2000);
-    master_once(on, 3 * RFT_MASTER_UNIT + 4097, 1, 30);
+    master_once(3 * RFT_MASTER_UNIT + 4097, 0, 2000);
+    master_once(3 * RFT_MASTER_UNIT + 4097, 1, 30);
 }
 
 /* ---- delta: the blocks in the first quarter, what became of them in the second, the coded bytes
@@ -394,23 +363,23 @@ typedef struct delta_batch {
     rft_delta_job jobs[JOBS], twins[JOBS];
 } delta_batch;
 
-static unsigned char *twin_of(fixture *on, rft_cu_ptr address)
+static unsigned char *twin_of(rft_cu_ptr address)
 {
-    return (unsigned char *)on->there_twin + (address - device_address(on, 0));
+    return (unsigned char *)on.there_twin + (address - device_address(0));
 }
 
 /* Densities from one in 60,000 to all, and lengths of every order of magnitude. */
-static void change_block(fixture *on, unsigned char *after, rft_delta_shape shape)
+static void change_block(unsigned char *after, rft_delta_shape shape)
 {
-    uint64_t one_in = UINT64_C(1) << below(on, 17);
+    uint64_t one_in = UINT64_C(1) << below(17);
     for (uint32_t i = 0; i < shape.elements; i++) {
-        if (below(on, one_in) != 0) continue;
-        after[(uint64_t)i * shape.width] ^= (unsigned char)(1u << below(on, 8));
-        if (shape.width == 2 && below(on, 9) == 0) after[(uint64_t)i * 2 + 1] ^= 3;
+        if (below(one_in) != 0) continue;
+        after[(uint64_t)i * shape.width] ^= (unsigned char)(1u << below(8));
+        if (shape.width == 2 && below(9) == 0) after[(uint64_t)i * 2 + 1] ^= 3;
     }
 }
 
-static void make_jobs(fixture *on, delta_batch *batch)
+static void make_jobs(delta_batch *batch)
 {
     static const rft_delta_shape kinds[] = {
         {0, 2, RFT_DELTA_HALF}, {0, 1, RFT_DELTA_RAW}, {0, 2, RFT_DELTA_RAW},
@@ -419,52 +388,54 @@ static void make_jobs(fixture *on, delta_batch *batch)
     uint64_t block = 3, coded = ROOM / 2;
     for (uint32_t i = 0; i < JOBS; i++) {
         rft_delta_shape shape = kinds[i % 6];
-        shape.elements = i < 6 ? 16384 : 1 + (uint32_t)any_size(on, 16383);
+        shape.elements = i < 6 ? 16384 : 1 + (uint32_t)any_size(16383);
         uint64_t bytes = (uint64_t)shape.elements * shape.width;
-        memcpy(on->there_twin + ROOM / 4 + block, on->there_twin + block, bytes);
-        change_block(on, (unsigned char *)on->there_twin + ROOM / 4 + block, shape);
-        batch->jobs[i] = (rft_delta_job){.before = device_address(on, block),
-                                         .after = device_address(on, ROOM / 4 + block),
-                                         .coded = device_address(on, coded),
+        memcpy(on.there_twin + ROOM / 4 + block, on.there_twin + block, bytes);
+        change_block((unsigned char *)on.there_twin + ROOM / 4 + block, shape);
+        batch->jobs[i] = (rft_delta_job){.before = device_address(block),
+                                         .after = device_address(ROOM / 4 + block),
+                                         .coded = device_address(coded),
                                          .shape = shape};
-        block += bytes + below(on, 9);
+        block += bytes + below(9);
         coded += (rft_delta_bound(shape) + 63) / 64 * 64;
     }
     assert_true(block <= ROOM / 4 && coded <= ROOM);
     memcpy(batch->twins, batch->jobs, sizeof batch->jobs);
 }
 
-static void run_jobs(fixture *on, delta_batch *batch, bool encodes)
+static void run_jobs(delta_batch *batch, bool encodes)
 {
-    test_write(on->device, on->table, batch->jobs, sizeof batch->jobs);
-    LAUNCH(on, (encodes ? rft_cuda_launch_delta_encode : rft_cuda_launch_delta_apply)(
-                   on->cuda, on->stream.native, (uintptr_t)on->table, JOBS, &on->error));
-    wait(on);
-    test_read(on->device, batch->jobs, on->table, sizeof batch->jobs);
+    test_write(on.device, on.table, batch->jobs, sizeof batch->jobs);
+    if (encodes) {
+        LAUNCH(delta_encode, (uintptr_t)on.table, JOBS);
+    } else {
+        LAUNCH(delta_apply, (uintptr_t)on.table, JOBS);
+    }
+    wait();
+    test_read(on.device, batch->jobs, on.table, sizeof batch->jobs);
 }
 
-static void encode_once(fixture *on, delta_batch *batch)
+static void encode_once(delta_batch *batch)
 {
-    test_write(on->device, on->there, on->there_twin, ROOM);
-    run_jobs(on, batch, true);
+    test_write(on.device, on.there, on.there_twin, ROOM);
+    run_jobs(batch, true);
     for (uint32_t i = 0; i < JOBS; i++) {
         rft_delta_job *twin = &batch->twins[i];
-        twin->good =
-            rft_delta_encode(twin->shape, twin_of(on, twin->before), twin_of(on, twin->after),
-                             twin_of(on, twin->coded), &twin->entry);
+        twin->good = rft_delta_encode(twin->shape, twin_of(twin->before), twin_of(twin->after),
+                                      twin_of(twin->coded), &twin->entry);
         assert_int_equal(batch->jobs[i].good, twin->good);
         assert_int_equal(batch->jobs[i].entry.changed, twin->entry.changed);
         if (!twin->good) twin->entry.total = 0;
         if (twin->good)
             assert_memory_equal(&batch->jobs[i].entry, &twin->entry, sizeof twin->entry);
-        assert_device_equal(on->device, (void *)(uintptr_t)twin->coded, twin_of(on, twin->coded),
+        assert_device_equal(on.device, (void *)(uintptr_t)twin->coded, twin_of(twin->coded),
                             twin->entry.total);
     }
 }
 
 /* Onto the blocks as they were; then the whole memory is as the twin's, the coded bytes included.
  */
-static void apply_once(fixture *on, delta_batch *batch)
+static void apply_once(delta_batch *batch)
 {
     for (uint32_t i = 0; i < JOBS; i++) {
         rft_delta_job *job = &batch->jobs[i];
@@ -472,44 +443,31 @@ static void apply_once(fixture *on, delta_batch *batch)
         if (job->good == 0) job->entry.changed = 0; /* refused, and nothing done */
         job->good = 2;
     }
-    test_write(on->device, on->there, on->there_twin, ROOM);
-    run_jobs(on, batch, false);
+    test_write(on.device, on.there, on.there_twin, ROOM);
+    run_jobs(batch, false);
     for (uint32_t i = 0; i < JOBS; i++) {
         const rft_delta_job *twin = &batch->twins[i];
         assert_int_equal(batch->jobs[i].good, twin->good);
         if (!twin->good) continue;
-        memcpy(twin_of(on, twin->before), twin_of(on, twin->after),
+        memcpy(twin_of(twin->before), twin_of(twin->after),
                (uint64_t)twin->shape.elements * twin->shape.width);
     }
-    check(on);
+    check();
 }
 
-static void delta_codes_and_applies_as_the_twin(void **state)
+GPU_TEST(delta_codes_and_applies_as_the_twin)
 {
-    fixture *on = *state;
     static delta_batch batch;
     for (int round = 0; round < 6; round++) {
-        fill(on);
-        make_jobs(on, &batch);
-        encode_once(on, &batch);
-        apply_once(on, &batch);
+        fill();
+        make_jobs(&batch);
+        encode_once(&batch);
+        apply_once(&batch);
     }
 }
-
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(pack_moves_every_byte_and_no_other),
-        TEST(cast_rounds_every_kind_of_number_alike),
-        TEST(cast_writes_its_range_and_no_more),
-        TEST(digest_is_the_same_at_every_size_and_place),
-        TEST(digests_add_up_in_one_sum),
-        TEST(digest_copies_its_range_and_no_more),
-        TEST(delta_codes_and_applies_as_the_twin),
-        TEST(masters_are_coded_and_decoded_as_by_the_twin),
-    };
     if (!test_on_cuda()) return 77;
-    return cmocka_run_group_tests_name("gpu_kernels", tests, NULL, NULL);
+    return test_run("gpu_kernels");
 }
