@@ -85,12 +85,9 @@ TEST_WITH(shares_have_up_to_nine_decimals, start, NULL)
     assert_reads(key, "0.123456789", "0.123456789");
     assert_refuses(key, "0", "0.001 to 1");
     assert_refuses(key, "1.1", "0.001 to 1");
-    assert_refuses(key, "99999999999999999", "such as 0.8");
-    assert_refuses(key, "0.1234567891", "such as 0.8");
-    assert_refuses(key, "0,8", "such as 0.8");
-    assert_refuses(key, ".8", "such as 0.8");
-    assert_refuses(key, "1.", "such as 0.8");
-    assert_refuses(key, "nan", "such as 0.8");
+    const char *const wrong[] = {"99999999999999999", "0.1234567891", "0,8", ".8", "1.", "nan"};
+    for (size_t i = 0; i < COUNT_OF(wrong); i++)
+        assert_refuses(key, wrong[i], "such as 0.8");
 }
 
 TEST_WITH(every_share_survives_being_printed, start, NULL)
@@ -107,34 +104,30 @@ TEST_WITH(every_share_survives_being_printed, start, NULL)
 
 TEST_WITH(choices_are_those_of_the_unit, start, NULL)
 {
-    assert_reads("offload.pin", "require", "require");
-    assert_int_equal(config.offload_pin, REFIT_PIN_REQUIRE);
-    assert_reads("offload.pin", "off", "off");
-    assert_int_equal(config.offload_pin, REFIT_PIN_OFF);
-    assert_reads("offload.huge_pages", "never", "never");
-    assert_int_equal(config.offload_huge_pages, REFIT_HUGE_PAGES_NEVER);
-    assert_reads("broadcast.shm", "off", "off");
-    assert_int_equal(config.broadcast_shm, REFIT_SHM_OFF);
-    assert_reads("broadcast.commit", "quorum", "quorum");
-    assert_int_equal(config.broadcast_commit, REFIT_COMMIT_QUORUM);
-    assert_reads("broadcast.verify", "always", "always");
-    assert_int_equal(config.broadcast_verify, REFIT_VERIFY_ALWAYS);
+    const struct {
+        const char *key, *text;
+        const int *value;
+        int expected;
+    } choices[] = {
+        {"offload.pin", "require", &config.offload_pin, REFIT_PIN_REQUIRE},
+        {"offload.pin", "off", &config.offload_pin, REFIT_PIN_OFF},
+        {"offload.huge_pages", "never", &config.offload_huge_pages, REFIT_HUGE_PAGES_NEVER},
+        {"offload.numa", "off", &config.offload_numa, REFIT_NUMA_OFF},
+        {"offload.numa", "interleave", &config.offload_numa, REFIT_NUMA_INTERLEAVE},
+        {"offload.numa", "auto", &config.offload_numa, REFIT_NUMA_AUTO},
+        {"offload.numa", "0", &config.offload_numa, 0},
+        {"offload.numa", "1023", &config.offload_numa, 1023},
+        {"broadcast.shm", "off", &config.broadcast_shm, REFIT_SHM_OFF},
+        {"broadcast.commit", "quorum", &config.broadcast_commit, REFIT_COMMIT_QUORUM},
+        {"broadcast.verify", "always", &config.broadcast_verify, REFIT_VERIFY_ALWAYS},
+    };
+    for (size_t i = 0; i < COUNT_OF(choices); i++) {
+        assert_reads(choices[i].key, choices[i].text, choices[i].text);
+        assert_int_equal(*choices[i].value, choices[i].expected);
+    }
     const char *const wrong[] = {"", "Auto", "auto|require", "req", "requires", "|", "1"};
     for (size_t i = 0; i < COUNT_OF(wrong); i++)
         assert_refuses("offload.pin", wrong[i], "write one of auto|require|prefer|off");
-}
-
-TEST_WITH(numa_takes_names_and_nodes, start, NULL)
-{
-    assert_reads("offload.numa", "off", "off");
-    assert_int_equal(config.offload_numa, REFIT_NUMA_OFF);
-    assert_reads("offload.numa", "interleave", "interleave");
-    assert_int_equal(config.offload_numa, REFIT_NUMA_INTERLEAVE);
-    assert_reads("offload.numa", "auto", "auto");
-    assert_int_equal(config.offload_numa, REFIT_NUMA_AUTO);
-    assert_reads("offload.numa", "0", "0");
-    assert_int_equal(config.offload_numa, 0);
-    assert_reads("offload.numa", "1023", "1023");
     assert_refuses("offload.numa", "1024", "auto|off|interleave|N");
     assert_refuses("offload.numa", "-1", "auto|off|interleave|N");
     assert_refuses("offload.numa", "18446744073709551615", "auto|off|interleave|N");

@@ -227,26 +227,19 @@ static void kill_child(pid_t child)
     assert_int_equal(waitpid(child, &how, 0), child);
 }
 
+/* The second time a child of it lives on, as when a trainer is killed but not its data loaders. */
 LOCK_TEST(the_lock_of_a_killed_process_is_free)
 {
-    pid_t none;
-    pid_t holder = start_holder(false, &none);
-    assert_true(is_taken());
-    kill_child(holder);
-    assert_ok(rft_machine_lock_take(&all.machine_lock, TIMEOUT_MS, &all.token, NULL));
-}
-
-/* As when a trainer is killed whose data loaders live on. */
-LOCK_TEST(a_child_of_a_killed_process_does_not_keep_its_lock)
-{
-    pid_t grandchild;
-    pid_t holder = start_holder(true, &grandchild);
-    assert_true(grandchild > 0);
-    assert_true(is_taken());
-    kill_child(holder);
-    assert_int_equal(kill(grandchild, 0), 0);
-    assert_ok(rft_machine_lock_take(&all.machine_lock, TIMEOUT_MS, &all.token, NULL));
-    assert_int_equal(kill(grandchild, SIGKILL), 0);
+    for (int lives_on = 0; lives_on < 2; lives_on++) {
+        pid_t grandchild;
+        pid_t holder = start_holder(lives_on, &grandchild);
+        assert_true(is_taken());
+        kill_child(holder);
+        if (lives_on) assert_int_equal(kill(grandchild, 0), 0);
+        assert_ok(rft_machine_lock_take(&all.machine_lock, TIMEOUT_MS, &all.token, NULL));
+        rft_machine_lock_give(&all.machine_lock);
+        if (lives_on) assert_int_equal(kill(grandchild, SIGKILL), 0);
+    }
 }
 
 LOCK_TEST(a_child_does_not_keep_the_lock_that_its_parent_gives)
@@ -254,9 +247,7 @@ LOCK_TEST(a_child_does_not_keep_the_lock_that_its_parent_gives)
     assert_ok(rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL));
     pid_t child = fork();
     assert_true(child >= 0);
-    if (child == 0) {
-        stand();
-    }
+    if (child == 0) stand();
     assert_true(is_taken());
     rft_machine_lock_give(&all.machine_lock);
     assert_false(is_taken());
