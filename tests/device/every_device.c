@@ -120,6 +120,31 @@ void wait_stream(void)
     assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
 }
 
+void wait_failed(void)
+{
+    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
+                     REFIT_ERR_COPY);
+}
+
+rft_event *open_event(void)
+{
+    rft_event *event;
+    assert_ok(rft_device_event_open(on.device, &event, &on.error));
+    return event;
+}
+
+void *device_alloc(uint64_t bytes)
+{
+    void *memory;
+    assert_ok(refit_memory_alloc(on.device, bytes, &memory, &on.error));
+    return memory;
+}
+
+void device_free(void *memory)
+{
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
+}
+
 void *steady_alloc(uint64_t bytes)
 {
     return test_host_alloc(on.device, bytes);

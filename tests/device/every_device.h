@@ -35,8 +35,13 @@ int run_on_every_device(const char *name);
 void gate_put(refit_stream_ref stream);
 void gate_open(void);
 
-/* Until the work on the device's own stream is over, which succeeds. */
+/* Until the work on the device's own stream is over, which succeeds, or which failed as a copy. */
 void wait_stream(void);
+void wait_failed(void);
+
+rft_event *open_event(void);
+void *device_alloc(uint64_t bytes);
+void device_free(void *memory);
 
 /* Host memory for copies that a gate holds up: a device that needs it gets it page-locked, since it
  * copies other memory while the caller waits. */

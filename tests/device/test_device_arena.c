@@ -178,8 +178,7 @@ TEST(a_full_device_commits_nothing)
     uint64_t page;
     assert_ok(rft_device_reserve(on.device, 2 * chunks * chunk, &base, &page, &on.error));
     char *at = base;
-    void *memory;
-    assert_ok(refit_memory_alloc(on.device, chunk * 2, &memory, &on.error));
+    void *memory = device_alloc(chunk * 2);
     assert_ok(rft_device_commit(on.device, at, chunk, &on.error));
     assert_refused(rft_device_commit(on.device, at, (chunks - 1) * chunk, error),
                    REFIT_ERR_DEVICE_MEMORY, "free");
@@ -188,7 +187,7 @@ TEST(a_full_device_commits_nothing)
     assert_int_equal(device_used(), DEVICE_BYTES);
     void *extra;
     assert_int_equal(refit_memory_alloc(on.device, 1, &extra, NULL), REFIT_ERR_DEVICE_MEMORY);
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    device_free(memory);
     assert_ok(rft_device_commit(on.device, at + chunks * chunk, 2 * chunk, &on.error));
     rft_device_unreserve(on.device, base, 2 * chunks * chunk);
     assert_int_equal(device_used(), 0);
@@ -233,8 +232,7 @@ TEST(a_copy_to_memory_that_is_gone_fails_once)
     if (!on.strict) skip();
     arena in = reserve(4);
     char bytes[64] = {0};
-    rft_event *event;
-    assert_ok(rft_device_event_open(on.device, &event, &on.error));
+    rft_event *event = open_event();
     assert_ok(commit(&in, 0, 1));
     /* The second copy crosses the end of the committed page. */
     assert_ok(refit_stream_copy(on.device, on.stream, in.base, bytes, sizeof bytes, &on.error));
@@ -264,16 +262,14 @@ TEST(a_failure_outlives_an_event_that_left)
     if (!on.strict) skip();
     arena in = reserve(1);
     char byte = 0;
-    rft_event *event;
-    assert_ok(rft_device_event_open(on.device, &event, &on.error));
+    rft_event *event = open_event();
     gate_put(on.stream);
     assert_ok(refit_stream_copy(on.device, on.stream, in.base, &byte, 1, &on.error));
     assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
     assert_int_equal(refit_stream_wait(on.device, on.stream, 0, NULL), REFIT_ERR_TIMEOUT);
     rft_device_event_close(on.device, event);
     gate_open();
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
+    wait_failed();
     wait_stream();
     rft_device_unreserve(on.device, in.base, in.page);
 }
@@ -284,17 +280,14 @@ TEST(a_failure_outlives_an_event_that_was_not_asked)
     if (!on.strict) skip();
     arena in = reserve(1);
     char byte = 0;
-    rft_event *first, *second;
-    assert_ok(rft_device_event_open(on.device, &first, &on.error));
-    assert_ok(rft_device_event_open(on.device, &second, &on.error));
+    rft_event *first = open_event(), *second = open_event();
     assert_ok(refit_stream_copy(on.device, on.stream, in.base, &byte, 1, &on.error));
     assert_ok(rft_device_event_record(on.device, first, on.stream, &on.error));
     assert_ok(rft_device_event_record(on.device, second, on.stream, &on.error));
     assert_ok(rft_device_event_wait(on.device, second, TIMEOUT_MS, &on.error));
     rft_device_event_close(on.device, first);
     rft_device_event_close(on.device, second);
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
+    wait_failed();
     wait_stream();
     rft_device_unreserve(on.device, in.base, in.page);
 }
@@ -423,10 +416,8 @@ static void *come_and_go(void *user)
         if (it->status != REFIT_OK) break;
         refit_status used = rft_device_reserve_use(it->device, it->base, stream, NULL);
         if (used == REFIT_OK) used = refit_stream_copy(it->device, stream, it->at, &byte, 1, NULL);
-        if (i % 2 == 0) {
-            used =
-                rft_keep_first(used, rft_device_reserve_unuse(it->device, it->base, stream, NULL));
-        }
+        if (used == REFIT_OK && i % 2 == 0)
+            used = rft_device_reserve_unuse(it->device, it->base, stream, NULL);
         it->status = rft_keep_first(used, refit_stream_close(it->device, stream, NULL));
     }
     return NULL;

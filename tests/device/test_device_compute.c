@@ -1,6 +1,4 @@
-/* Every device: digests, casts and coded masters are bit for bit those of kernels/, in stream
- * order.
- */
+/* Every device: digests, casts and coded masters are those of kernels/, in stream order. */
 #include "tests/device/every_device.h"
 
 #include <stdint.h>
@@ -20,19 +18,17 @@ typedef struct filled {
 
 static filled make_filled(unsigned seed)
 {
-    void *memory;
     filled made = {.host = malloc(ROOM)};
     assert_non_null(made.host);
-    assert_ok(refit_memory_alloc(on.device, ROOM, &memory, &on.error));
-    made.device = memory;
+    made.device = device_alloc(ROOM);
     pattern_fill(made.host, ROOM, seed);
-    device_fill(memory, ROOM, seed);
+    device_fill(made.device, ROOM, seed);
     return made;
 }
 
 static void free_filled(filled made)
 {
-    assert_ok(refit_memory_free(on.device, made.device, &on.error));
+    device_free(made.device);
     free(made.host);
 }
 
@@ -117,11 +113,10 @@ typedef struct summed {
 
 static void check_sum(const summed *sum)
 {
-    uint64_t *found = steady_alloc(sizeof *found);
-    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, found, sum->device, sizeof *found,
+    uint64_t found;
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, &found, sum->device, sizeof found,
                                 &on.error));
-    assert_true(*found == sum->expected);
-    steady_free(found, sizeof *found);
+    assert_true(found == sum->expected);
 }
 
 static void add_digest(refit_stream_ref stream, summed *sum, const filled *to, const filled *from,
@@ -138,8 +133,7 @@ TEST(digests_add_up_on_the_device_and_copy_on_the_way)
 {
     static const uint64_t sizes[] = {0, 1, 8, 9, 4096, 70001, ROOM / 2};
     filled from = make_filled(10), to = make_filled(11);
-    summed sum = {0};
-    assert_ok(refit_memory_alloc(on.device, sizeof(uint64_t), &sum.device, &on.error));
+    summed sum = {.device = device_alloc(sizeof(uint64_t))};
     assert_ok(rft_device_zero(on.device, on.stream, sum.device, sizeof(uint64_t), &on.error));
     for (unsigned i = 0; i < 21; i++)
         add_digest(on.stream, &sum, i % 3 == 0 ? NULL : &to, &from, i, sizes[i % 7]);
@@ -149,7 +143,7 @@ TEST(digests_add_up_on_the_device_and_copy_on_the_way)
     add_digest(REFIT_STREAM_NONE, &sum, &to, &from, 3, 99);
     check_sum(&sum);
     check_bytes(&to);
-    assert_ok(refit_memory_free(on.device, sum.device, &on.error));
+    device_free(sum.device);
     free_filled(to);
     free_filled(from);
 }
@@ -158,15 +152,11 @@ TEST(digests_add_up_on_the_device_and_copy_on_the_way)
 static void check_cast(refit_stream_ref stream, const filled *from, const filled *to,
                        uint64_t aside, uint64_t count)
 {
-    unsigned char *got = malloc(ROOM);
-    assert_non_null(got);
     assert_ok(refit_stream_cast_bf16(on.device, stream, (void *)(to->device + 64 + aside),
                                      (const void *)(from->device + 2 * aside), count, &on.error));
     if (stream.native != NULL) wait_stream();
     rft_cast_bf16((void *)(to->host + 64 + aside), (const void *)(from->host + 2 * aside), count);
-    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, got, to->device, ROOM, &on.error));
-    assert_memory_equal(got, to->host, ROOM);
-    free(got);
+    check_bytes(to);
 }
 
 TEST(casts_are_those_of_the_host)
@@ -185,10 +175,9 @@ TEST(a_cast_is_made_in_stream_order)
 {
     enum { COUNT = 1000 };
     filled from = make_filled(9);
-    void *to;
     uint16_t *expected = malloc(2 * COUNT), *back = steady_alloc(2 * COUNT);
     assert_non_null(expected);
-    assert_ok(refit_memory_alloc(on.device, 2 * COUNT, &to, &on.error));
+    void *to = device_alloc(2 * COUNT);
     memset(back, 0, 2 * COUNT);
     gate_put(on.stream);
     assert_ok(refit_stream_cast_bf16(on.device, on.stream, to, (const void *)from.device, COUNT,
@@ -199,7 +188,7 @@ TEST(a_cast_is_made_in_stream_order)
     wait_stream();
     rft_cast_bf16(expected, (const void *)from.host, COUNT);
     assert_memory_equal(back, expected, 2 * COUNT);
-    assert_ok(refit_memory_free(on.device, to, &on.error));
+    device_free(to);
     steady_free(back, 2 * COUNT);
     free(expected);
     free_filled(from);
@@ -363,12 +352,10 @@ TEST(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream)
     uint64_t granule, sum = 5;
     assert_ok(rft_device_reserve(on.device, UINT64_C(1) << 20, &base, &granule, &on.error));
     assert_ok(rft_device_digest(on.device, on.stream, base, 64, 0, &sum, &on.error));
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
+    wait_failed();
     assert_int_equal(sum, 5);
     assert_ok(refit_stream_cast_bf16(on.device, on.stream, base, base, 4, &on.error));
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
+    wait_failed();
     assert_int_equal(rft_device_digest(on.device, REFIT_STREAM_NONE, base, 64, 0, &sum, &on.error),
                      REFIT_ERR_COPY);
     rft_master_job job = job_at(base, 64, 16);
@@ -376,8 +363,7 @@ TEST(memory_of_an_arena_that_is_gone_is_a_failure_of_the_stream)
     job.weights = job.verdict;
     job.coded = job.verdict;
     assert_ok(rft_device_master_encode(on.device, on.stream, &job, &on.error));
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
+    wait_failed();
     assert_int_equal(rft_device_master_decode(on.device, REFIT_STREAM_NONE, &job, &on.error),
                      REFIT_ERR_COPY);
     rft_device_unreserve(on.device, base, UINT64_C(1) << 20);

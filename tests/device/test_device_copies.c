@@ -9,16 +9,15 @@ TEST(bytes_travel_there_and_back)
 {
     static const uint64_t sizes[] = {1, 7, 511, 4097, MIB + 3, 9 * MIB - 1};
     for (unsigned i = 0; i < COUNT_OF(sizes); i++) {
-        void *memory;
         char *there = malloc(sizes[i]);
         char *back = calloc(1, sizes[i]);
         pattern_fill(there, sizes[i], i);
-        assert_ok(refit_memory_alloc(on.device, sizes[i], &memory, &on.error));
+        void *memory = device_alloc(sizes[i]);
         assert_ok(refit_stream_copy(on.device, on.stream, memory, there, sizes[i], &on.error));
         assert_ok(refit_stream_copy(on.device, on.stream, back, memory, sizes[i], &on.error));
         wait_stream();
         assert_int_equal(pattern_right(back, sizes[i], i), sizes[i]);
-        assert_ok(refit_memory_free(on.device, memory, &on.error));
+        device_free(memory);
         free(back);
         free(there);
     }
@@ -45,9 +44,8 @@ TEST(a_batch_copies_every_piece)
     const uint64_t bytes = 24 * MIB + 17;
     const refit_stream_ref streams[] = {on.stream, REFIT_STREAM_NONE};
     char *there = malloc(bytes);
-    void *memory;
     pattern_fill(there, bytes, 5);
-    assert_ok(refit_memory_alloc(on.device, bytes, &memory, &on.error));
+    void *memory = device_alloc(bytes);
     uint32_t count = cut(copies, MOST, memory, there, bytes);
     for (unsigned i = 0; i < 2; i++) {
         assert_ok(rft_device_zero(on.device, on.stream, memory, bytes, &on.error));
@@ -57,7 +55,7 @@ TEST(a_batch_copies_every_piece)
         assert_ok(refit_stream_wait(on.device, streams[i], TIMEOUT_MS, &on.error));
         assert_int_equal(device_right(memory, bytes, 5), bytes);
     }
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    device_free(memory);
     free(there);
 }
 
@@ -65,9 +63,8 @@ TEST(the_list_of_a_batch_may_be_reused_at_once)
 {
     enum { PIECES = 64 };
     char *there = steady_alloc(PIECES), *back = steady_alloc(PIECES);
-    void *memory;
     pattern_fill(there, PIECES, 9);
-    assert_ok(refit_memory_alloc(on.device, PIECES, &memory, &on.error));
+    void *memory = device_alloc(PIECES);
     gate_put(on.stream);
     for (unsigned i = 0; i < PIECES; i++) {
         rft_copy copy = {.to = (char *)memory + i, .from = there + i, .bytes = 1};
@@ -79,7 +76,7 @@ TEST(the_list_of_a_batch_may_be_reused_at_once)
     assert_int_equal(pattern_right(back, PIECES, 9), PIECES);
     steady_free(back, PIECES);
     steady_free(there, PIECES);
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    device_free(memory);
 }
 
 TEST(batches_have_a_bound)
@@ -137,21 +134,17 @@ TEST(sizes_that_no_memory_has_are_refused)
 
 TEST(zero_clears_its_range_and_no_more)
 {
-    static char back[3 * 4099];
-    char *memory;
-    assert_ok(refit_memory_alloc(on.device, sizeof back, (void **)&memory, &on.error));
+    enum { PART = 4099 };
+    static char back[3 * PART], expected[3 * PART];
+    char *memory = device_alloc(sizeof back);
     device_fill(memory, sizeof back, 3);
-    assert_ok(rft_device_zero(on.device, on.stream, memory + 4099, 4099, &on.error));
+    assert_ok(rft_device_zero(on.device, on.stream, memory + PART, PART, &on.error));
     assert_ok(refit_stream_copy(on.device, on.stream, back, memory, sizeof back, &on.error));
     wait_stream();
-    for (unsigned i = 4099; i < 2 * 4099; i++)
-        assert_int_equal(back[i], 0);
-    pattern_fill(back + 4099, 0, 3);
-    assert_int_equal(device_right(memory, 4099, 3), 4099);
-    char expected[3 * 4099];
     pattern_fill(expected, sizeof expected, 3);
-    assert_memory_equal(back + 2 * 4099, expected + 2 * 4099, 4099);
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    memset(expected + PART, 0, PART);
+    assert_memory_equal(back, expected, sizeof back);
+    device_free(memory);
 }
 
 /* One cycle as a mover makes it. */
@@ -172,10 +165,8 @@ TEST(the_steady_state_allocates_nothing)
     static rft_copy copies[MOST];
     const uint64_t bytes = 8 * MIB;
     char *there = calloc(1, bytes);
-    void *memory;
-    rft_event *event;
-    assert_ok(refit_memory_alloc(on.device, bytes, &memory, &on.error));
-    assert_ok(rft_device_event_open(on.device, &event, &on.error));
+    void *memory = device_alloc(bytes);
+    rft_event *event = open_event();
     uint32_t count = cut(copies, MOST, memory, there, bytes);
     cycle(event, copies, count);
     uint64_t before = rft_alloc_count();
@@ -183,7 +174,7 @@ TEST(the_steady_state_allocates_nothing)
         cycle(event, copies, count);
     assert_int_equal(rft_alloc_count(), before);
     rft_device_event_close(on.device, event);
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    device_free(memory);
     free(there);
 }
 

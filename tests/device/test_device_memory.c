@@ -1,5 +1,4 @@
-/* Every device: memory is given, bounded by the capacity, taken back; memory of others is refused.
- */
+/* Every device: memory is given within the capacity and taken back; others' is refused. */
 #include "tests/device/every_device.h"
 
 #include <stdlib.h>
@@ -10,13 +9,13 @@ TEST(memory_is_aligned_and_its_own)
     enum { COUNT = COUNT_OF(sizes) };
     void *memory[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_alloc(on.device, sizes[i], &memory[i], &on.error));
+        memory[i] = device_alloc(sizes[i]);
         assert_int_equal((uintptr_t)memory[i] % 512, 0);
         device_fill(memory[i], sizes[i], i);
     }
     for (unsigned i = 0; i < COUNT; i++) {
         assert_int_equal(device_right(memory[i], sizes[i], i), sizes[i]);
-        assert_ok(refit_memory_free(on.device, memory[i], &on.error));
+        device_free(memory[i]);
     }
     assert_int_equal(device_used(), 0);
 }
@@ -38,10 +37,10 @@ TEST(a_full_device_refuses_and_recovers)
     assert_int_equal(refit_memory_alloc(on.device, 4 * MIB, &extra, NULL), REFIT_ERR_DEVICE_MEMORY);
     assert_ptr_equal(extra, &on);
 
-    assert_ok(refit_memory_free(on.device, memory[--taken], &on.error));
-    assert_ok(refit_memory_alloc(on.device, 4 * MIB, &memory[taken++], &on.error));
+    device_free(memory[--taken]);
+    memory[taken++] = device_alloc(4 * MIB);
     while (taken > 0)
-        assert_ok(refit_memory_free(on.device, memory[--taken], &on.error));
+        device_free(memory[--taken]);
     assert_int_equal(device_used(), 0);
 }
 
@@ -53,7 +52,7 @@ TEST(what_may_be_copied_as_one_can_be_told)
     void *memory[COUNT];
     const void *whole[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_alloc(on.device, MIB, &memory[i], &on.error));
+        memory[i] = device_alloc(MIB);
         assert_ok(rft_device_memory_check(on.device, memory[i], MIB, &whole[i], &on.error));
     }
     for (unsigned i = 0; i < COUNT; i++) {
@@ -67,7 +66,7 @@ TEST(what_may_be_copied_as_one_can_be_told)
         assert_int_equal(device_right(memory[i - 1], 2 * MIB, i), 2 * MIB);
     }
     for (unsigned i = 0; i < COUNT; i++)
-        assert_ok(refit_memory_free(on.device, memory[i], &on.error));
+        device_free(memory[i]);
 }
 
 TEST(sizes_beyond_all_memory_are_refused)
@@ -84,10 +83,9 @@ TEST(freeing_twice_or_what_is_foreign_is_refused)
 {
     static const uint64_t sizes[] = {1000, 2 * MIB};
     for (unsigned i = 0; i < 2; i++) {
-        char *memory;
-        assert_ok(refit_memory_alloc(on.device, sizes[i], (void **)&memory, &on.error));
+        char *memory = device_alloc(sizes[i]);
         assert_invalid(refit_memory_free(on.device, memory + 512, &on.error));
-        assert_ok(refit_memory_free(on.device, memory, &on.error));
+        device_free(memory);
         assert_invalid(refit_memory_free(on.device, memory, &on.error));
     }
     assert_invalid(refit_memory_free(on.device, &on, &on.error));
@@ -112,16 +110,15 @@ TEST(many_allocations_are_kept_apart)
     for (unsigned round = 0; round < 4; round++) {
         for (unsigned i = 0; i < COUNT; i++) {
             if (memory[i] != NULL && rand() % 2 == 0) {
-                assert_ok(refit_memory_free(on.device, memory[i], &on.error));
+                device_free(memory[i]);
                 memory[i] = NULL;
             } else if (memory[i] == NULL) {
-                assert_ok(refit_memory_alloc(on.device, 1 + (uint64_t)rand() % 5000, &memory[i],
-                                             &on.error));
+                memory[i] = device_alloc(1 + (uint64_t)rand() % 5000);
             }
         }
     }
     for (unsigned i = 0; i < COUNT; i++) {
-        assert_ok(refit_memory_free(on.device, memory[i], &on.error));
+        device_free(memory[i]);
         memory[i] = NULL;
     }
     assert_int_equal(device_used(), 0);
@@ -129,13 +126,12 @@ TEST(many_allocations_are_kept_apart)
 
 TEST(a_device_with_memory_stays_open)
 {
-    void *memory;
-    assert_ok(refit_memory_alloc(on.device, 100, &memory, &on.error));
+    void *memory = device_alloc(100);
     rft_device_retain(on.device);
     assert_refused(refit_device_close(on.device, error), REFIT_ERR_BUSY,
                    "1 allocations, 1 streams and 1 objects");
     rft_device_release(on.device);
-    assert_ok(refit_memory_free(on.device, memory, &on.error));
+    device_free(memory);
 }
 
 TEST(describe_fills_what_the_caller_knows)

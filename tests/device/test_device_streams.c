@@ -34,13 +34,6 @@ static refit_stream_ref open_stream(void)
     return stream;
 }
 
-static rft_event *open_event(void)
-{
-    rft_event *event;
-    assert_ok(rft_device_event_open(on.device, &event, &on.error));
-    return event;
-}
-
 TEST(a_stream_is_a_fifo_of_any_depth)
 {
     static journal book;
@@ -157,9 +150,8 @@ TEST(an_event_is_done_when_its_place_is_reached)
 TEST(a_join_waits_for_the_other_stream)
 {
     char *bytes = steady_alloc(2); /* from the first to the last by memory of the device */
-    void *middle;
     memcpy(bytes, "\1\0", 2);
-    assert_ok(refit_memory_alloc(on.device, 1, &middle, &on.error));
+    void *middle = device_alloc(1);
     refit_stream_ref other = open_stream();
     rft_event *event = open_event();
     gate_put(on.stream);
@@ -172,7 +164,7 @@ TEST(a_join_waits_for_the_other_stream)
     assert_ok(refit_stream_wait(on.device, other, TIMEOUT_MS, &on.error));
     assert_int_equal(bytes[1], 1);
     steady_free(bytes, 2);
-    assert_ok(refit_memory_free(on.device, middle, &on.error));
+    device_free(middle);
     rft_device_event_close(on.device, event);
     assert_ok(refit_stream_close(on.device, other, &on.error));
 }

@@ -1,5 +1,4 @@
-/* The host device alone: threads begin late, pages go back, pinning explains itself, nothing leaks.
- */
+/* The host device alone: threads begin late, pages go back, nothing leaks. */
 #include <dirent.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -11,16 +10,29 @@
 #include "tests/support/failing_alloc.h"
 #include "tests/support/test.h"
 
-static refit_device *open_host(uint32_t threads, uint32_t timeout_ms)
+static refit_device *device; /* with two copy threads */
+
+static void open_host(uint32_t timeout_ms)
 {
-    refit_device *device;
     refit_config config;
     refit_config_init(&config, sizeof config);
-    config.offload_copy_threads = threads;
+    config.offload_copy_threads = 3;
     config.offload_timeout_ms = timeout_ms;
     assert_ok(refit_device_open("host", &config, &device, NULL));
-    return device;
 }
+
+static int begin(void **state)
+{
+    open_host(TIMEOUT_MS);
+    return 0;
+}
+
+static int end(void **state)
+{
+    return refit_device_close(device, NULL) == REFIT_OK ? 0 : -1;
+}
+
+#define HOST_TEST(name) TEST_WITH(name, begin, end)
 
 static bool is_of_refit(const char *task)
 {
@@ -45,10 +57,9 @@ static unsigned count_threads(void)
     return count;
 }
 
-TEST(no_thread_starts_before_it_is_needed)
+HOST_TEST(no_thread_starts_before_it_is_needed)
 {
     static char there[4 << 20], back[4 << 20];
-    refit_device *device = open_host(3, TIMEOUT_MS);
     void *memory;
     refit_stream_ref stream;
     assert_ok(refit_memory_alloc(device, 8 * MIB, &memory, NULL));
@@ -60,34 +71,24 @@ TEST(no_thread_starts_before_it_is_needed)
     assert_int_equal(count_threads(), 3);
     assert_ok(refit_stream_close(device, stream, NULL));
     assert_ok(refit_memory_free(device, memory, NULL));
-    assert_ok(refit_device_close(device, NULL));
 }
 
-TEST(its_memory_can_be_addressed)
+HOST_TEST(large_memory_is_the_host_s_and_goes_back_to_the_system)
 {
-    refit_device *device = open_host(1, TIMEOUT_MS);
+    unsigned char resident[1];
     refit_device_info info = {.size = sizeof info};
+    void *memory;
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_int_equal(info.host_addressable, 1);
-    assert_ok(refit_device_close(device, NULL));
-}
-
-TEST(large_memory_goes_back_to_the_system)
-{
-    refit_device *device = open_host(1, TIMEOUT_MS);
-    unsigned char resident[1];
-    void *memory;
     assert_ok(refit_memory_alloc(device, 32 * MIB, &memory, NULL));
     memset(memory, 1, 32 * MIB);
     assert_int_equal(mincore(memory, 1, resident), 0);
     assert_ok(refit_memory_free(device, memory, NULL));
     assert_int_equal(mincore(memory, 1, resident), -1);
-    assert_ok(refit_device_close(device, NULL));
 }
 
-TEST(decommitted_pages_are_gone)
+HOST_TEST(decommitted_pages_are_gone)
 {
-    refit_device *device = open_host(1, TIMEOUT_MS);
     unsigned char resident[1];
     uint64_t page;
     void *base;
@@ -100,12 +101,10 @@ TEST(decommitted_pages_are_gone)
     assert_ok(rft_device_commit(device, base, MIB, NULL));
     assert_int_equal(*(char *)base, 0);
     rft_device_unreserve(device, base, MIB);
-    assert_ok(refit_device_close(device, NULL));
 }
 
-TEST(pinning_works_or_says_why_not)
+HOST_TEST(pinning_works_or_says_why_not)
 {
-    refit_device *device = open_host(1, TIMEOUT_MS);
     refit_error error = {0};
     void *page = aligned_alloc(4096, 4096);
     refit_status status = rft_device_host_pin(device, page, 4096, &error);
@@ -113,21 +112,18 @@ TEST(pinning_works_or_says_why_not)
     if (status == REFIT_OK) rft_device_host_unpin(device, page, 4096);
     assert_invalid(rft_device_host_pin(device, NULL, 4096, NULL));
     free(page);
-    assert_ok(refit_device_close(device, NULL));
 }
 
-TEST(memory_that_is_not_there_cannot_be_pinned)
+HOST_TEST(memory_that_is_not_there_cannot_be_pinned)
 {
     /* The second page of the address space is never there. Sanitizers swallow mlock. */
     void *nowhere = (void *)4096;
     if (mlock(nowhere, 4096) == 0) skip();
-    refit_device *device = open_host(1, TIMEOUT_MS);
     refit_error error = {0};
     assert_int_equal(rft_device_host_pin(device, nowhere, 4096, &error), REFIT_ERR_PIN);
     assert_int_not_equal(error.subsystem, 0);
     assert_non_null(strstr(error.text, "RLIMIT_MEMLOCK"));
     assert_non_null(strstr(error.text, "offload.pin"));
-    assert_ok(refit_device_close(device, NULL));
 }
 
 static void wait_for_go(void *user)
@@ -135,12 +131,13 @@ static void wait_for_go(void *user)
     (void)sem_wait(user);
 }
 
-TEST(blocking_calls_end_at_their_deadline)
+HOST_TEST(blocking_calls_end_at_their_deadline)
 {
-    refit_device *device = open_host(1, 50);
     refit_stream_ref stream;
     rft_event *event;
     sem_t go;
+    assert_ok(refit_device_close(device, NULL));
+    open_host(50);
     assert_int_equal(sem_init(&go, 0, 0), 0);
     assert_ok(refit_stream_open(device, &stream, NULL));
     assert_ok(rft_device_event_open(device, &event, NULL));
@@ -155,13 +152,11 @@ TEST(blocking_calls_end_at_their_deadline)
     assert_ok(rft_device_event_wait(device, event, TIMEOUT_MS, NULL));
     rft_device_event_close(device, event);
     assert_ok(refit_stream_close(device, stream, NULL));
-    assert_ok(refit_device_close(device, NULL));
     (void)sem_destroy(&go);
 }
 
 /* Several threads, each with a stream of its own, share the device's copy threads. */
 typedef struct worker {
-    refit_device *device;
     unsigned char mark;
     bool right;
 } worker;
@@ -170,15 +165,15 @@ static refit_status copy_rounds(worker *it, refit_stream_ref stream, char *there
                                 uint64_t bytes)
 {
     void *memory;
-    RFT_TRY(refit_memory_alloc(it->device, bytes, &memory, NULL));
+    RFT_TRY(refit_memory_alloc(device, bytes, &memory, NULL));
     for (unsigned round = 0; round < 10; round++) {
         memset(there, it->mark + (int)round, bytes);
-        RFT_TRY(refit_stream_copy(it->device, stream, memory, there, bytes, NULL));
-        RFT_TRY(refit_stream_copy(it->device, stream, back, memory, bytes, NULL));
-        RFT_TRY(refit_stream_wait(it->device, stream, TIMEOUT_MS, NULL));
+        RFT_TRY(refit_stream_copy(device, stream, memory, there, bytes, NULL));
+        RFT_TRY(refit_stream_copy(device, stream, back, memory, bytes, NULL));
+        RFT_TRY(refit_stream_wait(device, stream, TIMEOUT_MS, NULL));
         if (memcmp(there, back, bytes) != 0) return REFIT_ERR_CORRUPT;
     }
-    return refit_memory_free(it->device, memory, NULL);
+    return refit_memory_free(device, memory, NULL);
 }
 
 static void *work(void *user)
@@ -187,34 +182,32 @@ static void *work(void *user)
     const uint64_t bytes = 2 * MIB + 77;
     refit_stream_ref stream;
     char *there = malloc(bytes), *back = malloc(bytes);
-    if (refit_stream_open(it->device, &stream, NULL) == REFIT_OK) {
+    if (refit_stream_open(device, &stream, NULL) == REFIT_OK) {
         it->right = copy_rounds(it, stream, there, back, bytes) == REFIT_OK;
-        it->right &= refit_stream_close(it->device, stream, NULL) == REFIT_OK;
+        it->right &= refit_stream_close(device, stream, NULL) == REFIT_OK;
     }
     free(back);
     free(there);
     return NULL;
 }
 
-TEST(streams_of_many_threads_share_the_pool)
+HOST_TEST(streams_of_many_threads_share_the_pool)
 {
     enum { WORKERS = 4 };
-    refit_device *device = open_host(3, TIMEOUT_MS);
     worker workers[WORKERS];
     rft_thread threads[WORKERS];
     for (unsigned i = 0; i < WORKERS; i++) {
-        workers[i] = (worker){device, (unsigned char)(i * 50), false};
+        workers[i] = (worker){(unsigned char)(i * 50), false};
         assert_ok(rft_thread_start(&threads[i], "worker", work, &workers[i], NULL));
     }
     for (unsigned i = 0; i < WORKERS; i++)
         rft_thread_join(threads[i]);
     for (unsigned i = 0; i < WORKERS; i++)
         assert_true(workers[i].right);
-    assert_ok(refit_device_close(device, NULL));
 }
 
 /* All that takes bookkeeping memory, as far as it gets; closes what it opened. */
-static refit_status use_arena(refit_device *device)
+static refit_status use_arena(void)
 {
     void *base;
     uint64_t page;
@@ -225,7 +218,7 @@ static refit_status use_arena(refit_device *device)
     return status;
 }
 
-static refit_status use_memory(refit_device *device)
+static refit_status use_memory(void)
 {
     enum { COUNT = 100 };
     void *memory[COUNT];
@@ -240,7 +233,7 @@ static refit_status use_memory(refit_device *device)
     return status;
 }
 
-static refit_status use_stream(refit_device *device)
+static refit_status use_stream(void)
 {
     char from = 1, to = 0;
     refit_stream_ref stream;
@@ -253,12 +246,11 @@ static refit_status use_stream(refit_device *device)
 
 static refit_status use_device(void)
 {
-    refit_device *device;
     RFT_TRY(refit_device_open("host:capacity=8MiB", NULL, &device, NULL));
     refit_device_info info = {.size = sizeof info};
-    refit_status status = use_memory(device);
-    if (status == REFIT_OK) status = use_arena(device);
-    if (status == REFIT_OK) status = use_stream(device);
+    refit_status status = use_memory();
+    if (status == REFIT_OK) status = use_arena();
+    if (status == REFIT_OK) status = use_stream();
     assert_ok(refit_device_describe(device, &info, NULL));
     assert_int_equal(info.used_bytes, 0);
     assert_ok(refit_device_close(device, NULL));
