@@ -1,7 +1,6 @@
 /* The log: one line at a time, to the function that is installed and to the rings that are open,
  * from their levels on; else silence. */
 #include <semaphore.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -107,7 +106,6 @@ static _Noreturn void listen_again(void)
 TEST_WITH(a_child_can_log_whatever_its_parent_was_saying, NULL, fall_silent)
 {
     rft_thread thread;
-    int status = -1;
     assert_int_equal(sem_init(&speaks, 0, 0), 0);
     assert_int_equal(sem_init(&may_end, 0, 0), 0);
     refit_set_log(hold, NULL, REFIT_LOG_INFO);
@@ -115,10 +113,9 @@ TEST_WITH(a_child_can_log_whatever_its_parent_was_saying, NULL, fall_silent)
     assert_int_equal(sem_wait(&speaks), 0);
     pid_t child = fork();
     if (child == 0) listen_again();
-    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_child_succeeds(child);
     assert_int_equal(sem_post(&may_end), 0);
     rft_thread_join(thread);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 /* ---- Rings */
@@ -271,7 +268,6 @@ TEST(the_ring_of_a_child_is_empty_and_goes_on)
 {
     char line[400];
     refit_log_level level;
-    int status = -1;
     refit_log_ring *ring = open_ring(1, REFIT_LOG_INFO);
     rft_log(REFIT_LOG_INFO, "the parent's");
     rft_log(REFIT_LOG_INFO, "lost by the parent");
@@ -283,8 +279,7 @@ TEST(the_ring_of_a_child_is_empty_and_goes_on)
         bool kept = refit_log_ring_read(ring, &level, line, sizeof line, NULL) == REFIT_OK;
         _exit(empty && none_lost && kept && strcmp(line, "the child's") == 0 ? 0 : 1);
     }
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    assert_child_succeeds(child);
     assert_next(ring, REFIT_LOG_INFO, "the parent's");
     assert_int_equal(refit_log_ring_lost(ring), 1);
     refit_log_ring_close(ring);

@@ -13,13 +13,18 @@
 #include "kernels/master.h"
 #include "kernels/pack.h"
 
-typedef struct fake_kernel {
-    fake_node node; /* in fake.kernels */
-    uint64_t library;
+typedef struct kernel_kind {
+    const char *name;
     unsigned arguments;
     size_t sizes[7]; /* of each argument */
     rft_cu_result (*run)(fake_op *op);
     bool (*uses)(const fake_op *op, uint64_t base, uint64_t bytes);
+} kernel_kind;
+
+typedef struct fake_kernel {
+    fake_node node; /* in fake.kernels */
+    uint64_t library;
+    const kernel_kind *kind;
 } fake_kernel;
 
 /* The table at `entries`, with the addresses of the bytes in it, or NULL. */
@@ -249,29 +254,16 @@ static bool delta_uses(const fake_op *op, uint64_t base, uint64_t bytes)
     return fake_meets(op->numbers[0], count * sizeof(rft_delta_job), base, bytes);
 }
 
-static const struct fake_kernel_kind {
-    const char *name;
-    fake_kernel kernel;
-} kinds[] = {
-    {"rft_pack_kernel", {.arguments = 2, .sizes = {8, 4}, .run = pack_run, .uses = pack_uses}},
-    {"rft_cast_kernel", {.arguments = 3, .sizes = {8, 8, 8}, .run = cast_run, .uses = cast_uses}},
-    {"rft_digest_kernel",
-     {.arguments = 4, .sizes = {8, 8, 8, 8}, .run = digest_run, .uses = digest_uses}},
-    {"rft_digest_copy_kernel",
-     {.arguments = 5, .sizes = {8, 8, 8, 8, 8}, .run = digest_copy_run, .uses = digest_copy_uses}},
-    {"rft_master_split_kernel",
-     {.arguments = 5,
-      .sizes = {8, 8, 8, 8, 4},
-      .run = master_split_run,
-      .uses = master_split_uses}},
-    {"rft_master_list_kernel",
-     {.arguments = 6, .sizes = {8, 8, 8, 8, 4, 8}, .run = master_list_run, .uses = master_uses}},
-    {"rft_master_join_kernel",
-     {.arguments = 7, .sizes = {8, 8, 8, 8, 4, 8, 4}, .run = master_join_run, .uses = master_uses}},
-    {"rft_delta_encode_kernel",
-     {.arguments = 2, .sizes = {8, 4}, .run = delta_encode_run, .uses = delta_uses}},
-    {"rft_delta_apply_kernel",
-     {.arguments = 2, .sizes = {8, 4}, .run = delta_apply_run, .uses = delta_uses}},
+static const kernel_kind kinds[] = {
+    {"rft_pack_kernel", 2, {8, 4}, pack_run, pack_uses},
+    {"rft_cast_kernel", 3, {8, 8, 8}, cast_run, cast_uses},
+    {"rft_digest_kernel", 4, {8, 8, 8, 8}, digest_run, digest_uses},
+    {"rft_digest_copy_kernel", 5, {8, 8, 8, 8, 8}, digest_copy_run, digest_copy_uses},
+    {"rft_master_split_kernel", 5, {8, 8, 8, 8, 4}, master_split_run, master_split_uses},
+    {"rft_master_list_kernel", 6, {8, 8, 8, 8, 4, 8}, master_list_run, master_uses},
+    {"rft_master_join_kernel", 7, {8, 8, 8, 8, 4, 8, 4}, master_join_run, master_uses},
+    {"rft_delta_encode_kernel", 2, {8, 4}, delta_encode_run, delta_uses},
+    {"rft_delta_apply_kernel", 2, {8, 4}, delta_apply_run, delta_uses},
 };
 
 rft_cu_result fake_cu_library_load(rft_cu_library *library, const void *image, int *jit_options,
@@ -328,8 +320,8 @@ static rft_cu_result find(rft_cu_kernel *out, uint64_t library, const char *name
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         if (strcmp(kinds[i].name, name) != 0) continue;
         fake_kernel *kernel = fake_new(sizeof *kernel);
-        *kernel = kinds[i].kernel;
         kernel->library = library;
+        kernel->kind = &kinds[i];
         *out = (rft_cu_kernel)(uintptr_t)fake_handle(&fake.kernels, &kernel->node);
         return RFT_CU_SUCCESS;
     }
@@ -369,7 +361,7 @@ rft_cu_result fake_cu_function_load(rft_cu_kernel function)
 }
 
 /* Arguments are read when it is launched, in the sizes that the kernel has. */
-static void read_arguments(fake_op *op, const fake_kernel *kernel, void **arguments)
+static void read_arguments(fake_op *op, const kernel_kind *kernel, void **arguments)
 {
     for (unsigned i = 0; i < kernel->arguments; i++) {
         uint32_t narrow;
@@ -398,10 +390,10 @@ rft_cu_result fake_cu_launch(rft_cu_kernel kernel, unsigned grid_x, unsigned gri
         if (found == NULL) result = RFT_CU_INVALID_HANDLE;
         fake_stream *target = found != NULL ? fake_stream_for(&call, stream, &result) : NULL;
         if (target != NULL) {
-            fake_op *op = fake_op_new(found->run);
-            op->uses = found->uses;
+            fake_op *op = fake_op_new(found->kind->run);
+            op->uses = found->kind->uses;
             op->device = call.context->device->ordinal;
-            read_arguments(op, found, arguments);
+            read_arguments(op, found->kind, arguments);
             fake_stream_put(target, op, &call);
         }
     }

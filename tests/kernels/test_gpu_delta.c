@@ -135,15 +135,20 @@ static const rft_delta_shape kinds[JOBS] = {
     {0, 1, RFT_DELTA_RAW},  {0, 8, RFT_DELTA_RAW},
 };
 
-/* `share`: one of so many elements changes. */
-static void check_batch(uint32_t elements, uint32_t share, unsigned blocks, unsigned threads)
+/* `share`: one of so many elements changes; 0: none. */
+static void open_batch(batch *all, uint32_t elements, uint32_t share)
 {
-    batch all;
     for (uint32_t i = 0; i < JOBS; i++) {
         rft_delta_shape shape = kinds[i];
         shape.elements = elements - i % 3;
-        fill_job(&all, i, shape, (shape.elements + share - 1) / share);
+        fill_job(all, i, shape, share == 0 ? 0 : (shape.elements + share - 1) / share);
     }
+}
+
+static void check_batch(uint32_t elements, uint32_t share, unsigned blocks, unsigned threads)
+{
+    batch all;
+    open_batch(&all, elements, share);
     grid_launch(blocks, 1, threads, do_encode, all.jobs);
     check_encoded(&all);
     check_applied(&all, threads);
@@ -172,15 +177,7 @@ TEST(whole_blocks_are_equal)
 
 TEST(same_blocks_are_nothing)
 {
-    batch all;
-    for (uint32_t i = 0; i < JOBS; i++) {
-        rft_delta_shape shape = kinds[i];
-        shape.elements = 100 + i;
-        fill_job(&all, i, shape, 0);
-    }
-    grid_launch(1, 1, 32, do_encode, all.jobs);
-    check_encoded(&all);
-    close_batch(&all);
+    check_batch(100, 0, 1, 32);
 }
 
 /* The verdict is the twin's; a block that is refused stays as it was. */
@@ -192,11 +189,7 @@ TEST(malformed_planes_are_judged_as_by_the_twin)
         rft_delta_job jobs[JOBS];
         unsigned char *planes[JOBS], *twin[JOBS];
         bool good[JOBS];
-        for (uint32_t i = 0; i < JOBS; i++) {
-            rft_delta_shape shape = kinds[i];
-            shape.elements = 700 + i;
-            fill_job(&all, i, shape, 10 + 20 * (round % 9));
-        }
+        open_batch(&all, 700, 4 + 8 * (round % 9));
         open_apply(&all, jobs, planes);
         for (uint32_t i = 0; i < JOBS; i++) {
             unsigned char *coded = (unsigned char *)jobs[i].coded;

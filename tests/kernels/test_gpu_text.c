@@ -25,7 +25,7 @@ typedef struct shape {
 
 static uint64_t seed = 3;
 
-/* A call of the kernel of digests, of digests with a copy, or of casts. */
+/* A call of a kernel; that of packs gets its entries as `from`. */
 typedef struct text_call {
     void *to;
     const void *from;
@@ -48,6 +48,12 @@ static void do_cast(void *user)
 {
     const text_call *call = user;
     rft_cast_kernel(call->to, call->from, call->count);
+}
+
+static void do_pack(void *user)
+{
+    const text_call *call = user;
+    rft_pack_kernel(call->from, (uint32_t)call->count);
 }
 
 /* Digest. */
@@ -163,17 +169,6 @@ TEST(large_casts_are_equal)
 
 /* Pack. */
 
-typedef struct pack_call {
-    const rft_pack_entry *entries;
-    uint32_t count;
-} pack_call;
-
-static void do_pack(void *user)
-{
-    const pack_call *call = user;
-    rft_pack_kernel(call->entries, call->count);
-}
-
 /* Each source ends where its memory does; what lies between the targets must stay. */
 static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
 {
@@ -194,7 +189,7 @@ static void check_pack(shape grid, const uint32_t *sizes, uint32_t count)
         twins[i] = entries[i];
         twins[i].to = (uintptr_t)(expected + to);
     }
-    pack_call call = {entries, count};
+    text_call call = {NULL, entries, count, 0, 0};
     grid_launch(grid.x, grid.y, grid.threads, do_pack, &call);
     rft_pack(twins, count);
     assert_memory_equal(got, expected, room);

@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "memory/host_arena.h"
@@ -234,12 +233,8 @@ IMAGE_TEST(forked_child_does_not_have_it)
     base[0] = 'm';
     assert_true(reads_mark(base, 'm'));
     pid_t child = fork();
-    assert_true(child >= 0);
     if (child == 0) _exit(reads_mark(base, 'm') ? 1 : 0);
-    int result;
-    assert_int_equal(waitpid(child, &result, 0), child);
-    assert_true(WIFEXITED(result));
-    assert_int_equal(WEXITSTATUS(result), 0);
+    assert_child_succeeds(child);
 }
 
 TEST(every_failed_allocation_is_an_error)

@@ -176,17 +176,13 @@ LOCK_TEST(no_two_processes_are_ever_inside_at_once)
     assert_true(with != MAP_FAILED);
     for (int i = 0; i < PROCESSES; i++) {
         children[i] = fork();
-        assert_true(children[i] >= 0);
         if (children[i] == 0) {
             enter_often(with);
             _exit(0);
         }
     }
-    for (int i = 0; i < PROCESSES; i++) {
-        int how;
-        assert_int_equal(waitpid(children[i], &how, 0), children[i]);
-        assert_true(WIFEXITED(how));
-    }
+    for (int i = 0; i < PROCESSES; i++)
+        assert_child_succeeds(children[i]);
     assert_int_equal(atomic_load(&with->together), 0);
     assert_int_equal(with->entries, PROCESSES * ROUNDS);
     munmap(with, sizeof *with);

@@ -6,6 +6,8 @@
 #include <sched.h>
 #include <stdio.h>
 
+#include "tests/support/seeded.h"
+
 ARENA_TEST(addresses_of_a_freed_piece_are_used_again)
 {
     char *first = arena_take(3 * PAGE);
@@ -78,10 +80,7 @@ ARENA_TEST(any_order_of_pieces_keeps_the_books_right)
     assert_ok(refit_arena_open(rig.device, PAGES * PAGE, &arena, NULL));
     char *base = NULL;
     for (int step = 0; step < 3000; step++) {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        unsigned at = (unsigned)(random % PIECES);
+        unsigned at = (unsigned)(seeded_next(&random) % PIECES);
         if (pieces[at] != NULL) {
             assert_ok(refit_arena_free(arena, pieces[at], NULL));
             memset(owner + (pieces[at] - base) / (int64_t)PAGE, 0, sizes[at]);

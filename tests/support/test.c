@@ -1,5 +1,7 @@
 #include "tests/support/test.h"
 
+#include <sys/wait.h>
+
 #define MOST 100u
 
 static struct CMUnitTest tests[MOST];
@@ -20,4 +22,12 @@ const struct CMUnitTest *test_listed(size_t *count)
 int test_run(const char *group)
 {
     return _cmocka_run_group_tests(group, tests, listed, NULL, NULL);
+}
+
+void assert_child_succeeds(int child)
+{
+    int status = -1;
+    assert_true(child > 0);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) fail_msg("the child: 0x%x", status);
 }

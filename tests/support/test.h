@@ -47,6 +47,9 @@ const struct CMUnitTest *test_listed(size_t *count);
 /* Runs all that are listed. */
 int test_run(const char *group);
 
+/* Waits for a child of fork, which must exit with 0. */
+void assert_child_succeeds(int child);
+
 #define KIB (UINT64_C(1) << 10)
 #define MIB (UINT64_C(1) << 20)
 #define GIB (UINT64_C(1) << 30)
