@@ -15,9 +15,10 @@ static int start(void **state)
     return 0;
 }
 
-TEST_WITH(defaults_are_those_of_the_table, start, NULL)
+TEST_WITH(defaults_are_those_of_the_table_and_fit_together, start, NULL)
 {
     assert_int_equal(config.size, sizeof config);
+    assert_ok(refit_config_check(&config, &error));
     for (size_t i = 0; i < rft_option_count; i++) {
         char text[RFT_VALUE_TEXT];
         rft_option_print(&rft_options[i], &config, text);
@@ -29,11 +30,6 @@ TEST_WITH(defaults_are_those_of_the_table, start, NULL)
     assert_int_equal(config.offload_numa, REFIT_NUMA_AUTO);
     assert_string_equal(config.broadcast_endpoint, "user://refit");
     assert_true(config.offload_budget_share > 0.799 && config.offload_budget_share < 0.801);
-}
-
-TEST_WITH(defaults_fit_together, start, NULL)
-{
-    assert_ok(refit_config_check(&config, &error));
 }
 
 TEST_WITH(keys_differ_and_are_as_wide_as_their_fields, start, NULL)

@@ -137,71 +137,49 @@ typedef struct part {
 
 typedef struct plan_case {
     const char *name;
-    uint64_t piece_bytes;
-    uint32_t batch_most;
-    uint64_t batch_bytes; /* 0: no bound */
-    uint32_t batches;
+    struct {
+        uint64_t piece_bytes;
+        uint32_t batch_most;
+        uint64_t batch_bytes; /* 0: no bound */
+        uint32_t batches;     /* there are */
+    } in;
     part pieces[4]; /* up to one of no bytes */
     part copies[5];
 } plan_case;
 
 static const plan_case plans[] = {
     {"neighbours on both sides are joined, on one side they are not",
-     1000,
-     16,
-     0,
-     1,
+     {1000, 16, 0, 1},
      {PART(0, 0, 100), PART(100, 100, 50), PART(150, 200, 50), PART(300, 250, 50)},
      {PART(0, 0, 150), PART(150, 200, 50), PART(300, 250, 50)}},
     {"no copy lies across two slabs",
-     1000,
-     16,
-     0,
-     1,
+     {1000, 16, 0, 1},
      {PART(0, 0, 100), PART(100, 100, 50), PART_WITH(150, 150, 50, .slab = 1)},
      {PART(0, 0, 150), PART(150, 150, 50)}},
     {"no copy lies across two allocations",
-     1000,
-     16,
-     0,
-     2,
+     {1000, 16, 0, 2},
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .whole = 1), PART(150, ZERO, 50),
       PART_WITH(200, ZERO, 50, .whole = 1)},
      {PART(0, 0, 100), PART(100, 100, 50), PART(150, ZERO, 50), PART(200, ZERO, 50)}},
     {"a piece of known memory is not joined to one of unknown memory",
-     1000,
-     16,
-     0,
-     1,
+     {1000, 16, 0, 1},
      {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)},
      {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)}},
     /* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
     {"slack stays behind the last copy of a run",
-     100,
-     16,
-     0,
-     1,
+     {100, 16, 0, 1},
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)},
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)}},
     {"a batch is bounded in bytes",
-     1000,
-     16,
-     300,
-     4,
+     {1000, 16, 300, 4},
      {PART(0, 0, 1000)},
      {PART(0, 0, 300), PART(300, 300, 300), PART(600, 600, 300), PART(900, 900, 100)}},
     {"groups are never mixed",
-     1000,
-     16,
-     0,
-     3,
+     {1000, 16, 0, 3},
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)},
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .group = 1), PART_WITH(150, ZERO, 50, .group = 1)}},
     {"a huge piece is cut",
-     250,
-     2,
-     0,
-     3,
+     {250, 2, 0, 3},
      {PART(0, 0, 1001)},
      {PART(0, 0, 250), PART(250, 250, 250), PART(500, 500, 250), PART(750, 750, 250),
       PART(1000, 1000, 1)}},
@@ -260,11 +238,11 @@ TEST(pieces_become_these_copies)
         uint64_t bytes;
         uint32_t count = lay_pieces(it, pieces, &bytes);
         rft_plan plan;
-        rft_plan_limits limits = limits_of(count, bytes, it->piece_bytes, it->batch_most);
-        limits.batch_bytes = it->batch_bytes;
+        rft_plan_limits limits = limits_of(count, bytes, it->in.piece_bytes, it->in.batch_most);
+        limits.batch_bytes = it->in.batch_bytes;
         assert_ok(rft_plan_open(&plan, &limits, NULL));
         assert_ok(rft_plan_fill(&plan, pieces, count, NULL));
-        bool right = plan.copy_count == count_copies(it) && plan.batch_count == it->batches;
+        bool right = plan.copy_count == count_copies(it) && plan.batch_count == it->in.batches;
         for (uint32_t at = 0; right && at < plan.batch_count; at++)
             right = batch_is_right(it, &plan, &plan.batches[at]);
         if (!right) {
