@@ -1,19 +1,11 @@
-#include "archive_rig.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 #include <dirent.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "archive_rig.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/unit.h"
 
 static void describe_tensors(archive_rig *rig)
 {
@@ -118,9 +110,7 @@ void rig_keep_this(archive_rig *rig, const refit_archive_version *version)
 static refit_archive *open_to_read(archive_rig *rig)
 {
     refit_archive *archive;
-    assert_int_equal(
-        refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &rig->config, &archive, NULL),
-        REFIT_OK);
+    assert_ok(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &rig->config, &archive, NULL));
     return archive;
 }
 
@@ -130,7 +120,7 @@ static void compare_tensors(archive_rig *rig, const refit_snapshot *snapshot)
     for (uint32_t i = 0; i < RIG_TENSORS; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes;
-        assert_int_equal(refit_snapshot_tensor(snapshot, i, &tensor, &bytes, NULL, NULL), REFIT_OK);
+        assert_ok(refit_snapshot_tensor(snapshot, i, &tensor, &bytes, NULL, NULL));
         const refit_tensor *expected = &rig->tensors[i];
         assert_string_equal(tensor.name, expected->name);
         assert_int_equal(tensor.dtype, expected->dtype);

@@ -1,18 +1,11 @@
 /* The archive: every version that was kept can be rebuilt, byte for byte, and nothing else is
  * there. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "archive_rig.h"
+#include "tests/support/unit.h"
 
 #define MANY 200000u
 
@@ -159,10 +152,9 @@ static void without_an_epoch_the_only_one_is_meant(void **state)
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
     rig_open_with(&rig, 10, 1);
-    assert_int_equal(
-        refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_read(archive, 0, 1, &snapshot, NULL), REFIT_OK);
-    assert_int_equal(refit_snapshot_describe(snapshot, &info, NULL), REFIT_OK);
+    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL));
+    assert_ok(refit_archive_read(archive, 0, 1, &snapshot, NULL));
+    assert_ok(refit_snapshot_describe(snapshot, &info, NULL));
     assert_int_equal(info.epoch, RIG_EPOCH);
     refit_snapshot_close(snapshot);
     refit_archive_close(archive);
@@ -192,10 +184,10 @@ static void what_is_not_committed_is_not_there(void **state)
     archive_rig rig;
     rig_open_with(&rig, 10, 1);
     refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
-    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &two, NULL));
     assert_int_equal(rig_count(&rig), 1);
     assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_archive_abort(rig.archive, NULL), REFIT_OK);
+    assert_ok(refit_archive_abort(rig.archive, NULL));
     assert_int_equal(rig_names(&rig), 1);
     assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_ERR_STATE);
     assert_int_equal(refit_archive_abort(rig.archive, NULL), REFIT_ERR_STATE);
@@ -203,7 +195,7 @@ static void what_is_not_committed_is_not_there(void **state)
     assert_int_equal(rig_info(&rig, 1).base, 1);
     rig_expect(&rig, RIG_EPOCH, 2);
     two.version = 3;
-    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &two, NULL));
     rig_reopen(&rig); /* closed in between: aborted */
     assert_int_equal(rig_names(&rig), 2);
     rig_close(&rig);
@@ -245,8 +237,8 @@ static void a_wrong_digest_is_refused(void **state)
     assert_int_equal(rig_names(&rig), 1);
     refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
     one.digest = info.digest;
-    assert_int_equal(refit_archive_write(rig.archive, &one, NULL), REFIT_OK); /* there already */
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &one, NULL)); /* there already */
+    assert_ok(refit_archive_commit(rig.archive, NULL, NULL));
     one.digest = (const unsigned char *)"something else..";
     assert_int_equal(refit_archive_write(rig.archive, &one, NULL), REFIT_ERR_CORRUPT);
     rig_close(&rig);
@@ -263,8 +255,7 @@ static void only_one_writes(void **state)
         refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, &rig.config, &second, &error),
         REFIT_ERR_BUSY);
     assert_non_null(strstr(error.text, "another process"));
-    assert_int_equal(
-        refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &second, &error), REFIT_OK);
+    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &second, &error));
     refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
     assert_int_equal(refit_archive_write(second, &one, NULL), REFIT_ERR_STATE);
     refit_archive_close(second);
@@ -284,7 +275,7 @@ static void wrong_versions_are_refused(void **state)
     twice[1] = twice[0];
     tied[1].tensor = 2;
     shorter[0].bytes--;
-    refit_weight nowhere[sizeof rig.weights / sizeof rig.weights[0]];
+    refit_weight nowhere[COUNT_OF(rig.weights)];
     memcpy(nowhere, rig.weights, sizeof nowhere);
     nowhere[0].memory = NULL;
     refit_archive_version bad[9];
@@ -352,18 +343,17 @@ static void a_file_can_be_looked_at_alone(void **state)
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
     rig_open_with(&rig, MANY, 2);
-    assert_int_equal(refit_snapshot_open(rig_path(&rig, 1), &rig.config, &snapshot, NULL),
-                     REFIT_OK);
-    assert_int_equal(refit_snapshot_describe(snapshot, &info, NULL), REFIT_OK);
+    assert_ok(refit_snapshot_open(rig_path(&rig, 1), &rig.config, &snapshot, NULL));
+    assert_ok(refit_snapshot_describe(snapshot, &info, NULL));
     assert_int_equal(info.version, 2);
     assert_string_equal(info.name, "0001-00000002-9f1c66a04b7de210.refit");
     refit_tensor tensor = {.size = sizeof tensor};
     const void *bytes = &tensor;
     uint64_t digest, tied;
-    assert_int_equal(refit_snapshot_tensor(snapshot, 0, &tensor, &bytes, &digest, NULL), REFIT_OK);
+    assert_ok(refit_snapshot_tensor(snapshot, 0, &tensor, &bytes, &digest, NULL));
     assert_null(bytes);
     assert_string_equal(tensor.name, "embed");
-    assert_int_equal(refit_snapshot_tensor(snapshot, 2, NULL, NULL, &tied, NULL), REFIT_OK);
+    assert_ok(refit_snapshot_tensor(snapshot, 2, NULL, NULL, &tied, NULL));
     assert_int_equal(digest, tied);
     assert_int_equal(refit_snapshot_tensor(snapshot, RIG_TENSORS, NULL, NULL, NULL, NULL),
                      REFIT_ERR_NOT_FOUND);
@@ -389,7 +379,7 @@ static void other_files_of_the_folder_are_passed_over(void **state)
                                         "0001-00000001-9F1C66A04B7DE210.refit",
                                         "0001-99999999999999999999999-9f1c66a04b7de210.refit"};
     rig_open(&rig, 10);
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
         (void)snprintf(path, sizeof path, "%s/%s", rig.folder, names[i]);
         rig_store(path, (const unsigned char *)"x", 1);
     }

@@ -1,16 +1,10 @@
 /* An archive over time: its writer restarts and continues, and old versions are removed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
 #include <refit/host.h>
 
 #include "archive_rig.h"
+#include "tests/support/unit.h"
 
 /* ---- What is logged ---- */
 
@@ -114,8 +108,8 @@ static void other_tensors_make_an_anchor_and_are_logged(void **state)
     rig_reopen(&rig);
     refit_archive_version fewer = rig_version(&rig, RIG_EPOCH, 2);
     fewer.count = fewer.weight_count = 2;
-    assert_int_equal(refit_archive_write(rig.archive, &fewer, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &fewer, NULL));
+    assert_ok(refit_archive_commit(rig.archive, NULL, NULL));
     assert_int_equal(rig_info(&rig, 1).base, 0);
     assert_non_null(strstr(logged, "nothing can build on version 1: its tensors are others"));
     rig_close(&rig);
@@ -178,7 +172,7 @@ static void a_chain_without_its_anchor_is_not_gone_on_with(void **state)
 static void prune(archive_rig *rig, uint32_t anchors, uint32_t expected)
 {
     uint32_t removed = 99;
-    assert_int_equal(refit_archive_prune(rig->archive, anchors, &removed, NULL), REFIT_OK);
+    assert_ok(refit_archive_prune(rig->archive, anchors, &removed, NULL));
     assert_int_equal(removed, expected);
     assert_int_equal(refit_archive_count(rig->archive), rig_count(rig));
 }
@@ -217,7 +211,7 @@ static void pruned_after_each_version_the_archive_stays_small(void **state)
     for (uint64_t version = 1; version <= 40; version++) {
         rig_keep(&rig, version <= 21 ? RIG_EPOCH : RIG_OTHER,
                  version <= 21 ? version : version - 20);
-        assert_int_equal(refit_archive_prune(rig.archive, 2, NULL, NULL), REFIT_OK);
+        assert_ok(refit_archive_prune(rig.archive, 2, NULL, NULL));
         assert_true(rig_names(&rig) <= 2 * rig.config.archive_anchor_every);
         if (version % 7 == 0) rig_reopen(&rig);
     }
@@ -254,14 +248,13 @@ static void wrong_prunes_are_refused(void **state)
     rig_keep(&rig, RIG_EPOCH, 1);
     assert_int_equal(refit_archive_prune(rig.archive, 0, NULL, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_archive_prune(NULL, 1, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, NULL, &reader, NULL),
-                     REFIT_OK);
+    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, NULL, &reader, NULL));
     assert_int_equal(refit_archive_prune(reader, 1, NULL, NULL), REFIT_ERR_STATE);
     refit_archive_close(reader);
     const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
-    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &two, NULL));
     assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
+    assert_ok(refit_archive_commit(rig.archive, NULL, NULL));
     prune(&rig, 1, 0);
     rig_close(&rig);
 }

@@ -1,14 +1,7 @@
 /* The changes of each tensor, packed files, and files of format 1. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
-
 #include "archive_rig.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/unit.h"
 
 #define MANY  200000u
 #define EARLY "tests/archive/format1" /* versions 1 to 3 of a rig with 100 elements */
@@ -27,7 +20,7 @@ static refit_snapshot *open_file(archive_rig *rig, uint32_t index)
 static refit_tensor_change change_of(const refit_snapshot *snapshot, uint32_t tensor)
 {
     refit_tensor_change change = {.size = sizeof change};
-    assert_int_equal(refit_snapshot_change(snapshot, tensor, &change, NULL), REFIT_OK);
+    assert_ok(refit_snapshot_change(snapshot, tensor, &change, NULL));
     return change;
 }
 
@@ -69,7 +62,7 @@ static void a_delta_says_what_became_of_each_tensor(void **state)
         assert_int_equal(change.blocks_same + change.blocks_sparse, 0);
     }
     assert_delta(delta);
-    assert_int_equal(refit_archive_read(rig.archive, RIG_EPOCH, 2, &rebuilt, NULL), REFIT_OK);
+    assert_ok(refit_archive_read(rig.archive, RIG_EPOCH, 2, &rebuilt, NULL));
     assert_delta(rebuilt);
     refit_tensor_change change = {.size = sizeof change};
     assert_int_equal(refit_snapshot_change(delta, RIG_TENSORS, &change, NULL), REFIT_ERR_NOT_FOUND);
@@ -94,21 +87,21 @@ static void lists_are_read_without_weights(void **state)
         rig_keep(&rig, RIG_EPOCH, version);
     refit_archive_version other = rig_version(&rig, RIG_EPOCH, 4);
     other.count = other.weight_count = 2;
-    assert_int_equal(refit_archive_write(rig.archive, &other, NULL), REFIT_OK);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &other, NULL));
+    assert_ok(refit_archive_commit(rig.archive, NULL, NULL));
     const uint32_t order[] = {0, 1, 2, 3, 1, 3};
     for (uint32_t i = 0; i < 6; i++) {
-        assert_int_equal(refit_archive_outline(rig.archive, order[i], &outline, NULL), REFIT_OK);
-        assert_int_equal(refit_snapshot_describe(outline, &info, NULL), REFIT_OK);
+        assert_ok(refit_archive_outline(rig.archive, order[i], &outline, NULL));
+        assert_ok(refit_snapshot_describe(outline, &info, NULL));
         assert_int_equal(info.version, order[i] + 1);
         assert_int_equal(refit_snapshot_count(outline), order[i] == 3 ? 2 : RIG_TENSORS);
         if (order[i] == 1 || order[i] == 2) assert_delta(outline);
     }
     refit_tensor tensor = {.size = sizeof tensor};
-    assert_int_equal(refit_snapshot_tensor(outline, 0, &tensor, &bytes, NULL, NULL), REFIT_OK);
+    assert_ok(refit_snapshot_tensor(outline, 0, &tensor, &bytes, NULL, NULL));
     assert_null(bytes);
     assert_int_equal(refit_archive_outline(rig.archive, 4, &outline, NULL), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_snapshot_describe(outline, &info, NULL), REFIT_OK); /* as it was */
+    assert_ok(refit_snapshot_describe(outline, &info, NULL)); /* as it was */
     assert_int_equal(info.version, 4);
     refit_snapshot_close(outline);
     rig_close(&rig);
@@ -126,7 +119,7 @@ static refit_status outline_twice(archive_rig *rig, bool *was_kept)
     status = refit_archive_outline(archive, 0, &outline, NULL);
     if (status == REFIT_OK) {
         status = refit_archive_outline(archive, 1, &outline, NULL);
-        assert_int_equal(refit_snapshot_describe(outline, &info, NULL), REFIT_OK);
+        assert_ok(refit_snapshot_describe(outline, &info, NULL));
         assert_int_equal(info.version, status == REFIT_OK ? 2 : 1);
         assert_int_equal(refit_snapshot_count(outline), RIG_TENSORS);
         *was_kept = status != REFIT_OK;
@@ -256,7 +249,7 @@ static void early_files_are_read(void **state)
     assert_change(delta, 6, 300, 0, 1, 0, 0);
     refit_snapshot_close(anchor);
     anchor = NULL;
-    assert_int_equal(refit_archive_outline(rig.archive, 1, &anchor, NULL), REFIT_OK);
+    assert_ok(refit_archive_outline(rig.archive, 1, &anchor, NULL));
     assert_change(anchor, 0, 100, 2, 0, 1, 0);
     refit_snapshot_close(anchor);
     refit_snapshot_close(delta);

@@ -3,17 +3,11 @@
  * not looked at, and has the defaults. Here nothing is behind its end but a page that must not be
  * touched.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "archive_rig.h"
+#include "tests/support/unit.h"
 
 #define SMALLEST offsetof(refit_config, offload_slab_bytes)
 
@@ -62,13 +56,11 @@ static void a_shorter_config_opens_archives_and_files(void **state)
     rig.archive = NULL;
     for (size_t size = SMALLEST; size <= sizeof(refit_config); size += 8) {
         const refit_config *config = shortened(&memory, &rig.config, size);
-        assert_int_equal(
-            refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL), REFIT_OK);
+        assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL));
         refit_archive_close(archive);
-        assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, config, &archive, NULL),
-                         REFIT_OK);
+        assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, config, &archive, NULL));
         refit_archive_close(archive);
-        assert_int_equal(refit_snapshot_open(path, config, &snapshot, NULL), REFIT_OK);
+        assert_ok(refit_snapshot_open(path, config, &snapshot, NULL));
         refit_snapshot_close(snapshot);
     }
     rig_close(&rig);
@@ -93,8 +85,7 @@ static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **stat
     rig.config.limits_tensors = 1000;
     rig.config.archive_anchor_every = 1; /* which the shortened one does not have */
     config = shortened(&memory, &rig.config, offsetof(refit_config, archive_anchor_every) / 8 * 8);
-    assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL),
-                     REFIT_OK);
+    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL));
     rig.archive = archive;
     rig_keep(&rig, RIG_EPOCH, 2);
     assert_int_equal(rig_info(&rig, 1).base, 1);

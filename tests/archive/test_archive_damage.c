@@ -2,16 +2,8 @@
  * Files that are not what was written: each is refused with a status and a sentence that names it,
  * none is read beyond its end, and none gives other weights.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include <refit/host.h>
@@ -19,6 +11,7 @@
 #include "archive/archive_format.h"
 #include "archive_rig.h"
 #include "tests/support/descriptors.h"
+#include "tests/support/unit.h"
 
 /* An anchor, 1, and a delta, 2, of some hundred bytes each. */
 static void open_small(archive_rig *rig)
@@ -147,9 +140,7 @@ static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
         rig_store(kept.path, garbage, count);
         assert_int_equal(check_alone(&rig, kept.path, &error), REFIT_ERR_INVALID);
         assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
-        assert_int_equal(
-            refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL),
-            REFIT_OK);
+        assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL));
         assert_int_equal(refit_archive_describe(archive, 1, &info, &error), REFIT_ERR_CORRUPT);
         assert_non_null(strstr(error.text, ".refit: it is not a file of an archive"));
         refit_archive_close(archive);
@@ -290,7 +281,7 @@ static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
     kept_file kept = rig_take_file(&rig, 0);
     unsigned char *changed = malloc(kept.count);
     assert_non_null(changed);
-    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+    for (size_t i = 0; i < COUNT_OF(lies); i++) {
         memcpy(changed, kept.bytes, kept.count);
         tell(changed, &lies[i]);
         rig_store(kept.path, changed, kept.count);
@@ -338,7 +329,7 @@ static void count_requests(bool on)
                                      .reallocate = count_reallocate,
                                      .release = count_release};
     atomic_store(&asked, 0);
-    assert_int_equal(refit_set_allocator(on ? &counter : NULL), REFIT_OK);
+    assert_ok(refit_set_allocator(on ? &counter : NULL));
 }
 
 /* An anchor of one packed frame, whose tensor has as many blocks as limits.blocks allows. Nothing
@@ -350,7 +341,7 @@ static size_t make_promise(const rft_limits *limits, uint64_t counted, unsigned 
     tensor.shape.rank = 1;
     tensor.shape.at[0] = bytes;
     rft_bytes list = {0};
-    assert_int_equal(rft_tensor_list_append(&tensor, limits, &list, NULL), REFIT_OK);
+    assert_ok(rft_tensor_list_append(&tensor, limits, &list, NULL));
     rft_archive_header header = {
         .format = RFT_ARCHIVE_FORMAT,
         .packed = 1,
@@ -389,7 +380,7 @@ static void a_short_file_takes_no_memory_for_many_blocks(void **state)
     refit_config config;
     refit_config_init(&config, sizeof config);
     const rft_limits limits = rft_limits_from(&config);
-    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+    for (size_t i = 0; i < COUNT_OF(counts); i++) {
         refit_error error;
         refit_snapshot *snapshot = NULL;
         size_t count = make_promise(&limits, counts[i], file);

@@ -6,20 +6,13 @@
  * ends the process.
  */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include "archive_rig.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/unit.h"
 
 /* ---- Calls that fail ---- */
 
@@ -185,7 +178,7 @@ static bool fails_and_goes_on(fault what, unsigned nth)
     rig_keep(&rig, RIG_EPOCH, 3);
     assert_int_equal(rig_info(&rig, there ? 2 : 1).base, there ? 2 : 0);
     assert_known(&rig);
-    assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_OK);
+    assert_ok(refit_archive_prune(rig.archive, 1, NULL, NULL));
     assert_known(&rig);
     assert_int_equal(rig_count(&rig), there ? 3 : 1);
     rig_keep(&rig, RIG_EPOCH, 4);
@@ -197,7 +190,7 @@ static void after_any_failure_the_archive_knows_what_the_folder_has(void **state
 {
     (void)state;
     static const fault faults[] = {FAULT_REFUSED, FAULT_BROKEN};
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+    for (size_t i = 0; i < COUNT_OF(faults); i++) {
         unsigned nth = 1;
         while (fails_and_goes_on(faults[i], nth))
             nth++;
@@ -211,9 +204,8 @@ static bool has_died(archive_rig *rig, pid_t child)
     int status = 0;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && (WEXITSTATUS(status) == 7 || WEXITSTATUS(status) == 0));
-    assert_int_equal(
-        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL),
-        REFIT_OK);
+    assert_ok(
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, NULL));
     return WEXITSTATUS(status) == 7;
 }
 
@@ -307,7 +299,7 @@ static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void
         const uint32_t left = assert_left(&rig);
         least = left < least ? left : least;
         most = left > most ? left : most;
-        assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_OK);
+        assert_ok(refit_archive_prune(rig.archive, 1, NULL, NULL));
         assert_int_equal(assert_left(&rig), 3);
         rig_keep(&rig, RIG_EPOCH, KEPT + 1);
         assert_int_equal(rig_info(&rig, 3).base, KEPT);
@@ -328,14 +320,14 @@ static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state
         refit_error error = {0};
         uint32_t removed = 99;
         keep_all(&rig);
-        assert_int_equal(refit_archive_prune(rig.archive, 3, NULL, NULL), REFIT_OK); /* looks */
+        assert_ok(refit_archive_prune(rig.archive, 3, NULL, NULL)); /* looks */
         begin_fault(FAULT_REFUSED, nth);
         refit_status status = refit_archive_prune(rig.archive, 1, &removed, &error);
         came = end_fault();
         assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
         assert_int_equal(removed, KEPT - assert_left(&rig));
         assert_int_equal(refit_archive_count(rig.archive), KEPT - removed);
-        assert_int_equal(refit_archive_prune(rig.archive, 1, NULL, NULL), REFIT_OK);
+        assert_ok(refit_archive_prune(rig.archive, 1, NULL, NULL));
         assert_int_equal(assert_left(&rig), 3);
         rig_close(&rig);
     }
@@ -353,8 +345,7 @@ static unsigned opened_for(uint32_t versions)
     for (uint64_t version = 1; version <= versions; version++)
         rig_keep(&rig, RIG_EPOCH, version);
     begin_fault(FAULT_REFUSED, 0); /* counts */
-    assert_int_equal(refit_archive_read(rig.archive, RIG_EPOCH, versions, &snapshot, NULL),
-                     REFIT_OK);
+    assert_ok(refit_archive_read(rig.archive, RIG_EPOCH, versions, &snapshot, NULL));
     const unsigned opened = calls;
     (void)end_fault();
     refit_snapshot_close(snapshot);

@@ -1,19 +1,12 @@
 /* Folders that another program has changed: links, false names, entries that are no files, files
  * that may not be written. Nothing outside the folder is touched, and files that can be read are
  * read. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "archive_rig.h"
+#include "tests/support/unit.h"
 
 #define NOBODY 65534
 
@@ -70,7 +63,7 @@ static void what_is_removed_or_written_is_never_behind_a_link(void **state)
     close_writer(&rig);
     rig_store(beside(&rig, "victim"), (const unsigned char *)"precious", 8);
     assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".next")), 0);
-    assert_int_equal(open_writer(&rig, NULL), REFIT_OK);
+    assert_ok(open_writer(&rig, NULL));
     assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".next")), 0);
     const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
     assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_IO);
@@ -118,8 +111,7 @@ static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
     free(bytes);
     assert_int_equal(rig_check(&rig, RIG_EPOCH, 7, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "it holds version 2"));
-    assert_int_equal(
-        refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL), REFIT_OK);
+    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL));
     assert_int_equal(refit_archive_count(archive), 3);
     assert_int_equal(refit_archive_describe(archive, 2, &info, NULL), REFIT_ERR_STALE);
     refit_archive_close(archive);
@@ -157,7 +149,7 @@ static void a_folder_that_somebody_removes_is_not_found(void **state)
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
     const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
-    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &two, NULL));
     (void)snprintf(command, sizeof command, "rm -rf %s", rig.folder);
     assert_int_equal(system(command), 0);
     assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_ERR_NOT_FOUND);
@@ -173,9 +165,9 @@ static void what_somebody_has_removed_is_aborted(void **state)
     archive_rig rig;
     rig_open(&rig, 10);
     const refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
-    assert_int_equal(refit_archive_write(rig.archive, &one, NULL), REFIT_OK);
+    assert_ok(refit_archive_write(rig.archive, &one, NULL));
     assert_int_equal(unlink(inside(&rig, ".next")), 0);
-    assert_int_equal(refit_archive_abort(rig.archive, NULL), REFIT_OK);
+    assert_ok(refit_archive_abort(rig.archive, NULL));
     rig_keep(&rig, RIG_EPOCH, 1);
     rig_close(&rig);
 }
@@ -241,7 +233,7 @@ static void the_lock_is_closed_to_others(void **state)
     rig_keep(&rig, RIG_EPOCH, 1);
     close_writer(&rig);
     assert_int_equal(chmod(inside(&rig, ".lock"), 0644), 0);
-    assert_int_equal(open_writer(&rig, &error), REFIT_OK);
+    assert_ok(open_writer(&rig, &error));
     assert_int_equal(mode_of(inside(&rig, ".lock")), 0600);
     rig_close(&rig);
 }

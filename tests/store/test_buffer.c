@@ -1,17 +1,10 @@
 /* Buffers and the retire list: a buffer without readers is freed; one with readers keeps its bytes
  * and loses its name. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/thread.h"
 #include "store/buffer.h"
 #include "tests/support/mapped.h"
+#include "tests/support/unit.h"
 
 #define BYTES 100000u
 
@@ -20,8 +13,8 @@ static rft_buffer *make_buffer(bool out)
 {
     rft_buffer *buffer = rft_buffer_open();
     assert_non_null(buffer);
-    assert_int_equal(rft_segment_create(&buffer->segment, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_bytes_append(&buffer->gathered, "frame", 5, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&buffer->segment, BYTES, NULL));
+    assert_ok(rft_bytes_append(&buffer->gathered, "frame", 5, NULL));
     if (out) rft_pending_raise(&buffer->pending);
     return buffer;
 }
@@ -114,8 +107,7 @@ static void a_close_frees_what_comes_back_while_it_waits(void **state)
         rft_retire_list_put(&retired, buffers[i]);
     }
     rft_pending_lower(&buffers[0]->pending); /* before the close, without a sweep since */
-    assert_int_equal(rft_thread_start(&thread, "give", give_back, &buffers[1]->pending, NULL),
-                     REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "give", give_back, &buffers[1]->pending, NULL));
     assert_int_equal(rft_retire_list_close(&retired, rft_deadline(20000)), 0);
     rft_thread_join(thread);
     assert_null(retired.first);

@@ -1,17 +1,10 @@
 /* Bytes on a stream of their own: what they lie in is in use until the end of the work was seen. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "fake_cuda.h"
 #include "kernels/digest.h"
 #include "store/copy_queue.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/unit.h"
 
 #define BYTES       (64u * 1024)
 #define PATIENCE_MS 20000u
@@ -31,15 +24,14 @@ static void scene_open_as(scene *on, const refit_config *config)
     memset(on, 0, sizeof *on);
     fake_cuda_reset();
     on->config = *config;
-    assert_int_equal(refit_device_open("cuda:0", &on->config, &on->device, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_alloc(on->device, 2 * BYTES, &memory, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", &on->config, &on->device, NULL));
+    assert_ok(refit_memory_alloc(on->device, 2 * BYTES, &memory, NULL));
     on->memory = memory;
     for (size_t i = 0; i < BYTES; i++) {
         on->host[i] = (unsigned char)(i * 7 + i / 256);
     }
-    assert_int_equal(
-        refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->host, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_copy_queue_open(on->device, &on->config, &on->copy_queue, NULL), REFIT_OK);
+    assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->host, BYTES, NULL));
+    assert_ok(rft_copy_queue_open(on->device, &on->config, &on->copy_queue, NULL));
 }
 
 static void scene_open(scene *on)
@@ -54,8 +46,8 @@ static void scene_close(scene *on)
     assert_true(rft_copy_queue_close(on->copy_queue, rft_deadline(PATIENCE_MS)));
     assert_int_equal(rft_pending_count(&on->pending[0]), 0);
     assert_int_equal(rft_pending_count(&on->pending[1]), 0);
-    assert_int_equal(refit_memory_free(on->device, on->memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(on->device, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(on->device, on->memory, NULL));
+    assert_ok(refit_device_close(on->device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
 }
@@ -66,10 +58,9 @@ static void bytes_and_their_digest_arrive(void **state)
     scene on;
     unsigned char here[BYTES] = {0};
     scene_open(&on);
-    assert_int_equal(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, NULL, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_copy_queue_digest(on.copy_queue, on.memory, BYTES, 0, NULL), REFIT_OK);
-    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, NULL, NULL));
+    assert_ok(rft_copy_queue_digest(on.copy_queue, on.memory, BYTES, 0, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
     assert_memory_equal(here, on.host, BYTES);
     assert_true(rft_copy_queue_sum(on.copy_queue) == rft_digest_part(on.host, BYTES, 0));
     assert_false(rft_copy_queue_is_busy(on.copy_queue));
@@ -84,14 +75,11 @@ static void within_the_device_a_copy_is_one(void **state)
     unsigned char here[BYTES] = {0};
     scene_open(&on);
     uint64_t copies = fake_cuda_calls("cuMemcpyAsync");
-    assert_int_equal(
-        rft_copy_queue_copy_within(on.copy_queue, on.memory + BYTES, on.memory, BYTES, NULL),
-        REFIT_OK);
+    assert_ok(rft_copy_queue_copy_within(on.copy_queue, on.memory + BYTES, on.memory, BYTES, NULL));
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 1);
-    assert_int_equal(rft_copy_queue_copy(on.copy_queue, here, on.memory + BYTES, BYTES, NULL, NULL),
-                     REFIT_OK);
+    assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory + BYTES, BYTES, NULL, NULL));
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 5);
-    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
     assert_memory_equal(here, on.host, BYTES);
     scene_close(&on);
 }
@@ -109,12 +97,11 @@ static void small_pieces_to_pinned_memory_are_gathered(void **state)
     unsigned char *here = aligned_alloc(4096, BYTES);
     assert_non_null(here);
     memset(here, 0, BYTES);
-    assert_int_equal(rft_pinning_open(&pinning, on.device, here, BYTES, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_pinning_open(&pinning, on.device, here, BYTES, BYTES, NULL));
     uint64_t launches = fake_cuda_calls("cuLaunchKernel");
-    assert_int_equal(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, &pinning, NULL),
-                     REFIT_OK);
+    assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, &pinning, NULL));
     assert_true(fake_cuda_calls("cuLaunchKernel") > launches);
-    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
     assert_memory_equal(here, on.host, BYTES);
     rft_pinning_close(&pinning);
     free(here);
@@ -129,16 +116,14 @@ static void what_is_held_is_in_use_until_the_work_is_done(void **state)
     fake_cuda_stop();
     rft_copy_queue_hold(on.copy_queue, &on.pending[0]);
     rft_copy_queue_hold(on.copy_queue, &on.pending[1]);
-    assert_int_equal(
-        rft_copy_queue_copy_within(on.copy_queue, on.memory + BYTES, on.memory, BYTES, NULL),
-        REFIT_OK);
+    assert_ok(rft_copy_queue_copy_within(on.copy_queue, on.memory + BYTES, on.memory, BYTES, NULL));
     assert_int_equal(rft_copy_queue_wait(on.copy_queue, 1, NULL), REFIT_ERR_TIMEOUT);
     assert_true(rft_copy_queue_is_busy(on.copy_queue));
     assert_true(rft_copy_queue_holds(on.copy_queue, &on.pending[0]));
     assert_true(rft_copy_queue_holds(on.copy_queue, &on.pending[1]));
     assert_int_equal(rft_pending_count(&on.pending[1]), 1);
     fake_cuda_go();
-    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
     assert_false(rft_copy_queue_holds(on.copy_queue, &on.pending[0]));
     assert_int_equal(rft_pending_count(&on.pending[0]), 0);
     assert_false(rft_copy_queue_holds(NULL, &on.pending[0]));
@@ -153,7 +138,7 @@ static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
     scene on;
     refit_stream_ref stream;
     scene_open(&on);
-    assert_int_equal(refit_stream_open(on.device, &stream, NULL), REFIT_OK);
+    assert_ok(refit_stream_open(on.device, &stream, NULL));
     rft_copy_queue_hold(on.copy_queue, &on.pending[0]);
     rft_copy_queue_hold(on.copy_queue, &on.pending[1]);
     fake_cuda_fail("cuEventRecord", 1, 2, RFT_CU_OUT_OF_MEMORY);
@@ -162,10 +147,10 @@ static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
                      REFIT_ERR_DEVICE_MEMORY);
     assert_true(rft_copy_queue_is_busy(on.copy_queue));
     assert_int_equal(rft_pending_count(&on.pending[0]), 1);
-    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL), REFIT_OK);
+    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
     assert_false(rft_copy_queue_is_busy(on.copy_queue));
     assert_int_equal(rft_pending_count(&on.pending[0]), 0);
-    assert_int_equal(refit_stream_close(on.device, stream, NULL), REFIT_OK);
+    assert_ok(refit_stream_close(on.device, stream, NULL));
     scene_close(&on);
 }
 
@@ -175,20 +160,18 @@ static void a_device_that_takes_no_digests_has_its_bytes_fetched(void **state)
     scene on;
     scene_open(&on);
     assert_true(rft_copy_queue_close(on.copy_queue, 0));
-    assert_int_equal(refit_memory_free(on.device, on.memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(on.device, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(on.device, on.memory, NULL));
+    assert_ok(refit_device_close(on.device, NULL));
     fake_cuda_reset();
     fake_cuda_hide("cuLibraryLoadData", 0);
     void *memory = NULL;
-    assert_int_equal(refit_device_open("cuda:0", NULL, &on.device, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_alloc(on.device, BYTES, &memory, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", NULL, &on.device, NULL));
+    assert_ok(refit_memory_alloc(on.device, BYTES, &memory, NULL));
     on.memory = memory;
-    assert_int_equal(refit_stream_copy(on.device, REFIT_STREAM_NONE, memory, on.host, BYTES, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_copy_queue_open(on.device, &on.config, &on.copy_queue, NULL), REFIT_OK);
+    assert_ok(refit_stream_copy(on.device, REFIT_STREAM_NONE, memory, on.host, BYTES, NULL));
+    assert_ok(rft_copy_queue_open(on.device, &on.config, &on.copy_queue, NULL));
     assert_false(rft_copy_queue_digests(on.copy_queue));
-    assert_int_equal(rft_copy_queue_digest(on.copy_queue, on.memory + 3, BYTES - 8, 16, NULL),
-                     REFIT_OK);
+    assert_ok(rft_copy_queue_digest(on.copy_queue, on.memory + 3, BYTES - 8, 16, NULL));
     assert_true(rft_copy_queue_sum(on.copy_queue) == rft_digest_part(on.host + 3, BYTES - 8, 16));
     scene_close(&on);
 }

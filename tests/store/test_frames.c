@@ -1,17 +1,10 @@
 /* Encoded frames: made once, shared, and never overwritten while the transport holds them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/alloc.h"
 #include "store/frames.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
+#include "tests/support/unit.h"
 
 typedef struct frames_bench {
     rft_limits limits;
@@ -30,11 +23,10 @@ static void write_and_commit(rft_store *store, const sample_version *sample)
     for (uint32_t i = 0; i < store->manifest->count; i++) {
         const rft_manifest_tensor *place = &store->manifest->tensors[i];
         if (place->alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(rft_store_write(store, i, sample->image + place->offset, place->bytes,
-                                         add_ready, store, NULL),
-                         REFIT_OK);
+        assert_ok(rft_store_write(store, i, sample->image + place->offset, place->bytes, add_ready,
+                                  store, NULL));
     }
-    assert_int_equal(rft_store_seal(store, NULL), REFIT_OK);
+    assert_ok(rft_store_seal(store, NULL));
     rft_store_commit(store);
 }
 
@@ -53,12 +45,10 @@ static void open_bench(frames_bench *bench)
     refit_config config = quick_config();
     rft_manifest *manifest = NULL;
     *bench = (frames_bench){.limits = rft_limits_from(&config)};
-    assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024,
-                                       &bench->limits, &manifest, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_store_open(manifest, 2, false, &bench->retired, &bench->store, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_frames_open(manifest, &config, NULL, &bench->frames, NULL), REFIT_OK);
+    assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024, &bench->limits,
+                                &manifest, NULL));
+    assert_ok(rft_store_open(manifest, 2, false, &bench->retired, &bench->store, NULL));
+    assert_ok(rft_frames_open(manifest, &config, NULL, &bench->frames, NULL));
     commit_version(bench->store, 2);
     commit_version(bench->store, 3);
 }
@@ -73,9 +63,7 @@ static void close_bench(frames_bench *bench)
 static rft_encoded encode(frames_bench *bench, uint32_t sequence, rft_coding coding)
 {
     rft_encoded frame;
-    assert_int_equal(
-        rft_frames_encode(bench->frames, bench->store, sequence, coding, 0, &frame, NULL),
-        REFIT_OK);
+    assert_ok(rft_frames_encode(bench->frames, bench->store, sequence, coding, 0, &frame, NULL));
     return frame;
 }
 
@@ -107,17 +95,13 @@ static void frames_make_the_version_again(void **state)
         sample_open(&now, 3);
         unsigned char *image = calloc(1, manifest->store_bytes);
         assert_non_null(image);
-        assert_int_equal(rft_reassembly_open(manifest, image,
-                                             coding == RFT_CODING_WHOLE ? NULL : base.image,
-                                             &reassembly, NULL),
-                         REFIT_OK);
+        assert_ok(rft_reassembly_open(
+            manifest, image, coding == RFT_CODING_WHOLE ? NULL : base.image, &reassembly, NULL));
         for (uint32_t i = 0; i < manifest->frame_count; i++) {
             rft_message message;
             rft_encoded frame = encode(&bench, i, coding);
-            assert_int_equal(rft_message_decode(frame.message, &bench.limits, &message, NULL),
-                             REFIT_OK);
-            assert_int_equal(rft_reassembly_take(reassembly, &message, frame.payload.bytes, NULL),
-                             REFIT_OK);
+            assert_ok(rft_message_decode(frame.message, &bench.limits, &message, NULL));
+            assert_ok(rft_reassembly_take(reassembly, &message, frame.payload.bytes, NULL));
         }
         assert_true(rft_reassembly_complete(reassembly));
         for (uint32_t i = 0; i < manifest->count; i++) {
@@ -205,25 +189,23 @@ static void frames_that_are_wanted_next_are_made_along(void **state)
 {
     (void)state;
     rft_pool encoders;
-    assert_int_equal(rft_frames_open_pool(&encoders, 3, NULL), REFIT_OK);
+    assert_ok(rft_frames_open_pool(&encoders, 3, NULL));
     for (uint64_t version = 4; version < 8; version++) {
         frames_bench alone, helped;
         refit_config config = quick_config();
         open_bench(&alone);
         open_bench(&helped);
         rft_frames_close(helped.frames, &helped.retired);
-        assert_int_equal(
-            rft_frames_open(helped.store->manifest, &config, &encoders, &helped.frames, NULL),
-            REFIT_OK);
+        assert_ok(
+            rft_frames_open(helped.store->manifest, &config, &encoders, &helped.frames, NULL));
         commit_near(alone.store, version);
         commit_near(helped.store, version);
         uint32_t ready = helped.store->ready_count;
         for (uint32_t i = 0; i < helped.store->manifest->frame_count; i++) {
             rft_encoded one = encode(&alone, i, RFT_CODING_SPARSE), other;
             uint64_t requests = rft_alloc_count();
-            assert_int_equal(rft_frames_encode(helped.frames, helped.store, i, RFT_CODING_SPARSE,
-                                               ready, &other, NULL),
-                             REFIT_OK);
+            assert_ok(rft_frames_encode(helped.frames, helped.store, i, RFT_CODING_SPARSE, ready,
+                                        &other, NULL));
             if (i > 0) assert_int_equal(rft_alloc_count(), requests); /* made with the first */
             assert_int_equal(one.message.count, other.message.count);
             assert_memory_equal(one.message.data, other.message.data, one.message.count);
@@ -252,12 +234,10 @@ static void what_was_coded_outlives_its_base(void **state)
     refit_config config = quick_config();
     frames_bench bench = {.limits = rft_limits_from(&config)};
     rft_manifest *manifest = NULL;
-    assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024,
-                                       &bench.limits, &manifest, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_store_open(manifest, 1, false, &bench.retired, &bench.store, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_frames_open(manifest, &config, NULL, &bench.frames, NULL), REFIT_OK);
+    assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, 3 * 65536 + 1024, &bench.limits,
+                                &manifest, NULL));
+    assert_ok(rft_store_open(manifest, 1, false, &bench.retired, &bench.store, NULL));
+    assert_ok(rft_frames_open(manifest, &config, NULL, &bench.frames, NULL));
     commit_near(bench.store, 4);
     rft_store_begin(bench.store, 5);
     assert_non_null(rft_store_base_image(bench.store));

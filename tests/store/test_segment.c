@@ -2,28 +2,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
 #include <signal.h>
 #include <stdalign.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "store/segment.h"
 #include "subscriber/destinations.h"
 #include "tests/support/descriptors.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/mapped.h"
+#include "tests/support/unit.h"
 
 #define BYTES 100000u
 
@@ -50,10 +42,10 @@ static void reader_sees_what_the_owner_writes(void **state)
 {
     (void)state;
     rft_segment owner, reader;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_int_equal(owner.bytes, BYTES);
     assert_int_equal(owner.memory[BYTES - 1], 0);
-    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     owner.memory[BYTES - 1] = 77;
     assert_int_equal(reader.memory[BYTES - 1], 77);
     rft_segment_close(&reader);
@@ -66,7 +58,7 @@ static void owner_alone_may_open_it(void **state)
     (void)state;
     rft_segment owner;
     struct stat file;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_int_equal(fstat(owner.fd, &file), 0);
     assert_int_equal(file.st_mode & 0777, 0600);
     assert_true((uint64_t)file.st_blocks * 512 >= BYTES);
@@ -78,8 +70,8 @@ static void closing_retires_but_mappings_stay(void **state)
     (void)state;
     rft_segment owner, reader, late;
     char name[RFT_SEGMENT_NAME_BYTES];
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     memset(owner.memory, 5, BYTES);
     strcpy(name, owner.name);
     rft_segment_close(&owner);
@@ -119,7 +111,7 @@ static void memory_that_another_process_mapped_while_it_was_made_is_not_used(voi
     refit_error error;
     int before = count_descriptors();
     intruders = 1;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_int_equal(intruders, 0);
     intrusion[0] = 99;
     assert_int_equal(owner.memory[0], 0);
@@ -141,7 +133,7 @@ static void sealed_memory_cannot_be_changed_by_other_descriptors(void **state)
     (void)state;
     rft_segment owner;
     char path[RFT_SEGMENT_NAME_BYTES];
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     int fd = open(place_of(&owner, path), O_RDWR | O_CLOEXEC);
     assert_true(fd >= 0);
     assert_int_equal(pwrite(fd, "x", 1, 0), -1);
@@ -241,11 +233,11 @@ static void a_reader_keeps_no_descriptor(void **state)
 {
     (void)state;
     rft_segment owner, reader, locker;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     int descriptors = count_descriptors();
-    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     assert_int_equal(count_descriptors(), descriptors);
-    assert_int_equal(rft_segment_attach_open(&locker, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_attach_open(&locker, owner.name, BYTES, NULL));
     assert_int_equal(count_descriptors(), descriptors + 1);
     rft_segment_close(&locker);
     assert_int_equal(count_descriptors(), descriptors);
@@ -260,7 +252,7 @@ static void a_lease_of_another_process_holds_nothing_up(void **state)
     rft_segment owner, reader;
     refit_error error;
     char path[40];
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     snprintf(path, sizeof path, "/proc/self/fd/%d", owner.fd);
     int held = open(path, O_RDONLY | O_CLOEXEC);
     assert_true(held >= 0);
@@ -271,7 +263,7 @@ static void a_lease_of_another_process_holds_nothing_up(void **state)
         assert_int_equal(fcntl(held, F_SETLEASE, F_UNLCK), 0);
     }
     close(held);
-    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     rft_segment_close(&reader);
     rft_segment_close(&owner);
 }
@@ -281,8 +273,8 @@ static void what_was_retired_is_known_to_be(void **state)
     (void)state;
     rft_segment owner, reader, next;
     struct rlimit before, none;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     int descriptors = count_descriptors(), fd = owner.fd;
     assert_false(rft_segment_is_retired(&reader));
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -297,7 +289,7 @@ static void what_was_retired_is_known_to_be(void **state)
     assert_int_equal(count_descriptors(), descriptors);
     rft_segment_retire(&owner);
     assert_true(rft_segment_is_retired(&reader));
-    assert_int_equal(rft_segment_create(&next, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&next, BYTES, NULL));
     assert_int_equal(next.fd, fd); /* the descriptor is used again, and is another's */
     assert_true(rft_segment_is_retired(&reader));
     assert_string_not_equal(next.name, reader.name);
@@ -339,7 +331,7 @@ static void mapping_that_is_too_short_is_refused(void **state)
 {
     (void)state;
     rft_segment owner, reader;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES + 1, NULL), REFIT_ERR_PROTOCOL);
     assert_null(reader.memory);
     rft_segment_close(&owner);
@@ -365,7 +357,7 @@ static void foreign_names_are_refused(void **state)
         "/proc/1/fd/1:11111111111111111",
         "/refit-0123456789abcdef0123456789abcdef",
     };
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
         rft_segment reader;
         assert_int_equal(rft_segment_attach(&reader, names[i], 1, NULL), REFIT_ERR_PROTOCOL);
     }
@@ -388,7 +380,7 @@ static void private_memory_has_no_name(void **state)
 {
     (void)state;
     rft_segment store;
-    assert_int_equal(rft_segment_create_private(&store, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create_private(&store, BYTES, NULL));
     assert_string_equal(store.name, "");
     memset(store.memory, 1, BYTES);
     rft_segment_close(&store);
@@ -432,12 +424,12 @@ static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
     const uint64_t bytes = too_much();
     if (bytes == 0) skip(); /* this system refuses nothing */
     rft_segment memory;
-    assert_int_equal(rft_segment_create_sparse(&memory, bytes, NULL), REFIT_OK);
+    assert_ok(rft_segment_create_sparse(&memory, bytes, NULL));
     memory.memory[0] = memory.memory[bytes - 1] = 1;
     rft_segment_close(&memory);
 
     rft_rollback notes = {.last = UINT64_MAX};
-    assert_int_equal(rft_rollback_prepare(&notes, 1, bytes, NULL), REFIT_OK);
+    assert_ok(rft_rollback_prepare(&notes, 1, bytes, NULL));
     rft_rollback_reset(&notes);
 }
 
@@ -445,8 +437,8 @@ static void nothing_at_all_fits_too(void **state)
 {
     (void)state;
     rft_segment owner, reader;
-    assert_int_equal(rft_segment_create(&owner, 0, NULL), REFIT_OK);
-    assert_int_equal(rft_segment_attach(&reader, owner.name, 0, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, 0, NULL));
+    assert_ok(rft_segment_attach(&reader, owner.name, 0, NULL));
     rft_segment_close(&reader);
     rft_segment_close(&owner);
 }
@@ -477,7 +469,7 @@ static void a_dead_owner_leaves_nothing(void **state)
     char name[RFT_SEGMENT_NAME_BYTES];
     rft_segment reader;
     pid_t owner = owner_start(name);
-    assert_int_equal(rft_segment_attach(&reader, name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_attach(&reader, name, BYTES, NULL));
     assert_false(rft_segment_is_retired(&reader));
     kill(owner, SIGKILL);
     waitpid(owner, NULL, 0);
@@ -493,12 +485,12 @@ static void kept_memory_outlives_its_segment(void **state)
     (void)state;
     rft_segment owner, reader;
     void *first, *second;
-    assert_int_equal(rft_segment_create(&owner, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     owner.memory[7] = 42;
     const unsigned char *there = reader.memory;
-    assert_int_equal(rft_segment_keep(&reader, 100, &first, NULL), REFIT_OK);
-    assert_int_equal(rft_segment_keep(&reader, 0, &second, NULL), REFIT_OK);
+    assert_ok(rft_segment_keep(&reader, 100, &first, NULL));
+    assert_ok(rft_segment_keep(&reader, 0, &second, NULL));
     assert_int_equal((uintptr_t)first % alignof(max_align_t), 0);
     memset(first, 1, 100);
     rft_segment_unkeep(first);
@@ -527,9 +519,9 @@ static void forked_child_unmaps_nothing_of_its_own(void **state)
     rft_segment memory;
     void *kept;
     int status = -1;
-    assert_int_equal(rft_segment_create_private(&memory, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create_private(&memory, BYTES, NULL));
     unsigned char *there = memory.memory;
-    assert_int_equal(rft_segment_keep(&memory, 1, &kept, NULL), REFIT_OK);
+    assert_ok(rft_segment_keep(&memory, 1, &kept, NULL));
     rft_segment_close(&memory);
     pid_t child = fork();
     if (child == 0) _exit(unkeep_in_child(kept, there));
@@ -544,7 +536,7 @@ static void keeping_survives_every_failed_allocation(void **state)
     (void)state;
     rft_segment memory;
     void *kept = NULL;
-    assert_int_equal(rft_segment_create_private(&memory, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_segment_create_private(&memory, BYTES, NULL));
     assert_int_equal(rft_segment_keep(&memory, SIZE_MAX, &kept, NULL), REFIT_ERR_HOST_MEMORY);
     for (uint64_t nth = 1; nth <= 2; nth++) {
         failing_alloc_begin(nth);

@@ -1,18 +1,11 @@
 /* A share lock: its owner knows whether a holder maps its memory and whether one reads it, however
  * the holders end. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <signal.h>
-#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "store/segment.h"
+#include "tests/support/unit.h"
 
 static rft_share_lock owner_open(void)
 {
@@ -41,7 +34,7 @@ static void a_holder_is_seen_until_it_lets_go(void **state)
     rft_share_lock holder = hold(&owner);
     assert_true(rft_share_lock_is_mapped(&owner));
     assert_false(rft_share_lock_is_read(&owner));
-    assert_int_equal(rft_share_lock_read(&holder, NULL), REFIT_OK);
+    assert_ok(rft_share_lock_read(&holder, NULL));
     assert_true(rft_share_lock_is_read(&owner));
     rft_share_lock_unread(&holder);
     assert_false(rft_share_lock_is_read(&owner));
@@ -57,8 +50,8 @@ static void several_holders_are_seen_until_the_last_lets_go(void **state)
     (void)state;
     rft_share_lock owner = owner_open();
     rft_share_lock first = hold(&owner), second = hold(&owner);
-    assert_int_equal(rft_share_lock_read(&first, NULL), REFIT_OK);
-    assert_int_equal(rft_share_lock_read(&second, NULL), REFIT_OK);
+    assert_ok(rft_share_lock_read(&first, NULL));
+    assert_ok(rft_share_lock_read(&second, NULL));
     rft_share_lock_close(&first);
     assert_true(rft_share_lock_is_mapped(&owner));
     assert_true(rft_share_lock_is_read(&owner));
@@ -159,7 +152,7 @@ static void an_owner_that_lets_go_leaves_the_mark_to_its_holders(void **state)
     assert_true(rft_seqlock_note(rft_share_lock_seqlock(&holder), &generation));
     rft_share_lock_close(&owner);
     assert_true(rft_seqlock_holds(rft_share_lock_seqlock(&holder), generation));
-    assert_int_equal(rft_share_lock_read(&holder, NULL), REFIT_OK);
+    assert_ok(rft_share_lock_read(&holder, NULL));
     rft_share_lock_close(&holder);
 }
 

@@ -1,18 +1,11 @@
 /* The store: slots, digests, what is the same as before, and the old version back bit for bit. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "kernels/digest.h"
 #include "store/store.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
+#include "tests/support/unit.h"
 
 typedef struct store_bench {
     rft_retire_list retired;
@@ -32,9 +25,7 @@ static rft_manifest *make_manifest(void)
 static void open_store(store_bench *bench, uint32_t slots)
 {
     *bench = (store_bench){0};
-    assert_int_equal(
-        rft_store_open(make_manifest(), slots, true, &bench->retired, &bench->store, NULL),
-        REFIT_OK);
+    assert_ok(rft_store_open(make_manifest(), slots, true, &bench->retired, &bench->store, NULL));
 }
 
 static void close_store(store_bench *bench)
@@ -62,10 +53,10 @@ static void write_version(rft_store *store, uint64_t version)
     rft_store_begin(store, version);
     for (uint32_t i = 0; i < store->manifest->count; i++) {
         if (store->manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(write_tensor(store, &sample, i), REFIT_OK);
+        assert_ok(write_tensor(store, &sample, i));
     }
     assert_int_equal(store->ready_count, store->manifest->frame_count);
-    assert_int_equal(rft_store_seal(store, NULL), REFIT_OK);
+    assert_ok(rft_store_seal(store, NULL));
     assert_true(rft_digest128_equal(&store->next.digest, &sample.digest));
     sample_close(&sample);
 }
@@ -124,7 +115,7 @@ static void version_before_comes_back_bit_for_bit(void **state)
             rft_store_begin(bench.store, 2 + tensors);
             for (uint32_t i = 0; i < tensors; i++) {
                 if (bench.store->manifest->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-                assert_int_equal(write_tensor(bench.store, &sample, i), REFIT_OK);
+                assert_ok(write_tensor(bench.store, &sample, i));
             }
             bool complete = tensors == SAMPLE_TENSORS;
             assert_int_equal(rft_store_seal(bench.store, NULL),
@@ -217,7 +208,7 @@ static void renewed_slot_has_the_committed_bytes_in_other_memory(void **state)
     const unsigned char *kept = old->segment.memory;
     rft_pending_raise(&old->pending);
     bench.store->slots[0].tainted = true;
-    assert_int_equal(rft_store_renew(bench.store, 0, NULL), REFIT_OK);
+    assert_ok(rft_store_renew(bench.store, 0, NULL));
     assert_false(bench.store->slots[0].tainted);
     check_served(bench.store, 1);
     commit_version(bench.store, 2);
@@ -250,7 +241,7 @@ static void slot_without_the_committed_bytes_gives_its_memory_back_first(void **
     assert_int_equal(rft_segment_attach(&found, name, 1, NULL), REFIT_ERR_NOT_FOUND);
     assert_null(bench.store->slots[slot].buffer);
     check_served(bench.store, 1);
-    assert_int_equal(rft_store_renew(bench.store, slot, NULL), REFIT_OK);
+    assert_ok(rft_store_renew(bench.store, slot, NULL));
     commit_version(bench.store, 2);
     check_served(bench.store, 2);
     close_store(&bench);

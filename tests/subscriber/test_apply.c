@@ -1,16 +1,8 @@
 /* Versions applied into the engine's own memory: whole, or as if nothing had been done. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/thread.h"
 #include "tests/support/bound_pair.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 
 /* ---- It is there */
 
@@ -41,7 +33,7 @@ static void applying_twice_is_applying_once(void **state)
         refit_update *update = bound_take(&it, 1, 1);
         bound_apply(&it, update);
         bound_apply(&it, update);
-        assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+        assert_ok(refit_update_refuse(update, NULL, 1, NULL));
         assert_true(engine_is_as_saved(&it.engine));
         assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STATE);
         refit_update_close(update);
@@ -75,12 +67,12 @@ static void tied_tensors_may_have_one_memory(void **state)
     pair_open(&pair, false, NULL);
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 1, 0);
     assert_ptr_equal(one.list[3].memory, one.list[1].memory);
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL));
     raw_join(&pair.raw);
     raw_stage(&pair.raw, &pair.samples[0], NULL);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
-    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
+    assert_ok(refit_update_apply(update, NULL, NULL));
     assert_true(engine_is_like(&one, update));
     refit_update_close(update);
     assert_true(engine_is_as_saved(&one));
@@ -114,7 +106,7 @@ static refit_stats figures(bound_pair *it)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_subscriber_stats(it->pair.subscriber, &stats, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_stats(it->pair.subscriber, &stats, NULL));
     return stats;
 }
 
@@ -151,7 +143,7 @@ static void figures_say_what_was_written_and_what_was_taken_back(void **state)
     assert_int_equal(figures(&it).receive_rollbacks, 0);
     refit_update_close(update);
     assert_int_equal(figures(&it).receive_rollbacks, 1);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
     assert_int_equal(figures(&it).receive_bound, 0);
     bound_end(&it);
 }
@@ -165,7 +157,7 @@ static void end_update(bound_pair *it, refit_update *update, ending how)
     switch (how) {
     case REFUSED_KEPT:
     case REFUSED_LOST:
-        assert_int_equal(refit_update_refuse(update, "no", how == REFUSED_KEPT, NULL), REFIT_OK);
+        assert_ok(refit_update_refuse(update, "no", how == REFUSED_KEPT, NULL));
         break;
     case CLOSED: refit_update_close(update); break;
     case SUBSCRIBER_CLOSED:
@@ -203,7 +195,7 @@ static void after_a_refusal_the_next_version_applies(void **state)
     bound_run_first(&it);
     refit_update *update = bound_take(&it, 1, 1);
     bound_apply(&it, update);
-    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    assert_ok(refit_update_refuse(update, NULL, 1, NULL));
     refit_update_close(update);
     raw_hear(&it.pair.raw, RFT_RELEASED);
     update = bound_take(&it, 2, 1);
@@ -237,8 +229,7 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
         rft_segment slot;
         pair_open(&pair, true, NULL);
         engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
-        assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL),
-                         REFIT_OK);
+        assert_ok(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL));
         raw_join(&pair.raw);
         raw_slot_open(&slot, &pair.samples[0]);
         raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
@@ -249,7 +240,7 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
         raw_say(&pair.raw, sample_commit(&pair.samples[0]));
         refit_update *update = pair_next(&pair);
         if (late == 1) {
-            assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
+            assert_ok(refit_update_apply(update, NULL, NULL));
             assert_true(engine_is_like(&one, update));
         }
         atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
@@ -293,7 +284,7 @@ static void bytes_that_change_while_they_are_applied_are_taken_back(void **state
     rft_segment slot;
     pair_open(&pair, true, NULL);
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL));
     raw_join(&pair.raw);
     raw_slot_open(&slot, &pair.samples[0]);
     raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
@@ -309,8 +300,7 @@ static void bytes_that_change_while_they_are_applied_are_taken_back(void **state
     engine_save(&one);
     scribbler trainer = {.memory = slot.memory + RFT_SEQLOCK_BYTES};
     atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
-    assert_int_equal(rft_thread_start(&trainer.thread, "scribbler", scribble, &trainer, NULL),
-                     REFIT_OK);
+    assert_ok(rft_thread_start(&trainer.thread, "scribbler", scribble, &trainer, NULL));
     for (uint32_t i = 0; i < 300; i++) {
         assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STALE);
         assert_true(engine_is_as_saved(&one));

@@ -1,16 +1,8 @@
 /* Versions written into memory of another type: converted, and taken back as it was. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "kernels/floats.h"
 #include "tests/support/fitting.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 
 #define ELEMENTS 600001u /* several windows, and a last block that is short */
 
@@ -106,11 +98,10 @@ static void place_open(place *it, bool on_device, refit_destination *destination
 {
     *it = (place){.device = NULL};
     if (!on_device) return;
-    assert_int_equal(refit_device_open("host", NULL, &it->device, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_alloc(it->device, sizeof engine, &it->memory, NULL), REFIT_OK);
-    assert_int_equal(
-        refit_stream_copy(it->device, REFIT_STREAM_NONE, it->memory, engine, sizeof engine, NULL),
-        REFIT_OK);
+    assert_ok(refit_device_open("host", NULL, &it->device, NULL));
+    assert_ok(refit_memory_alloc(it->device, sizeof engine, &it->memory, NULL));
+    assert_ok(
+        refit_stream_copy(it->device, REFIT_STREAM_NONE, it->memory, engine, sizeof engine, NULL));
     destination->device = it->device;
     destination->memory = it->memory;
 }
@@ -118,16 +109,15 @@ static void place_open(place *it, bool on_device, refit_destination *destination
 static void place_close(place *it)
 {
     if (it->device == NULL) return;
-    assert_int_equal(refit_memory_free(it->device, it->memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(it->device, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(it->device, it->memory, NULL));
+    assert_ok(refit_device_close(it->device, NULL));
 }
 
 static void look(const place *it)
 {
     if (it->device == NULL) return;
-    assert_int_equal(
-        refit_stream_copy(it->device, REFIT_STREAM_NONE, engine, it->memory, sizeof engine, NULL),
-        REFIT_OK);
+    assert_ok(
+        refit_stream_copy(it->device, REFIT_STREAM_NONE, engine, it->memory, sizeof engine, NULL));
 }
 
 static void apply(fitting *fit, const place *where)
@@ -150,17 +140,17 @@ static void run_pair(refit_dtype from, refit_dtype to, bool on_gpu, bool verify,
     expect(from, to);
     place_open(&where, on_device, &destination);
     fit_open(&fit, on_gpu, verify, &tensor, 1);
-    assert_int_equal(refit_subscriber_bind(fit.subscriber, &destination, 1, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(fit.subscriber, &destination, 1, NULL));
     fit_offer(&fit);
     apply(&fit, &where);
     apply(&fit, &where);
-    assert_int_equal(refit_update_refuse(fit.update, NULL, 0, NULL), REFIT_OK);
+    assert_ok(refit_update_refuse(fit.update, NULL, 0, NULL));
     look(&where);
     assert_memory_equal(engine, before, sizeof engine);
     fit_end(&fit);
-    assert_int_equal(refit_subscriber_next(fit.subscriber, 30000, &fit.update, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_next(fit.subscriber, 30000, &fit.update, NULL));
     apply(&fit, &where);
-    assert_int_equal(refit_update_accept(fit.update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(fit.update, NULL));
     refit_update_close(fit.update);
     fit_close(&fit);
     place_close(&where);
@@ -179,7 +169,7 @@ static refit_status try_apply(fit_tensor tensor, refit_destination destination, 
     fitting fit;
     fill_engine(3);
     fit_open(&fit, false, false, &tensor, 1);
-    assert_int_equal(refit_subscriber_bind(fit.subscriber, &destination, 1, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(fit.subscriber, &destination, 1, NULL));
     fit_offer(&fit);
     refit_status status = refit_update_apply(fit.update, NULL, error);
     assert_memory_equal(engine, before, sizeof engine);

@@ -1,14 +1,6 @@
 /* Two tensors of the trainer that share one memory at the worker: they must be equal. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/fitting.h"
+#include "tests/support/unit.h"
 
 #define ELEMENTS 300001u /* more than a window compares at once */
 #define BYTES    (ELEMENTS * sizeof(float))
@@ -38,7 +30,7 @@ static void bind_all(fitting *fit, refit_dtype dtype)
                                       .bytes = BYTES,
                                       .dtype = dtype};
     }
-    assert_int_equal(refit_subscriber_bind(fit->subscriber, list, fit->count, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(fit->subscriber, list, fit->count, NULL));
 }
 
 static void check_refused(fitting *fit)
@@ -51,7 +43,7 @@ static void check_refused(fitting *fit)
     for (uint32_t i = 0; i < ELEMENTS; i++)
         assert_true(engine[i] == -1.0F);
     assert_int_equal(refit_update_accept(fit->update, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_update_refuse(fit->update, NULL, 1, NULL), REFIT_OK);
+    assert_ok(refit_update_refuse(fit->update, NULL, 1, NULL));
     fit_end(fit);
     assert_int_equal(fit->status, REFIT_ERR_PEER);
 }
@@ -62,9 +54,9 @@ static void check_taken(fitting *fit)
     fit_offer(fit);
     if (refit_update_apply(fit->update, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
     assert_memory_equal(engine, embed, BYTES);
-    assert_int_equal(refit_update_accept(fit->update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(fit->update, NULL));
     fit_end(fit);
-    assert_int_equal(fit->status, REFIT_OK);
+    assert_ok(fit->status);
 }
 
 /* Each version is looked at: they may be equal in one, and differ in the next. */

@@ -1,17 +1,9 @@
 /* After any failure while a version is applied, the engine has the old version, or the worker
  * reports that it has none. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/bound_pair.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/unit.h"
 
 #ifndef STRIDE /* of what fails: larger, where all takes many times as long */
 #define STRIDE 1u
@@ -85,7 +77,7 @@ static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
 {
     (void)state;
     const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_WAIT};
-    for (size_t i = 0; i < sizeof slots / sizeof *slots; i++) {
+    for (size_t i = 0; i < COUNT_OF(slots); i++) {
         uint32_t nth = 1;
         while (fail_one(slots[i], nth, false, nth / STRIDE % 2 == 0))
             nth += STRIDE;
@@ -137,7 +129,7 @@ static void a_second_attempt_to_take_back_does(void **state)
         assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
         faulty_device_reset(it.device);
         if (later == 1) bound_apply(&it, update);
-        assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+        assert_ok(refit_update_refuse(update, NULL, 1, NULL));
         assert_true(engine_is_as_saved(&it.engine));
         raw_hear(&it.pair.raw, RFT_FAILED);
         assert_true(it.pair.raw.heard.as.failed.kept);
@@ -153,9 +145,8 @@ static void make_almost(bound_pair *it, const refit_update *update)
         uint32_t index;
         const void *bytes;
         refit_tensor tensor = {.size = sizeof tensor};
-        assert_int_equal(refit_update_find(update, it->engine.list[i].name, &index, NULL),
-                         REFIT_OK);
-        assert_int_equal(refit_update_tensor(update, index, &tensor, &bytes, NULL), REFIT_OK);
+        assert_ok(refit_update_find(update, it->engine.list[i].name, &index, NULL));
+        assert_ok(refit_update_tensor(update, index, &tensor, &bytes, NULL));
         if (tensor.bytes == 0) continue;
         unsigned char *own = malloc(tensor.bytes);
         assert_non_null(own);
@@ -183,7 +174,7 @@ static bool tear_and_refuse(uint32_t nth, bool *torn)
     *torn = status != REFIT_OK && strstr(error.text, "could not be taken back") != NULL;
     faulty_device_reset(it.device);
     bound_apply(&it, update);
-    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    assert_ok(refit_update_refuse(update, NULL, 1, NULL));
     assert_true(engine_is_as_saved(&it.engine));
     raw_hear(&it.pair.raw, RFT_FAILED);
     assert_true(it.pair.raw.heard.as.failed.kept);
@@ -214,7 +205,7 @@ static void unbinding_takes_back_what_is_torn_or_does_not_unbind(void **state)
     assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_ERR_COPY);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
     faulty_device_reset(it.device);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
     assert_true(engine_is_as_saved(&it.engine));
     refit_update_close(update);
     bound_end(&it);
@@ -230,19 +221,19 @@ static void what_could_not_be_applied_is_not_accepted(void **state)
     bound_begin(&it, false);
     bound_run_first(&it);
     refit_update *update = bound_take(&it, 1, 1);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
-    assert_int_equal(refit_subscriber_bind(it.pair.subscriber, it.engine.list, 4, NULL), REFIT_OK);
-    assert_int_equal(refit_update_apply(update, &left, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
+    assert_ok(refit_subscriber_bind(it.pair.subscriber, it.engine.list, 4, NULL));
+    assert_ok(refit_update_apply(update, &left, NULL));
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
     assert_true(engine_is_as_saved(&it.engine));
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
     assert_non_null(strstr(error.text, "could not be applied"));
-    assert_int_equal(refit_update_apply(update, &left, NULL), REFIT_OK);
-    assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_OK);
+    assert_ok(refit_update_apply(update, &left, NULL));
+    assert_ok(refit_update_refuse(update, NULL, 1, NULL));
     refit_update_close(update);
     update = bound_take(&it, 2, 1);
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
     bound_accept(&it, update); /* loaded by hand, the caller says */
     bound_end(&it);
 }

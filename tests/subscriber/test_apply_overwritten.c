@@ -2,18 +2,12 @@
  * A trainer that has evicted this worker overwrites a version in its shared memory while the
  * applied bytes are verified: the linker puts this file's function before the first digest.
  */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "subscriber/destinations.h"
 #include "tests/support/bound_engine.h"
 #include "tests/support/pairing.h"
+#include "tests/support/unit.h"
 
 static rft_segment slot;
 static bool marked;      /* the trainer says that it overwrites */
@@ -55,8 +49,7 @@ static refit_status apply_meanwhile(bool mark, refit_error *error)
     pair_open(&pair, true, verify_always);
     const sample_version *sample = &pair.samples[0];
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list + 1, one.count - 1, NULL),
-                     REFIT_OK);
+    assert_ok(refit_subscriber_bind(pair.subscriber, one.list + 1, one.count - 1, NULL));
     raw_join(&pair.raw);
     raw_slot_open(&slot, sample);
     raw_say(&pair.raw, sample_manifest(sample, PAIR_EPOCH));

@@ -1,15 +1,5 @@
 /* Random versions, decisions and failing devices: the engine has the trainer's bytes or its old
  * ones, never a mix. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/clock.h"
 #include "base/thread.h"
 #include "tests/support/bound_engine.h"
@@ -17,6 +7,7 @@
 #include "tests/support/quick_config.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test_device.h"
+#include "tests/support/unit.h"
 
 #define TENSORS 6u
 #define WAIT_MS 30000u
@@ -178,14 +169,12 @@ static void await_version(theatre *play, uint64_t version)
 
 static uint64_t publish(theatre *play)
 {
-    assert_int_equal(refit_publisher_wait_workers(play->publisher, 1, WAIT_MS, NULL), REFIT_OK);
-    assert_int_equal(refit_publisher_begin(play->publisher, 0, NULL), REFIT_OK);
+    assert_ok(refit_publisher_wait_workers(play->publisher, 1, WAIT_MS, NULL));
+    assert_ok(refit_publisher_begin(play->publisher, 0, NULL));
     for (uint32_t i = 0; i < TENSORS; i++) {
         if (play->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(refit_publisher_write(play->publisher, i, play->bytes[i],
-                                               play->tensors[i].bytes, NULL, REFIT_STREAM_NONE,
-                                               NULL),
-                         REFIT_OK);
+        assert_ok(refit_publisher_write(play->publisher, i, play->bytes[i], play->tensors[i].bytes,
+                                        NULL, REFIT_STREAM_NONE, NULL));
     }
     refit_status status = refit_publisher_commit(play->publisher, NULL);
     assert_true(status == REFIT_OK || status == REFIT_ERR_PEER);
@@ -209,28 +198,22 @@ static void begin_play(theatre *play, uint64_t seed, bool shm, bool device)
     set_tensor(play, 4, REFIT_I64, 3, REFIT_NO_ALIAS);
     set_tensor(play, 5, REFIT_F32, 70000, 1);
     change_model(play);
-    if (device)
-        assert_int_equal(faulty_device_open(test_device_spec("host"), &play->device, NULL),
-                         REFIT_OK);
+    if (device) assert_ok(faulty_device_open(test_device_spec("host"), &play->device, NULL));
     engine_open(&play->engine, play->device, play->tensors, TENSORS, seed % 2 == 0, 0x11);
 }
 
 static void open_play(theatre *play)
 {
     refit_publisher *publisher;
-    assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &play->config, &publisher, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &play->config, &publisher, NULL));
     play->publisher = publisher;
-    assert_int_equal(refit_publisher_declare(publisher, play->tensors, TENSORS, NULL), REFIT_OK);
-    assert_int_equal(refit_subscriber_open(refit_publisher_endpoint(publisher), &play->config,
-                                           &play->subscriber, NULL),
-                     REFIT_OK);
-    assert_int_equal(
-        refit_subscriber_bind(play->subscriber, play->engine.list, play->engine.count, NULL),
-        REFIT_OK);
-    assert_int_equal(rft_mutex_open(&play->lock, NULL), REFIT_OK);
-    assert_int_equal(rft_cond_open(&play->changed, NULL), REFIT_OK);
-    assert_int_equal(rft_thread_start(&play->thread, "worker", work, play, NULL), REFIT_OK);
+    assert_ok(refit_publisher_declare(publisher, play->tensors, TENSORS, NULL));
+    assert_ok(refit_subscriber_open(refit_publisher_endpoint(publisher), &play->config,
+                                    &play->subscriber, NULL));
+    assert_ok(refit_subscriber_bind(play->subscriber, play->engine.list, play->engine.count, NULL));
+    assert_ok(rft_mutex_open(&play->lock, NULL));
+    assert_ok(rft_cond_open(&play->changed, NULL));
+    assert_ok(rft_thread_start(&play->thread, "worker", work, play, NULL));
 }
 
 static void end_play(theatre *play)
@@ -242,7 +225,7 @@ static void end_play(theatre *play)
     rft_cond_close(&play->changed);
     rft_mutex_close(&play->lock);
     engine_close(&play->engine);
-    if (play->device != NULL) assert_int_equal(refit_device_close(play->device, NULL), REFIT_OK);
+    if (play->device != NULL) assert_ok(refit_device_close(play->device, NULL));
     for (uint32_t i = 0; i < TENSORS; i++)
         free(play->bytes[i]);
 }

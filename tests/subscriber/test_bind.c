@@ -1,17 +1,9 @@
 /* Which destinations may be bound, and which versions fit them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/bound_pair.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/test_device.h"
+#include "tests/support/unit.h"
 
 /* ---- What does not fit */
 
@@ -20,14 +12,14 @@ static refit_status try_apply_with(engine *one, uint32_t count, uint32_t *left,
 {
     pairing pair;
     pair_open(&pair, false, change);
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, one->list, count, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(pair.subscriber, one->list, count, NULL));
     raw_join(&pair.raw);
     raw_stage(&pair.raw, &pair.samples[0], NULL);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
     refit_status status = refit_update_apply(update, left, error);
     if (status != REFIT_OK) assert_true(engine_is_as_saved(one));
-    if (status == REFIT_OK) assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    if (status == REFIT_OK) assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
     pair_close(&pair);
     return status;
@@ -48,7 +40,7 @@ static void tensors_without_a_destination_are_counted_or_refused(void **state)
     assert_int_equal(try_apply(&one, 4, NULL, &error), REFIT_ERR_NOT_FOUND);
     assert_non_null(strstr(error.text, "2 tensors"));
     assert_non_null(strstr(error.text, "scalar"));
-    assert_int_equal(try_apply(&one, 4, &left, NULL), REFIT_OK);
+    assert_ok(try_apply(&one, 4, &left, NULL));
     assert_int_equal(left, 2);
     assert_false(engine_is_as_saved(&one));
     engine_close(&one);
@@ -66,7 +58,7 @@ static void names_on_one_side_only(void **state)
     one.list[1].name = "nobody";
     assert_int_equal(try_apply(&one, SAMPLE_TENSORS, NULL, &error), REFIT_ERR_NOT_FOUND);
     assert_non_null(strstr(error.text, "nobody"));
-    assert_int_equal(try_apply(&one, SAMPLE_TENSORS, &left, &error), REFIT_OK);
+    assert_ok(try_apply(&one, SAMPLE_TENSORS, &left, &error));
     assert_int_equal(left, 0);
     for (uint64_t i = 0; i < large.bytes; i++)
         assert_int_equal(((unsigned char *)large.memory)[i], 1);
@@ -87,7 +79,7 @@ static void bytes_and_types_are_those_of_the_version(void **state)
     assert_int_equal(try_apply(&one, SAMPLE_TENSORS, NULL, &error), REFIT_ERR_INVALID);
     assert_non_null(strstr(error.text, "F64"));
     one.list[4].dtype = 0;
-    assert_int_equal(try_apply(&one, SAMPLE_TENSORS, NULL, NULL), REFIT_OK);
+    assert_ok(try_apply(&one, SAMPLE_TENSORS, NULL, NULL));
     engine_close(&one);
 }
 
@@ -104,17 +96,17 @@ static void what_has_no_bytes_needs_no_memory(void **state)
         engine one;
         refit_error error;
         refit_device *device = NULL;
-        if (on_device == 1) assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
+        if (on_device == 1) assert_ok(test_device_open("host", &device, NULL));
         engine_open(&one, device, sample_tensors(), SAMPLE_TENSORS, 0, 1);
         void *unused = one.list[2].memory;
         assert_int_equal(one.list[2].bytes, 0);
         one.list[2].memory = NULL;
         if (try_apply_with(&one, SAMPLE_TENSORS, NULL, verify_always, &error) != REFIT_OK)
             fail_msg("%s", error.text);
-        assert_int_equal(try_apply(&one, SAMPLE_TENSORS, NULL, NULL), REFIT_OK);
+        assert_ok(try_apply(&one, SAMPLE_TENSORS, NULL, NULL));
         one.list[2].memory = unused;
         engine_close(&one);
-        if (device != NULL) assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+        if (device != NULL) assert_ok(refit_device_close(device, NULL));
     }
 }
 
@@ -136,7 +128,7 @@ static void one_memory_for_two_tensors_is_refused(void **state)
     memcpy(few.list, twins, sizeof twins);
     few.count = 0;
     assert_int_equal(try_apply(&few, 3, &left, &error), REFIT_ERR_INVALID);
-    assert_int_equal(try_apply(&few, 2, &left, &error), REFIT_OK);
+    assert_ok(try_apply(&few, 2, &left, &error));
     assert_int_not_equal(memcmp(scalar, "\1\1\1\1\1\1\1\1", 8), 0);
     engine_close(&one);
 }
@@ -181,7 +173,7 @@ static void lists_with_mistakes_are_refused(void **state)
     assert_int_equal(refit_subscriber_bind(pair.subscriber, NULL, 1, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_subscriber_bind(pair.subscriber, &good, 0, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_subscriber_unbind(NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_unbind(pair.subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_unbind(pair.subscriber, NULL));
     pair_close(&pair);
 }
 
@@ -194,8 +186,8 @@ static void overlaps_are_seen_across_devices(void **state)
     void *memory;
     if (test_on_cuda()) return; /* whose memory is none of the host's */
     pair_open(&pair, false, NULL);
-    assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_alloc(device, 4096, &memory, NULL), REFIT_OK);
+    assert_ok(test_device_open("host", &device, NULL));
+    assert_ok(refit_memory_alloc(device, 4096, &memory, NULL));
     refit_destination plain = {.size = sizeof plain, .name = "a", .memory = memory, .bytes = 4096};
     refit_destination within = {.size = sizeof within, .name = "b", .device = device};
     for (uint64_t bytes = 2048; bytes <= 4096; bytes += 2048) {
@@ -207,10 +199,10 @@ static void overlaps_are_seen_across_devices(void **state)
     plain.bytes = 2048;
     within.memory = (unsigned char *)memory + 2048;
     within.bytes = 2048;
-    assert_int_equal(bind_two(pair.subscriber, plain, within), REFIT_OK);
+    assert_ok(bind_two(pair.subscriber, plain, within));
     pair_close(&pair);
-    assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_ok(refit_device_close(device, NULL));
 }
 
 static void memory_of_another_device_is_refused(void **state)
@@ -221,7 +213,7 @@ static void memory_of_another_device_is_refused(void **state)
     unsigned char memory[8];
     if (!test_on_cuda()) return; /* any memory is the host device's */
     pair_open(&pair, false, NULL);
-    assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
+    assert_ok(test_device_open("host", &device, NULL));
     const refit_destination one = {.size = sizeof one,
                                    .name = "a",
                                    .memory = memory,
@@ -229,7 +221,7 @@ static void memory_of_another_device_is_refused(void **state)
                                    .device = device};
     assert_int_equal(refit_subscriber_bind(pair.subscriber, &one, 1, NULL), REFIT_ERR_INVALID);
     pair_close(&pair);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
 }
 
 static void bound_and_unbound_in_turn(void **state)
@@ -246,8 +238,8 @@ static void bound_and_unbound_in_turn(void **state)
     refit_update *update = bound_take(&it, 1, 1);
     bound_apply(&it, update);
     assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, &error), REFIT_ERR_STATE);
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, &error), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
+    assert_ok(refit_subscriber_unbind(it.pair.subscriber, &error));
     assert_true(engine_is_like(&it.engine, update));
     refit_update_close(update);
     update = bound_take(&it, 2, 2);
@@ -267,12 +259,11 @@ static void bound_elsewhere_amid_an_update(void **state)
     bound_begin(&it, false);
     bound_run_first(&it);
     refit_update *update = bound_take(&it, 1, 1);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STATE);
     engine_open(&other, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
-    assert_int_equal(refit_subscriber_bind(it.pair.subscriber, other.list, other.count, NULL),
-                     REFIT_OK);
-    assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_bind(it.pair.subscriber, other.list, other.count, NULL));
+    assert_ok(refit_update_apply(update, NULL, NULL));
     assert_true(engine_is_like(&other, update));
     assert_true(engine_is_as_saved(&it.engine));
     refit_update_close(update);
@@ -295,7 +286,7 @@ static void what_was_bound_may_be_freed_once_the_subscriber_is_closed(void **sta
         it.pair.subscriber = NULL;
         assert_true(engine_is_as_saved(&it.engine));
         engine_close(&it.engine);
-        if (it.device != NULL) assert_int_equal(refit_device_close(it.device, NULL), REFIT_OK);
+        if (it.device != NULL) assert_ok(refit_device_close(it.device, NULL));
         pair_close(&it.pair);
     }
 }
@@ -312,7 +303,7 @@ static void a_bind_that_fails_leaves_nothing(void **state)
     refit_device *device;
     failing_alloc_begin(0);
     pair_open(&pair, false, NULL);
-    assert_int_equal(faulty_device_open(test_device_spec("host"), &device, NULL), REFIT_OK);
+    assert_ok(faulty_device_open(test_device_spec("host"), &device, NULL));
     engine_open(&one, device, sample_tensors(), SAMPLE_TENSORS, 0, 1);
     for (uint32_t i = 0; i < 3; i++) {
         faulty_device_fail(device, faults[i].slot, faults[i].nth, REFIT_ERR_DEVICE);
@@ -326,7 +317,7 @@ static void a_bind_that_fails_leaves_nothing(void **state)
         refit_status status = refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL);
         came = failing_alloc_stop_here();
         if (status == REFIT_OK) { /* without a page-lock, perhaps */
-            assert_int_equal(refit_subscriber_unbind(pair.subscriber, NULL), REFIT_OK);
+            assert_ok(refit_subscriber_unbind(pair.subscriber, NULL));
         } else {
             assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
         }
@@ -334,7 +325,7 @@ static void a_bind_that_fails_leaves_nothing(void **state)
     assert_true(nth > 6);
     pair_close(&pair);
     engine_close(&one);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
     (void)failing_alloc_end();
 }
 

@@ -1,19 +1,13 @@
 /* A full socket: messages are sent in order as far as the socket takes them, the rest waits, and
  * messages that wait for a trainer that is lost are not sent to it later. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <refit/host.h>
 
 #include "net/send_queue.h"
 #include "tests/support/pairing.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/unit.h"
 
 /* ---- A socket that is full when the test says so */
 
@@ -37,7 +31,7 @@ refit_status __wrap_rft_channel_send(rft_channel *channel, const rft_peer_id *to
     if (atomic_load(&room) == 0) return REFIT_ERR_BUSY;
     if (channel != NULL) return __real_rft_channel_send(channel, to, message, payload, error);
     atomic_fetch_sub(&room, 1);
-    assert_int_equal(rft_message_decode(message, &limits, &said, NULL), REFIT_OK);
+    assert_ok(rft_message_decode(message, &limits, &said, NULL));
     sent[sent_count++] = said.as.commit.version;
     return REFIT_OK;
 }
@@ -68,7 +62,7 @@ static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **stat
     uint64_t next = 1, expected = 1;
     for (uint32_t turn = 0; turn < 10; turn++) { /* what is left moves to the front */
         for (uint32_t i = 0; i < 5; i++) {
-            assert_int_equal(put(&queue, next++, NULL), REFIT_OK);
+            assert_ok(put(&queue, next++, NULL));
         }
         assert_false(rft_send_queue_flush(&queue, NULL));
         assert_int_equal(sent_count, 0);
@@ -93,13 +87,13 @@ static void a_full_queue_takes_no_more_and_loses_nothing(void **state)
     rft_send_queue queue = {.most = MOST};
     refit_error error;
     for (uint64_t i = 1; i <= MOST; i++) {
-        assert_int_equal(put(&queue, i, NULL), REFIT_OK);
+        assert_ok(put(&queue, i, NULL));
     }
     assert_int_equal(put(&queue, 77, &error), REFIT_ERR_BUSY);
     assert_non_null(strstr(error.text, "32 messages"));
     atomic_store(&room, 1);
     assert_false(rft_send_queue_flush(&queue, NULL));
-    assert_int_equal(put(&queue, 88, NULL), REFIT_OK);
+    assert_ok(put(&queue, 88, NULL));
     atomic_store(&room, UINT32_MAX);
     assert_true(rft_send_queue_flush(&queue, NULL));
     assert_int_equal(sent_count, MOST + 1);
@@ -122,7 +116,7 @@ static void what_cannot_be_encoded_is_not_in(void **state)
     atomic_store(&room, UINT32_MAX);
     assert_true(rft_send_queue_flush(&queue, NULL));
     assert_int_equal(sent_count, 0);
-    assert_int_equal(put(&queue, 5, NULL), REFIT_OK);
+    assert_ok(put(&queue, 5, NULL));
     rft_send_queue_reset(&queue);
     assert_true(rft_send_queue_flush(&queue, NULL));
     assert_int_equal(sent_count, 0);

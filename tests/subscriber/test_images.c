@@ -1,16 +1,9 @@
 /* A worker's images: two of each kind, never taken while in use, remembered while they are free. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/alloc.h"
 #include "subscriber/images.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/raw_publisher.h"
+#include "tests/support/unit.h"
 
 typedef struct pool {
     rft_images images;
@@ -23,7 +16,7 @@ static void open_bench(pool *bench)
     memset(bench, 0, sizeof *bench);
     sample_open(&bench->sample, 1);
     rft_manifest *manifest = bench->sample.manifest;
-    assert_int_equal(rft_catalog_open(manifest, &bench->catalog, NULL), REFIT_OK);
+    assert_ok(rft_catalog_open(manifest, &bench->catalog, NULL));
 }
 
 static void close_bench(pool *bench)
@@ -38,7 +31,7 @@ static void close_bench(pool *bench)
 static rft_image *take_owned(pool *bench)
 {
     rft_image *image = NULL;
-    assert_int_equal(rft_images_take_owned(&bench->images, bench->catalog, &image, NULL), REFIT_OK);
+    assert_ok(rft_images_take_owned(&bench->images, bench->catalog, &image, NULL));
     assert_int_equal(image->uses, RFT_IMAGE_STAGED);
     return image;
 }
@@ -106,12 +99,10 @@ static void a_segment_is_mapped_once_for_all_its_images(void **state)
     rft_image *first = NULL, *second = NULL, *third = NULL;
     open_bench(&bench);
     raw_slot_open(&slot, &bench.sample);
-    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
-                                            RFT_SEQLOCK_BYTES, &first, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
-                                            RFT_SEQLOCK_BYTES, &second, NULL),
-                     REFIT_OK);
+    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                     &first, NULL));
+    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                     &second, NULL));
     assert_ptr_equal(first->bytes, second->bytes);
     assert_memory_equal(first->bytes, bench.sample.image, bench.sample.manifest->store_bytes);
     assert_null(rft_image_writable(first));
@@ -132,9 +123,8 @@ static void a_segment_is_mapped_once_for_all_its_images(void **state)
 static void take_and_leave(pool *bench, const rft_segment *slot)
 {
     rft_image *image = NULL;
-    assert_int_equal(rft_images_take_mapped(&bench->images, bench->catalog, slot->name,
-                                            RFT_SEQLOCK_BYTES, &image, NULL),
-                     REFIT_OK);
+    assert_ok(rft_images_take_mapped(&bench->images, bench->catalog, slot->name, RFT_SEQLOCK_BYTES,
+                                     &image, NULL));
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
 }
 
@@ -167,9 +157,8 @@ static void what_the_publisher_has_replaced_is_not_kept(void **state)
     open_bench(&bench);
     for (int i = 0; i < 2; i++) {
         raw_slot_open(&slots[i], &bench.sample);
-        assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slots[i].name,
-                                                RFT_SEQLOCK_BYTES, &images[i], NULL),
-                         REFIT_OK);
+        assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slots[i].name,
+                                         RFT_SEQLOCK_BYTES, &images[i], NULL));
     }
     rft_mapping *replaced = images[0]->mapping, *standing = images[1]->mapping;
     rft_segment_close(&slots[0]);
@@ -193,9 +182,8 @@ static void the_seqlock_tells_whether_the_bytes_were_overwritten(void **state)
     open_bench(&bench);
     assert_true(rft_image_is_intact(take_owned(&bench)));
     raw_slot_open(&slot, &bench.sample);
-    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
-                                            RFT_SEQLOCK_BYTES, &image, NULL),
-                     REFIT_OK);
+    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                     &image, NULL));
     atomic_store(&raw_slot_seqlock(&slot)->generation, 3);
     assert_false(rft_image_note_seqlock(image)); /* being written */
     atomic_store(&raw_slot_seqlock(&slot)->generation, 4);

@@ -1,16 +1,10 @@
 /* An observer learns which version a publisher holds, and no version waits for it. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "tests/support/raw_publisher.h"
 #include "tests/support/trainer.h"
+#include "tests/support/unit.h"
 
 #define WAIT_MS 20000u
 
@@ -22,7 +16,7 @@ static refit_glance_info look_at(const char *endpoint, refit_glance **glance)
     if (refit_glance_open(endpoint, &config, WAIT_MS, glance, &error) != REFIT_OK) {
         fail_msg("%s", error.text);
     }
-    assert_int_equal(refit_glance_describe(*glance, &info, NULL), REFIT_OK);
+    assert_ok(refit_glance_describe(*glance, &info, NULL));
     return info;
 }
 
@@ -39,14 +33,13 @@ static void what_is_not_there_yet_is_not_told(void **state)
     (void)state;
     refit_publisher *publisher;
     const refit_config config = quick_config();
-    assert_int_equal(refit_publisher_open(NULL, &config, &publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_open(NULL, &config, &publisher, NULL));
     refit_glance_info info = look(refit_publisher_endpoint(publisher));
     assert_true(info.epoch != 0);
     assert_int_equal(info.version, 0);
     assert_int_equal(info.tensors, 0);
     assert_int_equal(info.sealed, 0);
-    assert_int_equal(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, NULL));
     info = look(refit_publisher_endpoint(publisher));
     assert_int_equal(info.version, 0);
     assert_int_equal(info.tensors, SAMPLE_TENSORS);
@@ -57,7 +50,7 @@ static void what_is_not_there_yet_is_not_told(void **state)
 static void publish(test_trainer *trainer, uint64_t version)
 {
     trainer_start(trainer, TRAINER_PUBLISH, version);
-    assert_int_equal(trainer_join(trainer), REFIT_OK);
+    assert_ok(trainer_join(trainer));
 }
 
 static void a_committed_version_is_told_with_its_digests(void **state)
@@ -78,7 +71,7 @@ static void a_committed_version_is_told_with_its_digests(void **state)
     for (uint32_t i = 0; i < manifest->count; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         uint64_t digest;
-        assert_int_equal(refit_glance_tensor(glance, i, &tensor, &digest, NULL), REFIT_OK);
+        assert_ok(refit_glance_tensor(glance, i, &tensor, &digest, NULL));
         assert_string_equal(tensor.name, manifest->tensors[i].name);
         assert_true(digest ==
                     refit_tensor_digest(trainer.sample.image + manifest->tensors[i].offset,
@@ -95,7 +88,7 @@ static void assert_no_workers(refit_publisher *publisher)
     refit_worker_info worker = {.size = sizeof worker};
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_publisher_stats(publisher, &stats, NULL), REFIT_OK);
+    assert_ok(refit_publisher_stats(publisher, &stats, NULL));
     assert_int_equal(stats.workers, 0);
     assert_int_equal(refit_publisher_worker(publisher, 0, &worker, NULL), REFIT_ERR_NOT_FOUND);
 }
@@ -115,7 +108,7 @@ static void no_version_waits_for_an_observer(void **state)
     refit_glance_info info = look(endpoint);
     assert_int_equal(info.version, 1);
     assert_int_equal(info.sealed, 1);
-    assert_int_equal(refit_publisher_commit(trainer.publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_commit(trainer.publisher, NULL));
     assert_int_equal(look(endpoint).version, 2);
     assert_no_workers(trainer.publisher);
     trainer_close(&trainer);
@@ -180,7 +173,7 @@ static asker answer(const rft_message *messages, uint32_t count, uint32_t timeou
     rft_thread thread;
     raw_open(&raw, "tcp://127.0.0.1:0", 7, false);
     asker it = {.endpoint = rft_channel_endpoint(raw.channel), .timeout_ms = timeout_ms};
-    assert_int_equal(rft_thread_start(&thread, "asker", ask, &it, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "asker", ask, &it, NULL));
     const rft_message *hello = raw_hear(&raw, RFT_HELLO);
     assert_true(hello->as.hello.observer);
     for (uint32_t i = 0; i < count; i++)
@@ -196,7 +189,7 @@ static void a_publisher_that_knows_no_observers_tells_its_version(void **state)
     rft_message welcome = sample_welcome(7, "");
     welcome.as.welcome.version = 5;
     asker it = answer(&welcome, 1, 300);
-    assert_int_equal(it.status, REFIT_OK);
+    assert_ok(it.status);
     assert_int_equal(it.info.version, 5);
     assert_int_equal(it.info.sealed, 0);
 }
@@ -229,7 +222,7 @@ static void lies_are_found(void **state)
     assert_int_equal(answer(wrong, 3, WAIT_MS).status, REFIT_ERR_CORRUPT);
     assert_int_equal(answer(fewer, 3, WAIT_MS).status, REFIT_ERR_PROTOCOL);
     assert_int_equal(answer(early, 2, WAIT_MS).status, REFIT_ERR_PROTOCOL);
-    assert_int_equal(answer(twice, 6, WAIT_MS).status, REFIT_OK);
+    assert_ok(answer(twice, 6, WAIT_MS).status);
     sample_close(&sample);
 }
 
@@ -253,8 +246,7 @@ static rft_manifest *many_tensors(void)
                                     .bytes = 4,
                                     .alias_of = REFIT_NO_ALIAS};
     }
-    assert_int_equal(rft_manifest_open(tensors, MANY, SAMPLE_FRAME_BYTES, &limits, &manifest, NULL),
-                     REFIT_OK);
+    assert_ok(rft_manifest_open(tensors, MANY, SAMPLE_FRAME_BYTES, &limits, &manifest, NULL));
     return manifest;
 }
 
@@ -277,12 +269,12 @@ static void a_seal_is_of_the_tensors_before_it_and_of_no_others(void **state)
     const rft_message late[] = {welcome, manifest, seal, others, sample_bye()},
                       again[] = {welcome, manifest, seal, sample_welcome(8, ""), sample_bye()};
     asker it = answer(late, 5, WAIT_MS);
-    assert_int_equal(it.status, REFIT_OK);
+    assert_ok(it.status);
     assert_int_equal(it.info.tensors, MANY);
     assert_int_equal(it.info.sealed, 0);
     assert_true(it.digests == 0);
     it = answer(again, 5, WAIT_MS);
-    assert_int_equal(it.status, REFIT_OK);
+    assert_ok(it.status);
     assert_int_equal(it.info.epoch, 8);
     assert_int_equal(it.info.tensors, 0);
     assert_int_equal(it.info.sealed, 0);
@@ -297,7 +289,7 @@ static void what_comes_behind_bye_is_not_heard(void **state)
     sample_open(&sample, 3);
     const rft_message said[] = {sample_welcome(7, ""), sample_bye(), sample_seal(&sample),
                                 sample_refuse(REFIT_ERR_LIMIT, false)};
-    assert_int_equal(answer(said, 4, WAIT_MS).status, REFIT_OK);
+    assert_ok(answer(said, 4, WAIT_MS).status);
     sample_close(&sample);
 }
 
@@ -313,9 +305,9 @@ static void a_trainer_that_never_stops_sending_does_not_extend_the_wait(void **s
     sample_open(&sample, 3);
     rft_manifest *many = many_tensors();
     const rft_message message = say_many(&sample, many);
-    assert_int_equal(rft_message_encode(&message, &raw.limits, &bytes, NULL), REFIT_OK);
+    assert_ok(rft_message_encode(&message, &raw.limits, &bytes, NULL));
     asker it = {.endpoint = rft_channel_endpoint(raw.channel), .timeout_ms = 300};
-    assert_int_equal(rft_thread_start(&thread, "asker", ask, &it, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "asker", ask, &it, NULL));
     (void)raw_hear(&raw, RFT_HELLO);
     raw_say(&raw, sample_welcome(7, ""));
     for (int64_t until = rft_deadline(WAIT_MS); !atomic_load(&it.done);) {
@@ -323,7 +315,7 @@ static void a_trainer_that_never_stops_sending_does_not_extend_the_wait(void **s
         if (rft_ms_until(until) == 0) fail_msg("a query of 300 ms has not ended");
     }
     rft_thread_join(thread);
-    assert_int_equal(it.status, REFIT_OK);
+    assert_ok(it.status);
     assert_int_equal(it.info.sealed, 0);
     rft_bytes_close(&bytes);
     rft_manifest_close(many);

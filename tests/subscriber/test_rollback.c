@@ -1,16 +1,9 @@
 /* Notes of overwritten bytes: undone from the newest on they restore all; if there is no room
  * nothing is changed; a reset gives their memory back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "subscriber/destinations.h"
 #include "tests/support/mapped.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 
 #define ELEMENTS 1000u
 
@@ -43,15 +36,14 @@ static void notes_undone_from_the_newest_on_bring_all_back(void **state)
     uint64_t seed = 3;
     uint32_t changed, notes = 0;
     assert_true(rft_rollback_is_empty(&rollback));
-    assert_int_equal(rft_rollback_prepare(&rollback, 5, 5 * sizeof block, NULL), REFIT_OK);
+    assert_ok(rft_rollback_prepare(&rollback, 5, 5 * sizeof block, NULL));
     assert_true(rft_rollback_is_empty(&rollback));
     for (uint32_t i = 0; i < 5; i++) {
         memcpy(versions[i], block, sizeof block);
         make_next(next, block, &seed, every[i]);
         uint32_t expected = count_changed(block, next);
         rft_note_place place = {.destination = i, .offset = 8 * i};
-        assert_int_equal(rft_rollback_change(&rollback, place, shape, block, next, &changed, NULL),
-                         REFIT_OK);
+        assert_ok(rft_rollback_change(&rollback, place, shape, block, next, &changed, NULL));
         assert_int_equal(changed, expected);
         assert_memory_equal(block, next, sizeof block);
         notes += expected > 0;
@@ -78,7 +70,7 @@ static void without_room_nothing_is_changed(void **state)
     uint32_t changed = 77;
     refit_error error;
     refit_status status = REFIT_OK;
-    assert_int_equal(rft_rollback_prepare(&rollback, 1, sizeof block, NULL), REFIT_OK);
+    assert_ok(rft_rollback_prepare(&rollback, 1, sizeof block, NULL));
     while (status == REFIT_OK) {
         memcpy(before, block, sizeof block);
         make_next(next, block, &seed, 1);
@@ -89,9 +81,8 @@ static void without_room_nothing_is_changed(void **state)
     assert_non_null(strstr(error.text, "no room"));
     assert_memory_equal(block, before, sizeof block);
     assert_int_equal(changed, 0);
-    assert_int_equal(
-        rft_rollback_change(&rollback, (rft_note_place){0}, shape, block, before, &changed, &error),
-        REFIT_OK); /* what changes nothing needs no room */
+    assert_ok(rft_rollback_change(&rollback, (rft_note_place){0}, shape, block, before, &changed,
+                                  &error)); /* what changes nothing needs no room */
     rft_rollback_reset(&rollback);
 }
 
@@ -103,13 +94,12 @@ static void a_reset_gives_the_memory_back(void **state)
     uint32_t changed;
     rft_rollback_reset(&rollback);
     for (int round = 0; round < 2; round++) {
-        assert_int_equal(rft_rollback_prepare(&rollback, 1, sizeof block, NULL), REFIT_OK);
+        assert_ok(rft_rollback_prepare(&rollback, 1, sizeof block, NULL));
         const unsigned char *there = rollback.memory.memory;
         block[0] = 1;
-        assert_int_equal(
-            rft_rollback_change(&rollback, (rft_note_place){0}, shape, block, next, &changed, NULL),
-            REFIT_OK);
-        assert_int_equal(rft_rollback_prepare(&rollback, 1, sizeof block, NULL), REFIT_OK);
+        assert_ok(rft_rollback_change(&rollback, (rft_note_place){0}, shape, block, next, &changed,
+                                      NULL));
+        assert_ok(rft_rollback_prepare(&rollback, 1, sizeof block, NULL));
         assert_ptr_equal(rollback.memory.memory, there); /* what is noted stays */
         assert_false(rft_rollback_is_empty(&rollback));
         rft_rollback_reset(&rollback);

@@ -1,18 +1,10 @@
 /* The worker's session: joining, every message in every state, and the passing of time. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <unistd.h>
 
 #include <refit/host.h>
 
 #include "tests/support/session_bench.h"
+#include "tests/support/unit.h"
 
 /* ---- Joining */
 
@@ -51,7 +43,7 @@ static void a_welcome_from_before_the_gpu_was_named_is_passed_over(void **state)
 {
     session_bench *bench = *state;
     refit_device *device = NULL;
-    assert_int_equal(refit_device_open("host", NULL, &device, NULL), REFIT_OK);
+    assert_ok(refit_device_open("host", NULL, &device, NULL));
     bench_tick(bench, 0);
     rft_session_use_device(&bench->session, device, bench->now);
     bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
@@ -63,7 +55,7 @@ static void a_welcome_from_before_the_gpu_was_named_is_passed_over(void **state)
     bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
     assert_int_equal(bench_state(bench), RFT_SESSION_JOINING);
     bench->session.images.device = NULL;
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
 }
 
 static void an_impossible_welcome_breaks_the_connection(void **state)
@@ -259,7 +251,7 @@ static void a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between(
         shut_out(bench, &guessed, step);
         assert_string_equal(bench->session.report.refusal, known.text);
     }
-    assert_int_equal(bench->session.report.final.status, REFIT_OK);
+    assert_ok(bench->session.report.final.status);
     shut_out(bench, &known, step);
     refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
     assert_int_equal(bench->session.report.final.status, REFIT_ERR_SECURITY);
@@ -275,7 +267,7 @@ static void what_is_guessed_alone_ends_nothing(void **state)
     assert_string_equal(bench->session.report.refusal, guessed.text);
     shut_out(bench, &known, timeout);
     shut_out(bench, &known, timeout - 1);
-    assert_int_equal(bench->session.report.final.status, REFIT_OK);
+    assert_ok(bench->session.report.final.status);
 }
 
 /* ---- Every message in every state */

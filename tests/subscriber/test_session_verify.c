@@ -1,14 +1,7 @@
 /* broadcast.verify: always digests shared memory part by part, and all else goes on meanwhile. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/raw_publisher.h"
 #include "tests/support/session_bench.h"
+#include "tests/support/unit.h"
 
 #define PART_BYTES (16u * 1024)
 #define PARTS_MOST 64u
@@ -27,7 +20,7 @@ static int verify_setup(void **state)
     bench->config.broadcast_shm = REFIT_SHM_REQUIRE;
     bench->config.broadcast_verify = REFIT_VERIFY_ALWAYS;
     bench->session.receive.verify_bytes = PART_BYTES;
-    assert_int_equal(rft_segment_create(&fixture.probe, 8, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&fixture.probe, 8, NULL));
     memset(fixture.probe.memory, 1, 8);
     raw_slot_open(&fixture.slot, bench_sample(bench, 1));
     bench_tick(bench, 0);

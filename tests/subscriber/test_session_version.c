@@ -1,17 +1,9 @@
 /* A version that a session receives: frames, gaps, damage, false messages and no memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/session_bench.h"
+#include "tests/support/unit.h"
 #include "wire/frame.h"
 
 /* ---- A version */
@@ -139,9 +131,8 @@ static void changes_of_another_base_fail_as_stale(void **state)
     other[5] ^= 1;
     const rft_frame_source source = {.image = now->image, .base = other};
     rft_frame frame;
-    assert_int_equal(
-        rft_frame_encode(now->manifest, 0, &source, &now->modes, &now->scratch, &frame, NULL),
-        REFIT_OK);
+    assert_ok(
+        rft_frame_encode(now->manifest, 0, &source, &now->modes, &now->scratch, &frame, NULL));
     assert_int_equal(frame.counts.sparse, 1);
     rft_message message = {.kind = RFT_FRAME};
     message.as.frame.version = 3;

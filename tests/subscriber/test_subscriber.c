@@ -1,22 +1,14 @@
 /* The subscriber's public functions: versions come whole, waits end, decisions are told. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/pairing.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/unit.h"
 
 /* ---- Opening and waiting */
 
@@ -129,9 +121,9 @@ static void a_version_comes_whole(void **state)
 
     const void *original, *tied;
     uint32_t index = 0;
-    assert_int_equal(refit_update_find(update, "tied", &index, NULL), REFIT_OK);
-    assert_int_equal(refit_update_tensor(update, index, NULL, &tied, NULL), REFIT_OK);
-    assert_int_equal(refit_update_tensor(update, 1, NULL, &original, NULL), REFIT_OK);
+    assert_ok(refit_update_find(update, "tied", &index, NULL));
+    assert_ok(refit_update_tensor(update, index, NULL, &tied, NULL));
+    assert_ok(refit_update_tensor(update, 1, NULL, &original, NULL));
     assert_ptr_equal(tied, original);
     assert_int_equal(refit_update_find(update, "absent", &index, NULL), REFIT_ERR_NOT_FOUND);
     assert_int_equal(refit_update_tensor(update, SAMPLE_TENSORS, NULL, NULL, NULL),
@@ -139,7 +131,7 @@ static void a_version_comes_whole(void **state)
     refit_tensor small = {.size = 4};
     assert_int_equal(refit_update_tensor(update, 0, &small, NULL, NULL), REFIT_ERR_INVALID);
 
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
     assert_int_equal(pair_describe(&pair).version, 1);
     raw_hear(&pair.raw, RFT_COMMITTED);
     refit_update_close(update);
@@ -149,7 +141,7 @@ static void a_version_comes_whole(void **state)
     refit_stats stats;
     pair_await_report(&pair);
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_subscriber_stats(pair.subscriber, &stats, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_stats(pair.subscriber, &stats, NULL));
     assert_int_equal(stats.receive_version, 1);
     assert_int_equal(stats.receive_count, 1);
     assert_true(stats.receive_bytes_total >= pair.samples[0].manifest->payload_bytes);
@@ -167,7 +159,7 @@ static void one_update_is_open_and_decided_once(void **state)
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
     assert_int_equal(refit_subscriber_next(pair.subscriber, 0, &second, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_update_refuse(update, "bad \x01 \xff words", 1, NULL), REFIT_OK);
+    assert_ok(refit_update_refuse(update, "bad \x01 \xff words", 1, NULL));
     assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_ERR_STATE);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
     raw_hear(&pair.raw, RFT_FAILED);

@@ -1,13 +1,6 @@
 /* A subscriber whose publisher stops, lies, vanishes or comes back, in every state. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/pairing.h"
+#include "tests/support/unit.h"
 
 #define SILENCE_MS 600u
 
@@ -65,7 +58,7 @@ static void a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state
         assert_int_equal(pair.raw.heard.as.hello.held.version, held);
         if (update != NULL) {
             assert_update_is(update, &pair.samples[1]);
-            assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+            assert_ok(refit_update_accept(update, NULL));
             refit_update_close(update);
         }
         assert_int_equal(pair_readable(&pair, 0), 0);
@@ -129,7 +122,7 @@ static void garbage_makes_a_worker_connect_anew(void **state)
         pair_apply(&pair, 1, &pair.samples[0]);
         refit_stats stats;
         refit_stats_init(&stats, sizeof stats);
-        assert_int_equal(refit_subscriber_stats(pair.subscriber, &stats, NULL), REFIT_OK);
+        assert_ok(refit_subscriber_stats(pair.subscriber, &stats, NULL));
         assert_int_equal(stats.messages_refused, 1);
         pair_close(&pair);
     }

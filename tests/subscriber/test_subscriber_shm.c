@@ -1,13 +1,6 @@
 /* A subscriber that reads its versions in the publisher's shared memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/pairing.h"
+#include "tests/support/unit.h"
 
 #define STAGED UINT32_MAX /* instead of a status */
 
@@ -37,7 +30,7 @@ static void a_version_in_shared_memory_is_read_in_place(void **state)
         raw_say(&pair.raw, sample_commit(&pair.samples[i]));
         refit_update *update = pair_next(&pair);
         assert_update_is(update, &pair.samples[i]);
-        assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+        assert_ok(refit_update_accept(update, NULL));
         raw_hear(&pair.raw, RFT_COMMITTED);
         refit_update_close(update);
         raw_hear(&pair.raw, RFT_RELEASED);
@@ -46,7 +39,7 @@ static void a_version_in_shared_memory_is_read_in_place(void **state)
     assert_int_equal(pair_describe(&pair).path, REFIT_PATH_SHM);
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_subscriber_stats(pair.subscriber, &stats, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_stats(pair.subscriber, &stats, NULL));
     assert_int_equal(stats.receive_bytes_total, 0);
     pair_close(&pair);
     rft_segment_close(&slots[0]);
@@ -187,7 +180,7 @@ static void a_path_that_changes_brings_the_next_version_in_full(void **state)
     raw_hear_staged(&pair.raw, &pair.samples[0]);
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
     raw_hear(&pair.raw, RFT_RELEASED);
     raw_say(&pair.raw, sample_bye());
@@ -223,8 +216,8 @@ static void keep_beyond_the_end(bool shm)
     raw_say(&pair.raw, sample_commit(&pair.samples[0]));
     refit_update *update = pair_next(&pair);
     assert_int_equal(refit_update_keep(update, 16, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_update_keep(update, 16, &kept, NULL), REFIT_OK);
-    assert_int_equal(refit_update_tensor(update, 1, &tensor, &bytes, NULL), REFIT_OK);
+    assert_ok(refit_update_keep(update, 16, &kept, NULL));
+    assert_ok(refit_update_tensor(update, 1, &tensor, &bytes, NULL));
     unsigned char before[8];
     assert_true(tensor.bytes >= sizeof before);
     memcpy(before, bytes, sizeof before);

@@ -1,13 +1,7 @@
 /* Versions that lie in the trainer's memory of the GPU, applied into the engine's own memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/bound_engine.h"
 #include "tests/support/gpu_play.h"
+#include "tests/support/unit.h"
 
 #define VERSIONS 4u
 #define WAIT_MS  30000u
@@ -59,15 +53,13 @@ static void begin_worker(gpu_worker *worker, gpu_play *play, bool on_gpu)
     worker->refuse = 3;
     engine_open(&worker->engine, on_gpu ? play->theirs : NULL, sample_tensors(), SAMPLE_TENSORS,
                 on_gpu, 9);
-    assert_int_equal(refit_subscriber_open(refit_publisher_endpoint(play->trainer.publisher),
-                                           &play->config, &worker->subscriber, NULL),
-                     REFIT_OK);
-    assert_int_equal(refit_subscriber_use_device(worker->subscriber, play->theirs, NULL), REFIT_OK);
-    assert_int_equal(
-        refit_subscriber_bind(worker->subscriber, worker->engine.list, worker->engine.count, NULL),
-        REFIT_OK);
+    assert_ok(refit_subscriber_open(refit_publisher_endpoint(play->trainer.publisher),
+                                    &play->config, &worker->subscriber, NULL));
+    assert_ok(refit_subscriber_use_device(worker->subscriber, play->theirs, NULL));
+    assert_ok(
+        refit_subscriber_bind(worker->subscriber, worker->engine.list, worker->engine.count, NULL));
     trainer_wait_workers(&play->trainer, 1);
-    assert_int_equal(rft_thread_start(&worker->thread, "worker", work, worker, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&worker->thread, "worker", work, worker, NULL));
 }
 
 static void end_worker(gpu_worker *worker)

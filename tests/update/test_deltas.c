@@ -1,19 +1,10 @@
 /* Versions that travel as their changes: every worker has the trainer's bytes, bit for bit, also
  * when workers join late, refuse, are slow or ask again, with one slot and with two. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/crew.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/raw_worker.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 
 #define CREW_MOST 4u
 #define TENSORS   6u
@@ -76,8 +67,7 @@ static void run_open(training_run *run)
         REFIT_OK) {
         fail_msg("%s", error.text);
     }
-    assert_int_equal(refit_publisher_declare(run->publisher, run->tensors, TENSORS, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_declare(run->publisher, run->tensors, TENSORS, NULL));
 }
 
 static void run_end(training_run *run)
@@ -91,7 +81,7 @@ static void run_end(training_run *run)
 
 static void wait_workers(training_run *run, uint32_t count)
 {
-    assert_int_equal(refit_publisher_wait_workers(run->publisher, count, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(refit_publisher_wait_workers(run->publisher, count, WAIT_MS, NULL));
 }
 
 static crew_member *add_worker(training_run *run)
@@ -137,10 +127,8 @@ static void begin_and_write(training_run *run)
     if (refit_publisher_begin(run->publisher, 0, &error) != REFIT_OK) fail_msg("%s", error.text);
     for (uint32_t n = 0, at = (uint32_t)seeded_below(&run->seed, TENSORS); n < TENSORS; n++) {
         uint32_t i = (at + n) % TENSORS;
-        assert_int_equal(refit_publisher_write(run->publisher, i, run->bytes[i],
-                                               run->tensors[i].bytes, NULL, REFIT_STREAM_NONE,
-                                               NULL),
-                         REFIT_OK);
+        assert_ok(refit_publisher_write(run->publisher, i, run->bytes[i], run->tensors[i].bytes,
+                                        NULL, REFIT_STREAM_NONE, NULL));
     }
 }
 
@@ -156,7 +144,7 @@ static refit_stats figures(training_run *run)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_publisher_stats(run->publisher, &stats, NULL), REFIT_OK);
+    assert_ok(refit_publisher_stats(run->publisher, &stats, NULL));
     return stats;
 }
 
@@ -182,7 +170,7 @@ static void one_step(training_run *run)
     if (chance == 0 && run->crew_count < CREW_MOST) add_worker(run);
     if (chance == 1) {
         begin_and_write(run);
-        assert_int_equal(refit_publisher_abort(run->publisher, NULL), REFIT_OK);
+        assert_ok(refit_publisher_abort(run->publisher, NULL));
         change_model(run);
     }
     if (chance == 2) publish_to_a_refuser(run, CREW_REFUSE_KEPT);
@@ -461,11 +449,11 @@ static void a_straggler_alone_gets_the_same_bytes(void **state)
         for (int turn = 0; turn < 2; turn++) {
             change_tensor(&run, 0, 100);
             begin_and_write(&run);
-            assert_int_equal(rft_thread_start(&thread, "commit", commit, &run, NULL), REFIT_OK);
+            assert_ok(rft_thread_start(&thread, "commit", commit, &run, NULL));
             raw_worker_stage(&plain);
             raw_worker_apply(&plain);
             rft_thread_join(thread);
-            assert_int_equal(run.status, REFIT_OK);
+            assert_ok(run.status);
             take_committed(&run, &raw);
         }
         assert_int_equal(raw.sparse_blocks > 0, slots == 2);
@@ -482,7 +470,7 @@ static void scribble_on(const refit_update *update, uint32_t index)
 {
     refit_tensor tensor = {.size = sizeof tensor};
     const void *bytes = NULL;
-    assert_int_equal(refit_update_tensor(update, index, &tensor, &bytes, NULL), REFIT_OK);
+    assert_ok(refit_update_tensor(update, index, &tensor, &bytes, NULL));
     ((unsigned char *)(uintptr_t)bytes)[tensor.bytes - 1] ^= 1;
 }
 
@@ -491,7 +479,7 @@ static void check_update(const training_run *run, const refit_update *update)
     for (uint32_t i = 0; i < TENSORS; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes = NULL;
-        assert_int_equal(refit_update_tensor(update, i, &tensor, &bytes, NULL), REFIT_OK);
+        assert_ok(refit_update_tensor(update, i, &tensor, &bytes, NULL));
         assert_memory_equal(bytes, run->bytes[i], run->tensors[i].bytes);
     }
 }
@@ -504,15 +492,15 @@ static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool
     refit_update *update = NULL;
     uint64_t sent = figures(run).publish_sent_bytes_total;
     begin_and_write(run);
-    assert_int_equal(rft_thread_start(&thread, "commit", commit, run, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "commit", commit, run, NULL));
     if (refit_subscriber_next(subscriber, WAIT_MS, &update, &error) != REFIT_OK)
         fail_msg("%s", error.text);
     check_update(run, update);
     if (scribbles) scribble_on(update, 3);
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
     rft_thread_join(thread);
-    assert_int_equal(run->status, REFIT_OK);
+    assert_ok(run->status);
     return figures(run).publish_sent_bytes_total - sent;
 }
 
@@ -526,7 +514,7 @@ static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **
         run_begin(&run, 30 + slots, slots);
         run_open(&run);
         const char *endpoint = refit_publisher_endpoint(run.publisher);
-        assert_int_equal(refit_subscriber_open(endpoint, &run.config, &subscriber, NULL), REFIT_OK);
+        assert_ok(refit_subscriber_open(endpoint, &run.config, &subscriber, NULL));
         wait_workers(&run, 1);
         (void)publish_to(&run, subscriber, true);
         change_tensor(&run, 0, 100);

@@ -1,20 +1,11 @@
 /* Publisher and subscribers of one process: every worker sees every version whole, on every path,
  * also when workers join late, refuse, leave or return. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <poll.h>
-#include <stdio.h>
 #include <unistd.h>
 
 #include "tests/support/crew.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/unit.h"
 
 /* Through inproc a message's memory is passed on inside libzmq, whose locks ThreadSanitizer does
  * not see. */
@@ -106,8 +97,7 @@ static void open_publisher(training_run *run, const char *endpoint)
     }
     if (status != REFIT_OK) fail_msg("%s", error.text);
     snprintf(run->endpoint, sizeof run->endpoint, "%s", refit_publisher_endpoint(run->publisher));
-    assert_int_equal(refit_publisher_declare(run->publisher, run->tensors, run->count, &error),
-                     REFIT_OK);
+    assert_ok(refit_publisher_declare(run->publisher, run->tensors, run->count, &error));
 }
 
 /* With no tensors and no publisher yet. `path` is an index into PATHS. */
@@ -178,10 +168,8 @@ static void begin_and_write(training_run *run, uint64_t version)
     }
     for (uint32_t i = 0; i < run->count; i++) {
         if (run->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(refit_publisher_write(run->publisher, i, run->bytes[i],
-                                               run->tensors[i].bytes, NULL, REFIT_STREAM_NONE,
-                                               &error),
-                         REFIT_OK);
+        assert_ok(refit_publisher_write(run->publisher, i, run->bytes[i], run->tensors[i].bytes,
+                                        NULL, REFIT_STREAM_NONE, &error));
     }
 }
 
@@ -203,7 +191,7 @@ static refit_stats publisher_stats(training_run *run)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_publisher_stats(run->publisher, &stats, NULL), REFIT_OK);
+    assert_ok(refit_publisher_stats(run->publisher, &stats, NULL));
     return stats;
 }
 
@@ -211,7 +199,7 @@ static refit_worker_info worker_named(training_run *run, const crew_member *memb
 {
     refit_subscriber_info own = {.size = sizeof own};
     refit_worker_info info = {.size = sizeof info};
-    assert_int_equal(refit_subscriber_describe(member->subscriber, &own, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_describe(member->subscriber, &own, NULL));
     for (uint32_t i = 0;; i++) {
         if (refit_publisher_worker(run->publisher, i, &info, NULL) != REFIT_OK) {
             fail_msg("the publisher does not know worker %s", own.worker);
@@ -435,7 +423,7 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
 static void a_worker_that_refuses_is_named_and_comes_back(void **state)
 {
     (void)state;
-    for (size_t i = 0; i < sizeof REFUSALS / sizeof REFUSALS[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(REFUSALS); i++) {
         for (uint32_t path = 0; path < 2; path++)
             one_refusal(&REFUSALS[i], path);
     }
@@ -451,7 +439,7 @@ static void an_aborted_version_is_never_seen(void **state)
         (void)publish(&run, 1);
         (void)change_model(&run, 2, 0);
         begin_and_write(&run, 2);
-        assert_int_equal(refit_publisher_abort(run.publisher, NULL), REFIT_OK);
+        assert_ok(refit_publisher_abort(run.publisher, NULL));
         uint64_t digest = change_model(&run, 3, 1);
         begin_and_write(&run, 3);
         commit(&run);
@@ -493,8 +481,7 @@ static void a_changed_manifest_brings_a_full_version(void **state)
         crew_member *member = add_worker(&run, CREW_ACCEPT);
         (void)publish(&run, 1);
         add_tensor(&run, REFIT_F32, 100000, REFIT_NO_ALIAS);
-        assert_int_equal(refit_publisher_declare(run.publisher, run.tensors, run.count, NULL),
-                         REFIT_OK);
+        assert_ok(refit_publisher_declare(run.publisher, run.tensors, run.count, NULL));
         uint64_t digest = publish(&run, 2);
         assert_int_equal(crew_wait(member, 2, 1), digest);
         run_end(&run);

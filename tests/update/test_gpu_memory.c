@@ -1,16 +1,10 @@
 /* The GPU's memory that versions lie in: taken when a worker reads it, never changed or freed under
  * a reader, and what happens when there is none. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <poll.h>
 
 #include "base/clock.h"
 #include "tests/support/gpu_play.h"
+#include "tests/support/unit.h"
 
 #define PATIENT_MS 20000u
 
@@ -156,8 +150,8 @@ static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
     refit_error error;
     gpu_play_open(&play, impatient_one_slot);
     const char *endpoint = refit_publisher_endpoint(play.trainer.publisher);
-    assert_int_equal(refit_subscriber_open(endpoint, &play.config, &subscriber, NULL), REFIT_OK);
-    assert_int_equal(refit_subscriber_use_device(subscriber, play.theirs, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_open(endpoint, &play.config, &subscriber, NULL));
+    assert_ok(refit_subscriber_use_device(subscriber, play.theirs, NULL));
     trainer_wait_workers(&play.trainer, 1);
     while (trainer_stats(&play.trainer).workers_gpu == 0) {
         trainer_wait_workers(&play.trainer, 1);
@@ -176,7 +170,7 @@ static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
     trainer_start(&play.trainer, TRAINER_COMMIT, 2);
     update = next_of(subscriber);
     assert_int_equal(refit_update_version(update), 2);
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
     (void)trainer_join(&play.trainer); /* as a guest it may be late */
     refit_subscriber_close(subscriber);
@@ -238,7 +232,7 @@ static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
         refit_status status = refit_publisher_begin(play.trainer.publisher, 3, NULL);
         assert_int_equal(status, require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
         if (status == REFIT_OK) {
-            assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+            assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
         }
         crew_set_habit(keeper, CREW_ACCEPT);
         crew_let_go(keeper);
@@ -278,9 +272,7 @@ static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
         refit_tensor changed[SAMPLE_TENSORS];
         memcpy(changed, sample_tensors(), sizeof changed);
         changed[0].name = "renamed";
-        assert_int_equal(
-            refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL),
-            REFIT_OK);
+        assert_ok(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL));
         uint64_t digest = gpu_play_publish(&play, 3);
         assert_true(crew_wait(member, 3, 1) == digest);
         assert_true(crew_was_on_device(member, 3));
@@ -313,15 +305,14 @@ static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
     refit_tensor changed[SAMPLE_TENSORS];
     memcpy(changed, sample_tensors(), sizeof changed);
     changed[0].name = "renamed";
-    assert_int_equal(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL));
     uint64_t tried = fake_cuda_calls("cuMemAlloc");
     trainer_start(&play.trainer, TRAINER_BEGIN, 2);
     while (fake_cuda_calls("cuMemAlloc") == tried) {
         (void)crew_count(keeper, 1);
     }
     crew_let_go(keeper);
-    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    assert_ok(trainer_join(&play.trainer));
     fake_cuda_set_taken(0, 0);
     gpu_play_close(&play);
 }
@@ -338,7 +329,7 @@ static void await_goodbye(crew_member *member)
 {
     refit_subscriber_info info = {.size = sizeof info, .connected = 1};
     while (info.connected) {
-        assert_int_equal(refit_subscriber_describe(member->subscriber, &info, NULL), REFIT_OK);
+        assert_ok(refit_subscriber_describe(member->subscriber, &info, NULL));
     }
 }
 
@@ -352,8 +343,7 @@ static void close_waits_for_readers(void **state)
     crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
     (void)gpu_play_publish(&play, 1);
     assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
-    assert_int_equal(rft_thread_start(&thread, "close", close_trainer, &play.trainer, NULL),
-                     REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "close", close_trainer, &play.trainer, NULL));
     await_goodbye(keeper);
     crew_let_go(keeper);
     rft_thread_join(thread);
@@ -392,14 +382,14 @@ static void an_aborted_version_leaves_what_can_be_served(void **state)
                   {required, true, true},
                   {one_slot, true, false},
                   {required_one_slot, false, false}};
-    for (size_t trial = 0; trial < sizeof trials / sizeof *trials; trial++) {
+    for (size_t trial = 0; trial < COUNT_OF(trials); trial++) {
         gpu_play play;
         gpu_play_open(&play, trials[trial].change);
         crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
         gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
         trainer_begin(&play.trainer, 2);
         trainer_write(&play.trainer);
-        assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+        assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
         assert_int_equal(refit_publisher_version(play.trainer.publisher), 1);
         crew_member *late = gpu_play_hire_as(&play, &play.config, play.theirs, CREW_ACCEPT);
         trainer_wait_workers(&play.trainer, 2);
@@ -421,7 +411,7 @@ static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **stat
     gpu_play play;
     refit_device *other = NULL;
     gpu_play_open(&play, NULL);
-    assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
     trainer_take_device(&play.trainer, NULL);
     gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
@@ -433,7 +423,7 @@ static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **stat
     play.crew_count = 0;
     trainer_close(&play.trainer);
     trainer_open_on(&play.trainer, &play.config, play.device);
-    assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+    assert_ok(refit_device_close(other, NULL));
     gpu_play_close(&play);
 }
 
@@ -472,7 +462,7 @@ static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
     const char *const calls[] = {
         "cuMemAlloc",    "cuIpcGetMemHandle",  "cuPointerGetAttributes", "cuMemGetAddressRange",
         "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuEventRecord"};
-    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
         for (unsigned nth = 1; nth <= 6; nth++) {
             gpu_play play;
             gpu_play_open(&play, NULL);

@@ -1,16 +1,10 @@
 /* A worker that is offered memory of its GPU by a publisher that may be lying: it maps and verifies
  * the memory, and delivers a version only if it is as it was offered. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "device/device.h"
 #include "fake_cuda.h"
 #include "store/segment.h"
 #include "tests/support/pairing.h"
+#include "tests/support/unit.h"
 
 /* A publisher's block of the GPU's memory, by hand. */
 typedef struct block {
@@ -32,13 +26,10 @@ static void block_open(scene *on, block *one, const sample_version *sample)
 {
     void *memory = NULL;
     uint64_t bytes = sample->manifest->store_bytes;
-    assert_int_equal(refit_memory_alloc(on->theirs, bytes, &memory, NULL), REFIT_OK);
-    assert_int_equal(
-        refit_stream_copy(on->theirs, REFIT_STREAM_NONE, memory, sample->image, bytes, NULL),
-        REFIT_OK);
-    assert_int_equal(rft_device_share_export(on->theirs, memory, bytes, &one->share, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_share_lock_open(&one->share_lock, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(on->theirs, bytes, &memory, NULL));
+    assert_ok(refit_stream_copy(on->theirs, REFIT_STREAM_NONE, memory, sample->image, bytes, NULL));
+    assert_ok(rft_device_share_export(on->theirs, memory, bytes, &one->share, NULL));
+    assert_ok(rft_share_lock_open(&one->share_lock, NULL));
     one->memory = memory;
 }
 
@@ -55,7 +46,7 @@ static void scene_open(scene *on, void (*change)(refit_config *config))
     pair_open(&on->pair, true, change);
     block_open(on, &on->blocks[0], &on->pair.samples[0]);
     block_open(on, &on->blocks[1], &on->pair.samples[1]);
-    assert_int_equal(refit_subscriber_use_device(on->pair.subscriber, on->device, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_use_device(on->pair.subscriber, on->device, NULL));
 }
 
 static void scene_close(scene *on)
@@ -65,10 +56,10 @@ static void scene_close(scene *on)
         assert_false(
             rft_share_lock_is_mapped(&on->blocks[i].share_lock)); /* the worker has let go */
         rft_share_lock_close(&on->blocks[i].share_lock);
-        assert_int_equal(refit_memory_free(on->theirs, on->blocks[i].memory, NULL), REFIT_OK);
+        assert_ok(refit_memory_free(on->theirs, on->blocks[i].memory, NULL));
     }
-    assert_int_equal(refit_device_close(on->theirs, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(on->device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(on->theirs, NULL));
+    assert_ok(refit_device_close(on->device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
 }
@@ -123,12 +114,11 @@ static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t ind
         const void *bytes = NULL;
         unsigned char here[1 << 20];
         uint64_t offset = on->pair.samples[index].manifest->tensors[i].offset;
-        assert_int_equal(refit_update_tensor(update, i, &tensor, &bytes, NULL), REFIT_OK);
+        assert_ok(refit_update_tensor(update, i, &tensor, &bytes, NULL));
         assert_ptr_equal(bytes, on->blocks[index].memory + offset);
         assert_true(tensor.bytes <= sizeof here);
-        assert_int_equal(
-            refit_stream_copy(on->device, REFIT_STREAM_NONE, here, bytes, tensor.bytes, NULL),
-            REFIT_OK);
+        assert_ok(
+            refit_stream_copy(on->device, REFIT_STREAM_NONE, here, bytes, tensor.bytes, NULL));
         assert_memory_equal(here, on->pair.samples[index].image + offset, tensor.bytes);
     }
 }
@@ -169,7 +159,7 @@ static void a_version_on_the_gpu_is_read_in_place(void **state)
         refit_update *update = pair_next(&on.pair);
         assert_true(rft_share_lock_is_read(&on.blocks[i].share_lock));
         assert_is_on_gpu(&on, update, i);
-        assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+        assert_ok(refit_update_accept(update, NULL));
         raw_hear(&on.pair.raw, RFT_COMMITTED);
         refit_update_close(update);
         raw_hear(&on.pair.raw, RFT_RELEASED);
@@ -190,7 +180,7 @@ static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
     stage(&on, 0);
     raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
     refit_update *update = pair_next(&on.pair);
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
     rft_share_lock_retire(&on.blocks[0].share_lock);
     raw_say(&on.pair.raw, sample_beat(PAIR_EPOCH));
     stage(&on, 1);
@@ -277,9 +267,8 @@ static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
     if (wrong == 12) share.address = 0;
     if (wrong == 13) seal.as.seal.digest.bytes[0] ^= 1;
     if (wrong == 14) {
-        assert_int_equal(
-            refit_stream_copy(on.theirs, REFIT_STREAM_NONE, one->memory + 5, &damaged, 1, NULL),
-            REFIT_OK);
+        assert_ok(
+            refit_stream_copy(on.theirs, REFIT_STREAM_NONE, one->memory + 5, &damaged, 1, NULL));
     }
     offer(&on, 0, &share, seqlock);
     raw_say(&on.pair.raw, seal);

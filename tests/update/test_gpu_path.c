@@ -1,18 +1,12 @@
 /* Workers on the trainer's GPU read the weights where they lie; all others get them as before. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/gpu_play.h"
+#include "tests/support/unit.h"
 
 static refit_stats worker_stats(crew_member *member)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_subscriber_stats(member->subscriber, &stats, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_stats(member->subscriber, &stats, NULL));
     return stats;
 }
 
@@ -61,7 +55,7 @@ static void a_worker_on_the_gpu_reads_every_version_there(void **state)
                                                required_and_verified,
                                                without_kernels,
                                                required_without_kernels};
-    for (size_t trial = 0; trial < sizeof changes / sizeof *changes; trial++) {
+    for (size_t trial = 0; trial < COUNT_OF(changes); trial++) {
         gpu_play play;
         gpu_play_open(&play, changes[trial]);
         crew_member *first = gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -170,7 +164,7 @@ static void present_workers_join_once_more(void **state)
     crew_start_on(&member, refit_publisher_endpoint(second.publisher), &play.config, play.theirs,
                   CREW_ACCEPT);
     trainer_wait_workers(&second, 1);
-    assert_int_equal(refit_publisher_use_device(second.publisher, play.device, NULL), REFIT_OK);
+    assert_ok(refit_publisher_use_device(second.publisher, play.device, NULL));
     trainer_take_device(&second, play.device);
     test_trainer first = play.trainer;
     play.trainer = second;

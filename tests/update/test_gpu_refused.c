@@ -1,14 +1,8 @@
 /* Workers that are refused on the GPU: told the reason, and served another way unless an end
  * requires the GPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/file_size_limit.h"
 #include "tests/support/gpu_play.h"
+#include "tests/support/unit.h"
 
 #define SOON_MS 400u
 
@@ -32,9 +26,9 @@ static refit_subscriber *subscriber_open(gpu_play *play, const refit_config *con
 {
     refit_subscriber *subscriber = NULL;
     const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
-    assert_int_equal(refit_subscriber_open(endpoint, config, &subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_open(endpoint, config, &subscriber, NULL));
     if (device != NULL) {
-        assert_int_equal(refit_subscriber_use_device(subscriber, device, NULL), REFIT_OK);
+        assert_ok(refit_subscriber_use_device(subscriber, device, NULL));
     }
     return subscriber;
 }
@@ -64,7 +58,7 @@ static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **stat
     assert_int_equal(await_verdict(subscriber, &error), REFIT_ERR_TIMEOUT);
     assert_non_null(strstr(error.text, "refit_subscriber_use_device"));
     /* It learns its device late, and is taken. */
-    assert_int_equal(refit_subscriber_use_device(subscriber, play.theirs, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_use_device(subscriber, play.theirs, NULL));
     trainer_wait_workers(&play.trainer, 1);
     refit_subscriber_close(subscriber);
     gpu_play_close(&play);
@@ -78,8 +72,8 @@ static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(voi
     refit_device *other = NULL;
     refit_device_info info = {.size = sizeof info};
     gpu_play_open(&play, required);
-    assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
-    assert_int_equal(refit_device_describe(play.device, &info, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    assert_ok(refit_device_describe(play.device, &info, NULL));
     refit_subscriber *subscriber = subscriber_open(&play, &play.config, other);
     assert_int_equal(await_verdict(subscriber, &error), REFIT_ERR_PROTOCOL);
     assert_non_null(strstr(error.text, info.uuid));
@@ -87,7 +81,7 @@ static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(voi
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(trainer_stats(&play.trainer).messages_refused, 1);
     refit_subscriber_close(subscriber);
-    assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+    assert_ok(refit_device_close(other, NULL));
     gpu_play_close(&play);
 }
 
@@ -97,7 +91,7 @@ static void a_worker_on_another_gpu_takes_another_way(void **state)
     gpu_play play;
     refit_device *other = NULL;
     gpu_play_open(&play, NULL);
-    assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     crew_member *member = gpu_play_hire_as(&play, &play.config, other, CREW_ACCEPT);
     trainer_wait_workers(&play.trainer, 1);
     uint64_t digest = gpu_play_publish(&play, 1);
@@ -105,7 +99,7 @@ static void a_worker_on_another_gpu_takes_another_way(void **state)
     assert_int_equal(gpu_play_path(&play, member), REFIT_PATH_SHM);
     crew_stop(member);
     play.crew_count = 0;
-    assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+    assert_ok(refit_device_close(other, NULL));
     gpu_play_close(&play);
 }
 
@@ -117,7 +111,7 @@ static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
     refit_update *update = NULL;
     refit_device *other = NULL;
     gpu_play_open(&play, NULL);
-    assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     refit_config config = play.config;
     required(&config);
     refit_subscriber *subscriber = subscriber_open(&play, &config, NULL);
@@ -125,11 +119,11 @@ static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
     assert_non_null(strstr(error.text, "refit_subscriber_use_device"));
     assert_int_equal(refit_publisher_wait_workers(play.trainer.publisher, 1, SOON_MS, NULL),
                      REFIT_ERR_TIMEOUT); /* it has not even said hello */
-    assert_int_equal(refit_subscriber_use_device(subscriber, other, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_use_device(subscriber, other, NULL));
     assert_int_equal(await_verdict(subscriber, &error), REFIT_ERR_UNSUPPORTED);
     assert_non_null(strstr(error.text, "another GPU"));
     refit_subscriber_close(subscriber);
-    assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+    assert_ok(refit_device_close(other, NULL));
     gpu_play_close(&play);
 }
 
@@ -147,7 +141,7 @@ static void a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one(vo
     play.trainer = late;
     refit_subscriber *subscriber = subscriber_open(&play, &config, play.theirs);
     assert_int_equal(await_verdict(subscriber, &error), REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_publisher_use_device(late.publisher, play.device, NULL), REFIT_OK);
+    assert_ok(refit_publisher_use_device(late.publisher, play.device, NULL));
     trainer_wait_workers(&play.trainer, 1);
     refit_subscriber_close(subscriber);
     trainer_close(&play.trainer);
@@ -205,24 +199,22 @@ static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(vo
     (void)state;
     refit_device *host = NULL;
     refit_error error;
-    assert_int_equal(refit_device_open("host", NULL, &host, NULL), REFIT_OK);
+    assert_ok(refit_device_open("host", NULL, &host, NULL));
     for (int mode = REFIT_GPU_AUTO; mode <= REFIT_GPU_OFF; mode++) {
         refit_publisher *publisher = NULL;
         refit_subscriber *subscriber = NULL;
         refit_config config = trainer_config();
         config.broadcast_gpu = mode;
         refit_status expected = mode == REFIT_GPU_REQUIRE ? REFIT_ERR_UNSUPPORTED : REFIT_OK;
-        assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL),
-                         REFIT_OK);
+        assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
         assert_int_equal(refit_publisher_use_device(publisher, host, &error), expected);
-        assert_int_equal(
-            refit_subscriber_open(refit_publisher_endpoint(publisher), &config, &subscriber, NULL),
-            REFIT_OK);
+        assert_ok(
+            refit_subscriber_open(refit_publisher_endpoint(publisher), &config, &subscriber, NULL));
         assert_int_equal(refit_subscriber_use_device(subscriber, host, &error), expected);
         refit_subscriber_close(subscriber);
         refit_publisher_close(publisher);
     }
-    assert_int_equal(refit_device_close(host, NULL), REFIT_OK);
+    assert_ok(refit_device_close(host, NULL));
 }
 
 /* /dev/shm was full, or is not there, when the publisher was opened. */
@@ -232,7 +224,7 @@ static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(v
     refit_device *device = NULL;
     refit_error error;
     fake_cuda_reset();
-    assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
     for (int mode = REFIT_GPU_AUTO; mode <= REFIT_GPU_OFF; mode++) {
         refit_publisher *publisher = NULL;
         refit_config config = trainer_config();
@@ -241,17 +233,17 @@ static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(v
         refit_status opened =
             refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, &error);
         file_size_limit_back(&before);
-        assert_int_equal(opened, REFIT_OK);
+        assert_ok(opened);
         bool required = mode == REFIT_GPU_REQUIRE;
         assert_int_equal(refit_publisher_use_device(publisher, device, &error),
                          required ? REFIT_ERR_SYSTEM : REFIT_OK);
         if (required) assert_non_null(strstr(error.text, "there is no shared memory"));
         /* It is not in use, so that another may be told. */
-        assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
-        assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
+        assert_ok(refit_device_close(device, NULL));
+        assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
         refit_publisher_close(publisher);
     }
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
 }
 
@@ -263,15 +255,15 @@ static void use_device_is_told_once_and_between_versions(void **state)
     refit_publisher *publisher = NULL;
     gpu_play_open(&play, NULL);
     publisher = play.trainer.publisher;
-    assert_int_equal(refit_publisher_use_device(publisher, play.device, NULL), REFIT_OK);
+    assert_ok(refit_publisher_use_device(publisher, play.device, NULL));
     assert_int_equal(refit_publisher_use_device(publisher, play.theirs, &error), REFIT_ERR_STATE);
     assert_int_equal(refit_publisher_use_device(NULL, play.device, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_publisher_use_device(publisher, NULL, NULL), REFIT_ERR_INVALID);
     trainer_begin(&play.trainer, 1);
     assert_int_equal(refit_publisher_use_device(publisher, play.device, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_publisher_abort(publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_abort(publisher, NULL));
     refit_subscriber *subscriber = subscriber_open(&play, &play.config, play.theirs);
-    assert_int_equal(refit_subscriber_use_device(subscriber, play.theirs, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_use_device(subscriber, play.theirs, NULL));
     assert_int_equal(refit_subscriber_use_device(subscriber, play.device, NULL), REFIT_ERR_STATE);
     assert_int_equal(refit_subscriber_use_device(subscriber, NULL, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_subscriber_use_device(NULL, play.theirs, NULL), REFIT_ERR_INVALID);
@@ -288,8 +280,7 @@ static void with_require_the_trainer_says_which_gpu_before_it_declares(void **st
     refit_error error;
     refit_config config = trainer_config();
     required(&config);
-    assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
     assert_int_equal(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, &error),
                      REFIT_ERR_STATE);
     assert_non_null(strstr(error.text, "refit_publisher_use_device"));
@@ -304,18 +295,18 @@ static void with_require_weights_of_another_gpu_are_refused(void **state)
     refit_device *other = NULL;
     void *memory = NULL;
     gpu_play_open(&play, required);
-    assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     trainer_begin(&play.trainer, 1);
     const rft_manifest_tensor *first = &play.trainer.sample.manifest->tensors[0];
-    assert_int_equal(refit_memory_alloc(other, first->bytes, &memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_alloc(other, first->bytes, &memory, NULL));
     assert_int_equal(refit_publisher_write(play.trainer.publisher, 0, memory, first->bytes, other,
                                            REFIT_STREAM_NONE, &error),
                      REFIT_ERR_INVALID);
     assert_non_null(strstr(strstr(error.text, "GPU-") + 4, "GPU-")); /* both by name */
     trainer_write(&play.trainer);
-    assert_int_equal(refit_publisher_commit(play.trainer.publisher, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_free(other, memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+    assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
+    assert_ok(refit_memory_free(other, memory, NULL));
+    assert_ok(refit_device_close(other, NULL));
     gpu_play_close(&play);
 }
 

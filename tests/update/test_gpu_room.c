@@ -1,15 +1,9 @@
 /* Reports of the memory that versions take, and versions where memory is scarce. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <poll.h>
 
 #include "publisher/publisher.h"
 #include "tests/support/gpu_play.h"
+#include "tests/support/unit.h"
 
 #define MEMORY_BYTES (UINT64_C(64) << 20) /* of a GPU of the fake driver */
 
@@ -23,15 +17,13 @@ static void declare_anew(gpu_play *play)
     refit_tensor changed[SAMPLE_TENSORS];
     memcpy(changed, sample_tensors(), sizeof changed);
     changed[0].name = "renamed";
-    assert_int_equal(
-        refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL), REFIT_OK);
+    assert_ok(refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL));
 }
 
 static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, uint32_t slot)
 {
     const rft_gpu_block *block = publisher->gpu->slots[slot].block;
-    assert_int_equal(rft_share_lock_hold(share_lock, block->share_lock.segment.name, NULL),
-                     REFIT_OK);
+    assert_ok(rft_share_lock_hold(share_lock, block->share_lock.segment.name, NULL));
 }
 
 /* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
@@ -54,11 +46,11 @@ static void room_for_one_version_is_enough_for_one(void **state)
         (void)poll(NULL, 0, 1);
     }
     rft_share_lock_close(&late);
-    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    assert_ok(trainer_join(&play.trainer));
     assert_int_equal(trainer_stats(&play.trainer).publish_gpu_bytes,
                      2 * play.trainer.sample.manifest->store_bytes);
     trainer_write(&play.trainer);
-    assert_int_equal(refit_publisher_commit(play.trainer.publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
     assert_true(crew_wait(member, 3, 1) == gpu_play_digest(3));
     assert_true(crew_was_on_device(member, 3));
     rft_share_lock_close(&kept);
@@ -95,22 +87,22 @@ static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
     rft_gpu_store *store = NULL;
     rft_share_lock reader = {0};
     fake_cuda_reset();
-    assert_int_equal(refit_device_open("cuda:0", NULL, &device, NULL), REFIT_OK);
-    assert_int_equal(rft_gpu_store_open(device, &store, NULL), REFIT_OK);
-    assert_int_equal(rft_gpu_store_clear(store, 0, BYTES, NULL), REFIT_OK);
-    assert_int_equal(rft_gpu_store_clear(store, 1, BYTES, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
+    assert_ok(rft_gpu_store_open(device, &store, NULL));
+    assert_ok(rft_gpu_store_clear(store, 0, BYTES, NULL));
+    assert_ok(rft_gpu_store_clear(store, 1, BYTES, NULL));
     const char *name = store->slots[0].block->share_lock.segment.name;
-    assert_int_equal(rft_share_lock_hold(&reader, name, NULL), REFIT_OK);
-    assert_int_equal(rft_share_lock_read(&reader, NULL), REFIT_OK);
-    assert_int_equal(rft_gpu_store_clear(store, 0, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_share_lock_hold(&reader, name, NULL));
+    assert_ok(rft_share_lock_read(&reader, NULL));
+    assert_ok(rft_gpu_store_clear(store, 0, BYTES, NULL));
     assert_int_equal(rft_gpu_store_bytes(store), 3 * BYTES);
     rft_share_lock_close(&reader);
     const rft_gpu_block *kept = store->slots[1].block;
-    assert_int_equal(rft_gpu_store_clear(store, 1, BYTES, NULL), REFIT_OK);
+    assert_ok(rft_gpu_store_clear(store, 1, BYTES, NULL));
     assert_ptr_equal(store->slots[1].block, kept);
     assert_int_equal(rft_gpu_store_bytes(store), 2 * BYTES);
     assert_int_equal(rft_gpu_store_close(store, 0), 0);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
 }
 

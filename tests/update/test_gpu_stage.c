@@ -1,15 +1,9 @@
 /* A worker's mappings of its trainer's memory of the GPU: each under its share lock, made once, and
  * never ended while a reader uses it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "fake_cuda.h"
 #include "subscriber/images.h"
 #include "tests/support/sample_version.h"
+#include "tests/support/unit.h"
 
 #define BLOCKS 3
 
@@ -33,16 +27,15 @@ static void scene_open(scene *on)
     memset(on, 0, sizeof *on);
     fake_cuda_reset();
     sample_open(&on->sample, 1);
-    assert_int_equal(rft_catalog_open(on->sample.manifest, &on->catalog, NULL), REFIT_OK);
-    assert_int_equal(refit_device_open("cuda:0", NULL, &on->device, NULL), REFIT_OK);
+    assert_ok(rft_catalog_open(on->sample.manifest, &on->catalog, NULL));
+    assert_ok(refit_device_open("cuda:0", NULL, &on->device, NULL));
     on->images.device = on->device;
     for (int i = 0; i < BLOCKS; i++) {
         block *one = &on->blocks[i];
         uint64_t bytes = on->sample.manifest->store_bytes;
-        assert_int_equal(refit_memory_alloc(on->device, bytes, &one->memory, NULL), REFIT_OK);
-        assert_int_equal(rft_device_share_export(on->device, one->memory, bytes, &one->share, NULL),
-                         REFIT_OK);
-        assert_int_equal(rft_share_lock_open(&one->share_lock, NULL), REFIT_OK);
+        assert_ok(refit_memory_alloc(on->device, bytes, &one->memory, NULL));
+        assert_ok(rft_device_share_export(on->device, one->memory, bytes, &one->share, NULL));
+        assert_ok(rft_share_lock_open(&one->share_lock, NULL));
     }
 }
 
@@ -52,13 +45,13 @@ static void scene_close(scene *on)
     for (int i = 0; i < BLOCKS; i++) {
         assert_false(rft_share_lock_is_mapped(&on->blocks[i].share_lock));
         rft_share_lock_close(&on->blocks[i].share_lock);
-        assert_int_equal(refit_memory_free(on->device, on->blocks[i].memory, NULL), REFIT_OK);
+        assert_ok(refit_memory_free(on->device, on->blocks[i].memory, NULL));
     }
     assert_int_equal(on->catalog->users, 1);
     rft_catalog_release(on->catalog);
     on->sample.manifest = NULL; /* it was the catalogue's */
     sample_close(&on->sample);
-    assert_int_equal(refit_device_close(on->device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(on->device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
 }
@@ -73,7 +66,7 @@ static refit_status take(scene *on, int index, rft_image **out)
 static rft_image *take_ok(scene *on, int index)
 {
     rft_image *image = NULL;
-    assert_int_equal(take(on, index, &image), REFIT_OK);
+    assert_ok(take(on, index, &image));
     assert_ptr_equal(image->bytes, on->blocks[index].memory);
     return image;
 }
@@ -168,8 +161,8 @@ static void a_reader_is_seen_until_its_last_image_is_back(void **state)
     rft_image *first = take_ok(&on, 0), *second = take_ok(&on, 0);
     assert_ptr_equal(first->gpu, second->gpu);
     assert_true(rft_image_note_seqlock(first) && rft_image_note_seqlock(second));
-    assert_int_equal(rft_image_lend(first, NULL), REFIT_OK);
-    assert_int_equal(rft_image_lend(second, NULL), REFIT_OK);
+    assert_ok(rft_image_lend(first, NULL));
+    assert_ok(rft_image_lend(second, NULL));
     rft_image_drop_use(first, RFT_IMAGE_LENT);
     assert_true(rft_share_lock_is_read(&on.blocks[0].share_lock));
     rft_image_drop_use(second, RFT_IMAGE_LENT);

@@ -1,17 +1,11 @@
 /* A copy that a write gave up waiting for may end at any time: nothing else is written to its
  * destination, and nothing is served from there. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include "device/device.h"
 #include "tests/support/gpu_play.h"
+#include "tests/support/unit.h"
 
 #define SOON_MS 200
 
@@ -39,9 +33,9 @@ static refit_status write_first(gpu_play *play, const void *memory, refit_device
 static refit_stream_ref stream_stop(refit_device *device, void *memory)
 {
     refit_stream_ref stream;
-    assert_int_equal(refit_stream_open(device, &stream, NULL), REFIT_OK);
+    assert_ok(refit_stream_open(device, &stream, NULL));
     fake_cuda_stop_stream((rft_cu_stream)stream.native);
-    assert_int_equal(rft_device_zero(device, stream, memory, 16, NULL), REFIT_OK);
+    assert_ok(rft_device_zero(device, stream, memory, 16, NULL));
     return stream;
 }
 
@@ -49,7 +43,7 @@ static void stream_go(refit_device *device, refit_stream_ref stream)
 {
     fake_cuda_go_stream((rft_cu_stream)stream.native);
     fake_cuda_settle();
-    assert_int_equal(refit_stream_close(device, stream, NULL), REFIT_OK);
+    assert_ok(refit_stream_close(device, stream, NULL));
 }
 
 /* All tensors but the first. */
@@ -59,10 +53,9 @@ static void write_rest(gpu_play *play)
     for (uint32_t i = 1; i < manifest->count; i++) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(refit_publisher_write(play->trainer.publisher, i,
-                                               play->trainer.memory + tensor->offset, tensor->bytes,
-                                               play->device, REFIT_STREAM_NONE, NULL),
-                         REFIT_OK);
+        assert_ok(refit_publisher_write(play->trainer.publisher, i,
+                                        play->trainer.memory + tensor->offset, tensor->bytes,
+                                        play->device, REFIT_STREAM_NONE, NULL));
     }
 }
 
@@ -77,16 +70,15 @@ static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **
         refit_device *other = NULL;
         void *memory = NULL, *wrong = NULL;
         gpu_play_open(&play, impatient);
-        assert_int_equal(refit_device_open("cuda:1", NULL, &other, NULL), REFIT_OK);
+        assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
         crew_member *member = gpu_play_hire(&play, on_gpu, CREW_ACCEPT);
         trainer_begin(&play.trainer, 1);
         const sample_version *sample = &play.trainer.sample;
         uint64_t bytes = sample->manifest->tensors[0].bytes;
         const void *good = sample->image + sample->manifest->tensors[0].offset;
-        assert_int_equal(refit_memory_alloc(play.device, bytes, &wrong, NULL), REFIT_OK);
-        assert_int_equal(refit_memory_alloc(other, bytes, &memory, NULL), REFIT_OK);
-        assert_int_equal(refit_stream_copy(other, REFIT_STREAM_NONE, memory, good, bytes, NULL),
-                         REFIT_OK);
+        assert_ok(refit_memory_alloc(play.device, bytes, &wrong, NULL));
+        assert_ok(refit_memory_alloc(other, bytes, &memory, NULL));
+        assert_ok(refit_stream_copy(other, REFIT_STREAM_NONE, memory, good, bytes, NULL));
         refit_stream_ref stream = stream_stop(play.device, wrong);
         assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
         const void *from = from_other ? memory : good;
@@ -95,17 +87,17 @@ static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **
                          REFIT_ERR_TIMEOUT);
         assert_non_null(strstr(error.text, "earlier write"));
         stream_go(play.device, stream);
-        assert_int_equal(write_first(&play, from, device, REFIT_STREAM_NONE, &error), REFIT_OK);
+        assert_ok(write_first(&play, from, device, REFIT_STREAM_NONE, &error));
         write_rest(&play);
-        assert_int_equal(refit_publisher_commit(play.trainer.publisher, NULL), REFIT_OK);
+        assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
         assert_true(crew_wait(member, 1, 1) == gpu_play_digest(1));
-        assert_int_equal(refit_memory_free(play.device, wrong, NULL), REFIT_OK);
-        assert_int_equal(refit_memory_free(other, memory, NULL), REFIT_OK);
+        assert_ok(refit_memory_free(play.device, wrong, NULL));
+        assert_ok(refit_memory_free(other, memory, NULL));
         crew_stop(member);
         play.crew_count = 0;
         trainer_close(&play.trainer);
         trainer_open_on(&play.trainer, &play.config, play.device);
-        assert_int_equal(refit_device_close(other, NULL), REFIT_OK);
+        assert_ok(refit_device_close(other, NULL));
         gpu_play_close(&play);
     }
 }
@@ -120,12 +112,10 @@ static void another_version_does_not_wait_for_it(void **state)
     crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
     trainer_begin(&play.trainer, 1);
     const sample_version *sample = &play.trainer.sample;
-    assert_int_equal(
-        refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL),
-        REFIT_OK);
+    assert_ok(refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL));
     refit_stream_ref stream = stream_stop(play.device, wrong);
     assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
-    assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
     crew_stop(member); /* or host memory would go up on the stream that stands */
     play.crew_count = 0;
     refit_device *device = play.trainer.device;
@@ -133,11 +123,11 @@ static void another_version_does_not_wait_for_it(void **state)
     play.trainer.device = NULL; /* from the host */
     trainer_write(&play.trainer);
     play.trainer.device = device;
-    assert_int_equal(refit_publisher_commit(play.trainer.publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
     stream_go(play.device, stream);
     crew_member *late = gpu_play_hire_as(&play, &play.config, NULL, CREW_ACCEPT);
     assert_true(crew_wait(late, 2, 1) == gpu_play_digest(2));
-    assert_int_equal(refit_memory_free(play.device, wrong, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(play.device, wrong, NULL));
     gpu_play_close(&play);
 }
 
@@ -181,21 +171,19 @@ static void with_no_other_memory_the_version_before_is_not_served(void **state)
     (void)gpu_play_publish(&play, 1);
     trainer_begin(&play.trainer, 2);
     const sample_version *sample = &play.trainer.sample;
-    assert_int_equal(
-        refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL),
-        REFIT_OK);
+    assert_ok(refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL));
     refit_stream_ref stream = stream_stop(play.device, wrong);
     assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
     shortage none;
     shortage_begin(&none);
-    assert_int_equal(refit_publisher_abort(play.trainer.publisher, NULL), REFIT_OK);
+    assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
     shortage_end(&none);
     crew_member *late = gpu_play_hire(&play, false, CREW_ACCEPT);
     stream_go(play.device, stream);
     uint64_t digest = gpu_play_publish(&play, 3);
     assert_true(crew_wait(late, 3, 1) == digest);
     assert_int_equal(crew_count(late, 1), 0);
-    assert_int_equal(refit_memory_free(play.device, wrong, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(play.device, wrong, NULL));
     gpu_play_close(&play);
 }
 

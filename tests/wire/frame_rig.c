@@ -1,15 +1,7 @@
 #include "frame_rig.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire_samples.h"
 
 void frame_rig_open(frame_rig *f, uint64_t seed, uint64_t most_elements, const refit_tensor *last,
@@ -39,8 +31,7 @@ void frame_rig_seal(frame_rig *f)
 
 void frame_rig_assemble(frame_rig *f)
 {
-    assert_int_equal(rft_reassembly_open(f->manifest, f->staging, f->base, &f->reassembly, NULL),
-                     REFIT_OK);
+    assert_ok(rft_reassembly_open(f->manifest, f->staging, f->base, &f->reassembly, NULL));
 }
 
 void frame_rig_close(frame_rig *f)
@@ -61,9 +52,7 @@ rft_message frame_rig_encode(frame_rig *f, uint32_t sequence, const rft_frame_so
 {
     rft_message frame = {.kind = RFT_FRAME};
     rft_frame made;
-    assert_int_equal(
-        rft_frame_encode(f->manifest, sequence, source, &f->modes, &f->scratch, &made, NULL),
-        REFIT_OK);
+    assert_ok(rft_frame_encode(f->manifest, sequence, source, &f->modes, &f->scratch, &made, NULL));
     frame.as.frame.version = 1;
     frame.as.frame.sequence = sequence;
     frame.as.frame.hash = made.hash;
@@ -80,7 +69,7 @@ rft_message frame_rig_encode(frame_rig *f, uint32_t sequence, const rft_frame_so
 void assert_staged(const frame_rig *f)
 {
     assert_true(rft_reassembly_complete(f->reassembly));
-    assert_int_equal(rft_reassembly_verify(f->reassembly, &f->seal, NULL), REFIT_OK);
+    assert_ok(rft_reassembly_verify(f->reassembly, &f->seal, NULL));
     for (uint32_t i = 0; i < f->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &f->manifest->tensors[i];
         assert_memory_equal(f->staging + tensor->offset, f->image + tensor->offset, tensor->bytes);

@@ -1,18 +1,9 @@
 /* Tensors and manifests to test with; the digests are taken tensor by tensor, not block by block.
  */
 #include "tensor_samples.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "kernels/digest.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire_samples.h"
 
 refit_tensor sample_tensor(const char *name, refit_dtype dtype, uint32_t rank, uint64_t first,

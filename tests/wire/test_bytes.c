@@ -1,15 +1,8 @@
 /* Byte strings: text from elsewhere is shown harmlessly; owned bytes grow and keep what they had.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire/bytes.h"
 
 static void check_print(const char *from, size_t count, const char *shown)
@@ -107,7 +100,7 @@ static void appended_bytes_stay(void **state)
     rft_bytes bytes = {0};
     for (unsigned i = 0; i < 5000; i++) {
         unsigned char byte = (unsigned char)i;
-        assert_int_equal(rft_bytes_append(&bytes, &byte, 1, NULL), REFIT_OK);
+        assert_ok(rft_bytes_append(&bytes, &byte, 1, NULL));
     }
     assert_int_equal(bytes.count, 5000);
     for (unsigned i = 0; i < 5000; i++)
@@ -116,7 +109,7 @@ static void appended_bytes_stay(void **state)
     rft_bytes_reset(&bytes);
     assert_int_equal(bytes.count, 0);
     assert_int_equal(bytes.room, room);
-    assert_int_equal(rft_bytes_append(&bytes, NULL, 0, NULL), REFIT_OK);
+    assert_ok(rft_bytes_append(&bytes, NULL, 0, NULL));
     rft_bytes_close(&bytes);
     assert_null(bytes.data);
     rft_bytes_close(&bytes);
@@ -126,7 +119,7 @@ static void more_than_there_can_be_is_refused(void **state)
 {
     (void)state;
     rft_bytes bytes = {0};
-    assert_int_equal(rft_bytes_append(&bytes, "x", 1, NULL), REFIT_OK);
+    assert_ok(rft_bytes_append(&bytes, "x", 1, NULL));
     assert_int_equal(rft_bytes_reserve(&bytes, SIZE_MAX, NULL), REFIT_ERR_HOST_MEMORY);
     assert_int_equal(bytes.count, 1);
     rft_bytes_close(&bytes);
@@ -137,7 +130,7 @@ static void a_failed_allocation_keeps_the_bytes(void **state)
     (void)state;
     rft_bytes bytes = {0};
     failing_alloc_begin(2);
-    assert_int_equal(rft_bytes_append(&bytes, "kept", 4, NULL), REFIT_OK);
+    assert_ok(rft_bytes_append(&bytes, "kept", 4, NULL));
     assert_int_equal(rft_bytes_reserve(&bytes, 100000, NULL), REFIT_ERR_HOST_MEMORY);
     assert_int_equal(bytes.count, 4);
     assert_memory_equal(bytes.data, "kept", 4);

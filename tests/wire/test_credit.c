@@ -1,11 +1,5 @@
 /* What a frame takes of its credit. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+#include "tests/support/unit.h"
 #include "wire/frame.h"
 
 static void a_whole_frame_takes_a_whole_credit(void **state)

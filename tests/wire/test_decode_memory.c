@@ -1,14 +1,6 @@
 /* Decoding a message takes no memory, neither through refit's allocator nor past it. This program
  * counts the requests to the C library. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "tests/support/unit.h"
 #include "wire_samples.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__GLIBC__)
@@ -62,7 +54,7 @@ static void every_kind_is_read_without_memory(void **state)
         uint64_t before = requests;
         refit_status status = rft_message_decode(rft_bytes_view(&encoded), &limits, &read, NULL);
         uint64_t after = requests;
-        assert_int_equal(status, REFIT_OK);
+        assert_ok(status);
         assert_int_equal(after, before);
         rft_bytes_close(&encoded);
     }

@@ -1,11 +1,7 @@
 /* Element types: each has a name and a size, and is found by its name. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
 #include <refit/broadcast.h>
+
+#include "tests/support/unit.h"
 
 static void every_type_has_name_and_bits(void **state)
 {
@@ -15,7 +11,7 @@ static void every_type_has_name_and_bits(void **state)
         refit_dtype found;                                                                         \
         assert_string_equal(refit_dtype_name(REFIT_##name), #name);                                \
         assert_int_equal(refit_dtype_bits(REFIT_##name), bits);                                    \
-        assert_int_equal(refit_dtype_parse(#name, &found), REFIT_OK);                              \
+        assert_ok(refit_dtype_parse(#name, &found));                                               \
         assert_int_equal(found, REFIT_##name);                                                     \
         assert_int_equal(found, number);                                                           \
     } while (0);

@@ -1,10 +1,5 @@
 /* Limits: each comes from its own key of the configuration. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-
-#include <cmocka.h>
-
+#include "tests/support/unit.h"
 #include "wire/message.h"
 
 static void every_limit_has_its_key(void **state)

@@ -1,17 +1,10 @@
 /* Manifests: every rule is held, for a caller's list and for a peer's; both ends get the same. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <refit/host.h>
 
 #include "tensor_samples.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire_samples.h"
 
 #define FRAME 65536u
@@ -40,7 +33,7 @@ static rft_bytes encode_list(const refit_tensor *tensors, uint32_t count)
             .bytes = from->bytes,
         };
         memcpy(listed.shape.at, from->shape, sizeof from->shape);
-        assert_int_equal(rft_tensor_list_append(&listed, &wide, &out, NULL), REFIT_OK);
+        assert_ok(rft_tensor_list_append(&listed, &wide, &out, NULL));
     }
     return out;
 }
@@ -68,8 +61,8 @@ static void assert_list_refused(const refit_tensor *tensors, uint32_t count)
 static void assert_list_accepted(const refit_tensor *tensors, uint32_t count)
 {
     rft_limits limits = sample_limits();
-    assert_int_equal(open_list(tensors, count, &limits), REFIT_OK);
-    assert_int_equal(decode_list(tensors, count, &limits), REFIT_OK);
+    assert_ok(open_list(tensors, count, &limits));
+    assert_ok(decode_list(tensors, count, &limits));
 }
 
 static void assert_list_limited(const refit_tensor *tensors, uint32_t count,
@@ -181,8 +174,8 @@ static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **s
                                 .shape = {.rank = 1, .at = {UINT64_C(1) << 38}},
                                 .bytes = UINT64_C(1) << 40};
     limits.memory_bytes = UINT64_C(64) << 30;
-    assert_int_equal(refit_set_allocator(&noting), REFIT_OK);
-    assert_int_equal(rft_tensor_list_append(&tensor, &limits, &encoded, &error), REFIT_OK);
+    assert_ok(refit_set_allocator(&noting));
+    assert_ok(rft_tensor_list_append(&tensor, &limits, &encoded, &error));
     largest = 0;
     assert_int_equal(
         rft_manifest_decode(rft_bytes_view(&encoded), 1 << 20, &limits, &manifest, &error),
@@ -190,7 +183,7 @@ static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **s
     assert_non_null(strstr(error.text, "more memory than this machine has, 68719476736 bytes"));
     assert_true(largest > 0 && largest < 4096);
     rft_bytes_close(&encoded);
-    assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
+    assert_ok(refit_set_allocator(NULL));
 }
 
 /* A list is stepped through by that size: it is looked at before anything behind it is. */
@@ -199,7 +192,7 @@ static void a_size_that_no_struct_has_is_refused(void **state)
     (void)state;
     static const size_t sizes[] = {0, 8, sizeof(refit_tensor) + 1, 1 << 20, SIZE_MAX};
     rft_limits limits = sample_limits();
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         refit_tensor tensors[2] = {sample_tensor("v", REFIT_F32, 1, 4, 1),
                                    sample_tensor("w", REFIT_F32, 1, 4, 1)};
         tensors[0].size = sizes[i];
@@ -240,7 +233,7 @@ static void names_must_be_text(void **state)
 {
     (void)state;
     const char *const bad[] = {"", "two\nlines", "\xff", "tab\t", "\x7f"};
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
         refit_tensor tensor = sample_tensor(bad[i], REFIT_U8, 1, 1, 0);
         assert_list_refused(&tensor, 1);
     }
@@ -256,7 +249,7 @@ static void a_name_with_a_nul_is_refused(void **state)
     rft_listed_tensor listed = {
         .name = bytes_view("a\0b", 3), .dtype = REFIT_U8, .shape = {1, {1}}, .bytes = 1};
     rft_bytes encoded = {0};
-    assert_int_equal(rft_tensor_list_append(&listed, &limits, &encoded, NULL), REFIT_OK);
+    assert_ok(rft_tensor_list_append(&listed, &limits, &encoded, NULL));
     rft_manifest *manifest;
     assert_int_equal(rft_manifest_decode(rft_bytes_view(&encoded), FRAME, &limits, &manifest, NULL),
                      REFIT_ERR_PROTOCOL);
@@ -449,9 +442,8 @@ static void both_ends_get_the_same(void **state)
         sample_tensors(&seed, tensors, count, 300000);
         rft_manifest *here = sample_manifest(tensors, count, FRAME);
         rft_manifest *there;
-        assert_int_equal(
-            rft_manifest_decode(rft_bytes_view(&here->encoded), FRAME, &limits, &there, NULL),
-            REFIT_OK);
+        assert_ok(
+            rft_manifest_decode(rft_bytes_view(&here->encoded), FRAME, &limits, &there, NULL));
         assert_manifests_equal(here, there);
         rft_manifest_close(there);
         rft_manifest_close(here);

@@ -1,13 +1,7 @@
 /* Messages: every kind decodes to what was encoded; shortened, changed or forged ones are refused.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/failing_alloc.h"
+#include "tests/support/unit.h"
 #include "wire_samples.h"
 
 static refit_status decode(const rft_bytes *bytes, rft_message *out)
@@ -41,7 +35,7 @@ static void for_each_sample(each_fn check)
 static void check_round_trip(const rft_message *message, const rft_bytes *encoded)
 {
     rft_message decoded;
-    assert_int_equal(decode(encoded, &decoded), REFIT_OK);
+    assert_ok(decode(encoded, &decoded));
     assert_messages_equal(message, &decoded);
 }
 
@@ -57,7 +51,7 @@ static void check_truncations(const rft_message *message, const rft_bytes *encod
     (void)message;
     for (size_t length = 0; length < encoded->count; length++) {
         rft_bytes cut = {0};
-        assert_int_equal(rft_bytes_append(&cut, encoded->data, length, NULL), REFIT_OK);
+        assert_ok(rft_bytes_append(&cut, encoded->data, length, NULL));
         assert_refused(&cut);
     }
 }
@@ -73,7 +67,7 @@ static void check_decoded(const rft_message *message)
 {
     rft_limits limits = sample_limits();
     rft_bytes again = {0};
-    assert_int_equal(rft_message_encode(message, &limits, &again, NULL), REFIT_OK);
+    assert_ok(rft_message_encode(message, &limits, &again, NULL));
     rft_bytes_close(&again);
 }
 
@@ -180,7 +174,7 @@ static void check_types(const rft_message *message, const rft_bytes *encoded)
 {
     (void)message;
     for (uint32_t key = 0; key < sample_key_count(encoded); key++) {
-        for (size_t i = 0; i < sizeof other_values / sizeof other_values[0]; i++) {
+        for (size_t i = 0; i < COUNT_OF(other_values); i++) {
             if (other_values[i].type == sample_value_type(encoded, key)) continue;
             rft_bytes changed = sample_rebuild(encoded, key, other_values[i].pack);
             assert_refused(&changed);
@@ -198,7 +192,7 @@ static void check_unknown_keys(const rft_message *message, const rft_bytes *enco
 {
     rft_message decoded;
     rft_bytes extended = sample_extend(encoded, "later", pack_tree);
-    assert_int_equal(decode(&extended, &decoded), REFIT_OK);
+    assert_ok(decode(&extended, &decoded));
     assert_messages_equal(message, &decoded);
     rft_bytes twice = sample_extend(&extended, "later", pack_nil);
     assert_refused(&twice);
@@ -217,8 +211,8 @@ static void check_trailing_byte(const rft_message *message, const rft_bytes *enc
 {
     (void)message;
     rft_bytes longer = {0};
-    assert_int_equal(rft_bytes_append(&longer, encoded->data, encoded->count, NULL), REFIT_OK);
-    assert_int_equal(rft_bytes_append(&longer, "\xc0", 1, NULL), REFIT_OK);
+    assert_ok(rft_bytes_append(&longer, encoded->data, encoded->count, NULL));
+    assert_ok(rft_bytes_append(&longer, "\xc0", 1, NULL));
     assert_refused(&longer);
 }
 
@@ -367,13 +361,11 @@ static void encoding_appends(void **state)
     rft_limits limits = sample_limits();
     rft_message bye = sample_small(RFT_BYE);
     rft_bytes out = {0};
-    assert_int_equal(rft_bytes_append(&out, "before", 6, NULL), REFIT_OK);
-    assert_int_equal(rft_message_encode(&bye, &limits, &out, NULL), REFIT_OK);
+    assert_ok(rft_bytes_append(&out, "before", 6, NULL));
+    assert_ok(rft_message_encode(&bye, &limits, &out, NULL));
     assert_memory_equal(out.data, "before", 6);
     rft_message decoded;
-    assert_int_equal(
-        rft_message_decode(bytes_view(out.data + 6, out.count - 6), &limits, &decoded, NULL),
-        REFIT_OK);
+    assert_ok(rft_message_decode(bytes_view(out.data + 6, out.count - 6), &limits, &decoded, NULL));
     assert_messages_equal(&bye, &decoded);
     rft_bytes_close(&out);
 }
@@ -385,7 +377,7 @@ static void an_aborted_worker_keeps_what_it_has(void **state)
     abort_message.as.failed.kept = false;
     rft_bytes encoded = sample_encode(&abort_message);
     rft_message decoded;
-    assert_int_equal(decode(&encoded, &decoded), REFIT_OK);
+    assert_ok(decode(&encoded, &decoded));
     assert_true(decoded.as.failed.kept);
     rft_bytes_close(&encoded);
 }

@@ -1,18 +1,11 @@
 /* Reassembly: frames in any order make the publisher's version; damage is noticed, false messages
  * are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/alloc.h"
 #include "frame_rig.h"
 #include "tensor_samples.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire_samples.h"
 
 /* Every second block is as in the base. */
@@ -45,7 +38,7 @@ static void take(frame_rig *f, uint32_t sequence, const unsigned char *same)
 {
     rft_view payload;
     rft_message frame = encode(f, sequence, same, &payload);
-    assert_int_equal(rft_reassembly_take(f->reassembly, &frame, payload, NULL), REFIT_OK);
+    assert_ok(rft_reassembly_take(f->reassembly, &frame, payload, NULL));
 }
 
 static void take_all(frame_rig *f, const unsigned char *same)
@@ -131,7 +124,7 @@ static void a_frame_of_nothing_new_has_no_payload(void **state)
         rft_message frame = encode(&f, i, f.same, &payload);
         assert_int_equal(payload.count, 0);
         payload.data = NULL;
-        assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, NULL), REFIT_OK);
+        assert_ok(rft_reassembly_take(f.reassembly, &frame, payload, NULL));
     }
     assert_staged(&f);
     frame_rig_close(&f);
@@ -153,7 +146,7 @@ static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
             rft_reassembly_take(f.reassembly, &frame, bytes_view(damaged, payload.count), NULL),
             REFIT_ERR_CORRUPT);
         assert_int_equal(rft_reassembly_missing(f.reassembly, 0, UINT32_MAX), i);
-        assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, NULL), REFIT_OK);
+        assert_ok(rft_reassembly_take(f.reassembly, &frame, payload, NULL));
         free(damaged);
     }
     assert_staged(&f);
@@ -268,7 +261,7 @@ static void an_image_is_verified_where_it_lies(void **state)
     (void)state;
     frame_rig f;
     open_fixture(&f);
-    assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_OK);
+    assert_ok(rft_image_verify(f.manifest, f.image, &f.seal, NULL));
     f.image[f.manifest->tensors[FRAME_RIG_TENSORS - 1].offset + 3] ^= 0x80;
     assert_int_equal(rft_image_verify(f.manifest, f.image, &f.seal, NULL), REFIT_ERR_CORRUPT);
     frame_rig_close(&f);
@@ -292,13 +285,13 @@ static void parts_of_any_size_verify_the_same_image(void **state)
     uint64_t calls;
     frame_rig f;
     open_fixture(&f);
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_OK);
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+        assert_ok(verify_in_parts(&f, sizes[i], &calls));
         assert_true(calls >= f.manifest->payload_bytes / sizes[i]);
     }
     assert_int_equal(calls, 1);
     f.image[f.manifest->tensors[FRAME_RIG_TENSORS - 1].offset + 3] ^= 0x80;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_ERR_CORRUPT);
     }
     frame_rig_close(&f);
@@ -321,9 +314,9 @@ static void padding_belongs_to_no_tensor(void **state)
     rft_view payload;
     rft_message frame = encode(&f, 0, NULL, &payload);
     assert_int_equal(payload.count, 69);
-    assert_int_equal(rft_reassembly_open(manifest, staging, NULL, &f.reassembly, NULL), REFIT_OK);
-    assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, NULL), REFIT_OK);
-    assert_int_equal(rft_reassembly_verify(f.reassembly, &seal, NULL), REFIT_OK);
+    assert_ok(rft_reassembly_open(manifest, staging, NULL, &f.reassembly, NULL));
+    assert_ok(rft_reassembly_take(f.reassembly, &frame, payload, NULL));
+    assert_ok(rft_reassembly_verify(f.reassembly, &seal, NULL));
     assert_int_equal(staging[5], 0xee);
     assert_int_equal(staging[69], 0xee);
     rft_reassembly_close(f.reassembly);
@@ -338,10 +331,10 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
     frame_rig f = {.manifest = sample_manifest(&tensor, 1, 4096)};
     unsigned char image[64] = {0};
     f.seal = sample_seal(f.manifest, image, f.digests);
-    assert_int_equal(rft_reassembly_open(f.manifest, image, NULL, &f.reassembly, NULL), REFIT_OK);
+    assert_ok(rft_reassembly_open(f.manifest, image, NULL, &f.reassembly, NULL));
     assert_true(rft_reassembly_complete(f.reassembly));
     assert_int_equal(rft_reassembly_missing(f.reassembly, 0, UINT32_MAX), UINT32_MAX);
-    assert_int_equal(verify(&f), REFIT_OK);
+    assert_ok(verify(&f));
     const rft_frame_source source = {.image = image};
     rft_frame frame;
     assert_int_equal(rft_frame_encode(f.manifest, 0, &source, &f.modes, &f.scratch, &frame, NULL),

@@ -1,13 +1,6 @@
 /* A GPU's memory as OFFER names it: every field is encoded and decoded, and only at full length. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "device/device.h"
+#include "tests/support/unit.h"
 #include "wire/message.h"
 
 static rft_share sample(void)
@@ -29,7 +22,7 @@ static void every_field_comes_back(void **state)
     rft_share before = sample(), after;
     memset(&after, 0xee, sizeof after);
     rft_share_write(&before, bytes);
-    assert_int_equal(rft_share_read((rft_view){bytes, sizeof bytes}, &after, NULL), REFIT_OK);
+    assert_ok(rft_share_read((rft_view){bytes, sizeof bytes}, &after, NULL));
     assert_memory_equal(after.uuid, before.uuid, sizeof before.uuid);
     assert_memory_equal(after.handle, before.handle, sizeof before.handle);
     assert_true(after.offset == before.offset && after.bytes == before.bytes);
@@ -56,7 +49,7 @@ static void another_length_is_refused(void **state)
     unsigned char bytes[RFT_SHARE_BYTES + 1] = {0};
     const size_t lengths[] = {0, 1, RFT_SHARE_BYTES - 1, RFT_SHARE_BYTES + 1};
     rft_share share;
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
         assert_int_equal(rft_share_read((rft_view){bytes, lengths[i]}, &share, NULL),
                          REFIT_ERR_PROTOCOL);
     }

@@ -1,12 +1,5 @@
 /* Sparse blocks: base and changes make the version, bit for bit; damage and false entries are
  * noticed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 #include <xxhash.h>
 
 #include "base/alloc.h"
@@ -14,6 +7,7 @@
 #include "kernels/digest.h"
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire/frame.h"
 #include "wire_samples.h"
 
@@ -47,7 +41,7 @@ static void open_fixture(frame_rig *f, uint64_t seed)
     assert_non_null(f->image);
     memcpy(f->image, f->base, f->manifest->store_bytes);
     for (uint32_t i = 0; i < f->manifest->block_count; i++) {
-        uint64_t chosen = every[seeded_below(&f->seed, sizeof every / sizeof every[0])];
+        uint64_t chosen = every[seeded_below(&f->seed, COUNT_OF(every))];
         if (i + 1 == f->manifest->block_count) chosen = 40;
         if (chosen != 0) change_block(f, &f->manifest->blocks[i], chosen);
     }
@@ -58,7 +52,7 @@ static void open_fixture(frame_rig *f, uint64_t seed)
 static void open_packing(frame_rig *f, uint64_t seed)
 {
     open_fixture(f, seed);
-    assert_int_equal(rft_frame_codec_open(1 + (uint32_t)(seed % 5), &f->codec, NULL), REFIT_OK);
+    assert_ok(rft_frame_codec_open(1 + (uint32_t)(seed % 5), &f->codec, NULL));
 }
 
 static rft_message encode(frame_rig *f, uint32_t sequence, uint64_t worth, rft_view *payload)
@@ -73,7 +67,7 @@ static void take_rest(frame_rig *f)
     for (uint32_t i = 0; i < f->manifest->frame_count; i++) {
         rft_view payload;
         rft_message frame = encode(f, i, 0, &payload);
-        assert_int_equal(rft_reassembly_take(f->reassembly, &frame, payload, NULL), REFIT_OK);
+        assert_ok(rft_reassembly_take(f->reassembly, &frame, payload, NULL));
     }
 }
 
@@ -159,9 +153,8 @@ static void nothing_is_packed_of_a_frame_without_changes(void **state)
     unsigned char modes[RFT_FRAME_BLOCKS];
     memset(modes, RFT_BLOCK_SAME, sizeof modes);
     open_packing(&f, 2); /* a packer that has no memory yet */
-    assert_int_equal(rft_frame_codec_pack(f.codec, f.manifest, &f.manifest->frames[0], modes,
-                                          bytes_view("", 0), &packed, f.planes, NULL),
-                     REFIT_OK);
+    assert_ok(rft_frame_codec_pack(f.codec, f.manifest, &f.manifest->frames[0], modes,
+                                   bytes_view("", 0), &packed, f.planes, NULL));
     assert_int_equal(packed.count, 0);
     frame_rig_close(&f);
 }
@@ -178,10 +171,9 @@ static void the_smallest_plane_that_is_compressed(void **state)
         unsigned char planes[RFT_PACK_BYTES];
         rft_frame_codec *codec = NULL;
         rft_view packed;
-        assert_int_equal(rft_frame_codec_open(1, &codec, NULL), REFIT_OK);
-        assert_int_equal(rft_frame_codec_pack(codec, manifest, &manifest->frames[0], &mode,
-                                              bytes_view(zeroes, bytes), &packed, planes, NULL),
-                         REFIT_OK);
+        assert_ok(rft_frame_codec_open(1, &codec, NULL));
+        assert_ok(rft_frame_codec_pack(codec, manifest, &manifest->frames[0], &mode,
+                                       bytes_view(zeroes, bytes), &packed, planes, NULL));
         assert_true(bytes < 32 ? packed.count == 0 : packed.count > 0 && packed.count < bytes);
         rft_frame_codec_close(codec);
         rft_manifest_close(manifest);

@@ -1,13 +1,6 @@
 /* The validator: bytes with false lengths, too deep nesting or unwanted types are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/seeded.h"
+#include "tests/support/unit.h"
 #include "wire/fields.h"
 
 static const rft_walk_limits ordinary = {.nodes = 64, .text_bytes = 16};
@@ -33,7 +26,7 @@ static refit_status walk(const void *data, size_t count, size_t *used)
 #define ACCEPTED(text)                                                                             \
     do {                                                                                           \
         size_t used = 77;                                                                          \
-        assert_int_equal(walk(text, sizeof(text) - 1, &used), REFIT_OK);                           \
+        assert_ok(walk(text, sizeof(text) - 1, &used));                                            \
         assert_int_equal(used, sizeof(text) - 1);                                                  \
     } while (0)
 
@@ -150,7 +143,7 @@ static void values_are_counted(void **state)
     (void)state;
     unsigned char array[3 + 64] = {0xdc, 0, 63};
     size_t used;
-    assert_int_equal(walk(array, 3 + 63, &used), REFIT_OK);
+    assert_ok(walk(array, 3 + 63, &used));
     array[2] = 64;
     assert_int_equal(walk(array, 3 + 64, &used), REFIT_ERR_LIMIT);
 }
@@ -160,18 +153,18 @@ static void long_strings_are_refused_and_long_bytes_are_not(void **state)
     (void)state;
     unsigned char text[2 + 17] = {0xd9, 16};
     size_t used;
-    assert_int_equal(walk(text, 2 + 16, &used), REFIT_OK);
+    assert_ok(walk(text, 2 + 16, &used));
     text[1] = 17;
     assert_int_equal(walk(text, 2 + 17, &used), REFIT_ERR_LIMIT);
     text[0] = 0xc4;
-    assert_int_equal(walk(text, 2 + 17, &used), REFIT_OK);
+    assert_ok(walk(text, 2 + 17, &used));
 }
 
 static void one_value_is_walked_and_no_more(void **state)
 {
     (void)state;
     size_t used;
-    assert_int_equal(walk("\x81\xa1k\x01\xc1\xc1", 6, &used), REFIT_OK);
+    assert_ok(walk("\x81\xa1k\x01\xc1\xc1", 6, &used));
     assert_int_equal(used, 4);
 }
 

@@ -1,15 +1,7 @@
 /* The samples, written out by hand, so that a field that is missing in a table is noticed. */
 #include "wire_samples.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "device/device.h"
+#include "tests/support/unit.h"
 #include "wire/frame.h"
 
 static const char long_text[512] = "words";
@@ -351,7 +343,7 @@ rft_bytes sample_encode(const rft_message *message)
 
 static int append(void *user, const char *data, size_t count)
 {
-    assert_int_equal(rft_bytes_append(user, data, count, NULL), REFIT_OK);
+    assert_ok(rft_bytes_append(user, data, count, NULL));
     return 0;
 }
 
