@@ -1,69 +1,18 @@
 /* refit_publisher_cancel ends each of the publisher's waits, leaves the state that the header
  * states, and ends one wait only. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <signal.h>
 
 #include "base/clock.h"
-#include "publisher/publisher.h"
-#include "tests/support/trainer.h"
+#include "scene.h"
 
-#define PATIENT_MS 30000u
-
-typedef struct scene {
-    test_trainer trainer;
-    raw_worker workers[2];
-    uint32_t count;
-} scene;
-
-static void scene_open(scene *on, uint32_t slots, uint32_t workers, bool shm)
-{
-    static const char *const names[] = {"a", "b"};
-    refit_config config = trainer_config();
-    config.broadcast_slots = slots;
-    trainer_open(&on->trainer, &config);
-    on->count = workers;
-    for (uint32_t i = 0; i < workers; i++) {
-        raw_worker_open(&on->workers[i], refit_publisher_endpoint(on->trainer.publisher), names[i],
-                        shm);
-        raw_worker_join(&on->workers[i]);
-    }
-    trainer_wait_workers(&on->trainer, workers);
-}
-
-static void scene_close(scene *on)
-{
-    for (uint32_t i = 0; i < on->count; i++) {
-        raw_worker_close(&on->workers[i]);
-    }
-    trainer_close(&on->trainer);
-}
-
-/* A version that all workers apply. */
-static void publish(scene *on, uint64_t version)
-{
-    trainer_offer(&on->trainer, version);
-    for (uint32_t i = 0; i < on->count; i++) {
-        raw_worker_stage(&on->workers[i]);
-    }
-    for (uint32_t i = 0; i < on->count; i++) {
-        trainer_check_bytes(&on->workers[i], version);
-        raw_worker_apply(&on->workers[i]);
-    }
-    assert_int_equal(trainer_join(&on->trainer), REFIT_OK);
-}
+#define LONG_MS 30000u
 
 /* Waits until the call on the trainer's thread waits in that state: it releases the lock nowhere
  * else. */
 static void await_state(scene *on, rft_transaction_state state)
 {
-    refit_publisher *publisher = on->trainer.publisher;
-    int64_t deadline = rft_deadline(PATIENT_MS);
+    refit_publisher *publisher = on->publisher;
+    int64_t deadline = rft_deadline(LONG_MS);
     rft_lock(&publisher->lock);
     while (publisher->server.transaction.state != state && rft_ms_until(deadline) > 0) {
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(10));
@@ -75,7 +24,7 @@ static void await_state(scene *on, rft_transaction_state state)
 
 static refit_status join_cancelled(scene *on)
 {
-    refit_publisher_cancel(on->trainer.publisher);
+    refit_publisher_cancel(on->publisher);
     refit_status status = trainer_join(&on->trainer);
     if (status != REFIT_OK) assert_non_null(strstr(on->trainer.error.text, "cancel"));
     return status;
@@ -91,41 +40,37 @@ typedef struct waiting {
 static void *wait_for_one(void *user)
 {
     waiting *it = user;
-    it->status = refit_publisher_wait_workers(it->publisher, 1, PATIENT_MS, NULL);
+    it->status = refit_publisher_wait_workers(it->publisher, 1, LONG_MS, NULL);
     return NULL;
 }
 
 static void a_wait_for_workers_ends(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     rft_thread thread;
-    scene_open(&on, 2, 0, false);
-    waiting it = {on.trainer.publisher, REFIT_OK};
+    scene_open(on, 0, false);
+    waiting it = {on->publisher, REFIT_OK};
     for (int i = 0; i < 20; i++) { /* in some turns it waits already, in others not yet */
-        assert_int_equal(rft_thread_start(&thread, "waits", wait_for_one, &it, NULL), REFIT_OK);
+        assert_ok(rft_thread_start(&thread, "waits", wait_for_one, &it, NULL));
         refit_publisher_cancel(it.publisher);
         rft_thread_join(thread);
         assert_int_equal(it.status, REFIT_ERR_CANCELLED);
     }
-    scene_close(&on);
 }
 
 static void one_with_nothing_to_end_is_for_the_next_wait_and_told_once(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     refit_error error;
-    scene_open(&on, 2, 0, false);
-    refit_publisher *publisher = on.trainer.publisher;
+    scene_open(on, 0, false);
     refit_publisher_cancel(NULL);
-    refit_publisher_cancel(publisher);
-    refit_publisher_cancel(publisher);
-    assert_int_equal(refit_publisher_wait_workers(publisher, 0, 0, &error), REFIT_ERR_CANCELLED);
-    assert_int_equal(refit_publisher_wait_workers(publisher, 0, 0, &error), REFIT_OK);
-    assert_int_equal(refit_publisher_wait_workers(publisher, 1, 0, &error), REFIT_ERR_TIMEOUT);
-    refit_publisher_cancel(publisher);
-    scene_close(&on); /* with a cancel that no wait has taken */
+    refit_publisher_cancel(on->publisher);
+    refit_publisher_cancel(on->publisher);
+    assert_int_equal(refit_publisher_wait_workers(on->publisher, 0, 0, &error),
+                     REFIT_ERR_CANCELLED);
+    assert_ok(refit_publisher_wait_workers(on->publisher, 0, 0, &error));
+    assert_int_equal(refit_publisher_wait_workers(on->publisher, 1, 0, &error), REFIT_ERR_TIMEOUT);
+    refit_publisher_cancel(on->publisher);
 }
 
 static refit_publisher *interrupted;
@@ -138,82 +83,73 @@ static void handle(int number)
 
 static void a_signal_handler_may_cancel(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     rft_thread thread;
     struct sigaction before, action = {.sa_handler = handle};
-    scene_open(&on, 2, 0, false);
-    waiting it = {on.trainer.publisher, REFIT_OK};
+    scene_open(on, 0, false);
+    waiting it = {on->publisher, REFIT_OK};
     interrupted = it.publisher;
     assert_int_equal(sigaction(SIGUSR1, &action, &before), 0);
-    assert_int_equal(rft_thread_start(&thread, "waits", wait_for_one, &it, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "waits", wait_for_one, &it, NULL));
     assert_int_equal(raise(SIGUSR1), 0);
     rft_thread_join(thread);
     assert_int_equal(it.status, REFIT_ERR_CANCELLED);
     assert_int_equal(sigaction(SIGUSR1, &before, NULL), 0);
-    scene_close(&on);
 }
 
 /* ---- begin */
 
 static void a_begin_that_was_cancelled_before_has_begun_nothing(void **state)
 {
-    (void)state;
-    scene on;
+    scene *on = *state;
     refit_error error;
-    scene_open(&on, 2, 1, false);
-    publish(&on, 1);
-    refit_publisher *publisher = on.trainer.publisher;
-    refit_publisher_cancel(publisher);
-    assert_int_equal(refit_publisher_begin(publisher, 1, &error), REFIT_ERR_STALE);
-    assert_int_equal(refit_publisher_begin(publisher, 2, &error), REFIT_ERR_CANCELLED);
-    assert_int_equal(refit_publisher_abort(publisher, &error), REFIT_ERR_STATE);
-    assert_int_equal(refit_publisher_version(publisher), 1);
-    publish(&on, 2); /* the number is free */
-    scene_close(&on);
+    scene_open(on, 1, false);
+    scene_publish(on, 1);
+    refit_publisher_cancel(on->publisher);
+    assert_int_equal(refit_publisher_begin(on->publisher, 1, &error), REFIT_ERR_STALE);
+    assert_int_equal(refit_publisher_begin(on->publisher, 2, &error), REFIT_ERR_CANCELLED);
+    assert_int_equal(refit_publisher_abort(on->publisher, &error), REFIT_ERR_STATE);
+    assert_int_equal(refit_publisher_version(on->publisher), 1);
+    scene_publish(on, 2); /* the number is free */
 }
 
 /* With one slot and shared memory begin waits for the workers that read the version before. */
 static void a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, 1, 1, true);
-    publish(&on, 1);
-    trainer_start(&on.trainer, TRAINER_BEGIN, 2);
-    await_state(&on, RFT_TRANSACTION_PREPARING);
-    assert_int_equal(join_cancelled(&on), REFIT_ERR_CANCELLED);
-    assert_int_equal(trainer_stats(&on.trainer).workers, 1);
-    assert_int_equal(trainer_stats(&on.trainer).workers_evicted, 0);
-    trainer_check_bytes(&on.workers[0], 1);
-    raw_worker_say_released(&on.workers[0], 1);
-    publish(&on, 2);
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, 1, true);
+    scene_publish(on, 1);
+    trainer_start(&on->trainer, TRAINER_BEGIN, 2);
+    await_state(on, RFT_TRANSACTION_PREPARING);
+    assert_int_equal(join_cancelled(on), REFIT_ERR_CANCELLED);
+    assert_int_equal(trainer_stats(&on->trainer).workers, 1);
+    assert_int_equal(trainer_stats(&on->trainer).workers_evicted, 0);
+    trainer_check_bytes(&on->workers[0], 1);
+    raw_worker_say_released(&on->workers[0], 1);
+    scene_publish(on, 2);
 }
 
 /* ---- commit */
 
 static void a_commit_that_was_cancelled_before_aborts_the_version(void **state)
 {
-    (void)state;
+    scene *on = *state;
+    refit_error error;
     for (int written = 0; written < 2; written++) {
-        scene on;
-        refit_error error;
-        scene_open(&on, 1, 1, false);
-        publish(&on, 1);
-        refit_publisher *publisher = on.trainer.publisher;
-        trainer_begin(&on.trainer, 2);
-        raw_worker_offer(&on.workers[0]);
-        if (written) trainer_write(&on.trainer);
-        refit_publisher_cancel(publisher);
-        assert_int_equal(refit_publisher_commit(publisher, &error), REFIT_ERR_CANCELLED);
+        scene_renew(on);
+        scene_open(on, 1, false);
+        scene_publish(on, 1);
+        trainer_begin(&on->trainer, 2);
+        raw_worker_offer(&on->workers[0]);
+        if (written) trainer_write(&on->trainer);
+        refit_publisher_cancel(on->publisher);
+        assert_int_equal(refit_publisher_commit(on->publisher, &error), REFIT_ERR_CANCELLED);
         assert_non_null(strstr(error.text, "aborted"));
-        assert_int_equal(refit_publisher_commit(publisher, &error), REFIT_ERR_STATE);
-        assert_int_equal(refit_publisher_version(publisher), 1);
-        assert_int_equal(raw_worker_expect(&on.workers[0], RFT_ABORT)->as.failed.code,
+        assert_int_equal(refit_publisher_commit(on->publisher, &error), REFIT_ERR_STATE);
+        assert_int_equal(refit_publisher_version(on->publisher), 1);
+        assert_int_equal(raw_worker_expect(&on->workers[0], RFT_ABORT)->as.failed.code,
                          REFIT_ERR_CANCELLED);
-        publish(&on, 3);
-        scene_close(&on);
+        scene_publish(on, 3);
     }
 }
 
@@ -221,82 +157,75 @@ static void a_commit_that_was_cancelled_before_aborts_the_version(void **state)
  * later gets the version before, bit for bit. */
 static void a_commit_that_waits_for_stages_aborts_the_version(void **state)
 {
-    (void)state;
+    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
-        scene on;
-        raw_worker late;
-        scene_open(&on, slots, 2, false);
-        publish(&on, 1);
-        trainer_offer(&on.trainer, 2);
-        raw_worker_stage(&on.workers[0]);
-        raw_worker_offer(&on.workers[1]);
-        await_state(&on, RFT_TRANSACTION_STAGING);
-        assert_int_equal(join_cancelled(&on), REFIT_ERR_CANCELLED);
-        assert_int_equal(refit_publisher_version(on.trainer.publisher), 1);
-        (void)raw_worker_expect(&on.workers[0], RFT_ABORT);
-        assert_int_equal(trainer_worker(&on.trainer, "b").status,
-                         REFIT_OK); /* no worker is blamed */
-        assert_int_equal(trainer_stats(&on.trainer).workers, 2);
-        raw_worker_open(&late, refit_publisher_endpoint(on.trainer.publisher), "late", false);
-        raw_worker_join(&late);
-        raw_worker_stage(&late);
-        trainer_check_bytes(&late, 1);
-        raw_worker_close(&late);
-        scene_close(&on);
+        scene_renew(on);
+        on->config.broadcast_slots = slots;
+        scene_open(on, 2, false);
+        scene_publish(on, 1);
+        trainer_offer(&on->trainer, 2);
+        raw_worker_stage(&on->workers[0]);
+        raw_worker_offer(&on->workers[1]);
+        await_state(on, RFT_TRANSACTION_STAGING);
+        assert_int_equal(join_cancelled(on), REFIT_ERR_CANCELLED);
+        assert_int_equal(refit_publisher_version(on->publisher), 1);
+        (void)raw_worker_expect(&on->workers[0], RFT_ABORT);
+        assert_ok(trainer_worker(&on->trainer, "b").status); /* no worker is blamed */
+        assert_int_equal(trainer_stats(&on->trainer).workers, 2);
+        raw_worker *late = scene_add(on, "late", false);
+        raw_worker_join(late);
+        raw_worker_stage(late);
+        trainer_check_bytes(late, 1);
     }
 }
 
 /* COMMIT is out: one has applied it, the other says so later. */
 static void a_commit_that_waits_for_applies_leaves_the_version(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, 2, 2, false);
-    trainer_offer(&on.trainer, 1);
-    raw_worker_stage(&on.workers[0]);
-    raw_worker_stage(&on.workers[1]);
-    raw_worker_apply(&on.workers[0]);
-    await_state(&on, RFT_TRANSACTION_COMMITTING);
-    assert_int_equal(join_cancelled(&on), REFIT_ERR_CANCELLED);
-    assert_int_equal(refit_publisher_version(on.trainer.publisher), 1);
-    assert_int_equal(trainer_stats(&on.trainer).workers, 2);
-    assert_int_equal(trainer_stats(&on.trainer).publish_count, 1);
-    raw_worker_apply(&on.workers[1]);
-    publish(&on, 2);
-    assert_true(trainer_worker(&on.trainer, "b").committed);
-    assert_int_equal(trainer_stats(&on.trainer).workers_evicted, 0);
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, 2, false);
+    trainer_offer(&on->trainer, 1);
+    raw_worker_stage(&on->workers[0]);
+    raw_worker_stage(&on->workers[1]);
+    raw_worker_apply(&on->workers[0]);
+    await_state(on, RFT_TRANSACTION_COMMITTING);
+    assert_int_equal(join_cancelled(on), REFIT_ERR_CANCELLED);
+    assert_int_equal(refit_publisher_version(on->publisher), 1);
+    assert_int_equal(trainer_stats(&on->trainer).workers, 2);
+    assert_int_equal(trainer_stats(&on->trainer).publish_count, 1);
+    raw_worker_apply(&on->workers[1]);
+    scene_publish(on, 2);
+    assert_true(trainer_worker(&on->trainer, "b").committed);
+    assert_int_equal(trainer_stats(&on->trainer).workers_evicted, 0);
 }
 
 /* A worker that is no longer awaited is not evicted for silence about the old version, and is
  * offered the next one. */
 static void worker_that_never_said_committed_is_offered_the_next_version(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, 2, 1, false);
-    trainer_offer(&on.trainer, 1);
-    raw_worker_stage(&on.workers[0]);
-    (void)raw_worker_expect(&on.workers[0], RFT_COMMIT);
-    await_state(&on, RFT_TRANSACTION_COMMITTING);
-    assert_int_equal(join_cancelled(&on), REFIT_ERR_CANCELLED);
-    publish(&on, 2);
-    assert_int_equal(trainer_stats(&on.trainer).workers_evicted, 0);
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, 1, false);
+    trainer_offer(&on->trainer, 1);
+    raw_worker_stage(&on->workers[0]);
+    (void)raw_worker_expect(&on->workers[0], RFT_COMMIT);
+    await_state(on, RFT_TRANSACTION_COMMITTING);
+    assert_int_equal(join_cancelled(on), REFIT_ERR_CANCELLED);
+    scene_publish(on, 2);
+    assert_int_equal(trainer_stats(&on->trainer).workers_evicted, 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_wait_for_workers_ends),
-        cmocka_unit_test(one_with_nothing_to_end_is_for_the_next_wait_and_told_once),
-        cmocka_unit_test(a_signal_handler_may_cancel),
-        cmocka_unit_test(a_begin_that_was_cancelled_before_has_begun_nothing),
-        cmocka_unit_test(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker),
-        cmocka_unit_test(a_commit_that_was_cancelled_before_aborts_the_version),
-        cmocka_unit_test(a_commit_that_waits_for_stages_aborts_the_version),
-        cmocka_unit_test(a_commit_that_waits_for_applies_leaves_the_version),
-        cmocka_unit_test(worker_that_never_said_committed_is_offered_the_next_version),
+        ON_SCENE(a_wait_for_workers_ends),
+        ON_SCENE(one_with_nothing_to_end_is_for_the_next_wait_and_told_once),
+        ON_SCENE(a_signal_handler_may_cancel),
+        ON_SCENE(a_begin_that_was_cancelled_before_has_begun_nothing),
+        ON_SCENE(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker),
+        ON_SCENE(a_commit_that_was_cancelled_before_aborts_the_version),
+        ON_SCENE(a_commit_that_waits_for_stages_aborts_the_version),
+        ON_SCENE(a_commit_that_waits_for_applies_leaves_the_version),
+        ON_SCENE(worker_that_never_said_committed_is_offered_the_next_version),
     };
     return cmocka_run_group_tests_name("cancel", tests, NULL, NULL);
 }

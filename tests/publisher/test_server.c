@@ -1,15 +1,9 @@
 /* Every message in every state of its sender and of the version: nothing breaks, and other workers
  * do not notice; then beats, credits, and the order in which workers are sent frames. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "base/alloc.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/server_bench.h"
+#include "tests/support/unit.h"
 
 enum { WITNESS = 1, SUBJECT = 2 };
 
@@ -24,7 +18,7 @@ typedef enum subject_state {
 /* The witness behaves correctly; version 1 is committed, 2 is brought to `transaction`. */
 static void set_scene(server_bench *bench, subject_state subject, rft_transaction_state transaction)
 {
-    server_bench_open(bench, 2, false);
+    server_bench_reopen(bench, 2, false);
     server_bench_join(bench, WITNESS, false);
     server_bench_offer(bench, 1);
     server_bench_stage(bench, WITNESS);
@@ -75,7 +69,7 @@ static void check_witness(server_bench *bench)
     rft_peer *witness = server_bench_peer(bench, WITNESS);
     assert_non_null(witness);
     assert_true(witness->subscribed);
-    assert_int_equal(witness->status, REFIT_OK);
+    assert_ok(witness->status);
     assert_int_equal(server_bench_count(bench, WITNESS, RFT_BYE), 0);
     assert_int_equal(witness->held.version, 1);
 }
@@ -91,32 +85,30 @@ static void check_goes_on(server_bench *bench)
         rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
     }
     if (state == RFT_TRANSACTION_COMMITTING) server_bench_apply(bench, WITNESS);
-    server_bench_say(bench, SUBJECT, &bye);
+    server_bench_say(bench, SUBJECT, bye);
     if (bench->server.transaction.state == RFT_TRANSACTION_ABORTED) server_bench_settle(bench);
     assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_IDLE);
     server_bench_offer(bench, 3);
     server_bench_stage(bench, WITNESS);
     server_bench_apply(bench, WITNESS);
-    assert_int_equal(bench->server.transaction.result.status, REFIT_OK);
+    assert_ok(bench->server.transaction.result.status);
     assert_int_equal(bench->server.current.version, 3);
 }
 
 static void any_message_in_any_state_concerns_its_sender_alone(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     for (subject_state subject = 0; subject < SUBJECT_STATES; subject++) {
         for (rft_transaction_state transaction = RFT_TRANSACTION_IDLE;
              transaction <= RFT_TRANSACTION_ABORTED; transaction++) {
             for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
                 for (uint64_t version = 1; version <= 3; version++) {
-                    server_bench bench;
-                    set_scene(&bench, subject, transaction);
+                    set_scene(bench, subject, transaction);
                     rft_message message = make_message(kind, version);
-                    server_bench_say(&bench, SUBJECT, &message);
-                    server_bench_say(&bench, SUBJECT, &message);
-                    check_witness(&bench);
-                    check_goes_on(&bench);
-                    server_bench_close(&bench);
+                    server_bench_say(bench, SUBJECT, message);
+                    server_bench_say(bench, SUBJECT, message);
+                    check_witness(bench);
+                    check_goes_on(bench);
                 }
             }
         }
@@ -125,56 +117,47 @@ static void any_message_in_any_state_concerns_its_sender_alone(void **state)
 
 static void stranger_is_refused_but_not_for_good(void **state)
 {
-    (void)state;
-    server_bench bench;
-    server_bench_open(&bench, 2, false);
+    server_bench *bench = *state;
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
-        rft_message message = make_message(kind, 1);
         if (kind == RFT_HELLO || kind == RFT_BYE) continue;
-        server_bench_forget(&bench);
-        server_bench_say(&bench, 5, &message);
-        const rft_message *refuse = server_bench_told(&bench, 5, RFT_REFUSE);
+        server_bench_forget(bench);
+        server_bench_say(bench, 5, make_message(kind, 1));
+        const rft_message *refuse = server_bench_told(bench, 5, RFT_REFUSE);
         assert_int_equal(refuse->as.refuse.code, REFIT_ERR_STALE);
         assert_false(refuse->as.refuse.final);
     }
-    assert_int_equal(bench.server.peers.count, 0);
-    server_bench_close(&bench);
+    assert_int_equal(bench->server.peers.count, 0);
 }
 
 static void what_only_publishers_say_turns_a_worker_out(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     static const rft_message_kind kinds[] = {RFT_WELCOME, RFT_REFUSE, RFT_MANIFEST, RFT_OFFER,
                                              RFT_FRAME,   RFT_SEAL,   RFT_COMMIT,   RFT_ABORT};
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        server_bench bench;
-        server_bench_open(&bench, 2, false);
-        server_bench_join(&bench, SUBJECT, false);
+    for (size_t i = 0; i < COUNT_OF(kinds); i++) {
+        server_bench_reopen(bench, 2, false);
+        server_bench_join(bench, SUBJECT, false);
         rft_message message = {.kind = kinds[i]};
-        server_bench_say(&bench, SUBJECT, &message);
-        assert_null(server_bench_peer(&bench, SUBJECT));
-        assert_int_equal(bench.server.counts.refused, 1);
-        assert_int_equal(server_bench_count(&bench, SUBJECT, RFT_BYE), 1);
-        server_bench_close(&bench);
+        server_bench_say(bench, SUBJECT, message);
+        assert_null(server_bench_peer(bench, SUBJECT));
+        assert_int_equal(bench->server.counts.refused, 1);
+        assert_int_equal(server_bench_count(bench, SUBJECT, RFT_BYE), 1);
     }
 }
 
 static void beats_come_in_time_and_only_to_the_subscribed(void **state)
 {
-    (void)state;
-    server_bench bench;
-    server_bench_open(&bench, 2, false);
-    server_bench_join(&bench, 1, false);
-    server_bench_hello(&bench, 2);
-    server_bench_forget(&bench);
-    int64_t at = rft_server_tick_at(&bench.server);
-    assert_true(at <= bench.now + (int64_t)bench.config.broadcast_heartbeat_ms * 1000000);
-    server_bench_tick(&bench, bench.config.broadcast_heartbeat_ms - 1);
-    assert_int_equal(server_bench_count(&bench, 1, RFT_BEAT), 0);
-    server_bench_tick(&bench, 1);
-    assert_int_equal(server_bench_count(&bench, 1, RFT_BEAT), 1);
-    assert_int_equal(server_bench_count(&bench, 2, RFT_BEAT), 0);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    server_bench_join(bench, 1, false);
+    server_bench_hello(bench, 2);
+    server_bench_forget(bench);
+    int64_t at = rft_server_tick_at(&bench->server);
+    assert_true(at <= bench->now + (int64_t)bench->config.broadcast_heartbeat_ms * 1000000);
+    server_bench_tick(bench, bench->config.broadcast_heartbeat_ms - 1);
+    assert_int_equal(server_bench_count(bench, 1, RFT_BEAT), 0);
+    server_bench_tick(bench, 1);
+    assert_int_equal(server_bench_count(bench, 1, RFT_BEAT), 1);
+    assert_int_equal(server_bench_count(bench, 2, RFT_BEAT), 0);
 }
 
 static uint32_t frames_for(server_bench *bench, unsigned worker)
@@ -189,32 +172,28 @@ static uint32_t frames_for(server_bench *bench, unsigned worker)
 
 static void credits_bound_what_is_in_flight(void **state)
 {
-    (void)state;
-    server_bench bench;
-    server_bench_open(&bench, 2, false);
-    server_bench_join(&bench, 1, false);
-    server_bench_begin(&bench, 1);
+    server_bench *bench = *state;
+    server_bench_join(bench, 1, false);
+    server_bench_begin(bench, 1);
     rft_message pull = server_pull(1, 3);
-    server_bench_say(&bench, 1, &pull);
-    assert_false(rft_server_wants_frames(&bench.server));
-    assert_int_equal(frames_for(&bench, 1), 0);
-    server_bench_write(&bench);
-    assert_true(rft_server_wants_frames(&bench.server));
-    assert_int_equal(frames_for(&bench, 1), 3);
+    server_bench_say(bench, 1, pull);
+    assert_false(rft_server_wants_frames(&bench->server));
+    assert_int_equal(frames_for(bench, 1), 0);
+    server_bench_write(bench);
+    assert_true(rft_server_wants_frames(&bench->server));
+    assert_int_equal(frames_for(bench, 1), 3);
     for (int i = 0; i < 20; i++) {
-        server_bench_say(&bench, 1, &pull);
+        server_bench_say(bench, 1, pull);
     }
-    assert_int_equal(server_bench_peer(&bench, 1)->task.credits, 4 * RFT_CREDIT);
-    server_bench_close(&bench);
+    assert_int_equal(server_bench_peer(bench, 1)->task.credits, 4 * RFT_CREDIT);
 }
 
 /* Of one credit: so many frames, of which each has `parts` sixteenths of its bytes to carry. */
 static uint32_t frames_for_a_credit(server_bench *bench, uint64_t parts)
 {
     rft_frame_order order;
-    rft_message pull = server_pull(1, 1);
     uint32_t count = 0;
-    server_bench_say(bench, 1, &pull);
+    server_bench_say(bench, 1, server_pull(1, 1));
     while (rft_server_next_frame(&bench->server, &order)) {
         uint64_t bytes = bench->store->manifest->frames[order.sequence].bytes;
         rft_server_frame_sent(&bench->server, &order, bytes / RFT_CREDIT * parts);
@@ -225,127 +204,106 @@ static uint32_t frames_for_a_credit(server_bench *bench, uint64_t parts)
 
 static void small_frames_share_a_credit_and_debts_are_paid(void **state)
 {
-    (void)state;
-    server_bench bench;
-    server_bench_open(&bench, 2, false);
-    server_bench_join(&bench, 1, false);
-    server_bench_begin(&bench, 1);
-    server_bench_write(&bench);
-    const rft_task *task = &server_bench_peer(&bench, 1)->task;
-    assert_int_equal(frames_for_a_credit(&bench, RFT_CREDIT), 1);
+    server_bench *bench = *state;
+    server_bench_join(bench, 1, false);
+    server_bench_begin(bench, 1);
+    server_bench_write(bench);
+    const rft_task *task = &server_bench_peer(bench, 1)->task;
+    assert_int_equal(frames_for_a_credit(bench, RFT_CREDIT), 1);
     assert_int_equal(task->credits, 0);
-    assert_int_equal(frames_for_a_credit(&bench, 9), 2);
+    assert_int_equal(frames_for_a_credit(bench, 9), 2);
     assert_int_equal(task->credits, -2);
-    assert_int_equal(frames_for_a_credit(&bench, 15), 1);
+    assert_int_equal(frames_for_a_credit(bench, 15), 1);
     assert_int_equal(task->credits, -1);
-    uint32_t left = bench.store->manifest->frame_count - task->cursor;
+    uint32_t left = bench->store->manifest->frame_count - task->cursor;
     assert_true(left > 1 && left < RFT_CREDIT - 1);
-    assert_int_equal(frames_for_a_credit(&bench, 0), left);
-    server_bench_close(&bench);
+    assert_int_equal(frames_for_a_credit(bench, 0), left);
 }
 
 /* Frames that are asked for again take no credit, and a version that is gone has none. */
 static void only_frames_that_took_a_credit_give_some_of_it_back(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     rft_frame_order order = {.version = 1, .again = true};
-    server_bench_open(&bench, 2, false);
-    server_bench_join(&bench, 1, false);
-    server_bench_begin(&bench, 1);
-    order.to = server_bench_peer(&bench, 1)->id;
-    rft_server_frame_sent(&bench.server, &order, 0);
+    server_bench_join(bench, 1, false);
+    server_bench_begin(bench, 1);
+    order.to = server_bench_peer(bench, 1)->id;
+    rft_server_frame_sent(&bench->server, &order, 0);
     order.again = false;
     order.version = 2;
-    rft_server_frame_sent(&bench.server, &order, 0);
-    assert_int_equal(server_bench_peer(&bench, 1)->task.credits, 0);
+    rft_server_frame_sent(&bench->server, &order, 0);
+    assert_int_equal(server_bench_peer(bench, 1)->task.credits, 0);
     order.version = 1;
-    rft_server_frame_sent(&bench.server, &order, 0);
-    assert_int_equal(server_bench_peer(&bench, 1)->task.credits, RFT_CREDIT - 1);
+    rft_server_frame_sent(&bench->server, &order, 0);
+    assert_int_equal(server_bench_peer(bench, 1)->task.credits, RFT_CREDIT - 1);
     memset(order.to.bytes, 0x5a, sizeof order.to.bytes);
-    rft_server_frame_sent(&bench.server, &order, 0);
-    server_bench_close(&bench);
+    rft_server_frame_sent(&bench->server, &order, 0);
 }
 
 static void workers_take_turns(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     rft_frame_order order;
     unsigned before = 0;
-    server_bench_open(&bench, 2, false);
-    server_bench_join(&bench, 1, false);
-    server_bench_join(&bench, 2, false);
-    server_bench_begin(&bench, 1);
-    server_bench_write(&bench);
+    server_bench_join(bench, 1, false);
+    server_bench_join(bench, 2, false);
+    server_bench_begin(bench, 1);
+    server_bench_write(bench);
     rft_message pull = server_pull(1, 2);
-    server_bench_say(&bench, 1, &pull);
-    server_bench_say(&bench, 2, &pull);
+    server_bench_say(bench, 1, pull);
+    server_bench_say(bench, 2, pull);
     for (int i = 0; i < 4; i++) {
-        assert_true(rft_server_next_frame(&bench.server, &order));
+        assert_true(rft_server_next_frame(&bench->server, &order));
         assert_int_not_equal(order.to.bytes[0], before);
         before = order.to.bytes[0];
     }
-    assert_false(rft_server_next_frame(&bench.server, &order));
-    server_bench_close(&bench);
+    assert_false(rft_server_next_frame(&bench->server, &order));
 }
 
 static void worker_that_comes_and_goes_is_remembered_once(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     rft_message bye = {.kind = RFT_BYE};
-    server_bench_open(&bench, 2, false);
     for (int i = 0; i < 50; i++) {
-        server_bench_join(&bench, 1, false);
-        server_bench_say(&bench, 1, &bye);
-        server_bench_forget(&bench);
+        server_bench_join(bench, 1, false);
+        server_bench_say(bench, 1, bye);
+        server_bench_forget(bench);
     }
-    assert_int_equal(bench.server.peers.count, 0);
-    assert_int_equal(bench.server.peers.lost_count, 1);
-    server_bench_begin(&bench, 1);
-    assert_int_equal(bench.server.peers.lost_count, 0);
-    server_bench_close(&bench);
+    assert_int_equal(bench->server.peers.count, 0);
+    assert_int_equal(bench->server.peers.lost_count, 1);
+    server_bench_begin(bench, 1);
+    assert_int_equal(bench->server.peers.lost_count, 0);
 }
 
 static void lost_member_is_named_however_often_it_comes_back(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     rft_message bye = {.kind = RFT_BYE};
-    server_bench_open(&bench, 2, false);
-    server_bench_join(&bench, 1, false);
-    server_bench_begin(&bench, 1);
+    server_bench_join(bench, 1, false);
+    server_bench_begin(bench, 1);
     for (int i = 0; i < 5; i++) {
-        server_bench_say(&bench, 1, &bye);
-        server_bench_join(&bench, 1, false);
+        server_bench_say(bench, 1, bye);
+        server_bench_join(bench, 1, false);
     }
-    assert_int_equal(bench.server.peers.lost_count, 2);
-    assert_true(bench.server.peers.lost[0]->member);
-    assert_int_equal(bench.server.peers.lost[0]->status, REFIT_ERR_CLOSED);
-    assert_false(bench.server.peers.lost[1]->member);
-    server_bench_close(&bench);
+    assert_int_equal(bench->server.peers.lost_count, 2);
+    assert_true(bench->server.peers.lost[0]->member);
+    assert_int_equal(bench->server.peers.lost[0]->status, REFIT_ERR_CLOSED);
+    assert_false(bench->server.peers.lost[1]->member);
 }
 
 /* Evicted while its user was loading, it joined again; then the user was done. */
 static void beat_tells_what_was_applied_after_all(void **state)
 {
-    (void)state;
-    server_bench bench;
-    server_bench_open(&bench, 2, false);
-    server_bench_offer(&bench, 1);
-    server_bench_join(&bench, 1, false);
-    assert_int_equal(server_bench_peer(&bench, 1)->held.version, 0);
-    rft_message beat = server_beat(1, 0);
-    server_bench_say(&bench, 1, &beat);
-    assert_int_equal(server_bench_peer(&bench, 1)->held.version, 1);
-    rft_message nothing = server_beat(0, 0);
-    server_bench_say(&bench, 1, &nothing);
-    assert_int_equal(server_bench_peer(&bench, 1)->held.version, 0);
-    rft_message lie = server_beat(2, 0);
-    server_bench_say(&bench, 1, &lie);
-    assert_int_equal(server_bench_peer(&bench, 1)->held.version, 0);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    server_bench_offer(bench, 1);
+    server_bench_join(bench, 1, false);
+    assert_int_equal(server_bench_peer(bench, 1)->held.version, 0);
+    server_bench_say(bench, 1, server_beat(1, 0));
+    assert_int_equal(server_bench_peer(bench, 1)->held.version, 1);
+    server_bench_say(bench, 1, server_beat(0, 0));
+    assert_int_equal(server_bench_peer(bench, 1)->held.version, 0);
+    server_bench_say(bench, 1, server_beat(2, 0));
+    assert_int_equal(server_bench_peer(bench, 1)->held.version, 0);
 }
 
 static void set_written(server_bench *bench)
@@ -365,7 +323,7 @@ static void go_through_the_rest(server_bench *bench)
     rft_peer_id witness = {.bytes = {WITNESS}, .count = 1};
     rft_server_message(&bench->server, &subject, &hello, bench->now);
     rft_server_message(&bench->server, &subject, &join, bench->now);
-    assert_int_equal(rft_store_seal(bench->store, NULL), REFIT_OK);
+    assert_ok(rft_store_seal(bench->store, NULL));
     rft_transaction_seal(&bench->server, bench->now);
     rft_server_message(&bench->server, &witness, &staged, bench->now);
     rft_server_message(&bench->server, &witness, &committed, bench->now);
@@ -402,17 +360,17 @@ static void failed_allocation_costs_at_most_its_worker(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_message_in_any_state_concerns_its_sender_alone),
-        cmocka_unit_test(stranger_is_refused_but_not_for_good),
-        cmocka_unit_test(what_only_publishers_say_turns_a_worker_out),
-        cmocka_unit_test(beats_come_in_time_and_only_to_the_subscribed),
-        cmocka_unit_test(credits_bound_what_is_in_flight),
-        cmocka_unit_test(small_frames_share_a_credit_and_debts_are_paid),
-        cmocka_unit_test(only_frames_that_took_a_credit_give_some_of_it_back),
-        cmocka_unit_test(workers_take_turns),
-        cmocka_unit_test(worker_that_comes_and_goes_is_remembered_once),
-        cmocka_unit_test(beat_tells_what_was_applied_after_all),
-        cmocka_unit_test(lost_member_is_named_however_often_it_comes_back),
+        ON_BENCH(any_message_in_any_state_concerns_its_sender_alone),
+        ON_BENCH(stranger_is_refused_but_not_for_good),
+        ON_BENCH(what_only_publishers_say_turns_a_worker_out),
+        ON_BENCH(beats_come_in_time_and_only_to_the_subscribed),
+        ON_BENCH(credits_bound_what_is_in_flight),
+        ON_BENCH(small_frames_share_a_credit_and_debts_are_paid),
+        ON_BENCH(only_frames_that_took_a_credit_give_some_of_it_back),
+        ON_BENCH(workers_take_turns),
+        ON_BENCH(worker_that_comes_and_goes_is_remembered_once),
+        ON_BENCH(beat_tells_what_was_applied_after_all),
+        ON_BENCH(lost_member_is_named_however_often_it_comes_back),
         cmocka_unit_test(failed_allocation_costs_at_most_its_worker),
     };
     return cmocka_run_group_tests_name("server", tests, NULL, NULL);

@@ -1,13 +1,7 @@
 /* The publisher's state machine and workers on its GPU: which of them may join there, what they are
  * offered, and what follows from their reading there. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/server_bench.h"
+#include "tests/support/unit.h"
 
 typedef struct scene {
     server_bench bench;
@@ -37,6 +31,20 @@ static void scene_close(scene *on)
     server_bench_close(&on->bench);
 }
 
+/* A test opens the scene that is its state. */
+static int give_scene(void **state)
+{
+    static scene on;
+    *state = &on;
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    scene_close(*state);
+    return 0;
+}
+
 static void use_gpu(scene *on)
 {
     rft_server_use_gpu(&on->bench.server, &on->gpu);
@@ -53,7 +61,7 @@ static void hello(scene *on, unsigned worker, const unsigned char *uuid)
     message.as.hello.instance = worker;
     message.as.hello.window = 4;
     if (uuid != NULL) message.as.hello.gpu = (rft_view){uuid, RFT_UUID_BYTES};
-    server_bench_say(&on->bench, worker, &message);
+    server_bench_say(&on->bench, worker, message);
 }
 
 static void join(scene *on, unsigned worker, bool gpu, uint64_t proof)
@@ -63,7 +71,7 @@ static void join(scene *on, unsigned worker, bool gpu, uint64_t proof)
     message.as.join.shm = proof != 0;
     message.as.join.gpu = gpu;
     message.as.join.proof = proof;
-    server_bench_say(&on->bench, worker, &message);
+    server_bench_say(&on->bench, worker, message);
 }
 
 static void join_gpu(scene *on, unsigned worker)
@@ -89,38 +97,34 @@ static void assert_refused(scene *on, unsigned worker, bool final)
 
 static void a_welcome_names_the_gpu_once_there_is_one(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_AUTO, 0);
-    hello(&on, 1, ours);
-    assert_int_equal(server_bench_told(&on.bench, 1, RFT_WELCOME)->as.welcome.gpu.count, 0);
-    use_gpu(&on);
-    hello(&on, 2, NULL);
-    assert_int_equal(server_bench_told(&on.bench, 2, RFT_WELCOME)->as.welcome.gpu.count,
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_AUTO, 0);
+    hello(on, 1, ours);
+    assert_int_equal(server_bench_told(&on->bench, 1, RFT_WELCOME)->as.welcome.gpu.count, 0);
+    use_gpu(on);
+    hello(on, 2, NULL);
+    assert_int_equal(server_bench_told(&on->bench, 2, RFT_WELCOME)->as.welcome.gpu.count,
                      RFT_UUID_BYTES);
-    scene_close(&on);
 }
 
 static void only_workers_on_the_gpu_are_told_to_join_once_more(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_AUTO, 0);
-    hello(&on, 1, ours);
-    join(&on, 1, false, SERVER_PROOF);
-    hello(&on, 2, others);
-    join(&on, 2, false, SERVER_PROOF);
-    hello(&on, 3, NULL);
-    join(&on, 3, false, 0);
-    use_gpu(&on);
-    assert_int_equal(server_bench_count(&on.bench, 1, RFT_REFUSE), 1);
-    assert_false(server_bench_told(&on.bench, 1, RFT_REFUSE)->as.refuse.final);
-    assert_int_equal(server_bench_count(&on.bench, 2, RFT_REFUSE), 0);
-    assert_int_equal(server_bench_count(&on.bench, 3, RFT_REFUSE), 0);
-    assert_true(is_subscribed(&on, 1)); /* until it says hello again */
-    join_gpu(&on, 1);
-    assert_true(server_bench_peer(&on.bench, 1)->gpu);
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_AUTO, 0);
+    hello(on, 1, ours);
+    join(on, 1, false, SERVER_PROOF);
+    hello(on, 2, others);
+    join(on, 2, false, SERVER_PROOF);
+    hello(on, 3, NULL);
+    join(on, 3, false, 0);
+    use_gpu(on);
+    assert_int_equal(server_bench_count(&on->bench, 1, RFT_REFUSE), 1);
+    assert_false(server_bench_told(&on->bench, 1, RFT_REFUSE)->as.refuse.final);
+    assert_int_equal(server_bench_count(&on->bench, 2, RFT_REFUSE), 0);
+    assert_int_equal(server_bench_count(&on->bench, 3, RFT_REFUSE), 0);
+    assert_true(is_subscribed(on, 1)); /* until it says hello again */
+    join_gpu(on, 1);
+    assert_true(server_bench_peer(&on->bench, 1)->gpu);
 }
 
 static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
@@ -139,7 +143,7 @@ static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
         {NULL, SERVER_PROOF, true, REFIT_ERR_PROTOCOL},
         {ours, SERVER_PROOF, false, REFIT_ERR_PROTOCOL},
     };
-    for (size_t i = 0; i < sizeof trials / sizeof *trials; i++) {
+    for (size_t i = 0; i < COUNT_OF(trials); i++) {
         scene on;
         scene_open(&on, REFIT_GPU_AUTO, 0);
         if (trials[i].there) use_gpu(&on);
@@ -155,73 +159,67 @@ static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
 
 static void with_require_only_workers_on_the_gpu_come_in(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_REQUIRE, 0);
-    hello(&on, 1, ours);
-    assert_refused(&on, 1, false); /* the publisher may learn its GPU yet */
-    assert_null(server_bench_peer(&on.bench, 1));
-    use_gpu(&on);
-    hello(&on, 2, NULL);
-    assert_refused(&on, 2, false); /* the worker may learn its GPU yet */
-    assert_null(server_bench_peer(&on.bench, 2));
-    hello(&on, 3, others);
-    assert_refused(&on, 3, true);
-    assert_null(server_bench_peer(&on.bench, 3));
-    hello(&on, 4, ours);
-    join(&on, 4, false, SERVER_PROOF);
-    assert_refused(&on, 4, false);
-    assert_null(server_bench_peer(&on.bench, 4));
-    join_gpu(&on, 5);
-    assert_true(is_subscribed(&on, 5));
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_REQUIRE, 0);
+    hello(on, 1, ours);
+    assert_refused(on, 1, false); /* the publisher may learn its GPU yet */
+    assert_null(server_bench_peer(&on->bench, 1));
+    use_gpu(on);
+    hello(on, 2, NULL);
+    assert_refused(on, 2, false); /* the worker may learn its GPU yet */
+    assert_null(server_bench_peer(&on->bench, 2));
+    hello(on, 3, others);
+    assert_refused(on, 3, true);
+    assert_null(server_bench_peer(&on->bench, 3));
+    hello(on, 4, ours);
+    join(on, 4, false, SERVER_PROOF);
+    assert_refused(on, 4, false);
+    assert_null(server_bench_peer(&on->bench, 4));
+    join_gpu(on, 5);
+    assert_true(is_subscribed(on, 5));
 }
 
 static void worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_REQUIRE, 1);
-    use_gpu(&on);
-    join_gpu(&on, 1);
-    server_bench_begin(&on.bench, 1);
-    hello(&on, 1, NULL);
-    assert_refused(&on, 1, false);
-    server_bench_write(&on.bench);
-    server_bench_seal(&on.bench);
-    assert_int_equal(on.bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_REQUIRE, 1);
+    use_gpu(on);
+    join_gpu(on, 1);
+    server_bench_begin(&on->bench, 1);
+    hello(on, 1, NULL);
+    assert_refused(on, 1, false);
+    server_bench_write(&on->bench);
+    server_bench_seal(&on->bench);
+    assert_int_equal(on->bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
 }
 
 static void an_offer_names_the_block_where_the_version_lies_there(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_AUTO, 2);
-    use_gpu(&on);
-    join_gpu(&on, 1);
-    hello(&on, 2, NULL);
-    join(&on, 2, false, SERVER_PROOF);
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_AUTO, 2);
+    use_gpu(on);
+    join_gpu(on, 1);
+    hello(on, 2, NULL);
+    join(on, 2, false, SERVER_PROOF);
     for (uint64_t version = 1; version <= 2; version++) {
-        server_bench_forget(&on.bench);
-        server_bench_offer(&on.bench, version);
+        server_bench_forget(&on->bench);
+        server_bench_offer(&on->bench, version);
         for (unsigned worker = 1; worker <= 2; worker++) {
-            const rft_message *offer = server_bench_told(&on.bench, worker, RFT_OFFER);
+            const rft_message *offer = server_bench_told(&on->bench, worker, RFT_OFFER);
             bool gpu = worker == 1 && version == 2;
             assert_int_equal(offer->as.offer.share.count, gpu ? RFT_SHARE_BYTES : 0);
             assert_true((offer->as.offer.seqlock.count > 0) == gpu);
             assert_true((offer->as.offer.segment.count > 0) == !gpu);
-            assert_int_equal(server_bench_peer(&on.bench, worker)->path,
+            assert_int_equal(server_bench_peer(&on->bench, worker)->path,
                              gpu ? REFIT_PATH_CUDA_IPC : REFIT_PATH_SHM);
-            server_bench_stage(&on.bench, worker);
+            server_bench_stage(&on->bench, worker);
         }
-        server_bench_apply(&on.bench, 1);
-        server_bench_apply(&on.bench, 2);
+        server_bench_apply(&on->bench, 1);
+        server_bench_apply(&on->bench, 2);
     }
-    uint64_t bytes = on.bench.store->manifest->payload_bytes;
-    assert_int_equal(on.bench.server.counts.gpu_bytes, bytes);
-    assert_int_equal(on.bench.server.counts.shm_bytes, 3 * bytes);
-    scene_close(&on);
+    uint64_t bytes = on->bench.store->manifest->payload_bytes;
+    assert_int_equal(on->bench.server.counts.gpu_bytes, bytes);
+    assert_int_equal(on->bench.server.counts.shm_bytes, 3 * bytes);
 }
 
 static void a_reader_on_the_gpu_taints_no_slot_of_the_host(void **state)
@@ -246,41 +244,36 @@ static void a_reader_on_the_gpu_taints_no_slot_of_the_host(void **state)
 
 static void a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_AUTO, 1);
-    use_gpu(&on);
-    join_gpu(&on, 1);
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_AUTO, 1);
+    use_gpu(on);
+    join_gpu(on, 1);
     for (uint64_t version = 1; version <= 2; version++) {
-        server_bench_offer(&on.bench, version);
-        server_bench_stage(&on.bench, 1);
-        server_bench_apply(&on.bench, 1);
+        server_bench_offer(&on->bench, version);
+        server_bench_stage(&on->bench, 1);
+        server_bench_apply(&on->bench, 1);
     }
-    server_bench_prepare(&on.bench, 3);
-    assert_true(rft_server_has_readers(&on.bench.server));
-    rft_message message = server_released(1);
-    server_bench_say(&on.bench, 1, &message);
-    assert_false(rft_server_has_readers(&on.bench.server));
-    scene_close(&on);
+    server_bench_prepare(&on->bench, 3);
+    assert_true(rft_server_has_readers(&on->bench.server));
+    server_bench_say(&on->bench, 1, server_released(1));
+    assert_false(rft_server_has_readers(&on->bench.server));
 }
 
 static void a_recall_is_a_beat_for_those_on_the_gpu(void **state)
 {
-    (void)state;
-    scene on;
-    scene_open(&on, REFIT_GPU_AUTO, 0);
-    use_gpu(&on);
-    join_gpu(&on, 1);
-    hello(&on, 2, NULL);
-    join(&on, 2, false, SERVER_PROOF);
-    hello(&on, 3, ours);
-    server_bench_forget(&on.bench);
-    rft_server_recall_gpu(&on.bench.server);
-    server_bench_tick(&on.bench, 0);
-    assert_int_equal(server_bench_count(&on.bench, 1, RFT_BEAT), 1);
-    assert_int_equal(server_bench_count(&on.bench, 2, RFT_BEAT), 0);
-    assert_int_equal(server_bench_count(&on.bench, 3, RFT_BEAT), 0);
-    scene_close(&on);
+    scene *on = *state;
+    scene_open(on, REFIT_GPU_AUTO, 0);
+    use_gpu(on);
+    join_gpu(on, 1);
+    hello(on, 2, NULL);
+    join(on, 2, false, SERVER_PROOF);
+    hello(on, 3, ours);
+    server_bench_forget(&on->bench);
+    rft_server_recall_gpu(&on->bench.server);
+    server_bench_tick(&on->bench, 0);
+    assert_int_equal(server_bench_count(&on->bench, 1, RFT_BEAT), 1);
+    assert_int_equal(server_bench_count(&on->bench, 2, RFT_BEAT), 0);
+    assert_int_equal(server_bench_count(&on->bench, 3, RFT_BEAT), 0);
 }
 
 static int forget_samples(void **state)
@@ -290,18 +283,20 @@ static int forget_samples(void **state)
     return 0;
 }
 
+#define ON_GPU(test) cmocka_unit_test_setup_teardown(test, give_scene, close_scene)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_welcome_names_the_gpu_once_there_is_one),
-        cmocka_unit_test(only_workers_on_the_gpu_are_told_to_join_once_more),
+        ON_GPU(a_welcome_names_the_gpu_once_there_is_one),
+        ON_GPU(only_workers_on_the_gpu_are_told_to_join_once_more),
         cmocka_unit_test(joining_on_the_gpu_takes_the_proof_and_the_same_gpu),
-        cmocka_unit_test(with_require_only_workers_on_the_gpu_come_in),
-        cmocka_unit_test(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required),
-        cmocka_unit_test(an_offer_names_the_block_where_the_version_lies_there),
+        ON_GPU(with_require_only_workers_on_the_gpu_come_in),
+        ON_GPU(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required),
+        ON_GPU(an_offer_names_the_block_where_the_version_lies_there),
         cmocka_unit_test(a_reader_on_the_gpu_taints_no_slot_of_the_host),
-        cmocka_unit_test(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go),
-        cmocka_unit_test(a_recall_is_a_beat_for_those_on_the_gpu),
+        ON_GPU(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go),
+        ON_GPU(a_recall_is_a_beat_for_those_on_the_gpu),
     };
     return cmocka_run_group_tests_name("server_gpu", tests, NULL, forget_samples);
 }

@@ -1,35 +1,13 @@
 /* Hostile workers and the publisher's state machine: the memory that they make it keep, and the
  * messages that they make it queue or send, are bounded by the configuration, however often they
  * ask. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "tests/support/file_tree.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/server_bench.h"
-
-static int open_bench(void **state)
-{
-    static server_bench bench;
-    server_bench_open(&bench, 2, false);
-    *state = &bench;
-    return 0;
-}
-
-static int close_bench(void **state)
-{
-    server_bench_close(*state);
-    return 0;
-}
+#include "tests/support/unit.h"
 
 static int forget_samples(void **state)
 {
@@ -129,8 +107,7 @@ static uint32_t manifests_for(server_bench *bench, unsigned char who, unsigned c
     while (rft_send_queue_take(&bench->server.send_queue, &out)) {
         rft_message told;
         assert_true(rft_peer_id_equal(&out.to, &id));
-        assert_int_equal(rft_message_decode(out.message, &bench->server.limits, &told, NULL),
-                         REFIT_OK);
+        assert_ok(rft_message_decode(out.message, &bench->server.limits, &told, NULL));
         count += told.kind == RFT_MANIFEST;
     }
     rft_send_queue_reset(&bench->server.send_queue);
@@ -178,7 +155,7 @@ static void say_resend(server_bench *bench, unsigned worker, uint32_t times)
     rft_message again = {.kind = RFT_RESEND};
     again.as.resend.version = 1;
     again.as.resend.sequences = (rft_view){wanted, (size_t)times * 4};
-    server_bench_say(bench, worker, &again);
+    server_bench_say(bench, worker, again);
 }
 
 static uint32_t frames_to_send(server_bench *bench)
@@ -269,7 +246,7 @@ static void allow(const locksmith *smith, const char *name, char key[RFT_KEY_TEX
     locksmith_admit(smith, name);
     (void)snprintf(file, sizeof file, "allow/%s.public", name);
     locksmith_path(smith, file, path);
-    assert_int_equal(rft_key_file_read(-1, path, RFT_KEY_PUBLIC, &public_key, NULL), REFIT_OK);
+    assert_ok(rft_key_file_read(-1, path, RFT_KEY_PUBLIC, &public_key, NULL));
     rft_key_print(&public_key, key);
 }
 
@@ -281,7 +258,7 @@ static void open_two_keys(server_bench *bench, locksmith *smith, char w0[RFT_KEY
     allow(smith, "w0", w0);
     allow(smith, "w1", w1);
     locksmith_path(smith, "allow", folder);
-    assert_int_equal(rft_allow_list_open(folder, &bench->server.allow, NULL), REFIT_OK);
+    assert_ok(rft_allow_list_open(folder, &bench->server.allow, NULL));
 }
 
 static void close_keys(server_bench *bench, locksmith *smith)
@@ -440,8 +417,6 @@ static void a_key_with_two_files_has_the_first_name(void **state)
     assert_string_equal(peer_with_key(bench, 1, w0)->name, "w0");
     close_keys(bench, &smith);
 }
-
-#define ON_BENCH(test) cmocka_unit_test_setup_teardown(test, open_bench, close_bench)
 
 int main(void)
 {

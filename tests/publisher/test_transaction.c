@@ -1,16 +1,10 @@
 /* One version's states: each transition, what decides it, and which worker is blamed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/server_bench.h"
+#include "tests/support/unit.h"
 
 static void open_with(server_bench *bench, uint32_t slots, unsigned workers, bool shm)
 {
-    server_bench_open(bench, slots, shm);
+    server_bench_reopen(bench, slots, shm);
     for (unsigned worker = 1; worker <= workers; worker++) {
         server_bench_join(bench, worker, shm);
     }
@@ -46,80 +40,78 @@ static void stop_in(server_bench *bench, rft_transaction_state state)
     assert_int_equal(bench->server.transaction.state, state);
 }
 
+static void assert_result(const server_bench *bench, rft_transaction_state state,
+                          refit_status status)
+{
+    assert_int_equal(bench->server.transaction.state, state);
+    assert_int_equal(bench->server.transaction.result.status, status);
+}
+
 static void good_version_goes_through_all_states(void **state)
 {
-    (void)state;
-    server_bench bench;
-    stop_in(&bench, RFT_TRANSACTION_COMMITTING);
-    assert_int_equal(server_bench_count(&bench, 1, RFT_COMMIT), 1);
-    assert_int_equal(bench.server.current.version, 1);
-    server_bench_apply(&bench, 1);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
-    server_bench_apply(&bench, 2);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_OK);
-    assert_int_equal(bench.server.counts.applied_last, 2);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    stop_in(bench, RFT_TRANSACTION_COMMITTING);
+    assert_int_equal(server_bench_count(bench, 1, RFT_COMMIT), 1);
+    assert_int_equal(bench->server.current.version, 1);
+    server_bench_apply(bench, 1);
+    assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_COMMITTING);
+    server_bench_apply(bench, 2);
+    assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
+    assert_int_equal(bench->server.counts.applied_last, 2);
 }
 
 static void begin_is_refused_unless_idle(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     for (rft_transaction_state at = RFT_TRANSACTION_PREPARING; at <= RFT_TRANSACTION_ABORTED;
          at++) {
-        server_bench bench;
         uint64_t version = 0;
         refit_error error;
-        stop_in(&bench, at);
-        assert_int_equal(rft_transaction_prepare(&bench.server, &version, &error), REFIT_ERR_STATE);
+        stop_in(bench, at);
+        assert_int_equal(rft_transaction_prepare(&bench->server, &version, &error),
+                         REFIT_ERR_STATE);
         assert_int_equal(version, 0);
-        server_bench_close(&bench);
     }
 }
 
 static void newcomer_is_offered_what_the_state_serves(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     static const bool offered[] = {
         [RFT_TRANSACTION_IDLE] = false,      [RFT_TRANSACTION_PREPARING] = false,
         [RFT_TRANSACTION_WRITING] = true,    [RFT_TRANSACTION_STAGING] = true,
         [RFT_TRANSACTION_COMMITTING] = true, [RFT_TRANSACTION_ABORTED] = false,
     };
     for (rft_transaction_state at = RFT_TRANSACTION_IDLE; at <= RFT_TRANSACTION_ABORTED; at++) {
-        server_bench bench;
-        stop_in(&bench, at);
-        server_bench_join(&bench, 9, false);
+        stop_in(bench, at);
+        server_bench_join(bench, 9, false);
         bool sealed = offered[at] && at != RFT_TRANSACTION_WRITING;
-        assert_int_equal(server_bench_count(&bench, 9, RFT_OFFER), offered[at]);
-        assert_int_equal(server_bench_count(&bench, 9, RFT_SEAL), sealed);
-        assert_false(server_bench_peer(&bench, 9)->member);
-        server_bench_close(&bench);
+        assert_int_equal(server_bench_count(bench, 9, RFT_OFFER), offered[at]);
+        assert_int_equal(server_bench_count(bench, 9, RFT_SEAL), sealed);
+        assert_false(server_bench_peer(bench, 9)->member);
     }
 }
 
 static void slot_that_cannot_be_had_leaves_all_as_it_was(void **state)
 {
-    (void)state;
-    server_bench bench;
-    stop_in(&bench, RFT_TRANSACTION_COMMITTING);
-    server_bench_apply(&bench, 1);
-    server_bench_apply(&bench, 2);
-    server_bench_prepare(&bench, 2);
-    server_bench_join(&bench, 3, false);
-    assert_int_equal(server_bench_count(&bench, 3, RFT_OFFER), 0);
-    rft_transaction_give_up(&bench.server, bench.now);
-    server_bench_tick(&bench, 0);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-    assert_int_equal(server_bench_told(&bench, 3, RFT_OFFER)->as.offer.version, 1);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    stop_in(bench, RFT_TRANSACTION_COMMITTING);
+    server_bench_apply(bench, 1);
+    server_bench_apply(bench, 2);
+    server_bench_prepare(bench, 2);
+    server_bench_join(bench, 3, false);
+    assert_int_equal(server_bench_count(bench, 3, RFT_OFFER), 0);
+    rft_transaction_give_up(&bench->server, bench->now);
+    server_bench_tick(bench, 0);
+    assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_IDLE);
+    assert_int_equal(server_bench_told(bench, 3, RFT_OFFER)->as.offer.version, 1);
 }
 
 /* ---- Each way in which a member can be lost */
 
 static void lose_by_failure(server_bench *bench)
 {
-    rft_message message = server_failed(1, REFIT_ERR_HOST_MEMORY, true);
-    server_bench_say(bench, 2, &message);
+    server_bench_say(bench, 2, server_failed(1, REFIT_ERR_HOST_MEMORY, true));
 }
 
 /* Longer than a report holds, so that it is cut, and nothing in it where a word would end. */
@@ -130,20 +122,19 @@ static void lose_by_a_long_story(server_bench *bench)
         strcat(story, "\xe5\xb1\x82");
     rft_message message = server_failed(1, REFIT_ERR_HOST_MEMORY, true);
     message.as.failed.reason = rft_view_text(story);
-    server_bench_say(bench, 2, &message);
+    server_bench_say(bench, 2, message);
 }
 
 static void lose_by_goodbye(server_bench *bench)
 {
     rft_message message = {.kind = RFT_BYE};
-    server_bench_say(bench, 2, &message);
+    server_bench_say(bench, 2, message);
 }
 
 static void lose_by_silence(server_bench *bench)
 {
-    rft_message beat = server_beat(0, 0);
     server_bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms - 1);
-    server_bench_say(bench, 1, &beat);
+    server_bench_say(bench, 1, server_beat(0, 0));
     server_bench_tick(bench, 1);
 }
 
@@ -166,7 +157,7 @@ static void lose_by_a_wrong_digest(server_bench *bench)
 {
     rft_message message = server_staged(1);
     message.as.staged.digest.bytes[3] ^= 1;
-    server_bench_say(bench, 2, &message);
+    server_bench_say(bench, 2, message);
 }
 
 static const struct loss {
@@ -183,231 +174,200 @@ static const struct loss {
     {"a failure with a long reason", lose_by_a_long_story, false},
 };
 
-static void assert_result(const server_bench *bench, const struct loss *loss,
-                          rft_transaction_state state, refit_status status)
-{
-    const rft_transaction *transaction = &bench->server.transaction;
-    if (transaction->state == state && transaction->result.status == (int)status) return;
-    fail_msg("%s: state %d with %s", loss->name, (int)transaction->state,
-             refit_status_name((refit_status)transaction->result.status));
-}
-
 /* The sentence that the trainer is told. */
-static void assert_told(const server_bench *bench, const struct loss *loss, const char *part)
+static void assert_told(const server_bench *bench, const char *part)
 {
     const char *text = bench->server.transaction.result.text;
     if (strstr(text, part) == NULL || !rft_view_is_text(rft_view_text(text)))
-        fail_msg("%s: \"%s\" has no \"%s\", or is not text", loss->name, text, part);
+        fail_msg("\"%s\" has no \"%s\", or is not text", text, part);
+}
+
+static void lose(server_bench *bench, const struct loss *loss)
+{
+    print_message("%s\n", loss->name);
+    loss->happen(bench);
 }
 
 static void lost_member_aborts_while_staging(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
-        server_bench bench;
-        stop_in(&bench, RFT_TRANSACTION_STAGING);
-        server_bench_stage(&bench, 1);
-        LOSSES[i].happen(&bench);
-        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
-        assert_told(&bench, &LOSSES[i], "w2");
+    server_bench *bench = *state;
+    for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
+        stop_in(bench, RFT_TRANSACTION_STAGING);
+        server_bench_stage(bench, 1);
+        lose(bench, &LOSSES[i]);
+        assert_result(bench, RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
+        assert_told(bench, "w2");
         assert_told(
-            &bench, &LOSSES[i],
+            bench,
             "; workers keep the version that they had: refit again, with those that are left");
-        assert_int_equal(server_bench_told(&bench, 1, RFT_ABORT)->as.failed.version, 1);
-        server_bench_settle(&bench);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-        assert_int_equal(bench.server.current.version, 0);
-        server_bench_close(&bench);
+        assert_int_equal(server_bench_told(bench, 1, RFT_ABORT)->as.failed.version, 1);
+        server_bench_settle(bench);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_IDLE);
+        assert_int_equal(bench->server.current.version, 0);
     }
 }
 
 static void lost_member_aborts_when_all_is_written(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
-        server_bench bench;
+    server_bench *bench = *state;
+    for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
         if (LOSSES[i].only_staging) continue;
-        stop_in(&bench, RFT_TRANSACTION_WRITING);
-        LOSSES[i].happen(&bench);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_WRITING);
-        server_bench_write(&bench);
-        server_bench_seal(&bench);
-        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
-        server_bench_settle(&bench);
-        server_bench_close(&bench);
+        stop_in(bench, RFT_TRANSACTION_WRITING);
+        lose(bench, &LOSSES[i]);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_WRITING);
+        server_bench_write(bench);
+        server_bench_seal(bench);
+        assert_result(bench, RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
+        server_bench_settle(bench);
     }
 }
 
 static void lost_member_is_forgiven_by_a_quorum(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
-        server_bench bench;
-        stop_in(&bench, RFT_TRANSACTION_STAGING);
-        set_quorum(&bench, 1);
-        LOSSES[i].happen(&bench);
-        server_bench_stage(&bench, 1);
-        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_COMMITTING, REFIT_OK);
-        server_bench_apply(&bench, 1);
-        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_IDLE, REFIT_OK);
-        server_bench_close(&bench);
+    server_bench *bench = *state;
+    for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
+        stop_in(bench, RFT_TRANSACTION_STAGING);
+        set_quorum(bench, 1);
+        lose(bench, &LOSSES[i]);
+        server_bench_stage(bench, 1);
+        assert_result(bench, RFT_TRANSACTION_COMMITTING, REFIT_OK);
+        server_bench_apply(bench, 1);
+        assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
     }
 }
 
 static void deadline_evicts_late_workers(void **state)
 {
-    (void)state;
-    server_bench bench;
-    stop_in(&bench, RFT_TRANSACTION_STAGING);
-    bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
-    server_bench_stage(&bench, 1);
-    server_bench_tick(&bench, bench.config.broadcast_stage_timeout_ms);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_TIMEOUT);
-    assert_non_null(server_bench_peer(&bench, 1));
-    assert_null(server_bench_peer(&bench, 2));
-    assert_int_equal(server_bench_count(&bench, 2, RFT_BYE), 1);
-    server_bench_settle(&bench);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    stop_in(bench, RFT_TRANSACTION_STAGING);
+    bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+    server_bench_stage(bench, 1);
+    server_bench_tick(bench, bench->config.broadcast_stage_timeout_ms);
+    assert_result(bench, RFT_TRANSACTION_ABORTED, REFIT_ERR_TIMEOUT);
+    assert_non_null(server_bench_peer(bench, 1));
+    assert_null(server_bench_peer(bench, 2));
+    assert_int_equal(server_bench_count(bench, 2, RFT_BYE), 1);
+    server_bench_settle(bench);
 }
 
 /* Its STAGED was the last answer that was waited for, and does not count any more. */
 static void worker_that_starts_over_has_the_time_that_is_left(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     for (int joins = 0; joins < 2; joins++) {
-        server_bench bench;
-        stop_in(&bench, RFT_TRANSACTION_STAGING);
-        bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
-        server_bench_stage(&bench, 1);
-        if (joins) server_bench_join(&bench, 1, false);
-        if (!joins) server_bench_hello(&bench, 1);
-        server_bench_stage(&bench, 2);
-        server_bench_tick(&bench, bench.config.broadcast_stage_timeout_ms - 1);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
-        server_bench_tick(&bench, 1);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-        assert_null(server_bench_peer(&bench, 1));
-        assert_non_null(server_bench_peer(&bench, 2));
-        server_bench_settle(&bench);
-        assert_true(rft_server_tick_at(&bench.server) > bench.now);
-        server_bench_close(&bench);
+        stop_in(bench, RFT_TRANSACTION_STAGING);
+        bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+        server_bench_stage(bench, 1);
+        if (joins) server_bench_join(bench, 1, false);
+        if (!joins) server_bench_hello(bench, 1);
+        server_bench_stage(bench, 2);
+        server_bench_tick(bench, bench->config.broadcast_stage_timeout_ms - 1);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_STAGING);
+        server_bench_tick(bench, 1);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_null(server_bench_peer(bench, 1));
+        assert_non_null(server_bench_peer(bench, 2));
+        server_bench_settle(bench);
+        assert_true(rft_server_tick_at(&bench->server) > bench->now);
     }
 }
 
 static void staged_worker_that_fails_after_all_is_not_asked_again(void **state)
 {
-    (void)state;
-    server_bench bench;
-    open_with(&bench, 2, 2, false);
-    apply_version(&bench, 1, 2);
-    server_bench_offer(&bench, 2);
-    server_bench_stage(&bench, 1);
-    rft_message failed = server_failed(2, REFIT_ERR_STALE, true);
-    server_bench_say(&bench, 1, &failed);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-    server_bench_settle(&bench);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    open_with(bench, 2, 2, false);
+    apply_version(bench, 1, 2);
+    server_bench_offer(bench, 2);
+    server_bench_stage(bench, 1);
+    server_bench_say(bench, 1, server_failed(2, REFIT_ERR_STALE, true));
+    assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_ABORTED);
+    server_bench_settle(bench);
 }
 
 static void commit_stands_whatever_happens_after_it(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof LOSSES / sizeof LOSSES[0]; i++) {
-        server_bench bench;
+    server_bench *bench = *state;
+    for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
         if (LOSSES[i].only_staging) continue;
-        stop_in(&bench, RFT_TRANSACTION_COMMITTING);
-        server_bench_apply(&bench, 1);
-        LOSSES[i].happen(&bench);
-        assert_result(&bench, &LOSSES[i], RFT_TRANSACTION_IDLE, REFIT_ERR_PEER);
-        assert_int_equal(bench.server.current.version, 1);
-        assert_told(&bench, &LOSSES[i], "1 worker did not apply it: worker w2");
-        assert_told(&bench, &LOSSES[i],
+        stop_in(bench, RFT_TRANSACTION_COMMITTING);
+        server_bench_apply(bench, 1);
+        lose(bench, &LOSSES[i]);
+        assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_ERR_PEER);
+        assert_int_equal(bench->server.current.version, 1);
+        assert_told(bench, "1 worker did not apply it: worker w2");
+        assert_told(bench,
                     "go on with the others: one that joins again, or applies a later version, "
                     "catches up");
-        server_bench_close(&bench);
     }
 }
 
 static void worker_that_never_applies_is_evicted(void **state)
 {
-    (void)state;
-    server_bench bench;
-    stop_in(&bench, RFT_TRANSACTION_COMMITTING);
-    bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
-    server_bench_apply(&bench, 1);
-    server_bench_tick(&bench, bench.config.broadcast_commit_timeout_ms);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
-    assert_null(server_bench_peer(&bench, 2));
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    stop_in(bench, RFT_TRANSACTION_COMMITTING);
+    bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+    server_bench_apply(bench, 1);
+    server_bench_tick(bench, bench->config.broadcast_commit_timeout_ms);
+    assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_ERR_PEER);
+    assert_null(server_bench_peer(bench, 2));
 }
 
 static void straggler_has_until_the_commit_deadline(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     for (int late = 0; late < 2; late++) {
-        server_bench bench;
-        stop_in(&bench, RFT_TRANSACTION_STAGING);
-        set_quorum(&bench, 1);
-        bench.config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
-        server_bench_stage(&bench, 1);
-        server_bench_apply(&bench, 1);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-        server_bench_tick(&bench, bench.config.broadcast_commit_timeout_ms - 1);
-        if (!late) server_bench_stage(&bench, 2);
-        assert_int_equal(server_bench_count(&bench, 2, RFT_COMMIT), !late);
-        if (!late) server_bench_apply(&bench, 2);
-        server_bench_tick(&bench, 1);
-        assert_int_equal(server_bench_peer(&bench, 2) == NULL, late);
-        server_bench_close(&bench);
+        stop_in(bench, RFT_TRANSACTION_STAGING);
+        set_quorum(bench, 1);
+        bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
+        server_bench_stage(bench, 1);
+        server_bench_apply(bench, 1);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_IDLE);
+        server_bench_tick(bench, bench->config.broadcast_commit_timeout_ms - 1);
+        if (!late) server_bench_stage(bench, 2);
+        assert_int_equal(server_bench_count(bench, 2, RFT_COMMIT), !late);
+        if (!late) server_bench_apply(bench, 2);
+        server_bench_tick(bench, 1);
+        assert_int_equal(server_bench_peer(bench, 2) == NULL, late);
     }
 }
 
 /* A straggler that the quorum does not need says COMMITTED when the next version is under way. */
 static void what_was_applied_late_counts_for_no_newer_version(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     refit_worker_info info = {.size = sizeof info};
-    server_bench_open(&bench, 2, false);
-    set_quorum(&bench, 1);
-    server_bench_join(&bench, 1, false);
-    server_bench_join(&bench, 2, false);
-    apply_version(&bench, 1, 1);
-    server_bench_stage(&bench, 2);
-    server_bench_offer(&bench, 2);
+    open_with(bench, 2, 2, false);
+    set_quorum(bench, 1);
+    apply_version(bench, 1, 1);
+    server_bench_stage(bench, 2);
+    server_bench_offer(bench, 2);
     rft_message late = server_committed(1);
-    server_bench_say(&bench, 2, &late);
-    rft_peer_describe(server_bench_peer(&bench, 2), &info);
+    server_bench_say(bench, 2, late);
+    rft_peer_describe(server_bench_peer(bench, 2), &info);
     assert_int_equal(info.version, 1);
     assert_int_equal(info.committed, 0);
-    assert_int_equal(bench.server.counts.applied_last, 0);
-    assert_int_equal(server_bench_peer(&bench, 2)->due, bench.server.transaction.deadline);
-    rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
-    server_bench_settle(&bench);
-    server_bench_say(&bench, 2, &late);
-    rft_peer_describe(server_bench_peer(&bench, 2), &info);
+    assert_int_equal(bench->server.counts.applied_last, 0);
+    assert_int_equal(server_bench_peer(bench, 2)->due, bench->server.transaction.deadline);
+    rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
+    server_bench_settle(bench);
+    server_bench_say(bench, 2, late);
+    rft_peer_describe(server_bench_peer(bench, 2), &info);
     assert_int_equal(info.committed, 0);
-    server_bench_close(&bench);
 }
 
 static void quorum_out_of_reach_is_not_waited_for(void **state)
 {
-    (void)state;
-    server_bench bench;
-    stop_in(&bench, RFT_TRANSACTION_WRITING);
-    set_quorum(&bench, 3);
-    server_bench_write(&bench);
-    server_bench_seal(&bench);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
-    server_bench_settle(&bench);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    stop_in(bench, RFT_TRANSACTION_WRITING);
+    set_quorum(bench, 3);
+    server_bench_write(bench);
+    server_bench_seal(bench);
+    assert_result(bench, RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
+    server_bench_settle(bench);
 }
 
 /* Worker 1 of three fails, joins again and stages; two are a quorum. */
-static void fail_and_stage_again(server_bench *bench, const rft_message *failed)
+static void fail_and_stage_again(server_bench *bench, rft_message failed)
 {
     open_with(bench, 2, 3, false);
     set_quorum(bench, 2);
@@ -420,148 +380,128 @@ static void fail_and_stage_again(server_bench *bench, const rft_message *failed)
 /* It has failed and staged: were it counted as both, a second failure would end the version. */
 static void member_that_failed_and_then_staged_counts_as_staged(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
-    fail_and_stage_again(&bench, &failed);
-    server_bench_say(&bench, 2, &failed);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
-    assert_int_equal(bench.server.transaction.lost, 1);
-    assert_int_equal(server_bench_peer(&bench, 1)->status, REFIT_OK);
-    server_bench_stage(&bench, 3);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
-    server_bench_apply(&bench, 1);
-    server_bench_apply(&bench, 3);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_IDLE);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_OK);
-    server_bench_close(&bench);
+    fail_and_stage_again(bench, failed);
+    server_bench_say(bench, 2, failed);
+    assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_STAGING);
+    assert_int_equal(bench->server.transaction.lost, 1);
+    assert_ok(server_bench_peer(bench, 1)->status);
+    server_bench_stage(bench, 3);
+    assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_COMMITTING);
+    server_bench_apply(bench, 1);
+    server_bench_apply(bench, 3);
+    assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
 }
 
 static void member_that_fails_a_second_time_is_lost_again(void **state)
 {
-    (void)state;
-    server_bench bench;
+    server_bench *bench = *state;
     const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
-    fail_and_stage_again(&bench, &failed);
-    server_bench_say(&bench, 1, &failed);
-    assert_int_equal(bench.server.transaction.lost, 1);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
-    server_bench_say(&bench, 2, &failed);
-    assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
-    server_bench_settle(&bench);
-    server_bench_close(&bench);
+    fail_and_stage_again(bench, failed);
+    server_bench_say(bench, 1, failed);
+    assert_int_equal(bench->server.transaction.lost, 1);
+    assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_STAGING);
+    server_bench_say(bench, 2, failed);
+    assert_result(bench, RFT_TRANSACTION_ABORTED, REFIT_ERR_PEER);
+    server_bench_settle(bench);
 }
 
 static void readers_block_the_slot_that_comes_next(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
-        server_bench bench;
-        open_with(&bench, slots, 2, true);
+        open_with(bench, slots, 2, true);
         for (uint64_t version = 1; version <= slots; version++)
-            apply_version(&bench, version, 2);
-        server_bench_prepare(&bench, slots + 1);
-        assert_true(rft_server_has_readers(&bench.server));
-        rft_message released = server_released(1);
-        server_bench_say(&bench, 1, &released);
-        assert_true(rft_server_has_readers(&bench.server));
-        rft_server_evict_readers(&bench.server, bench.now);
-        assert_false(rft_server_has_readers(&bench.server));
-        assert_non_null(server_bench_peer(&bench, 1));
-        assert_null(server_bench_peer(&bench, 2));
-        assert_true(bench.store->slots[rft_store_target(bench.store)].tainted);
-        server_bench_close(&bench);
+            apply_version(bench, version, 2);
+        server_bench_prepare(bench, slots + 1);
+        assert_true(rft_server_has_readers(&bench->server));
+        server_bench_say(bench, 1, server_released(1));
+        assert_true(rft_server_has_readers(&bench->server));
+        rft_server_evict_readers(&bench->server, bench->now);
+        assert_false(rft_server_has_readers(&bench->server));
+        assert_non_null(server_bench_peer(bench, 1));
+        assert_null(server_bench_peer(bench, 2));
+        assert_true(bench->store->slots[rft_store_target(bench->store)].tainted);
     }
 }
 
 static void newer_version_ends_what_is_still_fetched(void **state)
 {
-    (void)state;
-    server_bench bench;
-    open_with(&bench, 2, 1, false);
-    apply_version(&bench, 1, 1);
-    server_bench_join(&bench, 2, false);
-    server_bench_prepare(&bench, 2);
-    assert_int_equal(server_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 1);
-    assert_int_equal(server_bench_count(&bench, 1, RFT_ABORT), 0);
-    server_bench_begin(&bench, 2);
-    assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 1);
-    assert_int_equal(server_bench_told(&bench, 2, RFT_OFFER)->as.offer.base, 0);
-    assert_true(server_bench_peer(&bench, 2)->member);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    open_with(bench, 2, 1, false);
+    apply_version(bench, 1, 1);
+    server_bench_join(bench, 2, false);
+    server_bench_prepare(bench, 2);
+    assert_int_equal(server_bench_told(bench, 2, RFT_ABORT)->as.failed.version, 1);
+    assert_int_equal(server_bench_count(bench, 1, RFT_ABORT), 0);
+    server_bench_begin(bench, 2);
+    assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 1);
+    assert_int_equal(server_bench_told(bench, 2, RFT_OFFER)->as.offer.base, 0);
+    assert_true(server_bench_peer(bench, 2)->member);
 }
 
 static void workers_behind_after_an_abort_catch_up(void **state)
 {
-    (void)state;
-    server_bench bench;
-    open_with(&bench, 1, 1, false);
-    apply_version(&bench, 1, 1);
-    server_bench_begin(&bench, 2);
-    server_bench_join(&bench, 2, false);
-    rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
-    server_bench_forget(&bench);
-    server_bench_settle(&bench);
-    assert_int_equal(server_bench_count(&bench, 1, RFT_OFFER), 0);
-    assert_int_equal(server_bench_told(&bench, 2, RFT_OFFER)->as.offer.version, 1);
-    assert_int_equal(server_bench_count(&bench, 2, RFT_SEAL), 1);
-    server_bench_stage(&bench, 2); /* a late STAGED of the aborted version */
-    assert_int_equal(server_bench_told(&bench, 2, RFT_ABORT)->as.failed.version, 2);
-    rft_message staged = server_staged(1);
-    server_bench_say(&bench, 2, &staged);
-    assert_int_equal(server_bench_told(&bench, 2, RFT_COMMIT)->as.commit.version, 1);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    open_with(bench, 1, 1, false);
+    apply_version(bench, 1, 1);
+    server_bench_begin(bench, 2);
+    server_bench_join(bench, 2, false);
+    rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
+    server_bench_forget(bench);
+    server_bench_settle(bench);
+    assert_int_equal(server_bench_count(bench, 1, RFT_OFFER), 0);
+    assert_int_equal(server_bench_told(bench, 2, RFT_OFFER)->as.offer.version, 1);
+    assert_int_equal(server_bench_count(bench, 2, RFT_SEAL), 1);
+    server_bench_stage(bench, 2); /* a late STAGED of the aborted version */
+    assert_int_equal(server_bench_told(bench, 2, RFT_ABORT)->as.failed.version, 2);
+    server_bench_say(bench, 2, server_staged(1));
+    assert_int_equal(server_bench_told(bench, 2, RFT_COMMIT)->as.commit.version, 1);
 }
 
 /* The worker is offered a version, stages it, and is told to drop it for a newer one, which is
  * aborted. Its first STAGED arrives before it is offered the version again, or after that. */
 static void staged_of_an_earlier_offer_loses_no_worker_the_version(void **state)
 {
-    (void)state;
+    server_bench *bench = *state;
     for (int after = 0; after < 2; after++) {
-        server_bench bench;
-        open_with(&bench, 1, 1, false);
-        apply_version(&bench, 1, 1);
-        server_bench_join(&bench, 2, false);
-        server_bench_begin(&bench, 2);
-        rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
+        open_with(bench, 1, 1, false);
+        apply_version(bench, 1, 1);
+        server_bench_join(bench, 2, false);
+        server_bench_begin(bench, 2);
+        rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
         rft_message late = server_staged(1), failed = server_failed(1, REFIT_ERR_STATE, true);
-        if (!after) server_bench_say(&bench, 2, &late);
-        server_bench_settle(&bench);
-        if (after) server_bench_say(&bench, 2, &late);
-        assert_int_equal(server_bench_count(&bench, 2, RFT_COMMIT), 1);
-        server_bench_forget(&bench);
-        server_bench_say(&bench, 2, &failed);
-        assert_int_equal(server_bench_count(&bench, 2, RFT_OFFER), after);
-        assert_int_equal(server_bench_peer(&bench, 2)->task.stage, RFT_STAGE_OFFERED);
-        server_bench_say(&bench, 2, &late);
-        assert_int_equal(server_bench_count(&bench, 2, RFT_COMMIT), 1);
-        rft_message applied = server_committed(1);
-        server_bench_say(&bench, 2, &applied);
-        assert_int_equal(server_bench_peer(&bench, 2)->held.version, 1);
-        assert_int_equal(server_bench_peer(&bench, 2)->status, REFIT_OK);
-        server_bench_close(&bench);
+        if (!after) server_bench_say(bench, 2, late);
+        server_bench_settle(bench);
+        if (after) server_bench_say(bench, 2, late);
+        assert_int_equal(server_bench_count(bench, 2, RFT_COMMIT), 1);
+        server_bench_forget(bench);
+        server_bench_say(bench, 2, failed);
+        assert_int_equal(server_bench_count(bench, 2, RFT_OFFER), after);
+        assert_int_equal(server_bench_peer(bench, 2)->task.stage, RFT_STAGE_OFFERED);
+        server_bench_say(bench, 2, late);
+        assert_int_equal(server_bench_count(bench, 2, RFT_COMMIT), 1);
+        server_bench_say(bench, 2, server_committed(1));
+        assert_int_equal(server_bench_peer(bench, 2)->held.version, 1);
+        assert_ok(server_bench_peer(bench, 2)->status);
     }
 }
 
 static void version_that_failed_is_not_offered_again(void **state)
 {
-    (void)state;
-    server_bench bench;
-    open_with(&bench, 2, 1, false);
-    server_bench_offer(&bench, 1);
-    server_bench_stage(&bench, 1);
-    rft_message failed = server_failed(1, REFIT_ERR_CALLBACK, false);
-    server_bench_say(&bench, 1, &failed);
-    assert_int_equal(bench.server.transaction.result.status, REFIT_ERR_PEER);
-    server_bench_begin(&bench, 2);
-    assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.version, 2);
-    rft_transaction_abort(&bench.server, REFIT_ERR_CANCELLED, "test");
-    server_bench_forget(&bench);
-    server_bench_settle(&bench);
-    assert_int_equal(server_bench_count(&bench, 1, RFT_OFFER), 0);
-    server_bench_close(&bench);
+    server_bench *bench = *state;
+    open_with(bench, 2, 1, false);
+    server_bench_offer(bench, 1);
+    server_bench_stage(bench, 1);
+    server_bench_say(bench, 1, server_failed(1, REFIT_ERR_CALLBACK, false));
+    assert_int_equal(bench->server.transaction.result.status, REFIT_ERR_PEER);
+    server_bench_begin(bench, 2);
+    assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.version, 2);
+    rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
+    server_bench_forget(bench);
+    server_bench_settle(bench);
+    assert_int_equal(server_bench_count(bench, 1, RFT_OFFER), 0);
 }
 
 /* The base is gone, or was written over, which in blocks that travel as the same is only found at
@@ -575,70 +515,64 @@ static void fail_on_a_base(server_bench *bench, refit_status code)
     apply_version(bench, 1, 1);
     server_bench_offer(bench, 2);
     assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 1);
-    rft_message failed = server_failed(2, code, true);
-    server_bench_say(bench, 1, &failed);
+    server_bench_say(bench, 1, server_failed(2, code, true));
 }
 
 static void base_that_is_not_right_makes_the_offer_a_whole_one(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof BAD_BASES / sizeof BAD_BASES[0]; i++) {
-        server_bench bench;
-        fail_on_a_base(&bench, BAD_BASES[i]);
-        assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 0);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_STAGING);
-        server_bench_stage(&bench, 1);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_COMMITTING);
-        server_bench_apply(&bench, 1);
-        server_bench_offer(&bench, 3);
-        assert_int_equal(server_bench_told(&bench, 1, RFT_OFFER)->as.offer.base, 2);
-        server_bench_close(&bench);
+    server_bench *bench = *state;
+    for (size_t i = 0; i < COUNT_OF(BAD_BASES); i++) {
+        fail_on_a_base(bench, BAD_BASES[i]);
+        assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 0);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_STAGING);
+        server_bench_stage(bench, 1);
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_COMMITTING);
+        server_bench_apply(bench, 1);
+        server_bench_offer(bench, 3);
+        assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 2);
     }
 }
 
 static void whole_version_that_fails_is_not_offered_again(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof BAD_BASES / sizeof BAD_BASES[0]; i++) {
-        server_bench bench;
-        fail_on_a_base(&bench, BAD_BASES[i]);
-        server_bench_forget(&bench);
-        rft_message failed = server_failed(2, BAD_BASES[i], true);
-        server_bench_say(&bench, 1, &failed);
-        assert_int_equal(bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
-        assert_int_equal(server_bench_count(&bench, 1, RFT_OFFER), 0);
-        server_bench_settle(&bench);
-        server_bench_close(&bench);
+    server_bench *bench = *state;
+    for (size_t i = 0; i < COUNT_OF(BAD_BASES); i++) {
+        fail_on_a_base(bench, BAD_BASES[i]);
+        server_bench_forget(bench);
+        server_bench_say(bench, 1, server_failed(2, BAD_BASES[i], true));
+        assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_ABORTED);
+        assert_int_equal(server_bench_count(bench, 1, RFT_OFFER), 0);
+        server_bench_settle(bench);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(good_version_goes_through_all_states),
-        cmocka_unit_test(begin_is_refused_unless_idle),
-        cmocka_unit_test(newcomer_is_offered_what_the_state_serves),
-        cmocka_unit_test(slot_that_cannot_be_had_leaves_all_as_it_was),
-        cmocka_unit_test(lost_member_aborts_while_staging),
-        cmocka_unit_test(lost_member_aborts_when_all_is_written),
-        cmocka_unit_test(lost_member_is_forgiven_by_a_quorum),
-        cmocka_unit_test(deadline_evicts_late_workers),
-        cmocka_unit_test(worker_that_starts_over_has_the_time_that_is_left),
-        cmocka_unit_test(staged_worker_that_fails_after_all_is_not_asked_again),
-        cmocka_unit_test(commit_stands_whatever_happens_after_it),
-        cmocka_unit_test(worker_that_never_applies_is_evicted),
-        cmocka_unit_test(straggler_has_until_the_commit_deadline),
-        cmocka_unit_test(what_was_applied_late_counts_for_no_newer_version),
-        cmocka_unit_test(quorum_out_of_reach_is_not_waited_for),
-        cmocka_unit_test(member_that_failed_and_then_staged_counts_as_staged),
-        cmocka_unit_test(member_that_fails_a_second_time_is_lost_again),
-        cmocka_unit_test(readers_block_the_slot_that_comes_next),
-        cmocka_unit_test(newer_version_ends_what_is_still_fetched),
-        cmocka_unit_test(workers_behind_after_an_abort_catch_up),
-        cmocka_unit_test(staged_of_an_earlier_offer_loses_no_worker_the_version),
-        cmocka_unit_test(version_that_failed_is_not_offered_again),
-        cmocka_unit_test(base_that_is_not_right_makes_the_offer_a_whole_one),
-        cmocka_unit_test(whole_version_that_fails_is_not_offered_again),
+        ON_BENCH(good_version_goes_through_all_states),
+        ON_BENCH(begin_is_refused_unless_idle),
+        ON_BENCH(newcomer_is_offered_what_the_state_serves),
+        ON_BENCH(slot_that_cannot_be_had_leaves_all_as_it_was),
+        ON_BENCH(lost_member_aborts_while_staging),
+        ON_BENCH(lost_member_aborts_when_all_is_written),
+        ON_BENCH(lost_member_is_forgiven_by_a_quorum),
+        ON_BENCH(deadline_evicts_late_workers),
+        ON_BENCH(worker_that_starts_over_has_the_time_that_is_left),
+        ON_BENCH(staged_worker_that_fails_after_all_is_not_asked_again),
+        ON_BENCH(commit_stands_whatever_happens_after_it),
+        ON_BENCH(worker_that_never_applies_is_evicted),
+        ON_BENCH(straggler_has_until_the_commit_deadline),
+        ON_BENCH(what_was_applied_late_counts_for_no_newer_version),
+        ON_BENCH(quorum_out_of_reach_is_not_waited_for),
+        ON_BENCH(member_that_failed_and_then_staged_counts_as_staged),
+        ON_BENCH(member_that_fails_a_second_time_is_lost_again),
+        ON_BENCH(readers_block_the_slot_that_comes_next),
+        ON_BENCH(newer_version_ends_what_is_still_fetched),
+        ON_BENCH(workers_behind_after_an_abort_catch_up),
+        ON_BENCH(staged_of_an_earlier_offer_loses_no_worker_the_version),
+        ON_BENCH(version_that_failed_is_not_offered_again),
+        ON_BENCH(base_that_is_not_right_makes_the_offer_a_whole_one),
+        ON_BENCH(whole_version_that_fails_is_not_offered_again),
     };
     return cmocka_run_group_tests_name("transaction", tests, NULL, NULL);
 }

@@ -37,6 +37,26 @@ void server_bench_close(server_bench *bench)
     assert_int_equal(rft_server_close(&bench->server, INT64_MIN), 0);
 }
 
+void server_bench_reopen(server_bench *bench, uint32_t slots, bool shared)
+{
+    server_bench_close(bench);
+    server_bench_open(bench, slots, shared);
+}
+
+int server_bench_setup(void **state)
+{
+    static server_bench bench;
+    server_bench_open(&bench, 2, false);
+    *state = &bench;
+    return 0;
+}
+
+int server_bench_teardown(void **state)
+{
+    server_bench_close(*state);
+    return 0;
+}
+
 /* A version's bytes and digest follow from its number, so they are made once for all benches. */
 #define SAMPLES_KNOWN 32u
 static sample_version known[SAMPLES_KNOWN];
@@ -77,10 +97,10 @@ static void listen(server_bench *bench)
     rft_send_queue_reset(&bench->server.send_queue);
 }
 
-void server_bench_say(server_bench *bench, unsigned worker, const rft_message *message)
+void server_bench_say(server_bench *bench, unsigned worker, rft_message message)
 {
     rft_peer_id id = id_of(worker);
-    rft_server_message(&bench->server, &id, message, bench->now);
+    rft_server_message(&bench->server, &id, &message, bench->now);
     listen(bench);
 }
 
@@ -126,7 +146,7 @@ void server_bench_hello(server_bench *bench, unsigned worker)
     message.as.hello.worker = rft_view_text(name);
     message.as.hello.instance = worker;
     message.as.hello.window = 4;
-    server_bench_say(bench, worker, &message);
+    server_bench_say(bench, worker, message);
 }
 
 void server_bench_join(server_bench *bench, unsigned worker, bool shm)
@@ -136,7 +156,7 @@ void server_bench_join(server_bench *bench, unsigned worker, bool shm)
     message.as.join.shm = shm;
     message.as.join.proof = SERVER_PROOF;
     server_bench_hello(bench, worker);
-    server_bench_say(bench, worker, &message);
+    server_bench_say(bench, worker, message);
 }
 
 void server_bench_prepare(server_bench *bench, uint64_t version)
@@ -243,14 +263,12 @@ rft_message server_beat(uint64_t held, uint64_t staged)
 
 void server_bench_stage(server_bench *bench, unsigned worker)
 {
-    rft_message message = server_staged(bench->sample->version);
-    server_bench_say(bench, worker, &message);
+    server_bench_say(bench, worker, server_staged(bench->sample->version));
 }
 
 void server_bench_apply(server_bench *bench, unsigned worker)
 {
-    rft_message message = server_committed(bench->sample->version);
-    server_bench_say(bench, worker, &message);
+    server_bench_say(bench, worker, server_committed(bench->sample->version));
 }
 
 rft_peer *server_bench_peer(server_bench *bench, unsigned worker)

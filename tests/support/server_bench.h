@@ -32,11 +32,18 @@ typedef struct server_bench {
 /* Worker n is called "w<n>", its id is the byte n, its instance n. */
 void server_bench_open(server_bench *bench, uint32_t slots, bool shared);
 void server_bench_close(server_bench *bench);
+void server_bench_reopen(server_bench *bench, uint32_t slots, bool shared);
+
+/* A test on a fresh bench with two slots, which is its state. */
+int server_bench_setup(void **state);
+int server_bench_teardown(void **state);
+#define ON_BENCH(test)                                                                             \
+    cmocka_unit_test_setup_teardown(test, server_bench_setup, server_bench_teardown)
 
 /* Frees the versions that all benches share; none may be open. They are made again when needed. */
 void server_samples_forget(void);
 
-void server_bench_say(server_bench *bench, unsigned worker, const rft_message *message);
+void server_bench_say(server_bench *bench, unsigned worker, rft_message message);
 void server_bench_tick(server_bench *bench, uint32_t ms);
 
 /* The number of messages of a kind that the worker was sent since the last forget, and the last. */
