@@ -11,7 +11,6 @@
 
 static void every_version_can_be_rebuilt(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, MANY, 9);
     assert_int_equal(rig_count(&rig), 9);
@@ -24,7 +23,6 @@ static void every_version_can_be_rebuilt(void **state)
 /* There is no number behind it to count to. */
 static void the_last_number_of_all_is_a_version_like_others(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, UINT64_MAX - 1);
@@ -41,7 +39,6 @@ static void the_last_number_of_all_is_a_version_like_others(void **state)
 
 static void an_anchor_comes_every_so_many_versions(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, MANY, 9);
     for (uint32_t i = 0; i < 9; i++) {
@@ -56,7 +53,6 @@ static void an_anchor_comes_every_so_many_versions(void **state)
 
 static void with_one_every_version_is_an_anchor(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig.config.archive_anchor_every = 1;
@@ -70,7 +66,6 @@ static void with_one_every_version_is_an_anchor(void **state)
 
 static void a_delta_says_what_changed(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, MANY, 2);
     refit_archive_info anchor = rig_info(&rig, 0), delta = rig_info(&rig, 1);
@@ -94,7 +89,6 @@ static void a_delta_says_what_changed(void **state)
 
 static void a_version_that_changed_nothing_is_small(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, MANY, 1);
     refit_archive_version again = rig_version(&rig, RIG_EPOCH, 1);
@@ -110,7 +104,6 @@ static void a_version_that_changed_nothing_is_small(void **state)
 
 static void a_version_that_was_missed_makes_an_anchor(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 5);
@@ -126,7 +119,6 @@ static void a_version_that_was_missed_makes_an_anchor(void **state)
 
 static void a_new_trainer_is_a_run_of_its_own(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open_with(&rig, 10, 2);
@@ -146,7 +138,6 @@ static void a_new_trainer_is_a_run_of_its_own(void **state)
 
 static void without_an_epoch_the_only_one_is_meant(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *archive;
     refit_snapshot *snapshot;
@@ -163,7 +154,6 @@ static void without_an_epoch_the_only_one_is_meant(void **state)
 
 static void other_tensors_make_an_anchor(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, 10, 1);
     refit_archive_version fewer = rig_version(&rig, RIG_EPOCH, 2);
@@ -180,7 +170,6 @@ static void other_tensors_make_an_anchor(void **state)
 
 static void what_is_not_committed_is_not_there(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, 10, 1);
     refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
@@ -203,7 +192,6 @@ static void what_is_not_committed_is_not_there(void **state)
 
 static void a_version_that_is_there_is_not_written_again(void **state)
 {
-    (void)state;
     archive_rig rig;
     struct stat before, after;
     rig_open_with(&rig, 10, 2);
@@ -226,7 +214,6 @@ static void a_version_that_is_there_is_not_written_again(void **state)
 
 static void a_wrong_digest_is_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open_with(&rig, 10, 1);
@@ -246,7 +233,6 @@ static void a_wrong_digest_is_refused(void **state)
 
 static void only_one_writes(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *second;
     refit_error error;
@@ -264,7 +250,6 @@ static void only_one_writes(void **state)
 
 static void wrong_versions_are_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     const refit_archive_version good = rig_version(&rig, RIG_EPOCH, 1);
@@ -303,7 +288,6 @@ static void wrong_versions_are_refused(void **state)
 
 static void wrong_calls_are_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *archive;
     refit_snapshot *snapshot;
@@ -338,7 +322,6 @@ static void wrong_calls_are_refused(void **state)
 
 static void a_file_can_be_looked_at_alone(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
@@ -366,7 +349,6 @@ static void a_file_can_be_looked_at_alone(void **state)
 
 static void other_files_of_the_folder_are_passed_over(void **state)
 {
-    (void)state;
     archive_rig rig;
     char path[160];
     static const char *const names[] = {"notes.txt",

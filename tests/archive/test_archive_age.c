@@ -20,7 +20,6 @@ static void note(void *user, refit_log_level level, const char *line)
 
 static int listen(void **state)
 {
-    (void)state;
     logged[0] = '\0';
     refit_set_log(note, NULL, REFIT_LOG_INFO);
     return 0;
@@ -28,7 +27,6 @@ static int listen(void **state)
 
 static int stop_listening(void **state)
 {
-    (void)state;
     refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
     return 0;
 }
@@ -37,7 +35,6 @@ static int stop_listening(void **state)
 
 static void a_writer_that_starts_anew_goes_on_with_deltas(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 200000);
     for (uint64_t version = 1; version <= 9; version++) {
@@ -54,7 +51,6 @@ static void a_writer_that_starts_anew_goes_on_with_deltas(void **state)
 
 static void it_is_sent_the_current_version_again_and_goes_on(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -70,7 +66,6 @@ static void it_is_sent_the_current_version_again_and_goes_on(void **state)
 
 static void what_it_missed_makes_an_anchor_and_is_logged(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -84,7 +79,6 @@ static void what_it_missed_makes_an_anchor_and_is_logged(void **state)
 
 static void another_trainer_makes_an_anchor_and_is_logged(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -101,7 +95,6 @@ static void another_trainer_makes_an_anchor_and_is_logged(void **state)
 
 static void other_tensors_make_an_anchor_and_are_logged(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -129,7 +122,6 @@ static void damage(archive_rig *rig, uint32_t index)
 
 static void nothing_builds_on_a_chain_that_is_damaged(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     for (uint32_t file = 0; file < 2; file++) {
@@ -154,7 +146,6 @@ static void nothing_builds_on_a_chain_that_is_damaged(void **state)
 
 static void a_chain_without_its_anchor_is_not_gone_on_with(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -179,7 +170,6 @@ static void prune(archive_rig *rig, uint32_t anchors, uint32_t expected)
 
 static void the_last_anchors_and_what_hangs_on_them_stay(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     for (uint64_t version = 1; version <= 11; version++)
@@ -205,7 +195,6 @@ static void the_last_anchors_and_what_hangs_on_them_stay(void **state)
 
 static void pruned_after_each_version_the_archive_stays_small(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     for (uint64_t version = 1; version <= 40; version++) {
@@ -224,7 +213,6 @@ static void pruned_after_each_version_the_archive_stays_small(void **state)
 
 static void files_that_have_lost_their_anchor_or_are_damaged_go_too(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     for (uint64_t version = 1; version <= 10; version++)
@@ -241,7 +229,6 @@ static void files_that_have_lost_their_anchor_or_are_damaged_go_too(void **state
 
 static void wrong_prunes_are_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *reader;
     rig_open(&rig, 10);

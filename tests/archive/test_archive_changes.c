@@ -50,7 +50,6 @@ static void assert_delta(const refit_snapshot *snapshot)
 
 static void a_delta_says_what_became_of_each_tensor(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, MANY);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -77,7 +76,6 @@ static void a_delta_says_what_became_of_each_tensor(void **state)
 
 static void lists_are_read_without_weights(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_snapshot *outline = NULL;
     refit_archive_info info = {.size = sizeof info};
@@ -131,7 +129,6 @@ static refit_status outline_twice(archive_rig *rig, bool *was_kept)
 
 static void failed_allocations_leave_an_outline_as_it_was(void **state)
 {
-    (void)state;
     archive_rig rig;
     bool was_kept = false;
     rig_open(&rig, 10);
@@ -171,7 +168,6 @@ static void keep_nine(archive_rig *rig, int32_t compress)
 
 static void packed_files_are_smaller_and_give_the_same_bytes(void **state)
 {
-    (void)state;
     archive_rig plain, packed;
     keep_nine(&plain, REFIT_COMPRESS_NONE);
     keep_nine(&packed, REFIT_COMPRESS_ZSTD);
@@ -194,7 +190,6 @@ static void packed_files_are_smaller_and_give_the_same_bytes(void **state)
 
 static void packed_and_other_files_make_one_chain(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, MANY);
     for (uint64_t version = 1; version <= 4; version++) {
@@ -211,7 +206,6 @@ static void packed_and_other_files_make_one_chain(void **state)
 
 static void limits_hold_for_packed_files(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open(&rig, MANY);
@@ -236,7 +230,6 @@ static void open_early(archive_rig *rig)
 
 static void early_files_are_read(void **state)
 {
-    (void)state;
     archive_rig rig;
     open_early(&rig);
     assert_int_equal(rig_count(&rig), 3);

@@ -44,7 +44,6 @@ static refit_config *shortened(const guarded *memory, const refit_config *config
 
 static void a_shorter_config_opens_archives_and_files(void **state)
 {
-    (void)state;
     archive_rig rig;
     char path[160];
     refit_archive *archive;
@@ -69,7 +68,6 @@ static void a_shorter_config_opens_archives_and_files(void **state)
 
 static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *archive;
     guarded memory = guarded_open();
@@ -95,7 +93,6 @@ static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **stat
 
 static void a_config_that_was_never_initialised_is_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *archive;
     refit_snapshot *snapshot;

@@ -71,7 +71,6 @@ static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
 
 static void every_flipped_bit_is_found(void **state)
 {
-    (void)state;
     archive_rig rig;
     open_small(&rig);
     flip_bits(&rig, 0, 1);
@@ -81,7 +80,6 @@ static void every_flipped_bit_is_found(void **state)
 
 static void flipped_bits_of_packed_files_are_found(void **state)
 {
-    (void)state;
     archive_rig rig;
     open_packed(&rig);
     assert_true(rig_info(&rig, 0).frames_packed > 0 && rig_info(&rig, 1).frames_packed > 0);
@@ -93,7 +91,6 @@ static void flipped_bits_of_packed_files_are_found(void **state)
 /* What stands in a frame, with right hashes: the planes of its only packed frame say otherwise. */
 static void packed_frames_that_lie_are_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     open_packed(&rig);
@@ -127,7 +124,6 @@ static void packed_frames_that_lie_are_refused(void **state)
 /* By its name it is a version of this archive; looked at alone it may be anything. */
 static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_archive *archive;
     refit_error error;
@@ -151,7 +147,6 @@ static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
 
 static void every_other_length_is_found(void **state)
 {
-    (void)state;
     archive_rig rig;
     open_small(&rig);
     for (uint32_t file = 0; file < 2; file++) {
@@ -172,7 +167,6 @@ static void every_other_length_is_found(void **state)
 
 static void a_missing_base_is_named(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     open_small(&rig);
@@ -197,7 +191,6 @@ static void put_in_place_of(archive_rig *rig, uint32_t index, archive_rig *from,
 
 static void a_base_of_another_chain_is_refused(void **state)
 {
-    (void)state;
     archive_rig rig, other;
     refit_error error;
     open_small(&rig);
@@ -214,7 +207,6 @@ static void a_base_of_another_chain_is_refused(void **state)
 
 static void a_file_of_another_trainer_is_refused(void **state)
 {
-    (void)state;
     archive_rig rig, other;
     refit_error error;
     open_small(&rig);
@@ -244,7 +236,6 @@ static void tell(unsigned char *bytes, const lie *what)
 
 static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
 {
-    (void)state;
     static const lie lies[] = {
         {8, 4, 3, REFIT_ERR_UNSUPPORTED},
         {8, 4, 0, REFIT_ERR_UNSUPPORTED},
@@ -370,7 +361,6 @@ static size_t make_promise(const rft_limits *limits, uint64_t counted, unsigned 
 
 static void a_short_file_takes_no_memory_for_many_blocks(void **state)
 {
-    (void)state;
     static const uint64_t counts[] = {1, 0, UINT32_MAX};
     unsigned char file[1024];
     char path[] = "/tmp/refit-promise-XXXXXX.refit";
@@ -397,7 +387,6 @@ static void a_short_file_takes_no_memory_for_many_blocks(void **state)
 
 static void limits_hold_for_files(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     open_small(&rig);

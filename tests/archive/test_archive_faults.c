@@ -111,7 +111,6 @@ static void assert_whole(archive_rig *rig, uint32_t least)
 
 static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
 {
-    (void)state;
     unsigned nth = 1;
     for (bool came = true; came; nth++) {
         archive_rig rig;
@@ -138,7 +137,6 @@ static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
 
 static void after_a_failure_the_same_archive_goes_on_from_the_disk(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open_with(&rig, 10, 1);
     begin_fault(FAULT_REFUSED, 4);
@@ -188,7 +186,6 @@ static bool fails_and_goes_on(fault what, unsigned nth)
 
 static void after_any_failure_the_archive_knows_what_the_folder_has(void **state)
 {
-    (void)state;
     static const fault faults[] = {FAULT_REFUSED, FAULT_BROKEN};
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
         unsigned nth = 1;
@@ -231,7 +228,6 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
 
 static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **state)
 {
-    (void)state;
     unsigned nth = 1;
     for (bool died = true; died; nth++) {
         archive_rig rig;
@@ -289,7 +285,6 @@ static bool die_while_pruning(archive_rig *rig, unsigned nth)
 
 static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void **state)
 {
-    (void)state;
     unsigned nth = 1;
     uint32_t least = KEPT, most = 0;
     for (bool died = true; died; nth++) {
@@ -313,7 +308,6 @@ static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void
 
 static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state)
 {
-    (void)state;
     unsigned nth = 1;
     for (bool came = true; came; nth++) {
         archive_rig rig;
@@ -355,14 +349,12 @@ static unsigned opened_for(uint32_t versions)
 
 static void a_long_chain_is_read_file_by_file(void **state)
 {
-    (void)state;
     assert_int_equal(opened_for(50), 2 * 50); /* each for its header, then for all of it */
     assert_int_equal(opened_for(100), 2 * 100);
 }
 
 static void writes_that_take_little_are_finished(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     begin_fault(FAULT_SHORT, 0);
@@ -375,7 +367,6 @@ static void writes_that_take_little_are_finished(void **state)
 
 static void a_write_that_takes_nothing_is_an_error(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open_with(&rig, 10, 1);
@@ -390,7 +381,6 @@ static void a_write_that_takes_nothing_is_an_error(void **state)
 
 static void a_full_disk_is_an_error_of_the_write(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open_with(&rig, 200000, 1);
@@ -407,7 +397,6 @@ static void a_full_disk_is_an_error_of_the_write(void **state)
 
 static void failed_allocations_leak_nothing(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 4000);
     rig.config.broadcast_compress = REFIT_COMPRESS_ZSTD;
@@ -443,7 +432,6 @@ static void failed_allocations_leak_nothing(void **state)
 /* The list of files has room for 64, and grows for the next. */
 static void a_list_that_cannot_grow_refuses_the_version(void **state)
 {
-    (void)state;
     archive_rig rig;
     bool came = true;
     failing_alloc_begin(0);
@@ -465,7 +453,6 @@ static void a_list_that_cannot_grow_refuses_the_version(void **state)
  * one that is to be resumed. */
 static void what_a_failed_resume_leaves_is_no_base(void **state)
 {
-    (void)state;
     archive_rig rig;
     bool came = true;
     const uint64_t alike = RIG_EPOCH + 256;
@@ -489,7 +476,6 @@ static void what_a_failed_resume_leaves_is_no_base(void **state)
 
 static void failed_allocations_of_one_file_leak_nothing(void **state)
 {
-    (void)state;
     archive_rig rig;
     char path[160];
     rig_open_with(&rig, 10, 1);

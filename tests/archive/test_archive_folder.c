@@ -38,7 +38,6 @@ static refit_status open_writer(archive_rig *rig, refit_error *error)
 
 static void a_lock_that_is_a_link_is_refused(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open(&rig, 10);
@@ -55,7 +54,6 @@ static void a_lock_that_is_a_link_is_refused(void **state)
 
 static void what_is_removed_or_written_is_never_behind_a_link(void **state)
 {
-    (void)state;
     archive_rig rig;
     size_t count;
     rig_open(&rig, 10);
@@ -79,7 +77,6 @@ static void what_is_removed_or_written_is_never_behind_a_link(void **state)
 
 static void a_version_may_lie_elsewhere(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open(&rig, 10);
@@ -97,7 +94,6 @@ static void a_version_may_lie_elsewhere(void **state)
 
 static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     refit_archive *archive;
@@ -124,7 +120,6 @@ static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
 
 static void what_is_no_file_is_refused_and_not_waited_for(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open(&rig, 10);
@@ -143,7 +138,6 @@ static void what_is_no_file_is_refused_and_not_waited_for(void **state)
 /* Between the two steps of a version, and before them. */
 static void a_folder_that_somebody_removes_is_not_found(void **state)
 {
-    (void)state;
     archive_rig rig;
     char command[128];
     rig_open(&rig, 10);
@@ -161,7 +155,6 @@ static void a_folder_that_somebody_removes_is_not_found(void **state)
 
 static void what_somebody_has_removed_is_aborted(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     const refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
@@ -189,7 +182,6 @@ static refit_status try_all(archive_rig *rig)
 
 static void who_may_not_write_may_read(void **state)
 {
-    (void)state;
     archive_rig rig;
     int status = 0;
     rig_open(&rig, 10);
@@ -222,7 +214,6 @@ static mode_t mode_of(const char *file)
 /* A lock of an earlier release too, which every reader could hold. */
 static void the_lock_is_closed_to_others(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     mode_t before = umask(0);

@@ -26,7 +26,6 @@ static refit_status write_one(refit_publisher *publisher, uint32_t tensor, uint6
 
 static void missing_arguments_are_refused(void **state)
 {
-    (void)state;
     refit_publisher *publisher = open_bare();
     refit_worker_info info = {0};
     refit_stats stats = {0};
@@ -140,7 +139,6 @@ static void numbers_only_rise(void **state)
 
 static void bad_manifests_are_refused(void **state)
 {
-    (void)state;
     refit_publisher *publisher = open_bare();
     refit_tensor tensors[2] = {sample_tensors()[0], sample_tensors()[0]};
     assert_int_equal(refit_publisher_declare(publisher, tensors, 2, NULL), REFIT_ERR_INVALID);
@@ -153,7 +151,6 @@ static void bad_manifests_are_refused(void **state)
 
 static void store_that_does_not_fit_is_an_error_where_shm_is_required(void **state)
 {
-    (void)state;
     rft_budget room;
     refit_publisher *publisher = NULL;
     refit_error error;
@@ -176,7 +173,6 @@ static void store_that_does_not_fit_is_an_error_where_shm_is_required(void **sta
 
 static void endpoints_are_guarded(void **state)
 {
-    (void)state;
     refit_config config = trainer_config();
     refit_publisher *first = NULL, *second = NULL;
     assert_int_equal(refit_publisher_open("tcp://0.0.0.0:0", &config, &first, NULL),
@@ -193,7 +189,6 @@ static void endpoints_are_guarded(void **state)
 
 static void wait_for_workers_ends_at_its_timeout(void **state)
 {
-    (void)state;
     refit_publisher *publisher = open_bare();
     refit_error error;
     refit_worker_info info = {.size = sizeof info};
@@ -263,7 +258,6 @@ static refit_status open_declare_publish(const refit_config *config)
 
 static void every_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     refit_config config = trainer_config();
     for (uint32_t slots = 1; slots <= 2; slots++) {
         config.broadcast_slots = slots;
@@ -324,7 +318,6 @@ void __wrap_rft_mutex_close(rft_mutex *mutex)
 
 static void open_that_gets_no_thread_leaves_nothing_open(void **state)
 {
-    (void)state;
     refit_config config = trainer_config();
     refit_publisher *publisher = NULL;
     const int before = mutexes, descriptors = count_descriptors();

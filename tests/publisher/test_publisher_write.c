@@ -166,7 +166,6 @@ static void check_delivery(const struct delivery *row, uint32_t slots, bool at_o
 
 static void workers_receive_what_was_written(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(DELIVERIES); i++)
         for (uint32_t slots = 1; slots <= 2; slots++)
             for (int at_once = 0; at_once < 2; at_once++)
@@ -175,7 +174,6 @@ static void workers_receive_what_was_written(void **state)
 
 static void an_aborted_version_leaves_the_one_before_bit_for_bit(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         scene on;
         scene_open(&on, true, slots, NULL);
@@ -211,7 +209,6 @@ static void a_version_dropped_half_written_leaves_the_next_one_alone(void **stat
 
 static void part_after_part_makes_a_version(void **state)
 {
-    (void)state;
     for (int gpu = 0; gpu < 2; gpu++) {
         scene on;
         refit_weight weights[SAMPLE_TENSORS];
@@ -291,7 +288,6 @@ static rft_digest128 publish_many(bool gpu, uint64_t *waits)
 
 static void a_gpu_is_waited_for_once_a_thousand_tensors(void **state)
 {
-    (void)state;
     uint64_t waits;
     rft_digest128 by_cpu = publish_many(false, &waits);
     rft_digest128 by_gpu = publish_many(true, &waits);
@@ -448,7 +444,6 @@ static void take_the_memory_away(refit_weight *last, const refit_weight *first)
 
 static void a_wrong_list_is_refused_and_writes_nothing(void **state)
 {
-    (void)state;
     static const struct {
         void (*spoil)(refit_weight *last, const refit_weight *first);
         refit_status status;
@@ -537,7 +532,6 @@ static void fail_a_call(const char *call, unsigned nth, bool at_once)
 /* (Without memory for the digest batch nothing fails: the tensors are written one by one.) */
 static void a_call_that_fails_leaves_the_rest_to_be_written(void **state)
 {
-    (void)state;
     const char *const calls[] = {"cuPointerGetAttributes", "cuMemcpyAsync",
                                  "cuMemcpyBatchAsync",     "cuEventRecord",
                                  "cuEventQuery",           "cuEventCreate",
@@ -552,7 +546,6 @@ static void a_call_that_fails_leaves_the_rest_to_be_written(void **state)
 
 static void a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host(void **state)
 {
-    (void)state;
     static const struct {
         bool at_once;
         const char *call;
@@ -628,7 +621,6 @@ static void stop_a_stream(uint32_t slots, bool at_once)
 
 static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++)
         for (int at_once = 0; at_once < 2; at_once++)
             stop_a_stream(slots, at_once);
@@ -657,7 +649,6 @@ static refit_status publish_one(bool at_once, refit_device **device, refit_publi
  * another way, from a store that is pageable, say. */
 static void no_memory_for_the_books_is_an_error_that_leaks_nothing(void **state)
 {
-    (void)state;
     bool came = true;
     for (uint64_t nth = 1; came; nth++) {
         came = false;

@@ -334,7 +334,6 @@ static void go_through_the_rest(server_bench *bench)
  * same. */
 static void failed_allocation_costs_at_most_its_worker(void **state)
 {
-    (void)state;
     server_bench bench;
     server_samples_forget();
     uint64_t before = rft_alloc_count();

@@ -129,7 +129,6 @@ static void only_workers_on_the_gpu_are_told_to_join_once_more(void **state)
 
 static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
 {
-    (void)state;
     static const struct {
         const unsigned char *uuid;
         uint64_t proof;
@@ -224,7 +223,6 @@ static void an_offer_names_the_block_where_the_version_lies_there(void **state)
 
 static void a_reader_on_the_gpu_taints_no_slot_of_the_host(void **state)
 {
-    (void)state;
     for (uint64_t version = 1; version <= 2; version++) {
         scene on;
         scene_open(&on, REFIT_GPU_AUTO, version == 1 ? 1 : 0);
@@ -278,7 +276,6 @@ static void a_recall_is_a_beat_for_those_on_the_gpu(void **state)
 
 static int forget_samples(void **state)
 {
-    (void)state;
     server_samples_forget();
     return 0;
 }

@@ -11,7 +11,6 @@
 
 static int forget_samples(void **state)
 {
-    (void)state;
     server_samples_forget();
     return 0;
 }
@@ -321,7 +320,6 @@ static void a_name_begins_with_that_of_the_key(void **state)
 
 static void a_name_that_is_too_long_keeps_its_key_and_its_end(void **state)
 {
-    (void)state;
     static const char own[] = "a-host-of-a-name-as-long-as-can-be:4194304:0123abcd";
     char key_name[RFT_KEY_NAME_BYTES] = "", name[RFT_PEER_NAME_BYTES];
     for (size_t length = 1; length < sizeof key_name; length++) {

@@ -29,7 +29,6 @@ static bool has_name(const char *name)
 
 static void what_is_back_is_freed_at_once(void **state)
 {
-    (void)state;
     rft_retire_list retired = {0};
     rft_buffer *buffer = make_buffer(false);
     const void *there = buffer->segment.memory;
@@ -41,7 +40,6 @@ static void what_is_back_is_freed_at_once(void **state)
 
 static void what_is_out_keeps_its_bytes_but_not_its_name(void **state)
 {
-    (void)state;
     rft_retire_list retired = {0};
     rft_buffer *buffer = make_buffer(true);
     unsigned char *there = buffer->segment.memory;
@@ -62,7 +60,6 @@ static void what_is_out_keeps_its_bytes_but_not_its_name(void **state)
 /* The one in the middle is back: the others keep their places. */
 static void a_sweep_takes_out_any_of_several(void **state)
 {
-    (void)state;
     for (int back = 0; back < 3; back++) {
         rft_retire_list retired = {0}, other = {0};
         rft_buffer *buffers[3];
@@ -96,7 +93,6 @@ static void *give_back(void *user)
 
 static void a_close_frees_what_comes_back_while_it_waits(void **state)
 {
-    (void)state;
     rft_retire_list retired = {0};
     const void *there[2];
     rft_buffer *buffers[2];
@@ -118,7 +114,6 @@ static void a_close_frees_what_comes_back_while_it_waits(void **state)
 /* A transport may read it as long as the process lives. */
 static void what_does_not_come_back_is_counted_and_left(void **state)
 {
-    (void)state;
     rft_retire_list retired = {0}, again = {0};
     rft_buffer *buffer = make_buffer(true);
     const void *back, *there = buffer->segment.memory;

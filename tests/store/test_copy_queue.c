@@ -54,7 +54,6 @@ static void scene_close(scene *on)
 
 static void bytes_and_their_digest_arrive(void **state)
 {
-    (void)state;
     scene on;
     unsigned char here[BYTES] = {0};
     scene_open(&on);
@@ -70,7 +69,6 @@ static void bytes_and_their_digest_arrive(void **state)
 /* It does not take the link, so it is not cut for the copies of other streams. */
 static void within_the_device_a_copy_is_one(void **state)
 {
-    (void)state;
     scene on;
     unsigned char here[BYTES] = {0};
     scene_open(&on);
@@ -87,7 +85,6 @@ static void within_the_device_a_copy_is_one(void **state)
 /* Pieces below offload.small_bytes are carried by a kernel, as small copies are. */
 static void small_pieces_to_pinned_memory_are_gathered(void **state)
 {
-    (void)state;
     scene on;
     rft_pinning pinning = {0};
     refit_config config = quick_config();
@@ -110,7 +107,6 @@ static void small_pieces_to_pinned_memory_are_gathered(void **state)
 
 static void what_is_held_is_in_use_until_the_work_is_done(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on);
     fake_cuda_stop();
@@ -134,7 +130,6 @@ static void what_is_held_is_in_use_until_the_work_is_done(void **state)
  * the next wait, and not held a second time before. */
 static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
 {
-    (void)state;
     scene on;
     refit_stream_ref stream;
     scene_open(&on);
@@ -156,7 +151,6 @@ static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
 
 static void a_device_that_takes_no_digests_has_its_bytes_fetched(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on);
     assert_true(rft_copy_queue_close(on.copy_queue, 0));

@@ -69,7 +69,6 @@ static rft_encoded encode(frames_bench *bench, uint32_t sequence, rft_coding cod
 
 static void whole_frames_are_the_slots_own_bytes(void **state)
 {
-    (void)state;
     frames_bench bench;
     open_bench(&bench);
     const rft_slot *slot = rft_store_served_slot(bench.store);
@@ -84,7 +83,6 @@ static void whole_frames_are_the_slots_own_bytes(void **state)
 
 static void frames_make_the_version_again(void **state)
 {
-    (void)state;
     for (rft_coding coding = 0; coding < RFT_CODINGS; coding++) {
         frames_bench bench;
         sample_version base, now;
@@ -118,7 +116,6 @@ static void frames_make_the_version_again(void **state)
 
 static void frame_is_encoded_once_for_all(void **state)
 {
-    (void)state;
     frames_bench bench;
     open_bench(&bench);
     for (rft_coding coding = 0; coding < RFT_CODINGS; coding++) {
@@ -134,7 +131,6 @@ static void frame_is_encoded_once_for_all(void **state)
 
 static void gathered_bytes_stay_while_they_are_in_flight(void **state)
 {
-    (void)state;
     frames_bench bench;
     open_bench(&bench);
     rft_encoded frame = encode(&bench, 0, RFT_CODING_SPARSE);
@@ -158,7 +154,6 @@ static void gathered_bytes_stay_while_they_are_in_flight(void **state)
 
 static void versions_after_the_first_allocate_nothing(void **state)
 {
-    (void)state;
     frames_bench bench;
     open_bench(&bench);
     for (uint64_t version = 4; version < 12; version++) {
@@ -187,7 +182,6 @@ static void commit_near(rft_store *store, uint64_t version)
 
 static void frames_that_are_wanted_next_are_made_along(void **state)
 {
-    (void)state;
     rft_pool encoders;
     assert_ok(rft_frames_open_pool(&encoders, 3, NULL));
     for (uint64_t version = 4; version < 8; version++) {
@@ -230,7 +224,6 @@ static void frames_that_are_wanted_next_are_made_along(void **state)
  * it is, and the rest goes whole. */
 static void what_was_coded_outlives_its_base(void **state)
 {
-    (void)state;
     refit_config config = quick_config();
     frames_bench bench = {.limits = rft_limits_from(&config)};
     rft_manifest *manifest = NULL;
@@ -253,7 +246,6 @@ static void what_was_coded_outlives_its_base(void **state)
 
 static void failed_allocations_are_errors_and_leave_nothing(void **state)
 {
-    (void)state;
     frames_bench bench;
     uint64_t before = rft_alloc_count();
     open_bench(&bench);

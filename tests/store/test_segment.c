@@ -40,7 +40,6 @@ static const char *place_of(const rft_segment *segment, char path[RFT_SEGMENT_NA
 
 static void reader_sees_what_the_owner_writes(void **state)
 {
-    (void)state;
     rft_segment owner, reader;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_int_equal(owner.bytes, BYTES);
@@ -55,7 +54,6 @@ static void reader_sees_what_the_owner_writes(void **state)
 
 static void owner_alone_may_open_it(void **state)
 {
-    (void)state;
     rft_segment owner;
     struct stat file;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -67,7 +65,6 @@ static void owner_alone_may_open_it(void **state)
 
 static void closing_retires_but_mappings_stay(void **state)
 {
-    (void)state;
     rft_segment owner, reader, late;
     char name[RFT_SEGMENT_NAME_BYTES];
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -106,7 +103,6 @@ int __wrap_memfd_create(const char *name, unsigned flags)
 
 static void memory_that_another_process_mapped_while_it_was_made_is_not_used(void **state)
 {
-    (void)state;
     rft_segment owner;
     refit_error error;
     int before = count_descriptors();
@@ -130,7 +126,6 @@ static void memory_that_another_process_mapped_while_it_was_made_is_not_used(voi
 /* Every way to change a file, by a descriptor that is open for writing. */
 static void sealed_memory_cannot_be_changed_by_other_descriptors(void **state)
 {
-    (void)state;
     rft_segment owner;
     char path[RFT_SEGMENT_NAME_BYTES];
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -190,7 +185,6 @@ static int memory_of(const char *name, int seals)
 
 static void memory_that_is_not_sealed_is_refused(void **state)
 {
-    (void)state;
     const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
     refit_error error;
     for (int i = 0; i < 5; i++) {
@@ -215,7 +209,6 @@ static void memory_that_is_not_sealed_is_refused(void **state)
 /* To look at what is named opens nothing: the writer of a pipe would see its reader come. */
 static void a_pipe_is_refused_unopened(void **state)
 {
-    (void)state;
     int ends[2];
     refit_error error;
     assert_int_equal(pipe(ends), 0);
@@ -231,7 +224,6 @@ static void a_pipe_is_refused_unopened(void **state)
 /* A child that is forked has all descriptors, and would keep the memory. */
 static void a_reader_keeps_no_descriptor(void **state)
 {
-    (void)state;
     rft_segment owner, reader, locker;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
     int descriptors = count_descriptors();
@@ -248,7 +240,6 @@ static void a_reader_keeps_no_descriptor(void **state)
 /* Opened for reading, it would be waited for as long as the system gives the lease's holder. */
 static void a_lease_of_another_process_holds_nothing_up(void **state)
 {
-    (void)state;
     rft_segment owner, reader;
     refit_error error;
     char path[40];
@@ -270,7 +261,6 @@ static void a_lease_of_another_process_holds_nothing_up(void **state)
 
 static void what_was_retired_is_known_to_be(void **state)
 {
-    (void)state;
     rft_segment owner, reader, next;
     struct rlimit before, none;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -319,7 +309,6 @@ static int work_without_input(void)
 
 static void a_process_without_standard_input_shares_memory_too(void **state)
 {
-    (void)state;
     int status = -1;
     pid_t child = fork();
     if (child == 0) _exit(work_without_input());
@@ -329,7 +318,6 @@ static void a_process_without_standard_input_shares_memory_too(void **state)
 
 static void mapping_that_is_too_short_is_refused(void **state)
 {
-    (void)state;
     rft_segment owner, reader;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_int_equal(rft_segment_attach(&reader, owner.name, BYTES + 1, NULL), REFIT_ERR_PROTOCOL);
@@ -339,7 +327,6 @@ static void mapping_that_is_too_short_is_refused(void **state)
 
 static void foreign_names_are_refused(void **state)
 {
-    (void)state;
     static const char *const names[] = {
         "",
         "/",
@@ -365,7 +352,6 @@ static void foreign_names_are_refused(void **state)
 
 static void more_than_is_free_is_an_error_with_numbers(void **state)
 {
-    (void)state;
     rft_segment owner;
     refit_error error;
     assert_int_equal(rft_segment_create(&owner, UINT64_C(1) << 60, &error), REFIT_ERR_SYSTEM);
@@ -378,7 +364,6 @@ static void more_than_is_free_is_an_error_with_numbers(void **state)
 
 static void private_memory_has_no_name(void **state)
 {
-    (void)state;
     rft_segment store;
     assert_ok(rft_segment_create_private(&store, BYTES, NULL));
     assert_string_equal(store.name, "");
@@ -420,7 +405,6 @@ static uint64_t too_much(void)
 /* Room for the old bytes of everything, of which little is used. */
 static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
 {
-    (void)state;
     const uint64_t bytes = too_much();
     if (bytes == 0) skip(); /* this system refuses nothing */
     rft_segment memory;
@@ -435,7 +419,6 @@ static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
 
 static void nothing_at_all_fits_too(void **state)
 {
-    (void)state;
     rft_segment owner, reader;
     assert_ok(rft_segment_create(&owner, 0, NULL));
     assert_ok(rft_segment_attach(&reader, owner.name, 0, NULL));
@@ -465,7 +448,6 @@ static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
 
 static void a_dead_owner_leaves_nothing(void **state)
 {
-    (void)state;
     char name[RFT_SEGMENT_NAME_BYTES];
     rft_segment reader;
     pid_t owner = owner_start(name);
@@ -482,7 +464,6 @@ static void a_dead_owner_leaves_nothing(void **state)
 
 static void kept_memory_outlives_its_segment(void **state)
 {
-    (void)state;
     rft_segment owner, reader;
     void *first, *second;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -515,7 +496,6 @@ static int unkeep_in_child(void *kept, unsigned char *there)
 
 static void forked_child_unmaps_nothing_of_its_own(void **state)
 {
-    (void)state;
     rft_segment memory;
     void *kept;
     int status = -1;
@@ -533,7 +513,6 @@ static void forked_child_unmaps_nothing_of_its_own(void **state)
 
 static void keeping_survives_every_failed_allocation(void **state)
 {
-    (void)state;
     rft_segment memory;
     void *kept = NULL;
     assert_ok(rft_segment_create_private(&memory, BYTES, NULL));

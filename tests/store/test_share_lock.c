@@ -27,7 +27,6 @@ static rft_share_lock hold(const rft_share_lock *owner)
 
 static void a_holder_is_seen_until_it_lets_go(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open();
     assert_false(rft_share_lock_is_mapped(&owner));
     assert_false(rft_share_lock_is_read(&owner));
@@ -47,7 +46,6 @@ static void a_holder_is_seen_until_it_lets_go(void **state)
 
 static void several_holders_are_seen_until_the_last_lets_go(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open();
     rft_share_lock first = hold(&owner), second = hold(&owner);
     assert_ok(rft_share_lock_read(&first, NULL));
@@ -63,7 +61,6 @@ static void several_holders_are_seen_until_the_last_lets_go(void **state)
 
 static void what_the_owner_writes_into_the_mark_is_seen(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open();
     rft_share_lock holder = hold(&owner);
     uint64_t generation;
@@ -81,7 +78,6 @@ static void what_the_owner_writes_into_the_mark_is_seen(void **state)
 
 static void a_retired_lock_takes_no_holder(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open();
     rft_share_lock holder = hold(&owner), late = {0};
     rft_share_lock_retire(&owner);
@@ -94,7 +90,6 @@ static void a_retired_lock_takes_no_holder(void **state)
 
 static void a_name_that_is_not_there_is_refused(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open(), late = {0};
     char name[RFT_SEGMENT_NAME_BYTES];
     strcpy(name, owner.segment.name);
@@ -126,7 +121,6 @@ static pid_t start_holder(const char *name, int *said)
 
 static void a_holder_that_is_killed_has_let_go(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open();
     int said;
     char byte;
@@ -145,7 +139,6 @@ static void a_holder_that_is_killed_has_let_go(void **state)
 
 static void an_owner_that_lets_go_leaves_the_mark_to_its_holders(void **state)
 {
-    (void)state;
     rft_share_lock owner = owner_open();
     rft_share_lock holder = hold(&owner);
     uint64_t generation;

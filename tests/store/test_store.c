@@ -87,7 +87,6 @@ static uint64_t generation(const rft_store *store, uint32_t slot)
 
 static void committed_versions_are_served(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
         open_store(&bench, slots);
@@ -104,7 +103,6 @@ static void committed_versions_are_served(void **state)
 /* Begun and dropped at every point: after any number of tensors, and sealed. */
 static void version_before_comes_back_bit_for_bit(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
         open_store(&bench, slots);
@@ -135,7 +133,6 @@ static void version_before_comes_back_bit_for_bit(void **state)
 
 static void nothing_is_served_after_the_first_version_is_dropped(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
         open_store(&bench, slots);
@@ -151,7 +148,6 @@ static void nothing_is_served_after_the_first_version_is_dropped(void **state)
 
 static void seqlock_is_odd_while_bytes_change(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
         uint64_t last = 0;
@@ -177,7 +173,6 @@ static void seqlock_is_odd_while_bytes_change(void **state)
 
 static void same_blocks_are_those_that_did_not_change(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
         sample_version before, now;
@@ -200,7 +195,6 @@ static void same_blocks_are_those_that_did_not_change(void **state)
 
 static void renewed_slot_has_the_committed_bytes_in_other_memory(void **state)
 {
-    (void)state;
     store_bench bench;
     open_store(&bench, 1);
     commit_version(bench.store, 1);
@@ -226,7 +220,6 @@ static void renewed_slot_has_the_committed_bytes_in_other_memory(void **state)
 
 static void slot_without_the_committed_bytes_gives_its_memory_back_first(void **state)
 {
-    (void)state;
     store_bench bench;
     open_store(&bench, 2);
     commit_version(bench.store, 1);
@@ -265,7 +258,6 @@ static void check_parts(const rft_store *store, const rft_edition *edition, uint
  * is as it was and stays where it is. */
 static void parts_of_blocks_are_kept_of_two_versions(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
         open_store(&bench, slots);
@@ -289,7 +281,6 @@ static void parts_of_blocks_are_kept_of_two_versions(void **state)
 /* A device that gives a tensor's sum says nothing of its blocks. */
 static void parts_are_known_only_where_they_were_taken(void **state)
 {
-    (void)state;
     store_bench bench;
     sample_version sample;
     open_store(&bench, 2);
@@ -321,7 +312,6 @@ static void parts_are_known_only_where_they_were_taken(void **state)
 
 static void failed_allocations_leave_nothing_behind(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         for (uint64_t nth = 1;; nth++) {
             store_bench bench = {0};

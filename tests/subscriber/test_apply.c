@@ -8,97 +8,84 @@
 
 static void what_is_applied_and_accepted_is_what_the_trainer_sent(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
-        bound_pair it;
-        bound_begin(&it, device == 1);
-        bound_run_first(&it);
+        bound_begin(it, device == 1);
+        bound_run_first(it);
         for (uint32_t i = 1; i < 3; i++) {
-            refit_update *update = bound_take(&it, i, i);
-            bound_apply(&it, update);
-            assert_false(engine_is_as_saved(&it.engine));
-            bound_accept(&it, update);
+            refit_update *update = bound_take(it, i, i);
+            bound_apply(it, update);
+            assert_false(engine_is_as_saved(&it->engine));
+            bound_accept(it, update);
         }
-        bound_end(&it);
     }
 }
 
 static void applying_twice_is_applying_once(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
-        bound_pair it;
-        bound_begin(&it, device == 1);
-        bound_run_first(&it);
-        refit_update *update = bound_take(&it, 1, 1);
-        bound_apply(&it, update);
-        bound_apply(&it, update);
+        refit_update *update = bound_take_second(it, device == 1);
+        bound_apply(it, update);
+        bound_apply(it, update);
         assert_ok(refit_update_refuse(update, NULL, 1, NULL));
-        assert_true(engine_is_as_saved(&it.engine));
+        assert_true(engine_is_as_saved(&it->engine));
         assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STATE);
         refit_update_close(update);
-        bound_end(&it);
     }
 }
 
 /* The engine has the version, also after its memory was changed meanwhile. */
 static void what_the_engine_had_does_not_matter(void **state)
 {
-    (void)state;
-    bound_pair it;
+    bound_pair *it = *state;
     unsigned char other[65536 * 2];
-    bound_begin(&it, false);
-    bound_run_first(&it);
+    bound_begin(it, false);
+    bound_run_first(it);
     memset(other, 3, sizeof other);
-    engine_write(&it.engine, 0, other);
-    refit_update *update = bound_take(&it, 1, 1);
-    bound_apply(&it, update);
-    memset(it.engine.list[1].memory, 9, 70000);
-    bound_apply(&it, update);
-    bound_accept(&it, update);
-    bound_end(&it);
+    engine_write(&it->engine, 0, other);
+    refit_update *update = bound_take(it, 1, 1);
+    bound_apply(it, update);
+    memset(it->engine.list[1].memory, 9, 70000);
+    bound_apply(it, update);
+    bound_accept(it, update);
 }
 
 static void tied_tensors_may_have_one_memory(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     engine one;
-    pair_open(&pair, false, NULL);
+    pair_open(pair, false, NULL);
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 1, 0);
     assert_ptr_equal(one.list[3].memory, one.list[1].memory);
-    assert_ok(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL));
-    raw_join(&pair.raw);
-    raw_stage(&pair.raw, &pair.samples[0], NULL);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
+    assert_ok(refit_subscriber_bind(pair->subscriber, one.list, one.count, NULL));
+    raw_join(&pair->raw);
+    refit_update *update = pair_take(pair, 0, NULL);
     assert_ok(refit_update_apply(update, NULL, NULL));
     assert_true(engine_is_like(&one, update));
     refit_update_close(update);
     assert_true(engine_is_as_saved(&one));
-    pair_close(&pair);
+    (void)pair_teardown(state);
     engine_close(&one);
 }
 
 /* The trainer aborts or evicts the worker too late: the version was committed. */
 static void what_the_trainer_says_after_its_commit_changes_nothing(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     for (int bye = 0; bye <= 1; bye++) {
-        bound_pair it;
-        bound_begin(&it, false);
-        refit_update *update = bound_take(&it, 0, 0);
-        if (bye == 0) bound_apply(&it, update);
-        raw_say(&it.pair.raw, bye == 1 ? sample_bye() : sample_abort(&it.pair.samples[0]));
-        if (bye == 1) raw_join(&it.pair.raw);
-        bound_apply(&it, update);
-        bound_accept(&it, update);
-        engine_save(&it.engine);
-        update = bound_take(&it, 1, bye == 1 ? 0 : 1);
-        bound_apply(&it, update);
+        bound_begin(it, false);
+        refit_update *update = bound_take(it, 0, 0);
+        if (bye == 0) bound_apply(it, update);
+        raw_say(&it->pair.raw, bye == 1 ? sample_bye() : sample_abort(&it->pair.samples[0]));
+        if (bye == 1) raw_join(&it->pair.raw);
+        bound_apply(it, update);
+        bound_accept(it, update);
+        engine_save(&it->engine);
+        update = bound_take(it, 1, bye == 1 ? 0 : 1);
+        bound_apply(it, update);
         refit_update_close(update);
-        assert_true(engine_is_as_saved(&it.engine));
-        bound_end(&it);
+        assert_true(engine_is_as_saved(&it->engine));
     }
 }
 
@@ -125,27 +112,25 @@ static uint64_t changed_bytes(const engine *one)
 
 static void figures_say_what_was_written_and_what_was_taken_back(void **state)
 {
-    (void)state;
-    bound_pair it;
-    bound_begin(&it, false);
-    assert_int_equal(figures(&it).receive_bound, SAMPLE_TENSORS);
-    assert_int_equal(figures(&it).receive_applied_bytes_total, 0);
-    bound_run_first(&it);
-    refit_stats before = figures(&it);
+    bound_pair *it = *state;
+    bound_begin(it, false);
+    assert_int_equal(figures(it).receive_bound, SAMPLE_TENSORS);
+    assert_int_equal(figures(it).receive_applied_bytes_total, 0);
+    bound_run_first(it);
+    refit_stats before = figures(it);
     assert_true(before.receive_apply_seconds_last > 0);
-    refit_update *update = bound_take(&it, 1, 1);
-    bound_apply(&it, update);
-    uint64_t changed = changed_bytes(&it.engine);
+    refit_update *update = bound_take(it, 1, 1);
+    bound_apply(it, update);
+    uint64_t changed = changed_bytes(&it->engine);
     assert_true(changed > 0);
-    bound_apply(&it, update); /* finds nothing to do */
-    assert_int_equal(figures(&it).receive_applied_bytes_total,
+    bound_apply(it, update); /* finds nothing to do */
+    assert_int_equal(figures(it).receive_applied_bytes_total,
                      before.receive_applied_bytes_total + changed);
-    assert_int_equal(figures(&it).receive_rollbacks, 0);
+    assert_int_equal(figures(it).receive_rollbacks, 0);
     refit_update_close(update);
-    assert_int_equal(figures(&it).receive_rollbacks, 1);
-    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
-    assert_int_equal(figures(&it).receive_bound, 0);
-    bound_end(&it);
+    assert_int_equal(figures(it).receive_rollbacks, 1);
+    assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
+    assert_int_equal(figures(it).receive_bound, 0);
 }
 
 /* ---- It is taken back */
@@ -173,72 +158,52 @@ static void end_update(bound_pair *it, refit_update *update, ending how)
 
 static void what_is_not_accepted_was_never_there(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
         for (ending how = REFUSED_KEPT; how <= SUBSCRIBER_CLOSED; how++) {
-            bound_pair it;
-            bound_begin(&it, device == 1);
-            bound_run_first(&it);
-            refit_update *update = bound_take(&it, 1, 1);
-            bound_apply(&it, update);
-            end_update(&it, update, how);
-            bound_end(&it);
+            refit_update *update = bound_take_second(it, device == 1);
+            bound_apply(it, update);
+            end_update(it, update, how);
         }
     }
 }
 
 static void after_a_refusal_the_next_version_applies(void **state)
 {
-    (void)state;
-    bound_pair it;
-    bound_begin(&it, true);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    bound_apply(&it, update);
+    bound_pair *it = *state;
+    refit_update *update = bound_take_second(it, true);
+    bound_apply(it, update);
     assert_ok(refit_update_refuse(update, NULL, 1, NULL));
     refit_update_close(update);
-    raw_hear(&it.pair.raw, RFT_RELEASED);
-    update = bound_take(&it, 2, 1);
-    bound_apply(&it, update);
-    bound_accept(&it, update);
-    bound_end(&it);
+    raw_hear(&it->pair.raw, RFT_RELEASED);
+    update = bound_take(it, 2, 1);
+    bound_apply(it, update);
+    bound_accept(it, update);
 }
 
 static void every_change_of_the_engine_is_taken_back_to_before_the_first(void **state)
 {
-    (void)state;
-    bound_pair it;
-    bound_begin(&it, false);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    bound_apply(&it, update);
-    memset(it.engine.list[1].memory, 9, 70000);
-    bound_apply(&it, update);
+    bound_pair *it = *state;
+    refit_update *update = bound_take_second(it, false);
+    bound_apply(it, update);
+    memset(it->engine.list[1].memory, 9, 70000);
+    bound_apply(it, update);
     refit_update_close(update);
-    assert_true(engine_is_as_saved(&it.engine));
-    bound_end(&it);
+    assert_true(engine_is_as_saved(&it->engine));
 }
 
 /* The trainer writes over its shared memory: before the apply, or between it and accept. */
 static void bytes_overwritten_under_an_update_are_taken_back(void **state)
 {
-    (void)state;
+    pairing *pair = *state;
     for (int late = 0; late <= 1; late++) {
-        pairing pair;
         engine one;
         rft_segment slot;
-        pair_open(&pair, true, NULL);
+        pair_renew(pair, true, NULL);
         engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
-        assert_ok(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL));
-        raw_join(&pair.raw);
-        raw_slot_open(&slot, &pair.samples[0]);
-        raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
-        raw_say(&pair.raw,
-                sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
-        raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-        raw_hear_staged(&pair.raw, &pair.samples[0]);
-        raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-        refit_update *update = pair_next(&pair);
+        assert_ok(refit_subscriber_bind(pair->subscriber, one.list, one.count, NULL));
+        raw_join(&pair->raw);
+        refit_update *update = pair_take_slot(pair, 0, &slot);
         if (late == 1) {
             assert_ok(refit_update_apply(update, NULL, NULL));
             assert_true(engine_is_like(&one, update));
@@ -250,8 +215,8 @@ static void bytes_overwritten_under_an_update_are_taken_back(void **state)
         assert_int_equal(status, REFIT_ERR_STALE);
         assert_true(engine_is_as_saved(&one));
         refit_update_close(update);
-        pair_close(&pair);
         rft_segment_close(&slot);
+        (void)pair_teardown(state);
         engine_close(&one);
     }
 }
@@ -278,24 +243,17 @@ static void *scribble(void *user)
 
 static void bytes_that_change_while_they_are_applied_are_taken_back(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     engine one;
     rft_segment slot;
-    pair_open(&pair, true, NULL);
+    pair_open(pair, true, NULL);
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 7);
-    assert_ok(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL));
-    raw_join(&pair.raw);
-    raw_slot_open(&slot, &pair.samples[0]);
-    raw_say(&pair.raw, sample_manifest(&pair.samples[0], PAIR_EPOCH));
-    raw_say(&pair.raw, sample_offer(&pair.samples[0], PAIR_EPOCH, 0, slot.name, RFT_SEQLOCK_BYTES));
-    raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-    raw_hear_staged(&pair.raw, &pair.samples[0]);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
+    assert_ok(refit_subscriber_bind(pair->subscriber, one.list, one.count, NULL));
+    raw_join(&pair->raw);
+    refit_update *update = pair_take_slot(pair, 0, &slot);
     for (uint32_t i = 0; i < one.count; i++)
         memcpy(one.list[i].memory,
-               slot.memory + RFT_SEQLOCK_BYTES + pair.samples[0].manifest->tensors[i].offset,
+               slot.memory + RFT_SEQLOCK_BYTES + pair->samples[0].manifest->tensors[i].offset,
                one.list[i].bytes);
     engine_save(&one);
     scribbler trainer = {.memory = slot.memory + RFT_SEQLOCK_BYTES};
@@ -308,25 +266,25 @@ static void bytes_that_change_while_they_are_applied_are_taken_back(void **state
     atomic_store(&trainer.ending, true);
     rft_thread_join(trainer.thread);
     refit_update_close(update);
-    pair_close(&pair);
     rft_segment_close(&slot);
+    (void)pair_teardown(state);
     engine_close(&one);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_applied_and_accepted_is_what_the_trainer_sent),
-        cmocka_unit_test(applying_twice_is_applying_once),
-        cmocka_unit_test(what_the_engine_had_does_not_matter),
-        cmocka_unit_test(tied_tensors_may_have_one_memory),
-        cmocka_unit_test(what_the_trainer_says_after_its_commit_changes_nothing),
-        cmocka_unit_test(figures_say_what_was_written_and_what_was_taken_back),
-        cmocka_unit_test(what_is_not_accepted_was_never_there),
-        cmocka_unit_test(after_a_refusal_the_next_version_applies),
-        cmocka_unit_test(every_change_of_the_engine_is_taken_back_to_before_the_first),
-        cmocka_unit_test(bytes_overwritten_under_an_update_are_taken_back),
-        cmocka_unit_test(bytes_that_change_while_they_are_applied_are_taken_back),
+        BOUND_TEST(what_is_applied_and_accepted_is_what_the_trainer_sent),
+        BOUND_TEST(applying_twice_is_applying_once),
+        BOUND_TEST(what_the_engine_had_does_not_matter),
+        PAIR_TEST(tied_tensors_may_have_one_memory),
+        BOUND_TEST(what_the_trainer_says_after_its_commit_changes_nothing),
+        BOUND_TEST(figures_say_what_was_written_and_what_was_taken_back),
+        BOUND_TEST(what_is_not_accepted_was_never_there),
+        BOUND_TEST(after_a_refusal_the_next_version_applies),
+        BOUND_TEST(every_change_of_the_engine_is_taken_back_to_before_the_first),
+        PAIR_TEST(bytes_overwritten_under_an_update_are_taken_back),
+        PAIR_TEST(bytes_that_change_while_they_are_applied_are_taken_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -159,7 +159,6 @@ static void run_pair(refit_dtype from, refit_dtype to, bool on_gpu, bool verify,
 static void versions_are_converted_and_old_bytes_come_back(void **state)
 {
     static const refit_dtype dtypes[] = {REFIT_F32, REFIT_F16, REFIT_BF16};
-    (void)state;
     for (uint32_t i = 0; i < 18; i++)
         run_pair(dtypes[i / 3 % 3], dtypes[i % 3], i % 2 == 1, i % 3 != 1, i >= 9);
 }
@@ -180,7 +179,6 @@ static refit_status try_apply(fit_tensor tensor, refit_destination destination, 
 
 static void what_is_not_converted_is_refused(void **state)
 {
-    (void)state;
     refit_error error;
     refit_destination destination = destination_of(REFIT_BF16);
     destination.bytes -= 2;
@@ -197,7 +195,6 @@ static void what_is_not_converted_is_refused(void **state)
 
 static void lists_with_casts_that_make_no_sense_are_refused(void **state)
 {
-    (void)state;
     fitting fit;
     refit_error error;
     fit_tensor tensor = tensor_of(REFIT_F32);
@@ -218,7 +215,6 @@ static void lists_with_casts_that_make_no_sense_are_refused(void **state)
 
 static void every_half_is_what_it_says(void **state)
 {
-    (void)state;
     for (uint32_t bits = 0; bits < 65536; bits++) {
         uint16_t again, one = (uint16_t)bits;
         uint32_t exponent = bits >> 10 & 31u, fraction = bits & 1023u;
@@ -240,7 +236,6 @@ static void every_half_is_what_it_says(void **state)
 /* Half-way between two neighbours it is the even one; beyond that the nearer one. */
 static void floats_become_the_nearest_half(void **state)
 {
-    (void)state;
     for (uint32_t bits = 0; bits < 0x7C00; bits++) {
         float low = from_half((uint16_t)bits);
         float high = bits == 0x7BFF ? 65536.0F : from_half((uint16_t)(bits + 1));

@@ -62,7 +62,6 @@ static void check_taken(fitting *fit)
 /* Each version is looked at: they may be equal in one, and differ in the next. */
 static void one_memory_takes_two_tensors_while_they_are_equal(void **state)
 {
-    (void)state;
     for (int trial = 0; trial < 4; trial++) {
         fitting fit;
         fit_open(&fit, trial / 2 == 1, trial % 2 == 1, TENSORS, 3);
@@ -88,7 +87,6 @@ static void one_memory_takes_two_tensors_while_they_are_equal(void **state)
 /* The same bytes mean something else in another type. */
 static void equal_bytes_of_two_types_are_not_equal(void **state)
 {
-    (void)state;
     fitting fit;
     fit_tensor tensors[2] = {TENSORS[0], TENSORS[1]};
     tensors[1].dtype = REFIT_I32;

@@ -17,27 +17,25 @@ static void verify_always(refit_config *config)
 /* A device that loses half of each copy and reports no error. */
 static void a_wrong_digest_is_taken_back(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     uint32_t found = 0;
     for (uint32_t nth = 1;; nth++) {
-        bound_pair it;
-        bound_begin_with(&it, true, verify_always);
-        bound_run_first(&it);
-        refit_update *update = bound_take(&it, 1, 1);
-        faulty_device_reset(it.device);
-        faulty_device_fail_later(it.device, FAULTY_COPY_BATCH, nth, REFIT_OK);
+        bound_begin_with(it, true, verify_always);
+        bound_run_first(it);
+        refit_update *update = bound_take(it, 1, 1);
+        faulty_device_reset(it->device);
+        faulty_device_fail_later(it->device, FAULTY_COPY_BATCH, nth, REFIT_OK);
         refit_status status = refit_update_apply(update, NULL, NULL);
-        bool made = faulty_device_calls(it.device, FAULTY_COPY_BATCH) >= nth;
-        faulty_device_reset(it.device);
+        bool made = faulty_device_calls(it->device, FAULTY_COPY_BATCH) >= nth;
+        faulty_device_reset(it->device);
         if (status == REFIT_OK) {
-            assert_true(engine_is_like(&it.engine, update));
+            assert_true(engine_is_like(&it->engine, update));
         } else {
             assert_int_equal(status, REFIT_ERR_CORRUPT);
             found++;
-            bound_apply(&it, update);
+            bound_apply(it, update);
         }
         refit_update_close(update);
-        bound_end(&it);
         if (!made) break;
     }
     assert_true(found > 0);
@@ -45,46 +43,42 @@ static void a_wrong_digest_is_taken_back(void **state)
 
 /* ---- Whatever fails */
 
-static bool fail_one(faulty_slot slot, uint32_t nth, bool later, bool again)
+static bool fail_one(bound_pair *it, faulty_slot slot, uint32_t nth, bool later, bool again)
 {
-    bound_pair it;
-    bound_begin(&it, true);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    faulty_device_reset(it.device);
+    refit_update *update = bound_take_second(it, true);
+    faulty_device_reset(it->device);
     if (later) {
-        faulty_device_fail_later(it.device, slot, nth, REFIT_ERR_COPY);
+        faulty_device_fail_later(it->device, slot, nth, REFIT_ERR_COPY);
     } else {
-        faulty_device_fail(it.device, slot, nth, REFIT_ERR_COPY);
+        faulty_device_fail(it->device, slot, nth, REFIT_ERR_COPY);
     }
     refit_status status = refit_update_apply(update, NULL, NULL);
-    bool made = faulty_device_calls(it.device, slot) >= nth;
-    faulty_device_reset(it.device);
+    bool made = faulty_device_calls(it->device, slot) >= nth;
+    faulty_device_reset(it->device);
     assert_int_equal(status, made ? REFIT_ERR_COPY : REFIT_OK);
-    if (made) assert_true(engine_is_as_saved(&it.engine));
+    if (made) assert_true(engine_is_as_saved(&it->engine));
     if (again || !made) {
-        bound_apply(&it, update);
-        bound_accept(&it, update);
+        bound_apply(it, update);
+        bound_accept(it, update);
     } else {
         refit_update_close(update);
-        assert_true(engine_is_as_saved(&it.engine));
+        assert_true(engine_is_as_saved(&it->engine));
     }
-    bound_end(&it);
     return made;
 }
 
 static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_WAIT};
     for (size_t i = 0; i < COUNT_OF(slots); i++) {
         uint32_t nth = 1;
-        while (fail_one(slots[i], nth, false, nth / STRIDE % 2 == 0))
+        while (fail_one(it, slots[i], nth, false, nth / STRIDE % 2 == 0))
             nth += STRIDE;
         assert_true(nth > 5);
     }
     uint32_t nth = 1;
-    while (fail_one(FAULTY_COPY_BATCH, nth, true, nth / STRIDE % 2 == 1))
+    while (fail_one(it, FAULTY_COPY_BATCH, nth, true, nth / STRIDE % 2 == 1))
         nth += STRIDE;
     assert_true(nth > 5);
 }
@@ -92,49 +86,41 @@ static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
 /* The device also fails when the version is to be taken back. */
 static void destinations_that_cannot_be_restored_serve_no_version(void **state)
 {
-    (void)state;
-    bound_pair it;
+    bound_pair *it = *state;
     refit_error error;
-    bound_begin(&it, true);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+    refit_update *update = bound_take_second(it, true);
+    faulty_device_fail_times(it->device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
     assert_int_equal(refit_update_apply(update, NULL, &error), REFIT_ERR_COPY);
     assert_non_null(strstr(error.text, "could not be taken back"));
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
     assert_int_equal(refit_update_refuse(update, "torn", 1, &error), REFIT_ERR_COPY);
-    raw_hear(&it.pair.raw, RFT_FAILED);
-    assert_false(it.pair.raw.heard.as.failed.kept);
-    assert_int_equal(pair_describe(&it.pair).version, 0);
+    raw_hear(&it->pair.raw, RFT_FAILED);
+    assert_false(it->pair.raw.heard.as.failed.kept);
+    assert_int_equal(pair_describe(&it->pair).version, 0);
     refit_update_close(update);
-    raw_join(&it.pair.raw);
-    faulty_device_reset(it.device);
-    update = bound_take(&it, 2, 0);
+    raw_join(&it->pair.raw);
+    faulty_device_reset(it->device);
+    update = bound_take(it, 2, 0);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
-    bound_apply(&it, update);
-    bound_accept(&it, update);
-    bound_end(&it);
+    bound_apply(it, update);
+    bound_accept(it, update);
 }
 
 /* Once the device works again, torn destinations get the old version back. */
 static void a_second_attempt_to_take_back_does(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     for (int later = 0; later <= 1; later++) {
-        bound_pair it;
-        bound_begin(&it, true);
-        bound_run_first(&it);
-        refit_update *update = bound_take(&it, 1, 1);
-        faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+        refit_update *update = bound_take_second(it, true);
+        faulty_device_fail_times(it->device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
         assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
-        faulty_device_reset(it.device);
-        if (later == 1) bound_apply(&it, update);
+        faulty_device_reset(it->device);
+        if (later == 1) bound_apply(it, update);
         assert_ok(refit_update_refuse(update, NULL, 1, NULL));
-        assert_true(engine_is_as_saved(&it.engine));
-        raw_hear(&it.pair.raw, RFT_FAILED);
-        assert_true(it.pair.raw.heard.as.failed.kept);
+        assert_true(engine_is_as_saved(&it->engine));
+        raw_hear(&it->pair.raw, RFT_FAILED);
+        assert_true(it->pair.raw.heard.as.failed.kept);
         refit_update_close(update);
-        bound_end(&it);
     }
 }
 
@@ -160,118 +146,105 @@ static void make_almost(bound_pair *it, const refit_update *update)
 
 /* The device goes amid its nth copy, and comes back before the version is applied again; then it is
  * refused. Whether there was such a copy, and whether it was one into the engine. */
-static bool tear_and_refuse(uint32_t nth, bool *torn)
+static bool tear_and_refuse(bound_pair *it, uint32_t nth, bool *torn)
 {
-    bound_pair it;
     refit_error error;
-    bound_begin(&it, true);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    make_almost(&it, update);
-    faulty_device_reset(it.device);
-    faulty_device_break(it.device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+    refit_update *update = bound_take_second(it, true);
+    make_almost(it, update);
+    faulty_device_reset(it->device);
+    faulty_device_break(it->device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
     refit_status status = refit_update_apply(update, NULL, &error);
     *torn = status != REFIT_OK && strstr(error.text, "could not be taken back") != NULL;
-    faulty_device_reset(it.device);
-    bound_apply(&it, update);
+    faulty_device_reset(it->device);
+    bound_apply(it, update);
     assert_ok(refit_update_refuse(update, NULL, 1, NULL));
-    assert_true(engine_is_as_saved(&it.engine));
-    raw_hear(&it.pair.raw, RFT_FAILED);
-    assert_true(it.pair.raw.heard.as.failed.kept);
+    assert_true(engine_is_as_saved(&it->engine));
+    raw_hear(&it->pair.raw, RFT_FAILED);
+    assert_true(it->pair.raw.heard.as.failed.kept);
     refit_update_close(update);
-    bound_end(&it);
     return status != REFIT_OK;
 }
 
 /* Bytes that a broken copy left are never noted as the engine's old bytes. */
 static void what_a_broken_copy_left_is_not_what_was_there(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     uint32_t nth = 1, tears = 0;
-    for (bool torn = false; tear_and_refuse(nth, &torn); nth++)
+    for (bool torn = false; tear_and_refuse(it, nth, &torn); nth++)
         tears += torn ? 1 : 0;
     assert_true(tears >= 3);
 }
 
 static void unbinding_takes_back_what_is_torn_or_does_not_unbind(void **state)
 {
-    (void)state;
-    bound_pair it;
-    bound_begin(&it, true);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    faulty_device_fail_times(it.device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
+    bound_pair *it = *state;
+    refit_update *update = bound_take_second(it, true);
+    faulty_device_fail_times(it->device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, NULL), REFIT_ERR_COPY);
+    assert_int_equal(refit_subscriber_unbind(it->pair.subscriber, NULL), REFIT_ERR_COPY);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
-    faulty_device_reset(it.device);
-    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
-    assert_true(engine_is_as_saved(&it.engine));
+    faulty_device_reset(it->device);
+    assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
+    assert_true(engine_is_as_saved(&it->engine));
     refit_update_close(update);
-    bound_end(&it);
 }
 
 /* An engine without the version must not say that it has it. */
 static void what_could_not_be_applied_is_not_accepted(void **state)
 {
-    (void)state;
-    bound_pair it;
+    bound_pair *it = *state;
     refit_error error;
     uint32_t left;
-    bound_begin(&it, false);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
-    assert_ok(refit_subscriber_bind(it.pair.subscriber, it.engine.list, 4, NULL));
+    refit_update *update = bound_take_second(it, false);
+    assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
+    assert_ok(refit_subscriber_bind(it->pair.subscriber, it->engine.list, 4, NULL));
     assert_ok(refit_update_apply(update, &left, NULL));
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
-    assert_true(engine_is_as_saved(&it.engine));
+    assert_true(engine_is_as_saved(&it->engine));
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
     assert_non_null(strstr(error.text, "could not be applied"));
     assert_ok(refit_update_apply(update, &left, NULL));
     assert_ok(refit_update_refuse(update, NULL, 1, NULL));
     refit_update_close(update);
-    update = bound_take(&it, 2, 1);
+    update = bound_take(it, 2, 1);
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_NOT_FOUND);
-    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
-    bound_accept(&it, update); /* loaded by hand, the caller says */
-    bound_end(&it);
+    assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
+    bound_accept(it, update); /* loaded by hand, the caller says */
 }
 
 static void without_memory_nothing_is_changed(void **state)
 {
-    (void)state;
-    bound_pair it;
+    bound_pair *it = *state;
     uint64_t nth = 1;
     failing_alloc_begin(0);
-    bound_begin_with(&it, true, verify_always);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
+    bound_begin_with(it, true, verify_always);
+    bound_run_first(it);
+    refit_update *update = bound_take(it, 1, 1);
     for (bool came = true; came; nth++) {
         failing_alloc_here(nth);
         refit_status status = refit_update_apply(update, NULL, NULL);
         came = failing_alloc_stop_here();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
-        if (came) assert_true(engine_is_as_saved(&it.engine));
+        if (came) assert_true(engine_is_as_saved(&it->engine));
     }
     assert_true(nth > 3);
-    assert_true(engine_is_like(&it.engine, update));
-    bound_accept(&it, update);
-    bound_end(&it);
+    assert_true(engine_is_like(&it->engine, update));
+    bound_accept(it, update);
+    bound_end(it);
     (void)failing_alloc_end();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_wrong_digest_is_taken_back),
-        cmocka_unit_test(a_device_that_fails_at_any_step_leaves_the_old_version),
-        cmocka_unit_test(destinations_that_cannot_be_restored_serve_no_version),
-        cmocka_unit_test(a_second_attempt_to_take_back_does),
-        cmocka_unit_test(what_a_broken_copy_left_is_not_what_was_there),
-        cmocka_unit_test(unbinding_takes_back_what_is_torn_or_does_not_unbind),
-        cmocka_unit_test(what_could_not_be_applied_is_not_accepted),
-        cmocka_unit_test(without_memory_nothing_is_changed),
+        BOUND_TEST(a_wrong_digest_is_taken_back),
+        BOUND_TEST(a_device_that_fails_at_any_step_leaves_the_old_version),
+        BOUND_TEST(destinations_that_cannot_be_restored_serve_no_version),
+        BOUND_TEST(a_second_attempt_to_take_back_does),
+        BOUND_TEST(what_a_broken_copy_left_is_not_what_was_there),
+        BOUND_TEST(unbinding_takes_back_what_is_torn_or_does_not_unbind),
+        BOUND_TEST(what_could_not_be_applied_is_not_accepted),
+        BOUND_TEST(without_memory_nothing_is_changed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -69,7 +69,6 @@ static refit_status apply_meanwhile(bool mark, refit_error *error)
 
 static void a_version_overwritten_while_it_is_verified_is_stale(void **state)
 {
-    (void)state;
     refit_error error;
     assert_int_equal(apply_meanwhile(true, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "overwrites version 1"));
@@ -77,7 +76,6 @@ static void a_version_overwritten_while_it_is_verified_is_stale(void **state)
 
 static void bytes_that_change_unannounced_are_corrupt(void **state)
 {
-    (void)state;
     refit_error error;
     assert_int_equal(apply_meanwhile(false, &error), REFIT_ERR_CORRUPT);
 }

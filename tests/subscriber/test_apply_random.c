@@ -262,7 +262,6 @@ static uint32_t run_play(uint64_t seed, bool shm, bool device)
 
 static void random_versions_are_there_or_were_never_there(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 3; seed++) {
         for (int shm = 0; shm <= 1; shm++)
             (void)run_play(seed, shm == 1, false);
@@ -271,7 +270,6 @@ static void random_versions_are_there_or_were_never_there(void **state)
 
 static void so_they_are_on_a_device_that_fails_now_and_then(void **state)
 {
-    (void)state;
     uint32_t failed = 0;
     for (uint64_t seed = 4; seed <= 6; seed++) {
         for (int shm = 0; shm <= 1; shm++)

@@ -14,9 +14,7 @@ static refit_status try_apply_with(engine *one, uint32_t count, uint32_t *left,
     pair_open(&pair, false, change);
     assert_ok(refit_subscriber_bind(pair.subscriber, one->list, count, NULL));
     raw_join(&pair.raw);
-    raw_stage(&pair.raw, &pair.samples[0], NULL);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
+    refit_update *update = pair_take(&pair, 0, NULL);
     refit_status status = refit_update_apply(update, left, error);
     if (status != REFIT_OK) assert_true(engine_is_as_saved(one));
     if (status == REFIT_OK) assert_ok(refit_update_accept(update, NULL));
@@ -32,7 +30,6 @@ static refit_status try_apply(engine *one, uint32_t count, uint32_t *left, refit
 
 static void tensors_without_a_destination_are_counted_or_refused(void **state)
 {
-    (void)state;
     engine one;
     refit_error error;
     uint32_t left = 99;
@@ -49,7 +46,6 @@ static void tensors_without_a_destination_are_counted_or_refused(void **state)
 /* One of two tied names is enough; one of a name that no version has is too much. */
 static void names_on_one_side_only(void **state)
 {
-    (void)state;
     engine one;
     refit_error error;
     uint32_t left = 99;
@@ -67,7 +63,6 @@ static void names_on_one_side_only(void **state)
 
 static void bytes_and_types_are_those_of_the_version(void **state)
 {
-    (void)state;
     engine one;
     refit_error error;
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
@@ -91,7 +86,6 @@ static void verify_always(refit_config *config)
 /* A tensor without elements has no address in some frameworks. */
 static void what_has_no_bytes_needs_no_memory(void **state)
 {
-    (void)state;
     for (int on_device = 0; on_device <= 1; on_device++) {
         engine one;
         refit_error error;
@@ -113,7 +107,6 @@ static void what_has_no_bytes_needs_no_memory(void **state)
 /* Two tensors in one memory could not both be right. */
 static void one_memory_for_two_tensors_is_refused(void **state)
 {
-    (void)state;
     engine one;
     refit_error error;
     unsigned char scalar[8] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -143,13 +136,12 @@ static refit_status bind_two(refit_subscriber *subscriber, refit_destination a, 
 
 static void lists_with_mistakes_are_refused(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     unsigned char memory[64] = {0};
     const refit_destination good = {
         .size = sizeof good, .name = "a", .memory = memory, .bytes = 32};
     refit_destination bad[8];
-    pair_open(&pair, false, NULL);
+    pair_open(pair, false, NULL);
     for (int i = 0; i < 8; i++) {
         bad[i] = good;
         bad[i].name = "b";
@@ -165,27 +157,25 @@ static void lists_with_mistakes_are_refused(void **state)
     bad[7].memory = memory; /* as if they were tied, but not whole */
     bad[7].bytes = 16;
     for (int i = 0; i < 8; i++) {
-        assert_int_equal(bind_two(pair.subscriber, good, bad[i]), REFIT_ERR_INVALID);
-        assert_int_equal(bind_two(pair.subscriber, bad[i], good), REFIT_ERR_INVALID);
+        assert_int_equal(bind_two(pair->subscriber, good, bad[i]), REFIT_ERR_INVALID);
+        assert_int_equal(bind_two(pair->subscriber, bad[i], good), REFIT_ERR_INVALID);
     }
-    assert_int_equal(bind_two(pair.subscriber, good, good), REFIT_ERR_INVALID);
+    assert_int_equal(bind_two(pair->subscriber, good, good), REFIT_ERR_INVALID);
     assert_int_equal(refit_subscriber_bind(NULL, &good, 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, NULL, 1, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, &good, 0, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_subscriber_bind(pair->subscriber, NULL, 1, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_subscriber_bind(pair->subscriber, &good, 0, NULL), REFIT_ERR_INVALID);
     assert_int_equal(refit_subscriber_unbind(NULL, NULL), REFIT_ERR_INVALID);
-    assert_ok(refit_subscriber_unbind(pair.subscriber, NULL));
-    pair_close(&pair);
+    assert_ok(refit_subscriber_unbind(pair->subscriber, NULL));
 }
 
 /* One device's memory, by itself and as plain memory of the host, is one memory. */
 static void overlaps_are_seen_across_devices(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_device *device;
     void *memory;
     if (test_on_cuda()) return; /* whose memory is none of the host's */
-    pair_open(&pair, false, NULL);
+    pair_open(pair, false, NULL);
     assert_ok(test_device_open("host", &device, NULL));
     assert_ok(refit_memory_alloc(device, 4096, &memory, NULL));
     refit_destination plain = {.size = sizeof plain, .name = "a", .memory = memory, .bytes = 4096};
@@ -193,137 +183,128 @@ static void overlaps_are_seen_across_devices(void **state)
     for (uint64_t bytes = 2048; bytes <= 4096; bytes += 2048) {
         within.memory = (unsigned char *)memory + (4096 - bytes);
         within.bytes = bytes;
-        assert_int_equal(bind_two(pair.subscriber, plain, within), REFIT_ERR_INVALID);
-        assert_int_equal(bind_two(pair.subscriber, within, plain), REFIT_ERR_INVALID);
+        assert_int_equal(bind_two(pair->subscriber, plain, within), REFIT_ERR_INVALID);
+        assert_int_equal(bind_two(pair->subscriber, within, plain), REFIT_ERR_INVALID);
     }
     plain.bytes = 2048;
     within.memory = (unsigned char *)memory + 2048;
     within.bytes = 2048;
-    assert_ok(bind_two(pair.subscriber, plain, within));
-    pair_close(&pair);
+    assert_ok(bind_two(pair->subscriber, plain, within));
+    (void)pair_teardown(state);
     assert_ok(refit_memory_free(device, memory, NULL));
     assert_ok(refit_device_close(device, NULL));
 }
 
 static void memory_of_another_device_is_refused(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_device *device;
     unsigned char memory[8];
     if (!test_on_cuda()) return; /* any memory is the host device's */
-    pair_open(&pair, false, NULL);
+    pair_open(pair, false, NULL);
     assert_ok(test_device_open("host", &device, NULL));
     const refit_destination one = {.size = sizeof one,
                                    .name = "a",
                                    .memory = memory,
                                    .bytes = sizeof memory,
                                    .device = device};
-    assert_int_equal(refit_subscriber_bind(pair.subscriber, &one, 1, NULL), REFIT_ERR_INVALID);
-    pair_close(&pair);
+    assert_int_equal(refit_subscriber_bind(pair->subscriber, &one, 1, NULL), REFIT_ERR_INVALID);
+    (void)pair_teardown(state);
     assert_ok(refit_device_close(device, NULL));
 }
 
 static void bound_and_unbound_in_turn(void **state)
 {
-    (void)state;
-    bound_pair it;
+    bound_pair *it = *state;
     refit_error error;
-    bound_begin(&it, true);
+    bound_begin(it, true);
     assert_int_equal(
-        refit_subscriber_bind(it.pair.subscriber, it.engine.list, it.engine.count, &error),
+        refit_subscriber_bind(it->pair.subscriber, it->engine.list, it->engine.count, &error),
         REFIT_ERR_STATE);
-    assert_int_equal(refit_device_close(it.device, NULL), REFIT_ERR_BUSY);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    bound_apply(&it, update);
-    assert_int_equal(refit_subscriber_unbind(it.pair.subscriber, &error), REFIT_ERR_STATE);
+    assert_int_equal(refit_device_close(it->device, NULL), REFIT_ERR_BUSY);
+    bound_run_first(it);
+    refit_update *update = bound_take(it, 1, 1);
+    bound_apply(it, update);
+    assert_int_equal(refit_subscriber_unbind(it->pair.subscriber, &error), REFIT_ERR_STATE);
     assert_ok(refit_update_accept(update, NULL));
-    assert_ok(refit_subscriber_unbind(it.pair.subscriber, &error));
-    assert_true(engine_is_like(&it.engine, update));
+    assert_ok(refit_subscriber_unbind(it->pair.subscriber, &error));
+    assert_true(engine_is_like(&it->engine, update));
     refit_update_close(update);
-    update = bound_take(&it, 2, 2);
+    update = bound_take(it, 2, 2);
     assert_int_equal(refit_update_apply(update, NULL, &error), REFIT_ERR_STATE);
     refit_update_close(update);
     assert_int_equal(refit_update_apply(update, NULL, &error), REFIT_ERR_STATE);
     assert_int_equal(refit_update_apply(NULL, NULL, &error), REFIT_ERR_INVALID);
-    bound_end(&it);
 }
 
 /* Destinations are bound while an update is open: it is applied into those that are bound then. */
 static void bound_elsewhere_amid_an_update(void **state)
 {
-    (void)state;
-    bound_pair it;
+    bound_pair *it = *state;
     engine other;
-    bound_begin(&it, false);
-    bound_run_first(&it);
-    refit_update *update = bound_take(&it, 1, 1);
-    assert_ok(refit_subscriber_unbind(it.pair.subscriber, NULL));
+    refit_update *update = bound_take_second(it, false);
+    assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_STATE);
     engine_open(&other, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
-    assert_ok(refit_subscriber_bind(it.pair.subscriber, other.list, other.count, NULL));
+    assert_ok(refit_subscriber_bind(it->pair.subscriber, other.list, other.count, NULL));
     assert_ok(refit_update_apply(update, NULL, NULL));
     assert_true(engine_is_like(&other, update));
-    assert_true(engine_is_as_saved(&it.engine));
+    assert_true(engine_is_as_saved(&it->engine));
     refit_update_close(update);
     assert_true(engine_is_as_saved(&other));
-    bound_end(&it);
+    (void)bound_teardown(state);
     engine_close(&other);
 }
 
 /* A closed subscriber writes no more, so the destinations may be freed at once. */
 static void what_was_bound_may_be_freed_once_the_subscriber_is_closed(void **state)
 {
-    (void)state;
+    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
-        bound_pair it;
-        bound_begin(&it, device == 1);
-        bound_run_first(&it);
-        refit_update *update = bound_take(&it, 1, 1);
-        bound_apply(&it, update);
-        refit_subscriber_close(it.pair.subscriber);
-        it.pair.subscriber = NULL;
-        assert_true(engine_is_as_saved(&it.engine));
-        engine_close(&it.engine);
-        if (it.device != NULL) assert_ok(refit_device_close(it.device, NULL));
-        pair_close(&it.pair);
+        refit_update *update = bound_take_second(it, device == 1);
+        bound_apply(it, update);
+        refit_subscriber_close(it->pair.subscriber);
+        it->pair.subscriber = NULL;
+        assert_true(engine_is_as_saved(&it->engine));
+        engine_close(&it->engine);
+        it->engine.count = 0;
+        if (it->device != NULL) assert_ok(refit_device_close(it->device, NULL));
+        it->device = NULL;
     }
 }
 
 static void a_bind_that_fails_leaves_nothing(void **state)
 {
-    (void)state;
+    pairing *pair = *state;
     const struct {
         faulty_slot slot;
         uint32_t nth;
     } faults[] = {{FAULTY_STREAM_OPEN, 1}, {FAULTY_EVENT_OPEN, 1}, {FAULTY_EVENT_OPEN, 2}};
-    pairing pair;
     engine one;
     refit_device *device;
     failing_alloc_begin(0);
-    pair_open(&pair, false, NULL);
+    pair_open(pair, false, NULL);
     assert_ok(faulty_device_open(test_device_spec("host"), &device, NULL));
     engine_open(&one, device, sample_tensors(), SAMPLE_TENSORS, 0, 1);
     for (uint32_t i = 0; i < 3; i++) {
         faulty_device_fail(device, faults[i].slot, faults[i].nth, REFIT_ERR_DEVICE);
-        assert_int_equal(refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL),
+        assert_int_equal(refit_subscriber_bind(pair->subscriber, one.list, one.count, NULL),
                          REFIT_ERR_DEVICE);
         faulty_device_reset(device);
     }
     uint64_t nth = 1;
     for (bool came = true; came; nth++) {
         failing_alloc_here(nth);
-        refit_status status = refit_subscriber_bind(pair.subscriber, one.list, one.count, NULL);
+        refit_status status = refit_subscriber_bind(pair->subscriber, one.list, one.count, NULL);
         came = failing_alloc_stop_here();
         if (status == REFIT_OK) { /* without a page-lock, perhaps */
-            assert_ok(refit_subscriber_unbind(pair.subscriber, NULL));
+            assert_ok(refit_subscriber_unbind(pair->subscriber, NULL));
         } else {
             assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
         }
     }
     assert_true(nth > 6);
-    pair_close(&pair);
+    (void)pair_teardown(state);
     engine_close(&one);
     assert_ok(refit_device_close(device, NULL));
     (void)failing_alloc_end();
@@ -337,13 +318,13 @@ int main(void)
         cmocka_unit_test(bytes_and_types_are_those_of_the_version),
         cmocka_unit_test(what_has_no_bytes_needs_no_memory),
         cmocka_unit_test(one_memory_for_two_tensors_is_refused),
-        cmocka_unit_test(lists_with_mistakes_are_refused),
-        cmocka_unit_test(overlaps_are_seen_across_devices),
-        cmocka_unit_test(memory_of_another_device_is_refused),
-        cmocka_unit_test(bound_and_unbound_in_turn),
-        cmocka_unit_test(bound_elsewhere_amid_an_update),
-        cmocka_unit_test(what_was_bound_may_be_freed_once_the_subscriber_is_closed),
-        cmocka_unit_test(a_bind_that_fails_leaves_nothing),
+        PAIR_TEST(lists_with_mistakes_are_refused),
+        PAIR_TEST(overlaps_are_seen_across_devices),
+        PAIR_TEST(memory_of_another_device_is_refused),
+        BOUND_TEST(bound_and_unbound_in_turn),
+        BOUND_TEST(bound_elsewhere_amid_an_update),
+        BOUND_TEST(what_was_bound_may_be_freed_once_the_subscriber_is_closed),
+        PAIR_TEST(a_bind_that_fails_leaves_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

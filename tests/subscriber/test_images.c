@@ -38,7 +38,6 @@ static rft_image *take_owned(pool *bench)
 
 static void there_are_two_private_images_and_no_third(void **state)
 {
-    (void)state;
     pool bench;
     rft_image *third = NULL;
     open_bench(&bench);
@@ -57,7 +56,6 @@ static void there_are_two_private_images_and_no_third(void **state)
 
 static void an_image_is_free_when_its_last_use_is_dropped(void **state)
 {
-    (void)state;
     pool bench;
     rft_image *other = NULL;
     open_bench(&bench);
@@ -79,7 +77,6 @@ static void an_image_is_free_when_its_last_use_is_dropped(void **state)
 
 static void trimming_gives_back_what_nothing_uses(void **state)
 {
-    (void)state;
     pool bench;
     open_bench(&bench);
     rft_image *used = take_owned(&bench), *idle = take_owned(&bench);
@@ -93,7 +90,6 @@ static void trimming_gives_back_what_nothing_uses(void **state)
 
 static void a_segment_is_mapped_once_for_all_its_images(void **state)
 {
-    (void)state;
     pool bench;
     rft_segment slot;
     rft_image *first = NULL, *second = NULL, *third = NULL;
@@ -130,7 +126,6 @@ static void take_and_leave(pool *bench, const rft_segment *slot)
 
 static void both_slots_of_a_publisher_stay_mapped(void **state)
 {
-    (void)state;
     pool bench;
     rft_segment slots[3];
     const rft_mapping *mappings = bench.images.mappings;
@@ -150,7 +145,6 @@ static void both_slots_of_a_publisher_stay_mapped(void **state)
 
 static void what_the_publisher_has_replaced_is_not_kept(void **state)
 {
-    (void)state;
     pool bench;
     rft_segment slots[2];
     rft_image *images[2];
@@ -175,7 +169,6 @@ static void what_the_publisher_has_replaced_is_not_kept(void **state)
 
 static void the_seqlock_tells_whether_the_bytes_were_overwritten(void **state)
 {
-    (void)state;
     pool bench;
     rft_segment slot;
     rft_image *image = NULL;
@@ -197,7 +190,6 @@ static void the_seqlock_tells_whether_the_bytes_were_overwritten(void **state)
 
 static void a_manifest_is_closed_where_it_cannot_be_kept(void **state)
 {
-    (void)state;
     sample_version sample;
     failing_alloc_begin(0);
     uint64_t before = rft_alloc_count();

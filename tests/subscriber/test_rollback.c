@@ -29,7 +29,6 @@ static uint32_t count_changed(const uint32_t *a, const uint32_t *b)
 
 static void notes_undone_from_the_newest_on_bring_all_back(void **state)
 {
-    (void)state;
     static const uint64_t every[] = {1, 2, 7, 100, 1000000};
     rft_rollback rollback = {.last = UINT64_MAX};
     static uint32_t block[ELEMENTS], next[ELEMENTS], versions[6][ELEMENTS];
@@ -63,7 +62,6 @@ static void notes_undone_from_the_newest_on_bring_all_back(void **state)
 
 static void without_room_nothing_is_changed(void **state)
 {
-    (void)state;
     rft_rollback rollback = {.last = UINT64_MAX};
     static uint32_t block[ELEMENTS], next[ELEMENTS], before[ELEMENTS];
     uint64_t seed = 4;
@@ -88,7 +86,6 @@ static void without_room_nothing_is_changed(void **state)
 
 static void a_reset_gives_the_memory_back(void **state)
 {
-    (void)state;
     rft_rollback rollback = {.last = UINT64_MAX};
     static uint32_t block[ELEMENTS], next[ELEMENTS] = {5};
     uint32_t changed;
@@ -110,7 +107,6 @@ static void a_reset_gives_the_memory_back(void **state)
 
 static void sizes_beyond_64_bits_are_refused(void **state)
 {
-    (void)state;
     rft_rollback rollback = {.last = UINT64_MAX};
     assert_int_equal(rft_rollback_prepare(&rollback, UINT64_MAX, 1, NULL), REFIT_ERR_HOST_MEMORY);
     assert_int_equal(rft_rollback_prepare(&rollback, 1, UINT64_MAX, NULL), REFIT_ERR_HOST_MEMORY);

@@ -79,8 +79,7 @@ static void a_version_that_the_machine_cannot_hold_is_refused(void **state)
     session_bench *bench = *state;
     assert_true(bench->session.limits.memory_bytes > 1 << 20);
     bench->session.limits.memory_bytes = 64;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     const rft_message *failed = bench_said(bench, RFT_FAILED);
     assert_non_null(failed);
     assert_int_equal(failed->as.failed.code, REFIT_ERR_HOST_MEMORY);
@@ -308,20 +307,18 @@ static const rft_session_state leads_to[RFT_MESSAGE_KINDS][STATES] = {
 
 static void every_message_in_every_state_leads_where_it_should(void **state)
 {
-    (void)state;
+    session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
         for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
-            static session_bench bench;
-            bench_open(&bench);
-            bench_reach(&bench, from);
-            assert_int_equal(bench_state(&bench), from);
-            bench_hear(&bench, message_of(&bench, kind));
-            if (bench_state(&bench) != leads_to[kind][from]) {
+            bench_renew(bench);
+            bench_reach(bench, from);
+            assert_int_equal(bench_state(bench), from);
+            bench_hear(bench, message_of(bench, kind));
+            if (bench_state(bench) != leads_to[kind][from]) {
                 fail_msg("%s in state %s leads to %s", rft_message_kind_name(kind),
-                         rft_session_state_name(from), rft_session_state_name(bench_state(&bench)));
+                         rft_session_state_name(from), rft_session_state_name(bench_state(bench)));
             }
-            assert_int_equal(bench.mailbox.ready != NULL, bench_state(&bench) == APPLYING);
-            bench_close(&bench);
+            assert_int_equal(bench->mailbox.ready != NULL, bench_state(bench) == APPLYING);
         }
     }
 }
@@ -343,18 +340,16 @@ static void messages_of_another_epoch_are_passed_over(void **state)
 
 static void garbage_costs_the_connection_in_every_state(void **state)
 {
-    (void)state;
+    session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
-        static session_bench bench;
         refit_error why = {.status = REFIT_ERR_PROTOCOL, .text = "rubbish \xff"};
-        bench_open(&bench);
-        bench_reach(&bench, from);
-        rft_session_garbage(&bench.session, &why, bench.now);
-        assert_int_equal(bench_state(&bench), CONNECTING);
-        assert_int_equal(bench.session.report.refused, 1);
-        assert_int_equal(bench_count(&bench, RFT_BYE), from == CONNECTING ? 0 : 1);
-        assert_null(bench.mailbox.ready);
-        bench_close(&bench);
+        bench_renew(bench);
+        bench_reach(bench, from);
+        rft_session_garbage(&bench->session, &why, bench->now);
+        assert_int_equal(bench_state(bench), CONNECTING);
+        assert_int_equal(bench->session.report.refused, 1);
+        assert_int_equal(bench_count(bench, RFT_BYE), from == CONNECTING ? 0 : 1);
+        assert_null(bench->mailbox.ready);
     }
 }
 
@@ -365,7 +360,7 @@ static void a_message_above_a_limit_costs_the_version_only(void **state)
     bench_reach(bench, STAGING);
     rft_session_garbage(&bench->session, &why, bench->now);
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_LIMIT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_LIMIT);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 1);
 }
 
@@ -373,28 +368,25 @@ static void a_message_above_a_limit_costs_the_version_only(void **state)
 
 static void silence_is_noticed_in_every_state(void **state)
 {
-    (void)state;
+    session_bench *bench = *state;
     for (rft_session_state from = JOINING; from < STATES; from++) {
-        static session_bench bench;
-        bench_open(&bench);
-        bench_join(&bench, BENCH_EPOCH);
-        bench_apply(&bench, 1, 0);
-        bench_hear(&bench, sample_bye());
-        bench_tick(&bench, bench.config.broadcast_heartbeat_ms);
-        bench_hear(&bench, sample_welcome(BENCH_EPOCH, NULL));
-        if (from > JOINING) bench_hear(&bench, sample_beat(BENCH_EPOCH));
-        if (from == STAGING) bench_offer(&bench, 2, 1);
-        if (from >= STAGED) bench_stage(&bench, 2, 1);
-        if (from == APPLYING) bench_commit(&bench, 2);
-        assert_int_equal(bench_state(&bench), from);
-        bench_tick(&bench, bench.config.broadcast_heartbeat_timeout_ms - 1);
-        assert_int_equal(bench_state(&bench), from);
-        bench_forget(&bench);
-        bench_tick(&bench, 1);
-        assert_int_equal(bench_state(&bench), CONNECTING);
-        assert_int_equal(bench_said(&bench, RFT_HELLO)->as.hello.held.version, 1);
-        assert_null(bench.mailbox.ready);
-        bench_close(&bench);
+        bench_renew(bench);
+        bench_hold(bench, 1);
+        bench_hear(bench, sample_bye());
+        bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+        bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
+        if (from > JOINING) bench_hear(bench, sample_beat(BENCH_EPOCH));
+        if (from == STAGING) bench_offer(bench, 2, 1);
+        if (from >= STAGED) bench_stage(bench, 2, 1);
+        if (from == APPLYING) bench_commit(bench, 2);
+        assert_int_equal(bench_state(bench), from);
+        bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms - 1);
+        assert_int_equal(bench_state(bench), from);
+        bench_forget(bench);
+        bench_tick(bench, 1);
+        assert_int_equal(bench_state(bench), CONNECTING);
+        assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 1);
+        assert_null(bench->mailbox.ready);
     }
 }
 
@@ -443,8 +435,7 @@ static void a_sign_of_life_defers_the_silence(void **state)
 static void beats_say_what_is_held_and_repeat_what_is_staged(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
+    bench_hold(bench, 1);
     bench_stage(bench, 2, 1);
     bench_forget(bench);
     bench_tick(bench, bench->config.broadcast_heartbeat_ms);
@@ -467,7 +458,7 @@ static void an_offer_that_is_not_filled_by_its_deadline_fails(void **state)
     assert_true(rft_session_tick_at(&bench->session) <= bench->now + 50 * 1000000);
     bench_tick(bench, 50);
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_TIMEOUT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_TIMEOUT);
     assert_true(bench_said(bench, RFT_FAILED)->as.failed.kept);
 }
 
@@ -476,15 +467,14 @@ static void an_offer_that_is_not_filled_by_its_deadline_fails(void **state)
 static void a_new_epoch_is_told_the_old_and_builds_on_nothing(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
+    bench_hold(bench, 2);
     bench_hear(bench, sample_bye());
     bench_forget(bench);
     bench_join(bench, BENCH_EPOCH + 1);
     assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.epoch, BENCH_EPOCH);
     assert_int_equal(bench_said(bench, RFT_HELLO)->as.hello.held.version, 2);
     bench_offer(bench, 3, 2);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_STALE);
     bench_apply(bench, 1, 0); /* its numbers start again */
     assert_int_equal(bench->session.held.epoch, BENCH_EPOCH + 1);
     assert_int_equal(bench->session.held.version, 1);
@@ -492,18 +482,16 @@ static void a_new_epoch_is_told_the_old_and_builds_on_nothing(void **state)
 
 static void a_new_epoch_in_every_state_starts_over(void **state)
 {
-    (void)state;
+    session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
-        static session_bench bench;
-        bench_open(&bench);
-        bench_reach(&bench, from);
-        bench_hear(&bench, sample_welcome(BENCH_EPOCH + 1, NULL));
-        assert_int_equal(bench_state(&bench), JOINING);
-        assert_int_equal(bench_said(&bench, RFT_JOIN)->as.join.epoch, BENCH_EPOCH + 1);
-        assert_null(bench.mailbox.ready);
-        bench_hear(&bench, sample_beat(BENCH_EPOCH + 1));
-        bench_apply(&bench, 1, 0);
-        bench_close(&bench);
+        bench_renew(bench);
+        bench_reach(bench, from);
+        bench_hear(bench, sample_welcome(BENCH_EPOCH + 1, NULL));
+        assert_int_equal(bench_state(bench), JOINING);
+        assert_int_equal(bench_said(bench, RFT_JOIN)->as.join.epoch, BENCH_EPOCH + 1);
+        assert_null(bench->mailbox.ready);
+        bench_hear(bench, sample_beat(BENCH_EPOCH + 1));
+        bench_apply(bench, 1, 0);
     }
 }
 
@@ -561,11 +549,11 @@ int main(void)
         BENCH_TEST(a_worker_that_was_stopped_asks_before_it_ends),
         BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between),
         BENCH_TEST(what_is_guessed_alone_ends_nothing),
-        cmocka_unit_test(every_message_in_every_state_leads_where_it_should),
+        BENCH_TEST(every_message_in_every_state_leads_where_it_should),
         BENCH_TEST(messages_of_another_epoch_are_passed_over),
-        cmocka_unit_test(garbage_costs_the_connection_in_every_state),
+        BENCH_TEST(garbage_costs_the_connection_in_every_state),
         BENCH_TEST(a_message_above_a_limit_costs_the_version_only),
-        cmocka_unit_test(silence_is_noticed_in_every_state),
+        BENCH_TEST(silence_is_noticed_in_every_state),
         BENCH_TEST(a_message_that_cannot_be_queued_costs_the_connection),
         BENCH_TEST(a_hello_replaces_what_waits_to_be_sent),
         BENCH_TEST(a_sign_of_life_defers_the_silence),
@@ -573,7 +561,7 @@ int main(void)
         BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails),
         BENCH_TEST(a_new_epoch_is_told_the_old_and_builds_on_nothing),
         BENCH_TEST(a_worker_of_this_host_warns_once_why_it_takes_the_socket),
-        cmocka_unit_test(a_new_epoch_in_every_state_starts_over),
+        BENCH_TEST(a_new_epoch_in_every_state_starts_over),
     };
     return cmocka_run_group_tests_name("session", tests, NULL, NULL);
 }

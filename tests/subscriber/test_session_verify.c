@@ -104,7 +104,7 @@ static void damage_in_a_later_part_fails_the_version(void **state)
     offer_and_seal(fixture);
     assert_true(verify_all(bench) > 1);
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_CORRUPT);
     assert_null(bench_said(bench, RFT_STAGED));
 }
 
@@ -118,7 +118,7 @@ static void bytes_overwritten_between_two_parts_fail_the_version(void **state)
     atomic_fetch_add(&raw_slot_seqlock(&fixture->slot)->generation, 1);
     bench_tick(bench, 0);
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_STALE);
 }
 
 static void an_abort_between_two_parts_is_obeyed(void **state)
@@ -145,7 +145,7 @@ static void a_deadline_between_two_parts_fails_the_version(void **state)
     bench_hear(bench, sample_beat(BENCH_EPOCH));
     bench_tick(bench, 0);
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_TIMEOUT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_TIMEOUT);
 }
 
 #define VERIFY_TEST(name) cmocka_unit_test_setup_teardown(name, verify_setup, verify_teardown)

@@ -42,8 +42,7 @@ static uint32_t credits_granted(const session_bench *bench)
 static void credits_fill_the_window_and_ask_for_each_frame_once(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     uint32_t frames = bench_sample(bench, 1)->manifest->frame_count;
     assert_true(frames > 4);
     for (uint32_t i = 0; i < frames; i++) {
@@ -60,8 +59,7 @@ static void credits_fill_the_window_and_ask_for_each_frame_once(void **state)
 static void small_frames_take_a_part_of_a_credit(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
+    bench_hold(bench, 2);
     bench_forget(bench);
     bench_offer(bench, 3, 2);
     assert_int_equal(credits_granted(bench), 4);
@@ -81,8 +79,7 @@ static void small_frames_take_a_part_of_a_credit(void **state)
 static void frames_come_in_any_order_and_twice(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
     for (uint32_t i = bench_sample(bench, 1)->manifest->frame_count; i > 0; i--) {
         assert_int_equal(bench_state(bench), STAGING);
@@ -95,8 +92,7 @@ static void frames_come_in_any_order_and_twice(void **state)
 static void same_blocks_come_from_the_version_held(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
+    bench_hold(bench, 2);
     uint64_t before = bench->session.report.bytes_received;
     bench_stage(bench, 3, 2);
     uint64_t payload = bench_sample(bench, 3)->manifest->payload_bytes;
@@ -111,7 +107,7 @@ static void a_base_that_is_not_held_fails_as_stale(void **state)
     session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
     bench_offer(bench, 3, 2);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_STALE);
     assert_int_equal(bench_state(bench), CURRENT);
     bench_stage(bench, 3, 0);
 }
@@ -121,8 +117,7 @@ static void a_base_that_is_not_held_fails_as_stale(void **state)
 static void changes_of_another_base_fail_as_stale(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
+    bench_hold(bench, 2);
     bench_offer(bench, 3, 2);
     sample_version *now = bench_sample(bench, 3);
     unsigned char *other = malloc(now->manifest->store_bytes);
@@ -140,7 +135,7 @@ static void changes_of_another_base_fail_as_stale(void **state)
     message.as.frame.modes = rft_bytes_view(&now->modes);
     rft_session_message(&bench->session, &message, frame.payload, bench->now);
     free(other);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STALE);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_STALE);
     assert_true(bench_said(bench, RFT_FAILED)->as.failed.kept);
     assert_int_equal(bench_state(bench), CURRENT);
     bench_stage(bench, 3, 0);
@@ -149,8 +144,7 @@ static void changes_of_another_base_fail_as_stale(void **state)
 static void a_damaged_frame_is_asked_for_again(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     bench_frame(bench, 1, 0, 2, true);
     assert_int_equal(bench->resent_count, 1);
     assert_int_equal(bench->resent[0], 2);
@@ -163,14 +157,13 @@ static void a_damaged_frame_is_asked_for_again(void **state)
 static void a_frame_that_stays_damaged_fails_the_version(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     for (uint32_t i = 0; i < bench->config.broadcast_resend_limit; i++) {
         bench_frame(bench, 1, 0, 2, true);
         assert_int_equal(bench_count(bench, RFT_RESEND), i + 1);
     }
     bench_frame(bench, 1, 0, 2, true);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_CORRUPT);
     assert_int_equal(bench_state(bench), CURRENT);
 }
 
@@ -186,8 +179,7 @@ static void hear_beats(session_bench *bench, uint32_t count)
 static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     uint32_t frames = bench_sample(bench, 1)->manifest->frame_count;
     for (uint32_t i = 0; i < frames; i++) {
         if (i != 1 && i != 3) bench_frame(bench, 1, 0, i, false);
@@ -214,8 +206,7 @@ static void beats_that_queued_up_ask_for_lost_frames_once(void **state)
 {
     session_bench *bench = *state;
     uint32_t many = 2 * (bench->config.broadcast_resend_limit + 2);
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
     hear_beats(bench, many); /* what it asked for right before may still be on its way */
     assert_int_equal(bench_count(bench, RFT_RESEND), 0);
@@ -234,21 +225,19 @@ static void beats_that_queued_up_ask_for_lost_frames_once(void **state)
 static void frames_that_never_come_fail_the_version(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_offer(bench, 1, 0);
+    bench_reach(bench, STAGING);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
     for (uint32_t i = 0; i < 2 * (bench->config.broadcast_resend_limit + 1) + 1; i++) {
         assert_int_equal(bench_state(bench), STAGING);
         hear_beats(bench, 1);
     }
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_CORRUPT);
 }
 
 static void an_abort_keeps_what_was_held(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 2, 0);
+    bench_hold(bench, 2);
     bench_stage(bench, 3, 2);
     bench_hear(bench, sample_abort(bench_sample(bench, 3)));
     assert_int_equal(bench_state(bench), CURRENT);
@@ -261,8 +250,7 @@ static void an_abort_keeps_what_was_held(void **state)
 static void a_commit_of_what_is_held_is_confirmed_again(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
+    bench_hold(bench, 1);
     bench_forget(bench);
     bench_commit(bench, 1);
     assert_int_equal(bench_said(bench, RFT_COMMITTED)->as.staged.version, 1);
@@ -274,15 +262,14 @@ static void a_commit_of_what_is_not_staged_fails(void **state)
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
     bench_commit(bench, 1);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_STATE);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_STATE);
     assert_null(bench->mailbox.ready);
 }
 
 static void an_offer_of_what_is_held_needs_no_frames(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
+    bench_hold(bench, 1);
     bench_forget(bench);
     bench_offer(bench, 1, 0);
     assert_int_equal(bench_count(bench, RFT_PULL), 0);
@@ -297,14 +284,13 @@ static void an_offer_of_what_is_held_needs_no_frames(void **state)
 static void other_bytes_under_the_number_held_fail_the_version(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
+    bench_hold(bench, 1);
     bench_forget(bench);
     bench_offer(bench, 1, 0);
     rft_message seal = sample_seal(bench_sample(bench, 2));
     seal.as.seal.version = 1;
     bench_hear(bench, seal);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_CORRUPT);
     assert_null(bench_said(bench, RFT_STAGED));
     assert_int_equal(bench_state(bench), CURRENT);
     assert_int_equal(bench->session.held.version, 1);
@@ -316,8 +302,7 @@ static void other_bytes_under_the_number_held_fail_the_version(void **state)
 static void a_seal_that_does_not_fit_the_bytes_fails_the_version(void **state)
 {
     session_bench *bench = *state;
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
+    bench_hold(bench, 1);
     for (int i = 0; i < 2; i++) {
         bench_offer(bench, 2, 1);
         bench_frames(bench, 2, 1);
@@ -325,7 +310,7 @@ static void a_seal_that_does_not_fit_the_bytes_fails_the_version(void **state)
         seal.as.seal.version = 2;
         if (i == 1) seal.as.seal.digest.bytes[3] ^= 1;
         bench_hear(bench, seal);
-        assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_CORRUPT);
+        assert_int_equal(bench_failed(bench), REFIT_ERR_CORRUPT);
         assert_int_equal(bench_state(bench), CURRENT);
         assert_int_equal(bench->session.held.version, 1);
         bench_forget(bench);
@@ -335,47 +320,42 @@ static void a_seal_that_does_not_fit_the_bytes_fails_the_version(void **state)
 
 static void an_offer_against_its_manifest_breaks_the_connection(void **state)
 {
-    (void)state;
+    session_bench *bench = *state;
     for (int i = 0; i < 6; i++) {
-        static session_bench bench;
-        bench_open(&bench);
-        bench_join(&bench, BENCH_EPOCH);
-        bench_apply(&bench, 2, 0);
-        bench_forget(&bench);
-        rft_message offer = sample_offer(bench_sample(&bench, 3), BENCH_EPOCH, 0, NULL, 0);
+        bench_renew(bench);
+        bench_hold(bench, 2);
+        bench_forget(bench);
+        rft_message offer = sample_offer(bench_sample(bench, 3), BENCH_EPOCH, 0, NULL, 0);
         if (i == 0) offer.as.offer.bytes++;
         if (i == 1) offer.as.offer.frames++;
         if (i == 2) offer.as.offer.manifest.bytes[0] ^= 1;
         if (i == 3) offer.as.offer.version = 0;
         if (i == 4) offer.as.offer.version = 1;
         if (i == 5) offer.as.offer.segment = rft_view_text("/proc/1/fd/3:1");
-        bench_hear(&bench, offer);
-        assert_int_equal(bench_state(&bench), CONNECTING);
-        assert_int_equal(bench_said(&bench, RFT_FAILED)->as.failed.code, REFIT_ERR_PROTOCOL);
-        assert_int_equal(bench_said(&bench, RFT_BYE)->as.bye.code, REFIT_ERR_PROTOCOL);
-        assert_int_equal(bench.session.held.version, 2);
-        bench_close(&bench);
+        bench_hear(bench, offer);
+        assert_int_equal(bench_state(bench), CONNECTING);
+        assert_int_equal(bench_failed(bench), REFIT_ERR_PROTOCOL);
+        assert_int_equal(bench_said(bench, RFT_BYE)->as.bye.code, REFIT_ERR_PROTOCOL);
+        assert_int_equal(bench->session.held.version, 2);
     }
 }
 
 static void a_frame_against_its_manifest_breaks_the_connection(void **state)
 {
-    (void)state;
+    session_bench *bench = *state;
     for (int i = 0; i < 4; i++) {
-        static session_bench bench;
-        bench_open(&bench);
-        bench_reach(&bench, STAGING);
+        bench_renew(bench);
+        bench_reach(bench, STAGING);
         rft_view payload;
         unsigned char modes[2] = {RFT_BLOCK_SAME, 9};
-        rft_message frame = sample_frame(bench_sample(&bench, 1), 0, NULL, &payload);
+        rft_message frame = sample_frame(bench_sample(bench, 1), 0, NULL, &payload);
         if (i == 0) frame.as.frame.sequence = 1000000;
         if (i == 1) payload.count--;
         if (i == 2) frame.as.frame.modes = (rft_view){modes, 1};
         if (i == 3) frame.as.frame.modes = (rft_view){modes + 1, 1};
-        rft_session_message(&bench.session, &frame, payload, bench.now);
-        assert_int_equal(bench_state(&bench), CONNECTING);
-        assert_int_equal(bench_said(&bench, RFT_FAILED)->as.failed.code, REFIT_ERR_PROTOCOL);
-        bench_close(&bench);
+        rft_session_message(&bench->session, &frame, payload, bench->now);
+        assert_int_equal(bench_state(bench), CONNECTING);
+        assert_int_equal(bench_failed(bench), REFIT_ERR_PROTOCOL);
     }
 }
 
@@ -413,7 +393,7 @@ static void a_manifest_above_the_limits_fails_its_versions(void **state)
     assert_int_equal(bench_state(bench), CURRENT);
     bench_hear(bench, sample_offer(bench_sample(bench, 1), BENCH_EPOCH, 0, NULL, 0));
     assert_int_equal(bench_state(bench), CURRENT);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_LIMIT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_LIMIT);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 1);
 }
 
@@ -431,7 +411,7 @@ static void a_manifest_too_large_to_be_read_fails_its_versions(void **state)
     for (uint64_t version = 1; version <= 2; version++) {
         bench_hear(bench, sample_offer(bench_sample(bench, version), BENCH_EPOCH, 0, NULL, 0));
         assert_int_equal(bench_state(bench), CURRENT);
-        assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_LIMIT);
+        assert_int_equal(bench_failed(bench), REFIT_ERR_LIMIT);
         assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, version);
     }
     bench_stage(bench, 3, 0); /* with a manifest that can be read */
@@ -442,13 +422,12 @@ static void a_message_above_a_limit_leaves_the_known_manifest(void **state)
 {
     session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
-    bench_join(bench, BENCH_EPOCH);
-    bench_apply(bench, 1, 0);
+    bench_hold(bench, 1);
     rft_session_garbage(&bench->session, &why, bench->now);
     rft_message other = sample_offer(bench_sample(bench, 2), BENCH_EPOCH, 0, NULL, 0);
     other.as.offer.manifest.bytes[0] ^= 1;
     bench_hear(bench, other);
-    assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.code, REFIT_ERR_LIMIT);
+    assert_int_equal(bench_failed(bench), REFIT_ERR_LIMIT);
     assert_int_equal(bench_state(bench), CURRENT);
     bench_stage(bench, 2, 1);
 }
@@ -472,7 +451,6 @@ static uint64_t requests_until(rft_session_state reached)
 
 static void a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later(void **state)
 {
-    (void)state;
     uint64_t first = requests_until(CONNECTING) + 1, last = requests_until(JOINING);
     assert_true(first <= last);
     for (uint64_t nth = first; nth <= last; nth++) {
@@ -490,14 +468,12 @@ static void a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later(void *
 
 static void every_failed_allocation_fails_the_version_and_nothing_else(void **state)
 {
-    (void)state;
     bool failed = true;
     for (uint64_t nth = requests_until(CURRENT) + 1; failed; nth++) {
         static session_bench bench;
         failing_alloc_begin(nth);
         bench_open(&bench);
-        bench_join(&bench, BENCH_EPOCH);
-        bench_offer(&bench, 1, 0);
+        bench_reach(&bench, STAGING);
         bench_frames(&bench, 1, 0);
         bench_hear(&bench, sample_seal(bench_sample(&bench, 1)));
         const rft_message *said = bench_said(&bench, RFT_FAILED);
@@ -534,8 +510,8 @@ int main(void)
         BENCH_TEST(an_offer_of_what_is_held_needs_no_frames),
         BENCH_TEST(other_bytes_under_the_number_held_fail_the_version),
         BENCH_TEST(a_seal_that_does_not_fit_the_bytes_fails_the_version),
-        cmocka_unit_test(an_offer_against_its_manifest_breaks_the_connection),
-        cmocka_unit_test(a_frame_against_its_manifest_breaks_the_connection),
+        BENCH_TEST(an_offer_against_its_manifest_breaks_the_connection),
+        BENCH_TEST(a_frame_against_its_manifest_breaks_the_connection),
         BENCH_TEST(a_seal_of_the_wrong_length_breaks_the_connection),
         BENCH_TEST(a_manifest_that_lies_breaks_the_connection),
         BENCH_TEST(a_manifest_above_the_limits_fails_its_versions),

@@ -14,7 +14,6 @@
 
 static void arguments_are_checked(void **state)
 {
-    (void)state;
     refit_subscriber *subscriber = NULL;
     refit_error error;
     refit_config config = quick_config();
@@ -45,7 +44,6 @@ static void arguments_are_checked(void **state)
 
 static void open_survives_every_failed_allocation(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         refit_config config = quick_config();
         refit_subscriber *subscriber = NULL;
@@ -62,20 +60,18 @@ static void open_survives_every_failed_allocation(void **state)
 
 static void without_a_trainer_next_times_out_and_says_so(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_update *update = NULL;
     refit_error error;
-    pair_open(&pair, false, NULL);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, 10, &update, &error),
+    pair_open(pair, false, NULL);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, 10, &update, &error),
                      REFIT_ERR_TIMEOUT);
     assert_non_null(strstr(error.text, "no trainer"));
     assert_null(update);
-    refit_subscriber_info info = pair_describe(&pair);
+    refit_subscriber_info info = pair_describe(pair);
     assert_string_equal(info.state, "connecting");
     assert_int_equal(info.connected, 0);
     assert_int_equal(info.version, 0);
-    pair_close(&pair);
 }
 
 static void name_it(refit_config *config)
@@ -85,7 +81,6 @@ static void name_it(refit_config *config)
 
 static void a_worker_goes_by_its_name(void **state)
 {
-    (void)state;
     pairing pair;
     char pid[32];
     for (int named = 0; named < 2; named++) {
@@ -103,21 +98,20 @@ static void a_worker_goes_by_its_name(void **state)
 
 static void a_version_comes_whole(void **state)
 {
-    (void)state;
-    pairing pair;
-    pair_open(&pair, false, NULL);
-    raw_join(&pair.raw);
-    assert_int_equal(pair_readable(&pair, 0), 0);
-    raw_stage(&pair.raw, &pair.samples[0], NULL);
-    assert_int_equal(pair_readable(&pair, 0), 0); /* staged is not committed */
-    pair_await_report(&pair);
-    assert_string_equal(pair_describe(&pair).state, "staged");
-    assert_int_equal(pair_describe(&pair).path, REFIT_PATH_SOCKET);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    assert_int_equal(pair_readable(&pair, PAIR_LONG), 1);
-    refit_update *update = pair_next(&pair);
-    assert_int_equal(pair_readable(&pair, 0), 0);
-    assert_update_is(update, &pair.samples[0]);
+    pairing *pair = *state;
+    pair_open(pair, false, NULL);
+    raw_join(&pair->raw);
+    assert_int_equal(pair_readable(pair, 0), 0);
+    raw_stage(&pair->raw, &pair->samples[0], NULL);
+    assert_int_equal(pair_readable(pair, 0), 0); /* staged is not committed */
+    pair_await_report(pair);
+    assert_string_equal(pair_describe(pair).state, "staged");
+    assert_int_equal(pair_describe(pair).path, REFIT_PATH_SOCKET);
+    raw_say(&pair->raw, sample_commit(&pair->samples[0]));
+    assert_int_equal(pair_readable(pair, PAIR_LONG), 1);
+    refit_update *update = pair_next(pair);
+    assert_int_equal(pair_readable(pair, 0), 0);
+    assert_update_is(update, &pair->samples[0]);
 
     const void *original, *tied;
     uint32_t index = 0;
@@ -132,81 +126,73 @@ static void a_version_comes_whole(void **state)
     assert_int_equal(refit_update_tensor(update, 0, &small, NULL, NULL), REFIT_ERR_INVALID);
 
     assert_ok(refit_update_accept(update, NULL));
-    assert_int_equal(pair_describe(&pair).version, 1);
-    raw_hear(&pair.raw, RFT_COMMITTED);
+    assert_int_equal(pair_describe(pair).version, 1);
+    raw_hear(&pair->raw, RFT_COMMITTED);
     refit_update_close(update);
-    raw_hear(&pair.raw, RFT_RELEASED);
-    assert_int_equal(pair.raw.heard.as.commit.version, 1);
+    raw_hear(&pair->raw, RFT_RELEASED);
+    assert_int_equal(pair->raw.heard.as.commit.version, 1);
 
     refit_stats stats;
-    pair_await_report(&pair);
+    pair_await_report(pair);
     refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_subscriber_stats(pair.subscriber, &stats, NULL));
+    assert_ok(refit_subscriber_stats(pair->subscriber, &stats, NULL));
     assert_int_equal(stats.receive_version, 1);
     assert_int_equal(stats.receive_count, 1);
-    assert_true(stats.receive_bytes_total >= pair.samples[0].manifest->payload_bytes);
-    pair_close(&pair);
+    assert_true(stats.receive_bytes_total >= pair->samples[0].manifest->payload_bytes);
 }
 
 static void one_update_is_open_and_decided_once(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_update *second = NULL;
-    pair_open(&pair, false, NULL);
-    raw_join(&pair.raw);
-    raw_stage(&pair.raw, &pair.samples[0], NULL);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, 0, &second, NULL), REFIT_ERR_STATE);
+    pair_open(pair, false, NULL);
+    raw_join(&pair->raw);
+    refit_update *update = pair_take(pair, 0, NULL);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, 0, &second, NULL), REFIT_ERR_STATE);
     assert_ok(refit_update_refuse(update, "bad \x01 \xff words", 1, NULL));
     assert_int_equal(refit_update_refuse(update, NULL, 1, NULL), REFIT_ERR_STATE);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
-    raw_hear(&pair.raw, RFT_FAILED);
-    assert_true(pair.raw.heard.as.failed.kept);
+    raw_hear(&pair->raw, RFT_FAILED);
+    assert_true(pair->raw.heard.as.failed.kept);
     char reason[64];
-    rft_view_print(pair.raw.heard.as.failed.reason, reason, sizeof reason);
+    rft_view_print(pair->raw.heard.as.failed.reason, reason, sizeof reason);
     assert_string_equal(reason, "bad ? ? words");
-    assert_int_equal(refit_subscriber_next(pair.subscriber, 0, &second, NULL), REFIT_ERR_STATE);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, 0, &second, NULL), REFIT_ERR_STATE);
     refit_update_close(update);
     refit_update_close(update);
     assert_int_equal(refit_update_version(update), 0);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, 0, &second, NULL), REFIT_ERR_TIMEOUT);
-    pair_close(&pair);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, 0, &second, NULL), REFIT_ERR_TIMEOUT);
 }
 
 static void an_update_closed_undecided_holds_nothing(void **state)
 {
-    (void)state;
-    pairing pair;
-    pair_open(&pair, false, NULL);
-    raw_join(&pair.raw);
-    pair_apply(&pair, 0, NULL);
-    raw_stage(&pair.raw, &pair.samples[1], &pair.samples[0]);
-    raw_say(&pair.raw, sample_commit(&pair.samples[1]));
-    refit_update_close(pair_next(&pair));
-    assert_int_equal(pair_describe(&pair).version, 0);
-    raw_hear(&pair.raw, RFT_FAILED);
-    assert_false(pair.raw.heard.as.failed.kept);
-    assert_int_equal(pair.raw.heard.as.failed.version, 2);
-    raw_hear(&pair.raw, RFT_HELLO); /* to be offered the current version again */
-    assert_int_equal(pair.raw.heard.as.hello.held.version, 0);
-    pair_close(&pair);
+    pairing *pair = *state;
+    pair_open(pair, false, NULL);
+    raw_join(&pair->raw);
+    pair_apply(pair, 0, NULL);
+    raw_stage(&pair->raw, &pair->samples[1], &pair->samples[0]);
+    raw_say(&pair->raw, sample_commit(&pair->samples[1]));
+    refit_update_close(pair_next(pair));
+    assert_int_equal(pair_describe(pair).version, 0);
+    raw_hear(&pair->raw, RFT_FAILED);
+    assert_false(pair->raw.heard.as.failed.kept);
+    assert_int_equal(pair->raw.heard.as.failed.version, 2);
+    raw_hear(&pair->raw, RFT_HELLO); /* to be offered the current version again */
+    assert_int_equal(pair->raw.heard.as.hello.held.version, 0);
 }
 
 static void steady_versions_allocate_nothing(void **state)
 {
-    (void)state;
-    pairing pair;
-    pair_open(&pair, false, NULL);
-    raw_join(&pair.raw);
-    pair_apply(&pair, 0, NULL);
-    pair_apply(&pair, 1, &pair.samples[0]);
+    pairing *pair = *state;
+    pair_open(pair, false, NULL);
+    raw_join(&pair->raw);
+    pair_apply(pair, 0, NULL);
+    pair_apply(pair, 1, &pair->samples[0]);
     /* A MANIFEST is decoded into memory of its own, so the third version comes without one; the
      * publisher by hand, in this same process, takes one buffer for each message it says. */
-    sample_version *third = &pair.samples[2];
-    raw_publisher *raw = &pair.raw;
+    sample_version *third = &pair->samples[2];
+    raw_publisher *raw = &pair->raw;
     raw_say(raw, sample_offer(third, PAIR_EPOCH, 0, NULL, 0));
     raw_hear(raw, RFT_PULL);
     uint64_t before = rft_alloc_count();
@@ -216,7 +202,6 @@ static void steady_versions_allocate_nothing(void **state)
     raw->silent = true;
     raw_hear_staged(raw, third);
     assert_true(rft_alloc_count() - before <= 2 * said);
-    pair_close(&pair);
 }
 
 /* ---- Ending a wait */
@@ -229,22 +214,20 @@ static void *wake_later(void *user)
 
 static void wake_ends_a_wait_and_the_next_one(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_update *update = NULL;
     pthread_t thread;
-    pair_open(&pair, false, NULL);
-    refit_subscriber_wake(pair.subscriber);
-    assert_int_equal(pair_readable(&pair, 0), 1);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, PAIR_LONG, &update, NULL),
+    pair_open(pair, false, NULL);
+    refit_subscriber_wake(pair->subscriber);
+    assert_int_equal(pair_readable(pair, 0), 1);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, NULL),
                      REFIT_ERR_CANCELLED);
-    assert_int_equal(pair_readable(&pair, 0), 0);
-    assert_int_equal(pthread_create(&thread, NULL, wake_later, pair.subscriber), 0);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, PAIR_LONG, &update, NULL),
+    assert_int_equal(pair_readable(pair, 0), 0);
+    assert_int_equal(pthread_create(&thread, NULL, wake_later, pair->subscriber), 0);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, NULL),
                      REFIT_ERR_CANCELLED);
     pthread_join(thread, NULL);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, 0, &update, NULL), REFIT_ERR_TIMEOUT);
-    pair_close(&pair);
+    assert_int_equal(refit_subscriber_next(pair->subscriber, 0, &update, NULL), REFIT_ERR_TIMEOUT);
 }
 
 static refit_subscriber *signalled; /* the one that the handler wakes */
@@ -263,38 +246,34 @@ static void *signal_later(void *user)
 
 static void wake_works_in_a_signal_handler(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_update *update = NULL;
     pthread_t thread, self = pthread_self();
-    pair_open(&pair, false, NULL);
-    signalled = pair.subscriber;
+    pair_open(pair, false, NULL);
+    signalled = pair->subscriber;
     struct sigaction action = {.sa_handler = on_signal}, before;
     sigaction(SIGUSR1, &action, &before);
     assert_int_equal(pthread_create(&thread, NULL, signal_later, &self), 0);
-    assert_int_equal(refit_subscriber_next(pair.subscriber, PAIR_LONG, &update, NULL),
+    assert_int_equal(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, NULL),
                      REFIT_ERR_CANCELLED);
     pthread_join(thread, NULL);
     sigaction(SIGUSR1, &before, NULL);
-    pair_close(&pair);
 }
 
 static void a_final_refusal_is_the_answer_from_then_on(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_update *update = NULL;
     refit_error error;
-    pair_open(&pair, false, NULL);
-    raw_hear(&pair.raw, RFT_HELLO);
-    raw_say(&pair.raw, sample_refuse(REFIT_ERR_SECURITY, true));
+    pair_open(pair, false, NULL);
+    raw_hear(&pair->raw, RFT_HELLO);
+    raw_say(&pair->raw, sample_refuse(REFIT_ERR_SECURITY, true));
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(refit_subscriber_next(pair.subscriber, PAIR_LONG, &update, &error),
+        assert_int_equal(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, &error),
                          REFIT_ERR_SECURITY);
         assert_non_null(strstr(error.text, "no room for you"));
-        assert_int_equal(pair_readable(&pair, 0), 1);
+        assert_int_equal(pair_readable(pair, 0), 1);
     }
-    pair_close(&pair);
 }
 
 static void small_messages(refit_config *config)
@@ -305,26 +284,24 @@ static void small_messages(refit_config *config)
 
 static void a_manifest_above_its_limit_costs_versions_but_not_the_connection(void **state)
 {
-    (void)state;
+    pairing *pair = *state;
     static const unsigned char tensors[8192];
-    pairing pair;
-    pair_open(&pair, false, small_messages);
-    raw_join(&pair.raw);
-    rft_message manifest = sample_manifest(&pair.samples[0], PAIR_EPOCH);
+    pair_open(pair, false, small_messages);
+    raw_join(&pair->raw);
+    rft_message manifest = sample_manifest(&pair->samples[0], PAIR_EPOCH);
     manifest.as.manifest.tensors = (rft_view){tensors, sizeof tensors};
-    raw_say(&pair.raw, manifest);
-    raw_hear(&pair.raw, RFT_FAILED);
-    assert_int_equal(pair.raw.heard.as.failed.version, 0);
+    raw_say(&pair->raw, manifest);
+    raw_hear(&pair->raw, RFT_FAILED);
+    assert_int_equal(pair->raw.heard.as.failed.version, 0);
     for (uint32_t i = 0; i < 2; i++) {
-        raw_say(&pair.raw, sample_offer(&pair.samples[i], PAIR_EPOCH, 0, NULL, 0));
-        raw_hear(&pair.raw, RFT_FAILED);
-        assert_int_equal(pair.raw.heard.as.failed.version, i + 1);
-        assert_int_equal(pair.raw.heard.as.failed.code, REFIT_ERR_LIMIT);
+        raw_say(&pair->raw, sample_offer(&pair->samples[i], PAIR_EPOCH, 0, NULL, 0));
+        raw_hear(&pair->raw, RFT_FAILED);
+        assert_int_equal(pair->raw.heard.as.failed.version, i + 1);
+        assert_int_equal(pair->raw.heard.as.failed.code, REFIT_ERR_LIMIT);
     }
-    pair_await_report(&pair);
-    assert_true(pair_describe(&pair).connected);
-    pair_apply(&pair, 2, NULL);
-    pair_close(&pair);
+    pair_await_report(pair);
+    assert_true(pair_describe(pair).connected);
+    pair_apply(pair, 2, NULL);
 }
 
 int main(void)
@@ -332,16 +309,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(arguments_are_checked),
         cmocka_unit_test(open_survives_every_failed_allocation),
-        cmocka_unit_test(without_a_trainer_next_times_out_and_says_so),
+        PAIR_TEST(without_a_trainer_next_times_out_and_says_so),
         cmocka_unit_test(a_worker_goes_by_its_name),
-        cmocka_unit_test(a_version_comes_whole),
-        cmocka_unit_test(one_update_is_open_and_decided_once),
-        cmocka_unit_test(an_update_closed_undecided_holds_nothing),
-        cmocka_unit_test(steady_versions_allocate_nothing),
-        cmocka_unit_test(wake_ends_a_wait_and_the_next_one),
-        cmocka_unit_test(wake_works_in_a_signal_handler),
-        cmocka_unit_test(a_final_refusal_is_the_answer_from_then_on),
-        cmocka_unit_test(a_manifest_above_its_limit_costs_versions_but_not_the_connection),
+        PAIR_TEST(a_version_comes_whole),
+        PAIR_TEST(one_update_is_open_and_decided_once),
+        PAIR_TEST(an_update_closed_undecided_holds_nothing),
+        PAIR_TEST(steady_versions_allocate_nothing),
+        PAIR_TEST(wake_ends_a_wait_and_the_next_one),
+        PAIR_TEST(wake_works_in_a_signal_handler),
+        PAIR_TEST(a_final_refusal_is_the_answer_from_then_on),
+        PAIR_TEST(a_manifest_above_its_limit_costs_versions_but_not_the_connection),
     };
     return cmocka_run_group_tests_name("subscriber", tests, NULL, NULL);
 }

@@ -2,73 +2,48 @@
 #include "tests/support/pairing.h"
 #include "tests/support/unit.h"
 
-#define STAGED UINT32_MAX /* instead of a status */
-
-/* ---- Shared memory */
-
-static void offer_slot(pairing *pair, uint32_t index, const char *name, uint64_t offset)
-{
-    const sample_version *sample = &pair->samples[index];
-    raw_say(&pair->raw, sample_manifest(sample, PAIR_EPOCH));
-    raw_say(&pair->raw, sample_offer(sample, PAIR_EPOCH, 0, name, offset));
-}
-
 static void a_version_in_shared_memory_is_read_in_place(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     rft_segment slots[2];
-    pair_open(&pair, true, NULL);
-    raw_join(&pair.raw);
-    assert_true(pair.raw.heard.as.join.shm);
-    assert_memory_equal(&pair.raw.heard.as.join.proof, pair.raw.probe.memory, 8);
+    pair_open(pair, true, NULL);
+    raw_join(&pair->raw);
+    assert_true(pair->raw.heard.as.join.shm);
+    assert_memory_equal(&pair->raw.heard.as.join.proof, pair->raw.probe.memory, 8);
     for (uint32_t i = 0; i < 2; i++) {
-        raw_slot_open(&slots[i], &pair.samples[i]);
-        offer_slot(&pair, i, slots[i].name, RFT_SEQLOCK_BYTES);
-        raw_say(&pair.raw, sample_seal(&pair.samples[i]));
-        raw_hear_staged(&pair.raw, &pair.samples[i]);
-        raw_say(&pair.raw, sample_commit(&pair.samples[i]));
-        refit_update *update = pair_next(&pair);
-        assert_update_is(update, &pair.samples[i]);
+        refit_update *update = pair_take_slot(pair, i, &slots[i]);
+        assert_update_is(update, &pair->samples[i]);
         assert_ok(refit_update_accept(update, NULL));
-        raw_hear(&pair.raw, RFT_COMMITTED);
+        raw_hear(&pair->raw, RFT_COMMITTED);
         refit_update_close(update);
-        raw_hear(&pair.raw, RFT_RELEASED);
+        raw_hear(&pair->raw, RFT_RELEASED);
     }
-    pair_await_report(&pair);
-    assert_int_equal(pair_describe(&pair).path, REFIT_PATH_SHM);
+    pair_await_report(pair);
+    assert_int_equal(pair_describe(pair).path, REFIT_PATH_SHM);
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_subscriber_stats(pair.subscriber, &stats, NULL));
+    assert_ok(refit_subscriber_stats(pair->subscriber, &stats, NULL));
     assert_int_equal(stats.receive_bytes_total, 0);
-    pair_close(&pair);
     rft_segment_close(&slots[0]);
     rft_segment_close(&slots[1]);
 }
 
 static void bytes_overwritten_under_an_update_are_not_accepted(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     rft_segment slot;
     refit_error error;
-    pair_open(&pair, true, NULL);
-    raw_join(&pair.raw);
-    raw_slot_open(&slot, &pair.samples[0]);
-    offer_slot(&pair, 0, slot.name, RFT_SEQLOCK_BYTES);
-    raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-    raw_hear_staged(&pair.raw, &pair.samples[0]);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
+    pair_open(pair, true, NULL);
+    raw_join(&pair->raw);
+    refit_update *update = pair_take_slot(pair, 0, &slot);
     atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STALE);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
-    raw_hear(&pair.raw, RFT_FAILED);
-    assert_int_equal(pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
-    assert_false(pair.raw.heard.as.failed.kept);
-    assert_int_equal(pair_describe(&pair).version, 0);
+    raw_hear(&pair->raw, RFT_FAILED);
+    assert_int_equal(pair->raw.heard.as.failed.code, REFIT_ERR_STALE);
+    assert_false(pair->raw.heard.as.failed.kept);
+    assert_int_equal(pair_describe(pair).version, 0);
     refit_update_close(update);
-    pair_close(&pair);
     rft_segment_close(&slot);
 }
 
@@ -77,72 +52,65 @@ static void verify_always(refit_config *config)
     config->broadcast_verify = REFIT_VERIFY_ALWAYS;
 }
 
-/* What FAILED says about a slot with something wrong; STAGED if it was staged. */
-static uint32_t try_slot(int wrong, void (*change)(refit_config *config))
-{
-    pairing pair;
-    rft_segment slot;
-    pair_open(&pair, true, change);
-    raw_join(&pair.raw);
-    raw_slot_open(&slot, &pair.samples[0]);
-    rft_message seal = sample_seal(&pair.samples[0]);
-    const char *name = slot.name;
-    uint64_t offset = RFT_SEQLOCK_BYTES;
-    if (wrong == 1) name = "/proc/999999999/fd/3:1";
-    if (wrong == 2) name = "/etc/passwd";
-    if (wrong == 3) offset = 2 * RFT_SEQLOCK_BYTES;
-    if (wrong == 4) offset = 0;
-    if (wrong == 5) offset = RFT_SEQLOCK_BYTES + 8;
-    if (wrong == 6) offset = UINT64_MAX - 63;
-    if (wrong == 7) atomic_store(&raw_slot_seqlock(&slot)->generation, 3);
-    if (wrong == 8) seal.as.seal.digest.bytes[0] ^= 1;
-    if (wrong == 9) slot.memory[RFT_SEQLOCK_BYTES + 5] ^= 1;
-    offer_slot(&pair, 0, name, offset);
-    raw_say(&pair.raw, seal);
-    raw_hear(&pair.raw, wrong == 0 || (wrong == 9 && change == NULL) ? RFT_STAGED : RFT_FAILED);
-    bool staged = pair.raw.heard.kind == RFT_STAGED;
-    uint32_t code = staged ? STAGED : pair.raw.heard.as.failed.code;
-    pair_close(&pair);
-    rft_segment_close(&slot);
-    return code;
-}
-
 static void a_slot_that_is_not_what_was_offered_fails_the_version(void **state)
 {
-    (void)state;
-    assert_int_equal(try_slot(0, NULL), STAGED);
-    assert_int_equal(try_slot(1, NULL), REFIT_ERR_NOT_FOUND);
-    for (int wrong = 2; wrong <= 6; wrong++) {
-        assert_int_equal(try_slot(wrong, NULL), REFIT_ERR_PROTOCOL);
+    pairing *pair = *state;
+    static const uint64_t right = RFT_SEQLOCK_BYTES, none = UINT64_MAX;
+    const struct {
+        const char *label;
+        const char *name; /* NULL: the slot's */
+        uint64_t offset;
+        uint64_t damaged;    /* where one byte of the slot is changed */
+        refit_status status; /* REFIT_OK: it is staged */
+        bool mistaken;       /* the seal has another digest */
+        bool verified;
+    } rows[] = {
+        {"right", NULL, right, none, .status = REFIT_OK},
+        {"right, verified", NULL, right, none, .status = REFIT_OK, .verified = true},
+        {"gone", "/proc/999999999/fd/3:1", right, none, .status = REFIT_ERR_NOT_FOUND},
+        {"another file", "/etc/passwd", right, none, .status = REFIT_ERR_PROTOCOL},
+        {"ends after the file", NULL, 2 * right, none, .status = REFIT_ERR_PROTOCOL},
+        {"begins at the seqlock", NULL, 0, none, .status = REFIT_ERR_PROTOCOL},
+        {"begins unaligned", NULL, right + 8, none, .status = REFIT_ERR_PROTOCOL},
+        {"begins beyond memory", NULL, UINT64_MAX - 63, none, .status = REFIT_ERR_PROTOCOL},
+        {"being written, as its generation is odd", NULL, right, 0, .status = REFIT_ERR_STALE},
+        {"sealed as another", NULL, right, none, .status = REFIT_ERR_CORRUPT, .mistaken = true},
+        {"damaged", NULL, right, right + 5, .status = REFIT_OK},
+        {"damaged, verified", NULL, right, right + 5, .status = REFIT_ERR_CORRUPT,
+         .verified = true},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        rft_segment slot;
+        print_message("a slot that is %s\n", rows[i].label);
+        pair_renew(pair, true, rows[i].verified ? verify_always : NULL);
+        raw_join(&pair->raw);
+        raw_slot_open(&slot, &pair->samples[0]);
+        if (rows[i].damaged != none) slot.memory[rows[i].damaged] ^= 1;
+        pair_offer_slot(pair, 0, rows[i].name == NULL ? slot.name : rows[i].name, rows[i].offset);
+        rft_message seal = sample_seal(&pair->samples[0]);
+        if (rows[i].mistaken) seal.as.seal.digest.bytes[0] ^= 1;
+        raw_say(&pair->raw, seal);
+        raw_hear(&pair->raw, rows[i].status == REFIT_OK ? RFT_STAGED : RFT_FAILED);
+        if (rows[i].status != REFIT_OK)
+            assert_int_equal(pair->raw.heard.as.failed.code, rows[i].status);
+        rft_segment_close(&slot);
     }
-    assert_int_equal(try_slot(7, NULL), REFIT_ERR_STALE);
-    assert_int_equal(try_slot(8, NULL), REFIT_ERR_CORRUPT);
-}
-
-static void verify_always_hashes_shared_memory_too(void **state)
-{
-    (void)state;
-    assert_int_equal(try_slot(0, verify_always), STAGED);
-    assert_int_equal(try_slot(9, NULL), STAGED);
-    assert_int_equal(try_slot(9, verify_always), REFIT_ERR_CORRUPT);
 }
 
 static void without_a_probe_the_path_is_the_socket(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     char reason[160];
-    pair_open(&pair, true, NULL);
-    raw_hear(&pair.raw, RFT_HELLO);
-    assert_true(pair.raw.heard.as.hello.shm);
-    raw_say(&pair.raw, sample_welcome(PAIR_EPOCH, "/proc/999999999/fd/3:1"));
-    raw_hear(&pair.raw, RFT_JOIN);
-    assert_false(pair.raw.heard.as.join.shm);
-    rft_view_print(pair.raw.heard.as.join.reason, reason, sizeof reason);
+    pair_open(pair, true, NULL);
+    raw_hear(&pair->raw, RFT_HELLO);
+    assert_true(pair->raw.heard.as.hello.shm);
+    raw_say(&pair->raw, sample_welcome(PAIR_EPOCH, "/proc/999999999/fd/3:1"));
+    raw_hear(&pair->raw, RFT_JOIN);
+    assert_false(pair->raw.heard.as.join.shm);
+    rft_view_print(pair->raw.heard.as.join.reason, reason, sizeof reason);
     assert_non_null(strstr(reason, "could not be opened"));
-    raw_say(&pair.raw, sample_beat(PAIR_EPOCH));
-    pair_apply(&pair, 0, NULL);
-    pair_close(&pair);
+    raw_say(&pair->raw, sample_beat(PAIR_EPOCH));
+    pair_apply(pair, 0, NULL);
 }
 
 static void require_shm(refit_config *config)
@@ -152,102 +120,75 @@ static void require_shm(refit_config *config)
 
 static void shm_that_is_required_and_not_to_be_had_is_final(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     refit_update *update = NULL;
     refit_error error;
-    pair_open(&pair, false, require_shm);
-    raw_hear(&pair.raw, RFT_HELLO);
-    raw_say(&pair.raw, sample_welcome(PAIR_EPOCH, NULL));
-    assert_int_equal(refit_subscriber_next(pair.subscriber, PAIR_LONG, &update, &error),
+    pair_open(pair, false, require_shm);
+    raw_hear(&pair->raw, RFT_HELLO);
+    raw_say(&pair->raw, sample_welcome(PAIR_EPOCH, NULL));
+    assert_int_equal(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, &error),
                      REFIT_ERR_SYSTEM);
-    raw_hear(&pair.raw, RFT_BYE);
-    pair_close(&pair);
+    raw_hear(&pair->raw, RFT_BYE);
 }
 
 /* The trainer changes from shared memory to sockets: the version held has no bytes here any more.
  */
 static void a_path_that_changes_brings_the_next_version_in_full(void **state)
 {
-    (void)state;
-    pairing pair;
+    pairing *pair = *state;
     rft_segment slot;
-    pair_open(&pair, true, NULL);
-    raw_join(&pair.raw);
-    raw_slot_open(&slot, &pair.samples[0]);
-    offer_slot(&pair, 0, slot.name, RFT_SEQLOCK_BYTES);
-    raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-    raw_hear_staged(&pair.raw, &pair.samples[0]);
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
+    pair_open(pair, true, NULL);
+    raw_join(&pair->raw);
+    refit_update *update = pair_take_slot(pair, 0, &slot);
     assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
-    raw_hear(&pair.raw, RFT_RELEASED);
-    raw_say(&pair.raw, sample_bye());
+    raw_hear(&pair->raw, RFT_RELEASED);
+    raw_say(&pair->raw, sample_bye());
     rft_segment_close(&slot);
-    rft_segment_close(&pair.raw.probe);
-    raw_join(&pair.raw);
-    assert_false(pair.raw.heard.as.join.shm);
-    raw_offer(&pair.raw, &pair.samples[1], 1);
-    raw_hear(&pair.raw, RFT_FAILED);
-    assert_int_equal(pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
-    pair_apply(&pair, 1, NULL);
-    pair_close(&pair);
-}
-
-/* Reads an update after everything it came from is closed. */
-static void keep_beyond_the_end(bool shm)
-{
-    pairing pair;
-    rft_segment slot;
-    void *kept = NULL;
-    const void *bytes;
-    refit_tensor tensor = {.size = sizeof tensor};
-    pair_open(&pair, shm, NULL);
-    raw_join(&pair.raw);
-    if (shm) {
-        raw_slot_open(&slot, &pair.samples[0]);
-        offer_slot(&pair, 0, slot.name, RFT_SEQLOCK_BYTES);
-        raw_say(&pair.raw, sample_seal(&pair.samples[0]));
-        raw_hear_staged(&pair.raw, &pair.samples[0]);
-    } else {
-        raw_stage(&pair.raw, &pair.samples[0], NULL);
-    }
-    raw_say(&pair.raw, sample_commit(&pair.samples[0]));
-    refit_update *update = pair_next(&pair);
-    assert_int_equal(refit_update_keep(update, 16, NULL, NULL), REFIT_ERR_INVALID);
-    assert_ok(refit_update_keep(update, 16, &kept, NULL));
-    assert_ok(refit_update_tensor(update, 1, &tensor, &bytes, NULL));
-    unsigned char before[8];
-    assert_true(tensor.bytes >= sizeof before);
-    memcpy(before, bytes, sizeof before);
-    refit_update_close(update);
-    void *late;
-    assert_int_equal(refit_update_keep(update, 16, &late, NULL), REFIT_ERR_STATE);
-    pair_close(&pair);
-    if (shm) rft_segment_close(&slot);
-    assert_memory_equal(bytes, before, sizeof before);
-    refit_update_unkeep(kept);
+    rft_segment_close(&pair->raw.probe);
+    raw_join(&pair->raw);
+    assert_false(pair->raw.heard.as.join.shm);
+    raw_offer(&pair->raw, &pair->samples[1], 1);
+    raw_hear(&pair->raw, RFT_FAILED);
+    assert_int_equal(pair->raw.heard.as.failed.code, REFIT_ERR_STALE);
+    pair_apply(pair, 1, NULL);
 }
 
 static void kept_bytes_stay_mapped_beyond_update_and_subscriber(void **state)
 {
-    (void)state;
-    keep_beyond_the_end(true);
-    keep_beyond_the_end(false);
+    pairing *pair = *state;
+    for (int shm = 0; shm < 2; shm++) {
+        rft_segment slot = {0};
+        void *kept = NULL, *late;
+        const void *bytes;
+        unsigned char before[8];
+        pair_renew(pair, shm, NULL);
+        raw_join(&pair->raw);
+        refit_update *update = shm ? pair_take_slot(pair, 0, &slot) : pair_take(pair, 0, NULL);
+        assert_int_equal(refit_update_keep(update, 16, NULL, NULL), REFIT_ERR_INVALID);
+        assert_ok(refit_update_keep(update, 16, &kept, NULL));
+        assert_ok(refit_update_tensor(update, 1, NULL, &bytes, NULL));
+        memcpy(before, bytes, sizeof before);
+        refit_update_close(update);
+        assert_int_equal(refit_update_keep(update, 16, &late, NULL), REFIT_ERR_STATE);
+        refit_subscriber_close(pair->subscriber);
+        pair->subscriber = NULL;
+        rft_segment_close(&slot);
+        assert_memory_equal(bytes, before, sizeof before);
+        refit_update_unkeep(kept);
+    }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_version_in_shared_memory_is_read_in_place),
-        cmocka_unit_test(bytes_overwritten_under_an_update_are_not_accepted),
-        cmocka_unit_test(a_slot_that_is_not_what_was_offered_fails_the_version),
-        cmocka_unit_test(verify_always_hashes_shared_memory_too),
-        cmocka_unit_test(without_a_probe_the_path_is_the_socket),
-        cmocka_unit_test(shm_that_is_required_and_not_to_be_had_is_final),
-        cmocka_unit_test(a_path_that_changes_brings_the_next_version_in_full),
-        cmocka_unit_test(kept_bytes_stay_mapped_beyond_update_and_subscriber),
+        PAIR_TEST(a_version_in_shared_memory_is_read_in_place),
+        PAIR_TEST(bytes_overwritten_under_an_update_are_not_accepted),
+        PAIR_TEST(a_slot_that_is_not_what_was_offered_fails_the_version),
+        PAIR_TEST(without_a_probe_the_path_is_the_socket),
+        PAIR_TEST(shm_that_is_required_and_not_to_be_had_is_final),
+        PAIR_TEST(a_path_that_changes_brings_the_next_version_in_full),
+        PAIR_TEST(kept_bytes_stay_mapped_beyond_update_and_subscriber),
     };
     return cmocka_run_group_tests_name("subscriber_shm", tests, NULL, NULL);
 }

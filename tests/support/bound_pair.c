@@ -15,7 +15,7 @@
 void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *config))
 {
     refit_error error;
-    memset(it, 0, sizeof *it);
+    if (it->pair.raw.channel != NULL) bound_end(it);
     pair_open(&it->pair, false, change);
     if (device)
         assert_int_equal(faulty_device_open(test_device_spec("host"), &it->device, NULL), REFIT_OK);
@@ -36,14 +36,26 @@ void bound_end(bound_pair *it)
     pair_close(&it->pair);
     engine_close(&it->engine);
     if (it->device != NULL) assert_int_equal(refit_device_close(it->device, NULL), REFIT_OK);
+    memset(it, 0, sizeof *it);
+}
+
+int bound_setup(void **state)
+{
+    static bound_pair it;
+    *state = &it;
+    return 0;
+}
+
+int bound_teardown(void **state)
+{
+    bound_pair *it = *state;
+    if (it->pair.raw.channel != NULL) bound_end(it);
+    return 0;
 }
 
 refit_update *bound_take(bound_pair *it, uint32_t index, uint32_t base)
 {
-    raw_stage(&it->pair.raw, &it->pair.samples[index],
-              base == 0 ? NULL : &it->pair.samples[base - 1]);
-    raw_say(&it->pair.raw, sample_commit(&it->pair.samples[index]));
-    return pair_next(&it->pair);
+    return pair_take(&it->pair, index, base == 0 ? NULL : &it->pair.samples[base - 1]);
 }
 
 void bound_apply(bound_pair *it, refit_update *update)
@@ -67,4 +79,11 @@ void bound_run_first(bound_pair *it)
     bound_apply(it, update);
     bound_accept(it, update);
     engine_save(&it->engine);
+}
+
+refit_update *bound_take_second(bound_pair *it, bool device)
+{
+    bound_begin(it, device);
+    bound_run_first(it);
+    return bound_take(it, 1, 1);
 }

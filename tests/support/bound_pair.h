@@ -13,10 +13,16 @@ typedef struct bound_pair {
     engine engine;
 } bound_pair;
 
-/* `device`: the engine is on one. `change` may be NULL; the configuration is quick_config. */
+/* Closes what is open first. `device`: the engine is on one. `change` may be NULL; the
+ * configuration is quick_config. */
 void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *config));
 void bound_begin(bound_pair *it, bool device);
 void bound_end(bound_pair *it);
+
+/* A test begins with the pair that is its state; it is ended afterwards. */
+int bound_setup(void **state);
+int bound_teardown(void **state);
+#define BOUND_TEST(name) cmocka_unit_test_setup_teardown(name, bound_setup, bound_teardown)
 
 /* Version `index` + 1, complete, committed, and taken; built on version `base`, 0 for none. */
 refit_update *bound_take(bound_pair *it, uint32_t index, uint32_t base);
@@ -25,5 +31,7 @@ void bound_apply(bound_pair *it, refit_update *update);
 void bound_accept(bound_pair *it, refit_update *update);
 /* Version 1 is in the engine, accepted and saved. */
 void bound_run_first(bound_pair *it);
+/* All that from the beginning, and version 2 taken. */
+refit_update *bound_take_second(bound_pair *it, bool device);
 
 #endif

@@ -28,6 +28,27 @@ void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
     }
 }
 
+int pair_setup(void **state)
+{
+    static pairing pair;
+    *state = &pair;
+    return 0;
+}
+
+int pair_teardown(void **state)
+{
+    pairing *pair = *state;
+    if (pair->raw.channel != NULL) pair_close(pair);
+    memset(pair, 0, sizeof *pair);
+    return 0;
+}
+
+void pair_renew(pairing *pair, bool shm, void (*change)(refit_config *config))
+{
+    if (pair->raw.channel != NULL) pair_close(pair);
+    pair_open(pair, shm, change);
+}
+
 void pair_close(pairing *pair)
 {
     refit_subscriber_close(pair->subscriber);
@@ -45,6 +66,31 @@ refit_update *pair_next(pairing *pair)
         fail_msg("%s", error.text);
     }
     return update;
+}
+
+refit_update *pair_take(pairing *pair, uint32_t index, const sample_version *base)
+{
+    raw_stage(&pair->raw, &pair->samples[index], base);
+    raw_say(&pair->raw, sample_commit(&pair->samples[index]));
+    return pair_next(pair);
+}
+
+void pair_offer_slot(pairing *pair, uint32_t index, const char *name, uint64_t offset)
+{
+    const sample_version *sample = &pair->samples[index];
+    raw_say(&pair->raw, sample_manifest(sample, PAIR_EPOCH));
+    raw_say(&pair->raw, sample_offer(sample, PAIR_EPOCH, 0, name, offset));
+}
+
+refit_update *pair_take_slot(pairing *pair, uint32_t index, rft_segment *slot)
+{
+    const sample_version *sample = &pair->samples[index];
+    raw_slot_open(slot, sample);
+    pair_offer_slot(pair, index, slot->name, RFT_SEQLOCK_BYTES);
+    raw_say(&pair->raw, sample_seal(sample));
+    raw_hear_staged(&pair->raw, sample);
+    raw_say(&pair->raw, sample_commit(sample));
+    return pair_next(pair);
 }
 
 void assert_update_is(const refit_update *update, const sample_version *sample)
@@ -85,9 +131,7 @@ int pair_readable(pairing *pair, int timeout_ms)
 /* Staged, committed, taken, accepted and closed. */
 void pair_apply(pairing *pair, uint32_t index, const sample_version *base)
 {
-    raw_stage(&pair->raw, &pair->samples[index], base);
-    raw_say(&pair->raw, sample_commit(&pair->samples[index]));
-    refit_update *update = pair_next(pair);
+    refit_update *update = pair_take(pair, index, base);
     assert_update_is(update, &pair->samples[index]);
     assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
     refit_update_close(update);

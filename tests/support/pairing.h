@@ -16,9 +16,22 @@ typedef struct pairing {
 /* `change` may be NULL; the configuration is quick_config. */
 void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config));
 void pair_close(pairing *pair);
+/* Closes what is open, and opens it anew. */
+void pair_renew(pairing *pair, bool shm, void (*change)(refit_config *config));
+
+/* A test opens the pairing that is its state; it is closed afterwards. */
+int pair_setup(void **state);
+int pair_teardown(void **state);
+#define PAIR_TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
 
 /* The next update, or the test fails. */
 refit_update *pair_next(pairing *pair);
+/* Version `index` + 1 staged, committed and taken; built on `base`, which may be NULL. */
+refit_update *pair_take(pairing *pair, uint32_t index, const sample_version *base);
+/* The same in a slot of shared memory, which is opened for it. */
+refit_update *pair_take_slot(pairing *pair, uint32_t index, rft_segment *slot);
+/* Its manifest and the offer of a slot. */
+void pair_offer_slot(pairing *pair, uint32_t index, const char *name, uint64_t offset);
 void assert_update_is(const refit_update *update, const sample_version *sample);
 /* Waits until the subscriber reports what it has told the publisher. It reports at the end of each
  * pass, and sends at most one BEAT in a pass without a decision of the user: two of them are of

@@ -70,6 +70,12 @@ void bench_close(session_bench *bench)
     }
 }
 
+void bench_renew(session_bench *bench)
+{
+    bench_close(bench);
+    bench_open(bench);
+}
+
 void bench_hear(session_bench *bench, rft_message message)
 {
     rft_session_message(&bench->session, &message, (rft_view){0}, bench->now);
@@ -192,6 +198,18 @@ void bench_apply(session_bench *bench, uint64_t version, uint64_t base)
     rft_session_accept(&bench->session, bench->now);
     rft_session_release(&bench->session, bench->now);
     assert_int_equal(bench_state(bench), RFT_SESSION_CURRENT);
+}
+
+void bench_hold(session_bench *bench, uint64_t version)
+{
+    bench_join(bench, BENCH_EPOCH);
+    bench_apply(bench, version, 0);
+}
+
+uint32_t bench_failed(session_bench *bench)
+{
+    const rft_message *failed = bench_said(bench, RFT_FAILED);
+    return failed == NULL ? REFIT_OK : failed->as.failed.code;
 }
 
 void bench_reach(session_bench *bench, rft_session_state state)

@@ -35,6 +35,8 @@ typedef struct session_bench {
 /* With broadcast.shm off. */
 void bench_open(session_bench *bench);
 void bench_close(session_bench *bench);
+/* Closes it and opens it again. */
+void bench_renew(session_bench *bench);
 
 void bench_hear(session_bench *bench, rft_message message);
 void bench_tick(session_bench *bench, uint32_t ms);
@@ -58,6 +60,10 @@ void bench_commit(session_bench *bench, uint64_t version);
 rft_image *bench_take(session_bench *bench);
 /* All of it: staged, committed, taken, accepted, closed. */
 void bench_apply(session_bench *bench, uint64_t version, uint64_t base);
+/* From a fresh bench to a worker that has joined and holds that version. */
+void bench_hold(session_bench *bench, uint64_t version);
+/* The code of the last FAILED that was said; REFIT_OK: none. */
+uint32_t bench_failed(session_bench *bench);
 /* From a fresh bench to `state`, with version 1 offered where that says something. */
 void bench_reach(session_bench *bench, rft_session_state state);
 

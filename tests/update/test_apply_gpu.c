@@ -84,7 +84,6 @@ static void require(refit_config *config)
 
 static void versions_on_the_gpu_go_where_the_engine_is(void **state)
 {
-    (void)state;
     for (int trial = 0; trial < 4; trial++) {
         gpu_play play;
         gpu_worker worker;

@@ -184,7 +184,6 @@ static void one_step(training_run *run)
 
 static void random_updates_arrive_bit_for_bit(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         training_run run;
         uint64_t sparse = 0;
@@ -207,7 +206,6 @@ static void random_updates_arrive_bit_for_bit(void **state)
 
 static void little_changes_travel_as_little(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         run_begin(&run, 3, slots);
@@ -246,7 +244,6 @@ static refit_stats publish_mixed(training_run *run, crew_member *member)
 
 static void auto_sends_whole_what_nearly_all_changed(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         run_begin(&run, 10 + slots, slots);
@@ -269,7 +266,6 @@ static void auto_sends_whole_what_nearly_all_changed(void **state)
 
 static void always_codes_what_nearly_all_changed(void **state)
 {
-    (void)state;
     training_run run;
     run_begin(&run, 13, 2);
     run.config.broadcast_delta = REFIT_DELTA_ALWAYS;
@@ -285,7 +281,6 @@ static void always_codes_what_nearly_all_changed(void **state)
 
 static void never_sends_every_version_whole(void **state)
 {
-    (void)state;
     training_run run;
     run_begin(&run, 4, 2);
     run.config.broadcast_delta = REFIT_DELTA_NEVER;
@@ -349,7 +344,6 @@ static void publish_first(training_run *run, raw_worker *raw, bool delta)
 
 static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
 {
-    (void)state;
     training_run run;
     raw_worker raw;
     run_begin(&run, 5, 2);
@@ -370,7 +364,6 @@ static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
  * for another worker are sent, and again when they are asked for. */
 static void a_straggler_gets_what_was_coded_for_others(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         raw_worker raw;
@@ -404,7 +397,6 @@ static void a_straggler_gets_what_was_coded_for_others(void **state)
  */
 static void frames_of_all_sizes_fit_through_the_smallest_window(void **state)
 {
-    (void)state;
     for (uint32_t window = 1; window <= 3; window++) {
         training_run run;
         run_begin(&run, 20 + window, 2);
@@ -436,7 +428,6 @@ static void *commit(void *user)
  * slot, the changes can no longer be found. */
 static void a_straggler_alone_gets_the_same_bytes(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         raw_worker plain, raw;
@@ -507,7 +498,6 @@ static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool
 /* The block that it changed travels as the same: only the digest at the end shows it. */
 static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         refit_subscriber *subscriber = NULL;

@@ -34,7 +34,6 @@ static char current_case[160];
 
 static int tell_case(void **state)
 {
-    (void)state;
     if (current_case[0] != '\0') print_error("in the case: %s\n", current_case);
     current_case[0] = '\0';
     return 0;
@@ -233,7 +232,6 @@ static void one_path_brings_every_version(const char *endpoint, uint32_t path, u
 
 static void every_path_brings_every_version_to_every_worker(void **state)
 {
-    (void)state;
     char ipc[64];
     snprintf(ipc, sizeof ipc, "ipc:///tmp/refit-test-%ld", (long)getpid());
     const char *endpoints[] = {TCP, ipc, INPROC};
@@ -245,7 +243,6 @@ static void every_path_brings_every_version_to_every_worker(void **state)
 
 static void every_element_type_passes_through(void **state)
 {
-    (void)state;
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         run_prepare(&run, path);
@@ -262,7 +259,6 @@ static void every_element_type_passes_through(void **state)
 
 static void a_version_of_empty_tensors_passes_through(void **state)
 {
-    (void)state;
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         run_prepare(&run, path);
@@ -277,7 +273,6 @@ static void a_version_of_empty_tensors_passes_through(void **state)
 
 static void blocks_that_did_not_change_do_not_travel(void **state)
 {
-    (void)state;
     training_run run;
     run_begin(&run, TCP, 0, 2);
     crew_member *member = add_worker(&run, CREW_ACCEPT);
@@ -297,7 +292,6 @@ static void blocks_that_did_not_change_do_not_travel(void **state)
 
 static void a_late_worker_is_brought_to_the_current_version(void **state)
 {
-    (void)state;
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         run_begin(&run, TCP, path, 2);
@@ -316,7 +310,6 @@ static void a_late_worker_is_brought_to_the_current_version(void **state)
 
 static void a_worker_that_comes_while_a_version_is_written_gets_it(void **state)
 {
-    (void)state;
     training_run run;
     run_begin(&run, TCP, 0, 2);
     add_worker(&run, CREW_ACCEPT);
@@ -331,7 +324,6 @@ static void a_worker_that_comes_while_a_version_is_written_gets_it(void **state)
 
 static void a_worker_that_leaves_in_the_middle_fails_the_version_for_all(void **state)
 {
-    (void)state;
     training_run run;
     refit_error error;
     run_begin(&run, TCP, 0, 2);
@@ -353,7 +345,6 @@ static void a_worker_that_leaves_in_the_middle_fails_the_version_for_all(void **
 
 static void a_worker_that_cannot_stage_fails_the_version_or_is_outvoted(void **state)
 {
-    (void)state;
     for (int quorum = 0; quorum < 2; quorum++) {
         training_run run;
         refit_error error;
@@ -422,7 +413,6 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
 
 static void a_worker_that_refuses_is_named_and_comes_back(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < COUNT_OF(REFUSALS); i++) {
         for (uint32_t path = 0; path < 2; path++)
             one_refusal(&REFUSALS[i], path);
@@ -431,7 +421,6 @@ static void a_worker_that_refuses_is_named_and_comes_back(void **state)
 
 static void an_aborted_version_is_never_seen(void **state)
 {
-    (void)state;
     for (uint32_t trial = 0; trial < 4; trial++) {
         training_run run;
         run_begin(&run, TCP, trial % 2, 1 + trial / 2);
@@ -451,7 +440,6 @@ static void an_aborted_version_is_never_seen(void **state)
 
 static void a_trainer_that_closes_and_opens_again_is_found(void **state)
 {
-    (void)state;
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         char endpoint[128];
@@ -474,7 +462,6 @@ static void a_trainer_that_closes_and_opens_again_is_found(void **state)
 
 static void a_changed_manifest_brings_a_full_version(void **state)
 {
-    (void)state;
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         run_begin(&run, TCP, path, 2);
@@ -492,7 +479,6 @@ static void a_changed_manifest_brings_a_full_version(void **state)
 
 static void an_open_update_stays_whole_while_the_next_version_is_written(void **state)
 {
-    (void)state;
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         run_begin(&run, TCP, path, 2);
@@ -511,7 +497,6 @@ static void an_open_update_stays_whole_while_the_next_version_is_written(void **
 
 static void with_one_slot_an_update_that_stays_open_costs_its_worker_the_place(void **state)
 {
-    (void)state;
     training_run run;
     run_prepare(&run, 1);
     run.config.broadcast_stage_timeout_ms = 300;

@@ -72,7 +72,6 @@ static void await_nobody(gpu_play *play)
 
 static void memory_is_taken_while_a_worker_wants_it(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, NULL);
     crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -107,7 +106,6 @@ static void publish_to_one(gpu_play *play, uint64_t version)
 /* The keeper reads version 1 all the time; version 3 would be written over it. */
 static void a_kept_version_stays_as_it_was_while_others_come(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, one_is_enough);
     crew_member *good = gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -144,7 +142,6 @@ static refit_update *next_of(refit_subscriber *subscriber)
 /* The worker takes its time over version 1, and the trainer goes on without it. */
 static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_subscriber *subscriber = NULL;
     refit_error error;
@@ -179,7 +176,6 @@ static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
 
 static void where_the_gpu_is_full_versions_go_another_way(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, NULL);
     crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -198,7 +194,6 @@ static void where_the_gpu_is_full_versions_go_another_way(void **state)
 
 static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     gpu_play_open(&play, required);
@@ -219,7 +214,6 @@ static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
 /* An evicted reader keeps the block, and there is no room for another. */
 static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
 {
-    (void)state;
     for (int require = 0; require < 2; require++) {
         gpu_play play;
         gpu_play_open(&play, require ? one_is_enough_and_required : one_is_enough);
@@ -259,7 +253,6 @@ static void slow_heart_and_required(refit_config *config)
 
 static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
 {
-    (void)state;
     void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
     for (size_t trial = 0; trial < 2; trial++) {
         gpu_play play;
@@ -295,7 +288,6 @@ static void patient_and_required(refit_config *config)
 /* Begin waits for memory that a worker still reads. */
 static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, patient_and_required);
     crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
@@ -336,7 +328,6 @@ static void await_goodbye(crew_member *member)
 /* The memory is freed when the reader releases it, and not before. */
 static void close_waits_for_readers(void **state)
 {
-    (void)state;
     gpu_play play;
     rft_thread thread;
     gpu_play_open(&play, patient);
@@ -354,7 +345,6 @@ static void close_waits_for_readers(void **state)
  * memory back once the reader has released it. */
 static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     gpu_play_open(&play, NULL);
@@ -373,7 +363,6 @@ static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
 
 static void an_aborted_version_leaves_what_can_be_served(void **state)
 {
-    (void)state;
     static const struct {
         void (*change)(refit_config *config);
         bool served; /* version 1, to a late worker */
@@ -407,7 +396,6 @@ static void an_aborted_version_leaves_what_can_be_served(void **state)
 
 static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_device *other = NULL;
     gpu_play_open(&play, NULL);
@@ -429,7 +417,6 @@ static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **stat
 
 static void with_require_weights_of_the_host_go_up(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, required);
     (void)gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -458,7 +445,6 @@ static refit_status publish_again(gpu_play *play)
  * what failed. */
 static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
 {
-    (void)state;
     const char *const calls[] = {
         "cuMemAlloc",    "cuIpcGetMemHandle",  "cuPointerGetAttributes", "cuMemGetAddressRange",
         "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuEventRecord"};

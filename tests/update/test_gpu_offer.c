@@ -125,7 +125,6 @@ static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t ind
 
 static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on, NULL);
     raw_publisher *raw = &on.pair.raw;
@@ -147,7 +146,6 @@ static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **stat
 
 static void a_version_on_the_gpu_is_read_in_place(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on, NULL);
     join(&on);
@@ -173,7 +171,6 @@ static void a_version_on_the_gpu_is_read_in_place(void **state)
 
 static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on, NULL);
     join(&on);
@@ -195,7 +192,6 @@ static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
 
 static void bytes_taken_back_under_an_update_are_not_accepted(void **state)
 {
-    (void)state;
     scene on;
     refit_error error;
     scene_open(&on, NULL);
@@ -215,7 +211,6 @@ static void bytes_taken_back_under_an_update_are_not_accepted(void **state)
 /* Between STAGED and COMMIT: the user never sees it. */
 static void bytes_taken_back_before_the_commit_are_not_handed_over(void **state)
 {
-    (void)state;
     scene on;
     refit_update *update = NULL;
     scene_open(&on, NULL);
@@ -289,7 +284,6 @@ static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
 
 static void an_offer_that_lies_is_not_believed(void **state)
 {
-    (void)state;
     assert_int_equal(try_offer(0, NULL), STAGED);
     assert_int_equal(try_offer(1, NULL), REFIT_ERR_NOT_FOUND);
     assert_int_equal(try_offer(2, NULL), REFIT_ERR_PROTOCOL);
@@ -309,7 +303,6 @@ static void an_offer_that_lies_is_not_believed(void **state)
 
 static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
 {
-    (void)state;
     assert_int_equal(try_offer(0, verify_always), STAGED);
     assert_int_equal(try_offer(5, verify_always), REFIT_ERR_STALE);
     assert_int_equal(try_offer(13, verify_always), REFIT_ERR_CORRUPT);
@@ -318,7 +311,6 @@ static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
 
 static void a_block_that_changes_under_its_name_breaks_the_connection(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on, NULL);
     join(&on);
@@ -335,7 +327,6 @@ static void a_block_that_changes_under_its_name_breaks_the_connection(void **sta
 /* Without having joined on it. */
 static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on, NULL);
     on.uuid[0] ^= 1; /* another trainer's */
@@ -354,7 +345,6 @@ static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
 /* The digest is under way when the trainer is lost. */
 static void a_version_dropped_while_it_is_verified_ends_well(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on, verify_always);
     join(&on);

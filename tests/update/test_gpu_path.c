@@ -47,7 +47,6 @@ static void required_without_kernels(refit_config *config)
 
 static void a_worker_on_the_gpu_reads_every_version_there(void **state)
 {
-    (void)state;
     void (*const changes[])(refit_config *) = {NULL,
                                                one_slot,
                                                required,
@@ -81,7 +80,6 @@ static void a_worker_on_the_gpu_reads_every_version_there(void **state)
 
 static void with_require_nothing_is_kept_on_the_host(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, required);
     (void)gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -99,7 +97,6 @@ static void with_require_nothing_is_kept_on_the_host(void **state)
 
 static void workers_on_the_gpu_and_elsewhere_switch_together(void **state)
 {
-    (void)state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         gpu_play play;
         gpu_play_open(&play, slots == 1 ? one_slot : NULL);
@@ -122,7 +119,6 @@ static void workers_on_the_gpu_and_elsewhere_switch_together(void **state)
 
 static void a_late_worker_on_the_gpu_takes_what_there_is(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, NULL);
     uint64_t version = 1, digest = gpu_play_publish(&play, 1); /* no worker was on the GPU */
@@ -142,7 +138,6 @@ static void a_late_worker_on_the_gpu_takes_what_there_is(void **state)
 
 static void with_require_a_late_worker_finds_the_version_on_the_gpu(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, required);
     uint64_t digest = gpu_play_publish(&play, 1);
@@ -155,7 +150,6 @@ static void with_require_a_late_worker_finds_the_version_on_the_gpu(void **state
 /* The trainer names its GPU after the worker has joined. */
 static void present_workers_join_once_more(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, NULL);
     test_trainer second;

@@ -47,7 +47,6 @@ static refit_status await_verdict(refit_subscriber *subscriber, refit_error *err
 
 static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     refit_config config;
@@ -66,7 +65,6 @@ static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **stat
 
 static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     refit_device *other = NULL;
@@ -87,7 +85,6 @@ static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(voi
 
 static void a_worker_on_another_gpu_takes_another_way(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_device *other = NULL;
     gpu_play_open(&play, NULL);
@@ -105,7 +102,6 @@ static void a_worker_on_another_gpu_takes_another_way(void **state)
 
 static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     refit_update *update = NULL;
@@ -129,7 +125,6 @@ static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
 
 static void a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     test_trainer late;
@@ -151,7 +146,6 @@ static void a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one(vo
 
 static void no_probe_means_no_gpu(void **state)
 {
-    (void)state;
     for (int require = 0; require < 2; require++) {
         gpu_play play;
         refit_error error;
@@ -177,7 +171,6 @@ static void no_probe_means_no_gpu(void **state)
 
 static void with_off_the_gpu_is_left_alone(void **state)
 {
-    (void)state;
     for (int end = 0; end < 2; end++) {
         gpu_play play;
         gpu_play_open(&play, end == 0 ? off : NULL);
@@ -196,7 +189,6 @@ static void with_off_the_gpu_is_left_alone(void **state)
 
 static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(void **state)
 {
-    (void)state;
     refit_device *host = NULL;
     refit_error error;
     assert_ok(refit_device_open("host", NULL, &host, NULL));
@@ -220,7 +212,6 @@ static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(vo
 /* /dev/shm was full, or is not there, when the publisher was opened. */
 static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(void **state)
 {
-    (void)state;
     refit_device *device = NULL;
     refit_error error;
     fake_cuda_reset();
@@ -249,7 +240,6 @@ static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(v
 
 static void use_device_is_told_once_and_between_versions(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     refit_publisher *publisher = NULL;
@@ -275,7 +265,6 @@ static void use_device_is_told_once_and_between_versions(void **state)
 
 static void with_require_the_trainer_says_which_gpu_before_it_declares(void **state)
 {
-    (void)state;
     refit_publisher *publisher = NULL;
     refit_error error;
     refit_config config = trainer_config();
@@ -289,7 +278,6 @@ static void with_require_the_trainer_says_which_gpu_before_it_declares(void **st
 
 static void with_require_weights_of_another_gpu_are_refused(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     refit_device *other = NULL;
@@ -313,7 +301,6 @@ static void with_require_weights_of_another_gpu_are_refused(void **state)
 /* The trainer's own export is the first call; the worker's look at its own memory is the second. */
 static void memory_that_cannot_be_mapped_comes_another_way(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, impatient);
     crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -330,7 +317,6 @@ static void memory_that_cannot_be_mapped_comes_another_way(void **state)
 
 static void memory_that_cannot_be_mapped_is_an_error_where_it_is_required(void **state)
 {
-    (void)state;
     gpu_play play;
     refit_error error;
     gpu_play_open(&play, impatient);

@@ -29,7 +29,6 @@ static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, u
 /* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
 static void room_for_one_version_is_enough_for_one(void **state)
 {
-    (void)state;
     gpu_play play;
     rft_share_lock kept = {0}, late = {0};
     gpu_play_open(&play, patient);
@@ -60,7 +59,6 @@ static void room_for_one_version_is_enough_for_one(void **state)
 
 static void the_figures_are_those_of_the_tensors_there_are(void **state)
 {
-    (void)state;
     gpu_play play;
     gpu_play_open(&play, NULL);
     crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
@@ -81,7 +79,6 @@ static void the_figures_are_those_of_the_tensors_there_are(void **state)
 /* Though the next slot keeps the block that it has. */
 static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
 {
-    (void)state;
     enum { BYTES = 4096 };
     refit_device *device = NULL;
     rft_gpu_store *store = NULL;

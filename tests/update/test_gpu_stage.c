@@ -78,7 +78,6 @@ static bool is_mapped(const scene *on, int index)
 
 static void a_mapping_is_kept_until_another_needs_its_place(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on);
     for (int i = 0; i < 2; i++) {
@@ -97,7 +96,6 @@ static void a_mapping_is_kept_until_another_needs_its_place(void **state)
 
 static void a_third_image_waits(void **state)
 {
-    (void)state;
     scene on;
     rft_image *third = NULL;
     scene_open(&on);
@@ -114,7 +112,6 @@ static void a_third_image_waits(void **state)
  * is in use. */
 static void a_mapping_that_is_still_read_keeps_its_place(void **state)
 {
-    (void)state;
     scene on;
     rft_image *third = NULL;
     scene_open(&on);
@@ -135,7 +132,6 @@ static void a_mapping_that_is_still_read_keeps_its_place(void **state)
 
 static void memory_that_was_given_up_is_let_go_and_not_taken(void **state)
 {
-    (void)state;
     scene on;
     rft_image *image = NULL;
     scene_open(&on);
@@ -155,7 +151,6 @@ static void memory_that_was_given_up_is_let_go_and_not_taken(void **state)
 
 static void a_reader_is_seen_until_its_last_image_is_back(void **state)
 {
-    (void)state;
     scene on;
     scene_open(&on);
     rft_image *first = take_ok(&on, 0), *second = take_ok(&on, 0);

@@ -62,7 +62,6 @@ static void write_rest(gpu_play *play)
 /* The first tensor again, from other memory, while the copy of the wrong bytes is blocked. */
 static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **state)
 {
-    (void)state;
     for (int trial = 0; trial < 4; trial++) {
         bool from_other = trial % 2 != 0, on_gpu = trial / 2 != 0;
         gpu_play play;
@@ -105,7 +104,6 @@ static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **
 /* The slots that it writes to are not used again. */
 static void another_version_does_not_wait_for_it(void **state)
 {
-    (void)state;
     gpu_play play;
     void *wrong = NULL;
     gpu_play_open(&play, impatient);
@@ -164,7 +162,6 @@ static void shortage_end(shortage *none)
  * that: it is no longer served, so that no worker gets torn bytes. */
 static void with_no_other_memory_the_version_before_is_not_served(void **state)
 {
-    (void)state;
     gpu_play play;
     void *wrong = NULL;
     gpu_play_open(&play, impatient_one_slot);

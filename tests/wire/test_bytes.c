@@ -14,7 +14,6 @@ static void check_print(const char *from, size_t count, const char *shown)
 
 static void control_characters_are_replaced(void **state)
 {
-    (void)state;
     check_print("plain", 5, "plain");
     check_print("a\nb\0c\x1b[31m\x7f", 11, "a?b?c?[31m?");
     check_print("\xc2\x9b", 2, "??");
@@ -26,7 +25,6 @@ static void control_characters_are_replaced(void **state)
 
 static void what_is_not_utf8_is_replaced(void **state)
 {
-    (void)state;
     check_print("\xff", 1, "?");
     check_print("\xc3", 1, "?");
     check_print("\xc3(", 2, "?(");
@@ -39,7 +37,6 @@ static void what_is_not_utf8_is_replaced(void **state)
 
 static void text_is_cut_between_characters(void **state)
 {
-    (void)state;
     char out[4];
     rft_view_print(rft_view_text("abcdef"), out, sizeof out);
     assert_string_equal(out, "abc");
@@ -58,7 +55,6 @@ static void text_is_cut_between_characters(void **state)
 /* Any bytes, any room, each in memory of exactly that size: the result is text that fits. */
 static void printing_never_overruns(void **state)
 {
-    (void)state;
     uint64_t seed = 7;
     for (int round = 0; round < 20000; round++) {
         size_t count = seeded_below(&seed, 20);
@@ -79,7 +75,6 @@ static void printing_never_overruns(void **state)
 
 static void names_are_text(void **state)
 {
-    (void)state;
     assert_true(rft_view_is_text(rft_view_text("model.layers.0.weight")));
     assert_true(rft_view_is_text(rft_view_text("\xe5\xb1\x82")));
     assert_true(rft_view_is_text((rft_view){0}));
@@ -90,13 +85,11 @@ static void names_are_text(void **state)
 
 static void a_missing_text_is_empty(void **state)
 {
-    (void)state;
     assert_int_equal(rft_view_text(NULL).count, 0);
 }
 
 static void appended_bytes_stay(void **state)
 {
-    (void)state;
     rft_bytes bytes = {0};
     for (unsigned i = 0; i < 5000; i++) {
         unsigned char byte = (unsigned char)i;
@@ -117,7 +110,6 @@ static void appended_bytes_stay(void **state)
 
 static void more_than_there_can_be_is_refused(void **state)
 {
-    (void)state;
     rft_bytes bytes = {0};
     assert_ok(rft_bytes_append(&bytes, "x", 1, NULL));
     assert_int_equal(rft_bytes_reserve(&bytes, SIZE_MAX, NULL), REFIT_ERR_HOST_MEMORY);
@@ -127,7 +119,6 @@ static void more_than_there_can_be_is_refused(void **state)
 
 static void a_failed_allocation_keeps_the_bytes(void **state)
 {
-    (void)state;
     rft_bytes bytes = {0};
     failing_alloc_begin(2);
     assert_ok(rft_bytes_append(&bytes, "kept", 4, NULL));
@@ -140,7 +131,6 @@ static void a_failed_allocation_keeps_the_bytes(void **state)
 
 static void numbers_are_little_endian_anywhere(void **state)
 {
-    (void)state;
     unsigned char memory[9] = {0};
     rft_put_u64(memory + 1, UINT64_C(0x0102030405060708));
     assert_memory_equal(memory, "\0\x08\x07\x06\x05\x04\x03\x02\x01", 9);

@@ -4,7 +4,6 @@
 
 static void a_whole_frame_takes_a_whole_credit(void **state)
 {
-    (void)state;
     assert_int_equal(rft_credit_cost(2097152, 2097152), RFT_CREDIT);
     assert_int_equal(rft_credit_cost(UINT64_MAX, 2097152), RFT_CREDIT);
     assert_int_equal(rft_credit_cost(1, 1), RFT_CREDIT);
@@ -12,7 +11,6 @@ static void a_whole_frame_takes_a_whole_credit(void **state)
 
 static void less_takes_its_share_rounded_up(void **state)
 {
-    (void)state;
     assert_int_equal(rft_credit_cost(2097151, 2097152), RFT_CREDIT);
     assert_int_equal(rft_credit_cost(131072, 2097152), 1);
     assert_int_equal(rft_credit_cost(131073, 2097152), 2);
@@ -22,7 +20,6 @@ static void less_takes_its_share_rounded_up(void **state)
 
 static void nothing_takes_a_part_as_well(void **state)
 {
-    (void)state;
     assert_int_equal(rft_credit_cost(0, 2097152), 1);
     assert_int_equal(rft_credit_cost(0, 1), 1);
 }

@@ -45,7 +45,6 @@ static bool counts(void)
 
 static void every_kind_is_read_without_memory(void **state)
 {
-    (void)state;
     if (!counts()) skip();
     rft_limits limits = sample_limits();
     for (uint32_t kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {

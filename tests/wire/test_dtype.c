@@ -5,7 +5,6 @@
 
 static void every_type_has_name_and_bits(void **state)
 {
-    (void)state;
 #define CHECK_DTYPE(name, number, bits)                                                            \
     do {                                                                                           \
         refit_dtype found;                                                                         \
@@ -21,7 +20,6 @@ static void every_type_has_name_and_bits(void **state)
 
 static void unknown_types_are_told(void **state)
 {
-    (void)state;
     refit_dtype found = REFIT_F32;
     assert_null(refit_dtype_name((refit_dtype)0));
     assert_null(refit_dtype_name((refit_dtype)21));

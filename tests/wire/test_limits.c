@@ -4,7 +4,6 @@
 
 static void every_limit_has_its_key(void **state)
 {
-    (void)state;
     refit_config config;
     refit_config_init(&config, sizeof config);
     config.limits_tensors = 1;

@@ -75,13 +75,11 @@ static void assert_list_limited(const refit_tensor *tensors, uint32_t count,
 
 static void a_manifest_of_no_tensors_is_refused(void **state)
 {
-    (void)state;
     assert_list_refused(NULL, 0);
 }
 
 static void bytes_must_be_those_of_the_shape(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_BF16, 2, 3, 5);
     assert_list_accepted(&tensor, 1);
     tensor.bytes++;
@@ -92,7 +90,6 @@ static void bytes_must_be_those_of_the_shape(void **state)
 
 static void small_elements_are_rounded_up_to_bytes(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("four", REFIT_F4, 1, 3, 0),
         sample_tensor("six", REFIT_F6_E2M3, 1, 3, 0),
@@ -106,7 +103,6 @@ static void small_elements_are_rounded_up_to_bytes(void **state)
 
 static void a_shape_that_overflows_is_refused(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_F32, 2, 1, 1);
     tensor.shape[0] = UINT64_C(1) << 32;
     tensor.shape[1] = UINT64_C(1) << 32;
@@ -120,7 +116,6 @@ static void a_shape_that_overflows_is_refused(void **state)
 /* Its bits are more than 64 bits can count; its bytes are not. */
 static void a_tensor_of_half_the_addresses_is_above_a_limit(void **state)
 {
-    (void)state;
     rft_manifest *manifest = NULL;
     refit_error error;
     refit_config config;
@@ -160,7 +155,6 @@ static void note_release(void *user, void *block)
 /* A hundred bytes that name a tensor of a terabyte are judged before tables are made for it. */
 static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **state)
 {
-    (void)state;
     const refit_allocator noting = {sizeof noting, note_allocate, note_reallocate, note_release,
                                     NULL};
     refit_config config;
@@ -189,7 +183,6 @@ static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **s
 /* A list is stepped through by that size: it is looked at before anything behind it is. */
 static void a_size_that_no_struct_has_is_refused(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {0, 8, sizeof(refit_tensor) + 1, 1 << 20, SIZE_MAX};
     rft_limits limits = sample_limits();
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
@@ -203,7 +196,6 @@ static void a_size_that_no_struct_has_is_refused(void **state)
 /* Nothing times anything is nothing, whichever comes first. */
 static void an_empty_tensor_is_accepted(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_F32, 3, 0, 7);
     tensor.shape[2] = UINT64_MAX;
     tensor.bytes = 0;
@@ -221,7 +213,6 @@ static void an_empty_tensor_is_accepted(void **state)
 
 static void unknown_dtypes_are_refused(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_U8, 1, 1, 0);
     tensor.dtype = (refit_dtype)0;
     assert_list_refused(&tensor, 1);
@@ -231,7 +222,6 @@ static void unknown_dtypes_are_refused(void **state)
 
 static void names_must_be_text(void **state)
 {
-    (void)state;
     const char *const bad[] = {"", "two\nlines", "\xff", "tab\t", "\x7f"};
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
         refit_tensor tensor = sample_tensor(bad[i], REFIT_U8, 1, 1, 0);
@@ -244,7 +234,6 @@ static void names_must_be_text(void **state)
 /* A NUL inside a name that travels must not make another name of it. */
 static void a_name_with_a_nul_is_refused(void **state)
 {
-    (void)state;
     rft_limits limits = sample_limits();
     rft_listed_tensor listed = {
         .name = bytes_view("a\0b", 3), .dtype = REFIT_U8, .shape = {1, {1}}, .bytes = 1};
@@ -258,7 +247,6 @@ static void a_name_with_a_nul_is_refused(void **state)
 
 static void names_must_be_unique(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("b", REFIT_U8, 1, 1, 0),
         sample_tensor("a", REFIT_U8, 1, 1, 0),
@@ -270,7 +258,6 @@ static void names_must_be_unique(void **state)
 
 static void ties_name_an_original_of_the_same_form(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("tied", REFIT_BF16, 1, 8, 0),
         sample_tensor("original", REFIT_BF16, 2, 4, 2),
@@ -296,7 +283,6 @@ static void ties_name_an_original_of_the_same_form(void **state)
 
 static void limits_are_held(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("name", REFIT_U8, 2, 100, 10),
         sample_tensor("other", REFIT_U8, 1, 1, 0),
@@ -326,7 +312,6 @@ static void limits_are_held(void **state)
 
 static void a_block_above_the_frame_limit_is_refused(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_F64, 1, 65536, 0);
     rft_limits limits = sample_limits();
     limits.frame_bytes = 524287;
@@ -335,7 +320,6 @@ static void a_block_above_the_frame_limit_is_refused(void **state)
 
 static void sizes_that_would_wrap_are_refused(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, UINT64_MAX / 8, 0),
         sample_tensor("b", REFIT_U8, 1, UINT64_MAX / 8, 0),
@@ -350,7 +334,6 @@ static void sizes_that_would_wrap_are_refused(void **state)
 /* Four bits an element: a few bytes of manifest that would make gigabytes of tables. */
 static void blocks_beyond_the_limit_take_no_memory(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_F4, 1, UINT64_C(1) << 42, 0);
     rft_limits limits = sample_limits();
     limits.version_bytes = UINT64_MAX;
@@ -363,7 +346,6 @@ static void blocks_beyond_the_limit_take_no_memory(void **state)
 
 static void frames_of_nothing_are_refused(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_U8, 1, 1, 0);
     rft_limits limits = sample_limits();
     rft_manifest *manifest;
@@ -372,7 +354,6 @@ static void frames_of_nothing_are_refused(void **state)
 
 static void bad_structs_are_refused(void **state)
 {
-    (void)state;
     rft_limits limits = sample_limits();
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, 1, 0),
@@ -392,7 +373,6 @@ static void bad_structs_are_refused(void **state)
 /* A caller compiled against a later, larger struct. */
 static void larger_structs_are_stepped_over(void **state)
 {
-    (void)state;
     struct {
         refit_tensor tensor;
         uint64_t later;
@@ -433,7 +413,6 @@ static void assert_manifests_equal(const rft_manifest *a, const rft_manifest *b)
 
 static void both_ends_get_the_same(void **state)
 {
-    (void)state;
     uint64_t seed = 3;
     rft_limits limits = sample_limits();
     for (int round = 0; round < 50; round++) {
@@ -452,7 +431,6 @@ static void both_ends_get_the_same(void **state)
 
 static void a_changed_list_has_another_digest(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("w", REFIT_U8, 2, 4, 3);
     rft_manifest *one = sample_manifest(&tensor, 1, FRAME);
     tensor.shape[0] = 3;
@@ -465,7 +443,6 @@ static void a_changed_list_has_another_digest(void **state)
 
 static void every_name_is_found(void **state)
 {
-    (void)state;
     uint64_t seed = 9;
     refit_tensor tensors[64];
     sample_tensors(&seed, tensors, 64, 10);
@@ -479,7 +456,6 @@ static void every_name_is_found(void **state)
 
 static void a_tensor_is_described_whole(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("w", REFIT_BF16, 2, 7, 5),
         sample_tensor("tied", REFIT_BF16, 1, 35, 0),
@@ -500,7 +476,6 @@ static void a_tensor_is_described_whole(void **state)
 
 static void every_truncated_list_is_refused_or_shorter(void **state)
 {
-    (void)state;
     uint64_t seed = 4;
     rft_limits limits = sample_limits();
     refit_tensor tensors[6];
@@ -522,7 +497,6 @@ static void every_truncated_list_is_refused_or_shorter(void **state)
 
 static void every_changed_byte_is_refused_or_decoded(void **state)
 {
-    (void)state;
     uint64_t seed = 4;
     rft_limits limits = sample_limits();
     limits.version_bytes = 1 << 20;
@@ -547,7 +521,6 @@ static void every_changed_byte_is_refused_or_decoded(void **state)
 
 static void version_digests_agree(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, 9, 0),
         sample_tensor("b", REFIT_U8, 1, 9, 0),
@@ -570,7 +543,6 @@ static void version_digests_agree(void **state)
 
 static void failed_allocations_are_errors(void **state)
 {
-    (void)state;
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, 200000, 0),
         sample_tensor("b", REFIT_U8, 1, 9, 0),

@@ -41,7 +41,6 @@ static void check_round_trip(const rft_message *message, const rft_bytes *encode
 
 static void every_kind_comes_back_as_it_went(void **state)
 {
-    (void)state;
     for_each_sample(check_round_trip);
 }
 
@@ -58,7 +57,6 @@ static void check_truncations(const rft_message *message, const rft_bytes *encod
 
 static void every_truncation_is_refused(void **state)
 {
-    (void)state;
     for_each_sample(check_truncations);
 }
 
@@ -92,13 +90,11 @@ static void check_mutations(const rft_message *message, const rft_bytes *encoded
 
 static void every_changed_byte_is_refused_or_decoded(void **state)
 {
-    (void)state;
     for_each_sample(check_mutations);
 }
 
 static void every_required_key_is_required(void **state)
 {
-    (void)state;
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
         rft_message small = sample_small(kind);
         rft_bytes encoded = sample_encode(&small);
@@ -184,7 +180,6 @@ static void check_types(const rft_message *message, const rft_bytes *encoded)
 
 static void every_wrong_type_is_refused(void **state)
 {
-    (void)state;
     for_each_sample(check_types);
 }
 
@@ -203,7 +198,6 @@ static void check_unknown_keys(const rft_message *message, const rft_bytes *enco
 
 static void unknown_keys_are_ignored_but_never_twice(void **state)
 {
-    (void)state;
     for_each_sample(check_unknown_keys);
 }
 
@@ -218,13 +212,11 @@ static void check_trailing_byte(const rft_message *message, const rft_bytes *enc
 
 static void a_trailing_byte_is_refused(void **state)
 {
-    (void)state;
     for_each_sample(check_trailing_byte);
 }
 
 static void unknown_kinds_are_refused(void **state)
 {
-    (void)state;
     rft_message bye = sample_small(RFT_BYE);
     rft_bytes encoded = sample_encode(&bye);
     rft_bytes unknown = sample_rebuild(&encoded, 0, pack_short_text);
@@ -238,7 +230,6 @@ static void unknown_kinds_are_refused(void **state)
 
 static void kinds_have_the_names_of_the_list(void **state)
 {
-    (void)state;
 #define CHECK_NAME(name, text) assert_string_equal(rft_message_kind_name(RFT_##name), text);
     RFT_MESSAGE_MAP(CHECK_NAME)
 #undef CHECK_NAME
@@ -259,7 +250,6 @@ static void check_limit(const rft_message *message, const rft_limits *narrow)
 
 static void limits_hold_both_ways(void **state)
 {
-    (void)state;
     rft_limits wide = sample_limits();
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
         rft_message large = sample_large(kind);
@@ -274,7 +264,6 @@ static void limits_hold_both_ways(void **state)
 
 static void configured_sizes_hold_both_ways(void **state)
 {
-    (void)state;
     rft_limits narrow = sample_limits();
     narrow.window--;
     rft_message hello = sample_large(RFT_HELLO);
@@ -306,7 +295,6 @@ static void assert_not_encoded(const rft_message *message)
 
 static void values_out_of_range_are_not_encoded(void **state)
 {
-    (void)state;
     rft_message m = sample_small(RFT_WELCOME);
     m.as.welcome.epoch = 0;
     assert_not_encoded(&m);
@@ -343,7 +331,6 @@ static void pack_2_to_the_32(msgpack_packer *packer)
 /* Key 1 of a PULL is its version, key 2 its credits. */
 static void values_out_of_range_are_not_decoded(void **state)
 {
-    (void)state;
     rft_message pull = sample_small(RFT_PULL);
     rft_bytes encoded = sample_encode(&pull);
     rft_bytes no_version = sample_rebuild(&encoded, 1, pack_zero);
@@ -357,7 +344,6 @@ static void values_out_of_range_are_not_decoded(void **state)
 
 static void encoding_appends(void **state)
 {
-    (void)state;
     rft_limits limits = sample_limits();
     rft_message bye = sample_small(RFT_BYE);
     rft_bytes out = {0};
@@ -372,7 +358,6 @@ static void encoding_appends(void **state)
 
 static void an_aborted_worker_keeps_what_it_has(void **state)
 {
-    (void)state;
     rft_message abort_message = sample_small(RFT_ABORT);
     abort_message.as.failed.kept = false;
     rft_bytes encoded = sample_encode(&abort_message);
@@ -384,7 +369,6 @@ static void an_aborted_worker_keeps_what_it_has(void **state)
 
 static void a_decoded_message_is_written_only_on_success(void **state)
 {
-    (void)state;
     rft_message message;
     memset(&message, 0x5a, sizeof message);
     rft_message before = message;
@@ -395,7 +379,6 @@ static void a_decoded_message_is_written_only_on_success(void **state)
 
 static void a_failed_allocation_is_an_error(void **state)
 {
-    (void)state;
     rft_limits limits = sample_limits();
     rft_message offer = sample_large(RFT_OFFER);
     for (uint64_t nth = 1;; nth++) {

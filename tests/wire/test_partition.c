@@ -96,7 +96,6 @@ static void check_manifest(const refit_tensor *tensors, uint32_t count, uint64_t
 
 static void random_manifests_are_cut_exactly(void **state)
 {
-    (void)state;
     uint64_t seed = 11;
     for (int round = 0; round < 300; round++) {
         refit_tensor tensors[64];
@@ -109,7 +108,6 @@ static void random_manifests_are_cut_exactly(void **state)
 
 static void block_edges_are_exact(void **state)
 {
-    (void)state;
     for (uint32_t dtype = 1; dtype <= 20; dtype++) {
         for (uint64_t elements = 65535; elements <= 65537; elements++) {
             refit_tensor tensor = sample_tensor("w", (refit_dtype)dtype, 1, elements, 0);
@@ -123,7 +121,6 @@ static void block_edges_are_exact(void **state)
 
 static void a_frame_has_at_most_1024_blocks(void **state)
 {
-    (void)state;
     static refit_tensor many[1100];
     static char names[1100][4];
     for (uint32_t i = 0; i < 1100; i++) {

@@ -54,7 +54,6 @@ static refit_status verify(const frame_rig *f)
 
 static void any_order_with_repeats_makes_the_version(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         frame_rig f;
         open_fixture_with(&f, seed, 60000);
@@ -73,7 +72,6 @@ static void any_order_with_repeats_makes_the_version(void **state)
 
 static void a_dense_frame_is_not_copied_to_be_sent(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
@@ -88,7 +86,6 @@ static void a_dense_frame_is_not_copied_to_be_sent(void **state)
 
 static void same_blocks_do_not_travel(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     uint64_t sent = 0;
@@ -113,7 +110,6 @@ static void same_blocks_do_not_travel(void **state)
 
 static void a_frame_of_nothing_new_has_no_payload(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     memset(f.same, 1, f.manifest->block_count);
@@ -132,7 +128,6 @@ static void a_frame_of_nothing_new_has_no_payload(void **state)
 
 static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
@@ -155,7 +150,6 @@ static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
 
 static void frames_that_break_the_rules_are_refused(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     rft_view payload;
@@ -179,7 +173,6 @@ static void frames_that_break_the_rules_are_refused(void **state)
 
 static void same_without_a_base_is_refused(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     rft_reassembly_reset(f.reassembly, f.staging, NULL);
@@ -194,7 +187,6 @@ static void same_without_a_base_is_refused(void **state)
 
 static void missing_frames_are_named(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     uint32_t count = f.manifest->frame_count;
@@ -212,7 +204,6 @@ static void missing_frames_are_named(void **state)
 
 static void a_wrong_digest_names_the_first_tensor(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     take_all(&f, NULL);
@@ -231,7 +222,6 @@ static void a_wrong_digest_names_the_first_tensor(void **state)
 
 static void a_seal_of_another_version_is_seen(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     take_all(&f, NULL);
@@ -247,7 +237,6 @@ static void a_seal_of_another_version_is_seen(void **state)
 /* A version whose base was not what the publisher thinks. */
 static void a_wrong_base_is_seen(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     f.base[f.manifest->blocks[0].offset] ^= 1;
@@ -258,7 +247,6 @@ static void a_wrong_base_is_seen(void **state)
 
 static void an_image_is_verified_where_it_lies(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     assert_ok(rft_image_verify(f.manifest, f.image, &f.seal, NULL));
@@ -280,7 +268,6 @@ static refit_status verify_in_parts(frame_rig *f, uint64_t most, uint64_t *calls
 
 static void parts_of_any_size_verify_the_same_image(void **state)
 {
-    (void)state;
     const uint64_t sizes[] = {8, 13, 64, 4096, 100001, UINT64_MAX};
     uint64_t calls;
     frame_rig f;
@@ -299,7 +286,6 @@ static void parts_of_any_size_verify_the_same_image(void **state)
 
 static void padding_belongs_to_no_tensor(void **state)
 {
-    (void)state;
     const refit_tensor tensors[] = {sample_tensor("a", REFIT_U8, 1, 5, 0),
                                     sample_tensor("b", REFIT_U8, 1, 5, 0)};
     rft_manifest *manifest = sample_manifest(tensors, 2, 4096);
@@ -326,7 +312,6 @@ static void padding_belongs_to_no_tensor(void **state)
 
 static void a_version_of_empty_tensors_is_complete_at_once(void **state)
 {
-    (void)state;
     refit_tensor tensor = sample_tensor("empty", REFIT_F32, 1, 0, 0);
     frame_rig f = {.manifest = sample_manifest(&tensor, 1, 4096)};
     unsigned char image[64] = {0};
@@ -345,7 +330,6 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
 
 static void a_second_version_starts_over_and_allocates_nothing(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     take_all(&f, f.same);
@@ -362,7 +346,6 @@ static void a_second_version_starts_over_and_allocates_nothing(void **state)
 
 static void failed_allocations_are_errors(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f);
     rft_reassembly_close(f.reassembly);

@@ -17,7 +17,6 @@ static rft_share sample(void)
 
 static void every_field_comes_back(void **state)
 {
-    (void)state;
     unsigned char bytes[RFT_SHARE_BYTES];
     rft_share before = sample(), after;
     memset(&after, 0xee, sizeof after);
@@ -31,7 +30,6 @@ static void every_field_comes_back(void **state)
 
 static void the_bytes_are_the_same_on_every_machine(void **state)
 {
-    (void)state;
     unsigned char bytes[RFT_SHARE_BYTES];
     rft_share share = sample();
     rft_share_write(&share, bytes);
@@ -45,7 +43,6 @@ static void the_bytes_are_the_same_on_every_machine(void **state)
 
 static void another_length_is_refused(void **state)
 {
-    (void)state;
     unsigned char bytes[RFT_SHARE_BYTES + 1] = {0};
     const size_t lengths[] = {0, 1, RFT_SHARE_BYTES - 1, RFT_SHARE_BYTES + 1};
     rft_share share;

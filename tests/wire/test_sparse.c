@@ -84,7 +84,6 @@ static rft_message sparse_frame(frame_rig *f, rft_view *payload)
 
 static void changes_make_the_version(void **state)
 {
-    (void)state;
     uint64_t sparse = 0, same = 0, dense = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
         frame_rig f;
@@ -116,7 +115,6 @@ static void flatten(frame_rig *f)
 
 static void packed_changes_make_the_version(void **state)
 {
-    (void)state;
     uint64_t packed = 0, saved = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
         frame_rig f;
@@ -147,7 +145,6 @@ static void packed_changes_make_the_version(void **state)
 
 static void nothing_is_packed_of_a_frame_without_changes(void **state)
 {
-    (void)state;
     frame_rig f;
     rft_view packed = {"", 1};
     unsigned char modes[RFT_FRAME_BLOCKS];
@@ -162,7 +159,6 @@ static void nothing_is_packed_of_a_frame_without_changes(void **state)
 /* Zeroes shrink as soon as it is tried: from 32 bytes on. */
 static void the_smallest_plane_that_is_compressed(void **state)
 {
-    (void)state;
     static const unsigned char zeroes[33];
     for (uint64_t bytes = 31; bytes <= 33; bytes++) {
         const refit_tensor tensor = sample_tensor("t", REFIT_U8, 1, bytes, 0);
@@ -183,7 +179,6 @@ static void the_smallest_plane_that_is_compressed(void **state)
 /* The room that frames are gathered in is that of the largest, and not of several. */
 static void frames_one_after_the_other_take_the_room_of_one(void **state)
 {
-    (void)state;
     frame_rig f;
     rft_view payload;
     open_fixture(&f, 9);
@@ -198,7 +193,6 @@ static void frames_one_after_the_other_take_the_room_of_one(void **state)
 
 static void a_frame_is_never_longer_than_its_stretch(void **state)
 {
-    (void)state;
     for (uint64_t seed = 50; seed < 60; seed++) {
         frame_rig f;
         open_fixture(&f, seed);
@@ -213,7 +207,6 @@ static void a_frame_is_never_longer_than_its_stretch(void **state)
 
 static void what_saves_too_little_goes_whole(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 3);
     for (uint32_t i = 0; i < f.manifest->frame_count; i++) {
@@ -236,7 +229,6 @@ static void what_saves_too_little_goes_whole(void **state)
 /* Of what is noise in half of its blocks, the others' changes are still sent as such. */
 static void blocks_that_do_not_pay_go_whole(void **state)
 {
-    (void)state;
     uint32_t fewer = 0;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         frame_rig f;
@@ -262,7 +254,6 @@ static void blocks_that_do_not_pay_go_whole(void **state)
  * block, and not asked for in the others. */
 static void parts_that_are_known_are_not_taken_again(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 4);
     uint32_t blocks = f.manifest->block_count;
@@ -300,7 +291,6 @@ static void parts_that_are_known_are_not_taken_again(void **state)
 
 static void the_same_frame_again_changes_nothing(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 4);
     take_rest(&f);
@@ -344,7 +334,6 @@ static void see_damage(frame_rig *f)
 
 static void damage_is_seen_and_the_frame_asked_for_again(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 5);
     see_damage(&f);
@@ -359,7 +348,6 @@ static void damage_is_seen_and_the_frame_asked_for_again(void **state)
  * dense blocks lie; the seal sees that. */
 static void lies_never_make_another_version(void **state)
 {
-    (void)state;
     int refused = 0;
     for (uint64_t seed = 100; seed < 100 + LIES; seed++) {
         frame_rig f;
@@ -407,7 +395,6 @@ static void assert_refused(frame_rig *f, const rft_message *frame, const unsigne
 
 static void lengths_that_lie_change_nothing(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 6);
     rft_view payload;
@@ -428,7 +415,6 @@ static void lengths_that_lie_change_nothing(void **state)
 
 static void planes_that_lie_change_nothing(void **state)
 {
-    (void)state;
     frame_rig f;
     open_packing(&f, 6);
     flatten(&f);
@@ -455,7 +441,6 @@ static void planes_that_lie_change_nothing(void **state)
 
 static void another_base_is_not_changed(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 7);
     rft_view payload;
@@ -478,7 +463,6 @@ static void another_base_is_not_changed(void **state)
 /* What the entry promises is held against what came of the planes. */
 static void a_wrong_result_is_asked_for_again(void **state)
 {
-    (void)state;
     frame_rig f;
     open_fixture(&f, 8);
     rft_view payload;

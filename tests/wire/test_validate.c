@@ -32,7 +32,6 @@ static refit_status walk(const void *data, size_t count, size_t *used)
 
 static void lying_lengths_are_refused(void **state)
 {
-    (void)state;
     REFUSED("\xdd\xff\x00\x00\x00");
     REFUSED("\xdd\x10\x00\x00\x00");
     REFUSED("\xdf\x10\x00\x00\x00");
@@ -50,7 +49,6 @@ static void lying_lengths_are_refused(void **state)
 /* Each array alone would be believable: what counts is what all of them owe together. */
 static void nested_promises_add_up(void **state)
 {
-    (void)state;
     REFUSED("\x94\x94\x94\x94\xc0");
     REFUSED("\xdc\x00\x08\xdc\x00\x08\xdc\x00\x08");
     REFUSED("\x82\xa1"
@@ -60,7 +58,6 @@ static void nested_promises_add_up(void **state)
 
 static void every_long_format_cut_short_is_refused(void **state)
 {
-    (void)state;
     REFUSED("");
     for (unsigned first = 0xc4; first < 0xe0; first++) {
         unsigned char head[] = {(unsigned char)first};
@@ -73,7 +70,6 @@ static void every_long_format_cut_short_is_refused(void **state)
 
 static void floats_extensions_and_the_unused_byte_are_refused(void **state)
 {
-    (void)state;
     REFUSED("\xc1");
     REFUSED("\xca\x00\x00\x00\x00");
     REFUSED("\xcb\x00\x00\x00\x00\x00\x00\x00\x00");
@@ -86,7 +82,6 @@ static void floats_extensions_and_the_unused_byte_are_refused(void **state)
 
 static void map_keys_are_strings(void **state)
 {
-    (void)state;
     REFUSED("\x81\x01\x01");
     REFUSED("\x81\xc0\x01");
     REFUSED("\x81\xc4\x01k\x01");
@@ -97,7 +92,6 @@ static void map_keys_are_strings(void **state)
 
 static void all_other_formats_are_accepted(void **state)
 {
-    (void)state;
     ACCEPTED("\xc0");
     ACCEPTED("\xc2");
     ACCEPTED("\xc3");
@@ -126,7 +120,6 @@ static void all_other_formats_are_accepted(void **state)
 
 static void eight_levels_are_the_deepest(void **state)
 {
-    (void)state;
     ACCEPTED("\x91\x91\x91\x91\x91\x91\x91\x90");
     REFUSED("\x91\x91\x91\x91\x91\x91\x91\x91\x90");
     REFUSED("\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x80");
@@ -134,13 +127,11 @@ static void eight_levels_are_the_deepest(void **state)
 
 static void levels_that_are_full_are_left(void **state)
 {
-    (void)state;
     ACCEPTED("\x93\x91\x91\x91\x90\x91\x91\x91\x90\x91\x91\x91\x91\x91\x91\x90");
 }
 
 static void values_are_counted(void **state)
 {
-    (void)state;
     unsigned char array[3 + 64] = {0xdc, 0, 63};
     size_t used;
     assert_ok(walk(array, 3 + 63, &used));
@@ -150,7 +141,6 @@ static void values_are_counted(void **state)
 
 static void long_strings_are_refused_and_long_bytes_are_not(void **state)
 {
-    (void)state;
     unsigned char text[2 + 17] = {0xd9, 16};
     size_t used;
     assert_ok(walk(text, 2 + 16, &used));
@@ -162,7 +152,6 @@ static void long_strings_are_refused_and_long_bytes_are_not(void **state)
 
 static void one_value_is_walked_and_no_more(void **state)
 {
-    (void)state;
     size_t used;
     assert_ok(walk("\x81\xa1k\x01\xc1\xc1", 6, &used));
     assert_int_equal(used, 4);
@@ -171,7 +160,6 @@ static void one_value_is_walked_and_no_more(void **state)
 /* Never more is used than there is, whatever the bytes. */
 static void random_bytes_never_overrun(void **state)
 {
-    (void)state;
     uint64_t seed = 20;
     for (int round = 0; round < 200000; round++) {
         unsigned char bytes[24];
