@@ -63,13 +63,6 @@ void scene_publish(scene *on, uint64_t version)
     assert_ok(trainer_join(&on->trainer));
 }
 
-void scene_wait_at_most(scene *on, uint32_t *timeout_ms, uint32_t ms)
-{
-    rft_lock(&on->publisher->lock);
-    *timeout_ms = ms;
-    rft_unlock(&on->publisher->lock);
-}
-
 int scene_setup(void **state)
 {
     static scene on;

@@ -30,8 +30,6 @@ void scene_close_worker(raw_worker *worker);
 void scene_take(raw_worker *worker, uint64_t version);
 /* A version that all workers apply, and let go of what they had before. */
 void scene_publish(scene *on, uint64_t version);
-/* From now on a timeout of publisher->config, which the server reads under the lock, is so long. */
-void scene_wait_at_most(scene *on, uint32_t *timeout_ms, uint32_t ms);
 
 int scene_setup(void **state);
 int scene_teardown(void **state);

@@ -131,13 +131,12 @@ static void late_worker_is_evicted_and_has_to_join_again(void **state)
     scene *on = *state;
     scene_open(on, 1, false);
     raw_worker *late = &on->workers[0];
-    uint32_t *timeout_ms = &on->publisher->config.broadcast_stage_timeout_ms;
-    scene_wait_at_most(on, timeout_ms, SOON_MS);
+    publisher_set_stage_timeout(on->trainer.publisher, SOON_MS);
     trainer_offer(&on->trainer, 1);
     assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_TIMEOUT);
     assert_non_null(strstr(on->trainer.error.text, "worker a"));
     assert_int_equal(trainer_worker(&on->trainer, "a").status, REFIT_ERR_TIMEOUT);
-    scene_wait_at_most(on, timeout_ms, on->config.broadcast_stage_timeout_ms);
+    publisher_set_stage_timeout(on->trainer.publisher, on->config.broadcast_stage_timeout_ms);
     raw_worker_offer(late);
     (void)raw_worker_expect(late, RFT_BYE);
     raw_worker_beat(late, 0);
@@ -155,7 +154,9 @@ static void silent_worker_is_evicted(void **state)
     scene_open(on, 1, false);
     trainer_offer(&on->trainer, 1);
     raw_worker_offer(&on->workers[0]);
-    scene_wait_at_most(on, &on->publisher->config.broadcast_heartbeat_timeout_ms, SOON_MS);
+    rft_lock(&on->publisher->lock);
+    on->publisher->config.broadcast_heartbeat_timeout_ms = SOON_MS;
+    rft_unlock(&on->publisher->lock);
     assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
     assert_non_null(strstr(on->trainer.error.text, "worker a"));
     assert_int_equal(trainer_worker(&on->trainer, "a").status, REFIT_ERR_PEER);
@@ -215,11 +216,10 @@ static void bytes_that_a_lost_worker_maps_never_change(void **state)
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         open_with_a_reader(on, slots, REFIT_SHM_AUTO);
-        uint32_t *timeout_ms = &on->publisher->config.broadcast_stage_timeout_ms;
-        if (slots == 1) scene_wait_at_most(on, timeout_ms, SOON_MS);
+        if (slots == 1) publisher_set_stage_timeout(on->trainer.publisher, SOON_MS);
         if (slots == 2) leave(on);
         trainer_begin(&on->trainer, 2);
-        scene_wait_at_most(on, timeout_ms, on->config.broadcast_stage_timeout_ms);
+        publisher_set_stage_timeout(on->trainer.publisher, on->config.broadcast_stage_timeout_ms);
         assert_int_equal(trainer_stats(&on->trainer).workers, 1);
         trainer_write(&on->trainer);
         trainer_start(&on->trainer, TRAINER_COMMIT, 2);

@@ -70,14 +70,6 @@ static int close_scene(void **state)
     return 0;
 }
 
-/* How long the publisher waits for copies, and for workers: the server reads it under the lock. */
-static void wait_at_most(scene *on, uint32_t ms)
-{
-    rft_lock(&on->trainer.publisher->lock);
-    on->trainer.publisher->config.broadcast_stage_timeout_ms = ms;
-    rft_unlock(&on->trainer.publisher->lock);
-}
-
 static void take(scene *on, uint64_t version)
 {
     raw_worker_stage(&on->worker);
@@ -597,13 +589,13 @@ static void stop_a_stream(uint32_t slots, bool at_once)
     assert_ok(rft_device_zero(on.device, stream, on.trainer.memory + 1024 * 256, 16, NULL));
     on.trainer.after = stream;
     uint32_t count = trainer_weights(&on.trainer, weights);
-    wait_at_most(&on, SOON_MS);
+    publisher_set_stage_timeout(on.trainer.publisher, SOON_MS);
     assert_int_equal(write_list(&on, weights, count, &error), REFIT_ERR_TIMEOUT);
     assert_int_equal(write_list(&on, weights, count, &error), REFIT_ERR_TIMEOUT);
     assert_non_null(strstr(error.text, "earlier write"));
     assert_int_equal(refit_publisher_commit(on.trainer.publisher, NULL), REFIT_ERR_STATE);
     assert_ok(refit_publisher_abort(on.trainer.publisher, NULL));
-    wait_at_most(&on, on.config.broadcast_stage_timeout_ms);
+    publisher_set_stage_timeout(on.trainer.publisher, on.config.broadcast_stage_timeout_ms);
     scene_join(&on, true);
     take(&on, 1);
     fake_cuda_go_stream((rft_cu_stream)stream.native);

@@ -11,10 +11,26 @@
 
 #include "base/clock.h"
 
+void with_gpu_required(refit_config *config)
+{
+    config->broadcast_gpu = REFIT_GPU_REQUIRE;
+}
+
+void with_one_slot(refit_config *config)
+{
+    config->broadcast_slots = 1;
+}
+
+void with_gpu_required_and_one_slot(refit_config *config)
+{
+    with_gpu_required(config);
+    with_one_slot(config);
+}
+
 void gpu_play_open(gpu_play *play, void (*change)(refit_config *config))
 {
     refit_error error;
-    memset(play, 0, sizeof *play);
+    if (play->device != NULL) gpu_play_close(play);
     fake_cuda_reset();
     play->config = trainer_config();
     play->config.broadcast_slots = 2;
@@ -37,6 +53,21 @@ void gpu_play_close(gpu_play *play)
     assert_int_equal(refit_device_close(play->device, NULL), REFIT_OK);
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
+    memset(play, 0, sizeof *play);
+}
+
+int gpu_play_setup(void **state)
+{
+    static gpu_play play;
+    *state = &play;
+    return 0;
+}
+
+int gpu_play_teardown(void **state)
+{
+    gpu_play *play = *state;
+    if (play->device != NULL) gpu_play_close(play);
+    return 0;
 }
 
 crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
@@ -80,11 +111,24 @@ uint64_t gpu_play_publish(gpu_play *play, uint64_t version)
     return gpu_play_digest(version);
 }
 
+void gpu_play_bring(gpu_play *play, crew_member *member, uint64_t version)
+{
+    uint64_t digest = gpu_play_publish(play, version);
+    assert_true(crew_wait(member, version, 1) == digest);
+}
+
 void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest)
 {
     for (uint32_t i = 0; i < play->crew_count; i++) {
         assert_true(crew_wait(&play->crew[i], version, 1) == digest);
     }
+}
+
+void gpu_play_dismiss(gpu_play *play)
+{
+    for (uint32_t i = 0; i < play->crew_count; i++)
+        crew_stop(&play->crew[i]);
+    play->crew_count = 0;
 }
 
 refit_path gpu_play_path(gpu_play *play, const crew_member *member)

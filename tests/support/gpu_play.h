@@ -20,9 +20,19 @@ typedef struct gpu_play {
     uint32_t crew_count;
 } gpu_play;
 
-/* `change` may be NULL. Resets the driver. */
+/* Changes of the configuration, for gpu_play_open. */
+void with_gpu_required(refit_config *config);
+void with_one_slot(refit_config *config);
+void with_gpu_required_and_one_slot(refit_config *config);
+
+/* Closes what is open first. `change` may be NULL. Resets the driver. */
 void gpu_play_open(gpu_play *play, void (*change)(refit_config *config));
 void gpu_play_close(gpu_play *play);
+
+/* A test opens the play that is its state; it is closed afterwards. */
+int gpu_play_setup(void **state);
+int gpu_play_teardown(void **state);
+#define PLAY_TEST(test) cmocka_unit_test_setup_teardown(test, gpu_play_setup, gpu_play_teardown)
 
 /* A worker on the GPU, or on none, with the play's configuration; subscribed when it returns. */
 crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit);
@@ -32,10 +42,14 @@ crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_
 
 /* A version from begin to commit, which must succeed; the digest that workers must see. */
 uint64_t gpu_play_publish(gpu_play *play, uint64_t version);
+/* The same, and this worker sees it. */
+void gpu_play_bring(gpu_play *play, crew_member *member, uint64_t version);
 /* The digest of a sample version. */
 uint64_t gpu_play_digest(uint64_t version);
 /* All workers hired see it; whether all, or none, in the GPU's memory. */
 void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest);
+/* All workers leave. */
+void gpu_play_dismiss(gpu_play *play);
 refit_path gpu_play_path(gpu_play *play, const crew_member *member);
 /* Waits until the trainer says so of the worker. */
 void gpu_play_await_path(gpu_play *play, const crew_member *member, refit_path path);

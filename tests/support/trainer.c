@@ -8,6 +8,8 @@
 
 #include <cmocka.h>
 
+#include "publisher/publisher.h"
+
 refit_config trainer_config(void)
 {
     refit_config config = quick_config();
@@ -52,7 +54,7 @@ static void upload(test_trainer *trainer)
                      REFIT_OK);
 }
 
-static void sample_change(test_trainer *trainer, uint64_t version)
+void trainer_sample(test_trainer *trainer, uint64_t version)
 {
     if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
     sample_open(&trainer->sample, version);
@@ -80,6 +82,13 @@ void trainer_close(test_trainer *trainer)
     if (trainer->sample.manifest != NULL) sample_close(&trainer->sample);
 }
 
+void publisher_set_stage_timeout(refit_publisher *publisher, uint32_t ms)
+{
+    rft_lock(&publisher->lock);
+    publisher->config.broadcast_stage_timeout_ms = ms;
+    rft_unlock(&publisher->lock);
+}
+
 void trainer_wait_workers(test_trainer *trainer, uint32_t count)
 {
     assert_int_equal(refit_publisher_wait_workers(trainer->publisher, count, RAW_WAIT_MS, NULL),
@@ -88,7 +97,7 @@ void trainer_wait_workers(test_trainer *trainer, uint32_t count)
 
 void trainer_begin(test_trainer *trainer, uint64_t version)
 {
-    sample_change(trainer, version);
+    trainer_sample(trainer, version);
     assert_int_equal(refit_publisher_begin(trainer->publisher, version, NULL), REFIT_OK);
 }
 
@@ -154,7 +163,7 @@ void trainer_start(test_trainer *trainer, trainer_call call, uint64_t version)
 {
     trainer->call = call;
     memset(&trainer->error, 0, sizeof trainer->error);
-    if (begins(call)) sample_change(trainer, version);
+    if (begins(call)) trainer_sample(trainer, version);
     assert_int_equal(rft_thread_start(&trainer->thread, "trainer", run, trainer, NULL), REFIT_OK);
 }
 

@@ -44,7 +44,14 @@ void trainer_close(test_trainer *trainer);
 /* From now on the weights lie on the device, which the test closes after the trainer. */
 void trainer_take_device(test_trainer *trainer, refit_device *device);
 
+/* From now on the publisher waits so long for copies, for workers that stage a version, and for
+ * those that read the slot of another one. What must end is waited for shortly, and then long
+ * again. */
+void publisher_set_stage_timeout(refit_publisher *publisher, uint32_t ms);
+
 void trainer_wait_workers(test_trainer *trainer, uint32_t count);
+/* Makes the version's bytes, for a begin of the test's own. */
+void trainer_sample(test_trainer *trainer, uint64_t version);
 void trainer_begin(test_trainer *trainer, uint64_t version);
 void trainer_write(test_trainer *trainer);
 /* The sample's tensors as they lie now, the last one first; how many. */

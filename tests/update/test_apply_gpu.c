@@ -77,33 +77,27 @@ static void require_and_verify(refit_config *config)
     config->broadcast_verify = REFIT_VERIFY_ALWAYS;
 }
 
-static void require(refit_config *config)
-{
-    config->broadcast_gpu = REFIT_GPU_REQUIRE;
-}
-
 static void versions_on_the_gpu_go_where_the_engine_is(void **state)
 {
+    gpu_play *play = *state;
     for (int trial = 0; trial < 4; trial++) {
-        gpu_play play;
         gpu_worker worker;
-        gpu_play_open(&play, trial / 2 == 0 ? require : require_and_verify);
-        begin_worker(&worker, &play, trial % 2 == 0);
+        gpu_play_open(play, trial / 2 == 0 ? with_gpu_required : require_and_verify);
+        begin_worker(&worker, play, trial % 2 == 0);
         for (uint64_t version = 1; version <= VERSIONS; version++) {
-            trainer_begin(&play.trainer, version);
-            trainer_write(&play.trainer);
-            refit_status status = refit_publisher_commit(play.trainer.publisher, NULL);
+            trainer_begin(&play->trainer, version);
+            trainer_write(&play->trainer);
+            refit_status status = refit_publisher_commit(play->trainer.publisher, NULL);
             assert_int_equal(status, version == worker.refuse ? REFIT_ERR_PEER : REFIT_OK);
         }
         end_worker(&worker);
-        gpu_play_close(&play);
     }
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(versions_on_the_gpu_go_where_the_engine_is),
+        PLAY_TEST(versions_on_the_gpu_go_where_the_engine_is),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

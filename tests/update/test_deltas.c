@@ -1,94 +1,38 @@
 /* Versions that travel as their changes: every worker has the trainer's bytes, bit for bit, also
  * when workers join late, refuse, are slow or ask again, with one slot and with two. */
-#include "tests/support/crew.h"
-#include "tests/support/quick_config.h"
 #include "tests/support/raw_worker.h"
-#include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "training_run.h"
 
-#define CREW_MOST 4u
-#define TENSORS   6u
-#define WAIT_MS   20000u
+#define TENSORS 6u
 
-/* A trainer with its model, and its workers. */
-typedef struct training_run {
-    refit_config config;
-    refit_publisher *publisher;
-    refit_tensor tensors[TENSORS];
-    char names[TENSORS][32];
-    unsigned char *bytes[TENSORS];
-    crew_member crew[CREW_MOST];
-    uint32_t crew_count;
-    uint64_t seed;
-    uint64_t changed;    /* elements, by change_tensor */
-    refit_status status; /* of the commit on a thread */
-} training_run;
+static uint64_t changed; /* elements, by change_tensor */
 
-static void set_tensor(training_run *run, uint32_t index, refit_dtype dtype, uint64_t elements)
+static void begin_deltas(training_run *run, uint64_t seed, uint32_t slots)
 {
-    snprintf(run->names[index], sizeof run->names[index], "tensor.%u", index);
-    run->tensors[index] = (refit_tensor){
-        .size = sizeof(refit_tensor),
-        .name = run->names[index],
-        .dtype = dtype,
-        .rank = 1,
-        .shape = {elements},
-        .bytes = (elements * refit_dtype_bits(dtype) + 7) / 8,
-        .alias_of = REFIT_NO_ALIAS,
-    };
-    run->bytes[index] = malloc(run->tensors[index].bytes + 1);
-    assert_non_null(run->bytes[index]);
-    for (uint64_t i = 0; i < run->tensors[index].bytes; i++)
-        run->bytes[index][i] = (unsigned char)(seeded_next(&run->seed) >> 20);
-}
-
-static void run_begin(training_run *run, uint64_t seed, uint32_t slots)
-{
-    memset(run, 0, sizeof *run);
+    run_begin(run, slots);
     run->seed = seed;
-    run->config = quick_config();
     run->config.broadcast_shm = REFIT_SHM_OFF;
-    run->config.broadcast_slots = slots;
     run->config.broadcast_heartbeat_ms = 1000; /* a slow machine takes no frame for lost */
-    run->config.broadcast_heartbeat_timeout_ms = 30000;
     run->config.broadcast_encode_threads = 1 + (uint32_t)(seed % 4);
-    set_tensor(run, 0, REFIT_BF16, 300001);
-    set_tensor(run, 1, REFIT_F32, 70000);
-    set_tensor(run, 2, REFIT_F16, 65536);
-    set_tensor(run, 3, REFIT_U8, 200000);
-    set_tensor(run, 4, REFIT_F6_E2M3, 70001);
-    set_tensor(run, 5, REFIT_I64, 3);
-}
-
-static void run_open(training_run *run)
-{
-    refit_error error;
-    if (refit_publisher_open("tcp://127.0.0.1:0", &run->config, &run->publisher, &error) !=
-        REFIT_OK) {
-        fail_msg("%s", error.text);
+    run_add_tensor(run, REFIT_BF16, 300001, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_F32, 70000, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_F16, 65536, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_U8, 200000, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_F6_E2M3, 70001, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_I64, 3, REFIT_NO_ALIAS);
+    for (uint32_t i = 0; i < TENSORS; i++) {
+        for (uint64_t k = 0; k < run->tensors[i].bytes; k++)
+            run->bytes[i][k] = (unsigned char)(seeded_next(&run->seed) >> 20);
     }
-    assert_ok(refit_publisher_declare(run->publisher, run->tensors, TENSORS, NULL));
 }
 
-static void run_end(training_run *run)
+/* With one worker, and a first version. */
+static crew_member *open_deltas(training_run *run)
 {
-    for (uint32_t i = 0; i < run->crew_count; i++)
-        crew_stop(&run->crew[i]);
-    refit_publisher_close(run->publisher);
-    for (uint32_t i = 0; i < TENSORS; i++)
-        free(run->bytes[i]);
-}
-
-static void wait_workers(training_run *run, uint32_t count)
-{
-    assert_ok(refit_publisher_wait_workers(run->publisher, count, WAIT_MS, NULL));
-}
-
-static crew_member *add_worker(training_run *run)
-{
-    crew_member *member = &run->crew[run->crew_count++];
-    crew_start(member, refit_publisher_endpoint(run->publisher), &run->config, CREW_ACCEPT);
-    wait_workers(run, run->crew_count);
+    run_open(run, "tcp://127.0.0.1:0");
+    crew_member *member = run_add_worker(run, CREW_ACCEPT);
+    run_write(run, 0);
+    run_commit(run);
     return member;
 }
 
@@ -105,13 +49,8 @@ static void change_tensor(training_run *run, uint32_t index, uint64_t every)
         } else {
             element[0] = (unsigned char)(element[0] + 1);
         }
-        run->changed++;
+        changed++;
     }
-}
-
-static uint64_t model_digest(const training_run *run)
-{
-    return crew_digest(run->tensors, TENSORS, (const void *const *)run->bytes);
 }
 
 static void change_model(training_run *run)
@@ -121,31 +60,19 @@ static void change_model(training_run *run)
         change_tensor(run, i, densities[seeded_below(&run->seed, 7)]);
 }
 
-static void begin_and_write(training_run *run)
-{
-    refit_error error;
-    if (refit_publisher_begin(run->publisher, 0, &error) != REFIT_OK) fail_msg("%s", error.text);
-    for (uint32_t n = 0, at = (uint32_t)seeded_below(&run->seed, TENSORS); n < TENSORS; n++) {
-        uint32_t i = (at + n) % TENSORS;
-        assert_ok(refit_publisher_write(run->publisher, i, run->bytes[i], run->tensors[i].bytes,
-                                        NULL, REFIT_STREAM_NONE, NULL));
-    }
-}
-
 static uint64_t publish(training_run *run)
 {
-    refit_error error;
-    begin_and_write(run);
-    if (refit_publisher_commit(run->publisher, &error) != REFIT_OK) fail_msg("%s", error.text);
+    run_write(run, 0);
+    run_commit(run);
     return refit_publisher_version(run->publisher);
 }
 
-static refit_stats figures(training_run *run)
+/* The next version, which all workers see. */
+static refit_stats publish_to_all(training_run *run)
 {
-    refit_stats stats;
-    refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_publisher_stats(run->publisher, &stats, NULL));
-    return stats;
+    uint64_t digest = run_digest(run);
+    run_expect(run, publish(run), digest);
+    return run_stats(run);
 }
 
 /* ---- Whatever happens */
@@ -155,7 +82,7 @@ static void publish_to_a_refuser(training_run *run, crew_habit habit)
     crew_member *refuser = &run->crew[seeded_below(&run->seed, run->crew_count)];
     uint64_t before = refit_publisher_version(run->publisher);
     crew_set_habit(refuser, habit);
-    begin_and_write(run);
+    run_write(run, 0);
     assert_int_equal(refit_publisher_commit(run->publisher, NULL), REFIT_ERR_PEER);
     uint64_t version = refit_publisher_version(run->publisher);
     assert_true(version > before);
@@ -167,19 +94,17 @@ static void one_step(training_run *run)
 {
     uint64_t chance = seeded_below(&run->seed, 10);
     change_model(run);
-    if (chance == 0 && run->crew_count < CREW_MOST) add_worker(run);
+    if (chance == 0 && run->crew_count < RUN_CREW) run_add_worker(run, CREW_ACCEPT);
     if (chance == 1) {
-        begin_and_write(run);
+        run_write(run, 0);
         assert_ok(refit_publisher_abort(run->publisher, NULL));
         change_model(run);
     }
     if (chance == 2) publish_to_a_refuser(run, CREW_REFUSE_KEPT);
     if (chance == 3) publish_to_a_refuser(run, CREW_REFUSE_LOST);
     if (chance == 2 || chance == 3) change_model(run);
-    wait_workers(run, run->crew_count);
-    uint64_t digest = model_digest(run), version = publish(run);
-    for (uint32_t i = 0; i < run->crew_count; i++)
-        assert_int_equal(crew_wait(&run->crew[i], version, 1), digest);
+    run_wait_workers(run, run->crew_count);
+    (void)publish_to_all(run);
 }
 
 static void random_updates_arrive_bit_for_bit(void **state)
@@ -187,15 +112,15 @@ static void random_updates_arrive_bit_for_bit(void **state)
     for (uint64_t seed = 1; seed <= 6; seed++) {
         training_run run;
         uint64_t sparse = 0;
-        run_begin(&run, seed, 1 + seed % 2);
+        begin_deltas(&run, seed, 1 + seed % 2);
         run.config.broadcast_compress = seed % 4 < 2 ? REFIT_COMPRESS_NONE : REFIT_COMPRESS_ZSTD;
         run.config.broadcast_delta = seed % 3 == 0 ? REFIT_DELTA_ALWAYS : REFIT_DELTA_AUTO;
-        run_open(&run);
-        add_worker(&run);
-        add_worker(&run);
+        run_open(&run, "tcp://127.0.0.1:0");
+        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, CREW_ACCEPT);
         for (int i = 0; i < 12; i++) {
             one_step(&run);
-            sparse += figures(&run).publish_sparse_blocks_last;
+            sparse += run_stats(&run).publish_sparse_blocks_last;
         }
         assert_true(sparse > 0);
         run_end(&run);
@@ -208,21 +133,17 @@ static void little_changes_travel_as_little(void **state)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
-        run_begin(&run, 3, slots);
-        run_open(&run);
-        crew_member *member = add_worker(&run);
-        (void)publish(&run);
-        assert_int_equal(figures(&run).publish_delta_bytes_last, 0);
-        uint64_t sent = figures(&run).publish_sent_bytes_total;
-        run.changed = 0;
+        begin_deltas(&run, 3, slots);
+        (void)open_deltas(&run);
+        assert_int_equal(run_stats(&run).publish_delta_bytes_last, 0);
+        uint64_t sent = run_stats(&run).publish_sent_bytes_total;
+        changed = 0;
         for (uint32_t i = 0; i < 3; i++)
             change_tensor(&run, i, 100);
-        uint64_t digest = model_digest(&run), version = publish(&run);
-        assert_int_equal(crew_wait(member, version, 1), digest);
-        refit_stats stats = figures(&run);
+        refit_stats stats = publish_to_all(&run);
         sent = stats.publish_sent_bytes_total - sent;
         assert_int_equal(stats.publish_delta_bytes_last, sent);
-        assert_int_equal(stats.publish_changed_elements_last, run.changed);
+        assert_int_equal(stats.publish_changed_elements_last, changed);
         assert_int_equal(stats.publish_dense_blocks_last, 0);
         assert_int_equal(stats.publish_sparse_blocks_last, 5 + 2 + 1);
         assert_true(stats.publish_encode_seconds_last > 0);
@@ -232,34 +153,28 @@ static void little_changes_travel_as_little(void **state)
 }
 
 /* Nearly all of a bf16 tensor changes, and little of an fp32 one: each is coded as is cheaper. */
-static refit_stats publish_mixed(training_run *run, crew_member *member)
+static refit_stats publish_mixed(training_run *run)
 {
     change_tensor(run, 0, 1);
-    run->changed = 0;
+    changed = 0;
     change_tensor(run, 1, 100);
-    uint64_t digest = model_digest(run), version = publish(run);
-    assert_int_equal(crew_wait(member, version, 1), digest);
-    return figures(run);
+    return publish_to_all(run);
 }
 
 static void auto_sends_whole_what_nearly_all_changed(void **state)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
-        run_begin(&run, 10 + slots, slots);
-        run_open(&run);
-        crew_member *member = add_worker(&run);
-        (void)publish(&run);
-        refit_stats stats = publish_mixed(&run, member);
+        begin_deltas(&run, 10 + slots, slots);
+        (void)open_deltas(&run);
+        refit_stats stats = publish_mixed(&run);
         assert_int_equal(stats.publish_dense_blocks_last, 5);
         assert_int_equal(stats.publish_sparse_blocks_last, 2);
-        assert_int_equal(stats.publish_changed_elements_last, run.changed);
+        assert_int_equal(stats.publish_changed_elements_last, changed);
         assert_true(stats.publish_delta_bytes_last >= run.tensors[0].bytes);
         assert_true(stats.publish_delta_bytes_last < run.tensors[0].bytes + 5000);
         change_tensor(&run, 0, 4); /* a quarter pays */
-        uint64_t digest = model_digest(&run), version = publish(&run);
-        assert_int_equal(crew_wait(member, version, 1), digest);
-        assert_int_equal(figures(&run).publish_sparse_blocks_last, 5);
+        assert_int_equal(publish_to_all(&run).publish_sparse_blocks_last, 5);
         run_end(&run);
     }
 }
@@ -267,12 +182,10 @@ static void auto_sends_whole_what_nearly_all_changed(void **state)
 static void always_codes_what_nearly_all_changed(void **state)
 {
     training_run run;
-    run_begin(&run, 13, 2);
+    begin_deltas(&run, 13, 2);
     run.config.broadcast_delta = REFIT_DELTA_ALWAYS;
-    run_open(&run);
-    crew_member *member = add_worker(&run);
-    (void)publish(&run);
-    refit_stats stats = publish_mixed(&run, member);
+    (void)open_deltas(&run);
+    refit_stats stats = publish_mixed(&run);
     assert_int_equal(stats.publish_dense_blocks_last, 0);
     assert_int_equal(stats.publish_sparse_blocks_last, 5 + 2);
     assert_true(stats.publish_delta_bytes_last < run.tensors[0].bytes);
@@ -282,16 +195,12 @@ static void always_codes_what_nearly_all_changed(void **state)
 static void never_sends_every_version_whole(void **state)
 {
     training_run run;
-    run_begin(&run, 4, 2);
+    begin_deltas(&run, 4, 2);
     run.config.broadcast_delta = REFIT_DELTA_NEVER;
-    run_open(&run);
-    crew_member *member = add_worker(&run);
-    (void)publish(&run);
-    uint64_t sent = figures(&run).publish_sent_bytes_total;
+    (void)open_deltas(&run);
+    uint64_t sent = run_stats(&run).publish_sent_bytes_total;
     change_tensor(&run, 0, 1000);
-    uint64_t digest = model_digest(&run), version = publish(&run);
-    assert_int_equal(crew_wait(member, version, 1), digest);
-    refit_stats stats = figures(&run);
+    refit_stats stats = publish_to_all(&run);
     assert_true(stats.publish_sent_bytes_total - sent >= stats.publish_bytes_last);
     assert_int_equal(stats.publish_delta_bytes_last, 0);
     run_end(&run);
@@ -334,9 +243,9 @@ static void take_committed(const training_run *run, raw_worker *raw)
 /* A version for one member of the crew and one raw worker, both of which hold it then. */
 static void publish_first(training_run *run, raw_worker *raw, bool delta)
 {
-    (void)add_worker(run);
+    (void)run_add_worker(run, CREW_ACCEPT);
     open_raw(run, raw, "raw", delta);
-    wait_workers(run, 2);
+    run_wait_workers(run, 2);
     uint64_t version = publish(run);
     (void)crew_wait(&run->crew[0], version, 1);
     take_committed(run, raw);
@@ -346,9 +255,9 @@ static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
 {
     training_run run;
     raw_worker raw;
-    run_begin(&run, 5, 2);
+    begin_deltas(&run, 5, 2);
     set_quorum(&run);
-    run_open(&run);
+    run_open(&run, "tcp://127.0.0.1:0");
     publish_first(&run, &raw, false);
     change_tensor(&run, 0, 500);
     (void)publish(&run);
@@ -367,9 +276,9 @@ static void a_straggler_gets_what_was_coded_for_others(void **state)
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         raw_worker raw;
-        run_begin(&run, 6 + slots, slots);
+        begin_deltas(&run, 6 + slots, slots);
         set_quorum(&run);
-        run_open(&run);
+        run_open(&run, "tcp://127.0.0.1:0");
         publish_first(&run, &raw, true);
         for (uint32_t i = 0; i < TENSORS; i++)
             change_tensor(&run, i, 100);
@@ -399,29 +308,21 @@ static void frames_of_all_sizes_fit_through_the_smallest_window(void **state)
 {
     for (uint32_t window = 1; window <= 3; window++) {
         training_run run;
-        run_begin(&run, 20 + window, 2);
+        begin_deltas(&run, 20 + window, 2);
         run.config.broadcast_window = window;
         run.config.broadcast_frame_bytes = 64 * 1024;
         run.config.broadcast_delta = REFIT_DELTA_ALWAYS;
         run.config.broadcast_heartbeat_ms = 20000;
         run.config.broadcast_heartbeat_timeout_ms = 60000;
-        run_open(&run);
-        crew_member *member = add_worker(&run);
+        run_open(&run, "tcp://127.0.0.1:0");
+        run_add_worker(&run, CREW_ACCEPT);
         for (int turn = 0; turn < 12; turn++) {
             change_model(&run);
-            uint64_t version = publish(&run);
-            assert_int_equal(crew_wait(member, version, 1), model_digest(&run));
+            (void)publish_to_all(&run);
         }
-        assert_int_equal(figures(&run).publish_resent_frames, 0);
+        assert_int_equal(run_stats(&run).publish_resent_frames, 0);
         run_end(&run);
     }
-}
-
-static void *commit(void *user)
-{
-    training_run *run = user;
-    run->status = refit_publisher_commit(run->publisher, NULL);
-    return NULL;
 }
 
 /* No other worker takes sparse blocks, so none were coded before the commit; after it, with one
@@ -432,15 +333,15 @@ static void a_straggler_alone_gets_the_same_bytes(void **state)
         training_run run;
         raw_worker plain, raw;
         rft_thread thread;
-        run_begin(&run, 8 + slots, slots);
+        begin_deltas(&run, 8 + slots, slots);
         set_quorum(&run);
-        run_open(&run);
+        run_open(&run, "tcp://127.0.0.1:0");
         open_raw(&run, &plain, "plain", false);
         open_raw(&run, &raw, "raw", true);
         for (int turn = 0; turn < 2; turn++) {
             change_tensor(&run, 0, 100);
-            begin_and_write(&run);
-            assert_ok(rft_thread_start(&thread, "commit", commit, &run, NULL));
+            run_write(&run, 0);
+            assert_ok(rft_thread_start(&thread, "commit", run_commit_on_thread, &run, NULL));
             raw_worker_stage(&plain);
             raw_worker_apply(&plain);
             rft_thread_join(thread);
@@ -481,10 +382,10 @@ static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool
     rft_thread thread;
     refit_error error;
     refit_update *update = NULL;
-    uint64_t sent = figures(run).publish_sent_bytes_total;
-    begin_and_write(run);
-    assert_ok(rft_thread_start(&thread, "commit", commit, run, NULL));
-    if (refit_subscriber_next(subscriber, WAIT_MS, &update, &error) != REFIT_OK)
+    uint64_t sent = run_stats(run).publish_sent_bytes_total;
+    run_write(run, 0);
+    assert_ok(rft_thread_start(&thread, "commit", run_commit_on_thread, run, NULL));
+    if (refit_subscriber_next(subscriber, RUN_WAIT_MS, &update, &error) != REFIT_OK)
         fail_msg("%s", error.text);
     check_update(run, update);
     if (scribbles) scribble_on(update, 3);
@@ -492,7 +393,7 @@ static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool
     refit_update_close(update);
     rft_thread_join(thread);
     assert_ok(run->status);
-    return figures(run).publish_sent_bytes_total - sent;
+    return run_stats(run).publish_sent_bytes_total - sent;
 }
 
 /* The block that it changed travels as the same: only the digest at the end shows it. */
@@ -501,14 +402,14 @@ static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
         refit_subscriber *subscriber = NULL;
-        run_begin(&run, 30 + slots, slots);
-        run_open(&run);
+        begin_deltas(&run, 30 + slots, slots);
+        run_open(&run, "tcp://127.0.0.1:0");
         const char *endpoint = refit_publisher_endpoint(run.publisher);
         assert_ok(refit_subscriber_open(endpoint, &run.config, &subscriber, NULL));
-        wait_workers(&run, 1);
+        run_wait_workers(&run, 1);
         (void)publish_to(&run, subscriber, true);
         change_tensor(&run, 0, 100);
-        uint64_t whole = figures(&run).publish_bytes_last;
+        uint64_t whole = run_stats(&run).publish_bytes_last;
         assert_true(publish_to(&run, subscriber, false) > whole);
         for (int turn = 0; turn < 2; turn++) {
             change_tensor(&run, 0, 100);

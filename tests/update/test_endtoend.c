@@ -1,11 +1,9 @@
 /* Publisher and subscribers of one process: every worker sees every version whole, on every path,
  * also when workers join late, refuse, leave or return. */
-#include <poll.h>
 #include <unistd.h>
 
-#include "tests/support/crew.h"
-#include "tests/support/quick_config.h"
-#include "tests/support/unit.h"
+#include "tests/support/trainer.h"
+#include "training_run.h"
 
 /* Through inproc a message's memory is passed on inside libzmq, whose locks ThreadSanitizer does
  * not see. */
@@ -14,10 +12,6 @@
 #else
 #define INPROC "inproc://endtoend"
 #endif
-
-#define CREW_MOST    4u
-#define TENSORS_MOST 32u
-#define WAIT_MS      20000u
 
 static const struct {
     const char *name;
@@ -29,121 +23,29 @@ static const struct {
 };
 #define TCP "tcp://127.0.0.1:0"
 
-/* The case under test, from run_begin to run_end; told when a test fails in between. */
-static char current_case[160];
-
-static int tell_case(void **state)
-{
-    if (current_case[0] != '\0') print_error("in the case: %s\n", current_case);
-    current_case[0] = '\0';
-    return 0;
-}
-
-#define CASES_TEST(name) cmocka_unit_test_teardown(name, tell_case)
-
-/* A trainer with its model, and its workers. */
-typedef struct training_run {
-    refit_config config;
-    refit_publisher *publisher;
-    char endpoint[128];
-    refit_tensor tensors[TENSORS_MOST];
-    char names[TENSORS_MOST][32];
-    void *bytes[TENSORS_MOST];
-    uint32_t count;
-    crew_member crew[CREW_MOST];
-    uint32_t crew_count;
-} training_run;
-
-static void add_tensor(training_run *run, refit_dtype dtype, uint64_t elements, uint32_t alias_of)
-{
-    uint32_t index = run->count++;
-    refit_tensor *tensor = &run->tensors[index];
-    snprintf(run->names[index], sizeof run->names[index], "tensor.%u", index);
-    *tensor = (refit_tensor){
-        .size = sizeof *tensor,
-        .name = run->names[index],
-        .dtype = dtype,
-        .rank = 1,
-        .shape = {elements},
-        .bytes = (elements * refit_dtype_bits(dtype) + 7) / 8,
-        .alias_of = alias_of,
-    };
-    if (alias_of != REFIT_NO_ALIAS) {
-        run->bytes[index] = run->bytes[alias_of];
-    } else {
-        run->bytes[index] = calloc(tensor->bytes + 1, 1);
-        assert_non_null(run->bytes[index]);
-    }
-}
-
 /* A large tensor, a small one, a tied one and an empty one. */
 static void add_usual_tensors(training_run *run)
 {
-    add_tensor(run, REFIT_BF16, 300001, REFIT_NO_ALIAS);
-    add_tensor(run, REFIT_F32, 17, REFIT_NO_ALIAS);
-    add_tensor(run, REFIT_BF16, 300001, 0);
-    add_tensor(run, REFIT_F16, 0, REFIT_NO_ALIAS);
-    add_tensor(run, REFIT_U8, 200000, REFIT_NO_ALIAS);
-}
-
-static void open_publisher(training_run *run, const char *endpoint)
-{
-    refit_error error;
-    refit_status status;
-    while ((status = refit_publisher_open(endpoint, &run->config, &run->publisher, &error)) ==
-           REFIT_ERR_BUSY) {
-        (void)poll(NULL, 0, 5); /* ZeroMQ gives an endpoint up in the background */
-    }
-    if (status != REFIT_OK) fail_msg("%s", error.text);
-    snprintf(run->endpoint, sizeof run->endpoint, "%s", refit_publisher_endpoint(run->publisher));
-    assert_ok(refit_publisher_declare(run->publisher, run->tensors, run->count, &error));
+    run_add_tensor(run, REFIT_BF16, 300001, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_F32, 17, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_BF16, 300001, 0);
+    run_add_tensor(run, REFIT_F16, 0, REFIT_NO_ALIAS);
+    run_add_tensor(run, REFIT_U8, 200000, REFIT_NO_ALIAS);
 }
 
 /* With no tensors and no publisher yet. `path` is an index into PATHS. */
-static void run_prepare(training_run *run, uint32_t path)
+static void prepare(training_run *run, uint32_t path, uint32_t slots)
 {
-    memset(run, 0, sizeof *run);
-    run->config = quick_config();
+    run_begin(run, slots);
     run->config.broadcast_shm = PATHS[path].shm;
-    snprintf(current_case, sizeof current_case, "%s", PATHS[path].name);
+    print_message("%s, slots %u\n", PATHS[path].name, slots);
 }
 
-static void run_begin(training_run *run, const char *endpoint, uint32_t path, uint32_t slots)
+static void open_usual(training_run *run, uint32_t path, uint32_t slots)
 {
-    run_prepare(run, path);
-    run->config.broadcast_slots = slots;
-    snprintf(current_case, sizeof current_case, "%s, %s, slots %u", endpoint, PATHS[path].name,
-             slots);
+    prepare(run, path, slots);
     add_usual_tensors(run);
-    open_publisher(run, endpoint);
-}
-
-static void run_end(training_run *run)
-{
-    current_case[0] = '\0';
-    for (uint32_t i = 0; i < run->crew_count; i++) {
-        crew_stop(&run->crew[i]);
-    }
-    refit_publisher_close(run->publisher);
-    for (uint32_t i = 0; i < run->count; i++) {
-        if (run->tensors[i].alias_of == REFIT_NO_ALIAS) free(run->bytes[i]);
-    }
-}
-
-static void wait_workers(training_run *run, uint32_t count)
-{
-    refit_error error;
-    if (refit_publisher_wait_workers(run->publisher, count, WAIT_MS, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
-}
-
-static crew_member *add_worker(training_run *run, crew_habit habit)
-{
-    crew_member *member = &run->crew[run->crew_count++];
-    crew_start(member, run->endpoint, &run->config, habit);
-    wait_workers(run, run->crew_count);
-    return member;
+    run_open(run, TCP);
 }
 
 /* New bytes for all tensors but the first `same`, and their digest. */
@@ -156,42 +58,15 @@ static uint64_t change_model(training_run *run, uint64_t seed, uint32_t same)
             at[k] = (unsigned char)(k * 31 + (k >> 9) + seed * 17 + i);
         }
     }
-    return crew_digest(run->tensors, run->count, (const void *const *)run->bytes);
-}
-
-static void begin_and_write(training_run *run, uint64_t version)
-{
-    refit_error error;
-    if (refit_publisher_begin(run->publisher, version, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
-    for (uint32_t i = 0; i < run->count; i++) {
-        if (run->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        assert_ok(refit_publisher_write(run->publisher, i, run->bytes[i], run->tensors[i].bytes,
-                                        NULL, REFIT_STREAM_NONE, &error));
-    }
-}
-
-static void commit(training_run *run)
-{
-    refit_error error;
-    if (refit_publisher_commit(run->publisher, &error) != REFIT_OK) fail_msg("%s", error.text);
+    return run_digest(run);
 }
 
 static uint64_t publish(training_run *run, uint64_t version)
 {
     uint64_t digest = change_model(run, version, 0);
-    begin_and_write(run, version);
-    commit(run);
+    run_write(run, version);
+    run_commit(run);
     return digest;
-}
-
-static refit_stats publisher_stats(training_run *run)
-{
-    refit_stats stats;
-    refit_stats_init(&stats, sizeof stats);
-    assert_ok(refit_publisher_stats(run->publisher, &stats, NULL));
-    return stats;
 }
 
 static refit_worker_info worker_named(training_run *run, const crew_member *member)
@@ -213,19 +88,20 @@ static refit_worker_info worker_named(training_run *run, const crew_member *memb
 static void one_path_brings_every_version(const char *endpoint, uint32_t path, uint32_t slots)
 {
     training_run run;
-    run_begin(&run, endpoint, path, slots);
-    for (uint32_t i = 0; i < (slots == 1 ? 1 : CREW_MOST); i++)
-        add_worker(&run, CREW_ACCEPT);
+    prepare(&run, path, slots);
+    add_usual_tensors(&run);
+    run_open(&run, endpoint);
+    for (uint32_t i = 0; i < (slots == 1 ? 1 : RUN_CREW); i++)
+        run_add_worker(&run, CREW_ACCEPT);
     for (uint64_t version = 1; version <= 3; version++) {
         uint64_t digest = publish(&run, version);
-        for (uint32_t i = 0; i < run.crew_count; i++)
-            assert_int_equal(crew_wait(&run.crew[i], version, 1), digest);
+        run_expect(&run, version, digest);
     }
     refit_worker_info info = worker_named(&run, &run.crew[0]);
     assert_int_equal(info.path, PATHS[path].path);
     assert_int_equal(info.version, 3);
     assert_int_equal(info.committed, 1);
-    bool sent_nothing = publisher_stats(&run).publish_sent_bytes_total == 0;
+    bool sent_nothing = run_stats(&run).publish_sent_bytes_total == 0;
     assert_int_equal(sent_nothing, PATHS[path].path == REFIT_PATH_SHM);
     run_end(&run);
 }
@@ -245,12 +121,12 @@ static void every_element_type_passes_through(void **state)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
-        run_prepare(&run, path);
-#define ADD_DTYPE(name, number, bits) add_tensor(&run, REFIT_##name, 65537, REFIT_NO_ALIAS);
+        prepare(&run, path, 1);
+#define ADD_DTYPE(name, number, bits) run_add_tensor(&run, REFIT_##name, 65537, REFIT_NO_ALIAS);
         REFIT_DTYPE_MAP(ADD_DTYPE)
 #undef ADD_DTYPE
-        open_publisher(&run, TCP);
-        crew_member *member = add_worker(&run, CREW_ACCEPT);
+        run_open(&run, TCP);
+        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
         uint64_t digest = publish(&run, 1);
         assert_int_equal(crew_wait(member, 1, 1), digest);
         run_end(&run);
@@ -261,10 +137,10 @@ static void a_version_of_empty_tensors_passes_through(void **state)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
-        run_prepare(&run, path);
-        add_tensor(&run, REFIT_F32, 0, REFIT_NO_ALIAS);
-        open_publisher(&run, TCP);
-        crew_member *member = add_worker(&run, CREW_ACCEPT);
+        prepare(&run, path, 1);
+        run_add_tensor(&run, REFIT_F32, 0, REFIT_NO_ALIAS);
+        run_open(&run, TCP);
+        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
         (void)publish(&run, 1);
         (void)crew_wait(member, 1, 1);
         run_end(&run);
@@ -274,15 +150,15 @@ static void a_version_of_empty_tensors_passes_through(void **state)
 static void blocks_that_did_not_change_do_not_travel(void **state)
 {
     training_run run;
-    run_begin(&run, TCP, 0, 2);
-    crew_member *member = add_worker(&run, CREW_ACCEPT);
+    open_usual(&run, 0, 2);
+    crew_member *member = run_add_worker(&run, CREW_ACCEPT);
     (void)publish(&run, 1);
-    uint64_t before = publisher_stats(&run).publish_sent_bytes_total;
+    uint64_t before = run_stats(&run).publish_sent_bytes_total;
     uint64_t digest = change_model(&run, 9, 4);
-    begin_and_write(&run, 2);
-    commit(&run);
+    run_write(&run, 2);
+    run_commit(&run);
     assert_int_equal(crew_wait(member, 2, 1), digest);
-    uint64_t sent = publisher_stats(&run).publish_sent_bytes_total - before;
+    uint64_t sent = run_stats(&run).publish_sent_bytes_total - before;
     assert_true(sent >= run.tensors[4].bytes);
     assert_true(sent <= run.tensors[4].bytes + 4096);
     run_end(&run);
@@ -294,11 +170,11 @@ static void a_late_worker_is_brought_to_the_current_version(void **state)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
-        run_begin(&run, TCP, path, 2);
-        add_worker(&run, CREW_ACCEPT);
+        open_usual(&run, path, 2);
+        run_add_worker(&run, CREW_ACCEPT);
         (void)publish(&run, 1);
         uint64_t digest = publish(&run, 2);
-        crew_member *late = add_worker(&run, CREW_ACCEPT);
+        crew_member *late = run_add_worker(&run, CREW_ACCEPT);
         assert_int_equal(crew_wait(late, 2, 1), digest);
         assert_int_equal(crew_count(late, 1), 0);
         digest = publish(&run, 3);
@@ -311,12 +187,12 @@ static void a_late_worker_is_brought_to_the_current_version(void **state)
 static void a_worker_that_comes_while_a_version_is_written_gets_it(void **state)
 {
     training_run run;
-    run_begin(&run, TCP, 0, 2);
-    add_worker(&run, CREW_ACCEPT);
+    open_usual(&run, 0, 2);
+    run_add_worker(&run, CREW_ACCEPT);
     uint64_t digest = change_model(&run, 1, 0);
-    begin_and_write(&run, 1);
-    crew_member *late = add_worker(&run, CREW_ACCEPT);
-    commit(&run);
+    run_write(&run, 1);
+    crew_member *late = run_add_worker(&run, CREW_ACCEPT);
+    run_commit(&run);
     assert_int_equal(crew_wait(&run.crew[0], 1, 1), digest);
     assert_int_equal(crew_wait(late, 1, 1), digest);
     run_end(&run);
@@ -326,12 +202,12 @@ static void a_worker_that_leaves_in_the_middle_fails_the_version_for_all(void **
 {
     training_run run;
     refit_error error;
-    run_begin(&run, TCP, 0, 2);
-    add_worker(&run, CREW_ACCEPT);
+    open_usual(&run, 0, 2);
+    run_add_worker(&run, CREW_ACCEPT);
     uint64_t first = publish(&run, 1);
-    add_worker(&run, CREW_ACCEPT);
+    run_add_worker(&run, CREW_ACCEPT);
     (void)change_model(&run, 2, 0);
-    begin_and_write(&run, 2);
+    run_write(&run, 2);
     crew_stop(&run.crew[1]);
     run.crew_count = 1;
     assert_int_equal(refit_publisher_commit(run.publisher, &error), REFIT_ERR_PEER);
@@ -348,17 +224,17 @@ static void a_worker_that_cannot_stage_fails_the_version_or_is_outvoted(void **s
     for (int quorum = 0; quorum < 2; quorum++) {
         training_run run;
         refit_error error;
-        run_prepare(&run, 0);
+        prepare(&run, 0, 1);
         run.config.broadcast_commit = quorum ? REFIT_COMMIT_QUORUM : REFIT_COMMIT_ALL;
         run.config.broadcast_quorum = quorum ? 2 : 0;
         add_usual_tensors(&run);
-        open_publisher(&run, TCP);
-        add_worker(&run, CREW_ACCEPT);
-        add_worker(&run, CREW_ACCEPT);
+        run_open(&run, TCP);
+        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, CREW_ACCEPT);
         run.config.limits_version_bytes = 300000; /* for the third alone */
-        add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, CREW_ACCEPT);
         uint64_t digest = change_model(&run, 1, 0);
-        begin_and_write(&run, 1);
+        run_write(&run, 1);
         refit_status status = refit_publisher_commit(run.publisher, &error);
         assert_int_equal(status, quorum ? REFIT_OK : REFIT_ERR_PEER);
         refit_worker_info info = worker_named(&run, &run.crew[2]);
@@ -388,14 +264,14 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
 {
     training_run run;
     refit_error error;
-    run_begin(&run, TCP, path, 2);
-    snprintf(current_case, sizeof current_case, "%s, %s", refusal->name, PATHS[path].name);
-    add_worker(&run, CREW_ACCEPT);
-    crew_member *stubborn = add_worker(&run, CREW_ACCEPT);
+    open_usual(&run, path, 2);
+    print_message("a worker that %s\n", refusal->name);
+    run_add_worker(&run, CREW_ACCEPT);
+    crew_member *stubborn = run_add_worker(&run, CREW_ACCEPT);
     (void)publish(&run, 1);
     crew_set_habit(stubborn, refusal->habit);
     uint64_t digest = change_model(&run, 2, 0);
-    begin_and_write(&run, 2);
+    run_write(&run, 2);
     assert_int_equal(refit_publisher_commit(run.publisher, &error), REFIT_ERR_PEER);
     assert_int_equal(refit_publisher_version(run.publisher), 2);
     assert_int_equal(crew_wait(&run.crew[0], 2, 1), digest);
@@ -405,7 +281,7 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
     assert_int_equal(info.version, refusal->left);
     crew_set_habit(stubborn, CREW_ACCEPT);
     if (info.version == 0) assert_int_equal(crew_wait(stubborn, 2, 2), digest);
-    wait_workers(&run, 2);
+    run_wait_workers(&run, 2);
     digest = publish(&run, 3);
     assert_int_equal(crew_wait(stubborn, 3, 1), digest);
     run_end(&run);
@@ -423,15 +299,15 @@ static void an_aborted_version_is_never_seen(void **state)
 {
     for (uint32_t trial = 0; trial < 4; trial++) {
         training_run run;
-        run_begin(&run, TCP, trial % 2, 1 + trial / 2);
-        crew_member *member = add_worker(&run, CREW_ACCEPT);
+        open_usual(&run, trial % 2, 1 + trial / 2);
+        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
         (void)publish(&run, 1);
         (void)change_model(&run, 2, 0);
-        begin_and_write(&run, 2);
+        run_write(&run, 2);
         assert_ok(refit_publisher_abort(run.publisher, NULL));
         uint64_t digest = change_model(&run, 3, 1);
-        begin_and_write(&run, 3);
-        commit(&run);
+        run_write(&run, 3);
+        run_commit(&run);
         assert_int_equal(crew_wait(member, 3, 1), digest);
         assert_int_equal(crew_count(member, 2), 0);
         run_end(&run);
@@ -443,17 +319,17 @@ static void a_trainer_that_closes_and_opens_again_is_found(void **state)
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         char endpoint[128];
-        run_begin(&run, TCP, path, 2);
-        add_worker(&run, CREW_ACCEPT);
-        add_worker(&run, CREW_ACCEPT);
+        open_usual(&run, path, 2);
+        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, CREW_ACCEPT);
         (void)publish(&run, 1);
         memcpy(endpoint, run.endpoint, sizeof endpoint);
         refit_publisher_close(run.publisher);
-        open_publisher(&run, endpoint);
-        wait_workers(&run, 2);
+        run_open(&run, endpoint);
+        run_wait_workers(&run, 2);
         uint64_t digest = change_model(&run, 77, 0);
-        begin_and_write(&run, 1);
-        commit(&run);
+        run_write(&run, 1);
+        run_commit(&run);
         assert_int_equal(crew_wait(&run.crew[0], 1, 2), digest);
         assert_int_equal(crew_wait(&run.crew[1], 1, 2), digest);
         run_end(&run);
@@ -464,10 +340,10 @@ static void a_changed_manifest_brings_a_full_version(void **state)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
-        run_begin(&run, TCP, path, 2);
-        crew_member *member = add_worker(&run, CREW_ACCEPT);
+        open_usual(&run, path, 2);
+        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
         (void)publish(&run, 1);
-        add_tensor(&run, REFIT_F32, 100000, REFIT_NO_ALIAS);
+        run_add_tensor(&run, REFIT_F32, 100000, REFIT_NO_ALIAS);
         assert_ok(refit_publisher_declare(run.publisher, run.tensors, run.count, NULL));
         uint64_t digest = publish(&run, 2);
         assert_int_equal(crew_wait(member, 2, 1), digest);
@@ -481,14 +357,14 @@ static void an_open_update_stays_whole_while_the_next_version_is_written(void **
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
-        run_begin(&run, TCP, path, 2);
-        crew_member *member = add_worker(&run, CREW_KEEP);
+        open_usual(&run, path, 2);
+        crew_member *member = run_add_worker(&run, CREW_KEEP);
         (void)publish(&run, 1);
         (void)crew_wait(member, 1, 1);
         uint64_t digest = change_model(&run, 2, 0);
-        begin_and_write(&run, 2);
+        run_write(&run, 2);
         crew_let_go(member);
-        commit(&run);
+        run_commit(&run);
         assert_int_equal(crew_wait(member, 2, 1), digest);
         assert_false(member->torn);
         run_end(&run);
@@ -498,16 +374,17 @@ static void an_open_update_stays_whole_while_the_next_version_is_written(void **
 static void with_one_slot_an_update_that_stays_open_costs_its_worker_the_place(void **state)
 {
     training_run run;
-    run_prepare(&run, 1);
-    run.config.broadcast_stage_timeout_ms = 300;
+    prepare(&run, 1, 1);
     add_usual_tensors(&run);
-    open_publisher(&run, TCP);
-    crew_member *member = add_worker(&run, CREW_KEEP);
+    run_open(&run, TCP);
+    crew_member *member = run_add_worker(&run, CREW_KEEP);
     (void)publish(&run, 1);
     (void)crew_wait(member, 1, 1);
     uint64_t digest = change_model(&run, 2, 0);
-    begin_and_write(&run, 2); /* waits, then evicts the reader */
-    commit(&run);
+    publisher_set_stage_timeout(run.publisher, 300);
+    run_write(&run, 2); /* waits, then evicts the reader */
+    publisher_set_stage_timeout(run.publisher, RUN_WAIT_MS);
+    run_commit(&run);
     crew_let_go(member);
     assert_int_equal(crew_wait(member, 2, 1), digest);
     assert_false(member->torn);
@@ -517,20 +394,20 @@ static void with_one_slot_an_update_that_stays_open_costs_its_worker_the_place(v
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        CASES_TEST(every_path_brings_every_version_to_every_worker),
-        CASES_TEST(every_element_type_passes_through),
-        CASES_TEST(a_version_of_empty_tensors_passes_through),
-        CASES_TEST(blocks_that_did_not_change_do_not_travel),
-        CASES_TEST(a_late_worker_is_brought_to_the_current_version),
-        CASES_TEST(a_worker_that_comes_while_a_version_is_written_gets_it),
-        CASES_TEST(a_worker_that_leaves_in_the_middle_fails_the_version_for_all),
-        CASES_TEST(a_worker_that_cannot_stage_fails_the_version_or_is_outvoted),
-        CASES_TEST(a_worker_that_refuses_is_named_and_comes_back),
-        CASES_TEST(an_aborted_version_is_never_seen),
-        CASES_TEST(a_trainer_that_closes_and_opens_again_is_found),
-        CASES_TEST(a_changed_manifest_brings_a_full_version),
-        CASES_TEST(an_open_update_stays_whole_while_the_next_version_is_written),
-        CASES_TEST(with_one_slot_an_update_that_stays_open_costs_its_worker_the_place),
+        cmocka_unit_test(every_path_brings_every_version_to_every_worker),
+        cmocka_unit_test(every_element_type_passes_through),
+        cmocka_unit_test(a_version_of_empty_tensors_passes_through),
+        cmocka_unit_test(blocks_that_did_not_change_do_not_travel),
+        cmocka_unit_test(a_late_worker_is_brought_to_the_current_version),
+        cmocka_unit_test(a_worker_that_comes_while_a_version_is_written_gets_it),
+        cmocka_unit_test(a_worker_that_leaves_in_the_middle_fails_the_version_for_all),
+        cmocka_unit_test(a_worker_that_cannot_stage_fails_the_version_or_is_outvoted),
+        cmocka_unit_test(a_worker_that_refuses_is_named_and_comes_back),
+        cmocka_unit_test(an_aborted_version_is_never_seen),
+        cmocka_unit_test(a_trainer_that_closes_and_opens_again_is_found),
+        cmocka_unit_test(a_changed_manifest_brings_a_full_version),
+        cmocka_unit_test(an_open_update_stays_whole_while_the_next_version_is_written),
+        cmocka_unit_test(with_one_slot_an_update_that_stays_open_costs_its_worker_the_place),
     };
     return cmocka_run_group_tests_name("endtoend", tests, NULL, NULL);
 }

@@ -6,34 +6,11 @@
 #include "tests/support/gpu_play.h"
 #include "tests/support/unit.h"
 
-#define PATIENT_MS 20000u
+#define LONG_MS 20000u
 
-static void required(refit_config *config)
-{
-    config->broadcast_gpu = REFIT_GPU_REQUIRE;
-}
-
-static void one_slot(refit_config *config)
-{
-    config->broadcast_slots = 1;
-}
-
-static void required_one_slot(refit_config *config)
-{
-    required(config);
-    one_slot(config);
-}
-
-/* Readers that do not release a version are evicted soon. */
-static void impatient(refit_config *config)
-{
-    config->broadcast_stage_timeout_ms = 300;
-    config->broadcast_commit_timeout_ms = 300;
-}
-
+/* A version for which one worker is a quorum; a worker that is still reading may miss it. */
 static void one_is_enough(refit_config *config)
 {
-    impatient(config);
     config->broadcast_commit = REFIT_COMMIT_QUORUM;
     config->broadcast_quorum = 1;
 }
@@ -41,13 +18,14 @@ static void one_is_enough(refit_config *config)
 static void one_is_enough_and_required(refit_config *config)
 {
     one_is_enough(config);
-    required(config);
+    with_gpu_required(config);
 }
 
-static void impatient_one_slot(refit_config *config)
+/* What is not applied soon is not waited for. */
+static void hasty_one_slot(refit_config *config)
 {
-    impatient(config);
-    one_slot(config);
+    with_one_slot(config);
+    config->broadcast_commit_timeout_ms = 300;
 }
 
 static uint64_t store_bytes(const gpu_play *play)
@@ -63,7 +41,7 @@ static uint64_t gpu_bytes(gpu_play *play)
 /* A BYE is received a moment later. */
 static void await_nobody(gpu_play *play)
 {
-    int64_t deadline = rft_deadline(PATIENT_MS);
+    int64_t deadline = rft_deadline(LONG_MS);
     while (trainer_stats(&play->trainer).workers > 0) {
         if (rft_ms_until(deadline) == 0) fail_msg("a worker that has left is still subscribed");
         (void)poll(NULL, 0, 2);
@@ -72,68 +50,83 @@ static void await_nobody(gpu_play *play)
 
 static void memory_is_taken_while_a_worker_wants_it(void **state)
 {
-    gpu_play play;
-    gpu_play_open(&play, NULL);
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-    assert_int_equal(gpu_bytes(&play), 0);
-    (void)gpu_play_publish(&play, 1);
-    assert_int_equal(gpu_bytes(&play), store_bytes(&play));
-    (void)gpu_play_publish(&play, 2);
-    assert_int_equal(gpu_bytes(&play), 2 * store_bytes(&play));
+    gpu_play *play = *state;
+    gpu_play_open(play, NULL);
+    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    assert_int_equal(gpu_bytes(play), 0);
+    (void)gpu_play_publish(play, 1);
+    assert_int_equal(gpu_bytes(play), store_bytes(play));
+    (void)gpu_play_publish(play, 2);
+    assert_int_equal(gpu_bytes(play), 2 * store_bytes(play));
     uint64_t taken = fake_cuda_calls("cuMemAlloc");
     for (uint64_t version = 3; version <= 8; version++) {
-        gpu_play_expect(&play, version, gpu_play_publish(&play, version));
+        gpu_play_expect(play, version, gpu_play_publish(play, version));
     }
     assert_int_equal(fake_cuda_calls("cuMemAlloc"), taken); /* the same two blocks all along */
-    crew_stop(member);
-    play.crew_count = 0;
-    await_nobody(&play);
-    (void)gpu_play_publish(&play, 9);
-    assert_int_equal(gpu_bytes(&play), 0);
-    gpu_play_close(&play);
+    gpu_play_dismiss(play);
+    await_nobody(play);
+    (void)gpu_play_publish(play, 9);
+    assert_int_equal(gpu_bytes(play), 0);
 }
 
-/* A version for which one worker is a quorum; a worker that is still reading may miss it. */
-static void publish_to_one(gpu_play *play, uint64_t version)
+static refit_status begin(gpu_play *play, uint64_t version)
 {
-    trainer_begin(&play->trainer, version);
+    return refit_publisher_begin(play->trainer.publisher, version, NULL);
+}
+
+/* The worker that reads the version's slot is evicted: it does not let go. */
+static refit_status begin_over_a_reader(gpu_play *play, uint64_t version)
+{
+    publisher_set_stage_timeout(play->trainer.publisher, 300);
+    refit_status status = begin(play, version);
+    publisher_set_stage_timeout(play->trainer.publisher, play->config.broadcast_stage_timeout_ms);
+    return status;
+}
+
+/* The good worker has the version; another one is not waited for. */
+static void publish_to(gpu_play *play, crew_member *good, uint64_t version,
+                       refit_status (*begins)(gpu_play *play, uint64_t version))
+{
+    refit_publisher *publisher = play->trainer.publisher;
+    trainer_sample(&play->trainer, version);
+    assert_ok(begins(play, version));
     trainer_write(&play->trainer);
-    refit_status status = refit_publisher_commit(play->trainer.publisher, NULL);
-    assert_true(status == REFIT_OK || status == REFIT_ERR_PEER);
-    assert_int_equal(refit_publisher_version(play->trainer.publisher), version);
+    trainer_start(&play->trainer, TRAINER_COMMIT, version);
+    assert_true(crew_wait(good, version, 1) == gpu_play_digest(version));
+    refit_publisher_cancel(publisher);
+    if (trainer_join(&play->trainer) != REFIT_ERR_CANCELLED)
+        (void)!refit_publisher_wait_workers(publisher, 0, 0, NULL); /* takes the cancel */
+    assert_int_equal(refit_publisher_version(publisher), version);
 }
 
 /* The keeper reads version 1 all the time; version 3 would be written over it. */
 static void a_kept_version_stays_as_it_was_while_others_come(void **state)
 {
-    gpu_play play;
-    gpu_play_open(&play, one_is_enough);
-    crew_member *good = gpu_play_hire(&play, true, CREW_ACCEPT);
-    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
-    uint64_t digest = gpu_play_publish(&play, 1);
-    assert_true(crew_wait(keeper, 1, 1) == digest);
-    publish_to_one(&play, 2);
+    gpu_play *play = *state;
+    gpu_play_open(play, one_is_enough);
+    crew_member *good = gpu_play_hire(play, true, CREW_ACCEPT);
+    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    gpu_play_bring(play, keeper, 1);
+    publish_to(play, good, 2, begin);
     uint64_t locked = fake_cuda_calls("cuMemHostRegister");
-    publish_to_one(&play, 3);
+    publish_to(play, good, 3, begin_over_a_reader);
     assert_int_equal(fake_cuda_calls("cuMemHostRegister"), locked); /* the host's slot is as good */
-    assert_true(crew_wait(good, 3, 1) == gpu_play_digest(3));
     assert_true(crew_was_on_device(good, 3));
-    assert_int_equal(gpu_bytes(&play), 3 * store_bytes(&play));
+    assert_int_equal(gpu_bytes(play), 3 * store_bytes(play));
     crew_set_habit(keeper, CREW_ACCEPT);
     crew_let_go(keeper);
     assert_true(crew_wait(keeper, 3, 1) == gpu_play_digest(3));
     assert_true(crew_was_on_device(keeper, 3));
-    publish_to_one(&play, 4);
-    publish_to_one(&play, 5);
-    assert_int_equal(gpu_bytes(&play), 2 * store_bytes(&play)); /* the old one is free again */
-    gpu_play_close(&play);                                      /* and nothing was torn */
+    publish_to(play, good, 4, begin);
+    publish_to(play, good, 5, begin);
+    assert_int_equal(gpu_bytes(play), 2 * store_bytes(play)); /* the old one is free again */
 }
 
 static refit_update *next_of(refit_subscriber *subscriber)
 {
     refit_update *update = NULL;
     refit_error error;
-    if (refit_subscriber_next(subscriber, PATIENT_MS, &update, &error) != REFIT_OK) {
+    if (refit_subscriber_next(subscriber, LONG_MS, &update, &error) != REFIT_OK) {
         fail_msg("%s", error.text);
     }
     return update;
@@ -142,99 +135,91 @@ static refit_update *next_of(refit_subscriber *subscriber)
 /* The worker takes its time over version 1, and the trainer goes on without it. */
 static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     refit_subscriber *subscriber = NULL;
     refit_error error;
-    gpu_play_open(&play, impatient_one_slot);
-    const char *endpoint = refit_publisher_endpoint(play.trainer.publisher);
-    assert_ok(refit_subscriber_open(endpoint, &play.config, &subscriber, NULL));
-    assert_ok(refit_subscriber_use_device(subscriber, play.theirs, NULL));
-    trainer_wait_workers(&play.trainer, 1);
-    while (trainer_stats(&play.trainer).workers_gpu == 0) {
-        trainer_wait_workers(&play.trainer, 1);
+    gpu_play_open(play, hasty_one_slot);
+    const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
+    assert_ok(refit_subscriber_open(endpoint, &play->config, &subscriber, NULL));
+    assert_ok(refit_subscriber_use_device(subscriber, play->theirs, NULL));
+    trainer_wait_workers(&play->trainer, 1);
+    while (trainer_stats(&play->trainer).workers_gpu == 0) {
+        trainer_wait_workers(&play->trainer, 1);
     }
-    trainer_begin(&play.trainer, 1);
-    trainer_write(&play.trainer);
-    trainer_start(&play.trainer, TRAINER_COMMIT, 1);
+    trainer_begin(&play->trainer, 1);
+    trainer_write(&play->trainer);
+    trainer_start(&play->trainer, TRAINER_COMMIT, 1);
     refit_update *update = next_of(subscriber);
-    assert_ptr_equal(refit_update_device(update), play.theirs);
-    assert_int_equal(trainer_join(&play.trainer), REFIT_ERR_PEER); /* committed, not applied */
-    trainer_begin(&play.trainer, 2);
-    trainer_write(&play.trainer);
+    assert_ptr_equal(refit_update_device(update), play->theirs);
+    assert_int_equal(trainer_join(&play->trainer), REFIT_ERR_PEER); /* committed, not applied */
+    trainer_begin(&play->trainer, 2);
+    trainer_write(&play->trainer);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STALE);
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STATE);
     refit_update_close(update);
-    trainer_start(&play.trainer, TRAINER_COMMIT, 2);
+    trainer_start(&play->trainer, TRAINER_COMMIT, 2);
     update = next_of(subscriber);
     assert_int_equal(refit_update_version(update), 2);
     assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
-    (void)trainer_join(&play.trainer); /* as a guest it may be late */
+    (void)trainer_join(&play->trainer); /* as a guest it may be late */
     refit_subscriber_close(subscriber);
-    gpu_play_close(&play);
 }
 
 static void where_the_gpu_is_full_versions_go_another_way(void **state)
 {
-    gpu_play play;
-    gpu_play_open(&play, NULL);
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
+    gpu_play *play = *state;
+    gpu_play_open(play, NULL);
+    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
     fake_cuda_fail("cuMemAlloc", 2, 1, RFT_CU_OUT_OF_MEMORY); /* the first is the weights' own */
-    uint64_t digest = gpu_play_publish(&play, 1);
-    assert_true(crew_wait(member, 1, 1) == digest);
+    gpu_play_bring(play, member, 1);
     assert_false(crew_was_on_device(member, 1));
-    assert_int_equal(gpu_play_path(&play, member), REFIT_PATH_SHM);
-    assert_int_equal(trainer_stats(&play.trainer).workers_gpu, 0);
-    digest = gpu_play_publish(&play, 2); /* there is room again */
-    assert_true(crew_wait(member, 2, 1) == digest);
+    assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
+    assert_int_equal(trainer_stats(&play->trainer).workers_gpu, 0);
+    gpu_play_bring(play, member, 2); /* there is room again */
     assert_true(crew_was_on_device(member, 2));
-    assert_int_equal(gpu_play_path(&play, member), REFIT_PATH_CUDA_IPC);
-    gpu_play_close(&play);
+    assert_int_equal(gpu_play_path(play, member), REFIT_PATH_CUDA_IPC);
 }
 
 static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     refit_error error;
-    gpu_play_open(&play, required);
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-    (void)gpu_play_publish(&play, 1);
+    gpu_play_open(play, with_gpu_required);
+    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    (void)gpu_play_publish(play, 1);
     fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
-    assert_int_equal(refit_publisher_begin(play.trainer.publisher, 2, &error),
+    assert_int_equal(refit_publisher_begin(play->trainer.publisher, 2, &error),
                      REFIT_ERR_DEVICE_MEMORY);
     assert_non_null(strstr(error.text, "broadcast.gpu"));
-    assert_int_equal(refit_publisher_version(play.trainer.publisher), 1);
-    crew_member *late = gpu_play_hire(&play, true, CREW_ACCEPT);
+    assert_int_equal(refit_publisher_version(play->trainer.publisher), 1);
+    crew_member *late = gpu_play_hire(play, true, CREW_ACCEPT);
     assert_true(crew_wait(late, 1, 1) == gpu_play_digest(1)); /* it is still served */
-    uint64_t digest = gpu_play_publish(&play, 3);
-    assert_true(crew_wait(member, 3, 1) == digest);
-    gpu_play_close(&play);
+    gpu_play_bring(play, member, 3);
 }
 
 /* An evicted reader keeps the block, and there is no room for another. */
 static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
 {
+    gpu_play *play = *state;
     for (int require = 0; require < 2; require++) {
-        gpu_play play;
-        gpu_play_open(&play, require ? one_is_enough_and_required : one_is_enough);
-        crew_member *good = gpu_play_hire(&play, true, CREW_ACCEPT);
-        crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
-        (void)gpu_play_publish(&play, 1);
+        gpu_play_open(play, require ? one_is_enough_and_required : one_is_enough);
+        crew_member *good = gpu_play_hire(play, true, CREW_ACCEPT);
+        crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+        (void)gpu_play_publish(play, 1);
         assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
-        publish_to_one(&play, 2);
+        publish_to(play, good, 2, begin);
         fake_cuda_fail("cuMemAlloc", 1, 1000, RFT_CU_OUT_OF_MEMORY);
-        refit_status status = refit_publisher_begin(play.trainer.publisher, 3, NULL);
+        refit_status status = begin_over_a_reader(play, 3);
         assert_int_equal(status, require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
         if (status == REFIT_OK) {
-            assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
+            assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
         }
         crew_set_habit(keeper, CREW_ACCEPT);
         crew_let_go(keeper);
         assert_true(crew_wait(keeper, 2, 1) == gpu_play_digest(2));
         fake_cuda_forget_faults();
-        publish_to_one(&play, 4);
-        assert_true(crew_wait(good, 4, 1) == gpu_play_digest(4));
-        gpu_play_close(&play);
+        publish_to(play, good, 4, begin);
     }
 }
 
@@ -242,71 +227,68 @@ static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
 static void slow_heart(refit_config *config)
 {
     config->broadcast_heartbeat_ms = 20000;
-    config->broadcast_linger_ms = PATIENT_MS / 2;
+    config->broadcast_linger_ms = LONG_MS / 2;
 }
 
 static void slow_heart_and_required(refit_config *config)
 {
     slow_heart(config);
-    required(config);
+    with_gpu_required(config);
 }
 
 static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
 {
+    gpu_play *play = *state;
     void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
     for (size_t trial = 0; trial < 2; trial++) {
-        gpu_play play;
-        gpu_play_open(&play, changes[trial]);
-        crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-        gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
-        gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
+        gpu_play_open(play, changes[trial]);
+        crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+        gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+        gpu_play_expect(play, 2, gpu_play_publish(play, 2));
         /* Room for what there is, and not for more. */
         fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
         refit_tensor changed[SAMPLE_TENSORS];
         memcpy(changed, sample_tensors(), sizeof changed);
         changed[0].name = "renamed";
-        assert_ok(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL));
-        uint64_t digest = gpu_play_publish(&play, 3);
-        assert_true(crew_wait(member, 3, 1) == digest);
+        assert_ok(refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL));
+        gpu_play_bring(play, member, 3);
         assert_true(crew_was_on_device(member, 3));
         fake_cuda_set_taken(0, 0);
-        gpu_play_close(&play);
     }
 }
 
-static void patient(refit_config *config)
+static void linger(refit_config *config)
 {
-    config->broadcast_linger_ms = PATIENT_MS;
+    config->broadcast_linger_ms = LONG_MS;
 }
 
-static void patient_and_required(refit_config *config)
+static void linger_and_required(refit_config *config)
 {
-    required(config);
-    patient(config);
+    with_gpu_required(config);
+    linger(config);
 }
 
 /* Begin waits for memory that a worker still reads. */
 static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
 {
-    gpu_play play;
-    gpu_play_open(&play, patient_and_required);
-    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
-    (void)gpu_play_publish(&play, 1);
+    gpu_play *play = *state;
+    gpu_play_open(play, linger_and_required);
+    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    (void)gpu_play_publish(play, 1);
     assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
     fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
     refit_tensor changed[SAMPLE_TENSORS];
     memcpy(changed, sample_tensors(), sizeof changed);
     changed[0].name = "renamed";
-    assert_ok(refit_publisher_declare(play.trainer.publisher, changed, SAMPLE_TENSORS, NULL));
+    assert_ok(refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL));
     uint64_t tried = fake_cuda_calls("cuMemAlloc");
-    trainer_start(&play.trainer, TRAINER_BEGIN, 2);
+    trainer_start(&play->trainer, TRAINER_BEGIN, 2);
     while (fake_cuda_calls("cuMemAlloc") == tried) {
         (void)crew_count(keeper, 1);
     }
     crew_let_go(keeper);
-    assert_ok(trainer_join(&play.trainer));
+    assert_ok(trainer_join(&play->trainer));
     fake_cuda_set_taken(0, 0);
-    gpu_play_close(&play);
 }
 
 static void *close_trainer(void *user)
@@ -328,102 +310,99 @@ static void await_goodbye(crew_member *member)
 /* The memory is freed when the reader releases it, and not before. */
 static void close_waits_for_readers(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     rft_thread thread;
-    gpu_play_open(&play, patient);
-    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
-    (void)gpu_play_publish(&play, 1);
+    gpu_play_open(play, linger);
+    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    (void)gpu_play_publish(play, 1);
     assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
-    assert_ok(rft_thread_start(&thread, "close", close_trainer, &play.trainer, NULL));
+    assert_ok(rft_thread_start(&thread, "close", close_trainer, &play->trainer, NULL));
     await_goodbye(keeper);
     crew_let_go(keeper);
     rft_thread_join(thread);
-    gpu_play_close(&play);
+}
+
+static void linger_briefly(refit_config *config)
+{
+    config->broadcast_linger_ms = 100;
 }
 
 /* The publisher stops waiting for a reader: nothing is freed under it, and the device has all its
  * memory back once the reader has released it. */
 static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     refit_error error;
-    gpu_play_open(&play, NULL);
-    crew_member *keeper = gpu_play_hire(&play, true, CREW_KEEP);
-    uint64_t digest = gpu_play_publish(&play, 1);
-    assert_true(crew_wait(keeper, 1, 1) == digest);
-    trainer_close(&play.trainer);
-    assert_int_equal(refit_device_close(play.device, &error), REFIT_ERR_BUSY);
+    gpu_play_open(play, linger_briefly);
+    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    gpu_play_bring(play, keeper, 1);
+    trainer_close(&play->trainer);
+    assert_int_equal(refit_device_close(play->device, &error), REFIT_ERR_BUSY);
     assert_non_null(strstr(error.text, "mapped"));
     /* Another publisher on the device is not held up by it. */
-    trainer_open_on(&play.trainer, &play.config, play.device);
-    assert_int_equal(refit_device_close(play.device, NULL), REFIT_ERR_BUSY);
+    trainer_open_on(&play->trainer, &play->config, play->device);
+    assert_int_equal(refit_device_close(play->device, NULL), REFIT_ERR_BUSY);
     crew_let_go(keeper);
-    gpu_play_close(&play); /* and nothing was torn */
 }
 
 static void an_aborted_version_leaves_what_can_be_served(void **state)
 {
+    gpu_play *play = *state;
     static const struct {
         void (*change)(refit_config *config);
         bool served; /* version 1, to a late worker */
         bool on_gpu;
     } trials[] = {{NULL, true, true},
-                  {required, true, true},
-                  {one_slot, true, false},
-                  {required_one_slot, false, false}};
+                  {with_gpu_required, true, true},
+                  {with_one_slot, true, false},
+                  {with_gpu_required_and_one_slot, false, false}};
     for (size_t trial = 0; trial < COUNT_OF(trials); trial++) {
-        gpu_play play;
-        gpu_play_open(&play, trials[trial].change);
-        crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-        gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
-        trainer_begin(&play.trainer, 2);
-        trainer_write(&play.trainer);
-        assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
-        assert_int_equal(refit_publisher_version(play.trainer.publisher), 1);
-        crew_member *late = gpu_play_hire_as(&play, &play.config, play.theirs, CREW_ACCEPT);
-        trainer_wait_workers(&play.trainer, 2);
+        gpu_play_open(play, trials[trial].change);
+        crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+        gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+        trainer_begin(&play->trainer, 2);
+        trainer_write(&play->trainer);
+        assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
+        assert_int_equal(refit_publisher_version(play->trainer.publisher), 1);
+        crew_member *late = gpu_play_hire_as(play, &play->config, play->theirs, CREW_ACCEPT);
+        trainer_wait_workers(&play->trainer, 2);
         if (trials[trial].served) {
             assert_true(crew_wait(late, 1, 1) == gpu_play_digest(1));
             assert_true(crew_was_on_device(late, 1) == trials[trial].on_gpu);
         }
-        uint64_t digest = gpu_play_publish(&play, 3);
-        gpu_play_expect(&play, 3, digest);
+        gpu_play_expect(play, 3, gpu_play_publish(play, 3));
         assert_int_equal(crew_count(member, 2), 0);
         assert_int_equal(crew_count(late, 1), trials[trial].served ? 1 : 0);
-        gpu_play_close(&play);
     }
 }
 
 static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     refit_device *other = NULL;
-    gpu_play_open(&play, NULL);
+    gpu_play_open(play, NULL);
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-    trainer_take_device(&play.trainer, NULL);
-    gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
-    trainer_take_device(&play.trainer, other);
-    gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
-    gpu_play_expect(&play, 3, gpu_play_publish(&play, 3));
+    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    trainer_take_device(&play->trainer, NULL);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    trainer_take_device(&play->trainer, other);
+    gpu_play_expect(play, 2, gpu_play_publish(play, 2));
+    gpu_play_expect(play, 3, gpu_play_publish(play, 3));
     assert_true(crew_was_on_device(member, 1) && crew_was_on_device(member, 3));
-    crew_stop(member);
-    play.crew_count = 0;
-    trainer_close(&play.trainer);
-    trainer_open_on(&play.trainer, &play.config, play.device);
+    gpu_play_dismiss(play);
+    trainer_close(&play->trainer);
+    trainer_open_on(&play->trainer, &play->config, play->device);
     assert_ok(refit_device_close(other, NULL));
-    gpu_play_close(&play);
 }
 
 static void with_require_weights_of_the_host_go_up(void **state)
 {
-    gpu_play play;
-    gpu_play_open(&play, required);
-    (void)gpu_play_hire(&play, true, CREW_ACCEPT);
-    trainer_take_device(&play.trainer, NULL);
-    gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
-    gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
-    gpu_play_close(&play);
+    gpu_play *play = *state;
+    gpu_play_open(play, with_gpu_required);
+    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    trainer_take_device(&play->trainer, NULL);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    gpu_play_expect(play, 2, gpu_play_publish(play, 2));
 }
 
 /* A version with the same bytes as the one on the GPU. */
@@ -445,24 +424,22 @@ static refit_status publish_again(gpu_play *play)
  * what failed. */
 static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
 {
+    gpu_play *play = *state;
     const char *const calls[] = {
         "cuMemAlloc",    "cuIpcGetMemHandle",  "cuPointerGetAttributes", "cuMemGetAddressRange",
         "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuEventRecord"};
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
         for (unsigned nth = 1; nth <= 6; nth++) {
-            gpu_play play;
-            gpu_play_open(&play, NULL);
-            crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-            (void)gpu_play_publish(&play, 1);
+            gpu_play_open(play, NULL);
+            crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+            (void)gpu_play_publish(play, 1);
             fake_cuda_fail(calls[i], nth, 1, RFT_CU_OUT_OF_MEMORY);
-            refit_status status = publish_again(&play);
+            refit_status status = publish_again(play);
             fake_cuda_forget_faults();
             bool open = status != REFIT_OK &&
-                        refit_publisher_abort(play.trainer.publisher, NULL) == REFIT_OK;
+                        refit_publisher_abort(play->trainer.publisher, NULL) == REFIT_OK;
             assert_true(open || status == REFIT_OK || status == REFIT_ERR_PEER);
-            uint64_t digest = gpu_play_publish(&play, 4);
-            assert_true(crew_wait(member, 4, 1) == digest);
-            gpu_play_close(&play);
+            gpu_play_bring(play, member, 4);
         }
     }
 }
@@ -470,20 +447,20 @@ static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_taken_while_a_worker_wants_it),
-        cmocka_unit_test(a_kept_version_stays_as_it_was_while_others_come),
-        cmocka_unit_test(evicted_worker_cannot_accept_the_bytes_it_read),
-        cmocka_unit_test(where_the_gpu_is_full_versions_go_another_way),
-        cmocka_unit_test(where_the_gpu_is_full_and_required_begin_says_so),
-        cmocka_unit_test(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
-        cmocka_unit_test(other_tensors_take_other_memory_when_the_old_is_let_go),
-        cmocka_unit_test(begin_waits_for_memory_that_is_about_to_come_free),
-        cmocka_unit_test(close_waits_for_readers),
-        cmocka_unit_test(what_is_read_beyond_the_close_is_freed_with_the_device),
-        cmocka_unit_test(an_aborted_version_leaves_what_can_be_served),
-        cmocka_unit_test(weights_of_the_host_and_of_another_gpu_are_brought_there),
-        cmocka_unit_test(with_require_weights_of_the_host_go_up),
-        cmocka_unit_test(a_driver_that_fails_costs_a_version_and_nothing_else),
+        PLAY_TEST(memory_is_taken_while_a_worker_wants_it),
+        PLAY_TEST(a_kept_version_stays_as_it_was_while_others_come),
+        PLAY_TEST(evicted_worker_cannot_accept_the_bytes_it_read),
+        PLAY_TEST(where_the_gpu_is_full_versions_go_another_way),
+        PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so),
+        PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
+        PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go),
+        PLAY_TEST(begin_waits_for_memory_that_is_about_to_come_free),
+        PLAY_TEST(close_waits_for_readers),
+        PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device),
+        PLAY_TEST(an_aborted_version_leaves_what_can_be_served),
+        PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there),
+        PLAY_TEST(with_require_weights_of_the_host_go_up),
+        PLAY_TEST(a_driver_that_fails_costs_a_version_and_nothing_else),
     };
     return cmocka_run_group_tests_name("gpu_memory", tests, NULL, NULL);
 }

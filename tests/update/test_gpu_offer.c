@@ -64,6 +64,20 @@ static void scene_close(scene *on)
     assert_string_equal(fake_cuda_violation(), "");
 }
 
+/* A test opens the scene that is its state. */
+static int give_scene(void **state)
+{
+    static scene on;
+    *state = &on;
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    scene_close(*state);
+    return 0;
+}
+
 static void welcome(scene *on)
 {
     raw_publisher *raw = &on->pair.raw;
@@ -125,9 +139,9 @@ static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t ind
 
 static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **state)
 {
-    scene on;
-    scene_open(&on, NULL);
-    raw_publisher *raw = &on.pair.raw;
+    scene *on = *state;
+    scene_open(on, NULL);
+    raw_publisher *raw = &on->pair.raw;
     do {
         raw_hear(raw, RFT_HELLO);
     } while (raw->heard.as.hello.gpu.count == 0);
@@ -135,96 +149,91 @@ static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **stat
     raw_hear(raw, RFT_JOIN);
     assert_false(raw->heard.as.join.gpu);
     rft_message shown = sample_welcome(raw->epoch, raw->probe.name);
-    shown.as.welcome.gpu = (rft_view){on.uuid, sizeof on.uuid};
+    shown.as.welcome.gpu = (rft_view){on->uuid, sizeof on->uuid};
     raw_say(raw, shown);
-    join(&on);
+    join(on);
     raw_say(raw, shown);
     raw_hear(raw, RFT_JOIN); /* on it already: nothing to do but say so again */
     assert_true(raw->heard.as.join.gpu);
-    scene_close(&on);
 }
 
 static void a_version_on_the_gpu_is_read_in_place(void **state)
 {
-    scene on;
-    scene_open(&on, NULL);
-    join(&on);
+    scene *on = *state;
+    scene_open(on, NULL);
+    join(on);
     for (uint32_t i = 0; i < 2; i++) {
-        stage(&on, i);
-        assert_true(rft_share_lock_is_mapped(&on.blocks[i].share_lock));
-        assert_false(rft_share_lock_is_read(&on.blocks[i].share_lock));
-        raw_say(&on.pair.raw, sample_commit(&on.pair.samples[i]));
-        refit_update *update = pair_next(&on.pair);
-        assert_true(rft_share_lock_is_read(&on.blocks[i].share_lock));
-        assert_is_on_gpu(&on, update, i);
+        stage(on, i);
+        assert_true(rft_share_lock_is_mapped(&on->blocks[i].share_lock));
+        assert_false(rft_share_lock_is_read(&on->blocks[i].share_lock));
+        raw_say(&on->pair.raw, sample_commit(&on->pair.samples[i]));
+        refit_update *update = pair_next(&on->pair);
+        assert_true(rft_share_lock_is_read(&on->blocks[i].share_lock));
+        assert_is_on_gpu(on, update, i);
         assert_ok(refit_update_accept(update, NULL));
-        raw_hear(&on.pair.raw, RFT_COMMITTED);
+        raw_hear(&on->pair.raw, RFT_COMMITTED);
         refit_update_close(update);
-        raw_hear(&on.pair.raw, RFT_RELEASED);
-        assert_false(rft_share_lock_is_read(&on.blocks[i].share_lock));
-        assert_int_equal(pair_describe(&on.pair).path, REFIT_PATH_CUDA_IPC);
+        raw_hear(&on->pair.raw, RFT_RELEASED);
+        assert_false(rft_share_lock_is_read(&on->blocks[i].share_lock));
+        assert_int_equal(pair_describe(&on->pair).path, REFIT_PATH_CUDA_IPC);
     }
     assert_true(
-        rft_share_lock_is_mapped(&on.blocks[0].share_lock)); /* for the next version there */
-    scene_close(&on);
+        rft_share_lock_is_mapped(&on->blocks[0].share_lock)); /* for the next version there */
 }
 
 static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
 {
-    scene on;
-    scene_open(&on, NULL);
-    join(&on);
-    stage(&on, 0);
-    raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
-    refit_update *update = pair_next(&on.pair);
+    scene *on = *state;
+    scene_open(on, NULL);
+    join(on);
+    stage(on, 0);
+    raw_say(&on->pair.raw, sample_commit(&on->pair.samples[0]));
+    refit_update *update = pair_next(&on->pair);
     assert_ok(refit_update_accept(update, NULL));
-    rft_share_lock_retire(&on.blocks[0].share_lock);
-    raw_say(&on.pair.raw, sample_beat(PAIR_EPOCH));
-    stage(&on, 1);
-    assert_true(rft_share_lock_is_mapped(&on.blocks[0].share_lock)); /* it is still read */
+    rft_share_lock_retire(&on->blocks[0].share_lock);
+    raw_say(&on->pair.raw, sample_beat(PAIR_EPOCH));
+    stage(on, 1);
+    assert_true(rft_share_lock_is_mapped(&on->blocks[0].share_lock)); /* it is still read */
     refit_update_close(update);
-    raw_hear(&on.pair.raw, RFT_RELEASED);
-    while (rft_share_lock_is_mapped(&on.blocks[0].share_lock)) {
-        raw_hear(&on.pair.raw, RFT_BEAT);
+    raw_hear(&on->pair.raw, RFT_RELEASED);
+    while (rft_share_lock_is_mapped(&on->blocks[0].share_lock)) {
+        raw_hear(&on->pair.raw, RFT_BEAT);
     }
-    scene_close(&on);
 }
 
 static void bytes_taken_back_under_an_update_are_not_accepted(void **state)
 {
-    scene on;
+    scene *on = *state;
     refit_error error;
-    scene_open(&on, NULL);
-    join(&on);
-    stage(&on, 0);
-    raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
-    refit_update *update = pair_next(&on.pair);
-    rft_seqlock_begin(rft_share_lock_seqlock(&on.blocks[0].share_lock));
+    scene_open(on, NULL);
+    join(on);
+    stage(on, 0);
+    raw_say(&on->pair.raw, sample_commit(&on->pair.samples[0]));
+    refit_update *update = pair_next(&on->pair);
+    rft_seqlock_begin(rft_share_lock_seqlock(&on->blocks[0].share_lock));
     assert_int_equal(refit_update_accept(update, &error), REFIT_ERR_STALE);
-    raw_hear(&on.pair.raw, RFT_FAILED);
-    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
-    assert_false(on.pair.raw.heard.as.failed.kept);
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_int_equal(on->pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
+    assert_false(on->pair.raw.heard.as.failed.kept);
     refit_update_close(update);
-    scene_close(&on);
 }
 
 /* Between STAGED and COMMIT: the user never sees it. */
 static void bytes_taken_back_before_the_commit_are_not_handed_over(void **state)
 {
-    scene on;
+    scene *on = *state;
     refit_update *update = NULL;
-    scene_open(&on, NULL);
-    join(&on);
-    stage(&on, 0);
-    rft_seqlock_begin(rft_share_lock_seqlock(&on.blocks[0].share_lock));
-    raw_say(&on.pair.raw, sample_commit(&on.pair.samples[0]));
-    raw_hear(&on.pair.raw, RFT_FAILED);
-    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
-    assert_true(on.pair.raw.heard.as.failed.kept);
-    assert_int_equal(refit_subscriber_next(on.pair.subscriber, 0, &update, NULL),
+    scene_open(on, NULL);
+    join(on);
+    stage(on, 0);
+    rft_seqlock_begin(rft_share_lock_seqlock(&on->blocks[0].share_lock));
+    raw_say(&on->pair.raw, sample_commit(&on->pair.samples[0]));
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_int_equal(on->pair.raw.heard.as.failed.code, REFIT_ERR_STALE);
+    assert_true(on->pair.raw.heard.as.failed.kept);
+    assert_int_equal(refit_subscriber_next(on->pair.subscriber, 0, &update, NULL),
                      REFIT_ERR_TIMEOUT);
-    assert_false(rft_share_lock_is_read(&on.blocks[0].share_lock));
-    scene_close(&on);
+    assert_false(rft_share_lock_is_read(&on->blocks[0].share_lock));
 }
 
 /* ---- Lies */
@@ -311,67 +320,66 @@ static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
 
 static void a_block_that_changes_under_its_name_breaks_the_connection(void **state)
 {
-    scene on;
-    scene_open(&on, NULL);
-    join(&on);
-    stage(&on, 0);
-    rft_share other = on.blocks[0].share;
+    scene *on = *state;
+    scene_open(on, NULL);
+    join(on);
+    stage(on, 0);
+    rft_share other = on->blocks[0].share;
     other.bytes++;
-    offer(&on, 1, &other, on.blocks[0].share_lock.segment.name);
-    raw_hear(&on.pair.raw, RFT_FAILED);
-    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
-    raw_hear(&on.pair.raw, RFT_HELLO);
-    scene_close(&on);
+    offer(on, 1, &other, on->blocks[0].share_lock.segment.name);
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_int_equal(on->pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
+    raw_hear(&on->pair.raw, RFT_HELLO);
 }
 
 /* Without having joined on it. */
 static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
 {
-    scene on;
-    scene_open(&on, NULL);
-    on.uuid[0] ^= 1; /* another trainer's */
+    scene *on = *state;
+    scene_open(on, NULL);
+    on->uuid[0] ^= 1; /* another trainer's */
     do {
-        raw_hear(&on.pair.raw, RFT_HELLO);
-    } while (on.pair.raw.heard.as.hello.gpu.count == 0);
-    welcome(&on);
-    assert_false(on.pair.raw.heard.as.join.gpu);
-    assert_true(on.pair.raw.heard.as.join.shm);
-    offer(&on, 0, &on.blocks[0].share, on.blocks[0].share_lock.segment.name);
-    raw_hear(&on.pair.raw, RFT_FAILED);
-    assert_int_equal(on.pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
-    scene_close(&on);
+        raw_hear(&on->pair.raw, RFT_HELLO);
+    } while (on->pair.raw.heard.as.hello.gpu.count == 0);
+    welcome(on);
+    assert_false(on->pair.raw.heard.as.join.gpu);
+    assert_true(on->pair.raw.heard.as.join.shm);
+    offer(on, 0, &on->blocks[0].share, on->blocks[0].share_lock.segment.name);
+    raw_hear(&on->pair.raw, RFT_FAILED);
+    assert_int_equal(on->pair.raw.heard.as.failed.code, REFIT_ERR_PROTOCOL);
 }
 
 /* The digest is under way when the trainer is lost. */
 static void a_version_dropped_while_it_is_verified_ends_well(void **state)
 {
-    scene on;
-    scene_open(&on, verify_always);
-    join(&on);
+    scene *on = *state;
+    scene_open(on, verify_always);
+    join(on);
     fake_cuda_stop();
-    offer(&on, 0, &on.blocks[0].share, on.blocks[0].share_lock.segment.name);
-    raw_say(&on.pair.raw, sample_seal(&on.pair.samples[0]));
-    raw_hear(&on.pair.raw, RFT_BEAT);
-    raw_say(&on.pair.raw, sample_abort(&on.pair.samples[0]));
-    raw_hear(&on.pair.raw, RFT_BEAT);
+    offer(on, 0, &on->blocks[0].share, on->blocks[0].share_lock.segment.name);
+    raw_say(&on->pair.raw, sample_seal(&on->pair.samples[0]));
+    raw_hear(&on->pair.raw, RFT_BEAT);
+    raw_say(&on->pair.raw, sample_abort(&on->pair.samples[0]));
+    raw_hear(&on->pair.raw, RFT_BEAT);
     fake_cuda_go();
-    stage(&on, 1);
-    scene_close(&on);
+    stage(on, 1);
 }
+
+#define ON_SCENE(test) cmocka_unit_test_setup_teardown(test, give_scene, close_scene)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used),
-        cmocka_unit_test(a_version_on_the_gpu_is_read_in_place),
-        cmocka_unit_test(a_block_that_is_given_up_is_let_go_at_the_next_beat),
-        cmocka_unit_test(bytes_taken_back_under_an_update_are_not_accepted),
-        cmocka_unit_test(bytes_taken_back_before_the_commit_are_not_handed_over),
+        ON_SCENE(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used),
+        ON_SCENE(a_version_on_the_gpu_is_read_in_place),
+        ON_SCENE(a_block_that_is_given_up_is_let_go_at_the_next_beat),
+        ON_SCENE(bytes_taken_back_under_an_update_are_not_accepted),
+        ON_SCENE(bytes_taken_back_before_the_commit_are_not_handed_over),
         cmocka_unit_test(an_offer_that_lies_is_not_believed),
         cmocka_unit_test(with_verify_always_the_bytes_are_digested_on_the_gpu),
-        cmocka_unit_test(a_block_that_changes_under_its_name_breaks_the_connection),
-        cmocka_unit_test(a_gpu_that_was_not_agreed_on_is_not_touched),
-        cmocka_unit_test(a_version_dropped_while_it_is_verified_ends_well),
+        ON_SCENE(a_block_that_changes_under_its_name_breaks_the_connection),
+        ON_SCENE(a_gpu_that_was_not_agreed_on_is_not_touched),
+        ON_SCENE(a_version_dropped_while_it_is_verified_ends_well),
     };
     return cmocka_run_group_tests_name("gpu_offer", tests, NULL, NULL);
 }

@@ -7,7 +7,7 @@
 
 #define MEMORY_BYTES (UINT64_C(64) << 20) /* of a GPU of the fake driver */
 
-static void patient(refit_config *config)
+static void linger(refit_config *config)
 {
     config->broadcast_linger_ms = 20000;
 }
@@ -29,51 +29,48 @@ static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, u
 /* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
 static void room_for_one_version_is_enough_for_one(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     rft_share_lock kept = {0}, late = {0};
-    gpu_play_open(&play, patient);
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-    gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
-    gpu_play_expect(&play, 2, gpu_play_publish(&play, 2));
-    hold(&kept, play.trainer.publisher, 0);
-    hold(&late, play.trainer.publisher, 1);
+    gpu_play_open(play, linger);
+    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    gpu_play_expect(play, 2, gpu_play_publish(play, 2));
+    hold(&kept, play->trainer.publisher, 0);
+    hold(&late, play->trainer.publisher, 1);
     fake_cuda_set_taken(0, MEMORY_BYTES - fake_cuda_used(0));
-    declare_anew(&play);
+    declare_anew(play);
     uint64_t asked = fake_cuda_calls("cuMemAlloc");
-    trainer_start(&play.trainer, TRAINER_BEGIN, 3);
+    trainer_start(&play->trainer, TRAINER_BEGIN, 3);
     while (fake_cuda_calls("cuMemAlloc") == asked) {
         (void)poll(NULL, 0, 1);
     }
     rft_share_lock_close(&late);
-    assert_ok(trainer_join(&play.trainer));
-    assert_int_equal(trainer_stats(&play.trainer).publish_gpu_bytes,
-                     2 * play.trainer.sample.manifest->store_bytes);
-    trainer_write(&play.trainer);
-    assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
+    assert_ok(trainer_join(&play->trainer));
+    assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes,
+                     2 * play->trainer.sample.manifest->store_bytes);
+    trainer_write(&play->trainer);
+    assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
     assert_true(crew_wait(member, 3, 1) == gpu_play_digest(3));
     assert_true(crew_was_on_device(member, 3));
     rft_share_lock_close(&kept);
     fake_cuda_set_taken(0, 0);
-    gpu_play_close(&play);
 }
 
 static void the_figures_are_those_of_the_tensors_there_are(void **state)
 {
-    gpu_play play;
-    gpu_play_open(&play, NULL);
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-    gpu_play_expect(&play, 1, gpu_play_publish(&play, 1));
-    uint64_t bytes = play.trainer.sample.manifest->store_bytes;
-    refit_stats stats = trainer_stats(&play.trainer);
+    gpu_play *play = *state;
+    gpu_play_open(play, NULL);
+    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    uint64_t bytes = play->trainer.sample.manifest->store_bytes;
+    refit_stats stats = trainer_stats(&play->trainer);
     assert_int_equal(stats.publish_gpu_bytes, bytes);
     assert_int_equal(stats.publish_pinned_bytes, bytes + RFT_SEQLOCK_BYTES);
-    crew_stop(member);
-    play.crew_count = 0;
-    declare_anew(&play);
-    stats = trainer_stats(&play.trainer);
+    gpu_play_dismiss(play);
+    declare_anew(play);
+    stats = trainer_stats(&play->trainer);
     assert_int_equal(stats.publish_gpu_bytes, 0);
     assert_int_equal(stats.publish_pinned_bytes, 0);
-    gpu_play_close(&play);
 }
 
 /* Though the next slot keeps the block that it has. */
@@ -106,8 +103,8 @@ static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(room_for_one_version_is_enough_for_one),
-        cmocka_unit_test(the_figures_are_those_of_the_tensors_there_are),
+        PLAY_TEST(room_for_one_version_is_enough_for_one),
+        PLAY_TEST(the_figures_are_those_of_the_tensors_there_are),
         cmocka_unit_test(what_was_let_go_is_freed_when_the_next_slot_is_cleared),
     };
     return cmocka_run_group_tests_name("gpu_room", tests, NULL, NULL);

@@ -56,6 +56,20 @@ static void scene_close(scene *on)
     assert_string_equal(fake_cuda_violation(), "");
 }
 
+static int open_scene(void **state)
+{
+    static scene on;
+    scene_open(&on);
+    *state = &on;
+    return 0;
+}
+
+static int close_scene(void **state)
+{
+    scene_close(*state);
+    return 0;
+}
+
 static refit_status take(scene *on, int index, rft_image **out)
 {
     const block *one = &on->blocks[index];
@@ -78,106 +92,98 @@ static bool is_mapped(const scene *on, int index)
 
 static void a_mapping_is_kept_until_another_needs_its_place(void **state)
 {
-    scene on;
-    scene_open(&on);
+    scene *on = *state;
     for (int i = 0; i < 2; i++) {
-        rft_image_drop_use(take_ok(&on, i), RFT_IMAGE_STAGED);
+        rft_image_drop_use(take_ok(on, i), RFT_IMAGE_STAGED);
     }
-    assert_true(is_mapped(&on, 0) && is_mapped(&on, 1));
+    assert_true(is_mapped(on, 0) && is_mapped(on, 1));
     uint64_t looks = fake_cuda_calls("cuIpcGetMemHandle");
-    rft_image *kept = take_ok(&on, 1);
+    rft_image *kept = take_ok(on, 1);
     assert_int_equal(fake_cuda_calls("cuIpcGetMemHandle"), looks); /* it was there */
-    rft_image_drop_use(take_ok(&on, 2), RFT_IMAGE_STAGED);
-    assert_false(is_mapped(&on, 0));
-    assert_true(is_mapped(&on, 1) && is_mapped(&on, 2));
+    rft_image_drop_use(take_ok(on, 2), RFT_IMAGE_STAGED);
+    assert_false(is_mapped(on, 0));
+    assert_true(is_mapped(on, 1) && is_mapped(on, 2));
     rft_image_drop_use(kept, RFT_IMAGE_STAGED);
-    scene_close(&on);
 }
 
 static void a_third_image_waits(void **state)
 {
-    scene on;
+    scene *on = *state;
     rft_image *third = NULL;
-    scene_open(&on);
-    rft_image *first = take_ok(&on, 0), *second = take_ok(&on, 1);
-    assert_int_equal(take(&on, 2, &third), REFIT_ERR_BUSY);
+    rft_image *first = take_ok(on, 0), *second = take_ok(on, 1);
+    assert_int_equal(take(on, 2, &third), REFIT_ERR_BUSY);
     rft_image_drop_use(first, RFT_IMAGE_STAGED);
-    third = take_ok(&on, 2);
+    third = take_ok(on, 2);
     rft_image_drop_use(second, RFT_IMAGE_STAGED);
     rft_image_drop_use(third, RFT_IMAGE_STAGED);
-    scene_close(&on);
 }
 
 /* As after a digest that was under way when its version was dropped: the image is free, the mapping
  * is in use. */
 static void a_mapping_that_is_still_read_keeps_its_place(void **state)
 {
-    scene on;
+    scene *on = *state;
     rft_image *third = NULL;
-    scene_open(&on);
-    rft_image *first = take_ok(&on, 0), *second = take_ok(&on, 1);
+    rft_image *first = take_ok(on, 0), *second = take_ok(on, 1);
     rft_gpu_mapping *read = second->gpu;
     read->users++;
     rft_image_drop_use(second, RFT_IMAGE_STAGED);
-    assert_int_equal(take(&on, 2, &third), REFIT_ERR_BUSY);
-    rft_images_trim_gpu(&on.images);
-    assert_true(is_mapped(&on, 0) && is_mapped(&on, 1));
+    assert_int_equal(take(on, 2, &third), REFIT_ERR_BUSY);
+    rft_images_trim_gpu(&on->images);
+    assert_true(is_mapped(on, 0) && is_mapped(on, 1));
     read->users--;
-    third = take_ok(&on, 2);
-    assert_false(is_mapped(&on, 1));
+    third = take_ok(on, 2);
+    assert_false(is_mapped(on, 1));
     rft_image_drop_use(third, RFT_IMAGE_STAGED);
     rft_image_drop_use(first, RFT_IMAGE_STAGED);
-    scene_close(&on);
 }
 
 static void memory_that_was_given_up_is_let_go_and_not_taken(void **state)
 {
-    scene on;
+    scene *on = *state;
     rft_image *image = NULL;
-    scene_open(&on);
-    rft_image_drop_use(take_ok(&on, 0), RFT_IMAGE_STAGED);
-    rft_image *kept = take_ok(&on, 1);
+    rft_image_drop_use(take_ok(on, 0), RFT_IMAGE_STAGED);
+    rft_image *kept = take_ok(on, 1);
     for (int i = 0; i < BLOCKS; i++) {
-        rft_share_lock_retire(&on.blocks[i].share_lock);
+        rft_share_lock_retire(&on->blocks[i].share_lock);
     }
-    rft_images_trim_retired(&on.images);
-    assert_false(is_mapped(&on, 0));
-    assert_true(is_mapped(&on, 1));
-    assert_int_equal(take(&on, 2, &image), REFIT_ERR_NOT_FOUND);
-    assert_false(is_mapped(&on, 2));
+    rft_images_trim_retired(&on->images);
+    assert_false(is_mapped(on, 0));
+    assert_true(is_mapped(on, 1));
+    assert_int_equal(take(on, 2, &image), REFIT_ERR_NOT_FOUND);
+    assert_false(is_mapped(on, 2));
     rft_image_drop_use(kept, RFT_IMAGE_STAGED);
-    scene_close(&on);
 }
 
 static void a_reader_is_seen_until_its_last_image_is_back(void **state)
 {
-    scene on;
-    scene_open(&on);
-    rft_image *first = take_ok(&on, 0), *second = take_ok(&on, 0);
+    scene *on = *state;
+    rft_image *first = take_ok(on, 0), *second = take_ok(on, 0);
     assert_ptr_equal(first->gpu, second->gpu);
     assert_true(rft_image_note_seqlock(first) && rft_image_note_seqlock(second));
     assert_ok(rft_image_lend(first, NULL));
     assert_ok(rft_image_lend(second, NULL));
     rft_image_drop_use(first, RFT_IMAGE_LENT);
-    assert_true(rft_share_lock_is_read(&on.blocks[0].share_lock));
+    assert_true(rft_share_lock_is_read(&on->blocks[0].share_lock));
     rft_image_drop_use(second, RFT_IMAGE_LENT);
-    assert_false(rft_share_lock_is_read(&on.blocks[0].share_lock));
+    assert_false(rft_share_lock_is_read(&on->blocks[0].share_lock));
     rft_image_drop_use(first, RFT_IMAGE_STAGED);
-    rft_seqlock_begin(rft_share_lock_seqlock(&on.blocks[0].share_lock));
+    rft_seqlock_begin(rft_share_lock_seqlock(&on->blocks[0].share_lock));
     assert_int_equal(rft_image_lend(second, NULL), REFIT_ERR_STALE);
-    assert_false(rft_share_lock_is_read(&on.blocks[0].share_lock));
+    assert_false(rft_share_lock_is_read(&on->blocks[0].share_lock));
     rft_image_drop_use(second, RFT_IMAGE_STAGED);
-    scene_close(&on);
 }
+
+#define ON_SCENE(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_mapping_is_kept_until_another_needs_its_place),
-        cmocka_unit_test(a_third_image_waits),
-        cmocka_unit_test(a_mapping_that_is_still_read_keeps_its_place),
-        cmocka_unit_test(memory_that_was_given_up_is_let_go_and_not_taken),
-        cmocka_unit_test(a_reader_is_seen_until_its_last_image_is_back),
+        ON_SCENE(a_mapping_is_kept_until_another_needs_its_place),
+        ON_SCENE(a_third_image_waits),
+        ON_SCENE(a_mapping_that_is_still_read_keeps_its_place),
+        ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken),
+        ON_SCENE(a_reader_is_seen_until_its_last_image_is_back),
     };
     return cmocka_run_group_tests_name("gpu_stage", tests, NULL, NULL);
 }

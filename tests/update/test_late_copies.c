@@ -9,15 +9,14 @@
 
 #define SOON_MS 200
 
-static void impatient(refit_config *config)
+static void linger_briefly(refit_config *config)
 {
-    config->broadcast_stage_timeout_ms = SOON_MS;
     config->broadcast_linger_ms = SOON_MS;
 }
 
-static void impatient_one_slot(refit_config *config)
+static void linger_briefly_one_slot(refit_config *config)
 {
-    impatient(config);
+    linger_briefly(config);
     config->broadcast_shm = REFIT_SHM_REQUIRE;
     config->broadcast_slots = 1;
 }
@@ -27,6 +26,15 @@ static refit_status write_first(gpu_play *play, const void *memory, refit_device
 {
     uint64_t bytes = play->trainer.sample.manifest->tensors[0].bytes;
     return refit_publisher_write(play->trainer.publisher, 0, memory, bytes, device, after, error);
+}
+
+/* The write is given up: its copy does not end. */
+static void write_in_vain(gpu_play *play, const void *memory, refit_device *device,
+                          refit_stream_ref after, refit_error *error)
+{
+    publisher_set_stage_timeout(play->trainer.publisher, SOON_MS);
+    assert_int_equal(write_first(play, memory, device, after, error), REFIT_ERR_TIMEOUT);
+    publisher_set_stage_timeout(play->trainer.publisher, play->config.broadcast_stage_timeout_ms);
 }
 
 /* A stream that is blocked before its work. */
@@ -62,71 +70,66 @@ static void write_rest(gpu_play *play)
 /* The first tensor again, from other memory, while the copy of the wrong bytes is blocked. */
 static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **state)
 {
+    gpu_play *play = *state;
     for (int trial = 0; trial < 4; trial++) {
         bool from_other = trial % 2 != 0, on_gpu = trial / 2 != 0;
-        gpu_play play;
         refit_error error;
         refit_device *other = NULL;
         void *memory = NULL, *wrong = NULL;
-        gpu_play_open(&play, impatient);
+        gpu_play_open(play, linger_briefly);
         assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-        crew_member *member = gpu_play_hire(&play, on_gpu, CREW_ACCEPT);
-        trainer_begin(&play.trainer, 1);
-        const sample_version *sample = &play.trainer.sample;
+        crew_member *member = gpu_play_hire(play, on_gpu, CREW_ACCEPT);
+        trainer_begin(&play->trainer, 1);
+        const sample_version *sample = &play->trainer.sample;
         uint64_t bytes = sample->manifest->tensors[0].bytes;
         const void *good = sample->image + sample->manifest->tensors[0].offset;
-        assert_ok(refit_memory_alloc(play.device, bytes, &wrong, NULL));
+        assert_ok(refit_memory_alloc(play->device, bytes, &wrong, NULL));
         assert_ok(refit_memory_alloc(other, bytes, &memory, NULL));
         assert_ok(refit_stream_copy(other, REFIT_STREAM_NONE, memory, good, bytes, NULL));
-        refit_stream_ref stream = stream_stop(play.device, wrong);
-        assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
+        refit_stream_ref stream = stream_stop(play->device, wrong);
+        write_in_vain(play, wrong, play->device, stream, NULL);
         const void *from = from_other ? memory : good;
         refit_device *device = from_other ? other : NULL;
-        assert_int_equal(write_first(&play, from, device, REFIT_STREAM_NONE, &error),
-                         REFIT_ERR_TIMEOUT);
+        write_in_vain(play, from, device, REFIT_STREAM_NONE, &error);
         assert_non_null(strstr(error.text, "earlier write"));
-        stream_go(play.device, stream);
-        assert_ok(write_first(&play, from, device, REFIT_STREAM_NONE, &error));
-        write_rest(&play);
-        assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
+        stream_go(play->device, stream);
+        assert_ok(write_first(play, from, device, REFIT_STREAM_NONE, &error));
+        write_rest(play);
+        assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
         assert_true(crew_wait(member, 1, 1) == gpu_play_digest(1));
-        assert_ok(refit_memory_free(play.device, wrong, NULL));
+        assert_ok(refit_memory_free(play->device, wrong, NULL));
         assert_ok(refit_memory_free(other, memory, NULL));
-        crew_stop(member);
-        play.crew_count = 0;
-        trainer_close(&play.trainer);
-        trainer_open_on(&play.trainer, &play.config, play.device);
+        gpu_play_dismiss(play);
+        trainer_close(&play->trainer);
+        trainer_open_on(&play->trainer, &play->config, play->device);
         assert_ok(refit_device_close(other, NULL));
-        gpu_play_close(&play);
     }
 }
 
 /* The slots that it writes to are not used again. */
 static void another_version_does_not_wait_for_it(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     void *wrong = NULL;
-    gpu_play_open(&play, impatient);
-    crew_member *member = gpu_play_hire(&play, true, CREW_ACCEPT);
-    trainer_begin(&play.trainer, 1);
-    const sample_version *sample = &play.trainer.sample;
-    assert_ok(refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL));
-    refit_stream_ref stream = stream_stop(play.device, wrong);
-    assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
-    assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
-    crew_stop(member); /* or host memory would go up on the stream that stands */
-    play.crew_count = 0;
-    refit_device *device = play.trainer.device;
-    trainer_begin(&play.trainer, 2);
-    play.trainer.device = NULL; /* from the host */
-    trainer_write(&play.trainer);
-    play.trainer.device = device;
-    assert_ok(refit_publisher_commit(play.trainer.publisher, NULL));
-    stream_go(play.device, stream);
-    crew_member *late = gpu_play_hire_as(&play, &play.config, NULL, CREW_ACCEPT);
+    gpu_play_open(play, linger_briefly);
+    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    trainer_begin(&play->trainer, 1);
+    const sample_version *sample = &play->trainer.sample;
+    assert_ok(refit_memory_alloc(play->device, sample->manifest->tensors[0].bytes, &wrong, NULL));
+    refit_stream_ref stream = stream_stop(play->device, wrong);
+    write_in_vain(play, wrong, play->device, stream, NULL);
+    assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
+    gpu_play_dismiss(play); /* or host memory would go up on the stream that stands */
+    refit_device *device = play->trainer.device;
+    trainer_begin(&play->trainer, 2);
+    play->trainer.device = NULL; /* from the host */
+    trainer_write(&play->trainer);
+    play->trainer.device = device;
+    assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
+    stream_go(play->device, stream);
+    crew_member *late = gpu_play_hire_as(play, &play->config, NULL, CREW_ACCEPT);
     assert_true(crew_wait(late, 2, 1) == gpu_play_digest(2));
-    assert_ok(refit_memory_free(play.device, wrong, NULL));
-    gpu_play_close(&play);
+    assert_ok(refit_memory_free(play->device, wrong, NULL));
 }
 
 #define FILES_MOST 256
@@ -162,34 +165,32 @@ static void shortage_end(shortage *none)
  * that: it is no longer served, so that no worker gets torn bytes. */
 static void with_no_other_memory_the_version_before_is_not_served(void **state)
 {
-    gpu_play play;
+    gpu_play *play = *state;
     void *wrong = NULL;
-    gpu_play_open(&play, impatient_one_slot);
-    (void)gpu_play_publish(&play, 1);
-    trainer_begin(&play.trainer, 2);
-    const sample_version *sample = &play.trainer.sample;
-    assert_ok(refit_memory_alloc(play.device, sample->manifest->tensors[0].bytes, &wrong, NULL));
-    refit_stream_ref stream = stream_stop(play.device, wrong);
-    assert_int_equal(write_first(&play, wrong, play.device, stream, NULL), REFIT_ERR_TIMEOUT);
+    gpu_play_open(play, linger_briefly_one_slot);
+    (void)gpu_play_publish(play, 1);
+    trainer_begin(&play->trainer, 2);
+    const sample_version *sample = &play->trainer.sample;
+    assert_ok(refit_memory_alloc(play->device, sample->manifest->tensors[0].bytes, &wrong, NULL));
+    refit_stream_ref stream = stream_stop(play->device, wrong);
+    write_in_vain(play, wrong, play->device, stream, NULL);
     shortage none;
     shortage_begin(&none);
-    assert_ok(refit_publisher_abort(play.trainer.publisher, NULL));
+    assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
     shortage_end(&none);
-    crew_member *late = gpu_play_hire(&play, false, CREW_ACCEPT);
-    stream_go(play.device, stream);
-    uint64_t digest = gpu_play_publish(&play, 3);
-    assert_true(crew_wait(late, 3, 1) == digest);
+    crew_member *late = gpu_play_hire(play, false, CREW_ACCEPT);
+    stream_go(play->device, stream);
+    gpu_play_bring(play, late, 3);
     assert_int_equal(crew_count(late, 1), 0);
-    assert_ok(refit_memory_free(play.device, wrong, NULL));
-    gpu_play_close(&play);
+    assert_ok(refit_memory_free(play->device, wrong, NULL));
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up),
-        cmocka_unit_test(another_version_does_not_wait_for_it),
-        cmocka_unit_test(with_no_other_memory_the_version_before_is_not_served),
+        PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up),
+        PLAY_TEST(another_version_does_not_wait_for_it),
+        PLAY_TEST(with_no_other_memory_the_version_before_is_not_served),
     };
     return cmocka_run_group_tests_name("late_copies", tests, NULL, NULL);
 }

@@ -1,0 +1,115 @@
+#include <poll.h>
+
+#include "training_run.h"
+
+void run_begin(training_run *run, uint32_t slots)
+{
+    memset(run, 0, sizeof *run);
+    run->config = quick_config();
+    run->config.broadcast_slots = slots;
+    run->config.broadcast_heartbeat_timeout_ms = RUN_WAIT_MS;
+    run->config.broadcast_stage_timeout_ms = RUN_WAIT_MS;
+    run->config.broadcast_commit_timeout_ms = RUN_WAIT_MS;
+}
+
+void run_add_tensor(training_run *run, refit_dtype dtype, uint64_t elements, uint32_t alias_of)
+{
+    uint32_t index = run->count++;
+    refit_tensor *tensor = &run->tensors[index];
+    snprintf(run->names[index], sizeof run->names[index], "tensor.%u", index);
+    *tensor = (refit_tensor){
+        .size = sizeof *tensor,
+        .name = run->names[index],
+        .dtype = dtype,
+        .rank = 1,
+        .shape = {elements},
+        .bytes = (elements * refit_dtype_bits(dtype) + 7) / 8,
+        .alias_of = alias_of,
+    };
+    bool tied = alias_of != REFIT_NO_ALIAS;
+    run->bytes[index] = tied ? run->bytes[alias_of] : calloc(tensor->bytes + 1, 1);
+    assert_non_null(run->bytes[index]);
+}
+
+void run_open(training_run *run, const char *endpoint)
+{
+    refit_error error;
+    refit_status status;
+    while ((status = refit_publisher_open(endpoint, &run->config, &run->publisher, &error)) ==
+           REFIT_ERR_BUSY) {
+        (void)poll(NULL, 0, 5); /* ZeroMQ gives an endpoint up in the background */
+    }
+    if (status != REFIT_OK) fail_msg("%s", error.text);
+    snprintf(run->endpoint, sizeof run->endpoint, "%s", refit_publisher_endpoint(run->publisher));
+    assert_ok(refit_publisher_declare(run->publisher, run->tensors, run->count, &error));
+}
+
+void run_end(training_run *run)
+{
+    for (uint32_t i = 0; i < run->crew_count; i++)
+        crew_stop(&run->crew[i]);
+    refit_publisher_close(run->publisher);
+    for (uint32_t i = 0; i < run->count; i++) {
+        if (run->tensors[i].alias_of == REFIT_NO_ALIAS) free(run->bytes[i]);
+    }
+}
+
+void run_wait_workers(training_run *run, uint32_t count)
+{
+    refit_error error;
+    if (refit_publisher_wait_workers(run->publisher, count, RUN_WAIT_MS, &error) != REFIT_OK)
+        fail_msg("%s", error.text);
+}
+
+crew_member *run_add_worker(training_run *run, crew_habit habit)
+{
+    crew_member *member = &run->crew[run->crew_count++];
+    crew_start(member, run->endpoint, &run->config, habit);
+    run_wait_workers(run, run->crew_count);
+    return member;
+}
+
+uint64_t run_digest(const training_run *run)
+{
+    return crew_digest(run->tensors, run->count, (const void *const *)run->bytes);
+}
+
+void run_write(training_run *run, uint64_t version)
+{
+    refit_error error;
+    if (refit_publisher_begin(run->publisher, version, &error) != REFIT_OK)
+        fail_msg("%s", error.text);
+    for (uint32_t n = 0, at = (uint32_t)seeded_below(&run->seed, run->count); n < run->count; n++) {
+        uint32_t i = (at + n) % run->count;
+        if (run->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
+        assert_ok(refit_publisher_write(run->publisher, i, run->bytes[i], run->tensors[i].bytes,
+                                        NULL, REFIT_STREAM_NONE, NULL));
+    }
+}
+
+void run_commit(training_run *run)
+{
+    refit_error error;
+    if (refit_publisher_commit(run->publisher, &error) != REFIT_OK) fail_msg("%s", error.text);
+}
+
+void *run_commit_on_thread(void *user)
+{
+    training_run *run = user;
+    run->status = refit_publisher_commit(run->publisher, NULL);
+    return NULL;
+}
+
+void run_expect(training_run *run, uint64_t version, uint64_t digest)
+{
+    for (uint32_t i = 0; i < run->crew_count; i++)
+        assert_int_equal(crew_wait(&run->crew[i], version, 1), digest);
+}
+
+refit_stats run_stats(training_run *run)
+{
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    assert_ok(refit_publisher_stats(run->publisher, &stats, NULL));
+    return stats;
+}

@@ -1,0 +1,50 @@
+/*
+ * training_run: a trainer in this process with a model whose bytes the test changes, and its
+ * workers as threads. A test sets the configuration and the tensors between run_begin and run_open.
+ */
+#ifndef TRAINING_RUN_H
+#define TRAINING_RUN_H
+
+#include "tests/support/crew.h"
+#include "tests/support/quick_config.h"
+#include "tests/support/seeded.h"
+#include "tests/support/unit.h"
+
+#define RUN_CREW    4u
+#define RUN_TENSORS 32u
+#define RUN_WAIT_MS 30000u
+
+typedef struct training_run {
+    refit_config config;
+    refit_publisher *publisher;
+    char endpoint[128];
+    refit_tensor tensors[RUN_TENSORS];
+    char names[RUN_TENSORS][32];
+    unsigned char *bytes[RUN_TENSORS]; /* tied tensors have one */
+    uint32_t count;
+    crew_member crew[RUN_CREW];
+    uint32_t crew_count;
+    uint64_t seed;
+    refit_status status; /* of the commit on a thread */
+} training_run;
+
+/* No tensors and no publisher yet. */
+void run_begin(training_run *run, uint32_t slots);
+/* Of zeros. `alias_of`: REFIT_NO_ALIAS, or the tensor that it is tied to. */
+void run_add_tensor(training_run *run, refit_dtype dtype, uint64_t elements, uint32_t alias_of);
+void run_open(training_run *run, const char *endpoint);
+void run_end(training_run *run);
+
+void run_wait_workers(training_run *run, uint32_t count);
+crew_member *run_add_worker(training_run *run, crew_habit habit);
+
+/* The bytes as they are now. */
+uint64_t run_digest(const training_run *run);
+void run_write(training_run *run, uint64_t version); /* 0: the next one */
+void run_commit(training_run *run);
+void *run_commit_on_thread(void *user);
+/* Every worker of the crew sees the version. */
+void run_expect(training_run *run, uint64_t version, uint64_t digest);
+refit_stats run_stats(training_run *run);
+
+#endif
