@@ -39,6 +39,7 @@ static void open_archive(archive_rig *rig)
 
 void rig_open(archive_rig *rig, uint32_t elements)
 {
+    if (rig->root[0] != '\0') rig_close(rig);
     *rig = (archive_rig){.config = quick_config(), .elements = elements};
     rig->config.broadcast_frame_bytes = 64 * 1024;
     rig->config.archive_anchor_every = 4;
@@ -70,6 +71,36 @@ void rig_close(archive_rig *rig)
         free(rig->bytes[i]);
     (void)snprintf(command, sizeof command, "rm -rf %s", rig->root);
     assert_int_equal(system(command), 0);
+    memset(rig, 0, sizeof *rig);
+}
+
+int rig_setup(void **state)
+{
+    static archive_rig rig;
+    *state = &rig;
+    return 0;
+}
+
+int rig_teardown(void **state)
+{
+    archive_rig *rig = *state;
+    if (rig->root[0] != '\0') rig_close(rig);
+    return 0;
+}
+
+void rig_close_archive(archive_rig *rig)
+{
+    refit_archive_close(rig->archive);
+    rig->archive = NULL;
+}
+
+void rig_open_packed(archive_rig *rig, uint32_t elements, uint64_t versions)
+{
+    rig_open(rig, elements);
+    rig->config.broadcast_compress = REFIT_COMPRESS_ZSTD;
+    rig_reopen(rig);
+    for (uint64_t version = 1; version <= versions; version++)
+        rig_keep(rig, RIG_EPOCH, version);
 }
 
 refit_archive_version rig_version(archive_rig *rig, uint64_t epoch, uint64_t version)

@@ -8,9 +8,9 @@
 #ifndef ARCHIVE_RIG_H
 #define ARCHIVE_RIG_H
 
-#include <stdbool.h>
-
 #include <refit/archive.h>
+
+#include "tests/support/unit.h"
 
 #define RIG_TENSORS   7u
 #define RIG_ORIGINALS 6u
@@ -28,12 +28,22 @@ typedef struct archive_rig {
     refit_archive *archive; /* open for writing */
 } archive_rig;
 
-/* `elements` of the first tensor: 10 for files of some hundred bytes, 200000 for several frames. */
+/* Closes what is open first. `elements` of the first tensor: 10 for files of some hundred bytes,
+ * 200000 for several frames. */
 void rig_open(archive_rig *rig, uint32_t elements);
 void rig_close(archive_rig *rig);
+/* The writer alone. */
+void rig_close_archive(archive_rig *rig);
+
+/* A test opens the rig that is its state; it is closed afterwards. */
+int rig_setup(void **state);
+int rig_teardown(void **state);
+#define RIG_TEST(test) cmocka_unit_test_setup_teardown(test, rig_setup, rig_teardown)
 
 /* Opens the rig and writes versions 1 to `versions` of RIG_EPOCH. */
 void rig_open_with(archive_rig *rig, uint32_t elements, uint64_t versions);
+/* The same, compressed. */
+void rig_open_packed(archive_rig *rig, uint32_t elements, uint64_t versions);
 
 /* Closes the archive and opens it again. */
 void rig_reopen(archive_rig *rig);

@@ -1,7 +1,6 @@
 /* The changes of each tensor, packed files, and files of format 1. */
 #include "archive_rig.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/unit.h"
 
 #define MANY  200000u
 #define EARLY "tests/archive/format1" /* versions 1 to 3 of a rig with 100 elements */
@@ -50,18 +49,16 @@ static void assert_delta(const refit_snapshot *snapshot)
 
 static void a_delta_says_what_became_of_each_tensor(void **state)
 {
-    archive_rig rig;
-    rig_open(&rig, MANY);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    refit_snapshot *anchor = open_file(&rig, 0), *delta = open_file(&rig, 1), *rebuilt;
+    archive_rig *rig = *state;
+    rig_open_with(rig, MANY, 2);
+    refit_snapshot *anchor = open_file(rig, 0), *delta = open_file(rig, 1), *rebuilt;
     for (uint32_t i = 0; i < RIG_TENSORS; i++) {
         const refit_tensor_change change = change_of(anchor, i);
         assert_int_equal(change.changed, change.elements);
         assert_int_equal(change.blocks_same + change.blocks_sparse, 0);
     }
     assert_delta(delta);
-    assert_ok(refit_archive_read(rig.archive, RIG_EPOCH, 2, &rebuilt, NULL));
+    assert_ok(refit_archive_read(rig->archive, RIG_EPOCH, 2, &rebuilt, NULL));
     assert_delta(rebuilt);
     refit_tensor_change change = {.size = sizeof change};
     assert_int_equal(refit_snapshot_change(delta, RIG_TENSORS, &change, NULL), REFIT_ERR_NOT_FOUND);
@@ -71,25 +68,21 @@ static void a_delta_says_what_became_of_each_tensor(void **state)
     refit_snapshot_close(anchor);
     refit_snapshot_close(delta);
     refit_snapshot_close(rebuilt);
-    rig_close(&rig);
 }
 
 static void lists_are_read_without_weights(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_snapshot *outline = NULL;
     refit_archive_info info = {.size = sizeof info};
-    const void *bytes = &rig;
-    rig_open(&rig, MANY);
-    for (uint64_t version = 1; version <= 3; version++)
-        rig_keep(&rig, RIG_EPOCH, version);
-    refit_archive_version other = rig_version(&rig, RIG_EPOCH, 4);
+    const void *bytes = rig;
+    rig_open_with(rig, MANY, 3);
+    refit_archive_version other = rig_version(rig, RIG_EPOCH, 4);
     other.count = other.weight_count = 2;
-    assert_ok(refit_archive_write(rig.archive, &other, NULL));
-    assert_ok(refit_archive_commit(rig.archive, NULL, NULL));
+    rig_keep_this(rig, &other);
     const uint32_t order[] = {0, 1, 2, 3, 1, 3};
     for (uint32_t i = 0; i < 6; i++) {
-        assert_ok(refit_archive_outline(rig.archive, order[i], &outline, NULL));
+        assert_ok(refit_archive_outline(rig->archive, order[i], &outline, NULL));
         assert_ok(refit_snapshot_describe(outline, &info, NULL));
         assert_int_equal(info.version, order[i] + 1);
         assert_int_equal(refit_snapshot_count(outline), order[i] == 3 ? 2 : RIG_TENSORS);
@@ -98,11 +91,10 @@ static void lists_are_read_without_weights(void **state)
     refit_tensor tensor = {.size = sizeof tensor};
     assert_ok(refit_snapshot_tensor(outline, 0, &tensor, &bytes, NULL, NULL));
     assert_null(bytes);
-    assert_int_equal(refit_archive_outline(rig.archive, 4, &outline, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_archive_outline(rig->archive, 4, &outline, NULL), REFIT_ERR_NOT_FOUND);
     assert_ok(refit_snapshot_describe(outline, &info, NULL)); /* as it was */
     assert_int_equal(info.version, 4);
     refit_snapshot_close(outline);
-    rig_close(&rig);
 }
 
 /* Whether the second outline failed, and the first was still there. */
@@ -129,24 +121,20 @@ static refit_status outline_twice(archive_rig *rig, bool *was_kept)
 
 static void failed_allocations_leave_an_outline_as_it_was(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     bool was_kept = false;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    refit_archive_close(rig.archive);
-    rig.archive = NULL;
+    rig_open_with(rig, 10, 2);
+    rig_close_archive(rig);
     unsigned kept = 0;
     for (uint64_t nth = 1;; nth++) {
         failing_alloc_begin(nth);
-        refit_status status = outline_twice(&rig, &was_kept);
+        refit_status status = outline_twice(rig, &was_kept);
         bool came = failing_alloc_end();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
         kept += was_kept;
         if (!came) break;
     }
     assert_true(kept > 2);
-    rig_close(&rig);
 }
 
 static uint64_t kept_bytes(archive_rig *rig)
@@ -157,20 +145,11 @@ static uint64_t kept_bytes(archive_rig *rig)
     return bytes;
 }
 
-static void keep_nine(archive_rig *rig, int32_t compress)
-{
-    rig_open(rig, MANY);
-    rig->config.broadcast_compress = compress;
-    rig_reopen(rig);
-    for (uint64_t version = 1; version <= 9; version++)
-        rig_keep(rig, RIG_EPOCH, version);
-}
-
 static void packed_files_are_smaller_and_give_the_same_bytes(void **state)
 {
-    archive_rig plain, packed;
-    keep_nine(&plain, REFIT_COMPRESS_NONE);
-    keep_nine(&packed, REFIT_COMPRESS_ZSTD);
+    archive_rig plain = {0}, packed = {0};
+    rig_open_with(&plain, MANY, 9);
+    rig_open_packed(&packed, MANY, 9);
     for (uint32_t i = 0; i < 9; i++) {
         const refit_archive_info info = rig_info(&packed, i), other = rig_info(&plain, i);
         assert_int_equal(other.frames_packed, 0);
@@ -190,33 +169,28 @@ static void packed_files_are_smaller_and_give_the_same_bytes(void **state)
 
 static void packed_and_other_files_make_one_chain(void **state)
 {
-    archive_rig rig;
-    rig_open(&rig, MANY);
+    archive_rig *rig = *state;
+    rig_open(rig, MANY);
     for (uint64_t version = 1; version <= 4; version++) {
-        rig.config.broadcast_compress =
+        rig->config.broadcast_compress =
             version % 2 == 0 ? REFIT_COMPRESS_ZSTD : REFIT_COMPRESS_NONE;
-        rig_reopen(&rig);
-        rig_keep(&rig, RIG_EPOCH, version);
+        rig_reopen(rig);
+        rig_keep(rig, RIG_EPOCH, version);
     }
-    rig.config.broadcast_compress = REFIT_COMPRESS_NONE; /* a reader needs no such option */
+    rig->config.broadcast_compress = REFIT_COMPRESS_NONE; /* a reader needs no such option */
     for (uint64_t version = 1; version <= 4; version++)
-        rig_expect(&rig, RIG_EPOCH, version);
-    rig_close(&rig);
+        rig_expect(rig, RIG_EPOCH, version);
 }
 
 static void limits_hold_for_packed_files(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    rig_open(&rig, MANY);
-    rig.config.broadcast_compress = REFIT_COMPRESS_ZSTD;
-    rig_reopen(&rig);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    const refit_archive_info info = rig_info(&rig, 0);
+    rig_open_packed(rig, MANY, 1);
+    const refit_archive_info info = rig_info(rig, 0);
     assert_true(info.file_bytes < info.weight_bytes / 2);
-    rig.config.limits_version_bytes = info.weight_bytes - 1; /* more than the file has */
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
-    rig_close(&rig);
+    rig->config.limits_version_bytes = info.weight_bytes - 1; /* more than the file has */
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
 }
 
 static void open_early(archive_rig *rig)
@@ -230,35 +204,34 @@ static void open_early(archive_rig *rig)
 
 static void early_files_are_read(void **state)
 {
-    archive_rig rig;
-    open_early(&rig);
-    assert_int_equal(rig_count(&rig), 3);
+    archive_rig *rig = *state;
+    open_early(rig);
+    assert_int_equal(rig_count(rig), 3);
     for (uint64_t version = 1; version <= 3; version++)
-        rig_expect(&rig, RIG_EPOCH, version);
-    refit_snapshot *anchor = open_file(&rig, 0), *delta = open_file(&rig, 1);
+        rig_expect(rig, RIG_EPOCH, version);
+    refit_snapshot *anchor = open_file(rig, 0), *delta = open_file(rig, 1);
     assert_change(anchor, 0, 100, 100, 0, 0, 1);
     assert_change(delta, 0, 100, 2, 0, 1, 0);
     assert_change(delta, 1, 9, REFIT_CHANGED_UNKNOWN, 0, 0, 1); /* they were not counted */
     assert_change(delta, 6, 300, 0, 1, 0, 0);
     refit_snapshot_close(anchor);
     anchor = NULL;
-    assert_ok(refit_archive_outline(rig.archive, 1, &anchor, NULL));
+    assert_ok(refit_archive_outline(rig->archive, 1, &anchor, NULL));
     assert_change(anchor, 0, 100, 2, 0, 1, 0);
     refit_snapshot_close(anchor);
     refit_snapshot_close(delta);
-    rig_close(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_delta_says_what_became_of_each_tensor),
-        cmocka_unit_test(lists_are_read_without_weights),
-        cmocka_unit_test(failed_allocations_leave_an_outline_as_it_was),
+        RIG_TEST(a_delta_says_what_became_of_each_tensor),
+        RIG_TEST(lists_are_read_without_weights),
+        RIG_TEST(failed_allocations_leave_an_outline_as_it_was),
         cmocka_unit_test(packed_files_are_smaller_and_give_the_same_bytes),
-        cmocka_unit_test(packed_and_other_files_make_one_chain),
-        cmocka_unit_test(limits_hold_for_packed_files),
-        cmocka_unit_test(early_files_are_read),
+        RIG_TEST(packed_and_other_files_make_one_chain),
+        RIG_TEST(limits_hold_for_packed_files),
+        RIG_TEST(early_files_are_read),
     };
     return cmocka_run_group_tests_name("archive_changes", tests, NULL, NULL);
 }

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "archive_rig.h"
-#include "tests/support/unit.h"
 
 #define SMALLEST offsetof(refit_config, offload_slab_bytes)
 
@@ -44,73 +43,69 @@ static refit_config *shortened(const guarded *memory, const refit_config *config
 
 static void a_shorter_config_opens_archives_and_files(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     char path[160];
     refit_archive *archive;
     refit_snapshot *snapshot;
     guarded memory = guarded_open();
-    rig_open_with(&rig, 10, 2);
-    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 1));
-    refit_archive_close(rig.archive);
-    rig.archive = NULL;
+    rig_open_with(rig, 10, 2);
+    (void)snprintf(path, sizeof path, "%s", rig_path(rig, 1));
+    rig_close_archive(rig);
     for (size_t size = SMALLEST; size <= sizeof(refit_config); size += 8) {
-        const refit_config *config = shortened(&memory, &rig.config, size);
-        assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL));
+        const refit_config *config = shortened(&memory, &rig->config, size);
+        assert_ok(refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL));
         refit_archive_close(archive);
-        assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, config, &archive, NULL));
+        assert_ok(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, config, &archive, NULL));
         refit_archive_close(archive);
         assert_ok(refit_snapshot_open(path, config, &snapshot, NULL));
         refit_snapshot_close(snapshot);
     }
-    rig_close(&rig);
     guarded_close(&memory);
 }
 
 static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_archive *archive;
     guarded memory = guarded_open();
     char path[160];
-    rig_open_with(&rig, 10, 1);
-    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
-    rig.config.limits_tensors = 3;
+    rig_open_with(rig, 10, 1);
+    (void)snprintf(path, sizeof path, "%s", rig_path(rig, 0));
+    rig->config.limits_tensors = 3;
     const refit_config *config =
-        shortened(&memory, &rig.config, offsetof(refit_config, limits_message_bytes));
+        shortened(&memory, &rig->config, offsetof(refit_config, limits_message_bytes));
     refit_snapshot *snapshot;
     assert_int_equal(refit_snapshot_open(path, config, &snapshot, NULL), REFIT_ERR_LIMIT);
-    refit_archive_close(rig.archive);
-    rig.config.limits_tensors = 1000;
-    rig.config.archive_anchor_every = 1; /* which the shortened one does not have */
-    config = shortened(&memory, &rig.config, offsetof(refit_config, archive_anchor_every) / 8 * 8);
-    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL));
-    rig.archive = archive;
-    rig_keep(&rig, RIG_EPOCH, 2);
-    assert_int_equal(rig_info(&rig, 1).base, 1);
-    rig_close(&rig);
+    refit_archive_close(rig->archive);
+    rig->config.limits_tensors = 1000;
+    rig->config.archive_anchor_every = 1; /* which the shortened one does not have */
+    config = shortened(&memory, &rig->config, offsetof(refit_config, archive_anchor_every) / 8 * 8);
+    assert_ok(refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, config, &archive, NULL));
+    rig->archive = archive;
+    rig_keep(rig, RIG_EPOCH, 2);
+    assert_int_equal(rig_info(rig, 1).base, 1);
     guarded_close(&memory);
 }
 
 static void a_config_that_was_never_initialised_is_refused(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_archive *archive;
     refit_snapshot *snapshot;
-    rig_open_with(&rig, 10, 1);
+    rig_open_with(rig, 10, 1);
     refit_config config = {.size = SMALLEST - 1};
-    assert_int_equal(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &config, &archive, NULL),
+    assert_int_equal(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &config, &archive, NULL),
                      REFIT_ERR_INVALID);
-    assert_int_equal(refit_snapshot_open(rig_path(&rig, 0), &config, &snapshot, NULL),
+    assert_int_equal(refit_snapshot_open(rig_path(rig, 0), &config, &snapshot, NULL),
                      REFIT_ERR_INVALID);
-    rig_close(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_shorter_config_opens_archives_and_files),
-        cmocka_unit_test(what_a_shorter_config_has_counts_and_the_rest_is_default),
-        cmocka_unit_test(a_config_that_was_never_initialised_is_refused),
+        RIG_TEST(a_shorter_config_opens_archives_and_files),
+        RIG_TEST(what_a_shorter_config_has_counts_and_the_rest_is_default),
+        RIG_TEST(a_config_that_was_never_initialised_is_refused),
     };
     return cmocka_run_group_tests_name("archive_config", tests, NULL, NULL);
 }

@@ -11,23 +11,6 @@
 #include "archive/archive_format.h"
 #include "archive_rig.h"
 #include "tests/support/descriptors.h"
-#include "tests/support/unit.h"
-
-/* An anchor, 1, and a delta, 2, of some hundred bytes each. */
-static void open_small(archive_rig *rig)
-{
-    rig_open_with(rig, 10, 2);
-}
-
-/* The same versions, packed. */
-static void open_packed(archive_rig *rig)
-{
-    rig_open(rig, 4000);
-    rig->config.broadcast_compress = REFIT_COMPRESS_ZSTD;
-    rig_reopen(rig);
-    rig_keep(rig, RIG_EPOCH, 1);
-    rig_keep(rig, RIG_EPOCH, 2);
-}
 
 static refit_status check_alone(archive_rig *rig, const char *path, refit_error *error)
 {
@@ -71,31 +54,29 @@ static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
 
 static void every_flipped_bit_is_found(void **state)
 {
-    archive_rig rig;
-    open_small(&rig);
-    flip_bits(&rig, 0, 1);
-    flip_bits(&rig, 1, 1);
-    rig_close(&rig);
+    archive_rig *rig = *state;
+    rig_open_with(rig, 10, 2); /* an anchor and a delta, of some hundred bytes each */
+    flip_bits(rig, 0, 1);
+    flip_bits(rig, 1, 1);
 }
 
 static void flipped_bits_of_packed_files_are_found(void **state)
 {
-    archive_rig rig;
-    open_packed(&rig);
-    assert_true(rig_info(&rig, 0).frames_packed > 0 && rig_info(&rig, 1).frames_packed > 0);
-    flip_bits(&rig, 0, 7); /* every byte, and every bit in turn */
-    flip_bits(&rig, 1, 7);
-    rig_close(&rig);
+    archive_rig *rig = *state;
+    rig_open_packed(rig, 4000, 2);
+    assert_true(rig_info(rig, 0).frames_packed > 0 && rig_info(rig, 1).frames_packed > 0);
+    flip_bits(rig, 0, 7); /* every byte, and every bit in turn */
+    flip_bits(rig, 1, 7);
 }
 
 /* What stands in a frame, with right hashes: the planes of its only packed frame say otherwise. */
 static void packed_frames_that_lie_are_refused(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    open_packed(&rig);
+    rig_open_packed(rig, 4000, 2);
     for (uint32_t file = 0; file < 2; file++) {
-        kept_file kept = rig_take_file(&rig, file);
+        kept_file kept = rig_take_file(rig, file);
         const unsigned char *bytes = kept.bytes;
         unsigned char *changed = malloc(kept.count);
         assert_non_null(changed);
@@ -111,73 +92,70 @@ static void packed_frames_that_lie_are_refused(void **state)
                 rft_put_u32(changed + frame + 24 + 4 * plane, lies[i]);
                 rft_put_u64(changed + frame + hashed, XXH3_64bits(changed + frame, hashed));
                 rig_store(kept.path, changed, kept.count);
-                assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
+                assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
             }
         }
         rig_put_back(&kept);
         free(changed);
     }
-    rig_expect(&rig, RIG_EPOCH, 2);
-    rig_close(&rig);
+    rig_expect(rig, RIG_EPOCH, 2);
 }
 
 /* By its name it is a version of this archive; looked at alone it may be anything. */
 static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_archive *archive;
     refit_error error;
     refit_archive_info info = {.size = sizeof info};
-    open_small(&rig);
-    kept_file kept = rig_take_file(&rig, 1);
+    rig_open_with(rig, 10, 2);
+    kept_file kept = rig_take_file(rig, 1);
     unsigned char garbage[300];
     memset(garbage, 0x5A, sizeof garbage);
     for (size_t count = 0; count <= sizeof garbage; count += 100) {
         rig_store(kept.path, garbage, count);
-        assert_int_equal(check_alone(&rig, kept.path, &error), REFIT_ERR_INVALID);
-        assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
-        assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL));
+        assert_int_equal(check_alone(rig, kept.path, &error), REFIT_ERR_INVALID);
+        assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
+        assert_ok(
+            refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &rig->config, &archive, NULL));
         assert_int_equal(refit_archive_describe(archive, 1, &info, &error), REFIT_ERR_CORRUPT);
         assert_non_null(strstr(error.text, ".refit: it is not a file of an archive"));
         refit_archive_close(archive);
     }
     rig_put_back(&kept);
-    rig_close(&rig);
 }
 
 static void every_other_length_is_found(void **state)
 {
-    archive_rig rig;
-    open_small(&rig);
+    archive_rig *rig = *state;
+    rig_open_with(rig, 10, 2);
     for (uint32_t file = 0; file < 2; file++) {
-        kept_file kept = rig_take_file(&rig, file);
+        kept_file kept = rig_take_file(rig, file);
         unsigned char *longer = calloc(1, kept.count + 4);
         assert_non_null(longer);
         memcpy(longer, kept.bytes, kept.count);
         for (size_t length = 0; length < kept.count + 4; length++) {
             if (length == kept.count) continue;
             rig_store(kept.path, longer, length);
-            assert_file_refused(&rig, kept.path);
+            assert_file_refused(rig, kept.path);
         }
         rig_put_back(&kept);
         free(longer);
     }
-    rig_close(&rig);
 }
 
 static void a_missing_base_is_named(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    open_small(&rig);
-    rig_keep(&rig, RIG_EPOCH, 3);
-    assert_int_equal(unlink(rig_path(&rig, 1)), 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 3, &error), REFIT_ERR_NOT_FOUND);
+    rig_open_with(rig, 10, 2);
+    rig_keep(rig, RIG_EPOCH, 3);
+    assert_int_equal(unlink(rig_path(rig, 1)), 0);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 3, &error), REFIT_ERR_NOT_FOUND);
     assert_non_null(strstr(error.text, "version 3 builds on version 2"));
-    rig_expect(&rig, RIG_EPOCH, 1);
-    assert_int_equal(unlink(rig_path(&rig, 0)), 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_NOT_FOUND);
-    rig_close(&rig);
+    rig_expect(rig, RIG_EPOCH, 1);
+    assert_int_equal(unlink(rig_path(rig, 0)), 0);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 1, &error), REFIT_ERR_NOT_FOUND);
 }
 
 /* Another file under the name of file `index` of this archive. */
@@ -191,32 +169,30 @@ static void put_in_place_of(archive_rig *rig, uint32_t index, archive_rig *from,
 
 static void a_base_of_another_chain_is_refused(void **state)
 {
-    archive_rig rig, other;
+    archive_rig *rig = *state, other = {0};
     refit_error error;
-    open_small(&rig);
+    rig_open_with(rig, 10, 2);
     rig_open(&other, 10);
     refit_archive_version one = rig_version(&other, RIG_EPOCH, 9);
     one.version = 1; /* the same trainer and number, other weights */
     rig_keep_this(&other, &one);
-    put_in_place_of(&rig, 0, &other, 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
+    put_in_place_of(rig, 0, &other, 0);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "builds on another version 1"));
     rig_close(&other);
-    rig_close(&rig);
 }
 
 static void a_file_of_another_trainer_is_refused(void **state)
 {
-    archive_rig rig, other;
+    archive_rig *rig = *state, other = {0};
     refit_error error;
-    open_small(&rig);
+    rig_open_with(rig, 10, 2);
     rig_open(&other, 10);
     rig_keep(&other, RIG_OTHER, 1);
-    put_in_place_of(&rig, 0, &other, 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
+    put_in_place_of(rig, 0, &other, 0);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "not what its name says"));
     rig_close(&other);
-    rig_close(&rig);
 }
 
 /* Headers with a right hash that say what cannot be. */
@@ -236,6 +212,7 @@ static void tell(unsigned char *bytes, const lie *what)
 
 static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
 {
+    archive_rig *rig = *state;
     static const lie lies[] = {
         {8, 4, 3, REFIT_ERR_UNSUPPORTED},
         {8, 4, 0, REFIT_ERR_UNSUPPORTED},
@@ -266,17 +243,16 @@ static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
         {160, 4, UINT32_MAX, REFIT_ERR_CORRUPT},
         {164, 4, 1, REFIT_ERR_CORRUPT},
     };
-    archive_rig rig;
     refit_error error;
-    open_small(&rig);
-    kept_file kept = rig_take_file(&rig, 0);
+    rig_open_with(rig, 10, 2);
+    kept_file kept = rig_take_file(rig, 0);
     unsigned char *changed = malloc(kept.count);
     assert_non_null(changed);
     for (size_t i = 0; i < COUNT_OF(lies); i++) {
         memcpy(changed, kept.bytes, kept.count);
         tell(changed, &lies[i]);
         rig_store(kept.path, changed, kept.count);
-        refit_status status = check_alone(&rig, kept.path, &error);
+        refit_status status = check_alone(rig, kept.path, &error);
         if (status == lies[i].status) continue;
         if (lies[i].at == 64) { /* whose fault it is, is the wire's to say */
             assert_true(status != REFIT_OK);
@@ -286,7 +262,6 @@ static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
     }
     rig_put_back(&kept);
     free(changed);
-    rig_close(&rig);
 }
 
 /* ---- A list of tensors that promises more than there is */
@@ -387,32 +362,31 @@ static void a_short_file_takes_no_memory_for_many_blocks(void **state)
 
 static void limits_hold_for_files(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    open_small(&rig);
-    rig.config.limits_tensors = 3;
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
-    rig.config.limits_tensors = 1000;
-    rig.config.limits_version_bytes = 90;
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
+    rig_open_with(rig, 10, 2);
+    rig->config.limits_tensors = 3;
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
+    rig->config.limits_tensors = 1000;
+    rig->config.limits_version_bytes = 90;
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
     assert_non_null(strstr(error.text, "limits.version_bytes"));
-    rig_close(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_flipped_bit_is_found),
-        cmocka_unit_test(flipped_bits_of_packed_files_are_found),
-        cmocka_unit_test(packed_frames_that_lie_are_refused),
-        cmocka_unit_test(a_version_that_is_no_file_of_an_archive_is_damaged),
-        cmocka_unit_test(every_other_length_is_found),
-        cmocka_unit_test(a_missing_base_is_named),
-        cmocka_unit_test(a_base_of_another_chain_is_refused),
-        cmocka_unit_test(a_file_of_another_trainer_is_refused),
-        cmocka_unit_test(headers_that_lie_are_refused_before_memory_is_taken),
+        RIG_TEST(every_flipped_bit_is_found),
+        RIG_TEST(flipped_bits_of_packed_files_are_found),
+        RIG_TEST(packed_frames_that_lie_are_refused),
+        RIG_TEST(a_version_that_is_no_file_of_an_archive_is_damaged),
+        RIG_TEST(every_other_length_is_found),
+        RIG_TEST(a_missing_base_is_named),
+        RIG_TEST(a_base_of_another_chain_is_refused),
+        RIG_TEST(a_file_of_another_trainer_is_refused),
+        RIG_TEST(headers_that_lie_are_refused_before_memory_is_taken),
         cmocka_unit_test(a_short_file_takes_no_memory_for_many_blocks),
-        cmocka_unit_test(limits_hold_for_files),
+        RIG_TEST(limits_hold_for_files),
     };
     return cmocka_run_group_tests_name("archive_damage", tests, NULL, NULL);
 }

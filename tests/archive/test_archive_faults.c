@@ -12,7 +12,6 @@
 #include "archive_rig.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/file_size_limit.h"
-#include "tests/support/unit.h"
 
 /* ---- Calls that fail ---- */
 
@@ -111,44 +110,42 @@ static void assert_whole(archive_rig *rig, uint32_t least)
 
 static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
 {
+    archive_rig *rig = *state;
     unsigned nth = 1;
     for (bool came = true; came; nth++) {
-        archive_rig rig;
         refit_error error = {0};
-        rig_open_with(&rig, 10, 1);
+        rig_open_with(rig, 10, 1);
         begin_fault(FAULT_REFUSED, nth);
-        refit_status status = try_version(&rig, 2, &error);
+        refit_status status = try_version(rig, 2, &error);
         came = end_fault();
         assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
         if (came) {
             assert_int_equal(error.subsystem, ENOSPC);
             assert_non_null(strstr(error.text, "No space left"));
         }
-        assert_int_equal(rig_names(&rig), rig_count(&rig)); /* nothing is left beside */
-        assert_whole(&rig, 1);
-        rig_reopen(&rig);
-        rig_keep(&rig, RIG_EPOCH, 2);
-        rig_keep(&rig, RIG_EPOCH, 3);
-        assert_whole(&rig, 3);
-        rig_close(&rig);
+        assert_int_equal(rig_names(rig), rig_count(rig)); /* nothing is left beside */
+        assert_whole(rig, 1);
+        rig_reopen(rig);
+        rig_keep(rig, RIG_EPOCH, 2);
+        rig_keep(rig, RIG_EPOCH, 3);
+        assert_whole(rig, 3);
     }
     assert_true(nth > 10);
 }
 
 static void after_a_failure_the_same_archive_goes_on_from_the_disk(void **state)
 {
-    archive_rig rig;
-    rig_open_with(&rig, 10, 1);
+    archive_rig *rig = *state;
+    rig_open_with(rig, 10, 1);
     begin_fault(FAULT_REFUSED, 4);
-    assert_int_equal(try_version(&rig, 2, NULL), REFIT_ERR_IO);
+    assert_int_equal(try_version(rig, 2, NULL), REFIT_ERR_IO);
     (void)end_fault();
-    rig_keep(&rig, RIG_EPOCH, 2);
-    assert_int_equal(rig_info(&rig, 1).base, 1);
-    rig_expect(&rig, RIG_EPOCH, 2);
-    rig_keep(&rig, RIG_EPOCH, 3);
-    assert_int_equal(rig_info(&rig, 2).base, 2);
-    rig_expect(&rig, RIG_EPOCH, 3);
-    rig_close(&rig);
+    rig_keep(rig, RIG_EPOCH, 2);
+    assert_int_equal(rig_info(rig, 1).base, 1);
+    rig_expect(rig, RIG_EPOCH, 2);
+    rig_keep(rig, RIG_EPOCH, 3);
+    assert_int_equal(rig_info(rig, 2).base, 2);
+    rig_expect(rig, RIG_EPOCH, 3);
 }
 
 /* Everything in the folder is in its list, and can be rebuilt. */
@@ -164,7 +161,7 @@ static void assert_known(archive_rig *rig)
 /* Version 2 fails from the n-th call on; then the same archive goes on, and removes old files. */
 static bool fails_and_goes_on(fault what, unsigned nth)
 {
-    archive_rig rig;
+    archive_rig rig = {0};
     rig_open_with(&rig, 10, 1);
     begin_fault(what, nth);
     refit_status status = try_version(&rig, 2, NULL);
@@ -228,17 +225,16 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
 
 static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **state)
 {
+    archive_rig *rig = *state;
     unsigned nth = 1;
     for (bool died = true; died; nth++) {
-        archive_rig rig;
-        rig_open_with(&rig, 10, 2);
-        died = die_while_writing(&rig, nth);
-        assert_whole(&rig, 2);
-        assert_int_equal(rig_names(&rig), rig_count(&rig)); /* what it left is removed */
-        rig_keep(&rig, RIG_EPOCH, 3);
-        assert_int_equal(rig_count(&rig), 3);
-        rig_expect(&rig, RIG_EPOCH, 3);
-        rig_close(&rig);
+        rig_open_with(rig, 10, 2);
+        died = die_while_writing(rig, nth);
+        assert_whole(rig, 2);
+        assert_int_equal(rig_names(rig), rig_count(rig)); /* what it left is removed */
+        rig_keep(rig, RIG_EPOCH, 3);
+        assert_int_equal(rig_count(rig), 3);
+        rig_expect(rig, RIG_EPOCH, 3);
     }
     assert_true(nth > 10);
 }
@@ -260,13 +256,6 @@ static uint32_t assert_left(archive_rig *rig)
     return count;
 }
 
-static void keep_all(archive_rig *rig)
-{
-    rig_open(rig, 10);
-    for (uint64_t version = 1; version <= KEPT; version++)
-        rig_keep(rig, RIG_EPOCH, version);
-}
-
 static bool die_while_pruning(archive_rig *rig, unsigned nth)
 {
     refit_archive_close(rig->archive);
@@ -285,21 +274,20 @@ static bool die_while_pruning(archive_rig *rig, unsigned nth)
 
 static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void **state)
 {
+    archive_rig *rig = *state;
     unsigned nth = 1;
     uint32_t least = KEPT, most = 0;
     for (bool died = true; died; nth++) {
-        archive_rig rig;
-        keep_all(&rig);
-        died = die_while_pruning(&rig, nth);
-        const uint32_t left = assert_left(&rig);
+        rig_open_with(rig, 10, KEPT);
+        died = die_while_pruning(rig, nth);
+        const uint32_t left = assert_left(rig);
         least = left < least ? left : least;
         most = left > most ? left : most;
-        assert_ok(refit_archive_prune(rig.archive, 1, NULL, NULL));
-        assert_int_equal(assert_left(&rig), 3);
-        rig_keep(&rig, RIG_EPOCH, KEPT + 1);
-        assert_int_equal(rig_info(&rig, 3).base, KEPT);
-        rig_expect(&rig, RIG_EPOCH, KEPT + 1);
-        rig_close(&rig);
+        assert_ok(refit_archive_prune(rig->archive, 1, NULL, NULL));
+        assert_int_equal(assert_left(rig), 3);
+        rig_keep(rig, RIG_EPOCH, KEPT + 1);
+        assert_int_equal(rig_info(rig, 3).base, KEPT);
+        rig_expect(rig, RIG_EPOCH, KEPT + 1);
     }
     assert_int_equal(least, 3);
     assert_int_equal(most, KEPT);
@@ -308,22 +296,21 @@ static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void
 
 static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state)
 {
+    archive_rig *rig = *state;
     unsigned nth = 1;
     for (bool came = true; came; nth++) {
-        archive_rig rig;
         refit_error error = {0};
         uint32_t removed = 99;
-        keep_all(&rig);
-        assert_ok(refit_archive_prune(rig.archive, 3, NULL, NULL)); /* looks */
+        rig_open_with(rig, 10, KEPT);
+        assert_ok(refit_archive_prune(rig->archive, 3, NULL, NULL)); /* looks */
         begin_fault(FAULT_REFUSED, nth);
-        refit_status status = refit_archive_prune(rig.archive, 1, &removed, &error);
+        refit_status status = refit_archive_prune(rig->archive, 1, &removed, &error);
         came = end_fault();
         assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
-        assert_int_equal(removed, KEPT - assert_left(&rig));
-        assert_int_equal(refit_archive_count(rig.archive), KEPT - removed);
-        assert_ok(refit_archive_prune(rig.archive, 1, NULL, NULL));
-        assert_int_equal(assert_left(&rig), 3);
-        rig_close(&rig);
+        assert_int_equal(removed, KEPT - assert_left(rig));
+        assert_int_equal(refit_archive_count(rig->archive), KEPT - removed);
+        assert_ok(refit_archive_prune(rig->archive, 1, NULL, NULL));
+        assert_int_equal(assert_left(rig), 3);
     }
     assert_true(nth > 8 + 3);
 }
@@ -331,7 +318,7 @@ static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state
 /* How many files are opened to read the last of so many versions, which build on each other. */
 static unsigned opened_for(uint32_t versions)
 {
-    archive_rig rig;
+    archive_rig rig = {0};
     refit_snapshot *snapshot;
     rig_open(&rig, 10);
     rig.config.archive_anchor_every = 1000;
@@ -355,62 +342,55 @@ static void a_long_chain_is_read_file_by_file(void **state)
 
 static void writes_that_take_little_are_finished(void **state)
 {
-    archive_rig rig;
-    rig_open(&rig, 10);
+    archive_rig *rig = *state;
+    rig_open(rig, 10);
     begin_fault(FAULT_SHORT, 0);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
+    rig_keep(rig, RIG_EPOCH, 1);
+    rig_keep(rig, RIG_EPOCH, 2);
     (void)end_fault();
-    rig_expect(&rig, RIG_EPOCH, 2);
-    rig_close(&rig);
+    rig_expect(rig, RIG_EPOCH, 2);
 }
 
 static void a_write_that_takes_nothing_is_an_error(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    rig_open_with(&rig, 10, 1);
+    rig_open_with(rig, 10, 1);
     begin_fault(FAULT_STUCK, 0);
-    assert_int_equal(try_version(&rig, 2, &error), REFIT_ERR_IO);
+    assert_int_equal(try_version(rig, 2, &error), REFIT_ERR_IO);
     (void)end_fault();
     assert_int_equal(error.subsystem, ENOSPC);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    rig_expect(&rig, RIG_EPOCH, 2);
-    rig_close(&rig);
+    rig_keep(rig, RIG_EPOCH, 2);
+    rig_expect(rig, RIG_EPOCH, 2);
 }
 
 static void a_full_disk_is_an_error_of_the_write(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    rig_open_with(&rig, 200000, 1);
+    rig_open_with(rig, 200000, 1);
     const struct rlimit before = file_size_limit_to(1000);
-    refit_status status = try_version(&rig, 2, &error);
+    refit_status status = try_version(rig, 2, &error);
     file_size_limit_back(&before);
     assert_int_equal(status, REFIT_ERR_IO);
     assert_int_equal(error.subsystem, EFBIG);
-    assert_int_equal(rig_names(&rig), 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    rig_expect(&rig, RIG_EPOCH, 2);
-    rig_close(&rig);
+    assert_int_equal(rig_names(rig), 1);
+    rig_keep(rig, RIG_EPOCH, 2);
+    rig_expect(rig, RIG_EPOCH, 2);
 }
 
 static void failed_allocations_leak_nothing(void **state)
 {
-    archive_rig rig;
-    rig_open(&rig, 4000);
-    rig.config.broadcast_compress = REFIT_COMPRESS_ZSTD;
-    rig_reopen(&rig);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    refit_archive_close(rig.archive);
+    archive_rig *rig = *state;
+    rig_open_packed(rig, 4000, 2);
+    refit_archive_close(rig->archive);
     for (uint64_t nth = 1;; nth++) {
-        const refit_archive_version three = rig_version(&rig, RIG_EPOCH, 3);
+        const refit_archive_version three = rig_version(rig, RIG_EPOCH, 3);
         refit_archive *archive;
         refit_snapshot *snapshot;
         failing_alloc_begin(nth);
         refit_status status =
-            refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, &rig.config, &archive, NULL);
+            refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, NULL);
         if (status == REFIT_OK) {
             status = refit_archive_write(archive, &three, NULL);
             if (status == REFIT_OK) status = refit_archive_abort(archive, NULL);
@@ -422,95 +402,88 @@ static void failed_allocations_leak_nothing(void **state)
         }
         bool came = failing_alloc_end();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
-        assert_int_equal(rig_names(&rig), 2);
+        assert_int_equal(rig_names(rig), 2);
         if (!came) break;
     }
-    rig.archive = NULL;
-    rig_close(&rig);
+    rig->archive = NULL;
 }
 
 /* The list of files has room for 64, and grows for the next. */
 static void a_list_that_cannot_grow_refuses_the_version(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     bool came = true;
     failing_alloc_begin(0);
-    rig_open_with(&rig, 100, 64);
+    rig_open_with(rig, 100, 64);
     for (uint64_t nth = 1; came; nth++) {
         failing_alloc_here(nth);
-        refit_status status = try_version(&rig, 65, NULL);
+        refit_status status = try_version(rig, 65, NULL);
         came = failing_alloc_stop_here();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
-        assert_int_equal(rig_names(&rig), came ? 64 : 65);
+        assert_int_equal(rig_names(rig), came ? 64 : 65);
     }
-    refit_archive_close(rig.archive);
-    rig.archive = NULL;
+    rig_close_archive(rig);
     assert_false(failing_alloc_end());
-    rig_close(&rig);
 }
 
 /* The image held another run's version, whose bytes are much alike, before it was given up for the
  * one that is to be resumed. */
 static void what_a_failed_resume_leaves_is_no_base(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     bool came = true;
     const uint64_t alike = RIG_EPOCH + 256;
     failing_alloc_begin(0);
-    rig_open_with(&rig, 4000, 2);
+    rig_open_with(rig, 4000, 2);
     for (uint64_t nth = 1; came; nth++) {
         const uint64_t other = 2 * nth;
-        rig_keep(&rig, alike, other);
+        rig_keep(rig, alike, other);
         failing_alloc_here(nth);
-        refit_status status = try_version(&rig, 3, NULL);
+        refit_status status = try_version(rig, 3, NULL);
         came = failing_alloc_stop_here();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
-        rig_keep(&rig, alike, other + 1);
-        rig_expect(&rig, alike, other + 1);
+        rig_keep(rig, alike, other + 1);
+        rig_expect(rig, alike, other + 1);
     }
-    refit_archive_close(rig.archive);
-    rig.archive = NULL;
+    rig_close_archive(rig);
     assert_false(failing_alloc_end());
-    rig_close(&rig);
 }
 
 static void failed_allocations_of_one_file_leak_nothing(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     char path[160];
-    rig_open_with(&rig, 10, 1);
-    (void)snprintf(path, sizeof path, "%s", rig_path(&rig, 0));
-    refit_archive_close(rig.archive);
-    rig.archive = NULL;
+    rig_open_with(rig, 10, 1);
+    (void)snprintf(path, sizeof path, "%s", rig_path(rig, 0));
+    rig_close_archive(rig);
     for (uint64_t nth = 1;; nth++) {
         refit_snapshot *snapshot;
         failing_alloc_begin(nth);
-        refit_status status = refit_snapshot_open(path, &rig.config, &snapshot, NULL);
+        refit_status status = refit_snapshot_open(path, &rig->config, &snapshot, NULL);
         if (status == REFIT_OK) refit_snapshot_close(snapshot);
         bool came = failing_alloc_end();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
         if (!came) break;
     }
-    rig_close(&rig);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_call_that_is_refused_leaves_the_folder_as_it_was),
-        cmocka_unit_test(after_a_failure_the_same_archive_goes_on_from_the_disk),
+        RIG_TEST(a_call_that_is_refused_leaves_the_folder_as_it_was),
+        RIG_TEST(after_a_failure_the_same_archive_goes_on_from_the_disk),
         cmocka_unit_test(after_any_failure_the_archive_knows_what_the_folder_has),
-        cmocka_unit_test(a_writer_killed_between_any_two_steps_leaves_whole_versions),
-        cmocka_unit_test(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt),
-        cmocka_unit_test(a_prune_that_is_refused_says_so_and_can_be_called_again),
+        RIG_TEST(a_writer_killed_between_any_two_steps_leaves_whole_versions),
+        RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt),
+        RIG_TEST(a_prune_that_is_refused_says_so_and_can_be_called_again),
         cmocka_unit_test(a_long_chain_is_read_file_by_file),
-        cmocka_unit_test(writes_that_take_little_are_finished),
-        cmocka_unit_test(a_write_that_takes_nothing_is_an_error),
-        cmocka_unit_test(a_full_disk_is_an_error_of_the_write),
-        cmocka_unit_test(failed_allocations_leak_nothing),
-        cmocka_unit_test(a_list_that_cannot_grow_refuses_the_version),
-        cmocka_unit_test(what_a_failed_resume_leaves_is_no_base),
-        cmocka_unit_test(failed_allocations_of_one_file_leak_nothing),
+        RIG_TEST(writes_that_take_little_are_finished),
+        RIG_TEST(a_write_that_takes_nothing_is_an_error),
+        RIG_TEST(a_full_disk_is_an_error_of_the_write),
+        RIG_TEST(failed_allocations_leak_nothing),
+        RIG_TEST(a_list_that_cannot_grow_refuses_the_version),
+        RIG_TEST(what_a_failed_resume_leaves_is_no_base),
+        RIG_TEST(failed_allocations_of_one_file_leak_nothing),
     };
     return cmocka_run_group_tests_name("archive_faults", tests, NULL, NULL);
 }

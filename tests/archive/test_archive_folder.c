@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include "archive_rig.h"
-#include "tests/support/unit.h"
 
 #define NOBODY 65534
 
@@ -25,12 +24,6 @@ static const char *beside(archive_rig *rig, const char *name)
     return path[1];
 }
 
-static void close_writer(archive_rig *rig)
-{
-    refit_archive_close(rig->archive);
-    rig->archive = NULL;
-}
-
 static refit_status open_writer(archive_rig *rig, refit_error *error)
 {
     return refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, error);
@@ -38,131 +31,116 @@ static refit_status open_writer(archive_rig *rig, refit_error *error)
 
 static void a_lock_that_is_a_link_is_refused(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    close_writer(&rig);
-    assert_int_equal(unlink(inside(&rig, ".lock")), 0);
-    assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".lock")), 0);
-    assert_int_equal(open_writer(&rig, &error), REFIT_ERR_IO);
+    rig_open_with(rig, 10, 1);
+    rig_close_archive(rig);
+    assert_int_equal(unlink(inside(rig, ".lock")), 0);
+    assert_int_equal(symlink(beside(rig, "victim"), inside(rig, ".lock")), 0);
+    assert_int_equal(open_writer(rig, &error), REFIT_ERR_IO);
     assert_non_null(strstr(error.text, ".lock"));
-    assert_int_equal(access(beside(&rig, "victim"), F_OK), -1);
-    rig_expect(&rig, RIG_EPOCH, 1); /* a reader needs no lock */
-    rig_close(&rig);
+    assert_int_equal(access(beside(rig, "victim"), F_OK), -1);
+    rig_expect(rig, RIG_EPOCH, 1); /* a reader needs no lock */
 }
 
 static void what_is_removed_or_written_is_never_behind_a_link(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     size_t count;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    close_writer(&rig);
-    rig_store(beside(&rig, "victim"), (const unsigned char *)"precious", 8);
-    assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".next")), 0);
-    assert_ok(open_writer(&rig, NULL));
-    assert_int_equal(symlink(beside(&rig, "victim"), inside(&rig, ".next")), 0);
-    const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
-    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_IO);
-    (void)unlink(inside(&rig, ".next"));
-    rig_keep(&rig, RIG_EPOCH, 2);
-    rig_expect(&rig, RIG_EPOCH, 2);
-    unsigned char *bytes = rig_load(beside(&rig, "victim"), &count);
+    rig_open_with(rig, 10, 1);
+    rig_close_archive(rig);
+    rig_store(beside(rig, "victim"), (const unsigned char *)"precious", 8);
+    assert_int_equal(symlink(beside(rig, "victim"), inside(rig, ".next")), 0);
+    assert_ok(open_writer(rig, NULL));
+    assert_int_equal(symlink(beside(rig, "victim"), inside(rig, ".next")), 0);
+    const refit_archive_version two = rig_version(rig, RIG_EPOCH, 2);
+    assert_int_equal(refit_archive_write(rig->archive, &two, NULL), REFIT_ERR_IO);
+    (void)unlink(inside(rig, ".next"));
+    rig_keep(rig, RIG_EPOCH, 2);
+    rig_expect(rig, RIG_EPOCH, 2);
+    unsigned char *bytes = rig_load(beside(rig, "victim"), &count);
     assert_int_equal(count, 8);
     assert_memory_equal(bytes, "precious", 8);
     free(bytes);
-    rig_close(&rig);
 }
 
 static void a_version_may_lie_elsewhere(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    const char *file = rig_path(&rig, 0), *other = beside(&rig, "moved");
+    rig_open_with(rig, 10, 2);
+    const char *file = rig_path(rig, 0), *other = beside(rig, "moved");
     assert_int_equal(rename(file, other), 0);
     assert_int_equal(symlink(other, file), 0);
-    rig_expect(&rig, RIG_EPOCH, 2);
+    rig_expect(rig, RIG_EPOCH, 2);
     assert_int_equal(unlink(other), 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_NOT_FOUND);
     assert_non_null(strstr(error.text, "0001-00000001-"));
-    rig_close(&rig);
 }
 
 static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
     refit_archive *archive;
     refit_archive_info info = {.size = sizeof info};
     size_t count;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    unsigned char *bytes = rig_load(rig_path(&rig, 1), &count);
-    rig_store(inside(&rig, "0001-00000007-9f1c66a04b7de210.refit"), bytes, count);
+    rig_open_with(rig, 10, 2);
+    unsigned char *bytes = rig_load(rig_path(rig, 1), &count);
+    rig_store(inside(rig, "0001-00000007-9f1c66a04b7de210.refit"), bytes, count);
     free(bytes);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 7, &error), REFIT_ERR_STALE);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 7, &error), REFIT_ERR_STALE);
     assert_non_null(strstr(error.text, "it holds version 2"));
-    assert_ok(refit_archive_open(rig.folder, REFIT_ARCHIVE_READ, &rig.config, &archive, NULL));
+    assert_ok(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &rig->config, &archive, NULL));
     assert_int_equal(refit_archive_count(archive), 3);
     assert_int_equal(refit_archive_describe(archive, 2, &info, NULL), REFIT_ERR_STALE);
     refit_archive_close(archive);
-    rig_reopen(&rig);
-    rig_keep(&rig, RIG_EPOCH, 8);
-    rig_expect(&rig, RIG_EPOCH, 8);
-    rig_expect(&rig, RIG_EPOCH, 2);
-    rig_close(&rig);
+    rig_reopen(rig);
+    rig_keep(rig, RIG_EPOCH, 8);
+    rig_expect(rig, RIG_EPOCH, 8);
+    rig_expect(rig, RIG_EPOCH, 2);
 }
 
 static void what_is_no_file_is_refused_and_not_waited_for(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    assert_int_equal(mkdir(inside(&rig, "0001-00000002-9f1c66a04b7de210.refit"), 0777), 0);
-    assert_int_equal(mkfifo(inside(&rig, "0001-00000003-9f1c66a04b7de210.refit"), 0666), 0);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
-    assert_int_equal(rig_check(&rig, RIG_EPOCH, 3, &error), REFIT_ERR_CORRUPT);
+    rig_open_with(rig, 10, 1);
+    assert_int_equal(mkdir(inside(rig, "0001-00000002-9f1c66a04b7de210.refit"), 0777), 0);
+    assert_int_equal(mkfifo(inside(rig, "0001-00000003-9f1c66a04b7de210.refit"), 0666), 0);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
+    assert_int_equal(rig_check(rig, RIG_EPOCH, 3, &error), REFIT_ERR_CORRUPT);
     assert_non_null(strstr(error.text, "is not a regular file"));
-    rig_reopen(&rig);
-    rig_keep(&rig, RIG_EPOCH, 4);
-    rig_expect(&rig, RIG_EPOCH, 4);
-    rig_close(&rig);
+    rig_reopen(rig);
+    rig_keep(rig, RIG_EPOCH, 4);
+    rig_expect(rig, RIG_EPOCH, 4);
 }
 
 /* Between the two steps of a version, and before them. */
 static void a_folder_that_somebody_removes_is_not_found(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     char command[128];
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    const refit_archive_version two = rig_version(&rig, RIG_EPOCH, 2);
-    assert_ok(refit_archive_write(rig.archive, &two, NULL));
-    (void)snprintf(command, sizeof command, "rm -rf %s", rig.folder);
+    rig_open_with(rig, 10, 1);
+    const refit_archive_version two = rig_version(rig, RIG_EPOCH, 2);
+    assert_ok(refit_archive_write(rig->archive, &two, NULL));
+    (void)snprintf(command, sizeof command, "rm -rf %s", rig->folder);
     assert_int_equal(system(command), 0);
-    assert_int_equal(refit_archive_commit(rig.archive, NULL, NULL), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_archive_write(rig.archive, &two, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_archive_commit(rig->archive, NULL, NULL), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(refit_archive_write(rig->archive, &two, NULL), REFIT_ERR_NOT_FOUND);
     refit_archive_info info = {.size = sizeof info};
-    assert_int_equal(refit_archive_describe(rig.archive, 0, &info, NULL), REFIT_ERR_NOT_FOUND);
-    rig_close(&rig);
+    assert_int_equal(refit_archive_describe(rig->archive, 0, &info, NULL), REFIT_ERR_NOT_FOUND);
 }
 
 static void what_somebody_has_removed_is_aborted(void **state)
 {
-    archive_rig rig;
-    rig_open(&rig, 10);
-    const refit_archive_version one = rig_version(&rig, RIG_EPOCH, 1);
-    assert_ok(refit_archive_write(rig.archive, &one, NULL));
-    assert_int_equal(unlink(inside(&rig, ".next")), 0);
-    assert_ok(refit_archive_abort(rig.archive, NULL));
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_close(&rig);
+    archive_rig *rig = *state;
+    rig_open(rig, 10);
+    const refit_archive_version one = rig_version(rig, RIG_EPOCH, 1);
+    assert_ok(refit_archive_write(rig->archive, &one, NULL));
+    assert_int_equal(unlink(inside(rig, ".next")), 0);
+    assert_ok(refit_archive_abort(rig->archive, NULL));
+    rig_keep(rig, RIG_EPOCH, 1);
 }
 
 static refit_status try_all(archive_rig *rig)
@@ -182,26 +160,23 @@ static refit_status try_all(archive_rig *rig)
 
 static void who_may_not_write_may_read(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     int status = 0;
-    rig_open(&rig, 10);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    rig_keep(&rig, RIG_EPOCH, 2);
-    close_writer(&rig);
-    assert_int_equal(unlink(inside(&rig, ".lock")), 0);
-    assert_int_equal(chmod(rig.root, 0755), 0);
-    assert_int_equal(chmod(rig.folder, 0555), 0);
+    rig_open_with(rig, 10, 2);
+    rig_close_archive(rig);
+    assert_int_equal(unlink(inside(rig, ".lock")), 0);
+    assert_int_equal(chmod(rig->root, 0755), 0);
+    assert_int_equal(chmod(rig->folder, 0555), 0);
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         if (geteuid() == 0 && setuid(NOBODY) != 0) _exit(2);
-        _exit(try_all(&rig) == REFIT_OK ? 0 : 1);
+        _exit(try_all(rig) == REFIT_OK ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 0);
-    assert_int_equal(chmod(rig.folder, 0755), 0);
-    rig_close(&rig);
+    assert_int_equal(chmod(rig->folder, 0755), 0);
 }
 
 static mode_t mode_of(const char *file)
@@ -214,33 +189,32 @@ static mode_t mode_of(const char *file)
 /* A lock of an earlier release too, which every reader could hold. */
 static void the_lock_is_closed_to_others(void **state)
 {
-    archive_rig rig;
+    archive_rig *rig = *state;
     refit_error error;
     mode_t before = umask(0);
-    rig_open(&rig, 10);
+    rig_open(rig, 10);
     umask(before);
-    assert_int_equal(mode_of(rig.folder), 0700);
-    assert_int_equal(mode_of(inside(&rig, ".lock")), 0600);
-    rig_keep(&rig, RIG_EPOCH, 1);
-    close_writer(&rig);
-    assert_int_equal(chmod(inside(&rig, ".lock"), 0644), 0);
-    assert_ok(open_writer(&rig, &error));
-    assert_int_equal(mode_of(inside(&rig, ".lock")), 0600);
-    rig_close(&rig);
+    assert_int_equal(mode_of(rig->folder), 0700);
+    assert_int_equal(mode_of(inside(rig, ".lock")), 0600);
+    rig_keep(rig, RIG_EPOCH, 1);
+    rig_close_archive(rig);
+    assert_int_equal(chmod(inside(rig, ".lock"), 0644), 0);
+    assert_ok(open_writer(rig, &error));
+    assert_int_equal(mode_of(inside(rig, ".lock")), 0600);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_lock_that_is_a_link_is_refused),
-        cmocka_unit_test(what_is_removed_or_written_is_never_behind_a_link),
-        cmocka_unit_test(a_version_may_lie_elsewhere),
-        cmocka_unit_test(a_name_that_lies_is_refused_and_nothing_builds_on_it),
-        cmocka_unit_test(what_is_no_file_is_refused_and_not_waited_for),
-        cmocka_unit_test(a_folder_that_somebody_removes_is_not_found),
-        cmocka_unit_test(what_somebody_has_removed_is_aborted),
-        cmocka_unit_test(who_may_not_write_may_read),
-        cmocka_unit_test(the_lock_is_closed_to_others),
+        RIG_TEST(a_lock_that_is_a_link_is_refused),
+        RIG_TEST(what_is_removed_or_written_is_never_behind_a_link),
+        RIG_TEST(a_version_may_lie_elsewhere),
+        RIG_TEST(a_name_that_lies_is_refused_and_nothing_builds_on_it),
+        RIG_TEST(what_is_no_file_is_refused_and_not_waited_for),
+        RIG_TEST(a_folder_that_somebody_removes_is_not_found),
+        RIG_TEST(what_somebody_has_removed_is_aborted),
+        RIG_TEST(who_may_not_write_may_read),
+        RIG_TEST(the_lock_is_closed_to_others),
     };
     return cmocka_run_group_tests_name("archive_folder", tests, NULL, NULL);
 }
