@@ -6,8 +6,8 @@
 #include "tests/support/quick_config.h"
 #include "tests/support/unit.h"
 
-#define BYTES       (64u * 1024)
-#define PATIENCE_MS 20000u
+#define BYTES   (64u * 1024)
+#define LONG_MS 20000u
 
 typedef struct scene {
     refit_config config;
@@ -43,7 +43,7 @@ static void scene_open(scene *on)
 
 static void scene_close(scene *on)
 {
-    assert_true(rft_copy_queue_close(on->copy_queue, rft_deadline(PATIENCE_MS)));
+    assert_true(rft_copy_queue_close(on->copy_queue, rft_deadline(LONG_MS)));
     assert_int_equal(rft_pending_count(&on->pending[0]), 0);
     assert_int_equal(rft_pending_count(&on->pending[1]), 0);
     assert_ok(refit_memory_free(on->device, on->memory, NULL));
@@ -59,7 +59,7 @@ static void bytes_and_their_digest_arrive(void **state)
     scene_open(&on);
     assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, NULL, NULL));
     assert_ok(rft_copy_queue_digest(on.copy_queue, on.memory, BYTES, 0, NULL));
-    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
     assert_memory_equal(here, on.host, BYTES);
     assert_true(rft_copy_queue_sum(on.copy_queue) == rft_digest_part(on.host, BYTES, 0));
     assert_false(rft_copy_queue_is_busy(on.copy_queue));
@@ -77,7 +77,7 @@ static void within_the_device_a_copy_is_one(void **state)
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 1);
     assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory + BYTES, BYTES, NULL, NULL));
     assert_int_equal(fake_cuda_calls("cuMemcpyAsync"), copies + 5);
-    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
     assert_memory_equal(here, on.host, BYTES);
     scene_close(&on);
 }
@@ -98,7 +98,7 @@ static void small_pieces_to_pinned_memory_are_gathered(void **state)
     uint64_t launches = fake_cuda_calls("cuLaunchKernel");
     assert_ok(rft_copy_queue_copy(on.copy_queue, here, on.memory, BYTES, &pinning, NULL));
     assert_true(fake_cuda_calls("cuLaunchKernel") > launches);
-    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
     assert_memory_equal(here, on.host, BYTES);
     rft_pinning_close(&pinning);
     free(here);
@@ -119,7 +119,7 @@ static void what_is_held_is_in_use_until_the_work_is_done(void **state)
     assert_true(rft_copy_queue_holds(on.copy_queue, &on.pending[1]));
     assert_int_equal(rft_pending_count(&on.pending[1]), 1);
     fake_cuda_go();
-    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
     assert_false(rft_copy_queue_holds(on.copy_queue, &on.pending[0]));
     assert_int_equal(rft_pending_count(&on.pending[0]), 0);
     assert_false(rft_copy_queue_holds(NULL, &on.pending[0]));
@@ -138,11 +138,10 @@ static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
     rft_copy_queue_hold(on.copy_queue, &on.pending[1]);
     fake_cuda_fail("cuEventRecord", 1, 2, RFT_CU_OUT_OF_MEMORY);
     assert_int_equal(rft_copy_queue_follow(on.copy_queue, stream, NULL), REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL),
-                     REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL), REFIT_ERR_DEVICE_MEMORY);
     assert_true(rft_copy_queue_is_busy(on.copy_queue));
     assert_int_equal(rft_pending_count(&on.pending[0]), 1);
-    assert_ok(rft_copy_queue_wait(on.copy_queue, PATIENCE_MS, NULL));
+    assert_ok(rft_copy_queue_wait(on.copy_queue, LONG_MS, NULL));
     assert_false(rft_copy_queue_is_busy(on.copy_queue));
     assert_int_equal(rft_pending_count(&on.pending[0]), 0);
     assert_ok(refit_stream_close(on.device, stream, NULL));

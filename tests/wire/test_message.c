@@ -1,5 +1,6 @@
 /* Messages: every kind decodes to what was encoded; shortened, changed or forged ones are refused.
  */
+#include "device/device.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/unit.h"
 #include "wire_samples.h"
@@ -392,6 +393,84 @@ static void a_failed_allocation_is_an_error(void **state)
     }
 }
 
+/* ---- Limits: each comes from its own key of the configuration */
+
+static void every_limit_has_its_key(void **state)
+{
+    refit_config config;
+    refit_config_init(&config, sizeof config);
+    config.limits_tensors = 1;
+    config.limits_rank = 2;
+    config.limits_name_bytes = 3;
+    config.limits_message_bytes = 4;
+    config.limits_manifest_bytes = 5;
+    config.limits_frame_bytes = 6;
+    config.limits_version_bytes = 7;
+    config.limits_window = 8;
+    config.limits_blocks = 9;
+    rft_limits limits = rft_limits_from(&config);
+    assert_int_equal(limits.tensors, 1);
+    assert_int_equal(limits.rank, 2);
+    assert_int_equal(limits.name_bytes, 3);
+    assert_int_equal(limits.message_bytes, 4);
+    assert_int_equal(limits.manifest_bytes, 5);
+    assert_int_equal(limits.frame_bytes, 6);
+    assert_int_equal(limits.version_bytes, 7);
+    assert_int_equal(limits.blocks, 9);
+    assert_int_equal(limits.window, 8);
+}
+
+/* ---- A GPU's memory as OFFER names it: at full length or not at all */
+
+static rft_share share_sample(void)
+{
+    rft_share share = {.offset = 1, .bytes = UINT64_MAX, .address = UINT64_C(0x7f0123456789abcd)};
+    for (unsigned i = 0; i < sizeof share.uuid; i++) {
+        share.uuid[i] = (unsigned char)(i + 1);
+    }
+    for (unsigned i = 0; i < sizeof share.handle; i++) {
+        share.handle[i] = (unsigned char)(200 - i);
+    }
+    return share;
+}
+
+static void every_field_of_a_share_comes_back(void **state)
+{
+    unsigned char bytes[RFT_SHARE_BYTES];
+    rft_share before = share_sample(), after;
+    memset(&after, 0xee, sizeof after);
+    rft_share_write(&before, bytes);
+    assert_ok(rft_share_read((rft_view){bytes, sizeof bytes}, &after, NULL));
+    assert_memory_equal(after.uuid, before.uuid, sizeof before.uuid);
+    assert_memory_equal(after.handle, before.handle, sizeof before.handle);
+    assert_true(after.offset == before.offset && after.bytes == before.bytes);
+    assert_true(after.address == before.address);
+}
+
+static void a_share_has_the_same_bytes_on_every_machine(void **state)
+{
+    unsigned char bytes[RFT_SHARE_BYTES];
+    rft_share share = share_sample();
+    rft_share_write(&share, bytes);
+    assert_int_equal(bytes[0], 1);
+    assert_int_equal(bytes[16], 200);
+    assert_int_equal(bytes[80], 1);
+    assert_int_equal(bytes[81], 0);
+    assert_int_equal(bytes[96], 0xcd);
+    assert_int_equal(bytes[103], 0x7f);
+}
+
+static void a_share_of_another_length_is_refused(void **state)
+{
+    unsigned char bytes[RFT_SHARE_BYTES + 1] = {0};
+    const size_t lengths[] = {0, 1, RFT_SHARE_BYTES - 1, RFT_SHARE_BYTES + 1};
+    rft_share share;
+    for (size_t i = 0; i < COUNT_OF(lengths); i++) {
+        assert_int_equal(rft_share_read((rft_view){bytes, lengths[i]}, &share, NULL),
+                         REFIT_ERR_PROTOCOL);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -412,6 +491,10 @@ int main(void)
         cmocka_unit_test(an_aborted_worker_keeps_what_it_has),
         cmocka_unit_test(a_decoded_message_is_written_only_on_success),
         cmocka_unit_test(a_failed_allocation_is_an_error),
+        cmocka_unit_test(every_limit_has_its_key),
+        cmocka_unit_test(every_field_of_a_share_comes_back),
+        cmocka_unit_test(a_share_has_the_same_bytes_on_every_machine),
+        cmocka_unit_test(a_share_of_another_length_is_refused),
     };
     return cmocka_run_group_tests_name("message", tests, NULL, NULL);
 }

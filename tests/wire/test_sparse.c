@@ -11,8 +11,8 @@
 #include "wire/frame.h"
 #include "wire_samples.h"
 
-#ifndef LIES /* that are told: fewer, where all takes many times as long */
-#define LIES 600u
+#ifndef LIES /* told of each of forty versions: fewer, where all takes many times as long */
+#define LIES 15u
 #endif
 
 /* One of `every` elements gets a new value: for halves mostly the next one. */
@@ -345,43 +345,49 @@ static void damage_is_seen_and_the_frame_asked_for_again(void **state)
 }
 
 /* A frame whose hash is right, whatever it says. It may be taken for what it is not only where
- * dense blocks lie; the seal sees that. */
+ * dense blocks lie; the seal sees that. Whether it was refused. */
+static bool tell_a_lie(frame_rig *f)
+{
+    rft_view payload;
+    rft_message frame = sparse_frame(f, &payload);
+    unsigned char *lie = lie_of(payload);
+    for (uint64_t n = 1 + seeded_below(&f->seed, 4); n > 0; n--) {
+        uint64_t reach = seeded_below(&f->seed, 2) != 0 ? 64 : payload.count;
+        size_t at = seeded_below(&f->seed, reach) % payload.count;
+        lie[at] = (unsigned char)seeded_next(&f->seed);
+    }
+    size_t count = payload.count - seeded_below(&f->seed, 3) % payload.count;
+    if (f->codec != NULL && seeded_below(&f->seed, 2) != 0)
+        f->planes[seeded_below(&f->seed, RFT_PACK_BYTES)] = (unsigned char)seeded_next(&f->seed);
+    frame.as.frame.hash = XXH3_64bits(lie, count);
+    refit_status status = frame_rig_take_copy(f, &frame, bytes_view(lie, count));
+    free(lie);
+    assert_true(status == REFIT_OK || status == REFIT_ERR_PROTOCOL || status == REFIT_ERR_STALE ||
+                status == REFIT_ERR_CORRUPT);
+    assert_int_equal(rft_reassembly_taken(f->reassembly), status == REFIT_OK ? 1 : 0);
+    take_rest(f);
+    if (rft_reassembly_verify(f->reassembly, &f->seal, NULL) == REFIT_OK) assert_staged(f);
+    if (status != REFIT_OK) assert_staged(f);
+    return status != REFIT_OK;
+}
+
 static void lies_never_make_another_version(void **state)
 {
-    int refused = 0;
-    for (uint64_t seed = 100; seed < 100 + LIES; seed++) {
-        frame_rig f;
-        if (seed % 3 == 0) {
-            open_packing(&f, 1 + seed % 20);
-            flatten(&f);
-        } else {
-            open_fixture(&f, 1 + seed % 20);
+    uint32_t refused = 0;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        for (int packed = 0; packed < 2; packed++) {
+            frame_rig f;
+            (packed ? open_packing : open_fixture)(&f, seed);
+            if (packed) flatten(&f);
+            for (uint32_t i = 0; i < LIES; i++) {
+                memset(f.staging, 0xee, f.manifest->store_bytes);
+                rft_reassembly_reset(f.reassembly, f.staging, f.base);
+                refused += tell_a_lie(&f);
+            }
+            frame_rig_close(&f);
         }
-        f.seed = seed;
-        rft_view payload;
-        rft_message frame = sparse_frame(&f, &payload);
-        unsigned char *lie = lie_of(payload);
-        for (uint64_t n = 1 + seeded_below(&f.seed, 4); n > 0; n--) {
-            uint64_t reach = seeded_below(&f.seed, 2) != 0 ? 64 : payload.count;
-            size_t at = seeded_below(&f.seed, reach) % payload.count;
-            lie[at] = (unsigned char)seeded_next(&f.seed);
-        }
-        size_t count = payload.count - seeded_below(&f.seed, 3) % payload.count;
-        if (f.codec != NULL && seeded_below(&f.seed, 2) != 0)
-            f.planes[seeded_below(&f.seed, RFT_PACK_BYTES)] = (unsigned char)seeded_next(&f.seed);
-        frame.as.frame.hash = XXH3_64bits(lie, count);
-        refit_status status = frame_rig_take_copy(&f, &frame, bytes_view(lie, count));
-        free(lie);
-        refused += status != REFIT_OK;
-        assert_true(status == REFIT_OK || status == REFIT_ERR_PROTOCOL ||
-                    status == REFIT_ERR_STALE || status == REFIT_ERR_CORRUPT);
-        assert_int_equal(rft_reassembly_taken(f.reassembly), status == REFIT_OK ? 1 : 0);
-        take_rest(&f);
-        if (rft_reassembly_verify(f.reassembly, &f.seal, NULL) == REFIT_OK) assert_staged(&f);
-        if (status != REFIT_OK) assert_staged(&f);
-        frame_rig_close(&f);
     }
-    assert_true(refused > (int)LIES / 3);
+    assert_true(refused > 40 * LIES / 3);
 }
 
 /* Whatever its bytes say, their hash is right. */
@@ -478,6 +484,30 @@ static void a_wrong_result_is_asked_for_again(void **state)
     frame_rig_close(&f);
 }
 
+/* ---- What a frame takes of its credit */
+
+static void a_whole_frame_takes_a_whole_credit(void **state)
+{
+    assert_int_equal(rft_credit_cost(2097152, 2097152), RFT_CREDIT);
+    assert_int_equal(rft_credit_cost(UINT64_MAX, 2097152), RFT_CREDIT);
+    assert_int_equal(rft_credit_cost(1, 1), RFT_CREDIT);
+}
+
+static void less_takes_its_share_rounded_up(void **state)
+{
+    assert_int_equal(rft_credit_cost(2097151, 2097152), RFT_CREDIT);
+    assert_int_equal(rft_credit_cost(131072, 2097152), 1);
+    assert_int_equal(rft_credit_cost(131073, 2097152), 2);
+    assert_int_equal(rft_credit_cost(1048576, 2097152), RFT_CREDIT / 2);
+    assert_int_equal(rft_credit_cost(16, 17), 8);
+}
+
+static void nothing_takes_a_part_as_well(void **state)
+{
+    assert_int_equal(rft_credit_cost(0, 2097152), 1);
+    assert_int_equal(rft_credit_cost(0, 1), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -497,6 +527,9 @@ int main(void)
         cmocka_unit_test(planes_that_lie_change_nothing),
         cmocka_unit_test(another_base_is_not_changed),
         cmocka_unit_test(a_wrong_result_is_asked_for_again),
+        cmocka_unit_test(a_whole_frame_takes_a_whole_credit),
+        cmocka_unit_test(less_takes_its_share_rounded_up),
+        cmocka_unit_test(nothing_takes_a_part_as_well),
     };
     return cmocka_run_group_tests_name("sparse", tests, NULL, NULL);
 }
