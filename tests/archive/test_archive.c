@@ -142,21 +142,6 @@ static void without_an_epoch_the_only_one_is_meant(void **state)
     refit_archive_close(archive);
 }
 
-static void other_tensors_make_an_anchor(void **state)
-{
-    archive_rig *rig = *state;
-    rig_open_with(rig, 10, 1);
-    refit_archive_version fewer = rig_version(rig, RIG_EPOCH, 2);
-    fewer.count = 2;
-    fewer.weight_count = 2;
-    rig_keep_this(rig, &fewer);
-    assert_int_equal(rig_info(rig, 1).base, 0);
-    assert_int_equal(rig_info(rig, 1).tensors, 2);
-    rig_keep(rig, RIG_EPOCH, 3);
-    assert_int_equal(rig_info(rig, 2).base, 0);
-    rig_expect(rig, RIG_EPOCH, 3);
-}
-
 static void what_is_not_committed_is_not_there(void **state)
 {
     archive_rig *rig = *state;
@@ -365,7 +350,6 @@ int main(void)
         RIG_TEST(a_version_that_was_missed_makes_an_anchor),
         RIG_TEST(a_new_trainer_is_a_run_of_its_own),
         RIG_TEST(without_an_epoch_the_only_one_is_meant),
-        RIG_TEST(other_tensors_make_an_anchor),
         RIG_TEST(what_is_not_committed_is_not_there),
         RIG_TEST(a_version_that_is_there_is_not_written_again),
         RIG_TEST(a_wrong_digest_is_refused),

@@ -94,6 +94,10 @@ static void other_tensors_make_an_anchor_and_are_logged(void **state)
     rig_keep_this(rig, &fewer);
     assert_int_equal(rig_info(rig, 1).base, 0);
     assert_non_null(strstr(logged, "nothing can build on version 1: its tensors are others"));
+    assert_int_equal(rig_info(rig, 1).tensors, 2);
+    rig_keep(rig, RIG_EPOCH, 3);
+    assert_int_equal(rig_info(rig, 2).base, 0);
+    rig_expect(rig, RIG_EPOCH, 3);
 }
 
 /* Changes one byte in the middle of file `index`. */

@@ -19,20 +19,6 @@ static void worker_receives_what_was_written(void **state)
     }
 }
 
-static void unchanged_blocks_do_not_travel(void **state)
-{
-    scene *on = *state;
-    scene_open(on, 1, false);
-    scene_publish(on, 2);
-    assert_int_equal(on->workers[0].offer.as.offer.base, 0);
-    uint64_t whole = trainer_stats(&on->trainer).publish_sent_bytes_total;
-    scene_publish(on, 3);
-    assert_int_equal(on->workers[0].offer.as.offer.base, 2);
-    uint64_t part = trainer_stats(&on->trainer).publish_sent_bytes_total - whole;
-    assert_true(whole >= 65536 * 2 + part);
-    assert_int_equal(trainer_stats(&on->trainer).publish_same_blocks_last, 2);
-}
-
 /* The version has no members, so commit decides at once, while frames are made for the guest. */
 static void guest_fetches_while_the_version_commits(void **state)
 {
@@ -75,19 +61,6 @@ static void frames_travel_while_the_rest_is_written(void **state)
     (void)raw_worker_expect(worker, RFT_ABORT);
 }
 
-static void late_worker_gets_the_current_version(void **state)
-{
-    scene *on = *state;
-    for (int shm = 0; shm < 2; shm++) {
-        scene_renew(on);
-        scene_open(on, 0, false);
-        scene_publish(on, 4);
-        raw_worker *worker = scene_add(on, "w", shm);
-        raw_worker_join(worker);
-        scene_take(worker, 4);
-    }
-}
-
 static void worker_that_holds_the_version_is_offered_nothing(void **state)
 {
     scene *on = *state;
@@ -97,33 +70,6 @@ static void worker_that_holds_the_version_is_offered_nothing(void **state)
     raw_worker_beat(&on->workers[0], 0);
     (void)raw_worker_expect(&on->workers[0], RFT_BEAT);
     (void)raw_worker_expect(&on->workers[0], RFT_BEAT);
-}
-
-static void guest_gets_the_version_and_is_not_counted_on(void **state)
-{
-    scene *on = *state;
-    scene_open(on, 1, true);
-    trainer_begin(&on->trainer, 1);
-    raw_worker *guest = scene_add(on, "guest", false);
-    raw_worker_join(guest);
-    trainer_write(&on->trainer);
-    trainer_start(&on->trainer, TRAINER_COMMIT, 1);
-    scene_take(&on->workers[0], 1);
-    assert_ok(trainer_join(&on->trainer));
-    scene_take(guest, 1);
-    assert_false(trainer_worker(&on->trainer, "guest").member);
-}
-
-static void quorum_commits_and_the_straggler_follows(void **state)
-{
-    scene *on = *state;
-    on->config.broadcast_commit = REFIT_COMMIT_QUORUM;
-    on->config.broadcast_quorum = 1;
-    scene_open(on, 2, false);
-    trainer_offer(&on->trainer, 1);
-    scene_take(&on->workers[0], 1);
-    assert_ok(trainer_join(&on->trainer));
-    scene_take(&on->workers[1], 1);
 }
 
 static void lost_frames_are_sent_again(void **state)
@@ -183,13 +129,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         ON_SCENE(worker_receives_what_was_written),
-        ON_SCENE(unchanged_blocks_do_not_travel),
         ON_SCENE(guest_fetches_while_the_version_commits),
         ON_SCENE(frames_travel_while_the_rest_is_written),
-        ON_SCENE(late_worker_gets_the_current_version),
         ON_SCENE(worker_that_holds_the_version_is_offered_nothing),
-        ON_SCENE(guest_gets_the_version_and_is_not_counted_on),
-        ON_SCENE(quorum_commits_and_the_straggler_follows),
         ON_SCENE(lost_frames_are_sent_again),
         ON_SCENE(one_slot_waits_until_the_update_is_closed),
         ON_SCENE(store_is_as_before_after_an_abort),

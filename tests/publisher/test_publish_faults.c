@@ -56,76 +56,29 @@ static void leave(scene *on)
 
 /* ---- While staging: the version is aborted */
 
-static void fails(raw_worker *worker)
-{
-    raw_worker_offer(worker);
-    raw_worker_say_failed(worker, REFIT_ERR_HOST_MEMORY, true);
-}
-
-static void lies_about_its_digest(raw_worker *worker)
-{
-    raw_worker_offer(worker);
-    raw_worker_fetch(worker);
-    worker->digest.bytes[0] ^= 1;
-    raw_worker_say_staged(worker);
-}
-
-static void leaves(raw_worker *worker)
-{
-    raw_worker_offer(worker);
-    raw_worker_say_bye(worker);
-}
-
-static void reason_is_reported(scene *on)
-{
-    assert_string_equal(trainer_worker(&on->trainer, "b").reason, "the test wants it so");
-}
-
-static void is_told(scene *on)
-{
-    expect_abort(bad(on), 1);
-}
-
-static const struct staging_fault {
-    const char *name;
-    void (*happens)(raw_worker *worker);
-    bool shm;
-    refit_status blamed;           /* the worker's status in the report */
-    bool subscribed;               /* afterwards */
-    void (*follows)(scene *scene); /* NULL: no more to check */
-} STAGING_FAULTS[] = {
-    {"fails", fails, false, REFIT_ERR_HOST_MEMORY, true, reason_is_reported},
-    {"lies about its digest", lies_about_its_digest, true, REFIT_ERR_CORRUPT, true, is_told},
-    {"leaves", leaves, false, REFIT_ERR_CLOSED, false, NULL},
-};
-
-/* The good worker is told, and the next version is committed with it alone. */
-static void worker_that_cannot_be_counted_on_aborts_the_version(void **state)
+/* The good worker is told, and the next version is committed with it alone. (test_transaction.c has
+ * all ways in which a worker can be lost.) */
+static void worker_that_fails_aborts_the_version(void **state)
 {
     scene *on = *state;
-    for (size_t i = 0; i < COUNT_OF(STAGING_FAULTS); i++) {
-        const struct staging_fault *fault = &STAGING_FAULTS[i];
-        print_message("a worker that %s\n", fault->name);
-        scene_renew(on);
-        offer(on, fault->shm);
-        fault->happens(bad(on));
-        expect_abort(good(on), 1);
-        assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
-        assert_non_null(strstr(on->trainer.error.text, "worker b"));
-        const refit_worker_info info = trainer_worker(&on->trainer, "b");
-        assert_int_equal(info.status, fault->blamed);
-        assert_int_equal(info.subscribed, fault->subscribed);
-        assert_int_equal(refit_publisher_version(on->publisher), 0);
-        assert_int_equal(trainer_stats(&on->trainer).publish_aborts, 1);
-        assert_ok(trainer_worker(&on->trainer, "a").status);
-        if (fault->follows != NULL) fault->follows(on);
-        if (fault->subscribed) leave(on);
-        publish_to_good(on, 2);
-    }
+    offer(on, true);
+    raw_worker_offer(bad(on));
+    raw_worker_say_failed(bad(on), REFIT_ERR_HOST_MEMORY, true);
+    expect_abort(good(on), 1);
+    assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
+    assert_non_null(strstr(on->trainer.error.text, "worker b"));
+    const refit_worker_info info = trainer_worker(&on->trainer, "b");
+    assert_int_equal(info.status, REFIT_ERR_HOST_MEMORY);
+    assert_string_equal(info.reason, "the test wants it so");
+    assert_true(info.subscribed);
+    assert_int_equal(refit_publisher_version(on->publisher), 0);
+    assert_int_equal(trainer_stats(&on->trainer).publish_aborts, 1);
+    assert_ok(trainer_worker(&on->trainer, "a").status);
+    leave(on);
+    publish_to_good(on, 2);
 }
 
-/* ---- Waits that end: the timeout is short once nothing more has to come in time */
-
+/* The timeout is short once nothing more has to come in time. */
 static void late_worker_is_evicted_and_has_to_join_again(void **state)
 {
     scene *on = *state;
@@ -148,54 +101,7 @@ static void late_worker_is_evicted_and_has_to_join_again(void **state)
     scene_publish(on, 2);
 }
 
-static void silent_worker_is_evicted(void **state)
-{
-    scene *on = *state;
-    scene_open(on, 1, false);
-    trainer_offer(&on->trainer, 1);
-    raw_worker_offer(&on->workers[0]);
-    rft_lock(&on->publisher->lock);
-    on->publisher->config.broadcast_heartbeat_timeout_ms = SOON_MS;
-    rft_unlock(&on->publisher->lock);
-    assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
-    assert_non_null(strstr(on->trainer.error.text, "worker a"));
-    assert_int_equal(trainer_worker(&on->trainer, "a").status, REFIT_ERR_PEER);
-    assert_int_equal(trainer_stats(&on->trainer).workers_evicted, 1);
-}
-
-static void worker_that_never_applies_is_evicted(void **state)
-{
-    scene *on = *state;
-    on->config.broadcast_commit_timeout_ms = SOON_MS;
-    scene_open(on, 1, true);
-    trainer_offer(&on->trainer, 1);
-    raw_worker_stage(&on->workers[0]);
-    assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
-    assert_int_equal(refit_publisher_version(on->publisher), 1);
-    assert_int_equal(trainer_worker(&on->trainer, "a").status, REFIT_ERR_TIMEOUT);
-    assert_false(trainer_worker(&on->trainer, "a").subscribed);
-}
-
 /* ---- After the decision: the version stays */
-
-static void worker_that_fails_to_apply_does_not_undo_the_version(void **state)
-{
-    scene *on = *state;
-    offer(on, false);
-    raw_worker_stage(bad(on));
-    raw_worker_apply(good(on));
-    (void)raw_worker_expect(bad(on), RFT_COMMIT);
-    raw_worker_say_failed(bad(on), REFIT_ERR_CALLBACK, false);
-    assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
-    assert_non_null(strstr(on->trainer.error.text, "worker b"));
-    assert_int_equal(refit_publisher_version(on->publisher), 1);
-    refit_worker_info info = trainer_worker(&on->trainer, "b");
-    assert_true(info.subscribed && !info.committed);
-    assert_int_equal(info.version, 0);
-    assert_int_equal(trainer_stats(&on->trainer).workers_committed_last, 1);
-    scene_publish(on, 2);
-    assert_int_equal(bad(on)->offer.as.offer.base, 0);
-}
 
 /* All have applied the first version; the bad worker still maps it. */
 static void open_with_a_reader(scene *on, uint32_t slots, refit_shm shm)
@@ -367,11 +273,8 @@ static void close_in_every_phase_tells_the_workers(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        ON_SCENE(worker_that_cannot_be_counted_on_aborts_the_version),
+        ON_SCENE(worker_that_fails_aborts_the_version),
         ON_SCENE(late_worker_is_evicted_and_has_to_join_again),
-        ON_SCENE(silent_worker_is_evicted),
-        ON_SCENE(worker_that_never_applies_is_evicted),
-        ON_SCENE(worker_that_fails_to_apply_does_not_undo_the_version),
         ON_SCENE(bytes_that_a_lost_worker_maps_never_change),
         ON_SCENE(sockets_take_over_where_shared_memory_has_run_out),
         ON_SCENE(required_shared_memory_that_is_missing_stops_only_this_begin),

@@ -164,21 +164,6 @@ static void workers_receive_what_was_written(void **state)
                 check_delivery(&DELIVERIES[i], slots, at_once);
 }
 
-static void an_aborted_version_leaves_the_one_before_bit_for_bit(void **state)
-{
-    for (uint32_t slots = 1; slots <= 2; slots++) {
-        scene on;
-        scene_open(&on, true, slots, NULL);
-        write_and_commit(&on, 1);
-        trainer_begin(&on.trainer, 2);
-        trainer_write(&on.trainer);
-        assert_ok(refit_publisher_abort(on.trainer.publisher, NULL));
-        scene_join(&on, false);
-        take(&on, 1);
-        scene_close(&on);
-    }
-}
-
 /* The tensor that was written last is compared, and its frames are sent, while the next one is
  * copied, but not after an abort. */
 static void a_version_dropped_half_written_leaves_the_next_one_alone(void **state)
@@ -668,7 +653,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workers_receive_what_was_written),
-        cmocka_unit_test(an_aborted_version_leaves_the_one_before_bit_for_bit),
         ON_GPU(a_version_dropped_half_written_leaves_the_next_one_alone),
         cmocka_unit_test(part_after_part_makes_a_version),
         cmocka_unit_test(a_gpu_is_waited_for_once_a_thousand_tensors),

@@ -5,8 +5,6 @@
 
 #define TENSORS 6u
 
-static uint64_t changed; /* elements, by change_tensor */
-
 static void begin_deltas(training_run *run, uint64_t seed, uint32_t slots)
 {
     run_begin(run, slots);
@@ -34,30 +32,6 @@ static crew_member *open_deltas(training_run *run)
     run_write(run, 0);
     run_commit(run);
     return member;
-}
-
-/* One in `every` elements changes: mostly to the next value. 0: none does. */
-static void change_tensor(training_run *run, uint32_t index, uint64_t every)
-{
-    const refit_tensor *tensor = &run->tensors[index];
-    uint32_t bits = refit_dtype_bits(tensor->dtype), width = bits % 8 == 0 ? bits / 8 : 1;
-    for (uint64_t at = 0; every != 0 && at + width <= tensor->bytes; at += width) {
-        if (seeded_below(&run->seed, every) != 0) continue;
-        unsigned char *element = run->bytes[index] + at;
-        if (seeded_below(&run->seed, 10) == 0) {
-            element[width - 1] ^= (unsigned char)(1 + seeded_below(&run->seed, 255));
-        } else {
-            element[0] = (unsigned char)(element[0] + 1);
-        }
-        changed++;
-    }
-}
-
-static void change_model(training_run *run)
-{
-    static const uint64_t densities[] = {0, 1, 3, 20, 100, 1000, 20000};
-    for (uint32_t i = 0; i < TENSORS; i++)
-        change_tensor(run, i, densities[seeded_below(&run->seed, 7)]);
 }
 
 static uint64_t publish(training_run *run)
@@ -93,16 +67,16 @@ static void publish_to_a_refuser(training_run *run, crew_habit habit)
 static void one_step(training_run *run)
 {
     uint64_t chance = seeded_below(&run->seed, 10);
-    change_model(run);
+    run_change(run);
     if (chance == 0 && run->crew_count < RUN_CREW) run_add_worker(run, CREW_ACCEPT);
     if (chance == 1) {
         run_write(run, 0);
         assert_ok(refit_publisher_abort(run->publisher, NULL));
-        change_model(run);
+        run_change(run);
     }
     if (chance == 2) publish_to_a_refuser(run, CREW_REFUSE_KEPT);
     if (chance == 3) publish_to_a_refuser(run, CREW_REFUSE_LOST);
-    if (chance == 2 || chance == 3) change_model(run);
+    if (chance == 2 || chance == 3) run_change(run);
     run_wait_workers(run, run->crew_count);
     (void)publish_to_all(run);
 }
@@ -137,13 +111,13 @@ static void little_changes_travel_as_little(void **state)
         (void)open_deltas(&run);
         assert_int_equal(run_stats(&run).publish_delta_bytes_last, 0);
         uint64_t sent = run_stats(&run).publish_sent_bytes_total;
-        changed = 0;
+        run.changed = 0;
         for (uint32_t i = 0; i < 3; i++)
-            change_tensor(&run, i, 100);
+            run_change_tensor(&run, i, 100);
         refit_stats stats = publish_to_all(&run);
         sent = stats.publish_sent_bytes_total - sent;
         assert_int_equal(stats.publish_delta_bytes_last, sent);
-        assert_int_equal(stats.publish_changed_elements_last, changed);
+        assert_int_equal(stats.publish_changed_elements_last, run.changed);
         assert_int_equal(stats.publish_dense_blocks_last, 0);
         assert_int_equal(stats.publish_sparse_blocks_last, 5 + 2 + 1);
         assert_true(stats.publish_encode_seconds_last > 0);
@@ -155,9 +129,9 @@ static void little_changes_travel_as_little(void **state)
 /* Nearly all of a bf16 tensor changes, and little of an fp32 one: each is coded as is cheaper. */
 static refit_stats publish_mixed(training_run *run)
 {
-    change_tensor(run, 0, 1);
-    changed = 0;
-    change_tensor(run, 1, 100);
+    run_change_tensor(run, 0, 1);
+    run->changed = 0;
+    run_change_tensor(run, 1, 100);
     return publish_to_all(run);
 }
 
@@ -170,10 +144,10 @@ static void auto_sends_whole_what_nearly_all_changed(void **state)
         refit_stats stats = publish_mixed(&run);
         assert_int_equal(stats.publish_dense_blocks_last, 5);
         assert_int_equal(stats.publish_sparse_blocks_last, 2);
-        assert_int_equal(stats.publish_changed_elements_last, changed);
+        assert_int_equal(stats.publish_changed_elements_last, run.changed);
         assert_true(stats.publish_delta_bytes_last >= run.tensors[0].bytes);
         assert_true(stats.publish_delta_bytes_last < run.tensors[0].bytes + 5000);
-        change_tensor(&run, 0, 4); /* a quarter pays */
+        run_change_tensor(&run, 0, 4); /* a quarter pays */
         assert_int_equal(publish_to_all(&run).publish_sparse_blocks_last, 5);
         run_end(&run);
     }
@@ -199,7 +173,7 @@ static void never_sends_every_version_whole(void **state)
     run.config.broadcast_delta = REFIT_DELTA_NEVER;
     (void)open_deltas(&run);
     uint64_t sent = run_stats(&run).publish_sent_bytes_total;
-    change_tensor(&run, 0, 1000);
+    run_change_tensor(&run, 0, 1000);
     refit_stats stats = publish_to_all(&run);
     assert_true(stats.publish_sent_bytes_total - sent >= stats.publish_bytes_last);
     assert_int_equal(stats.publish_delta_bytes_last, 0);
@@ -259,7 +233,7 @@ static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
     set_quorum(&run);
     run_open(&run, "tcp://127.0.0.1:0");
     publish_first(&run, &raw, false);
-    change_tensor(&run, 0, 500);
+    run_change_tensor(&run, 0, 500);
     (void)publish(&run);
     raw_worker_stage(&raw);
     check_raw(&run, &raw);
@@ -281,7 +255,7 @@ static void a_straggler_gets_what_was_coded_for_others(void **state)
         run_open(&run, "tcp://127.0.0.1:0");
         publish_first(&run, &raw, true);
         for (uint32_t i = 0; i < TENSORS; i++)
-            change_tensor(&run, i, 100);
+            run_change_tensor(&run, i, 100);
         (void)publish(&run);
         raw_worker_offer(&raw);
         uint32_t frames = raw.offer.as.offer.frames;
@@ -317,7 +291,7 @@ static void frames_of_all_sizes_fit_through_the_smallest_window(void **state)
         run_open(&run, "tcp://127.0.0.1:0");
         run_add_worker(&run, CREW_ACCEPT);
         for (int turn = 0; turn < 12; turn++) {
-            change_model(&run);
+            run_change(&run);
             (void)publish_to_all(&run);
         }
         assert_int_equal(run_stats(&run).publish_resent_frames, 0);
@@ -339,7 +313,7 @@ static void a_straggler_alone_gets_the_same_bytes(void **state)
         open_raw(&run, &plain, "plain", false);
         open_raw(&run, &raw, "raw", true);
         for (int turn = 0; turn < 2; turn++) {
-            change_tensor(&run, 0, 100);
+            run_change_tensor(&run, 0, 100);
             run_write(&run, 0);
             assert_ok(rft_thread_start(&thread, "commit", run_commit_on_thread, &run, NULL));
             raw_worker_stage(&plain);
@@ -408,11 +382,11 @@ static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **
         assert_ok(refit_subscriber_open(endpoint, &run.config, &subscriber, NULL));
         run_wait_workers(&run, 1);
         (void)publish_to(&run, subscriber, true);
-        change_tensor(&run, 0, 100);
+        run_change_tensor(&run, 0, 100);
         uint64_t whole = run_stats(&run).publish_bytes_last;
         assert_true(publish_to(&run, subscriber, false) > whole);
         for (int turn = 0; turn < 2; turn++) {
-            change_tensor(&run, 0, 100);
+            run_change_tensor(&run, 0, 100);
             assert_true(publish_to(&run, subscriber, false) < whole / 20);
         }
         refit_subscriber_close(subscriber);

@@ -295,25 +295,6 @@ static void a_worker_that_refuses_is_named_and_comes_back(void **state)
     }
 }
 
-static void an_aborted_version_is_never_seen(void **state)
-{
-    for (uint32_t trial = 0; trial < 4; trial++) {
-        training_run run;
-        open_usual(&run, trial % 2, 1 + trial / 2);
-        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
-        (void)publish(&run, 1);
-        (void)change_model(&run, 2, 0);
-        run_write(&run, 2);
-        assert_ok(refit_publisher_abort(run.publisher, NULL));
-        uint64_t digest = change_model(&run, 3, 1);
-        run_write(&run, 3);
-        run_commit(&run);
-        assert_int_equal(crew_wait(member, 3, 1), digest);
-        assert_int_equal(crew_count(member, 2), 0);
-        run_end(&run);
-    }
-}
-
 static void a_trainer_that_closes_and_opens_again_is_found(void **state)
 {
     for (uint32_t path = 0; path < 2; path++) {
@@ -403,7 +384,6 @@ int main(void)
         cmocka_unit_test(a_worker_that_leaves_in_the_middle_fails_the_version_for_all),
         cmocka_unit_test(a_worker_that_cannot_stage_fails_the_version_or_is_outvoted),
         cmocka_unit_test(a_worker_that_refuses_is_named_and_comes_back),
-        cmocka_unit_test(an_aborted_version_is_never_seen),
         cmocka_unit_test(a_trainer_that_closes_and_opens_again_is_found),
         cmocka_unit_test(a_changed_manifest_brings_a_full_version),
         cmocka_unit_test(an_open_update_stays_whole_while_the_next_version_is_written),

@@ -3,10 +3,12 @@
 #include <poll.h>
 
 #include "base/clock.h"
+#include "publisher/publisher.h"
 #include "tests/support/gpu_play.h"
 #include "tests/support/unit.h"
 
-#define LONG_MS 20000u
+#define LONG_MS   20000u
+#define GPU_BYTES (UINT64_C(64) << 20) /* of the fake driver */
 
 /* A version for which one worker is a quorum; a worker that is still reading may miss it. */
 static void one_is_enough(refit_config *config)
@@ -223,6 +225,14 @@ static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
     }
 }
 
+static void declare_anew(gpu_play *play)
+{
+    refit_tensor changed[SAMPLE_TENSORS];
+    memcpy(changed, sample_tensors(), sizeof changed);
+    changed[0].name = "renamed";
+    assert_ok(refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL));
+}
+
 /* No beat comes by itself in time. */
 static void slow_heart(refit_config *config)
 {
@@ -246,11 +256,8 @@ static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
         gpu_play_expect(play, 1, gpu_play_publish(play, 1));
         gpu_play_expect(play, 2, gpu_play_publish(play, 2));
         /* Room for what there is, and not for more. */
-        fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
-        refit_tensor changed[SAMPLE_TENSORS];
-        memcpy(changed, sample_tensors(), sizeof changed);
-        changed[0].name = "renamed";
-        assert_ok(refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL));
+        fake_cuda_set_taken(0, GPU_BYTES - fake_cuda_used(0));
+        declare_anew(play);
         gpu_play_bring(play, member, 3);
         assert_true(crew_was_on_device(member, 3));
         fake_cuda_set_taken(0, 0);
@@ -260,35 +267,6 @@ static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
 static void linger(refit_config *config)
 {
     config->broadcast_linger_ms = LONG_MS;
-}
-
-static void linger_and_required(refit_config *config)
-{
-    with_gpu_required(config);
-    linger(config);
-}
-
-/* Begin waits for memory that a worker still reads. */
-static void begin_waits_for_memory_that_is_about_to_come_free(void **state)
-{
-    gpu_play *play = *state;
-    gpu_play_open(play, linger_and_required);
-    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
-    (void)gpu_play_publish(play, 1);
-    assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
-    fake_cuda_set_taken(0, (UINT64_C(64) << 20) - fake_cuda_used(0));
-    refit_tensor changed[SAMPLE_TENSORS];
-    memcpy(changed, sample_tensors(), sizeof changed);
-    changed[0].name = "renamed";
-    assert_ok(refit_publisher_declare(play->trainer.publisher, changed, SAMPLE_TENSORS, NULL));
-    uint64_t tried = fake_cuda_calls("cuMemAlloc");
-    trainer_start(&play->trainer, TRAINER_BEGIN, 2);
-    while (fake_cuda_calls("cuMemAlloc") == tried) {
-        (void)crew_count(keeper, 1);
-    }
-    crew_let_go(keeper);
-    assert_ok(trainer_join(&play->trainer));
-    fake_cuda_set_taken(0, 0);
 }
 
 static void *close_trainer(void *user)
@@ -444,6 +422,88 @@ static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
     }
 }
 
+/* ---- Reports of the memory, and versions where it is scarce */
+
+static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, uint32_t slot)
+{
+    const rft_gpu_block *block = publisher->gpu->slots[slot].block;
+    assert_ok(rft_share_lock_hold(share_lock, block->share_lock.segment.name, NULL));
+}
+
+/* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
+static void room_for_one_version_is_enough_for_one(void **state)
+{
+    gpu_play *play = *state;
+    rft_share_lock kept = {0}, late = {0};
+    gpu_play_open(play, linger);
+    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    gpu_play_expect(play, 2, gpu_play_publish(play, 2));
+    hold(&kept, play->trainer.publisher, 0);
+    hold(&late, play->trainer.publisher, 1);
+    fake_cuda_set_taken(0, GPU_BYTES - fake_cuda_used(0));
+    declare_anew(play);
+    uint64_t asked = fake_cuda_calls("cuMemAlloc");
+    trainer_start(&play->trainer, TRAINER_BEGIN, 3);
+    while (fake_cuda_calls("cuMemAlloc") == asked) {
+        (void)poll(NULL, 0, 1);
+    }
+    rft_share_lock_close(&late);
+    assert_ok(trainer_join(&play->trainer));
+    assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes,
+                     2 * play->trainer.sample.manifest->store_bytes);
+    trainer_write(&play->trainer);
+    assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
+    assert_true(crew_wait(member, 3, 1) == gpu_play_digest(3));
+    assert_true(crew_was_on_device(member, 3));
+    rft_share_lock_close(&kept);
+    fake_cuda_set_taken(0, 0);
+}
+
+static void the_figures_are_those_of_the_tensors_there_are(void **state)
+{
+    gpu_play *play = *state;
+    gpu_play_open(play, NULL);
+    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    gpu_play_expect(play, 1, gpu_play_publish(play, 1));
+    uint64_t bytes = play->trainer.sample.manifest->store_bytes;
+    refit_stats stats = trainer_stats(&play->trainer);
+    assert_int_equal(stats.publish_gpu_bytes, bytes);
+    assert_int_equal(stats.publish_pinned_bytes, bytes + RFT_SEQLOCK_BYTES);
+    gpu_play_dismiss(play);
+    declare_anew(play);
+    stats = trainer_stats(&play->trainer);
+    assert_int_equal(stats.publish_gpu_bytes, 0);
+    assert_int_equal(stats.publish_pinned_bytes, 0);
+}
+
+/* Though the next slot keeps the block that it has. */
+static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
+{
+    enum { BYTES = 4096 };
+    refit_device *device = NULL;
+    rft_gpu_store *store = NULL;
+    rft_share_lock reader = {0};
+    fake_cuda_reset();
+    assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
+    assert_ok(rft_gpu_store_open(device, &store, NULL));
+    assert_ok(rft_gpu_store_clear(store, 0, BYTES, NULL));
+    assert_ok(rft_gpu_store_clear(store, 1, BYTES, NULL));
+    const char *name = store->slots[0].block->share_lock.segment.name;
+    assert_ok(rft_share_lock_hold(&reader, name, NULL));
+    assert_ok(rft_share_lock_read(&reader, NULL));
+    assert_ok(rft_gpu_store_clear(store, 0, BYTES, NULL));
+    assert_int_equal(rft_gpu_store_bytes(store), 3 * BYTES);
+    rft_share_lock_close(&reader);
+    const rft_gpu_block *kept = store->slots[1].block;
+    assert_ok(rft_gpu_store_clear(store, 1, BYTES, NULL));
+    assert_ptr_equal(store->slots[1].block, kept);
+    assert_int_equal(rft_gpu_store_bytes(store), 2 * BYTES);
+    assert_int_equal(rft_gpu_store_close(store, 0), 0);
+    assert_ok(refit_device_close(device, NULL));
+    assert_int_equal(fake_cuda_leaks(), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -454,13 +514,15 @@ int main(void)
         PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so),
         PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
         PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go),
-        PLAY_TEST(begin_waits_for_memory_that_is_about_to_come_free),
         PLAY_TEST(close_waits_for_readers),
         PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device),
         PLAY_TEST(an_aborted_version_leaves_what_can_be_served),
         PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there),
         PLAY_TEST(with_require_weights_of_the_host_go_up),
         PLAY_TEST(a_driver_that_fails_costs_a_version_and_nothing_else),
+        PLAY_TEST(room_for_one_version_is_enough_for_one),
+        PLAY_TEST(the_figures_are_those_of_the_tensors_there_are),
+        cmocka_unit_test(what_was_let_go_is_freed_when_the_next_slot_is_cleared),
     };
     return cmocka_run_group_tests_name("gpu_memory", tests, NULL, NULL);
 }

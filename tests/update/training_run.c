@@ -69,6 +69,31 @@ crew_member *run_add_worker(training_run *run, crew_habit habit)
     return member;
 }
 
+void run_change_tensor(training_run *run, uint32_t index, uint64_t every)
+{
+    const refit_tensor *tensor = &run->tensors[index];
+    uint32_t bits = refit_dtype_bits(tensor->dtype), width = bits % 8 == 0 ? bits / 8 : 1;
+    for (uint64_t at = 0; every != 0 && at + width <= tensor->bytes; at += width) {
+        if (seeded_below(&run->seed, every) != 0) continue;
+        unsigned char *element = run->bytes[index] + at;
+        if (seeded_below(&run->seed, 10) == 0) {
+            element[width - 1] ^= (unsigned char)(1 + seeded_below(&run->seed, 255));
+        } else {
+            element[0] = (unsigned char)(element[0] + 1);
+        }
+        run->changed++;
+    }
+}
+
+void run_change(training_run *run)
+{
+    static const uint64_t densities[] = {0, 1, 3, 20, 100, 1000, 20000};
+    for (uint32_t i = 0; i < run->count; i++) {
+        if (run->tensors[i].alias_of == REFIT_NO_ALIAS)
+            run_change_tensor(run, i, densities[seeded_below(&run->seed, 7)]);
+    }
+}
+
 uint64_t run_digest(const training_run *run)
 {
     return crew_digest(run->tensors, run->count, (const void *const *)run->bytes);

@@ -25,6 +25,7 @@ typedef struct training_run {
     crew_member crew[RUN_CREW];
     uint32_t crew_count;
     uint64_t seed;
+    uint64_t changed;    /* elements, by run_change_tensor */
     refit_status status; /* of the commit on a thread */
 } training_run;
 
@@ -38,6 +39,10 @@ void run_end(training_run *run);
 void run_wait_workers(training_run *run, uint32_t count);
 crew_member *run_add_worker(training_run *run, crew_habit habit);
 
+/* One in `every` elements changes: mostly to the next value. 0: none does. */
+void run_change_tensor(training_run *run, uint32_t index, uint64_t every);
+/* Each tensor as the seed wants it: not at all, here and there, or all of it. */
+void run_change(training_run *run);
 /* The bytes as they are now. */
 uint64_t run_digest(const training_run *run);
 void run_write(training_run *run, uint64_t version); /* 0: the next one */
