@@ -2,42 +2,32 @@
  * Writes the seeds of fuzz_archive into the folder that it is given: an anchor, a delta of it and
  * one in which nothing changed, packed or not, each as it is, to be mended, and to be applied.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include <refit/archive.h>
+
+#include "seeds.h"
 
 #define FLAGS 4u /* sets of flags */
 
-static void must(int condition, const char *what)
-{
-    if (condition) return;
-    (void)fprintf(stderr, "archive_seeds: cannot %s\n", what);
-    exit(1);
-}
-
 /* A byte of flags before what the file has. */
-static void write_seed(const char *from, const char *to, unsigned flags)
+static void write_flagged(const char *from, const char *folder, const char *name, unsigned flags)
 {
-    static unsigned char bytes[1 << 16];
+    static unsigned char bytes[1 + (1 << 16)];
     FILE *file = fopen(from, "rb");
     must(file != NULL, "open what was archived");
-    size_t count = fread(bytes, 1, sizeof bytes, file);
+    bytes[0] = (unsigned char)flags;
+    size_t count = 1 + fread(bytes + 1, 1, sizeof bytes - 1, file);
     (void)fclose(file);
-    file = fopen(to, "wb");
-    must(file != NULL && fputc((int)flags, file) != EOF, "write a seed");
-    must(fwrite(bytes, 1, count, file) == count && fclose(file) == 0, "write a seed");
+    write_seed(folder, name, bytes, count);
 }
 
 static void write_seeds(const char *folder, const char *kept, const char *name, const char *way,
                         const refit_archive_info *info)
 {
-    char from[4096], to[4096];
+    char from[4096], seed[64];
     (void)snprintf(from, sizeof from, "%s/%s", kept, info->name);
     for (unsigned flags = 0; flags < FLAGS; flags++) {
-        (void)snprintf(to, sizeof to, "%s/%s2%s-%u", folder, name, way, flags);
-        write_seed(from, to, flags);
+        (void)snprintf(seed, sizeof seed, "%s2%s-%u", name, way, flags);
+        write_flagged(from, folder, seed, flags);
     }
 }
 

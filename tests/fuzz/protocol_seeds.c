@@ -4,6 +4,7 @@
  */
 #include "protocol_bench.h"
 #include "protocol_steps.h"
+#include "seeds.h"
 #include "tests/support/seeded.h"
 
 #define SEED_MOST    64u /* steps */
@@ -15,13 +16,6 @@ typedef struct seed_input {
     step steps[SEED_MOST];
     uint32_t count;
 } seed_input;
-
-static void must(bool condition, const char *what)
-{
-    if (condition) return;
-    (void)fprintf(stderr, "protocol_seeds: cannot %s\n", what);
-    exit(1);
-}
 
 static void add(seed_input *input, step_kind what, unsigned peer, unsigned amount, unsigned seed)
 {
@@ -44,15 +38,9 @@ static seed_input begin(unsigned settings)
     return (seed_input){.settings = {(uint8_t)settings, SET_ALL_JOINED}};
 }
 
-static void write_seed(const char *folder, const char *name, const seed_input *input)
+static void write_input(const char *folder, const char *name, const seed_input *input)
 {
-    char path[4096];
-    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
-    FILE *file = fopen(path, "wb");
-    must(file != NULL && fwrite(input->settings, 1, SETTINGS, file) == SETTINGS, "write a seed");
-    must(fwrite(input->steps, sizeof(step), input->count, file) == input->count &&
-             fclose(file) == 0,
-         "write a seed");
+    write_seed(folder, name, input, offsetof(seed_input, steps) + input->count * sizeof(step));
 }
 
 /* ---- What is right */
@@ -77,7 +65,7 @@ static void write_versions(const char *folder)
         if ((kinds[i].settings & SET_DELTA) != 0) input.settings[1] |= SET_ZSTD;
         for (int version = 0; version < 3; version++)
             add_version(&input);
-        write_seed(folder, kinds[i].name, &input);
+        write_input(folder, kinds[i].name, &input);
     }
 }
 
@@ -93,7 +81,7 @@ static void write_cancelled(const char *folder)
     add(&input, STEP_TRAINER, 0, 7, 1);
     add(&input, STEP_RARE, 0, RARE_CANCEL, 0);
     add_version(&input);
-    write_seed(folder, "cancel-and-abort", &input);
+    write_input(folder, "cancel-and-abort", &input);
 }
 
 /* One worker refuses and keeps what it has; another has nothing left. */
@@ -109,7 +97,7 @@ static void write_refused(const char *folder)
     add(&input, STEP_USER, 2, 0, 0);
     add(&input, STEP_TIME, 0, 7, 0);
     add_version(&input);
-    write_seed(folder, "refused", &input);
+    write_input(folder, "refused", &input);
 }
 
 static void write_evicted(const char *folder)
@@ -122,7 +110,7 @@ static void write_evicted(const char *folder)
     add(&input, STEP_ALL_ARRIVES, 0, 0, 0);
     add(&input, STEP_RARE, 0, RARE_KEYS_COUNT, 0);
     add_version(&input);
-    write_seed(folder, "evicted", &input);
+    write_input(folder, "evicted", &input);
 }
 
 static void write_broken_lines(const char *folder)
@@ -135,7 +123,7 @@ static void write_broken_lines(const char *folder)
     add(&input, STEP_LINK, 1, 1, 0);
     add(&input, STEP_TIME, 0, 6, 0);
     add_version(&input);
-    write_seed(folder, "lines-break", &input);
+    write_input(folder, "lines-break", &input);
 }
 
 static void write_departures(const char *folder)
@@ -146,7 +134,7 @@ static void write_departures(const char *folder)
     add(&input, STEP_TRAINER, 0, 7, 1);
     add(&input, STEP_LEAVES, 1, 1, 0);
     add_version(&input);
-    write_seed(folder, "workers-leave", &input);
+    write_input(folder, "workers-leave", &input);
 
     input = begin(SET_TWO_SLOTS);
     add_version(&input);
@@ -154,7 +142,7 @@ static void write_departures(const char *folder)
     add_version(&input);
     add(&input, STEP_RARE, 0, RARE_RESTART, 1);
     add_version(&input);
-    write_seed(folder, "trainer-restarts", &input);
+    write_input(folder, "trainer-restarts", &input);
 }
 
 /* ---- Lies */
@@ -181,7 +169,7 @@ static void write_member(const char *folder, const char *name, unsigned settings
         add_lie(&input, RFT_COMMITTED, i, 7 * i);
         add(&input, STEP_ALL_ARRIVES, 0, 0, 0);
     }
-    write_seed(folder, name, &input);
+    write_input(folder, name, &input);
 }
 
 static void write_all_kinds(const char *folder, const char *name, unsigned settings)
@@ -193,7 +181,7 @@ static void write_all_kinds(const char *folder, const char *name, unsigned setti
     for (unsigned kind = 0; kind < RFT_MESSAGE_KINDS; kind++)
         add_lie(&input, kind, kind, 40 + kind);
     add_version(&input);
-    write_seed(folder, name, &input);
+    write_input(folder, name, &input);
 }
 
 static void write_damaged(const char *folder)
@@ -203,7 +191,7 @@ static void write_damaged(const char *folder)
     for (unsigned i = 0; i < 12; i++)
         add(&input, STEP_DAMAGED, 0, i, i);
     add_version(&input);
-    write_seed(folder, "damaged", &input);
+    write_input(folder, "damaged", &input);
 }
 
 static void write_lied_to(const char *folder)
@@ -213,7 +201,7 @@ static void write_lied_to(const char *folder)
     for (unsigned kind = 0; kind < RFT_MESSAGE_KINDS; kind++)
         add(&input, STEP_LIE_DOWN, kind * HONEST, kind, 17 * kind + 1);
     add_version(&input);
-    write_seed(folder, "worker-lied-to", &input);
+    write_input(folder, "worker-lied-to", &input);
 }
 
 static void write_lies(const char *folder)
@@ -245,7 +233,7 @@ static void write_random(const char *folder)
                 drawn >> 24 & 255);
         }
         (void)snprintf(name, sizeof name, "random-%02u", i);
-        write_seed(folder, name, &input);
+        write_input(folder, name, &input);
     }
 }
 

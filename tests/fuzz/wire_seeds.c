@@ -2,27 +2,24 @@
  * Writes the seeds of the wire's fuzz targets: FOLDER/message, FOLDER/manifest, FOLDER/frame and
  * FOLDER/codec, which must exist. Run it again after a change of the message tables.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "tests/fuzz/frame_manifest.h"
+#include "tests/fuzz/seeds.h"
 #include "tests/support/seeded.h"
 #include "tests/wire/tensor_samples.h"
 #include "tests/wire/wire_samples.h"
 #include "wire/frame.h"
 #include "wire/reassembly.h"
 
-static void write_seed(const char *folder, const char *target, const char *name, rft_view bytes)
+static void write_for(const char *folder, const char *target, const char *name, rft_view bytes)
 {
-    char path[4096];
-    (void)snprintf(path, sizeof path, "%s/%s/%s", folder, target, name);
-    FILE *file = fopen(path, "wb");
-    if (file == NULL || fwrite(bytes.data, 1, bytes.count, file) != bytes.count ||
-        fclose(file) != 0) {
-        (void)fprintf(stderr, "cannot write %s\n", path);
-        exit(1);
-    }
+    char path[1024];
+    (void)snprintf(path, sizeof path, "%s/%s", folder, target);
+    write_seed(path, name, bytes.data, bytes.count);
+}
+
+static void add(rft_bytes *seed, const void *bytes, size_t count)
+{
+    must(rft_bytes_append(seed, bytes, count, NULL) == REFIT_OK, "hold a seed");
 }
 
 static void write_message(const char *folder, const rft_message *message, const char *size)
@@ -30,7 +27,7 @@ static void write_message(const char *folder, const rft_message *message, const 
     char name[64];
     (void)snprintf(name, sizeof name, "%s-%s", rft_message_kind_name(message->kind), size);
     rft_bytes encoded = sample_encode(message);
-    write_seed(folder, "message", name, rft_bytes_view(&encoded));
+    write_for(folder, "message", name, rft_bytes_view(&encoded));
     rft_bytes_close(&encoded);
 }
 
@@ -42,11 +39,10 @@ static void write_messages(const char *folder)
         write_message(folder, &small, "small");
         write_message(folder, &large, "large");
     }
-    write_seed(folder, "message", "bomb-array", bytes_view("\xdd\x10\x00\x00\x00", 5));
-    write_seed(folder, "message", "bomb-map", bytes_view("\xdf\x10\x00\x00\x00", 5));
-    write_seed(folder, "message", "bomb-text", bytes_view("\xdb\xff\xff\xff\xff", 5));
-    write_seed(folder, "message", "bomb-nested",
-               bytes_view("\x81\xa1k\x91\x91\x91\x91\x91\x91", 9));
+    write_for(folder, "message", "bomb-array", bytes_view("\xdd\x10\x00\x00\x00", 5));
+    write_for(folder, "message", "bomb-map", bytes_view("\xdf\x10\x00\x00\x00", 5));
+    write_for(folder, "message", "bomb-text", bytes_view("\xdb\xff\xff\xff\xff", 5));
+    write_for(folder, "message", "bomb-nested", bytes_view("\x81\xa1k\x91\x91\x91\x91\x91\x91", 9));
 }
 
 static void write_manifest(const char *folder, uint32_t count, uint64_t most_elements)
@@ -58,12 +54,9 @@ static void write_manifest(const char *folder, uint32_t count, uint64_t most_ele
     rft_bytes seed_bytes = {0};
     char name[64];
     (void)snprintf(name, sizeof name, "tensors-%u-%llu", count, (unsigned long long)most_elements);
-    if (rft_bytes_append(&seed_bytes, "\xff\x0f", 2, NULL) != REFIT_OK ||
-        rft_bytes_append(&seed_bytes, manifest->encoded.data, manifest->encoded.count, NULL) !=
-            REFIT_OK) {
-        exit(1);
-    }
-    write_seed(folder, "manifest", name, rft_bytes_view(&seed_bytes));
+    add(&seed_bytes, "\xff\x0f", 2);
+    add(&seed_bytes, manifest->encoded.data, manifest->encoded.count);
+    write_for(folder, "manifest", name, rft_bytes_view(&seed_bytes));
     rft_bytes_close(&seed_bytes);
     rft_manifest_close(manifest);
 }
@@ -75,7 +68,7 @@ static void write_manifests(const char *folder)
         write_manifest(folder, count, 1000);
         write_manifest(folder, count, 1 << 20);
     }
-    write_seed(folder, "manifest", "bomb", bytes_view("\xff\x0f\x85\xdd\x10\x00\x00\x00", 8));
+    write_for(folder, "manifest", "bomb", bytes_view("\xff\x0f\x85\xdd\x10\x00\x00\x00", 8));
 }
 
 /* Flags: 1 the right length, 2 the right hash, 4 with a base, 8 starts over, 16 the right digests,
@@ -100,7 +93,7 @@ static void write_dense_frames(const char *folder)
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++) {
         char name[32];
         (void)snprintf(name, sizeof name, "frames-%zu", i);
-        write_seed(folder, "frame", name, seeds[i]);
+        write_for(folder, "frame", name, seeds[i]);
     }
 }
 
@@ -110,7 +103,7 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
 {
     rft_manifest *manifest = frame_manifest_open();
     unsigned char *images = malloc(2 * manifest->store_bytes), *image = images;
-    if (images == NULL) exit(1);
+    must(images != NULL, "hold two versions");
     memset(images, FRAME_BASE_BYTE, 2 * manifest->store_bytes);
     for (uint64_t at = 3; at < manifest->store_bytes; at += every)
         image[at] = (unsigned char)(image[at] + step);
@@ -118,23 +111,21 @@ static void write_coded_frame(const char *folder, uint32_t sequence, uint32_t ev
         .image = image, .base = images + manifest->store_bytes, .codec = codec};
     rft_bytes modes = {0}, scratch = {0}, seed = {0};
     rft_frame frame;
-    if (rft_frame_encode(manifest, sequence, &source, &modes, &scratch, &frame, NULL) != REFIT_OK)
-        exit(1);
+    must(rft_frame_encode(manifest, sequence, &source, &modes, &scratch, &frame, NULL) == REFIT_OK,
+         "encode a frame");
     size_t planes = frame.packed ? sizeof frame.planes : 0, given = planes + frame.payload.count;
     unsigned char head[7] = {0x0f, (unsigned char)sequence, (unsigned char)modes.count};
     if (frame.packed) head[0] = 0x2f;
     head[5] = (unsigned char)given;
     head[6] = (unsigned char)(given >> 8);
-    if (rft_bytes_append(&seed, head, sizeof head, NULL) != REFIT_OK ||
-        rft_bytes_append(&seed, modes.data, modes.count, NULL) != REFIT_OK ||
-        rft_bytes_append(&seed, frame.planes, planes, NULL) != REFIT_OK ||
-        rft_bytes_append(&seed, frame.payload.data, frame.payload.count, NULL) != REFIT_OK) {
-        exit(1);
-    }
+    add(&seed, head, sizeof head);
+    add(&seed, modes.data, modes.count);
+    add(&seed, frame.planes, planes);
+    add(&seed, frame.payload.data, frame.payload.count);
     char name[48];
     (void)snprintf(name, sizeof name, "%s-%u-%u-%u", frame.packed ? "packed" : "sparse", sequence,
                    every, step);
-    write_seed(folder, "frame", name, rft_bytes_view(&seed));
+    write_for(folder, "frame", name, rft_bytes_view(&seed));
     rft_bytes_close(&modes);
     rft_bytes_close(&scratch);
     rft_bytes_close(&seed);
@@ -171,11 +162,9 @@ static void add_block(const rft_manifest *manifest, const rft_block *block,
                            &sparse))
         exit(1);
     rft_sparse_write_entry(&sparse, entry);
-    if (rft_bytes_append(&planes[0], entry, sizeof entry, NULL) != REFIT_OK) exit(1);
-    for (uint32_t i = 0; i < RFT_DELTA_PLANES; i++, next += sparse.delta.bytes[i - 1]) {
-        if (rft_bytes_append(&planes[1 + i], next, sparse.delta.bytes[i], NULL) != REFIT_OK)
-            exit(1);
-    }
+    add(&planes[0], entry, sizeof entry);
+    for (uint32_t i = 0; i < RFT_DELTA_PLANES; i++, next += sparse.delta.bytes[i - 1])
+        add(&planes[1 + i], next, sparse.delta.bytes[i]);
 }
 
 /* Flags of a plane: 1 compressed by the target, 2 its length is told. */
@@ -186,26 +175,24 @@ static void write_planes(const char *folder, uint32_t sequence, uint32_t every, 
     rft_bytes planes[RFT_PACK_PLANES] = {{0}}, seed = {0};
     unsigned char head[2] = {(unsigned char)sequence, 0};
     unsigned char *images = malloc(2 * manifest->store_bytes), *image = images;
-    if (images == NULL) exit(1);
+    must(images != NULL, "hold two versions");
     memset(images, FRAME_BASE_BYTE, 2 * manifest->store_bytes);
     for (uint64_t at = 3; at < manifest->store_bytes; at += every)
         image[at] ^= 1;
     for (uint32_t i = 0; i < span->blocks; i++)
         add_block(manifest, &manifest->blocks[span->first_block + i],
                   images + manifest->store_bytes, image, planes);
-    if (rft_bytes_append(&seed, head, sizeof head, NULL) != REFIT_OK) exit(1);
+    add(&seed, head, sizeof head);
     for (uint32_t i = 0; i < RFT_PACK_PLANES; i++) {
         const unsigned char plane[4] = {flags, (unsigned char)planes[i].count,
                                         (unsigned char)(planes[i].count >> 8), 0};
-        if (rft_bytes_append(&seed, plane, sizeof plane, NULL) != REFIT_OK ||
-            rft_bytes_append(&seed, planes[i].data, planes[i].count, NULL) != REFIT_OK) {
-            exit(1);
-        }
+        add(&seed, plane, sizeof plane);
+        add(&seed, planes[i].data, planes[i].count);
         rft_bytes_close(&planes[i]);
     }
     char name[48];
     (void)snprintf(name, sizeof name, "planes-%u-%u-%u", sequence, every, flags);
-    write_seed(folder, "frame_codec", name, rft_bytes_view(&seed));
+    write_for(folder, "frame_codec", name, rft_bytes_view(&seed));
     rft_bytes_close(&seed);
     free(images);
     rft_manifest_close(manifest);

@@ -1,5 +1,6 @@
 /* Versions applied into the engine's own memory: whole, or as if nothing had been done. */
 #include "base/thread.h"
+#include "subscriber/destinations.h"
 #include "tests/support/bound_pair.h"
 #include "tests/support/seeded.h"
 #include "tests/support/unit.h"
@@ -271,6 +272,59 @@ static void bytes_that_change_while_they_are_applied_are_taken_back(void **state
     engine_close(&one);
 }
 
+/* ---- A trainer that has evicted this worker overwrites a version while the applied bytes are
+ * verified: the linker puts this file's function before the first digest. */
+
+static rft_segment scribbled;
+static bool marked;             /* the trainer says that it overwrites */
+static bool overwritten = true; /* it has, or is not to */
+
+refit_status __real_rft_destinations_digest(const rft_destinations *all,
+                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            refit_error *error);
+refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
+                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            refit_error *error);
+
+refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
+                                            const rft_bound_tensor *one, uint64_t *sum,
+                                            refit_error *error)
+{
+    if (!overwritten) {
+        if (marked) atomic_fetch_add(&raw_slot_seqlock(&scribbled)->generation, 1);
+        scribbled.memory[RFT_SEQLOCK_BYTES] ^= 1;
+        overwritten = true;
+    }
+    return __real_rft_destinations_digest(all, one, sum, error);
+}
+
+/* A byte changes that has no destination. */
+static void a_version_overwritten_while_it_is_verified_is_taken_back(void **state)
+{
+    pairing *pair = *state;
+    for (int told = 0; told < 2; told++) {
+        engine one;
+        refit_error error;
+        uint32_t left = 0;
+        pair_renew(pair, true, with_verify_always);
+        engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
+        assert_ok(refit_subscriber_bind(pair->subscriber, one.list + 1, one.count - 1, NULL));
+        raw_join(&pair->raw);
+        refit_update *update = pair_take_slot(pair, 0, &scribbled);
+        marked = told == 1;
+        overwritten = false;
+        assert_int_equal(refit_update_apply(update, &left, &error),
+                         told ? REFIT_ERR_STALE : REFIT_ERR_CORRUPT);
+        if (told) assert_non_null(strstr(error.text, "overwrites version 1"));
+        assert_true(overwritten);
+        assert_true(engine_is_as_saved(&one));
+        refit_update_close(update);
+        (void)pair_teardown(state);
+        rft_segment_close(&scribbled);
+        engine_close(&one);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +339,7 @@ int main(void)
         BOUND_TEST(every_change_of_the_engine_is_taken_back_to_before_the_first),
         PAIR_TEST(bytes_overwritten_under_an_update_are_taken_back),
         PAIR_TEST(bytes_that_change_while_they_are_applied_are_taken_back),
+        PAIR_TEST(a_version_overwritten_while_it_is_verified_is_taken_back),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

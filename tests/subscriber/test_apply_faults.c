@@ -9,18 +9,13 @@
 #define STRIDE 1u
 #endif
 
-static void verify_always(refit_config *config)
-{
-    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
-}
-
 /* A device that loses half of each copy and reports no error. */
 static void a_wrong_digest_is_taken_back(void **state)
 {
     bound_pair *it = *state;
     uint32_t found = 0;
     for (uint32_t nth = 1;; nth++) {
-        bound_begin_with(it, true, verify_always);
+        bound_begin_with(it, true, with_verify_always);
         bound_run_first(it);
         refit_update *update = bound_take(it, 1, 1);
         faulty_device_reset(it->device);
@@ -217,7 +212,7 @@ static void without_memory_nothing_is_changed(void **state)
     bound_pair *it = *state;
     uint64_t nth = 1;
     failing_alloc_begin(0);
-    bound_begin_with(it, true, verify_always);
+    bound_begin_with(it, true, with_verify_always);
     bound_run_first(it);
     refit_update *update = bound_take(it, 1, 1);
     for (bool came = true; came; nth++) {

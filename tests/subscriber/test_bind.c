@@ -78,11 +78,6 @@ static void bytes_and_types_are_those_of_the_version(void **state)
     engine_close(&one);
 }
 
-static void verify_always(refit_config *config)
-{
-    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
-}
-
 /* A tensor without elements has no address in some frameworks. */
 static void what_has_no_bytes_needs_no_memory(void **state)
 {
@@ -95,7 +90,7 @@ static void what_has_no_bytes_needs_no_memory(void **state)
         void *unused = one.list[2].memory;
         assert_int_equal(one.list[2].bytes, 0);
         one.list[2].memory = NULL;
-        if (try_apply_with(&one, SAMPLE_TENSORS, NULL, verify_always, &error) != REFIT_OK)
+        if (try_apply_with(&one, SAMPLE_TENSORS, NULL, with_verify_always, &error) != REFIT_OK)
             fail_msg("%s", error.text);
         assert_ok(try_apply(&one, SAMPLE_TENSORS, NULL, NULL));
         one.list[2].memory = unused;

@@ -47,11 +47,6 @@ static void bytes_overwritten_under_an_update_are_not_accepted(void **state)
     rft_segment_close(&slot);
 }
 
-static void verify_always(refit_config *config)
-{
-    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
-}
-
 static void a_slot_that_is_not_what_was_offered_fails_the_version(void **state)
 {
     pairing *pair = *state;
@@ -82,7 +77,7 @@ static void a_slot_that_is_not_what_was_offered_fails_the_version(void **state)
     for (size_t i = 0; i < COUNT_OF(rows); i++) {
         rft_segment slot;
         print_message("a slot that is %s\n", rows[i].label);
-        pair_renew(pair, true, rows[i].verified ? verify_always : NULL);
+        pair_renew(pair, true, rows[i].verified ? with_verify_always : NULL);
         raw_join(&pair->raw);
         raw_slot_open(&slot, &pair->samples[0]);
         if (rows[i].damaged != none) slot.memory[rows[i].damaged] ^= 1;

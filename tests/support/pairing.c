@@ -28,6 +28,11 @@ void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
     }
 }
 
+void with_verify_always(refit_config *config)
+{
+    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
+}
+
 int pair_setup(void **state)
 {
     static pairing pair;

@@ -16,6 +16,8 @@ typedef struct pairing {
 /* `change` may be NULL; the configuration is quick_config. */
 void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config));
 void pair_close(pairing *pair);
+/* A change of the configuration, for pair_open. */
+void with_verify_always(refit_config *config);
 /* Closes what is open, and opens it anew. */
 void pair_renew(pairing *pair, bool shm, void (*change)(refit_config *config));
 

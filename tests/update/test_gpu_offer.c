@@ -238,11 +238,6 @@ static void bytes_taken_back_before_the_commit_are_not_handed_over(void **state)
 
 /* ---- Lies */
 
-static void verify_always(refit_config *config)
-{
-    config->broadcast_verify = REFIT_VERIFY_ALWAYS;
-}
-
 #define STAGED UINT32_MAX /* instead of a status */
 #define REJOIN UINT32_MAX - 1
 
@@ -312,10 +307,10 @@ static void an_offer_that_lies_is_not_believed(void **state)
 
 static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
 {
-    assert_int_equal(try_offer(0, verify_always), STAGED);
-    assert_int_equal(try_offer(5, verify_always), REFIT_ERR_STALE);
-    assert_int_equal(try_offer(13, verify_always), REFIT_ERR_CORRUPT);
-    assert_int_equal(try_offer(14, verify_always), REFIT_ERR_CORRUPT);
+    assert_int_equal(try_offer(0, with_verify_always), STAGED);
+    assert_int_equal(try_offer(5, with_verify_always), REFIT_ERR_STALE);
+    assert_int_equal(try_offer(13, with_verify_always), REFIT_ERR_CORRUPT);
+    assert_int_equal(try_offer(14, with_verify_always), REFIT_ERR_CORRUPT);
 }
 
 static void a_block_that_changes_under_its_name_breaks_the_connection(void **state)
@@ -353,7 +348,7 @@ static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
 static void a_version_dropped_while_it_is_verified_ends_well(void **state)
 {
     scene *on = *state;
-    scene_open(on, verify_always);
+    scene_open(on, with_verify_always);
     join(on);
     fake_cuda_stop();
     offer(on, 0, &on->blocks[0].share, on->blocks[0].share_lock.segment.name);

@@ -1,6 +1,10 @@
-/* Workers on the trainer's GPU read the weights where they lie; all others get them as before. */
+/* Workers on the trainer's GPU read the weights where they lie; all others get them as before, or
+ * are refused where an end requires the GPU. */
+#include "tests/support/file_size_limit.h"
 #include "tests/support/gpu_play.h"
 #include "tests/support/unit.h"
+
+#define SOON_MS 400u /* what is waited for does not come */
 
 static refit_stats worker_stats(crew_member *member)
 {
@@ -147,6 +151,309 @@ static void present_workers_join_once_more(void **state)
     play->trainer = first;
 }
 
+/* ---- Workers that are refused on the GPU: told the reason, and served another way unless an end
+ * requires the GPU */
+
+static void off(refit_config *config)
+{
+    config->broadcast_gpu = REFIT_GPU_OFF;
+}
+
+static refit_subscriber *subscriber_open(gpu_play *play, const refit_config *config,
+                                         refit_device *device)
+{
+    refit_subscriber *subscriber = NULL;
+    const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
+    assert_ok(refit_subscriber_open(endpoint, config, &subscriber, NULL));
+    if (device != NULL) {
+        assert_ok(refit_subscriber_use_device(subscriber, device, NULL));
+    }
+    return subscriber;
+}
+
+/* Waits until next returns something other than a timeout, or says that the trainer does not take
+ * the worker for now. */
+static refit_status await_answer(refit_subscriber *subscriber, refit_error *error)
+{
+    refit_update *update = NULL;
+    for (;;) {
+        refit_status status = refit_subscriber_next(subscriber, 50, &update, error);
+        if (status != REFIT_ERR_TIMEOUT) return status;
+        if (strstr(error->text, "for now") != NULL) return status;
+    }
+}
+
+static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    refit_config config;
+    gpu_play_open(play, with_gpu_required);
+    config = play->config;
+    config.broadcast_gpu = REFIT_GPU_AUTO;
+    refit_subscriber *subscriber = subscriber_open(play, &config, NULL);
+    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_TIMEOUT);
+    assert_non_null(strstr(error.text, "refit_subscriber_use_device"));
+    /* It learns its device late, and is taken. */
+    assert_ok(refit_subscriber_use_device(subscriber, play->theirs, NULL));
+    trainer_wait_workers(&play->trainer, 1);
+    refit_subscriber_close(subscriber);
+}
+
+static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    refit_device *other = NULL;
+    refit_device_info info = {.size = sizeof info};
+    gpu_play_open(play, with_gpu_required);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    assert_ok(refit_device_describe(play->device, &info, NULL));
+    refit_subscriber *subscriber = subscriber_open(play, &play->config, other);
+    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_PROTOCOL);
+    assert_non_null(strstr(error.text, info.uuid));
+    assert_int_equal(refit_publisher_wait_workers(play->trainer.publisher, 1, 0, NULL),
+                     REFIT_ERR_TIMEOUT);
+    assert_int_equal(trainer_stats(&play->trainer).messages_refused, 1);
+    refit_subscriber_close(subscriber);
+    assert_ok(refit_device_close(other, NULL));
+}
+
+static void a_worker_on_another_gpu_takes_another_way(void **state)
+{
+    gpu_play *play = *state;
+    refit_device *other = NULL;
+    gpu_play_open(play, NULL);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    crew_member *member = gpu_play_hire_as(play, &play->config, other, CREW_ACCEPT);
+    trainer_wait_workers(&play->trainer, 1);
+    gpu_play_bring(play, member, 1);
+    assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
+    gpu_play_dismiss(play);
+    assert_ok(refit_device_close(other, NULL));
+}
+
+static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    refit_update *update = NULL;
+    refit_device *other = NULL;
+    gpu_play_open(play, NULL);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    refit_config config = play->config;
+    with_gpu_required(&config);
+    refit_subscriber *subscriber = subscriber_open(play, &config, NULL);
+    assert_int_equal(refit_subscriber_next(subscriber, 0, &update, &error), REFIT_ERR_STATE);
+    assert_non_null(strstr(error.text, "refit_subscriber_use_device"));
+    assert_int_equal(refit_publisher_wait_workers(play->trainer.publisher, 1, SOON_MS, NULL),
+                     REFIT_ERR_TIMEOUT); /* it has not even said hello */
+    assert_ok(refit_subscriber_use_device(subscriber, other, NULL));
+    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_UNSUPPORTED);
+    assert_non_null(strstr(error.text, "another GPU"));
+    refit_subscriber_close(subscriber);
+    assert_ok(refit_device_close(other, NULL));
+}
+
+static void a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    test_trainer late;
+    gpu_play_open(play, NULL);
+    trainer_open(&late, &play->config);
+    refit_config config = play->config;
+    with_gpu_required(&config);
+    test_trainer first = play->trainer;
+    play->trainer = late;
+    refit_subscriber *subscriber = subscriber_open(play, &config, play->theirs);
+    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_TIMEOUT);
+    assert_ok(refit_publisher_use_device(late.publisher, play->device, NULL));
+    trainer_wait_workers(&play->trainer, 1);
+    refit_subscriber_close(subscriber);
+    trainer_close(&play->trainer);
+    play->trainer = first;
+}
+
+static void no_probe_means_no_gpu(void **state)
+{
+    gpu_play *play = *state;
+    for (int require = 0; require < 2; require++) {
+        refit_error error;
+        gpu_play_open(play, NULL);
+        refit_config config = play->config;
+        config.broadcast_shm = REFIT_SHM_OFF;
+        if (require) {
+            with_gpu_required(&config);
+            refit_subscriber *none = NULL;
+            assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, &none, &error),
+                             REFIT_ERR_CONFIG);
+            assert_non_null(strstr(error.text, "broadcast.gpu"));
+        } else {
+            crew_member *member = gpu_play_hire_as(play, &config, play->theirs, CREW_ACCEPT);
+            trainer_wait_workers(&play->trainer, 1);
+            gpu_play_bring(play, member, 1);
+            assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SOCKET);
+        }
+    }
+}
+
+static void with_off_the_gpu_is_left_alone(void **state)
+{
+    gpu_play *play = *state;
+    for (int end = 0; end < 2; end++) {
+        gpu_play_open(play, end == 0 ? off : NULL);
+        refit_config config = play->config;
+        config.broadcast_gpu = end == 0 ? REFIT_GPU_AUTO : REFIT_GPU_OFF;
+        crew_member *member = gpu_play_hire_as(play, &config, play->theirs, CREW_ACCEPT);
+        trainer_wait_workers(&play->trainer, 1);
+        gpu_play_bring(play, member, 1);
+        assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
+        assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes, 0);
+        assert_int_equal(fake_cuda_calls("cuIpcGetMemHandle"), 0);
+    }
+}
+
+static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(void **state)
+{
+    refit_device *host = NULL;
+    refit_error error;
+    assert_ok(refit_device_open("host", NULL, &host, NULL));
+    for (int mode = REFIT_GPU_AUTO; mode <= REFIT_GPU_OFF; mode++) {
+        refit_publisher *publisher = NULL;
+        refit_subscriber *subscriber = NULL;
+        refit_config config = trainer_config();
+        config.broadcast_gpu = mode;
+        refit_status expected = mode == REFIT_GPU_REQUIRE ? REFIT_ERR_UNSUPPORTED : REFIT_OK;
+        assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
+        assert_int_equal(refit_publisher_use_device(publisher, host, &error), expected);
+        assert_ok(
+            refit_subscriber_open(refit_publisher_endpoint(publisher), &config, &subscriber, NULL));
+        assert_int_equal(refit_subscriber_use_device(subscriber, host, &error), expected);
+        refit_subscriber_close(subscriber);
+        refit_publisher_close(publisher);
+    }
+    assert_ok(refit_device_close(host, NULL));
+}
+
+/* /dev/shm was full, or is not there, when the publisher was opened. */
+static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(void **state)
+{
+    refit_device *device = NULL;
+    refit_error error;
+    fake_cuda_reset();
+    assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
+    for (int mode = REFIT_GPU_AUTO; mode <= REFIT_GPU_OFF; mode++) {
+        refit_publisher *publisher = NULL;
+        refit_config config = trainer_config();
+        config.broadcast_gpu = mode;
+        struct rlimit before = file_size_limit_to(0);
+        refit_status opened =
+            refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, &error);
+        file_size_limit_back(&before);
+        assert_ok(opened);
+        bool required = mode == REFIT_GPU_REQUIRE;
+        assert_int_equal(refit_publisher_use_device(publisher, device, &error),
+                         required ? REFIT_ERR_SYSTEM : REFIT_OK);
+        if (required) assert_non_null(strstr(error.text, "there is no shared memory"));
+        /* It is not in use, so that another may be told. */
+        assert_ok(refit_device_close(device, NULL));
+        assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
+        refit_publisher_close(publisher);
+    }
+    assert_ok(refit_device_close(device, NULL));
+    assert_int_equal(fake_cuda_leaks(), 0);
+}
+
+static void use_device_is_told_once_and_between_versions(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    refit_publisher *publisher = NULL;
+    gpu_play_open(play, NULL);
+    publisher = play->trainer.publisher;
+    assert_ok(refit_publisher_use_device(publisher, play->device, NULL));
+    assert_int_equal(refit_publisher_use_device(publisher, play->theirs, &error), REFIT_ERR_STATE);
+    assert_int_equal(refit_publisher_use_device(NULL, play->device, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_publisher_use_device(publisher, NULL, NULL), REFIT_ERR_INVALID);
+    trainer_begin(&play->trainer, 1);
+    assert_int_equal(refit_publisher_use_device(publisher, play->device, NULL), REFIT_ERR_STATE);
+    assert_ok(refit_publisher_abort(publisher, NULL));
+    refit_subscriber *subscriber = subscriber_open(play, &play->config, play->theirs);
+    assert_ok(refit_subscriber_use_device(subscriber, play->theirs, NULL));
+    assert_int_equal(refit_subscriber_use_device(subscriber, play->device, NULL), REFIT_ERR_STATE);
+    assert_int_equal(refit_subscriber_use_device(subscriber, NULL, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_subscriber_use_device(NULL, play->theirs, NULL), REFIT_ERR_INVALID);
+    assert_int_equal(refit_device_close(play->theirs, NULL), REFIT_ERR_BUSY);
+    assert_null(refit_update_device(NULL));
+    refit_subscriber_close(subscriber);
+}
+
+static void with_require_the_trainer_says_which_gpu_before_it_declares(void **state)
+{
+    refit_publisher *publisher = NULL;
+    refit_error error;
+    refit_config config = trainer_config();
+    with_gpu_required(&config);
+    assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
+    assert_int_equal(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, &error),
+                     REFIT_ERR_STATE);
+    assert_non_null(strstr(error.text, "refit_publisher_use_device"));
+    refit_publisher_close(publisher);
+}
+
+static void with_require_weights_of_another_gpu_are_refused(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    refit_device *other = NULL;
+    void *memory = NULL;
+    gpu_play_open(play, with_gpu_required);
+    assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
+    trainer_begin(&play->trainer, 1);
+    const rft_manifest_tensor *first = &play->trainer.sample.manifest->tensors[0];
+    assert_ok(refit_memory_alloc(other, first->bytes, &memory, NULL));
+    assert_int_equal(refit_publisher_write(play->trainer.publisher, 0, memory, first->bytes, other,
+                                           REFIT_STREAM_NONE, &error),
+                     REFIT_ERR_INVALID);
+    assert_non_null(strstr(strstr(error.text, "GPU-") + 4, "GPU-")); /* both by name */
+    trainer_write(&play->trainer);
+    assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
+    assert_ok(refit_memory_free(other, memory, NULL));
+    assert_ok(refit_device_close(other, NULL));
+}
+
+/* The trainer's own export is the first call; the worker's look at its own memory is the second. */
+static void memory_that_cannot_be_mapped_comes_another_way(void **state)
+{
+    gpu_play *play = *state;
+    gpu_play_open(play, NULL);
+    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    fake_cuda_fail("cuIpcGetMemHandle", 2, 1, RFT_CU_UNKNOWN);
+    gpu_play_bring(play, member, 1);
+    assert_false(crew_was_on_device(member, 1));
+    assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
+    gpu_play_bring(play, member, 2);
+    assert_false(crew_was_on_device(member, 2));
+}
+
+static void memory_that_cannot_be_mapped_is_an_error_where_it_is_required(void **state)
+{
+    gpu_play *play = *state;
+    refit_error error;
+    gpu_play_open(play, NULL);
+    refit_config config = play->config;
+    with_gpu_required(&config);
+    refit_subscriber *subscriber = subscriber_open(play, &config, play->theirs);
+    trainer_wait_workers(&play->trainer, 1);
+    fake_cuda_fail("cuIpcGetMemHandle", 2, 1, RFT_CU_UNKNOWN);
+    trainer_begin(&play->trainer, 1);
+    trainer_write(&play->trainer);
+    assert_int_equal(refit_publisher_commit(play->trainer.publisher, &error), REFIT_ERR_PEER);
+    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_DEVICE);
+    refit_subscriber_close(subscriber);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -156,6 +463,20 @@ int main(void)
         PLAY_TEST(a_late_worker_on_the_gpu_takes_what_there_is),
         PLAY_TEST(with_require_a_late_worker_finds_the_version_on_the_gpu),
         PLAY_TEST(present_workers_join_once_more),
+        PLAY_TEST(a_worker_without_the_gpu_is_put_off_where_it_is_required),
+        PLAY_TEST(a_worker_on_another_gpu_is_refused_for_good_where_it_is_required),
+        PLAY_TEST(a_worker_on_another_gpu_takes_another_way),
+        PLAY_TEST(a_worker_that_requires_the_gpu_takes_no_other_trainer),
+        PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one),
+        PLAY_TEST(no_probe_means_no_gpu),
+        PLAY_TEST(with_off_the_gpu_is_left_alone),
+        cmocka_unit_test(a_device_that_shares_nothing_is_refused_only_where_it_is_required),
+        cmocka_unit_test(without_shared_memory_the_gpu_is_refused_only_where_it_is_required),
+        PLAY_TEST(use_device_is_told_once_and_between_versions),
+        cmocka_unit_test(with_require_the_trainer_says_which_gpu_before_it_declares),
+        PLAY_TEST(with_require_weights_of_another_gpu_are_refused),
+        PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way),
+        PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_where_it_is_required),
     };
     return cmocka_run_group_tests_name("gpu_path", tests, NULL, NULL);
 }
