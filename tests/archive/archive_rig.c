@@ -105,13 +105,11 @@ void rig_open_packed(archive_rig *rig, uint32_t elements, uint64_t versions)
 
 refit_archive_version rig_version(archive_rig *rig, uint64_t epoch, uint64_t version)
 {
-    for (uint32_t i = 0; i < RIG_TENSORS; i++) {
+    for (uint32_t i = 0; i < RIG_TENSORS; i++)
         for (uint64_t at = 0; at < rig->tensors[i].bytes; at++)
             rig->bytes[i][at] = (unsigned char)(at * 7 + i + epoch);
-    }
-    for (uint64_t at = 0; at < rig->tensors[0].bytes; at += 2) {
+    for (uint64_t at = 0; at < rig->tensors[0].bytes; at += 2)
         if (at % 200 == 2 * (version % 100)) rig->bytes[0][at] ^= (unsigned char)version;
-    }
     for (uint64_t at = 0; at < rig->tensors[1].bytes; at++)
         rig->bytes[1][at] ^= (unsigned char)(version * 31);
     return (refit_archive_version){
@@ -188,9 +186,8 @@ refit_archive_info rig_info(archive_rig *rig, uint32_t index)
     refit_archive_info info = {.size = sizeof info};
     refit_archive *archive = open_to_read(rig);
     refit_error error;
-    if (refit_archive_describe(archive, index, &info, &error) != REFIT_OK) {
+    if (refit_archive_describe(archive, index, &info, &error) != REFIT_OK)
         fail_msg("%s", error.text);
-    }
     refit_archive_close(archive);
     return info;
 }

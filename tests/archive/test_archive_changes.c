@@ -10,9 +10,8 @@ static refit_snapshot *open_file(archive_rig *rig, uint32_t index)
 {
     refit_snapshot *snapshot;
     refit_error error;
-    if (refit_snapshot_open(rig_path(rig, index), &rig->config, &snapshot, &error) != REFIT_OK) {
+    if (refit_snapshot_open(rig_path(rig, index), &rig->config, &snapshot, &error) != REFIT_OK)
         fail_msg("%s", error.text);
-    }
     return snapshot;
 }
 

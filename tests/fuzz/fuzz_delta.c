@@ -172,10 +172,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < HEADER) return 0;
     rft_delta_shape shape = kinds[data[0] % (sizeof kinds / sizeof kinds[0])];
     shape.elements = 1 + get_u16(data + 1) % MOST;
-    if ((data[0] & ENCODES) != 0) {
+    if ((data[0] & ENCODES) != 0)
         encode_halves(shape, data, size);
-    } else {
+    else
         apply_planes(shape, data, size);
-    }
     return 0;
 }

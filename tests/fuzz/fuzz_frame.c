@@ -83,9 +83,8 @@ static size_t set_parts(fixture *f, const rft_block *block, unsigned char *entry
     if (!rft_sparse_read(f->manifest, block, entry, planes, room, &sparse)) return room;
     unsigned char *result = fuzz_room_take(&f->result, base, block->bytes);
     sparse.before = rft_digest_part(base, block->bytes, block->tensor_offset);
-    if (rft_delta_apply(sparse.shape, &sparse.delta, planes, result)) {
+    if (rft_delta_apply(sparse.shape, &sparse.delta, planes, result))
         sparse.after = rft_digest_part(result, block->bytes, block->tensor_offset);
-    }
     rft_sparse_write_entry(&sparse, entry);
     return sparse.delta.total;
 }

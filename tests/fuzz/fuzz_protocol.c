@@ -72,11 +72,10 @@ static void lie_to_server(protocol_bench *bench, const step *at)
 static void damage(rft_bytes *message, const step *at)
 {
     uint32_t place = mix(at) % (uint32_t)message->count;
-    if (at->seed % 4 == 0) {
+    if (at->seed % 4 == 0)
         message->count = place;
-    } else {
+    else
         message->data[place] ^= (unsigned char)(at->seed | 1);
-    }
 }
 
 static void damaged_to_server(protocol_bench *bench, const step *at)
@@ -90,11 +89,10 @@ static void damaged_to_server(protocol_bench *bench, const step *at)
 static void link_breaks(protocol_bench *bench, const step *at)
 {
     uint32_t peer = at->peer % PEERS;
-    if (at->amount % 2 == 0) {
+    if (at->amount % 2 == 0)
         bench_connect(bench, peer);
-    } else {
+    else
         bench_disconnect(bench, peer);
-    }
 }
 
 static void reopen(protocol_bench *bench, uint32_t worker, bool says_goodbye)
@@ -189,11 +187,10 @@ static void mend(protocol_bench *bench)
     bench_set_keys(bench, PEERS);
     for (uint32_t i = 0; i < HONEST; i++) {
         const bench_worker *worker = &bench->workers[i];
-        if (worker->lied_to || worker->session.report.final.status != REFIT_OK) {
+        if (worker->lied_to || worker->session.report.final.status != REFIT_OK)
             reopen(bench, i, false);
-        } else if (!bench->links[i].open) {
+        else if (!bench->links[i].open)
             bench_connect(bench, i);
-        }
     }
 }
 
@@ -201,10 +198,9 @@ static void mend(protocol_bench *bench)
 static void finish_transaction(protocol_bench *bench)
 {
     for (uint32_t i = 0; i < HEAL_WAITS; i++) {
-        for (uint32_t k = 0; k <= TENSORS_MOST + 1; k++) {
+        for (uint32_t k = 0; k <= TENSORS_MOST + 1; k++)
             if (bench->server.transaction.state != RFT_TRANSACTION_IDLE)
                 bench_trainer_steps(bench, 1);
-        }
         if (bench->server.transaction.state == RFT_TRANSACTION_IDLE) return;
         bench_pump(bench, true);
         bench_advance(bench, 100);
@@ -215,9 +211,8 @@ static void finish_transaction(protocol_bench *bench)
 
 static bool all_hold(const protocol_bench *bench, uint64_t version)
 {
-    for (uint32_t i = 0; i < HONEST; i++) {
+    for (uint32_t i = 0; i < HONEST; i++)
         if (!rft_session_holds(&bench->workers[i].session, version)) return false;
-    }
     return bench->server.current.version == version;
 }
 

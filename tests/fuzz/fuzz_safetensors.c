@@ -25,9 +25,7 @@ static void check_weights(const cli_weights *weights, size_t size)
         total += weights->tensors[i].bytes;
     }
     FUZZ_REQUIRE(total == weights->total);
-    if (weights->count > 0) {
-        FUZZ_REQUIRE(weights->offsets[0] + total == size);
-    }
+    if (weights->count > 0) FUZZ_REQUIRE(weights->offsets[0] + total == size);
     FUZZ_REQUIRE(cli_weights_alike(weights, weights));
 }
 

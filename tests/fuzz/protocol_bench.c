@@ -139,11 +139,10 @@ void bench_send_frames(protocol_bench *bench, uint32_t most)
         FUZZ_REQUIRE(rft_frames_encode(bench->frames, bench->store, order.sequence, order.coding,
                                        order.ready, &frame, NULL) == REFIT_OK);
         refit_status status = send_one(bench, &order.to, frame.message, frame.payload.bytes);
-        if (status == REFIT_OK) {
+        if (status == REFIT_OK)
             rft_server_frame_sent(&bench->server, &order, frame.payload.bytes.count);
-        } else {
+        else
             rft_server_unreachable(&bench->server, &order.to, status, bench->now);
-        }
         law_server(bench);
         bench_server_sends(bench);
     }
@@ -211,9 +210,8 @@ static void begin(protocol_bench *bench, uint32_t seed)
                                                           .version = server->transaction.version,
                                                           .members = server->transaction.members};
     bench->next_tensor = 0;
-    for (uint32_t i = 0; i < TENSORS_MOST; i++) {
+    for (uint32_t i = 0; i < TENSORS_MOST; i++)
         if ((seed >> i & 1) != 0) bench->bytes[i][seed % TENSOR_BYTES] += (unsigned char)(seed | 1);
-    }
 }
 
 static void add_ready(void *user, uint32_t frame)

@@ -97,9 +97,8 @@ static void check_transaction(rft_transaction_state before, rft_transaction_stat
 
 static const bench_link *link_of(const protocol_bench *bench, const rft_peer *peer)
 {
-    for (uint32_t i = 0; i < PEERS; i++) {
+    for (uint32_t i = 0; i < PEERS; i++)
         if (rft_peer_id_equal(&bench->links[i].id, &peer->id)) return &bench->links[i];
-    }
     return NULL;
 }
 

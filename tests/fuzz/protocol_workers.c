@@ -11,9 +11,8 @@ static void send_all(protocol_bench *bench, uint32_t at)
     bench_link *link = &bench->links[at];
     rft_outgoing next;
     FUZZ_REQUIRE(queue->failures == 0);
-    while (rft_send_queue_take(queue, &next)) {
+    while (rft_send_queue_take(queue, &next))
         if (link->open) (void)bench_push(&link->up, next.message, (rft_view){NULL, 0});
-    }
     rft_send_queue_reset(queue);
 }
 

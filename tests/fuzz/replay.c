@@ -20,9 +20,8 @@ static unsigned long sum_of(const tar_header *header)
     const unsigned char *bytes = (const unsigned char *)header;
     const size_t from = offsetof(tar_header, sum), to = offsetof(tar_header, type);
     unsigned long sum = 0;
-    for (size_t i = 0; i < sizeof *header; i++) {
+    for (size_t i = 0; i < sizeof *header; i++)
         sum += i >= from && i < to ? ' ' : bytes[i];
-    }
     return sum;
 }
 

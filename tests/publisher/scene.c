@@ -2,9 +2,8 @@
 
 static void close_all(scene *on)
 {
-    for (uint32_t i = 0; i < SCENE_WORKERS; i++) {
+    for (uint32_t i = 0; i < SCENE_WORKERS; i++)
         if (on->workers[i].channel != NULL) scene_close_worker(&on->workers[i]);
-    }
     trainer_close(&on->trainer);
 }
 
@@ -20,9 +19,8 @@ void scene_open(scene *on, uint32_t workers, bool shm)
     static const char *const names[] = {"a", "b"};
     trainer_open(&on->trainer, &on->config);
     on->publisher = on->trainer.publisher;
-    for (uint32_t i = 0; i < workers; i++) {
+    for (uint32_t i = 0; i < workers; i++)
         raw_worker_join(scene_add(on, names[i], shm));
-    }
     trainer_wait_workers(&on->trainer, workers);
 }
 
@@ -52,9 +50,8 @@ void scene_take(raw_worker *worker, uint64_t version)
 void scene_publish(scene *on, uint64_t version)
 {
     trainer_offer(&on->trainer, version);
-    for (uint32_t i = 0; i < SCENE_WORKERS && on->workers[i].channel != NULL; i++) {
+    for (uint32_t i = 0; i < SCENE_WORKERS && on->workers[i].channel != NULL; i++)
         raw_worker_stage(&on->workers[i]);
-    }
     for (uint32_t i = 0; i < SCENE_WORKERS && on->workers[i].channel != NULL; i++) {
         trainer_check_bytes(&on->workers[i], version);
         raw_worker_apply(&on->workers[i]);

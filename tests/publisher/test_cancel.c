@@ -14,9 +14,8 @@ static void await_state(scene *on, rft_transaction_state state)
     refit_publisher *publisher = on->publisher;
     int64_t deadline = rft_deadline(LONG_MS);
     rft_lock(&publisher->lock);
-    while (publisher->server.transaction.state != state && rft_ms_until(deadline) > 0) {
+    while (publisher->server.transaction.state != state && rft_ms_until(deadline) > 0)
         (void)rft_cond_wait(&publisher->changed, &publisher->lock, rft_deadline(10));
-    }
     rft_transaction_state now = publisher->server.transaction.state;
     rft_unlock(&publisher->lock);
     assert_int_equal(now, state);

@@ -36,9 +36,8 @@ static void guest_fetches_while_the_version_commits(void **state)
         raw_worker_fetch(guest);
         trainer_check_bytes(guest, version);
         raw_worker_say_bye(guest);
-        while (trainer_stats(&on->trainer).workers > 0) {
+        while (trainer_stats(&on->trainer).workers > 0)
             rft_channel_poll(guest->channel, -1, 5);
-        }
         scene_close_worker(guest);
     }
 }

@@ -236,17 +236,15 @@ static rft_digest128 publish_many(bool gpu, uint64_t *waits)
     assert_non_null(weights);
     scene_open(&on, gpu, 2, allow_many);
     on.trainer.at_once = true;
-    for (size_t i = 0; i < sizeof bytes; i++) {
+    for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (unsigned char)(i * 31 + i / 251);
-    }
     if (gpu) {
         assert_ok(refit_memory_alloc(on.device, sizeof bytes, &memory, NULL));
         assert_ok(
             refit_stream_copy(on.device, REFIT_STREAM_NONE, memory, bytes, sizeof bytes, NULL));
     }
-    for (uint32_t i = 0; i < MANY; i++) {
+    for (uint32_t i = 0; i < MANY; i++)
         weights[i] = (refit_weight){i, (unsigned char *)memory + i * 128, tensors[i].bytes};
-    }
     refit_publisher *publisher = on.trainer.publisher;
     assert_ok(refit_publisher_declare(publisher, tensors, MANY, NULL));
     assert_ok(refit_publisher_begin(publisher, 1, NULL));

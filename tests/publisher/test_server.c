@@ -81,9 +81,8 @@ static void check_goes_on(server_bench *bench)
     rft_message bye = {.kind = RFT_BYE};
     if (state == RFT_TRANSACTION_PREPARING) server_bench_begin(bench, 2);
     if (state == RFT_TRANSACTION_PREPARING || state == RFT_TRANSACTION_WRITING ||
-        state == RFT_TRANSACTION_STAGING) {
+        state == RFT_TRANSACTION_STAGING)
         rft_transaction_abort(&bench->server, REFIT_ERR_CANCELLED, "test");
-    }
     if (state == RFT_TRANSACTION_COMMITTING) server_bench_apply(bench, WITNESS);
     server_bench_say(bench, SUBJECT, bye);
     if (bench->server.transaction.state == RFT_TRANSACTION_ABORTED) server_bench_settle(bench);
@@ -164,9 +163,8 @@ static uint32_t frames_for(server_bench *bench, unsigned worker)
 {
     uint32_t count = 0;
     rft_frame_order order;
-    while (rft_server_next_frame(&bench->server, &order)) {
+    while (rft_server_next_frame(&bench->server, &order))
         count += order.to.bytes[0] == worker;
-    }
     return count;
 }
 
@@ -182,9 +180,8 @@ static void credits_bound_what_is_in_flight(void **state)
     server_bench_write(bench);
     assert_true(rft_server_wants_frames(&bench->server));
     assert_int_equal(frames_for(bench, 1), 3);
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < 20; i++)
         server_bench_say(bench, 1, pull);
-    }
     assert_int_equal(server_bench_peer(bench, 1)->task.credits, 4 * RFT_CREDIT);
 }
 
@@ -347,9 +344,8 @@ static void failed_allocation_costs_at_most_its_worker(void **state)
         go_through_the_rest(&bench);
         rft_transaction_state at = bench.server.transaction.state;
         assert_true(at == RFT_TRANSACTION_IDLE || at == RFT_TRANSACTION_ABORTED);
-        for (uint32_t i = 0; i < bench.server.peers.count; i++) {
+        for (uint32_t i = 0; i < bench.server.peers.count; i++)
             assert_false(bench.server.peers.live[i]->missed);
-        }
         server_bench_close(&bench);
         server_samples_forget();
         if (!failing_alloc_end()) break;

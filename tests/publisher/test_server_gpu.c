@@ -149,9 +149,8 @@ static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
         hello(&on, 1, trials[i].uuid);
         join(&on, 1, true, trials[i].proof);
         assert_int_equal(is_subscribed(&on, 1), trials[i].code == REFIT_OK);
-        if (trials[i].code != REFIT_OK) {
+        if (trials[i].code != REFIT_OK)
             assert_int_equal(server_bench_told(&on.bench, 1, RFT_BYE)->as.bye.code, trials[i].code);
-        }
         scene_close(&on);
     }
 }

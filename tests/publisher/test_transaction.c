@@ -5,9 +5,8 @@
 static void open_with(server_bench *bench, uint32_t slots, unsigned workers, bool shm)
 {
     server_bench_reopen(bench, slots, shm);
-    for (unsigned worker = 1; worker <= workers; worker++) {
+    for (unsigned worker = 1; worker <= workers; worker++)
         server_bench_join(bench, worker, shm);
-    }
 }
 
 static void set_quorum(server_bench *bench, uint32_t workers)

@@ -74,13 +74,11 @@ static void a_sweep_takes_out_any_of_several(void **state)
         rft_retire_list_sweep(&retired);
         assert_false(is_mapped(there));
         int left = 0;
-        for (rft_buffer *buffer = retired.first; buffer != NULL; buffer = buffer->next, left++) {
+        for (rft_buffer *buffer = retired.first; buffer != NULL; buffer = buffer->next, left++)
             assert_ptr_not_equal(buffer, buffers[back]);
-        }
         assert_int_equal(left, 2);
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 3; i++)
             if (i != back) rft_pending_lower(&buffers[i]->pending);
-        }
         assert_int_equal(rft_retire_list_close(&retired, 0), 0);
     }
 }

@@ -27,9 +27,8 @@ static void scene_open_as(scene *on, const refit_config *config)
     assert_ok(refit_device_open("cuda:0", &on->config, &on->device, NULL));
     assert_ok(refit_memory_alloc(on->device, 2 * BYTES, &memory, NULL));
     on->memory = memory;
-    for (size_t i = 0; i < BYTES; i++) {
+    for (size_t i = 0; i < BYTES; i++)
         on->host[i] = (unsigned char)(i * 7 + i / 256);
-    }
     assert_ok(refit_stream_copy(on->device, REFIT_STREAM_NONE, memory, on->host, BYTES, NULL));
     assert_ok(rft_copy_queue_open(on->device, &on->config, &on->copy_queue, NULL));
 }

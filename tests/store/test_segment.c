@@ -383,11 +383,10 @@ static uint64_t all_memory(void)
     unsigned long long kib, sum = 0;
     FILE *file = fopen("/proc/meminfo", "r");
     if (file == NULL) return 0;
-    while (fgets(line, sizeof line, file) != NULL) {
+    while (fgets(line, sizeof line, file) != NULL)
         if (sscanf(line, "MemTotal: %llu kB", &kib) == 1 ||
             sscanf(line, "SwapTotal: %llu kB", &kib) == 1)
             sum += kib * 1024;
-    }
     (void)fclose(file);
     return sum;
 }
@@ -436,9 +435,8 @@ static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
         rft_segment owner;
         if (rft_segment_create(&owner, BYTES, NULL) != REFIT_OK) _exit(1);
         if (write(pipe_fds[1], owner.name, sizeof owner.name) < 0) _exit(1);
-        for (;;) {
+        for (;;)
             pause();
-        }
     }
     assert_int_equal(read(pipe_fds[0], name, RFT_SEGMENT_NAME_BYTES), RFT_SEGMENT_NAME_BYTES);
     close(pipe_fds[0]);

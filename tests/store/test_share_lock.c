@@ -19,9 +19,8 @@ static rft_share_lock hold(const rft_share_lock *owner)
 {
     rft_share_lock holder = {0};
     refit_error error;
-    if (rft_share_lock_hold(&holder, owner->segment.name, &error) != REFIT_OK) {
+    if (rft_share_lock_hold(&holder, owner->segment.name, &error) != REFIT_OK)
         fail_msg("%s", error.text);
-    }
     return holder;
 }
 

@@ -42,11 +42,10 @@ static bool fail_one(bound_pair *it, faulty_slot slot, uint32_t nth, bool later,
 {
     refit_update *update = bound_take_second(it, true);
     faulty_device_reset(it->device);
-    if (later) {
+    if (later)
         faulty_device_fail_later(it->device, slot, nth, REFIT_ERR_COPY);
-    } else {
+    else
         faulty_device_fail(it->device, slot, nth, REFIT_ERR_COPY);
-    }
     refit_status status = refit_update_apply(update, NULL, NULL);
     bool made = faulty_device_calls(it->device, slot) >= nth;
     faulty_device_reset(it->device);

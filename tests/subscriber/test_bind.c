@@ -292,11 +292,10 @@ static void a_bind_that_fails_leaves_nothing(void **state)
         failing_alloc_here(nth);
         refit_status status = refit_subscriber_bind(pair->subscriber, one.list, one.count, NULL);
         came = failing_alloc_stop_here();
-        if (status == REFIT_OK) { /* without a page-lock, perhaps */
+        if (status == REFIT_OK) /* without a page-lock, perhaps */
             assert_ok(refit_subscriber_unbind(pair->subscriber, NULL));
-        } else {
+        else
             assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
-        }
     }
     assert_true(nth > 6);
     (void)pair_teardown(state);

@@ -60,9 +60,8 @@ static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **stat
     rft_send_queue queue = {.most = MOST};
     uint64_t next = 1, expected = 1;
     for (uint32_t turn = 0; turn < 10; turn++) { /* what is left moves to the front */
-        for (uint32_t i = 0; i < 5; i++) {
+        for (uint32_t i = 0; i < 5; i++)
             assert_ok(put(&queue, next++, NULL));
-        }
         assert_false(rft_send_queue_flush(&queue, NULL));
         assert_int_equal(sent_count, 0);
         atomic_store(&room, 3);
@@ -72,9 +71,8 @@ static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **stat
         assert_true(rft_send_queue_flush(&queue, NULL));
         assert_true(rft_send_queue_flush(&queue, NULL));
         assert_int_equal(sent_count, 5);
-        for (uint32_t i = 0; i < 5; i++) {
+        for (uint32_t i = 0; i < 5; i++)
             assert_int_equal(sent[i], expected++);
-        }
         sent_count = 0;
     }
     rft_send_queue_close(&queue);
@@ -84,9 +82,8 @@ static void a_full_queue_takes_no_more_and_loses_nothing(void **state)
 {
     rft_send_queue queue = {.most = MOST};
     refit_error error;
-    for (uint64_t i = 1; i <= MOST; i++) {
+    for (uint64_t i = 1; i <= MOST; i++)
         assert_ok(put(&queue, i, NULL));
-    }
     assert_int_equal(put(&queue, 77, &error), REFIT_ERR_BUSY);
     assert_non_null(strstr(error.text, "32 messages"));
     atomic_store(&room, 1);
@@ -143,12 +140,10 @@ static void what_waited_for_a_lost_trainer_is_not_sent(void **state)
     raw_hear(&pair->raw, RFT_JOIN);
     refit_set_log(open_when_lost, NULL, REFIT_LOG_WARNING);
     atomic_store(&room, 0);
-    for (uint32_t i = 0; i <= MOST; i++) {
+    for (uint32_t i = 0; i <= MOST; i++)
         raw_say(&pair->raw, welcome);
-    }
-    while (raw_hear_any(&pair->raw)->kind != RFT_HELLO) {
+    while (raw_hear_any(&pair->raw)->kind != RFT_HELLO)
         assert_int_not_equal(pair->raw.heard.kind, RFT_JOIN);
-    }
     refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
     raw_say(&pair->raw, welcome);
     raw_hear(&pair->raw, RFT_JOIN);

@@ -13,9 +13,8 @@ static refit_glance_info look_at(const char *endpoint, refit_glance **glance)
     refit_error error;
     refit_glance_info info = {.size = sizeof info};
     const refit_config config = quick_config();
-    if (refit_glance_open(endpoint, &config, WAIT_MS, glance, &error) != REFIT_OK) {
+    if (refit_glance_open(endpoint, &config, WAIT_MS, glance, &error) != REFIT_OK)
         fail_msg("%s", error.text);
-    }
     assert_ok(refit_glance_describe(*glance, &info, NULL));
     return info;
 }
@@ -142,9 +141,8 @@ typedef struct asker {
 static uint64_t any_digest(const refit_glance *glance, uint32_t tensors)
 {
     uint64_t digest, any = 0;
-    for (uint32_t i = 0; i < tensors; i++) {
+    for (uint32_t i = 0; i < tensors; i++)
         if (refit_glance_tensor(glance, i, NULL, &digest, NULL) == REFIT_OK) any |= digest;
-    }
     return any;
 }
 

@@ -13,17 +13,15 @@ static const rft_delta_shape shape = {ELEMENTS, 4, RFT_DELTA_RAW};
 static void make_next(uint32_t *next, const uint32_t *block, uint64_t *seed, uint64_t every)
 {
     memcpy(next, block, ELEMENTS * sizeof *next);
-    for (uint32_t i = 0; i < ELEMENTS; i++) {
+    for (uint32_t i = 0; i < ELEMENTS; i++)
         if (seeded_below(seed, every) == 0) next[i] ^= 1u + (uint32_t)seeded_below(seed, 1000);
-    }
 }
 
 static uint32_t count_changed(const uint32_t *a, const uint32_t *b)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < ELEMENTS; i++) {
+    for (uint32_t i = 0; i < ELEMENTS; i++)
         count += a[i] != b[i];
-    }
     return count;
 }
 

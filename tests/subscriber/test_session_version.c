@@ -33,9 +33,8 @@ static void a_version_is_staged_committed_and_applied(void **state)
 static uint32_t credits_granted(const session_bench *bench)
 {
     uint32_t credits = 0;
-    for (uint32_t i = 0; i < bench->said_count; i++) {
+    for (uint32_t i = 0; i < bench->said_count; i++)
         if (bench->said[i].kind == RFT_PULL) credits += bench->said[i].as.pull.credits;
-    }
     return credits;
 }
 
@@ -171,9 +170,8 @@ static void a_frame_that_stays_damaged_fails_the_version(void **state)
 static void hear_beats(session_bench *bench, uint32_t count)
 {
     bench->now = rft_after_ms(bench->now, bench->session.heartbeat_ms);
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         bench_hear(bench, sample_beat(BENCH_EPOCH));
-    }
 }
 
 static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
@@ -181,12 +179,10 @@ static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
     uint32_t frames = bench_sample(bench, 1)->manifest->frame_count;
-    for (uint32_t i = 0; i < frames; i++) {
+    for (uint32_t i = 0; i < frames; i++)
         if (i != 1 && i != 3) bench_frame(bench, 1, 0, i, false);
-    }
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         hear_beats(bench, 1);
-    }
     assert_int_equal(bench_count(bench, RFT_RESEND), 0); /* not all is written: nothing is lost */
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
     hear_beats(bench, 1);

@@ -39,11 +39,10 @@ static void order_a_fault(theatre *play)
 {
     uint32_t nth = 1 + (uint32_t)seeded_below(&play->worker_seed, 14);
     if (play->device == NULL || seeded_below(&play->worker_seed, 2) == 0) return;
-    if (seeded_below(&play->worker_seed, 2) == 0) {
+    if (seeded_below(&play->worker_seed, 2) == 0)
         faulty_device_fail(play->device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
-    } else {
+    else
         faulty_device_fail_later(play->device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
-    }
 }
 
 static bool apply(theatre *play, refit_update *update)
@@ -196,19 +195,17 @@ static uint32_t run_play(uint64_t seed, bool shm, bool device)
 
 static void random_versions_are_there_or_were_never_there(void **state)
 {
-    for (uint64_t seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= 3; seed++)
         for (int shm = 0; shm <= 1; shm++)
             (void)run_play(seed, shm == 1, false);
-    }
 }
 
 static void so_they_are_on_a_device_that_fails_now_and_then(void **state)
 {
     uint32_t failed = 0;
-    for (uint64_t seed = 4; seed <= 6; seed++) {
+    for (uint64_t seed = 4; seed <= 6; seed++)
         for (int shm = 0; shm <= 1; shm++)
             failed += run_play(seed, shm == 1, true);
-    }
     assert_true(failed > 0);
 }
 

@@ -18,10 +18,9 @@ static void begin_deltas(training_run *run, uint64_t seed, uint32_t slots)
     run_add_tensor(run, REFIT_U8, 200000, REFIT_NO_ALIAS);
     run_add_tensor(run, REFIT_F6_E2M3, 70001, REFIT_NO_ALIAS);
     run_add_tensor(run, REFIT_I64, 3, REFIT_NO_ALIAS);
-    for (uint32_t i = 0; i < TENSORS; i++) {
+    for (uint32_t i = 0; i < TENSORS; i++)
         for (uint64_t k = 0; k < run->tensors[i].bytes; k++)
             run->bytes[i][k] = (unsigned char)(seeded_next(&run->seed) >> 20);
-    }
 }
 
 /* With one worker, and a first version. */

@@ -54,9 +54,8 @@ static uint64_t change_model(training_run *run, uint64_t seed, uint32_t same)
     for (uint32_t i = same; i < run->count; i++) {
         unsigned char *at = run->bytes[i];
         if (run->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
-        for (uint64_t k = 0; k < run->tensors[i].bytes; k++) {
+        for (uint64_t k = 0; k < run->tensors[i].bytes; k++)
             at[k] = (unsigned char)(k * 31 + (k >> 9) + seed * 17 + i);
-        }
     }
     return run_digest(run);
 }
@@ -75,9 +74,8 @@ static refit_worker_info worker_named(training_run *run, const crew_member *memb
     refit_worker_info info = {.size = sizeof info};
     assert_ok(refit_subscriber_describe(member->subscriber, &own, NULL));
     for (uint32_t i = 0;; i++) {
-        if (refit_publisher_worker(run->publisher, i, &info, NULL) != REFIT_OK) {
+        if (refit_publisher_worker(run->publisher, i, &info, NULL) != REFIT_OK)
             fail_msg("the publisher does not know worker %s", own.worker);
-        }
         if (strcmp(info.name, own.worker) == 0) return info;
     }
 }
@@ -243,9 +241,8 @@ static void a_worker_that_cannot_stage_fails_the_version_or_is_outvoted(void **s
             assert_int_equal(crew_wait(&run.crew[0], 1, 1), digest);
             assert_int_equal(crew_wait(&run.crew[1], 1, 1), digest);
         }
-        for (uint32_t i = 0; i < 3; i++) {
+        for (uint32_t i = 0; i < 3; i++)
             assert_int_equal(crew_count(&run.crew[i], 1), quorum && i < 2 ? 1 : 0);
-        }
         run_end(&run);
     }
 }
@@ -289,10 +286,9 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
 
 static void a_worker_that_refuses_is_named_and_comes_back(void **state)
 {
-    for (size_t i = 0; i < COUNT_OF(REFUSALS); i++) {
+    for (size_t i = 0; i < COUNT_OF(REFUSALS); i++)
         for (uint32_t path = 0; path < 2; path++)
             one_refusal(&REFUSALS[i], path);
-    }
 }
 
 static void a_trainer_that_closes_and_opens_again_is_found(void **state)

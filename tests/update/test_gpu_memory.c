@@ -61,9 +61,8 @@ static void memory_is_taken_while_a_worker_wants_it(void **state)
     (void)gpu_play_publish(play, 2);
     assert_int_equal(gpu_bytes(play), 2 * store_bytes(play));
     uint64_t taken = fake_cuda_calls("cuMemAlloc");
-    for (uint64_t version = 3; version <= 8; version++) {
+    for (uint64_t version = 3; version <= 8; version++)
         gpu_play_expect(play, version, gpu_play_publish(play, version));
-    }
     assert_int_equal(fake_cuda_calls("cuMemAlloc"), taken); /* the same two blocks all along */
     gpu_play_dismiss(play);
     await_nobody(play);
@@ -128,9 +127,8 @@ static refit_update *next_of(refit_subscriber *subscriber)
 {
     refit_update *update = NULL;
     refit_error error;
-    if (refit_subscriber_next(subscriber, LONG_MS, &update, &error) != REFIT_OK) {
+    if (refit_subscriber_next(subscriber, LONG_MS, &update, &error) != REFIT_OK)
         fail_msg("%s", error.text);
-    }
     return update;
 }
 
@@ -145,9 +143,8 @@ static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
     assert_ok(refit_subscriber_open(endpoint, &play->config, &subscriber, NULL));
     assert_ok(refit_subscriber_use_device(subscriber, play->theirs, NULL));
     trainer_wait_workers(&play->trainer, 1);
-    while (trainer_stats(&play->trainer).workers_gpu == 0) {
+    while (trainer_stats(&play->trainer).workers_gpu == 0)
         trainer_wait_workers(&play->trainer, 1);
-    }
     trainer_begin(&play->trainer, 1);
     trainer_write(&play->trainer);
     trainer_start(&play->trainer, TRAINER_COMMIT, 1);
@@ -214,9 +211,7 @@ static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
         fake_cuda_fail("cuMemAlloc", 1, 1000, RFT_CU_OUT_OF_MEMORY);
         refit_status status = begin_over_a_reader(play, 3);
         assert_int_equal(status, require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
-        if (status == REFIT_OK) {
-            assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
-        }
+        if (status == REFIT_OK) assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
         crew_set_habit(keeper, CREW_ACCEPT);
         crew_let_go(keeper);
         assert_true(crew_wait(keeper, 2, 1) == gpu_play_digest(2));
@@ -280,9 +275,8 @@ static void *close_trainer(void *user)
 static void await_goodbye(crew_member *member)
 {
     refit_subscriber_info info = {.size = sizeof info, .connected = 1};
-    while (info.connected) {
+    while (info.connected)
         assert_ok(refit_subscriber_describe(member->subscriber, &info, NULL));
-    }
 }
 
 /* The memory is freed when the reader releases it, and not before. */
@@ -445,9 +439,8 @@ static void room_for_one_version_is_enough_for_one(void **state)
     declare_anew(play);
     uint64_t asked = fake_cuda_calls("cuMemAlloc");
     trainer_start(&play->trainer, TRAINER_BEGIN, 3);
-    while (fake_cuda_calls("cuMemAlloc") == asked) {
+    while (fake_cuda_calls("cuMemAlloc") == asked)
         (void)poll(NULL, 0, 1);
-    }
     rft_share_lock_close(&late);
     assert_ok(trainer_join(&play->trainer));
     assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes,

@@ -39,9 +39,8 @@ static void scene_open(scene *on, void (*change)(refit_config *config))
     memset(on, 0, sizeof *on);
     fake_cuda_reset();
     if (refit_device_open("cuda:0", NULL, &on->device, &error) != REFIT_OK ||
-        refit_device_open("cuda:0", NULL, &on->theirs, &error) != REFIT_OK) {
+        refit_device_open("cuda:0", NULL, &on->theirs, &error) != REFIT_OK)
         fail_msg("%s", error.text);
-    }
     memcpy(on->uuid, rft_device_get_caps(on->device).uuid, sizeof on->uuid);
     pair_open(&on->pair, true, change);
     block_open(on, &on->blocks[0], &on->pair.samples[0]);
@@ -196,9 +195,8 @@ static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
     assert_true(rft_share_lock_is_mapped(&on->blocks[0].share_lock)); /* it is still read */
     refit_update_close(update);
     raw_hear(&on->pair.raw, RFT_RELEASED);
-    while (rft_share_lock_is_mapped(&on->blocks[0].share_lock)) {
+    while (rft_share_lock_is_mapped(&on->blocks[0].share_lock))
         raw_hear(&on->pair.raw, RFT_BEAT);
-    }
 }
 
 static void bytes_taken_back_under_an_update_are_not_accepted(void **state)

@@ -91,9 +91,8 @@ static void workers_on_the_gpu_and_elsewhere_switch_together(void **state)
         crew_member *on_host = gpu_play_hire(play, false, CREW_ACCEPT);
         crew_member *far = gpu_play_hire_as(play, &socket, play->theirs, CREW_ACCEPT);
         trainer_wait_workers(&play->trainer, 3);
-        for (uint64_t version = 1; version <= 4; version++) {
+        for (uint64_t version = 1; version <= 4; version++)
             gpu_play_expect(play, version, gpu_play_publish(play, version));
-        }
         assert_int_equal(gpu_play_path(play, on_gpu), REFIT_PATH_CUDA_IPC);
         assert_int_equal(gpu_play_path(play, on_host), REFIT_PATH_SHM);
         assert_int_equal(gpu_play_path(play, far), REFIT_PATH_SOCKET);
@@ -111,9 +110,8 @@ static void a_late_worker_on_the_gpu_takes_what_there_is(void **state)
     assert_true(crew_wait(late, 1, 1) == digest);
     assert_false(crew_was_on_device(late, 1));
     /* It may have begun to join before it was told its device. */
-    while (!crew_was_on_device(late, version)) {
+    while (!crew_was_on_device(late, version))
         gpu_play_bring(play, late, ++version);
-    }
     crew_member *later = gpu_play_hire(play, true, CREW_ACCEPT);
     assert_true(crew_wait(later, version, 1) == gpu_play_digest(version));
 }
@@ -165,9 +163,7 @@ static refit_subscriber *subscriber_open(gpu_play *play, const refit_config *con
     refit_subscriber *subscriber = NULL;
     const char *endpoint = refit_publisher_endpoint(play->trainer.publisher);
     assert_ok(refit_subscriber_open(endpoint, config, &subscriber, NULL));
-    if (device != NULL) {
-        assert_ok(refit_subscriber_use_device(subscriber, device, NULL));
-    }
+    if (device != NULL) assert_ok(refit_subscriber_use_device(subscriber, device, NULL));
     return subscriber;
 }
 

@@ -93,9 +93,8 @@ static bool is_mapped(const scene *on, int index)
 static void a_mapping_is_kept_until_another_needs_its_place(void **state)
 {
     scene *on = *state;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         rft_image_drop_use(take_ok(on, i), RFT_IMAGE_STAGED);
-    }
     assert_true(is_mapped(on, 0) && is_mapped(on, 1));
     uint64_t looks = fake_cuda_calls("cuIpcGetMemHandle");
     rft_image *kept = take_ok(on, 1);
@@ -144,9 +143,8 @@ static void memory_that_was_given_up_is_let_go_and_not_taken(void **state)
     rft_image *image = NULL;
     rft_image_drop_use(take_ok(on, 0), RFT_IMAGE_STAGED);
     rft_image *kept = take_ok(on, 1);
-    for (int i = 0; i < BLOCKS; i++) {
+    for (int i = 0; i < BLOCKS; i++)
         rft_share_lock_retire(&on->blocks[i].share_lock);
-    }
     rft_images_trim_retired(&on->images);
     assert_false(is_mapped(on, 0));
     assert_true(is_mapped(on, 1));

@@ -148,16 +148,14 @@ static void shortage_begin(shortage *none)
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &none->limit), 0);
     struct rlimit few = {FILES_MOST, none->limit.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
-    while ((file = dup(STDERR_FILENO)) >= 0) {
+    while ((file = dup(STDERR_FILENO)) >= 0)
         none->files[none->count++] = file;
-    }
 }
 
 static void shortage_end(shortage *none)
 {
-    while (none->count > 0) {
+    while (none->count > 0)
         close(none->files[--none->count]);
-    }
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &none->limit), 0);
 }
 

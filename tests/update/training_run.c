@@ -36,9 +36,8 @@ void run_open(training_run *run, const char *endpoint)
     refit_error error;
     refit_status status;
     while ((status = refit_publisher_open(endpoint, &run->config, &run->publisher, &error)) ==
-           REFIT_ERR_BUSY) {
+           REFIT_ERR_BUSY)
         (void)poll(NULL, 0, 5); /* ZeroMQ gives an endpoint up in the background */
-    }
     if (status != REFIT_OK) fail_msg("%s", error.text);
     snprintf(run->endpoint, sizeof run->endpoint, "%s", refit_publisher_endpoint(run->publisher));
     assert_ok(refit_publisher_declare(run->publisher, run->tensors, run->count, &error));
@@ -49,9 +48,8 @@ void run_end(training_run *run)
     for (uint32_t i = 0; i < run->crew_count; i++)
         crew_stop(&run->crew[i]);
     refit_publisher_close(run->publisher);
-    for (uint32_t i = 0; i < run->count; i++) {
+    for (uint32_t i = 0; i < run->count; i++)
         if (run->tensors[i].alias_of == REFIT_NO_ALIAS) free(run->bytes[i]);
-    }
 }
 
 void run_wait_workers(training_run *run, uint32_t count)
@@ -76,11 +74,10 @@ void run_change_tensor(training_run *run, uint32_t index, uint64_t every)
     for (uint64_t at = 0; every != 0 && at + width <= tensor->bytes; at += width) {
         if (seeded_below(&run->seed, every) != 0) continue;
         unsigned char *element = run->bytes[index] + at;
-        if (seeded_below(&run->seed, 10) == 0) {
+        if (seeded_below(&run->seed, 10) == 0)
             element[width - 1] ^= (unsigned char)(1 + seeded_below(&run->seed, 255));
-        } else {
+        else
             element[0] = (unsigned char)(element[0] + 1);
-        }
         run->changed++;
     }
 }
@@ -88,10 +85,9 @@ void run_change_tensor(training_run *run, uint32_t index, uint64_t every)
 void run_change(training_run *run)
 {
     static const uint64_t densities[] = {0, 1, 3, 20, 100, 1000, 20000};
-    for (uint32_t i = 0; i < run->count; i++) {
+    for (uint32_t i = 0; i < run->count; i++)
         if (run->tensors[i].alias_of == REFIT_NO_ALIAS)
             run_change_tensor(run, i, densities[seeded_below(&run->seed, 7)]);
-    }
 }
 
 uint64_t run_digest(const training_run *run)

@@ -22,9 +22,8 @@ refit_tensor sample_tensor(const char *name, refit_dtype dtype, uint32_t rank, u
 
 static uint32_t pick_original(const refit_tensor *tensors, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         if (tensors[i].alias_of == REFIT_NO_ALIAS) return i;
-    }
     return REFIT_NO_ALIAS;
 }
 

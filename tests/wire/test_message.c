@@ -425,12 +425,10 @@ static void every_limit_has_its_key(void **state)
 static rft_share share_sample(void)
 {
     rft_share share = {.offset = 1, .bytes = UINT64_MAX, .address = UINT64_C(0x7f0123456789abcd)};
-    for (unsigned i = 0; i < sizeof share.uuid; i++) {
+    for (unsigned i = 0; i < sizeof share.uuid; i++)
         share.uuid[i] = (unsigned char)(i + 1);
-    }
-    for (unsigned i = 0; i < sizeof share.handle; i++) {
+    for (unsigned i = 0; i < sizeof share.handle; i++)
         share.handle[i] = (unsigned char)(200 - i);
-    }
     return share;
 }
 

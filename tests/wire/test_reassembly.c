@@ -260,9 +260,8 @@ static refit_status verify_in_parts(frame_rig *f, uint64_t most, uint64_t *calls
 {
     rft_image_cursor cursor = {0};
     refit_status status = REFIT_OK;
-    for (*calls = 0; status == REFIT_OK && !cursor.done; ++*calls) {
+    for (*calls = 0; status == REFIT_OK && !cursor.done; ++*calls)
         status = rft_image_verify_part(f->manifest, f->image, &f->seal, most, &cursor, NULL);
-    }
     return status;
 }
 
@@ -278,9 +277,8 @@ static void parts_of_any_size_verify_the_same_image(void **state)
     }
     assert_int_equal(calls, 1);
     f.image[f.manifest->tensors[FRAME_RIG_TENSORS - 1].offset + 3] ^= 0x80;
-    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++)
         assert_int_equal(verify_in_parts(&f, sizes[i], &calls), REFIT_ERR_CORRUPT);
-    }
     frame_rig_close(&f);
 }
 
@@ -367,9 +365,8 @@ static void failed_allocations_are_errors(void **state)
         rft_frame frame;
         failing_alloc_begin(nth);
         refit_status status = rft_reassembly_open(&copy, f.staging, f.base, &reassembly, NULL);
-        if (status == REFIT_OK) {
+        if (status == REFIT_OK)
             status = rft_frame_encode(&copy, 0, &source, &f.modes, &f.scratch, &frame, NULL);
-        }
         rft_reassembly_close(reassembly);
         rft_bytes_close(&f.modes);
         rft_bytes_close(&f.scratch);
