@@ -23,8 +23,8 @@
 #include "tests/support/quick_config.h"
 #include "tests/support/zmtp_client.h"
 
-#define WAIT_MS 20000
-#define STAY_MS 20000u /* ten times quick_config's heartbeat_timeout_ms */
+#define WAIT_MS 50000
+#define STAY_MS 20000u /* ten times the silence of scene_open */
 
 typedef struct scene {
     void *context, *router;
@@ -39,6 +39,7 @@ static void scene_open(scene *play)
     size_t room = sizeof endpoint;
     const int none = 0;
     refit_config config = quick_config();
+    config.broadcast_heartbeat_timeout_ms = 2000;
     memset(play, 0, sizeof *play);
     assert_int_equal(rft_context_acquire(&play->context, NULL), REFIT_OK);
     play->router = rft_context_router(play->context);

@@ -120,7 +120,7 @@ static void a_waiting_offer_has_a_deadline(void **state)
     bench_take(bench);
     bench_offer(bench, 2, 0);
     assert_int_equal(bench_state(bench), APPLYING);
-    for (int i = 0; i < 10; i++) {
+    for (int i = 0; i < 30; i++) {
         bench_hear(bench, sample_beat(BENCH_EPOCH));
         bench_tick(bench, 1000);
     }

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "kernels/digest.h"
 
-#define WAIT_MS 30000u
+#define WAIT_MS 50000u
 
 static uint64_t add_tensor(uint64_t digest, uint32_t index, const refit_tensor *tensor,
                            const void *bytes)

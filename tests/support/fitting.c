@@ -10,7 +10,7 @@
 
 #include "tests/support/quick_config.h"
 
-#define WAIT_MS 30000u
+#define WAIT_MS 50000u
 
 static void declare(fitting *fit)
 {
@@ -43,9 +43,6 @@ void fit_open(fitting *fit, bool on_gpu, bool verify, const fit_tensor *tensors,
     *fit = (fitting){.config = quick_config(), .count = count};
     assert_true(count <= FIT_TENSORS);
     memcpy(fit->tensors, tensors, count * sizeof *tensors);
-    fit->config.broadcast_heartbeat_timeout_ms = WAIT_MS;
-    fit->config.broadcast_stage_timeout_ms = WAIT_MS;
-    fit->config.broadcast_commit_timeout_ms = WAIT_MS;
     if (verify) fit->config.broadcast_verify = REFIT_VERIFY_ALWAYS;
     if (on_gpu) open_devices(fit);
     assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &fit->config, &fit->publisher, NULL),

@@ -5,7 +5,7 @@
 #include "tests/support/raw_publisher.h"
 
 #define PAIR_EPOCH UINT64_C(41)
-#define PAIR_LONG  20000u
+#define PAIR_LONG  50000u
 
 typedef struct pairing {
     raw_publisher raw;

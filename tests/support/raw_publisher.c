@@ -14,7 +14,7 @@
 #include "base/random.h"
 #include "tests/support/quick_config.h"
 
-#define WAIT_MS 20000u
+#define WAIT_MS 50000u
 
 /* ZeroMQ releases an endpoint in the background and does not tell when. */
 static void bind_when_free(raw_publisher *raw, const char *endpoint)

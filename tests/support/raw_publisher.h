@@ -1,7 +1,7 @@
 /*
  * A publisher that does exactly what the test says, one message at a time: to stop, lie, vanish and
  * come back at any step of the protocol. It speaks through a real channel; while it waits for a
- * worker it beats, unless it is told to be silent. Every wait ends after 20 seconds by failing the
+ * worker it beats, unless it is told to be silent. Every wait ends after 50 seconds by failing the
  * test.
  */
 #ifndef RAW_PUBLISHER_H

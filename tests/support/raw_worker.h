@@ -13,7 +13,7 @@
 #include "store/segment.h"
 #include "wire/reassembly.h"
 
-#define RAW_WAIT_MS 20000u
+#define RAW_WAIT_MS 50000u
 
 typedef struct raw_worker {
     refit_config config;

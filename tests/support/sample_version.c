@@ -118,13 +118,14 @@ rft_message sample_offer(const sample_version *sample, uint64_t epoch, uint64_t 
                          const char *segment, uint64_t offset)
 {
     rft_message message = {.kind = RFT_OFFER};
+    const refit_config config = quick_config();
     message.as.offer.epoch = epoch;
     message.as.offer.version = sample->version;
     message.as.offer.base = base;
     message.as.offer.manifest = sample->manifest->digest;
     message.as.offer.bytes = sample->manifest->payload_bytes;
     message.as.offer.frames = sample->manifest->frame_count;
-    message.as.offer.deadline_ms = 10000;
+    message.as.offer.deadline_ms = config.broadcast_stage_timeout_ms;
     message.as.offer.segment = rft_view_text(segment);
     message.as.offer.segment_offset = offset;
     return message;

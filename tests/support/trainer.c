@@ -14,9 +14,6 @@ refit_config trainer_config(void)
 {
     refit_config config = quick_config();
     config.broadcast_frame_bytes = SAMPLE_FRAME_BYTES;
-    config.broadcast_heartbeat_timeout_ms = 30000;
-    config.broadcast_stage_timeout_ms = 30000;
-    config.broadcast_commit_timeout_ms = 30000;
     return config;
 }
 

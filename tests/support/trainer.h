@@ -32,7 +32,7 @@ typedef struct test_trainer {
     refit_error error;
 } test_trainer;
 
-/* quick_config with the samples' frame size, and a silence that no slow machine reaches. */
+/* quick_config with the samples' frame size. */
 refit_config trainer_config(void);
 
 /* Opens at the endpoint of the configuration, and declares. */
