@@ -3,24 +3,34 @@
 
 #include <grp.h>
 #include <poll.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/support/test.h"
 
-#define PATIENCE_MS 50000
+#define WAIT_MS 50000
 
 bool other_user_can_be(void)
 {
     return geteuid() == 0;
+}
+
+/* By a name of the kernel's, which goes with the process. */
+bool other_user_claim(uid_t user)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    (void)snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "refit-test-user-%u",
+                   (unsigned)user);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(fd >= 0);
+    if (bind(fd, (const struct sockaddr *)&name, sizeof name) == 0) return true;
+    (void)close(fd);
+    return false;
 }
 
 static bool become(uid_t user)
@@ -50,8 +60,16 @@ void other_user_await(other_user *other)
 {
     char byte;
     struct pollfd heard = {.fd = other->line, .events = POLLIN};
-    assert_int_equal(poll(&heard, 1, PATIENCE_MS), 1);
+    assert_int_equal(poll(&heard, 1, WAIT_MS), 1);
     assert_int_equal(read(other->line, &byte, 1), 1);
+}
+
+other_user other_user_ready(uid_t user, bool (*act)(const other_self *self, const void *with),
+                            const void *with)
+{
+    other_user other = other_user_start(user, act, with);
+    other_user_await(&other);
+    return other;
 }
 
 void other_user_tell(other_user *other)

@@ -1,24 +1,21 @@
 /* A trainer as a process: see trainer_process.h. An order is a byte, and answered in order. */
 #include "tests/support/trainer_process.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <refit/broadcast.h>
 
+#include "base/clock.h"
 #include "tests/support/sample_version.h"
+#include "tests/support/test.h"
 
+#define WAIT_MS   50000
 #define FILES     16
 #define FILL_MOST 65536
 
@@ -168,6 +165,20 @@ trainer_report trainer_process_ask(trainer_process *trainer)
     order(trainer, '?');
     get(trainer, &report, sizeof report);
     return report;
+}
+
+uint64_t trainer_process_await_at(trainer_process *trainer, const char *name, size_t offset,
+                                  uint64_t least)
+{
+    uint64_t value;
+    for (int64_t deadline = rft_deadline(WAIT_MS);; (void)poll(NULL, 0, 5)) {
+        const trainer_report report = trainer_process_ask(trainer);
+        memcpy(&value, (const char *)&report.stats + offset, sizeof value);
+        if (value >= least) return value;
+        if (rft_ms_until(deadline) == 0)
+            fail_msg("%s is %llu, not %llu", name, (unsigned long long)value,
+                     (unsigned long long)least);
+    }
 }
 
 void trainer_process_fill(trainer_process *trainer)

@@ -7,6 +7,7 @@
 #define TRAINER_PROCESS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <sys/types.h>
 
 #include <refit/config.h>
@@ -29,6 +30,11 @@ typedef struct trainer_report {
 void trainer_process_start(trainer_process *trainer, const refit_config *config,
                            uint32_t descriptors);
 trainer_report trainer_process_ask(trainer_process *trainer);
+/* Waits until that number of refit_stats is at least so high; its value. */
+#define trainer_process_await(trainer, field, least)                                               \
+    trainer_process_await_at((trainer), #field, offsetof(refit_stats, field), (least))
+uint64_t trainer_process_await_at(trainer_process *trainer, const char *name, size_t offset,
+                                  uint64_t least);
 /* Opens files until no descriptor is left; closes them again. */
 void trainer_process_fill(trainer_process *trainer);
 void trainer_process_empty(trainer_process *trainer);

@@ -1,18 +1,12 @@
 /* What another user of the machine tries at the default endpoint and at ipc paths, as that user: no
  * worker takes its weights, and no trainer waits for it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/test.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -26,10 +20,35 @@
 #include "tests/support/other_user.h"
 #include "tests/support/quick_config.h"
 
-#define OWNER    61001u
-#define STRANGER 61002u
-#define OWN_TMP  "/tmp/refit-61001"
-#define WAIT_MS  30000u
+#define WAIT_MS 50000u
+
+/* Two users that no other run plays at the same time, and what is said of the second. */
+static uid_t owner_id, stranger_id;
+static char own_folder[32], own_socket[64]; /* the owner's, without XDG_RUNTIME_DIR */
+static char belongs_to_stranger[64], stranger_listens[64];
+
+static bool is_free(uid_t user)
+{
+    char folder[32];
+    if (!other_user_claim(user)) return false;
+    (void)snprintf(folder, sizeof folder, "/tmp/refit-%u", (unsigned)user);
+    (void)rmdir(folder); /* left by a run that failed */
+    return access(folder, F_OK) != 0;
+}
+
+static int choose_users(void **state)
+{
+    for (owner_id = 61000; !is_free(owner_id); owner_id++)
+        continue;
+    for (stranger_id = owner_id + 1; !is_free(stranger_id); stranger_id++)
+        continue;
+    const unsigned owner = owner_id, stranger = stranger_id;
+    (void)snprintf(own_folder, sizeof own_folder, "/tmp/refit-%u", owner);
+    (void)snprintf(own_socket, sizeof own_socket, "ipc://%s/refit.sock", own_folder);
+    (void)snprintf(belongs_to_stranger, 64, "belongs to user %u", stranger);
+    (void)snprintf(stranger_listens, 64, "user %u listens at ipc://", stranger);
+    return unsetenv("XDG_RUNTIME_DIR");
+}
 
 /* A folder in which all users may make files, and a path in it. */
 typedef struct scene {
@@ -58,12 +77,11 @@ static void scene_close(const scene *it)
 
 /* ---- Both ends, for any user ---- */
 
-static refit_config config_of(uint32_t patience_ms)
+static refit_config default_config(void)
 {
     refit_config config = quick_config();
     strcpy(config.broadcast_endpoint, "user://refit");
     config.broadcast_shm = REFIT_SHM_OFF;
-    config.broadcast_heartbeat_timeout_ms = patience_ms;
     return config;
 }
 
@@ -91,7 +109,7 @@ static bool publish(refit_publisher *publisher, uint64_t version, const char wei
  */
 static bool trainer_at(const other_self *self, const char *endpoint, const char weights[9])
 {
-    refit_config config = config_of(5000);
+    refit_config config = default_config();
     refit_publisher *publisher = NULL;
     refit_error error = {0};
     refit_status status = refit_publisher_open(endpoint, &config, &publisher, &error);
@@ -132,8 +150,7 @@ static bool takes(refit_subscriber *subscriber, const char weights[9])
 /* A worker that gets the genuine weights. */
 static bool honest_worker(const other_self *self, const void *with)
 {
-    (void)self;
-    refit_config config = config_of(5000);
+    refit_config config = default_config();
     refit_subscriber *subscriber = NULL;
     bool well = other_holds(refit_subscriber_open(with, &config, &subscriber, NULL) == REFIT_OK) &&
                 takes(subscriber, "genuine!");
@@ -150,44 +167,37 @@ static bool says(const refit_error *error, const char *part)
     return strstr(error->text, part) != NULL;
 }
 
-/* An end that is refused at once, with PART in the sentence. */
+/* Both ends are refused at once, with PART in the sentence. */
 typedef struct refusal {
-    const char *endpoint; /* NULL: the default */
-    refit_status status;
+    const char *endpoint;    /* NULL: the default */
+    refit_status of_trainer; /* that of the worker is REFIT_ERR_SECURITY */
     const char *part;
 } refusal;
 
-static bool worker_is_refused(const other_self *self, const void *with)
+static bool both_are_refused(const other_self *self, const void *with)
 {
-    (void)self;
     const refusal *it = with;
-    refit_config config = config_of(5000);
+    const refit_config config = default_config();
     refit_subscriber *subscriber = NULL;
-    refit_error error = {0};
-    refit_status status = refit_subscriber_open(it->endpoint, &config, &subscriber, &error);
-    refit_subscriber_close(subscriber);
-    return other_holds(status == it->status) && other_holds(says(&error, it->part));
-}
-
-static bool trainer_is_refused(const other_self *self, const void *with)
-{
-    (void)self;
-    const refusal *it = with;
-    refit_config config = config_of(5000);
     refit_publisher *publisher = NULL;
     refit_error error = {0};
-    refit_status status = refit_publisher_open(it->endpoint, &config, &publisher, &error);
+    bool well = other_holds(refit_subscriber_open(it->endpoint, &config, &subscriber, &error) ==
+                            REFIT_ERR_SECURITY) &&
+                other_holds(says(&error, it->part)) &&
+                other_holds(refit_publisher_open(it->endpoint, &config, &publisher, &error) ==
+                            it->of_trainer) &&
+                other_holds(says(&error, it->part));
+    refit_subscriber_close(subscriber);
     refit_publisher_close(publisher);
-    return other_holds(status == it->status) && other_holds(says(&error, it->part));
+    return well;
 }
 
 /* As this test's user, root, and as one that is not. */
-static void both_are_refused(const refusal *it)
+static void all_are_refused(const char *endpoint, refit_status of_trainer, const char *part)
 {
-    assert_true(worker_is_refused(NULL, it));
-    assert_true(trainer_is_refused(NULL, it));
-    other_user_do(OWNER, worker_is_refused, it);
-    other_user_do(OWNER, trainer_is_refused, it);
+    const refusal it = {endpoint, of_trainer, part};
+    assert_true(both_are_refused(NULL, &it));
+    other_user_do(owner_id, both_are_refused, &it);
 }
 
 /* ---- The default endpoint ---- */
@@ -213,81 +223,67 @@ static bool cannot_bind(const char *path)
 /* Subscribing, stalling and taking places need a connection; the rest a name in the folder. */
 static bool stranger_gets_nowhere(const other_self *self, const void *with)
 {
-    (void)self;
-    (void)with;
-    const refusal refused = {"ipc://" OWN_TMP "/refit.sock", REFIT_ERR_SECURITY,
-                             "belongs to user 61001"};
-    refit_config config = config_of(5000);
+    char other[64], lock[64], strangers[32];
+    const char *path = own_socket + strlen("ipc://");
+    char part[64];
+    (void)snprintf(part, sizeof part, "belongs to user %u", (unsigned)owner_id);
+    (void)snprintf(other, sizeof other, "%s/other.sock", own_folder);
+    (void)snprintf(lock, sizeof lock, "%s.lock", path);
+    (void)snprintf(strangers, sizeof strangers, "/tmp/refit-%u", (unsigned)stranger_id);
+    const refusal refused = {own_socket, REFIT_ERR_SECURITY, part};
+    const refit_config config = default_config();
     refit_glance *glance = NULL;
-    bool well = other_holds(cannot_connect(OWN_TMP "/refit.sock", EACCES)) &&
-                other_holds(cannot_bind(OWN_TMP "/other.sock")) &&
-                other_holds(open(OWN_TMP "/refit.sock.lock", O_RDONLY) < 0 && errno == EACCES) &&
-                other_holds(unlink(OWN_TMP "/refit.sock") != 0 && errno == EACCES) &&
-                other_holds(rename(OWN_TMP, "/tmp/refit-61001-away") != 0) &&
-                other_holds(rmdir(OWN_TMP) != 0) && other_holds(chmod(OWN_TMP, 0777) != 0) &&
-                worker_is_refused(NULL, &refused) && trainer_is_refused(NULL, &refused);
+    bool well = other_holds(cannot_connect(path, EACCES)) && other_holds(cannot_bind(other)) &&
+                other_holds(open(lock, O_RDONLY) < 0 && errno == EACCES) &&
+                other_holds(unlink(path) != 0 && errno == EACCES) &&
+                other_holds(rename(own_folder, strangers) != 0) &&
+                other_holds(rmdir(own_folder) != 0) && other_holds(chmod(own_folder, 0777) != 0) &&
+                both_are_refused(NULL, &refused);
     /* Its own default is another place, where no process listens. */
     well = well &&
            other_holds(refit_glance_open(NULL, &config, 100, &glance, NULL) == REFIT_ERR_TIMEOUT);
-    (void)rmdir("/tmp/refit-61002");
+    (void)rmdir(strangers);
     return well;
 }
 
 static void processes_of_one_user_meet_and_others_stay_outside(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
-    other_user trainer = other_user_start(OWNER, honest_trainer, NULL);
-    other_user_await(&trainer);
-    other_user_do(STRANGER, stranger_gets_nowhere, NULL);
-    other_user_do(OWNER, honest_worker, NULL);
+    other_user trainer = other_user_ready(owner_id, honest_trainer, NULL);
+    other_user_do(stranger_id, stranger_gets_nowhere, NULL);
+    other_user_do(owner_id, honest_worker, NULL);
     other_user_end(&trainer);
-    assert_int_equal(rmdir(OWN_TMP), 0); /* nothing is left in it */
+    assert_int_equal(rmdir(own_folder), 0); /* nothing is left in it */
 }
 
 static bool make_folder(const other_self *self, const void *with)
 {
-    (void)self;
-    return other_holds(mkdir(with, 0777) == 0) && other_holds(chmod(with, 0777) == 0);
+    return other_holds(mkdir(own_folder, 0777) == 0) && other_holds(chmod(own_folder, 0777) == 0);
 }
 
 static bool make_link(const other_self *self, const void *with)
 {
-    (void)self;
-    return other_holds(symlink("/var/tmp", with) == 0);
+    return other_holds(symlink("/var/tmp", own_folder) == 0);
 }
 
 static void a_name_that_a_stranger_took_is_refused(void **state)
 {
-    (void)state;
-    const refusal folder = {NULL, REFIT_ERR_SECURITY, "belongs to user 61002, not to user 61001"};
+    const refusal folder = {NULL, REFIT_ERR_SECURITY, belongs_to_stranger};
     const refusal link = {NULL, REFIT_ERR_SECURITY, "is a link or no folder"};
-    if (!other_user_can_be()) skip();
-    other_user_do(STRANGER, make_folder, OWN_TMP);
-    other_user_do(OWNER, worker_is_refused, &folder);
-    other_user_do(OWNER, trainer_is_refused, &folder);
-    assert_int_equal(rmdir(OWN_TMP), 0);
-    other_user_do(STRANGER, make_link, OWN_TMP);
-    other_user_do(OWNER, worker_is_refused, &link);
-    other_user_do(OWNER, trainer_is_refused, &link);
-    assert_int_equal(unlink(OWN_TMP), 0);
+    other_user_do(stranger_id, make_folder, NULL);
+    other_user_do(owner_id, both_are_refused, &folder);
+    assert_int_equal(rmdir(own_folder), 0);
+    other_user_do(stranger_id, make_link, NULL);
+    other_user_do(owner_id, both_are_refused, &link);
+    assert_int_equal(unlink(own_folder), 0);
 }
 
 /* ---- A path in a folder where all users may make files */
 
 static void a_socket_that_a_stranger_bound_first_is_refused(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
     scene it = scene_open(01777);
-    const refusal worker = {it.endpoint, REFIT_ERR_SECURITY, "belongs to user 61002"};
-    const refusal trainer = {it.endpoint, REFIT_ERR_BUSY, "belongs to user 61002"};
-    other_user stranger = other_user_start(STRANGER, false_trainer, it.endpoint);
-    other_user_await(&stranger);
-    assert_true(worker_is_refused(NULL, &worker));
-    assert_true(trainer_is_refused(NULL, &trainer));
-    other_user_do(OWNER, worker_is_refused, &worker);
-    other_user_do(OWNER, trainer_is_refused, &trainer);
+    other_user stranger = other_user_ready(stranger_id, false_trainer, it.endpoint);
+    all_are_refused(it.endpoint, REFIT_ERR_BUSY, belongs_to_stranger);
     assert_int_equal(access(it.path, F_OK), 0);
     other_user_end(&stranger);
     scene_close(&it);
@@ -296,7 +292,8 @@ static void a_socket_that_a_stranger_bound_first_is_refused(void **state)
 /* The stranger binds while the worker looks for its trainer. */
 static bool waiting_worker(const other_self *self, const void *with)
 {
-    refit_config config = config_of(500);
+    refit_config config = default_config();
+    config.broadcast_heartbeat_timeout_ms = 500; /* so long it puts up with the stranger */
     refit_subscriber *subscriber = NULL;
     refit_update *update = NULL;
     refit_error error = {0};
@@ -304,7 +301,7 @@ static bool waiting_worker(const other_self *self, const void *with)
                 other_ready(self) &&
                 other_holds(refit_subscriber_next(subscriber, WAIT_MS, &update, &error) ==
                             REFIT_ERR_SECURITY) &&
-                other_holds(says(&error, "user 61002 listens at ipc://"));
+                other_holds(says(&error, stranger_listens));
     refit_subscriber_close(subscriber);
     return well;
 }
@@ -324,10 +321,8 @@ static bool silent_listener(const other_self *self, const void *with)
 static void worker_refuses(uid_t user, bool (*act)(const other_self *self, const void *with))
 {
     scene it = scene_open(01777);
-    other_user worker = other_user_start(user, waiting_worker, it.endpoint);
-    other_user_await(&worker);
-    other_user stranger = other_user_start(STRANGER, act, it.endpoint);
-    other_user_await(&stranger);
+    other_user worker = other_user_ready(user, waiting_worker, it.endpoint);
+    other_user stranger = other_user_ready(stranger_id, act, it.endpoint);
     other_user_end(&worker);
     other_user_end(&stranger);
     scene_close(&it);
@@ -335,11 +330,9 @@ static void worker_refuses(uid_t user, bool (*act)(const other_self *self, const
 
 static void a_socket_that_a_stranger_binds_later_is_refused(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
-    worker_refuses(OWNER, false_trainer);
+    worker_refuses(owner_id, false_trainer);
     worker_refuses(0, false_trainer);
-    worker_refuses(OWNER, silent_listener);
+    worker_refuses(owner_id, silent_listener);
 }
 
 /* ---- Message by message, without a look at the connection ---- */
@@ -353,7 +346,7 @@ static rft_view hello(void)
 static bool echo(const other_self *self, const void *with)
 {
     const scene *it = with;
-    refit_config config = config_of(5000);
+    refit_config config = default_config();
     rft_channel *channel = NULL;
     rft_envelope got;
     bool answered = false;
@@ -373,7 +366,7 @@ static bool echo(const other_self *self, const void *with)
 /* It never polls, so its handshake hears of no connection: each message is judged by itself. */
 static bool deaf_worker(const other_self *self, const void *with)
 {
-    refit_config config = config_of(5000);
+    refit_config config = default_config();
     rft_channel *channel = NULL;
     rft_envelope got;
     refit_error why = {0};
@@ -388,21 +381,16 @@ static bool deaf_worker(const other_self *self, const void *with)
         if (noted == REFIT_OK) (void)poll(NULL, 0, 1);
     }
     well = well && other_holds(heard == REFIT_ERR_TIMEOUT) &&
-           other_holds(noted == REFIT_ERR_SECURITY) &&
-           other_holds(says(&why, "user 61002 listens at ipc://"));
+           other_holds(noted == REFIT_ERR_SECURITY) && other_holds(says(&why, stranger_listens));
     rft_channel_close(channel);
     return well;
 }
 
 static void no_message_of_a_stranger_is_heard_before_the_connection_was_looked_at(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
     scene it = scene_open(01777);
-    other_user worker = other_user_start(OWNER, deaf_worker, it.endpoint);
-    other_user_await(&worker);
-    other_user stranger = other_user_start(STRANGER, echo, &it);
-    other_user_await(&stranger);
+    other_user worker = other_user_ready(owner_id, deaf_worker, it.endpoint);
+    other_user stranger = other_user_ready(stranger_id, echo, &it);
     other_user_end(&worker);
     other_user_end(&stranger);
     scene_close(&it);
@@ -411,14 +399,15 @@ static void no_message_of_a_stranger_is_heard_before_the_connection_was_looked_a
 /* It took a version of its trainer, which leaves; meanwhile the stranger has the path. */
 static bool patient_worker(const other_self *self, const void *with)
 {
-    refit_config config = config_of(30000);
+    refit_config config = default_config();
+    config.broadcast_heartbeat_timeout_ms = 60000;
     refit_subscriber *subscriber = NULL;
     bool well = other_holds(refit_subscriber_open(with, &config, &subscriber, NULL) == REFIT_OK) &&
                 takes(subscriber, "genuine!") && other_ready(self) && other_until_told(self);
     refit_update *update = NULL;
     refit_error error = {0};
     /* Nothing comes while the stranger is there; that it is, the sentence says in the end. */
-    while (well && strstr(error.text, "user 61002 listens") == NULL)
+    while (well && strstr(error.text, stranger_listens) == NULL)
         well = other_holds(refit_subscriber_next(subscriber, 100, &update, &error) ==
                            REFIT_ERR_TIMEOUT);
     well = well && other_ready(self) && takes(subscriber, "genuine!");
@@ -428,25 +417,19 @@ static bool patient_worker(const other_self *self, const void *with)
 
 static void a_worker_waits_for_its_trainer_while_a_stranger_has_the_path(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
     scene it = scene_open(01777);
-    other_user trainer = other_user_start(OWNER, honest_trainer, it.endpoint);
-    other_user_await(&trainer);
-    other_user worker = other_user_start(OWNER, patient_worker, it.endpoint);
-    other_user_await(&worker);
+    other_user trainer = other_user_ready(owner_id, honest_trainer, it.endpoint);
+    other_user worker = other_user_ready(owner_id, patient_worker, it.endpoint);
     other_user_end(&trainer);
-    other_user stranger = other_user_start(STRANGER, false_trainer, it.endpoint);
-    other_user_await(&stranger);
+    other_user stranger = other_user_ready(stranger_id, false_trainer, it.endpoint);
     other_user_tell(&worker);
     other_user_await(&worker);
     other_user_end(&stranger);
-    trainer = other_user_start(OWNER, honest_trainer, it.endpoint);
-    other_user_await(&trainer);
+    trainer = other_user_ready(owner_id, honest_trainer, it.endpoint);
     other_user_end(&worker);
     other_user_end(&trainer);
     scene_close(&it);
-    assert_int_equal(rmdir(OWN_TMP), 0); /* where the lock was */
+    assert_int_equal(rmdir(own_folder), 0); /* where the lock was */
 }
 
 static bool hold_lock(const other_self *self, const void *with)
@@ -459,75 +442,69 @@ static bool hold_lock(const other_self *self, const void *with)
            other_ready(self) && other_until_told(self);
 }
 
+/* The lock is where its owner finds it. */
+static bool second_trainer_is_refused(const other_self *self, const void *with)
+{
+    const refit_config config = default_config();
+    refit_publisher *publisher = NULL;
+    refit_error error = {0};
+    return other_holds(refit_publisher_open(with, &config, &publisher, &error) == REFIT_ERR_BUSY) &&
+           other_holds(says(&error, "another publisher has the endpoint"));
+}
+
 static void a_lock_that_a_stranger_holds_keeps_no_trainer_out(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
     scene it = scene_open(01777);
-    const refusal second = {it.endpoint, REFIT_ERR_BUSY, "another publisher has the endpoint"};
-    other_user stranger = other_user_start(STRANGER, hold_lock, &it);
-    other_user_await(&stranger);
-    other_user trainer = other_user_start(OWNER, honest_trainer, it.endpoint);
-    other_user_await(&trainer);
-    other_user_do(OWNER, honest_worker, it.endpoint);
-    other_user_do(OWNER, trainer_is_refused, &second); /* the lock is where its owner finds it */
+    other_user stranger = other_user_ready(stranger_id, hold_lock, &it);
+    other_user trainer = other_user_ready(owner_id, honest_trainer, it.endpoint);
+    other_user_do(owner_id, honest_worker, it.endpoint);
+    other_user_do(owner_id, second_trainer_is_refused, it.endpoint);
     other_user_end(&trainer);
     other_user_end(&stranger);
     scene_close(&it);
-    assert_int_equal(rmdir(OWN_TMP), 0);
+    assert_int_equal(rmdir(own_folder), 0);
 }
 
 /* ---- Folders ---- */
 
 static void a_folder_where_others_can_exchange_the_socket_is_refused(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
     static const mode_t modes[] = {0777, 0775, 0757};
-    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(modes); i++) {
         scene it = scene_open(modes[i]);
-        const refusal refused = {it.endpoint, REFIT_ERR_SECURITY, "chmod go-w"};
-        both_are_refused(&refused);
+        all_are_refused(it.endpoint, REFIT_ERR_SECURITY, "chmod go-w");
         scene_close(&it);
     }
 }
 
 static void a_folder_of_a_stranger_is_refused(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
-    scene it = scene_open(0755);
-    const refusal refused = {it.endpoint, REFIT_ERR_SECURITY, "belongs to user 61002"};
-    assert_int_equal(chown(it.folder, STRANGER, STRANGER), 0);
-    both_are_refused(&refused);
-    /* Nor one further up. */
     char below[96];
+    scene it = scene_open(0755);
+    assert_int_equal(chown(it.folder, stranger_id, stranger_id), 0);
+    all_are_refused(it.endpoint, REFIT_ERR_SECURITY, belongs_to_stranger);
+    /* Nor one further up. */
     (void)snprintf(below, sizeof below, "ipc://%s/below/s", it.folder);
-    const refusal deeper = {below, REFIT_ERR_SECURITY, "belongs to user 61002"};
     (void)snprintf(it.path, sizeof it.path, "%s/below", it.folder);
     assert_int_equal(mkdir(it.path, 0755), 0);
-    both_are_refused(&deeper);
+    all_are_refused(below, REFIT_ERR_SECURITY, belongs_to_stranger);
     assert_int_equal(rmdir(it.path), 0);
     scene_close(&it);
 }
 
 static bool link_folder(const other_self *self, const void *with)
 {
-    (void)self;
     const scene *it = with;
     return other_holds(symlink("/tmp", it->path) == 0);
 }
 
 static void a_folder_that_a_stranger_links_is_refused(void **state)
 {
-    (void)state;
     char endpoint[128];
-    if (!other_user_can_be()) skip();
     scene it = scene_open(01777);
     (void)snprintf(endpoint, sizeof endpoint, "ipc://%s/s", it.path);
-    const refusal refused = {endpoint, REFIT_ERR_SECURITY, "belongs to user 61002"};
-    other_user_do(STRANGER, link_folder, &it);
-    both_are_refused(&refused);
+    other_user_do(stranger_id, link_folder, &it);
+    all_are_refused(endpoint, REFIT_ERR_SECURITY, belongs_to_stranger);
     scene_close(&it);
 }
 
@@ -536,29 +513,22 @@ static void a_folder_that_a_stranger_links_is_refused(void **state)
 /* Root can connect to any socket, but believes only sockets of its own. */
 static void root_takes_no_weights_of_a_user(void **state)
 {
-    (void)state;
-    if (!other_user_can_be()) skip();
+    const refit_config config = default_config();
+    refit_subscriber *subscriber = NULL;
+    refit_error error = {0};
     scene it = scene_open(01777);
-    const refusal refused = {it.endpoint, REFIT_ERR_SECURITY, "or keys (security.key)"};
-    other_user trainer = other_user_start(OWNER, honest_trainer, it.endpoint);
-    other_user_await(&trainer);
-    assert_true(worker_is_refused(NULL, &refused));
+    other_user trainer = other_user_ready(owner_id, honest_trainer, it.endpoint);
+    assert_int_equal(refit_subscriber_open(it.endpoint, &config, &subscriber, &error),
+                     REFIT_ERR_SECURITY);
+    assert_says(&error, "or keys (security.key)");
     other_user_end(&trainer);
     scene_close(&it);
-    assert_int_equal(rmdir(OWN_TMP), 0);
-}
-
-/* What a failed test, or a stranger's lock, has left. */
-static int sweep(void **state)
-{
-    (void)state;
-    (void)rmdir("/tmp/refit-61001");
-    (void)rmdir("/tmp/refit-61002");
-    return unsetenv("XDG_RUNTIME_DIR");
+    assert_int_equal(rmdir(own_folder), 0);
 }
 
 int main(void)
 {
+    if (!other_user_can_be()) return 77;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(processes_of_one_user_meet_and_others_stay_outside),
         cmocka_unit_test(a_name_that_a_stranger_took_is_refused),
@@ -572,5 +542,5 @@ int main(void)
         cmocka_unit_test(a_folder_that_a_stranger_links_is_refused),
         cmocka_unit_test(root_takes_no_weights_of_a_user),
     };
-    return cmocka_run_group_tests(tests, sweep, sweep);
+    return cmocka_run_group_tests_name("local_users", tests, choose_users, NULL);
 }

@@ -2,17 +2,12 @@
  * the process may have descriptors, or faster than workers come. A worker comes in all the same,
  * the trainer still opens files, and what is open stays bounded. And a trainer that has used up its
  * descriptors itself. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-#include <cmocka.h>
+#include "tests/support/test.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -26,13 +21,13 @@
 #include "tests/support/trainer_process.h"
 #include "tests/support/zmtp_client.h"
 
-#define WAIT_MS     30000
+#define WAIT_MS     50000
 #define DESCRIPTORS 256u
 #define RESERVE     64u /* as in connections.c, as are the next two */
 #define BOUND       64u /* connections that belong to no worker, of quick_config's 16 workers */
 #define BURST       1024u
 #define STRANGERS   1400u
-#define HOLD_US     1000000u /* HOLD_MS of connections.c */
+#define HOLD_MS     1000 /* as in connections.c */
 
 static int fds[STRANGERS];
 
@@ -42,43 +37,44 @@ static void hang_up(uint32_t count)
         close(fds[i]);
 }
 
-static bool is_bounded(const trainer_report *report, uint64_t ended, uint64_t unclaimed)
+static void join(crew_member *member, trainer_process *trainer, const refit_config *config)
 {
-    return report->stats.connections_ended >= ended &&
-           report->stats.connections_unclaimed <= unclaimed && report->can_open;
+    crew_start(member, trainer->endpoint, config, CREW_ACCEPT);
+    assert_int_equal(trainer_process_await(trainer, workers, 1), 1);
+}
+
+static bool has_strangers(trainer_process *trainer)
+{
+    return trainer_process_ask(trainer).stats.connections_unclaimed > 0;
 }
 
 /* Waits until that many were ended, or more, no more than that many belong to no worker, and files
  * can be opened: on a machine that is busy the trainer may notice a crowd late. */
-static trainer_report wait_until_bounded(trainer_process *trainer, uint64_t ended,
-                                         uint64_t unclaimed)
+static void await_bounded(trainer_process *trainer, uint64_t ended, uint64_t unclaimed)
 {
     int64_t deadline = rft_deadline(WAIT_MS);
-    trainer_report report = trainer_process_ask(trainer);
-    while (!is_bounded(&report, ended, unclaimed) && rft_ms_until(deadline) > 0) {
-        (void)usleep(5000);
-        report = trainer_process_ask(trainer);
+    for (trainer_report now = trainer_process_ask(trainer);
+         now.stats.connections_ended < ended || now.stats.connections_unclaimed > unclaimed ||
+         !now.can_open;
+         now = trainer_process_ask(trainer)) {
+        assert_true(rft_ms_until(deadline) > 0);
+        (void)poll(NULL, 0, 5);
     }
-    assert_true(is_bounded(&report, ended, unclaimed));
-    return report;
 }
 
-static void wait_for_a_worker(trainer_process *trainer)
+/* Waits for a second of which it uses little: what spins uses all of each. */
+static void await_idle(trainer_process *trainer)
 {
     int64_t deadline = rft_deadline(WAIT_MS);
-    while (trainer_process_ask(trainer).stats.workers == 0 && rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
-    assert_int_equal(trainer_process_ask(trainer).stats.workers, 1);
-}
-
-/* Loosely: what spins uses all of it. */
-static void check_idle(trainer_process *trainer)
-{
-    int64_t began = rft_now();
-    double before = trainer_process_ask(trainer).cpu_seconds;
-    (void)usleep(1000000);
-    double used = trainer_process_ask(trainer).cpu_seconds - before;
-    assert_true(used < 0.7 * rft_seconds(rft_now() - began));
+    double used = 1, passed = 1;
+    while (used >= 0.7 * passed) {
+        assert_true(rft_ms_until(deadline) > 0);
+        int64_t began = rft_now();
+        double before = trainer_process_ask(trainer).cpu_seconds;
+        (void)poll(NULL, 0, 1000);
+        used = trainer_process_ask(trainer).cpu_seconds - before;
+        passed = rft_seconds(rft_now() - began);
+    }
 }
 
 static void half_open_connections_leave_descriptors_and_a_way_in(void **state)
@@ -96,31 +92,32 @@ static void half_open_connections_leave_descriptors_and_a_way_in(void **state)
     trainer_process_start(&trainer, &config, DESCRIPTORS);
     for (uint32_t i = 0; i < STRANGERS; i++)
         assert_true((fds[i] = zmtp_knock(trainer.port)) >= 0);
-    (void)wait_until_bounded(&trainer, 1, DESCRIPTORS - RESERVE);
-    crew_start(&member, trainer.endpoint, &own, CREW_ACCEPT);
-    wait_for_a_worker(&trainer);
-    check_idle(&trainer);
+    await_bounded(&trainer, 1, DESCRIPTORS - RESERVE);
+    join(&member, &trainer, &own);
+    await_idle(&trainer);
     crew_stop(&member);
     hang_up(STRANGERS);
     assert_true(trainer_process_end(&trainer));
     locksmith_close(&smith);
 }
 
-static void strangers_after_their_handshake_are_few_and_do_not_stay(void **state)
+static void open_strangers(const trainer_process *trainer, uint32_t count)
 {
-    (void)state;
+    for (uint32_t i = 0; i < count; i++)
+        assert_true((fds[i] = zmtp_open(trainer->port, NULL, 0, WAIT_MS)) >= 0);
+}
+
+static void strangers_after_their_handshake_are_few(void **state)
+{
     trainer_process trainer;
     crew_member member;
     refit_config config = quick_config();
-    config.broadcast_heartbeat_timeout_ms = 500; /* they stay ten times as long */
     trainer_process_start(&trainer, &config, 0);
-    crew_start(&member, trainer.endpoint, &config, CREW_ACCEPT);
-    wait_for_a_worker(&trainer);
-    for (uint32_t i = 0; i < 4 * BOUND; i++)
-        assert_true((fds[i] = zmtp_open(trainer.port, NULL, 0, WAIT_MS)) >= 0);
-    (void)wait_until_bounded(&trainer, 3 * BOUND, BOUND);
+    join(&member, &trainer, &config);
+    open_strangers(&trainer, 4 * BOUND);
+    await_bounded(&trainer, 3 * BOUND, BOUND);
     assert_true(zmtp_is_hung_up(fds[0], WAIT_MS));
-    trainer_report report = wait_until_bounded(&trainer, 4 * BOUND, 0);
+    trainer_report report = trainer_process_ask(&trainer);
     assert_int_equal(report.stats.workers, 1);
     assert_int_equal(report.stats.workers_evicted, 0);
     crew_stop(&member);
@@ -128,59 +125,64 @@ static void strangers_after_their_handshake_are_few_and_do_not_stay(void **state
     assert_true(trainer_process_end(&trainer));
 }
 
+/* Ten times as long as silence lasts, and five seconds at the least. */
+static void strangers_after_their_handshake_do_not_stay(void **state)
+{
+    trainer_process trainer;
+    refit_config config = quick_config();
+    config.broadcast_heartbeat_timeout_ms = 500;
+    trainer_process_start(&trainer, &config, 0);
+    open_strangers(&trainer, BOUND);
+    await_bounded(&trainer, BOUND, 0);
+    hang_up(BOUND);
+    assert_true(trainer_process_end(&trainer));
+}
+
 /* How many are refused is chance: ZeroMQ may take the spare descriptor before they are. */
 static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
 {
-    (void)state;
     trainer_process trainer;
     crew_member member;
     refit_config config = quick_config();
-    trainer_process_start(&trainer, &config, 256);
+    trainer_process_start(&trainer, &config, DESCRIPTORS);
     trainer_process_fill(&trainer);
     for (uint32_t i = 0; i < 8; i++)
         assert_true((fds[i] = zmtp_connect(trainer.port, WAIT_MS)) >= 0 || i > 0);
-    int64_t deadline = rft_deadline(WAIT_MS);
-    while (trainer_process_ask(&trainer).stats.connections_held_off == 0 &&
-           rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
-    assert_true(trainer_process_ask(&trainer).stats.connections_held_off > 0);
-    check_idle(&trainer);
+    (void)trainer_process_await(&trainer, connections_held_off, 1);
+    await_idle(&trainer);
     trainer_process_empty(&trainer);
-    crew_start(&member, trainer.endpoint, &config, CREW_ACCEPT);
-    wait_for_a_worker(&trainer);
+    join(&member, &trainer, &config);
     crew_stop(&member);
     hang_up(8);
     assert_true(trainer_process_end(&trainer));
 }
 
-static bool has_strangers(trainer_process *trainer)
-{
-    return trainer_process_ask(trainer).stats.connections_unclaimed > 0;
-}
-
 /* ---- On ipc, ZeroMQ would abort */
 
 typedef struct ipc_place {
-    char folder[32];
+    file_tree tree;
     struct sockaddr_un address;
     refit_config config;
+    trainer_process trainer;
 } ipc_place;
 
-static ipc_place ipc_place_make(void)
+static int ipc_place_make(void **state)
 {
-    ipc_place place = {.folder = "/tmp/refit-test-XXXXXX", .address.sun_family = AF_UNIX};
+    static ipc_place place;
+    place = (ipc_place){.tree = file_tree_open(), .address.sun_family = AF_UNIX};
     place.config = quick_config();
-    assert_non_null(mkdtemp(place.folder));
-    (void)snprintf(place.address.sun_path, sizeof place.address.sun_path, "%s/s", place.folder);
+    (void)snprintf(place.address.sun_path, sizeof place.address.sun_path, "%s/s", place.tree.root);
     (void)snprintf(place.config.broadcast_endpoint, sizeof place.config.broadcast_endpoint,
                    "ipc://%s", place.address.sun_path);
-    return place;
+    *state = &place;
+    return 0;
 }
 
 /* Nothing is left in it. */
-static void ipc_place_remove(const ipc_place *place)
+static int ipc_place_remove(void **state)
 {
-    assert_int_equal(rmdir(place->folder), 0);
+    const ipc_place *place = *state;
+    return rmdir(place->tree.root);
 }
 
 static bool can_connect(const ipc_place *place)
@@ -192,110 +194,84 @@ static bool can_connect(const ipc_place *place)
     return can;
 }
 
-static void wait_until_held_off(trainer_process *trainer, uint64_t times)
+static void start_on_ipc(ipc_place *place)
 {
-    int64_t deadline = rft_deadline(WAIT_MS);
-    while (trainer_process_ask(trainer).stats.connections_held_off < times &&
-           rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
-    assert_int_equal(trainer_process_ask(trainer).stats.connections_held_off, times);
+    trainer_process_start(&place->trainer, &place->config, DESCRIPTORS);
 }
 
-/* One that has come and gone: none waits to be accepted. */
-static void wait_for_a_connection(trainer_process *trainer, const ipc_place *place)
+/* It has no descriptors, and takes no connections any more. */
+static void hold_off_on_ipc(ipc_place *place)
 {
-    int64_t deadline = rft_deadline(WAIT_MS);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(connect(fd, (const struct sockaddr *)&place->address, sizeof place->address),
-                     0);
-    while (!has_strangers(trainer) && rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
-    assert_true(has_strangers(trainer));
-    close(fd);
+    trainer_process_fill(&place->trainer);
+    assert_int_equal(trainer_process_await(&place->trainer, connections_held_off, 1), 1);
 }
 
 /* A few low numbers are free again, as when workers have left: they are still few. */
 static void a_gap_among_the_descriptors_does_not_open_the_listener(void **state)
 {
-    (void)state;
-    trainer_process trainer;
-    ipc_place place = ipc_place_make();
-    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
-    trainer_process_fill(&trainer);
-    wait_until_held_off(&trainer, 1);
-    trainer_process_free(&trainer, 3);
-    (void)usleep(2 * HOLD_US);
+    ipc_place *place = *state;
+    start_on_ipc(place);
+    hold_off_on_ipc(place);
+    trainer_process_free(&place->trainer, 3);
+    (void)poll(NULL, 0, 2 * HOLD_MS);
     for (int i = 0; i < 20; i++)
-        assert_false(can_connect(&place));
-    assert_int_equal(trainer_process_ask(&trainer).stats.connections_held_off, 1);
-    assert_true(trainer_process_end(&trainer));
-    ipc_place_remove(&place);
+        assert_false(can_connect(place));
+    assert_int_equal(trainer_process_ask(&place->trainer).stats.connections_held_off, 1);
+    assert_true(trainer_process_end(&place->trainer));
 }
 
 static void another_file_with_the_second_name_stays_and_is_refused(void **state)
 {
-    (void)state;
+    const ipc_place *place = *state;
     refit_error why;
     refit_publisher *publisher;
     char second[128];
-    ipc_place place = ipc_place_make();
-    (void)snprintf(second, sizeof second, "%s.held", place.address.sun_path);
-    int fd = open(second, O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600);
-    assert_true(fd >= 0);
-    close(fd);
+    (void)snprintf(second, sizeof second, "%s.held", place->address.sun_path);
+    file_tree_write(&place->tree, "/s.held", "");
     assert_int_equal(
-        refit_publisher_open(place.config.broadcast_endpoint, &place.config, &publisher, &why),
+        refit_publisher_open(place->config.broadcast_endpoint, &place->config, &publisher, &why),
         REFIT_ERR_EXISTS);
-    assert_non_null(strstr(why.text, second));
+    assert_says(&why, second);
     assert_int_equal(unlink(second), 0);
-    ipc_place_remove(&place);
 }
 
 static void an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later(void **state)
 {
-    (void)state;
-    trainer_process trainer;
+    ipc_place *place = *state;
     crew_member member, late;
-    ipc_place place = ipc_place_make();
-    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
-    crew_start(&member, trainer.endpoint, &place.config, CREW_ACCEPT);
-    wait_for_a_worker(&trainer);
-    trainer_process_fill(&trainer);
-    wait_until_held_off(&trainer, 1);
+    start_on_ipc(place);
+    join(&member, &place->trainer, &place->config);
+    hold_off_on_ipc(place);
     for (int i = 0; i < 100; i++)
-        assert_false(can_connect(&place));
-    assert_int_equal(trainer_process_ask(&trainer).stats.workers, 1);
-    trainer_process_empty(&trainer);
-    crew_start(&late, trainer.endpoint, &place.config, CREW_ACCEPT);
-    int64_t deadline = rft_deadline(WAIT_MS);
-    while (trainer_process_ask(&trainer).stats.workers < 2 && rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
-    trainer_report report = trainer_process_ask(&trainer);
-    assert_int_equal(report.stats.workers, 2);
+        assert_false(can_connect(place));
+    assert_int_equal(trainer_process_ask(&place->trainer).stats.workers, 1);
+    trainer_process_empty(&place->trainer);
+    crew_start(&late, place->trainer.endpoint, &place->config, CREW_ACCEPT);
+    assert_int_equal(trainer_process_await(&place->trainer, workers, 2), 2);
+    trainer_report report = trainer_process_ask(&place->trainer);
     assert_int_equal(report.stats.workers_evicted, 0);
     assert_int_equal(report.stats.connections_held_off, 1);
     crew_stop(&late);
     crew_stop(&member);
-    assert_true(trainer_process_end(&trainer));
-    ipc_place_remove(&place);
+    assert_true(trainer_process_end(&place->trainer));
 }
 
 static void an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind(void **state)
 {
-    (void)state;
-    trainer_process trainer;
-    ipc_place place = ipc_place_make();
-    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
-    trainer_process_fill(&trainer);
-    wait_until_held_off(&trainer, 1);
-    trainer_process_kill(&trainer);
-    assert_false(can_connect(&place));
-    trainer_process_start(&trainer, &place.config, DESCRIPTORS);
-    wait_for_a_connection(&trainer, &place);
-    trainer_process_fill(&trainer);
-    wait_until_held_off(&trainer, 1);
-    assert_true(trainer_process_end(&trainer));
-    ipc_place_remove(&place);
+    ipc_place *place = *state;
+    start_on_ipc(place);
+    hold_off_on_ipc(place);
+    trainer_process_kill(&place->trainer);
+    assert_false(can_connect(place));
+    start_on_ipc(place);
+    /* A connection that has come and gone: none waits to be accepted. */
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(connect(fd, (const struct sockaddr *)&place->address, sizeof place->address),
+                     0);
+    (void)trainer_process_await(&place->trainer, connections_unclaimed, 1);
+    close(fd);
+    hold_off_on_ipc(place);
+    assert_true(trainer_process_end(&place->trainer));
 }
 
 /* ---- After the handshake */
@@ -307,22 +283,19 @@ static void shake_hands_once(trainer_process *trainer)
     int64_t deadline = rft_deadline(WAIT_MS);
     int fd = zmtp_open(trainer->port, NULL, 0, 1000);
     if (fd < 0) return;
-    while (!has_strangers(trainer) && rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
+    (void)trainer_process_await(trainer, connections_unclaimed, 1);
     close(fd);
     while (has_strangers(trainer) && rft_ms_until(deadline) > 0)
-        (void)usleep(5000);
+        (void)poll(NULL, 0, 5);
 }
 
 static void more_handshakes_than_workers_make_are_held_off(void **state)
 {
-    (void)state;
     trainer_process trainer;
     crew_member member;
     refit_config config = quick_config();
     trainer_process_start(&trainer, &config, 0);
-    crew_start(&member, trainer.endpoint, &config, CREW_ACCEPT);
-    wait_for_a_worker(&trainer);
+    join(&member, &trainer, &config);
     for (uint32_t i = 0; i < BURST - 16; i++)
         close(zmtp_open(trainer.port, NULL, 0, WAIT_MS));
     assert_int_equal(trainer_process_ask(&trainer).stats.connections_held_off, 0);
@@ -343,19 +316,22 @@ static void more_handshakes_than_workers_make_are_held_off(void **state)
     assert_true(trainer_process_end(&trainer));
 }
 
+#define ON_IPC(test) cmocka_unit_test_setup_teardown(test, ipc_place_make, ipc_place_remove)
+
 int main(void)
 {
     static int keys = 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(half_open_connections_leave_descriptors_and_a_way_in),
         cmocka_unit_test_prestate(half_open_connections_leave_descriptors_and_a_way_in, &keys),
-        cmocka_unit_test(strangers_after_their_handshake_are_few_and_do_not_stay),
+        cmocka_unit_test(strangers_after_their_handshake_are_few),
+        cmocka_unit_test(strangers_after_their_handshake_do_not_stay),
         cmocka_unit_test(no_descriptor_at_all_costs_no_core_and_ends_by_itself),
         cmocka_unit_test(more_handshakes_than_workers_make_are_held_off),
-        cmocka_unit_test(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later),
-        cmocka_unit_test(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind),
-        cmocka_unit_test(a_gap_among_the_descriptors_does_not_open_the_listener),
-        cmocka_unit_test(another_file_with_the_second_name_stays_and_is_refused),
+        ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later),
+        ON_IPC(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind),
+        ON_IPC(a_gap_among_the_descriptors_does_not_open_the_listener),
+        ON_IPC(another_file_with_the_second_name_stays_and_is_refused),
     };
     return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
 }
