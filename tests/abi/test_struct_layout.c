@@ -1,14 +1,9 @@
 /* Structs that cross the door keep their sizes and offsets: a program compiled against these
  * headers runs with the next library. New fields go to the end. The numbers are those of LP64
  * systems. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <refit.h>
+
+#include "tests/support/test.h"
 
 typedef struct place {
     const char *name;
@@ -308,10 +303,9 @@ static const place places[] = {
 
 static void every_struct_keeps_its_places(void **state)
 {
-    (void)state;
     if (sizeof(void *) != 8) skip();
     size_t moved = 0;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    for (size_t i = 0; i < COUNT_OF(places); i++) {
         if (places[i].is == places[i].should_be) continue;
         print_error("%s is %zu and was %zu\n", places[i].name, places[i].is, places[i].should_be);
         moved++;

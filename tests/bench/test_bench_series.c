@@ -1,16 +1,12 @@
 /* bench_series: the figures of series.json, which refit.bench.series of the Python package gives as
  * well (tests/python/test_bench.py). */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
 #include <jansson.h>
 
 #include "bench/bench_series.h"
+#include "tests/support/test.h"
 
 static double number(const json_t *object, const char *key)
 {
@@ -60,7 +56,6 @@ static void samples_have_the_figures_that_python_gives_them(void **state)
     json_error_t why;
     json_t *all = json_load_file("tests/bench/series.json", 0, &why), *samples;
     size_t i;
-    (void)state;
     if (all == NULL) fail_msg("series.json, line %d: %s", why.line, why.text);
     assert_true(json_array_size(all) > 0);
     json_array_foreach(all, i, samples) check(samples);
@@ -70,7 +65,6 @@ static void samples_have_the_figures_that_python_gives_them(void **state)
 static void of_several_cold_rounds_the_first_stays(void **state)
 {
     bench_series series = {0};
-    (void)state;
     bench_add(&series, 0, 3.0);
     bench_add(&series, 0, 2.0);
     assert_true(series.cold == 3.0);
@@ -80,7 +74,6 @@ static void of_several_cold_rounds_the_first_stays(void **state)
 static void rounds_beyond_the_most_are_left_out(void **state)
 {
     bench_series series = {0};
-    (void)state;
     for (uint32_t i = 0; i <= BENCH_ROUNDS_MOST + 2; i++)
         bench_add(&series, i, i <= BENCH_ROUNDS_MOST ? 1.0 : 100.0);
     assert_int_equal(series.count, BENCH_ROUNDS_MOST);
@@ -90,7 +83,6 @@ static void rounds_beyond_the_most_are_left_out(void **state)
 static void a_series_of_nothing_has_figures_of_0(void **state)
 {
     const bench_series none = {0};
-    (void)state;
     assert_true(bench_median(&none) == 0.0);
     assert_true(bench_p95(&none) == 0.0);
     assert_true(bench_ratio(&none, &none) == 0.0);

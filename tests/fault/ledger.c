@@ -8,11 +8,7 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -20,9 +16,8 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/support/descriptors.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 
 static atomic_uint_fast64_t requests;
@@ -64,12 +59,12 @@ static void use_driver(void)
     refit_stream_ref stream;
     void *memory;
     if (!test_on_cuda()) return;
-    assert_int_equal(test_device_open("host", &device, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_alloc(device, 1, &memory, NULL), REFIT_OK);
-    assert_int_equal(refit_stream_open(device, &stream, NULL), REFIT_OK);
-    assert_int_equal(refit_stream_close(device, stream, NULL), REFIT_OK);
-    assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(device, NULL), REFIT_OK);
+    assert_ok(test_device_open("host", &device, NULL));
+    assert_ok(refit_memory_alloc(device, 1, &memory, NULL));
+    assert_ok(refit_stream_open(device, &stream, NULL));
+    assert_ok(refit_stream_close(device, stream, NULL));
+    assert_ok(refit_memory_free(device, memory, NULL));
+    assert_ok(refit_device_close(device, NULL));
 }
 
 void ledger_open(void)

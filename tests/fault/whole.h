@@ -14,25 +14,19 @@
 #ifndef WHOLE_H
 #define WHOLE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-
-#include <cmocka.h>
 
 #include <refit.h>
 
 #include "tests/support/crew.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/sample_version.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 
 #define WHOLE_REGIONS  6
 #define WHOLE_VERSIONS 64u
 #define PATIENCE_MS    30000u /* a deadline that only a hang reaches */
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
 /* How weights reach the worker. */
 typedef enum whole_path {

@@ -1,12 +1,5 @@
 /* Connections of a real ROUTER, at times that the test makes up. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -21,6 +14,7 @@
 #include "net/connections.h"
 #include "net/socket.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 #include "tests/support/zmtp_client.h"
 
 #define WAIT_MS 50000
@@ -41,13 +35,12 @@ static void scene_open(scene *play)
     refit_config config = quick_config();
     config.broadcast_heartbeat_timeout_ms = 2000;
     memset(play, 0, sizeof *play);
-    assert_int_equal(rft_context_acquire(&play->context, NULL), REFIT_OK);
+    assert_ok(rft_context_acquire(&play->context, NULL));
     play->router = rft_context_router(play->context);
     assert_non_null(play->router);
     assert_int_equal(zmq_setsockopt(play->router, ZMQ_LINGER, &none, sizeof none), 0);
-    assert_int_equal(
-        rft_connections_open(play->context, play->router, NULL, &config, &play->watched, NULL),
-        REFIT_OK);
+    assert_ok(
+        rft_connections_open(play->context, play->router, NULL, &config, &play->watched, NULL));
     assert_int_equal(zmq_bind(play->router, "tcp://127.0.0.1:*"), 0);
     assert_int_equal(zmq_getsockopt(play->router, ZMQ_LAST_ENDPOINT, endpoint, &room), 0);
     play->port = (uint16_t)atoi(strrchr(endpoint, ':') + 1);
@@ -106,7 +99,6 @@ static int stranger(scene *play)
 
 static void a_connection_that_is_not_claimed_is_ended_in_time(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     int fd = stranger(&play);
@@ -123,7 +115,6 @@ static void a_connection_that_is_not_claimed_is_ended_in_time(void **state)
 
 static void a_worker_that_falls_silent_becomes_a_stranger(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     int fd = stranger(&play);
@@ -149,7 +140,6 @@ static void a_worker_that_falls_silent_becomes_a_stranger(void **state)
 
 static void the_oldest_makes_room(void **state)
 {
-    (void)state;
     scene play;
     int fds[66];
     scene_open(&play);
@@ -174,7 +164,6 @@ static void the_oldest_makes_room(void **state)
  * been given out again, and nothing of it been told yet. */
 static void what_else_has_its_number_is_left_alone(void **state)
 {
-    (void)state;
     scene play;
     int pair[2];
     char byte = 0;
@@ -201,7 +190,6 @@ static void what_else_has_its_number_is_left_alone(void **state)
 
 static void a_connection_that_ends_is_forgotten(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     int fd = stranger(&play);

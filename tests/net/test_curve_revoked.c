@@ -1,20 +1,14 @@
 /* A key that is taken from the allow list: its worker is evicted at once, in each of
  * its states, told so, and no longer heard; other workers do not notice; with the file back it
  * joins again. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <sys/stat.h>
 
 #include "base/clock.h"
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
 
 typedef struct scene {
@@ -63,7 +57,6 @@ static void scene_open_revoked(scene *play)
 
 static void a_subscribed_worker_is_evicted(void **state)
 {
-    (void)state;
     scene play;
     scene_open_revoked(&play);
     assert_int_equal(trainer_stats(&play.trainer).workers_evicted, 1);
@@ -93,19 +86,16 @@ static void a_worker_of_a_version_is_named_with_its_key(bool staged)
 
 static void a_worker_that_is_staging_fails_the_version(void **state)
 {
-    (void)state;
     a_worker_of_a_version_is_named_with_its_key(false);
 }
 
 static void a_worker_that_has_all_bytes_fails_the_version(void **state)
 {
-    (void)state;
     a_worker_of_a_version_is_named_with_its_key(true);
 }
 
 static void messages_after_the_eviction_are_refused(void **state)
 {
-    (void)state;
     scene play;
     scene_open_revoked(&play);
     uint64_t refused = trainer_stats(&play.trainer).messages_refused;
@@ -125,7 +115,6 @@ static void messages_after_the_eviction_are_refused(void **state)
 
 static void it_joins_again_once_the_file_is_back(void **state)
 {
-    (void)state;
     scene play;
     scene_open_revoked(&play);
     locksmith_allow(&play.smith, "w0");
@@ -155,7 +144,6 @@ static refit_config admit_second(const scene *play)
 /* Two workers, of which one is revoked: the other goes on. */
 static void others_do_not_notice(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     const refit_config own = admit_second(&play);
@@ -166,7 +154,7 @@ static void others_do_not_notice(void **state)
     const rft_message *refusal = raw_worker_expect(&play.worker, RFT_REFUSE);
     assert_int_equal(refusal->as.refuse.code, REFIT_ERR_SECURITY);
     trainer_start(&play.trainer, TRAINER_PUBLISH, 1);
-    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    assert_ok(trainer_join(&play.trainer));
     (void)crew_wait(&member, 1, 1);
     assert_int_equal(trainer_stats(&play.trainer).workers, 1);
     crew_stop(&member);
@@ -175,28 +163,25 @@ static void others_do_not_notice(void **state)
 
 static void the_user_of_a_revoked_worker_is_told(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     const refit_config own = admit_second(&play);
     refit_subscriber *subscriber = NULL;
     refit_update *update = NULL;
     refit_error error;
-    assert_int_equal(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own,
-                                           &subscriber, NULL),
-                     REFIT_OK);
+    assert_ok(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own,
+                                    &subscriber, NULL));
     trainer_wait_workers(&play.trainer, 2);
     locksmith_revoke(&play.smith, "w1");
     assert_int_equal(refit_subscriber_next(subscriber, RAW_WAIT_MS, &update, &error),
                      REFIT_ERR_SECURITY);
-    assert_non_null(strstr(error.text, "security.allow"));
+    assert_says(&error, "security.allow");
     refit_subscriber_close(subscriber);
     scene_close(&play);
 }
 
 static void a_folder_that_vanishes_evicts_all(void **state)
 {
-    (void)state;
     scene play;
     char folder[256], away[256];
     scene_open(&play);
@@ -209,7 +194,6 @@ static void a_folder_that_vanishes_evicts_all(void **state)
 
 static void a_folder_that_others_may_write_to_evicts_all(void **state)
 {
-    (void)state;
     scene play;
     char folder[256];
     scene_open(&play);

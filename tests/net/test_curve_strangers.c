@@ -2,15 +2,8 @@
  * Nothing that they send reaches the trainer, none of them stays, and a worker with its key is
  * served meanwhile.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,6 +17,7 @@
 #include "tests/support/descriptors.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
 #include "tests/support/zmtp_client.h"
 
@@ -96,7 +90,7 @@ static void publish_to_a_worker(scene *play, uint64_t version)
     crew_start(&member, play->endpoint, &own, CREW_ACCEPT);
     trainer_wait_workers(&play->trainer, 1);
     trainer_start(&play->trainer, TRAINER_PUBLISH, version);
-    assert_int_equal(trainer_join(&play->trainer), REFIT_OK);
+    assert_ok(trainer_join(&play->trainer));
     (void)crew_wait(&member, version, 1);
     crew_stop(&member);
     int64_t deadline = rft_deadline(WAIT_MS);
@@ -151,7 +145,6 @@ static void say_curve_rubbish(int fd)
 
 static void what_strangers_say_is_never_heard(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     int fds[8];
@@ -179,7 +172,6 @@ static void what_strangers_say_is_never_heard(void **state)
 /* One byte now and then would keep a connection open, if its handshake had no time limit. */
 static void a_peer_that_does_not_finish_the_handshake_is_disconnected(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     int silent = knock(&play), slow = knock(&play);
@@ -200,7 +192,6 @@ static void a_peer_that_does_not_finish_the_handshake_is_disconnected(void **sta
 
 static void many_at_once_leave_nothing_behind(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     publish_to_a_worker(&play, 1);
@@ -231,7 +222,6 @@ static void many_at_once_leave_nothing_behind(void **state)
 /* Workers whose keys are not allowed, all at once, again and again: the others are served. */
 static void many_unknown_keys_do_not_keep_a_worker_out(void **state)
 {
-    (void)state;
     scene play;
     crew_member strangers[8];
     scene_open(&play);

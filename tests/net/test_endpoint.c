@@ -1,19 +1,14 @@
 /* Endpoints: what can be read, what cannot, and which of them stay on this host. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "net/endpoint.h"
 #include "net/ipc.h"
 #include "tests/support/file_tree.h"
+#include "tests/support/test.h"
 
 /* Endpoints that can be read. `open`: a publisher alone may bind them, because they leave a port, a
  * name or an address to be chosen. */
@@ -48,8 +43,7 @@ static const struct {
 
 static void an_endpoint_is_local_open_or_ipv6(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof readable / sizeof readable[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(readable); i++) {
         rft_endpoint endpoint;
         refit_error error = {0};
         if (rft_endpoint_parse(readable[i].text, &endpoint, &error) != REFIT_OK ||
@@ -62,7 +56,6 @@ static void an_endpoint_is_local_open_or_ipv6(void **state)
 
 static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
 {
-    (void)state;
     static const char *const bad[] = {
         "",
         "127.0.0.1:5555",
@@ -99,7 +92,7 @@ static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
         "ipc://*",
         "inproc://",
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
         rft_endpoint endpoint;
         refit_error error = {0};
         if (rft_endpoint_parse(bad[i], &endpoint, &error) != REFIT_ERR_INVALID ||
@@ -111,14 +104,13 @@ static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
 static rft_endpoint placed(const char *text)
 {
     rft_endpoint endpoint;
-    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_OK);
-    assert_int_equal(rft_endpoint_place(&endpoint, NULL), REFIT_OK);
+    assert_ok(rft_endpoint_parse(text, &endpoint, NULL));
+    assert_ok(rft_endpoint_place(&endpoint, NULL));
     return endpoint;
 }
 
 static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
 {
-    (void)state;
     char expected[128];
     file_tree tree = file_tree_open();
     assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
@@ -136,7 +128,6 @@ static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
 
 static void a_folder_too_long_for_a_socket_is_passed_over(void **state)
 {
-    (void)state;
     char below[256];
     file_tree tree = file_tree_open();
     (void)snprintf(below, sizeof below, "%s/%070d", tree.root, 0);
@@ -168,7 +159,6 @@ static void leave_files(const char *path)
 
 static void files_of_dead_processes_are_removed_and_others_kept(void **state)
 {
-    (void)state;
     char lock[128], fresh[128];
     rft_ipc living;
     int fd;
@@ -185,7 +175,7 @@ static void files_of_dead_processes_are_removed_and_others_kept(void **state)
     leave_files(held_path); /* it had no descriptor left */
     (void)snprintf(hidden, sizeof hidden, "%s.held", held_path);
     assert_int_equal(rename(held_path, hidden), 0);
-    assert_int_equal(rft_ipc_open(&living, paths[1], &fd, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&living, paths[1], &fd, NULL));
     file_tree_write(&tree, "/refit/any-0.sock.lock", ""); /* about to be locked */
     (void)placed("user://refit");
     assert_int_equal(access(paths[0], F_OK), 0);
@@ -206,7 +196,6 @@ static void files_of_dead_processes_are_removed_and_others_kept(void **state)
 
 static void too_long_texts_and_paths_are_refused(void **state)
 {
-    (void)state;
     rft_endpoint endpoint;
     char text[400] = "ipc:///";
     memset(text + 7, 'a', 110);

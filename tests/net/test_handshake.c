@@ -1,13 +1,6 @@
 /* Connections of a worker to a peer that is no trainer: the worker connects again, which ZeroMQ
  * does not do after a protocol error, and is told why there was no trainer. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <arpa/inet.h>
 #include <poll.h>
@@ -20,6 +13,7 @@
 #include "base/thread.h"
 #include "net/channel.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 #define WAIT_MS 20000
 
@@ -49,7 +43,7 @@ static rft_channel *connect_to(const char *endpoint)
 {
     refit_config config = quick_config();
     rft_channel *channel = NULL;
-    assert_int_equal(rft_channel_connect(endpoint, &config, &channel, NULL), REFIT_OK);
+    assert_ok(rft_channel_connect(endpoint, &config, &channel, NULL));
     return channel;
 }
 
@@ -90,14 +84,14 @@ static void meets_its_trainer(rft_channel *worker, const char *endpoint)
     rft_envelope got;
     int64_t deadline = rft_deadline(WAIT_MS);
     refit_status status;
-    assert_int_equal(rft_channel_bind(endpoint, &config, &trainer, NULL), REFIT_OK);
+    assert_ok(rft_channel_bind(endpoint, &config, &trainer, NULL));
     do {
         status = rft_channel_send(worker, NULL, rft_view_text("hello"), NULL, NULL);
         if (status == REFIT_ERR_BUSY) rft_channel_poll(worker, -1, 20);
     } while (status == REFIT_ERR_BUSY && rft_ms_until(deadline) > 0);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
     rft_channel_poll(trainer, -1, WAIT_MS);
-    assert_int_equal(rft_channel_receive(trainer, &got, NULL), REFIT_OK);
+    assert_ok(rft_channel_receive(trainer, &got, NULL));
     rft_channel_close(trainer);
 }
 
@@ -145,8 +139,7 @@ static size_t answer_bytes(const answer *it, char room[256])
 
 static void a_worker_outlives_what_answers_in_the_trainers_place(void **state)
 {
-    (void)state;
-    for (size_t i = 0; i < sizeof answers / sizeof answers[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(answers); i++) {
         const answer *it = &answers[i];
         char bytes[256];
         refit_error why = {0};
@@ -175,14 +168,13 @@ static void *hang_up(void *user)
 /* As a trainer with keys may do; the reason cannot be known, so it is no failure of its own. */
 static void a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing(void **state)
 {
-    (void)state;
     refit_config config = quick_config();
     refit_glance *glance = NULL;
     refit_error why = {0};
     rft_thread thread;
     impostor other = impostor_open();
     bool told = false;
-    assert_int_equal(rft_thread_start(&thread, "hanging-up", hang_up, &other, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "hanging-up", hang_up, &other, NULL));
     for (uint32_t timeout_ms = 250; !told && timeout_ms <= WAIT_MS; timeout_ms *= 4) {
         assert_int_equal(refit_glance_open(other.endpoint, &config, timeout_ms, &glance, &why),
                          REFIT_ERR_TIMEOUT);

@@ -1,20 +1,15 @@
 /* The socket file of an ipc endpoint: one living owner, dead ones replaced, other files untouched.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "net/ipc.h"
+#include "tests/support/test.h"
 
 typedef struct place {
     char folder[64];
@@ -47,7 +42,7 @@ static void socket_is_ours_alone_to_connect(void **state)
     rft_ipc ipc;
     int fd;
     struct stat file;
-    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&ipc, here->path, &fd, NULL));
     assert_int_equal(stat(here->path, &file), 0);
     assert_int_equal(file.st_mode & 0777, 0600);
     close(fd);
@@ -62,13 +57,13 @@ static void second_owner_is_refused_until_the_first_closes(void **state)
     rft_ipc first, second;
     int fd, other;
     refit_error error;
-    assert_int_equal(rft_ipc_open(&first, here->path, &fd, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&first, here->path, &fd, NULL));
     assert_int_equal(rft_ipc_open(&second, here->path, &other, &error), REFIT_ERR_BUSY);
-    assert_non_null(strstr(error.text, here->path));
+    assert_says(&error, here->path);
     assert_int_equal(access(here->path, F_OK), 0);
     close(fd);
     rft_ipc_close(&first);
-    assert_int_equal(rft_ipc_open(&second, here->path, &other, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&second, here->path, &other, NULL));
     close(other);
     rft_ipc_close(&second);
 }
@@ -79,10 +74,10 @@ static void an_owner_whose_files_were_removed_leaves_those_of_the_next(void **st
     const place *here = *state;
     rft_ipc first, second;
     int fds[2];
-    assert_int_equal(rft_ipc_open(&first, here->path, &fds[0], NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&first, here->path, &fds[0], NULL));
     assert_int_equal(unlink(first.lock), 0);
     assert_int_equal(unlink(here->path), 0);
-    assert_int_equal(rft_ipc_open(&second, here->path, &fds[1], NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&second, here->path, &fds[1], NULL));
     rft_ipc_close(&first);
     assert_int_equal(access(here->path, F_OK), 0);
     assert_int_equal(access(second.lock, F_OK), 0);
@@ -107,7 +102,7 @@ static void what_a_killed_owner_left_is_taken_over(void **state)
     assert_int_equal(access(here->path, F_OK), 0);
     rft_ipc ipc;
     int fd;
-    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&ipc, here->path, &fd, NULL));
     close(fd);
     rft_ipc_close(&ipc);
 }
@@ -152,7 +147,7 @@ static void one_lock_guards_a_path_however_it_is_written(void **state)
     (void)snprintf(lock, sizeof lock, "%s.lock", here->path);
     (void)snprintf(roundabout, sizeof roundabout, "%s/own/.././s", here->folder);
     assert_int_equal(chmod(here->folder, 01777), 0);
-    assert_int_equal(rft_ipc_open(&first, here->path, &fd, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&first, here->path, &fd, NULL));
     assert_int_not_equal(access(lock, F_OK), 0);
     assert_int_equal(strncmp(first.lock, own, strlen(own)), 0);
     assert_int_equal(rft_ipc_open(&second, roundabout, &other, NULL), REFIT_ERR_BUSY);
@@ -167,19 +162,17 @@ static void one_lock_guards_a_path_however_it_is_written(void **state)
 
 static void only_this_user_and_root_may_listen(void **state)
 {
-    (void)state;
     char own[64];
     refit_error error;
     (void)snprintf(own, sizeof own, "localhost:%u:5:6", (unsigned)geteuid());
-    assert_int_equal(rft_ipc_check_peer("/s", own, NULL), REFIT_OK);
-    assert_int_equal(rft_ipc_check_peer("/s", "localhost:0:0:1", NULL), REFIT_OK);
+    assert_ok(rft_ipc_check_peer("/s", own, NULL));
+    assert_ok(rft_ipc_check_peer("/s", "localhost:0:0:1", NULL));
     assert_int_equal(rft_ipc_check_peer("/s", "localhost:61002:0:1", &error), REFIT_ERR_SECURITY);
-    assert_non_null(strstr(error.text, "user 61002 listens at ipc:///s"));
+    assert_says(&error, "user 61002 listens at ipc:///s");
 }
 
 static void a_listener_that_is_not_told_is_refused(void **state)
 {
-    (void)state;
     static const char *const bad[] = {
         NULL,
         "",
@@ -193,10 +186,10 @@ static void a_listener_that_is_not_told_is_refused(void **state)
         "localhost:4294967296:0:1",
         "localhost:18446744073709551616:0:1",
     };
-    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(bad); i++) {
         refit_error error;
         assert_int_equal(rft_ipc_check_peer("/s", bad[i], &error), REFIT_ERR_SECURITY);
-        assert_non_null(strstr(error.text, "use keys (security.key)"));
+        assert_says(&error, "use keys (security.key)");
     }
 }
 
@@ -219,19 +212,18 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *size)
 
 static void a_peer_of_another_pid_namespace_is_judged_by_its_user(void **state)
 {
-    (void)state;
     refit_error error;
     int pair[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
-    assert_int_equal(rft_ipc_check_connection("/s", pair[0], NULL), REFIT_OK);
+    assert_ok(rft_ipc_check_connection("/s", pair[0], NULL));
     pid_of_peer = 0;
     assert_int_equal(rft_ipc_check_connection("/s", pair[0], &error), REFIT_ERR_SECURITY);
     pid_of_peer = -1;
-    assert_non_null(strstr(error.text, "user 61002 listens at ipc:///s"));
+    assert_says(&error, "user 61002 listens at ipc:///s");
     close(pair[1]);
     close(pair[0]);
     int lone = socket(AF_UNIX, SOCK_STREAM, 0); /* it has no peer, as a descriptor used again */
-    assert_int_equal(rft_ipc_check_connection("/s", lone, NULL), REFIT_OK);
+    assert_ok(rft_ipc_check_connection("/s", lone, NULL));
     close(lone);
 }
 
@@ -241,7 +233,7 @@ static void a_socket_is_known_by_its_path_until_it_is_removed(void **state)
     rft_ipc ipc;
     int fd;
     assert_false(rft_ipc_is_listening(here->path));
-    assert_int_equal(rft_ipc_open(&ipc, here->path, &fd, NULL), REFIT_OK);
+    assert_ok(rft_ipc_open(&ipc, here->path, &fd, NULL));
     assert_true(rft_ipc_is_named(&ipc));
     assert_true(rft_ipc_is_listening(here->path));
     assert_true(rft_ipc_hide(&ipc));
@@ -259,7 +251,7 @@ static void a_folder_that_is_refused_is_named_with_a_way_out(void **state)
     refit_error error;
     assert_int_equal(chmod(here->folder, 0770), 0);
     assert_int_equal(rft_ipc_check_folder(here->path, &error), REFIT_ERR_SECURITY);
-    assert_non_null(strstr(error.text, "chmod go-w, or use another place: set XDG_RUNTIME_DIR"));
+    assert_says(&error, "chmod go-w, or use another place: set XDG_RUNTIME_DIR");
     assert_null(strstr(error.text, "/.:"));
     assert_int_equal(chmod(here->folder, 0700), 0);
     if (geteuid() != 0) return;
@@ -267,16 +259,15 @@ static void a_folder_that_is_refused_is_named_with_a_way_out(void **state)
     assert_int_equal(chown(here->folder, 65534, 65534), 0);
     assert_int_equal(chmod(here->folder, 01777), 0);
     assert_int_equal(rft_ipc_check_folder(here->path, &error), REFIT_ERR_SECURITY);
-    assert_non_null(strstr(error.text, "belongs to user 65534"));
-    assert_non_null(strstr(error.text, "set XDG_RUNTIME_DIR to a folder of yours (mode 0700), or "
-                                       "name ipc://PATH in one"));
+    assert_says(&error, "belongs to user 65534");
+    assert_says(&error, "set XDG_RUNTIME_DIR to a folder of yours (mode 0700), or "
+                        "name ipc://PATH in one");
     assert_int_equal(chown(here->folder, 0, 0), 0);
     assert_int_equal(chmod(here->folder, 0700), 0);
 }
 
 static void missing_folder_is_an_error_of_the_system(void **state)
 {
-    (void)state;
     rft_ipc ipc;
     int fd;
     refit_error error;

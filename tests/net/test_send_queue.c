@@ -1,14 +1,8 @@
 /* Messages come out in order and whole, each with its peer; a put that fails puts nothing in. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "net/send_queue.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 static rft_limits limits(void)
 {
@@ -27,20 +21,19 @@ static refit_status put(rft_send_queue *queue, unsigned char to, uint64_t versio
 
 static void messages_come_out_in_order(void **state)
 {
-    (void)state;
     rft_send_queue queue = {0};
     rft_limits allowed = limits();
     for (int round = 0; round < 3; round++) {
         assert_true(rft_send_queue_is_empty(&queue));
         for (unsigned char i = 1; i <= 100; i++) {
-            assert_int_equal(put(&queue, i, i * 1000u), REFIT_OK);
+            assert_ok(put(&queue, i, i * 1000u));
         }
         for (unsigned char i = 1; i <= 100; i++) {
             rft_outgoing next;
             rft_message message;
             assert_true(rft_send_queue_take(&queue, &next));
             assert_int_equal(next.to.bytes[0], i);
-            assert_int_equal(rft_message_decode(next.message, &allowed, &message, NULL), REFIT_OK);
+            assert_ok(rft_message_decode(next.message, &allowed, &message, NULL));
             assert_int_equal(message.as.commit.version, i * 1000u);
         }
         rft_outgoing none;
@@ -52,7 +45,6 @@ static void messages_come_out_in_order(void **state)
 
 static void failed_put_leaves_what_was_there(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1;; nth++) {
         rft_send_queue queue = {0};
         rft_outgoing next;

@@ -1,13 +1,5 @@
 /* The ZAP handler, asked as ZeroMQ asks it: a key of the list is admitted, one that was removed is
  * not, and no number of requests keeps the disk busy. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/inotify.h>
@@ -20,6 +12,7 @@
 #include "net/socket.h"
 #include "net/zap.h"
 #include "tests/support/locksmith.h"
+#include "tests/support/test.h"
 
 #define WAIT_MS  20000
 #define REQUESTS 300
@@ -39,9 +32,9 @@ static void scene_open(scene *it)
     locksmith_admit(&it->smith, "w0");
     locksmith_path(&it->smith, "allow", it->folder);
     locksmith_path(&it->smith, "keys/w0.public", path);
-    assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &it->key, NULL), REFIT_OK);
-    assert_int_equal(rft_context_acquire(&it->context, NULL), REFIT_OK);
-    assert_int_equal(rft_zap_open(it->context, it->folder, &it->zap, NULL), REFIT_OK);
+    assert_ok(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &it->key, NULL));
+    assert_ok(rft_context_acquire(&it->context, NULL));
+    assert_ok(rft_zap_open(it->context, it->folder, &it->zap, NULL));
     const int most = WAIT_MS, none = 0;
     it->socket = zmq_socket(it->context, ZMQ_REQ);
     assert_non_null(it->socket);
@@ -84,11 +77,10 @@ static bool is_admitted(const scene *it, const rft_key *key)
 
 static void a_key_that_is_removed_is_admitted_no_more(void **state)
 {
-    (void)state;
     scene play;
     int wake;
     scene_open(&play);
-    assert_int_equal(rft_wake_fd_open(&wake, NULL), REFIT_OK);
+    assert_ok(rft_wake_fd_open(&wake, NULL));
     rft_zap_set_wake(play.zap, wake);
     rft_key other = play.key;
     other.bytes[0] ^= 1;
@@ -131,7 +123,6 @@ static int count_looks(int watch)
 /* Looks are counted where they happen, and held against the time that they had. */
 static void requests_do_not_keep_the_disk_busy(void **state)
 {
-    (void)state;
     scene play;
     scene_open(&play);
     rft_key other = play.key;

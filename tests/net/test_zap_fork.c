@@ -1,13 +1,7 @@
 /* A child of a fork opens ZAP domains of its own, although another thread of its parent held a
  * lock: while the handler looks at the folder, and while a domain opens. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include <semaphore.h>
 #include <sys/wait.h>
@@ -22,6 +16,7 @@
 #include "net/socket.h"
 #include "net/zap.h"
 #include "tests/support/locksmith.h"
+#include "tests/support/test.h"
 
 #define WAIT_S  20
 #define CHILD_S 20u
@@ -95,7 +90,7 @@ static void *open_domain(void *user)
 
 static void close_domain(domain *it)
 {
-    assert_int_equal(it->status, REFIT_OK);
+    assert_ok(it->status);
     rft_zap_close(it->zap);
     rft_context_release(it->context);
 }
@@ -127,32 +122,30 @@ static void fork_a_child(const domain *parents)
 /* The folder has changed, so the handler needs memory for what it reads. */
 static void a_child_forked_while_the_handler_looks_opens_a_domain(void **state)
 {
-    (void)state;
     const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
     domain it = {0};
     locksmith smith = locksmith_open();
     locksmith_make(&smith, "w0");
     locksmith_path(&smith, "allow", it.folder);
-    assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+    assert_ok(refit_set_allocator(&allocator));
     (void)open_domain(&it);
-    assert_int_equal(it.status, REFIT_OK);
+    assert_ok(it.status);
     atomic_store(&held_next, true);
     locksmith_allow(&smith, "w0");
     fork_a_child(&it);
     close_domain(&it);
-    assert_int_equal(refit_set_allocator(NULL), REFIT_OK);
+    assert_ok(refit_set_allocator(NULL));
     locksmith_close(&smith);
 }
 
 static void a_child_forked_while_a_domain_opens_opens_its_own(void **state)
 {
-    (void)state;
     rft_thread thread;
     domain it = {0};
     locksmith smith = locksmith_open();
     locksmith_path(&smith, "allow", it.folder);
     atomic_store(&held_next, true);
-    assert_int_equal(rft_thread_start(&thread, "opener", open_domain, &it, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&thread, "opener", open_domain, &it, NULL));
     fork_a_child(&it);
     rft_thread_join(thread);
     close_domain(&it);
@@ -161,7 +154,6 @@ static void a_child_forked_while_a_domain_opens_opens_its_own(void **state)
 
 static int setup(void **state)
 {
-    (void)state;
     return sem_init(&is_held, 0, 0) != 0 || sem_init(&may_go, 0, 0) != 0;
 }
 

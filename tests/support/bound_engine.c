@@ -1,14 +1,9 @@
 /* A worker's model. Each destination on the host has a margin around it that must not be written.
  */
 #include "tests/support/bound_engine.h"
+#include "tests/support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #define MARGIN      24u
 #define MARGIN_BYTE 0x5A
@@ -17,8 +12,7 @@ static void *take(refit_device *device, uint64_t bytes)
 {
     void *memory = NULL;
     if (device != NULL) {
-        assert_int_equal(refit_memory_alloc(device, bytes == 0 ? 1 : bytes, &memory, NULL),
-                         REFIT_OK);
+        assert_ok(refit_memory_alloc(device, bytes == 0 ? 1 : bytes, &memory, NULL));
         return memory;
     }
     unsigned char *whole = malloc(bytes + 2 * MARGIN);
@@ -30,7 +24,7 @@ static void *take(refit_device *device, uint64_t bytes)
 static void give(refit_device *device, void *memory, uint64_t bytes)
 {
     if (device != NULL) {
-        assert_int_equal(refit_memory_free(device, memory, NULL), REFIT_OK);
+        assert_ok(refit_memory_free(device, memory, NULL));
         return;
     }
     unsigned char *whole = (unsigned char *)memory - MARGIN;
@@ -86,8 +80,7 @@ static void copy(refit_device *device, void *to, const void *from, uint64_t byte
     if (device == NULL) {
         memcpy(to, from, bytes);
     } else if (bytes > 0) {
-        assert_int_equal(refit_stream_copy(device, REFIT_STREAM_NONE, to, from, bytes, NULL),
-                         REFIT_OK);
+        assert_ok(refit_stream_copy(device, REFIT_STREAM_NONE, to, from, bytes, NULL));
     }
 }
 
@@ -142,8 +135,8 @@ int engine_is_like(const engine *it, const refit_update *update)
     for (uint32_t i = 0; i < it->count; i++) {
         const void *bytes = NULL;
         uint32_t index = 0;
-        assert_int_equal(refit_update_find(update, it->list[i].name, &index, NULL), REFIT_OK);
-        assert_int_equal(refit_update_tensor(update, index, NULL, &bytes, NULL), REFIT_OK);
+        assert_ok(refit_update_find(update, it->list[i].name, &index, NULL));
+        assert_ok(refit_update_tensor(update, index, NULL, &bytes, NULL));
         same = same && is_like_there(it, i, refit_update_device(update), bytes);
     }
     return same;

@@ -1,15 +1,8 @@
 /* A pairing, an engine, and what binds them. */
 #include "tests/support/bound_pair.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/faulty_device.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
 
 void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *config))
@@ -17,8 +10,7 @@ void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *
     refit_error error;
     if (it->pair.raw.channel != NULL) bound_end(it);
     pair_open(&it->pair, false, change);
-    if (device)
-        assert_int_equal(faulty_device_open(test_device_spec("host"), &it->device, NULL), REFIT_OK);
+    if (device) assert_ok(faulty_device_open(test_device_spec("host"), &it->device, NULL));
     engine_open(&it->engine, it->device, sample_tensors(), SAMPLE_TENSORS, 0, 0xEE);
     if (refit_subscriber_bind(it->pair.subscriber, it->engine.list, it->engine.count, &error) !=
         REFIT_OK)
@@ -35,7 +27,7 @@ void bound_end(bound_pair *it)
 {
     pair_close(&it->pair);
     engine_close(&it->engine);
-    if (it->device != NULL) assert_int_equal(refit_device_close(it->device, NULL), REFIT_OK);
+    if (it->device != NULL) assert_ok(refit_device_close(it->device, NULL));
     memset(it, 0, sizeof *it);
 }
 

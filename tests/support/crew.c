@@ -1,12 +1,8 @@
 /* Workers as threads. Nothing is asserted on them: the test's own thread looks at what they saw. */
 #include "tests/support/crew.h"
+#include "tests/support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "kernels/digest.h"

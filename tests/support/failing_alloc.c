@@ -1,13 +1,9 @@
 /* An allocator that counts requests and refuses one of them; everything else goes to malloc. */
 #include "tests/support/failing_alloc.h"
+#include "tests/support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include <refit/host.h>
 
@@ -49,7 +45,7 @@ void failing_alloc_begin(uint64_t nth)
     const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
     atomic_store(&requests, 0);
     atomic_store(&failing, nth);
-    assert_int_equal(refit_set_allocator(&allocator), REFIT_OK);
+    assert_ok(refit_set_allocator(&allocator));
 }
 
 void failing_alloc_here(uint64_t nth)
@@ -72,6 +68,6 @@ bool failing_alloc_stop(void)
 
 bool failing_alloc_end(void)
 {
-    assert_int_equal(refit_set_allocator(NULL), REFIT_OK); /* else a block has leaked */
+    assert_ok(refit_set_allocator(NULL)); /* else a block has leaked */
     return failing_alloc_stop();
 }

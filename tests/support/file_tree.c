@@ -1,19 +1,13 @@
 /* Temporary folders: made with mkdtemp, removed depth first. */
 #include "tests/support/file_tree.h"
+#include "tests/support/test.h"
 
 #include <errno.h>
 #include <ftw.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 file_tree file_tree_open(void)
 {

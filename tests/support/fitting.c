@@ -1,14 +1,8 @@
 /* A trainer on a thread of its own while it commits; the test is the worker. */
 #include "tests/support/fitting.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 #define WAIT_MS 50000u
 
@@ -28,13 +22,13 @@ static void declare(fitting *fit)
             .alias_of = from->tied ? 0 : REFIT_NO_ALIAS,
         };
     }
-    assert_int_equal(refit_publisher_declare(fit->publisher, tensors, fit->count, NULL), REFIT_OK);
+    assert_ok(refit_publisher_declare(fit->publisher, tensors, fit->count, NULL));
 }
 
 static void open_devices(fitting *fit)
 {
-    assert_int_equal(refit_device_open("cuda:0", NULL, &fit->device, NULL), REFIT_OK);
-    assert_int_equal(refit_device_open("cuda:0", NULL, &fit->theirs, NULL), REFIT_OK);
+    assert_ok(refit_device_open("cuda:0", NULL, &fit->device, NULL));
+    assert_ok(refit_device_open("cuda:0", NULL, &fit->theirs, NULL));
     fit->config.broadcast_gpu = REFIT_GPU_REQUIRE;
 }
 
@@ -45,25 +39,23 @@ void fit_open(fitting *fit, bool on_gpu, bool verify, const fit_tensor *tensors,
     memcpy(fit->tensors, tensors, count * sizeof *tensors);
     if (verify) fit->config.broadcast_verify = REFIT_VERIFY_ALWAYS;
     if (on_gpu) open_devices(fit);
-    assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &fit->config, &fit->publisher, NULL),
-                     REFIT_OK);
-    assert_int_equal(refit_subscriber_open(refit_publisher_endpoint(fit->publisher), &fit->config,
-                                           &fit->subscriber, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &fit->config, &fit->publisher, NULL));
+    assert_ok(refit_subscriber_open(refit_publisher_endpoint(fit->publisher), &fit->config,
+                                    &fit->subscriber, NULL));
     if (on_gpu) {
-        assert_int_equal(refit_publisher_use_device(fit->publisher, fit->device, NULL), REFIT_OK);
-        assert_int_equal(refit_subscriber_use_device(fit->subscriber, fit->theirs, NULL), REFIT_OK);
+        assert_ok(refit_publisher_use_device(fit->publisher, fit->device, NULL));
+        assert_ok(refit_subscriber_use_device(fit->subscriber, fit->theirs, NULL));
     }
     declare(fit);
-    assert_int_equal(refit_publisher_wait_workers(fit->publisher, 1, WAIT_MS, NULL), REFIT_OK);
+    assert_ok(refit_publisher_wait_workers(fit->publisher, 1, WAIT_MS, NULL));
 }
 
 void fit_close(fitting *fit)
 {
     refit_subscriber_close(fit->subscriber);
     refit_publisher_close(fit->publisher);
-    if (fit->theirs != NULL) assert_int_equal(refit_device_close(fit->theirs, NULL), REFIT_OK);
-    if (fit->device != NULL) assert_int_equal(refit_device_close(fit->device, NULL), REFIT_OK);
+    if (fit->theirs != NULL) assert_ok(refit_device_close(fit->theirs, NULL));
+    if (fit->device != NULL) assert_ok(refit_device_close(fit->device, NULL));
 }
 
 static void *commit(void *user)
@@ -76,7 +68,7 @@ static void *commit(void *user)
 void fit_offer(fitting *fit)
 {
     refit_error error;
-    assert_int_equal(refit_publisher_begin(fit->publisher, 0, NULL), REFIT_OK);
+    assert_ok(refit_publisher_begin(fit->publisher, 0, NULL));
     for (uint32_t i = 0; i < fit->count; i++) {
         const fit_tensor *one = &fit->tensors[i];
         uint64_t bytes = one->elements * refit_dtype_bits(one->dtype) / 8;
@@ -85,7 +77,7 @@ void fit_offer(fitting *fit)
                                   &error) != REFIT_OK)
             fail_msg("%s", error.text);
     }
-    assert_int_equal(rft_thread_start(&fit->thread, "trainer", commit, fit, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&fit->thread, "trainer", commit, fit, NULL));
     if (refit_subscriber_next(fit->subscriber, WAIT_MS, &fit->update, &error) != REFIT_OK)
         fail_msg("%s", error.text);
     assert_int_equal(refit_update_device(fit->update) != NULL, fit->device != NULL);

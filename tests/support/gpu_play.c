@@ -1,11 +1,6 @@
 /* A trainer on a GPU, and workers. */
 #include "tests/support/gpu_play.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/test.h"
 
 #include <poll.h>
 
@@ -49,8 +44,8 @@ void gpu_play_close(gpu_play *play)
         assert_false(play->crew[i].torn);
     }
     trainer_close(&play->trainer);
-    assert_int_equal(refit_device_close(play->theirs, NULL), REFIT_OK);
-    assert_int_equal(refit_device_close(play->device, NULL), REFIT_OK);
+    assert_ok(refit_device_close(play->theirs, NULL));
+    assert_ok(refit_device_close(play->device, NULL));
     assert_int_equal(fake_cuda_leaks(), 0);
     assert_string_equal(fake_cuda_violation(), "");
     memset(play, 0, sizeof *play);
@@ -135,7 +130,7 @@ refit_path gpu_play_path(gpu_play *play, const crew_member *member)
 {
     refit_subscriber_info subscriber = {.size = sizeof subscriber};
     refit_worker_info info = {.size = sizeof info};
-    assert_int_equal(refit_subscriber_describe(member->subscriber, &subscriber, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_describe(member->subscriber, &subscriber, NULL));
     for (uint32_t i = 0;
          refit_publisher_worker(play->trainer.publisher, i, &info, NULL) == REFIT_OK; i++) {
         if (strcmp(info.name, subscriber.worker) == 0) return info.path;

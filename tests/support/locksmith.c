@@ -1,16 +1,10 @@
 /* Keys for tests: see locksmith.h. */
 #include "tests/support/locksmith.h"
+#include "tests/support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include <cmocka.h>
 
 #include <refit/keys.h>
 
@@ -38,7 +32,7 @@ void locksmith_make(const locksmith *smith, const char *name)
 {
     char path[256];
     locksmith_path(smith, "keys", path);
-    assert_int_equal(refit_keys_generate(path, name, 0, NULL), REFIT_OK);
+    assert_ok(refit_keys_generate(path, name, 0, NULL));
 }
 
 static void file_of(const locksmith *smith, const char *folder, const char *name, char path[256])

@@ -1,15 +1,10 @@
 /* A subscriber and a publisher by hand. */
 #include "tests/support/pairing.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <poll.h>
 
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
 {
@@ -105,7 +100,7 @@ void assert_update_is(const refit_update *update, const sample_version *sample)
     for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         const void *bytes = NULL;
-        assert_int_equal(refit_update_tensor(update, i, &tensor, &bytes, NULL), REFIT_OK);
+        assert_ok(refit_update_tensor(update, i, &tensor, &bytes, NULL));
         assert_string_equal(tensor.name, sample_tensors()[i].name);
         assert_int_equal(tensor.bytes, sample_tensors()[i].bytes);
         assert_int_equal((uintptr_t)bytes % 64, 0);
@@ -123,7 +118,7 @@ void pair_await_report(pairing *pair)
 refit_subscriber_info pair_describe(pairing *pair)
 {
     refit_subscriber_info info = {.size = sizeof info};
-    assert_int_equal(refit_subscriber_describe(pair->subscriber, &info, NULL), REFIT_OK);
+    assert_ok(refit_subscriber_describe(pair->subscriber, &info, NULL));
     return info;
 }
 
@@ -138,7 +133,7 @@ void pair_apply(pairing *pair, uint32_t index, const sample_version *base)
 {
     refit_update *update = pair_take(pair, index, base);
     assert_update_is(update, &pair->samples[index]);
-    assert_int_equal(refit_update_accept(update, NULL), REFIT_OK);
+    assert_ok(refit_update_accept(update, NULL));
     refit_update_close(update);
     raw_hear(&pair->raw, RFT_RELEASED);
 }

@@ -1,18 +1,14 @@
 /* A publisher by hand, over a real channel. */
 #include "tests/support/raw_publisher.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <poll.h>
 
 #include "base/clock.h"
 #include "base/random.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 #define WAIT_MS 50000u
 
@@ -38,8 +34,8 @@ void raw_open(raw_publisher *raw, const char *endpoint, uint64_t epoch, bool shm
     bind_when_free(raw, endpoint);
     if (!shm) return;
     uint64_t proof;
-    assert_int_equal(rft_segment_create(&raw->probe, sizeof proof, NULL), REFIT_OK);
-    assert_int_equal(rft_random_u64(&proof, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(&raw->probe, sizeof proof, NULL));
+    assert_ok(rft_random_u64(&proof, NULL));
     memcpy(raw->probe.memory, &proof, sizeof proof);
 }
 
@@ -58,9 +54,8 @@ static bool hear_any(raw_publisher *raw)
     refit_error error;
     if (rft_channel_receive(raw->channel, &envelope, NULL) != REFIT_OK) return false;
     rft_bytes_reset(&raw->heard_bytes);
-    assert_int_equal(
-        rft_bytes_append(&raw->heard_bytes, envelope.message.data, envelope.message.count, NULL),
-        REFIT_OK);
+    assert_ok(
+        rft_bytes_append(&raw->heard_bytes, envelope.message.data, envelope.message.count, NULL));
     if (rft_message_decode(rft_bytes_view(&raw->heard_bytes), &raw->limits, &raw->heard, &error) !=
         REFIT_OK) {
         fail_msg("a worker said what cannot be read: %s", error.text);
@@ -120,7 +115,7 @@ void raw_say_bytes(raw_publisher *raw, rft_view message, const rft_view *payload
 void raw_say(raw_publisher *raw, rft_message message)
 {
     rft_bytes bytes = {0};
-    assert_int_equal(rft_message_encode(&message, &raw->limits, &bytes, NULL), REFIT_OK);
+    assert_ok(rft_message_encode(&message, &raw->limits, &bytes, NULL));
     send(raw, rft_bytes_view(&bytes), NULL);
     rft_bytes_close(&bytes);
 }
@@ -146,7 +141,7 @@ void raw_frames(raw_publisher *raw, sample_version *sample, const sample_version
         rft_bytes bytes = {0};
         rft_view payload;
         rft_message frame = sample_frame(sample, i, same, &payload);
-        assert_int_equal(rft_message_encode(&frame, &raw->limits, &bytes, NULL), REFIT_OK);
+        assert_ok(rft_message_encode(&frame, &raw->limits, &bytes, NULL));
         raw_say_bytes(raw, rft_bytes_view(&bytes), &payload);
         rft_bytes_close(&bytes);
         /* A gathered payload lies in the sample's scratch, which the next frame takes. */
@@ -166,7 +161,7 @@ void raw_stage(raw_publisher *raw, sample_version *sample, const sample_version 
 void raw_slot_open(rft_segment *segment, const sample_version *sample)
 {
     uint64_t bytes = sample->manifest->store_bytes;
-    assert_int_equal(rft_segment_create(segment, RFT_SEQLOCK_BYTES + bytes, NULL), REFIT_OK);
+    assert_ok(rft_segment_create(segment, RFT_SEQLOCK_BYTES + bytes, NULL));
     memcpy(segment->memory + RFT_SEQLOCK_BYTES, sample->image, bytes);
     atomic_store(&raw_slot_seqlock(segment)->generation, 2);
 }

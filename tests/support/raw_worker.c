@@ -1,16 +1,11 @@
 /* A worker by hand: see raw_worker.h. */
 #include "tests/support/raw_worker.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 void raw_worker_open(raw_worker *worker, const char *endpoint, const char *name, bool shm)
 {
@@ -28,8 +23,7 @@ void raw_worker_open_as(raw_worker *worker, const char *endpoint, const char *na
     strcpy(worker->name, name);
     worker->instance = ++instances;
     worker->shm = shm;
-    assert_int_equal(rft_channel_connect(endpoint, &worker->config, &worker->channel, NULL),
-                     REFIT_OK);
+    assert_ok(rft_channel_connect(endpoint, &worker->config, &worker->channel, NULL));
 }
 
 static void drop_images(raw_worker *worker)
@@ -60,14 +54,13 @@ void raw_worker_send_bytes(raw_worker *worker, const void *bytes, size_t count)
         status = rft_channel_send(worker->channel, NULL, view, NULL, NULL);
         if (status == REFIT_ERR_BUSY) rft_channel_poll(worker->channel, -1, 5);
     } while (status == REFIT_ERR_BUSY && rft_ms_until(deadline) > 0);
-    assert_int_equal(status, REFIT_OK);
+    assert_ok(status);
 }
 
 static void encode(raw_worker *worker, const rft_message *message)
 {
     rft_bytes_reset(&worker->scratch);
-    assert_int_equal(rft_message_encode(message, &worker->limits, &worker->scratch, NULL),
-                     REFIT_OK);
+    assert_ok(rft_message_encode(message, &worker->limits, &worker->scratch, NULL));
 }
 
 void raw_worker_send(raw_worker *worker, const rft_message *message)
@@ -83,9 +76,8 @@ static void take_manifest(raw_worker *worker)
     drop_images(worker);
     rft_manifest_close(worker->manifest);
     worker->manifest = NULL;
-    assert_int_equal(rft_manifest_decode(worker->heard.as.manifest.tensors, worker->frame_bytes,
-                                         &worker->limits, &worker->manifest, NULL),
-                     REFIT_OK);
+    assert_ok(rft_manifest_decode(worker->heard.as.manifest.tensors, worker->frame_bytes,
+                                  &worker->limits, &worker->manifest, NULL));
 }
 
 static void take_frame(raw_worker *worker)
@@ -96,8 +88,7 @@ static void take_frame(raw_worker *worker)
     const unsigned char *modes = worker->heard.as.frame.modes.data;
     for (size_t i = 0; i < worker->heard.as.frame.modes.count; i++)
         worker->sparse_blocks += modes[i] == RFT_BLOCK_SPARSE;
-    assert_int_equal(rft_reassembly_take(worker->reassembly, &worker->heard, worker->payload, NULL),
-                     REFIT_OK);
+    assert_ok(rft_reassembly_take(worker->reassembly, &worker->heard, worker->payload, NULL));
 }
 
 static void take_seal(raw_worker *worker)
@@ -114,9 +105,8 @@ static bool hear(raw_worker *worker)
     rft_envelope envelope;
     refit_status status = rft_channel_receive(worker->channel, &envelope, NULL);
     if (status == REFIT_ERR_TIMEOUT) return false;
-    assert_int_equal(status, REFIT_OK);
-    assert_int_equal(rft_message_decode(envelope.message, &worker->limits, &worker->heard, NULL),
-                     REFIT_OK);
+    assert_ok(status);
+    assert_ok(rft_message_decode(envelope.message, &worker->limits, &worker->heard, NULL));
     worker->payload = envelope.payload;
     if (worker->heard.kind == RFT_MANIFEST) take_manifest(worker);
     if (worker->heard.kind == RFT_FRAME) take_frame(worker);
@@ -203,7 +193,7 @@ static void read_proof(raw_worker *worker, rft_view name)
     rft_segment probe;
     char text[RFT_SEGMENT_NAME_BYTES];
     rft_view_print(name, text, sizeof text);
-    assert_int_equal(rft_segment_attach(&probe, text, sizeof worker->proof, NULL), REFIT_OK);
+    assert_ok(rft_segment_attach(&probe, text, sizeof worker->proof, NULL));
     memcpy(&worker->proof, probe.memory, sizeof worker->proof);
     rft_segment_close(&probe);
 }
@@ -236,9 +226,8 @@ static void prepare_images(raw_worker *worker)
     worker->staging = calloc(1, worker->manifest->store_bytes);
     assert_non_null(worker->staging);
     assert_true(!base || worker->base != NULL);
-    assert_int_equal(rft_reassembly_open(worker->manifest, worker->staging, worker->base,
-                                         &worker->reassembly, NULL),
-                     REFIT_OK);
+    assert_ok(rft_reassembly_open(worker->manifest, worker->staging, worker->base,
+                                  &worker->reassembly, NULL));
 }
 
 void raw_worker_offer(raw_worker *worker)
@@ -272,11 +261,9 @@ void raw_worker_resend(raw_worker *worker, uint32_t sequence)
 static void map_slot(raw_worker *worker)
 {
     rft_segment_close(&worker->mapped);
-    assert_int_equal(
-        rft_segment_attach(&worker->mapped, worker->segment,
-                           worker->offer.as.offer.segment_offset + worker->manifest->store_bytes,
-                           NULL),
-        REFIT_OK);
+    assert_ok(rft_segment_attach(
+        &worker->mapped, worker->segment,
+        worker->offer.as.offer.segment_offset + worker->manifest->store_bytes, NULL));
 }
 
 void raw_worker_fetch(raw_worker *worker)
@@ -308,8 +295,7 @@ static void verify(raw_worker *worker)
     seal.as.seal.version = worker->offer.as.offer.version;
     seal.as.seal.digest = worker->digest;
     seal.as.seal.tensors = (rft_view){worker->sums, (size_t)worker->manifest->originals * 8};
-    assert_int_equal(rft_image_verify(worker->manifest, raw_worker_bytes(worker), &seal, NULL),
-                     REFIT_OK);
+    assert_ok(rft_image_verify(worker->manifest, raw_worker_bytes(worker), &seal, NULL));
 }
 
 void raw_worker_say_staged(raw_worker *worker)

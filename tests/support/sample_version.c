@@ -2,15 +2,11 @@
  * own. */
 #include "tests/support/sample_version.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "kernels/digest.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 const refit_tensor *sample_tensors(void)
 {
@@ -51,9 +47,8 @@ void sample_open(sample_version *sample, uint64_t version)
     refit_config config = quick_config();
     rft_limits limits = rft_limits_from(&config);
     *sample = (sample_version){.version = version};
-    assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, SAMPLE_FRAME_BYTES,
-                                       &limits, &sample->manifest, NULL),
-                     REFIT_OK);
+    assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, SAMPLE_FRAME_BYTES, &limits,
+                                &sample->manifest, NULL));
     sample->image = calloc(1, sample->manifest->store_bytes);
     sample->digests = calloc(sample->manifest->originals, 8);
     assert_non_null(sample->image);
@@ -66,8 +61,8 @@ void sample_open(sample_version *sample, uint64_t version)
     }
     digest_tensors(sample);
     /* Taken now, so that a test of failing allocations meets none of ours. */
-    assert_int_equal(rft_bytes_reserve(&sample->modes, RFT_FRAME_BLOCKS, NULL), REFIT_OK);
-    assert_int_equal(rft_bytes_reserve(&sample->scratch, SAMPLE_FRAME_BYTES, NULL), REFIT_OK);
+    assert_ok(rft_bytes_reserve(&sample->modes, RFT_FRAME_BLOCKS, NULL));
+    assert_ok(rft_bytes_reserve(&sample->scratch, SAMPLE_FRAME_BYTES, NULL));
 }
 
 void sample_close(sample_version *sample)
@@ -150,9 +145,8 @@ rft_message sample_frame(sample_version *sample, uint32_t sequence, const unsign
     rft_bytes_reset(&sample->scratch);
     const rft_frame_source source = {.image = sample->image, .same = same};
     rft_frame frame;
-    assert_int_equal(rft_frame_encode(sample->manifest, sequence, &source, &sample->modes,
-                                      &sample->scratch, &frame, NULL),
-                     REFIT_OK);
+    assert_ok(rft_frame_encode(sample->manifest, sequence, &source, &sample->modes,
+                               &sample->scratch, &frame, NULL));
     *payload = frame.payload;
     message.as.frame.hash = frame.hash;
     message.as.frame.modes = rft_bytes_view(&sample->modes);

@@ -1,16 +1,11 @@
 /* The publisher's state machine on the bench: see server_bench.h. */
 #include "tests/support/server_bench.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 void server_bench_open(server_bench *bench, uint32_t slots, bool shared)
 {
@@ -22,11 +17,9 @@ void server_bench_open(server_bench *bench, uint32_t slots, bool shared)
     bench->server.proof = SERVER_PROOF;
     strcpy(bench->server.probe, "/proc/1/fd/3:1");
     rft_manifest *manifest = NULL;
-    assert_int_equal(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, SAMPLE_FRAME_BYTES,
-                                       &bench->server.limits, &manifest, NULL),
-                     REFIT_OK);
-    assert_int_equal(rft_store_open(manifest, slots, shared, &bench->retired, &bench->store, NULL),
-                     REFIT_OK);
+    assert_ok(rft_manifest_open(sample_tensors(), SAMPLE_TENSORS, SAMPLE_FRAME_BYTES,
+                                &bench->server.limits, &manifest, NULL));
+    assert_ok(rft_store_open(manifest, slots, shared, &bench->retired, &bench->store, NULL));
     rft_server_adopt(&bench->server, bench->store);
 }
 
@@ -90,9 +83,7 @@ static void listen(server_bench *bench)
         assert_true(bench->told_count < SERVER_TOLD);
         server_told *told = &bench->told[bench->told_count++];
         told->worker = next.to.bytes[0];
-        assert_int_equal(
-            rft_message_decode(next.message, &bench->server.limits, &told->message, NULL),
-            REFIT_OK);
+        assert_ok(rft_message_decode(next.message, &bench->server.limits, &told->message, NULL));
     }
     rft_send_queue_reset(&bench->server.send_queue);
 }
@@ -161,7 +152,7 @@ void server_bench_join(server_bench *bench, unsigned worker, bool shm)
 
 void server_bench_prepare(server_bench *bench, uint64_t version)
 {
-    assert_int_equal(rft_transaction_prepare(&bench->server, &version, NULL), REFIT_OK);
+    assert_ok(rft_transaction_prepare(&bench->server, &version, NULL));
     listen(bench);
 }
 
@@ -185,15 +176,14 @@ void server_bench_write(server_bench *bench)
     for (uint32_t i = 0; i < bench->store->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &bench->store->manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS) continue;
-        assert_int_equal(rft_store_write(bench->store, i, bench->sample->image + tensor->offset,
-                                         tensor->bytes, add_ready, bench->store, NULL),
-                         REFIT_OK);
+        assert_ok(rft_store_write(bench->store, i, bench->sample->image + tensor->offset,
+                                  tensor->bytes, add_ready, bench->store, NULL));
     }
 }
 
 void server_bench_seal(server_bench *bench)
 {
-    assert_int_equal(rft_store_seal(bench->store, NULL), REFIT_OK);
+    assert_ok(rft_store_seal(bench->store, NULL));
     rft_transaction_seal(&bench->server, bench->now);
     listen(bench);
 }

@@ -1,14 +1,10 @@
 /* A worker's session without sockets, clock or threads. */
 #include "tests/support/session_bench.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 
 static void note_resend(session_bench *bench, const rft_message *message)
 {
@@ -26,8 +22,7 @@ static void listen_to(session_bench *bench)
     while (rft_send_queue_take(&bench->session.send_queue, &next)) {
         rft_message *message = &bench->said[bench->said_count];
         assert_true(bench->said_count < BENCH_SAID);
-        assert_int_equal(rft_message_decode(next.message, &bench->session.limits, message, NULL),
-                         REFIT_OK);
+        assert_ok(rft_message_decode(next.message, &bench->session.limits, message, NULL));
         bench->said_count++;
         if (message->kind == RFT_RESEND) note_resend(bench, message);
     }
@@ -56,7 +51,7 @@ void bench_open(session_bench *bench)
     for (uint32_t i = 0; i < 4; i++) {
         sample_open(&bench->samples[i], i + 1);
     }
-    assert_int_equal(rft_mailbox_open(&bench->mailbox, NULL), REFIT_OK);
+    assert_ok(rft_mailbox_open(&bench->mailbox, NULL));
     rft_session_init(&bench->session, &bench->config, &bench->identity, &bench->mailbox,
                      bench->now);
 }
@@ -186,7 +181,7 @@ void bench_commit(session_bench *bench, uint64_t version)
 rft_image *bench_take(session_bench *bench)
 {
     rft_image *image = NULL;
-    assert_int_equal(rft_mailbox_take(&bench->mailbox, 0, &image, NULL), REFIT_OK);
+    assert_ok(rft_mailbox_take(&bench->mailbox, 0, &image, NULL));
     return image;
 }
 

@@ -1,12 +1,6 @@
 /* A trainer for tests: see trainer.h. */
 #include "tests/support/trainer.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "tests/support/test.h"
 
 #include "publisher/publisher.h"
 
@@ -33,9 +27,7 @@ void trainer_open_on(test_trainer *trainer, const refit_config *config, refit_de
     }
     if (status != REFIT_OK) fail_msg("open: %s", error.text);
     trainer->device = device;
-    assert_int_equal(
-        refit_publisher_declare(trainer->publisher, sample_tensors(), SAMPLE_TENSORS, NULL),
-        REFIT_OK);
+    assert_ok(refit_publisher_declare(trainer->publisher, sample_tensors(), SAMPLE_TENSORS, NULL));
 }
 
 static void upload(test_trainer *trainer)
@@ -43,12 +35,11 @@ static void upload(test_trainer *trainer)
     uint64_t bytes = trainer->sample.manifest->store_bytes;
     void *memory = trainer->memory;
     if (memory == NULL) {
-        assert_int_equal(refit_memory_alloc(trainer->device, bytes, &memory, NULL), REFIT_OK);
+        assert_ok(refit_memory_alloc(trainer->device, bytes, &memory, NULL));
         trainer->memory = memory;
     }
-    assert_int_equal(refit_stream_copy(trainer->device, REFIT_STREAM_NONE, memory,
-                                       trainer->sample.image, bytes, NULL),
-                     REFIT_OK);
+    assert_ok(refit_stream_copy(trainer->device, REFIT_STREAM_NONE, memory, trainer->sample.image,
+                                bytes, NULL));
 }
 
 void trainer_sample(test_trainer *trainer, uint64_t version)
@@ -61,7 +52,7 @@ void trainer_sample(test_trainer *trainer, uint64_t version)
 static void give_back(test_trainer *trainer)
 {
     if (trainer->memory == NULL) return;
-    assert_int_equal(refit_memory_free(trainer->device, trainer->memory, NULL), REFIT_OK);
+    assert_ok(refit_memory_free(trainer->device, trainer->memory, NULL));
     trainer->memory = NULL;
 }
 
@@ -88,14 +79,13 @@ void publisher_set_stage_timeout(refit_publisher *publisher, uint32_t ms)
 
 void trainer_wait_workers(test_trainer *trainer, uint32_t count)
 {
-    assert_int_equal(refit_publisher_wait_workers(trainer->publisher, count, RAW_WAIT_MS, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_wait_workers(trainer->publisher, count, RAW_WAIT_MS, NULL));
 }
 
 void trainer_begin(test_trainer *trainer, uint64_t version)
 {
     trainer_sample(trainer, version);
-    assert_int_equal(refit_publisher_begin(trainer->publisher, version, NULL), REFIT_OK);
+    assert_ok(refit_publisher_begin(trainer->publisher, version, NULL));
 }
 
 uint32_t trainer_weights(const test_trainer *trainer, refit_weight weights[SAMPLE_TENSORS])
@@ -161,7 +151,7 @@ void trainer_start(test_trainer *trainer, trainer_call call, uint64_t version)
     trainer->call = call;
     memset(&trainer->error, 0, sizeof trainer->error);
     if (begins(call)) trainer_sample(trainer, version);
-    assert_int_equal(rft_thread_start(&trainer->thread, "trainer", run, trainer, NULL), REFIT_OK);
+    assert_ok(rft_thread_start(&trainer->thread, "trainer", run, trainer, NULL));
 }
 
 refit_status trainer_join(test_trainer *trainer)
@@ -192,7 +182,7 @@ refit_stats trainer_stats(test_trainer *trainer)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
-    assert_int_equal(refit_publisher_stats(trainer->publisher, &stats, NULL), REFIT_OK);
+    assert_ok(refit_publisher_stats(trainer->publisher, &stats, NULL));
     return stats;
 }
 

@@ -1,14 +1,8 @@
 /* Processes on strings: two pipes each. */
 #include "puppets.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <errno.h>
 #include <fcntl.h>
@@ -18,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "tests/support/test.h"
 
 #define WAIT_MS 30000
 

@@ -1,14 +1,10 @@
 /* A process a scene: cmocka runs it there as a group of one, and the exit status says how it went.
  * One that fails takes its puppets with it, whose input ends. */
 #include "scenes.h"
+#include "tests/support/test.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include <cmocka.h>
 
 #include <errno.h>
 #include <signal.h>

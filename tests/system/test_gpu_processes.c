@@ -2,14 +2,6 @@
  * process boundary where they lie, and memory that another process has mapped is neither written
  * nor freed, however that process ends. (Every process looks at its end whether the driver had
  * something to complain of.) */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <poll.h>
 #include <refit/broadcast.h>
 #include <stdio.h>
@@ -17,6 +9,7 @@
 
 #include "base/clock.h"
 #include "puppets.h"
+#include "tests/support/test.h"
 
 #define PATIENT_MS 20000
 
@@ -71,7 +64,6 @@ static void close_scene(scene *the)
 
 static void versions_are_read_across_processes(void **state)
 {
-    (void)state;
     for (unsigned slots = 1; slots <= 2; slots++) {
         scene the;
         open_scene(&the, slots);
@@ -87,7 +79,6 @@ static void versions_are_read_across_processes(void **state)
 /* The second worker dies with a version open; its block is free the moment it is dead. */
 static void a_worker_killed_while_it_reads_leaves_the_memory_free(void **state)
 {
-    (void)state;
     for (unsigned slots = 1; slots <= 2; slots++) {
         scene the;
         open_scene(&the, slots);
@@ -109,7 +100,6 @@ static void a_worker_killed_while_it_reads_leaves_the_memory_free(void **state)
 /* It is evicted meanwhile: it must drop what it read, unless that was whole. */
 static void a_worker_stopped_while_it_reads_sees_nothing_torn(void **state)
 {
-    (void)state;
     for (unsigned slots = 1; slots <= 2; slots++) {
         scene the;
         open_scene(&the, slots);
@@ -132,7 +122,6 @@ static void a_worker_stopped_while_it_reads_sees_nothing_torn(void **state)
 /* The trainer leaves first, and waits for its workers to unmap, or is killed. */
 static void a_trainer_that_leaves_frees_nothing_under_its_workers(void **state)
 {
-    (void)state;
     for (int killed = 0; killed < 2; killed++) {
         scene the;
         open_scene(&the, 2);

@@ -1,13 +1,7 @@
 /* Ranks of one node, each with its controller and its GPU, in processes and in threads: never two
  * take host memory at once, so that none takes what another has just taken; a rank that dies or
  * fails meanwhile harms no other; and the states of all ranks come back to where they were. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <poll.h>
 #include <unistd.h>
@@ -17,17 +11,15 @@
 #include "fake_cuda.h"
 #include "puppets.h"
 #include "rank.h"
+#include "tests/support/test.h"
 
 #define GPUS    2u
 #define WAIT_MS 30000
 #define TRIES   3 /* after so many in vain, one is really kept waiting */
-#define MIB     (1ll << 20)
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
 
 /* What a node has free when ranks of RANK_IMAGE bytes come: with this share of what is free each
  * gets its memory, and two have theirs, but a third is refused. */
-#define FREE_BYTES (16 * MIB)
+#define FREE_BYTES (16 * (long long)MIB)
 #define SHARE      "offload.budget_share=0.6"
 
 typedef struct fixture {
@@ -153,10 +145,11 @@ static void refuse_the_second(fixture *all, const char *setting)
 static void the_second_sees_what_the_first_has_taken(void **state)
 {
     fixture *all = *state;
-    atomic_fetch_sub(&all->node->free_bytes, 6 * MIB); /* 10 MiB are left, and each needs 6 */
+    atomic_fetch_sub(&all->node->free_bytes,
+                     6 * (long long)MIB); /* 10 MiB are left, and each needs 6 */
     refuse_the_second(all, "offload.budget_share=1");
     refuse_the_second(all, "offload.budget_bytes=6MiB");
-    atomic_fetch_add(&all->node->free_bytes, 6 * MIB);
+    atomic_fetch_add(&all->node->free_bytes, 6 * (long long)MIB);
 }
 
 /* More ranks than GPUs, all at once: as many as fit get their memory, and no more. */
@@ -285,7 +278,7 @@ static void one_process_may_have_a_controller_for_each_gpu(void **state)
 static void expect_stranger(refit_status status, const refit_error *error)
 {
     assert_int_equal(status, REFIT_ERR_INVALID);
-    assert_non_null(strstr(error->text, "memory of cuda:1, and this device is cuda:0"));
+    assert_says(error, "memory of cuda:1, and this device is cuda:0");
 }
 
 static void memory_of_the_other_gpu_is_refused(void **state)

@@ -1,18 +1,11 @@
 /* A trainer in a process of its own, killed or stopped at every point of a version: its workers
  * notice, keep what they have, find the next trainer, and nothing of the old one is left in shared
  * memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <unistd.h>
 
 #include "puppets.h"
 #include "scenes.h"
+#include "tests/support/test.h"
 
 /* Where the trainer is when it happens. */
 typedef enum point {
@@ -119,5 +112,5 @@ int main(void)
         {"stopped", a_trainer_stopped_is_found_again, false, 2, 0, POINTS},
         {"stopped", a_trainer_stopped_is_found_again, true, 2, 0, POINTS},
     };
-    return scenes_play(kinds, sizeof kinds / sizeof *kinds, points);
+    return scenes_play(kinds, COUNT_OF(kinds), points);
 }

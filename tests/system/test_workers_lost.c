@@ -1,18 +1,11 @@
 /* Workers in processes of their own, killed, stopped or deaf at every point of a version: the
  * trainer is not held up, and all surviving workers end with the trainer's bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <stdio.h>
 #include <unistd.h>
 
 #include "puppets.h"
 #include "scenes.h"
+#include "tests/support/test.h"
 
 /* Where the victim is when it happens. */
 typedef enum point {
@@ -167,5 +160,5 @@ int main(void)
         {"deaf", a_worker_that_never_answers_is_evicted_and_may_return, true, 2, AT_READY,
          AT_TAKEN + 1},
     };
-    return scenes_play(kinds, sizeof kinds / sizeof *kinds, points);
+    return scenes_play(kinds, COUNT_OF(kinds), points);
 }

@@ -9,15 +9,8 @@
  * take on average: the numbers there are, by the peers that stood at once and by handshakes a
  * second, both once the burst was used up. Fails if the trainer ended or the worker was lost.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <unistd.h>
 
@@ -29,6 +22,7 @@
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer_process.h"
 #include "tests/support/zmtp_client.h"
 
@@ -84,10 +78,8 @@ static bool open_sealed(attack *it, uint32_t place, const unsigned char *id)
     assert_non_null(socket);
     if (id != NULL) (void)zmq_setsockopt(socket, ZMQ_ROUTING_ID, id, ZMTP_ID_BYTES);
     (void)zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none);
-    assert_int_equal(rft_curve_join(socket, &it->own, NULL), REFIT_OK);
-    assert_int_equal(
-        rft_monitor_open(it->context, socket, ZMQ_EVENT_HANDSHAKE_SUCCEEDED, &monitor, NULL),
-        REFIT_OK);
+    assert_ok(rft_curve_join(socket, &it->own, NULL));
+    assert_ok(rft_monitor_open(it->context, socket, ZMQ_EVENT_HANDSHAKE_SUCCEEDED, &monitor, NULL));
     assert_int_equal(zmq_connect(socket, it->trainer.endpoint), 0);
     bool done = hear_success(monitor);
     rft_monitor_close(monitor, socket);
@@ -154,7 +146,7 @@ static void attack_open(attack *it)
         locksmith_equip_worker(&it->smith, "w0", &it->own);
     }
     trainer_process_start(&it->trainer, &config, 0);
-    assert_int_equal(rft_context_acquire(&it->context, NULL), REFIT_OK);
+    assert_ok(rft_context_acquire(&it->context, NULL));
 }
 
 static void attack_close(attack *it)
@@ -177,7 +169,6 @@ static void wait_for_the_worker(attack *it)
 
 static void claims_at_random_end_nothing(void **state)
 {
-    (void)state;
     static attack it;
     crew_member member;
     attack_open(&it);

@@ -1,14 +1,7 @@
 /* The folder of allowed keys: what is in it is known, what changes is noticed, junk does no harm,
  * and a folder or file that others could have written allows no key. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <dirent.h>
 #include <errno.h>
@@ -23,6 +16,7 @@
 
 #include "tests/support/failing_alloc.h"
 #include "tests/support/locksmith.h"
+#include "tests/support/test.h"
 #include "trust/allow_list.h"
 
 static rft_allow_list *open_list(const locksmith *smith)
@@ -42,7 +36,7 @@ static void key_of(const locksmith *smith, const char *name, char text[RFT_KEY_T
     rft_key key;
     (void)snprintf(file, sizeof file, "keys/%s.public", name);
     locksmith_path(smith, file, path);
-    assert_int_equal(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &key, NULL), REFIT_OK);
+    assert_ok(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &key, NULL));
     rft_key_print(&key, text);
 }
 
@@ -57,7 +51,6 @@ static bool has(rft_allow_list *list, const locksmith *smith, const char *name)
 
 static void keys_come_and_go_with_their_files(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     rft_allow_list *list = open_list(&smith);
     assert_int_equal(rft_allow_list_count(list), 0); /* an empty folder is allowed */
@@ -89,7 +82,6 @@ static void keys_come_and_go_with_their_files(void **state)
 /* Within one tick of the file system's clock, over and over. */
 static void a_change_right_behind_a_look_is_noticed(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     locksmith_make(&smith, "w0");
     rft_allow_list *list = open_list(&smith);
@@ -107,7 +99,6 @@ static void a_change_right_behind_a_look_is_noticed(void **state)
 
 static void a_file_with_another_key_is_another_key(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
     rft_allow_list *list = open_list(&smith);
@@ -150,7 +141,6 @@ static void put_socket(const locksmith *smith, const char *file)
 
 static void junk_in_the_folder_is_passed_over(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char path[256], target[256];
     locksmith_admit(&smith, "w0");
@@ -189,7 +179,6 @@ static void junk_in_the_folder_is_passed_over(void **state)
 /* As configuration systems lay out files that they swap all at once. */
 static void links_to_keys_are_followed(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char target[256], path[256];
     locksmith_make(&smith, "w0");
@@ -224,7 +213,7 @@ static void assert_shut_while(const char *judged, const locksmith *smith, const 
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(chmod(judged, modes[i]), 0);
         assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_SECURITY);
-        assert_non_null(strstr(error.text, "chmod go-w"));
+        assert_says(&error, "chmod go-w");
         rft_allow_list_refresh(list);
         assert_false(rft_allow_list_has(list, key, NULL));
         assert_int_equal(chmod(judged, good), 0);
@@ -236,7 +225,6 @@ static void assert_shut_while(const char *judged, const locksmith *smith, const 
 
 static void a_folder_that_others_can_write_to_allows_no_key(void **state)
 {
-    (void)state;
     static const mode_t modes[] = {0777, 0720, 0702};
     char folder[256];
     locksmith smith = locksmith_open();
@@ -249,7 +237,6 @@ static void a_folder_that_others_can_write_to_allows_no_key(void **state)
 /* They could put another in its place; where the sticky bit is, they could not. */
 static void a_folder_within_one_that_others_can_write_to_allows_no_key(void **state)
 {
-    (void)state;
     static const mode_t mode = 0770;
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
@@ -259,7 +246,6 @@ static void a_folder_within_one_that_others_can_write_to_allows_no_key(void **st
 
 static void a_folder_that_vanishes_allows_no_key_until_it_is_back(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char folder[256], away[256];
     refit_error error;
@@ -272,7 +258,7 @@ static void a_folder_that_vanishes_allows_no_key_until_it_is_back(void **state)
     assert_false(has(list, &smith, "w0"));
     rft_allow_list_refresh(list);
     assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_IO);
-    assert_non_null(strstr(error.text, "security.allow"));
+    assert_says(&error, "security.allow");
     assert_int_equal(rename(away, folder), 0);
     rft_allow_list_refresh(list);
     assert_true(has(list, &smith, "w0"));
@@ -308,7 +294,6 @@ void __wrap_rewinddir(DIR *folder)
 /* Whichever of them the folder lists first. */
 static void keys_that_were_there_stay_while_others_come(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
     for (uint32_t i = 1; i <= COMERS; i++) {
@@ -358,11 +343,10 @@ static void refresh_without(rft_allow_list *list, const char *name, int code)
 }
 
 static const int PASSING[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE};
-#define PASSING_COUNT (sizeof PASSING / sizeof PASSING[0])
+#define PASSING_COUNT (COUNT_OF(PASSING))
 
 static void a_file_that_cannot_be_read_keeps_no_other_key_in(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < PASSING_COUNT; i++) {
         locksmith smith = locksmith_open();
         locksmith_admit(&smith, "w0");
@@ -387,7 +371,6 @@ static void a_file_that_cannot_be_read_keeps_no_other_key_in(void **state)
 
 static void a_link_to_nowhere_allows_no_key_though_files_cannot_be_read(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char target[256], path[256], key[RFT_KEY_TEXT];
     locksmith_make(&smith, "w0");
@@ -407,7 +390,6 @@ static void a_link_to_nowhere_allows_no_key_though_files_cannot_be_read(void **s
 
 static void a_file_that_could_never_be_read_is_in_once_it_can_be(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w1");
     rft_allow_list *list = open_list(&smith);
@@ -428,7 +410,6 @@ static void a_file_that_could_never_be_read_is_in_once_it_can_be(void **state)
 /* By the folder as it was opened last, as long as that is the folder. */
 static void a_removed_key_is_out_though_the_folder_cannot_be_opened(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < PASSING_COUNT; i++) {
         locksmith smith = locksmith_open();
         locksmith_admit(&smith, "w0");
@@ -447,7 +428,6 @@ static void a_removed_key_is_out_though_the_folder_cannot_be_opened(void **state
 
 static void a_folder_that_cannot_be_opened_is_still_judged(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char folder[256], away[256];
     locksmith_admit(&smith, "w0");
@@ -479,7 +459,6 @@ static void a_folder_that_cannot_be_opened_is_still_judged(void **state)
 /* Which keys are allowed must not depend on how many files this process has open. */
 static void a_want_of_descriptors_removes_only_keys_whose_files_are_gone(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
     locksmith_make(&smith, "w1");
@@ -520,7 +499,6 @@ static void link_files(const char *folder, uint32_t first, uint32_t end, bool ma
 /* So that no user of the folder can make the trainer read and keep any number of files. */
 static void a_folder_of_too_many_files_allows_no_key(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char folder[] = "/dev/shm/refit-many-XXXXXX", path[64], key[256];
     rft_allow_list *list = NULL, *other = NULL;
@@ -530,11 +508,11 @@ static void a_folder_of_too_many_files_allows_no_key(void **state)
     locksmith_path(&smith, "keys/w0.public", key);
     (void)snprintf(path, sizeof path, "%s/w0.public", folder);
     assert_int_equal(symlink(key, path), 0);
-    assert_int_equal(rft_allow_list_open(folder, &list, NULL), REFIT_OK);
+    assert_ok(rft_allow_list_open(folder, &list, NULL));
     assert_true(has(list, &smith, "w0"));
     link_files(folder, 0, RFT_ALLOW_MOST, true);
     assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_LIMIT);
-    assert_non_null(strstr(error.text, "more than 65536 keys"));
+    assert_says(&error, "more than 65536 keys");
     rft_allow_list_refresh(list);
     assert_false(has(list, &smith, "w0"));
     link_files(folder, 0, 1, false); /* as many as there may be */
@@ -550,7 +528,6 @@ static void a_folder_of_too_many_files_allows_no_key(void **state)
 
 static void every_allocation_that_fails_is_an_error_and_leaks_nothing(void **state)
 {
-    (void)state;
     locksmith smith = locksmith_open();
     char folder[256];
     locksmith_admit(&smith, "w0");

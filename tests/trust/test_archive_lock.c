@@ -1,13 +1,6 @@
 /* Another user that may read an archive can read its versions, and cannot keep its writer out.
  * Needs root, to be another user. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -16,6 +9,7 @@
 #include <unistd.h>
 
 #include "tests/archive/archive_rig.h"
+#include "tests/support/test.h"
 
 #define OTHER_USER 65534
 #define SKIPPED    77
@@ -58,7 +52,6 @@ static int hold_lock(archive_rig *rig)
 
 static void a_reader_of_another_user_cannot_hold_the_lock(void **state)
 {
-    (void)state;
     archive_rig rig;
     refit_error error;
     rig_open(&rig, 10);
@@ -70,9 +63,8 @@ static void a_reader_of_another_user_cannot_hold_the_lock(void **state)
     refit_archive_close(rig.archive);
     rig.archive = NULL;
     assert_int_equal(as_another_user(&rig, hold_lock), 1);
-    assert_int_equal(
-        refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, &rig.config, &rig.archive, &error),
-        REFIT_OK);
+    assert_ok(
+        refit_archive_open(rig.folder, REFIT_ARCHIVE_WRITE, &rig.config, &rig.archive, &error));
     rig_close(&rig);
 }
 
@@ -88,7 +80,6 @@ static int write_version(archive_rig *rig)
 
 static void a_second_writer_of_a_shared_folder_is_told_that_one_user_writes(void **state)
 {
-    (void)state;
     archive_rig rig;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);

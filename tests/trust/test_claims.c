@@ -1,14 +1,7 @@
 /* Peers that claim the ids which ZeroMQ gives to peers without one: a peer that is given a claimed
  * id makes ZeroMQ abort. The claims here are those that would hit if the counter began where rand()
  * begins in every process that has seeded nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <unistd.h>
 
@@ -19,6 +12,7 @@
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer_process.h"
 #include "tests/support/zmtp_client.h"
 
@@ -45,7 +39,6 @@ static void join_a_worker(trainer_process *trainer, const refit_config *config)
 
 static void claims_of_the_first_numbers_end_nothing(void **state)
 {
-    (void)state;
     trainer_process trainer;
     int fds[CLAIMS + ANONYMOUS];
     unsigned char id[ZMTP_ID_BYTES];
@@ -76,7 +69,7 @@ static void *connect_with_key(void *context, const trainer_process *trainer,
     zmtp_number_id(number, id);
     if (number != 0) assert_int_equal(zmq_setsockopt(socket, ZMQ_ROUTING_ID, id, sizeof id), 0);
     assert_int_equal(zmq_setsockopt(socket, ZMQ_LINGER, &none, sizeof none), 0);
-    assert_int_equal(rft_curve_join(socket, config, NULL), REFIT_OK);
+    assert_ok(rft_curve_join(socket, config, NULL));
     assert_int_equal(zmq_connect(socket, trainer->endpoint), 0);
     return socket;
 }
@@ -92,7 +85,6 @@ static void wait_unclaimed(trainer_process *trainer, uint64_t count)
 
 static void claims_by_a_worker_with_a_key_end_nothing(void **state)
 {
-    (void)state;
     trainer_process trainer;
     void *context = NULL, *sockets[CLAIMS + ANONYMOUS];
     refit_config config = quick_config(), own = quick_config();
@@ -103,7 +95,7 @@ static void claims_by_a_worker_with_a_key_end_nothing(void **state)
     config.limits_workers = 256;
     srand(1); /* as in a process that has seeded nothing */
     trainer_process_start(&trainer, &config, 0);
-    assert_int_equal(rft_context_acquire(&context, NULL), REFIT_OK);
+    assert_ok(rft_context_acquire(&context, NULL));
     for (uint32_t i = 0; i < CLAIMS; i++)
         sockets[i] = connect_with_key(context, &trainer, &own, FIRST + i);
     wait_unclaimed(&trainer, CLAIMS);
@@ -122,7 +114,6 @@ static void claims_by_a_worker_with_a_key_end_nothing(void **state)
 
 static void an_old_protocol_is_refused(void **state)
 {
-    (void)state;
     static const unsigned char old[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 1, 5, 0, 0};
     trainer_process trainer;
     refit_config config = quick_config();
@@ -138,13 +129,12 @@ static void an_old_protocol_is_refused(void **state)
 
 static void the_series_of_the_process_goes_on_where_it_was(void **state)
 {
-    (void)state;
     void *context = NULL;
     srand(7);
     int first = rand(), second = rand();
     srand(7);
     assert_int_equal(rand(), first);
-    assert_int_equal(rft_context_acquire(&context, NULL), REFIT_OK);
+    assert_ok(rft_context_acquire(&context, NULL));
     void *socket = rft_context_router(context);
     assert_non_null(socket);
     assert_int_equal(rand(), second);

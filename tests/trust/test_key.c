@@ -1,13 +1,6 @@
 /* Keys as text: the example of the specification, every key back as it was, and nothing else read.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
+#include "tests/support/test.h"
 #include "trust/key.h"
 
 /* The key pair of ZeroMQ's RFC 32, of which one half is this. */
@@ -18,7 +11,6 @@ static const char known_text[] = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID";
 
 static void the_known_key_is_the_known_text(void **state)
 {
-    (void)state;
     rft_key key;
     char text[RFT_KEY_TEXT];
     memcpy(key.bytes, known, sizeof known);
@@ -31,7 +23,6 @@ static void the_known_key_is_the_known_text(void **state)
 
 static void every_byte_comes_back(void **state)
 {
-    (void)state;
     for (uint32_t value = 0; value < 256; value++) {
         rft_key key, back;
         char text[RFT_KEY_TEXT];
@@ -46,7 +37,6 @@ static void every_byte_comes_back(void **state)
 
 static void what_is_no_key_is_not_read(void **state)
 {
-    (void)state;
     static const char bad[] = "\"\\;,'`|~_ \t\n";
     rft_key key;
     memset(&key, 7, sizeof key);
@@ -71,7 +61,6 @@ static void what_is_no_key_is_not_read(void **state)
 /* "%nSc0" are four bytes of ones; "%nSc1" would need a fifth. */
 static void digits_beyond_four_bytes_are_refused(void **state)
 {
-    (void)state;
     char text[RFT_KEY_TEXT];
     rft_key key;
     strcpy(text, known_text);

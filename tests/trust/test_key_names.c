@@ -1,17 +1,11 @@
 /* A worker that has a key takes the name of another: it gets a name of its own key, whatever it
  * says, and the other one comes in. Workers that share a key, and those that give no name. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include "base/clock.h"
 #include "tests/support/crew.h"
 #include "tests/support/locksmith.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
 
 typedef struct scene {
@@ -56,7 +50,6 @@ static bool is_there(const scene *play, const char *name)
 
 static void no_key_takes_a_name_of_another(void **state)
 {
-    (void)state;
     scene play;
     raw_worker thief, liar, real, second;
     scene_open(&play);
@@ -83,7 +76,6 @@ static void no_key_takes_a_name_of_another(void **state)
 
 static void a_long_key_is_one_worker_and_the_next_is_told_so(void **state)
 {
-    (void)state;
     scene play;
     raw_worker first;
     refit_config own = quick_config();
@@ -97,16 +89,15 @@ static void a_long_key_is_one_worker_and_the_next_is_told_so(void **state)
     trainer_wait_workers(&play.trainer, 1);
     assert_true(is_there(&play, LONG_KEY));
     locksmith_equip_worker(&play.smith, LONG_KEY, &own);
-    assert_int_equal(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own,
-                                           &second, NULL),
-                     REFIT_OK);
+    assert_ok(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own, &second,
+                                    NULL));
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
     while (strstr(error.text, "the key a name of at most 61 characters") == NULL &&
            rft_ms_until(deadline) > 0) {
         raw_worker_beat(&first, 0);
         assert_int_equal(refit_subscriber_next(second, 50, &update, &error), REFIT_ERR_TIMEOUT);
     }
-    assert_non_null(strstr(error.text, "another worker uses this key: give this one a key of its"));
+    assert_says(&error, "another worker uses this key: give this one a key of its");
     refit_subscriber_close(second);
     raw_worker_close(&first);
     scene_close(&play);
@@ -123,7 +114,6 @@ static crew_member *start_unnamed(const scene *play, crew_member *member, const 
 
 static void workers_that_share_a_key_take_versions_together(void **state)
 {
-    (void)state;
     scene play;
     crew_member crew[3];
     refit_worker_info info = {.size = sizeof info};
@@ -132,11 +122,11 @@ static void workers_that_share_a_key_take_versions_together(void **state)
         (void)start_unnamed(&play, &crew[i], "w0");
     trainer_wait_workers(&play.trainer, 3);
     for (uint32_t i = 0; i < 3; i++) {
-        assert_int_equal(refit_publisher_worker(play.trainer.publisher, i, &info, NULL), REFIT_OK);
+        assert_ok(refit_publisher_worker(play.trainer.publisher, i, &info, NULL));
         assert_memory_equal(info.name, "w0/", 3);
     }
     trainer_start(&play.trainer, TRAINER_PUBLISH, 1);
-    assert_int_equal(trainer_join(&play.trainer), REFIT_OK);
+    assert_ok(trainer_join(&play.trainer));
     for (uint32_t i = 0; i < 3; i++) {
         (void)crew_wait(&crew[i], 1, 1);
         crew_stop(&crew[i]);
@@ -147,7 +137,6 @@ static void workers_that_share_a_key_take_versions_together(void **state)
 /* The file of a key gets another name while its worker is here: the worker is called by that. */
 static void a_worker_follows_the_name_of_its_key(void **state)
 {
-    (void)state;
     scene play;
     raw_worker worker;
     char from[256], to[256];

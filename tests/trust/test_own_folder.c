@@ -1,18 +1,13 @@
 /* The folder of a user's own: which one it is, that it is made closed, and that one which another
  * user made or may enter is refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tests/support/file_tree.h"
+#include "tests/support/test.h"
 #include "trust/trusted_path.h"
 
 #define STRANGER 61002u
@@ -67,7 +62,6 @@ static void expect_refused(const char *part)
 
 static void it_is_made_in_the_runtime_folder_closed_to_others(void **state)
 {
-    (void)state;
     struct stat folder;
     char path[256];
     mode_t mask = umask(0);
@@ -82,9 +76,8 @@ static void it_is_made_in_the_runtime_folder_closed_to_others(void **state)
 
 static void a_runtime_folder_that_others_may_enter_is_not_used(void **state)
 {
-    (void)state;
     static const mode_t modes[] = {0755, 0770, 0701, 01777};
-    for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(modes); i++) {
         char path[256];
         file_tree tree = runtime_of(modes[i]);
         expect_usual();
@@ -95,12 +88,11 @@ static void a_runtime_folder_that_others_may_enter_is_not_used(void **state)
 
 static void what_is_no_folder_is_not_used(void **state)
 {
-    (void)state;
     char path[256];
     file_tree tree = file_tree_open();
     file_tree_write(&tree, "/file", "kept");
     static const char *const names[] = {"file", "none", "file/none"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    for (size_t i = 0; i < COUNT_OF(names); i++) {
         assert_int_equal(setenv("XDG_RUNTIME_DIR", at(&tree, names[i], path), 1), 0);
         expect_usual();
     }
@@ -115,7 +107,6 @@ static void what_is_no_folder_is_not_used(void **state)
 
 static void a_runtime_folder_of_another_user_is_not_used(void **state)
 {
-    (void)state;
     char path[256];
     if (geteuid() != 0) skip();
     file_tree tree = runtime_of(0700);
@@ -132,7 +123,6 @@ static void a_runtime_folder_of_another_user_is_not_used(void **state)
 
 static void what_others_may_enter_is_refused(void **state)
 {
-    (void)state;
     char path[256];
     file_tree tree = runtime_of(0700);
     expect_in_runtime(&tree);
@@ -149,7 +139,6 @@ static void what_others_may_enter_is_refused(void **state)
 
 static void a_link_or_a_file_in_its_place_is_refused(void **state)
 {
-    (void)state;
     char path[256], target[256];
     file_tree tree = runtime_of(0700);
     assert_int_equal(mkdir(at(&tree, "run/other", target), 0700), 0);
@@ -163,13 +152,12 @@ static void a_link_or_a_file_in_its_place_is_refused(void **state)
 
 static void a_path_too_long_for_a_socket_is_not_used(void **state)
 {
-    (void)state;
     char path[RFT_OWN_FOLDER_BYTES + 64], found[RFT_OWN_FOLDER_BYTES], in_runtime[256];
     file_tree tree = runtime_of(0700);
     size_t room = RFT_OWN_FOLDER_BYTES - 1 - strlen(at(&tree, "run/refit", in_runtime));
-    assert_int_equal(rft_own_folder_find(room, found, NULL), REFIT_OK);
+    assert_ok(rft_own_folder_find(room, found, NULL));
     assert_string_equal(found, in_runtime);
-    assert_int_equal(rft_own_folder_find(room + 1, found, NULL), REFIT_OK);
+    assert_ok(rft_own_folder_find(room + 1, found, NULL));
     assert_string_not_equal(found, in_runtime);
     int length = snprintf(path, sizeof path, "%s/run", tree.root);
     while (length < RFT_OWN_FOLDER_BYTES) {
@@ -191,7 +179,6 @@ static uint32_t count_of(const rft_own_places *places, const char *path)
 
 static void all_places_are_looked_at_and_none_is_made(void **state)
 {
-    (void)state;
     char path[256], target[256], usual[64];
     rft_own_places places;
     file_tree tree = runtime_of(0700);
@@ -204,7 +191,7 @@ static void all_places_are_looked_at_and_none_is_made(void **state)
     /* The variable does not hide the place that a process without it chooses. */
     char chosen[RFT_OWN_FOLDER_BYTES];
     assert_int_equal(unsetenv("XDG_RUNTIME_DIR"), 0);
-    assert_int_equal(rft_own_folder_find(0, chosen, NULL), REFIT_OK);
+    assert_ok(rft_own_folder_find(0, chosen, NULL));
     assert_int_equal(count_of(&places, chosen), 1);
     (void)snprintf(usual, sizeof usual, "/tmp/refit-%u", (unsigned)geteuid());
     assert_string_equal(places.paths[2], usual);

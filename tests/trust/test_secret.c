@@ -1,15 +1,8 @@
 /* Where secret keys are while they are read, written and handed to ZeroMQ: in memory that is
  * locked, in no core dump, in no forked child, and wiped before it is given back. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -23,6 +16,7 @@
 
 #include "tests/support/locksmith.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/test.h"
 #include "trust/key.h"
 
 #define COUNT 100u
@@ -132,10 +126,9 @@ static bool may_lock(void)
 
 static void secrets_stay_in_this_process(void **state)
 {
-    (void)state;
     void *secret = NULL;
     forget_seen();
-    assert_int_equal(rft_secret_open(COUNT, &secret, NULL), REFIT_OK);
+    assert_ok(rft_secret_open(COUNT, &secret, NULL));
     for (uint32_t i = 0; i < COUNT; i++)
         assert_int_equal(((unsigned char *)secret)[i], 0);
     assert_true(is_kept_out(secret));
@@ -150,13 +143,12 @@ static void secrets_stay_in_this_process(void **state)
 
 static void without_leave_to_lock_it_goes_on(void **state)
 {
-    (void)state;
     struct rlimit before, none;
     assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &before), 0);
     none = (struct rlimit){.rlim_cur = 0, .rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &none), 0);
     void *secret = NULL;
-    assert_int_equal(rft_secret_open(COUNT, &secret, NULL), REFIT_OK);
+    assert_ok(rft_secret_open(COUNT, &secret, NULL));
     assert_true(is_kept_out(secret));
     rft_secret_close(secret, COUNT);
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &before), 0);
@@ -165,12 +157,11 @@ static void without_leave_to_lock_it_goes_on(void **state)
 /* The pages before and behind it cannot be read, so a read that runs on from other memory ends. */
 static void its_neighbouring_pages_cannot_be_read(void **state)
 {
-    (void)state;
     const long page = sysconf(_SC_PAGESIZE);
     const long places[] = {-1, page};
     void *secret = NULL;
-    assert_int_equal(rft_secret_open(COUNT, &secret, NULL), REFIT_OK);
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    assert_ok(rft_secret_open(COUNT, &secret, NULL));
+    for (size_t i = 0; i < COUNT_OF(places); i++) {
         int status = 0;
         pid_t child = fork();
         assert_true(child >= 0);
@@ -191,7 +182,6 @@ static void its_neighbouring_pages_cannot_be_read(void **state)
 
 static void key_files_are_read_and_written_there(void **state)
 {
-    (void)state;
     forget_seen();
     locksmith smith = locksmith_open(); /* makes the trainer's */
     locksmith_admit(&smith, "w0");
@@ -204,14 +194,11 @@ static void key_files_are_read_and_written_there(void **state)
     locksmith_equip_trainer(&smith, &config);
     locksmith_equip_worker(&smith, "w0", &own);
     forget_seen();
-    assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL),
-                     REFIT_OK);
+    assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
     assert_true(seen.passed >= 2); /* from the file, to ZeroMQ */
     assert_int_equal(seen.open, 0);
     forget_seen();
-    assert_int_equal(
-        refit_subscriber_open(refit_publisher_endpoint(publisher), &own, &subscriber, NULL),
-        REFIT_OK);
+    assert_ok(refit_subscriber_open(refit_publisher_endpoint(publisher), &own, &subscriber, NULL));
     assert_true(seen.passed >= 2);
     assert_int_equal(seen.open, 0);
     refit_subscriber_close(subscriber);

@@ -4,21 +4,15 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
 #include "tests/support/pairing.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
 
 #define OTHER_USER 65534
@@ -81,7 +75,6 @@ static void attack_trainer(pid_t trainer, int count)
 
 static void the_same_user_cannot_change_what_workers_take(void **state)
 {
-    (void)state;
     test_trainer trainer;
     raw_worker first, second;
     refit_config config = trainer_config();
@@ -97,7 +90,7 @@ static void the_same_user_cannot_change_what_workers_take(void **state)
     await_child(child);
     trainer_check_bytes(&first, 1);
     raw_worker_apply(&first);
-    assert_int_equal(trainer_join(&trainer), REFIT_OK);
+    assert_ok(trainer_join(&trainer));
     raw_worker_say_released(&first, 1);
 
     /* A worker that joins now maps what was attacked; the trainer still writes it. */
@@ -159,7 +152,6 @@ static void expect_socket(pairing *pair, const char *probe, const char *reason)
 
 static void a_probe_that_others_can_change_is_not_mapped(void **state)
 {
-    (void)state;
     for (int way = 0; way < 5; way++) {
         static const int seals[] = {0, F_SEAL_SHRINK | F_SEAL_GROW,
                                     F_SEAL_GROW | F_SEAL_FUTURE_WRITE, 0,
@@ -179,7 +171,6 @@ static void a_probe_that_others_can_change_is_not_mapped(void **state)
 
 static void an_older_trainers_memory_is_not_mapped(void **state)
 {
-    (void)state;
     pairing pair;
     pair_open(&pair, true, NULL);
     expect_socket(&pair, "/refit-0123456789abcdef0123456789abcdef", "same refit at both ends");
@@ -189,7 +180,6 @@ static void an_older_trainers_memory_is_not_mapped(void **state)
 /* A probe in order, and then a slot that is cut short: no signal ends the worker. */
 static void memory_cut_short_after_it_was_offered_does_no_harm(void **state)
 {
-    (void)state;
     pairing pair;
     rft_segment slot;
     char name[RFT_SEGMENT_NAME_BYTES];
@@ -234,7 +224,6 @@ static void lend_memory(int told, int until)
 
 static void another_users_memory_is_not_mapped(void **state)
 {
-    (void)state;
     int told[2], until[2];
     char name[RFT_SEGMENT_NAME_BYTES];
     if (geteuid() != 0) skip(); /* only root can become another user */
@@ -298,7 +287,6 @@ static int take_one(int endpoint_from)
 
 static void another_users_worker_takes_the_version_through_the_socket(void **state)
 {
-    (void)state;
     int endpoint[2];
     test_trainer trainer;
     refit_config config = trainer_config();
@@ -311,7 +299,7 @@ static void another_users_worker_takes_the_version_through_the_socket(void **sta
     assert_int_equal(write(endpoint[1], text, strlen(text)), strlen(text));
     trainer_wait_workers(&trainer, 1);
     trainer_start(&trainer, TRAINER_PUBLISH, 1);
-    assert_int_equal(trainer_join(&trainer), REFIT_OK);
+    assert_ok(trainer_join(&trainer));
     await_child(child);
     trainer_close(&trainer);
     close(endpoint[0]);
