@@ -3,6 +3,7 @@
 # the bytes of a changed element, which do not depend on the load of the machine, are as expected.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
+export REFIT_BROADCAST_LINGER_MS=0s # both ends are in one process, where ZeroMQ waits for all of it
 
 # number NAME ROW: a number of refit's own part of a row of JSON.
 number() {

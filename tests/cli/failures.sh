@@ -67,8 +67,8 @@ ends publish "$publish" 0
 exec 3<&- 4<&-
 cmp "$scratch/kept/1.safetensors" "$scratch/small" || complain "the file before the signal"
 
-# A worker that leaves after the first version is missed at the second.
-begin publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 2
+# A worker that leaves after the first version is missed at the second. The time has to do for the first.
+begin publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 12
 exec 3<"$scratch/publish.said"
 read -r _ <&3
 run 0 subscribe "$socket" --out "$scratch/kept" --count 1 --timeout 50

@@ -24,11 +24,11 @@ awk -F'"link_gbit":' '{ split($2, gbit, ","); exit !(gbit[1] > 0 && gbit[1] <= 0
 "$link" --json --mib 64 --rounds 60 >"$scratch/out" 2>"$scratch/err" &
 held=$!
 space=$(printf 'rftl%x' $held)
-for _ in $(seq 200); do
+for _ in $(seq 1200); do
     [ ! -e "/run/netns/$space" ] || break
     sleep 0.05
 done
-[ -e "/run/netns/$space" ] || complain "no namespace within ten seconds"
+[ -e "/run/netns/$space" ] || complain "no namespace within a minute"
 kill -TERM $held
 wait $held
 [ ! -e "/run/netns/$space" ] || complain "the namespace is left after SIGTERM"

@@ -8,6 +8,10 @@ refit+=("$REFIT")
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 export XDG_RUNTIME_DIR=$scratch # for user://NAME
+# A name of the user is one on the whole machine: this script has its own, whatever else runs.
+export REFIT_BROADCAST_ENDPOINT=user://test-$$
+# And no end that the machine holds up for ten seconds is taken for dead, or leaves without a word.
+export REFIT_BROADCAST_HEARTBEAT_TIMEOUT_MS=20s REFIT_BROADCAST_LINGER_MS=15s
 failures=0
 
 # complain WORD…: notes a failure; the script goes on, so that one run shows all of them.

@@ -76,11 +76,11 @@ for bind in tcp://127.0.0.1:0 "ipc://$scratch/socket" "user://*"; do
     rm -r "$scratch/shared" "$scratch/sent"
 done
 
-# Neither end names an endpoint.
+# Neither end names an endpoint: the configuration does.
 "${refit[@]}" subscribe --out "$scratch/own" --count 1 --timeout 50 >"$scratch/own.out" 2>&1 </dev/null &
 worker=$!
 run 0 publish "$scratch/1.in" --workers 1 --timeout 50
-prints "endpoint ipc://$scratch/refit/refit.sock"
+prints "endpoint ipc://$scratch/refit/test-$$.sock"
 wait "$worker" || complain "the worker failed: $(cat "$scratch/own.out")"
 same own 1 1.in
 [ -z "$(ls -A "$scratch/refit")" ] || complain "something is left: $(ls -A "$scratch/refit")"
