@@ -12,10 +12,26 @@
 
 #include "base/clock.h"
 #include "net/channel.h"
+#include "tests/support/file_tree.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
 
-#define WAIT_MS 10000
+#define WAIT_MS 50000
+
+static file_tree tree;
+static char ipc[80]; /* an endpoint in it */
+
+static int make_tree(void **state)
+{
+    tree = file_tree_open();
+    (void)snprintf(ipc, sizeof ipc, "ipc://%s/s", tree.root);
+    return 0;
+}
+
+static int remove_tree(void **state)
+{
+    return rmdir(tree.root);
+}
 
 static rft_channel *bind_at(const char *endpoint)
 {
@@ -88,11 +104,6 @@ static void carry_both_ways(const char *endpoint)
     free(bytes);
 }
 
-static void tcp_carries_both_ways(void **state)
-{
-    carry_both_ways("tcp://127.0.0.1:0");
-}
-
 /* A worker that sends a part as large as only a trainer sends is disconnected, and may connect
  * again. */
 static void workers_send_no_parts_as_large_as_frames(void **state)
@@ -131,19 +142,11 @@ static void ipv6_loopback_carries_both_ways(void **state)
     carry_both_ways("tcp://[::1]:0");
 }
 
-static void inproc_carries_both_ways(void **state)
+static void tcp_inproc_and_ipc_carry_both_ways_and_can_be_bound_again(void **state)
 {
-    carry_both_ways("inproc://carries");
-}
-
-static void ipc_carries_both_ways_and_can_be_bound_again(void **state)
-{
-    char folder[] = "/tmp/refit-channel-XXXXXX", endpoint[64];
-    assert_non_null(mkdtemp(folder));
-    snprintf(endpoint, sizeof endpoint, "ipc://%s/s", folder);
-    carry_both_ways(endpoint);
-    carry_both_ways(endpoint);
-    assert_int_equal(rmdir(folder), 0);
+    const char *const endpoints[] = {"tcp://127.0.0.1:0", "inproc://carries", ipc, ipc};
+    for (size_t i = 0; i < COUNT_OF(endpoints); i++)
+        carry_both_ways(endpoints[i]);
 }
 
 static void found_port_is_named(void **state)
@@ -160,7 +163,8 @@ static void closed_port_can_be_bound_at_once(void **state)
 {
     char endpoint[64];
     rft_channel *holder = bind_at("inproc://holder");
-    rft_channel *server = bind_at("tcp://127.0.0.1:0");
+    own_tcp(endpoint);
+    rft_channel *server = bind_at(endpoint);
     strcpy(endpoint, rft_channel_endpoint(server));
     for (int i = 0; i < 20; i++) {
         rft_channel_close(server);
@@ -172,13 +176,11 @@ static void closed_port_can_be_bound_at_once(void **state)
 
 static void second_publisher_is_busy(void **state)
 {
-    static const char *const endpoints[] = {"tcp://127.0.0.1:0", "inproc://second",
-                                            "ipc:///tmp/refit-second.sock"};
-    for (size_t i = 0; i < 3; i++) {
+    const char *const endpoints[] = {"tcp://127.0.0.1:0", "inproc://second", ipc};
+    for (size_t i = 0; i < COUNT_OF(endpoints); i++) {
         refit_config config = quick_config();
-        refit_error error;
         rft_channel *first = bind_at(endpoints[i]), *second = NULL;
-        assert_int_equal(rft_channel_bind(rft_channel_endpoint(first), &config, &second, &error),
+        assert_int_equal(rft_channel_bind(rft_channel_endpoint(first), &config, &second, NULL),
                          REFIT_ERR_BUSY);
         assert_null(second);
         rft_channel_close(first);
@@ -224,17 +226,16 @@ static uint32_t warnings_at(const char *endpoint, bool insecure)
 
 static void endpoints_that_every_user_reaches_are_warned_of(void **state)
 {
-    char folder[] = "/tmp/refit-own-XXXXXX", own[64];
-    assert_non_null(mkdtemp(folder));
-    assert_int_equal(setenv("XDG_RUNTIME_DIR", folder, 1), 0);
+    char own[80], name[64];
+    assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
+    (void)snprintf(name, sizeof name, "user://channel-%ld", (long)getpid());
     assert_int_equal(warnings_at("tcp://127.0.0.1:0", false), 2);
     assert_int_equal(warnings_at("tcp://127.0.0.1:0", true), 0);
-    assert_int_equal(warnings_at("user://refit", false), 0);
+    assert_int_equal(warnings_at(name, false), 0);
     assert_int_equal(warnings_at("user://*", false), 0);
     assert_int_equal(warnings_at("inproc://warned", false), 0);
-    (void)snprintf(own, sizeof own, "%s/refit", folder);
-    assert_int_equal(rmdir(own), 0);
-    assert_int_equal(rmdir(folder), 0);
+    (void)snprintf(own, sizeof own, "%s/refit", tree.root);
+    assert_int_equal(rmdir(own), 0); /* nothing is left in it */
 }
 
 /* Any host that answers there could send any weights. */
@@ -242,9 +243,9 @@ static void addresses_beyond_this_host_need_leave_to_connect(void **state)
 {
     static const char *const beyond[] = {"tcp://192.0.2.1:7711", "tcp://trainer.invalid:7711",
                                          "tcp://[2001:db8::1]:7711", "tcp://0.0.0.0:7711"};
-    static const char *const here[] = {"tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1",
-                                       "ipc:///tmp/refit-absent.sock", "inproc://absent"};
-    for (size_t i = 0; i < 4; i++) {
+    const char *const here[] = {"tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1", ipc,
+                                "inproc://absent"};
+    for (size_t i = 0; i < COUNT_OF(beyond); i++) {
         refit_config config = quick_config();
         refit_error error;
         rft_channel *channel = NULL;
@@ -259,7 +260,7 @@ static void addresses_beyond_this_host_need_leave_to_connect(void **state)
         assert_ok(rft_channel_connect(beyond[i], &config, &channel, NULL));
         rft_channel_close(channel);
     }
-    for (size_t i = 0; i < 5; i++) {
+    for (size_t i = 0; i < COUNT_OF(here); i++) {
         refit_config config = quick_config();
         rft_channel *channel = NULL;
         assert_ok(rft_channel_connect(here[i], &config, &channel, NULL));
@@ -429,7 +430,8 @@ static void room_for_what_was_refused_ends_the_poll(void **state)
 {
     char endpoint[64];
     refit_config config = quick_config();
-    rft_channel *client = NULL, *server = bind_at("tcp://127.0.0.1:0");
+    own_tcp(endpoint);
+    rft_channel *client = NULL, *server = bind_at(endpoint);
     snprintf(endpoint, sizeof endpoint, "%s", rft_channel_endpoint(server));
     rft_channel_close(server);
     assert_ok(rft_channel_connect(endpoint, &config, &client, NULL));
@@ -477,11 +479,9 @@ static void forked_child_gets_a_context_of_its_own(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tcp_carries_both_ways),
         cmocka_unit_test(workers_send_no_parts_as_large_as_frames),
         cmocka_unit_test(ipv6_loopback_carries_both_ways),
-        cmocka_unit_test(inproc_carries_both_ways),
-        cmocka_unit_test(ipc_carries_both_ways_and_can_be_bound_again),
+        cmocka_unit_test(tcp_inproc_and_ipc_carry_both_ways_and_can_be_bound_again),
         cmocka_unit_test(found_port_is_named),
         cmocka_unit_test(closed_port_can_be_bound_at_once),
         cmocka_unit_test(second_publisher_is_busy),
@@ -498,5 +498,5 @@ int main(void)
         cmocka_unit_test(descriptor_wakes_the_poll),
         cmocka_unit_test(forked_child_gets_a_context_of_its_own),
     };
-    return cmocka_run_group_tests_name("channel", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("channel", tests, make_tree, remove_tree);
 }

@@ -14,7 +14,7 @@
 #include "tests/support/locksmith.h"
 #include "tests/support/test.h"
 
-#define WAIT_MS  20000
+#define WAIT_MS  50000
 #define REQUESTS 300
 
 typedef struct scene {

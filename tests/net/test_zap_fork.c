@@ -18,8 +18,8 @@
 #include "tests/support/locksmith.h"
 #include "tests/support/test.h"
 
-#define WAIT_S  20
-#define CHILD_S 20u
+#define WAIT_S  50
+#define CHILD_S 50u
 
 /* ---- Where a thread is held */
 

@@ -1,12 +1,23 @@
 /* A configuration for tests: small sizes, and timeouts that no process reaches which the machine
- * holds up for ten seconds. A test in which a peer is to be lost sets its own, shorter one. Waits of
- * tests are longer than the silence (50 s), for a message that ends a connection may be lost. */
+ * holds up for ten seconds. A test in which a peer is to be lost sets its own, shorter one. Waits
+ * of tests are longer than the silence (50 s), for a message that ends a connection may be lost. */
 #ifndef QUICK_CONFIG_H
 #define QUICK_CONFIG_H
 
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <refit/config.h>
+
+/* Any free port of a loopback address of this process alone: once it is closed, it can be bound
+ * again, for no other process is given a port there. */
+static inline void own_tcp(char endpoint[64])
+{
+    unsigned self = (unsigned)getpid(); /* of 22 bits at most */
+    (void)snprintf(endpoint, 64, "tcp://127.%u.%u.%u:0", 1 + (self >> 16), self >> 8 & 0xff,
+                   self & 0xff);
+}
 
 static inline refit_config quick_config(void)
 {

@@ -16,7 +16,7 @@
 #include "tests/support/trainer_process.h"
 #include "tests/support/zmtp_client.h"
 
-#define WAIT_MS   20000
+#define WAIT_MS   50000
 #define FIRST     0x6b8b4567u /* what generate_random() of libzmq makes of rand()'s first two */
 #define CLAIMS    32u
 #define ANONYMOUS 64u

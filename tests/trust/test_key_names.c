@@ -106,7 +106,6 @@ static void a_long_key_is_one_worker_and_the_next_is_told_so(void **state)
 static crew_member *start_unnamed(const scene *play, crew_member *member, const char *key)
 {
     refit_config own = quick_config();
-    own.broadcast_heartbeat_timeout_ms = RAW_WAIT_MS;
     locksmith_equip_worker(&play->smith, key, &own);
     crew_start(member, refit_publisher_endpoint(play->trainer.publisher), &own, CREW_ACCEPT);
     return member;

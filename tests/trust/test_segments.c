@@ -273,7 +273,6 @@ static int take_one(int endpoint_from)
     refit_subscriber_info info = {.size = sizeof info};
     if (setgid(OTHER_USER) != 0 || setuid(OTHER_USER) != 0) return 103;
     if (read(endpoint_from, endpoint, sizeof endpoint - 1) <= 0) return 104;
-    config.broadcast_heartbeat_timeout_ms = 30000;
     if (refit_subscriber_open(endpoint, &config, &subscriber, NULL) != REFIT_OK) return 105;
     if (refit_subscriber_next(subscriber, PAIR_LONG, &update, NULL) != REFIT_OK) return 106;
     if (refit_subscriber_describe(subscriber, &info, NULL) != REFIT_OK) return 107;
