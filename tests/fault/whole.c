@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "tests/support/quick_config.h"
 
+#define SOON_MS      1000
 #define FIRST_HOOKED 4                   /* regions before it lie in the arena */
 #define RESERVE      (UINT64_C(8) << 20) /* four pages of a GPU */
 
@@ -20,15 +21,7 @@ const uint64_t whole_region_bytes[WHOLE_REGIONS] = {70001, 300000, 4096, 512, 81
 const refit_policy whole_policies[WHOLE_REGIONS] = {REFIT_KEEP, REFIT_KEEP, REFIT_ZERO,
                                                     REFIT_KEEP, REFIT_KEEP, REFIT_DISCARD};
 
-const char *const whole_patient[] = {"broadcast.heartbeat_timeout_ms",
-                                     "30s",
-                                     "broadcast.stage_timeout_ms",
-                                     "30s",
-                                     "broadcast.commit_timeout_ms",
-                                     "30s",
-                                     "broadcast.resend_limit",
-                                     "1000",
-                                     NULL};
+const char *const whole_patient[] = {"broadcast.resend_limit", "1000", NULL};
 
 /* ---- Bytes */
 
@@ -134,15 +127,15 @@ static void configure(whole *on, whole_path path, const char *const *settings)
                                       "30s",
                                       "broadcast.slots",
                                       "2",
-                                      "broadcast.linger_ms",
-                                      "200ms",
                                       NULL};
     on->config = quick_config();
     on->config.broadcast_frame_bytes = SAMPLE_FRAME_BYTES;
     on->config.broadcast_heartbeat_ms = 20;
-    on->config.broadcast_heartbeat_timeout_ms = 1000;
-    on->config.broadcast_stage_timeout_ms = 1000;
-    on->config.broadcast_commit_timeout_ms = 1000;
+    if (on->order == NULL && settings != whole_patient) {
+        on->config.broadcast_heartbeat_timeout_ms = SOON_MS;
+        on->config.broadcast_stage_timeout_ms = SOON_MS;
+        on->config.broadcast_commit_timeout_ms = SOON_MS;
+    }
     on->config.broadcast_shm = path == WHOLE_SHM ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     const char *const *all[] = {own, settings};
     for (int i = 0; i < 2; i++) {

@@ -26,7 +26,7 @@
 
 #define WHOLE_REGIONS  6
 #define WHOLE_VERSIONS 64u
-#define PATIENCE_MS    30000u /* a deadline that only a hang reaches */
+#define PATIENCE_MS    60000u /* a deadline that only a hang reaches */
 
 /* How weights reach the worker. */
 typedef enum whole_path {
@@ -69,8 +69,9 @@ typedef struct whole {
     refit_error error; /* of the call that failed last */
 } whole;
 
-/* Settings for whole_open: deadlines that only a hang reaches, where nothing is to be lost. Without
- * them they are short, for faults that cost one. */
+/* Settings for whole_open: deadlines that only a hang reaches, where nothing is to be lost; so are
+ * those of a device with an order. Without them they are short, for faults that cost a message:
+ * such a cycle may fail as well because the machine held the process up, and is tried again. */
 extern const char *const whole_patient[];
 
 /* Of each region. */
