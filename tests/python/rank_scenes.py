@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from pathlib import Path
-from typing import NoReturn
 
 import torch
-from ranks import join, leave
+from ranks import join
 from refit.errors import StateError
 from refit.lockstep import LockstepError, agree
 from refit.publisher import Publisher
@@ -199,9 +197,7 @@ SCENES: tuple[Scene, ...] = (
 )
 
 
-def play(rank: int, folder: str) -> NoReturn:
-    """One rank: joins the group, plays all scenes, and writes down what it saw."""
-    join(rank, 2, Path(folder), timeout=timedelta(seconds=30))
-    seen = {scene.__name__: scene(rank) for scene in SCENES}
-    torch.save(seen, Path(folder) / f"rank{rank}")
-    leave()
+def play(rank: int, folder: Path) -> dict[str, object]:
+    """What one rank saw in each scene."""
+    join(rank, 2, folder)
+    return {scene.__name__: scene(rank) for scene in SCENES}

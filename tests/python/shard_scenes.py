@@ -3,13 +3,13 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import refit
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from ranks import join, leave
+from ranks import join
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -303,10 +303,7 @@ SCENES: list[Scene] = [
 ]
 
 
-def play(rank: int, folder: str) -> NoReturn:
-    """Plays all scenes as one of two ranks, and leaves what it saw in `folder`."""
-    torch.set_num_threads(1)
-    join(rank, 2, Path(folder))
-    seen = {scene.__name__: scene(rank, Path(folder)) for scene in SCENES}
-    torch.save(seen, Path(folder) / f"rank{rank}")
-    leave()
+def play(rank: int, folder: Path) -> dict[str, object]:
+    """What one of two ranks saw in each scene."""
+    join(rank, 2, folder)
+    return {scene.__name__: scene(rank, folder) for scene in SCENES}

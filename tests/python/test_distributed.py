@@ -1,28 +1,18 @@
 """Sharded optimizers: FSDP1, FSDP2, DTensor and distributed checkpoints, on two ranks."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.multiprocessing
-
-sys.path.insert(0, str(Path(__file__).parent))
-
+import ranks
 import shard_scenes
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, ranks.needs_fsdp2]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw in each scene. A rank that hangs fails all of them by the timeout."""
-    if not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 of this PyTorch runs on GPUs only: 2.6")
-    folder = tmp_path_factory.mktemp("shards")
-    torch.multiprocessing.spawn(shard_scenes.play, (str(folder),), nprocs=2, join=True)
-    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
+    return ranks.run(shard_scenes.play, tmp_path_factory.mktemp("shards"))
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "dtensor"])

@@ -1,28 +1,18 @@
 """Sharded models: two ranks gather together or stop together, and neither hangs."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.multiprocessing
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 import rank_scenes
+import ranks
 
-pytestmark = pytest.mark.slow  # three Pythons with PyTorch
+pytestmark = [pytest.mark.slow, ranks.needs_fsdp2]  # three Pythons with PyTorch
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw in each scene. A rank that hangs fails all of them by the timeout."""
-    if not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 of this PyTorch runs on GPUs only: 2.6")
-    folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(rank_scenes.play, (str(folder),), nprocs=2, join=True)
-    return [torch.load(folder / f"rank{rank}", weights_only=True) for rank in range(2)]
+    return ranks.run(rank_scenes.play, tmp_path_factory.mktemp("ranks"))
 
 
 def test_only_the_root_yields_what_all_ranks_gather(seen: list[dict[str, Any]]) -> None:
