@@ -64,6 +64,36 @@ def runtime_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def run(torch_device: str) -> Any:
+    """A training run after two steps, for the test to disturb."""
+    from training import Run
+
+    made = Run(device=torch_device)
+    made.step(2)
+    return made
+
+
+@pytest.fixture
+def same(run: Any) -> Iterator[Any]:
+    """The same run without refit. When the test ends, both have the same bits."""
+    from training import Run, assert_same
+
+    made = Run(device=run.device)
+    made.step(2)
+    yield made
+    assert_same(run, made)
+
+
+@pytest.fixture
+def controller(run: Any) -> Iterator[Any]:
+    """The one of ``run``; closed when the test ends."""
+    import refit
+
+    with refit.Controller(run.optimizer, run.model) as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def torch_device(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where tensors go: "cpu", or with REFIT_TEST_CUDA=real "cuda:0"."""

@@ -4,14 +4,12 @@ nothing back."""
 import copy
 import ctypes
 import io
-import linecache
 import pickle
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -20,27 +18,12 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np  # noqa: E402
 import refit  # noqa: E402
-import refit.away  # noqa: E402
-from refit.errors import DeviceMemoryError  # noqa: E402
+from refit.away import Absence  # noqa: E402
+from refit.errors import DeviceMemoryError, StateError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
-from refit.regions import Regions  # noqa: E402
-from training import Run, assert_same, refusal_in_a_fork, whole_cycle  # noqa: E402
+from training import Run, assert_same, assert_same_states, refusal_in_a_fork, whole_cycle  # noqa: E402
 
 WAIT_S = 60
-
-
-@pytest.fixture
-def run(torch_device: str) -> Run:
-    run = Run(device=torch_device)
-    run.step(2)
-    return run
-
-
-@pytest.fixture
-def same(torch_device: str) -> Run:
-    same = Run(device=torch_device)
-    same.step(2)
-    return same
 
 
 def saved(value: Any) -> bytes:
@@ -144,18 +127,16 @@ def told(value: Any) -> Any:
 @pytest.mark.parametrize("when", ["cleared", "returning"])
 @pytest.mark.parametrize("use", USES)
 def test_what_uses_a_state_that_is_away_finds_its_bytes(
-    run: Run, same: Run, use: str, when: str
+    run: Run, same: Run, controller: refit.Controller, use: str, when: str
 ) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        if when == "returning":
-            controller.restore()
-        assert controller.state == when
-        assert told(USES[use](run.moments())) == told(USES[use](same.moments()))
-        assert controller.state == "training"
-        assert {type(moment) for moment in run.moments()} == {torch.Tensor}
-        run.step(), same.step()
-        assert_same(run, same)
+    controller.clear()
+    if when == "returning":
+        controller.restore()
+    assert controller.state == when
+    assert told(USES[use](run.moments())) == told(USES[use](same.moments()))
+    assert controller.state == "training"
+    assert {type(moment) for moment in run.moments()} == {torch.Tensor}
+    run.step(), same.step()
 
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
@@ -176,52 +157,28 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_what_only_looks_at_a_state_brings_nothing_back(run: Run, look: str) -> None:
+def test_what_only_looks_at_a_state_brings_nothing_back(
+    run: Run, controller: refit.Controller, look: str
+) -> None:
     moment = run.moments()[0]
     seen = LOOKS[look](moment)
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        assert LOOKS[look](moment) == seen
-        assert run.away()
-        assert controller.state == "cleared"
-
-
-def test_returns_before_restore_are_counted(run: Run) -> None:
-    def early() -> float:
-        return controller.stats()["refit/early_returns"]
-
-    with refit.Controller(run.optimizer) as controller:
-        whole_cycle(controller)
-        run.step()
-        assert early() == 0
-        controller.clear()
-        run.moments()[0].norm()
-        assert early() == 1
-        controller.clear()
-        run.optimizer.state_dict()
-        run.moments()[0].norm()
-        assert early() == 2
-    assert controller.state == "closed"
-
-
-def test_states_are_the_objects_they_were_and_of_their_own_class_again(run: Run) -> None:
-    before = [(id(moment), type(moment)) for moment in run.moments()]
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        controller.restore()
-        controller.join()
-        assert [(id(moment), type(moment)) for moment in run.moments()] == before
-        controller.clear()
-    assert [(id(moment), type(moment)) for moment in run.moments()] == before
-
-
-def test_a_controller_without_references_leaves_no_tensor_behind(run: Run, same: Run) -> None:
-    controller = refit.Controller(run.optimizer)
     controller.clear()
-    del controller
-    assert {type(moment) for moment in run.moments()} == {torch.Tensor}
-    run.step(), same.step()
-    assert_same(run, same)
+    assert LOOKS[look](moment) == seen
+    assert run.away()
+    assert controller.state == "cleared"
+
+
+def test_returns_before_restore_are_counted(run: Run, controller: refit.Controller) -> None:
+    whole_cycle(controller)
+    run.step()
+    assert controller.stats()["refit/early_returns"] == 0
+    controller.clear()
+    run.moments()[0].norm()
+    assert controller.stats()["refit/early_returns"] == 1
+    controller.clear()
+    run.optimizer.state_dict()
+    run.moments()[0].norm()
+    assert controller.stats()["refit/early_returns"] == 2
 
 
 # ---- optimizers and code that handles their states ----------------------------------------------
@@ -285,46 +242,53 @@ def test_schedule_free_may_change_its_mode_at_any_time(
         assert_same(run, same)
 
 
-def test_a_state_dict_taken_before_can_be_loaded_into(run: Run, same: Run, tmp_path: Path) -> None:
+def test_a_state_dict_taken_before_can_be_loaded_into(
+    run: Run, controller: refit.Controller, tmp_path: Path
+) -> None:
     import torch.distributed.checkpoint as dcp
 
     dcp.save({"optimizer": run.optimizer.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+    expected = [moment.clone() for moment in run.moments()]
     run.step()
     taken = run.optimizer.state_dict()
-    with refit.Controller(run.optimizer, run.model) as controller:
-        controller.clear()
-        dcp.load({"optimizer": taken}, checkpoint_id=tmp_path, no_dist=True)
-        for mine, theirs in zip(run.moments(), same.moments(), strict=True):
-            assert torch.equal(mine, theirs)
+    controller.clear()
+    dcp.load({"optimizer": taken}, checkpoint_id=tmp_path, no_dist=True)
+    assert all(map(torch.equal, run.moments(), expected))
 
 
-def test_a_state_dict_taken_before_can_be_copied_and_saved(run: Run, same: Run) -> None:
+WAYS: list[Callable[[Any], Any]] = [
+    copy.deepcopy,
+    lambda value: pickle.loads(pickle.dumps(value)),
+    lambda value: torch.load(io.BytesIO(saved(value))),
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=["deepcopy", "pickle", "save"])
+def test_a_state_dict_taken_before_can_be_copied_and_saved(
+    run: Run, same: Run, controller: refit.Controller, way: Callable[[Any], Any]
+) -> None:
     taken = run.optimizer.state_dict()
-    ways: list[Callable[[Any], Any]] = [
-        copy.deepcopy,
-        lambda value: pickle.loads(pickle.dumps(value)),
-        lambda value: torch.load(io.BytesIO(saved(value))),
-    ]
-    with refit.Controller(run.optimizer, run.model) as controller:
-        for way in ways:
-            controller.clear()
-            copied = way(taken)["state"]
-            for number, state in same.optimizer.state_dict()["state"].items():
-                assert {type(one) for one in copied[number].values()} == {torch.Tensor}
-                assert all(torch.equal(copied[number][key], state[key]) for key in state)
+    controller.clear()
+    copied = way(taken)
+    assert_same_states(copied, same.optimizer.state_dict())
+    kinds = {type(one) for state in copied["state"].values() for one in state.values()}
+    assert kinds == {torch.Tensor}
 
 
-def test_states_of_two_controllers_meet_in_one_operation(run: Run, torch_device: str) -> None:
-    other = Run(device=torch_device)
+def test_states_of_two_controllers_meet_in_one_operation(
+    run: Run, controller: refit.Controller
+) -> None:
+    other = Run(device=run.device)
     other.step(3)
     expected = [a + b for a, b in zip(run.moments(), other.moments(), strict=True)]
-    with refit.Controller(run.optimizer) as one, refit.Controller(other.optimizer) as two:
-        one.clear(), two.clear()
+    with refit.Controller(other.optimizer) as second:
+        controller.clear(), second.clear()
         assert all(map(torch.equal, torch._foreach_add(run.moments(), other.moments()), expected))
-        assert (one.state, two.state) == ("training", "training")
+        assert (controller.state, second.state) == ("training", "training")
 
 
-def test_a_compiled_step_is_compiled_once(run: Run, same: Run) -> None:
+def test_a_compiled_step_is_compiled_once(run: Run, controller: refit.Controller) -> None:
+    same = copy.deepcopy(run)
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
@@ -332,15 +296,14 @@ def test_a_compiled_step_is_compiled_once(run: Run, same: Run) -> None:
         return graph.forward
 
     counts = []
-    with refit.Controller(run.optimizer, run.model) as controller:
-        step = torch.compile(run.optimizer.step, backend=backend)
-        for number in range(5):
-            run.backward(), same.backward()
-            if number > 1:
-                controller.clear()
-            step(), same.optimizer.step()
-            run.optimizer.zero_grad(), same.optimizer.zero_grad()
-            counts.append(len(graphs))
+    step = torch.compile(run.optimizer.step, backend=backend)
+    for number in range(5):
+        run.backward(), same.backward()
+        if number > 1:
+            controller.clear()
+        step(), same.optimizer.step()
+        run.optimizer.zero_grad(), same.optimizer.zero_grad()
+        counts.append(len(graphs))
     assert counts[-1] == counts[1] > 0
     for mine, theirs in zip(run.model.parameters(), same.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
@@ -493,128 +456,54 @@ def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device
 
 
 def test_without_memory_the_use_raises_and_the_next_one_finds_the_bytes(
-    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
-        raise DeviceMemoryError("no memory; call restore() again")
+        raise RuntimeError("out of memory")
 
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(Regions, "_allocate", fails)
-            for _ in range(2):
-                with pytest.raises(DeviceMemoryError, match="call restore"):
-                    run.moments()[0] + 1
-            assert controller.state == "cleared"
-        assert torch.equal(run.moments()[0] + 1, same.moments()[0] + 1)
-        assert controller.state == "training"
-        run.step(), same.step()
-    assert_same(run, same)
-
-
-@pytest.mark.parametrize("verb", ["bind_each", "restore"])
-def test_ctrl_c_while_bytes_come_back_lets_the_next_use_find_them(
-    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    # trap 12
-    real = getattr(Offloader, verb)
-
-    def interrupted(*arguments: Any) -> Any:
-        real(*arguments)
-        raise KeyboardInterrupt
-
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(Offloader, verb, interrupted)
-            with pytest.raises(KeyboardInterrupt):
+    controller.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.UntypedStorage, "resize_", fails)
+        for _ in range(2):
+            with pytest.raises(DeviceMemoryError, match="call restore"):
                 run.moments()[0] + 1
-        assert all(map(torch.equal, run.moments(), same.moments()))
-        run.step(), same.step()
-    assert_same(run, same)
+        assert controller.state == "cleared"
+    assert torch.equal(run.moments()[0] + 1, same.moments()[0] + 1)
+    assert controller.state == "training"
+    run.step(), same.step()
 
 
-class CtrlC:
-    """Raises KeyboardInterrupt at one line of ``refit.away``, by its number among those that run.
-
-    Not where a ``with`` is left: Python, too, lets no signal in between the end of a block and what
-    ends it.
-    """
-
-    def __init__(self, at: int) -> None:
-        self._left = at
-        self._inside: set[tuple[FrameType, int]] = set()
-
-    def __call__(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        if frame.f_code.co_filename != refit.away.__file__:
-            return None
-        if event == "line" and not self._leaves(frame):
-            self._left -= 1
-            if self._left == 0:
-                raise KeyboardInterrupt
-        return self
-
-    def _leaves(self, frame: FrameType) -> bool:
-        text = linecache.getline(refit.away.__file__, frame.f_lineno)
-        place = frame, frame.f_lineno
-        if not text.strip().startswith("with "):
-            return False
-        self._inside ^= {place}
-        return place not in self._inside
-
-    def __enter__(self) -> "CtrlC":
-        self._before = sys.gettrace()
-        sys.settrace(self)
-        return self
-
-    def __exit__(self, *_exception: Any) -> None:
-        sys.settrace(self._before)
-
-    @property
-    def came(self) -> bool:
-        return self._left <= 0
+def test_a_tensor_that_does_not_come_back_is_refused() -> None:
+    state = torch.ones(3)
+    absence = Absence(lambda: None, threading.Lock(), zeroable=1)
+    absence.put(0, [state])
+    with pytest.raises(StateError, match="did not come back"):
+        state.sum()
+    absence.lift(0)
+    assert state.sum() == 3
 
 
-@pytest.mark.parametrize("verb", ["clear", "restore", "join", "use"])
-def test_ctrl_c_at_any_line_leaves_nothing_that_a_use_would_not_find(
-    torch_device: str, verb: str
+@pytest.mark.parametrize("swapped", [True, False], ids=["swap_tensors", "as_subclass"])
+def test_a_tensor_that_got_the_class_of_one_that_is_away_can_be_used(
+    run: Run, controller: refit.Controller, swapped: bool
 ) -> None:
-    # trap 12
-    alone = Run(device=torch_device)
-    alone.step(), alone.backward()
-    for at in range(1, 1000):
-        run = Run(device=torch_device)
-        run.step(), run.backward()
-        with refit.Controller(run.optimizer) as controller:
-            if verb != "clear":
-                controller.clear()
-                run.model.zero_grad(set_to_none=False)
-            if verb == "join":
-                controller.restore()
-            interrupt = CtrlC(at)
-            try:
-                with interrupt:
-                    run.moments()[0] + 1 if verb == "use" else getattr(controller, verb)()
-            except KeyboardInterrupt:
-                pass
-            grads = [p.grad for p in run.model.parameters()]
-            if verb == "clear":
-                mine = [p.grad for p in alone.model.parameters()]
-                assert all(map(torch.equal, grads, mine)), at
-            else:
-                assert not any(grad.any() for grad in grads), at
-            assert all(map(torch.equal, run.moments(), alone.moments())), at
-            controller.prepare_for_training()  # it may have come behind all but the last word
-            kinds = {type(one) for one in (*grads, *run.moments())}
-            assert kinds == {torch.Tensor}
-            assert not any(p._backward_hooks for p in run.model.parameters())
-        if not interrupt.came:
-            break
-    assert at > 10
+    state = run.moments()[0]
+    value = state.clone()
+    controller.clear()
+    other = torch.ones_like(value)
+    if swapped:
+        torch.utils.swap_tensors(state, other)
+    else:
+        other = other.as_subclass(type(state))
+    whole = value if swapped else torch.ones_like(value)
+    controller.prepare_for_training()
+    assert type(other) is not torch.Tensor
+    assert torch.equal(torch.stack([other, other])[0], whole)
+    assert type(other) is torch.Tensor
 
 
 def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_bytes(
-    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, found, waits = Offloader.finish, [], []
     begun = threading.Event()
@@ -633,30 +522,23 @@ def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_byte
             waits.append(reader.is_alive())
         return real(*arguments)
 
-    with refit.Controller(run.optimizer) as controller:
-        monkeypatch.setattr(Offloader, "finish", finish)
-        controller.clear()
-        reader.join(WAIT_S)
-        assert not reader.is_alive()
-        assert torch.equal(found[0], same.moments()[0])
-        assert waits == [True]
-        assert controller.state == "training"
-        run.step(), same.step()
-    assert_same(run, same)
+    monkeypatch.setattr(Offloader, "finish", finish)
+    controller.clear()
+    reader.join(WAIT_S)
+    assert not reader.is_alive()
+    assert torch.equal(found[0], same.moments()[0])
+    assert waits == [True]
+    assert controller.state == "training"
+    run.step(), same.step()
 
 
 def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
     class Timer:
-        def time(self, _label: str) -> Any:
-            from contextlib import contextmanager
-
-            @contextmanager
-            def block() -> Iterator[None]:
-                norms.append(float(run.moments()[0].norm()))
-                yield
-                norms.append(float(run.moments()[0].norm()))
-
-            return block()
+        @contextmanager
+        def time(self, _label: str) -> Iterator[None]:
+            norms.append(float(run.moments()[0].norm()))
+            yield
+            norms.append(float(run.moments()[0].norm()))
 
     norms: list[float] = []
     with refit.Controller(run.optimizer, timer=Timer()) as controller:
@@ -665,13 +547,8 @@ def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
         controller.join() if controller.state == "returning" else None
         assert set(norms) == {float(same.moments()[0].norm())}
         run.step(), same.step()
-    assert_same(run, same)
 
 
-def test_a_forked_process_is_told(run: Run) -> None:
-    # trap 27
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        told = refusal_in_a_fork(lambda: run.moments()[0] + 1)
-        assert "belongs to process" in told
-        run.step()
+def test_a_forked_process_is_told(run: Run, controller: refit.Controller) -> None:  # trap 27
+    controller.clear()
+    assert "belongs to process" in refusal_in_a_fork(lambda: run.moments()[0] + 1)

@@ -28,10 +28,11 @@ def adamw(parameters: Any) -> Optimizer:
 class Run:
     """A model, its optimizer, and steps that depend on nothing but their number."""
 
-    def __init__(self, make: Maker = adamw, device: str | None = None) -> None:
+    def __init__(self, make: Maker = adamw, device: str | None = None, layers: int = 2) -> None:
         self.device = device or DEVICE
         torch.manual_seed(11)
-        self.model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
+        inner = [nn.Linear(WIDTH, WIDTH), nn.Tanh()] if layers == 2 else []
+        self.model = nn.Sequential(*inner, nn.Linear(WIDTH, 4))
         self.model.to(self.device)
         self.optimizer = make(self.model.parameters())
         self.steps = 0
@@ -62,6 +63,16 @@ class Run:
     def away(self) -> bool:
         """Whether no moment has memory."""
         return all(t.untyped_storage().nbytes() == 0 for t in self.moments())
+
+
+HOOKS = [f"_optimizer_{when}_hooks" for when in ("step_pre", "step_post", "state_dict_pre")]
+HOOKS += ["_optimizer_load_state_dict_pre_hooks", "_backward_hooks"]
+
+
+def hooks_of(*things: Any) -> list[Any]:
+    """What is registered on optimizers and tensors, which PyTorch shows nowhere."""
+    found = [getattr(one, name, None) or {} for one in things for name in HOOKS]
+    return [hook for hooks in found for hook in hooks.values()]
 
 
 def refusal_in_a_fork(action: Callable[[], object]) -> str:
