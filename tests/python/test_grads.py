@@ -11,14 +11,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import refit  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
 from refit.grads import Accumulation  # noqa: E402
-from refit.offloader import Offloader  # noqa: E402
 from refit.storages import opened  # noqa: E402
-from training import Run, assert_same  # noqa: E402
-
-
-@pytest.fixture
-def run(torch_device: str) -> Run:
-    return Run(device=torch_device)
+from training import Run, hooks_of  # noqa: E402
 
 
 def gradients(run: Run) -> list[Any]:
@@ -29,64 +23,47 @@ def are_away(grads: list[Any]) -> bool:
     return all(grad.untyped_storage().nbytes() == 0 for grad in grads)
 
 
+def are_zero(grads: list[Any]) -> bool:
+    return not any(bool(grad.any()) for grad in grads)
+
+
+def use(run: Run) -> None:
+    """A backward pass and a step, whose gradients stay."""
+    run.backward()
+    run.optimizer.step()
+
+
 def finish_step(run: Run) -> None:
     run.optimizer.step()
     run.optimizer.zero_grad()
     run.steps += 1
 
 
-def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(run: Run) -> None:
-    run.step()
+def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(
+    run: Run, controller: refit.Controller
+) -> None:
     run.backward()
     before = gradients(run)
     values = [grad.clone() for grad in before]
-    with refit.Controller(run.optimizer, grads="keep") as controller:
-        controller.clear()
-        assert all(grad.untyped_storage().nbytes() == 0 for grad in before)
-        controller.restore()
-        assert all(map(lambda a, b: a is b, gradients(run), before))
-        assert all(map(torch.equal, gradients(run), values))
+    controller.clear()
+    assert are_away(before)
+    controller.restore()
+    assert all(map(lambda a, b: a is b, gradients(run), before))
+    assert all(map(torch.equal, gradients(run), values))
 
 
-@pytest.mark.parametrize("verb", ["offload", "finish", "unbind_each"])
-def test_ctrl_c_while_gradients_leave_does_not_let_a_backward_pass_into_them(
-    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    # trap 12
-    same = Run(device=run.device)
-    run.step(), same.step()
+@pytest.mark.parametrize("then", ["backward", "restore", "step"])
+def test_an_open_accumulation_goes_on_as_if_nothing_had_been(
+    run: Run, same: Run, controller: refit.Controller, then: str
+) -> None:  # trap 11, and TRL's generation between micro batches
     run.backward(), same.backward()
-    real = getattr(Offloader, verb)
-
-    def interrupted(*arguments: Any) -> Any:
-        real(*arguments)
-        raise KeyboardInterrupt
-
-    with refit.Controller(run.optimizer) as controller:
-        monkeypatch.setattr(Offloader, verb, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            controller.clear()
-        monkeypatch.undo()
-        assert controller.state == "cleared"
-        run.backward(), same.backward()
-        assert controller.state == "training"
-        finish_step(run), finish_step(same)
-    assert_same(run, same)
-
-
-def test_an_open_accumulation_goes_on_as_if_nothing_had_been(run: Run) -> None:
-    # trap 11, and TRL's generation between micro batches
-    same = Run(device=run.device)
-    run.step(), same.step()
-    with refit.Controller(run.optimizer) as controller:
-        for number in range(3):
-            run.backward(), same.backward()
-            controller.clear()
-            if number == 1:
-                controller.restore()
-            run.backward(), same.backward()  # brings the gradients back before it adds to them
-            finish_step(run), finish_step(same)
-            assert_same(run, same)
+    controller.clear()
+    if then == "restore":
+        controller.restore()
+    if then != "step":
+        run.backward(), same.backward()  # brings the gradients back before it adds to them
+    finish_step(run), finish_step(same)
+    assert controller.state == "training"
 
 
 class Meshed(torch.Tensor):
@@ -123,27 +100,16 @@ def test_gradients_that_hold_more_than_tensors_are_watched() -> None:
     assert watched.open
 
 
-def test_a_step_brings_kept_gradients_back_too(run: Run) -> None:
-    same = Run(device=run.device)
-    run.step(), same.step()
-    with refit.Controller(run.optimizer) as controller:
-        run.backward(), same.backward()
-        controller.clear()
-        finish_step(run), finish_step(same)
-        assert controller.state == "training"
-    assert_same(run, same)
-
-
-def test_zero_grad_while_gradients_are_away_drops_them(run: Run) -> None:
-    run.step()
+def test_zero_grad_while_gradients_are_away_drops_them(
+    run: Run, controller: refit.Controller
+) -> None:
     run.backward()
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        run.optimizer.zero_grad()
-        assert controller.state == "cleared"
-        controller.restore()
-        assert gradients(run) == [None] * 4
-        run.step()
+    controller.clear()
+    run.optimizer.zero_grad()
+    assert controller.state == "cleared"
+    controller.restore()
+    assert gradients(run) == [None] * 4
+    run.step()
 
 
 @pytest.mark.parametrize("foreach", [False, True])
@@ -152,8 +118,7 @@ def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(
 ) -> None:
     # trap 10: on the empty storage it would be a fault of the process
     run = Run(lambda p: torch.optim.AdamW(p, foreach=foreach), torch_device)
-    run.step()
-    run.backward()
+    use(run)
     fresh = torch.nn.Parameter(torch.ones(3, device=run.device))
     run.optimizer.add_param_group({"params": [fresh]})
     with refit.Controller(run.optimizer) as controller:
@@ -166,40 +131,40 @@ def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(
         assert are_away(gradients(run))
         assert not controller.accumulating
         controller.restore()
-        assert not any(bool(grad.any()) for grad in gradients(run))
+        assert are_zero(gradients(run))
         assert all(grad.is_contiguous() for grad in gradients(run))
 
 
-def test_what_is_written_after_zero_grad_is_what_counts(run: Run) -> None:
-    run.step()
+def test_what_is_written_after_zero_grad_is_what_counts(
+    run: Run, controller: refit.Controller
+) -> None:
     run.backward()
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        run.optimizer.zero_grad(set_to_none=False)
-        first, second, *rest = gradients(run)
-        first.fill_(2.0)
-        second[0] = 1.0
-        assert controller.state == "training"
-        assert bool((first == 2).all())
-        assert float(second.sum()) == 1.0
-        assert not any(bool(grad.any()) for grad in rest)
+    controller.clear()
+    run.optimizer.zero_grad(set_to_none=False)
+    first, second, *rest = gradients(run)
+    first.fill_(2.0)
+    second[0] = 1.0
+    assert controller.state == "training"
+    assert bool((first == 2).all())
+    assert float(second.sum()) == 1.0
+    assert are_zero(rest)
+    first.zero_()
+    controller.clear()
+    controller.restore()
+    assert not first.any()
+    assert float(second.sum()) == 1.0
+
+
+def test_zeroing_a_gradient_that_autograd_records_is_left_to_pytorch(
+    run: Run, controller: refit.Controller
+) -> None:
+    run.backward()
+    first = gradients(run)[0].requires_grad_()
+    controller.clear()
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         first.zero_()
-        controller.clear()
-        controller.restore()
-        assert not first.any()
-        assert float(second.sum()) == 1.0
-
-
-def test_zeroing_a_gradient_that_autograd_records_is_left_to_pytorch(run: Run) -> None:
-    run.step()
-    run.backward()
-    with refit.Controller(run.optimizer) as controller:
-        first = gradients(run)[0].requires_grad_()
-        controller.clear()
-        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
-            first.zero_()
-        assert controller.state == "training"
-        assert bool(first.any())
+    assert controller.state == "training"
+    assert bool(first.any())
 
 
 def test_what_guards_a_gradient_is_no_hook_to_warn_of(torch_device: str) -> None:
@@ -211,7 +176,8 @@ def test_what_guards_a_gradient_is_no_hook_to_warn_of(torch_device: str) -> None
             warnings.simplefilter("error")
             copied = pickle.loads(pickle.dumps(leaf))
         assert torch.equal(copied, leaf)
-        assert not copied._backward_hooks
+        assert hooks_of(leaf)
+        assert not hooks_of(copied)
         assert controller.state == "cleared"
 
 
@@ -252,27 +218,24 @@ READS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_else_uses_a_gradient_that_is_away_finds_its_bytes(run: Run, read: str) -> None:
-    same = Run(device=run.device)
-    run.step(), same.step()
+def test_what_else_uses_a_gradient_that_is_away_finds_its_bytes(
+    run: Run, same: Run, controller: refit.Controller, read: str
+) -> None:
     run.backward(), same.backward()
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        grads = gradients(run)
-        assert grads[0].shape == next(run.model.parameters()).shape
-        assert are_away(grads)
-        assert controller.state == "cleared"
-        assert READS[read](run) == READS[read](same)
-        assert controller.state == "training"
-        assert all(map(torch.equal, gradients(run), gradients(same)))
-        finish_step(run), finish_step(same)
-    assert_same(run, same)
+    controller.clear()
+    grads = gradients(run)
+    assert grads[0].shape == next(run.model.parameters()).shape
+    assert are_away(grads)
+    assert controller.state == "cleared"
+    assert READS[read](run) == READS[read](same)
+    assert controller.state == "training"
+    assert all(map(torch.equal, gradients(run), gradients(same)))
+    finish_step(run), finish_step(same)
 
 
 @pytest.mark.parametrize("policy", ["discard", "zero"])
 def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, policy: Any) -> None:
     # trap 11
-    run.step()
     with refit.Controller(run.optimizer, grads=policy) as controller:
         assert not controller.accumulating
         run.backward()
@@ -288,35 +251,22 @@ def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, pol
         assert run.away()
 
 
-def test_an_accumulation_on_top_of_used_gradients_is_seen(run: Run) -> None:
-    # trap 11: without zero_grad the same tensors are added to
-    with refit.Controller(run.optimizer, grads="discard") as controller:
-        run.backward()
-        run.optimizer.step()
-        assert not controller.accumulating
-        run.backward()
-        assert controller.accumulating
-
-
 def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None:
     with refit.Controller(run.optimizer, grads="discard") as controller:
-        run.backward()
-        run.optimizer.step()
+        use(run)
         controller.clear()
         assert gradients(run) == [None] * 4
     with refit.Controller(run.optimizer, grads="zero") as controller:
-        run.backward()
-        run.optimizer.step()
+        use(run)
         before = gradients(run)
         controller.clear()
-        assert all(grad.untyped_storage().nbytes() == 0 for grad in before)
+        assert are_away(before)
         controller.restore()
         assert all(map(lambda a, b: a is b, gradients(run), before))
-        assert not any(bool(grad.any()) for grad in before)
+        assert are_zero(before)
 
 
 def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -> None:
-    run.step()
     with refit.Controller(run.optimizer, grads="discard") as controller:
         controller.clear()
         run.backward()
@@ -325,7 +275,6 @@ def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -
 
 
 def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
-    run.step()
     with refit.Controller(run.optimizer, grads="discard") as controller:
         controller.accumulating = True
         with pytest.raises(StateError):
@@ -338,46 +287,49 @@ def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
         assert gradients(run) == [None] * 4
 
 
-def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(run: Run) -> None:
-    # trap 11
-    with refit.Controller(run.optimizer, run.model) as controller:
-        for zeroed, expected in ((False, True), (True, False)):
-            run.backward()
-            if zeroed:
-                run.optimizer.zero_grad(set_to_none=False)
-            assert controller.accumulating is expected
-            controller.clear()
-            assert run.away() or not run.optimizer.state
-            assert are_away(gradients(run))
-            assert controller.accumulating is expected
-            controller.restore()
-            assert controller.accumulating is expected
-            run.step()
-            assert not controller.accumulating
-
-
-def test_gradients_that_a_step_has_used_are_no_accumulation_wherever_they_are(run: Run) -> None:
-    with refit.Controller(run.optimizer) as controller:
+def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(
+    run: Run, controller: refit.Controller
+) -> None:  # trap 11
+    for zeroed in (False, True):
         run.backward()
-        run.optimizer.step()
-        assert not controller.accumulating
+        if zeroed:
+            run.optimizer.zero_grad(set_to_none=False)
+        assert controller.accumulating is not zeroed
         controller.clear()
+        assert are_away(gradients(run))
+        assert controller.accumulating is not zeroed
+        controller.restore()
+        assert controller.accumulating is not zeroed
+        run.step()
         assert not controller.accumulating
+
+
+def test_gradients_that_a_step_has_used_are_no_accumulation_wherever_they_are(
+    run: Run, controller: refit.Controller
+) -> None:  # trap 11: without zero_grad the same tensors are added to
+    for goes in (False, True):
+        use(run)
+        assert not controller.accumulating
+        if goes:
+            controller.clear()
+            assert not controller.accumulating
         run.backward()  # brings them back and adds to them
         assert controller.accumulating
+        finish_step(run)
 
 
-def test_what_takes_the_place_of_a_gradient_that_is_away_counts_as_it(run: Run) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        run.backward()
-        controller.clear()
-        run.optimizer.zero_grad(set_to_none=False)
-        assert not controller.accumulating
-        gradients(run)[0].fill_(2.0)
-        next(run.model.parameters()).grad = torch.ones_like(next(run.model.parameters()))
-        assert controller.accumulating
-        run.optimizer.zero_grad()
-        assert not controller.accumulating
+def test_what_takes_the_place_of_a_gradient_that_is_away_counts_as_it(
+    run: Run, controller: refit.Controller
+) -> None:
+    run.backward()
+    controller.clear()
+    run.optimizer.zero_grad(set_to_none=False)
+    assert not controller.accumulating
+    gradients(run)[0].fill_(2.0)
+    next(run.model.parameters()).grad = torch.ones_like(next(run.model.parameters()))
+    assert controller.accumulating
+    run.optimizer.zero_grad()
+    assert not controller.accumulating
 
 
 def test_an_accumulation_that_may_be_lost_is_not_told_of_what_returns_as_zeros(run: Run) -> None:
@@ -390,57 +342,20 @@ def test_an_accumulation_that_may_be_lost_is_not_told_of_what_returns_as_zeros(r
         assert not controller.accumulating
 
 
-@pytest.mark.parametrize("verb", ["offload", "finish", "unbind_each", "bind_each", "restore"])
-def test_an_accumulation_is_told_wherever_ctrl_c_has_left_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    # trap 12
-    same = Run(device=run.device)
-    run.step(), same.step()
-    run.backward(), same.backward()
-    real, calls = getattr(Offloader, verb), []
-
-    def interrupted(*arguments: Any) -> Any:
-        result = real(*arguments)
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return result
-
-    with refit.Controller(run.optimizer) as controller:
-        monkeypatch.setattr(Offloader, verb, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            clear_and_restore(controller)
-        assert controller.accumulating
-        controller.clear()
-        assert controller.accumulating
-        finish_step(run), finish_step(same)
-        assert not controller.accumulating
-    assert_same(run, same)
-
-
-def clear_and_restore(controller: Any) -> None:
-    controller.clear()
-    controller.restore()
-
-
-def test_gradients_that_are_views_of_one_buffer_move_with_it(run: Run) -> None:
-    # trap 2
-    run.step()
+def test_gradients_that_are_views_of_one_buffer_move_with_it(
+    run: Run, controller: refit.Controller
+) -> None:  # trap 2
     parameters = list(run.model.parameters())
     flat = torch.zeros(sum(p.numel() for p in parameters), device=run.device)
-    start = 0
-    for p in parameters:
-        p.grad = flat[start : start + p.numel()].view_as(p)
-        start += p.numel()
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad = part.view_as(p)
     run.backward()
     values = flat.clone()
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        assert flat.untyped_storage().nbytes() == 0
-        controller.restore()
-        assert torch.equal(flat, values)
-        assert gradients(run)[1].untyped_storage().data_ptr() == flat.data_ptr()
+    controller.clear()
+    assert flat.untyped_storage().nbytes() == 0
+    controller.restore()
+    assert torch.equal(flat, values)
+    assert gradients(run)[1].untyped_storage().data_ptr() == flat.data_ptr()
 
 
 def test_an_unknown_policy_is_refused(run: Run) -> None:
