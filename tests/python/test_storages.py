@@ -1,23 +1,15 @@
 """What can leave and what cannot: decided by storage, before anything is moved."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import numpy as np  # noqa: E402
 import refit  # noqa: E402
-from training import Run, assert_same  # noqa: E402
-
-
-@pytest.fixture
-def run(torch_device: str) -> Run:
-    run = Run(device=torch_device)
-    run.step()
-    return run
+from refit.storages import opened  # noqa: E402
+from training import Run, assert_same, whole_cycle  # noqa: E402
 
 
 def first_state(run: Run) -> dict[str, Any]:
@@ -32,33 +24,24 @@ def why(controller: Any, name: str) -> str:
 NAME = "0.weight.exp_avg"
 
 
-def unmovable(kind: str, like: Any, tmp_path: Path) -> Any:
-    """A tensor with the values of ``like`` whose memory cannot be emptied."""
-    if kind == "numpy":
-        return torch.from_numpy(like.numpy().copy())
-    if kind == "dlpack":
-        return torch.from_dlpack(np.array(like.numpy()))
-    if kind == "frombuffer":
-        return torch.frombuffer(bytearray(like.numpy().tobytes()), dtype=like.dtype).view_as(like)
-    if kind == "shared":
-        return like.clone().share_memory_()
-    torch.save(like, tmp_path / "state.pt")
-    return torch.load(tmp_path / "state.pt", mmap=True)
+def from_buffer(like: Any) -> Any:
+    return torch.frombuffer(bytearray(like.numpy().tobytes()), dtype=like.dtype).view_as(like)
 
 
-@pytest.mark.parametrize("kind", ["frombuffer", "shared"])
-def test_memory_that_is_shared_or_seen_through_another_tensor_stays(
-    kind: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [(from_buffer, "fixed in its place"), (lambda t: t.clone().share_memory_(), "share_memory_()")],
+    ids=["frombuffer", "shared"],
+)
+def test_memory_that_is_shared_or_seen_through_another_tensor_stays(made: Any, reason: str) -> None:
     # trap 6
     run, same = Run(), Run()
     run.step(), same.step()
     state = first_state(run)
-    state["exp_avg"] = unmovable(kind, state["exp_avg"], tmp_path)
+    state["exp_avg"] = made(state["exp_avg"])
     with refit.Controller(run.optimizer, run.model) as controller:
         controller.clear()
-        expected = "share_memory_()" if kind == "shared" else "fixed in its place"
-        assert expected in why(controller, NAME)
+        assert reason in why(controller, NAME)
         assert state["exp_avg"].untyped_storage().nbytes() > 0
         assert state["exp_avg_sq"].untyped_storage().nbytes() == 0
         run.step(), same.step()
@@ -87,38 +70,33 @@ def test_memory_that_other_code_knows_stays(run: Run, kind: str) -> None:
         assert state["exp_avg_sq"].untyped_storage().nbytes() == 0
 
 
-def test_a_storage_with_one_tensor_that_stays_stays_whole(run: Run) -> None:
-    # traps 2 and 8: a step counter in the same buffer
+def test_a_storage_with_one_tensor_that_stays_stays_whole(
+    run: Run, controller: refit.Controller
+) -> None:  # traps 2 and 8: a step counter in the same buffer
     state = first_state(run)
     numel = state["exp_avg"].numel()
     flat = torch.zeros(numel + 1, device=run.device)
     flat[0] = 1.0
     state["step"] = flat[0]
     state["exp_avg"] = flat[1:].view_as(state["exp_avg"])
-    with refit.Controller(run.optimizer, run.model) as controller:
-        controller.clear()
-        assert flat.untyped_storage().nbytes() > 0
-        assert why(controller, NAME) == "its memory is also that of 0.weight.step, which stays"
+    controller.clear()
+    assert flat.untyped_storage().nbytes() > 0
+    assert why(controller, NAME) == "its memory is also that of 0.weight.step, which stays"
 
 
-def test_states_that_are_views_of_one_buffer_leave_as_one(run: Run) -> None:
-    # traps 1 and 2
-    same = Run(device=run.device)
-    same.step()
+def test_states_that_are_views_of_one_buffer_leave_as_one(
+    run: Run, same: Run, controller: refit.Controller
+) -> None:  # traps 1 and 2
     moments = run.moments()
     flat = torch.cat([t.reshape(-1) for t in moments])
-    start = 0
+    parts = iter(flat.split([t.numel() for t in moments]))
     for state in run.optimizer.state.values():
         for key in ("exp_avg", "exp_avg_sq"):
-            count = state[key].numel()
-            state[key] = flat[start : start + count].view_as(state[key])
-            start += count
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        assert flat.untyped_storage().nbytes() == 0
-        assert controller.stats()["refit/regions"] == 1
-        run.step(), same.step()
-    assert_same(run, same)
+            state[key] = next(parts).view_as(state[key])
+    controller.clear()
+    assert flat.untyped_storage().nbytes() == 0
+    assert controller.stats()["refit/regions"] == 1
+    run.step(), same.step()
 
 
 @pytest.mark.parametrize(
@@ -135,17 +113,17 @@ def test_states_that_are_views_of_one_buffer_leave_as_one(run: Run) -> None:
     ],
     ids=["transposed", "offset", "fp64", "bf16", "fp16", "fp8", "expanded", "complex"],
 )
-def test_layouts_and_dtypes_return_to_the_byte(run: Run, change: Any) -> None:
-    # trap 4
+def test_layouts_and_dtypes_return_to_the_byte(
+    run: Run, controller: refit.Controller, change: Any
+) -> None:  # trap 4
     state = first_state(run)
     state["exp_avg"] = change(state["exp_avg"])
     before = state["exp_avg"]
     bytes_before = bytes(before.untyped_storage().cpu())
     shape = (before.shape, before.stride(), before.storage_offset(), before.dtype)
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        assert before.untyped_storage().nbytes() == 0
-        controller.prepare_for_training()
+    controller.clear()
+    assert before.untyped_storage().nbytes() == 0
+    controller.prepare_for_training()
     assert state["exp_avg"] is before
     assert bytes(before.untyped_storage().cpu()) == bytes_before
     assert (before.shape, before.stride(), before.storage_offset(), before.dtype) == shape
@@ -161,47 +139,42 @@ def test_layouts_and_dtypes_return_to_the_byte(run: Run, change: Any) -> None:
     ],
     ids=["sparse", "meta", "subclass", "object"],
 )
-def test_what_has_no_plain_storage_stays_and_is_named(run: Run, made: Any, reason: str) -> None:
-    # traps 5 and 6
+def test_what_has_no_plain_storage_stays_and_is_named(
+    run: Run, controller: refit.Controller, made: Any, reason: str
+) -> None:  # traps 5 and 6
     first_state(run)["extra"] = made()
-    with refit.Controller(run.optimizer, run.model) as controller:
-        controller.clear()
-        assert reason in why(controller, "0.weight.extra")
-        assert first_state(run)["exp_avg"].untyped_storage().nbytes() == 0
-        controller.prepare_for_training()
-        controller.clear()
+    controller.clear()
+    assert reason in why(controller, "0.weight.extra")
+    assert first_state(run)["exp_avg"].untyped_storage().nbytes() == 0
+    controller.prepare_for_training()
+    controller.clear()
 
 
-def test_empty_and_0_dim_tensors_are_no_matter(run: Run) -> None:
+def test_empty_and_0_dim_tensors_are_no_matter(run: Run, controller: refit.Controller) -> None:
     # trap 4
     state = first_state(run)
     state["none"] = torch.empty(0, 3, device=run.device)
     state["scale"] = torch.tensor(2.0, device=run.device)
-    with refit.Controller(run.optimizer, run.model) as controller:
-        controller.clear()
-        assert float(state["scale"]) == 2.0
-        assert why(controller, "0.weight.scale") == "a 0-dim tensor stays where it is"
-        assert why(controller, "0.weight.none") == ""
+    controller.clear()
+    assert float(state["scale"]) == 2.0
+    assert why(controller, "0.weight.scale") == "a 0-dim tensor stays where it is"
+    assert why(controller, "0.weight.none") == ""
 
 
-def test_tensors_in_lists_and_dicts_are_found(run: Run) -> None:
-    state = first_state(run)
-    state["old"] = [torch.ones(5, device=run.device), {"new": (torch.ones(6, device=run.device),)}]
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        assert state["old"][0].untyped_storage().nbytes() == 0
-        assert state["old"][1]["new"][0].untyped_storage().nbytes() == 0
-        controller.prepare_for_training()
-        assert float(state["old"][0].sum() + state["old"][1]["new"][0].sum()) == 11.0
+def test_tensors_in_lists_and_dicts_are_found(run: Run, controller: refit.Controller) -> None:
+    first, second = torch.ones(5, device=run.device), torch.ones(6, device=run.device)
+    first_state(run)["old"] = [first, {"new": (second,)}]
+    controller.clear()
+    assert first.untyped_storage().nbytes() == second.untyped_storage().nbytes() == 0
+    controller.prepare_for_training()
+    assert float(first.sum() + second.sum()) == 11.0
 
 
-def test_nothing_is_added_to_a_state(run: Run) -> None:
+def test_nothing_is_added_to_a_state(run: Run, controller: refit.Controller) -> None:
     # trap 7
     unused = torch.nn.Parameter(torch.ones(3, device=run.device))
     run.optimizer.add_param_group({"params": [unused]})
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        controller.prepare_for_training()
+    whole_cycle(controller)
     assert unused not in run.optimizer.state
 
 
@@ -230,7 +203,6 @@ def mesh() -> Iterator[Any]:
 @pytest.mark.parametrize("grads", ["keep", "discard"])
 def test_a_dtensor_holds_its_local_tensor_and_its_mesh_is_none(mesh: Any, grads: Any) -> None:
     # trap 2; a newer PyTorch names the mesh among what a DTensor holds
-    from refit.storages import opened
     from torch.distributed.tensor import Shard, distribute_tensor
 
     weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
