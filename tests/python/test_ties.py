@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from broadcasting import LOCAL, contents, pair
+from refit._ties import TieCheck
 from refit.archive import Archive
 from refit.controller import Controller
 from refit.errors import InvalidError, UnsupportedError
 from refit.manifest import Alias, TensorSpec, Typed
 from refit.publisher import Publisher
+from refit.source import weight_of
 from refit.transaction import Transaction
 from refit.update import Update
 from refit.weights import named_weights
@@ -20,26 +22,19 @@ Pair = tuple[str, torch.Tensor]
 Way = Callable[[Publisher, Pair, Pair], None]
 
 
-def two_mappings(publisher: Publisher, a: Pair, b: Pair) -> None:
-    with Transaction(publisher) as tx:
-        tx.send(dict([a]))
-        tx.send(dict([b]))
+def sent(*calls: tuple[Callable[..., Any], ...]) -> Way:
+    """A transaction's calls of send(), of which each is given so many of the two, each so."""
+
+    def way(publisher: Publisher, a: Pair, b: Pair) -> None:
+        left = iter((a, b))
+        with Transaction(publisher) as tx:
+            for kinds in calls:
+                tx.send(*(kind([next(left)]) for kind in kinds))
+
+    return way
 
 
-def two_iterators(publisher: Publisher, a: Pair, b: Pair) -> None:
-    with Transaction(publisher) as tx:
-        tx.send(iter([a]))
-        tx.send(iter([b]))
-
-
-def two_iterators_in_one_call(publisher: Publisher, a: Pair, b: Pair) -> None:
-    with Transaction(publisher) as tx:
-        tx.send(iter([a]), iter([b]))
-
-
-def a_mapping_and_an_iterator(publisher: Publisher, a: Pair, b: Pair) -> None:
-    with Transaction(publisher) as tx:
-        tx.send(dict([a]), iter([b]))
+two_mappings = sent((dict,), (dict,))
 
 
 def write_all(publisher: Publisher, a: Pair, b: Pair) -> None:
@@ -63,15 +58,16 @@ def a_controller(publisher: Publisher, a: Pair, b: Pair) -> None:
             tx.send(dict([chunk]))
 
 
-WAYS = [
-    two_mappings,
-    two_iterators,
-    two_iterators_in_one_call,
-    a_mapping_and_an_iterator,
-    write_all,
-    two_writes,
-    a_controller,
-]
+WAYS = {
+    "two mappings": two_mappings,
+    "two iterators": sent((iter,), (iter,)),
+    "two iterators in one call": sent((iter, iter)),
+    "a mapping and an iterator": sent((dict, iter)),
+    "write_all": write_all,
+    "two writes": two_writes,
+    "a controller": a_controller,
+}
+every_way = pytest.mark.parametrize("way", WAYS.values(), ids=list(WAYS))
 
 
 def one(value: float, device: str = "cpu") -> torch.Tensor:
@@ -82,7 +78,7 @@ def bytes_of(value: float) -> bytes:
     return one(value).numpy().tobytes()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every_way
 def test_a_tie_that_a_version_does_not_keep_is_refused_however_it_comes_trap_1(
     way: Way, torch_device: str
 ) -> None:
@@ -98,7 +94,7 @@ def test_a_tie_that_a_version_does_not_keep_is_refused_however_it_comes_trap_1(
     assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(y)} for x, y in ((1, 1), (2, 3))]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every_way
 def test_a_tie_that_a_version_keeps_may_come_in_any_memory(way: Way, torch_device: str) -> None:
     with pair() as (publisher, worker):
         both = one(1, torch_device)
@@ -119,7 +115,7 @@ def test_the_tied_one_may_be_sent_before_the_one_that_travels() -> None:
     assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(x)} for x in (1, 2)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@every_way
 def test_a_tensor_may_be_tied_to_one_that_comes_after_it(way: Way, tmp_path: Path) -> None:
     """As other publishers may declare it; from the trainer to the worker, its model and a file."""
     model = {"a": one(0), "b": one(0)}
@@ -128,7 +124,7 @@ def test_a_tensor_may_be_tied_to_one_that_comes_after_it(way: Way, tmp_path: Pat
         into = {"a": one(0), "b": one(0)}
         archive.keep(update)
         update.load_into(into)
-        if worker.subscriber._current.bound is None:
+        if not worker.seen:
             worker.subscriber.bind(model)
         update.apply()
         ties = {view.name: view.alias_of for view in update.views()}
@@ -187,10 +183,10 @@ def tied_model() -> torch.nn.Module:
 
 
 def test_tied_weights_that_come_together_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(weight: object) -> bytes:
+    def refuse(*_: object, **__: object) -> None:
         raise AssertionError("bytes were read")
 
-    monkeypatch.setattr("refit._ties._digest", refuse)
+    monkeypatch.setattr("hashlib.blake2b", refuse)
     model = tied_model()
     with pair() as (publisher, worker):
         for _ in range(2):
@@ -200,15 +196,17 @@ def test_tied_weights_that_come_together_are_not_read(monkeypatch: pytest.Monkey
     assert [seen["embed.weight"] == seen["head.weight"] for seen in worker.seen] == [True] * 3
 
 
-def test_an_alias_takes_the_place_of_what_cannot_be_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("refit._ties._digest", lambda _: None)  # a GPU's memory by DLPack
+def test_an_alias_takes_the_place_of_what_cannot_be_compared() -> None:
+    specs = [TensorSpec("a", "F32", (4,)), TensorSpec("b", "F32", (4,), "a")]
+    check = TieCheck(specs)
+    on_a_gpu = weight_of(one(1))._replace(tensor=object(), device=0)  # as by DLPack
+    check.see("a", on_a_gpu, stays=False)
+    check.see("b", None, stays=False)
+    with pytest.raises(UnsupportedError, match=r"give refit\.Alias in its place"):
+        check.see("b", on_a_gpu, stays=False)
     with pair() as (publisher, worker):
-        publisher.declare([TensorSpec("a", "F32", (4,)), TensorSpec("b", "F32", (4,), "a")])
+        publisher.declare(specs)
         publisher.publish(iter([("a", one(1)), ("b", Alias("a"))]))
-        with pytest.raises(UnsupportedError, match=r"give refit\.Alias in its place"):
-            publisher.publish(iter([("a", one(1)), ("b", one(1))]))
     assert worker.seen == [{"a": bytes_of(1), "b": bytes_of(1)}]
 
 
