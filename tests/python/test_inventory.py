@@ -4,7 +4,6 @@ Work is counted in instructions of the interpreter, which a busy machine does no
 the tensors are to take ten times the work, within a quarter.
 """
 
-import ctypes
 import io
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +16,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
-from refit._library import call, lib  # noqa: E402
-from refit.memory_pool import MemPool  # noqa: E402
+from arena import Arena  # noqa: E402
 from training import whole_cycle  # noqa: E402
 
 FEW, TIMES = 20, 10
@@ -46,29 +44,26 @@ class Many:
         return [state[name] for state in self.optimizer.state.values() for name in STATES]
 
 
-class Work:
-    """Counts the instructions that the interpreter runs in a block, but those of the test."""
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """The instructions that the interpreter runs of refit in the block, so far."""
+    instructions = [0]
 
-    def __init__(self) -> None:
-        self.instructions = 0
-
-    def _trace(self, frame: FrameType, event: str, _argument: Any) -> Any:
+    def trace(frame: FrameType, event: str, _argument: Any) -> Any:
         if event == "call":
             if "refit" not in frame.f_code.co_filename:
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
         elif event == "opcode":
-            self.instructions += 1
-        return self._trace
+            instructions[0] += 1
+        return trace
 
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        before = sys.gettrace()
-        sys.settrace(self._trace)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield instructions
+    finally:
+        sys.settrace(before)
 
 
 Scene = Callable[[Many, refit.Controller], None]
@@ -111,12 +106,12 @@ def in_one_buffer(many: Many, _controller: refit.Controller) -> None:
 
 def work_of(scene: Scene, count: int, **options: Any) -> int:
     """Instructions of the cycle that comes after a scene."""
-    many, work = Many(count), Work()
+    many = Many(count)
     with refit.Controller(many.optimizer, many.model, **options) as controller:
         scene(many, controller)
-        with work.counted():
+        with counted() as instructions:
             whole_cycle(controller)
-    return work.instructions
+    return instructions[0]
 
 
 @pytest.mark.parametrize(
@@ -136,27 +131,15 @@ def test_a_plan_with_a_pool_takes_work_in_proportion_to_its_segments(
     monkeypatch.setattr(torch.UntypedStorage, "resizable", lambda _: True)
 
     def work(count: int) -> int:
-        with MemPool(torch.device("cpu"), 1 << 26) as pool:
-            taken: list[int] = []
+        with Arena(1 << 26) as pool:
 
             def in_segments(many: Many, _controller: refit.Controller) -> None:
                 for state in many.optimizer.state.values():
-                    state["exp_avg"] = segment(pool, taken)
+                    (state["exp_avg"],) = pool.tensors([torch.zeros(WIDTH)])
 
             found = work_of(in_segments, count, pool=pool)
-            for address in taken:
-                call(lib.refit_arena_free, pool._live, address)
+            pool.give_back()
         return found
 
     few, many = work(FEW), work(FEW * TIMES)
     assert many <= few * TIMES * 1.25
-
-
-def segment(pool: MemPool, taken: list[int]) -> Any:
-    """A tensor that is a segment of the pool."""
-    address = ctypes.c_void_p()
-    call(lib.refit_arena_alloc, pool._live, 4 * WIDTH, ctypes.byref(address))
-    assert address.value is not None
-    taken.append(address.value)
-    memory = (ctypes.c_char * (4 * WIDTH)).from_address(address.value)
-    return torch.frombuffer(memory, dtype=torch.float32).zero_()

@@ -3,11 +3,12 @@ and refills its memory as a GPU's does, with PyTorch's part played by the test."
 
 import ctypes
 import gc
+import importlib
 import importlib.util
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from arena import Arena  # noqa: E402
 from refit import _torch_pool, adoption  # noqa: E402
-from refit._library import call, lib  # noqa: E402
+from refit._library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
     DeviceMemoryError,
@@ -25,52 +27,33 @@ from refit.errors import (  # noqa: E402
     StateError,
     UnsupportedError,
 )
-from refit.memory_pool import MemPool  # noqa: E402
-from training import Run, assert_same  # noqa: E402
-
-
-class Segments:
-    """PyTorch's part: pieces of the arena, and tensors that lie in them."""
-
-    def __init__(self, pool: MemPool) -> None:
-        self.pool = pool
-        self.taken: list[int] = []
-
-    def tensors(self, like: list[Any]) -> list[Any]:
-        """Tensors with the values of others, one behind the other in a segment of their own."""
-        address = ctypes.c_void_p()
-        room = sum(t.numel() * t.element_size() for t in like)
-        call(lib.refit_arena_alloc, self.pool._live, room, ctypes.byref(address))
-        assert address.value is not None
-        self.taken.append(address.value)
-        return list(self._lay(address.value, like))
-
-    def _lay(self, address: int, like: list[Any]) -> Iterator[Any]:
-        for t in like:
-            nbytes = t.numel() * t.element_size()
-            memory = (ctypes.c_char * nbytes).from_address(address)
-            made = torch.frombuffer(memory, dtype=t.dtype).view(t.shape)
-            yield made.copy_(t)
-            address += nbytes
-
-    def give_back(self) -> None:
-        for address in self.taken:
-            call(lib.refit_arena_free, self.pool._live, address)
+from training import WIDTH, Run, assert_same  # noqa: E402
 
 
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemPool]:
+def run() -> Run:
+    """On the CPU, where the arena is."""
+    made = Run()
+    made.step(2)
+    return made
+
+
+@pytest.fixture
+def pool(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arena]:
     # a GPU's storages can be resized; these, over memory that is not PyTorch's, say they cannot
     monkeypatch.setattr(torch.UntypedStorage, "resizable", lambda _: True)
-    made = MemPool(torch.device("cpu"), 1 << 24)
+    made = Arena(1 << 24)
     yield made
+    run.optimizer.state.clear()
+    run.optimizer.zero_grad()
+    made.give_back()
     gc.collect()  # what a caught exception still held
     made.close()
 
 
-def move_into(segments: Segments, run: Run, keys: tuple[str, ...]) -> list[Any]:
+def move_into(pool: Arena, run: Run, *keys: str) -> list[Any]:
     states = list(run.optimizer.state.values())
-    moved = segments.tensors([state[key] for state in states for key in keys])
+    moved = pool.tensors([state[key] for state in states for key in keys])
     left = iter(moved)
     for state in states:
         for key in keys:
@@ -78,13 +61,15 @@ def move_into(segments: Segments, run: Run, keys: tuple[str, ...]) -> list[Any]:
     return moved
 
 
-def test_states_in_a_pool_leave_by_segments_and_keep_their_addresses(pool: MemPool) -> None:
-    run, same = Run(), Run()
-    run.step(), same.step()
-    segments = Segments(pool)
-    moved = move_into(segments, run, ("exp_avg", "exp_avg_sq"))
-    addresses = [t.data_ptr() for t in moved]
-    used = pool.handle.info.used_bytes
+def addresses_of(tensors: list[Any]) -> list[int]:
+    return [t.data_ptr() for t in tensors]
+
+
+def test_states_in_a_pool_leave_by_segments_and_keep_their_addresses(
+    pool: Arena, run: Run, same: Run
+) -> None:
+    moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
+    addresses, used = addresses_of(moved), pool.handle.info.used_bytes
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
@@ -94,17 +79,13 @@ def test_states_in_a_pool_leave_by_segments_and_keep_their_addresses(pool: MemPo
                 assert state_dict["state"][0]["exp_avg"] is moved[0]
             controller.clear()
             run.step(), same.step()
-            assert [t.data_ptr() for t in moved] == addresses
+            assert addresses_of(moved) == addresses
             assert_same(run, same)
-    segments.give_back()
 
 
-def test_a_segment_with_anything_else_in_it_stays(pool: MemPool) -> None:
+def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None:
     # trap 2
-    run = Run()
-    run.step()
-    segments = Segments(pool)
-    *moved, weight = segments.tensors([*run.moments()[:2], next(run.model.parameters()).data])
+    *moved, weight = pool.tensors([*run.moments()[:2], next(run.model.parameters()).data])
     state = next(iter(run.optimizer.state.values()))
     state["exp_avg"], state["exp_avg_sq"] = moved
     next(run.model.parameters()).data = weight
@@ -116,17 +97,14 @@ def test_a_segment_with_anything_else_in_it_stays(pool: MemPool) -> None:
         assert float(moved[1].sum()) > 0
         assert controller.state == "cleared"  # what stays brings nothing back
         assert controller.stats()["refit/regions"] == 6
-    segments.give_back()
+    next(run.model.parameters()).data = weight.clone()
 
 
 def test_a_state_in_a_pool_that_is_used_while_away_finds_its_bytes_and_its_address(
-    pool: MemPool,
+    pool: Arena, run: Run, same: Run
 ) -> None:
-    run, same = Run(), Run()
-    run.step(), same.step()
-    segments = Segments(pool)
-    moved = move_into(segments, run, ("exp_avg", "exp_avg_sq"))
-    addresses = [t.data_ptr() for t in moved]
+    moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
+    addresses = addresses_of(moved)
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
         for mine, theirs in zip(run.moments(), same.moments(), strict=True):
             controller.clear()
@@ -137,37 +115,19 @@ def test_a_state_in_a_pool_that_is_used_while_away_finds_its_bytes_and_its_addre
         controller.clear()
         assert moved[0].data_ptr() == addresses[0]  # the address that PyTorch shows
         assert controller.state == "training"
-        assert [t.data_ptr() for t in moved] == addresses
+        assert addresses_of(moved) == addresses
         run.step(), same.step()
-    assert_same(run, same)
-    segments.give_back()
 
 
-def test_states_in_and_beside_a_pool_move_together(pool: MemPool) -> None:
-    run, same = Run(), Run()
-    run.step(), same.step()
-    segments = Segments(pool)
-    move_into(segments, run, ("exp_avg",))
+def test_states_in_a_pool_and_others_move_together(pool: Arena, run: Run, same: Run) -> None:
+    move_into(pool, run, "exp_avg")
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
             assert controller.stats()["refit/regions"] == 5
+            with pytest.raises(BusyError):
+                pool.close()
             run.step(), same.step()
-    assert_same(run, same)
-    segments.give_back()
-
-
-def test_a_pool_that_is_in_use_is_not_closed(pool: MemPool) -> None:
-    run = Run()
-    run.step()
-    segments = Segments(pool)
-    move_into(segments, run, ("exp_avg",))
-    with refit.Controller(run.optimizer, pool=pool) as controller:
-        controller.clear()
-        with pytest.raises(BusyError):
-            pool.close()
-        run.step()
-    segments.give_back()
 
 
 def test_without_a_gpu_a_pool_is_refused_with_a_sentence() -> None:
@@ -200,7 +160,6 @@ class StandIn:
         self.inside = 0
         self.largest = 1 << 40
         self.pools: list[weakref.ref[Any]] = []
-        self.most_inside = 0
 
     def apply(self, text: str) -> None:
         self.settings["PYTORCH_CUDA_ALLOC_CONF"] = text
@@ -283,15 +242,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(torch.cuda, "use_mem_pool", stand_in.use_mem_pool)
     monkeypatch.setattr(torch.cuda, "empty_cache", stand_in.empty_cache)
     monkeypatch.setattr(adoption, "empty_storage", stand_in.empty_storage)
-    _torch_pool._allocator.cache_clear()
+    importlib.reload(_torch_pool)  # it keeps the allocator that it made
     yield stand_in
-    _torch_pool._allocator.cache_clear()
+    importlib.reload(_torch_pool)
 
 
-def test_the_allocator_outlives_its_user(cuda: StandIn, pool: MemPool) -> None:
+def test_the_allocator_outlives_its_user(cuda: StandIn, pool: Arena) -> None:
     with pool.use():
         pass
-    _torch_pool._allocator.cache_clear()  # as when the interpreter ends
+    importlib.reload(_torch_pool)  # as when the interpreter ends
     gc.collect()
     assert pool.pool.allocator() is not None
 
@@ -315,39 +274,43 @@ def test_a_pool_is_made_while_its_device_is_current(
     assert where == torch.device("cuda", 1)
 
 
-def test_expandable_segments_are_off_within_and_on_behind(cuda: StandIn, pool: MemPool) -> None:
-    cuda.apply("max_split_size_mb:64,expandable_segments:True, ".rstrip(", "))
-    before = cuda.snapshot()
-    with pool.use():
-        assert cuda.settings["expandable_segments"] is False
-        assert cuda.settings["max_split_size"] == 64 << 20  # the others stay
-    assert cuda.snapshot() == before
-    with pytest.raises(ZeroDivisionError), pool.use():
-        raise ZeroDivisionError
-    assert cuda.snapshot() == before
-
-
-def test_expandable_segments_that_no_setting_names_come_back_too(
-    cuda: StandIn, pool: MemPool
+@pytest.mark.parametrize(
+    ("settings", "after"),
+    [
+        (["max_split_size_mb:64,expandable_segments:True"], None),
+        # the first call still holds, and the second one's text does not name it
+        (["expandable_segments:True", "max_split_size_mb:64"], True),
+    ],
+)
+def test_expandable_segments_are_off_within_and_on_afterwards(
+    cuda: StandIn, pool: Arena, settings: list[str], after: bool | None
 ) -> None:
-    cuda.apply("expandable_segments:True")
-    cuda.apply("max_split_size_mb:64")  # the call before still holds
-    with pool.use():
-        assert cuda.settings["expandable_segments"] is False
-    assert cuda.settings["expandable_segments"] is True
-    assert cuda.settings["max_split_size"] == 64 << 20
+    for one in settings:
+        cuda.apply(one)
+    before = cuda.snapshot()
+    for error in (None, ZeroDivisionError()):
+        with suppress(ZeroDivisionError), pool.use():
+            assert cuda.settings["expandable_segments"] is False
+            assert cuda.settings["max_split_size"] == 64 << 20  # the others stay
+            if error is not None:
+                raise error
+        if after is None:
+            assert cuda.snapshot() == before
+        assert cuda.settings["expandable_segments"] is True
+        assert cuda.settings["max_split_size"] == 64 << 20
 
 
-def test_settings_are_not_touched_where_segments_are_fixed(cuda: StandIn, pool: MemPool) -> None:
+def test_settings_are_not_touched_where_segments_are_fixed(cuda: StandIn, pool: Arena) -> None:
     cuda.apply("max_split_size_mb:64")
     cuda.can_switch = False
     with pool.use():
         pass
     assert cuda.settings["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    assert cuda.calls == ["empty_cache", "use"]  # cached memory goes before the pool is used
 
 
 def test_the_last_of_two_threads_switches_expandable_segments_on(
-    cuda: StandIn, pool: MemPool
+    cuda: StandIn, pool: Arena
 ) -> None:
     cuda.apply("expandable_segments:True")
     entered, leave = threading.Event(), threading.Event()
@@ -368,7 +331,7 @@ def test_the_last_of_two_threads_switches_expandable_segments_on(
 
 
 def test_expandable_segments_that_cannot_be_switched_off_are_refused(
-    cuda: StandIn, pool: MemPool
+    cuda: StandIn, pool: Arena
 ) -> None:
     cuda.apply("expandable_segments:True")
     cuda.can_switch = False
@@ -376,80 +339,47 @@ def test_expandable_segments_that_cannot_be_switched_off_are_refused(
         pass
     assert "use" not in cuda.calls
     cuda.can_switch = True
-    with pool.use():  # nothing is left behind by the refusal
+    with pool.use():  # nothing is left of the refusal
         assert cuda.settings["expandable_segments"] is False
     assert cuda.settings["expandable_segments"] is True
 
 
-def test_cached_memory_goes_before_a_pool_is_used(cuda: StandIn, pool: MemPool) -> None:
-    with pool.use():
-        pass
-    assert cuda.calls == ["empty_cache", "use"]
-
-
-def test_adopted_states_leave_and_find_their_addresses(cuda: StandIn, pool: MemPool) -> None:
-    run, same = Run(), Run()
-    run.step(), same.step()
-    moments = run.moments()
-    before = [t.data_ptr() for t in moments]
-    stays = pool.adopt(run.optimizer, run.model)
-    assert_same(run, same)
-    assert all("step counter" in reason for _, reason in stays)
-    assert {name for name, _ in stays} == {f"{n}.step" for n, _ in run.model.named_parameters()}
-    now = [t.data_ptr() for t in moments]
-    assert len(set(before) & set(now)) == 0
-    assert [t.data_ptr() for t in run.moments()] == now  # the objects are what they were
-    assert {address for address, _ in pool.pieces()} == set(now)
-    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
-        for _ in range(3):
-            controller.clear()
-            assert controller.stats()["refit/regions"] == len(now)
-            run.step(), same.step()
-            assert [t.data_ptr() for t in moments] == now
-        assert_same(run, same)
-    calls = list(cuda.calls)
-    assert pool.adopt(run.optimizer, run.model) == stays  # nothing is left to move
-    assert cuda.calls == calls
-    run.optimizer.state.clear()
-
-
-def test_adopted_gradients_leave_and_find_their_addresses(cuda: StandIn, pool: MemPool) -> None:
-    run, same = Run(), Run()
-    run.step(), same.step()
+def test_adopted_states_leave_and_find_their_addresses_and_gradients_stay(
+    cuda: StandIn, pool: Arena, run: Run, same: Run
+) -> None:
     for one in (run, same):
         for number, parameter in enumerate(one.model.parameters()):
             parameter.grad = torch.full_like(parameter, 0.5 * number)
     grads = [parameter.grad for parameter in run.model.parameters()]
-    pool.adopt(run.optimizer, run.model)
-    now = [grad.data_ptr() for grad in grads]
-    assert {address for address, _ in pool.pieces()} >= set(now)
+    moved = run.moments() + grads
+    before = addresses_of(moved)
+    stays = pool.adopt(run.optimizer, run.model)
+    assert all("step counter" in reason for _, reason in stays)
+    assert {name for name, _ in stays} == {f"{n}.step" for n, _ in run.model.named_parameters()}
+    now = addresses_of(moved)
+    assert not set(before) & set(now)
+    assert addresses_of(run.moments()) == now[:-4]  # the objects are what they were
+    assert {address for address, _ in pool.pieces()} == set(now)
+    assert_same(run, same)
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
-            controller.restore()
+            assert controller.stats()["refit/regions"] == len(now) - len(grads)
+            assert all(grad.untyped_storage().nbytes() for grad in grads)
             run.optimizer.step(), same.optimizer.step()
-            assert [parameter.grad.data_ptr() for parameter in run.model.parameters()] == now
-        assert_same(run, same)
-    run.optimizer.zero_grad()
-    grads.clear()
-
-
-def test_only_states_are_put_into_the_pool(cuda: StandIn, pool: MemPool) -> None:
-    run = Run()
-    run.step()
-    moments = run.moments()
-    pool.adopt(run.optimizer, run.model)
-    assert sum(nbytes for _, nbytes in pool.pieces()) == sum(t.nbytes for t in moments)
+            assert addresses_of(moved) == now
+            assert [parameter.grad.data_ptr() for parameter in run.model.parameters()] == now[-4:]
+    calls = list(cuda.calls)
+    assert pool.adopt(run.optimizer, run.model) == stays  # nothing is left to move
+    assert cuda.calls == calls
 
 
 def test_a_move_that_fails_half_way_goes_on_when_it_is_called_again(
-    cuda: StandIn, pool: MemPool, monkeypatch: pytest.MonkeyPatch
+    cuda: StandIn, pool: Arena, run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adoption, "ROOM", 1)  # each storage is a batch of its own
-    run, same = Run(), Run()
-    run.step(), same.step()
     moments = run.moments()
-    cuda.largest = 24 * 24 * 4 - 1
+    cuda.largest = WIDTH * WIDTH * 4 - 1
     with pytest.raises(DeviceMemoryError, match=r"nothing is lost.*call adopt\(\) again") as caught:
         pool.adopt(run.optimizer, run.model)
     assert "0.weight.exp_avg" in str(caught.value)
@@ -458,57 +388,49 @@ def test_a_move_that_fails_half_way_goes_on_when_it_is_called_again(
     assert_same(run, same)
     cuda.largest = 1 << 40
     pool.adopt(run.optimizer, run.model)
-    assert {address for address, _ in pool.pieces()} == {t.data_ptr() for t in moments}
-    assert_same(run, same)
+    assert {address for address, _ in pool.pieces()} == set(addresses_of(moments))
+    assert sum(nbytes for _, nbytes in pool.pieces()) == sum(t.nbytes for t in moments)
 
 
-def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: MemPool) -> None:
-    run = Run()
-    run.step()
-    before = [t.data_ptr() for t in run.moments()]
-    cuda.largest = 24 * 24 * 4 - 1  # what comes behind the first weight would fit
+def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: Arena, run: Run) -> None:
+    before = addresses_of(run.moments())
+    cuda.largest = WIDTH * WIDTH * 4 - 1  # what comes after the first weight would fit
     with pytest.raises(DeviceMemoryError):
         pool.adopt(run.optimizer, run.model)
-    assert [t.data_ptr() for t in run.moments()] == before
+    assert addresses_of(run.moments()) == before
     assert pool.pieces() == []  # what was taken for the batch was given back
 
 
 def test_between_batches_freed_memory_goes_back(
-    cuda: StandIn, pool: MemPool, monkeypatch: pytest.MonkeyPatch
+    cuda: StandIn, pool: Arena, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption, "ROOM", 24 * 24 * 4)
-    run = Run()
-    run.step()
+    monkeypatch.setattr(adoption, "ROOM", WIDTH * WIDTH * 4)
     pool.adopt(run.optimizer, run.model)
     # a batch for each moment of the first weight, one for all the others
     assert cuda.calls == ["empty_cache", "use"] * 3
 
 
-def test_states_that_share_memory_stay_together(cuda: StandIn, pool: MemPool) -> None:
-    run = Run()
-    run.step()
+def test_states_that_share_memory_stay_together(
+    cuda: StandIn, pool: Arena, run: Run, same: Run
+) -> None:
     state = next(iter(run.optimizer.state.values()))
-    both = torch.cat([state["exp_avg"].view(-1), state["exp_avg_sq"].view(-1)])
+    both = torch.stack([state["exp_avg"], state["exp_avg_sq"]])
     whole = both.untyped_storage()
     for number, key in enumerate(("exp_avg", "exp_avg_sq")):
-        state[key] = torch.empty(0).set_(whole, number * 576, (24, 24))
-    expected = [t.clone() for t in run.moments()]
+        state[key] = torch.empty(0).set_(whole, number * both[0].numel(), both[0].shape)
     del both, whole
     assert len(pool.adopt(run.optimizer, run.model)) == 4
-    a, b = state["exp_avg"], state["exp_avg_sq"]
-    assert a.untyped_storage()._cdata == b.untyped_storage()._cdata
-    assert a.data_ptr() in {address for address, _ in pool.pieces()}
-    assert all(map(torch.equal, run.moments(), expected))
+    a, b = (state[key].untyped_storage().data_ptr() for key in ("exp_avg", "exp_avg_sq"))
+    assert a == b
+    assert a in {address for address, _ in pool.pieces()}
 
 
 @pytest.mark.parametrize(
     ("name", "reason"), [("exp_avg", "a view of it is held"), ("master", "also that of")]
 )
 def test_a_state_with_other_users_stays_where_it_is(
-    cuda: StandIn, pool: MemPool, name: str, reason: str
+    cuda: StandIn, pool: Arena, run: Run, name: str, reason: str
 ) -> None:
-    run = Run()
-    run.step()
     weight = next(run.model.parameters())
     state = run.optimizer.state[weight]
     state["master"] = weight.data
@@ -520,28 +442,19 @@ def test_a_state_with_other_users_stays_where_it_is(
 
 
 def test_states_of_an_optimizer_with_a_controller_are_not_moved(
-    cuda: StandIn, pool: MemPool
+    cuda: StandIn, pool: Arena, run: Run, controller: refit.Controller
 ) -> None:
-    run = Run()
-    run.step()
-    with (
-        refit.Controller(run.optimizer, run.model),
-        pytest.raises(BusyError, match="close that one first"),
-    ):
+    with pytest.raises(BusyError, match="close that one first"):
         pool.adopt(run.optimizer, run.model)
 
 
-def test_states_that_are_away_are_not_moved(cuda: StandIn, pool: MemPool) -> None:
-    run = Run()
-    run.step()
+def test_states_that_are_away_are_not_moved(cuda: StandIn, pool: Arena, run: Run) -> None:
     run.moments()[0].untyped_storage().resize_(0)
     with pytest.raises(StateError, match="restore"):
         pool.adopt(run.optimizer, run.model)
 
 
-def test_a_pool_is_not_dropped_while_tensors_live(cuda: StandIn, pool: MemPool) -> None:
-    run = Run()
-    run.step()
+def test_a_pool_is_not_dropped_while_tensors_live(cuda: StandIn, pool: Arena, run: Run) -> None:
     pool.adopt(run.optimizer, run.model)
     with pytest.raises(BusyError, match="tensors use"):
         pool.close()
@@ -556,7 +469,7 @@ def test_a_pool_is_not_dropped_while_tensors_live(cuda: StandIn, pool: MemPool) 
 
 
 def test_the_scene_for_a_gpu_plays(
-    cuda: StandIn, pool: MemPool, root: Path, monkeypatch: pytest.MonkeyPatch
+    cuda: StandIn, pool: Arena, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # tests/gpu/torch_pool.py, but for what only a GPU has: a graph is a function here
     place = importlib.util.spec_from_file_location("torch_pool", root / "tests/gpu/torch_pool.py")
@@ -581,21 +494,17 @@ def test_a_later_pytorch_is_taken(
     _torch_pool.refuse_unfit()
 
 
+OLD, NEW, NATIVE = "2.7.1+cu126", "2.13.0", "native"
+
+
 @pytest.mark.parametrize(
     ("version", "backend", "device", "size", "error", "sentence"),
     [
-        ("2.6.0", "native", "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
-        ("2.7.1+cu126", "native", "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
-        (
-            "2.13.0",
-            "cudaMallocAsync",
-            "cuda:0",
-            1 << 20,
-            UnsupportedError,
-            "backend:cudaMallocAsync",
-        ),
-        ("2.13.0", "native", "cpu", 1 << 20, InvalidError, "cpu is none"),
-        ("2.13.0", "native", "cuda:0", 0, InvalidError, "holds nothing"),
+        ("2.6.0", NATIVE, "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
+        (OLD, NATIVE, "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
+        (NEW, "cudaMallocAsync", "cuda:0", 1 << 20, UnsupportedError, "backend:cudaMallocAsync"),
+        (NEW, NATIVE, "cpu", 1 << 20, InvalidError, "cpu is none"),
+        (NEW, NATIVE, "cuda:0", 0, InvalidError, "holds nothing"),
     ],
 )
 def test_a_pool_that_cannot_be_is_refused_with_a_sentence(
