@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import said_in_a_fork
 from refit import _abi
 from refit._handle import Handle
 from refit._library import lib
@@ -33,6 +34,9 @@ class Thing(Handle):
         self.log, self.busy = log, busy
         self._adopt(7)
 
+    def use(self) -> int:
+        return self._live
+
     def _close(self, pointer: int) -> None:
         if self.busy > 0:
             self.busy -= 1
@@ -40,35 +44,18 @@ class Thing(Handle):
         self.log.append(pointer)
 
 
-class Unopened(Thing):
-    def __init__(self) -> None:
-        raise BusyError("another process has the endpoint")
-
-
-def test_second_close_does_nothing() -> None:
-    log: list[int] = []
-    thing = Thing(log)
-    assert not thing.closed
-    thing.close()
-    thing.close()
-    assert thing.closed
-    assert log == [7]
-
-
-def test_with_closes_on_both_ways_out() -> None:
+def test_it_is_closed_once_and_refuses_uses_from_then_on() -> None:
     log: list[int] = []
     with Thing(log) as thing:
-        assert thing._live == 7
+        assert thing.use() == 7
+        assert not thing.closed
+    thing.close()
+    assert thing.closed
+    with pytest.raises(StateError, match="this Thing is closed"):
+        thing.use()
     with pytest.raises(KeyError), Thing(log):
         raise KeyError
     assert log == [7, 7]
-
-
-def test_use_after_close_is_refused_with_a_sentence() -> None:
-    thing = Thing([])
-    thing.close()
-    with pytest.raises(StateError, match="this Thing is closed"):
-        _ = thing._live
 
 
 def test_failed_close_can_be_called_again() -> None:
@@ -81,12 +68,14 @@ def test_failed_close_can_be_called_again() -> None:
     assert log == [7]
 
 
-def test_an_unreferenced_object_is_closed() -> None:
+def test_an_unreferenced_object_is_closed_and_forgotten() -> None:
     log: list[int] = []
     thing = Thing(log)
+    gone = weakref.ref(thing)
     del thing
     gc.collect()
     assert log == [7]
+    assert gone() is None
 
 
 def test_one_that_cannot_be_closed_when_dropped_is_told() -> None:
@@ -96,10 +85,21 @@ def test_one_that_cannot_be_closed_when_dropped_is_told() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_one_that_was_never_opened_needs_no_close() -> None:
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_one_that_was_never_opened_is_not_closed(is_asked: bool) -> None:
+    log: list[int] = []
+
+    class Unopened(Thing):
+        def __init__(self) -> None:
+            self.log, self.busy = log, 0
+            if not is_asked:
+                raise BusyError("another process has the endpoint")
+            self._open(lambda *_: _abi.REFIT_ERR_BUSY)
+
     with pytest.raises(BusyError):
         Unopened()
     gc.collect()
+    assert log == []
 
 
 def test_close_while_another_thread_closes_does_nothing() -> None:
@@ -165,17 +165,6 @@ def test_those_left_open_are_closed_when_the_interpreter_ends_the_youngest_first
     assert done.stdout.split("\n")[:3] == ["closed 2", "closed 3", "closed 1"]
     assert done.stderr.count("ResourceWarning: a Thing could not be closed: something on") == 1
     assert "Traceback" not in done.stderr
-
-
-def test_closed_ones_are_not_kept_for_the_end() -> None:
-    thing = Thing([])
-    thing.close()
-    assert thing._at_exit is not None
-    assert not thing._at_exit.alive
-    gone = weakref.ref(thing)
-    del thing
-    gc.collect()
-    assert gone() is None
 
 
 def an_offloader(_: Path) -> Handle:
@@ -256,56 +245,20 @@ def test_ctrl_c_before_an_opened_one_is_noted_closes_it_trap_12(
     assert log == [7]
 
 
-def test_what_could_not_be_opened_is_not_closed() -> None:
-    log: list[int] = []
-
-    class Refused(Thing):
-        def __init__(self) -> None:
-            self.log, self.busy = log, 0
-            self._open(lambda *_: _abi.REFIT_ERR_BUSY)
-
-    with pytest.raises(BusyError):
-        Refused()
-    gc.collect()
-    assert log == []
-
-
-def in_a_child(question) -> str:  # type: ignore[no-untyped-def]
-    """Forks; what `question` returns there."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(writer, str(question()).encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        answer = pipe.read()
-    assert os.waitpid(child, 0)[1] == 0
-    return answer
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_is_refused_and_closes_nothing() -> None:
     """Trap 27: fork after initialisation."""
     log: list[int] = []
     thing = Thing(log)
 
-    def use() -> str:
-        try:
-            return str(thing._live)
-        except StateError as why:
-            return str(why)
-
     def close() -> list[int]:
         thing.close()
         thing.__del__()
         return log
 
-    assert f"belongs to process {os.getpid()}" in in_a_child(use)
-    assert in_a_child(close) == "[]"
-    assert thing._live == 7
+    assert f"belongs to process {os.getpid()}" in said_in_a_fork(thing.use)
+    assert said_in_a_fork(close) == "[]"
+    assert thing.use() == 7
     thing.close()
     assert log == [7]
 

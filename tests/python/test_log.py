@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from forks import said_in_a_fork
 from refit import _abi
 from refit._handle import Handle
 from refit._library import lib, log
@@ -156,27 +157,46 @@ def test_a_log_function_in_c_hears_the_same(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_forked_child_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
-    speak()
-    child = os.fork()
-    if child == 0:
+    def seen() -> list[int]:
         some_call()
-        none = len(caplog.records) == 0
+        none = len(caplog.records)
         speak()
         some_call()
-        os._exit(0 if none and len(caplog.records) == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return [none, len(caplog.records)]
+
+    speak()
+    assert said_in_a_fork(seen) == "[0, 1]"
     some_call()
     assert len(caplog.records) == 1
 
 
 def test_a_child_of_a_fork_in_the_middle_can_hand_over(caplog: pytest.LogCaptureFixture) -> None:
-    with log._draining:
-        child = os.fork()
-    if child == 0:
+    begun, forked = threading.Event(), threading.Event()
+
+    class Slow(logging.Handler):
+        def emit(self, _record: logging.LogRecord) -> None:
+            begun.set()
+            assert forked.wait(60)
+
+    def seen() -> int:
+        logging.getLogger("refit").removeHandler(slow)
         speak()
         some_call()
-        os._exit(0 if len(caplog.records) == 1 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return sum(NO_ARENA in record.getMessage() for record in caplog.records) - before
+
+    slow, before = Slow(), 0
+    logging.getLogger("refit").addHandler(slow)
+    speak()
+    other = threading.Thread(target=some_call)
+    other.start()
+    try:
+        assert begun.wait(60)
+        before = len(caplog.records)
+        assert said_in_a_fork(seen) == "1"
+    finally:
+        forked.set()
+        other.join()
+        logging.getLogger("refit").removeHandler(slow)
 
 
 def test_the_last_lines_come_when_the_interpreter_ends() -> None:

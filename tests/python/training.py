@@ -1,11 +1,10 @@
 """A small training run that is the same to the bit every time, for tests to disturb."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from refit.errors import StateError
+from forks import said_in_a_fork
 from torch import nn
 
 WIDTH = 24
@@ -65,6 +64,8 @@ class Run:
         return all(t.untyped_storage().nbytes() == 0 for t in self.moments())
 
 
+refusal_in_a_fork = said_in_a_fork
+
 HOOKS = [f"_optimizer_{when}_hooks" for when in ("step_pre", "step_post", "state_dict_pre")]
 HOOKS += ["_optimizer_load_state_dict_pre_hooks", "_backward_hooks"]
 
@@ -73,24 +74,6 @@ def hooks_of(*things: Any) -> list[Any]:
     """What is registered on optimizers and tensors, which PyTorch shows nowhere."""
     found = [getattr(one, name, None) or {} for one in things for name in HOOKS]
     return [hook for hooks in found for hook in hooks.values()]
-
-
-def refusal_in_a_fork(action: Callable[[], object]) -> str:
-    """The sentence of the StateError that ``action`` raises in a forked process; empty if none."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            action()
-        except StateError as why:
-            os.write(writing, str(why).encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as told:
-        sentence = told.read()
-    os.waitpid(child, 0)
-    return sentence
 
 
 def whole_cycle(controller: Any) -> None:
