@@ -71,6 +71,7 @@ def test_the_library_shows_its_door_and_nothing_else() -> None:
     nm = shutil.which("nm")
     if nm is None:
         pytest.skip("there is no nm here")
+    refit.load_config(environment=False)  # which loads the library
     maps = Path("/proc/self/maps").read_text().splitlines()
     library = next(line.split()[-1] for line in maps if "librefit.so" in line)
     command = [nm, "-D", "--defined-only", library]
