@@ -33,12 +33,6 @@ def use(run: Run) -> None:
     run.optimizer.step()
 
 
-def finish_step(run: Run) -> None:
-    run.optimizer.step()
-    run.optimizer.zero_grad()
-    run.steps += 1
-
-
 def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(
     run: Run, controller: refit.Controller
 ) -> None:
@@ -62,7 +56,7 @@ def test_an_open_accumulation_goes_on_as_if_nothing_had_been(
         controller.restore()
     if then != "step":
         run.backward(), same.backward()  # brings the gradients back before it adds to them
-    finish_step(run), finish_step(same)
+    run.finish(), same.finish()
     assert controller.state == "training"
 
 
@@ -230,7 +224,7 @@ def test_what_else_uses_a_gradient_that_is_away_finds_its_bytes(
     assert READS[read](run) == READS[read](same)
     assert controller.state == "training"
     assert all(map(torch.equal, gradients(run), gradients(same)))
-    finish_step(run), finish_step(same)
+    run.finish(), same.finish()
 
 
 @pytest.mark.parametrize("policy", ["discard", "zero"])
@@ -315,7 +309,7 @@ def test_gradients_that_a_step_has_used_are_no_accumulation_wherever_they_are(
             assert not controller.accumulating
         run.backward()  # brings them back and adds to them
         assert controller.accumulating
-        finish_step(run)
+        run.finish()
 
 
 def test_what_takes_the_place_of_a_gradient_that_is_away_counts_as_it(

@@ -1,6 +1,7 @@
 """What can leave and what cannot: decided by storage, before anything is moved."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,13 +190,12 @@ def test_only_the_configured_device_is_moved() -> None:
 
 
 @pytest.fixture
-def mesh() -> Iterator[Any]:
+def mesh(tmp_path: Path) -> Iterator[Any]:
     """A mesh of this process alone."""
+    import ranks
     from torch.distributed.device_mesh import init_device_mesh
 
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+    ranks.join(0, 1, tmp_path)
     yield init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
 

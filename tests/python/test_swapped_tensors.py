@@ -7,15 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import ranks
 import refit
 import torch
 import torch.distributed as dist
+from refit.away import Away
+from refit.host_states import HostStates
 from shard_scenes import Sharded
+from shard_scenes import same as same_shards
 from torch import nn
 from training import Run, assert_same
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "none": {},
     "cycle": {"states": "cycle"},
     "discard": {"grads": "discard"},
     "zero": {"grads": "zero"},
@@ -65,68 +68,45 @@ def swaps() -> Iterator[None]:
 class Wide(Run):
     """States that are large enough for windows and for the CPU's share."""
 
-    def __init__(self, make: Any = None) -> None:
-        super().__init__(make or (lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False)))
+    def __init__(self) -> None:
+        super().__init__()
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(24, 300), nn.Tanh(), nn.Linear(300, 4))
-        self.optimizer = (make or (lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=False)))(
-            self.model.parameters()
-        )
-
-    def finish(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.steps += 1
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2, foreach=False)
 
 
-MOMENTS = ["begin", "used", "cleared", "returning", "joined", "backward", "grads cleared"]
-MOMENTS += ["grads returning", "at the end"]
+VERBS = ["clear", "restore", "join"]
+CYCLE = ["begin", "backward", "step", "zero_grad", *VERBS, "backward"]
+GRADS_LEAVE = ["clear", "restore", "backward", "clear"]
+END = ["backward", "step", "zero_grad"]
+
+
+def act(run: Any, controller: refit.Controller | None, action: str) -> None:
+    if action in VERBS:
+        if controller is not None:
+            getattr(controller, action)()
+    elif action == "backward":
+        run.backward()
+    elif action != "begin":
+        getattr(run.optimizer, action)()
 
 
 def train(
-    run: Run, controller: refit.Controller | None, change: Callable[[nn.Module], None], keeps: bool
+    run: Any, controller: refit.Controller | None, change: Callable[[nn.Module], None], keeps: bool
 ) -> None:
-    """Two steps for each moment, at which the model is changed. ``keeps``: gradients may leave."""
-    for moment in MOMENTS:
-        at = {moment: change}.get
-
-        def call(verb: str) -> None:
-            if controller is not None:
-                getattr(controller, verb)()
-
-        def change_at(now: str, at: Any = at) -> None:
-            at(now, lambda _model: None)(run.model)
-
-        change_at("begin")
-        run.backward()
-        run.optimizer.step()
-        change_at("used")  # the gradients are there, and used
-        run.optimizer.zero_grad()
-        call("clear")
-        change_at("cleared")
-        call("restore")
-        change_at("returning")
-        call("join")
-        change_at("joined")
-        run.backward()
-        change_at("backward")
-        if keeps:
-            call("clear")
-            change_at("grads cleared")
-            call("restore")
-            change_at("grads returning")
-            run.backward()
-            call("clear")  # the next backward pass adds to gradients that are away
-        run.steps += 1
-        run.backward()
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        change_at("at the end")
+    """Two steps for each moment of them, at which the model is changed. ``keeps``: gradients may
+    leave."""
+    actions = [*CYCLE, *(GRADS_LEAVE if keeps else []), *END]
+    for moment in range(len(actions)):
+        for number, action in enumerate(actions):
+            act(run, controller, action)
+            if number == moment:
+                change(run.model)
         run.steps += 1
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("schedule", [one for one in SCHEDULES if one != "none"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_swapped_model_trains_as_without_refit(swaps: None, schedule: str, change: str) -> None:
     alone, moved = Wide(), Wide()
     options = SCHEDULES[schedule]
@@ -154,34 +134,31 @@ def test_states_are_swapped_like_other_tensors(schedule: str) -> None:
     assert_same(alone, moved)
 
 
-def test_gradients_leave_early_again_behind_a_swap(swaps: None) -> None:
+def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
     alone, moved = Wide(), Wide()
-    with refit.Controller(moved.optimizer, moved.model, host_fraction=1.0) as controller:
+    with refit.Controller(moved.optimizer, moved.model, host_fraction=1.0):
         left = []
         for number in range(5):
             if number == 2:
                 converted(alone.model), converted(moved.model)
             alone.backward(), moved.backward()
-            (share,) = controller._host._shares  # type: ignore[union-attr]
-            left.append(len(share._left))
+            left.append(sum(isinstance(p.grad, Away) for p in moved.model.parameters()))
             alone.finish(), moved.finish()
         assert left == [0, 3, 0, 0, 3]
         assert_same(alone, moved)
 
 
-def test_the_first_windows_come_in_early_again_behind_a_swap(
+def test_the_first_windows_come_in_early_again_after_a_swap(
     swaps: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved = Wide()
-    with refit.Controller(moved.optimizer, moved.model, **SCHEDULES["host"]) as controller:
-        calls: list[int] = []
-        states = controller._host
-        monkeypatch.setattr(states, "come_in_early", lambda _optimizer: calls.append(moved.steps))
+    moved, calls = Wide(), []
+    monkeypatch.setattr(HostStates, "come_in_early", lambda *_: calls.append(moved.steps))
+    with refit.Controller(moved.optimizer, moved.model, **SCHEDULES["host"]):
         for number in range(5):
             if number == 2:
                 converted(moved.model)
             moved.step()
-        assert calls == [1, 3, 4]
+    assert calls == [1, 3, 4]
 
 
 def test_hooks_that_a_swap_has_left_behind_are_not_called_by_refit(swaps: None) -> None:
@@ -226,41 +203,26 @@ def test_another_gradient_at_the_same_version_is_no_used_one() -> None:
 # ---- sharded ------------------------------------------------------------------------------------
 
 
-class Shards(Sharded):
-    """A run whose model goes to the CPU, where it is, as verl moves it out of the way."""
-
-    def finish(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
 @pytest.fixture(scope="module")
 def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    if not hasattr(torch.cpu.Stream, "record_event"):
-        pytest.skip("FSDP2 of this PyTorch runs on GPUs only: 2.6")
-    store = dist.FileStore(str(tmp_path_factory.mktemp("group") / "store"), 1)
-    dist.init_process_group("cpu:gloo", rank=0, world_size=1, store=store)
+    ranks.join(0, 1, tmp_path_factory.mktemp("group"), backend="cpu:gloo")
     yield
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("schedule", [one for one in SCHEDULES if one != "none"])
+@ranks.needs_fsdp2
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("kind", ["fsdp2", "dtensor"])
 def test_a_sharded_model_is_moved_at_any_moment(group: None, kind: str, schedule: str) -> None:
-    alone, moved = Shards(kind, 301), Shards(kind, 301)
+    """To the CPU, where it is, as verl moves it out of the way."""
+    alone, moved = Sharded(kind, 301), Sharded(kind, 301)
     options = SCHEDULES[schedule]
     keeps = options.get("grads", "keep") == "keep"
     with refit.Controller(moved.optimizer, moved.model, **options) as controller:
         train(alone, None, lambda model: model.to("cpu"), keeps)
         train(moved, controller, lambda model: model.to("cpu"), keeps)
-        assert_same_shards(alone, moved)
-    assert_same_shards(alone, moved)
-
-
-def assert_same_shards(one: Shards, other: Shards) -> None:
-    pairs = list(zip(one.shards(), other.shards(), strict=True))
-    assert pairs
-    assert all(torch.equal(mine, yours) for mine, yours in pairs)
+        assert same_shards(alone, moved)
+    assert same_shards(alone, moved)
 
 
 # ---- others that look at tensors ----------------------------------------------------------------

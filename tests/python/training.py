@@ -49,10 +49,14 @@ class Run:
         loss = 0.0
         for _ in range(count):
             loss = self.backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
-            self.steps += 1
+            self.finish()
         return loss
+
+    def finish(self) -> None:
+        """The rest of a step, when there are gradients."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
 
     def moments(self) -> list[torch.Tensor]:
         """The state tensors that a clear moves."""
