@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import refit  # noqa: E402
 from refit.errors import InvalidError  # noqa: E402
 from refit.hooks import innermost, innermost_of  # noqa: E402
-from training import Run, assert_same  # noqa: E402
+from training import Run, assert_same, hooks_of  # noqa: E402
 
 
 class Wrapper:
@@ -43,11 +43,6 @@ class Held:
         return []
 
 
-@pytest.fixture
-def run(torch_device: str) -> Run:
-    return Run(device=torch_device)
-
-
 def test_wrappers_are_opened_to_the_optimizer_that_steps(run: Run) -> None:
     assert innermost(run.optimizer) is run.optimizer
     assert innermost(Wrapper(WrappingOptimizer(run.optimizer))) is run.optimizer
@@ -63,22 +58,24 @@ def test_a_wrapper_around_itself_or_around_nothing_is_refused() -> None:
 
 
 def test_ours_runs_before_the_hooks_of_others(run: Run) -> None:
-    run.step()
     seen: list[bool] = []
     run.optimizer.register_step_pre_hook(lambda *_: seen.append(run.away()))
     run.optimizer.register_state_dict_pre_hook(lambda *_: seen.append(run.away()))
-    with refit.Controller(run.optimizer) as controller:
+    with refit.Controller(Wrapper(WrappingOptimizer(run.optimizer))) as controller:
         controller.clear()
+        assert run.away()
         run.step()
         controller.clear()
         run.optimizer.state_dict()
     assert seen == [False, False]
 
 
-def test_a_distributed_checkpoint_of_an_optimizer_without_states_steps_in_peace(run: Run) -> None:
-    # trap 16: it calls step() to make the states, in the midst of a cycle
+def test_a_distributed_checkpoint_of_an_optimizer_without_states_steps_in_peace(
+    torch_device: str,
+) -> None:  # trap 16: it calls step() to make the states, in the midst of a cycle
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
+    run = Run(device=torch_device)
     with refit.Controller(run.optimizer, run.model) as controller:
         controller.clear()
         found = get_optimizer_state_dict(run.model, run.optimizer)
@@ -89,34 +86,28 @@ def test_a_distributed_checkpoint_of_an_optimizer_without_states_steps_in_peace(
         assert again["state"]["0.weight"]["exp_avg"].untyped_storage().nbytes() > 0
 
 
-def test_a_closure_finds_the_states_home(run: Run) -> None:
-    run.step()
+def test_a_closure_finds_the_states_home(run: Run, controller: refit.Controller) -> None:
     seen: list[bool] = []
 
-    def closure() -> Any:
+    def closure() -> float:
         seen.append(run.away())
         run.optimizer.zero_grad()
-        loss = run.model(torch.ones(2, 24, device=run.device)).sum()
-        loss.backward()
-        return loss
+        return run.backward()
 
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        run.optimizer.step(closure)
+    controller.clear()
+    run.optimizer.step(closure)
     assert seen == [False]
 
 
-def test_a_refused_controller_leaves_no_hook_behind(run: Run) -> None:
+def test_a_refused_controller_leaves_no_hook_behind(run: Run, controller: refit.Controller) -> None:
     other = Run(device=run.device)
-    with refit.Controller(run.optimizer):
-        with pytest.raises(refit.RefitError, match="controller already"):
-            refit.Controller([other.optimizer, run.optimizer])
-        assert not other.optimizer._optimizer_step_pre_hooks
+    with pytest.raises(refit.RefitError, match="controller already"):
+        refit.Controller([other.optimizer, run.optimizer])
+    assert not hooks_of(other.optimizer)
 
 
 def test_what_a_framework_holds_beside_the_states_moves_with_them(run: Run) -> None:
     # traps 2 and 3: fp32 masters are parameters of the inner optimizer, and no weights
-    run.step()
     masters = list(run.model.parameters())
     values = [one.detach().clone() for one in masters]
     held = Held(run.optimizer)
@@ -131,17 +122,13 @@ def test_what_a_framework_holds_beside_the_states_moves_with_them(run: Run) -> N
         assert all(map(torch.equal, masters, values))
 
 
-def test_hooks_outlive_a_failed_step(run: Run) -> None:
-    same = Run(device=run.device)
+def test_hooks_outlive_a_failed_step(run: Run, same: Run, controller: refit.Controller) -> None:
+    controller.clear()
+    with pytest.raises(ZeroDivisionError):
+        run.optimizer.step(lambda: 1 / 0)
+    assert controller.state == "training"
+    controller.clear()
     run.step(), same.step()
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        with pytest.raises(ZeroDivisionError):
-            run.optimizer.step(lambda: 1 / 0)
-        assert controller.state == "training"
-        controller.clear()
-        run.step(), same.step()
-    assert_same(run, same)
 
 
 def test_a_compiled_step_brings_the_states_back_without_a_warning(
