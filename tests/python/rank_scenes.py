@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from ranks import join
@@ -49,7 +50,7 @@ def gathers_on_every_rank(rank: int) -> object:
     return [name for name, _ in named_weights(sharded_model(), root=None)]
 
 
-def root_stops_early(rank: int) -> object:
+def root_stops_early_and_no_rank_waits(rank: int) -> object:
     each = iter(named_weights(sharded_model()))
     try:
         for _ in each:
@@ -60,34 +61,30 @@ def root_stops_early(rank: int) -> object:
     return "went through"
 
 
-def one_rank_cannot_begin(rank: int) -> object:
+def refused(sentence: str, model: nn.Module | None = None, **options: Any) -> str:
+    """The sentence, if gathering is refused with it; else what came instead."""
+    try:
+        list(named_weights(model or sharded_model(), **options))
+    except LockstepError as why:
+        return sentence if sentence in str(why) else str(why)
+    return "no error"
+
+
+def one_rank_cannot_begin_and_all_hear_why(rank: int) -> object:
     def names(name: str) -> str:
         if rank == 1:
             raise StateError("this rank has lost its weights")
         return name
 
-    return names_until_error(sharded_model(), names)
+    return refused("rank 1: StateError: this rank has lost its weights", names=names)
 
 
 def ranks_hold_other_weights(rank: int) -> object:
-    return names_until_error(sharded_model(), lambda name: f"{name}{rank}")
+    return refused("holds other weights", names=lambda name: f"{name}{rank}")
 
 
 def root_is_no_rank(rank: int) -> object:
-    model = sharded_model()
-    try:
-        list(named_weights(model, root=2))
-    except LockstepError as why:
-        return str(why)
-    return "no error"
-
-
-def names_until_error(model: nn.Module, names: Callable[[str], str]) -> str:
-    try:
-        list(named_weights(model, names=names))
-    except LockstepError as why:
-        return str(why)
-    return "no error"
+    return refused("rank 2 cannot be the root", root=2)
 
 
 def one_rank_is_at_its_end_already(rank: int) -> object:
@@ -97,7 +94,7 @@ def one_rank_is_at_its_end_already(rank: int) -> object:
             agree(None, "end", error="KeyError: 'before it sent anything'")
         except LockstepError:
             return "ended"
-    return names_until_error(model, lambda name: name)
+    return refused("rank 1: KeyError: 'before it sent anything'", model)
 
 
 def fsdp2_model_gives_what_it_had(rank: int) -> object:
@@ -148,7 +145,8 @@ def fsdp2_adapters_are_merged_as_one_process_would(rank: int) -> object:
 
 
 def publish_together(rank: int, version: int | None, fails: int | None = None) -> object:
-    """A whole transaction: rank 0 has the publisher; one rank may fail in the block."""
+    """A whole transaction: rank 0 has the publisher; one rank may fail in the block. Returns the
+    kind of the error and because of which, and the version that was committed."""
     model = sharded_model()
     with Publisher("tcp://127.0.0.1:0") if rank == 0 else nullcontext(None) as publisher:
         if publisher is not None:
@@ -160,41 +158,55 @@ def publish_together(rank: int, version: int | None, fails: int | None = None) -
                     raise KeyError("in the block")
                 tx.send(named_weights(model))
         except Exception as why:
-            return type(why).__name__, str(why), tx.version if tx.committed else None
-        return "committed", "", tx.version
+            because = str(why).partition("because of ")[2].split(": ")[:2]
+            kinds = [type(why).__name__, *filter(None, because)]
+            return ": ".join(kinds), tx.version if tx.committed else None
+        return "committed", tx.version
 
 
-def all_ranks_learn_the_version(rank: int) -> object:
+def all_ranks_learn_the_version_that_the_root_committed(rank: int) -> object:
     return publish_together(rank, None)
 
 
-def root_cannot_begin(rank: int) -> object:
+def a_root_that_cannot_begin_stops_all(rank: int) -> object:
     return publish_together(rank, 3)
 
 
-def root_fails_in_the_block(rank: int) -> object:
+def root_fails_in_the_block_and_nothing_is_committed(rank: int) -> object:
     return publish_together(rank, None, fails=0)
 
 
-def another_rank_fails_in_the_block(rank: int) -> object:
+def another_rank_fails_in_the_block_and_nothing_is_committed(rank: int) -> object:
     return publish_together(rank, None, fails=1)
 
 
-SCENES: tuple[Scene, ...] = (
-    gathers_on_the_root_alone,
-    gathers_on_every_rank,
-    root_stops_early,
-    one_rank_cannot_begin,
-    ranks_hold_other_weights,
-    root_is_no_rank,
-    one_rank_is_at_its_end_already,
-    fsdp2_model_gives_what_it_had,
-    fsdp2_adapters_are_merged_as_one_process_would,
-    all_ranks_learn_the_version,
-    root_cannot_begin,
-    root_fails_in_the_block,
-    another_rank_fails_in_the_block,
-)
+TIE = {"d": "a"}
+LOST = "rank 1: StateError: this rank has lost its weights"
+SCENES: dict[Scene, list[Any]] = {
+    gathers_on_the_root_alone: [(["a", "b", "c", "d"], TIE, True, True), ([], TIE, True, True)],
+    gathers_on_every_rank: [["a", "d", "b", "c"]] * 2,
+    root_stops_early_and_no_rank_waits: ["stopped", "went through"],
+    one_rank_cannot_begin_and_all_hear_why: [LOST] * 2,
+    ranks_hold_other_weights: ["holds other weights"] * 2,
+    root_is_no_rank: ["rank 2 cannot be the root"] * 2,
+    one_rank_is_at_its_end_already: ["rank 1: KeyError: 'before it sent anything'", "ended"],
+    fsdp2_model_gives_what_it_had: [(True, True, True)] * 2,
+    fsdp2_adapters_are_merged_as_one_process_would: [[True, True, True]] * 2,
+    all_ranks_learn_the_version_that_the_root_committed: [("committed", 6)] * 2,
+    a_root_that_cannot_begin_stops_all: [
+        ("StaleError", None),
+        ("LockstepError: rank 0: StaleError", None),
+    ],
+    root_fails_in_the_block_and_nothing_is_committed: [
+        ("KeyError", None),
+        ("LockstepError: rank 0: KeyError", None),
+    ],
+    another_rank_fails_in_the_block_and_nothing_is_committed: [
+        ("LockstepError: rank 1: KeyError", None),
+        ("KeyError", None),
+    ],
+}
+"""What each of two ranks sees."""
 
 
 def play(rank: int, folder: Path) -> dict[str, object]:
