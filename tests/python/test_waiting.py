@@ -9,6 +9,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from refit._waiting import SLICE_MS, run_interruptibly, wait_in_slices
@@ -47,37 +49,53 @@ def bell() -> Iterator[Bell]:
     one.close()
 
 
-def interrupt_when(event: threading.Event, times: int = 1) -> threading.Thread:
-    """Sends real SIGINTs to this process, once `event` is set."""
+def signal_when(
+    event: threading.Event, number: int = signal.SIGINT, times: int = 1
+) -> threading.Thread:
+    """Sends real signals to this process, once `event` is set."""
 
     def send() -> None:
         assert event.wait(60)
         for _ in range(times):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     thread = threading.Thread(target=send)
     thread.start()
     return thread
 
 
+@contextmanager
+def handled(number: int, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
 def threads_of_calls() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name == "refit-call"]
 
 
-def test_wait_returns_what_the_step_returns() -> None:
-    assert wait_in_slices(lambda left: f"within {left}", 60) == f"within {SLICE_MS}"
+@pytest.fixture(autouse=True)
+def nothing_goes_on_and_the_handler_is_back() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    assert threads_of_calls() == []
+    assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_wait_goes_on_in_slices_until_it_is_there() -> None:
+@pytest.mark.parametrize("endless", [None, float("inf")])
+def test_wait_goes_on_in_slices_until_it_is_there(endless: float | None) -> None:
     seen: list[int] = []
 
-    def step(left: int) -> int:
+    def step(left: int) -> str:
         seen.append(left)
         if len(seen) < 5:
             raise DeadlineError("nothing new yet")
-        return 42
+        return "there"
 
-    assert wait_in_slices(step, None) == 42
+    assert wait_in_slices(step, endless) == "there"
     assert seen == [SLICE_MS] * 5
 
 
@@ -95,19 +113,19 @@ def test_wait_raises_the_last_deadline_when_time_is_up(bell: Bell) -> None:
     assert time.monotonic() - begun >= 0.25  # never sooner
     assert str(caught.value) == f"{len(seen)} looks"
     assert all(0 <= left <= SLICE_MS for left in seen)
-    assert len(seen) >= 2
 
 
-def test_wait_of_no_time_looks_once() -> None:
+@pytest.mark.parametrize("error", [DeadlineError, PeerError])
+def test_wait_looks_once_without_time_and_after_other_errors(error: type[Exception]) -> None:
     seen: list[int] = []
 
     def step(left: int) -> None:
         seen.append(left)
-        raise DeadlineError("nothing new yet")
+        raise error("nothing new yet")
 
-    with pytest.raises(DeadlineError):
-        wait_in_slices(step, 0)
-    assert seen == [0]
+    with pytest.raises(error):
+        wait_in_slices(step, 0 if error is DeadlineError else None)
+    assert seen == [0 if error is DeadlineError else SLICE_MS]
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), float("-inf")])
@@ -116,42 +134,25 @@ def test_wait_refuses_what_is_no_time(wrong: float) -> None:
         wait_in_slices(lambda left: left, wrong)
 
 
-def test_wait_takes_endless_time() -> None:
-    assert wait_in_slices(lambda left: left, float("inf")) == SLICE_MS
-
-
-def test_wait_lets_other_errors_through() -> None:
-    def step(_left: int) -> None:
-        raise PeerError("the trainer is gone")
-
-    with pytest.raises(PeerError):
-        wait_in_slices(step, None)
-
-
 def test_ctrl_c_ends_a_wait_in_slices(bell: Bell) -> None:
     def step(left: int) -> None:
         if not bell.wait(left):
             raise DeadlineError("nothing new yet")
 
-    sender = interrupt_when(bell.waiting)
+    sender = signal_when(bell.waiting)
     with pytest.raises(KeyboardInterrupt):
         wait_in_slices(step, None)
     sender.join()
 
 
-def test_call_gives_its_result() -> None:
-    assert run_interruptibly(lambda: 42) == 42
-    assert threads_of_calls() == []
-
-
-def test_call_raises_its_error_with_its_trace() -> None:
+def test_call_gives_its_result_or_raises_its_error_with_its_trace() -> None:
     def fail() -> None:
         raise PeerError("worker 3 was lost")
 
+    assert run_interruptibly(lambda: 42) == 42
     with pytest.raises(PeerError, match="worker 3") as caught:
         run_interruptibly(fail)
     assert "fail" in [frame.name for frame in caught.traceback]
-    assert threads_of_calls() == []
 
 
 def test_ctrl_c_cancels_a_call_and_waits_for_its_end(bell: Bell) -> None:
@@ -161,37 +162,38 @@ def test_ctrl_c_cancels_a_call_and_waits_for_its_end(bell: Bell) -> None:
         ended.append(bell.wait())
         raise CancelledError("the version was cancelled")
 
-    sender = interrupt_when(bell.waiting)
+    sender = signal_when(bell.waiting)
     with pytest.raises(KeyboardInterrupt) as caught:
         run_interruptibly(commit, bell.ring)
     sender.join()
     assert ended == [True]
     assert isinstance(caught.value.__context__, CancelledError)
-    assert threads_of_calls() == []
 
 
 def test_ctrl_c_is_not_lost_when_the_call_succeeds(bell: Bell) -> None:
-    sender = interrupt_when(bell.waiting)
+    sender = signal_when(bell.waiting)
     with pytest.raises(KeyboardInterrupt):
         run_interruptibly(bell.wait, bell.ring)
     sender.join()
 
 
-def test_without_cancel_the_call_ends_first(bell: Bell) -> None:
-    done: list[bool] = []
-    sender = interrupt_when(bell.waiting)
-
-    def clear() -> None:
-        done.append(bell.wait())
+def ring_after(sender: threading.Thread, bell: Bell) -> threading.Thread:
+    """The signal has been sent when the call ends."""
 
     def ring() -> None:
-        sender.join()  # the signal has been sent: it comes before the call's end
+        sender.join()
         bell.ring()
 
-    ringer = threading.Thread(target=ring)
-    ringer.start()
+    thread = threading.Thread(target=ring)
+    thread.start()
+    return thread
+
+
+def test_without_cancel_the_call_ends_first(bell: Bell) -> None:
+    done: list[bool] = []
+    ringer = ring_after(signal_when(bell.waiting), bell)
     with pytest.raises(KeyboardInterrupt):
-        run_interruptibly(clear)
+        run_interruptibly(lambda: done.append(bell.wait()))
     ringer.join()
     assert done == [True]
 
@@ -201,16 +203,13 @@ def test_many_ctrl_c_cancel_once(bell: Bell) -> None:
 
     def cancel() -> None:
         cancels.append(1)
+        sender.join()  # all others come while this one is handled
         signal.raise_signal(signal.SIGINT)
         bell.ring()
 
-    sender = interrupt_when(bell.waiting, times=3)
+    sender = signal_when(bell.waiting, times=3)
     with pytest.raises(KeyboardInterrupt):
         run_interruptibly(bell.wait, cancel)
-    try:
-        sender.join()
-    except KeyboardInterrupt:  # one that came after the call
-        sender.join()
     assert cancels == [1]
 
 
@@ -235,12 +234,11 @@ def test_failing_cancel_is_not_hidden(bell: Bell) -> None:
         bell.ring()
         raise PeerError("cannot be cancelled")
 
-    sender = interrupt_when(bell.waiting)
+    sender = signal_when(bell.waiting)
     with pytest.raises(KeyboardInterrupt) as caught:
         run_interruptibly(bell.wait, cancel)
     sender.join()
     assert isinstance(caught.value.__context__, PeerError)
-    assert threads_of_calls() == []
 
 
 def test_ctrl_c_handler_of_the_program_is_respected(bell: Bell) -> None:
@@ -249,98 +247,54 @@ def test_ctrl_c_handler_of_the_program_is_respected(bell: Bell) -> None:
     def ask_to_stop(number: int, _frame: object) -> None:
         seen.append(number)
 
-    before = signal.signal(signal.SIGINT, ask_to_stop)
-    try:
-        sender = interrupt_when(bell.waiting)
+    with handled(signal.SIGINT, ask_to_stop):
+        sender = signal_when(bell.waiting)
         assert run_interruptibly(bell.wait, bell.ring)
         sender.join()
         assert signal.getsignal(signal.SIGINT) is ask_to_stop
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert seen == [signal.SIGINT]
 
 
 def test_ignored_ctrl_c_stays_ignored(bell: Bell) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        sender = interrupt_when(bell.waiting)
-
-        def ring() -> None:
-            sender.join()
-            bell.ring()
-
-        ringer = threading.Thread(target=ring)
-        ringer.start()
+    with handled(signal.SIGINT, signal.SIG_IGN):
+        ringer = ring_after(signal_when(bell.waiting), bell)
         assert run_interruptibly(bell.wait, lambda: pytest.fail("was cancelled"))
         ringer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 class Terminated(Exception):
     pass
 
 
+def terminate(_number: int, _frame: object) -> None:
+    raise Terminated
+
+
 def test_handlers_of_other_signals_cancel_too(bell: Bell) -> None:
-    def terminate(_number: int, _frame: object) -> None:
-        raise Terminated
-
-    def send() -> None:
-        assert bell.waiting.wait(60)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
     ended: list[bool] = []
-    before = signal.signal(signal.SIGUSR1, terminate)
-    sender = threading.Thread(target=send)
-    try:
-        sender.start()
+    with handled(signal.SIGUSR1, terminate):
+        sender = signal_when(bell.waiting, signal.SIGUSR1)
         with pytest.raises(Terminated):
             run_interruptibly(lambda: ended.append(bell.wait()), bell.ring)
-    finally:
         sender.join()
-        signal.signal(signal.SIGUSR1, before)
     assert ended == [True]
-    assert threads_of_calls() == []
 
 
 def test_second_handler_does_not_leave_the_call_running(bell: Bell) -> None:
     """One exception ends the wait, another comes while the call's end is waited for."""
-
-    def terminate(_number: int, _frame: object) -> None:
-        raise Terminated
+    again, ringers = threading.Event(), []
 
     def cancel() -> None:
-        def send() -> None:
-            os.kill(os.getpid(), signal.SIGUSR1)
-            bell.ring()
+        ringers.append(ring_after(signal_when(again, signal.SIGUSR1), bell))
+        again.set()
 
-        threading.Thread(target=send).start()
-
-    def send() -> None:
-        assert bell.waiting.wait(60)
-        os.kill(os.getpid(), signal.SIGUSR1)
-
-    before = signal.signal(signal.SIGUSR1, terminate)
-    sender = threading.Thread(target=send)
-    try:
-        sender.start()
+    with handled(signal.SIGUSR1, terminate):
+        sender = signal_when(bell.waiting, signal.SIGUSR1)
         with pytest.raises(Terminated):
             run_interruptibly(bell.wait, cancel)
         assert threads_of_calls() == []
-    finally:
         sender.join()
-        signal.signal(signal.SIGUSR1, before)
-
-
-def test_the_handler_is_back_however_the_wait_ends() -> None:
-    def fail() -> None:
-        raise PeerError("lost")
-
-    before = signal.getsignal(signal.SIGINT)
-    run_interruptibly(lambda: None)
-    with pytest.raises(PeerError):
-        run_interruptibly(fail)
-    assert signal.getsignal(signal.SIGINT) is before
+        ringers[0].join()
 
 
 def test_other_threads_call_plainly() -> None:
