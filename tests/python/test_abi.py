@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from refit import _abi
-from refit._library import call, lib
-from refit.errors import CancelledError, StateError
+from refit._library import lib
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -110,44 +109,3 @@ def test_structs_say_their_size_first_or_never() -> None:
     for struct in structures():
         names = [row[0] for row in struct._fields_]
         assert "size" not in names[1:], struct.__name__
-
-
-def test_a_list_of_weights_crosses_the_door_and_a_wrong_one_writes_nothing() -> None:
-    names, blobs = ("a", "b", "c"), [bytes([i]) * 100 for i in range(3)]
-    size = ctypes.sizeof(_abi.refit_tensor)
-    tensors = (_abi.refit_tensor * 3)()
-    for tensor, name in zip(tensors, names, strict=True):
-        tensor.size, tensor.name, tensor.dtype = size, name.encode(), _abi.REFIT_U8
-        tensor.rank, tensor.bytes, tensor.alias_of = 1, 100, 0xFFFFFFFF
-        tensor.shape[0] = 100
-    weights = (_abi.refit_weight * 3)(
-        *((i, ctypes.cast(blob, ctypes.c_void_p), 100) for i, blob in enumerate(blobs))
-    )
-    publisher, nowhere = ctypes.c_void_p(), _abi.refit_stream_ref()
-    call(lib.refit_publisher_open, b"inproc://weights", None, ctypes.byref(publisher))
-    try:
-        call(lib.refit_publisher_declare, publisher, tensors, 3)
-        call(lib.refit_publisher_begin, publisher, 1)
-        weights[2].tensor = 0
-        with pytest.raises(StateError, match='"a"'):
-            call(lib.refit_publisher_write_all, publisher, weights, 3, None, nowhere)
-        weights[2].tensor = 2
-        call(lib.refit_publisher_write_all, publisher, weights, 3, None, nowhere)
-        call(lib.refit_publisher_commit, publisher)
-        assert lib.refit_publisher_version(publisher) == 1
-    finally:
-        lib.refit_publisher_close(publisher)
-
-
-def test_a_cancel_crosses_the_door_and_is_told_once() -> None:
-    publisher = ctypes.c_void_p()
-    lib.refit_publisher_cancel(None)
-    call(lib.refit_publisher_open, b"inproc://cancelled", None, ctypes.byref(publisher))
-    try:
-        lib.refit_publisher_cancel(publisher)
-        lib.refit_publisher_cancel(publisher)
-        with pytest.raises(CancelledError):
-            call(lib.refit_publisher_wait_workers, publisher, 0, 0)
-        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
-    finally:
-        lib.refit_publisher_close(publisher)

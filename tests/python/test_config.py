@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import refit
 from refit.config import Config, load_config, make_config
 from refit.errors import ConfigError, InputOutputError, InvalidError, NotFoundError
 
@@ -314,8 +313,3 @@ def test_pickle_of_another_version_is_refused() -> None:
     make, (data,) = Config().__reduce__()
     with pytest.raises(InvalidError, match="another version"):
         make(data[:-1])
-
-
-def test_it_is_at_the_door() -> None:
-    assert refit.load_config is load_config
-    assert refit.Config is Config

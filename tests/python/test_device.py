@@ -3,8 +3,6 @@
 import ctypes
 
 import pytest
-import refit
-from refit import _abi
 from refit._library import call, lib
 from refit.device import Device, DeviceInfo
 from refit.errors import BusyError, ConfigError, InvalidError, NotFoundError, StateError
@@ -74,11 +72,3 @@ def test_gpu_that_is_not_there_is_not_found() -> None:
 def test_wrong_configuration_opens_nothing() -> None:
     with pytest.raises(ConfigError):
         Device("host", {"offload_batch": 0})
-
-
-def test_struct_of_the_info_is_asked_in_full() -> None:
-    assert _abi.refit_device_info._fields_[0][0] == "size"
-
-
-def test_it_is_at_the_door() -> None:
-    assert refit.Device is Device

@@ -18,10 +18,11 @@ def in_a_new_process(program: str) -> str:
 def test_import_brings_neither_torch_nor_numpy_nor_threads() -> None:
     program = """
 import sys, threading, os
-import refit
-for name in ("Config", "Device", "load_config"):
-    getattr(refit, name)
-print([name for name in ("torch", "numpy", "zmq", "tqdm", "ray") if name in sys.modules])
+import refit, refit.stats
+refit.Config, refit.Device, refit.load_config
+refit.Timeline().sample()
+others = ("torch", "numpy", "zmq", "tqdm", "ray", "matplotlib")
+print([name for name in others if name in sys.modules])
 print(len(os.listdir("/proc/self/task")), threading.active_count())
 """
     assert in_a_new_process(program).split("\n")[:2] == ["[]", "1 1"]
