@@ -5,6 +5,7 @@ library and stays). With ``REFIT_TEST_CUDA=real`` only the tests that take ``tor
 and their tensors lie on the first GPU, if torch sees one. All others need no GPU.
 """
 
+import gc
 import os
 import signal
 import tempfile
@@ -42,6 +43,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [one for one in items if "torch_device" not in getattr(one, "fixturenames", ())]
         config.hook.pytest_deselected(items=others)
         items[:] = [one for one in items if "torch_device" in getattr(one, "fixturenames", ())]
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays, so ``gc.collect()`` in a test looks past it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +153,11 @@ def default_device(torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import training
 
     monkeypatch.setattr(training, "DEVICE", torch_device)
+
+
+@pytest.fixture(params=["cycle", "windows", "share", "both"])
+def schedule(request: pytest.FixtureRequest) -> Any:
+    """Each schedule of a controller, in turn: for what every one of them keeps."""
+    import schedules
+
+    return getattr(schedules, request.param.upper())

@@ -1,0 +1,194 @@
+"""The schedules that a controller offers, and twins: training with one and without refit."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import refit
+import torch
+import training
+from refit.away import Away
+from torch import nn
+
+PACKAGE = str(Path(refit.__file__).parent) + os.sep
+
+
+class Schedule(NamedTuple):
+    """When the states of a controller's optimizers are on the device."""
+
+    name: str
+    options: dict[str, Any]
+
+    def opens(self, optimizer: Any, model: Any = None, **options: Any) -> refit.Controller:
+        return refit.Controller(optimizer, model, **{**self.options, **options})
+
+    @property
+    def has_windows(self) -> bool:
+        return self.options.get("states") == "host"
+
+    @property
+    def has_share(self) -> bool:
+        return self.name in ("share", "both")
+
+
+WIDE = {"states": "host", "window_bytes": "64KiB", "windows": 2}
+CYCLE = Schedule("cycle", {})
+"""States leave between steps, and return."""
+WINDOWS = Schedule("windows", WIDE)
+"""States live on the host, and visit the device while the optimizer steps."""
+SHARE = Schedule("share", {"host_fraction": 0.95})
+"""The CPU steps some parameters, where their states live; the others' take part in the cycle."""
+BOTH = Schedule("both", {**WIDE, "cpu_fraction": 0.5})
+"""The CPU steps some parameters; the others' states visit the device."""
+SCHEDULES = (CYCLE, WINDOWS, SHARE, BOTH)
+
+
+class Layers(training.Run):
+    """Three weights, of which all but the first are larger than a window, and biases, whose states
+    are small."""
+
+    def __init__(self, make: training.Maker = training.adamw) -> None:
+        super().__init__(make)
+        first, last = nn.Linear(training.WIDTH, 96), nn.Linear(96, 96)
+        layers = (first, nn.Tanh(), nn.Linear(96, 96), nn.Tanh(), last)
+        self.model = nn.Sequential(*layers).to(self.device)
+        self.optimizer = make(self.model.parameters())
+
+    def parameters(self) -> list[Any]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    def gradients(self) -> list[torch.Tensor]:
+        return [one.grad for one in self.parameters() if one.grad is not None]
+
+    def loss(self) -> torch.Tensor:
+        source = torch.Generator().manual_seed(self.steps)
+        batch = training.drawn(8, training.WIDTH, generator=source)
+        return self.model(batch.to(self.parameters()[0].dtype)).pow(2).mean()
+
+    def backward(self) -> float:
+        loss = self.loss()
+        loss.backward()
+        return float(loss.detach())
+
+    def finish(self) -> None:
+        """The step behind a backward pass."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.steps += 1
+
+
+class Twins:
+    """A run without refit and one with a schedule, to which the same is done. At the end of its
+    block they are alike, and once more behind a step without the controller, which has gone."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        make: training.Maker = training.adamw,
+        *,
+        run: Callable[[training.Maker], Any] = Layers,
+        before: int = 0,
+        **options: Any,
+    ) -> None:
+        self.alone, self.moved = run(make), run(make)
+        self.step(before)
+        self.controller = schedule.opens(self.moved.optimizer, self.moved.model, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.alone
+        yield self.moved
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            losses = [run.step() for run in self]
+            assert repr(losses[0]) == repr(losses[1])
+
+    def backward(self) -> None:
+        for run in self:
+            run.backward()
+
+    def finish(self) -> None:
+        for run in self:
+            run.finish()
+
+    def cycle(self) -> None:
+        training.whole_cycle(self.controller)
+
+    def assert_same(self) -> None:
+        assert_alike(self.alone, self.moved)
+
+    def __enter__(self) -> "Twins":
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        if kind is not None:
+            return
+        self.assert_same()
+        self.controller.close()
+        self.alone.step()
+        assert calls_of_refit(self.moved.step) == []
+        self.assert_same()
+        assert not any(map(lives_on_host, self.moved.moments()))
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Weights, gradients, states and groups of two runs are equal to the bit."""
+    for number, (mine, theirs) in enumerate(zip(one.parameters(), other.parameters(), strict=True)):
+        assert same(mine.detach(), theirs.detach()), f"parameter {number}"
+        assert same(mine.grad, theirs.grad), f"gradient {number}"
+    said, told = one.optimizer.state_dict(), other.optimizer.state_dict()
+    assert list(said["state"]) == list(told["state"])
+    for number, state in said["state"].items():
+        assert same(state, told["state"][number]), f"states of parameter {number}"
+    assert same(said["param_groups"], told["param_groups"])
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are equal to the bit, and of the same type and look; NaN equals NaN."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
+            return False
+        if one.layout is not torch.strided:
+            one, other = one.to_dense(), other.to_dense()
+        one, other = one.cpu(), other.cpu()
+        return torch.equal(one, other) or bool(((one == other) | (one != one)).all())
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def lives_on_host(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies over the image, whose memory is none of PyTorch's."""
+    return not tensor.untyped_storage().resizable()
+
+
+def stepped_by_cpu(controller: refit.Controller) -> list[str]:
+    """The names of the parameters that the CPU steps."""
+    return [name for name, why in controller.resident if "the CPU steps it" in why]
+
+
+def gone(run: Any) -> int:
+    """How many gradients have left before the step."""
+    return sum(isinstance(one, Away) for one in run.gradients())
+
+
+def calls_of_refit(action: Callable[[], object]) -> list[str]:
+    """The functions of refit that an action calls."""
+    seen: list[str] = []
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            seen.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        action()
+    finally:
+        sys.setprofile(before)
+    return seen
