@@ -1,5 +1,7 @@
 """The schedules that a controller offers, and twins: training with one and without refit."""
 
+import copy
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -7,10 +9,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
+import pytest
 import refit
+import refit.host_step
+import refit.offloader
+import refit.window
 import torch
 import training
 from refit.away import Away
+from refit.errors import StateError
 from torch import nn
 
 PACKAGE = str(Path(refit.__file__).parent) + os.sep
@@ -175,6 +182,55 @@ def stepped_by_cpu(controller: refit.Controller) -> list[str]:
 def gone(run: Any) -> int:
     """How many gradients have left before the step."""
     return sum(isinstance(one, Away) for one in run.gradients())
+
+
+class FailingCall:
+    """In its block a call of the C library fails, before or behind what it does: the one of this
+    number, and as many as ``times`` says in all. No ``__del__`` of an earlier run makes a call."""
+
+    def __init__(
+        self, at: int, error: BaseException, *, behind: bool = False, times: int = 1
+    ) -> None:
+        self.at, self.error, self.behind, self.times = at, copy.copy(error), behind, times
+        self.count = 0
+
+    def __enter__(self) -> "FailingCall":
+        gc.collect()
+        gc.disable()
+        self.real = refit.window.call
+        for module in (refit.window, refit.host_step, refit.offloader):
+            module.call = self  # type: ignore[attr-defined]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+        for module in (refit.window, refit.host_step, refit.offloader):
+            module.call = self.real  # type: ignore[attr-defined]
+
+    def __call__(self, function: Any, *arguments: Any) -> None:
+        self.count += 1
+        fails = self.at <= self.count < self.at + self.times
+        if not fails or self.behind:
+            self.real(function, *arguments)
+        if fails:
+            raise self.error
+
+    @property
+    def done(self) -> bool:
+        return self.count >= self.at
+
+
+def finish_step(controller: refit.Controller, optimizer: Any, why: BaseException) -> None:
+    """Ends a step that was broken off, as its error tells to."""
+    told = " ".join([str(why), *getattr(why, "__notes__", [])])
+    if "resume_step()" in told:
+        with pytest.raises(StateError, match="resume_step"):
+            optimizer.step()
+        controller.resume_step()
+    else:
+        assert "step() can be called again" in told
+        assert getattr(why, "stepped", []) == []
+        optimizer.step()
 
 
 def calls_of_refit(action: Callable[[], object]) -> list[str]:
