@@ -1,20 +1,160 @@
-"""Sharded optimizers: FSDP1, FSDP2, DTensor and distributed checkpoints, on two ranks."""
+"""Ranks that train together, with every schedule: FSDP1, FSDP2, DTensor, DDP with and without
+hooks, accelerate, and distributed checkpoints that ranks of another number load. Ranks meet by
+gloo, and their tensors lie on the host on any machine. And transformers' Trainer, which saves and
+resumes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ranks
 import shard_scenes
+import torch
+import torch.distributed as dist
+import training
+from refit.away import kind_of
+from schedules import BOTH, CYCLE, SHARE, Layers, Schedule, lives_on_host, stepped_by_cpu
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from training import drawn
 
-pytestmark = [pytest.mark.slow, ranks.needs_fsdp2]
+pytestmark = [pytest.mark.timeout(600), ranks.needs_fsdp2]
+WIDTH = 40
+
+
+class Split(Layers):
+    """Parameters of which each rank has rows, in the process of one rank, which asks no other."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        mesh = init_device_mesh("cpu", (2,))
+        self.model = nn.ParameterList(
+            DTensor.from_local(drawn(150, 40), mesh, [Shard(0)], run_check=False) for _ in range(3)
+        )
+        self.optimizer = make(self.model.parameters())
+
+    def backward(self) -> float:
+        source = torch.Generator().manual_seed(self.steps)
+        for one in self.model:
+            grad = drawn(150, 40, generator=source)
+            one.grad = DTensor.from_local(grad, one.device_mesh, [Shard(0)], run_check=False)
+        return 0.0
+
+    def shards(self) -> list[torch.Tensor]:
+        return [one.to_local() for one in (*self.model, *self.moments())]
+
+
+@pytest.fixture
+def one_of_two_ranks() -> Any:
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_of_two_ranks")
+def test_a_rank_ends_with_the_bits_of_one_without_refit(schedule: Schedule) -> None:
+    alone, moved = Split(training.adamw), Split(training.adamw)
+    with schedule.opens(moved.optimizer, moved.model) as controller:
+        for number in range(4):
+            alone.step(), moved.step()
+            assert all(map(torch.equal, alone.shards(), moved.shards()))
+            here = [one for one in moved.moments() if lives_on_host(one.to_local())]
+            assert bool(here) == (schedule is not CYCLE)
+            assert bool(stepped_by_cpu(controller)) == schedule.has_share
+            kinds = zip(alone.moments(), moved.moments(), strict=True)
+            assert all(type(mine) is kind_of(theirs) for mine, theirs in kinds)
+            controller.clear()
+            if number % 2:
+                controller.restore()
+    alone.step(), moved.step()
+    assert all(map(torch.equal, alone.shards(), moved.shards()))
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank saw in each scene. A rank that hangs fails all of them by the timeout."""
-    return ranks.run(shard_scenes.play, tmp_path_factory.mktemp("shards"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shards")
 
 
-@pytest.mark.parametrize("scene", shard_scenes.SCENES)
-def test_two_ranks_train_as_without_refit(seen: list[dict[str, Any]], scene: str) -> None:
-    assert [one[scene] for one in seen] == [True, True]
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> list[dict[str, Any]]:
+    """What each rank saw in each case. A rank that hangs fails all of them by the timeout."""
+    return ranks.run(shard_scenes.play, folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["ranks that meet later", *shard_scenes.CASES])
+def test_ranks_end_with_the_bits_of_ranks_without_refit(
+    seen: list[dict[str, Any]], case: str
+) -> None:
+    assert [one[case] for one in seen] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("seen")
+@pytest.mark.parametrize("count", [1, 3])
+def test_another_number_of_ranks_loads_a_checkpoint(
+    folder: Path, tmp_path: Path, count: int
+) -> None:
+    found = ranks.run(shard_scenes.play_others, tmp_path, count, folder, count=count)
+    assert found == [dict.fromkeys((one.name for one in shard_scenes.SCHEDULES), True)] * count
+
+
+class Predicts(nn.Module):
+    """A model as a Trainer takes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layers(inputs).pow(2).mean()}
+
+
+def trained(folder: Path, steps: int, schedule: Schedule | None, resume: bool) -> list[Any]:
+    """What a Trainer that accumulates, clips, and saves behind each 4th step ends with."""
+    transformers = pytest.importorskip("transformers")
+    model = Predicts()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    source = torch.Generator().manual_seed(5)
+    batches = [{"inputs": torch.randn(WIDTH, generator=source)} for _ in range(96)]
+    trainer = transformers.Trainer(
+        model,
+        transformers.TrainingArguments(
+            output_dir=str(folder),
+            use_cpu=True,
+            max_steps=steps,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            max_grad_norm=0.01,
+            save_steps=4,
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=batches,
+        optimizers=(optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 8)),
+    )
+    if schedule is None:
+        trainer.train(resume_from_checkpoint=resume)
+    else:
+        with schedule.opens(optimizer, model) as controller:
+            trainer.train(resume_from_checkpoint=resume)
+            assert bool(stepped_by_cpu(controller)) == schedule.has_share
+    states = (optimizer.state[one] for one in model.parameters())
+    return [*model.parameters(), *(one[key] for one in states for key in sorted(one))]
+
+
+@pytest.mark.slow
+def test_a_trainer_ends_with_the_same_bits_and_resumes_either_way(
+    schedule: Schedule, tmp_path: Path
+) -> None:
+    expected = trained(tmp_path / "alone", 8, None, False)
+    assert all(map(torch.equal, expected, trained(tmp_path / "with", 8, schedule, False)))
+    before: Schedule | None
+    behind: Schedule | None
+    for before, behind in ((schedule, None), (None, schedule), (BOTH, schedule), (schedule, SHARE)):
+        folder = tmp_path / f"{before and before.name}-{behind and behind.name}"
+        trained(folder, 4, before, False)
+        assert all(map(torch.equal, expected, trained(folder, 8, behind, True)))
