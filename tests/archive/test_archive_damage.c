@@ -20,7 +20,7 @@ static refit_status check_alone(archive_rig *rig, const char *path, refit_error 
     return status;
 }
 
-static void assert_refused(refit_status status, const refit_error *error)
+static void assert_damaged(refit_status status, const refit_error *error)
 {
     bool typed = status == REFIT_ERR_CORRUPT || status == REFIT_ERR_INVALID ||
                  status == REFIT_ERR_UNSUPPORTED || status == REFIT_ERR_STALE;
@@ -33,8 +33,8 @@ static void assert_refused(refit_status status, const refit_error *error)
 static void assert_file_refused(archive_rig *rig, const char *path)
 {
     refit_error error;
-    assert_refused(check_alone(rig, path, &error), &error);
-    assert_refused(rig_check(rig, RIG_EPOCH, 2, &error), &error);
+    assert_damaged(check_alone(rig, path, &error), &error);
+    assert_damaged(rig_check(rig, RIG_EPOCH, 2, &error), &error);
 }
 
 static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
@@ -352,7 +352,7 @@ static void a_short_file_takes_no_memory_for_many_blocks(void **state)
         assert_true(count < 512);
         rig_store(path, file, count);
         count_requests(true);
-        assert_refused(refit_snapshot_open(path, &config, &snapshot, &error), &error);
+        assert_damaged(refit_snapshot_open(path, &config, &snapshot, &error), &error);
         size_t taken = atomic_load(&asked);
         count_requests(false);
         if (taken > 65536) fail_msg("%zu bytes were taken for a file of %zu", taken, count);

@@ -307,18 +307,18 @@ static void memory_of_the_other_gpu_is_refused(void **state)
     close_both(ranks);
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define RANKS(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(each_process_has_its_gpu_and_takes_the_lock),
-        TEST(the_second_sees_what_the_first_has_taken),
-        TEST(as_many_as_fit_and_no_more),
-        TEST(one_that_is_killed_with_the_lock_leaves_it_to_the_next),
-        TEST(a_failing_pin_harms_no_other_rank),
-        TEST(one_process_may_have_a_controller_for_each_gpu),
-        TEST(memory_of_the_other_gpu_is_refused),
+        RANKS(each_process_has_its_gpu_and_takes_the_lock),
+        RANKS(the_second_sees_what_the_first_has_taken),
+        RANKS(as_many_as_fit_and_no_more),
+        RANKS(one_that_is_killed_with_the_lock_leaves_it_to_the_next),
+        RANKS(a_failing_pin_harms_no_other_rank),
+        RANKS(one_process_may_have_a_controller_for_each_gpu),
+        RANKS(memory_of_the_other_gpu_is_refused),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@ static refit_status decode(const rft_bytes *bytes, rft_message *out)
     return rft_message_decode(rft_bytes_view(bytes), &limits, out, NULL);
 }
 
-static void assert_refused(rft_bytes *bytes)
+static void assert_malformed(rft_bytes *bytes)
 {
     rft_message message;
     assert_int_equal(decode(bytes, &message), REFIT_ERR_PROTOCOL);
@@ -52,7 +52,7 @@ static void check_truncations(const rft_message *message, const rft_bytes *encod
     for (size_t length = 0; length < encoded->count; length++) {
         rft_bytes cut = {0};
         assert_ok(rft_bytes_append(&cut, encoded->data, length, NULL));
-        assert_refused(&cut);
+        assert_malformed(&cut);
     }
 }
 
@@ -101,7 +101,7 @@ static void every_required_key_is_required(void **state)
         rft_bytes encoded = sample_encode(&small);
         for (uint32_t i = 0; i < sample_key_count(&encoded); i++) {
             rft_bytes without = sample_rebuild(&encoded, i, NULL);
-            assert_refused(&without);
+            assert_malformed(&without);
         }
         rft_bytes_close(&encoded);
     }
@@ -174,7 +174,7 @@ static void check_types(const rft_message *message, const rft_bytes *encoded)
         for (size_t i = 0; i < COUNT_OF(other_values); i++) {
             if (other_values[i].type == sample_value_type(encoded, key)) continue;
             rft_bytes changed = sample_rebuild(encoded, key, other_values[i].pack);
-            assert_refused(&changed);
+            assert_malformed(&changed);
         }
     }
 }
@@ -191,9 +191,9 @@ static void check_unknown_keys(const rft_message *message, const rft_bytes *enco
     assert_ok(decode(&extended, &decoded));
     assert_messages_equal(message, &decoded);
     rft_bytes twice = sample_extend(&extended, "later", pack_nil);
-    assert_refused(&twice);
+    assert_malformed(&twice);
     rft_bytes second_kind = sample_extend(encoded, "k", pack_short_text);
-    assert_refused(&second_kind);
+    assert_malformed(&second_kind);
     rft_bytes_close(&extended);
 }
 
@@ -208,7 +208,7 @@ static void check_trailing_byte(const rft_message *message, const rft_bytes *enc
     rft_bytes longer = {0};
     assert_ok(rft_bytes_append(&longer, encoded->data, encoded->count, NULL));
     assert_ok(rft_bytes_append(&longer, "\xc0", 1, NULL));
-    assert_refused(&longer);
+    assert_malformed(&longer);
 }
 
 static void a_trailing_byte_is_refused(void **state)
@@ -221,7 +221,7 @@ static void unknown_kinds_are_refused(void **state)
     rft_message bye = sample_small(RFT_BYE);
     rft_bytes encoded = sample_encode(&bye);
     rft_bytes unknown = sample_rebuild(&encoded, 0, pack_short_text);
-    assert_refused(&unknown);
+    assert_malformed(&unknown);
     rft_bytes_close(&encoded);
     bye.kind = RFT_MESSAGE_KINDS;
     rft_limits limits = sample_limits();
@@ -335,11 +335,11 @@ static void values_out_of_range_are_not_decoded(void **state)
     rft_message pull = sample_small(RFT_PULL);
     rft_bytes encoded = sample_encode(&pull);
     rft_bytes no_version = sample_rebuild(&encoded, 1, pack_zero);
-    assert_refused(&no_version);
+    assert_malformed(&no_version);
     rft_bytes no_credit = sample_rebuild(&encoded, 2, pack_zero);
-    assert_refused(&no_credit);
+    assert_malformed(&no_credit);
     rft_bytes wrapped = sample_rebuild(&encoded, 2, pack_2_to_the_32);
-    assert_refused(&wrapped);
+    assert_malformed(&wrapped);
     rft_bytes_close(&encoded);
 }
 

@@ -391,8 +391,8 @@ static void lies_never_make_another_version(void **state)
 }
 
 /* Whatever its bytes say, their hash is right. */
-static void assert_refused(frame_rig *f, const rft_message *frame, const unsigned char *payload,
-                           size_t count)
+static void assert_payload_refused(frame_rig *f, const rft_message *frame,
+                                   const unsigned char *payload, size_t count)
 {
     rft_message lying = *frame;
     lying.as.frame.hash = XXH3_64bits(payload, count);
@@ -406,15 +406,15 @@ static void lengths_that_lie_change_nothing(void **state)
     rft_view payload;
     rft_message frame = sparse_frame(&f, &payload);
     unsigned char *lie = lie_of(payload);
-    assert_refused(&f, &frame, lie, payload.count - 1);
-    assert_refused(&f, &frame, lie, payload.count + 1);
-    assert_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES - 1);
-    assert_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES);
-    assert_refused(&f, &frame, lie, 0);
+    assert_payload_refused(&f, &frame, lie, payload.count - 1);
+    assert_payload_refused(&f, &frame, lie, payload.count + 1);
+    assert_payload_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES - 1);
+    assert_payload_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES);
+    assert_payload_refused(&f, &frame, lie, 0);
     memset(lie, 0xff, 4); /* more escapes than there can be */
-    assert_refused(&f, &frame, lie, payload.count);
+    assert_payload_refused(&f, &frame, lie, payload.count);
     rft_reassembly_reset(f.reassembly, f.staging, NULL);
-    assert_refused(&f, &frame, payload.data, payload.count);
+    assert_payload_refused(&f, &frame, payload.data, payload.count);
     free(lie);
     frame_rig_close(&f);
 }
@@ -428,19 +428,19 @@ static void planes_that_lie_change_nothing(void **state)
     rft_message frame = sparse_frame(&f, &payload);
     assert_int_equal(frame.as.frame.planes.count, RFT_PACK_BYTES);
     unsigned char *lie = lie_of(payload);
-    assert_refused(&f, &frame, lie, payload.count - 1);
-    assert_refused(&f, &frame, lie, payload.count + 1);
-    assert_refused(&f, &frame, lie, 0);
+    assert_payload_refused(&f, &frame, lie, payload.count - 1);
+    assert_payload_refused(&f, &frame, lie, payload.count + 1);
+    assert_payload_refused(&f, &frame, lie, 0);
     for (uint32_t i = 0; i < RFT_PACK_PLANES; i++) {
         uint32_t length = rft_get_u32(f.planes + 4 * i);
         rft_put_u32(f.planes + 4 * i, UINT32_MAX);
-        assert_refused(&f, &frame, lie, payload.count);
+        assert_payload_refused(&f, &frame, lie, payload.count);
         rft_put_u32(f.planes + 4 * i, length + 1);
-        assert_refused(&f, &frame, lie, payload.count);
+        assert_payload_refused(&f, &frame, lie, payload.count);
         rft_put_u32(f.planes + 4 * i, length);
     }
     memset(f.planes, 0, sizeof f.planes); /* all as they are: other bytes than came */
-    assert_refused(&f, &frame, lie, payload.count);
+    assert_payload_refused(&f, &frame, lie, payload.count);
     free(lie);
     frame_rig_close(&f);
 }
