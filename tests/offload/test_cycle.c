@@ -152,9 +152,14 @@ static void copies_wait_for_the_callers_stream(void **state)
     assert_ok(refit_stream_open(on->device, &stream, &on->error));
     unsigned char *late = test_host_alloc(on->plain, region->bytes);
     memset(late, 0x77, region->bytes);
-    if (!by_the_call) faulty_device_stop(on->device);
+    faulty_device_hang(on->device);
     assert_ok(
         refit_stream_copy(on->device, stream, region->memory, late, region->bytes, &on->error));
+    if (by_the_call) {
+        assert_hung(on, refit_offloader_offload(on->offloader, stream, NULL, &on->error));
+        assert_int_equal(rig_state(on), REFIT_RESIDENT);
+        faulty_device_go(on->device);
+    }
     assert_ok(refit_offloader_offload(on->offloader, stream, NULL, &on->error));
     if (by_the_call) {
         test_fill(on->plain, region->memory, 0, region->bytes);
