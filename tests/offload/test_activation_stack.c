@@ -59,7 +59,7 @@ static void free_pieces_join_their_neighbours(void **state)
     assert_int_equal(stack.free[0].bytes, 5 * UNIT);
     rft_stack_give(&stack, 0, UNIT); /* before one */
     assert_int_equal(stack.free[0].at, 0);
-    rft_stack_give(&stack, 6 * UNIT, UNIT); /* behind one */
+    rft_stack_give(&stack, 6 * UNIT, UNIT); /* after one */
     assert_int_equal(stack.free[0].bytes, 7 * UNIT);
     assert_int_equal(stack.top, 8 * UNIT);
     rft_stack_give(&stack, 7 * UNIT, UNIT); /* the top falls through it */

@@ -363,7 +363,7 @@ static void copies_in_follow_the_stream(void **state)
 }
 
 /* Work on the stream after a join comes after the copies, in both directions. */
-static void work_behind_a_join_comes_behind_the_copies(void **state)
+static void work_after_a_join_comes_after_the_copies(void **state)
 {
     scene *on = *state;
     layer of;
@@ -798,7 +798,7 @@ int main(void)
         TEST_WITH(states_and_activations_share_a_budget, .host_bytes = "2MiB", .settings = budget),
         TEST(copies_out_follow_the_stream),
         TEST(copies_in_follow_the_stream),
-        TEST(work_behind_a_join_comes_behind_the_copies),
+        TEST(work_after_a_join_comes_after_the_copies),
         TEST(a_group_is_fetched_while_it_leaves),
         TEST(a_second_fetch_waits_for_the_first),
         TEST_WITH(room_is_used_again_after_copies, .host_bytes = "128KiB"),

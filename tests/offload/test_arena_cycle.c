@@ -165,7 +165,7 @@ static void states_side_by_side_go_in_whole_chunks(void **state)
     }
 }
 
-/* State 3, in the second chunk, is no region: its chunk stays, and is not reported as freed. */
+/* State 3, in the second chunk, is not a region: its chunk stays, and is not reported as freed. */
 static void a_chunk_of_which_a_piece_stays_is_not_counted(void **state)
 {
     (void)state;
@@ -230,7 +230,7 @@ static void taking_that_fails_half_way_takes_nothing(void **state)
     }
 }
 
-/* A kernel of the caller's that was queued behind the offload still reads a state. */
+/* A kernel of the caller's that was queued after the offload still reads a state. */
 static void memory_waits_for_the_callers_stream(void **state)
 {
     (void)state;
@@ -273,7 +273,7 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
     fake_cuda_stream_free(native);
 }
 
-static void a_piece_that_is_held_is_no_region(void **state)
+static void a_piece_that_is_held_is_not_a_region(void **state)
 {
     (void)state;
     void *buffer;
@@ -319,7 +319,7 @@ int main(void)
         CYCLE(taking_that_fails_half_way_takes_nothing),
         CYCLE(memory_waits_for_the_callers_stream),
         CYCLE(memory_waits_for_the_end_of_a_capture),
-        CYCLE(a_piece_that_is_held_is_no_region),
+        CYCLE(a_piece_that_is_held_is_not_a_region),
         CYCLE(a_lost_gpu_is_reported_and_everything_closes),
     };
     return cmocka_run_group_tests_name("arena_cycle", tests, NULL, NULL);

@@ -134,7 +134,7 @@ static void without_background_all_is_ready_once_sealed(void **state)
 
 /* ---- Failing --------------------------------------------------------------------------------- */
 
-static void a_failure_is_returned_to_the_first_call_that_needs_the_memory(void **state)
+static void a_failure_is_told_to_the_first_call_that_needs_the_memory(void **state)
 {
     rig *on = *state;
     refit_status (*const needs[])(rig *) = {prepare, offload};
@@ -404,7 +404,7 @@ int main(void)
         WITH(there_is_nothing_to_prepare_on_the_pageable_path, "offload.background=true",
              "use_pinned_optimizer_offload=false"),
         TEST_WITH(without_background_all_is_ready_once_sealed, .memory = RIG_HOOKS),
-        HELD(a_failure_is_returned_to_the_first_call_that_needs_the_memory),
+        HELD(a_failure_is_told_to_the_first_call_that_needs_the_memory),
         WITH(a_failure_that_lasts_is_returned_each_time, "offload.background=true",
              "offload.budget_bytes=64KiB"),
         UNSEALED(a_preferred_lock_that_fails_is_visible, "offload.background=true",

@@ -31,7 +31,7 @@ static void what_was_never_stepped_is_restored_verified(void **state)
 
 /* Some groups have returned when a restore fails, and leave again; the others stayed. All of them
  * still pass the digests. */
-static void what_stayed_behind_a_failed_restore_is_restored_verified(void **state)
+static void what_stayed_when_a_restore_failed_is_restored_verified(void **state)
 {
     scene *on = *state;
     bind_all(on);
@@ -200,8 +200,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         REGIONS_TEST(what_was_never_stepped_is_restored_verified, .empty = true,
                      .settings = verified),
-        REGIONS_TEST(what_stayed_behind_a_failed_restore_is_restored_verified,
-                     .settings = verified),
+        REGIONS_TEST(what_stayed_when_a_restore_failed_is_restored_verified, .settings = verified),
         REGIONS_TEST(a_second_seal_leaves_them_where_they_are, .windows = "2"),
         REGIONS_TEST(regions_in_two_places_are_not_sealed, .windows = "2"),
         REGIONS_TEST(a_pageable_offloader_refuses_them, .unsealed = true, .settings = pageable),

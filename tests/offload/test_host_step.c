@@ -80,7 +80,7 @@ static uint64_t gradient_bytes(const scene *on, uint32_t at)
     return width(on->list[at].gradient_type) * on->list[at].elements;
 }
 
-/* Of the region that is beside the weights. */
+/* Of the region that goes with the weights. */
 static uint64_t beside_bytes(const scene *on, uint32_t at)
 {
     const refit_host_parameter *it = &on->list[at];
@@ -209,7 +209,7 @@ static void close_step(scene *on)
     on->step = NULL;
 }
 
-/* `masters`: those that are beside weights begin as these. */
+/* `masters`: those that go with weights begin as these. */
 static refit_status load(scene *on, int masters)
 {
     return refit_host_step_load(on->step, masters, on->stream, &on->error);
@@ -631,7 +631,7 @@ static bool can_refresh(const scene *on, uint32_t at)
     return on->list[at].beside == REFIT_BESIDE_NONE;
 }
 
-/* Work on the stream changes a parameter, and it is refreshed behind that. */
+/* Work on the stream changes a parameter, and it is refreshed after that. */
 static void change_and_refresh(scene *on, uint32_t at)
 {
     uint64_t bytes = weight_bytes(on, at);
@@ -1383,8 +1383,8 @@ static void work_of_the_caller_that_fails_is_told(void **state)
     finish(on);
 }
 
-/* Nothing returns, so nothing but the wait itself stands behind the work that run is to follow. */
-static void work_behind_which_nothing_returns_is_waited_for(void **state)
+/* Nothing returns, so nothing but the wait itself comes after the work that run is to follow. */
+static void work_after_which_nothing_returns_is_waited_for(void **state)
 {
     scene *on = *state;
     for (int breaks = 0; breaks < 2; breaks++) {
@@ -1407,8 +1407,8 @@ static void work_behind_which_nothing_returns_is_waited_for(void **state)
     }
 }
 
-/* Work and the copy behind it fail: the work is what is told, for its gradient has to be made
- * again. If the copy could not be put behind it, the second naming tells of it. */
+/* Work and the copy after it fail: the work is what is told, for its gradient has to be made
+ * again. If the copy could not be put after it, the second naming tells of it. */
 static void work_that_fails_is_told_before_its_copy(void **state)
 {
     scene *on = *state;
@@ -1876,7 +1876,7 @@ int main(void)
         TEST_WITH(image_and_step_share_a_budget, .seed = 117, .bare = true),
         TEST_WITH(a_broken_gradient_is_copied_again, .seed = 20, .piece = "32MiB"),
         TEST_WITH(work_of_the_caller_that_fails_is_told, .seed = 31),
-        TEST_WITH(work_behind_which_nothing_returns_is_waited_for, .seed = 110),
+        TEST_WITH(work_after_which_nothing_returns_is_waited_for, .seed = 110),
         TEST_WITH(work_that_fails_is_told_before_its_copy, .seed = 111),
         TEST_WITH(a_skip_tells_of_work_that_failed, .seed = 112),
         TEST_WITH(work_that_fails_is_not_lost_by_other_failures, .seed = 113),

@@ -93,7 +93,7 @@ static void stretches_and_slabs_of_any_size_return(void **state)
     cycle(on);
 }
 
-static void some_weights_that_are_no_rounding_fit(void **state)
+static void some_weights_that_are_not_a_rounding_fit(void **state)
 {
     scene *on = *state;
     spoil(on, 0, 1500);
@@ -481,7 +481,7 @@ int main(void)
             "offload.staging_bytes=1MiB", "offload.slab_bytes=1MiB", "offload.alignment_bytes=16"),
         ROW("at a limited rate they return", stretches_and_slabs_of_any_size_return,
             "offload.rate_limit=800MiB", "offload.staging_bytes=2MiB"),
-        MASTERS_TEST(some_weights_that_are_no_rounding_fit),
+        MASTERS_TEST(some_weights_that_are_not_a_rounding_fit),
         MASTERS_TEST(masters_that_do_not_fit_stay_and_leave_by_the_next_plan),
         MASTERS_TEST(a_plan_that_cannot_be_made_anew_is_told),
         MASTERS_TEST(changed_weights_are_found_and_the_masters_can_still_return),

@@ -1,5 +1,5 @@
 /* Masters in an arena of a GPU leave by what their weights lack: launches and copies that fail lose
- * nothing, and a GPU that is lost at any of them can be closed, with nothing left behind. Those
+ * nothing, and a GPU that is lost at any of them can be closed, and nothing is left. Those
  * that live on the host visit it in windows, and lose nothing either. */
 #include "tests/offload/offload.h"
 
@@ -27,7 +27,7 @@ static struct {
 static uint32_t expected[MASTERS][MOST];
 static uint16_t rounded[MOST];
 
-/* New masters; `spoiled` of their weights are no rounding. */
+/* New masters; `spoiled` of their weights are not their rounding. */
 static void draw(uint32_t i, uint64_t seed, uint32_t spoiled)
 {
     for (uint64_t k = 0; k < sizes[i]; k++) {

@@ -259,7 +259,7 @@ static void a_piece_that_was_given_back_is_not_added(void **state)
     assert_ok(refit_offloader_close(other, &on->error));
 }
 
-/* Memory comes and goes behind a stream that uses it, and no bookkeeping grows. */
+/* Memory comes and goes after a stream that uses it, and no bookkeeping grows. */
 static void a_warm_cycle_of_a_used_arena_allocates_nothing(void **state)
 {
     rig *on = *state;

@@ -158,7 +158,7 @@ static void put_desc(char *to, refit_region_desc full, size_t size)
     memcpy(to, &full, size < sizeof full ? size : sizeof full);
 }
 
-static void a_caller_whose_description_is_shorter_or_longer_adds_a_region(void **state)
+static void a_shorter_or_longer_description_adds_a_region(void **state)
 {
     rig *on = *state;
     refit_region_id id;
@@ -213,7 +213,7 @@ static void many_are_added_in_one_call_up_to_one_that_fails(void **state)
     assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS + 3);
 }
 
-static void a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size(void **state)
+static void a_list_is_gone_through_by_the_size_of_its_descriptions(void **state)
 {
     rig *on = *state;
     const size_t known = sizeof(refit_region_desc);
@@ -244,7 +244,7 @@ static void a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_si
     assert_int_equal(refit_offloader_count(on->offloader), 1);
 }
 
-static void a_caller_whose_description_is_shorter_or_longer_reads_a_region(void **state)
+static void a_shorter_or_longer_description_reads_a_region(void **state)
 {
     rig *on = *state;
     const size_t known = sizeof(refit_region_info);
@@ -419,12 +419,10 @@ int main(void)
         TEST_WITH(thousands_of_regions_are_added_and_sealed, .unsealed = true),
         TEST_WITH(a_stream_queues_the_copies_of_scattered_regions, .unsealed = true),
         TEST_WITH(region_is_described, .memory = RIG_ARENA),
-        TEST_WITH(a_caller_whose_description_is_shorter_or_longer_adds_a_region, .unsealed = true),
+        TEST_WITH(a_shorter_or_longer_description_adds_a_region, .unsealed = true),
         TEST_WITH(many_are_added_in_one_call_up_to_one_that_fails, .unsealed = true),
-        TEST_WITH(a_list_of_shorter_or_longer_descriptions_is_gone_through_by_their_size,
-                  .unsealed = true),
-        TEST_WITH(a_caller_whose_description_is_shorter_or_longer_reads_a_region,
-                  .memory = RIG_ARENA),
+        TEST_WITH(a_list_is_gone_through_by_the_size_of_its_descriptions, .unsealed = true),
+        TEST_WITH(a_shorter_or_longer_description_reads_a_region, .memory = RIG_ARENA),
         TEST(seal_ends_adding_until_unseal),
         TEST_WITH(cleared_regions_free_their_names_and_addresses, .memory = RIG_ARENA,
                   .unsealed = true),

@@ -13,7 +13,7 @@
 #include "tests/support/failing_alloc.h"
 
 #define PLAIN  4u   /* the region without weights */
-#define MISFIT 9000 /* weights of a unit that are no rounding: it goes whole */
+#define MISFIT 9000 /* weights of a unit that are not its rounding: it goes whole */
 
 static uint64_t came(scene *on)
 {
@@ -159,7 +159,7 @@ static void masters_that_are_born_again_replace_those_before(void **state)
     check_image(on);
 }
 
-/* ---- Weights that are no rounding ------------------------------------------------------------ */
+/* ---- Weights that are not a rounding --------------------------------------------------------- */
 
 static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
 {
@@ -279,7 +279,7 @@ static void check_corrupt(scene *on, uint32_t region)
 }
 
 /* The second part of one window, as it leaves and as it arrives; a unit in the middle, the units
- * before which are in other places, which a later step changes; behind another window. With the
+ * before which are in other places, which a later step changes; after another window. With the
  * weights as they were, the step goes on. */
 static void changed_weights_are_found_before_the_step(void **state)
 {
@@ -375,7 +375,7 @@ static void masters_move_by_both_schedules(void **state)
             assert_ok(refit_offloader_seal(on->offloader, &on->error));
             assert_int_equal(faulty_device_calls(on->device, FAULTY_MEMORY_ALLOC), calls);
             assert_in_range(host_bytes(on, 0), on->bytes[0] / 2, on->bytes[0] * 3 / 4);
-            /* More weights that are no rounding than any offload made room for. */
+            /* More weights that are not a rounding than any offload made room for. */
             on->spoiled = 40000;
             renew(on);
         }
@@ -540,7 +540,7 @@ static void check_written(scene *on)
 }
 
 /* The next work of its stream comes after the copies that read weights. */
-static void weights_may_be_written_behind_the_step(void **state)
+static void weights_may_be_written_after_the_step(void **state)
 {
     scene *on = *state;
     step_one(on);
@@ -662,7 +662,7 @@ int main(void)
                  .settings = SETTINGS("offload.staging_bytes=4MiB")),
         UNSEALED(weights_have_masters_of_one_region, .windows = "2"),
         MASTERS_TEST(encoding_follows_the_stream),
-        MASTERS_TEST(weights_may_be_written_behind_the_step),
+        MASTERS_TEST(weights_may_be_written_after_the_step),
         MASTERS_TEST(other_copies_do_not_hold_the_stream),
         MASTERS_TEST(the_stream_of_a_repeated_call_waits),
         TEST_WITH(the_end_of_a_step_waits_for_copies_that_read_weights, .kind = MASTERS,

@@ -93,7 +93,7 @@ void add_part(scene *on, uint32_t region, uint32_t flags, uint64_t offset, uint6
 void list_part(scene *on, uint32_t region, uint32_t flags, uint64_t offset, uint64_t bytes);
 void list_all(scene *on, uint32_t flags);
 
-/* A region in parts of so many bytes, behind what is listed. */
+/* A region in parts of so many bytes, after what is listed. */
 void add_parts(scene *on, uint32_t region, uint64_t most);
 
 /* Some regions, in parts with bytes left out between, some together, some born. */
@@ -123,7 +123,7 @@ void step_next(scene *on);
 /* Steps `most` windows; true if there are more. */
 bool step_windows(scene *on, uint32_t most);
 
-/* Steps all windows behind begin, and ends the step. */
+/* Steps all windows after begin, and ends the step. */
 void step_rest(scene *on);
 void step_all(scene *on);
 
@@ -146,7 +146,7 @@ refit_status lease(scene *on);
 /* New bytes in regions that are on the device, and weights of them. */
 void renew(scene *on);
 
-/* Weights that are no rounding: so many of the region's first. */
+/* Weights that are not a rounding: so many of the region's first. */
 void spoil(scene *on, uint32_t region, uint64_t count);
 
 /* Changes a weight, or changes it back. */
