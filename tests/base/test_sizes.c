@@ -1,5 +1,4 @@
-/* Checked arithmetic refuses what would wrap; random bits are not nothing and not the same twice.
- */
+/* Checked arithmetic refuses what would wrap; random bits are not zero and not the same twice. */
 #include "base/checked.h"
 #include "base/random.h"
 #include "tests/support/test.h"

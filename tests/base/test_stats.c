@@ -1,5 +1,4 @@
-/* Statistics as text: every figure once, well-formed, cut short without overrun, whatever the size.
- */
+/* Statistics as text: every figure once, well-formed, cut short whatever the size. */
 #include <refit/stats.h>
 
 #include "tests/support/test.h"

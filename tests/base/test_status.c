@@ -1,5 +1,4 @@
-/* Statuses: every number has a name and a text, unknown ones too; details are cut, never overrun.
- */
+/* Statuses: every number has a name and a text, unknown ones too; details are cut to fit. */
 #include "base/error.h"
 #include "tests/support/test.h"
 

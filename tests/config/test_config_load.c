@@ -257,8 +257,7 @@ TEST_WITH(examples_can_be_loaded, start, clean)
     }
 }
 
-/* ---- YAML as options: what is taken, and that every refusal names its line, column and a remedy
- */
+/* ---- YAML as options: what is taken; every refusal names its line, column and a remedy */
 
 static refit_status read_bytes(const char *text, size_t bytes)
 {

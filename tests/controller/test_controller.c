@@ -1,5 +1,4 @@
-/* The refit cycle: the verbs in order, each half alone, every verb from every state, the figures.
- */
+/* The refit cycle: verbs in order, each half alone, every verb from every state, the figures. */
 #include "tests/controller/cycle_bench.h"
 
 static cycle_bench on;

@@ -30,8 +30,7 @@ int rig_case_end(void **state);
 
 #define RIG_TEST(name) TEST_WITH(name, rig_case_begin, rig_case_end)
 
-/* Opens the device with `settings` ("offload.small_bytes=32KiB", …, NULL) and `bytes` on each side.
- */
+/* Opens the device with `settings` ("offload.batch=3", …, NULL) and `bytes` on each side. */
 void rig_open(uint64_t bytes, const char *const *settings);
 void rig_close(void);
 

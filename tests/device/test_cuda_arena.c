@@ -266,8 +266,7 @@ ARENA_TEST(reservations_that_touch_are_two)
     assert_taken(0);
 }
 
-/* ---- Streams of the caller's ------------------------------------------------------------------
- */
+/* ---- Streams of the caller's */
 
 ARENA_TEST(queued_work_of_a_callers_stream_keeps_its_memory)
 {
@@ -328,8 +327,7 @@ ARENA_TEST(memory_waits_for_the_end_of_a_capture)
     fake_cuda_stream_free(native);
 }
 
-/* ---- GPUs that are lost, or cannot do it -------------------------------------------------------
- */
+/* ---- GPUs that are lost, or cannot do it */
 
 ARENA_TEST(a_lost_gpu_is_reported_and_leaks_nothing)
 {

@@ -1,5 +1,4 @@
-/* Every device with arenas: addresses stay, memory comes and goes and counts against the capacity.
- */
+/* Every device with arenas: addresses stay, memory comes, goes and counts against the capacity. */
 #include "tests/device/every_device.h"
 
 #include "base/checked.h"
@@ -124,8 +123,7 @@ TEST(committed_pages_hold_bytes_until_they_go)
     unreserve(&in);
 }
 
-/* What was gone with its chunk is not the pattern any more; a GPU may give the same memory again.
- */
+/* What was gone with its chunk is not the pattern now; a GPU may give the same memory again. */
 TEST(bytes_are_gone_with_their_chunk)
 {
     arena in = reserve_chunks(3);

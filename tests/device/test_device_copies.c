@@ -107,8 +107,7 @@ TEST(copies_without_an_end_are_refused)
     assert_ok(rft_device_zero(on.device, on.stream, NULL, 0, NULL));
 }
 
-/* What no memory has room for is refused before anything is queued: the stream has nothing to do.
- */
+/* It is refused before anything is queued: the stream has nothing to do. */
 TEST(sizes_that_no_memory_has_are_refused)
 {
     char bytes[2] = {0};

@@ -169,8 +169,7 @@ TEST(a_join_waits_for_the_other_stream)
     assert_ok(refit_stream_close(on.device, other, &on.error));
 }
 
-/* The join was made when the event was here; that it moved on, and is done there, changes nothing.
- */
+/* The join was made when the event was here; that it is done elsewhere since changes nothing. */
 TEST(a_join_keeps_the_place_it_was_made_for)
 {
     refit_stream_ref other = open_stream(), third = open_stream();

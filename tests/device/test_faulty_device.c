@@ -1,5 +1,4 @@
-/* The faulty device fails the calls that it is ordered to fail, as often as ordered, and no others.
- */
+/* The faulty device fails the calls that it is ordered to, as often as ordered, and no others. */
 #include "tests/support/faulty_device.h"
 #include "tests/support/test.h"
 

@@ -1,5 +1,4 @@
-/* The fake driver keeps NVIDIA's rules of memory: the device's, the host's, virtual and physical.
- */
+/* The fake driver keeps NVIDIA's rules of memory: of the device, of the host, virtual, physical. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>

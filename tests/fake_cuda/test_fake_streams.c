@@ -207,8 +207,7 @@ static rft_cu_result one_more_call(waiting *on)
     return cu.stream_call(on->stream, nothing_to_do, NULL);
 }
 
-/* The queue is full: the call comes to be the one after `calls`, and waits until `pieces` are gone.
- */
+/* The queue is full: the call becomes the one after `calls`, and waits until `pieces` are gone. */
 static void check_overflow(waiting *on, const char *symbol, uint64_t calls, unsigned pieces)
 {
     pthread_t thread;

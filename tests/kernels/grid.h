@@ -33,8 +33,7 @@ void grid_launch(unsigned x, unsigned y, unsigned threads, void (*kernel)(void *
 
 void grid_wait_block(void);
 
-/* Every lane of the warp gives a value and gets that of lane `from`, which may be none (its own).
- */
+/* Every lane of the warp gives a value and gets that of lane `from`; if it is none, its own. */
 uint64_t grid_exchange(uint64_t value, unsigned from);
 
 #define RFT_GPU_KERNEL static

@@ -1,5 +1,4 @@
-/* The digest is what its header says at every level, length and alignment, and sees every change.
- */
+/* The digest is its header's at every level, length and alignment, and sees every change. */
 #include <sys/mman.h>
 #include <unistd.h>
 

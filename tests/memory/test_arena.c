@@ -1,5 +1,4 @@
-/* Arenas: pieces share no page, leave and return one by one at the same address, within capacity.
- */
+/* Arenas: pieces share no page, leave and return one by one at their address, within capacity. */
 #include "tests/memory/arena_rig.h"
 #include "tests/support/failing_alloc.h"
 

@@ -95,8 +95,7 @@ static const machine_case machines[] = {
       {CGROUP "/memory/a/b/memory.stat", "inactive_file 5\ntotal_inactive_file 104857600\n"},
       {CGROUP "/memory/memory.limit_in_bytes", "9223372036854771712\n"},
       {CGROUP "/memory/memory.usage_in_bytes", "1\n"}}},
-    /* Docker with cgroup v1: the path is that of the host, the container sees its own at the root.
-     */
+    /* Docker with cgroup v1: the path is the host's, the container sees its own at the root. */
     {"a path that is not visible ends at the root",
      100 * MIB,
      {{"/proc/self/cgroup", "4:memory:/docker/0123456789ab\n"},
@@ -112,8 +111,7 @@ static const machine_case machines[] = {
      {{"/proc/self/cgroup", "0::/\n"},
       {CGROUP "/memory.max", "1000\n"},
       {CGROUP "/memory.current", "2000\n"}}},
-    /* A limit whose usage cannot be read still holds; what the process has itself is surely used.
-     */
+    /* A limit whose usage cannot be read holds; what the process has itself is surely used. */
     {"a limit without a usage",
      200 * MIB,
      {{"/proc/self/cgroup", "0::/job\n"}, {CGROUP "/job/memory.max", "209715200\n"}}},

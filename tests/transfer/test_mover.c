@@ -54,8 +54,7 @@ static void open_all(const rft_plan_limits *bounds)
     assert_ok(rft_plan_open(&all.plan, bounds, NULL));
 }
 
-/* Piece i goes from `from` to `to`, those of group 1 behind those of group 0; the last is zeroed.
- */
+/* Piece i goes from `from` to `to`, those of group 1 after those of group 0; the last is zeroed. */
 static int set_up(void **state)
 {
     rft_piece pieces[PIECES];
@@ -336,8 +335,7 @@ FAULT(failure_of_the_caller_s_work_is_the_operation_s)
     assert_next_start_works();
 }
 
-/* A caller that is told of the failure may reuse the group's memory: no copy may still write there.
- */
+/* A caller that is told may reuse the group's memory: no copy may still write there. */
 FAULT(failure_is_returned_once_the_group_s_copies_are_over)
 {
     faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
