@@ -5,8 +5,8 @@
  * With REFIT_TEST_CUDA set both are on GPU 0: the trainer's weights lie there, and a worker reads
  * them there.
  *
- *     trainer ENDPOINT SHM SLOTS   wait N MS   begin   write SEED   commit   abort   version close
- *     worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
+ *     trainer ENDPOINT SHM SLOTS [KEY=VALUE]   wait N MS   begin   write SEED   commit   abort
+ * version close worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -52,21 +52,27 @@ static uint64_t fnv(uint64_t hash, const unsigned char *bytes, uint64_t count)
     return hash;
 }
 
-/* Small sizes, and timeouts that let the tests end soon. */
-static refit_status configure(refit_config *config, const char *shm, const char *slots,
+/* Small sizes. A peer that is lost is noticed after twelve seconds, so that none is lost that the
+ * machine holds up for ten. `more`: "key=value", or empty. */
+static refit_status configure(refit_config *config, const char *shm, const char *slots, char *more,
                               refit_error *error)
 {
+    char *equals = strchr(more, '=');
     const char *const values[][2] = {
         {"broadcast.shm", shm},
         {"broadcast.slots", slots},
         {"broadcast.frame_bytes", "64KiB"},
         {"broadcast.heartbeat_ms", "100ms"},
-        {"broadcast.heartbeat_timeout_ms", "1s"},
-        {"broadcast.stage_timeout_ms", "3s"},
-        {"broadcast.commit_timeout_ms", "3s"},
+        {"broadcast.heartbeat_timeout_ms", "12s"},
+        {"broadcast.stage_timeout_ms", "60s"},
+        {"broadcast.commit_timeout_ms", "60s"},
+        {"broadcast.linger_ms", "12s"},
+        {more, equals == NULL ? "" : equals + 1},
     };
+    size_t count = sizeof values / sizeof *values - (equals == NULL);
+    if (equals != NULL) *equals = '\0';
     refit_config_init(config, sizeof *config);
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
+    for (size_t i = 0; i < count; i++) {
         refit_status status = refit_config_set(config, values[i][0], values[i][1], error);
         if (status != REFIT_OK) return status;
     }
@@ -110,18 +116,18 @@ static refit_status use_device(const refit_config *config, refit_error *error)
     return status == REFIT_OK ? refit_publisher_use_device(publisher, device, error) : status;
 }
 
-static void do_trainer(char *const words[4])
+static void do_trainer(char *const words[5])
 {
     refit_config config;
     refit_error error;
-    refit_status status = configure(&config, words[2], words[3], &error);
+    refit_status status = configure(&config, words[2], words[3], words[4], &error);
     if (status == REFIT_OK) status = refit_publisher_open(words[1], &config, &publisher, &error);
     if (status == REFIT_OK) status = use_device(&config, &error);
     if (status == REFIT_OK) status = refit_publisher_declare(publisher, tensors, TENSORS, &error);
     answer(status, status == REFIT_OK ? refit_publisher_endpoint(publisher) : error.text);
 }
 
-static void do_wait(char *const words[4])
+static void do_wait(char *const words[5])
 {
     refit_error error;
     uint32_t count = (uint32_t)strtoul(words[1], NULL, 10);
@@ -129,14 +135,14 @@ static void do_wait(char *const words[4])
     answer_error(refit_publisher_wait_workers(publisher, count, timeout_ms, &error), &error);
 }
 
-static void do_begin(char *const words[4])
+static void do_begin(char *const words[5])
 {
     refit_error error;
     (void)words;
     answer_error(refit_publisher_begin(publisher, 0, &error), &error);
 }
 
-static void do_write(char *const words[4])
+static void do_write(char *const words[5])
 {
     refit_error error;
     refit_status status = REFIT_OK;
@@ -157,21 +163,21 @@ static void do_write(char *const words[4])
     answer(status, status == REFIT_OK ? text : error.text);
 }
 
-static void do_commit(char *const words[4])
+static void do_commit(char *const words[5])
 {
     refit_error error;
     (void)words;
     answer_error(refit_publisher_commit(publisher, &error), &error);
 }
 
-static void do_abort(char *const words[4])
+static void do_abort(char *const words[5])
 {
     refit_error error;
     (void)words;
     answer_error(refit_publisher_abort(publisher, &error), &error);
 }
 
-static void do_version(char *const words[4])
+static void do_version(char *const words[5])
 {
     char text[32];
     (void)words;
@@ -179,7 +185,7 @@ static void do_version(char *const words[4])
     answer(REFIT_OK, text);
 }
 
-static void do_close(char *const words[4])
+static void do_close(char *const words[5])
 {
     (void)words;
     refit_publisher_close(publisher);
@@ -189,11 +195,11 @@ static void do_close(char *const words[4])
 
 /* ---- As a worker */
 
-static void do_worker(char *const words[4])
+static void do_worker(char *const words[5])
 {
     refit_config config;
     refit_error error;
-    refit_status status = configure(&config, words[2], "2", &error);
+    refit_status status = configure(&config, words[2], "2", words[4], &error);
     if (status == REFIT_OK) status = refit_subscriber_open(words[1], &config, &subscriber, &error);
     if (status == REFIT_OK) status = open_device(&config, &error);
     if (status == REFIT_OK && device != NULL)
@@ -216,7 +222,7 @@ static refit_status fnv_tensor(uint32_t at, uint64_t *hash, refit_error *error)
     return status;
 }
 
-static void do_next(char *const words[4])
+static void do_next(char *const words[5])
 {
     refit_error error;
     char text[64];
@@ -231,20 +237,20 @@ static void do_next(char *const words[4])
     answer(status, status == REFIT_OK ? text : error.text);
 }
 
-static void do_accept(char *const words[4])
+static void do_accept(char *const words[5])
 {
     refit_error error;
     (void)words;
     answer_error(refit_update_accept(update, &error), &error);
 }
 
-static void do_refuse(char *const words[4])
+static void do_refuse(char *const words[5])
 {
     refit_error error;
     answer_error(refit_update_refuse(update, "as told", words[1][0] == '1', &error), &error);
 }
 
-static void do_release(char *const words[4])
+static void do_release(char *const words[5])
 {
     (void)words;
     refit_update_close(update);
@@ -252,7 +258,7 @@ static void do_release(char *const words[4])
     answer(REFIT_OK, "");
 }
 
-static void do_describe(char *const words[4])
+static void do_describe(char *const words[5])
 {
     refit_subscriber_info info = {.size = sizeof info};
     refit_error error;
@@ -268,7 +274,7 @@ static void do_describe(char *const words[4])
 
 static const struct command {
     const char *name;
-    void (*run)(char *const words[4]);
+    void (*run)(char *const words[5]);
 } commands[] = {
     {"trainer", do_trainer}, {"wait", do_wait},         {"begin", do_begin},
     {"write", do_write},     {"commit", do_commit},     {"abort", do_abort},
@@ -279,10 +285,10 @@ static const struct command {
 
 static void obey(char *line)
 {
-    char *words[4] = {"", "", "", ""};
+    char *words[5] = {"", "", "", "", ""};
     char *rest = NULL;
     uint32_t count = 0;
-    for (char *word = strtok_r(line, " \n", &rest); word != NULL && count < 4;
+    for (char *word = strtok_r(line, " \n", &rest); word != NULL && count < 5;
          word = strtok_r(NULL, " \n", &rest)) {
         words[count++] = word;
     }

@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "tests/support/test.h"
 
-#define WAIT_MS 30000
+#define WAIT_MS 90000
 
 /* ---- Processes */
 
@@ -213,11 +213,11 @@ void worker_follow(puppet *worker, uint64_t version, const char *digest)
 
 /* ---- Trainers */
 
-void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots)
+void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots, const char *setting)
 {
     puppet_start(trainer);
-    const char *found =
-        puppet_ask(trainer, "trainer %s %s %u", endpoint, shm ? "require" : "off", slots);
+    const char *found = puppet_ask(trainer, "trainer %s %s %u %s", endpoint,
+                                   shm ? "require" : "off", slots, setting);
     snprintf(endpoint, 128, "%s", found);
 }
 

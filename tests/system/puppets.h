@@ -40,6 +40,7 @@ const char *puppet_ask(puppet *one, const char *format, ...) __attribute__((form
 void worker_open(puppet *worker, const char *endpoint, bool shm);
 /* Waits until describe says so. */
 void worker_await(puppet *worker, const char *state);
+#define TAKE_MS 60000
 /* Takes the next update if there is one within `timeout_ms`. */
 bool worker_take(puppet *worker, int timeout_ms);
 /* Accepts what it has taken, and lets go. False if what it read was overwritten meanwhile. */
@@ -49,8 +50,9 @@ void worker_follow(puppet *worker, uint64_t version, const char *digest);
 
 /* ---- Trainers */
 
-/* The endpoint that it found is written to `endpoint`, of 128 bytes. */
-void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots);
+/* The endpoint that it found is written to `endpoint`, of 128 bytes. `setting`: "key=value", or
+ * empty. */
+void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots, const char *setting);
 void trainer_wait(puppet *trainer, unsigned workers);
 /* begin and write; the digest is kept in trainer->digest. */
 void trainer_write(puppet *trainer, unsigned seed);

@@ -12,9 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* So few that all hearts beat in time on two cores. */
-#define AT_ONCE 8u
-
 typedef struct scene_setting {
     const scene_kind *kind;
     unsigned at;
@@ -64,24 +61,14 @@ static int await_one(void)
 
 int scenes_play(const scene_kind *kinds, size_t count, const char *const *points)
 {
-    unsigned running = 0, played = 0;
+    unsigned played = 0;
     int failed = 0;
     for (size_t i = 0; i < count; i++) {
-        for (unsigned at = kinds[i].first; at < kinds[i].end; at++, running++, played++) {
-            for (; running >= AT_ONCE; running--)
-                failed += await_one();
+        for (unsigned at = kinds[i].first; at < kinds[i].end; at++, played++)
             start((scene_setting){&kinds[i], at}, points[at]);
-        }
     }
-    for (; running > 0; running--)
+    for (unsigned i = 0; i < played; i++)
         failed += await_one();
     printf("%d of %u scenes failed\n", failed, played);
     return failed;
-}
-
-void scenes_endpoint(char endpoint[SCENES_ENDPOINT])
-{
-    unsigned self = (unsigned)getpid(); /* of 22 bits at most */
-    snprintf(endpoint, SCENES_ENDPOINT, "tcp://127.%u.%u.%u:0", 1 + (self >> 16), self >> 8 & 0xff,
-             self & 0xff);
 }

@@ -9,9 +9,9 @@
 
 #include "base/clock.h"
 #include "puppets.h"
+#include "scenes.h"
+#include "tests/support/quick_config.h"
 #include "tests/support/test.h"
-
-#define PATIENT_MS 20000
 
 typedef struct scene {
     char endpoint[128];
@@ -27,7 +27,7 @@ static refit_path path_of(puppet *worker)
 /* A worker that has just been told its device joins on it soon after. */
 static void await_gpu(puppet *worker)
 {
-    int64_t deadline = rft_deadline(PATIENT_MS);
+    int64_t deadline = rft_deadline(TAKE_MS);
     while (path_of(worker) != REFIT_PATH_CUDA_IPC) {
         if (rft_ms_until(deadline) == 0) fail_msg("a worker does not join on its GPU");
         (void)poll(NULL, 0, 2);
@@ -40,11 +40,11 @@ static void worker_join(scene *the, uint32_t index)
     await_gpu(&the->workers[index]);
 }
 
-static void open_scene(scene *the, unsigned slots)
+static void open_scene(scene *the, unsigned slots, const char *setting)
 {
     memset(the, 0, sizeof *the);
-    snprintf(the->endpoint, sizeof the->endpoint, "tcp://127.0.0.1:0");
-    trainer_open(&the->trainer, the->endpoint, true, slots);
+    own_tcp(the->endpoint);
+    trainer_open(&the->trainer, the->endpoint, true, slots, setting);
     worker_join(the, 0);
     worker_join(the, 1);
 }
@@ -62,94 +62,98 @@ static void close_scene(scene *the)
     puppet_end(&the->trainer);
 }
 
-static void versions_are_read_across_processes(void **state)
+static void versions_are_read_across_processes(unsigned at, bool shm, unsigned slots)
 {
-    for (unsigned slots = 1; slots <= 2; slots++) {
-        scene the;
-        open_scene(&the, slots);
-        for (unsigned seed = 1; seed <= 4; seed++) {
-            publish(&the, seed, 2);
-            assert_int_equal(path_of(&the.workers[0]), REFIT_PATH_CUDA_IPC);
-            assert_int_equal(path_of(&the.workers[1]), REFIT_PATH_CUDA_IPC);
-        }
-        close_scene(&the);
+    scene the;
+    open_scene(&the, slots, "");
+    for (unsigned seed = 1; seed <= 4; seed++) {
+        publish(&the, seed, 2);
+        assert_int_equal(path_of(&the.workers[0]), REFIT_PATH_CUDA_IPC);
+        assert_int_equal(path_of(&the.workers[1]), REFIT_PATH_CUDA_IPC);
     }
+    close_scene(&the);
 }
 
-/* The second worker dies with a version open; its block is free the moment it is dead. */
-static void a_worker_killed_while_it_reads_leaves_the_memory_free(void **state)
+/* The second worker has version 1 open. Memory that it does not let go is not waited for. */
+static void open_scene_with_a_reader(scene *the, unsigned slots)
 {
-    for (unsigned slots = 1; slots <= 2; slots++) {
-        scene the;
-        open_scene(&the, slots);
-        trainer_write(&the.trainer, 1);
-        puppet_say(&the.trainer, "commit");
-        assert_true(worker_take(&the.workers[1], PATIENT_MS));
-        puppet_kill(&the.workers[1]);
-        puppet *const left[] = {&the.workers[0]};
-        (void)trainer_finish(&the.trainer, left, 1);
-        publish(&the, 2, 1);
-        publish(&the, 3, 1);
-        worker_join(&the, 1);
-        publish(&the, 4, 2);
-        assert_int_equal(path_of(&the.workers[1]), REFIT_PATH_CUDA_IPC);
-        close_scene(&the);
-    }
+    open_scene(the, slots, "broadcast.linger_ms=100ms");
+    trainer_write(&the->trainer, 1);
+    puppet_say(&the->trainer, "commit");
+    assert_true(worker_take(&the->workers[1], TAKE_MS));
+    assert_string_equal(the->workers[1].digest, the->trainer.digest);
+}
+
+/* And is lost; the first goes on. */
+static void go_on_without_it(scene *the)
+{
+    puppet *const left[] = {&the->workers[0]};
+    (void)trainer_finish(&the->trainer, left, 1);
+    publish(the, 2, 1);
+    publish(the, 3, 1);
+}
+
+/* The second worker's block is free the moment it is dead. */
+static void a_worker_killed_while_it_reads_leaves_the_memory_free(unsigned at, bool shm,
+                                                                  unsigned slots)
+{
+    scene the;
+    open_scene_with_a_reader(&the, slots);
+    puppet_kill(&the.workers[1]);
+    go_on_without_it(&the);
+    worker_join(&the, 1);
+    publish(&the, 4, 2);
+    assert_int_equal(path_of(&the.workers[1]), REFIT_PATH_CUDA_IPC);
+    close_scene(&the);
 }
 
 /* It is evicted meanwhile: it must drop what it read, unless that was whole. */
-static void a_worker_stopped_while_it_reads_sees_nothing_torn(void **state)
+static void a_worker_stopped_while_it_reads_sees_nothing_torn(unsigned at, bool shm, unsigned slots)
 {
-    for (unsigned slots = 1; slots <= 2; slots++) {
-        scene the;
-        open_scene(&the, slots);
-        trainer_write(&the.trainer, 1);
-        puppet_say(&the.trainer, "commit");
-        assert_true(worker_take(&the.workers[1], PATIENT_MS));
-        assert_string_equal(the.workers[1].digest, the.trainer.digest);
-        puppet_stop(&the.workers[1]);
-        puppet *const left[] = {&the.workers[0]};
-        (void)trainer_finish(&the.trainer, left, 1);
-        publish(&the, 2, 1);
-        publish(&the, 3, 1);
-        puppet_continue(&the.workers[1]);
-        assert_false(worker_accept(&the.workers[1])); /* REFIT_ERR_STALE */
-        publish(&the, 4, 2);
-        close_scene(&the);
-    }
+    scene the;
+    open_scene_with_a_reader(&the, slots);
+    puppet_stop(&the.workers[1]);
+    go_on_without_it(&the);
+    puppet_continue(&the.workers[1]);
+    assert_false(worker_accept(&the.workers[1])); /* REFIT_ERR_STALE */
+    publish(&the, 4, 2);
+    close_scene(&the);
 }
 
 /* The trainer leaves first, and waits for its workers to unmap, or is killed. */
-static void a_trainer_that_leaves_frees_nothing_under_its_workers(void **state)
+static void a_trainer_that_goes_frees_nothing_under_its_workers(unsigned killed, bool shm,
+                                                                unsigned slots)
 {
-    for (int killed = 0; killed < 2; killed++) {
-        scene the;
-        open_scene(&the, 2);
-        publish(&the, 1, 2);
-        publish(&the, 2, 2);
-        if (killed) {
-            puppet_kill(&the.trainer);
-        } else {
-            puppet_end(&the.trainer);
-        }
-        worker_await(&the.workers[0], "connecting");
-        worker_await(&the.workers[1], "connecting");
-        trainer_open(&the.trainer, the.endpoint, true, 2);
-        await_gpu(&the.workers[0]);
-        await_gpu(&the.workers[1]);
-        publish(&the, 3, 2);
-        assert_int_equal(path_of(&the.workers[0]), REFIT_PATH_CUDA_IPC);
-        close_scene(&the);
+    scene the;
+    open_scene(&the, slots, "");
+    publish(&the, 1, 2);
+    publish(&the, 2, 2);
+    if (killed) {
+        puppet_kill(&the.trainer);
+    } else {
+        puppet_end(&the.trainer);
     }
+    worker_await(&the.workers[0], "connecting");
+    worker_await(&the.workers[1], "connecting");
+    trainer_open(&the.trainer, the.endpoint, true, slots, "");
+    await_gpu(&the.workers[0]);
+    await_gpu(&the.workers[1]);
+    publish(&the, 3, 2);
+    assert_int_equal(path_of(&the.workers[0]), REFIT_PATH_CUDA_IPC);
+    close_scene(&the);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(versions_are_read_across_processes),
-        cmocka_unit_test(a_worker_killed_while_it_reads_leaves_the_memory_free),
-        cmocka_unit_test(a_worker_stopped_while_it_reads_sees_nothing_torn),
-        cmocka_unit_test(a_trainer_that_leaves_frees_nothing_under_its_workers),
+    static const char *const points[] = {"leaves", "is killed"};
+    static const scene_kind kinds[] = {
+        {"versions are read", versions_are_read_across_processes, true, 1, 0, 1},
+        {"versions are read", versions_are_read_across_processes, true, 2, 0, 1},
+        {"a reader", a_worker_killed_while_it_reads_leaves_the_memory_free, true, 1, 1, 2},
+        {"a reader", a_worker_killed_while_it_reads_leaves_the_memory_free, true, 2, 1, 2},
+        {"a reader, stopped", a_worker_stopped_while_it_reads_sees_nothing_torn, true, 1, 0, 1},
+        {"a reader, stopped", a_worker_stopped_while_it_reads_sees_nothing_torn, true, 2, 0, 1},
+        {"the trainer", a_trainer_that_goes_frees_nothing_under_its_workers, true, 2, 0, 2},
     };
-    return cmocka_run_group_tests_name("gpu_processes", tests, NULL, NULL);
+    return scenes_play(kinds, COUNT_OF(kinds), points);
 }

@@ -5,6 +5,7 @@
 
 #include "puppets.h"
 #include "scenes.h"
+#include "tests/support/quick_config.h"
 #include "tests/support/test.h"
 
 /* Where the trainer is when it happens. */
@@ -24,7 +25,7 @@ static const char *const points[POINTS] = {"idle",    "begun",     "written",
 typedef struct scene {
     bool shm;
     unsigned slots;
-    char endpoint[SCENES_ENDPOINT];
+    char endpoint[128];
     puppet trainer;
     puppet workers[2];
     bool waiting; /* the trainer is in commit */
@@ -41,8 +42,8 @@ static void open_scene(scene *the, bool shm, unsigned slots)
     memset(the, 0, sizeof *the);
     the->shm = shm;
     the->slots = slots;
-    scenes_endpoint(the->endpoint);
-    trainer_open(&the->trainer, the->endpoint, shm, slots);
+    own_tcp(the->endpoint);
+    trainer_open(&the->trainer, the->endpoint, shm, slots, "");
     worker_open(&the->workers[0], the->endpoint, shm);
     worker_open(&the->workers[1], the->endpoint, shm);
     publish_to_all(the, 1);
@@ -61,7 +62,7 @@ static void reach(scene *the, point at)
     puppet_say(&the->trainer, "commit");
     the->waiting = true;
     worker_await(&the->workers[0], at == AT_STAGING ? "staged" : "applying");
-    if (at == AT_TAKEN) assert_true(worker_take(&the->workers[0], 10000));
+    if (at == AT_TAKEN) assert_true(worker_take(&the->workers[0], TAKE_MS));
 }
 
 static void close_scene(scene *the)
@@ -80,7 +81,7 @@ static void a_trainer_killed_is_replaced(unsigned at, bool shm, unsigned slots)
     puppet_kill(&the.trainer);
     worker_await(&the.workers[0], "connecting");
     if (the.workers[1].stopped) puppet_continue(&the.workers[1]);
-    trainer_open(&the.trainer, the.endpoint, shm, slots);
+    trainer_open(&the.trainer, the.endpoint, shm, slots, "");
     publish_to_all(&the, 9);
     assert_int_equal(the.workers[0].version, trainer_version(&the.trainer));
     close_scene(&the);
