@@ -14,7 +14,7 @@
 #include "memory/procfile.h"
 #include "memory/slab_pins.h"
 
-#define HELD_MS 30000 /* no test holds a rank as long; should the test be gone, it goes on */
+#define HELD_MS 120000 /* no test holds a rank as long; should the test be gone, it goes on */
 
 static _Thread_local test_node *here;
 static _Thread_local unsigned self;

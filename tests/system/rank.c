@@ -13,7 +13,7 @@
 
 static refit_status configure(test_rank *rank, const char *const *settings)
 {
-    static const char *const always[] = {"offload.timeout_ms=30s", "offload.slab_bytes=1MiB",
+    static const char *const always[] = {"offload.timeout_ms=120s", "offload.slab_bytes=1MiB",
                                          "offload.chunk_bytes=2MiB", NULL};
     refit_config_init(&rank->config, sizeof rank->config);
     for (const char *const *list = always; list != NULL; list = list == always ? settings : NULL) {

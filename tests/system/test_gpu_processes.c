@@ -74,10 +74,10 @@ static void versions_are_read_across_processes(unsigned at, bool shm, unsigned s
     close_scene(&the);
 }
 
-/* The second worker has version 1 open. Memory that it does not let go is not waited for. */
+/* The second worker has version 1 open. A version waits less long for its memory. */
 static void open_scene_with_a_reader(scene *the, unsigned slots)
 {
-    open_scene(the, slots, "broadcast.linger_ms=100ms");
+    open_scene(the, slots, "broadcast.stage_timeout_ms=15s");
     trainer_write(&the->trainer, 1);
     puppet_say(&the->trainer, "commit");
     assert_true(worker_take(&the->workers[1], TAKE_MS));
