@@ -2,7 +2,7 @@
  * or half done. Exchanged in place, it comes back. */
 #include "kernels/delta.h"
 #include "kernels/delta_exchange.h"
-#include "tests/kernels/bytes.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/test.h"
 

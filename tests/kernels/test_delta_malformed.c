@@ -1,7 +1,7 @@
 /* Malformed coded bytes are refused, or at worst give wrong elements: nothing outside the block is
  * touched, nothing beyond the bytes is read, and all forms agree. */
 #include "kernels/delta.h"
-#include "tests/kernels/bytes.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/test.h"
 

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "kernels/digest.h"
-#include "tests/kernels/bytes.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/test.h"
 

@@ -9,7 +9,7 @@
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/pack.h"
-#include "tests/kernels/bytes.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/grid.h"
 
 /* The kernels themselves. */

@@ -52,7 +52,7 @@ static int hold_lock(archive_rig *rig)
 
 static void a_reader_of_another_user_cannot_hold_the_lock(void **state)
 {
-    archive_rig rig;
+    archive_rig rig = {0};
     refit_error error;
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
@@ -80,7 +80,7 @@ static int write_version(archive_rig *rig)
 
 static void a_second_writer_of_a_shared_folder_is_told_that_one_user_writes(void **state)
 {
-    archive_rig rig;
+    archive_rig rig = {0};
     rig_open(&rig, 10);
     rig_keep(&rig, RIG_EPOCH, 1);
     assert_int_equal(chmod(rig.root, 0755), 0);

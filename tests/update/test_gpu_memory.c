@@ -231,7 +231,8 @@ static void declare_anew(gpu_play *play)
 /* No beat comes by itself in time. */
 static void slow_heart(refit_config *config)
 {
-    config->broadcast_heartbeat_ms = 20000;
+    config->broadcast_heartbeat_ms = LONG_MS;
+    config->broadcast_heartbeat_timeout_ms = 2 * LONG_MS;
     config->broadcast_linger_ms = LONG_MS / 2;
 }
 

@@ -1,7 +1,7 @@
 /* Random bytes, and memory that ends where its bytes do, so that a sanitizer sees what is read or
  * written beyond them. */
-#ifndef BYTES_H
-#define BYTES_H
+#ifndef RANDOM_BYTES_H
+#define RANDOM_BYTES_H
 
 #include <stdlib.h>
 
