@@ -4,6 +4,8 @@
 #   tests/frameworks/run.sh                       all
 #   tests/frameworks/run.sh --list                what there is, with disk and time; makes nothing
 #   tests/frameworks/run.sh vllm verl-0.9.1       these; a name without a version means all its versions
+#   tests/frameworks/run.sh --quick               of each the newest version, without the tests that are marked slow
+#   tests/frameworks/run.sh --quick vllm          the same of these; a version that is named stays
 #   tests/frameworks/run.sh vllm -- -k transfer   what stands behind -- goes to pytest
 #
 # NAME/environment.sh describes an environment; it is sourced and sets
@@ -36,13 +38,13 @@ die() {
     exit 2
 }
 
-# environments NAME: prints NAME-VERSION of each version, one a line.
+# environments NAME: prints NAME-VERSION of each version, one a line; with --quick of the newest alone.
 environments() (
     versions=
     # shellcheck disable=SC1090
     source "$here/$1/environment.sh"
     # shellcheck disable=SC2086 # several words
-    printf "$1-%s\n" $versions
+    printf "$1-%s\n" $versions | if [ "$quick" = yes ]; then sort -V | tail -n 1; else cat; fi
 )
 
 # known NAME|NAME-VERSION: prints the environments that it means; 1 if there is none.
@@ -53,7 +55,7 @@ known() {
         return
     fi
     for name in "$here"/*/environment.sh; do
-        environments "$(basename "$(dirname "$name")")" | grep -Fx -- "$1" && return
+        quick=no environments "$(basename "$(dirname "$name")")" | grep -Fx -- "$1" && return
     done
     return 1
 }
@@ -134,7 +136,8 @@ total() {
 test_framework() {
     local started=$SECONDS report=$scratch/$1 ours=() theirs=() path tests_run=0 bad=0 skipped=0
     describe "$1"
-    printf '\n== %s: about %s minutes\n' "$1" "${minutes#* }"
+    printf '\n== %s' "$1"
+    if [ "$quick" = yes ]; then echo; else echo ": about ${minutes#* } minutes"; fi
     if ! { made || make_environment; }; then
         say "The environment $1 could not be made"
         bad=1
@@ -159,23 +162,26 @@ test_framework() {
         "$skipped" $((SECONDS - started)))")
 }
 
-chosen=() arguments=() listing=no
+names=() chosen=() arguments=() listing=no quick=no
 while [ $# -gt 0 ]; do
     case $1 in
     --list) listing=yes ;;
+    --quick) quick=yes ;;
     --)
         shift
         arguments=("$@")
         break
         ;;
     -*) die "there is no option $1" ;;
-    *)
-        mapfile -t found < <(known "$1")
-        [ ${#found[@]} -gt 0 ] || die "there is no environment $1: --list shows them"
-        chosen+=("${found[@]}")
-        ;;
+    *) names+=("$1") ;;
     esac
     shift
+done
+[ "$quick" = no ] || arguments=(-m "not slow" "${arguments[@]}")
+for each in "${names[@]}"; do
+    mapfile -t found < <(known "$each")
+    [ ${#found[@]} -gt 0 ] || die "there is no environment $each: --list shows them"
+    chosen+=("${found[@]}")
 done
 if [ ${#chosen[@]} -eq 0 ]; then
     for path in "$here"/*/environment.sh; do

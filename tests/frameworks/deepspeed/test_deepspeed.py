@@ -17,6 +17,7 @@ from refit.errors import BusyError, StateError, UnsupportedError
 from refit.integrations import deepspeed as adapter
 from refit.integrations import state_offload
 
+SLOW = pytest.mark.slow
 OFF = {"offload_pin": "off"}
 
 
@@ -41,8 +42,10 @@ def away(controller: Any) -> set[str]:
     return {name for slots in decided.slots.values() for name in slots.names}
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=SLOW), 3])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("fp32", marks=SLOW), "bf16", pytest.param("fp16", marks=SLOW)]
+)
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_training_is_the_same_to_the_bit(stage: int, kind: str, accumulate: int) -> None:
     chosen = {"accumulate": accumulate}

@@ -23,6 +23,7 @@ PLUGIN = """
 import refit.integrations.ms_swift
 refit.integrations.ms_swift.install({})
 """
+SLOW = pytest.mark.slow
 OURS = ("--external_plugins", "refit_plugin.py", "--callbacks", ms_swift.NAME)
 
 
@@ -114,8 +115,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     "words",
     [
         pytest.param((), id="checkpointing, which is ms-swift's default"),
-        pytest.param(("--gradient_checkpointing", "false"), id="no checkpointing"),
-        pytest.param(("--tuner_type", "lora"), id="adapters"),
+        pytest.param(("--gradient_checkpointing", "false"), id="no checkpointing", marks=SLOW),
+        pytest.param(("--tuner_type", "lora"), id="adapters", marks=SLOW),
     ],
 )
 def test_training_has_the_bits_of_ms_swift_alone(project: Project, words: tuple[str, ...]) -> None:

@@ -12,6 +12,8 @@ import torch
 from engines import WAIT_S, EngineProcess, trainer
 from refit.errors import ExistsError, InvalidError, PeerError
 
+pytestmark = pytest.mark.slow
+
 LORA = {
     "enable_lora": True,
     "max_lora_rank": 8,

@@ -76,6 +76,7 @@ def test_each_version_says_what_an_engine_says_that_read_it(
     assert len({str(one) for one in expected}) == UPDATES + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", FRESH)
 def test_an_engine_that_starts_from_a_version_says_the_same(
     version: int, folders: list[str], expected: list[engines.Outputs]
@@ -208,6 +209,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_leaves_an_engine_that_serves_and_takes_another(
     live: EngineProcess,
     publishing: Trainer,

@@ -11,6 +11,8 @@ from engines import WAIT_S, EngineProcess, Trainer, trainer, weights_of
 from refit.errors import PeerError
 from refit.integrations import sglang
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

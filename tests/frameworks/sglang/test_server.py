@@ -99,6 +99,7 @@ def _wait(running: Running) -> None:
             time.sleep(0.5)
 
 
+@pytest.mark.slow
 def test_a_server_takes_each_version(
     running: Running, folders: list[str], expected: list[engines.Outputs]
 ) -> None:
@@ -111,6 +112,7 @@ def test_a_server_takes_each_version(
             assert running.outputs() == expected[version]
 
 
+@pytest.mark.slow
 def test_weights_are_handed_over_in_the_call(
     running: Running, folders: list[str], expected: list[engines.Outputs]
 ) -> None:
@@ -118,6 +120,7 @@ def test_weights_are_handed_over_in_the_call(
     assert running.outputs() == expected[3]
 
 
+@pytest.mark.slow
 def test_failures_are_typed_and_the_server_goes_on(
     running: Running, folders: list[str], expected: list[engines.Outputs]
 ) -> None:

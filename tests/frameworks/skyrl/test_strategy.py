@@ -9,7 +9,9 @@ import torch.multiprocessing
 from strategy import models
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["1 rank", "2 ranks"])
+@pytest.fixture(
+    scope="module", params=[1, pytest.param(2, marks=pytest.mark.slow)], ids=["1 rank", "2 ranks"]
+)
 def seen(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw in each schedule."""
     folder = tmp_path_factory.mktemp("strategy")

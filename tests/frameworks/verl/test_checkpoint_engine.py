@@ -88,6 +88,7 @@ def test_a_rollout_that_cannot_load_is_named_and_takes_the_next_version(fleet: F
     assert fleet.holds() == [21] * 2
 
 
+@pytest.mark.slow
 def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(
     fleet: Fleet, sign: tuple[str, int]
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_rollout_that_is_killed_is_named_and_the_other_goes_on(
     assert fleet.holds() == [31]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_killed_leaves_no_rollout_waiting(
     fleet: Fleet, sign: tuple[str, int], tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ def run(root: Path, runtime_dir: Path, *said: str) -> subprocess.CompletedProces
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True], ids=["weights", "adapter"])
 def test_the_reward_grows_and_each_version_is_that_of_a_fresh_engine(
     root: Path, runtime_dir: Path, version: str, adapter: bool

@@ -31,28 +31,27 @@ def settle(llm: Any, done: Any) -> int:
     return version
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("llama", "float32"), ("qwen2", "bfloat16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("llama", "float32"), pytest.param("qwen2", "bfloat16", marks=pytest.mark.slow)],
+)
 def test_each_version_answers_as_a_fresh_engine(kind: str, dtype: str) -> None:
     model = models.make(kind, 1, getattr(torch, dtype))
-    expected, found = [], []
     with engine(model, dtype=dtype) as llm, trainer() as one:
-        began = greedy(llm)
+        found = [greedy(llm)]
         vllm.refit_connect(llm, one.endpoint, worker="rollout")
         for version in (1, 2, 3):
             models.change(model, version)
             assert settle(llm, one.publish(named_weights(model))) == version
             assert vllm.refit_version(llm) == version
             found.append(greedy(llm))
-            expected.append({n: t.clone() for n, t in model.state_dict().items()})
         assert [worker.name for worker in one.publisher.workers()] == ["rollout"]
         vllm.refit_close(llm)
         vllm.refit_close(llm)
         assert vllm.refit_version(llm) == 0
         assert greedy(llm) == found[-1]
-    assert began != found[0] != found[1] != found[2]
-    for version in (1, 2):
-        model.load_state_dict(expected[version])
-        assert fresh(model, dtype=dtype) == found[version]
+    assert found[0] != found[1] != found[2] != found[3]
+    assert fresh(model, dtype=dtype) == found[-1]
 
 
 # ---- Two workers, each with a part of the model
@@ -87,6 +86,7 @@ def heals(llm: Any, model: Any, one: Trainer, version: int) -> None:
     assert llm.collective_rpc("refit_version") == [version, version]
 
 
+@pytest.mark.slow
 def test_without_a_version_the_wait_ends_and_calls_stay_in_step(
     following: tuple[Any, Any, Trainer],
 ) -> None:
@@ -103,6 +103,7 @@ def test_without_a_version_the_wait_ends_and_calls_stay_in_step(
     assert greedy(llm) != before
 
 
+@pytest.mark.slow
 def test_what_a_worker_cannot_connect_to_is_raised_and_calls_stay_in_step(
     divided: tuple[Any, Any],
 ) -> None:
@@ -117,6 +118,7 @@ def test_what_a_worker_cannot_connect_to_is_raised_and_calls_stay_in_step(
     assert llm.collective_rpc("refit_version") == [0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "tensors"), [(0, 0), (0, 15), (1, 5)])
 def test_a_load_that_fails_at_one_worker_counts_at_none(
     following: tuple[Any, Any, Trainer], rank: int, tensors: int
@@ -135,6 +137,7 @@ def test_a_load_that_fails_at_one_worker_counts_at_none(
             assert found == (greedy(other), other.collective_rpc("read_weights"))
 
 
+@pytest.mark.slow
 def test_names_that_the_model_does_not_have_are_raised_and_the_next_trainer_heals(
     divided: tuple[Any, Any],
 ) -> None:
@@ -153,6 +156,7 @@ def test_names_that_the_model_does_not_have_are_raised_and_the_next_trainer_heal
         vllm.refit_close(llm)
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_leaves_the_engine_on_its_version(
     following: tuple[Any, Any, Trainer],
 ) -> None:
@@ -168,6 +172,7 @@ def test_a_trainer_that_dies_leaves_the_engine_on_its_version(
         heals(llm, model, third, 1)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_ends_the_update_at_both_sides(divided: tuple[Any, Any]) -> None:
     llm, model = divided
     with trainer() as one:

@@ -10,6 +10,8 @@ from refit import named_weights
 from refit.errors import DeadlineError, InvalidError
 from refit.integrations import vllm
 
+pytestmark = pytest.mark.slow
+
 PROMPT = PROMPTS[0]
 LENGTH = 40
 

@@ -22,6 +22,8 @@ from refit import named_weights
 from refit.errors import StateError, UnsupportedError
 from refit.integrations import vllm
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def connected() -> Iterator[tuple[Any, Any, Trainer]]:

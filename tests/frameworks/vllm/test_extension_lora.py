@@ -14,6 +14,8 @@ from refit.integrations import vllm
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
+pytestmark = pytest.mark.slow
+
 LORA: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 16, "max_loras": 2}
 
 

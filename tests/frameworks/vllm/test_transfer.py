@@ -55,6 +55,7 @@ def settle(llm: Any, one: Trainer, name: str, seed: int) -> Any:
     return greedy(llm)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)  # vLLM 0.22 starts each fresh engine in 20 s
 def test_each_of_twenty_versions_answers_as_a_fresh_engine(llm: Any, training: Trainer) -> None:
     names = [f"v{seed}" for seed in range(1, UPDATES + 1)]
@@ -63,7 +64,7 @@ def test_each_of_twenty_versions_answers_as_a_fresh_engine(llm: Any, training: T
     assert found == fresh(training.folder, *names)
 
 
-@pytest.mark.parametrize("fault", ["shape", "stranger"])
+@pytest.mark.parametrize("fault", ["shape", pytest.param("stranger", marks=pytest.mark.slow)])
 def test_a_load_that_fails_half_way_is_told_to_both_and_the_next_one_heals(
     llm: Any, training: Trainer, fault: str
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_load_that_fails_half_way_is_told_to_both_and_the_next_one_heals(
     assert [settle(llm, training, "next", 3)] == fresh(training.folder, "next")
 
 
+@pytest.mark.slow
 def test_without_a_trainer_nothing_is_touched(llm: Any, tmp_path: Path) -> None:
     with trainer(tmp_path) as one:
         connect(llm, one)
@@ -92,6 +94,7 @@ def test_without_a_trainer_nothing_is_touched(llm: Any, tmp_path: Path) -> None:
     assert greedy(llm) == before
 
 
+@pytest.mark.slow
 def test_a_trainer_that_dies_is_not_waited_for_and_another_one_takes_over(
     llm: Any, tmp_path: Path
 ) -> None:
@@ -120,6 +123,7 @@ def test_an_engine_that_knows_no_trainer_says_what_to_do(llm: Any) -> None:
         llm.init_weight_transfer_engine({"init_info": {"endpoint": "user://no", "unknown": 1}})
 
 
+@pytest.mark.slow
 def test_a_quantized_model_is_refused_by_its_method() -> None:
     from vllm.config import WeightTransferConfig
 

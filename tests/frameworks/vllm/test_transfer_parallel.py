@@ -17,6 +17,8 @@ from extension_engines import (
 )
 from refit import named_weights
 
+pytestmark = pytest.mark.slow
+
 WORKERS = 2
 DIVIDED = {"tensor_parallel_size": WORKERS}
 

@@ -10,6 +10,8 @@ import models
 import pytest
 from processes import Server, Trainer, fresh, trainer
 
+pytestmark = pytest.mark.slow
+
 UPDATES = 20
 
 
