@@ -531,7 +531,8 @@ static float train_epoch(trainer *it)
     return loss;
 }
 
-/* The figures of the cycle, with those of the steps in windows. */
+/* The figures of the cycle, with those of the steps in windows: the last step counts once its
+ * copies have ended. */
 static void read_stats(trainer *it, refit_stats *out)
 {
     refit_error error;
@@ -539,6 +540,7 @@ static void read_stats(trainer *it, refit_stats *out)
     refit_stats_init(out, sizeof *out);
     or_die(refit_controller_stats(it->controller, out, &error), &error);
     if (it->states.host == NULL) return;
+    host_states_wait(&it->states);
     refit_stats_init(&steps, sizeof steps);
     or_die(refit_offloader_stats(it->states.host, &steps, &error), &error);
     refit_stats_merge(out, &steps);
