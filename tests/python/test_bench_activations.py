@@ -140,42 +140,6 @@ def test_a_way_whose_last_bit_differs_is_not_bit_equal(monkeypatch: pytest.Monke
     assert [row["bit_equal"] for row in rows] == [True, False]
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("when", ["made", "timed", "recorded"])
-def test_a_way_that_fails_closes_all(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, closed = [], []
-
-    class Watched(activation_ways.Plain):
-        def __init__(self, model: Decoder) -> None:
-            super().__init__(model)
-            opened.append(self)
-
-        def close(self) -> None:
-            closed.append(self)
-
-    class Broken(Watched):
-        def __init__(self, model: Decoder) -> None:
-            if when == "made":
-                raise ValueError("broken")
-            super().__init__(model)
-            self.made = len(opened)
-
-        def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-            if when == "timed" or self.made > 2:
-                raise ValueError("broken")
-            return super().loss(tokens)
-
-    kinds = tuple(
-        activation_ways.Kind(kind.__name__, lambda model, _, kind=kind: kind(model))
-        for kind in (Watched, Broken)
-    )
-    monkeypatch.setattr(activations, "KINDS", kinds)
-    with pytest.raises(ValueError, match="broken"):
-        activations.measure(rounds=1, lengths=[8])
-    assert len(opened) == {"made": 1, "timed": 2, "recorded": 4}[when]
-    assert sorted(map(id, opened)) == sorted(map(id, closed))
-
-
 def test_the_crossover_is_where_no_longer_shape_is_slower() -> None:
     def rows(*steps: tuple[int, float]) -> list[dict[str, Any]]:
         return [

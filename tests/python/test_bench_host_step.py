@@ -162,26 +162,6 @@ def test_deepspeed_that_cannot_be_built_is_left_out_with_the_reason(
     assert "a logger's words" in said.err
 
 
-def test_what_the_constructor_of_a_way_raises_closes_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    closed = []
-
-    class Broken(host_ways.Foreach):
-        def __init__(self, model: Model) -> None:
-            raise ValueError("broken")
-
-    class Kept(host_ways.ForLoop):
-        def close(self) -> None:
-            closed.append(self.name)
-            super().close()
-
-    monkeypatch.setattr(host_step, "WAYS", (Kept, Broken))
-    with pytest.raises(ValueError, match="broken"):
-        host_step.measure(TINY, rounds=1, finer=(1,))
-    assert closed == ["torch, for-loop"]
-
-
 def test_the_limit_is_the_faster_loop_of_each_round() -> None:
     against = host_step.Round()
     for seconds in (5.0, 1.0, 4.0):
@@ -350,25 +330,6 @@ def test_a_kind_that_ends_with_other_weights_is_not_bit_equal(
     monkeypatch.setattr(host_sweep, "KINDS", kinds)
     rows = host_sweep.measure(TINY, rounds=1, fractions=(1.0,))["ways"]
     assert [row["bit_equal"] for row in rows] == [True, False, True]
-
-
-def test_a_case_that_fails_is_closed_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    closed = []
-
-    class Broken(host_sweep.Plain):
-        def __init__(self, model: torch.nn.Module, fraction: float) -> None:
-            super().__init__(model)
-
-        def step(self) -> None:
-            raise RuntimeError("broken")
-
-        def close(self) -> None:
-            closed.append(self)
-
-    monkeypatch.setattr(host_sweep, "KINDS", (host_sweep.Kind("broken", Broken),))
-    with pytest.raises(RuntimeError, match="broken"):
-        host_sweep.measure(TINY, rounds=1, fractions=(1.0,))
-    assert len(closed) == 1
 
 
 @pytest.mark.parametrize("parameters", [TINY, 2e6, 1e7, 2.5e7, 1e8])
