@@ -2,10 +2,13 @@
 every time: what test_activations*.py play with and without refit.ActivationOffload."""
 
 import functools
+import gc
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -27,6 +30,9 @@ from torch.utils.checkpoint import (
 
 WIDTH = 24
 ROWS = 6
+
+Block = Callable[[], Any]
+"""Makes what is entered around a forward pass."""
 
 # ---- Layers. Each takes and gives a (ROWS, WIDTH) tensor, and saves tensors of some odd kind.
 
@@ -257,6 +263,79 @@ class Stack(nn.Module):
             x = F.layer_norm(x, (WIDTH,))
         result: torch.Tensor = self.head(self.norm(x))
         return result
+
+
+class Net(nn.Module):
+    """Layers one after the other; smooth, so that second derivatives are not zero."""
+
+    def __init__(self, layers: int = 5) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.SiLU())
+            for _ in range(layers)
+        )
+        self.seen = as_given
+        """Sees what each layer gives, and says what the next one takes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = self.seen(number, layer(x))
+        return x
+
+
+def as_given(_: int, x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def net(layers: int = 5) -> Net:
+    torch.manual_seed(5)
+    return Net(layers).to(training.DEVICE)
+
+
+def batch(number: int = 0) -> torch.Tensor:
+    return training.drawn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
+
+
+def loss_of(model: nn.Module, block: Block = nullcontext, number: int = 0) -> torch.Tensor:
+    """Of a forward pass in a block."""
+    with block():
+        loss: torch.Tensor = model(batch(number)).pow(2).sum()
+    return loss
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    """Copies of them; the model has none any more."""
+    found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+    model.zero_grad()
+    return found
+
+
+def stepped(model: nn.Module, block: Block = nullcontext) -> list[torch.Tensor]:
+    """The gradients of a forward pass in a block."""
+    loss_of(model, block).backward()
+    return gradients(model)
+
+
+def is_hooked(model: nn.Module, given: Any = None) -> bool:
+    """Whether a forward pass of the model calls code of refit."""
+    found: list[str] = []
+
+    def follow(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("refit."):
+            found.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    for _ in range(2):
+        found.clear()
+        sys.setprofile(follow)
+        try:
+            model(batch() if given is None else given)
+        finally:
+            sys.setprofile(before)
+        if not found:
+            return False
+        gc.collect()  # an object of refit may have ended meanwhile: once more without it
+    return True
 
 
 # ---- Scenes.
@@ -498,7 +577,7 @@ class Run:
     def layers(self) -> Any:
         return self.scene.layers(self.model)
 
-    def step(self, block: Callable[[], Any] = nullcontext) -> None:
+    def step(self, block: Block = nullcontext) -> None:
         torch.manual_seed(100 + self.steps)
         losses: list[torch.Tensor] = []
         waiting: list[torch.Tensor] = []
@@ -591,18 +670,26 @@ OPTIONS: dict[str, Any] = {"host_bytes": "16MiB", "min_bytes": 1, "aim": "memory
 
 
 @contextmanager
-def offloaded(
-    run: Run, entry: str = "with", **options: Any
-) -> Iterator[tuple[Any, Callable[[], Any]]]:
-    """ActivationOffload of a run's model, and the block of each forward."""
+def offloaded(of: Any, entry: str = "with", **options: Any) -> Iterator[tuple[Any, Block]]:
+    """ActivationOffload of a Run's model, or of a model that has layers; and each pass's block."""
     given = {**OPTIONS, **options}
-    given.setdefault("layers", run.layers)
+    given.setdefault("layers", of.layers)
     with ExitStack() as stack:
-        activations = refit.ActivationOffload(run.model, **given)
+        activations = refit.ActivationOffload(of.model if isinstance(of, Run) else of, **given)
         stack.callback(activations.close)
         if entry == "attach":
             activations.attach()
         yield activations, (nullcontext if entry == "attach" else lambda: activations)
+
+
+def left_bytes(activations: Any) -> float:
+    """That left in the last whole forward pass."""
+    return figures(activations)["activation_left_bytes_last"]
+
+
+def used_bytes(activations: Any) -> float:
+    """Of the arena."""
+    return figures(activations)["activation_used_bytes"]
 
 
 def figures(activations: Any) -> dict[str, float]:

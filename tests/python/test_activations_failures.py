@@ -7,7 +7,7 @@ import gc
 import itertools
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -15,69 +15,42 @@ import pytest
 import refit.activation_offload
 import refit.activations
 import torch
-import training
-from activation_scenes import ROWS, WIDTH, figures, offloaded, same_bits
 from refit.errors import CopyError, DeadlineError, HostMemoryError
+
+from activation_scenes import (
+    Block,
+    Net,
+    gradients,
+    is_hooked,
+    left_bytes,
+    loss_of,
+    net,
+    offloaded,
+    same_bits,
+    stepped,
+    used_bytes,
+)
 from test_interrupting_code import MOST, Handler
-from torch import nn
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
 LAYERS = 4
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.SiLU())
-            for _ in range(LAYERS)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x.pow(2).sum()
-
-
-def net() -> Net:
-    torch.manual_seed(5)
-    return Net().to(training.DEVICE)
-
-
-def batch() -> torch.Tensor:
-    return training.drawn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2))
-
-
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    model.zero_grad()
-    return found
-
-
 @pytest.fixture(scope="module")
 def expected() -> list[torch.Tensor]:
-    model = net()
-    model(batch()).backward()
-    return gradients(model)
-
-
-def step(model: Net, block: Callable[[], Any]) -> list[torch.Tensor]:
-    with block():
-        loss = model(batch())
-    loss.backward()
-    return gradients(model)
+    return stepped(net(LAYERS))
 
 
 def assert_as_ever(
-    model: Net, activations: Any, block: Callable[[], Any], expected: list[torch.Tensor]
+    model: Net, activations: Any, block: Block, expected: list[torch.Tensor]
 ) -> None:
     """Nothing is kept of what failed; and steps have their bits, and leave."""
-    assert figures(activations)["activation_used_bytes"] == 0
+    assert used_bytes(activations) == 0
     model.zero_grad()
     for _ in range(2):
-        assert all(map(same_bits, step(model, block), expected))
-    assert figures(activations)["activation_used_bytes"] == 0
+        assert all(map(same_bits, stepped(model, block), expected))
+    assert used_bytes(activations) == 0
 
 
 class FailingCall:
@@ -102,11 +75,6 @@ class FailingCall:
             raise copy.copy(self.error)  # whose traceback nothing holds
 
 
-class _Model:
-    def __init__(self, model: Any) -> None:
-        self.model, self.layers = model, model.layers
-
-
 @pytest.mark.parametrize(
     ("times", "aim"), [(1, "memory"), (2, "memory"), (500, "memory"), (1, "overlap")]
 )
@@ -117,17 +85,15 @@ def test_every_call_of_the_library_may_fail(
     and the pass can be done again."""
     seen = set()
     for at in range(1, 100):
-        model = net()
-        with offloaded(_Model(model), aim=aim) as (activations, block):
-            step(model, block)
+        model = net(LAYERS)
+        with offloaded(model, aim=aim) as (activations, block):
+            stepped(model, block)
             release = ("refit_activations_release",)
             failing = FailingCall(at, CopyError("the link is down"), times, release)
             with monkeypatch.context() as patch, warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 patch.setattr(refit.activations, "call", failing)
-                loss = None
-                with block():  # which never raises
-                    loss = model(batch())
+                loss = loss_of(model, block)  # which never raises
                 forward = failing.count
                 raised: BaseException | None = None
                 try:
@@ -167,20 +133,20 @@ def test_a_release_that_must_wait_for_a_copy_that_hangs_is_told_and_training_goe
     )
     told = 0
     for at in range(1, 30):
-        model = net()
-        with offloaded(_Model(model)) as (_, block):
-            step(model, block)
+        model = net(LAYERS)
+        with offloaded(model) as (_, block):
+            stepped(model, block)
             failing = FailingCall(at, DeadlineError("a copy hangs"), times, others)
             with monkeypatch.context() as patch:
                 patch.setattr(refit.activations, "call", failing)
                 for _ in range(4):
                     try:
-                        assert all(map(same_bits, step(model, block), expected))
+                        assert all(map(same_bits, stepped(model, block), expected))
                     except DeadlineError:
                         model.zero_grad()
                         told += 1
             for _ in range(2):
-                assert all(map(same_bits, step(model, block), expected))
+                assert all(map(same_bits, stepped(model, block), expected))
         if failing.count < at:
             break
     assert told > 0
@@ -189,8 +155,8 @@ def test_a_release_that_must_wait_for_a_copy_that_hangs_is_told_and_training_goe
 def test_what_fails_in_a_forward_pass_is_told_with_its_layer(
     monkeypatch: pytest.MonkeyPatch, expected: list[torch.Tensor]
 ) -> None:
-    model = net()
-    with offloaded(_Model(model)) as (activations, block):
+    model = net(LAYERS)
+    with offloaded(model) as (activations, block):
         commit = refit.activations.Arena.commit
 
         def fails(self: Any, group: int, stream: int) -> None:
@@ -203,10 +169,9 @@ def test_what_fails_in_a_forward_pass_is_told_with_its_layer(
             pytest.warns(
                 RuntimeWarning, match=r"layers\.1 stay on the device: no more descriptors"
             ),
-            block(),
         ):
-            loss = model(batch())
-        assert figures(activations)["activation_left_bytes_last"] > 0
+            loss = loss_of(model, block)
+        assert left_bytes(activations) > 0
         loss.backward()
         assert all(map(same_bits, gradients(model), expected))
         del loss
@@ -216,24 +181,20 @@ def test_what_fails_in_a_forward_pass_is_told_with_its_layer(
 def test_device_memory_that_is_short_in_the_backward_pass_is_told_and_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, expected: list[torch.Tensor]
 ) -> None:
-    import refit.activation_offload as module
-
-    name = "_memory"
-    real = getattr(module, name)
+    real = torch.UntypedStorage
     for at in range(1, 60):
-        model = net()
+        model = net(LAYERS)
         count = itertools.count(1)
 
-        def short(*arguments: Any, at: int = at, count: Any = count) -> Any:
+        def short(*arguments: Any, at: int = at, count: Any = count, **options: Any) -> Any:
             if next(count) == at:
                 raise torch.OutOfMemoryError("no memory")
-            return real(*arguments)
+            return real(*arguments, **options)
 
-        with offloaded(_Model(model)) as (activations, block):
-            with block():
-                loss = model(batch())
+        with offloaded(model) as (activations, block):
+            loss = loss_of(model, block)
             with monkeypatch.context() as patch:
-                patch.setattr(module, name, short)
+                patch.setattr(torch, "UntypedStorage", short)
                 try:
                     loss.backward(retain_graph=True)
                 except (torch.OutOfMemoryError, MemoryError):
@@ -247,20 +208,18 @@ def test_device_memory_that_is_short_in_the_backward_pass_is_told_and_asked_for_
     assert at > 5
 
 
+@pytest.mark.parametrize("error", [HostMemoryError("none left"), KeyboardInterrupt()], ids=repr)
 def test_an_arena_that_cannot_be_taken_leaves_the_model_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = net()
-    for error in (HostMemoryError("none left"), KeyboardInterrupt()):
-        for at in range(1, 4):
-            failing = FailingCall(at, error)
-            with monkeypatch.context() as patch:
-                patch.setattr("refit._handle.call", failing)
-                try:
-                    refit.ActivationOffload(model, model.layers, host_bytes="1MiB").close()
-                except type(error):
-                    failing.failed.append("")
-            assert not any(one._forward_hooks for one in model.modules()), at
+    def fails(*_: Any) -> None:
+        raise error
+
+    model = net(LAYERS)
+    monkeypatch.setattr(refit.activation_offload, "Arena", fails)
+    with pytest.raises(type(error)):
+        refit.ActivationOffload(model, model.layers, host_bytes="1MiB")
+    assert not is_hooked(model)
 
 
 # ---- Ctrl-C.
@@ -293,23 +252,7 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-def forward(model: Net, block: Callable[[], Any], losses: list[torch.Tensor]) -> None:
-    with block():
-        losses.append(model(batch()))
-
-
-def backward(_: Net, __: Callable[[], Any], losses: list[torch.Tensor]) -> None:
-    losses[-1].backward(retain_graph=True)
-
-
-def dropped(_: Net, block: Callable[[], Any], losses: list[torch.Tensor]) -> None:
-    losses.clear()
-    with block():
-        pass
-
-
-VERBS: list[Any] = [forward, backward, dropped]
-STRIDES = {forward: 41, backward: 23, dropped: 2}
+STRIDE = 23
 """How far apart the lines are before which Ctrl-C is pressed."""
 
 
@@ -317,36 +260,32 @@ STRIDES = {forward: 41, backward: 23, dropped: 2}
 @pytest.mark.parametrize(
     ("entry", "aim"), [("with", "memory"), ("attach", "memory"), ("with", "overlap")]
 )
-@pytest.mark.parametrize("verb", [backward], ids=lambda one: one.__name__)
-def test_ctrl_c_before_any_line_loses_nothing(
-    verb: Any, entry: str, aim: str, expected: list[torch.Tensor]
+def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
+    entry: str, aim: str, expected: list[torch.Tensor]
 ) -> None:
     broken = 0
-    for at in range(1, MOST, STRIDES[verb]):
-        model = net()
-        with offloaded(_Model(model), entry, aim=aim) as (activations, block):
-            step(model, block)
-            losses: list[torch.Tensor] = []
-            if verb is not forward:
-                forward(model, block, losses)
+    for at in range(1, MOST, STRIDE):
+        model = net(LAYERS)
+        with offloaded(model, entry, aim=aim) as (activations, block):
+            stepped(model, block)
+            loss = loss_of(model, block)
             handler = Press(at)
             try:
                 with handler:
-                    verb(model, block, losses)
+                    loss.backward(retain_graph=True)
             except KeyboardInterrupt:
                 broken += 1
-            if verb is backward:
-                model.zero_grad()
-                backward(model, block, losses)
-                assert all(map(same_bits, gradients(model), expected)), at
-            losses.clear()
+            model.zero_grad()
+            loss.backward(retain_graph=True)
+            assert all(map(same_bits, gradients(model), expected)), at
+            del loss
             assert_as_ever(model, activations, block, expected)
-        assert not model._forward_hooks
+        assert not is_hooked(model)
         if not handler.done:
             break
     else:
         pytest.fail("it never ends")
-    assert broken > 0 or verb is dropped
+    assert broken > 0
 
 
 def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
@@ -354,8 +293,8 @@ def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
 ) -> None:
     # PyTorch 2.6 has the count in its builds for GPUs alone.
     monkeypatch.setattr(refit.activation_offload, "users_of", lambda _: 0)
-    model = net()
-    with offloaded(_Model(model)) as (activations, block):
+    model = net(LAYERS)
+    with offloaded(model) as (activations, block):
         for _ in range(4):
-            assert all(map(same_bits, step(model, block), expected))
-        assert figures(activations)["activation_used_bytes"] == 0
+            assert all(map(same_bits, stepped(model, block), expected))
+        assert used_bytes(activations) == 0

@@ -21,98 +21,60 @@ from activation_scenes import (
     STACKS,
     WIDTH,
     Attention,
+    Block,
+    Net,
     Relu,
     Run,
+    as_given,
+    assert_same,
+    batch,
     figures,
+    gradients,
+    is_hooked,
+    left_bytes,
+    loss_of,
+    net,
     offloaded,
     quiet,
     same_bits,
+    stepped,
+    used_bytes,
 )
 from refit.errors import InvalidError, RefitError, StateError
 from torch import nn
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
-Block = Callable[[], Any]
-Action = Callable[["Net", Block], list[torch.Tensor]]
-
-
-class Net(nn.Module):
-    """Layers one behind the other; smooth, so that second derivatives are not zero."""
-
-    def __init__(self, layers: int = 5) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.SiLU())
-            for _ in range(layers)
-        )
-        self.seen: Callable[[int, torch.Tensor], torch.Tensor] = lambda _, x: x
-        """Sees what each layer gives, and says what the next one takes."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self.layers):
-            x = self.seen(number, layer(x))
-        return x
-
-    def gradients(self) -> list[torch.Tensor]:
-        return [one.grad.clone() for one in self.parameters() if one.grad is not None]
-
-
-def net() -> Net:
-    torch.manual_seed(5)
-    return Net().to(training.DEVICE)
-
-
-def batch(number: int = 0) -> torch.Tensor:
-    return training.drawn(ROWS, WIDTH, generator=torch.Generator().manual_seed(number))
+Action = Callable[[Net, Block], list[torch.Tensor]]
 
 
 def moved(action: Action, steps: int = 2, **options: Any) -> list[list[torch.Tensor]]:
-    """What an action gives with refit, several times over."""
+    """What an action gives with refit, several times over, and a plain step after it."""
     model = net()
-    made = []
-    with offloaded(_OfNet(model), **options) as (activations, block):
-        for _ in range(steps):
-            made.append(action(model, block))
-            model.zero_grad()
-        model.seen = _seen
-        with block():
-            loss = model(batch(7)).sum()
-        loss.backward()  # it goes on as ever
-        assert figures(activations)["activation_left_bytes_last"] > 0
-        made.append(model.gradients())
-        del loss
-        assert held(activations) == 0
+    with offloaded(model, **options) as (activations, block):
+        made = repeated(action, model, block, steps)
+        assert left_bytes(activations) > 0
+        assert used_bytes(activations) == 0
     return made
-
-
-class _OfNet:
-    """A model as ``offloaded`` takes it."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.layers = model, model.layers
-
-
-def held(activations: Any) -> float:
-    """Bytes of the arena that are in use."""
-    return figures(activations)["activation_used_bytes"]
 
 
 def alone(action: Action, steps: int = 2) -> list[list[torch.Tensor]]:
-    model = net()
+    return repeated(action, net(), nullcontext, steps)
+
+
+def repeated(action: Action, model: Net, block: Block, steps: int) -> list[list[torch.Tensor]]:
     made = []
     for _ in range(steps):
-        made.append(action(model, nullcontext))
+        made.append(action(model, block))
         model.zero_grad()
-    model.seen = _seen
-    model(batch(7)).sum().backward()
-    made.append(model.gradients())
-    return made
+    model.seen = as_given
+    return [*made, stepped(model, block)]
 
 
-def assert_alike(action: Action, **options: Any) -> None:
-    mine, theirs = alone(action), moved(action, **options)
+def assert_alike(action: Action, steps: int = 2, **options: Any) -> None:
+    mine, theirs = alone(action, steps), moved(action, steps, **options)
     for number, (one, other) in enumerate(zip(mine, theirs, strict=True)):
         assert len(one) == len(other) > 0
         assert all(map(same_bits, one, other)), f"time {number}"
@@ -122,20 +84,16 @@ def assert_alike(action: Action, **options: Any) -> None:
 
 
 def kept_graph(model: Net, block: Block) -> list[torch.Tensor]:
-    with block():
-        loss = model(batch()).pow(2).sum()
+    loss = loss_of(model, block)
     for _ in range(3):
         loss.backward(retain_graph=True)
     loss.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def kept_and_dropped(model: Net, block: Block) -> list[torch.Tensor]:
-    with block():
-        loss = model(batch()).pow(2).sum()
-    loss.backward(retain_graph=True)
-    del loss
-    return model.gradients()
+    loss_of(model, block).backward(retain_graph=True)
+    return gradients(model)
 
 
 def partly(model: Net, block: Block) -> list[torch.Tensor]:
@@ -148,7 +106,7 @@ def partly(model: Net, block: Block) -> list[torch.Tensor]:
     made += torch.autograd.grad(loss, [given], retain_graph=True)
     loss.backward(inputs=parameters[:2], retain_graph=True)
     loss.backward()
-    return [*made, *model.gradients()]
+    return [*made, *gradients(model)]
 
 
 def to_the_middle(model: Net, block: Block) -> list[torch.Tensor]:
@@ -159,8 +117,7 @@ def to_the_middle(model: Net, block: Block) -> list[torch.Tensor]:
         return x
 
     model.seen = see
-    with block():
-        loss = model(batch()).pow(2).sum()
+    loss = loss_of(model, block)
     first = torch.autograd.grad(loss, middle[2], retain_graph=True)[0]
     rest = torch.autograd.grad(middle[2], list(model.layers[:3].parameters()), first)
     return [first, *rest, *(one.detach() for one in middle)]
@@ -172,35 +129,23 @@ def penalty(model: Net, block: Block) -> list[torch.Tensor]:
         loss = model(given).pow(2).sum()
     (slope,) = torch.autograd.grad(loss, given, create_graph=True)
     (loss + slope.pow(2).sum()).backward()
-    return model.gradients()
+    return gradients(model)
 
 
-def penalty_in_the_block(model: Net, block: Block) -> list[torch.Tensor]:
+def third_derivative_in_the_block(model: Net, block: Block) -> list[torch.Tensor]:
     given = batch().requires_grad_()
     with block():
-        loss = model(given).pow(2).sum()
-        (slope,) = torch.autograd.grad(loss, given, create_graph=True)
-        total = loss + slope.pow(2).sum()
-    total.backward()
-    return model.gradients()
-
-
-def third_derivative(model: Net, block: Block) -> list[torch.Tensor]:
-    given = batch().requires_grad_()
-    with block():
-        value = model(given).sum()
+        value = model(given).pow(2).sum()
         for _ in range(2):
             (slope,) = torch.autograd.grad(value, given, create_graph=True)
-            value = slope.pow(2).sum()
+            value = value + slope.pow(2).sum()
     value.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def hessian_product(model: Net, block: Block) -> list[torch.Tensor]:
     parameters = list(model.parameters())
-    with block():
-        loss = model(batch()).pow(2).sum()
-    slopes = torch.autograd.grad(loss, parameters, create_graph=True)
+    slopes = torch.autograd.grad(loss_of(model, block), parameters, create_graph=True)
     product = sum((one * one.detach().cos()).sum() for one in slopes)
     made = torch.autograd.grad(product, parameters, retain_graph=True)
     again = torch.autograd.grad(product, parameters)
@@ -210,14 +155,13 @@ def hessian_product(model: Net, block: Block) -> list[torch.Tensor]:
 
 def read(model: Net, block: Block) -> list[torch.Tensor]:
     """Saved tensors are read by hand, before and between backward passes."""
-    with block():
-        loss = model(batch()).pow(2).sum()
+    loss = loss_of(model, block)
     made = saved_of(loss)
     loss.backward(retain_graph=True)
     made += saved_of(loss)
     made += saved_of(loss)
     loss.backward()
-    return [*made, *model.gradients()]
+    return [*made, *gradients(model)]
 
 
 def saved_of(loss: torch.Tensor) -> list[torch.Tensor]:
@@ -228,21 +172,15 @@ def saved_of(loss: torch.Tensor) -> list[torch.Tensor]:
         if node is None or node in nodes:
             continue
         nodes.add(node)
-        for name in dir(node):
-            if name.startswith("_saved_"):
-                one = getattr(node, name)
-                if isinstance(one, torch.Tensor):
-                    found.append(one.detach().clone())
+        saved = [getattr(node, name) for name in dir(node) if name.startswith("_saved_")]
+        found += [one.detach().clone() for one in saved if isinstance(one, torch.Tensor)]
         todo += [one for one, _ in node.next_functions]
     return found
 
 
 def anomaly(model: Net, block: Block) -> list[torch.Tensor]:
     with torch.autograd.detect_anomaly(check_nan=True):
-        with block():
-            loss = model(batch()).pow(2).sum()
-        loss.backward()
-    return model.gradients()
+        return stepped(model, block)
 
 
 def tensor_hooks(model: Net, block: Block) -> list[torch.Tensor]:
@@ -255,10 +193,7 @@ def tensor_hooks(model: Net, block: Block) -> list[torch.Tensor]:
         return x
 
     model.seen = watch
-    with block():
-        loss = model(batch()).pow(2).sum()
-    loss.backward()
-    return [*model.gradients(), *(one.grad for one in seen if one.grad is not None)]
+    return [*stepped(model, block), *(one.grad for one in seen if one.grad is not None)]
 
 
 # ---- Orders.
@@ -268,21 +203,19 @@ def pipeline(model: Net, block: Block) -> list[torch.Tensor]:
     """One forward, one backward, with three forwards under way."""
     losses: list[torch.Tensor] = []
     for number in range(8):
-        with block():
-            losses.append(model(batch(number)).pow(2).sum())
+        losses.append(loss_of(model, block, number))
         if len(losses) == 3:
             losses.pop(0).backward()
     while losses:
         losses.pop(0).backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def scattered(model: Net, block: Block) -> list[torch.Tensor]:
     """Backward passes in no order, some graphs dropped, others kept."""
     losses: list[Any] = []
     for number in range(9):
-        with block():
-            losses.append(model(batch(number)).pow(2).sum())
+        losses.append(loss_of(model, block, number))
         if number == 5:
             losses[3] = None
             losses[1].backward()
@@ -290,7 +223,7 @@ def scattered(model: Net, block: Block) -> list[torch.Tensor]:
     for number in (7, 0, 4, 8, 2):
         losses[number].backward()
         losses[number] = None
-    return model.gradients()
+    return gradients(model)
 
 
 def interleaved(model: Net, block: Block) -> list[torch.Tensor]:
@@ -309,7 +242,7 @@ def interleaved(model: Net, block: Block) -> list[torch.Tensor]:
         model.train()
         loss = model(batch(4)).sum() + (one * other).sum()
     loss.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def again_and_out_of_order(model: Net, block: Block) -> list[torch.Tensor]:
@@ -324,7 +257,7 @@ def again_and_out_of_order(model: Net, block: Block) -> list[torch.Tensor]:
     with block():
         loss = model.layers[3](batch(2)).sum()
     loss.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def without_gradients(model: Net, block: Block) -> list[torch.Tensor]:
@@ -342,14 +275,10 @@ def without_gradients(model: Net, block: Block) -> list[torch.Tensor]:
 
 
 def frozen_layers(model: Net, block: Block) -> list[torch.Tensor]:
-    for one in model.layers[:2].parameters():
-        one.requires_grad_(False)
-    with block():
-        loss = model(batch()).pow(2).sum()
-    loss.backward()
-    for one in model.parameters():
-        one.requires_grad_(True)
-    return model.gradients()
+    model.layers[:2].requires_grad_(False)
+    made = stepped(model, block)
+    model.requires_grad_(True)
+    return made
 
 
 def growing_batches(model: Net, block: Block) -> list[torch.Tensor]:
@@ -357,18 +286,34 @@ def growing_batches(model: Net, block: Block) -> list[torch.Tensor]:
         with block():
             loss = model(batch().repeat(rows, 1)).pow(2).sum()
         loss.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def other_blocks(model: Net, block: Block) -> list[torch.Tensor]:
     """A block in a block, and layers that are used outside of any."""
     with block():
-        with block():
-            loss = model(batch()).pow(2).sum()
-        loss = loss + model(batch(2)).sum()
+        loss = loss_of(model, block) + model(batch(2)).sum()
     outside = model(batch(3)).sum()
     (loss + outside).backward()
-    return model.gradients()
+    return gradients(model)
+
+
+def checkpoints_around_several_layers(model: Net, block: Block) -> list[torch.Tensor]:
+    """A checkpoint that spans layers, so that all their ends are in it, and others around none."""
+
+    def two(x: torch.Tensor) -> Any:
+        return model.layers[1](model.layers[0](x))
+
+    def rest(x: torch.Tensor, *, scale: torch.Tensor) -> Any:
+        return model.layers[4](model.layers[3](x * scale))
+
+    with block():
+        x = checkpoint(two, batch().requires_grad_(), use_reentrant=True)
+        x = model.layers[2](x)
+        x = checkpoint(rest, x, scale=x.exp(), use_reentrant=False)
+        loss = x.pow(2).sum()
+    loss.backward()
+    return gradients(model)
 
 
 def functional(model: Net, block: Block) -> list[torch.Tensor]:
@@ -383,31 +328,26 @@ def functional(model: Net, block: Block) -> list[torch.Tensor]:
 
 def mapped(model: Net, block: Block) -> list[torch.Tensor]:
     with block():
-        made = torch.vmap(model)(batch()[None].repeat(3, 1, 1))
-        loss = made.pow(2).sum()
+        loss = torch.vmap(model)(batch()[None].repeat(3, 1, 1)).pow(2).sum()
     loss.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def assigned(model: Net, block: Block) -> list[torch.Tensor]:
     """Parameters are other tensors between forward and backward, and get other values."""
-    with block():
-        loss = model(batch()).pow(2).sum()
+    loss = loss_of(model, block)
     for one in model.parameters():
         one.data = one.data * 1.25
     loss.backward()
     for one in model.parameters():
         one.data.mul_(0.75)
-    with block():
-        loss = model(batch()).pow(2).sum()
+    loss = loss_of(model, block)
     for one in model.parameters():
         one.data.mul_(0.5)
     loss.backward()
-    made = model.gradients()
-    with torch.no_grad():
-        for one in model.parameters():
-            one.mul_(1.5)
-    return made
+    for one in model.parameters():
+        one.data.mul_(1.5)
+    return gradients(model)
 
 
 def from_cpu_and_back(model: Net, block: Block) -> list[torch.Tensor]:
@@ -417,181 +357,21 @@ def from_cpu_and_back(model: Net, block: Block) -> list[torch.Tensor]:
         return x.double().cpu().sin().to(training.DEVICE).float() if number % 2 else x
 
     model.seen = through
-    with block():
-        loss = model(batch()).pow(2).sum()
-    loss.backward()
-    return model.gradients()
-
-
-ACTIONS: list[Action] = [
-    *(kept_graph, kept_and_dropped, partly, to_the_middle, penalty, penalty_in_the_block),
-    *(third_derivative, hessian_product, read, anomaly, tensor_hooks),
-    *(pipeline, scattered, interleaved, again_and_out_of_order, without_gradients),
-    *(frozen_layers, growing_batches, other_blocks, functional, mapped, assigned),
-    from_cpu_and_back,
-]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"keep_last": 0, "prefetch": 0}, {"host_bytes": "20KiB"}], ids=str
-)
-@pytest.mark.parametrize("action", ACTIONS, ids=lambda one: one.__name__)
-def test_what_autograd_allows_gives_the_same_bits(action: Action, options: dict[str, Any]) -> None:
-    with quiet():
-        assert_alike(action, **options)
-
-
-@pytest.mark.parametrize("action", [pipeline, kept_graph, scattered], ids=lambda one: one.__name__)
-@pytest.mark.parametrize("aim", ["memory", "overlap"])
-def test_more_iterations_give_the_same_bits(action: Action, aim: str) -> None:
-    mine, theirs = alone(action, 6), moved(action, 6, aim=aim, in_flight=3, prefetch=2)
-    for one, other in zip(mine, theirs, strict=True):
-        assert all(map(same_bits, one, other))
-
-
-# ---- Tensors that are changed in place.
-
-CHANGED = "modified by an inplace operation"
-
-
-def outcome(
-    model: Net, block: Block, change: Callable[[Net, Any], None], early: bool
-) -> str | None:
-    """The error of a backward pass behind a change of what layer 1 gave, and layer 2 saved."""
-    given: list[torch.Tensor] = []
-
-    def see(number: int, x: torch.Tensor) -> torch.Tensor:
-        if number == 1:
-            given.append(x)
-        if number == 3 and early:
-            change(model, given)
-        return x
-
-    model.seen = see
-    with block():
-        loss = model(batch()).pow(2).sum()
-    if not early:
-        change(model, given)
-    try:
-        loss.backward()
-    except RuntimeError as why:
-        return str(why)
-    finally:
-        model.zero_grad()
-        model.seen = _seen
-    return None
-
-
-def _mul(_: Net, given: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        given[0].mul_(2)
-
-
-def _mul_and_forget(_: Net, given: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        given.pop().mul_(2)
-
-
-def _view(_: Net, given: list[torch.Tensor]) -> None:
-    with torch.no_grad():
-        given[0][1:, 3].zero_()
-
-
-def _detached(_: Net, given: list[torch.Tensor]) -> None:
-    given.pop().detach().add_(1)
-
-
-def _weight(model: Net, _: Any) -> None:
-    with torch.no_grad():
-        model.layers[2][0].weight.mul_(2)
-
-
-def _bias(model: Net, _: Any) -> None:
-    """Which backward passes do not need."""
-    with torch.no_grad():
-        model.layers[2][0].bias.mul_(1)
-
-
-def _nothing(_: Net, given: list[torch.Tensor]) -> None:
-    (given[0] * 2).mul_(3)
-
-
-@pytest.mark.parametrize("early", [True, False], ids=["in the forward pass", "behind it"])
-@pytest.mark.parametrize(
-    ("change", "refused"),
-    [
-        (_mul, True),
-        (_mul_and_forget, True),
-        (_view, True),
-        (_detached, True),
-        (_weight, True),
-        (_bias, False),
-        (_nothing, False),
-    ],
-)
-@pytest.mark.parametrize("options", [{}, {"in_flight": 16}, {"host_bytes": "4KiB"}], ids=str)
-def test_a_saved_tensor_that_was_changed_is_refused_as_without(
-    change: Any, refused: bool, early: bool, options: dict[str, Any]
-) -> None:
-    expected = outcome(net(), nullcontext, change, early)
-    assert (expected is not None) == refused
-    model = net()
-    with offloaded(_OfNet(model), **options) as (activations, block):
-        for _ in range(3):
-            found = outcome(model, block, change, early)
-            assert (found is not None) == refused
-            assert found is None or CHANGED in found
-        with block():
-            loss = model(batch()).sum()
-        loss.backward()
-        del loss
-        assert held(activations) == 0
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_relu_that_changes_what_a_layer_saved_is_refused(number: int) -> None:
-    class Changes(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return F.relu_(torch.sigmoid(x)).sin()
-
-    def loss(model: Net, block: Block) -> None:
-        with block():
-            value = model(batch()).sum()
-        value.backward()
-
-    for run in (alone, moved):
-        with pytest.raises(RuntimeError, match=CHANGED):
-            run_changed(run, loss, number, Changes())
-
-
-def run_changed(run: Any, loss: Any, number: int, layer: nn.Module) -> None:
-    def action(model: Net, block: Block) -> list[torch.Tensor]:
-        model.layers[number][1] = layer
-        loss(model, block)
-        return []
-
-    run(action)
+    return stepped(model, block)
 
 
 # ---- Hooks of others.
 
 
 def on_cpu_outside(model: Net, block: Block) -> list[torch.Tensor]:
-    with torch.autograd.graph.save_on_cpu(), block():
-        loss = model(batch()).pow(2).sum()
+    with save_on_cpu():
+        loss = loss_of(model, block)
     loss.backward()
-    return model.gradients()
+    return gradients(model)
 
 
 def on_cpu_inside(model: Net, block: Block) -> list[torch.Tensor]:
-    with block():
-        x = batch()
-        for number, layer in enumerate(model.layers):
-            with torch.autograd.graph.save_on_cpu() if number % 2 else nullcontext():
-                x = layer(x)
-        loss = x.pow(2).sum()
-    loss.backward()
-    return model.gradients()
+    return with_hooks_around(model, block, save_on_cpu, (1, 3))
 
 
 def packed_inside(model: Net, block: Block) -> list[torch.Tensor]:
@@ -602,104 +382,26 @@ def packed_inside(model: Net, block: Block) -> list[torch.Tensor]:
         kept.append(x)
         return x * 2
 
-    def unpack(x: Any) -> torch.Tensor:
-        return x / 2  # type: ignore[no-any-return]
+    def unpack(x: Any) -> Any:
+        return x / 2
 
+    return [
+        *with_hooks_around(model, block, lambda: saved_tensors_hooks(pack, unpack), (2,)),
+        *kept,
+    ]
+
+
+def with_hooks_around(
+    model: Net, block: Block, hooks: Callable[[], Any], layers: tuple[int, ...]
+) -> list[torch.Tensor]:
     with block():
         x = batch()
         for number, layer in enumerate(model.layers):
-            hooks = torch.autograd.graph.saved_tensors_hooks(pack, unpack)
-            with hooks if number == 2 else nullcontext():
+            with hooks() if number in layers else nullcontext():
                 x = layer(x)
         loss = x.pow(2).sum()
     loss.backward()
-    return [*model.gradients(), *kept]
-
-
-HOOKS: list[Action] = [on_cpu_outside, on_cpu_inside, packed_inside]
-
-
-@pytest.mark.parametrize("action", HOOKS, ids=lambda one: one.__name__)
-def test_hooks_of_others_do_what_they_do_without(action: Action) -> None:
-    assert_alike(action)
-
-
-def test_hooks_that_are_refused_leave_no_block_open() -> None:
-    model = net()
-    with offloaded(_OfNet(model)) as (activations, block):
-        for _ in range(2):
-            with (
-                torch.autograd.graph.disable_saved_tensors_hooks("not here"),
-                pytest.raises(RuntimeError, match="not here"),
-                block(),
-            ):
-                model(batch())
-            with (
-                block(),
-                pytest.raises(RuntimeError, match="not here"),
-                torch.autograd.graph.disable_saved_tensors_hooks("not here"),
-            ):
-                model(batch())
-        with block():
-            loss = model(batch()).sum()
-        loss.backward()
-        assert figures(activations)["activation_left_bytes_last"] > 0
-
-
-def test_torch_func_says_that_it_takes_no_hooks() -> None:
-    model = net()
-    refused = pytest.raises(RuntimeError, match="saved tensor hooks")
-    with offloaded(_OfNet(model)) as (_, block), block(), refused:
-        torch.func.grad(lambda x: model(x).sum())(batch())
-
-
-# ---- Two at once.
-
-
-def test_two_models_leave_in_one_block() -> None:
-    def run(wrapped: bool) -> list[torch.Tensor]:
-        one, other = net(), Net(3).to(training.DEVICE)
-        torch.manual_seed(6)
-        for parameter in other.parameters():
-            nn.init.normal_(parameter, std=0.3)
-        blocks: list[Any] = [nullcontext, nullcontext]
-        with (
-            offloaded(_OfNet(one)) as (first, first_block),
-            offloaded(_OfNet(other)) as (second, second_block),
-        ):
-            if wrapped:
-                blocks = [first_block, second_block]
-            for _ in range(3):
-                with blocks[0]():
-                    x = one(batch())
-                    with blocks[1]():
-                        y = other(x)
-                    z = one(y)
-                z.sum().backward()
-                with blocks[0](), blocks[1]():
-                    loss = other(one(batch(4))).sum()
-                loss.backward()
-            del x, y, z, loss
-            if wrapped:
-                assert held(first) == held(second) == 0
-        return [*one.gradients(), *other.gradients()]
-
-    assert all(map(same_bits, run(False), run(True)))
-
-
-def test_two_offloads_of_one_model_leave_the_same_bits() -> None:
-    def action(model: Net, block: Block) -> list[torch.Tensor]:
-        with offloaded(_OfNet(model)) as (_, second):
-            with block(), second():
-                loss = model(batch()).pow(2).sum()
-            loss.backward()
-            with second(), block():
-                loss = model(batch()).pow(2).sum()
-            loss.backward()
-        return model.gradients()
-
-    mine = alone(lambda model, _: action(model, nullcontext))
-    assert all(map(same_bits, mine[0], moved(action)[0]))
+    return gradients(model)
 
 
 # ---- Threads.
@@ -724,44 +426,196 @@ def in_thread(action: Callable[[], Any]) -> Any:
 
 
 def forward_in_a_thread(model: Net, block: Block) -> list[torch.Tensor]:
-    def forward() -> torch.Tensor:
-        with block():
-            return model(batch()).pow(2).sum()
-
-    in_thread(forward).backward()
-    return model.gradients()
+    in_thread(lambda: loss_of(model, block)).backward()
+    return gradients(model)
 
 
 def backward_in_a_thread(model: Net, block: Block) -> list[torch.Tensor]:
-    with block():
-        loss = model(batch()).pow(2).sum()
+    loss = loss_of(model, block)
     in_thread(lambda: loss.backward(retain_graph=True))
     in_thread(loss.backward)
-    return model.gradients()
+    return gradients(model)
 
 
 def dropped_in_a_thread(model: Net, block: Block) -> list[torch.Tensor]:
-    made = []
-    with block():
-        made.append(model(batch()).pow(2).sum())
+    made = [loss_of(model, block)]
     in_thread(made.clear)
-    with block():
-        loss = model(batch()).pow(2).sum()
-    loss.backward()
-    return model.gradients()
+    return stepped(model, block)
 
 
-THREADED = [forward_in_a_thread, backward_in_a_thread, dropped_in_a_thread]
+ACTIONS: list[Action] = [
+    *(kept_graph, kept_and_dropped, partly, to_the_middle, penalty),
+    *(third_derivative_in_the_block, hessian_product, read, anomaly, tensor_hooks),
+    *(pipeline, scattered, interleaved, again_and_out_of_order, without_gradients),
+    *(frozen_layers, growing_batches, other_blocks, checkpoints_around_several_layers),
+    *(functional, mapped, assigned, from_cpu_and_back),
+    *(on_cpu_outside, on_cpu_inside, packed_inside),
+    *(forward_in_a_thread, backward_in_a_thread, dropped_in_a_thread),
+]
 
 
-@pytest.mark.parametrize("action", THREADED, ids=lambda one: one.__name__)
-def test_threads_give_the_same_bits(action: Action) -> None:
-    assert_alike(action)
+@pytest.mark.parametrize(
+    "options", [{}, {"keep_last": 0, "prefetch": 0}, {"host_bytes": "20KiB"}], ids=str
+)
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda one: one.__name__)
+def test_what_autograd_allows_gives_the_same_bits(action: Action, options: dict[str, Any]) -> None:
+    with quiet():
+        assert_alike(action, **options)
+
+
+@pytest.mark.parametrize("action", [pipeline, kept_graph, scattered], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("aim", ["memory", "overlap"])
+def test_more_iterations_give_the_same_bits(action: Action, aim: str) -> None:
+    assert_alike(action, 6, aim=aim, in_flight=3, prefetch=2)
+
+
+# ---- Tensors that are changed in place.
+
+REFUSED = "modified by an inplace operation"
+CHANGES: dict[str, tuple[Callable[[Net, list[torch.Tensor]], Any], bool]] = {
+    "in place": (lambda _, given: given[0].mul_(2), True),
+    "in place, and let go": (lambda _, given: given.pop().mul_(2), True),
+    "by a view": (lambda _, given: given[0][1:, 3].zero_(), True),
+    "detached": (lambda _, given: given.pop().detach().add_(1), True),
+    "a weight": (lambda model, _: model.layers[2][0].weight.mul_(2), True),
+    "a bias, which backward passes do not need": (
+        lambda model, _: model.layers[2][0].bias.mul_(1),
+        False,
+    ),
+    "a copy": (lambda _, given: (given[0] * 2).mul_(3), False),
+}
+"""Of what layer 1 gave and layer 2 saved, or of layer 2; and whether the backward pass needs it."""
+
+
+def outcome(model: Net, block: Block, change: str, early: bool) -> str | None:
+    """The error of a backward pass after a change."""
+    given: list[torch.Tensor] = []
+
+    def see(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 1:
+            given.append(x)
+        if number == 3 and early:
+            changed()
+        return x
+
+    @torch.no_grad()
+    def changed() -> None:
+        CHANGES[change][0](model, given)
+
+    model.seen = see
+    loss = loss_of(model, block)
+    if not early:
+        changed()
+    try:
+        loss.backward()
+    except RuntimeError as why:
+        return str(why)
+    finally:
+        model.zero_grad()
+        model.seen = as_given
+    return None
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["in the forward pass", "after it"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("options", [{}, {"in_flight": 16}, {"host_bytes": "4KiB"}], ids=str)
+def test_a_saved_tensor_that_was_changed_is_refused_as_without(
+    change: str, early: bool, options: dict[str, Any]
+) -> None:
+    refused = CHANGES[change][1]
+    assert (outcome(net(), nullcontext, change, early) is not None) == refused
+    model = net()
+    with offloaded(model, **options) as (activations, block):
+        for _ in range(3):
+            found = outcome(model, block, change, early)
+            assert (found is not None) == refused
+            assert found is None or REFUSED in found
+        stepped(model, block)
+        assert used_bytes(activations) == 0
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_relu_that_changes_what_a_layer_saved_is_refused(number: int) -> None:
+    class Changes(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.relu_(torch.sigmoid(x)).sin()
+
+    def action(model: Net, block: Block) -> list[torch.Tensor]:
+        model.layers[number][1] = Changes()  # type: ignore[index,operator]
+        return stepped(model, block)
+
+    for run in (alone, moved):
+        with pytest.raises(RuntimeError, match=REFUSED):
+            run(action)
+
+
+# ---- Hooks that are refused.
+
+
+def test_hooks_that_are_refused_leave_no_block_open() -> None:
+    model = net()
+    refused = pytest.raises(RuntimeError, match="not here")
+    with offloaded(model) as (activations, block):
+        for _ in range(2):
+            with disable_saved_tensors_hooks("not here"), refused, block():
+                model(batch())
+            with block(), refused, disable_saved_tensors_hooks("not here"):
+                model(batch())
+        stepped(model, block)
+        assert left_bytes(activations) > 0
+
+
+def test_torch_func_says_that_it_takes_no_hooks() -> None:
+    model = net()
+    refused = pytest.raises(RuntimeError, match="saved tensor hooks")
+    with offloaded(model) as (_, block), block(), refused:
+        torch.func.grad(lambda x: model(x).sum())(batch())
+
+
+# ---- Two at once.
+
+
+def test_two_models_leave_in_one_block() -> None:
+    def run(wrapped: bool) -> list[torch.Tensor]:
+        one, other = net(), net(3)
+        for parameter in other.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        with offloaded(one) as (first, outer), offloaded(other) as (second, inner):
+            if not wrapped:
+                outer = inner = nullcontext
+            for _ in range(3):
+                with outer():
+                    x = one(batch())
+                    with inner():
+                        y = other(x)
+                    z = one(y)
+                z.sum().backward()
+                with outer(), inner():
+                    loss = other(one(batch(4))).sum()
+                loss.backward()
+            del x, y, z, loss
+            assert used_bytes(first) == used_bytes(second) == 0
+        return [*gradients(one), *gradients(other)]
+
+    assert all(map(same_bits, run(False), run(True)))
+
+
+def test_two_offloads_of_one_model_leave_the_same_bits() -> None:
+    def action(model: Net, block: Block) -> list[torch.Tensor]:
+        with offloaded(model) as (_, second):
+            for outer, inner in ((block, second), (second, block)):
+                with outer():
+                    loss = loss_of(model, inner)
+                loss.backward()
+        return gradients(model)
+
+    mine = alone(lambda model, _: action(model, nullcontext))
+    assert all(map(same_bits, mine[0], moved(action)[0]))
 
 
 def test_a_forward_pass_of_another_thread_is_refused_with_a_sentence() -> None:
     model = net()
-    with offloaded(_OfNet(model)) as (_, block):
+    with offloaded(model) as (_, block):
         with block():
             with pytest.raises(StateError, match="another thread"):
                 in_thread(lambda: block().__enter__())
@@ -772,19 +626,18 @@ def test_a_forward_pass_of_another_thread_is_refused_with_a_sentence() -> None:
 
 def test_many_backward_passes_at_once() -> None:
     """Of graphs that share nothing but the arena, and of one graph that is kept."""
-    expected = [one * 1 for one in alone(pipeline, 1)[0]]
+    expected = alone(pipeline, 1)[0]
     model = net()
-    with offloaded(_OfNet(model), prefetch=2) as (activations, block):
+    parameters = list(model.parameters())
+    with offloaded(model, prefetch=2) as (activations, block):
         for _ in range(5):
-            losses = []
-            for number in range(8):
-                with block():
-                    losses.append(model(batch(number)).pow(2).sum())
+            losses = [loss_of(model, block, number) for number in range(8)]
             made: list[Any] = [None] * 16
 
             def work(number: int, losses: Any = losses, made: Any = made) -> None:
-                loss, parameters = losses[number // 2], list(model.parameters())
-                made[number] = torch.autograd.grad(loss, parameters, retain_graph=True)
+                made[number] = torch.autograd.grad(
+                    losses[number // 2], parameters, retain_graph=True
+                )
 
             threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
             for one in threads:
@@ -798,7 +651,7 @@ def test_many_backward_passes_at_once() -> None:
             assert all(map(torch.allclose, total, expected))
             made.clear()
             losses.clear()
-        assert held(activations) == 0
+        assert used_bytes(activations) == 0
 
 
 # ---- Forward passes that end early, and graphs that are dropped.
@@ -811,50 +664,31 @@ class Broken(Exception):
 @pytest.mark.parametrize("entry", ["with", "attach"])
 @pytest.mark.parametrize("at", range(5))
 def test_an_exception_in_a_layer_comes_through_and_loses_nothing(at: int, entry: str) -> None:
+    def breaks(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == at:
+            raise Broken
+        return x
+
     model = net()
-    expected = alone(kept_and_dropped, 1)[0]
-    with offloaded(_OfNet(model), entry) as (activations, block):
+    expected = stepped(net())
+    with offloaded(model, entry) as (activations, block):
         for _ in range(3):
-
-            def see(number: int, x: torch.Tensor) -> torch.Tensor:
-                if number == at:
-                    raise Broken
-                return x
-
-            model.seen = see
+            model.seen = breaks
             with pytest.raises(Broken), block():
                 model(batch())
             gc.collect()
-            assert held(activations) == 0
-            model.seen = _seen
-            made = kept_and_dropped(model, block)
-            model.zero_grad()
-            assert all(map(same_bits, made, expected))
-            assert held(activations) == 0
-
-
-def test_a_loss_that_is_dropped_gives_all_back_at_once() -> None:
-    model = net()
-    gc.collect()
-    gc.disable()
-    try:
-        with offloaded(_OfNet(model)) as (activations, block):
-            for _ in range(3):
-                with block():
-                    loss = model(batch()).sum()
-                assert held(activations) > 0
-                del loss
-                assert held(activations) == 0
-    finally:
-        gc.enable()
+            assert used_bytes(activations) == 0
+            model.seen = as_given
+            assert all(map(same_bits, stepped(model, block), expected))
+            assert used_bytes(activations) == 0
 
 
 def test_an_exception_that_holds_a_graph_does_not_stop_the_next_forward_pass() -> None:
     """Its arena is full of what the exception's frames hold."""
     model = net()
-    expected = alone(kept_and_dropped, 1)[0]
+    expected = stepped(net())
     room = 3 * 4 * ROWS * WIDTH * 4
-    with offloaded(_OfNet(model), host_bytes=room) as (activations, block):
+    with offloaded(model, host_bytes=room) as (activations, block):
         held_errors = []
         for _ in range(4):
             try:
@@ -863,15 +697,13 @@ def test_an_exception_that_holds_a_graph_does_not_stop_the_next_forward_pass() -
                     raise Broken
             except Broken as why:
                 held_errors.append((why, loss))
-            made = kept_and_dropped(model, block)
-            model.zero_grad()
-            assert all(map(same_bits, made, expected))
+            assert all(map(same_bits, stepped(model, block), expected))
         del loss
         for _, one in held_errors:
             one.backward()
         held_errors.clear()
         gc.collect()
-        assert held(activations) == 0
+        assert used_bytes(activations) == 0
 
 
 # ---- Lives.
@@ -880,23 +712,16 @@ def test_an_exception_that_holds_a_graph_does_not_stop_the_next_forward_pass() -
 def test_an_offload_that_is_closed_brings_back_what_is_away() -> None:
     expected = alone(kept_graph, 1)[0]
     model = net()
-    activations = refit.ActivationOffload(
-        model, model.layers, host_bytes="1MiB", min_bytes=1, aim="memory"
-    )
-    with activations:
-        loss = model(batch()).pow(2).sum()
-    activations.close()
-    activations.close()
-    for last in (False, False, False, True):
-        loss.backward(retain_graph=not last)
-    assert all(map(same_bits, expected, model.gradients()))
-    with pytest.raises(StateError, match="closed"), activations:
-        pass
-    with pytest.raises(StateError, match="closed"):
-        activations.attach()
-    with pytest.raises(StateError, match="closed"):
-        activations.stats()
-    assert not any(layer._forward_hooks for layer in model.layers)
+    with offloaded(model) as (activations, block):
+        loss = loss_of(model, block)
+        activations.close()
+        for last in (False, False, False, True):
+            loss.backward(retain_graph=not last)
+        assert all(map(same_bits, expected, gradients(model)))
+        for call in (block().__enter__, activations.attach, activations.stats):
+            with pytest.raises(StateError, match="closed"):
+                call()
+    assert not is_hooked(model)
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["graph kept", "graph dropped"])
@@ -904,7 +729,7 @@ def test_an_offload_that_is_closed_brings_back_what_is_away() -> None:
 def test_one_that_is_dropped_takes_its_hooks_off_and_brings_all_back(
     entry: str, kept: bool
 ) -> None:
-    expected = alone(kept_and_dropped, 1)[0]
+    expected = stepped(net())
     model = net()
     activations: Any = refit.ActivationOffload(
         model, model.layers, host_bytes="1MiB", min_bytes=1, aim="memory"
@@ -925,102 +750,81 @@ def test_one_that_is_dropped_takes_its_hooks_off_and_brings_all_back(
         gc.enable()
     if kept:
         loss.backward()
-        assert all(map(same_bits, expected, model.gradients()))
+        assert all(map(same_bits, expected, gradients(model)))
         del loss
         gc.collect()
         assert gone() is None
-    assert not any(layer._forward_hooks for layer in model.layers)
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
+    assert not is_hooked(model)
 
 
 def test_a_model_that_is_copied_or_pickled_leaves_its_offload_alone() -> None:
     """As TRL does for a reference model, and torch.optim.swa_utils for averages."""
     model = net()
-    model.seen = _seen
-    with offloaded(_OfNet(model), "attach") as (activations, block):
-        model(batch()).sum().backward()
+    with offloaded(model, "attach") as (activations, block):
+        expected = stepped(model)
         before = figures(activations)
         other = copy.deepcopy(model)
         third = pickle.loads(pickle.dumps(model))
         for one in (other, third):
-            one.zero_grad()
-            one(batch()).sum().backward()
+            assert all(map(same_bits, stepped(one), expected))
             assert figures(activations) == before
-            assert all(map(same_bits, one.gradients(), model.gradients()))
-        with block():
-            other(batch()).sum().backward()  # in a block, as any code is
-        model.zero_grad()
-        model(batch()).sum().backward()
-        assert figures(activations)["activation_left_bytes_last"] > 0
-    other(batch()).sum().backward()
-
-
-def _seen(_: int, x: torch.Tensor) -> torch.Tensor:
-    return x
+        stepped(other, block)  # in a block, as any code is
+        stepped(model)
+        assert left_bytes(activations) > 0
+    stepped(other)
 
 
 def test_attached_only_while_the_model_trains() -> None:
     model = net()
-    with offloaded(_OfNet(model)) as (activations, _):
-
-        def left() -> float:
-            model(batch()).sum().backward()
-            return figures(activations)["activation_left_bytes_last"]
-
-        assert left() == 0
+    with offloaded(model) as (activations, _):
+        stepped(model)
+        assert left_bytes(activations) == 0
         assert activations.attach() is activations
         activations.attach()
-        assert left() > 0
+        stepped(model)
+        assert is_hooked(model)
+        assert left_bytes(activations) > 0
         figures_before = figures(activations)
         model.eval()
-        model(batch()).sum().backward()
+        stepped(model)
         with torch.no_grad():
             model.train()(batch())
         assert figures(activations) == figures_before
         activations.detach()
         activations.detach()
-        assert not model._forward_hooks
-        model(batch()).sum().backward()
+        stepped(model)
         assert figures(activations) == figures_before
+    assert not is_hooked(model)
 
 
 def test_layers_have_to_be_modules_of_the_model_side_by_side() -> None:
     model = net()
-    cases: list[tuple[Any, str]] = [
+    refused: list[tuple[Any, str]] = [
         ([nn.Linear(2, 2)], "no module of the model"),
-        ([model.layers[0], model.layers[0][1]], "inside another"),
+        ([model.layers[0], model.layers[0][1]], "inside another"),  # type: ignore[index]
         ([model.layers[0], model], "inside another"),
-        ([model.layers], ""),
         ([], "no layers"),
-        ([model], ""),
     ]
-    for layers, said in cases:
-        if said:
-            with pytest.raises(InvalidError, match=said):
-                refit.ActivationOffload(model, layers, host_bytes="1MiB")
-        else:
-            refit.ActivationOffload(model, layers, host_bytes="1MiB").close()
+    for layers, said in refused:
+        with pytest.raises(InvalidError, match=said):
+            refit.ActivationOffload(model, layers, host_bytes="1MiB")
+    for module in (model.layers, model):
+        refit.ActivationOffload(model, [module], host_bytes="1MiB").close()
     with pytest.raises(RefitError):
         refit.ActivationOffload(nn.Sequential(nn.Linear(3, 3)), host_bytes="1MiB")
     with pytest.raises((RefitError, TypeError, ValueError)):
         refit.ActivationOffload(model, [3], host_bytes="1MiB")  # type: ignore[list-item]
-    assert not any(one._forward_hooks for one in model.modules())
+    assert not is_hooked(model)
 
 
 BAD_OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"host_bytes": 0},
-    {"host_bytes": -1},
-    {"host_bytes": "much"},
-    {"host_bytes": "1MiB", "in_flight": 0},
-    {"host_bytes": "1MiB", "in_flight": 17},
-    {"host_bytes": "1MiB", "prefetch": -1},
-    {"host_bytes": "1MiB", "prefetch": 17},
-    {"host_bytes": "1MiB", "keep_last": 1025},
-    {"host_bytes": "1MiB", "aim": "speed"},
-    {"host_bytes": "1MiB", "min_bytes": "few"},
-    {"host_bytes": 1 << 60},
+    {"host_bytes": None},
+    *({"host_bytes": one} for one in (0, -1, "much", 1 << 60)),
+    *({"in_flight": one} for one in (0, 17)),
+    *({"prefetch": one} for one in (-1, 17)),
+    {"keep_last": 1025},
+    {"aim": "speed"},
+    {"min_bytes": "few"},
 ]
 
 
@@ -1030,39 +834,18 @@ def test_options_that_are_wrong_are_refused_before_anything_is_hooked(
 ) -> None:
     model = net()
     with pytest.raises(RefitError):
-        refit.ActivationOffload(model, model.layers, **options)
-    assert not any(one._forward_hooks for one in model.modules())
+        refit.ActivationOffload(model, model.layers, **{"host_bytes": "1MiB", **options})
+    assert not is_hooked(model)
 
 
 def test_close_in_a_block_is_refused() -> None:
     model = net()
-    with offloaded(_OfNet(model)) as (activations, block):
+    with offloaded(model) as (activations, block):
         with block():
             with pytest.raises(StateError, match="forward pass"):
                 activations.close()
             loss = model(batch()).sum()
         loss.backward()
-
-
-def test_checkpoints_of_the_user_around_several_layers() -> None:
-    """A checkpoint that spans layers, so that all their ends are in it, and others around none."""
-
-    def action(model: Net, block: Block) -> list[torch.Tensor]:
-        def two(x: torch.Tensor) -> Any:
-            return model.layers[1](model.layers[0](x))
-
-        def rest(x: torch.Tensor, *, scale: torch.Tensor) -> Any:
-            return model.layers[4](model.layers[3](x * scale))
-
-        with block():
-            x = checkpoint(two, batch().requires_grad_(), use_reentrant=True)
-            x = model.layers[2](x)
-            x = checkpoint(rest, x, scale=x.exp(), use_reentrant=False)
-            loss = x.pow(2).sum()
-        loss.backward()
-        return model.gradients()
-
-    assert_alike(action)
 
 
 def test_what_is_saved_behind_a_model_that_is_inside_another() -> None:
@@ -1081,13 +864,9 @@ def test_what_is_saved_behind_a_model_that_is_inside_another() -> None:
         torch.manual_seed(4)
         model = Both().to(training.DEVICE)
         if entry is None:
-            model(batch()).sum().backward()
-        else:
-            with offloaded(_OfNet(model), entry) as (_, block):
-                with block():
-                    loss = model(batch()).sum()
-                loss.backward()
-        return [one.grad for one in model.parameters() if one.grad is not None]
+            return stepped(model)
+        with offloaded(model, entry) as (_, block):
+            return stepped(model, block)
 
     expected = run(None)
     for entry in ("with", "attach"):
@@ -1102,5 +881,4 @@ def test_a_run_that_stops_and_goes_on() -> None:
             mine.step()
             theirs.step(block if number % 3 else nullcontext)
     mine.step(), theirs.step()
-    for one, other in zip(mine.seen, theirs.seen, strict=True):
-        assert all(same_bits(one[name], other[name]) for name in one)
+    assert_same(mine, theirs)
