@@ -673,7 +673,8 @@ OPTIONS: dict[str, Any] = {"host_bytes": "16MiB", "min_bytes": 1, "aim": "memory
 def offloaded(of: Any, entry: str = "with", **options: Any) -> Iterator[tuple[Any, Block]]:
     """ActivationOffload of a Run's model, or of a model that has layers; and each pass's block."""
     given = {**OPTIONS, **options}
-    given.setdefault("layers", of.layers)
+    if "layers" not in given:
+        given["layers"] = of.layers
     with ExitStack() as stack:
         activations = refit.ActivationOffload(of.model if isinstance(of, Run) else of, **given)
         stack.callback(activations.close)

@@ -1,9 +1,10 @@
-"""Activations leave beside all else that training does: autocast, loss scales, LoRA, compiled
-layers, states of the optimizer that live on the host; and hundreds of iterations take no more
-memory."""
+"""Activations leave together with autocast, loss scales, LoRA, compiled layers and states of the
+optimizer; and hundreds of iterations take no more memory."""
 
 import gc
 import tracemalloc
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import psutil
@@ -11,16 +12,26 @@ import pytest
 import refit
 import torch
 import training
-from activation_scenes import MODELS, STACKS, Run, figures, offloaded, quiet, same_bits
-from torch import nn
+from activation_scenes import (
+    MODELS,
+    STACKS,
+    Run,
+    figures,
+    gradients,
+    left_bytes,
+    offloaded,
+    quiet,
+    same_bits,
+    used_bytes,
+)
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
 
-def gradients(model: nn.Module) -> list[torch.Tensor]:
-    found = [one.grad.clone() for one in model.parameters() if one.grad is not None]
-    model.zero_grad()
-    return found
+def assert_alike(trained: Callable[[bool], list[torch.Tensor]]) -> None:
+    """Training without refit and with it has the same bits."""
+    with quiet():
+        assert all(map(same_bits, trained(False), trained(True)))
 
 
 @pytest.mark.parametrize("outside", [True, False], ids=["autocast outside", "autocast inside"])
@@ -35,25 +46,19 @@ def test_autocast_and_loss_scales_have_the_same_bits(scene: str, way: str, outsi
         with offloaded(run) as (activations, block):
             for number in range(3):
                 torch.manual_seed(number)
-                batch = run.scene.drawn(number)
-                cast = torch.autocast(device, torch.bfloat16)
-                if not moved:
-                    with cast:
-                        loss = run.scene.loss(run.model, batch)
-                elif outside:
-                    with cast, block():
-                        loss = run.scene.loss(run.model, batch)
-                else:
-                    with block(), cast:
-                        loss = run.scene.loss(run.model, batch)
+                around = [
+                    torch.autocast(device, torch.bfloat16),
+                    block() if moved else nullcontext(),
+                ]
+                first, second = around if outside else reversed(around)
+                with first, second:
+                    loss = run.scene.loss(run.model, run.scene.drawn(number))
                 scaler.scale(loss).backward()
                 seen += [loss.detach(), *gradients(run.model)]
-            if moved:
-                assert figures(activations)["activation_left_bytes_last"] > 0
+            assert (left_bytes(activations) > 0) == moved
         return seen
 
-    with quiet():
-        assert all(map(same_bits, trained(False), trained(True)))
+    assert_alike(trained)
 
 
 @pytest.mark.parametrize("way", ["none", "reentrant", "non-reentrant"])
@@ -73,23 +78,17 @@ def test_adapters_have_the_same_bits(way: str) -> None:
             )
         model.train()
         seen = []
-        activations = refit.ActivationOffload(
-            model, inner.model.layers, host_bytes="8MiB", min_bytes=1, aim="memory"
-        )
-        if moved:
-            activations.attach()
-        for number in range(3):
-            torch.manual_seed(number)
-            loss = scene.loss(model, scene.drawn(number))
-            loss.backward()
-            seen += [loss.detach(), *gradients(model)]
-        left = activations.stats()["refit/activation_left_bytes_last"]
-        assert (left > 0) == moved
-        activations.close()
+        entry = "attach" if moved else "with"
+        with offloaded(model, entry, layers=inner.model.layers) as (activations, _):
+            for number in range(3):
+                torch.manual_seed(number)
+                loss = scene.loss(model, scene.drawn(number))
+                loss.backward()
+                seen += [loss.detach(), *gradients(model)]
+            assert (left_bytes(activations) > 0) == moved
         return seen
 
-    with quiet():
-        assert all(map(same_bits, trained(False), trained(True)))
+    assert_alike(trained)
 
 
 @pytest.mark.parametrize("entry", ["with", "attach"])
@@ -101,22 +100,17 @@ def test_compiled_layers_have_the_same_bits(entry: str) -> None:
         seen = []
         with offloaded(run, entry if moved else "with") as (activations, block):
             for number in range(3):
-                batch = run.scene.drawn(number)
-                if moved:
-                    with block():
-                        loss = run.scene.loss(run.model, batch)
-                    assert figures(activations)["activation_left_bytes_last"] > 0
-                else:
-                    loss = run.scene.loss(run.model, batch)
+                with block() if moved else nullcontext():
+                    loss = run.scene.loss(run.model, run.scene.drawn(number))
+                assert (left_bytes(activations) > 0) == moved
                 loss.backward()
                 seen += [loss.detach(), *gradients(run.model)]
         return seen
 
-    with quiet():
-        try:
-            assert all(map(same_bits, trained(False), trained(True)))
-        finally:
-            torch.compiler.reset()
+    try:
+        assert_alike(trained)
+    finally:
+        torch.compiler.reset()
 
 
 @pytest.mark.parametrize(
@@ -128,34 +122,28 @@ def test_compiled_layers_have_the_same_bits(entry: str) -> None:
     ],
     ids=str,
 )
-def test_states_of_the_optimizer_leave_beside(options: dict[str, Any]) -> None:
+def test_states_of_the_optimizer_leave_too(options: dict[str, Any]) -> None:
     def trained(moved: bool) -> list[torch.Tensor]:
         scene = MODELS["qwen2"]
         model = scene.model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        with refit.Controller(optimizer, model, **options) as controller:
-            activations: Any = None
-            if moved:
-                activations = refit.ActivationOffload(
-                    model, host_bytes="4MiB", min_bytes=1, aim="memory", beside=controller
-                )
-                activations.attach()
+        entry = "attach" if moved else "with"
+        with (
+            refit.Controller(optimizer, model, **options) as controller,
+            offloaded(model, entry, layers=None, beside=controller) as (activations, _),
+        ):
             for number in range(4):
                 torch.manual_seed(number)
-                loss = scene.loss(model, scene.drawn(number))
-                loss.backward()
+                scene.loss(model, scene.drawn(number)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 if number % 2:
                     controller.clear()
                     controller.restore()
-            if activations is not None:
-                assert figures(activations)["activation_left_bytes_last"] > 0
-                activations.close()
+            assert (left_bytes(activations) > 0) == moved
         return [one.detach() for one in model.parameters()]
 
-    with quiet():
-        assert all(map(same_bits, trained(False), trained(True)))
+    assert_alike(trained)
 
 
 @pytest.mark.slow
@@ -198,5 +186,5 @@ def test_five_hundred_iterations_take_no_more_memory_than_some() -> None:
         assert known() - objects < 200
         assert grown < 16 << 10
         assert psutil.Process().memory_info().rss - taken < 8 << 20
-        assert figures(activations)["activation_used_bytes"] == 0
+        assert used_bytes(activations) == 0
         assert figures(activations)["activation_groups"] == 0

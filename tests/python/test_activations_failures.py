@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
 from types import FrameType
@@ -15,11 +16,11 @@ import pytest
 import refit.activation_offload
 import refit.activations
 import torch
-from refit.errors import CopyError, DeadlineError, HostMemoryError
-
 from activation_scenes import (
     Block,
     Net,
+    batch,
+    figures,
     gradients,
     is_hooked,
     left_bytes,
@@ -30,6 +31,7 @@ from activation_scenes import (
     stepped,
     used_bytes,
 )
+from refit.errors import CopyError, DeadlineError, HostMemoryError
 from test_interrupting_code import MOST, Handler
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -286,6 +288,56 @@ def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
     else:
         pytest.fail("it never ends")
     assert broken > 0
+
+
+def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena(
+    expected: list[torch.Tensor],
+) -> None:
+    """Modules call no hook after KeyboardInterrupt; what others held meanwhile is let go, too."""
+    kept: list[torch.Tensor] = []
+    ends: list[bool] = [True, False]
+
+    def held(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 1:
+            kept.extend((x.sin(), x))
+        if number == LAYERS - 1 and ends and ends.pop(0):
+            raise KeyboardInterrupt
+        return x
+
+    model = net(LAYERS)
+    model.seen = held
+    with offloaded(model, "attach", keep_last=0) as (activations, _):
+        with pytest.raises(KeyboardInterrupt):
+            loss_of(model)
+        for _ in range(2):
+            kept.clear()
+            assert all(map(same_bits, stepped(model), expected))
+        kept.clear()
+        gc.collect()
+        assert figures(activations)["activation_groups"] == 0
+        assert used_bytes(activations) == 0
+
+
+def test_ctrl_c_while_a_graph_is_freed_is_neither_lost_nor_loses_room() -> None:
+    """What is raised in ``__del__`` is printed and gone, so a storage's end must run no code."""
+    model = net(LAYERS)
+    with offloaded(model, keep_last=0) as (activations, block):
+        with block():
+            loss = model(batch()).sum()
+        assert figures(activations)["activation_groups"] == LAYERS
+        calls: list[str] = []
+
+        def follow(frame: Any, event: str, _: Any) -> None:
+            if event == "call":
+                calls.append(f"{frame.f_code.co_filename}: {frame.f_code.co_name}")
+
+        sys.setprofile(follow)
+        try:
+            del loss
+        finally:
+            sys.setprofile(None)
+        assert calls == []
+        assert figures(activations)["activation_groups"] == 0
 
 
 def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(

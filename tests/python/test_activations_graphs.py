@@ -40,6 +40,7 @@ from activation_scenes import (
     stepped,
     used_bytes,
 )
+from refit.activations import Arena
 from refit.errors import InvalidError, RefitError, StateError
 from torch import nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
@@ -549,6 +550,119 @@ def test_relu_that_changes_what_a_layer_saved_is_refused(number: int) -> None:
             run(action)
 
 
+# ---- Storages that several layers save, and that are changed in place in between.
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+class Stage(nn.Module):
+    """A layer that is one function."""
+
+    def __init__(self, function: Callable[..., Pair]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, given: Pair) -> Pair:
+        return self.function(*given)
+
+
+class Stages(nn.Module):
+    def __init__(self, *functions: Callable[..., Pair]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(1.0, 2.0, 8))
+        self.layers = nn.ModuleList(Stage(one) for one in functions)
+
+    def forward(self, x: torch.Tensor) -> Pair:
+        given = (x * self.weight, x)
+        for layer in self.layers:
+            given = layer(given)
+        return given
+
+
+def gradient(model: Stages) -> torch.Tensor:
+    """Of the first output; the second one lives until then."""
+    model.zero_grad()
+    first, second = model(torch.linspace(0.0, 1.0, 8192).reshape(1024, 8))
+    first.sum().backward()
+    del second
+    assert model.weight.grad is not None
+    return model.weight.grad.clone()
+
+
+def rest(first: torch.Tensor, second: torch.Tensor) -> Pair:
+    return first * 2, second
+
+
+CHANGED = {
+    # The sine is held and never asked for; the cosine is.
+    "in the next layer": (
+        lambda y, _: (y, y.sin()),
+        lambda y, aside: (y.add_(1.0).cos(), aside),
+        rest,
+        rest,
+    ),
+    "after a layer that saved it too": (
+        lambda y, _: (y, y.sin()),
+        lambda y, aside: (y, aside + y.sin()),
+        lambda y, aside: (y.add_(1.0).cos(), aside),
+        rest,
+    ),
+    "between two saves of the next layer": (
+        lambda y, _: (y, y.sin()),
+        lambda y, aside: (y, aside + y.sin() + y.add_(1.0).cos() * 0),
+        lambda y, aside: (y.cos(), aside),
+        rest,
+    ),
+    "before the first layer ends, and after it": (
+        lambda y, _: (y, y.sin() + y.add_(1.0).tan() * 0),
+        lambda y, aside: (y.mul_(0.5).cos(), aside),
+        rest,
+        rest,
+    ),
+    "in another part with a version of its own": (
+        lambda y, _: (lambda a, b: (a.sin(), b))(*(y * 1.0).unsafe_chunk(2)),
+        lambda a, b: (a + b.add_(1.0).cos(), a),
+        rest,
+        rest,
+    ),
+}
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+@pytest.mark.parametrize("where", CHANGED)
+def test_a_storage_that_is_changed_between_two_layers_that_save_it(
+    where: str, in_flight: int
+) -> None:
+    model = Stages(*CHANGED[where])
+    wanted = gradient(model)
+    with offloaded(model, "attach", keep_last=0, in_flight=in_flight) as (activations, _):
+        for _ in range(3):
+            assert torch.equal(gradient(model), wanted)
+        assert figures(activations)["activation_out_bytes_total"] > 0
+        assert figures(activations)["activation_groups"] == 0
+
+
+@pytest.mark.parametrize("where", CHANGED)
+def test_a_group_that_is_changed_while_it_leaves_is_over_after_the_backward(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first pass learns what others hold, so that later ones have groups of one storage."""
+
+    def has_left(self: Arena, number: int) -> bool:
+        self.wait(number, 60_000)
+        return True
+
+    model = Stages(*CHANGED[where])
+    wanted = gradient(model)
+    with offloaded(model, "attach", keep_last=0, in_flight=3) as (activations, _):
+        for is_still in (has_left, lambda *_: False, has_left):
+            monkeypatch.setattr(Arena, "is_still", is_still)
+            assert torch.equal(gradient(model), wanted)
+            assert figures(activations)["activation_groups"] == 0
+            assert used_bytes(activations) == 0
+        assert figures(activations)["activation_out_bytes_total"] > 0
+
+
 # ---- Hooks that are refused.
 
 
@@ -622,6 +736,24 @@ def test_a_forward_pass_of_another_thread_is_refused_with_a_sentence() -> None:
             loss = model(batch()).sum()
         loss.backward()
         assert len(in_thread(lambda: forward_in_a_thread(model, block))) == 20
+
+
+def test_a_forward_pass_of_another_thread_leaves_the_attached_one_alone() -> None:
+    """A rollout without gradients, in the middle of a training step."""
+    runs = [True]
+
+    def rollout(number: int, x: torch.Tensor) -> torch.Tensor:
+        if number == 4 and runs and runs.pop():
+            in_thread(torch.no_grad()(lambda: model(batch())))
+        return x
+
+    model = net()
+    model.seen = rollout
+    with offloaded(model, "attach") as (activations, _):
+        stepped(model)
+        with disable_saved_tensors_hooks("hooks are left"):
+            pass
+        assert left_bytes(activations) > 0
 
 
 def test_many_backward_passes_at_once() -> None:

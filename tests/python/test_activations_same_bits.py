@@ -3,15 +3,31 @@ checkpointing, accumulation, orders of backward passes, and every option of Acti
 
 from typing import Any
 
-import activation_scenes
 import pytest
-from activation_scenes import BOTH_WAYS, MODELS, SCENES, STACKS, compare, ways_of
+from activation_scenes import (
+    KINDS,
+    SCENES,
+    STACKS,
+    Run,
+    assert_same,
+    compare,
+    offloaded,
+    quiet,
+    stack,
+    ways_of,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
 ORDERS = ("each", "all", "reversed", "sum", "inside")
+WITHOUT_CHANCE = settings(
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 
 
 @pytest.mark.parametrize("entry", ["with", "attach"])
@@ -23,17 +39,12 @@ def test_gradients_losses_buffers_and_random_numbers_have_the_same_bits(
     assert found["activation_left_bytes_last"] > 0
 
 
-@pytest.mark.parametrize("way", BOTH_WAYS[1:])
-@pytest.mark.parametrize("scene", list(MODELS))
-def test_models_that_checkpoint_have_the_same_bits(scene: str, way: str) -> None:
-    assert compare(scene, way)["activation_left_bytes_last"] > 0
-
-
 @pytest.mark.parametrize(
-    ("scene", "way"), [(scene, way) for scene in STACKS for way in ways_of(scene)[1:]]
+    ("scene", "way"), [(scene, way) for scene in SCENES for way in ways_of(scene)[1:]]
 )
-def test_stacks_that_checkpoint_have_the_same_bits(scene: str, way: str) -> None:
-    compare(scene, way)
+def test_what_checkpoints_its_layers_has_the_same_bits(scene: str, way: str) -> None:
+    left = compare(scene, way)["activation_left_bytes_last"]
+    assert left > 0 or scene in STACKS
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -58,13 +69,7 @@ def drawn_options(draw: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scene", list(SCENES))
-@settings(
-    max_examples=12,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@settings(WITHOUT_CHANCE, max_examples=8)
 @given(data=st.data())
 def test_any_options_have_the_same_bits(scene: str, data: Any) -> None:
     options = data.draw(drawn_options())
@@ -81,38 +86,29 @@ def test_any_options_have_the_same_bits(scene: str, data: Any) -> None:
     )
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)
+@settings(WITHOUT_CHANCE, max_examples=30)
 @given(data=st.data())
 def test_any_stack_has_the_same_bits(data: Any) -> None:
-    kinds = data.draw(
-        st.lists(st.sampled_from(list(activation_scenes.KINDS)), min_size=1, max_size=7)
-    )
-    scene = activation_scenes.stack(*kinds)
+    kinds = data.draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=7))
+    scene = stack(*kinds)
     ways = ways_of("odd" if "Custom" in kinds else "conv")
     way = data.draw(st.sampled_from(["none", "none", *ways]))
     accumulation = data.draw(st.sampled_from([1, 2]))
     order = data.draw(st.sampled_from(ORDERS))
     options = data.draw(drawn_options())
-    runs = [activation_scenes.Run(scene, way, accumulation, order) for _ in range(2)]
-    with activation_scenes.quiet():
+    runs = [Run(scene, way, accumulation, order) for _ in range(2)]
+    with quiet():
         for _ in range(3):
             runs[0].step()
-        with activation_scenes.offloaded(runs[1], **options) as (_, block):
+        with offloaded(runs[1], **options) as (_, block):
             for _ in range(3):
                 runs[1].step(block)
-    activation_scenes.assert_same(*runs)
+    assert_same(*runs)
 
 
 def test_every_stack_is_drawn_from_layers_that_train() -> None:
-    assert set(STACKS) < set(SCENES)
-    for kind in activation_scenes.KINDS:
-        run = activation_scenes.Run(activation_scenes.stack(kind))
+    for kind in KINDS:
+        run = Run(stack(kind))
         run.step()
         trained = [name for name in run.seen[0] if name.startswith("gradient layers.0")]
         assert trained, kind
