@@ -49,6 +49,13 @@ def join(rank: int, ranks: int, folder: Path, *, backend: str = "gloo") -> None:
     dist.init_process_group(backend, rank=rank, world_size=ranks, store=store)
 
 
+def join_as_launched(rank: int, ranks: int, folder: Path) -> None:
+    """``join`` for frameworks, which read from the environment that torchrun has launched them."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(one) for name, one in names.items()}, MASTER_ADDR="127.0.0.1")
+    join(rank, ranks, folder)
+
+
 def leave() -> NoReturn:
     """Ends this process once all ranks have come here.
 

@@ -5,20 +5,21 @@ accelerate shards on GPUs only, so its state is told here that this is such a jo
 the model then is its own code: its policy, its wrappers for checkpointing and its sharding.
 """
 
-import multiprocessing
 import os
-import socket
-import traceback
-from multiprocessing.connection import Connection
+import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
 
+import ranks  # noqa: E402
+
+os.environ["HF_HUB_OFFLINE"] = "1"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 WAYS = ("plain", "checkpointing", "checkpointing with offload")
@@ -44,7 +45,6 @@ def accelerator_with(**chosen: Any) -> Any:
 
 def train(rank: int, way: str, with_refit: bool) -> tuple[list[Any], float]:
     """Three steps: losses and this rank's shards, and the bytes that left in the last forward."""
-    import torch
     from refit.integrations.transformers import ActivationCallback
     from test_transformers import CHOSEN, a_model
 
@@ -78,40 +78,31 @@ def train(rank: int, way: str, with_refit: bool) -> tuple[list[Any], float]:
     return found + [one.to_local().detach() for one in model.parameters()], left
 
 
-def the_same_to_the_bit(rank: int, way: str) -> str:
-    import torch
-
+def sharded_training(rank: int, way: str) -> bool:
+    """Whether it is the same to the bit with and without refit."""
     plain, _ = train(rank, way, False)
     ours, left = train(rank, way, True)
-    assert len(plain) == len(ours) > 3
-    assert all(map(torch.equal, plain, ours))
     layer_input = 2 * 24 * 32 * 4
     # The last of four groups stays. Under checkpointing the input of a layer is what leaves.
     assert left > 10 * layer_input if way == "plain" else left == 3 * layer_input, left
-    return "ok"
+    return len(plain) == len(ours) > 3 and all(map(torch.equal, plain, ours))
 
 
-def trainers_of_two_ranks_are_the_same_to_the_bit(rank: int, way: str) -> str:
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
+def training_with_ddp(rank: int, folder: Path) -> bool:
     from refit.integrations.transformers import ActivationCallback
     from test_transformers import CHOSEN, a_trainer, assert_same, left
 
-    with TemporaryDirectory() as folder:
-        chosen: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 3}
-        plain = a_trainer(Path(folder), [], **chosen)
-        plain.train()
-        ours = a_trainer(Path(folder), [ActivationCallback(**CHOSEN)], **chosen)
-        ours.train()
+    chosen: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 3}
+    plain = a_trainer(folder / f"trainer{rank}", [], **chosen)
+    plain.train()
+    ours = a_trainer(folder / f"trainer{rank}", [ActivationCallback(**CHOSEN)], **chosen)
+    ours.train()
     assert type(ours.model_wrapped).__name__ == "DistributedDataParallel"
     assert_same(plain, ours)
-    assert min(left(ours)) > 0 or rank > 0  # the first rank alone logs
-    return "ok"
+    return rank > 0 or min(left(ours)) > 0  # the first rank alone logs
 
 
-def accelerates_own_offload_is_refused(rank: int, way: str) -> str:
-    import torch
+def refusal_of_accelerates_own_offload() -> str:
     from refit.errors import UnsupportedError
     from refit.integrations.transformers import ActivationCallback
     from test_transformers import CHOSEN, a_model
@@ -122,65 +113,32 @@ def accelerates_own_offload_is_refused(rank: int, way: str) -> str:
     model = a_model()
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-2))
     args: Any = SimpleNamespace(n_gpu=0)
-    with pytest.raises(UnsupportedError, match=r"fsdp_activation_.*_offload is on already"):
+    with pytest.raises(UnsupportedError) as refused:
         ActivationCallback(**CHOSEN).on_train_begin(args, None, None, model=model)
-    return "ok"
+    return str(refused.value)
 
 
-SCENES = [
-    (trainers_of_two_ranks_are_the_same_to_the_bit, ""),  # before accelerate is told to shard
-    *((the_same_to_the_bit, way) for way in WAYS),
-    (accelerates_own_offload_is_refused, ""),
-]
-
-
-def run_rank(rank: int, port: int, report: Connection) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        HF_HUB_OFFLINE="1",
-    )
-    found = []
-    for scene, way in SCENES:
-        try:
-            found.append(scene(rank, way))
-        except Exception:
-            found.append(traceback.format_exc())
-    report.send(found)
+def play(rank: int, folder: Path) -> dict[str, Any]:
+    """All scenes in one job: it is slow to start."""
+    ranks.join_as_launched(rank, 2, folder)
+    seen: dict[str, Any] = {"ddp": training_with_ddp(rank, folder)}
+    # From here on accelerate is told to shard.
+    seen |= {way: sharded_training(rank, way) for way in WAYS}
+    return seen | {"refusal": refusal_of_accelerates_own_offload()}
 
 
 @pytest.fixture(scope="module")
-def reports() -> list[list[str]]:
-    """What became of each scene on each rank. All are played in one job: it is slow to start."""
-    spawn = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    ranks: list[Any] = []
-    pipes: list[Connection] = []
-    for rank in (0, 1):
-        ours, theirs = spawn.Pipe(duplex=False)
-        ranks.append(spawn.Process(target=run_rank, args=(rank, port, theirs), daemon=True))
-        ranks[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    found = [pipe.recv() for pipe in pipes]
-    for one in ranks:
-        one.join()
-    return found
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ranks.run(play, tmp_path_factory.mktemp("ranks"))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_sharded_training_is_the_same_to_the_bit(reports: list[list[str]], way: str) -> None:
-    assert [report[1 + WAYS.index(way)] for report in reports] == ["ok", "ok"]
+@pytest.mark.parametrize("scene", ["ddp", *WAYS])
+def test_training_is_the_same_to_the_bit(seen: list[dict[str, Any]], scene: str) -> None:
+    assert [one[scene] for one in seen] == [True, True]
 
 
-def test_a_training_with_ddp_is_the_same_to_the_bit(reports: list[list[str]]) -> None:
-    assert [report[0] for report in reports] == ["ok", "ok"]
-
-
-def test_the_offload_of_accelerate_is_refused_if_it_is_on_already(reports: list[list[str]]) -> None:
-    assert [report[-1] for report in reports] == ["ok", "ok"]
+def test_the_offload_of_accelerate_is_refused_if_it_is_on_already(
+    seen: list[dict[str, Any]],
+) -> None:
+    for one in seen:
+        assert re.search(r"fsdp_activation_.*_offload is on already", one["refusal"])

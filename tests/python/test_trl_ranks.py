@@ -1,33 +1,23 @@
 """RefitCallback on two ranks of one job (gloo), of which the first publishes."""
 
-import multiprocessing
-import os
-import socket
-import traceback
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
+
+import ranks  # noqa: E402
+from refit import Publisher  # noqa: E402
+from refit.errors import RefitError  # noqa: E402
+from refit.integrations.trl import RefitCallback  # noqa: E402
+from test_trl import Worker, a_trainer, assert_same  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def the_same_to_the_bit(rank: int, folder: Path) -> str:
-    import torch
-    from refit import Publisher
-    from refit.integrations.trl import RefitCallback
-    from test_trl import Worker, a_trainer, assert_same
-
+def the_same_to_the_bit(rank: int, folder: Path) -> bool:
     plain = a_trainer(folder, [], gradient_accumulation_steps=2)
     plain.train()
     publisher = Publisher("tcp://127.0.0.1:0") if rank == 0 else None
@@ -43,15 +33,10 @@ def the_same_to_the_bit(rank: int, folder: Path) -> str:
         initial = {name: tensor.clone() for name, tensor in worker.held[0][1].items()}
         assert not torch.equal(initial["lm_head.weight"], ours.model.lm_head.weight)
         publisher.close()
-    return "ok"
+    return True
 
 
-def a_lost_worker_ends_both_ranks(rank: int, folder: Path) -> str:
-    from refit import Publisher
-    from refit.errors import RefitError
-    from refit.integrations.trl import RefitCallback
-    from test_trl import Worker, a_trainer
-
+def what_a_lost_worker_makes_of_a_rank(rank: int, folder: Path) -> str:
     publisher = Publisher("tcp://127.0.0.1:0") if rank == 0 else None
     worker = Worker(publisher, refuse=2) if publisher else None
     callback = RefitCallback(publisher, lockstep=True)
@@ -63,55 +48,32 @@ def a_lost_worker_ends_both_ranks(rank: int, folder: Path) -> str:
         said = str(why)
     callback.close()
     assert trainer.state.global_step == 1
-    assert "this engine cannot" in said, said
     if worker and publisher:
         worker.close()
         publisher.close()
-    return "ok"
+    return said
 
 
-def run_rank(rank: int, port: int, folder: str, report: Connection) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE="2",
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-    )
-    found = {}
-    for scene in (the_same_to_the_bit, a_lost_worker_ends_both_ranks):
-        try:
-            found[scene.__name__] = scene(rank, Path(folder))
-        except Exception:
-            found[scene.__name__] = traceback.format_exc()
-    report.send(found)
+def play(rank: int, folder: Path) -> dict[str, Any]:
+    """Both scenes in one job: it is slow to start."""
+    ranks.join_as_launched(rank, 2, folder)
+    return {
+        "same": the_same_to_the_bit(rank, folder),
+        "said": what_a_lost_worker_makes_of_a_rank(rank, folder),
+    }
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What became of each scene on each rank. Both are played in one job: it is slow to start."""
-    spawn = multiprocessing.get_context("spawn")
-    port, folder = free_port(), str(tmp_path_factory.mktemp("ranks"))
-    ranks: list[Any] = []
-    pipes: list[Connection] = []
-    for rank in (0, 1):
-        ours, theirs = spawn.Pipe(duplex=False)
-        arguments = (rank, port, folder, theirs)
-        ranks.append(spawn.Process(target=run_rank, args=arguments, daemon=True))
-        ranks[-1].start()
-        theirs.close()
-        pipes.append(ours)
-    found = [pipe.recv() for pipe in pipes]
-    for one in ranks:
-        one.join()
-    return found
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return ranks.run(play, tmp_path_factory.mktemp("ranks"))
 
 
 def test_training_on_two_ranks_is_the_same_to_the_bit_with_and_without_refit(
-    reports: list[dict[str, str]],
+    seen: list[dict[str, Any]],
 ) -> None:
-    assert [report["the_same_to_the_bit"] for report in reports] == ["ok", "ok"]
+    assert [one["same"] for one in seen] == [True, True]
 
 
-def test_a_worker_that_fails_ends_the_training_on_both_ranks(reports: list[dict[str, str]]) -> None:
-    assert [report["a_lost_worker_ends_both_ranks"] for report in reports] == ["ok", "ok"]
+def test_a_worker_that_fails_ends_the_training_on_both_ranks(seen: list[dict[str, Any]]) -> None:
+    for one in seen:
+        assert "this engine cannot" in one["said"]
