@@ -2,13 +2,10 @@
 every time: what test_activations*.py play with and without refit.ActivationOffload."""
 
 import functools
-import gc
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ import refit
 import torch
 import torch.nn.functional as F
 import training
+from hooked import calls_refit
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -316,26 +314,9 @@ def stepped(model: nn.Module, block: Block = nullcontext) -> list[torch.Tensor]:
     return gradients(model)
 
 
-def is_hooked(model: nn.Module, given: Any = None) -> bool:
+def is_hooked(model: nn.Module) -> bool:
     """Whether a forward pass of the model calls code of refit."""
-    found: list[str] = []
-
-    def follow(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_globals.get("__name__", "").startswith("refit."):
-            found.append(frame.f_code.co_name)
-
-    before = sys.getprofile()
-    for _ in range(2):
-        found.clear()
-        sys.setprofile(follow)
-        try:
-            model(batch() if given is None else given)
-        finally:
-            sys.setprofile(before)
-        if not found:
-            return False
-        gc.collect()  # an object of refit may have ended meanwhile: once more without it
-    return True
+    return calls_refit(lambda: model(batch()))
 
 
 # ---- Scenes.

@@ -1,5 +1,6 @@
 """RefitCallback in TRL's own GRPOTrainer, which is as it comes, on a model made here."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -15,11 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
 from datasets import Dataset  # noqa: E402
-from refit import (  # noqa: E402
-    Publisher,
-    Subscriber,
-    errors,
-)
+from hooked import calls_refit  # noqa: E402
+from refit import Publisher, Subscriber, errors  # noqa: E402
 from refit.integrations.trl import RefitCallback  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 from transformers import (  # noqa: E402
@@ -119,17 +117,15 @@ def assert_same(one: GRPOTrainer, other: GRPOTrainer) -> None:
 
 
 class Seen:
-    """A reward, which TRL calls right after a generation: it looks at where the states are then."""
+    """A training whose reward, which TRL calls right after a generation, looks at the states."""
 
-    def __init__(self) -> None:
-        self.trainer: GRPOTrainer | None = None
+    def __init__(self, folder: Path, callbacks: list[TrainerCallback], **chosen: Any) -> None:
         self.bytes: list[int] = []
         self.open_step: list[bool] = []
+        self.trainer = a_trainer(folder, callbacks, self, **chosen)
 
     def __call__(self, completions: list[str], **_: Any) -> list[float]:
-        assert self.trainer is not None
-        optimizer = self.trainer.optimizer
-        if optimizer is not None:
+        if self.trainer.optimizer is not None:
             self.bytes.append(sum(m.untyped_storage().nbytes() for m in moments(self.trainer)))
             parameters = self.trainer.model.parameters()
             self.open_step.append(any(p.grad is not None for p in parameters))
@@ -157,105 +153,90 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 
 QUICK = ("a generation for each step", "with evaluations")
+MODES: dict[str, dict[str, Any]] = {
+    "in cycles": {},
+    "in windows": {"states": "host", "window_bytes": "64KiB", "windows": 2},
+    "a share that the CPU steps": {"host_fraction": 0.5},
+}
+FUSED, OF_TENSORS = "adamw_torch_fused", "adamw_torch"
+
+Trained = Callable[..., GRPOTrainer]
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [
-        pytest.param(loop, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, loop in LOOPS.items()
-    ],
-)
-def test_states_are_away_at_every_generation_and_training_is_the_same_to_the_bit(
-    tmp_path: Path, loop: dict[str, Any]
-) -> None:
-    plain = a_trainer(tmp_path, [], **loop)
-    plain.train()
-    seen = Seen()
-    seen.trainer = a_trainer(tmp_path, [RefitCallback()], seen, **loop)
-    seen.trainer.train()
-    assert_same(plain, seen.trainer)
-    assert len(seen.bytes) >= 2
-    assert set(seen.bytes) == {0}
-    assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(seen.trainer))
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Trains without refit; each loop once."""
+
+    @functools.cache
+    def trained(loop: str, optimizer: str = FUSED) -> GRPOTrainer:
+        made = a_trainer(tmp_path_factory.mktemp("plain"), [], optim=optimizer, **LOOPS[loop])
+        made.train()
+        return made
+
+    return trained
 
 
 class Figures(TrainerCallback):
-    """What the last step has moved, at each log."""
+    """What the last step whose copies have ended has moved, after each step."""
 
     def __init__(self, callback: RefitCallback) -> None:
         self.callback = callback
         self.moved: list[float] = []
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        controller = self.callback.controller
-        assert controller is not None
-        # Figures are those of the step before until the copies of this one have ended.
-        controller._host.settle()  # type: ignore[union-attr]
-        self.moved.append(controller.stats()["refit/step_in_bytes"])
+        assert self.callback.controller is not None
+        self.moved.append(self.callback.controller.stats()["refit/step_in_bytes"])
 
 
 @pytest.mark.parametrize(
-    "loop",
-    [
-        pytest.param(loop, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, loop in LOOPS.items()
-    ],
+    "loop", [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in LOOPS]
 )
-def test_states_on_the_host_train_the_same_to_the_bit(tmp_path: Path, loop: dict[str, Any]) -> None:
-    plain = a_trainer(tmp_path, [], **loop)
-    plain.train()
-    callback = RefitCallback(states="host", window_bytes="64KiB", windows=2)
-    figures = Figures(callback)
-    trainer = a_trainer(tmp_path, [callback, figures], **loop)
-    trainer.train()
-    assert_same(plain, trainer)
-    assert figures.moved[0] == 0  # states are born on the device, and leave
-    assert all(one > 64 << 10 for one in figures.moved[1:])
-    assert len(figures.moved) > 1
-
-
 @pytest.mark.parametrize(
-    "loop",
-    [
-        pytest.param(loop, id=name, marks=() if name in QUICK else pytest.mark.slow)
-        for name, loop in LOOPS.items()
-    ],
+    ("mode", "optimizer"),
+    [*((one, FUSED) for one in MODES), ("a share that the CPU steps", OF_TENSORS)],
 )
-@pytest.mark.parametrize("optimizer", ["adamw_torch", "adamw_torch_fused"])
-def test_a_share_that_the_cpu_steps_trains_the_same_to_the_bit(
-    tmp_path: Path, optimizer: str, loop: dict[str, Any]
+def test_training_is_the_same_to_the_bit(
+    tmp_path: Path, plain: Trained, mode: str, optimizer: str, loop: str
 ) -> None:
-    plain = a_trainer(tmp_path, [], optim=optimizer, **loop)
-    plain.train()
-    callback = RefitCallback(host_fraction=0.5)
-    trainer = a_trainer(tmp_path, [callback], optim=optimizer, **loop)
-    trainer.train()
-    assert_same(plain, trainer)
+    callback = RefitCallback(**MODES[mode])
+    figures = Figures(callback)
+    seen = Seen(tmp_path, [callback, figures], optim=optimizer, **LOOPS[loop])
+    seen.trainer.train()
+    assert_same(plain(loop, optimizer), seen.trainer)
+    assert len(seen.bytes) >= 2
+    if mode == "in cycles":  # states are away at every generation, and back at the end
+        assert set(seen.bytes) == {0}
+        assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(seen.trainer))
+        logged = [entry for entry in seen.trainer.state.log_history if "loss" in entry]
+        assert logged[-1]["refit/offload_bytes"] > 0
+        assert all(type(v) is float for one in logged for k, v in one.items() if "refit/" in k)
+    if mode == "in windows":  # states are born on the device, and leave
+        assert (figures.moved[0], figures.moved[-1] > 64 << 10) == (0, True)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [{"states": "host", "window_bytes": "64KiB"}, {"host_fraction": 0.5}],
-    ids=["in windows", "a share that the CPU steps"],
-)
+@pytest.mark.parametrize("mode", list(MODES)[1:])
 def test_states_on_the_host_are_saved_and_loaded_as_they_would_be_without(
-    tmp_path: Path, host: dict[str, Any]
+    tmp_path: Path, mode: str
 ) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
-    for folder, callbacks in (("plain", []), ("host", [RefitCallback(None, host)])):
+    for folder, callbacks in (("plain", []), ("host", [RefitCallback(None, MODES[mode])])):
         a_trainer(tmp_path / folder, callbacks, **saving).train()
     paths = [tmp_path / folder / "checkpoint-2" for folder in ("plain", "host")]
-    plain, ours = (torch.load(path / "optimizer.pt")["state"] for path in paths)
-    assert list(plain) == list(ours)
-    for number, state in plain.items():
-        assert list(state) == list(ours[number])
-        assert all(torch.equal(value, ours[number][key]) for key, value in state.items())
-    resumed = a_trainer(tmp_path / "again", [RefitCallback(**host)])
+    assert_saved_alike(*paths)
+    resumed = a_trainer(tmp_path / "again", [RefitCallback(**MODES[mode])])
     resumed.train(resume_from_checkpoint=str(paths[1]))
     straight = a_trainer(tmp_path / "straight", [])
     straight.train(resume_from_checkpoint=str(paths[0]))
     assert_same(straight, resumed)
+
+
+def assert_saved_alike(one: Path, other: Path) -> None:
+    """With no keys of refit's own."""
+    plain, ours = (torch.load(path / "optimizer.pt")["state"] for path in (one, other))
+    assert list(plain) == list(ours)
+    for number, state in plain.items():
+        assert list(state) == list(ours[number])
+        assert all(torch.equal(value, ours[number][key]) for key, value in state.items())
 
 
 @pytest.mark.slow
@@ -263,37 +244,31 @@ def test_rloo_generates_at_the_same_moments(tmp_path: Path) -> None:
     loop = {"kinds": (RLOOTrainer, RLOOConfig), "num_iterations": 2, "beta": 0.0}
     plain = a_trainer(tmp_path, [], **loop)
     plain.train()
-    seen = Seen()
-    seen.trainer = a_trainer(tmp_path, [RefitCallback()], seen, **loop)
+    seen = Seen(tmp_path, [RefitCallback()], **loop)
     seen.trainer.train()
     assert_same(plain, seen.trainer)
     assert seen.bytes == [0, 0]
 
 
-def test_trap_11_grads_of_an_open_step_outlive_a_generation_in_it(tmp_path: Path) -> None:
-    seen = Seen()
-    loop = LOOPS["a generation inside an open step"]
-    seen.trainer = a_trainer(tmp_path, [RefitCallback()], seen, **loop)
+def test_trap_11_grads_of_an_open_step_outlive_a_generation_in_it(
+    tmp_path: Path, plain: Trained
+) -> None:
+    loop = "a generation inside an open step"
+    seen = Seen(tmp_path, [RefitCallback()], **LOOPS[loop])
     seen.trainer.train()
     assert seen.open_step == [False, True] * 4
-    plain = a_trainer(tmp_path, [], **loop)
-    plain.train()
-    assert_same(plain, seen.trainer)
+    assert_same(plain(loop), seen.trainer)
 
 
 @pytest.mark.slow
 def test_trap_9_before_the_first_step_there_is_nothing_to_move(tmp_path: Path) -> None:
     callback = RefitCallback()
-    states: list[str] = []
-
-    class First(TrainerCallback):
-        def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            assert callback.controller is not None
-            states.append(callback.controller.state)
-
-    trainer = a_trainer(tmp_path, [callback, First()], max_steps=1)
+    callback.close()
+    trainer = a_trainer(tmp_path, [callback], max_steps=1)
     trainer.train()
-    assert len(states) == 1
+    callback.close()
+    callback.close()
+    assert callback.controller is None
 
 
 def test_trap_13_a_checkpoint_saved_while_the_states_are_away_is_whole(tmp_path: Path) -> None:
@@ -301,14 +276,8 @@ def test_trap_13_a_checkpoint_saved_while_the_states_are_away_is_whole(tmp_path:
     for folder, callbacks in (("plain", []), ("refit", [RefitCallback()])):
         a_trainer(tmp_path / folder, callbacks, **loop).train()
     for step in (2, 4):
-        name = f"checkpoint-{step}/optimizer.pt"
-        plain = torch.load(tmp_path / "plain" / name)["state"]
-        ours = torch.load(tmp_path / "refit" / name)["state"]
-        assert plain.keys() == ours.keys()
-        for parameter, state in plain.items():
-            assert state.keys() == ours[parameter].keys()  # trap 7: no keys of our own
-            for key, value in state.items():
-                assert torch.equal(value, ours[parameter][key])
+        name = f"checkpoint-{step}"
+        assert_saved_alike(tmp_path / "plain" / name, tmp_path / "refit" / name)  # trap 7
 
 
 @pytest.mark.slow
@@ -333,18 +302,16 @@ def test_trap_15_training_resumes_from_a_checkpoint_as_it_would_without(tmp_path
     assert len(losses(plain)) == 4  # two of them from before
 
 
-def test_after_training_the_optimizer_has_no_hook_left_and_its_states_are_back(
-    tmp_path: Path,
-) -> None:
+def test_after_training_nothing_of_refit_is_left_and_the_states_are_back(tmp_path: Path) -> None:
     callback = RefitCallback()
     trainer = a_trainer(tmp_path, [callback])
     trainer.train()
     optimizer = trainer.optimizer.optimizer
     assert callback.controller is None
-    assert len(optimizer._optimizer_step_pre_hooks) == 0
-    assert len(optimizer._optimizer_state_dict_pre_hooks) == 0
-    assert len(trainer.model._forward_pre_hooks) == 0
     assert all(moment.untyped_storage().nbytes() > 0 for moment in moments(trainer))
+    assert not calls_refit(optimizer.step)
+    assert not calls_refit(optimizer.state_dict)
+    assert not calls_refit(lambda: trainer.model(torch.ones(1, 2, dtype=torch.int64)))
 
 
 @pytest.mark.slow
@@ -387,8 +354,7 @@ def test_a_training_that_an_exception_left_leaves_states_that_can_be_trained_on(
 def test_where_the_count_may_be_wrong_the_states_are_away_at_every_generation_all_the_same(
     tmp_path: Path,
 ) -> None:
-    seen = Seen()
-    seen.trainer = a_trainer(tmp_path, [], seen, max_steps=3, steps_per_generation=2)
+    seen = Seen(tmp_path, [], max_steps=3, steps_per_generation=2)
     seen.trainer.train()
     seen.bytes.clear()
     callback = RefitCallback()
@@ -410,27 +376,14 @@ def test_a_step_that_failed_after_its_micro_batch_was_counted_puts_no_generation
                 raise ZeroDivisionError("only the trainer has counted this micro-batch")
 
     failed: list[int] = []
-    seen = Seen()
     callback = RefitCallback()
-    loop = {"steps_per_generation": 2}
-    seen.trainer = a_trainer(tmp_path, [callback, FailsOnce()], seen, **loop)
+    seen = Seen(tmp_path, [callback, FailsOnce()], steps_per_generation=2)
     with pytest.raises(ZeroDivisionError):
         seen.trainer.train()
     callback.close()
     seen.trainer.train()
     assert len(seen.bytes) == 3
     assert set(seen.bytes) == {0}
-
-
-@pytest.mark.slow
-def test_close_again_does_nothing(tmp_path: Path) -> None:
-    callback = RefitCallback()
-    callback.close()
-    trainer = a_trainer(tmp_path, [callback], max_steps=1)
-    trainer.train()
-    callback.close()
-    callback.close()
-    assert callback.controller is None
 
 
 def test_settings_that_cannot_be_are_refused_before_there_is_a_trainer() -> None:
@@ -455,45 +408,23 @@ def test_a_trainer_that_says_not_when_it_generates_is_refused_with_the_versions_
         trainer.train()
 
 
-class Reporter(TrainerCallback):
-    def __init__(self) -> None:
-        self.logged: list[dict[str, float]] = []
-
-    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
-        self.logged.append(dict(logs))
-
-
-def test_the_figures_are_in_the_trainers_logs(tmp_path: Path) -> None:
-    trainer = a_trainer(tmp_path, [RefitCallback()])
-    trainer.train()
-    steps = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(steps) == 4
-    for entry in steps:
-        assert all(isinstance(v, float) for k, v in entry.items() if k.startswith("refit/"))
-    assert steps[-1]["refit/offload_bytes"] > 0
-
-
 @pytest.mark.slow
 def test_attached_the_callback_logs_before_the_reporters_that_came_before_it(
     tmp_path: Path,
 ) -> None:
-    reporter, callback, seen = Reporter(), RefitCallback(), Seen()
-    evaluating = {"eval_strategy": "steps", "eval_steps": 1}
-    seen.trainer = a_trainer(tmp_path, [reporter, callback], seen, **evaluating)
+    class Reporter(TrainerCallback):
+        def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+            logged.append(dict(logs))
+
+    logged: list[dict[str, float]] = []
+    callback = RefitCallback()
+    seen = Seen(tmp_path, [Reporter(), callback], eval_strategy="steps", eval_steps=1)
     callback.attach(seen.trainer)
     callback.attach(seen.trainer)
     assert seen.trainer.callback_handler.callbacks.count(callback) == 1
     seen.trainer.train()
-    assert "refit/offload_bytes" in reporter.logged[-2]
+    assert "refit/offload_bytes" in logged[-2]
     assert set(seen.bytes) == {0}  # evaluations are still seen to come
-
-
-class StopAfter(TrainerCallback):
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        control.should_training_stop = state.global_step >= self._steps
 
 
 class Worker:
@@ -547,15 +478,14 @@ LEAVING = {"host_bytes": "8MiB", "min_bytes": "1KiB", "aim": "memory", "keep_las
     ],
     ids=str,
 )
-def test_activations_leave_beside_the_states(tmp_path: Path, loop: dict[str, Any]) -> None:
+def test_activations_leave_with_the_states(tmp_path: Path, loop: dict[str, Any]) -> None:
     kwargs = dict(loop.get("gradient_checkpointing_kwargs", {}))
     kwargs.pop("offload", None)
     alone = {**loop, "gradient_checkpointing_kwargs": kwargs} if kwargs else loop
     plain = a_trainer(tmp_path, [], **alone)
     plain.train()
-    seen = Seen()
     callback = RefitCallback(activations=LEAVING)
-    seen.trainer = a_trainer(tmp_path, [callback], seen, **loop)
+    seen = Seen(tmp_path, [callback], **loop)
     seen.trainer.train()
     assert_same(plain, seen.trainer)
     assert set(seen.bytes) == {0}
@@ -589,7 +519,7 @@ def test_activations_without_host_memory_end_the_training_before_it_begins(tmp_p
     with pytest.raises(errors.ConfigError, match="host_bytes"):
         trainer.train()
     assert callback.controller is None
-    assert not any(one._forward_pre_hooks for one in trainer.model.modules())
+    assert not calls_refit(lambda: trainer.model(torch.ones(1, 2, dtype=torch.int64)))
 
 
 @pytest.mark.parametrize("beta", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
@@ -604,16 +534,14 @@ def test_of_a_policy_with_adapters_the_workers_have_the_merged_weights(
     plain = a_trainer(tmp_path, [], adapters=adapters(), beta=beta)
     plain.train()
     worker = Worker(publisher)
-    seen = Seen()
     policies: list[dict[str, torch.Tensor]] = []
 
-    def reward(completions: list[str], **_: Any) -> list[float]:
-        assert seen.trainer is not None
-        policies.append({n: one.clone() for n, one in seen.trainer.model.state_dict().items()})
-        return seen(completions)
+    class Keeps(Seen):
+        def __call__(self, completions: list[str], **_: Any) -> list[float]:
+            policies.append({n: one.clone() for n, one in self.trainer.model.state_dict().items()})
+            return super().__call__(completions)
 
-    callback = RefitCallback(publisher)
-    seen.trainer = a_trainer(tmp_path, [callback], reward, adapters=adapters(), beta=beta)
+    seen = Keeps(tmp_path, [RefitCallback(publisher)], adapters=adapters(), beta=beta)
     try:
         seen.trainer.train()
     finally:
@@ -664,6 +592,11 @@ def test_at_each_generation_the_workers_hold_the_policy_that_generates(
     assert publisher.version == versions
 
 
+class StopsAfterTwo(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step >= 2
+
+
 def test_a_worker_that_fails_ends_the_training_with_its_name_and_the_states_are_whole(
     tmp_path: Path, publisher: Publisher
 ) -> None:
@@ -674,7 +607,7 @@ def test_a_worker_that_fails_ends_the_training_with_its_name_and_the_states_are_
         trainer.train()
     callback.close()
     worker.close()
-    plain = a_trainer(tmp_path, [StopAfter(2)])
+    plain = a_trainer(tmp_path, [StopsAfterTwo()])
     plain.train()
     assert_same(plain, trainer)
     assert len(losses(trainer)) == 2
