@@ -2,9 +2,9 @@
 
 import asyncio
 import gc
-import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,13 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.errors import ConfigError, InvalidError, StateError, UnsupportedError  # noqa: E402
 from refit.integrations import nemo_rl  # noqa: E402
+from stand_ins.optimizers import (  # noqa: E402
+    assert_same_states,
+    is_away,
+    moments,
+    step,
+    stepped,
+)
 
 PINNED = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": False}
 MODES = {
@@ -25,20 +32,24 @@ MODES = {
 }
 
 
-def _adamw() -> Any:
-    torch.manual_seed(3)
-    parameter = torch.nn.Parameter(torch.randn(64, 8))
-    optimizer = torch.optim.AdamW([parameter], lr=0.1)
-    _step(optimizer)
-    return optimizer
+Make = Callable[..., Any]
 
 
-def _step(optimizer: Any) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
+@pytest.fixture
+def patched() -> Iterator[Make]:
+    """Makes a worker with refit's mover; its keys are PINNED, if no others are given."""
+    made: list[Any] = []
+
+    def make(optimizer: Any, model: Any = None, kind: Any = None, **keys: Any) -> Any:
+        more = {} if model is None else {"model": model}
+        kind = kind or fake.MegatronPolicyWorkerImpl
+        worker = nemo_rl.patch_worker(kind(optimizer, **more, **(keys or PINNED)))
+        made.append(worker)
+        return worker
+
+    yield make
+    for worker in made:
+        nemo_rl.unpatch_worker(worker)
 
 
 def _megatron() -> Any:
@@ -51,25 +62,15 @@ def _megatron() -> Any:
     return optimizer, model
 
 
-def _is_away(optimizer: Any) -> bool:
-    moments = [one["exp_avg"] for one in optimizer.state.values()]
-    return all(one.untyped_storage().nbytes() == 0 for one in moments)
-
-
 # ---- the keys
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_keys_say_one_of_three_modes(mode: str) -> None:
-    assert nemo_rl.offload_mode(MODES[mode]) == mode
-
-
-def test_coalesced_without_pinned_is_refused_with_a_sentence() -> None:
+def test_coalesced_without_pinned_is_refused_with_a_sentence(patched: Make) -> None:
     keys = {**MODES["pageable"], "use_coalesced_optimizer_offload": True}
     with pytest.raises(ConfigError, match="coalesced_optimizer_offload requires"):
         nemo_rl.offload_mode(keys)
     with pytest.raises(ConfigError):
-        nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **keys))
+        patched(stepped(), **keys)
 
 
 @pytest.mark.parametrize("missing", PINNED)
@@ -83,61 +84,56 @@ def test_a_key_that_is_not_there_is_refused_with_what_to_write(missing: str) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(mode: str) -> None:
-    plain, ours = _adamw(), _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(ours, **MODES[mode]))
-
+def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(
+    patched: Make, mode: str
+) -> None:
+    plain, ours = stepped(), stepped()
+    worker = patched(ours, **MODES[mode])
     for _ in range(3):
         worker.offload_before_refit()
-        assert _is_away(ours)
+        assert is_away(ours)
         worker.offload_after_refit()  # trap: it offloads again
-        assert _is_away(ours)
+        assert is_away(ours)
         worker.prepare_for_training()
         worker.prepare_for_training()
-        _step(ours)
-        _step(plain)
-
-    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
-        assert all(torch.equal(mine[key], other[key]) for key in other)
+        assert not is_away(ours)
+        step(ours)
+        step(plain)
+    assert_same_states(ours, plain)
     assert nemo_rl.mover_of(worker).mode == mode
-    nemo_rl.unpatch_worker(worker)
 
 
-def test_states_live_on_the_host_where_the_policys_configuration_says_so() -> None:
-    plain, ours = _adamw(), _adamw()
+def test_states_live_on_the_host_where_the_policys_configuration_says_so(patched: Make) -> None:
+    plain, ours = stepped(), stepped()
     refit_options = {"states": "host", "windows": 2, "offload": {"window_bytes": "64KiB"}}
-    keys = {**MODES["coalesced-pinned"], "refit": refit_options}
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(ours, **keys))
+    worker = patched(ours, **MODES["coalesced-pinned"], refit=refit_options)
     for _ in range(2):
         worker.offload_before_refit()
         worker.offload_after_refit()
         worker.prepare_for_training()
-        _step(ours)
-        _step(plain)
-    controller = nemo_rl.mover_of(worker).controller
-    assert controller.stats()["refit/step_out_bytes"] == 64 * 8 * 4 * 2
-    nemo_rl.unpatch_worker(worker)
-    for mine, other in zip(ours.state.values(), plain.state.values(), strict=True):
-        assert all(torch.equal(mine[key], other[key]) for key in other)
+        step(ours)
+        step(plain)
+    assert_same_states(ours, plain)
+    stats = nemo_rl.mover_of(worker).controller.stats()
+    assert stats["refit/step_out_bytes"] == 64 * 8 * 4 * 2
 
 
-def test_states_on_the_host_are_refused_without_pinned_memory() -> None:
-    keys = {**MODES["pageable"], "refit": {"states": "host"}}
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **keys))
+def test_states_on_the_host_are_refused_without_pinned_memory(patched: Make) -> None:
+    worker = patched(stepped(), **MODES["pageable"], refit={"states": "host"})
     with pytest.raises(UnsupportedError, match="use_pinned_optimizer_offload"):
         worker.offload_before_refit()
 
 
-def test_megatron_masters_and_states_leave_and_return() -> None:
+def test_megatron_masters_and_states_leave_and_return(patched: Make) -> None:
     plain, _ = _megatron()
     ours, model = _megatron()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(ours, model, **PINNED))
+    worker = patched(ours, model)
     masters = [one for one in ours.shard_fp32_from_float16_groups[0] if one is not None]
 
     worker.offload_before_refit()
-    assert _is_away(ours.optimizer)
-    assert all(one.untyped_storage().nbytes() == 0 for one in masters)
-    assert model.buffers[0].param_data.untyped_storage().nbytes() > 0
+    assert is_away(ours.optimizer)
+    assert is_away(masters)
+    assert not is_away([model.buffers[0].param_data])
 
     worker.prepare_for_training()
     ours.step()
@@ -145,66 +141,23 @@ def test_megatron_masters_and_states_leave_and_return() -> None:
     plain.step()
     for mine, other in zip(masters, plain.shard_fp32_from_float16_groups[0], strict=False):
         assert torch.equal(mine, other)
-    nemo_rl.unpatch_worker(worker)
 
 
-def test_a_chain_with_a_stub_is_moved_through_its_parts() -> None:
-    first, model = _megatron()
-    second, _ = _megatron()
-    chain = mcore.ChainedOptimizer([first, mcore.MegatronOptimizer(None), second])
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(chain, model, **PINNED))
-    worker.offload_before_refit()
-    assert _is_away(first.optimizer)
-    assert _is_away(second.optimizer)
-    chain.step()
-    assert not _is_away(first.optimizer)
-    nemo_rl.unpatch_worker(worker)
-
-
-def test_a_rank_without_parameters_moves_nothing() -> None:
-    worker = fake.MegatronPolicyWorkerImpl(mcore.MegatronOptimizer(None), **PINNED)
-    nemo_rl.patch_worker(worker)
-    worker.offload_before_refit()
-    worker.prepare_for_training()
-    assert nemo_rl.mover_of(worker).controller is None
-
-
-def test_dtensor_workers_keep_step_where_it_is() -> None:  # trap 8
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.DTensorPolicyWorkerV2Impl(optimizer, **PINNED))
+def test_dtensor_workers_keep_step_where_it_is(patched: Make) -> None:  # trap 8
+    optimizer = stepped()
+    worker = patched(optimizer, kind=fake.DTensorPolicyWorkerV2Impl)
     steps = [one["step"] for one in optimizer.state.values()]
     worker.offload_before_refit()
-    assert _is_away(optimizer)
+    assert is_away(optimizer)
     assert [float(one) for one in steps] == [1.0]
     worker.prepare_for_training()
-    _step(optimizer)
+    step(optimizer)
     assert [one["step"] for one in optimizer.state.values()] == steps
-    nemo_rl.unpatch_worker(worker)
-
-
-def test_before_the_first_step_nothing_is_moved() -> None:  # trap 9
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(4))], lr=0.1)
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
-    worker.offload_before_refit()
-    worker.prepare_for_training()
-    _step(optimizer)
-    worker.offload_before_refit()
-    assert _is_away(optimizer)
-    nemo_rl.unpatch_worker(worker)
-
-
-def test_a_step_while_states_are_away_brings_them_back() -> None:  # trap 10
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
-    worker.offload_before_refit()
-    _step(optimizer)
-    assert not _is_away(optimizer)
-    nemo_rl.unpatch_worker(worker)
 
 
 @pytest.mark.parametrize("by", ["instance", "class"])
 def test_megatron_offload_before_refit_finalizes_async_save_first(by: str) -> None:  # trap 14
-    optimizer = _adamw()
+    optimizer = stepped()
     kind = type("Worker", (fake.MegatronPolicyWorkerImpl,), {})
     if by == "class":
         nemo_rl.patch_worker(kind)
@@ -212,78 +165,64 @@ def test_megatron_offload_before_refit_finalizes_async_save_first(by: str) -> No
     if by == "instance":
         nemo_rl.patch_worker(worker)
     seen: list[bool] = []
-    worker.finalize_async_save = lambda: seen.append(_is_away(optimizer))
+    worker.finalize_async_save = lambda: seen.append(is_away(optimizer))
 
     worker.offload_before_refit()
 
     assert seen == [False]
-    assert _is_away(optimizer)
+    assert is_away(optimizer)
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_megatron_offload_before_refit_honors_offload_optimizer_for_refit(wanted: bool) -> None:
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+def test_megatron_offload_before_refit_honors_offload_optimizer_for_refit(
+    patched: Make, wanted: bool
+) -> None:
+    worker = patched(stepped())
     worker.offload_optimizer_for_refit = wanted
     worker.offload_before_refit()
-    assert _is_away(optimizer) is wanted
-    nemo_rl.unpatch_worker(worker)
+    assert is_away(worker.optimizer) is wanted
 
 
-def test_megatron_offload_after_refit_finalizes_before_model_move() -> None:
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **PINNED))
+def test_megatron_offload_after_refit_finalizes_before_model_move(patched: Make) -> None:
+    worker = patched(stepped())
     worker.offload_after_refit()
     assert worker.events[:2] == ["finalize_async_save", "move_model_cpu"]
-    nemo_rl.unpatch_worker(worker)
 
 
-def test_megatron_save_checkpoint_onloads_before_save() -> None:  # trap 13
-    optimizer = _adamw()
-    before = [one["exp_avg"].clone() for one in optimizer.state.values()]
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+def test_megatron_save_checkpoint_onloads_before_save(patched: Make) -> None:  # trap 13
+    optimizer = stepped()
+    before = [one.clone() for one in moments(optimizer)]
+    worker = patched(optimizer)
     worker.offload_before_refit()
     seen: list[Any] = []
-    worker.while_saving = lambda: seen.extend(
-        one["exp_avg"].clone() for one in optimizer.state.values()
-    )
+    worker.while_saving = lambda: seen.extend(one.clone() for one in moments(optimizer))
 
     assert worker.save_checkpoint("weights", "optimizer") == "weights"
 
-    assert all(torch.equal(mine, other) for mine, other in zip(seen, before, strict=True))
+    assert all(map(torch.equal, seen, before))
     assert nemo_rl.mover_of(worker).controller.state == "training"
     assert not nemo_rl.mover_of(worker).blocking
-    nemo_rl.unpatch_worker(worker)
 
 
-def test_megatron_prepare_for_training_restores_optimizer() -> None:
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
-    worker.offload_before_refit()
-    worker.prepare_for_training()
-    assert not _is_away(optimizer)
-    nemo_rl.unpatch_worker(worker)
-
-
-def test_megatron_prepare_for_training_leaves_native_cpu_optimizer_placement() -> None:
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+def test_megatron_prepare_for_training_leaves_native_cpu_optimizer_placement(
+    patched: Make,
+) -> None:
+    worker = patched(stepped())
     worker.optimizer_cpu_offload = True
     worker.offload_before_refit()
     worker.move_optimizer("cpu")
     worker.prepare_for_training()
-    assert not _is_away(optimizer)
+    assert not is_away(worker.optimizer)
     assert nemo_rl.mover_of(worker).controller is None
 
 
-def test_open_train_buffers_are_left_alone_before_log_probs() -> None:  # trap 11
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+def test_open_train_buffers_are_left_alone_before_log_probs(patched: Make) -> None:  # trap 11
+    worker = patched(stepped())
     worker.offload_optimizer_for_logprob = True
     worker.prepare_for_lp_inference(keep_train_buffers=True)
-    assert not _is_away(optimizer)
+    assert not is_away(worker.optimizer)
     worker.prepare_for_lp_inference()
-    assert _is_away(optimizer)
-    nemo_rl.unpatch_worker(worker)
+    assert is_away(worker.optimizer)
 
 
 # ---- Megatron's own offload of states
@@ -309,28 +248,28 @@ def _asked(pinned: bool = True, **said: Any) -> dict[str, Any]:
 
 
 def _trained(worker: Any, steps: int = 3) -> list[Any]:
-    for step in range(steps):
+    for number in range(steps):
         worker.offload_before_refit()
         worker.prepare_for_training()
-        worker.model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + step, 2 * 33 * 32))
+        worker.model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + number, 2 * 33 * 32))
         worker.optimizer.step()
     return [one.detach().clone() for one in worker.model.parameters()]
 
 
 @pytest.fixture
-def patched() -> Iterator[Any]:
+def patched_class() -> Iterator[Any]:
     yield nemo_rl.patch_worker(fake.MegatronPolicyWorker)
     nemo_rl.unpatch_worker(fake.MegatronPolicyWorker)
     assert nemo_rl.take_offload.__name__ not in repr(fake.MegatronPolicyWorker.__init__)
 
 
 def test_megatrons_switches_are_refits_where_states_leave_through_pinned_memory(
-    patched: Any,
+    patched_class: Any,
 ) -> None:
     plain = _asked(optimizer_cpu_offload=False, overlap_cpu_optimizer_d2h_h2d=False)
     expected = _trained(fake.MegatronPolicyWorker(plain, model=_layers()))
     policy = _asked()
-    worker = patched(policy, None, model=_layers())
+    worker = patched_class(policy, None, model=_layers())
 
     assert (worker.optimizer_cpu_offload, policy["refit"]) == (
         False,
@@ -344,8 +283,10 @@ def test_megatrons_switches_are_refits_where_states_leave_through_pinned_memory(
     nemo_rl.mover_of(worker).close()
 
 
-def test_a_share_on_the_host_is_there_before_the_first_step_without_a_refit(patched: Any) -> None:
-    worker = patched(_asked(), model=_layers())
+def test_a_share_on_the_host_is_there_before_the_first_step_without_a_refit(
+    patched_class: Any,
+) -> None:
+    worker = patched_class(_asked(), model=_layers())
     worker.offload_optimizer_for_refit = False
     _trained(worker, 1)
     assert nemo_rl.mover_of(worker).controller is not None
@@ -353,10 +294,10 @@ def test_a_share_on_the_host_is_there_before_the_first_step_without_a_refit(patc
 
 
 def test_megatrons_own_offload_stays_where_states_leave_through_pageable_memory(
-    patched: Any,
+    patched_class: Any,
 ) -> None:
     policy = _asked(pinned=False)
-    worker = patched(policy, model=_layers())
+    worker = patched_class(policy, model=_layers())
     assert type(worker.optimizer.optimizer) is mcore.HybridDeviceOptimizer
     assert "refit" not in policy
     worker.prepare_for_training()
@@ -414,28 +355,28 @@ def test_windows_of_megatron_are_refits_too() -> None:
 
 
 def test_patching_twice_is_once_and_unpatching_gives_back_what_was_there() -> None:
-    optimizer = _adamw()
+    optimizer = stepped()
     worker = fake.MegatronPolicyWorkerImpl(optimizer, **PINNED)
     nemo_rl.patch_worker(nemo_rl.patch_worker(worker))
     worker.offload_before_refit()
 
     nemo_rl.unpatch_worker(nemo_rl.unpatch_worker(worker))
 
-    assert not _is_away(optimizer)
+    assert not is_away(optimizer)
     worker.offload_before_refit()
     assert worker.events[-1] == "move_optimizer_cpu"
-    assert not _is_away(optimizer)
+    assert not is_away(optimizer)
 
 
 def test_a_patched_class_moves_for_each_of_its_workers() -> None:
     kind = type("Worker", (fake.MegatronPolicyWorkerImpl,), {})
     nemo_rl.patch_worker(nemo_rl.patch_worker(kind))
-    first, second = kind(_adamw(), **PINNED), kind(_adamw(), **PINNED)
+    first, second = kind(stepped(), **PINNED), kind(stepped(), **PINNED)
 
     first.offload_before_refit()
 
-    assert _is_away(first.optimizer)
-    assert not _is_away(second.optimizer)
+    assert is_away(first.optimizer)
+    assert not is_away(second.optimizer)
     nemo_rl.unpatch_worker(kind)
     assert "move_optimizer" not in vars(kind)
     first.move_optimizer("cpu")
@@ -443,41 +384,37 @@ def test_a_patched_class_moves_for_each_of_its_workers() -> None:
 
 
 def test_a_worker_that_is_gone_leaves_its_optimizer_whole() -> None:
-    optimizer = _adamw()
+    optimizer = stepped()
     worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
     worker.offload_before_refit()
     del worker
     gc.collect()
-    assert not _is_away(optimizer)
-    _step(optimizer)
+    assert not is_away(optimizer)
+    step(optimizer)
 
 
-def test_another_optimizer_gets_another_controller() -> None:
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **PINNED))
+def test_another_optimizer_gets_another_controller(patched: Make) -> None:
+    worker = patched(stepped())
     worker.offload_before_refit()
-    old, worker.optimizer = worker.optimizer, _adamw()
+    old, worker.optimizer = worker.optimizer, stepped()
     worker.offload_before_refit()
-    assert not _is_away(old)
-    assert _is_away(worker.optimizer)
-    nemo_rl.unpatch_worker(worker)
+    assert not is_away(old)
+    assert is_away(worker.optimizer)
 
 
-def test_release_gives_the_host_memory_back() -> None:
-    optimizer = _adamw()
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(optimizer, **PINNED))
+def test_release_gives_the_host_memory_back(patched: Make) -> None:
+    worker = patched(stepped())
     nemo_rl.release(worker)
     nemo_rl.move_optimizer(worker, "cpu")
     nemo_rl.release(worker)
-    assert not _is_away(optimizer)
+    assert not is_away(worker.optimizer)
     nemo_rl.move_optimizer(worker, torch.device("cpu"))
-    assert _is_away(optimizer)
-    nemo_rl.unpatch_worker(worker)
+    assert is_away(worker.optimizer)
 
 
-def test_what_is_no_device_and_what_is_no_worker_are_refused() -> None:
-    worker = nemo_rl.patch_worker(fake.MegatronPolicyWorkerImpl(_adamw(), **PINNED))
+def test_what_is_no_device_and_what_is_no_worker_are_refused(patched: Make) -> None:
     with pytest.raises(InvalidError, match='"cpu" or "cuda"'):
-        worker.move_optimizer("disk")
+        patched(stepped()).move_optimizer("disk")
     with pytest.raises(StateError, match="no policy worker"):
         nemo_rl.patch_worker(object())
 
@@ -624,11 +561,8 @@ def test_the_first_policy_rank_must_be_the_first_in_the_metadata() -> None:
     made.finalize()
 
 
-def test_a_fixed_port_is_bound_by_the_first_policy_rank_only() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    said = {"bind": f"tcp://127.0.0.1:{port}", "host": "127.0.0.1", "timeout_s": 30.0}
+def test_a_fixed_address_is_bound_by_the_first_policy_rank_only(runtime_dir: Path) -> None:
+    said = {"bind": f"ipc://{runtime_dir}/policy", "timeout_s": 30.0}
     ranks = [nemo_rl.RefitCheckpointEngine(1 << 20, **said) for _ in range(3)]
     metadata = [one.prepare() for one in ranks]
     topology = {"train_world_size": 2, "rollout_world_size": 1, "metadata": metadata}
@@ -636,7 +570,7 @@ def test_a_fixed_port_is_bound_by_the_first_policy_rank_only() -> None:
         one.init_policy_process_group(worker_rank=rank, **topology)
     ranks[2].init_rollout_process_group(rollout_rank=0, **topology)
 
-    assert [one.endpoint for one in ranks] == [f"tcp://127.0.0.1:{port}", None, None]
+    assert [one.endpoint for one in ranks] == [said["bind"], None, None]
 
     async def refit() -> list[str]:
         sending = asyncio.gather(*(one.send_weights(iter(WEIGHTS.items())) for one in ranks[:2]))

@@ -4,6 +4,7 @@ which verl offers on GPUs, and failures. verl is a stand-in here.
 
 import asyncio
 import copy
+import gc
 import importlib
 import pickle
 import select
@@ -18,40 +19,33 @@ from stand_ins import verl as fake
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import ConfigError, InvalidError, NotFoundError, StateError  # noqa: E402
+from hooked import calls_refit  # noqa: E402
+from refit import ActivationOffload  # noqa: E402
+from refit.errors import (  # noqa: E402
+    BudgetError,
+    ConfigError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+)
 from refit.integrations import verl  # noqa: E402
 from refit.integrations._attached import attached, detach  # noqa: E402
+from stand_ins.optimizers import adamw, is_away, step, stepped  # noqa: E402
 
 WEIGHTS = {f"layer.{i}": torch.full((31,), float(i), dtype=torch.bfloat16) for i in range(9)}
 ENGINE: dict[str, Any] = {"timeout_s": 30.0}
 
 
-def _adamw(**named: Any) -> Any:
-    torch.manual_seed(3)
-    parameter = torch.nn.Parameter(torch.randn(64, 8))
-    return torch.optim.AdamW([parameter], lr=0.1, **named)
-
-
-def _step(optimizer: Any) -> None:
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _is_away(optimizer: Any) -> bool:
-    moments = [one["exp_avg"] for one in optimizer.state.values()]
-    return bool(moments) and all(one.untyped_storage().nbytes() == 0 for one in moments)
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of verl that calls the helpers."""
+    return fake.install(monkeypatch)
 
 
 # ---- Offload
 
 
-def test_installing_says_where_and_removing_puts_everything_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = fake.install(monkeypatch)
+def test_installing_says_where_and_removing_puts_everything_back(engine: Any) -> None:
     before = dict(vars(engine))
 
     installation = verl.install()
@@ -75,20 +69,19 @@ def test_installing_says_where_and_removing_puts_everything_back(
 
 
 def test_step_stays_where_it_is_and_states_stay_the_same_objects() -> None:  # trap 7, 8
-    optimizer = _adamw(fused=True)
-    _step(optimizer)
+    optimizer = stepped(fused=True)
     before = {key: id(value) for one in optimizer.state.values() for key, value in one.items()}
     verl.offload_fsdp_optimizer(optimizer)
     assert [float(one["step"]) for one in optimizer.state.values()] == [1.0]
     verl.load_fsdp_optimizer(optimizer, 0)
-    _step(optimizer)
+    step(optimizer)
     after = {key: id(value) for one in optimizer.state.values() for key, value in one.items()}
     assert after == before
     detach(optimizer)
 
 
 def test_an_optimizer_without_state_or_without_a_controller_is_left_alone() -> None:  # trap 9
-    optimizer = _adamw()
+    optimizer = adamw()
     verl.load_fsdp_optimizer(optimizer, 0)
     verl.offload_fsdp_optimizer(optimizer)
     assert attached(optimizer) is None
@@ -106,9 +99,9 @@ def _megatron(**said: Any) -> tuple[Any, Any]:
 
 def _megatron_steps(model: Any, optimizer: Any) -> list[Any]:
     moves = sys.modules["verl.utils.megatron_utils"]
-    for step in range(3):
+    for number in range(3):
         moves.load_megatron_optimizer(optimizer)
-        model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + step, 2 * 33 * 32))
+        model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + number, 2 * 33 * 32))
         optimizer.step()
         moves.offload_megatron_optimizer(optimizer)
     detach(optimizer)
@@ -123,10 +116,8 @@ CPU = {
 }
 
 
-def test_megatrons_switches_give_the_optimizer_a_controller_from_its_first_step_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake.install(monkeypatch)
+@pytest.mark.usefixtures("engine")
+def test_megatrons_switches_give_the_optimizer_a_controller_from_its_first_step_on() -> None:
     with verl.install({"offload": {"timeout_ms": 20_000}}):
         plain = _megatron_steps(*_megatron())
         model, optimizer = _megatron(**CPU)
@@ -137,24 +128,29 @@ def test_megatrons_switches_give_the_optimizer_a_controller_from_its_first_step_
     assert all(map(torch.equal, ours, plain))
 
 
-def test_megatrons_own_offload_stays_where_memory_is_pageable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fake.install(monkeypatch)
+@pytest.mark.usefixtures("engine")
+def test_megatrons_own_offload_stays_where_memory_is_pageable() -> None:
     with verl.install({"use_pinned_optimizer_offload": False}):
         _, optimizer = _megatron(**CPU)
         assert type(optimizer.optimizer) is mcore.HybridDeviceOptimizer
         assert attached(optimizer) is None
 
 
-def test_a_verl_that_makes_its_megatron_optimizer_elsewhere_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("verl.utils.megatron.optimizer", "get_megatron_optimizer"),
+        ("verl.utils.megatron_utils", "load_megatron_optimizer"),
+        ("verl.utils.activation_offload", "enable_activation_offloading"),
+    ],
+)
+def test_a_verl_without_one_of_the_functions_is_refused_and_left_as_it_was(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
-    engine = fake.install(monkeypatch)
     before = dict(vars(engine))
-    monkeypatch.delattr(sys.modules["verl.utils.megatron.optimizer"], "get_megatron_optimizer")
-    with pytest.raises(NotFoundError, match="has no get_megatron_optimizer"):
-        verl.install()
+    monkeypatch.delattr(sys.modules[module], name)
+    with pytest.raises(NotFoundError, match=f"has no {name}"):
+        verl.install(ACTIVATIONS)
     assert vars(engine) == before
 
 
@@ -176,49 +172,32 @@ class Deep(torch.nn.Module):
 
 
 def test_a_copy_of_a_model_has_no_offload_and_a_second_call_makes_none() -> None:
-    model = Deep()
+    def offloads() -> list[Any]:
+        return [one for one in gc.get_objects() if type(one) is ActivationOffload]
+
+    model, before = Deep(), offloads()
     verl.enable_activation_offloading(model, "fsdp2", config=ACTIVATIONS)
-    offload = model._refit_activations.offload
     verl.enable_activation_offloading(model, "fsdp2", config=ACTIVATIONS)
-    assert model._refit_activations.offload is offload
-    assert copy.deepcopy(model)._refit_activations.offload is None
+    (offload,) = [one for one in offloads() if one not in before]
+    model(torch.ones(64, 32)).sum().backward()
+    figures = offload.stats()
+    assert figures["refit/activation_left_bytes_last"] > 0
+    copy.deepcopy(model)(torch.ones(64, 32)).sum().backward()
+    assert offload.stats() == figures
     offload.close()
+    assert not calls_refit(lambda: model(torch.ones(64, 32)))
 
 
-def test_without_host_memory_activations_leave_by_verl(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = fake.install(monkeypatch)
+def test_without_host_memory_activations_leave_by_verl(engine: Any) -> None:
     with verl.install(), pytest.raises(AssertionError, match="verl's own helper was called"):
         engine.enable_activation_offloading(Deep(), "fsdp2", True)
 
 
-def test_a_verl_without_the_function_for_activations_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    engine = fake.install(monkeypatch)
-    before = dict(vars(engine))
-    monkeypatch.delattr(
-        sys.modules["verl.utils.activation_offload"], "enable_activation_offloading"
-    )
-    with pytest.raises(NotFoundError, match="has no enable_activation_offloading"):
-        verl.install(ACTIVATIONS)
-    assert vars(engine) == before
-
-
-def test_a_step_without_the_load_brings_the_states_back() -> None:  # trap 10
-    optimizer = _adamw()
-    _step(optimizer)
-    verl.offload_fsdp_optimizer(optimizer)
-    _step(optimizer)
-    assert not _is_away(optimizer)
-    detach(optimizer)
-
-
 def test_neither_a_state_dict_nor_a_copy_has_the_controller() -> None:  # trap 7, 27
-    optimizer = _adamw()
-    _step(optimizer)
+    optimizer = stepped()
     verl.offload_fsdp_optimizer(optimizer)
     state = optimizer.state_dict()
-    assert not _is_away(optimizer)
+    assert not is_away(optimizer)
     assert set(state) == {"state", "param_groups"}
     assert attached(copy.deepcopy(optimizer)) is None
     assert attached(pickle.loads(pickle.dumps(optimizer))) is None
@@ -238,8 +217,8 @@ def test_megatron_masters_and_chains_leave_and_return() -> None:
 
     verl.offload_megatron_optimizer(chain)
     verl.offload_megatron_optimizer(chain)
-    assert _is_away(inner.optimizer)
-    assert all(one.untyped_storage().nbytes() == 0 for one in masters)
+    assert is_away(inner.optimizer)
+    assert is_away(masters)
     verl.load_megatron_optimizer(chain)
     attached(chain).join()
 
@@ -267,11 +246,8 @@ def test_a_rank_without_parameters_offloads_nothing() -> None:
     assert attached(chain) is None
 
 
-def test_options_reach_the_controller_and_bad_ones_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = fake.install(monkeypatch)
-    before = module.offload_fsdp_optimizer
+def test_options_reach_the_controller_and_bad_ones_are_refused(engine: Any) -> None:
+    before = engine.offload_fsdp_optimizer
     for bad, kind, words in (
         ({"offload": {"slabs": 1}}, NotFoundError, "slab_bytes"),
         ({"window_byte": 1}, NotFoundError, "window_bytes"),
@@ -282,17 +258,15 @@ def test_options_reach_the_controller_and_bad_ones_are_refused(
     ):
         with pytest.raises(kind, match=words):
             verl.install(bad)
-        assert module.offload_fsdp_optimizer is before
-    optimizer = _adamw()
-    _step(optimizer)
-    with verl.install({"offload": {"slab_bytes": "2MiB"}}) as installation:
-        module.offload_fsdp_optimizer(optimizer)
-        assert _is_away(optimizer)
-        controller = verl.attached(optimizer)
-        assert controller is not None
-        assert controller._config.get("offload.slab_bytes") == 2 << 20
+        assert engine.offload_fsdp_optimizer is before
+    optimizer = stepped()
+    with verl.install({"offload": {"budget_bytes": "1KiB"}}) as installation:
+        with pytest.raises(BudgetError):
+            engine.offload_fsdp_optimizer(optimizer)
+        assert verl.attached(optimizer) is not None
         assert "offload_fsdp_optimizer" not in repr(installation)
-        module.load_fsdp_optimizer(optimizer, 0)
+        engine.load_fsdp_optimizer(optimizer, 0)
+    detach(optimizer)
 
 
 def test_one_of_the_two_modules_may_be_missing_but_not_both(
@@ -304,17 +278,6 @@ def test_one_of_the_two_modules_may_be_missing_but_not_both(
     monkeypatch.undo()
     with pytest.raises(NotFoundError, match="verl is not there"):
         verl.install()
-
-
-def test_a_verl_without_the_helpers_is_refused_and_left_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = fake.install(monkeypatch)
-    before = module.offload_fsdp_optimizer
-    del sys.modules["verl.utils.megatron_utils"].load_megatron_optimizer
-    with pytest.raises(NotFoundError, match="has no load_megatron_optimizer"):
-        verl.install()
-    assert module.offload_fsdp_optimizer is before
 
 
 # ---- Weights
@@ -336,7 +299,7 @@ class Pair:
             engine.init_process_group(**{name: value[0] for name, value in told.items()})
 
     def update(self, weights: dict[str, Any], version: int | None = None) -> dict[str, Any]:
-        """What the rollout holds behind an update."""
+        """What the rollout holds after an update."""
 
         async def receive() -> dict[str, Any]:
             held = [named async for named in self.rollout.receive_weights(version)]
@@ -444,7 +407,7 @@ def test_a_wait_for_a_trainer_that_was_replaced_ends_and_the_new_one_is_heard() 
     async def play() -> None:
         rollout.init_process_group(endpoint=before, rank=0, rollouts=1)
         waiting = asyncio.create_task(received())
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0)  # it waits now
         gone.close()
         rollout.init_process_group(endpoint=after, rank=0, rollouts=1)
         with pytest.raises(StateError, match="closed"):
