@@ -4,7 +4,7 @@ Stands for the other process. It is a thread so that tests need no second proces
 for workers, which are on the test's own thread.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +23,10 @@ class Trainer:
         self.endpoint = publisher.endpoint
         self._pool = pool
 
+    def call(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Calls it on the trainer's thread."""
+        return self._pool.submit(function, *arguments)
+
     def publish(
         self, weights: Iterable[tuple[str, Any]] | dict[str, Any], workers: int = 1
     ) -> "Future[int]":
@@ -32,7 +36,7 @@ class Trainer:
             self.publisher.wait_workers(workers, WAIT_S)
             return self.publisher.publish(weights)
 
-        return self._pool.submit(run)
+        return self.call(run)
 
 
 @contextmanager

@@ -240,9 +240,13 @@ class WeightSyncClient:
             one.finish_weight_update()
 
 
-class _Factory:
+class Factory:
     def __init__(self) -> None:
-        self._registry: dict[str, tuple[str, str]] = {}
+        self._registry: dict[str, tuple[str, str]] = {}  # as vLLM calls it
+
+    @property
+    def registered(self) -> list[str]:
+        return list(self._registry)
 
     def register_engine(self, name: str, module: str, class_name: str) -> None:
         if name in self._registry:
@@ -263,11 +267,11 @@ def install(
     monkeypatch: pytest.MonkeyPatch,
     version: str,
     engine: type | None,
-    trainers: _Factory | None = None,
+    trainers: Factory | None = None,
 ) -> Any:
     """Makes `import vllm` find this stand-in, in that version and with that base class; None: it
     has no weight transfer. With a factory of trainers it is one that has those."""
-    factory = _Factory()
+    factory = Factory()
     modules: dict[str, dict[str, Any]] = {
         "vllm": {"__version__": version},
         "vllm.distributed": {},
