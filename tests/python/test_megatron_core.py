@@ -27,6 +27,7 @@ from refit.controller import Controller  # noqa: E402
 from refit.errors import UnsupportedError  # noqa: E402
 from refit.integrations import megatron, nemo_rl, state_offload, verl  # noqa: E402
 from refit.integrations._attached import detach  # noqa: E402
+from stand_ins.optimizers import is_away, moments, step  # noqa: E402
 
 KEYS = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": True}
 
@@ -43,10 +44,7 @@ def _make(kind: Any, inner: Any, **members: Any) -> Any:
 
 def _adamw(tensors: list[Any]) -> Any:
     inner = torch.optim.AdamW(tensors, lr=0.1)
-    for one in tensors:
-        one.grad = torch.ones_like(one)
-    inner.step()
-    inner.zero_grad()
+    step(inner)
     return inner
 
 
@@ -75,25 +73,16 @@ def _distributed(masters: list[Any]) -> Any:
     )
 
 
-def _is_away(tensors: list[Any]) -> bool:
-    return all(one.untyped_storage().nbytes() == 0 for one in tensors)
-
-
-def _moments(inner: Any) -> list[Any]:
-    return [one["exp_avg"] for one in inner.state.values()]
-
-
 @pytest.mark.parametrize("make", [_float16, _distributed])
 def test_masters_and_states_leave_and_return_to_the_bit(make: Any) -> None:
     masters = _masters()
     optimizer = make(masters)
-    before = [one.detach().clone() for one in masters + _moments(optimizer.optimizer)]
+    before = [one.detach().clone() for one in masters + moments(optimizer.optimizer)]
     with Controller(optimizer) as controller:
         controller.clear()
-        assert _is_away(masters + _moments(optimizer.optimizer))
+        assert is_away(masters + moments(optimizer.optimizer))
         controller.prepare_for_training()
-        after = masters + _moments(optimizer.optimizer)
-        assert all(torch.equal(mine, other) for mine, other in zip(after, before, strict=True))
+        assert all(map(torch.equal, masters + moments(optimizer.optimizer), before))
 
 
 def test_a_chain_is_recognized_and_its_proxy_dict_shows_what_came_back() -> None:
@@ -107,7 +96,7 @@ def test_a_chain_is_recognized_and_its_proxy_dict_shows_what_came_back() -> None
 
     with Controller(chain) as controller:
         controller.clear()
-        assert _is_away(_moments(first.optimizer) + _moments(second.optimizer))
+        assert is_away(moments(first.optimizer) + moments(second.optimizer))
         controller.prepare_for_training()
     keys = [key for key, _ in first.state.items()]
     assert all(bool(first.state[key]["exp_avg"].any()) for key in keys)
@@ -122,8 +111,8 @@ def test_megatrons_own_state_dict_finds_states_and_masters_back() -> None:  # tr
         saved = optimizer.state_dict()
         assert controller.state == "training"
         kept = saved["fp32_from_fp16_params"][0]
-        assert all(torch.equal(mine, other) for mine, other in zip(kept, before, strict=True))
-        assert not _is_away([one["exp_avg"] for one in saved["optimizer"]["state"].values()])
+        assert all(map(torch.equal, kept, before))
+        assert not is_away([one["exp_avg"] for one in saved["optimizer"]["state"].values()])
 
 
 def test_grad_buffers_go_and_come_by_megatrons_own_methods() -> None:
@@ -148,10 +137,10 @@ def test_the_movers_of_nemo_rl_and_verl_move_them() -> None:
     worker = SimpleNamespace(optimizer=first, cfg=KEYS)
     nemo_rl.move_optimizer(worker, "cpu")
     verl.offload_megatron_optimizer(second)
-    assert _is_away(_moments(first.optimizer) + _moments(second.optimizer))
+    assert is_away(moments(first.optimizer) + moments(second.optimizer))
     nemo_rl.move_optimizer(worker, "cuda")
     verl.load_megatron_optimizer(second)
-    assert not _is_away(_moments(first.optimizer) + _moments(second.optimizer))
+    assert not is_away(moments(first.optimizer) + moments(second.optimizer))
     nemo_rl.mover_of(worker).close()
     detach(second)
 
@@ -164,7 +153,7 @@ def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> Non
         Controller(optimizer, states="host")
     with Controller(optimizer) as controller:
         controller.clear()
-        assert _is_away(masters)
+        assert is_away(masters)
 
 
 def test_its_own_options_become_keywords_and_are_off_there() -> None:
