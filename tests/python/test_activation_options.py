@@ -17,12 +17,8 @@ Make = Callable[[dict[str, Any]], Any]
 
 def layers(**said: Any) -> dict[str, Any]:
     """Megatron's options by layer."""
-    return {
-        "cpu_offloading": True,
-        "cpu_offloading_num_layers": 20,
-        "num_layers": 24,
-        **said,
-    }
+    counts = {"cpu_offloading_num_layers": 20, "num_layers": 24}
+    return {"cpu_offloading": True, **counts, **said}
 
 
 def modules(**said: Any) -> dict[str, Any]:
@@ -30,13 +26,14 @@ def modules(**said: Any) -> dict[str, Any]:
     return {"fine_grained_activation_offloading": True, **said}
 
 
-def parsed(*words: str) -> argparse.Namespace:
-    """As Megatron declares them, with their defaults."""
+def parsed(line: str = "") -> argparse.Namespace:
+    """A command line, as Megatron declares it, with its defaults."""
     parser = argparse.ArgumentParser()
-    for name in ("--cpu-offloading", "--cpu-offloading-weights", "--bf16"):
-        parser.add_argument(name, action="store_true")
-    for name in ("--cpu-offloading-double-buffering", "--fine-grained-activation-offloading"):
-        parser.add_argument(name, action="store_true")
+    for name in (
+        *("cpu-offloading", "cpu-offloading-weights", "bf16"),
+        *("cpu-offloading-double-buffering", "fine-grained-activation-offloading"),
+    ):
+        parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument(
         "--no-cpu-offloading-activations", action="store_false", dest="cpu_offloading_activations"
     )
@@ -48,7 +45,7 @@ def parsed(*words: str) -> argparse.Namespace:
     parser.add_argument("--delta-offload-bytes-across-pp-ranks", type=int, default=0)
     parser.add_argument("--fine-grained-offloading-max-inflight-offloads", type=int, default=None)
     parser.add_argument("--cuda-graph-impl", default="none")
-    return parser.parse_args(words)
+    return parser.parse_args(line.split())
 
 
 @pytest.fixture(autouse=True)
@@ -65,15 +62,51 @@ def test_what_is_no_options_is_refused(options: Any) -> None:
             read(options)
 
 
-def test_without_a_switch_nothing_is_asked_for() -> None:
-    for options in (parsed(), {}, SimpleNamespace(), {"cpu_offloading": False}):
-        assert keywords(options) is None
-        assert take(options) is None
-    assert keywords(dict.fromkeys(SWITCHES)) is None
-    assert keywords({"fsdp_config": {"activation_cpu_offload": False}}) is None
-    assert keywords({"fsdp_config": "fsdp.json", "gradient_checkpointing_kwargs": None}) is None
-    assert keywords({"activation_checkpointing_kwargs": {"use_reentrant": True}}) is None
-    assert keywords(parsed("--activation-offload-fraction", "0.5")) is None
+LAYERS = "--cpu-offloading-num-layers 20 --num-layers 24"
+BUFFERS = "--cpu-offloading --cpu-offloading-double-buffering"
+MODULES = "--fine-grained-activation-offloading"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # without a switch, or with one for nothing
+        (parsed(), None),
+        ({}, None),
+        (SimpleNamespace(), None),
+        ({"cpu_offloading": False}, None),
+        (dict.fromkeys(SWITCHES), None),
+        ({"fsdp_config": {"activation_cpu_offload": False}}, None),
+        ({"fsdp_config": "fsdp.json", "gradient_checkpointing_kwargs": None}, None),
+        ({"activation_checkpointing_kwargs": {"use_reentrant": True}}, None),
+        (parsed("--activation-offload-fraction 0.5"), None),
+        ({"--cpu-offloading": True}, None),
+        (layers(cpu_offloading_activations=False), None),
+        (layers(cpu_offloading_num_layers=0), None),
+        (SimpleNamespace(**layers(cpu_offloading=False)), None),  # as a TransformerConfig
+        (modules(activation_offload_fraction=0.0), None),
+        # layers: those that leave come first
+        (parsed(LAYERS), {"keep_last": 4}),  # Megatron's arguments set the switch by it
+        (parsed(f"{LAYERS} {BUFFERS}"), {"keep_last": 4, "prefetch": 1}),
+        (layers(cpu_offloading_activations=True), {"keep_last": 4}),
+        (layers(recompute_granularity="full"), {"keep_last": 4}),
+        (SimpleNamespace(**layers()), {"keep_last": 4}),
+        (layers(cpu_offloading_num_layers=0, activation_offloading=True), {}),
+        # modules
+        (parsed(MODULES), {"min_bytes": 4 << 20}),
+        (parsed(f"{MODULES} --bf16"), {"min_bytes": 2 << 20}),
+        (modules(min_offloaded_tensor_size=5, params_dtype="torch.float16"), {"min_bytes": 10}),
+        (modules(min_offloaded_tensor_size=0), {}),
+        (modules(fine_grained_offloading_max_inflight_offloads=1), {"in_flight": 1}),
+        (modules(fine_grained_offloading_max_inflight_offloads=16), {"in_flight": 16}),
+        (modules(pipeline_model_parallel_size=4), {}),  # where no layers are counted
+    ],
+    ids=str,
+)
+def test_options_become_keywords(options: Any, expected: dict[str, Any] | None) -> None:
+    assert keywords(options) == expected
+    assert take(options) == expected
+    assert take(options) is None
 
 
 @pytest.mark.parametrize("make", [dict, lambda said: SimpleNamespace(**said)])
@@ -107,27 +140,8 @@ def test_what_checkpointing_keeps_is_taken_and_the_key_removed() -> None:
     assert off == {"gradient_checkpointing_kwargs": {"offload": False}}
 
 
-def test_megatrons_layers_are_those_that_leave_first() -> None:
-    words = ["--cpu-offloading-num-layers", "20", "--num-layers", "24"]
-    assert keywords(parsed(*words)) == {"keep_last": 4}  # its arguments set the switch by it
-    words += ["--cpu-offloading", "--cpu-offloading-double-buffering"]
-    assert keywords(parsed(*words)) == {"keep_last": 4, "prefetch": 1}
-    assert keywords(layers(cpu_offloading_activations=True)) == {"keep_last": 4}
-    assert keywords(layers(recompute_granularity="full")) == {"keep_last": 4}
-    assert keywords(SimpleNamespace(**layers())) == {"keep_last": 4}
-    off = SimpleNamespace(**layers(cpu_offloading=False))  # as a TransformerConfig
-    assert keywords(off) is None
-
-
-def test_megatrons_layers_without_activations_or_without_a_count_leave_nothing() -> None:
-    assert keywords(layers(cpu_offloading_activations=False)) is None
-    assert keywords(layers(cpu_offloading_num_layers=0)) is None
-    assert keywords({"--cpu-offloading": True}) is None
-    assert keywords(layers(cpu_offloading_num_layers=0, activation_offloading=True)) == {}
-
-
 def test_what_is_taken_from_megatron_is_off_there() -> None:
-    args = parsed("--cpu-offloading", "--cpu-offloading-num-layers", "1", "--num-layers", "2")
+    args = parsed("--cpu-offloading --cpu-offloading-num-layers 1 --num-layers 2")
     assert take(args) == {"keep_last": 1}
     assert args.cpu_offloading is False
     assert args.cpu_offloading_num_layers == 0
@@ -137,45 +151,35 @@ def test_what_is_taken_from_megatron_is_off_there() -> None:
     assert said == {"fine_grained_activation_offloading": False, "activation_offload_fraction": 1.0}
 
 
-def test_megatrons_modules() -> None:
-    words = ["--fine-grained-activation-offloading"]
-    assert keywords(parsed(*words)) == {"min_bytes": 4 << 20}
-    assert keywords(parsed(*words, "--bf16")) == {"min_bytes": 2 << 20}
-    assert keywords(modules(min_offloaded_tensor_size=5, params_dtype="torch.float16")) == {
-        "min_bytes": 10
-    }
-    assert keywords(modules(min_offloaded_tensor_size=0)) == {}
-    for said in (1, 3, 16):
-        found = keywords(modules(fine_grained_offloading_max_inflight_offloads=said))
-        assert found == {"in_flight": said}
-    for said, becomes in ((0, 1), (100, 16)):
-        with pytest.warns(UserWarning, match=f"{said} becomes in_flight={becomes}: .* 1 to 16"):
-            found = keywords(modules(fine_grained_offloading_max_inflight_offloads=said))
-        assert found == {"in_flight": becomes}
-
-
 def test_a_fraction_is_one_of_bytes() -> None:
     said = modules(activation_offload_fraction=0.25)
     assert keywords(said, saved_bytes=4001) == {"host_bytes": 1001}
     assert keywords(said, saved_bytes=0) == {"host_bytes": 0}
     assert keywords(modules(activation_offload_fraction=1), saved_bytes=1 << 30) == {}
-    assert keywords(modules(activation_offload_fraction=0.0), saved_bytes=1 << 30) is None
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("said", "sentence", "expected"),
     [
-        (modules(activation_offload_fraction=0.5), "counts groups in Megatron and bytes here"),
-        (modules(offload_modules=["core_attn"]), r"\['core_attn'\] is not used: it names modules"),
-        (modules(delta_offload_bytes_across_pp_ranks=1 << 20), "=1048576 is not used"),
+        (modules(activation_offload_fraction=0.5), "counts groups in Megatron and bytes here", {}),
+        (modules(offload_modules=["core_attn"]), r"\['core_attn'\] is not used: it names", {}),
+        (modules(delta_offload_bytes_across_pp_ranks=1 << 20), "=1048576 is not used", {}),
+        *(
+            (
+                modules(fine_grained_offloading_max_inflight_offloads=count),
+                f"{count} becomes in_flight={becomes}: .* 1 to 16",
+                {"in_flight": becomes},
+            )
+            for count, becomes in ((0, 1), (100, 16))
+        ),
     ],
 )
 def test_what_a_name_means_there_and_not_here_is_a_warning(
-    said: dict[str, Any], sentence: str
+    said: dict[str, Any], sentence: str, expected: dict[str, Any]
 ) -> None:
     for call in (keywords, take):
         with pytest.warns(UserWarning, match=sentence) as seen:
-            assert call(dict(said)) == {}
+            assert call(dict(said)) == expected
         assert seen[0].filename == __file__
 
 
@@ -226,10 +230,6 @@ def test_options_without_a_meaning_here_are_refused(said: dict[str, Any], senten
     for call in (keywords, take):
         with pytest.raises(UnsupportedError, match=sentence):
             call(said)
-
-
-def test_megatrons_pipelines_are_no_matter_where_no_layers_are_counted() -> None:
-    assert keywords(modules(pipeline_model_parallel_size=4)) == {}
 
 
 def test_options_that_cannot_be_changed_are_read_and_not_taken() -> None:

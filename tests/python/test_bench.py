@@ -111,14 +111,6 @@ def test_a_machine_that_is_too_small_is_told_what_is_measured_instead() -> None:
     assert need.told(6e8, 8e9).endswith("of free memory, and there are 8.0 GB: 200 M are measured")
 
 
-def test_the_peak_of_memory_is_reset() -> None:
-    held = bytearray(b"\1") * (64 << 20)
-    assert len(held)
-    del held
-    machine.begin_peak()
-    assert machine.status_bytes("VmHWM") < machine.status_bytes("VmRSS") + (16 << 20)
-
-
 # ---- offload ----
 
 
@@ -244,18 +236,6 @@ def test_a_way_that_leaves_other_bits_makes_no_report(
         window.measure(TINY, rounds=1)
 
 
-def test_a_slot_has_room_for_the_largest_parameter() -> None:
-    made = [torch.zeros(count) for count in (100, 4000, 10, 10, 300, 20000, 1)]
-    model = steps.Model(made, [torch.ones_like(it) for it in made], window_bytes=40_000)
-    resident, slots = steps.Resident(model), steps.TwoSlots(model)
-    for way in (resident, slots):
-        way.step()
-    assert all(map(torch.equal, resident.held(), slots.held()))
-    assert slots.in_bytes == slots.out_bytes == model.nbytes
-    assert slots.peak_device_bytes == 2 * 160_768
-    slots.close()
-
-
 # ---- overhead ----
 
 
@@ -330,16 +310,6 @@ def test_too_little_memory_is_told_before_anything_is_measured(
     assert said.out == ""
 
 
-def test_the_help_says_how_long_it_takes_and_what(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        entry.main(["--help"])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    asked = round(states.NEED.takes(entry.PARAMETERS) / 1e9)
-    assert f"{asked} GB of free memory" in said
-    assert "minutes" in said
-
-
 def test_what_is_measured_but_not_installed_is_said_before_anything_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -350,10 +320,3 @@ def test_what_is_measured_but_not_installed_is_said_before_anything_is(
         entry.main(["offload", "weights"])
     assert ended.value.code == 2
     assert "pip install pyzmq\n" in capsys.readouterr().err
-
-
-def test_a_table_is_markdown_with_columns_of_one_width() -> None:
-    lines = table.table(("way", "out"), [("a long way", "1"), ("b", "22 ms")]).splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert lines[1].startswith("|--")
-    assert lines[1].endswith(":|")

@@ -43,21 +43,6 @@ def test_gradients_have_the_bits_of_those_of_the_plain_step(kind: activation_way
         it.close()
 
 
-def test_the_double_buffer_moves_what_all_layers_but_the_last_save() -> None:
-    kind = next(it for it in KINDS if it.name.startswith("double"))
-    model, way = trained(kind, steps=1)
-    once = way.moved()
-    tokens = tokens_of(2, 200, SMALL.vocabulary)
-    way.loss(tokens).backward()
-    assert way.moved() == (2 * once[0], 2 * once[1])
-    way.close()
-    moved = way.moved()
-    model(tokens).backward()  # no hook of it is left
-    assert way.moved() == moved
-    saved = activations.saved_by_layer(model, tokens, min_bytes=0)
-    assert sum(saved[:-1]) <= once[0] < 1.5 * sum(saved)  # what is saved twice leaves twice
-
-
 class Stack(torch.nn.Module):
     """Each layer saves its input (and a parameter), and its sigmoid."""
 
@@ -91,6 +76,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(activations, "SHAPES", ((1, 16), (2, 300)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_every_way_is_reported_at_each_shape_and_none_raises_the_peak() -> None:
     result = activations.measure(rounds=1)
@@ -151,15 +137,6 @@ def test_the_crossover_is_where_no_longer_shape_is_slower() -> None:
     assert activations.crossover(rows((8, 0.5), (16, 2.0), (32, 1.0), (64, 0.9)), MEMORY) == 32
     assert activations.crossover(rows((8, 0.5), (16, 0.5)), MEMORY) == 8
     assert activations.crossover(rows((8, 0.5), (16, 1.5)), MEMORY) is None
-
-
-def test_a_curve_of_fewer_points_keeps_its_highest_and_its_ends() -> None:
-    points = [(float(at), (at * 7919) % 1000) for at in range(5000)]
-    kept = activations.thinned(points, 100)
-    assert len(kept) <= 100
-    assert kept == sorted(kept)
-    assert max(nbytes for _, nbytes in kept) == max(nbytes for _, nbytes in points)
-    assert activations.thinned(points[:100], 100) == points[:100]
 
 
 # ---- the command ----

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -80,6 +79,7 @@ def test_every_way_is_reported_for_each_number_of_tensors(refit_command: str) ->
     assert f"step of {tensors[1]}" in shown[2]
 
 
+@pytest.mark.slow
 def test_a_way_is_bit_equal_only_if_it_has_the_bits_of_the_loop() -> None:
     result = host_step.measure(TINY, 1, finer=(100,))
     rows = {row["way"]: row for row in result["ways"]}
@@ -114,17 +114,6 @@ def test_one_bit_is_counted_and_other_steps_are_refused(make: type[host_ways.Hos
         way.close()
 
 
-def test_a_way_that_makes_other_steps_makes_no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Twice(host_ways.Foreach):
-        def step(self) -> None:
-            super().step()
-            super().step()
-
-    monkeypatch.setattr(host_step, "WAYS", (*HERE, Twice))
-    with pytest.raises(RuntimeError, match="the figures mean nothing"):
-        host_step.measure(TINY, rounds=1, finer=(1,))
-
-
 def test_a_way_that_is_not_installed_is_left_out_and_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -139,37 +128,6 @@ def test_a_way_that_is_not_installed_is_left_out_and_said(
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["way"] for row in rows] == [way.name for way in HERE] * 3
     assert all(row["bench"] == "host_step" and row["cores"] >= 1 for row in rows)
-
-
-def test_deepspeed_that_cannot_be_built_is_left_out_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        os.write(1, b"a compiler's words\n")
-        print("a logger's words")
-        raise RuntimeError("Ninja is required")
-
-    for name in ("deepspeed", "deepspeed.ops", "deepspeed.ops.adam"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(
-        sys.modules["deepspeed.ops.adam"], "DeepSpeedCPUAdam", refuse, raising=False
-    )
-    with pytest.raises(host_ways.NotInstalled, match="it was not built: Ninja is required"):
-        host_ways.DeepSpeed(small_model())
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert "a compiler's words" in said.err
-    assert "a logger's words" in said.err
-
-
-def test_the_limit_is_the_faster_loop_of_each_round() -> None:
-    against = host_step.Round()
-    for seconds in (5.0, 1.0, 4.0):
-        against.loops.add(seconds)
-    assert against.limit.seconds == [1.0, 4.0]
-    for seconds in (6.0, 2.0, 3.0):
-        against.command.add(seconds)
-    assert (against.limit.cold, against.limit.seconds) == (5.0, [1.0, 3.0])
 
 
 @pytest.mark.parametrize(

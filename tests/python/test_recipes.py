@@ -20,13 +20,9 @@ from torch import nn  # noqa: E402
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        widths = {"q": 8, "k": 4, "v": 4, "o": 8}
         self.attn = nn.ModuleDict(
-            {
-                "q": nn.Linear(8, 8, bias=False),
-                "k": nn.Linear(8, 4, bias=False),
-                "v": nn.Linear(8, 4, bias=False),
-                "o": nn.Linear(8, 8, bias=False),
-            }
+            {name: nn.Linear(8, width, bias=False) for name, width in widths.items()}
         )
 
     def forward(self, x: Any) -> Any:
@@ -180,8 +176,16 @@ def test_trl_with_peft(scene: Scene, recipe: Any, tmp_path: Path) -> None:
     trains, alone = recipe["TRL with PEFT"]
     found = scene.received(trains)
     assert found.keys() == test_trl.a_model().state_dict().keys()
-    scene.run(alone)
-    names = [name for name, _ in scene.names["callback"]._weights(scene.names["trainer"].model)]
+    with both() as (publisher, subscriber):
+        other = Scene(publisher, subscriber, tmp_path)
+        other.names.update(RefitCallback=RefitCallback)
+        other.run(alone)
+        adapters = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        callbacks = [other.names["callback"]]
+        other.names["trainer"] = test_trl.a_trainer(
+            tmp_path, callbacks, adapters=adapters, max_steps=1
+        )
+        names = list(other.received("trainer.train()"))
     assert all("lora_" in name for name in names)
     assert len(names) == 8
 
