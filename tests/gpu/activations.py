@@ -14,7 +14,6 @@ import sys
 import threading
 
 import refit
-
 from scenes import MIB, on_gpu, parser, play, torch
 
 checkpoint = torch.utils.checkpoint.checkpoint

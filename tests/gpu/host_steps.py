@@ -22,7 +22,6 @@ import time
 
 import refit
 from refit.bench.series import Series
-
 from scenes import MIB, assert_same, on_gpu, parser, play, torch
 
 adamw = importlib.import_module("torch.optim.adamw").adamw
