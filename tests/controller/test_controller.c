@@ -350,7 +350,7 @@ BOTH(a_joined_stream_waits_on_the_device)
     assert_ok(refit_stream_close(on.device, stream, &on.error));
 }
 
-BOTH(a_restore_that_fails_behind_a_joined_stream_is_reported_by_clear)
+BOTH(clear_reports_a_restore_that_fails_after_a_joined_stream)
 {
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on.device, &stream, &on.error));

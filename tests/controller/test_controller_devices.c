@@ -318,7 +318,7 @@ FLEET(each_device_has_its_stream)
 }
 
 /* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */
-FLEET(copies_that_broke_behind_joined_streams_are_reported_by_clear)
+FLEET(clear_reports_copies_that_broke_after_joined_streams)
 {
     open_fleet_with_streams();
     stop_copies(MOST);

@@ -490,7 +490,7 @@ ARENA_TEST(gpus_that_cannot_reach_it_are_left_out)
     assert_ok(refit_device_close(peer, &all.error));
 }
 
-ARENA_TEST(an_arena_that_the_driver_closes_to_others_is_ours_all_the_same)
+ARENA_TEST(an_arena_that_the_driver_closes_to_others_stays_ours)
 {
     refit_device *peer;
     assert_ok(refit_device_open("cuda:1", NULL, &peer, &all.error));

@@ -73,7 +73,7 @@ ARENA_TEST(an_abandoned_piece_goes_with_its_last_reference)
     assert_int_equal(arena_used(), 0);
 }
 
-ARENA_TEST(an_abandoned_piece_that_the_device_kept_goes_at_the_next_sweep)
+ARENA_TEST(an_abandoned_piece_that_the_device_kept_goes_at_a_sweep)
 {
     refit_arena *arena = NULL;
     char *first = arena_take(PAGE);
