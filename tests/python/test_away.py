@@ -184,33 +184,6 @@ def test_returns_before_restore_are_counted(run: Run, controller: refit.Controll
 # ---- optimizers and code that handles their states ----------------------------------------------
 
 
-class Averaging(torch.optim.SGD):
-    """Has a public method of its own that reads states, as schedule-free optimizers have."""
-
-    @torch.no_grad()
-    def eval(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.lerp_(end=self.state[p]["momentum_buffer"], weight=0.5)
-
-
-@pytest.mark.parametrize("when", ["cleared", "returning"])
-def test_an_optimizers_own_method_finds_the_states(torch_device: str, when: str) -> None:
-    def make(parameters: Any) -> Averaging:
-        return Averaging(parameters, lr=0.1, momentum=0.9)
-
-    run, same = Run(make, torch_device), Run(make, torch_device)
-    with refit.Controller(run.optimizer, run.model) as controller:
-        for _ in range(3):
-            run.step(), same.step()
-            controller.clear()
-            if when == "returning":
-                controller.restore()
-            run.optimizer.eval(), same.optimizer.eval()
-            assert controller.state == "training"
-            assert_same(run, same)
-
-
 SCHEDULE_FREE = ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"]
 
 
@@ -285,28 +258,6 @@ def test_states_of_two_controllers_meet_in_one_operation(
         controller.clear(), second.clear()
         assert all(map(torch.equal, torch._foreach_add(run.moments(), other.moments()), expected))
         assert (controller.state, second.state) == ("training", "training")
-
-
-def test_a_compiled_step_is_compiled_once(run: Run, controller: refit.Controller) -> None:
-    same = copy.deepcopy(run)
-    graphs: list[Any] = []
-
-    def backend(graph: Any, _inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    counts = []
-    step = torch.compile(run.optimizer.step, backend=backend)
-    for number in range(5):
-        run.backward(), same.backward()
-        if number > 1:
-            controller.clear()
-        step(), same.optimizer.step()
-        run.optimizer.zero_grad(), same.optimizer.zero_grad()
-        counts.append(len(graphs))
-    assert counts[-1] == counts[1] > 0
-    for mine, theirs in zip(run.model.parameters(), same.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 # ---- tensors of other kinds ----------------------------------------------------------------------

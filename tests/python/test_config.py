@@ -1,7 +1,6 @@
 """Configurations are those of the C library: its files, variables, keys and sentences."""
 
 import pickle
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,45 +9,16 @@ import pytest
 from refit.config import Config, load_config, make_config
 from refit.errors import ConfigError, InputOutputError, InvalidError, NotFoundError
 
-SAMPLE_OF_UNIT = {
-    "bool": (True, False),
-    "bytes": (1 << 20, 1 << 21),
-    "ms": (1500, 2500),
-    "share": (0.25, 0.5),
-}
-
 
 def keys() -> list[str]:
     return [one.key for one in Config().options()]
 
 
-def other_value(config: Config, key: str) -> Any:
-    """A value that the option may have, and has not."""
-    option = next(one for one in config.options() if one.key == key)
-    words = option.unit.split("|")
-    if len(words) > 1:
-        return next(word for word in words if word != option.value)
-    if key in ("offload.rate_limit", "limits.name_bytes"):
-        return {"offload.rate_limit": 4 << 20, "limits.name_bytes": 100}[key]
-    if option.unit in SAMPLE_OF_UNIT:
-        first, second = SAMPLE_OF_UNIT[option.unit]
-        return first if config.get(key) != first else second
-    if option.unit.startswith("text"):
-        return {"device": "host", "broadcast.endpoint": "ipc:///tmp/x"}.get(key, "other")
-    return config.get(key) + 1 if key not in ("broadcast.slots", "limits.rank") else 1
-
-
-# The options that others must follow.
-TOGETHER = {
-    "broadcast.quorum": {"broadcast.commit": "quorum"},
-    "broadcast.commit": {"broadcast.quorum": 2},
-    "broadcast.idle_timeout_ms": {"broadcast.heartbeat_timeout_ms": 1200},
-    "limits.frame_bytes": {"broadcast.frame_bytes": 1 << 20},
-    "limits.manifest_bytes": {"limits.version_bytes": 1 << 30},
-    "security.key": {"security.allow": "keys"},
-    "security.server_key": {"security.key": "mine.secret"},
-    "security.allow": {"security.key": "mine.secret"},
-}
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "a.yaml"
+    made.write_text("offload: {batch: 3, copy_threads: 3, touch_threads: 3}\n")
+    return made
 
 
 def test_all_options_are_there(root: Path) -> None:
@@ -57,95 +27,61 @@ def test_all_options_are_there(root: Path) -> None:
     for key in keys():
         assert f"{key.split('.')[-1]}:" in text
     assert [key for key, _ in Config().items()] == keys()
-
-
-def test_no_two_options_have_one_keyword() -> None:
     assert len({key.replace(".", "_") for key in keys()}) == len(keys())
 
 
 @pytest.mark.parametrize("key", keys())
-def test_every_option_can_be_set_as_python_has_it(key: str) -> None:
-    before = Config()
-    value = other_value(before, key)
-    more = TOGETHER.get(key, {})
-    config = load_config(environment=False, **{key.replace(".", "_"): value}, **_words(more))
-    assert config.get(key) == value
-    assert config[key.replace(".", "_")] == value
-    assert type(config.get(key)) is type(before.get(key)) or key == "offload.numa"
-    option = next(one for one in config.options() if one.key == key)
-    assert option.origin == "explicit"
-    assert before.get(key) != value
-
-
-def _words(pairs: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace(".", "_"): value for key, value in pairs.items()}
-
-
-@pytest.mark.parametrize("key", keys())
-def test_every_value_reads_back_as_the_file_says_it(key: str) -> None:
+@pytest.mark.parametrize("as_python_has_it", [False, True])
+def test_every_option_is_set_by_its_keyword(key: str, as_python_has_it: bool) -> None:
     option = next(one for one in Config().options() if one.key == key)
     assert option.help
     assert option.origin == "default"
-    config = load_config(environment=False, **{key.replace(".", "_"): option.value})
+    value = Config().get(key) if as_python_has_it else option.value
+    config = load_config(environment=False, **{key.replace(".", "_"): value})
     assert config == Config()
+    assert config[key.replace(".", "_")] == config.get(key) == Config()[key]
+    assert next(one for one in config.options() if one.key == key).origin == "explicit"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "expected"),
+    ("given", "key", "expected"),
     [
-        ("offload_slab_bytes", 1 << 30, 1 << 30),
-        ("offload_slab_bytes", "512MiB", 512 << 20),
-        ("offload_slab_bytes", float(1 << 28), 1 << 28),
-        ("offload_slab_bytes", np.int64(1 << 27), 1 << 27),
-        ("offload_slab_bytes", np.float32(1 << 26), 1 << 26),
-        ("offload_budget_share", 0.25, 0.25),
-        ("offload_budget_share", "0.25", 0.25),
-        ("offload_budget_share", np.float64(0.25), 0.25),
-        ("offload_budget_share", 0.001, 0.001),  # not as a power of ten
+        ({"offload_slab_bytes": 1 << 30}, "offload.slab_bytes", 1 << 30),
+        ({"offload_slab_bytes": "512MiB"}, "offload.slab_bytes", 512 << 20),
+        ({"offload_slab_bytes": float(1 << 28)}, "offload.slab_bytes", 1 << 28),
+        ({"offload_slab_bytes": np.int64(1 << 27)}, "offload.slab_bytes", 1 << 27),
+        ({"offload_slab_bytes": np.float32(1 << 26)}, "offload.slab_bytes", 1 << 26),
+        ({"offload": {"slab_bytes": "2GiB", "pin": "off"}}, "offload.slab_bytes", 2 << 30),
+        ({"offload": {"slab_bytes": "2GiB", "pin": "off"}}, "offload.pin", "off"),
+        ({"offload_budget_share": 0.25}, "offload.budget_share", 0.25),
+        ({"offload_budget_share": "0.25"}, "offload.budget_share", 0.25),
+        ({"offload_budget_share": np.float64(0.25)}, "offload.budget_share", 0.25),
+        ({"offload_budget_share": 0.001}, "offload.budget_share", 0.001),  # not as a power of ten
+        ({"offload_timeout_ms": 1500}, "offload.timeout_ms", 1500),
+        ({"offload_numa": "interleave"}, "offload.numa", "interleave"),
+        ({"offload_numa": 3}, "offload.numa", 3),
+        ({"offload_numa": "auto"}, "offload.numa", "auto"),
+        ({"offload": {"numa": False}}, "offload.numa", "off"),  # YAML 1.1 makes False of off
+        ({"broadcast_shm": False}, "broadcast.shm", "off"),
+        ({"broadcast_insecure": True}, "broadcast.insecure", True),
+        ({"broadcast_insecure": False}, "broadcast.insecure", False),
+        ({"device": "host"}, "device", "host"),
     ],
 )
-def test_sizes_and_shares_are_numbers_or_text(key: str, value: object, expected: float) -> None:
-    assert load_config(environment=False, **{key: value})[key] == pytest.approx(expected)
+def test_values_may_be_given_as_python_has_them(
+    given: dict[str, Any], key: str, expected: Any
+) -> None:
+    found = load_config(environment=False, **given)[key]
+    assert type(found) is type(expected)
+    assert found == (pytest.approx(expected) if type(expected) is float else expected)
 
 
-def test_sections_may_be_mappings() -> None:
-    nested = load_config(
-        environment=False, offload={"slab_bytes": "2GiB", "pin": "off"}, device="host"
-    )
-    flat = load_config(
-        environment=False, offload_slab_bytes="2GiB", offload_pin="off", device="host"
-    )
-    assert nested == flat
-    assert nested["offload.pin"] == "off"
-
-
-def test_yamls_bare_off_is_the_word() -> None:
-    """YAML 1.1 readers make False of it."""
-    assert load_config(environment=False, broadcast_shm=False)["broadcast.shm"] == "off"
-    assert load_config(environment=False, offload={"numa": False})["offload.numa"] == "off"
-    assert load_config(environment=False, broadcast_insecure=False)["broadcast.insecure"] is False
-    with pytest.raises(ConfigError, match=r"broadcast\.shm"):
-        load_config(environment=False, broadcast_shm=True)
-
-
-def test_numa_is_a_word_or_a_node() -> None:
-    assert Config()["offload.numa"] == "auto"
-    for value in ("interleave", "off", "auto", 0, 3):
-        assert load_config(environment=False, offload_numa=value)["offload.numa"] == value
-
-
-def test_none_leaves_an_option_as_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("offload: {batch: 3}\n")
+def test_none_leaves_an_option_as_it_is(file: Path) -> None:
     for given in ({"offload_batch": None}, {"offload": {"batch": None}}, {"offload": None}):
         assert load_config(file, **given)["offload.batch"] == 3  # type: ignore[arg-type]
 
 
-def test_each_layer_goes_over_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("offload: {batch: 3, copy_threads: 3, touch_threads: 3}\n")
+def test_each_layer_goes_over_the_one_before(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFIT_OFFLOAD_COPY_THREADS", "4")
     monkeypatch.setenv("REFIT_OFFLOAD_TOUCH_THREADS", "4")
     config = load_config(file, offload_touch_threads=5)
@@ -188,6 +124,7 @@ def test_files_are_those_of_c(root: Path, name: str) -> None:
         ({"offload_batch": 1.5}, ConfigError, "offload.batch"),
         ({"offload_batch": float("nan")}, ConfigError, "offload.batch"),
         ({"offload_batch": 1 << 70}, ConfigError, "offload.batch"),
+        ({"broadcast_shm": True}, ConfigError, "broadcast.shm"),
         ({"offload_pin": "sometimes"}, ConfigError, "auto|require|prefer|off"),
         ({"use_pinned_optimizer_offload": "yes"}, ConfigError, "use_pinned_optimizer_offload"),
         ({"offload_batch": [1]}, InvalidError, "cannot be a list"),
@@ -250,12 +187,12 @@ def test_wrong_files_are_refused_with_line_and_column(tmp_path: Path) -> None:
         load_config("a\0b.yaml")
 
 
-def test_make_config_takes_what_constructors_are_given(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("offload: {batch: 3}\n")
+def test_make_config_takes_what_constructors_are_given(file: Path) -> None:
     config = load_config(file)
     assert make_config(config) is config
-    for one in (config, file, str(file), {"offload": {"batch": 3}}, {"offload.batch": 3}):
+    nested = {"offload": {"batch": 3, "copy_threads": 3, "touch_threads": 3}}
+    flat = {f"offload.{name}": 3 for name in nested["offload"]}
+    for one in (config, file, str(file), nested, flat):
         assert make_config(one, {}) == config
         changed = make_config(one, {"offload_batch": 4, "device": "host"})
         assert (changed["offload.batch"], changed["device"]) == (4, "host")
@@ -300,9 +237,7 @@ def test_it_says_what_differs_from_the_defaults() -> None:
     assert config != "Config()"
 
 
-def test_pickling_keeps_values_and_origins(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text("offload: {batch: 3}\n")
+def test_pickling_keeps_values_and_origins(file: Path) -> None:
     config = load_config(file, device="host")
     again = pickle.loads(pickle.dumps(config))
     assert again == config

@@ -7,7 +7,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -100,26 +99,6 @@ def test_one_that_was_never_opened_is_not_closed(is_asked: bool) -> None:
         Unopened()
     gc.collect()
     assert log == []
-
-
-def test_close_while_another_thread_closes_does_nothing() -> None:
-    log: list[int] = []
-    inside, go_on = threading.Event(), threading.Event()
-
-    class Slow(Thing):
-        def _close(self, pointer: int) -> None:
-            inside.set()
-            assert go_on.wait(60)
-            super()._close(pointer)
-
-    thing = Slow(log)
-    other = threading.Thread(target=thing.close)
-    other.start()
-    assert inside.wait(60)
-    thing.close()
-    go_on.set()
-    other.join()
-    assert log == [7]
 
 
 AT_THE_END = """

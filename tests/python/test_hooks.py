@@ -131,7 +131,7 @@ def test_hooks_outlive_a_failed_step(run: Run, same: Run, controller: refit.Cont
     run.step(), same.step()
 
 
-def test_a_compiled_step_brings_the_states_back_without_a_warning(
+def test_a_compiled_step_brings_the_states_back_and_is_compiled_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     graphs: list[Any] = []
@@ -140,14 +140,18 @@ def test_a_compiled_step_brings_the_states_back_without_a_warning(
         graphs.append(graph)
         return graph.forward
 
-    def train(run: Run, controller: Any) -> None:
+    def train(run: Run, controller: Any) -> list[int]:
+        counts = []
         step = torch.compile(run.optimizer.step, backend=backend)
-        for _ in range(3):
-            if controller is not None:
+        graphs.clear()
+        for number in range(5):
+            if controller is not None and number != 1:
                 controller.clear()
                 assert run.away()
             run.backward()
             step()
+            counts.append(len(graphs))
+        return counts
 
     caplog.set_level(logging.WARNING)
     same, run = Run(), Run()
@@ -156,10 +160,9 @@ def test_a_compiled_step_brings_the_states_back_without_a_warning(
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own modules
         train(same, None)
-        graphs.clear()
         with refit.Controller(run.optimizer, run.model) as controller:
-            train(run, controller)
+            counts = train(run, controller)
             assert controller.state == "training"
-    assert graphs
+    assert counts[-1] == counts[1] > 0
     assert_same(run, same)
     assert not [one for one in caplog.records if "refit" in one.getMessage()]

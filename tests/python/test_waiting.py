@@ -170,13 +170,6 @@ def test_ctrl_c_cancels_a_call_and_waits_for_its_end(bell: Bell) -> None:
     assert isinstance(caught.value.__context__, CancelledError)
 
 
-def test_ctrl_c_is_not_lost_when_the_call_succeeds(bell: Bell) -> None:
-    sender = signal_when(bell.waiting)
-    with pytest.raises(KeyboardInterrupt):
-        run_interruptibly(bell.wait, bell.ring)
-    sender.join()
-
-
 def ring_after(sender: threading.Thread, bell: Bell) -> threading.Thread:
     """The signal has been sent when the call ends."""
 
