@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from forks import said_in_a_fork
@@ -25,6 +26,15 @@ def speak() -> None:
 
 def some_call() -> None:
     Device("host").close()
+
+
+@contextmanager
+def handled_by(handler: logging.Handler) -> Iterator[None]:
+    logging.getLogger("refit").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("refit").removeHandler(handler)
 
 
 @pytest.fixture(autouse=True)
@@ -47,16 +57,12 @@ def test_a_line_comes_behind_the_next_call(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.records) == 1
 
 
-def test_a_line_of_another_thread_comes_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_that_fails_hands_over_what_a_thread_has_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     thread = threading.Thread(target=speak)
     thread.start()
     thread.join()
-    some_call()
-    assert [record.levelno for record in caplog.records] == [logging.ERROR]
-
-
-def test_a_call_that_fails_hands_over_and_raises(caplog: pytest.LogCaptureFixture) -> None:
-    speak()
     with pytest.raises(Exception, match="no device"):
         Device("no device")
     assert len(caplog.records) == 1
@@ -75,14 +81,9 @@ def test_the_level_is_the_logger_s(caplog: pytest.LogCaptureFixture) -> None:
     caplog.clear()
     Device("auto").close()
     assert caplog.records == []
-
-
-def test_c_keeps_nothing_that_the_logger_does_not_take(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "refit")
-    some_call()
     before = log.count.value
     Device("auto").close()
-    assert log.count.value == before
+    assert log.count.value == before  # C keeps nothing that the logger does not take
 
 
 def test_lines_that_are_too_many_are_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -108,13 +109,9 @@ def test_a_handler_may_call_refit(caplog: pytest.LogCaptureFixture) -> None:
                 speak()
             some_call()
 
-    handler = Calling()
-    logging.getLogger("refit").addHandler(handler)
-    try:
+    with handled_by(Calling()):
         speak()
         some_call()
-    finally:
-        logging.getLogger("refit").removeHandler(handler)
     assert len(seen) == 3
 
 
@@ -179,24 +176,21 @@ def test_a_child_of_a_fork_in_the_middle_can_hand_over(caplog: pytest.LogCapture
             assert forked.wait(60)
 
     def seen() -> int:
-        logging.getLogger("refit").removeHandler(slow)
+        forked.set()
+        before = len(caplog.records)
         speak()
         some_call()
-        return sum(NO_ARENA in record.getMessage() for record in caplog.records) - before
+        return len(caplog.records) - before
 
-    slow, before = Slow(), 0
-    logging.getLogger("refit").addHandler(slow)
-    speak()
-    other = threading.Thread(target=some_call)
-    other.start()
-    try:
+    with handled_by(Slow()):
+        speak()
+        other = threading.Thread(target=some_call)
+        other.start()
         assert begun.wait(60)
-        before = len(caplog.records)
-        assert said_in_a_fork(seen) == "1"
-    finally:
+        told = said_in_a_fork(seen)
         forked.set()
         other.join()
-        logging.getLogger("refit").removeHandler(slow)
+    assert told == "1"
 
 
 def test_the_last_lines_come_when_the_interpreter_ends() -> None:

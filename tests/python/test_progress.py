@@ -4,6 +4,7 @@ import builtins
 import io
 import sys
 import types
+from typing import Any
 
 import pytest
 from refit import progress
@@ -17,9 +18,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def show_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def show_terminal(monkeypatch: pytest.MonkeyPatch, stderr: Any = None) -> Any:
     """Called by a test itself: between its fixtures and it pytest takes stderr again."""
-    made = Terminal()
+    made = stderr or Terminal()
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(sys, "stderr", made)
     return made
@@ -32,31 +33,29 @@ def test_large_work_on_a_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch) -
         assert shown.visible
         shown.advance(LARGE // 2)
     assert "refit offload" in terminal.getvalue()
-
-
-def test_small_work_shows_none_unless_it_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tqdm")
-    show_terminal(monkeypatch)
-    assert not bar("offload", LARGE - 1).visible
     with bar("offload", 1, wanted=True) as shown:
         assert shown.visible
 
 
-def test_one_that_is_not_wanted_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = show_terminal(monkeypatch)
-    assert not bar("offload", LARGE, wanted=False).visible
-    assert terminal.getvalue() == ""
-
-
-def test_another_rank_shows_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    show_terminal(monkeypatch)
-    monkeypatch.setenv("RANK", "3")
-    assert not bar("offload", LARGE, wanted=True).visible
-
-
-def test_a_file_or_a_pipe_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not bar("offload", LARGE, wanted=True).visible
+@pytest.mark.parametrize(
+    ("nbytes", "wanted", "stderr", "others"),
+    [
+        (LARGE - 1, None, Terminal(), {}),
+        (LARGE, False, Terminal(), {}),
+        (LARGE, True, Terminal(), {"RANK": "3"}),
+        (LARGE, True, io.StringIO(), {}),
+    ],
+    ids=["small", "not wanted", "another rank", "a pipe"],
+)
+def test_others_show_none(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, wanted: Any, stderr: Any, others: dict[str, str]
+) -> None:
+    show_terminal(monkeypatch, stderr)
+    for name, value in others.items():
+        monkeypatch.setenv(name, value)
+    with bar("offload", nbytes, wanted=wanted) as shown:
+        assert not shown.visible
+    assert stderr.getvalue() == ""
 
 
 def test_without_tqdm_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +84,11 @@ def test_a_hidden_bar_counts_all_the_same() -> None:
 
 def test_a_bar_closes_when_the_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     show_terminal(monkeypatch)
-
-    def fail() -> None:
-        with bar("publish", LARGE) as shown:
-            fail.shown = shown  # type: ignore[attr-defined]
-            raise OSError("gone")
-
-    with pytest.raises(OSError, match="gone"):
-        fail()
-    assert not fail.shown.visible  # type: ignore[attr-defined]
-    fail.shown.close()  # type: ignore[attr-defined]
+    shown = bar("publish", LARGE)
+    with pytest.raises(OSError, match="gone"), shown:
+        raise OSError("gone")
+    assert not shown.visible
+    shown.close()
 
 
 def test_the_rank_is_that_of_the_running_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +101,10 @@ def test_the_rank_is_that_of_the_running_process_group(monkeypatch: pytest.Monke
     assert rank() == 2
 
 
-@pytest.mark.parametrize("said", ["", "first", "-1"])
+@pytest.mark.parametrize(("said", "known"), [("2", 2), ("", 0), ("first", 0), ("-1", 0)])
 def test_a_rank_that_is_no_number_is_taken_for_the_first(
-    said: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, said: str, known: int
 ) -> None:
     monkeypatch.setenv("RANK", said)
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
-    assert rank() == 0
+    assert rank() == known

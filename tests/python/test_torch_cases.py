@@ -5,52 +5,50 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import refit
 
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
-def test_every_way_moves_the_list_and_says_how_fast(root: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    sizes = [512, 4096, 100_000]
-    listed = [*sizes, 2 << 20]  # the last is more than --mib leaves room for
-    (tmp_path / "list").write_text("".join(f"state.{i} {size}\n" for i, size in enumerate(listed)))
-    sources = str(Path(refit.__file__).parents[1])
-    script, names = root / "tests" / "gpu" / "torch_cases.py", tmp_path / "list"
+
+def output_of(script: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, str(script), str(names), "--device", "cpu", "--rounds", "2", "--mib", "1"],
+        [sys.executable, str(script), *arguments, "--device", "cpu"],
         capture_output=True,
         text=True,
         timeout=100,
-        env=os.environ | {"PYTHONPATH": sources},
+        env=os.environ | {"PYTHONPATH": str(Path(refit.__file__).parents[1])},
     )
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rows_of(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+
+
+def test_every_way_moves_the_list_and_says_how_fast(root: Path, tmp_path: Path) -> None:
+    sizes = [512, 4096, 100_000]
+    listed = [*sizes, 2 << 20]  # the last is more than --mib leaves room for
+    names = tmp_path / "list"
+    names.write_text("".join(f"state.{i} {size}\n" for i, size in enumerate(listed)))
+    script = root / "tests" / "gpu" / "torch_cases.py"
+    rows = rows_of(output_of(script, str(names), "--rounds", "2", "--mib", "1"))
     assert len({row["way"] for row in rows}) == 5
     assert [row["rounds"] for row in rows] == [0] * 5 + [1] * 5 + [2] * 5  # after each round
     assert rows[-1]["way"] == "refit.Controller"
     for row in rows:
-        assert row["bench"] == "torch"
-        assert row["bytes"] == sum(sizes)
+        assert (row["bench"], row["bytes"]) == ("torch", sum(sizes))
         assert row["offload_gbps"] > 0
         assert row["restore_gbps"] > 0
 
 
-@pytest.mark.slow
 def test_every_way_to_step_states_on_the_host_has_the_same_bits(root: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    sources = str(Path(refit.__file__).parents[1])
     script = root / "tests" / "gpu" / "host_steps.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--device", "cpu", "--rounds", "2", "--mib", "2"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"PYTHONPATH": sources},
-    )
-    assert done.returncode == 0, done.stdout
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    rows = rows_of(output_of(script, "--rounds", "2", "--mib", "2"))
     assert len(rows) == len({row["way"] for row in rows}) == 4
     for row in rows:
         assert row["bench"] == "torch window"
@@ -60,16 +58,5 @@ def test_every_way_to_step_states_on_the_host_has_the_same_bits(root: Path) -> N
         assert (row["step_in_gbps"] > 0) == (row["way"] != "resident")
 
 
-@pytest.mark.slow
 def test_the_scenes_of_activations_on_a_gpu_pass_on_a_cpu(root: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
-    script = root / "tests" / "gpu" / "activations.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--device", "cpu"],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=os.environ | {"PYTHONPATH": str(Path(refit.__file__).parents[1])},
-    )
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.count("passed") == 6
+    assert output_of(root / "tests" / "gpu" / "activations.py").count("passed") == 6
