@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np  # noqa: E402
-import refit  # noqa: E402
+from refit import Controller  # noqa: E402
 from refit.away import Absence  # noqa: E402
 from refit.errors import DeviceMemoryError, StateError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
@@ -127,7 +127,7 @@ def told(value: Any) -> Any:
 @pytest.mark.parametrize("when", ["cleared", "returning"])
 @pytest.mark.parametrize("use", USES)
 def test_what_uses_a_state_that_is_away_finds_its_bytes(
-    run: Run, same: Run, controller: refit.Controller, use: str, when: str
+    run: Run, same: Run, controller: Controller, use: str, when: str
 ) -> None:
     controller.clear()
     if when == "returning":
@@ -157,9 +157,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_what_only_looks_at_a_state_brings_nothing_back(
-    run: Run, controller: refit.Controller, look: str
-) -> None:
+def test_a_look_at_a_state_brings_nothing_back(run: Run, controller: Controller, look: str) -> None:
     moment = run.moments()[0]
     seen = LOOKS[look](moment)
     controller.clear()
@@ -168,7 +166,7 @@ def test_what_only_looks_at_a_state_brings_nothing_back(
     assert controller.state == "cleared"
 
 
-def test_returns_before_restore_are_counted(run: Run, controller: refit.Controller) -> None:
+def test_returns_before_restore_are_counted(run: Run, controller: Controller) -> None:
     whole_cycle(controller)
     run.step()
     assert controller.stats()["refit/early_returns"] == 0
@@ -189,16 +187,14 @@ SCHEDULE_FREE = ["AdamWScheduleFree", "SGDScheduleFree", "RAdamScheduleFree"]
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", SCHEDULE_FREE)
-def test_schedule_free_may_change_its_mode_at_any_time(
-    torch_device: str, name: str, foreach: bool
-) -> None:
+def test_schedule_free_may_change_its_mode(torch_device: str, name: str, foreach: bool) -> None:
     kind = getattr(pytest.importorskip("schedulefree"), name)
 
     def make(parameters: Any) -> Any:
         return kind(parameters, lr=0.1, foreach=foreach)
 
     run, same = Run(make, torch_device), Run(make, torch_device)
-    with refit.Controller(run.optimizer, run.model) as controller:
+    with Controller(run.optimizer, run.model) as controller:
         for number in range(6):
             run.optimizer.train(), same.optimizer.train()
             run.step(), same.step()
@@ -215,9 +211,7 @@ def test_schedule_free_may_change_its_mode_at_any_time(
         assert_same(run, same)
 
 
-def test_a_state_dict_taken_before_can_be_loaded_into(
-    run: Run, controller: refit.Controller, tmp_path: Path
-) -> None:
+def test_a_state_dict_of_before_is_loaded(run: Run, controller: Controller, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     dcp.save({"optimizer": run.optimizer.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
@@ -238,7 +232,7 @@ WAYS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("way", WAYS, ids=["deepcopy", "pickle", "save"])
 def test_a_state_dict_taken_before_can_be_copied_and_saved(
-    run: Run, same: Run, controller: refit.Controller, way: Callable[[Any], Any]
+    run: Run, same: Run, controller: Controller, way: Callable[[Any], Any]
 ) -> None:
     taken = run.optimizer.state_dict()
     controller.clear()
@@ -248,13 +242,11 @@ def test_a_state_dict_taken_before_can_be_copied_and_saved(
     assert kinds == {torch.Tensor}
 
 
-def test_states_of_two_controllers_meet_in_one_operation(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_states_of_two_controllers_meet_in_one_operation(run: Run, controller: Controller) -> None:
     other = Run(device=run.device)
     other.step(3)
     expected = [a + b for a, b in zip(run.moments(), other.moments(), strict=True)]
-    with refit.Controller(other.optimizer) as second:
+    with Controller(other.optimizer) as second:
         controller.clear(), second.clear()
         assert all(map(torch.equal, torch._foreach_add(run.moments(), other.moments()), expected))
         assert (controller.state, second.state) == ("training", "training")
@@ -340,7 +332,7 @@ def test_wrappers_and_what_is_in_them_are_found(torch_device: str) -> None:
     codes, scale = torch.arange(6.0, device=torch_device), torch.full((6,), 2.0).to(torch_device)
     expected = codes * 2
     inner = Scaled(codes, scale)
-    with refit.Controller(holding(inner, torch_device)) as controller:
+    with Controller(holding(inner, torch_device)) as controller:
         uses: list[Callable[[], Any]] = [
             lambda: inner + 0,
             lambda: torch.zeros(6, device=torch_device) + inner,
@@ -362,13 +354,13 @@ def test_wrappers_and_what_is_in_them_are_found(torch_device: str) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_wrapper_whose_class_is_final_is_found_by_what_is_in_it(
+def test_a_wrapper_of_a_final_class_is_found_by_its_tensor(
     torch_device: str, wrapped: bool
 ) -> None:
     bytes_of, expected = (torch.arange(6.0, device=torch_device) for _ in range(2))
     inner = Scaled(bytes_of, torch.ones(6, device=torch_device)) if wrapped else bytes_of
     state = Final(inner)
-    with refit.Controller(holding(state, torch_device)) as controller:
+    with Controller(holding(state, torch_device)) as controller:
         for use in (lambda: inner + 0, lambda: state + 0):
             controller.clear()
             assert bytes_of.untyped_storage().nbytes() == 0
@@ -379,7 +371,7 @@ def test_a_wrapper_whose_class_is_final_is_found_by_what_is_in_it(
 
 def test_a_parameter_that_is_a_state_stays_a_parameter(torch_device: str) -> None:
     master = torch.nn.Parameter(torch.arange(4.0, device=torch_device))
-    with refit.Controller(holding(master, torch_device)) as controller:
+    with Controller(holding(master, torch_device)) as controller:
         controller.clear()
         assert isinstance(master, torch.nn.Parameter)
         assert (master.requires_grad, master.grad, master.shape) == (True, None, (4,))
@@ -394,7 +386,7 @@ def test_a_parameter_that_is_a_state_stays_a_parameter(torch_device: str) -> Non
 def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device: str) -> None:
     flat = torch.arange(8.0, device=torch_device)
     first, second = flat[:4], flat[4:]
-    with refit.Controller(holding([first, second, flat], torch_device)) as controller:
+    with Controller(holding([first, second, flat], torch_device)) as controller:
         controller.clear()
         view = second[1:]
         assert view.tolist() == [5, 6, 7]
@@ -407,7 +399,7 @@ def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device
 
 
 def test_without_memory_the_use_raises_and_the_next_one_finds_the_bytes(
-    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("out of memory")
@@ -435,9 +427,7 @@ def test_a_tensor_that_does_not_come_back_is_refused() -> None:
 
 
 @pytest.mark.parametrize("swapped", [True, False], ids=["swap_tensors", "as_subclass"])
-def test_a_tensor_that_got_the_class_of_one_that_is_away_can_be_used(
-    run: Run, controller: refit.Controller, swapped: bool
-) -> None:
+def test_a_tensor_given_the_class_is_used(run: Run, controller: Controller, swapped: bool) -> None:
     state = run.moments()[0]
     value = state.clone()
     controller.clear()
@@ -454,7 +444,7 @@ def test_a_tensor_that_got_the_class_of_one_that_is_away_can_be_used(
 
 
 def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_bytes(
-    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, found, waits = Offloader.finish, [], []
     begun = threading.Event()
@@ -492,7 +482,7 @@ def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
             norms.append(float(run.moments()[0].norm()))
 
     norms: list[float] = []
-    with refit.Controller(run.optimizer, timer=Timer()) as controller:
+    with Controller(run.optimizer, timer=Timer()) as controller:
         controller.clear()
         controller.restore()
         controller.join() if controller.state == "returning" else None
@@ -500,6 +490,6 @@ def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
         run.step(), same.step()
 
 
-def test_a_forked_process_is_told(run: Run, controller: refit.Controller) -> None:  # trap 27
+def test_a_forked_process_is_told(run: Run, controller: Controller) -> None:  # trap 27
     controller.clear()
     assert "belongs to process" in refusal_in_a_fork(lambda: run.moments()[0] + 1)

@@ -10,17 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from refit import Controller  # noqa: E402
 from refit.errors import BusyError, InvalidError, StateError  # noqa: E402
 from training import Run, assert_same_states, hooks_of, whole_cycle  # noqa: E402
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
-def test_a_cycle_takes_the_memory_away_and_brings_every_bit_back(
-    run: Run, same: Run, is_pinned: bool
-) -> None:
-    with refit.Controller(
-        run.optimizer, run.model, use_pinned_optimizer_offload=is_pinned
-    ) as controller:
+def test_a_cycle_frees_memory_and_returns_every_bit(run: Run, same: Run, is_pinned: bool) -> None:
+    with Controller(run.optimizer, run.model, use_pinned_optimizer_offload=is_pinned) as controller:
         for number in range(5):
             assert run.step() == same.step()
             controller.clear()
@@ -32,9 +29,7 @@ def test_a_cycle_takes_the_memory_away_and_brings_every_bit_back(
             assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
 
 
-def test_what_is_given_in_anothers_place_is_refused_with_a_sentence(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_what_is_given_in_anothers_place_is_refused(run: Run, controller: Controller) -> None:
     with refit.Publisher("tcp://127.0.0.1:0") as publisher:
         with pytest.raises(InvalidError, match="publisher="), controller.refit(publisher):  # type: ignore[arg-type]
             pass
@@ -65,15 +60,15 @@ def test_a_model_may_be_a_list_of_megatrons_chunks(chunks: int, is_listed: bool)
     for layer in layers:
         layer(torch.ones(2, 64)).sum().backward()
     optimizer.step()
-    with refit.Controller(optimizer, whole) as controller:
+    with Controller(optimizer, whole) as controller:
         controller.clear()
         assert controller.stats()["refit/offload_bytes"] > 0
     for nothing in ([], [optimizer], "model"):
         with pytest.raises(InvalidError, match=r"model is a .*give a torch\.nn\.Module, or a list"):
-            refit.Controller(optimizer, nothing)  # type: ignore[arg-type]
+            Controller(optimizer, nothing)  # type: ignore[arg-type]
 
 
-def test_every_verb_may_be_called_twice(run: Run, controller: refit.Controller) -> None:
+def test_every_verb_may_be_called_twice(run: Run, controller: Controller) -> None:
     for verb in (controller.clear, controller.restore, controller.join):
         verb()
         verb()
@@ -86,9 +81,8 @@ def test_every_verb_may_be_called_twice(run: Run, controller: refit.Controller) 
     assert controller.state == "training"
 
 
-def test_objects_views_strides_and_groups_are_the_same_ones_afterwards(
-    run: Run, controller: refit.Controller
-) -> None:  # traps 4 and 7
+def test_objects_views_strides_and_groups_stay_the_same(run: Run, controller: Controller) -> None:
+    # traps 4 and 7
     def seen() -> list[Any]:
         found = [(id(t), type(t), t.shape, t.stride(), t.storage_offset()) for t in run.moments()]
         keys = [list(state) for state in run.optimizer.state.values()]
@@ -102,7 +96,7 @@ def test_objects_views_strides_and_groups_are_the_same_ones_afterwards(
     assert torch.equal(view, bytes_of_view)
 
 
-def test_step_counters_stay_where_they_are(run: Run, controller: refit.Controller) -> None:
+def test_step_counters_stay_where_they_are(run: Run, controller: Controller) -> None:
     # trap 8
     counters = [state["step"] for state in run.optimizer.state.values()]
     controller.clear()
@@ -110,11 +104,9 @@ def test_step_counters_stay_where_they_are(run: Run, controller: refit.Controlle
     assert ("0.weight.step", "a step counter stays where it is") in controller.resident
 
 
-def test_a_clear_before_the_first_step_moves_nothing_and_the_next_one_all(
-    torch_device: str,
-) -> None:  # trap 9
+def test_a_clear_before_the_first_step_moves_nothing(torch_device: str) -> None:  # trap 9
     run = Run(device=torch_device)
-    with refit.Controller(run.optimizer) as controller:
+    with Controller(run.optimizer) as controller:
         controller.clear()
         assert controller.state == "cleared"
         assert len(run.optimizer.state) == 0
@@ -124,16 +116,15 @@ def test_a_clear_before_the_first_step_moves_nothing_and_the_next_one_all(
 
 
 def test_a_step_while_states_are_away_brings_them_back_first(
-    run: Run, same: Run, controller: refit.Controller
+    run: Run, same: Run, controller: Controller
 ) -> None:  # trap 10
     controller.clear()
     run.step(), same.step()
     assert controller.state == "training"
 
 
-def test_a_state_dict_while_states_are_away_or_returning_is_whole(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:  # trap 13
+def test_a_state_dict_is_whole_at_any_time(run: Run, same: Run, controller: Controller) -> None:
+    # trap 13
     controller.clear()
     assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
     controller.clear()
@@ -141,9 +132,8 @@ def test_a_state_dict_while_states_are_away_or_returning_is_whole(
     assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
 
 
-def test_a_state_dict_loaded_while_states_are_away_replaces_them(
-    run: Run, controller: refit.Controller
-) -> None:  # trap 15
+def test_a_state_dict_loaded_while_away_replaces_states(run: Run, controller: Controller) -> None:
+    # trap 15
     other = Run(device=run.device)
     other.step(4)
     saved = copy.deepcopy(other.optimizer.state_dict())
@@ -156,27 +146,21 @@ def test_a_state_dict_loaded_while_states_are_away_replaces_them(
     assert_same_states(run.optimizer.state_dict(), saved)
 
 
-def test_a_state_dict_that_refers_to_states_that_are_away_can_be_loaded(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_a_live_state_dict_can_be_loaded(run: Run, same: Run, controller: Controller) -> None:
     live = run.optimizer.state_dict()
     controller.clear()
     run.optimizer.load_state_dict(live)
     assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
 
 
-def test_a_load_that_is_refused_loses_nothing(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_a_load_that_is_refused_loses_nothing(run: Run, same: Run, controller: Controller) -> None:
     other = Run(lambda p: torch.optim.SGD(list(p)[:1], momentum=0.9)).optimizer.state_dict()
     controller.clear()
     with pytest.raises(ValueError, match="parameter group"):
         run.optimizer.load_state_dict(other)
 
 
-def test_parameters_added_meanwhile_are_moved_from_the_next_clear_on(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_parameters_added_meanwhile_leave_next_time(run: Run, controller: Controller) -> None:
     extra = torch.nn.Parameter(torch.ones(5, device=run.device))
     controller.clear()
     run.optimizer.add_param_group({"params": [extra]})
@@ -191,7 +175,7 @@ def test_parameters_added_meanwhile_are_moved_from_the_next_clear_on(
 def test_several_optimizers_are_one_cycle(run: Run) -> None:
     other = Run(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), device=run.device)
     other.step()
-    with refit.Controller([run.optimizer, other.optimizer]) as controller:
+    with Controller([run.optimizer, other.optimizer]) as controller:
         controller.clear()
         assert run.away()
         assert other.away()
@@ -203,18 +187,18 @@ def test_several_optimizers_are_one_cycle(run: Run) -> None:
 @pytest.mark.parametrize("wrong", [None, 3, [], "adam", object()])
 def test_what_is_no_optimizer_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidError):
-        refit.Controller(wrong)
+        Controller(wrong)
 
 
-def test_an_optimizer_has_one_controller_at_a_time(run: Run, controller: refit.Controller) -> None:
+def test_an_optimizer_has_one_controller_at_a_time(run: Run, controller: Controller) -> None:
     with pytest.raises(BusyError, match="controller already"):
-        refit.Controller(run.optimizer)
+        Controller(run.optimizer)
     controller.close()
-    refit.Controller(run.optimizer).close()
+    Controller(run.optimizer).close()
 
 
 def test_close_brings_the_states_back_and_takes_the_hooks_away(run: Run, same: Run) -> None:
-    controller = refit.Controller(run.optimizer)
+    controller = Controller(run.optimizer)
     controller.clear()
     controller.close()
     controller.close()
@@ -227,7 +211,7 @@ def test_close_brings_the_states_back_and_takes_the_hooks_away(run: Run, same: R
 
 
 def test_an_unreferenced_controller_brings_the_states_back(run: Run, same: Run) -> None:
-    controller = refit.Controller(run.optimizer)
+    controller = Controller(run.optimizer)
     controller.clear()
     del controller
     gc.collect()
@@ -237,9 +221,8 @@ def test_an_unreferenced_controller_brings_the_states_back(run: Run, same: Run) 
     run.step(), same.step()
 
 
-def test_a_controller_is_not_pickled_and_an_optimizer_with_one_is(
-    run: Run, controller: refit.Controller
-) -> None:  # trap 27
+def test_an_optimizer_is_pickled_without_its_controller(run: Run, controller: Controller) -> None:
+    # trap 27
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(controller)
     assert hooks_of(run.optimizer)
@@ -247,8 +230,8 @@ def test_a_controller_is_not_pickled_and_an_optimizer_with_one_is(
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_a_copy_of_an_optimizer_whose_states_are_away_is_whole(
-    run: Run, same: Run, controller: refit.Controller, again: Any
+def test_a_copy_while_away_is_whole(
+    run: Run, same: Run, controller: Controller, again: Any
 ) -> None:  # trap 13: PyTorch fills a copy of an empty storage with whatever there is
     controller.clear()
     twin = again(run.optimizer)
@@ -259,7 +242,7 @@ def test_a_copy_of_an_optimizer_whose_states_are_away_is_whole(
 
 def test_a_budget_that_does_not_suffice_is_said_before_anything_moves(run: Run, same: Run) -> None:
     # trap 26
-    with refit.Controller(run.optimizer, offload_budget_bytes="4KiB") as controller:
+    with Controller(run.optimizer, offload_budget_bytes="4KiB") as controller:
         with pytest.raises(MemoryError, match="budget"):
             controller.clear()
         assert controller.state == "training"
@@ -267,9 +250,7 @@ def test_a_budget_that_does_not_suffice_is_said_before_anything_moves(run: Run, 
         run.step(), same.step()
 
 
-def test_host_memory_is_given_back_on_request_and_taken_again(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_host_memory_is_given_back_and_taken_again(run: Run, controller: Controller) -> None:
     controller.clear()
     for verb in (controller.release, controller.join):
         with pytest.raises(StateError, match="restore"):
@@ -282,9 +263,7 @@ def test_host_memory_is_given_back_on_request_and_taken_again(
     assert run.away()
 
 
-def test_figures_are_of_the_cycle_and_of_the_publisher_until_it_is_closed(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_figures_are_of_the_cycle_and_its_publisher(run: Run, controller: Controller) -> None:
     assert controller.stats()["refit/cycles"] == 0.0
     whole_cycle(controller)
     stats = controller.stats()
@@ -302,7 +281,7 @@ def test_figures_are_of_the_cycle_and_of_the_publisher_until_it_is_closed(
     assert controller.stats()["refit/version"] == 0
 
 
-def test_a_controller_says_where_its_states_are(run: Run, controller: refit.Controller) -> None:
+def test_a_controller_says_where_its_states_are(run: Run, controller: Controller) -> None:
     moved = sum(t.nbytes for t in run.moments())
     assert repr(controller) == "Controller(training, tensors=0, bytes=0)"
     controller.clear()
@@ -314,9 +293,7 @@ def test_a_controller_says_where_its_states_are(run: Run, controller: refit.Cont
     assert repr(controller) == "Controller(closed)"
 
 
-def test_refit_without_a_publisher_clears_and_an_exception_passes_through(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_a_refit_clears_and_lets_an_exception_through(run: Run, controller: Controller) -> None:
     with controller.refit():
         assert run.away()
     controller.prepare_for_training()
@@ -328,5 +305,5 @@ def test_refit_without_a_publisher_clears_and_an_exception_passes_through(
 
 def test_options_are_those_of_the_library(run: Run) -> None:
     with pytest.raises(refit.RefitError, match="offload_slab"):
-        refit.Controller(run.optimizer, offload_slab="1GiB")
+        Controller(run.optimizer, offload_slab="1GiB")
     assert not hooks_of(run.optimizer)

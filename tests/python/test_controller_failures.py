@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from refit import Controller  # noqa: E402
 from refit._library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
@@ -38,7 +39,7 @@ def raising(why: type[BaseException]) -> Callable[..., Any]:
 
 
 def test_every_verb_that_failed_counts_once(
-    run: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failures() -> float:
         return controller.stats()["refit/cycle_failures"]
@@ -94,7 +95,7 @@ def test_every_verb_that_failed_counts_once(
 def test_ctrl_c_in_the_middle_of_a_close_leaves_the_optimizer_in_use(
     run: Run, same: Run, monkeypatch: pytest.MonkeyPatch, function: str, then: str
 ) -> None:  # trap 12
-    controller = refit.Controller(run.optimizer)
+    controller = Controller(run.optimizer)
     whole_cycle(controller)
     real = getattr(lib, function)
 
@@ -112,13 +113,13 @@ def test_ctrl_c_in_the_middle_of_a_close_leaves_the_optimizer_in_use(
         assert controller.stats()["refit/cycles"] == 1
         whole_cycle(controller)
     controller.close()
-    refit.Controller(run.optimizer).close()
+    Controller(run.optimizer).close()
     run.step(), same.step()
 
 
 @pytest.mark.parametrize("then", ["step", "clear"])
 def test_copies_back_that_failed_are_told_and_made_again(
-    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch, then: str
+    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:  # trap 12: the host image stays until the last byte is back
     run.backward(), same.backward()
     controller.clear()
@@ -138,7 +139,7 @@ def test_copies_back_that_failed_are_told_and_made_again(
 
 
 def test_storages_that_nothing_holds_do_not_leave(
-    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Regions.leave
 
@@ -156,7 +157,7 @@ def test_storages_that_nothing_holds_do_not_leave(
 
 
 def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(
-    run: Run, same: Run, controller: refit.Controller
+    run: Run, same: Run, controller: Controller
 ) -> None:  # trap 27
     controller.clear()
     assert "a forked process opens its own" in refusal_in_a_fork(controller.restore)

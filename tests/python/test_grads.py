@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import refit  # noqa: E402
+from refit import Controller  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
 from refit.grads import Accumulation  # noqa: E402
 from refit.storages import opened  # noqa: E402
@@ -33,9 +33,7 @@ def use(run: Run) -> None:
     run.optimizer.step()
 
 
-def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_kept_gradients_return_as_the_same_objects(run: Run, controller: Controller) -> None:
     run.backward()
     before = gradients(run)
     values = [grad.clone() for grad in before]
@@ -47,9 +45,8 @@ def test_kept_gradients_leave_and_return_exactly_as_the_same_objects(
 
 
 @pytest.mark.parametrize("then", ["backward", "restore", "step"])
-def test_an_open_accumulation_goes_on_as_if_nothing_had_been(
-    run: Run, same: Run, controller: refit.Controller, then: str
-) -> None:  # trap 11, and TRL's generation between micro batches
+def test_an_accumulation_goes_on(run: Run, same: Run, controller: Controller, then: str) -> None:
+    # trap 11, and TRL's generation between micro batches
     run.backward(), same.backward()
     controller.clear()
     if then == "restore":
@@ -94,9 +91,7 @@ def test_gradients_that_hold_more_than_tensors_are_watched() -> None:
     assert watched.open
 
 
-def test_zero_grad_while_gradients_are_away_drops_them(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_zero_grad_while_gradients_are_away_drops_them(run: Run, controller: Controller) -> None:
     run.backward()
     controller.clear()
     run.optimizer.zero_grad()
@@ -107,15 +102,13 @@ def test_zero_grad_while_gradients_are_away_drops_them(
 
 
 @pytest.mark.parametrize("foreach", [False, True])
-def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(
-    torch_device: str, foreach: bool
-) -> None:
+def test_zero_grad_in_place_while_away_zeroes_gradients(torch_device: str, foreach: bool) -> None:
     # trap 10: on the empty storage it would be a fault of the process
     run = Run(lambda p: torch.optim.AdamW(p, foreach=foreach), torch_device)
     use(run)
     fresh = torch.nn.Parameter(torch.ones(3, device=run.device))
     run.optimizer.add_param_group({"params": [fresh]})
-    with refit.Controller(run.optimizer) as controller:
+    with Controller(run.optimizer) as controller:
         controller.clear()
         fresh.grad = torch.ones_like(fresh)  # one that is here, among those that are away
         run.optimizer.zero_grad(set_to_none=False)
@@ -129,9 +122,7 @@ def test_zero_grad_in_place_while_gradients_are_away_zeroes_them(
         assert all(grad.is_contiguous() for grad in gradients(run))
 
 
-def test_what_is_written_after_zero_grad_is_what_counts(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_what_is_written_after_zero_grad_is_what_counts(run: Run, controller: Controller) -> None:
     run.backward()
     controller.clear()
     run.optimizer.zero_grad(set_to_none=False)
@@ -149,9 +140,7 @@ def test_what_is_written_after_zero_grad_is_what_counts(
     assert float(second.sum()) == 1.0
 
 
-def test_zeroing_a_gradient_that_autograd_records_is_left_to_pytorch(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_zeroing_a_recorded_gradient_is_left_to_pytorch(run: Run, controller: Controller) -> None:
     run.backward()
     first = gradients(run)[0].requires_grad_()
     controller.clear()
@@ -163,7 +152,7 @@ def test_zeroing_a_gradient_that_autograd_records_is_left_to_pytorch(
 
 def test_what_guards_a_gradient_is_no_hook_to_warn_of(torch_device: str) -> None:
     leaf = torch.ones(4, device=torch_device, requires_grad=True)
-    with refit.Controller(torch.optim.SGD([leaf], lr=0.1)) as controller:
+    with Controller(torch.optim.SGD([leaf], lr=0.1)) as controller:
         (leaf * 2).sum().backward()
         controller.clear()
         with warnings.catch_warnings():
@@ -179,7 +168,7 @@ def test_a_backward_pass_to_a_gradient_that_is_retained_brings_it_back(torch_dev
     leaf = torch.ones(4, device=torch_device, requires_grad=True)
     inner = leaf * 1
     inner.retain_grad()
-    with refit.Controller(torch.optim.SGD([inner], lr=0.1)) as controller:
+    with Controller(torch.optim.SGD([inner], lr=0.1)) as controller:
         loss = (inner * 2).sum()
         loss.backward(retain_graph=True)
         controller.clear()
@@ -212,9 +201,7 @@ READS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_what_else_uses_a_gradient_that_is_away_finds_its_bytes(
-    run: Run, same: Run, controller: refit.Controller, read: str
-) -> None:
+def test_a_use_finds_its_gradient(run: Run, same: Run, controller: Controller, read: str) -> None:
     run.backward(), same.backward()
     controller.clear()
     grads = gradients(run)
@@ -230,7 +217,7 @@ def test_what_else_uses_a_gradient_that_is_away_finds_its_bytes(
 @pytest.mark.parametrize("policy", ["discard", "zero"])
 def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, policy: Any) -> None:
     # trap 11
-    with refit.Controller(run.optimizer, grads=policy) as controller:
+    with Controller(run.optimizer, grads=policy) as controller:
         assert not controller.accumulating
         run.backward()
         assert controller.accumulating
@@ -246,11 +233,11 @@ def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, pol
 
 
 def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None:
-    with refit.Controller(run.optimizer, grads="discard") as controller:
+    with Controller(run.optimizer, grads="discard") as controller:
         use(run)
         controller.clear()
         assert gradients(run) == [None] * 4
-    with refit.Controller(run.optimizer, grads="zero") as controller:
+    with Controller(run.optimizer, grads="zero") as controller:
         use(run)
         before = gradients(run)
         controller.clear()
@@ -261,7 +248,7 @@ def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None
 
 
 def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -> None:
-    with refit.Controller(run.optimizer, grads="discard") as controller:
+    with Controller(run.optimizer, grads="discard") as controller:
         controller.clear()
         run.backward()
         controller.clear()
@@ -269,7 +256,7 @@ def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -
 
 
 def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
-    with refit.Controller(run.optimizer, grads="discard") as controller:
+    with Controller(run.optimizer, grads="discard") as controller:
         controller.accumulating = True
         with pytest.raises(StateError):
             controller.clear()
@@ -281,9 +268,8 @@ def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
         assert gradients(run) == [None] * 4
 
 
-def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(
-    run: Run, controller: refit.Controller
-) -> None:  # trap 11
+def test_accumulating_counts_gradients_that_are_away(run: Run, controller: Controller) -> None:
+    # trap 11
     for zeroed in (False, True):
         run.backward()
         if zeroed:
@@ -298,9 +284,8 @@ def test_what_is_accumulated_is_told_of_gradients_that_are_away_too(
         assert not controller.accumulating
 
 
-def test_gradients_that_a_step_has_used_are_no_accumulation_wherever_they_are(
-    run: Run, controller: refit.Controller
-) -> None:  # trap 11: without zero_grad the same tensors are added to
+def test_used_gradients_are_not_an_accumulation(run: Run, controller: Controller) -> None:
+    # trap 11: without zero_grad the same tensors are added to
     for goes in (False, True):
         use(run)
         assert not controller.accumulating
@@ -312,9 +297,7 @@ def test_gradients_that_a_step_has_used_are_no_accumulation_wherever_they_are(
         run.finish()
 
 
-def test_what_takes_the_place_of_a_gradient_that_is_away_counts_as_it(
-    run: Run, controller: refit.Controller
-) -> None:
+def test_what_replaces_a_gradient_that_is_away_counts(run: Run, controller: Controller) -> None:
     run.backward()
     controller.clear()
     run.optimizer.zero_grad(set_to_none=False)
@@ -327,7 +310,7 @@ def test_what_takes_the_place_of_a_gradient_that_is_away_counts_as_it(
 
 
 def test_an_accumulation_that_may_be_lost_is_not_told_of_what_returns_as_zeros(run: Run) -> None:
-    with refit.Controller(run.optimizer, grads="zero") as controller:
+    with Controller(run.optimizer, grads="zero") as controller:
         run.backward()
         run.optimizer.zero_grad(set_to_none=False)
         controller.clear()
@@ -336,9 +319,8 @@ def test_an_accumulation_that_may_be_lost_is_not_told_of_what_returns_as_zeros(r
         assert not controller.accumulating
 
 
-def test_gradients_that_are_views_of_one_buffer_move_with_it(
-    run: Run, controller: refit.Controller
-) -> None:  # trap 2
+def test_gradients_that_are_views_move_with_their_buffer(run: Run, controller: Controller) -> None:
+    # trap 2
     parameters = list(run.model.parameters())
     flat = torch.zeros(sum(p.numel() for p in parameters), device=run.device)
     for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
@@ -354,4 +336,4 @@ def test_gradients_that_are_views_of_one_buffer_move_with_it(
 
 def test_an_unknown_policy_is_refused(run: Run) -> None:
     with pytest.raises(InvalidError, match="keep, discard or zero"):
-        refit.Controller(run.optimizer, grads="lose")  # type: ignore[arg-type]
+        Controller(run.optimizer, grads="lose")  # type: ignore[arg-type]

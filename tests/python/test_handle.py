@@ -199,7 +199,7 @@ def test_ctrl_c_right_behind_an_open_leaves_nothing_open_trap_12(
 
 
 @pytest.mark.parametrize("where", ["os.getpid", "weakref.finalize", "weakref.ref"])
-def test_ctrl_c_before_an_opened_one_is_noted_closes_it_trap_12(
+def test_ctrl_c_after_an_open_closes_it_trap_12(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: list[int] = []

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from refit import Controller  # noqa: E402
 from refit.errors import InvalidError  # noqa: E402
 from refit.hooks import innermost, innermost_of  # noqa: E402
 from training import Run, assert_same, hooks_of  # noqa: E402
@@ -61,7 +62,7 @@ def test_ours_runs_before_the_hooks_of_others(run: Run) -> None:
     seen: list[bool] = []
     run.optimizer.register_step_pre_hook(lambda *_: seen.append(run.away()))
     run.optimizer.register_state_dict_pre_hook(lambda *_: seen.append(run.away()))
-    with refit.Controller(Wrapper(WrappingOptimizer(run.optimizer))) as controller:
+    with Controller(Wrapper(WrappingOptimizer(run.optimizer))) as controller:
         controller.clear()
         assert run.away()
         run.step()
@@ -70,13 +71,12 @@ def test_ours_runs_before_the_hooks_of_others(run: Run) -> None:
     assert seen == [False, False]
 
 
-def test_a_distributed_checkpoint_of_an_optimizer_without_states_steps_in_peace(
-    torch_device: str,
-) -> None:  # trap 16: it calls step() to make the states, in the midst of a cycle
+def test_a_distributed_checkpoint_may_step_to_make_states(torch_device: str) -> None:
+    # trap 16: it calls step() to make the states, in the midst of a cycle
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     run = Run(device=torch_device)
-    with refit.Controller(run.optimizer, run.model) as controller:
+    with Controller(run.optimizer, run.model) as controller:
         controller.clear()
         found = get_optimizer_state_dict(run.model, run.optimizer)
         assert len(found["state"]) == 4
@@ -86,7 +86,7 @@ def test_a_distributed_checkpoint_of_an_optimizer_without_states_steps_in_peace(
         assert again["state"]["0.weight"]["exp_avg"].untyped_storage().nbytes() > 0
 
 
-def test_a_closure_finds_the_states_home(run: Run, controller: refit.Controller) -> None:
+def test_a_closure_finds_the_states_home(run: Run, controller: Controller) -> None:
     seen: list[bool] = []
 
     def closure() -> float:
@@ -99,10 +99,10 @@ def test_a_closure_finds_the_states_home(run: Run, controller: refit.Controller)
     assert seen == [False]
 
 
-def test_a_refused_controller_leaves_no_hook_behind(run: Run, controller: refit.Controller) -> None:
+def test_a_refused_controller_leaves_no_hook_behind(run: Run, controller: Controller) -> None:
     other = Run(device=run.device)
     with pytest.raises(refit.RefitError, match="controller already"):
-        refit.Controller([other.optimizer, run.optimizer])
+        Controller([other.optimizer, run.optimizer])
     assert not hooks_of(other.optimizer)
 
 
@@ -113,7 +113,7 @@ def test_what_a_framework_holds_beside_the_states_moves_with_them(run: Run) -> N
     held = Held(run.optimizer)
     held.masters = [(f"master.{index}", one) for index, one in enumerate(masters)]
     held.resident = [("hybrid", "it places its states by itself")]
-    with refit.Controller(held) as controller:
+    with Controller(held) as controller:
         controller.clear()
         assert run.away()
         assert all(one.untyped_storage().nbytes() == 0 for one in masters)
@@ -122,7 +122,7 @@ def test_what_a_framework_holds_beside_the_states_moves_with_them(run: Run) -> N
         assert all(map(torch.equal, masters, values))
 
 
-def test_hooks_outlive_a_failed_step(run: Run, same: Run, controller: refit.Controller) -> None:
+def test_hooks_outlive_a_failed_step(run: Run, same: Run, controller: Controller) -> None:
     controller.clear()
     with pytest.raises(ZeroDivisionError):
         run.optimizer.step(lambda: 1 / 0)
@@ -131,9 +131,7 @@ def test_hooks_outlive_a_failed_step(run: Run, same: Run, controller: refit.Cont
     run.step(), same.step()
 
 
-def test_a_compiled_step_brings_the_states_back_and_is_compiled_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_compiled_step_brings_the_states_back(caplog: pytest.LogCaptureFixture) -> None:
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
@@ -160,7 +158,7 @@ def test_a_compiled_step_brings_the_states_back_and_is_compiled_once(
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own modules
         train(same, None)
-        with refit.Controller(run.optimizer, run.model) as controller:
+        with Controller(run.optimizer, run.model) as controller:
             counts = train(run, controller)
             assert controller.state == "training"
     assert counts[-1] == counts[1] > 0

@@ -57,9 +57,7 @@ REFUSALS = (BusyError, StateError)
 @pytest.mark.parametrize("caught", [False, True], ids=["raises", "catches"])
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("use", USES)
-def test_a_handler_before_any_line_of_a_verb_loses_nothing(
-    use: str, verb: str, caught: bool, every: bool
-) -> None:
+def test_a_handler_before_any_line_is_safe(use: str, verb: str, caught: bool, every: bool) -> None:
     alone, moved = Small(), Small()
     alone.step(), moved.step()
     alone.backward(), moved.backward()

@@ -125,9 +125,7 @@ def test_a_plan_takes_work_in_proportion_to_the_tensors(scene: Scene) -> None:
     assert many <= few * TIMES * 1.25
 
 
-def test_a_plan_with_a_pool_takes_work_in_proportion_to_its_segments(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_plan_takes_work_in_proportion_to_the_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.UntypedStorage, "resizable", lambda _: True)
 
     def work(count: int) -> int:

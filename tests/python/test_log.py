@@ -57,9 +57,7 @@ def test_a_line_comes_behind_the_next_call(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.records) == 1
 
 
-def test_a_call_that_fails_hands_over_what_a_thread_has_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_failed_call_hands_over_what_a_thread_said(caplog: pytest.LogCaptureFixture) -> None:
     thread = threading.Thread(target=speak)
     thread.start()
     thread.join()
@@ -115,9 +113,7 @@ def test_a_handler_may_call_refit(caplog: pytest.LogCaptureFixture) -> None:
     assert len(seen) == 3
 
 
-def test_nothing_is_handed_over_where_the_collector_runs(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_nothing_is_handed_over_where_the_collector_runs(caplog: pytest.LogCaptureFixture) -> None:
     closed: list[int] = []
 
     class Speaking(Handle):

@@ -65,9 +65,7 @@ def addresses_of(tensors: list[Any]) -> list[int]:
     return [t.data_ptr() for t in tensors]
 
 
-def test_states_in_a_pool_leave_by_segments_and_keep_their_addresses(
-    pool: Arena, run: Run, same: Run
-) -> None:
+def test_states_in_a_pool_leave_and_keep_their_addresses(pool: Arena, run: Run, same: Run) -> None:
     moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
     addresses, used = addresses_of(moved), pool.handle.info.used_bytes
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
@@ -100,9 +98,7 @@ def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None
     next(run.model.parameters()).data = weight.clone()
 
 
-def test_a_state_in_a_pool_that_is_used_while_away_finds_its_bytes_and_its_address(
-    pool: Arena, run: Run, same: Run
-) -> None:
+def test_a_use_of_a_state_finds_its_bytes_and_address(pool: Arena, run: Run, same: Run) -> None:
     moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
     addresses = addresses_of(moved)
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
@@ -255,9 +251,7 @@ def test_the_allocator_outlives_its_user(cuda: StandIn, pool: Arena) -> None:
     assert pool.pool.allocator() is not None
 
 
-def test_a_pool_is_made_while_its_device_is_current(
-    cuda: StandIn, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pool_is_made_on_its_own_device(cuda: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     # else PyTorch ties the allocator to another device, and this one's memory is cudaMalloc's
     current = [torch.device("cuda", 0)]
 
@@ -309,9 +303,7 @@ def test_settings_are_not_touched_where_segments_are_fixed(cuda: StandIn, pool: 
     assert cuda.calls == ["empty_cache", "use"]  # cached memory goes before the pool is used
 
 
-def test_the_last_of_two_threads_switches_expandable_segments_on(
-    cuda: StandIn, pool: Arena
-) -> None:
+def test_the_last_of_two_threads_switches_segments_on(cuda: StandIn, pool: Arena) -> None:
     cuda.apply("expandable_segments:True")
     entered, leave = threading.Event(), threading.Event()
 
@@ -330,9 +322,7 @@ def test_the_last_of_two_threads_switches_expandable_segments_on(
     assert cuda.settings["expandable_segments"] is True
 
 
-def test_expandable_segments_that_cannot_be_switched_off_are_refused(
-    cuda: StandIn, pool: Arena
-) -> None:
+def test_segments_that_cannot_be_switched_off_are_refused(cuda: StandIn, pool: Arena) -> None:
     cuda.apply("expandable_segments:True")
     cuda.can_switch = False
     with pytest.raises(UnsupportedError, match="take expandable_segments:True out"), pool.use():
@@ -410,9 +400,7 @@ def test_between_batches_freed_memory_goes_back(
     assert cuda.calls == ["empty_cache", "use"] * 3
 
 
-def test_states_that_share_memory_stay_together(
-    cuda: StandIn, pool: Arena, run: Run, same: Run
-) -> None:
+def test_shared_states_stay_together(cuda: StandIn, pool: Arena, run: Run, same: Run) -> None:
     state = next(iter(run.optimizer.state.values()))
     both = torch.stack([state["exp_avg"], state["exp_avg_sq"]])
     whole = both.untyped_storage()
@@ -487,9 +475,7 @@ def test_the_scene_for_a_gpu_plays(
 
 
 @pytest.mark.parametrize("version", ["2.8.0a0+git1234", "2.13.0", "3.0"])
-def test_a_later_pytorch_is_taken(
-    cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str
-) -> None:
+def test_a_later_pytorch_fits(cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     _torch_pool.refuse_unfit()
 

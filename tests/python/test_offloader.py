@@ -151,9 +151,8 @@ def test_a_lease_reads_the_host_image_and_holds_off_the_next_offload(bench: Benc
     bench.leave()
 
 
-def test_ctrl_c_right_behind_a_lease_holds_nothing_trap_12(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_after_a_lease_holds_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    # trap 12
     real = lib.refit_lease_acquire
 
     def interrupted(*arguments: Any) -> int:

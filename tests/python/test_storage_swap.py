@@ -13,6 +13,7 @@ import numpy as np  # noqa: E402
 import refit  # noqa: E402
 import refit.storage_swap  # noqa: E402
 from interrupts import AtLine  # noqa: E402
+from refit import Controller  # noqa: E402
 from training import Run  # noqa: E402
 
 
@@ -44,7 +45,7 @@ def test_states_that_torch_load_gave_leave_and_return(run: Run, same: Run, when:
     saved = reloaded(run)
     if when == "before":
         run.optimizer.load_state_dict(saved)
-    with refit.Controller(run.optimizer, run.model) as controller:
+    with Controller(run.optimizer, run.model) as controller:
         if when == "away":
             controller.clear()
         if when != "before":
@@ -58,9 +59,7 @@ def test_states_that_torch_load_gave_leave_and_return(run: Run, same: Run, when:
         assert all(a is b for a, b in zip(moments, run.moments(), strict=True))
 
 
-def test_a_state_made_a_numpy_array_while_away_comes_back_first(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_a_state_made_an_array_comes_back(run: Run, same: Run, controller: Controller) -> None:
     for _ in range(2):
         controller.clear()
         assert np.array_equal(first(run).numpy(), first(same).numpy())
@@ -68,9 +67,7 @@ def test_a_state_made_a_numpy_array_while_away_comes_back_first(
         run.step(), same.step()
 
 
-def test_a_state_fixed_by_an_array_of_a_view_while_away_comes_back(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_a_state_fixed_by_a_view_comes_back(run: Run, same: Run, controller: Controller) -> None:
     for _ in range(2):
         view = first(run).detach()
         controller.clear()
@@ -97,9 +94,7 @@ def share_memory(state: dict[str, Any]) -> bool:
     return bool(one.data_ptr() == other.data_ptr())
 
 
-def test_tensors_of_one_buffer_fixed_while_away_still_share_it(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_tensors_of_one_buffer_still_share_it(run: Run, same: Run, controller: Controller) -> None:
     state, flat = in_one_buffer(run)
     controller.clear()
     flat.numpy()
@@ -108,9 +103,7 @@ def test_tensors_of_one_buffer_fixed_while_away_still_share_it(
     run.step(), same.step()
 
 
-def test_ctrl_c_between_two_tensors_of_a_buffer_loses_nothing(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_ctrl_c_in_a_swap_loses_nothing(run: Run, same: Run, controller: Controller) -> None:
     for at in range(1, 100):
         state, flat = in_one_buffer(run)
         controller.clear()
@@ -126,9 +119,7 @@ def test_ctrl_c_between_two_tensors_of_a_buffer_loses_nothing(
     assert at > 10
 
 
-def test_a_numpy_array_that_was_dropped_keeps_nothing_from_leaving(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_an_array_that_was_dropped_keeps_none(run: Run, same: Run, controller: Controller) -> None:
     controller.clear()
     run.step(), same.step()  # the plan is made, the states are home
     first(run).numpy()
@@ -137,9 +128,7 @@ def test_a_numpy_array_that_was_dropped_keeps_nothing_from_leaving(
     run.step(), same.step()
 
 
-def test_a_numpy_array_that_is_held_keeps_its_state_and_no_other(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_an_array_that_is_held_keeps_its_state(run: Run, same: Run, controller: Controller) -> None:
     array = first(run).numpy()
     controller.clear()
     assert freed(run).count(False) == 1
@@ -152,9 +141,7 @@ def test_a_numpy_array_that_is_held_keeps_its_state_and_no_other(
     run.step(), same.step()
 
 
-def test_memory_that_numpy_owns_keeps_the_bytes_it_had(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:
+def test_memory_of_numpy_keeps_its_bytes(run: Run, same: Run, controller: Controller) -> None:
     owned = first(run).numpy().copy()
     run.optimizer.state[next(run.model.parameters())]["exp_avg"] = torch.from_numpy(owned)
     before = owned.copy()
@@ -166,7 +153,7 @@ def test_memory_that_numpy_owns_keeps_the_bytes_it_had(
 
 @pytest.mark.parametrize("verb", ["clear", "restore"])
 def test_without_memory_for_others_a_verb_is_called_again(
-    run: Run, same: Run, controller: refit.Controller, monkeypatch: pytest.MonkeyPatch, verb: str
+    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("not enough memory")
@@ -189,7 +176,7 @@ def test_without_memory_for_others_a_verb_is_called_again(
 
 @pytest.mark.parametrize("away", [False, True])
 def test_kept_gradients_that_were_made_arrays_leave_and_return(
-    run: Run, same: Run, controller: refit.Controller, away: bool
+    run: Run, same: Run, controller: Controller, away: bool
 ) -> None:
     run.backward(), same.backward()
     gradient = next(run.model.parameters()).grad
@@ -207,7 +194,7 @@ def test_kept_gradients_that_were_made_arrays_leave_and_return(
     run.step(), same.step()
 
 
-def test_it_is_said_once_that_no_state_leaves(run: Run, controller: refit.Controller) -> None:
+def test_it_is_said_once_that_no_state_leaves(run: Run, controller: Controller) -> None:
     for state in run.optimizer.state.values():
         for key in ("exp_avg", "exp_avg_sq"):
             state[key].share_memory_()

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import refit  # noqa: E402
+from refit import Controller  # noqa: E402
 from refit.storages import opened  # noqa: E402
 from training import Run, assert_same, whole_cycle  # noqa: E402
 
@@ -40,7 +40,7 @@ def test_memory_that_is_shared_or_seen_through_another_tensor_stays(made: Any, r
     run.step(), same.step()
     state = first_state(run)
     state["exp_avg"] = made(state["exp_avg"])
-    with refit.Controller(run.optimizer, run.model) as controller:
+    with Controller(run.optimizer, run.model) as controller:
         controller.clear()
         assert reason in why(controller, NAME)
         assert state["exp_avg"].untyped_storage().nbytes() > 0
@@ -63,7 +63,7 @@ def test_memory_that_other_code_knows_stays(run: Run, kind: str) -> None:
     else:
         run.model.register_parameter("other", torch.nn.Parameter(state["exp_avg"].t()))
     grads: Any = "discard" if kind == "gradient" else "keep"
-    with refit.Controller(run.optimizer, run.model, grads=grads) as controller:
+    with Controller(run.optimizer, run.model, grads=grads) as controller:
         controller.accumulating = False
         controller.clear()
         assert "also that of" in why(controller, NAME)
@@ -71,9 +71,8 @@ def test_memory_that_other_code_knows_stays(run: Run, kind: str) -> None:
         assert state["exp_avg_sq"].untyped_storage().nbytes() == 0
 
 
-def test_a_storage_with_one_tensor_that_stays_stays_whole(
-    run: Run, controller: refit.Controller
-) -> None:  # traps 2 and 8: a step counter in the same buffer
+def test_a_storage_with_one_tensor_that_stays_stays_whole(run: Run, controller: Controller) -> None:
+    # traps 2 and 8: a step counter in the same buffer
     state = first_state(run)
     numel = state["exp_avg"].numel()
     flat = torch.zeros(numel + 1, device=run.device)
@@ -85,9 +84,8 @@ def test_a_storage_with_one_tensor_that_stays_stays_whole(
     assert why(controller, NAME) == "its memory is also that of 0.weight.step, which stays"
 
 
-def test_states_that_are_views_of_one_buffer_leave_as_one(
-    run: Run, same: Run, controller: refit.Controller
-) -> None:  # traps 1 and 2
+def test_states_in_one_buffer_leave_as_one(run: Run, same: Run, controller: Controller) -> None:
+    # traps 1 and 2
     moments = run.moments()
     flat = torch.cat([t.reshape(-1) for t in moments])
     parts = iter(flat.split([t.numel() for t in moments]))
@@ -114,9 +112,8 @@ def test_states_that_are_views_of_one_buffer_leave_as_one(
     ],
     ids=["transposed", "offset", "fp64", "bf16", "fp16", "fp8", "expanded", "complex"],
 )
-def test_layouts_and_dtypes_return_to_the_byte(
-    run: Run, controller: refit.Controller, change: Any
-) -> None:  # trap 4
+def test_layouts_and_dtypes_return_exactly(run: Run, controller: Controller, change: Any) -> None:
+    # trap 4
     state = first_state(run)
     state["exp_avg"] = change(state["exp_avg"])
     before = state["exp_avg"]
@@ -141,7 +138,7 @@ def test_layouts_and_dtypes_return_to_the_byte(
     ids=["sparse", "meta", "subclass", "object"],
 )
 def test_what_has_no_plain_storage_stays_and_is_named(
-    run: Run, controller: refit.Controller, made: Any, reason: str
+    run: Run, controller: Controller, made: Any, reason: str
 ) -> None:  # traps 5 and 6
     first_state(run)["extra"] = made()
     controller.clear()
@@ -151,7 +148,7 @@ def test_what_has_no_plain_storage_stays_and_is_named(
     controller.clear()
 
 
-def test_empty_and_0_dim_tensors_are_no_matter(run: Run, controller: refit.Controller) -> None:
+def test_empty_and_0_dim_tensors_are_no_matter(run: Run, controller: Controller) -> None:
     # trap 4
     state = first_state(run)
     state["none"] = torch.empty(0, 3, device=run.device)
@@ -162,7 +159,7 @@ def test_empty_and_0_dim_tensors_are_no_matter(run: Run, controller: refit.Contr
     assert why(controller, "0.weight.none") == ""
 
 
-def test_tensors_in_lists_and_dicts_are_found(run: Run, controller: refit.Controller) -> None:
+def test_tensors_in_lists_and_dicts_are_found(run: Run, controller: Controller) -> None:
     first, second = torch.ones(5, device=run.device), torch.ones(6, device=run.device)
     first_state(run)["old"] = [first, {"new": (second,)}]
     controller.clear()
@@ -171,7 +168,7 @@ def test_tensors_in_lists_and_dicts_are_found(run: Run, controller: refit.Contro
     assert float(first.sum() + second.sum()) == 11.0
 
 
-def test_nothing_is_added_to_a_state(run: Run, controller: refit.Controller) -> None:
+def test_nothing_is_added_to_a_state(run: Run, controller: Controller) -> None:
     # trap 7
     unused = torch.nn.Parameter(torch.ones(3, device=run.device))
     run.optimizer.add_param_group({"params": [unused]})
@@ -183,7 +180,7 @@ def test_only_the_configured_device_is_moved() -> None:
     # trap 6
     run = Run()
     run.step()
-    with refit.Controller(run.optimizer, device="cuda:0") as controller:
+    with Controller(run.optimizer, device="cuda:0") as controller:
         controller.clear()
         assert not run.away()
         assert any("device: cuda:0" in reason for _, reason in controller.resident)
@@ -207,7 +204,7 @@ def test_a_dtensor_holds_its_local_tensor_and_its_mesh_is_none(mesh: Any, grads:
 
     weight = torch.nn.Parameter(distribute_tensor(torch.ones(8), mesh, [Shard(0)]))
     optimizer = torch.optim.AdamW([weight])
-    with refit.Controller(optimizer, device="host", grads=grads) as controller:
+    with Controller(optimizer, device="host", grads=grads) as controller:
         for _ in range(2):
             (weight * 2).sum().backward()
             optimizer.step()

@@ -148,9 +148,7 @@ def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
         assert_same(alone, moved)
 
 
-def test_the_first_windows_come_in_early_again_after_a_swap(
-    swaps: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_come_early_again_after_swaps(swaps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     moved, calls = Wide(), []
     monkeypatch.setattr(HostStates, "come_in_early", lambda *_: calls.append(moved.steps))
     with refit.Controller(moved.optimizer, moved.model, **SCHEDULES["host"]):

@@ -79,9 +79,7 @@ def bytes_of(value: float) -> bytes:
 
 
 @every_way
-def test_a_tie_that_a_version_does_not_keep_is_refused_however_it_comes_trap_1(
-    way: Way, torch_device: str
-) -> None:
+def test_a_tie_that_a_version_breaks_is_refused_trap_1(way: Way, torch_device: str) -> None:
     with pair() as (publisher, worker):
         both = one(1, torch_device)
         publisher.publish({"a": both, "b": both})

@@ -104,9 +104,7 @@ def test_observers_reach_the_timeline() -> None:
     assert found == [("offload", 0, 0, 5), ("restore, copies", 3, 1.5, 7)]
 
 
-def test_an_open_timeline_samples_by_itself_and_stops_when_closed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_open_timeline_samples_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     several = threading.Event()
     threads: list[int] = []
 

@@ -223,9 +223,7 @@ def test_an_optimizer_that_cannot_be_tried_is_refused() -> None:
 
 @pytest.mark.parametrize("any_optimizer", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, Holding, Outer])
-def test_an_optimizer_that_holds_parameters_or_another_is_refused_in_any_case(
-    kind: Any, any_optimizer: bool
-) -> None:
+def test_an_optimizer_that_holds_parameters_is_refused(kind: Any, any_optimizer: bool) -> None:
     with pytest.raises(UnsupportedError, match="not in its groups alone"):
         learned(kind([matrix()]), any_optimizer=any_optimizer)
 
@@ -250,9 +248,7 @@ def test_an_optimizer_that_uses_states_outside_of_step_is_refused() -> None:
         ("dadaptation", "DAdaptAdam", ""),
     ],
 )
-def test_optimizers_of_other_packages_that_read_all_parameters_are_refused(
-    package: str, name: str, sentence: str
-) -> None:
+def test_optimizers_of_other_packages_are_refused(package: str, name: str, sentence: str) -> None:
     kind = getattr(pytest.importorskip(package), name)
     with pytest.raises(UnsupportedError, match=sentence):
         learned(kind([matrix()]))
@@ -272,9 +268,7 @@ def test_sizes_of_states_are_told_by_those_of_the_parameter() -> None:
 
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1), (5, 1), (3, 4), (2, 3, 4), (2, 1, 3, 4)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
-def test_states_are_foreseen_for_parameters_of_any_shape_and_type(
-    shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_states_are_foreseen_for_any_parameter(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     parameter = nn.Parameter(drawn(*shape, dtype=dtype))
     found = learned(torch.optim.AdamW([parameter]))
     assert found.states is not None
