@@ -3,14 +3,18 @@
 import linecache
 import os
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 import refit
+from refit._library import lib
 
 PACKAGE = str(Path(refit.__file__).parent) + os.sep
 SEED = int(os.environ.get("REFIT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
@@ -73,3 +77,19 @@ class AtLine:
                 sys.settrace(self.before)  # the rest of the call runs at full speed
                 self.what()
         return self.trace
+
+
+@contextmanager
+def ctrl_c_after(function: str) -> Iterator[None]:
+    """A block in which a function of the C library does its work, and then Ctrl-C comes."""
+    real = getattr(lib, function)
+
+    def interrupted(*arguments: Any) -> int:
+        status: int = real(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return status
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lib, function, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield

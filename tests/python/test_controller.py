@@ -115,14 +115,6 @@ def test_a_clear_before_the_first_step_moves_nothing(torch_device: str) -> None:
         assert run.away()
 
 
-def test_a_step_while_states_are_away_brings_them_back_first(
-    run: Run, same: Run, controller: Controller
-) -> None:  # trap 10
-    controller.clear()
-    run.step(), same.step()
-    assert controller.state == "training"
-
-
 def test_a_state_dict_is_whole_at_any_time(run: Run, same: Run, controller: Controller) -> None:
     # trap 13
     controller.clear()
@@ -238,16 +230,6 @@ def test_a_copy_while_away_is_whole(
     assert_same_states(twin.state_dict(), same.optimizer.state_dict())
     controller.close()
     assert "__getstate__" not in {*vars(twin), *vars(run.optimizer)}
-
-
-def test_a_budget_that_does_not_suffice_is_said_before_anything_moves(run: Run, same: Run) -> None:
-    # trap 26
-    with Controller(run.optimizer, offload_budget_bytes="4KiB") as controller:
-        with pytest.raises(MemoryError, match="budget"):
-            controller.clear()
-        assert controller.state == "training"
-        assert not run.away()
-        run.step(), same.step()
 
 
 def test_host_memory_is_given_back_and_taken_again(run: Run, controller: Controller) -> None:

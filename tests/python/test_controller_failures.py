@@ -1,7 +1,6 @@
 """The controller where a step fails, is cut short or is tried in a fork: nothing is lost."""
 
 import gc
-import signal
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from interrupts import ctrl_c_after  # noqa: E402
 from refit import Controller  # noqa: E402
-from refit._library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
     CopyError,
@@ -93,21 +92,12 @@ def test_every_verb_that_failed_counts_once(
 @pytest.mark.parametrize("function", ["refit_offloader_close", "refit_device_close"])
 @pytest.mark.parametrize("then", ["close", "go on"])
 def test_ctrl_c_in_the_middle_of_a_close_leaves_the_optimizer_in_use(
-    run: Run, same: Run, monkeypatch: pytest.MonkeyPatch, function: str, then: str
+    run: Run, same: Run, function: str, then: str
 ) -> None:  # trap 12
     controller = Controller(run.optimizer)
     whole_cycle(controller)
-    real = getattr(lib, function)
-
-    def interrupted(*arguments: Any) -> int:
-        status: int = real(*arguments)
-        signal.raise_signal(signal.SIGINT)
-        return status
-
-    with monkeypatch.context() as patch:
-        patch.setattr(lib, function, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            controller.close()
+    with ctrl_c_after(function):
+        controller.close()
     if then == "go on":
         run.step(), same.step()
         assert controller.stats()["refit/cycles"] == 1
