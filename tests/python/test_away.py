@@ -21,7 +21,7 @@ from refit import Controller  # noqa: E402
 from refit.away import Absence  # noqa: E402
 from refit.errors import DeviceMemoryError, StateError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
-from training import Run, assert_same, assert_same_states, refusal_in_a_fork, whole_cycle  # noqa: E402
+from training import Run, Wrapper, assert_same, assert_same_states, refusal_in_a_fork, whole_cycle  # noqa: E402
 
 WAIT_S = 60
 
@@ -255,35 +255,20 @@ def test_states_of_two_controllers_meet_in_one_operation(run: Run, controller: C
 # ---- tensors of other kinds ----------------------------------------------------------------------
 
 
-class Scaled(torch.Tensor):
-    """A wrapper of two tensors with PyTorch's own ``__torch_function__``, as torchao's are: within
-    its operations no class is asked."""
+class Scaled(Wrapper):
+    """Of two tensors, as torchao's are: within its operations no class is asked."""
 
-    @staticmethod
-    def __new__(cls, codes: torch.Tensor, _scale: torch.Tensor) -> "Scaled":
-        made: Scaled = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, codes.shape, dtype=torch.float32, device=codes.device
-        )
-        return made
+    names = ("codes", "scale")
 
-    def __init__(self, codes: torch.Tensor, scale: torch.Tensor) -> None:
-        self.codes, self.scale = codes, scale
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["codes", "scale"], None
+    def plain(self) -> Any:
+        return self.codes * self.scale
 
     @classmethod
-    def __tensor_unflatten__(cls, inner: Any, *_rest: Any) -> "Scaled":
-        return cls(inner["codes"], inner["scale"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [one.codes * one.scale if isinstance(one, Scaled) else one for one in args]
-        result = func(*plain, **(kwargs or {}))
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.mul_.Tensor:
             args[0].scale.mul_(args[1])
             return args[0]
-        return result
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 class Alone(type(torch.Tensor)):  # type: ignore[misc]
@@ -295,30 +280,10 @@ class Alone(type(torch.Tensor)):  # type: ignore[misc]
         return super().__new__(mcs, name, bases, names)
 
 
-class Final(torch.Tensor, metaclass=Alone):
-    """A wrapper that leaves all to its one tensor."""
+class Final(Wrapper, metaclass=Alone):
+    """Leaves all to its one tensor."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
-
-    @staticmethod
-    def __new__(cls, inner: torch.Tensor) -> "Final":
-        made: Final = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, inner.shape, dtype=inner.dtype, device=inner.device
-        )
-        made.inner = inner  # type: ignore[attr-defined]
-        return made
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["inner"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, *_rest: Any) -> "Final":
-        return Final(inner["inner"])
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        plain = [one.inner if isinstance(one, Final) else one for one in args]
-        return func(*plain, **(kwargs or {}))
 
 
 def holding(state: Any, device: str) -> torch.optim.Optimizer:

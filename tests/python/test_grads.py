@@ -12,7 +12,7 @@ from refit import Controller  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
 from refit.grads import Accumulation  # noqa: E402
 from refit.storages import opened  # noqa: E402
-from training import Run, hooks_of  # noqa: E402
+from training import Run, Wrapper, hooks_of  # noqa: E402
 
 
 def gradients(run: Run) -> list[Any]:
@@ -57,31 +57,16 @@ def test_an_accumulation_goes_on(run: Run, same: Run, controller: Controller, th
     assert controller.state == "training"
 
 
-class Meshed(torch.Tensor):
-    """A wrapper that holds a tensor and something else, as a DTensor holds its mesh."""
+class Meshed(Wrapper):
+    """Holds a tensor and something else, as a DTensor holds its mesh."""
 
-    @staticmethod
-    def __new__(cls, shard: torch.Tensor) -> "Meshed":
-        made: Meshed = torch.Tensor._make_wrapper_subclass(cls, shard.shape, dtype=shard.dtype)  # type: ignore[attr-defined]
-        made.shard, made.mesh = shard, object()  # type: ignore[attr-defined]
-        return made
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["shard", "mesh"], None
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, *_rest: Any) -> "Meshed":
-        return Meshed(inner["shard"])
-
-    @classmethod
-    def __torch_dispatch__(cls, *_arguments: Any) -> Any:
-        raise NotImplementedError
+    names = ("shard", "mesh")
 
 
 def test_gradients_that_hold_more_than_tensors_are_watched() -> None:
     # trap 5
     shard = torch.ones(3)
-    gradient = Meshed(shard)
+    gradient = Meshed(shard, object())
     assert list(opened(gradient)) == [(("shard",), shard)]
     watched = Accumulation(lambda: [(1, gradient)], lambda grad: True)
     assert watched.open

@@ -99,3 +99,35 @@ def assert_same_states(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert list(state) == list(other["state"][key])
         for name, value in state.items():
             assert torch.equal(value.cpu(), other["state"][key][name].cpu()), (key, name)
+
+
+class Wrapper(torch.Tensor):
+    """A tensor subclass that wraps others, with PyTorch's own ``__torch_function__``."""
+
+    names: tuple[str, ...] = ("inner",)
+
+    @staticmethod
+    def __new__(cls, *wrapped: Any) -> Any:
+        first = wrapped[0]
+        made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, first.shape, dtype=first.dtype, device=first.device
+        )
+        for name, one in zip(cls.names, wrapped, strict=True):
+            setattr(made, name, one)
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return list(self.names), None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, *_: Any) -> Any:
+        return cls(*(inner[name] for name in cls.names))
+
+    def plain(self) -> Any:
+        """The tensor that this one stands for."""
+        return getattr(self, self.names[0])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [one.plain() if isinstance(one, Wrapper) else one for one in args]
+        return func(*plain, **(kwargs or {}))
