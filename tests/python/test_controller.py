@@ -152,18 +152,6 @@ def test_a_load_that_is_refused_loses_nothing(run: Run, same: Run, controller: C
         run.optimizer.load_state_dict(other)
 
 
-def test_parameters_added_meanwhile_leave_next_time(run: Run, controller: Controller) -> None:
-    extra = torch.nn.Parameter(torch.ones(5, device=run.device))
-    controller.clear()
-    run.optimizer.add_param_group({"params": [extra]})
-    extra.grad = torch.ones_like(extra)
-    run.step()
-    controller.clear()
-    assert run.away()
-    controller.prepare_for_training()
-    assert run.optimizer.state[extra]["exp_avg"].sum() != 0
-
-
 def test_several_optimizers_are_one_cycle(run: Run) -> None:
     other = Run(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), device=run.device)
     other.step()

@@ -1,6 +1,7 @@
 """A device says what it is, and is closed when nothing is open on it."""
 
 import ctypes
+from typing import Any
 
 import pytest
 from refit._library import call, lib
@@ -23,12 +24,9 @@ def test_host_device_says_what_it_is() -> None:
     assert repr(device) == "Device(closed)"
 
 
-def test_host_without_capacity_is_unbounded() -> None:
+def test_a_capacity_may_be_missing_and_come_from_the_configuration() -> None:
     with Device("host") as device:
         assert device.info.capacity_bytes is None
-
-
-def test_configuration_names_the_device_where_nothing_else_does() -> None:
     with Device(None, {"device": "host:capacity=1MiB"}) as device:
         assert device.info.capacity_bytes == 1 << 20
 
@@ -57,18 +55,18 @@ def test_closed_device_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["", "hast", "host:capacity=", "host:capacity=lots", "cuda:x", "host\0"]
+    ("spec", "config", "error"),
+    [
+        ("", None, InvalidError),
+        ("hast", None, InvalidError),
+        ("host:capacity=", None, InvalidError),
+        ("host:capacity=lots", None, InvalidError),
+        ("cuda:x", None, InvalidError),
+        ("host\0", None, InvalidError),
+        ("cuda:4096", None, NotFoundError),
+        ("host", {"offload_batch": 0}, ConfigError),
+    ],
 )
-def test_spec_that_cannot_be_read_is_refused(spec: str) -> None:
-    with pytest.raises(InvalidError):
-        Device(spec)
-
-
-def test_gpu_that_is_not_there_is_not_found() -> None:
-    with pytest.raises(NotFoundError):
-        Device("cuda:4096")
-
-
-def test_wrong_configuration_opens_nothing() -> None:
-    with pytest.raises(ConfigError):
-        Device("host", {"offload_batch": 0})
+def test_what_cannot_be_opened_is_refused(spec: str, config: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Device(spec, config)

@@ -76,16 +76,6 @@ def test_gradients_that_hold_more_than_tensors_are_watched() -> None:
     assert watched.open
 
 
-def test_zero_grad_while_gradients_are_away_drops_them(run: Run, controller: Controller) -> None:
-    run.backward()
-    controller.clear()
-    run.optimizer.zero_grad()
-    assert controller.state == "cleared"
-    controller.restore()
-    assert gradients(run) == [None] * 4
-    run.step()
-
-
 @pytest.mark.parametrize("foreach", [False, True])
 def test_zero_grad_in_place_while_away_zeroes_gradients(torch_device: str, foreach: bool) -> None:
     # trap 10: on the empty storage it would be a fault of the process

@@ -86,19 +86,6 @@ def test_a_distributed_checkpoint_may_step_to_make_states(torch_device: str) -> 
         assert again["state"]["0.weight"]["exp_avg"].untyped_storage().nbytes() > 0
 
 
-def test_a_closure_finds_the_states_home(run: Run, controller: Controller) -> None:
-    seen: list[bool] = []
-
-    def closure() -> float:
-        seen.append(run.away())
-        run.optimizer.zero_grad()
-        return run.backward()
-
-    controller.clear()
-    run.optimizer.step(closure)
-    assert seen == [False]
-
-
 def test_a_refused_controller_leaves_no_hook_behind(run: Run, controller: Controller) -> None:
     other = Run(device=run.device)
     with pytest.raises(refit.RefitError, match="controller already"):

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 from arena import Arena  # noqa: E402
-from refit import _torch_pool, adoption  # noqa: E402
+from refit import Controller, _torch_pool, adoption  # noqa: E402
 from refit._library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
@@ -68,7 +68,7 @@ def addresses_of(tensors: list[Any]) -> list[int]:
 def test_states_in_a_pool_leave_and_keep_their_addresses(pool: Arena, run: Run, same: Run) -> None:
     moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
     addresses, used = addresses_of(moved), pool.handle.info.used_bytes
-    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+    with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
             assert controller.stats()["refit/regions"] == 1
@@ -87,7 +87,7 @@ def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None
     state = next(iter(run.optimizer.state.values()))
     state["exp_avg"], state["exp_avg_sq"] = moved
     next(run.model.parameters()).data = weight
-    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+    with Controller(run.optimizer, run.model, pool=pool) as controller:
         controller.clear()
         reasons = dict(controller.resident)
         assert "its segment of the pool is also that of" in reasons["0.weight.exp_avg"]
@@ -101,7 +101,7 @@ def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None
 def test_a_use_of_a_state_finds_its_bytes_and_address(pool: Arena, run: Run, same: Run) -> None:
     moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
     addresses = addresses_of(moved)
-    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+    with Controller(run.optimizer, run.model, pool=pool) as controller:
         for mine, theirs in zip(run.moments(), same.moments(), strict=True):
             controller.clear()
             assert mine.shape == theirs.shape
@@ -117,7 +117,7 @@ def test_a_use_of_a_state_finds_its_bytes_and_address(pool: Arena, run: Run, sam
 
 def test_states_in_a_pool_and_others_move_together(pool: Arena, run: Run, same: Run) -> None:
     move_into(pool, run, "exp_avg")
-    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+    with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
             assert controller.stats()["refit/regions"] == 5
@@ -351,7 +351,7 @@ def test_adopted_states_leave_and_find_their_addresses_and_gradients_stay(
     assert addresses_of(run.moments()) == now[:-4]  # the objects are what they were
     assert {address for address, _ in pool.pieces()} == set(now)
     assert_same(run, same)
-    with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
+    with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
             assert controller.stats()["refit/regions"] == len(now) - len(grads)
@@ -429,14 +429,11 @@ def test_a_state_with_other_users_stays_where_it_is(
     assert state[name].data_ptr() == where == user.data_ptr()
 
 
-def test_states_of_an_optimizer_with_a_controller_are_not_moved(
-    cuda: StandIn, pool: Arena, run: Run, controller: refit.Controller
+def test_states_that_are_away_or_under_a_controller_are_not_moved(
+    cuda: StandIn, pool: Arena, run: Run
 ) -> None:
-    with pytest.raises(BusyError, match="close that one first"):
+    with Controller(run.optimizer), pytest.raises(BusyError, match="close that one first"):
         pool.adopt(run.optimizer, run.model)
-
-
-def test_states_that_are_away_are_not_moved(cuda: StandIn, pool: Arena, run: Run) -> None:
     run.moments()[0].untyped_storage().resize_(0)
     with pytest.raises(StateError, match="restore"):
         pool.adopt(run.optimizer, run.model)
