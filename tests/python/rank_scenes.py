@@ -46,11 +46,7 @@ def gathers_on_the_root_alone(rank: int) -> object:
     return sorted(given), weights.ties, right, shapes == [(4, 3), (4, 3), (5, 3), (1, 3)]
 
 
-def gathers_on_every_rank(rank: int) -> object:
-    return [name for name, _ in named_weights(sharded_model(), root=None)]
-
-
-def root_stops_early_and_no_rank_waits(rank: int) -> object:
+def root_stops_early(rank: int) -> object:
     each = iter(named_weights(sharded_model()))
     try:
         for _ in each:
@@ -70,21 +66,13 @@ def refused(sentence: str, model: nn.Module | None = None, **options: Any) -> st
     return "no error"
 
 
-def one_rank_cannot_begin_and_all_hear_why(rank: int) -> object:
+def one_rank_cannot_begin(rank: int) -> object:
     def names(name: str) -> str:
         if rank == 1:
             raise StateError("this rank has lost its weights")
         return name
 
-    return refused("rank 1: StateError: this rank has lost its weights", names=names)
-
-
-def ranks_hold_other_weights(rank: int) -> object:
-    return refused("holds other weights", names=lambda name: f"{name}{rank}")
-
-
-def root_is_no_rank(rank: int) -> object:
-    return refused("rank 2 cannot be the root", root=2)
+    return refused(LOST, names=names)
 
 
 def one_rank_is_at_its_end_already(rank: int) -> object:
@@ -94,7 +82,7 @@ def one_rank_is_at_its_end_already(rank: int) -> object:
             agree(None, "end", error="KeyError: 'before it sent anything'")
         except LockstepError:
             return "ended"
-    return refused("rank 1: KeyError: 'before it sent anything'", model)
+    return refused(EARLY, model)
 
 
 def fsdp2_model_gives_what_it_had(rank: int) -> object:
@@ -164,52 +152,54 @@ def publish_together(rank: int, version: int | None, fails: int | None = None) -
         return "committed", tx.version
 
 
-def all_ranks_learn_the_version_that_the_root_committed(rank: int) -> object:
-    return publish_together(rank, None)
-
-
-def a_root_that_cannot_begin_stops_all(rank: int) -> object:
-    return publish_together(rank, 3)
-
-
-def root_fails_in_the_block_and_nothing_is_committed(rank: int) -> object:
-    return publish_together(rank, None, fails=0)
-
-
-def another_rank_fails_in_the_block_and_nothing_is_committed(rank: int) -> object:
-    return publish_together(rank, None, fails=1)
-
-
 TIE = {"d": "a"}
 LOST = "rank 1: StateError: this rank has lost its weights"
-SCENES: dict[Scene, list[Any]] = {
-    gathers_on_the_root_alone: [(["a", "b", "c", "d"], TIE, True, True), ([], TIE, True, True)],
-    gathers_on_every_rank: [["a", "d", "b", "c"]] * 2,
-    root_stops_early_and_no_rank_waits: ["stopped", "went through"],
-    one_rank_cannot_begin_and_all_hear_why: [LOST] * 2,
-    ranks_hold_other_weights: ["holds other weights"] * 2,
-    root_is_no_rank: ["rank 2 cannot be the root"] * 2,
-    one_rank_is_at_its_end_already: ["rank 1: KeyError: 'before it sent anything'", "ended"],
-    fsdp2_model_gives_what_it_had: [(True, True, True)] * 2,
-    fsdp2_adapters_are_merged_as_one_process_would: [[True, True, True]] * 2,
-    all_ranks_learn_the_version_that_the_root_committed: [("committed", 6)] * 2,
-    a_root_that_cannot_begin_stops_all: [
-        ("StaleError", None),
-        ("LockstepError: rank 0: StaleError", None),
-    ],
-    root_fails_in_the_block_and_nothing_is_committed: [
-        ("KeyError", None),
-        ("LockstepError: rank 0: KeyError", None),
-    ],
-    another_rank_fails_in_the_block_and_nothing_is_committed: [
-        ("LockstepError: rank 1: KeyError", None),
-        ("KeyError", None),
-    ],
+EARLY = "rank 1: KeyError: 'before it sent anything'"
+OTHER = "holds other weights"
+NO_RANK = "rank 2 cannot be the root"
+SCENES: dict[str, tuple[Scene, list[Any]]] = {
+    "gathers on the root alone": (
+        gathers_on_the_root_alone,
+        [(["a", "b", "c", "d"], TIE, True, True), ([], TIE, True, True)],
+    ),
+    "gathers on every rank": (
+        lambda _: [name for name, _ in named_weights(sharded_model(), root=None)],
+        [["a", "d", "b", "c"]] * 2,
+    ),
+    "the root stops early and no rank waits": (root_stops_early, ["stopped", "went through"]),
+    "one rank cannot begin and all hear why": (one_rank_cannot_begin, [LOST] * 2),
+    "ranks hold other weights": (
+        lambda rank: refused(OTHER, names=lambda name: f"{name}{rank}"),
+        [OTHER] * 2,
+    ),
+    "the root is not a rank": (lambda _: refused(NO_RANK, root=2), [NO_RANK] * 2),
+    "one rank is at its end already": (one_rank_is_at_its_end_already, [EARLY, "ended"]),
+    "an FSDP2 model gives what it had": (fsdp2_model_gives_what_it_had, [(True, True, True)] * 2),
+    "FSDP2 adapters are merged as by one process": (
+        fsdp2_adapters_are_merged_as_one_process_would,
+        [[True, True, True]] * 2,
+    ),
+    "all ranks learn the version that was committed": (
+        lambda rank: publish_together(rank, None),
+        [("committed", 6)] * 2,
+    ),
+    "a root that cannot begin stops all": (
+        lambda rank: publish_together(rank, 3),
+        [("StaleError", None), ("LockstepError: rank 0: StaleError", None)],
+    ),
+    "the root fails in the block and nothing is committed": (
+        lambda rank: publish_together(rank, None, fails=0),
+        [("KeyError", None), ("LockstepError: rank 0: KeyError", None)],
+    ),
+    "another rank fails in the block and nothing is committed": (
+        lambda rank: publish_together(rank, None, fails=1),
+        [("LockstepError: rank 1: KeyError", None), ("KeyError", None)],
+    ),
 }
-"""What each of two ranks sees."""
+"""What each of two ranks sees in each."""
 
 
 def play(rank: int, folder: Path) -> dict[str, object]:
     """What one rank saw in each scene."""
     join(rank, 2, folder)
-    return {scene.__name__: scene(rank) for scene in SCENES}
+    return {name: scene(rank) for name, (scene, _) in SCENES.items()}
