@@ -80,12 +80,6 @@ class Layers(training.Run):
         loss.backward()
         return float(loss.detach())
 
-    def finish(self) -> None:
-        """The step behind a backward pass."""
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.steps += 1
-
 
 class Twins:
     """A run without refit and one with a schedule, to which the same is done. At the end of its
@@ -186,7 +180,7 @@ def gone(run: Any) -> int:
 
 class FailingCall:
     """In its block a call of the C library fails, before or behind what it does: the one of this
-    number, and as many as ``times`` says in all. No ``__del__`` of an earlier run makes a call."""
+    number, and as many as ``times`` says in all. No garbage of an earlier run makes a call."""
 
     def __init__(
         self, at: int, error: BaseException, *, behind: bool = False, times: int = 1
@@ -195,7 +189,6 @@ class FailingCall:
         self.count = 0
 
     def __enter__(self) -> "FailingCall":
-        gc.collect()
         gc.disable()
         self.real = refit.window.call
         for module in (refit.window, refit.host_step, refit.offloader):

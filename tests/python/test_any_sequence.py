@@ -489,7 +489,7 @@ def examples(count: int) -> Any:
     )
 
 
-@examples(30)
+@examples(20)
 @given(data=st.data())
 def test_any_training_has_the_same_bits(schedule: Schedule, data: Any) -> None:
     kinds = [one for one in KINDS if one != "LBFGS" or schedule is CYCLE]

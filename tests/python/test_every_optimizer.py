@@ -39,6 +39,8 @@ SWITCHES = ("foreach", "fused", "maximize", "amsgrad", "decoupled_weight_decay")
 if torch.cuda.is_available():
     SWITCHES += ("capturable",)
 DECAY = {"weight_decay": 0.1}
+RARE = ("-maximize=True", "-decoupled_weight_decay=True", "-foreach=False-weight_decay=0.1")
+"""Ways that are left out of the quick ring."""
 
 
 def ways_of(kind: Any, options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -62,7 +64,8 @@ def variants() -> list[Any]:
         kind = getattr(torch.optim, name, None)
         for way in [] if kind is None else ways_of(kind, options):
             title = "-".join([name, *(f"{key}={value}" for key, value in way.items())])
-            found.append(pytest.param(kind, {**options, **way}, id=title))
+            marks = [pytest.mark.slow] if title.endswith(RARE) else []
+            found.append(pytest.param(kind, {**options, **way}, id=title, marks=marks))
     return found
 
 
@@ -93,7 +96,7 @@ class Drawn:
             dtypes += [torch.float64, torch.bfloat16]
         self.every = [
             self.parameter(self.draw.choice(dtypes), matrices)
-            for _ in range(self.draw.randint(4, 9))
+            for _ in range(self.draw.randint(4, 6))
         ]
         cut = self.draw.randint(1, len(self.every) - 2)
         first, second = {"params": self.every[:cut]}, {"params": self.every[cut:-1], "lr": 0.03}

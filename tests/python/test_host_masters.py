@@ -618,7 +618,7 @@ def test_masters_that_got_memory_of_others_are_refused_before_anything_leaves() 
 
 @WAYS
 @ERRORS
-@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_call_of_the_library_may_fail_once_in_a_step(
     way: Schedule, error: BaseException, stride: int
 ) -> None:
@@ -669,7 +669,7 @@ def begun(act: Any) -> Pair:
     return pair
 
 
-@pytest.mark.parametrize("stride", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
 @ERRORS
 @pytest.mark.parametrize("act", [use, clear, close])
 def test_every_call_of_the_library_may_fail_once_outside_a_step(

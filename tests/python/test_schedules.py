@@ -4,19 +4,18 @@ groups, hooks and closures, it ends with the bits of the same loop without refit
 import copy
 import gc
 import math
-import os
 import pickle
 import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import refit
 import torch
 import training
+from forks import said_in_a_fork
 from refit.errors import BudgetError, BusyError, InvalidError, StateError, UnsupportedError
 from schedules import (
     BOTH,
@@ -36,7 +35,7 @@ from schedules import (
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.testing._internal.two_tensor import TwoTensor
-from training import WIDTH, drawn, refusal_in_a_fork
+from training import WIDTH, drawn
 
 Optimizer = torch.optim.Optimizer
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -301,18 +300,19 @@ CHANGES: list[Callable[[Any], None]] = [
 ]
 AT_THE_STEP = Schedule("share at the step", {"host_fraction": 1.0, "overlap": False})
 """Gradients leave for the CPU when the step begins."""
+LATE = pytest.param(AT_THE_STEP, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("schedule", [*SCHEDULES, AT_THE_STEP], ids=lambda one: one.name)
+@pytest.mark.parametrize("schedule", [*SCHEDULES, LATE], ids=lambda one: one.name)
 def test_what_a_loop_does_between_a_backward_pass_and_its_step(
     schedule: Schedule, change: Callable[[Any], None]
 ) -> None:
     if change is counter_shared and schedule.has_windows:
         pytest.skip("parts of a parameter are given copies of its counter")
     with Twins(schedule) as twins:
-        for _ in range(2):
-            twins.step(3)
+        for count in (3, 2):
+            twins.step(count)
             twins.backward()
             for run in twins:
                 change(run)
@@ -927,22 +927,19 @@ def test_a_forked_process_is_refused_and_has_the_gradients(schedule: Schedule) -
         twins.step(3)
         twins.backward()
         assert (gone(run) > 0) == schedule.has_share
-        child = os.fork()
-        if child == 0:
-            status = 1
-            with suppress(Exception):
-                for one in run.gradients():
-                    one.add_(1)
-                run.optimizer.zero_grad(set_to_none=False)
-                status = 0
-            os._exit(status)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def use() -> None:
+            for one in run.gradients():
+                one.add_(1)
+            run.optimizer.zero_grad(set_to_none=False)
+
+        assert said_in_a_fork(use) == ""
         if not schedule.has_windows:
             twins.controller.clear()
         state = run.optimizer.state[run.model[0].weight]["exp_avg"]
-        use, step = state.sum, run.optimizer.step
-        for call in (use, step, run.optimizer.state_dict, twins.controller.resume_step):
-            assert "belongs to process" in refusal_in_a_fork(call)
+        step = run.optimizer.step
+        for call in (state.sum, step, run.optimizer.state_dict, twins.controller.resume_step):
+            assert "belongs to process" in said_in_a_fork(call)
         twins.finish()
 
 
