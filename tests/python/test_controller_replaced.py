@@ -16,13 +16,7 @@ from refit.storages import Stock  # noqa: E402
 from training import WIDTH, Run, whole_cycle  # noqa: E402
 
 
-@pytest.fixture
-def run(torch_device: str) -> Run:
-    return Run(device=torch_device)
-
-
 def test_states_that_were_replaced_by_hand_are_found_again(run: Run) -> None:
-    run.step()
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
         controller.prepare_for_training()
@@ -42,7 +36,6 @@ def test_a_storage_that_was_resized_or_replaced_is_found_again(
     run: Run, monkeypatch: pytest.MonkeyPatch, change: str, hidden: bool
 ) -> None:
     # trap 3: an allocator may well give the same address again, so tensors may look unchanged
-    run.step(2)
     moment = run.moments()[0]
     with refit.Controller(run.optimizer, run.model) as controller:
         whole_cycle(controller)
@@ -115,7 +108,6 @@ def clear_in_vain(controller: refit.Controller, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run) -> None:
-    run.step()
     moment = run.moments()[0]
     view = moment.view(-1)[:2]
     run.optimizer.state[next(iter(run.optimizer.state))]["beside"] = view
@@ -135,7 +127,6 @@ def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run) -> None
 def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_place(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.step(2)
     with refit.Controller(run.optimizer) as controller:
         whole_cycle(controller)
         values = [one.clone() for one in run.moments()]
@@ -154,7 +145,6 @@ def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_p
 def test_a_state_that_is_replaced_while_a_clear_has_failed_comes_back_first(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run.step(2)
     with refit.Controller(run.optimizer) as controller:
         whole_cycle(controller)
         clear_in_vain(controller, monkeypatch)
@@ -172,7 +162,6 @@ def fail_to_offload(_offloader: Offloader, _after: int = 0) -> None:
 
 
 def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(run: Run) -> None:
-    run.step()
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
         controller.prepare_for_training()
@@ -186,7 +175,6 @@ def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(run: Run)
 
 
 def test_replaced_states_are_not_held_in_memory(run: Run) -> None:
-    run.step()
     with refit.Controller(run.optimizer) as controller:
         controller.clear()
         controller.prepare_for_training()

@@ -7,19 +7,15 @@ import numpy as np
 import pytest
 import torch
 from refit import dtypes
-from refit._library import lib
 from refit.errors import InvalidError, UnsupportedError
+from refit.offloader import lib
 
 
-@pytest.mark.parametrize("name", dtypes.DTYPES)
-def test_each_type_is_the_one_of_the_c_library(name: str) -> None:
-    dtype = dtypes.by_name(name)
-    assert lib.refit_dtype_name(dtype.number) == name.encode()
-    assert lib.refit_dtype_bits(dtype.number) == dtype.bits
-    assert dtypes.by_number(dtype.number) is dtype
-
-
-def test_no_type_of_the_header_is_left_out(root: Path) -> None:
+def test_types_are_those_of_the_c_library_and_of_its_header(root: Path) -> None:
+    for name, dtype in dtypes.DTYPES.items():
+        assert lib.refit_dtype_name(dtype.number) == name.encode()
+        assert lib.refit_dtype_bits(dtype.number) == dtype.bits, name
+        assert dtypes.by_number(dtype.number) is dtypes.by_name(name) is dtype
     header = (root / "lib/include/refit/broadcast.h").read_text()
     assert set(re.findall(r"X\((\w+), \d+, \d+\)", header)) == set(dtypes.DTYPES)
 

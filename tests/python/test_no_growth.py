@@ -9,6 +9,7 @@ import psutil
 import pytest
 import refit
 import torch
+from schedules import Schedule
 from torch import nn
 
 pytestmark = pytest.mark.slow
@@ -52,9 +53,9 @@ def test_what_left_is_free_on_the_device_and_taken_once_on_the_host() -> None:  
     assert resident_bytes() - before < states // 4
 
 
-def test_two_hundred_cycles_take_no_memory_descriptors_or_threads() -> None:
+def test_two_hundred_cycles_take_no_memory_descriptors_or_threads(schedule: Schedule) -> None:
     model, optimizer = wide_run(512)
-    with refit.Controller(optimizer, model) as controller:
+    with schedule.opens(optimizer, model) as controller:
 
         def cycle() -> None:
             model(torch.ones(1, 1024)).sum().backward()  # gradients leave, too
@@ -78,16 +79,16 @@ def test_two_hundred_cycles_take_no_memory_descriptors_or_threads() -> None:
         # The C heap takes a step of some of these 2 MiB tensors now and then, a leak each time: one
         # kept a cycle is 80 MiB.
         assert statistics.median(grown) < 4 * MIB
-        assert descriptors() == files
-        assert threading.active_count() == threads
-        assert len(psutil.Process().threads()) == kernel_threads
+        assert descriptors() <= files
+        assert threading.active_count() <= threads
+        assert len(psutil.Process().threads()) <= kernel_threads
 
 
-def test_controllers_that_come_and_go_leave_nothing() -> None:
+def test_controllers_that_come_and_go_leave_nothing(schedule: Schedule) -> None:
     model, optimizer = wide_run(512)
 
     def life() -> None:
-        with refit.Controller(optimizer, model) as controller:
+        with schedule.opens(optimizer, model) as controller:
             controller.clear()
 
     for _ in range(5):
@@ -96,5 +97,5 @@ def test_controllers_that_come_and_go_leave_nothing() -> None:
     for _ in range(40):
         life()
     assert resident_bytes() - taken < 6 * MIB
-    assert descriptors() == files
-    assert len(psutil.Process().threads()) == threads
+    assert descriptors() <= files
+    assert len(psutil.Process().threads()) <= threads

@@ -151,11 +151,11 @@ class NvtxRecorder:
 
     def __init__(self, available: bool) -> None:
         self.seen: list[str] = []
-        nvtx = types.SimpleNamespace(range=self._range)
+        nvtx = types.SimpleNamespace(range=self.ranges)
         self.cuda = types.SimpleNamespace(is_available=lambda: available, nvtx=nvtx)
 
     @contextmanager
-    def _range(self, label: str):
+    def ranges(self, label: str):
         self.seen.append(f"+{label}")
         yield
         self.seen.append(f"-{label}")
