@@ -743,30 +743,29 @@ def accelerated(schedule: Schedule, rank: int) -> object:
 
 Scene = Callable[[Schedule, int, Path], object]
 
+TRAININGS: dict[str, tuple[Any, ...]] = {
+    **{kind: (kind,) for kind in ("fsdp1", "fsdp1_flat", "fsdp2", "dtensor")},
+    **{f"clipped {k}": (k, Clipped) for k in ("fsdp1", "fsdp1_flat", "fsdp2", "dtensor")},
+    "momentum": ("fsdp2", Sharded, momentum),
+    "fused": ("fsdp2", Sharded, fused, False),
+    "added up behind each batch": ("fsdp2", AddedOften),
+}
+"""What is trained, how its gradients are made, by which optimizer, and whether kernels know it."""
+REPLICAS: dict[str, Callable[[], Replica]] = {
+    "ddp": lambda: Replica(gradient_as_bucket_view=False),
+    "ddp with views": lambda: Replica(gradient_as_bucket_view=True),
+    "ddp with a static graph": lambda: Replica(static_graph=True),
+    "ddp with a hook": lambda: Replica("fp16_compress_hook"),
+    "ddp with a hook and views": lambda: Replica("allreduce_hook", gradient_as_bucket_view=True),
+    "ddp with unused parameters": lambda: Replica(branches=True, find_unused_parameters=True),
+    "averaged by hand": ByHand,
+    "a rank without gradients": Unequal,
+}
 EACH: dict[str, Scene] = {
-    **{kind: lambda s, *_, k=kind: trains(s, k) for kind in ("fsdp1", "fsdp2", "dtensor")},
-    "fsdp1_flat": lambda s, *_: trains(s, "fsdp1_flat"),
-    "momentum": lambda s, *_: trains(s, "fsdp2", make=momentum),
-    "fused": lambda s, *_: trains(s, "fsdp2", make=fused, known=False),
-    "clipped fsdp1": lambda s, *_: trains(s, "fsdp1", Clipped),
-    "clipped fsdp1_flat": lambda s, *_: trains(s, "fsdp1_flat", Clipped),
-    "clipped fsdp2": lambda s, *_: trains(s, "fsdp2", Clipped),
-    "clipped dtensor": lambda s, *_: trains(s, "dtensor", Clipped),
-    "added up behind each batch": lambda s, *_: trains(s, "fsdp2", AddedOften),
+    **{name: lambda s, *_, of=of: trains(s, *of) for name, of in TRAININGS.items()},
+    **{name: lambda s, *_, make=make: replicas(s, make) for name, make in REPLICAS.items()},
     "used by hand": lambda s, *_: used_by_hand(s),
     "mixed": lambda s, rank, _: mixed(s, rank),
-    "ddp": lambda s, *_: replicas(s, lambda: Replica(gradient_as_bucket_view=False)),
-    "ddp with views": lambda s, *_: replicas(s, lambda: Replica(gradient_as_bucket_view=True)),
-    "ddp with a static graph": lambda s, *_: replicas(s, lambda: Replica(static_graph=True)),
-    "ddp with a hook": lambda s, *_: replicas(s, lambda: Replica("fp16_compress_hook")),
-    "ddp with a hook and views": lambda s, *_: replicas(
-        s, lambda: Replica("allreduce_hook", gradient_as_bucket_view=True)
-    ),
-    "ddp with unused parameters": lambda s, *_: replicas(
-        s, lambda: Replica(branches=True, find_unused_parameters=True)
-    ),
-    "averaged by hand": lambda s, *_: replicas(s, ByHand),
-    "a rank without gradients": lambda s, *_: replicas(s, Unequal),
     "saved with": lambda s, _, folder: saves(s, folder, True, False, False),
     "loaded with": lambda s, _, folder: saves(s, folder, False, True, False),
     "saved behind": lambda s, _, folder: saves(s, folder, True, True, True),

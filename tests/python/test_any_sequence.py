@@ -356,17 +356,17 @@ class Ours:
     def restore(self, which: int) -> None:
         self.controller.restore(non_blocking=bool(which & 1))
 
+    def unless_away(self, verb: Callable[[], None]) -> None:
+        try:
+            verb()
+        except StateError:
+            assert self.controller.state in ("cleared", "refitted")
+
     def join(self, _: int) -> None:
-        with suppress(StateError):
-            self.controller.join()
-            return
-        assert self.controller.state in ("cleared", "refitted")
+        self.unless_away(self.controller.join)
 
     def release(self, _: int) -> None:
-        with suppress(StateError):
-            self.controller.release()
-            return
-        assert self.controller.state in ("cleared", "refitted")
+        self.unless_away(self.controller.release)
 
     def refit(self, which: int) -> None:
         with suppress(ZeroDivisionError), self.controller.refit():

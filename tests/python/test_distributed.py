@@ -120,21 +120,14 @@ def trained(folder: Path, steps: int, schedule: Schedule | None, resume: bool) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     source = torch.Generator().manual_seed(5)
     batches = [{"inputs": torch.randn(WIDTH, generator=source)} for _ in range(96)]
+    arguments = transformers.TrainingArguments(
+        **{"output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True},
+        **{"max_steps": steps, "save_steps": 4, "max_grad_norm": 0.01},
+        **{"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    )
+    rates = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 8)
     trainer = transformers.Trainer(
-        model,
-        transformers.TrainingArguments(
-            output_dir=str(folder),
-            use_cpu=True,
-            max_steps=steps,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            max_grad_norm=0.01,
-            save_steps=4,
-            report_to=[],
-            disable_tqdm=True,
-        ),
-        train_dataset=batches,
-        optimizers=(optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 8)),
+        model, arguments, train_dataset=batches, optimizers=(optimizer, rates)
     )
     if schedule is None:
         trainer.train(resume_from_checkpoint=resume)

@@ -8,10 +8,8 @@ import gc
 import io
 import pickle
 import random
-import signal
 import warnings
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ with warnings.catch_warnings():
 
 import refit.window  # noqa: E402
 import training  # noqa: E402
-from interrupts import AtLine, lines  # noqa: E402
+from interrupts import MOST, AtLine  # noqa: E402
 from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
 from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
@@ -31,6 +29,7 @@ from refit.home import Home  # noqa: E402
 from refit.storage_swap import users_of  # noqa: E402
 from refit.twin import Stepping  # noqa: E402
 from schedules import BOTH, CYCLE, SHARE, FailingCall, Schedule  # noqa: E402
+from test_failures import press  # noqa: E402
 from test_host_failures import refuse_to_allocate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -41,6 +40,10 @@ SMALL = Schedule("the small by their weights", {**HOST, "window_bytes": "128KiB"
 """Windows are too small for a unit of the others."""
 WHOLE = Schedule("whole", {**HOST, "window_bytes": "128KiB", "offload_masters": "whole"})
 WINDOWED = (CODED, SMALL, WHOLE)
+OF_CPU = (
+    Schedule("all on the CPU", {"host_fraction": 1.0}),
+    Schedule("half, at the step", {"host_fraction": 0.5, "overlap": False}),
+)
 AWAY = [0] * 4
 ON_DEVICE = [4 * size for size in SIZES]
 ON_HOST = [0, 0, 4 * 7, 0]
@@ -53,7 +56,7 @@ UNIT = 1 << 18
 BY_NAME: Any = {"ids": lambda one: one.name}
 MAKES = pytest.mark.parametrize("make", [distributed, float16])
 WAYS = pytest.mark.parametrize("way", WINDOWED, **BY_NAME)
-ALL = pytest.mark.parametrize("way", [*WINDOWED, CYCLE, SHARE, BOTH], **BY_NAME)
+ALL = pytest.mark.parametrize("way", [*WINDOWED, CYCLE, SHARE, BOTH, *OF_CPU], **BY_NAME)
 ERRORS = pytest.mark.parametrize(
     "error", [CopyError("the copy failed"), KeyboardInterrupt()], ids=["copy", "Ctrl-C"]
 )
@@ -78,9 +81,10 @@ def test_training_is_the_same_to_the_bit(way: Schedule, make: Any) -> None:
             if way in WINDOWED:
                 assert pair.ours.held() == ON_HOST
             with pair.controller.refit():
-                on_cpu = [one for one in pair.ours.held() if one]
-                assert on_cpu == [] or way in (SHARE, BOTH)
+                assert pair.ours.held() == AWAY or way in (SHARE, BOTH, *OF_CPU)
             pair.controller.restore()
+            if seed == 2:
+                pair.assert_same()
 
 
 @ALL
@@ -112,18 +116,6 @@ def test_what_megatron_saves_is_whole_and_loaded(way: Schedule) -> None:
             one.round()
         assert all(map(torch.equal, loaded.ours.masters, pair.plain.masters))
         loaded.go_on()
-
-
-@pytest.mark.parametrize("overlap", [False, True], ids=["plain", "overlap"])
-@pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
-@MAKES
-def test_the_cpu_steps_masters(make: Any, fraction: float, overlap: bool) -> None:
-    with Pair(SHARE, make, steps=0, host_fraction=fraction, overlap=overlap) as pair:
-        for seed in range(4):
-            pair.step(seed)
-            pair.assert_same()
-            pair.controller.clear()
-            pair.controller.restore()
 
 
 @MAKES
@@ -291,7 +283,7 @@ def test_masters_that_share_weights_travel_whole(first: int) -> None:
         made.weights[0].data = data[:5000].view(1, -1)
         made.weights[1].data = data[first : first + 5000]
         for master, weight in zip(made.masters, made.weights, strict=True):
-            master.copy_(weight)
+            master.copy_(weight.detach().view_as(master))
         return made
 
     with Pair(CODED, make, [5000] * 3, steps=3) as pair:
@@ -695,14 +687,8 @@ def test_every_call_of_the_library_may_fail_once_outside_a_step(
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("act", [use, clear, load, close])
 def test_ctrl_c_before_any_line_outside_a_step(act: Callable[[Pair], None], every: bool) -> None:
-    def press() -> None:
-        handler = signal.getsignal(signal.SIGINT)
-        assert callable(handler)
-        handler(signal.SIGINT, None)  # raises, or notes it for the end of a block that holds it
-
     broken = 0
-    sample = lines(False, act.__name__)
-    for at in sample if every else islice(sample, 0, None, 6):
+    for at in range(1, MOST, 23 if every else 173):
         with begun(act) as pair:
             pressed = AtLine(at, press)
             try:
@@ -716,7 +702,8 @@ def test_ctrl_c_before_any_line_outside_a_step(act: Callable[[Pair], None], ever
             use(pair)
         if not pressed.done:
             break
-    assert broken > (3 if every else 0)
+    assert not pressed.done
+    assert broken > (5 if every else 0)
 
 
 def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:

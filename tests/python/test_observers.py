@@ -48,8 +48,7 @@ class Timeline:
 
 
 def test_a_timer_object_measures_each_phase_under_its_label() -> None:
-    timer = NemoTimer()
-    observers = Observers(timer)
+    observers = Observers(timer := NemoTimer())
     for name in ("offload", "publish", "commit", "restore"):
         with observers.phase(name):
             assert timer.running == {f"refit/{name}"}
@@ -57,8 +56,7 @@ def test_a_timer_object_measures_each_phase_under_its_label() -> None:
 
 
 def test_a_phase_within_one_of_the_same_name_is_measured_once() -> None:
-    timer = NemoTimer()
-    observers = Observers(timer)
+    observers = Observers(timer := NemoTimer())
     with observers.phase("offload"), observers.phase("offload"):
         pass
     with observers.phase("offload"), observers.phase("commit"):
@@ -67,8 +65,7 @@ def test_a_phase_within_one_of_the_same_name_is_measured_once() -> None:
 
 
 def test_a_phase_that_fails_is_over_and_may_be_entered_again() -> None:
-    timer = NemoTimer()
-    observers = Observers(timer)
+    observers = Observers(timer := NemoTimer())
     with pytest.raises(OSError, match="gone"), observers.phase("restore"):
         raise OSError("gone")
     assert timer.running == set()
@@ -161,20 +158,13 @@ class NvtxRecorder:
         self.seen.append(f"-{label}")
 
 
-def test_a_gpu_gets_a_range_in_a_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = NvtxRecorder(available=True)
+@pytest.mark.parametrize("available", [True, False])
+def test_a_gpu_gets_a_range_in_a_profiler(monkeypatch: pytest.MonkeyPatch, available: bool) -> None:
+    torch = NvtxRecorder(available)
     monkeypatch.setitem(sys.modules, "torch", torch)
     with nvtx_range("refit/offload"):
-        assert torch.seen == ["+refit/offload"]
-    assert torch.seen == ["+refit/offload", "-refit/offload"]
-
-
-def test_without_a_gpu_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = NvtxRecorder(available=False)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    with nvtx_range("refit/offload"):
-        pass
-    assert torch.seen == []
+        assert torch.seen == ["+refit/offload"] * available
+    assert torch.seen == ["+refit/offload", "-refit/offload"] * available
 
 
 def test_without_torch_there_is_none_and_torch_is_not_imported(

@@ -100,204 +100,135 @@ def test_gradients_leave_and_return_as_their_policy_says(schedule: Schedule, gra
 # ---- Between a backward pass and its step.
 
 
-def clipped(run: Layers) -> None:
-    nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3)
+def clip(run: Layers, **options: Any) -> None:
+    nn.utils.clip_grad_norm_(run.parameters(), 1e-3, **options)
 
 
-def clipped_one_by_one(run: Layers) -> None:
-    nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3, foreach=False)
+def scale_and_clip(run: Layers, times: int) -> None:
+    for _ in range(times):
+        torch._foreach_mul_(run.gradients(), 3.5)
+        clip(run)
 
 
-def clipped_by_value(run: Layers) -> None:
-    nn.utils.clip_grad_value_(run.model.parameters(), 1e-4)
-
-
-def clipped_with_one_named_twice(run: Layers) -> None:
-    """As a list that names a tied weight twice: its gradient is multiplied twice."""
-    torch._foreach_mul_([*run.gradients(), run.gradients()[-2]], 0.5)
-
-
-def scaled(run: Layers) -> None:
-    for one in run.gradients():
-        one.mul_(3.5)
-
-
-def scaled_twice(run: Layers) -> None:
-    scaled(run), clipped(run)
-
-
-def scaled_four_times(run: Layers) -> None:
-    scaled_twice(run), scaled_twice(run)
-
-
-def one_of_them_scaled(run: Layers) -> None:
-    run.gradients()[-2].mul_(0.25)
-
-
-def scaled_by_data(run: Layers) -> None:
-    for one in run.gradients():
-        one.data.mul_(3.5)
-
-
-def scaled_by_an_infinity(run: Layers) -> None:
-    torch._foreach_mul_(run.gradients(), math.inf)
-
-
-def scaled_beyond_fp32(run: Layers) -> None:
-    torch._foreach_mul_(run.gradients(), 1e39)
-
-
-def divided(run: Layers) -> None:
-    for one in run.gradients():
-        one /= 3
-
-
-def noise(run: Layers) -> None:
+def add_noise(run: Layers) -> None:
     source = torch.Generator().manual_seed(1)
     for one in run.gradients():
         one.add_(drawn(*one.shape, generator=source))
 
 
-def others_given(run: Layers) -> None:
-    for one in run.parameters():
-        one.grad = one.grad.clone() * 2
-
-
-def one_dropped(run: Layers) -> None:
-    run.parameters()[-2].grad = None
-
-
-def all_dropped(run: Layers) -> None:
-    run.optimizer.zero_grad()
-
-
-def zeroed(run: Layers) -> None:
+def zero(run: Layers) -> None:
     run.optimizer.zero_grad(set_to_none=False)
     assert not any(bool(one.any()) for one in run.gradients())
-
-
-def another_backward_pass(run: Layers) -> None:
-    run.backward()
 
 
 def read(run: Layers) -> None:
     assert all(bool(one.isfinite().all()) for one in run.gradients())
 
 
-def copied(run: Layers) -> None:
+def copy_to_numpy(run: Layers) -> None:
     assert [(one if one.is_cpu else one.cpu()).numpy().copy() for one in run.gradients()]
 
 
-def storage_written(run: Layers) -> None:
-    for one in run.gradients():
-        one.untyped_storage().fill_(0)
-
-
-def alias_made_by_data(run: Any) -> None:
+def make_aliases_by_data(run: Any) -> None:
     run.aliases = [torch.empty(0, device=run.device) for _ in run.gradients()]
     for alias, one in zip(run.aliases, run.gradients(), strict=True):
         alias.data = one
         alias.mul_(0.5)
 
 
-def weights_decayed_by_data(run: Layers) -> None:
-    for one in run.parameters():
-        one.data.mul_(0.5)
+def share_a_counter(run: Layers) -> None:
+    states = [state for state in run.optimizer.state.values() if state["exp_avg"].dim() > 1]
+    for state in states:
+        state["step"] = states[0]["step"]
 
 
-def weights_replaced(run: Layers) -> None:
-    for one in run.parameters():
-        one.data = one.data.clone() + 1
+def exchange(one: Any, name: Any, other: Any, other_name: Any) -> None:
+    one[name], other[other_name] = other[other_name], one[name]
 
 
-def model_loaded(run: Layers) -> None:
-    run.model.load_state_dict({key: one * 2 for key, one in run.model.state_dict().items()})
-
-
-def moments_changed(run: Layers) -> None:
-    for one in run.moments():
-        one.mul_(0.5)
-
-
-def moments_replaced(run: Layers) -> None:
-    for state in run.optimizer.state.values():
-        state["exp_avg_sq"] = state["exp_avg_sq"].clone() + 1
-
-
-def counter_changed(run: Layers) -> None:
-    for state in run.optimizer.state.values():
-        state["step"].fill_(100)
-
-
-def counter_changed_by_data(run: Layers) -> None:
-    for state in run.optimizer.state.values():
-        state["step"].data.fill_(100)
-
-
-def counter_shared(run: Layers) -> None:
-    counters = [state for state in run.optimizer.state.values() if state["exp_avg"].dim() > 1]
-    for state in counters:
-        state["step"] = counters[0]["step"]
-
-
-def names_exchanged(run: Layers) -> None:
-    state = run.optimizer.state[run.model[-1].weight]
+def exchange_names(run: Layers) -> None:
+    state = state_of(run, 4)
     state["exp_avg"], state["exp_avg_sq"] = state["exp_avg_sq"], state["exp_avg"].abs_()
 
 
-def values_exchanged(run: Layers) -> None:
-    one, other = (run.optimizer.state[run.model[at].weight] for at in (2, 4))
-    one["exp_avg"], other["exp_avg"] = other["exp_avg"], one["exp_avg"]
+def state_of(run: Layers, at: int) -> Any:
+    return run.optimizer.state[run.model[at].weight]
 
 
-def parameters_exchanged(run: Layers) -> None:
-    one, other = (run.model[at].weight for at in (2, 4))
-    states = run.optimizer.state
-    states[one], states[other] = states[other], states[one]
-
-
-def states_dropped(run: Layers) -> None:
-    run.optimizer.state.clear()
-
-
-def states_emptied(run: Layers) -> None:
-    for one in run.parameters():
-        run.optimizer.state[one] = {}
-
-
-def loaded(run: Layers) -> None:
+def load_others(run: Layers) -> None:
     state = copy.deepcopy(run.optimizer.state_dict())
     for one in state["state"].values():
         one["exp_avg"] = one["exp_avg"] * 0.25
     run.optimizer.load_state_dict(state)
 
 
-def rate_changed(run: Layers) -> None:
-    run.optimizer.param_groups[0]["lr"] = 0.3
+def set_option(name: str, value: Any) -> Callable[[Layers], None]:
+    return lambda run: run.optimizer.param_groups[0].update({name: value})
 
 
-def rate_below_zero(run: Layers) -> None:
-    run.optimizer.param_groups[0]["lr"] = -0.01
-
-
-def options_changed(run: Layers) -> None:
-    run.optimizer.param_groups[0].update(betas=(0.8, 0.96), weight_decay=0.1, mark=7)
-
-
-def made_fused(run: Layers) -> None:
-    run.optimizer.param_groups[0]["fused"] = True
-
-
-CHANGES: list[Callable[[Any], None]] = [
-    *(clipped, clipped_one_by_one, clipped_by_value, clipped_with_one_named_twice),
-    *(scaled, scaled_twice, scaled_four_times, one_of_them_scaled, scaled_by_data),
-    *(scaled_by_an_infinity, scaled_beyond_fp32, divided, noise, others_given),
-    *(one_dropped, all_dropped, zeroed, another_backward_pass, read, copied, storage_written),
-    *(alias_made_by_data, weights_decayed_by_data, weights_replaced, model_loaded),
-    *(moments_changed, moments_replaced, counter_changed, counter_changed_by_data, counter_shared),
-    *(names_exchanged, values_exchanged, parameters_exchanged, states_dropped, states_emptied),
-    *(loaded, rate_changed, rate_below_zero, options_changed, made_fused),
-]
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    # gradients
+    "clip": clip,
+    "clip one by one": lambda run: clip(run, foreach=False),
+    "clip values": lambda run: nn.utils.clip_grad_value_(run.parameters(), 1e-4),
+    "scale": lambda run: [one.mul_(3.5) for one in run.gradients()],
+    "scale and clip": lambda run: scale_and_clip(run, 1),
+    "scale and clip twice": lambda run: scale_and_clip(run, 2),
+    "scale one of them": lambda run: run.gradients()[-2].mul_(0.25),
+    "scale one twice": lambda run: torch._foreach_mul_(
+        [*run.gradients(), run.gradients()[-2]],
+        0.5,  # as a list that names a tied weight twice
+    ),
+    "scale by data": lambda run: [one.data.mul_(3.5) for one in run.gradients()],
+    "scale by an infinity": lambda run: torch._foreach_mul_(run.gradients(), math.inf),
+    "scale beyond fp32": lambda run: torch._foreach_mul_(run.gradients(), 1e39),
+    "divide": lambda run: [one.div_(3) for one in run.gradients()],
+    "add noise": add_noise,
+    "give others": lambda run: [setattr(p, "grad", p.grad.clone() * 2) for p in run.parameters()],
+    "drop one": lambda run: setattr(run.parameters()[-2], "grad", None),
+    "drop all": lambda run: run.optimizer.zero_grad(),
+    "zero": zero,
+    "another backward pass": lambda run: run.backward(),
+    "read": read,
+    "copy": copy_to_numpy,
+    "write storages": lambda run: [one.untyped_storage().fill_(0) for one in run.gradients()],
+    "make aliases by data": make_aliases_by_data,
+    # parameters
+    "decay weights by data": lambda run: [one.data.mul_(0.5) for one in run.parameters()],
+    "replace weights": lambda run: [
+        setattr(one, "data", one.data.clone() + 1) for one in run.parameters()
+    ],
+    "load the model": lambda run: run.model.load_state_dict(
+        {key: one * 2 for key, one in run.model.state_dict().items()}
+    ),
+    # states
+    "change moments": lambda run: [one.mul_(0.5) for one in run.moments()],
+    "replace moments": lambda run: [
+        one.update(exp_avg_sq=one["exp_avg_sq"] + 1) for one in run.optimizer.state.values()
+    ],
+    "set counters": lambda run: [one["step"].fill_(9) for one in run.optimizer.state.values()],
+    "set counters by data": lambda run: [
+        one["step"].data.fill_(9) for one in run.optimizer.state.values()
+    ],
+    "share a counter": share_a_counter,
+    "exchange names": exchange_names,
+    "exchange values": lambda run: exchange(
+        state_of(run, 2), "exp_avg", state_of(run, 4), "exp_avg"
+    ),
+    "exchange parameters": lambda run: exchange(
+        *(run.optimizer.state, run.model[2].weight, run.optimizer.state, run.model[4].weight)
+    ),
+    "drop states": lambda run: run.optimizer.state.clear(),
+    "empty states": lambda run: [run.optimizer.state.update({one: {}}) for one in run.parameters()],
+    "load": load_others,
+    # options
+    "change the rate": set_option("lr", 0.3),
+    "a rate below zero": set_option("lr", -0.01),
+    "change betas": set_option("betas", (0.8, 0.96)),
+    "change the decay": set_option("weight_decay", 0.1),
+    "add an option": set_option("mark", 7),
+    "make it fused": set_option("fused", True),
+}
 AT_THE_STEP = Schedule("share at the step", {"host_fraction": 1.0, "overlap": False})
 """Gradients leave for the CPU when the step begins."""
 LATE = pytest.param(AT_THE_STEP, marks=pytest.mark.slow)
@@ -306,16 +237,16 @@ LATE = pytest.param(AT_THE_STEP, marks=pytest.mark.slow)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("schedule", [*SCHEDULES, LATE], ids=lambda one: one.name)
 def test_what_a_loop_does_between_a_backward_pass_and_its_step(
-    schedule: Schedule, change: Callable[[Any], None]
+    schedule: Schedule, change: str
 ) -> None:
-    if change is counter_shared and schedule.has_windows:
+    if change == "share a counter" and schedule.has_windows:
         pytest.skip("parts of a parameter are given copies of its counter")
     with Twins(schedule) as twins:
         for count in (3, 2):
             twins.step(count)
             twins.backward()
             for run in twins:
-                change(run)
+                CHANGES[change](run)
             twins.finish()
             twins.assert_same()
 
@@ -353,7 +284,7 @@ def test_a_step_that_is_left_out_is_made_up_for_by_none(schedule: Schedule) -> N
         twins.backward()
         first = weakref.ref(twins.moved.gradients()[0])
         for run in twins:
-            all_dropped(run)
+            run.optimizer.zero_grad()
         twins.step(3)
         gc.collect()
         assert first() is None
@@ -406,7 +337,7 @@ def test_a_parameter_that_needs_a_gradient_later(schedule: Schedule) -> None:
             for run in twins:
                 run.model[2].weight.requires_grad_(number > 1)
             twins.step()
-        state = twins.moved.optimizer.state[twins.moved.model[2].weight]
+        state = state_of(twins.moved, 2)
         assert lives_on_host(state["exp_avg"]) == schedule.has_windows or schedule.has_share
 
 
@@ -423,7 +354,7 @@ def test_groups_that_are_added_and_rates_that_change(schedule: Schedule) -> None
                 for group in run.optimizer.param_groups:
                     group["lr"] *= 0.5
             twins.step()
-        state = twins.moved.optimizer.state[twins.moved.model[-1].weight]
+        state = state_of(twins.moved, -1)
         assert lives_on_host(state["exp_avg"]) == (schedule is not CYCLE)
 
 
@@ -499,7 +430,7 @@ def test_a_state_that_is_none_is_made_anew(schedule: Schedule) -> None:
     with Twins(schedule, momentum) as twins:
         twins.step(2)
         for run in twins:
-            run.optimizer.state[run.model[4].weight]["momentum_buffer"] = None
+            state_of(run, 4)["momentum_buffer"] = None
         twins.step(2)
 
 
@@ -863,7 +794,7 @@ def test_states_that_are_born_in_inference_mode(schedule: Schedule) -> None:
                 run.optimizer.zero_grad()
         assert_alike(alone, moved)
         if schedule.has_windows:
-            moved.optimizer.state[moved.model[0].weight]["momentum_buffer"].zero_()
+            state_of(moved, 0)["momentum_buffer"].zero_()
         training.whole_cycle(controller)
 
 
@@ -892,7 +823,7 @@ def test_another_default_device(schedule: Schedule) -> None:
 
 def test_a_state_is_read_by_another_thread(schedule: Schedule) -> None:
     with Twins(schedule, before=1) as twins:
-        state = twins.moved.optimizer.state[twins.moved.model[4].weight]
+        state = state_of(twins.moved, 4)
         sums: list[float] = []
 
         def read() -> None:
