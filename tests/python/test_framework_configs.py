@@ -25,6 +25,12 @@ def _read(root: Path, name: str) -> Any:
     return yaml.safe_load((root / "configs" / "frameworks" / f"{name}.yaml").read_text())
 
 
+@pytest.fixture(autouse=True)
+def _own_runtime_dir(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sockets of these tests are kept apart from those of the user."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
+
+
 def _named(path: str) -> Any:
     module, _, name = path.replace(":", ".").rpartition(".")
     return getattr(importlib.import_module(module), name)
@@ -96,20 +102,21 @@ def test_sglang_names_loaders(root: Path) -> None:
         assert list(inspect.signature(_named(path)).parameters) == ["model", "named_tensors"]
 
 
-def test_megatron_arguments_become_keywords(root: Path) -> None:
-    found = state_offload.keywords(_read(root, "megatron"))
-    assert found == {"states": "host", "window_bytes": 256 << 20, "host_fraction": 1.0}
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("megatron", {"states": "host", "window_bytes": 256 << 20, "host_fraction": 1.0}),
+        ("megatron_cpu_offload", {"host_fraction": 0.5, "overlap": True}),
+        ("deepspeed", {"host_fraction": 0.3}),
+    ],
+)
+def test_options_become_keywords(root: Path, name: str, expected: dict[str, Any]) -> None:
+    assert state_offload.keywords(_read(root, name)) == expected
 
 
-def test_megatron_arguments_for_a_share_that_the_cpu_steps_become_keywords(root: Path) -> None:
+def test_megatron_arguments_for_a_share_that_the_cpu_steps_are_all_known(root: Path) -> None:
     said = _read(root, "megatron_cpu_offload")
     assert set(said) == {*state_offload.CPU_SWITCHES, state_offload.CPU_FRACTION}
-    assert state_offload.keywords(said) == {"host_fraction": 0.5, "overlap": True}
-
-
-def test_deepspeed_configuration_becomes_keywords(root: Path) -> None:
-    said = _read(root, "deepspeed")
-    assert state_offload.keywords(said) == {"host_fraction": 0.3}
 
 
 def test_xtuner_options_become_keywords(root: Path) -> None:

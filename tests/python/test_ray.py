@@ -4,8 +4,11 @@ import hashlib
 import os
 import select
 import signal
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,8 @@ from refit.integrations.ray import (  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
 
-CONFIG = {
-    "broadcast": {"heartbeat_ms": "200ms", "heartbeat_timeout_ms": "2s", "stage_timeout_ms": "30s"}
-}
+CONFIG = {"broadcast": {"heartbeat_ms": "200ms", "heartbeat_timeout_ms": "20s"}}
+OPTIONS = {"num_cpus": 0.5, "num_gpus": 0, **ACTOR}
 
 
 def digest(arrays: Iterable[tuple[str, Any]]) -> str:
@@ -127,28 +129,32 @@ class Rollout(RefitRollout):
         return os.getpid()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def own_runtime_dir() -> Iterator[None]:
+    """Sockets of these tests, and of Ray's actors, are kept apart from those of the user."""
+    with (
+        tempfile.TemporaryDirectory(prefix="refit-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(own_runtime_dir: None) -> Iterator[None]:
     here = str(Path(__file__).parent)  # actors import their classes from this file
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
-        start_ray()
+        ray.init(
+            num_cpus=4,
+            num_gpus=0,
+            object_store_memory=80 << 20,
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+        )
         yield
         ray.shutdown()
-
-
-def start_ray() -> None:
-    ray.init(
-        num_cpus=4,
-        num_gpus=0,
-        object_store_memory=80 << 20,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-
-
-OPTIONS = {"num_cpus": 0.5, "num_gpus": 0, **ACTOR}
 
 
 class Fleet:
@@ -201,24 +207,14 @@ def fleet(cluster: None) -> Fleet:
     return Fleet()
 
 
-class Driver(threading.Thread):
-    """A cycle on a thread of its own, for what happens in the middle of it."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        super().__init__()
-        self._fleet = fleet
-        self._failed: BaseException | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            refit(self._fleet.trainer, self._fleet.rollouts)
-        except BaseException as why:
-            self._failed = why
-
-    def outcome(self) -> BaseException | None:
-        self.join()
-        return self._failed
+@contextmanager
+def halted(fleet: Fleet) -> Iterator[Future[int]]:
+    """A cycle on a thread, whose trainer has stopped in the middle of the weights."""
+    ray.get(fleet.trainer.halt_in_the_next.remote())
+    with ThreadPoolExecutor(1) as pool:
+        cycle = pool.submit(refit, fleet.trainer, fleet.rollouts)
+        assert ray.get(fleet.trainer.wait_halted.remote())
+        yield cycle
 
 
 @pytest.mark.slow
@@ -246,15 +242,12 @@ def test_a_rollout_killed_in_mid_refit_is_named_and_the_others_hold_one_version_
     before = fleet.train()
     version = refit(fleet.trainer, fleet.rollouts)
     fleet.train()
-    ray.get(fleet.trainer.halt_in_the_next.remote())
-    driver = Driver(fleet)
-    assert ray.get(fleet.trainer.wait_halted.remote())  # the version is under way
-    fleet.kill(fleet.rollouts[2])
-    ray.get(fleet.trainer.go_on.remote())
-    failed = driver.outcome()
-    assert isinstance(failed, PeerError)
-    assert fleet.names[2] in str(failed)
-    assert [worker.name for worker in failed.workers] == [fleet.names[2]]
+    with halted(fleet) as cycle:
+        fleet.kill(fleet.rollouts[2])
+        ray.get(fleet.trainer.go_on.remote())
+        with pytest.raises(PeerError, match=fleet.names[2]) as failed:
+            cycle.result()
+    assert [worker.name for worker in failed.value.workers] == [fleet.names[2]]
     assert fleet.held(2) == [(version, before)] * 3
 
     weights = fleet.train()
@@ -289,11 +282,10 @@ def test_a_trainer_killed_in_mid_refit_leaves_the_version_before_and_another_tak
     before = fleet.train()
     version = refit(fleet.trainer, fleet.rollouts)
     fleet.train()
-    ray.get(fleet.trainer.halt_in_the_next.remote())
-    driver = Driver(fleet)
-    assert ray.get(fleet.trainer.wait_halted.remote())
-    fleet.kill(fleet.trainer)
-    assert isinstance(driver.outcome(), ray.exceptions.RayActorError)
+    with halted(fleet) as cycle:
+        fleet.kill(fleet.trainer)
+        with pytest.raises(ray.exceptions.RayActorError):
+            cycle.result()
     assert fleet.held() == [(version, before)] * 4
     fleet.start_trainer()
     weights = fleet.train()
@@ -352,15 +344,13 @@ def test_rollouts_that_run_one_call_at_a_time_are_refused_and_leave_the_trainer(
     one_thread = ray.remote(Rollout).options(**OPTIONS | {"max_concurrency": 1}).remote()
     rollouts = [Fleet.one_more(), one_thread]
     with pytest.raises(StateError, match=r"in rollout-1, .*ACTOR"):
-        connect(trainer, rollouts, config=CONFIG, timeout=5.0)
+        connect(trainer, rollouts, config=CONFIG, timeout=10.0)
     ray.kill(one_thread)
     rollouts[1] = Fleet.one_more()
     connect(trainer, rollouts, config=CONFIG)
     assert refit(trainer, rollouts) == 1
-    assert [worker.name for worker in ray.get(trainer.workers.remote())] == [
-        "rollout-0",
-        "rollout-1",
-    ]
+    names = [worker.name for worker in ray.get(trainer.workers.remote())]
+    assert names == ["rollout-0", "rollout-1"]
     for actor in (trainer, *rollouts):
         ray.kill(actor)
 
