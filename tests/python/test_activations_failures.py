@@ -31,8 +31,8 @@ from activation_scenes import (
     stepped,
     used_bytes,
 )
+from interrupts import AtLine, lines
 from refit.errors import CopyError, DeadlineError, HostMemoryError
-from test_interrupting_code import MOST, Handler
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
@@ -233,11 +233,11 @@ def press() -> None:
     handler(signal.SIGINT, None)  # raises, or notes it for the end of a block that holds it
 
 
-class Press(Handler):
+class Press(AtLine):
     """Ctrl-C before a numbered line, but for those of finalizers: what they raise goes nowhere."""
 
     def __init__(self, at: int) -> None:
-        super().__init__(press, at)
+        super().__init__(at, press)
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_name in ("__del__", "forget"):
@@ -254,10 +254,6 @@ def no_collection() -> Iterator[None]:
     gc.enable()
 
 
-STRIDE = 23
-"""How far apart the lines are before which Ctrl-C is pressed."""
-
-
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     ("entry", "aim"), [("with", "memory"), ("attach", "memory"), ("with", "overlap")]
@@ -266,7 +262,7 @@ def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
     entry: str, aim: str, expected: list[torch.Tensor]
 ) -> None:
     broken = 0
-    for at in range(1, MOST, STRIDE):
+    for at in lines(False, f"{entry} {aim}"):
         model = net(LAYERS)
         with offloaded(model, entry, aim=aim) as (activations, block):
             stepped(model, block)
@@ -285,8 +281,6 @@ def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
         assert not is_hooked(model)
         if not handler.done:
             break
-    else:
-        pytest.fail("it never ends")
     assert broken > 0
 
 
