@@ -5,7 +5,7 @@
 
 #include "archive_rig.h"
 #include "tests/support/quick_config.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 static void describe_tensors(archive_rig *rig)
 {
@@ -31,10 +31,8 @@ static void describe_tensors(archive_rig *rig)
 
 static void open_archive(archive_rig *rig)
 {
-    refit_error error;
-    if (refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, &error) !=
-        REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(
+        refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, error));
 }
 
 void rig_open(archive_rig *rig, uint32_t elements)
@@ -131,9 +129,8 @@ void rig_keep(archive_rig *rig, uint64_t epoch, uint64_t version)
 
 void rig_keep_this(archive_rig *rig, const refit_archive_version *version)
 {
-    refit_error error;
-    if (refit_archive_write(rig->archive, version, &error) != REFIT_OK) fail_msg("%s", error.text);
-    if (refit_archive_commit(rig->archive, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(refit_archive_write(rig->archive, version, error));
+    assert_done(refit_archive_commit(rig->archive, NULL, error));
 }
 
 static refit_archive *open_to_read(archive_rig *rig)
@@ -177,17 +174,14 @@ refit_status rig_check(archive_rig *rig, uint64_t epoch, uint64_t version, refit
 
 void rig_expect(archive_rig *rig, uint64_t epoch, uint64_t version)
 {
-    refit_error error;
-    if (rig_check(rig, epoch, version, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(rig_check(rig, epoch, version, error));
 }
 
 refit_archive_info rig_info(archive_rig *rig, uint32_t index)
 {
     refit_archive_info info = {.size = sizeof info};
     refit_archive *archive = open_to_read(rig);
-    refit_error error;
-    if (refit_archive_describe(archive, index, &info, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_archive_describe(archive, index, &info, error));
     refit_archive_close(archive);
     return info;
 }

@@ -8,9 +8,12 @@
 #ifndef ARCHIVE_RIG_H
 #define ARCHIVE_RIG_H
 
+#include <stdio.h>
+#include <stdlib.h>
+
 #include <refit/archive.h>
 
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define RIG_TENSORS   7u
 #define RIG_ORIGINALS 6u

@@ -193,6 +193,19 @@ static void pruned_after_each_version_the_archive_stays_small(void **state)
     }
 }
 
+/* A trainer that goes on after another one has come, and whose versions are the older ones. */
+static void what_was_removed_is_no_base(void **state)
+{
+    archive_rig *rig = *state;
+    rig_open_with(rig, 10, 1);
+    rig_keep(rig, RIG_OTHER, 1);
+    rig_keep(rig, RIG_EPOCH, 2);
+    prune(rig, 1, 2);
+    rig_keep(rig, RIG_EPOCH, 3);
+    assert_int_equal(rig_info(rig, 1).base, 0);
+    rig_expect(rig, RIG_EPOCH, 3);
+}
+
 static void files_that_have_lost_their_anchor_or_are_damaged_go_too(void **state)
 {
     archive_rig *rig = *state;
@@ -211,8 +224,8 @@ static void wrong_prunes_are_refused(void **state)
     archive_rig *rig = *state;
     refit_archive *reader;
     rig_open_with(rig, 10, 1);
-    assert_int_equal(refit_archive_prune(rig->archive, 0, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_archive_prune(NULL, 1, NULL, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_archive_prune(rig->archive, 0, NULL, NULL));
+    assert_invalid(refit_archive_prune(NULL, 1, NULL, NULL));
     assert_ok(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, NULL, &reader, NULL));
     assert_int_equal(refit_archive_prune(reader, 1, NULL, NULL), REFIT_ERR_STATE);
     refit_archive_close(reader);
@@ -237,6 +250,7 @@ int main(void)
         HEARD(a_chain_without_its_anchor_is_not_gone_on_with),
         RIG_TEST(the_last_anchors_and_what_hangs_on_them_stay),
         RIG_TEST(pruned_after_each_version_the_archive_stays_small),
+        RIG_TEST(what_was_removed_is_no_base),
         RIG_TEST(files_that_have_lost_their_anchor_or_are_damaged_go_too),
         RIG_TEST(wrong_prunes_are_refused),
     };

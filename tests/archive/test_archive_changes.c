@@ -9,9 +9,7 @@
 static refit_snapshot *open_file(archive_rig *rig, uint32_t index)
 {
     refit_snapshot *snapshot;
-    refit_error error;
-    if (refit_snapshot_open(rig_path(rig, index), &rig->config, &snapshot, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_snapshot_open(rig_path(rig, index), &rig->config, &snapshot, error));
     return snapshot;
 }
 
@@ -61,9 +59,9 @@ static void a_delta_says_what_became_of_each_tensor(void **state)
     assert_delta(rebuilt);
     refit_tensor_change change = {.size = sizeof change};
     assert_int_equal(refit_snapshot_change(delta, RIG_TENSORS, &change, NULL), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_snapshot_change(NULL, 0, &change, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_snapshot_change(NULL, 0, &change, NULL));
     change.size = 8;
-    assert_int_equal(refit_snapshot_change(delta, 0, &change, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_snapshot_change(delta, 0, &change, NULL));
     refit_snapshot_close(anchor);
     refit_snapshot_close(delta);
     refit_snapshot_close(rebuilt);

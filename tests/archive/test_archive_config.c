@@ -94,10 +94,8 @@ static void a_config_that_was_never_initialised_is_refused(void **state)
     refit_snapshot *snapshot;
     rig_open_with(rig, 10, 1);
     refit_config config = {.size = SMALLEST - 1};
-    assert_int_equal(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &config, &archive, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_snapshot_open(rig_path(rig, 0), &config, &snapshot, NULL),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &config, &archive, NULL));
+    assert_invalid(refit_snapshot_open(rig_path(rig, 0), &config, &snapshot, NULL));
 }
 
 int main(void)

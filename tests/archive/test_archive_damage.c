@@ -20,7 +20,7 @@ static refit_status check_alone(archive_rig *rig, const char *path, refit_error 
     return status;
 }
 
-static void assert_damaged(refit_status status, const refit_error *error)
+static void assert_typed_refusal(refit_status status, const refit_error *error)
 {
     bool typed = status == REFIT_ERR_CORRUPT || status == REFIT_ERR_INVALID ||
                  status == REFIT_ERR_UNSUPPORTED || status == REFIT_ERR_STALE;
@@ -33,8 +33,8 @@ static void assert_damaged(refit_status status, const refit_error *error)
 static void assert_file_refused(archive_rig *rig, const char *path)
 {
     refit_error error;
-    assert_damaged(check_alone(rig, path, &error), &error);
-    assert_damaged(rig_check(rig, RIG_EPOCH, 2, &error), &error);
+    assert_typed_refusal(check_alone(rig, path, &error), &error);
+    assert_typed_refusal(rig_check(rig, RIG_EPOCH, 2, &error), &error);
 }
 
 static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
@@ -114,12 +114,12 @@ static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
     memset(garbage, 0x5A, sizeof garbage);
     for (size_t count = 0; count <= sizeof garbage; count += 100) {
         rig_store(kept.path, garbage, count);
-        assert_int_equal(check_alone(rig, kept.path, &error), REFIT_ERR_INVALID);
+        assert_invalid(check_alone(rig, kept.path, &error));
         assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_CORRUPT);
         assert_ok(
             refit_archive_open(rig->folder, REFIT_ARCHIVE_READ, &rig->config, &archive, NULL));
         assert_int_equal(refit_archive_describe(archive, 1, &info, &error), REFIT_ERR_CORRUPT);
-        assert_non_null(strstr(error.text, ".refit: it is not a file of an archive"));
+        assert_says(&error, ".refit: it is not a file of an archive");
         refit_archive_close(archive);
     }
     rig_put_back(&kept);
@@ -152,7 +152,7 @@ static void a_missing_base_is_named(void **state)
     rig_keep(rig, RIG_EPOCH, 3);
     assert_int_equal(unlink(rig_path(rig, 1)), 0);
     assert_int_equal(rig_check(rig, RIG_EPOCH, 3, &error), REFIT_ERR_NOT_FOUND);
-    assert_non_null(strstr(error.text, "version 3 builds on version 2"));
+    assert_says(&error, "version 3 builds on version 2");
     rig_expect(rig, RIG_EPOCH, 1);
     assert_int_equal(unlink(rig_path(rig, 0)), 0);
     assert_int_equal(rig_check(rig, RIG_EPOCH, 1, &error), REFIT_ERR_NOT_FOUND);
@@ -170,28 +170,25 @@ static void put_in_place_of(archive_rig *rig, uint32_t index, archive_rig *from,
 static void a_base_of_another_chain_is_refused(void **state)
 {
     archive_rig *rig = *state, other = {0};
-    refit_error error;
     rig_open_with(rig, 10, 2);
     rig_open(&other, 10);
     refit_archive_version one = rig_version(&other, RIG_EPOCH, 9);
     one.version = 1; /* the same trainer and number, other weights */
     rig_keep_this(&other, &one);
     put_in_place_of(rig, 0, &other, 0);
-    assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
-    assert_non_null(strstr(error.text, "builds on another version 1"));
+    assert_refused(rig_check(rig, RIG_EPOCH, 2, error), REFIT_ERR_STALE,
+                   "builds on another version 1");
     rig_close(&other);
 }
 
 static void a_file_of_another_trainer_is_refused(void **state)
 {
     archive_rig *rig = *state, other = {0};
-    refit_error error;
     rig_open_with(rig, 10, 2);
     rig_open(&other, 10);
     rig_keep(&other, RIG_OTHER, 1);
     put_in_place_of(rig, 0, &other, 0);
-    assert_int_equal(rig_check(rig, RIG_EPOCH, 2, &error), REFIT_ERR_STALE);
-    assert_non_null(strstr(error.text, "not what its name says"));
+    assert_refused(rig_check(rig, RIG_EPOCH, 2, error), REFIT_ERR_STALE, "not what its name says");
     rig_close(&other);
 }
 
@@ -352,7 +349,7 @@ static void a_short_file_takes_no_memory_for_many_blocks(void **state)
         assert_true(count < 512);
         rig_store(path, file, count);
         count_requests(true);
-        assert_damaged(refit_snapshot_open(path, &config, &snapshot, &error), &error);
+        assert_typed_refusal(refit_snapshot_open(path, &config, &snapshot, &error), &error);
         size_t taken = atomic_load(&asked);
         count_requests(false);
         if (taken > 65536) fail_msg("%zu bytes were taken for a file of %zu", taken, count);
@@ -370,7 +367,7 @@ static void limits_hold_for_files(void **state)
     rig->config.limits_tensors = 1000;
     rig->config.limits_version_bytes = 90;
     assert_int_equal(rig_check(rig, RIG_EPOCH, 1, &error), REFIT_ERR_LIMIT);
-    assert_non_null(strstr(error.text, "limits.version_bytes"));
+    assert_says(&error, "limits.version_bytes");
 }
 
 int main(void)

@@ -121,7 +121,7 @@ static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
         assert_int_equal(status, came ? REFIT_ERR_IO : REFIT_OK);
         if (came) {
             assert_int_equal(error.subsystem, ENOSPC);
-            assert_non_null(strstr(error.text, "No space left"));
+            assert_says(&error, "No space left");
         }
         assert_int_equal(rig_names(rig), rig_count(rig)); /* nothing is left beside */
         assert_whole(rig, 1);

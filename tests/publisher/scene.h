@@ -6,8 +6,8 @@
 #define PUBLISHER_SCENE_H
 
 #include "publisher/publisher.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
-#include "tests/support/unit.h"
 
 #define SCENE_WORKERS 3u
 

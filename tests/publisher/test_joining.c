@@ -50,7 +50,7 @@ static void worker_that_joins_again_is_still_named_for_the_version_it_applied(vo
     const refit_worker_info info = trainer_worker(&on->trainer, "a");
     assert_false(info.subscribed);
     assert_true(info.member && info.committed);
-    assert_int_equal(info.status, REFIT_OK);
+    assert_ok(info.status);
 }
 
 /* ---- Messages that are refused */
@@ -149,8 +149,8 @@ static void name_of_a_living_worker_is_taken(void **state)
     raw_worker_say_hello(namesake);
     expect_refusal(namesake, REFIT_ERR_EXISTS, false);
     assert_int_equal(refit_publisher_wait_workers(on->publisher, 2, 0, &error), REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(error.text, "1 of 2 workers have subscribed"));
-    assert_non_null(strstr(error.text, "refused is worker a: another worker goes by this name"));
+    assert_says(&error, "1 of 2 workers have subscribed");
+    assert_says(&error, "refused is worker a: another worker goes by this name");
     assert_true(trainer_worker(&on->trainer, "a").subscribed);
 }
 

@@ -1,12 +1,15 @@
 /* What is written from a GPU's memory, or as a list: tensor by tensor and in one call workers get
  * the same version, and after any failure it can be finished or dropped. */
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "base/error.h"
 #include "device/device.h"
 #include "fake_cuda.h"
 #include "publisher/publisher.h"
 #include "tests/support/failing_alloc.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
-#include "tests/support/unit.h"
 
 #define SOON_MS 200 /* what is waited for does not come */
 
@@ -381,7 +384,7 @@ static void memory_that_is_not_the_devices_is_refused(void **state)
     const void *const wrong[] = {on->trainer.sample.image, (void *)(uintptr_t)managed,
                                  (void *)(uintptr_t)64};
     for (size_t i = 0; i < COUNT_OF(wrong); i++)
-        assert_int_equal(write_one(on, 0, wrong[i], NULL), REFIT_ERR_INVALID);
+        assert_invalid(write_one(on, 0, wrong[i], NULL));
     trainer_write(&on->trainer);
     assert_int_equal(write_one(on, 0, on->trainer.memory, NULL), REFIT_ERR_STATE);
     assert_ok(refit_publisher_commit(on->trainer.publisher, NULL));
@@ -440,7 +443,7 @@ static void a_wrong_list_is_refused_and_writes_nothing(void **state)
         memcpy(bad, good, sizeof bad);
         rows[i / 2].spoil(&bad[count - 1], &bad[0]);
         assert_int_equal(write_list(&on, bad, count, &error), rows[i / 2].status);
-        assert_non_null(strstr(error.text, "tensor"));
+        assert_says(&error, "tensor");
         assert_ok(write_list(&on, good, count, NULL));
         assert_int_equal(write_list(&on, good, count, NULL), REFIT_ERR_STATE);
         commit_and_check(&on, 1);
@@ -453,14 +456,13 @@ static void arguments_and_states_are_checked(void **state)
     scene *on = *state;
     refit_weight weights[SAMPLE_TENSORS];
     on->trainer.at_once = true;
-    assert_int_equal(refit_publisher_write_all(NULL, weights, 1, NULL, REFIT_STREAM_NONE, NULL),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(write_list(on, NULL, 1, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_publisher_write_all(NULL, weights, 1, NULL, REFIT_STREAM_NONE, NULL));
+    assert_invalid(write_list(on, NULL, 1, NULL));
     assert_int_equal(write_list(on, weights, 0, NULL), REFIT_ERR_STATE);
     trainer_begin(&on->trainer, 1);
     uint32_t count = trainer_weights(&on->trainer, weights);
     weights[count - 1].memory = on->trainer.sample.image; /* of the host */
-    assert_int_equal(write_list(on, weights, count, NULL), REFIT_ERR_INVALID);
+    assert_invalid(write_list(on, weights, count, NULL));
     trainer_write(&on->trainer);
     commit_and_check(on, 1);
 }
@@ -539,7 +541,7 @@ static void a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host(void **st
         fake_cuda_fail_later(rows[i].call, rows[i].nth, RFT_CU_ILLEGAL_ADDRESS);
         fake_cuda_fail_later("cuMemcpyBatchAsync", 1, RFT_CU_ILLEGAL_ADDRESS);
         assert_int_equal(write_list(&on, weights, count, &error), REFIT_ERR_DEVICE);
-        if (rows[i].at_once) assert_non_null(strstr(error.text, "\"")); /* the tensor's name */
+        if (rows[i].at_once) assert_says(&error, "\""); /* the tensor's name */
         assert_int_equal(written_of(&on, weights, count), 0);
         assert_ok(refit_publisher_abort(on.trainer.publisher, NULL));
         trainer_take_device(&on.trainer, NULL);
@@ -575,7 +577,7 @@ static void stop_a_stream(uint32_t slots, bool at_once)
     publisher_set_stage_timeout(on.trainer.publisher, SOON_MS);
     assert_int_equal(write_list(&on, weights, count, &error), REFIT_ERR_TIMEOUT);
     assert_int_equal(write_list(&on, weights, count, &error), REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(error.text, "earlier write"));
+    assert_says(&error, "earlier write");
     assert_int_equal(refit_publisher_commit(on.trainer.publisher, NULL), REFIT_ERR_STATE);
     assert_ok(refit_publisher_abort(on.trainer.publisher, NULL));
     publisher_set_stage_timeout(on.trainer.publisher, on.config.broadcast_stage_timeout_ms);

@@ -3,7 +3,7 @@
 #include "base/alloc.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/server_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 enum { WITNESS = 1, SUBJECT = 2 };
 

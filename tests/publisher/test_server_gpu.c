@@ -1,7 +1,7 @@
 /* The publisher's state machine and workers on its GPU: which of them may join there, what they are
  * offered, and what follows from their reading there. */
 #include "tests/support/server_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 typedef struct scene {
     server_bench bench;
@@ -87,7 +87,7 @@ static bool is_subscribed(scene *on, unsigned worker)
 }
 
 /* The last REFUSE: its code, and whether it is final. */
-static void assert_worker_refused(scene *on, unsigned worker, bool final)
+static void assert_join_refused(scene *on, unsigned worker, bool final)
 {
     const rft_message *told = server_bench_told(&on->bench, worker, RFT_REFUSE);
     assert_int_equal(told->as.refuse.code, REFIT_ERR_UNSUPPORTED);
@@ -160,18 +160,18 @@ static void with_require_only_workers_on_the_gpu_come_in(void **state)
     scene *on = *state;
     scene_open(on, REFIT_GPU_REQUIRE, 0);
     hello(on, 1, ours);
-    assert_worker_refused(on, 1, false); /* the publisher may learn its GPU yet */
+    assert_join_refused(on, 1, false); /* the publisher may learn its GPU yet */
     assert_null(server_bench_peer(&on->bench, 1));
     use_gpu(on);
     hello(on, 2, NULL);
-    assert_worker_refused(on, 2, false); /* the worker may learn its GPU yet */
+    assert_join_refused(on, 2, false); /* the worker may learn its GPU yet */
     assert_null(server_bench_peer(&on->bench, 2));
     hello(on, 3, others);
-    assert_worker_refused(on, 3, true);
+    assert_join_refused(on, 3, true);
     assert_null(server_bench_peer(&on->bench, 3));
     hello(on, 4, ours);
     join(on, 4, false, SERVER_PROOF);
-    assert_worker_refused(on, 4, false);
+    assert_join_refused(on, 4, false);
     assert_null(server_bench_peer(&on->bench, 4));
     join_gpu(on, 5);
     assert_true(is_subscribed(on, 5));
@@ -185,7 +185,7 @@ static void worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required(
     join_gpu(on, 1);
     server_bench_begin(&on->bench, 1);
     hello(on, 1, NULL);
-    assert_worker_refused(on, 1, false);
+    assert_join_refused(on, 1, false);
     server_bench_write(&on->bench);
     server_bench_seal(&on->bench);
     assert_int_equal(on->bench.server.transaction.state, RFT_TRANSACTION_ABORTED);

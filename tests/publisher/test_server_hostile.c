@@ -1,13 +1,14 @@
 /* Hostile workers and the publisher's state machine: the memory that they make it keep, and the
  * messages that they make it queue or send, are bounded by the configuration, however often they
  * ask. */
+#include <stdio.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "tests/support/file_tree.h"
 #include "tests/support/locksmith.h"
 #include "tests/support/server_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 static int forget_samples(void **state)
 {

@@ -1,6 +1,6 @@
 /* One version's states: each transition, what decides it, and which worker is blamed. */
 #include "tests/support/server_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 static void open_with(server_bench *bench, uint32_t slots, unsigned workers, bool shm)
 {

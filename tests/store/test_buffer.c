@@ -4,7 +4,7 @@
 #include "base/thread.h"
 #include "store/buffer.h"
 #include "tests/support/mapped.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define BYTES 100000u
 

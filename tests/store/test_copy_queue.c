@@ -1,10 +1,12 @@
 /* Bytes on a stream of their own: what they lie in is in use until the end of the work was seen. */
+#include <stdlib.h>
+
 #include "base/clock.h"
 #include "fake_cuda.h"
 #include "kernels/digest.h"
 #include "store/copy_queue.h"
 #include "tests/support/quick_config.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define BYTES   (64u * 1024)
 #define LONG_MS 20000u

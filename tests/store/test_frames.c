@@ -1,10 +1,12 @@
 /* Encoded frames: made once, shared, and never overwritten while the transport holds them. */
+#include <stdlib.h>
+
 #include "base/alloc.h"
 #include "store/frames.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 typedef struct frames_bench {
     rft_limits limits;

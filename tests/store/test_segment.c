@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <signal.h>
 #include <stdalign.h>
+#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -15,7 +16,7 @@
 #include "tests/support/descriptors.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/mapped.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define BYTES 100000u
 
@@ -119,7 +120,7 @@ static void memory_that_another_process_mapped_while_it_was_made_is_not_used(voi
     assert_true(intruders > 0);
     intruders = 0;
     assert_int_equal(error.subsystem, EAGAIN);
-    assert_non_null(strstr(error.text, "another process"));
+    assert_says(&error, "another process");
     assert_int_equal(count_descriptors(), before);
 }
 
@@ -191,7 +192,7 @@ static void memory_that_is_not_sealed_is_refused(void **state)
         static const int missing[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE, -1, 0};
         int fd = memory_of(i == 4 ? "other" : "refit", all & ~missing[i]);
         assert_int_equal(try_to_attach(fd, 0, &error), REFIT_ERR_SECURITY);
-        assert_non_null(strstr(error.text, i == 4 ? "no segment" : "not sealed"));
+        assert_says(&error, i == 4 ? "no segment" : "not sealed");
         close(fd);
     }
     char path[] = "/dev/shm/refit-0123456789abcdef0123456789abcdef";
@@ -356,7 +357,7 @@ static void more_than_is_free_is_an_error_with_numbers(void **state)
     refit_error error;
     assert_int_equal(rft_segment_create(&owner, UINT64_C(1) << 60, &error), REFIT_ERR_SYSTEM);
     assert_int_equal(error.subsystem, ENOMEM);
-    assert_non_null(strstr(error.text, "1152921504606846976"));
+    assert_says(&error, "1152921504606846976");
     assert_int_equal(rft_segment_create(&owner, UINT64_MAX, &error), REFIT_ERR_SYSTEM);
     assert_null(owner.memory);
     rft_segment_close(&owner);

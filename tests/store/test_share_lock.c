@@ -5,22 +5,19 @@
 #include <unistd.h>
 
 #include "store/segment.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 static rft_share_lock owner_open(void)
 {
     rft_share_lock owner = {0};
-    refit_error error;
-    if (rft_share_lock_open(&owner, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(rft_share_lock_open(&owner, error));
     return owner;
 }
 
 static rft_share_lock hold(const rft_share_lock *owner)
 {
     rft_share_lock holder = {0};
-    refit_error error;
-    if (rft_share_lock_hold(&holder, owner->segment.name, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(rft_share_lock_hold(&holder, owner->segment.name, error));
     return holder;
 }
 

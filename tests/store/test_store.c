@@ -1,11 +1,13 @@
 /* The store: slots, digests, what is the same as before, and the old version back bit for bit. */
+#include <stdlib.h>
+
 #include "kernels/digest.h"
 #include "store/store.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/sample_version.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 typedef struct store_bench {
     rft_retire_list retired;

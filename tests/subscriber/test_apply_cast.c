@@ -2,7 +2,7 @@
 #include "kernels/floats.h"
 #include "tests/support/fitting.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define ELEMENTS 600001u /* several windows, and a last block that is short */
 
@@ -122,8 +122,7 @@ static void look(const place *it)
 
 static void apply(fitting *fit, const place *where)
 {
-    refit_error error;
-    if (refit_update_apply(fit->update, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(refit_update_apply(fit->update, NULL, error));
     look(where);
     assert_memory_equal(engine, expected, sizeof engine);
 }
@@ -182,15 +181,15 @@ static void what_is_not_converted_is_refused(void **state)
     refit_error error;
     refit_destination destination = destination_of(REFIT_BF16);
     destination.bytes -= 2;
-    assert_int_equal(try_apply(tensor_of(REFIT_F32), destination, &error), REFIT_ERR_INVALID);
-    assert_non_null(strstr(error.text, "1200002 bytes as BF16, and its destination 1200000"));
+    assert_invalid(try_apply(tensor_of(REFIT_F32), destination, &error));
+    assert_says(&error, "1200002 bytes as BF16, and its destination 1200000");
     destination = destination_of(REFIT_BF16);
     destination.cast = 0;
-    assert_int_equal(try_apply(tensor_of(REFIT_F32), destination, &error), REFIT_ERR_INVALID);
+    assert_invalid(try_apply(tensor_of(REFIT_F32), destination, &error));
     destination = destination_of(REFIT_F32);
     destination.dtype = REFIT_I32;
-    assert_int_equal(try_apply(tensor_of(REFIT_F32), destination, &error), REFIT_ERR_INVALID);
-    assert_non_null(strstr(error.text, "only F32, F16 and BF16"));
+    assert_invalid(try_apply(tensor_of(REFIT_F32), destination, &error));
+    assert_says(&error, "only F32, F16 and BF16");
 }
 
 static void lists_with_casts_that_make_no_sense_are_refused(void **state)
@@ -201,13 +200,13 @@ static void lists_with_casts_that_make_no_sense_are_refused(void **state)
     refit_destination list[2] = {destination_of(REFIT_BF16), destination_of(REFIT_F16)};
     fit_open(&fit, false, false, &tensor, 1);
     list[1].name = "v";
-    assert_int_equal(refit_subscriber_bind(fit.subscriber, list, 2, &error), REFIT_ERR_INVALID);
-    assert_non_null(strstr(error.text, "one memory of two types"));
+    assert_invalid(refit_subscriber_bind(fit.subscriber, list, 2, &error));
+    assert_says(&error, "one memory of two types");
     list[0].dtype = 0;
-    assert_int_equal(refit_subscriber_bind(fit.subscriber, list, 1, &error), REFIT_ERR_INVALID);
-    assert_non_null(strstr(error.text, "set dtype"));
+    assert_invalid(refit_subscriber_bind(fit.subscriber, list, 1, &error));
+    assert_says(&error, "set dtype");
     list[1].cast = 2;
-    assert_int_equal(refit_subscriber_bind(fit.subscriber, list + 1, 1, &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_subscriber_bind(fit.subscriber, list + 1, 1, &error));
     fit_close(&fit);
 }
 

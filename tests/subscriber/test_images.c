@@ -3,7 +3,7 @@
 #include "subscriber/images.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/raw_publisher.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 typedef struct pool {
     rft_images images;

@@ -1,20 +1,19 @@
 /* An observer learns which version a publisher holds, and no version waits for it. */
 #include <stdatomic.h>
+#include <stdio.h>
 
 #include "base/clock.h"
 #include "tests/support/raw_publisher.h"
+#include "tests/support/test.h"
 #include "tests/support/trainer.h"
-#include "tests/support/unit.h"
 
 #define WAIT_MS 20000u
 
 static refit_glance_info look_at(const char *endpoint, refit_glance **glance)
 {
-    refit_error error;
     refit_glance_info info = {.size = sizeof info};
     const refit_config config = quick_config();
-    if (refit_glance_open(endpoint, &config, WAIT_MS, glance, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_glance_open(endpoint, &config, WAIT_MS, glance, error));
     assert_ok(refit_glance_describe(*glance, &info, NULL));
     return info;
 }
@@ -113,17 +112,15 @@ static void no_version_waits_for_an_observer(void **state)
 static void without_an_answer_the_wait_ends(void **state)
 {
     refit_glance *glance;
-    refit_error error;
     refit_config config = quick_config();
-    assert_int_equal(
-        refit_glance_open("ipc:///tmp/refit-nobody-is-here", &config, 50, &glance, &error),
-        REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(error.text, "no trainer has answered"));
-    assert_int_equal(refit_glance_open("nonsense", &config, 50, &glance, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_glance_open("ipc:///tmp/x", &config, 50, NULL, NULL), REFIT_ERR_INVALID);
+    assert_refused(
+        refit_glance_open("ipc:///tmp/refit-nobody-is-here", &config, 50, &glance, error),
+        REFIT_ERR_TIMEOUT, "no trainer has answered");
+    assert_invalid(refit_glance_open("nonsense", &config, 50, &glance, NULL));
+    assert_invalid(refit_glance_open("ipc:///tmp/x", &config, 50, NULL, NULL));
     refit_glance_info info = {.size = 4};
-    assert_int_equal(refit_glance_describe(NULL, &info, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_glance_tensor(NULL, 0, NULL, NULL, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_glance_describe(NULL, &info, NULL));
+    assert_invalid(refit_glance_tensor(NULL, 0, NULL, NULL, NULL));
     refit_glance_close(NULL);
 }
 

@@ -3,7 +3,7 @@
 #include "subscriber/destinations.h"
 #include "tests/support/mapped.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define ELEMENTS 1000u
 
@@ -74,7 +74,7 @@ static void without_room_nothing_is_changed(void **state)
                                      &error);
     }
     assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
-    assert_non_null(strstr(error.text, "no room"));
+    assert_says(&error, "no room");
     assert_memory_equal(block, before, sizeof block);
     assert_int_equal(changed, 0);
     assert_ok(rft_rollback_change(&rollback, (rft_note_place){0}, shape, block, before, &changed,

@@ -1,10 +1,11 @@
 /* The worker's session: joining, every message in every state, and the passing of time. */
+#include <stdio.h>
 #include <unistd.h>
 
 #include <refit/host.h>
 
 #include "tests/support/session_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 /* ---- Joining */
 

@@ -1,7 +1,7 @@
 /* The decisions of a worker's user, and what the session does then, also when the connection is
  * lost. */
 #include "tests/support/session_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 /* The worker holds `version`, and its user has taken the next one and not decided. */
 static const rft_image *hold_and_take_next(session_bench *bench, uint64_t version)

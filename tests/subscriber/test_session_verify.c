@@ -1,7 +1,7 @@
 /* broadcast.verify: always digests shared memory part by part, and all else goes on meanwhile. */
 #include "tests/support/raw_publisher.h"
 #include "tests/support/session_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define PART_BYTES (16u * 1024)
 #define PARTS_MOST 64u

@@ -1,9 +1,11 @@
 /* A version that a session receives: frames, gaps, damage, false messages and no memory. */
+#include <stdlib.h>
+
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/session_bench.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire/frame.h"
 
 /* ---- A version */

@@ -2,13 +2,14 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "base/alloc.h"
 #include "tests/support/failing_alloc.h"
 #include "tests/support/pairing.h"
 #include "tests/support/quick_config.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 /* ---- Opening and waiting */
 
@@ -17,28 +18,26 @@ static void arguments_are_checked(void **state)
     refit_subscriber *subscriber = NULL;
     refit_error error;
     refit_config config = quick_config();
-    assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, NULL, &error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_open("udp://somewhere", &config, &subscriber, &error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_subscriber_open("tcp://127.0.0.1:1", &config, NULL, &error));
+    assert_invalid(refit_subscriber_open("udp://somewhere", &config, &subscriber, &error));
     config.broadcast_heartbeat_timeout_ms = 1;
     assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, &subscriber, &error),
                      REFIT_ERR_CONFIG);
     assert_null(subscriber);
-    assert_int_equal(refit_subscriber_next(NULL, 0, NULL, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_describe(NULL, NULL, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_stats(NULL, NULL, &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_subscriber_next(NULL, 0, NULL, &error));
+    assert_invalid(refit_subscriber_describe(NULL, NULL, &error));
+    assert_invalid(refit_subscriber_stats(NULL, NULL, &error));
     assert_int_equal(refit_subscriber_fd(NULL), -1);
     refit_subscriber_wake(NULL);
     refit_subscriber_close(NULL);
     refit_update_close(NULL);
     assert_int_equal(refit_update_version(NULL), 0);
     assert_int_equal(refit_update_count(NULL), 0);
-    assert_int_equal(refit_update_accept(NULL, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_update_refuse(NULL, NULL, 0, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_update_tensor(NULL, 0, NULL, NULL, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_update_find(NULL, "x", NULL, &error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_update_keep(NULL, 0, NULL, &error), REFIT_ERR_INVALID);
+    assert_invalid(refit_update_accept(NULL, &error));
+    assert_invalid(refit_update_refuse(NULL, NULL, 0, &error));
+    assert_invalid(refit_update_tensor(NULL, 0, NULL, NULL, &error));
+    assert_invalid(refit_update_find(NULL, "x", NULL, &error));
+    assert_invalid(refit_update_keep(NULL, 0, NULL, &error));
     refit_update_unkeep(NULL);
 }
 
@@ -62,11 +61,9 @@ static void without_a_trainer_next_times_out_and_says_so(void **state)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
-    refit_error error;
     pair_open(pair, false, NULL);
-    assert_int_equal(refit_subscriber_next(pair->subscriber, 10, &update, &error),
-                     REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(error.text, "no trainer"));
+    assert_refused(refit_subscriber_next(pair->subscriber, 10, &update, error), REFIT_ERR_TIMEOUT,
+                   "no trainer");
     assert_null(update);
     refit_subscriber_info info = pair_describe(pair);
     assert_string_equal(info.state, "connecting");
@@ -123,7 +120,7 @@ static void a_version_comes_whole(void **state)
     assert_int_equal(refit_update_tensor(update, SAMPLE_TENSORS, NULL, NULL, NULL),
                      REFIT_ERR_NOT_FOUND);
     refit_tensor small = {.size = 4};
-    assert_int_equal(refit_update_tensor(update, 0, &small, NULL, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_update_tensor(update, 0, &small, NULL, NULL));
 
     assert_ok(refit_update_accept(update, NULL));
     assert_int_equal(pair_describe(pair).version, 1);
@@ -264,14 +261,12 @@ static void a_final_refusal_is_the_answer_from_then_on(void **state)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
-    refit_error error;
     pair_open(pair, false, NULL);
     raw_hear(&pair->raw, RFT_HELLO);
     raw_say(&pair->raw, sample_refuse(REFIT_ERR_SECURITY, true));
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, &error),
-                         REFIT_ERR_SECURITY);
-        assert_non_null(strstr(error.text, "no room for you"));
+        assert_refused(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, error),
+                       REFIT_ERR_SECURITY, "no room for you");
         assert_int_equal(pair_readable(pair, 0), 1);
     }
 }

@@ -1,6 +1,6 @@
 /* A subscriber whose publisher stops, lies, vanishes or comes back, in every state. */
 #include "tests/support/pairing.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define SILENCE_MS 300u /* of a trainer that says no more */
 

@@ -1,6 +1,6 @@
 /* A subscriber that reads its versions in the publisher's shared memory. */
 #include "tests/support/pairing.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 static void a_version_in_shared_memory_is_read_in_place(void **state)
 {
@@ -160,7 +160,7 @@ static void kept_bytes_stay_mapped_beyond_update_and_subscriber(void **state)
         pair_renew(pair, shm, NULL);
         raw_join(&pair->raw);
         refit_update *update = shm ? pair_take_slot(pair, 0, &slot) : pair_take(pair, 0, NULL);
-        assert_int_equal(refit_update_keep(update, 16, NULL, NULL), REFIT_ERR_INVALID);
+        assert_invalid(refit_update_keep(update, 16, NULL, NULL));
         assert_ok(refit_update_keep(update, 16, &kept, NULL));
         assert_ok(refit_update_tensor(update, 1, NULL, &bytes, NULL));
         memcpy(before, bytes, sizeof before);

@@ -7,14 +7,12 @@
 
 void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *config))
 {
-    refit_error error;
     if (it->pair.raw.channel != NULL) bound_end(it);
     pair_open(&it->pair, false, change);
     if (device) assert_ok(faulty_device_open(test_device_spec("host"), &it->device, NULL));
     engine_open(&it->engine, it->device, sample_tensors(), SAMPLE_TENSORS, 0, 0xEE);
-    if (refit_subscriber_bind(it->pair.subscriber, it->engine.list, it->engine.count, &error) !=
-        REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(
+        refit_subscriber_bind(it->pair.subscriber, it->engine.list, it->engine.count, error));
     raw_join(&it->pair.raw);
 }
 
@@ -52,15 +50,13 @@ refit_update *bound_take(bound_pair *it, uint32_t index, uint32_t base)
 
 void bound_apply(bound_pair *it, refit_update *update)
 {
-    refit_error error;
-    if (refit_update_apply(update, NULL, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(refit_update_apply(update, NULL, error));
     assert_true(engine_is_like(&it->engine, update));
 }
 
 void bound_accept(bound_pair *it, refit_update *update)
 {
-    refit_error error;
-    if (refit_update_accept(update, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(refit_update_accept(update, error));
     refit_update_close(update);
     raw_hear(&it->pair.raw, RFT_RELEASED);
 }

@@ -134,10 +134,7 @@ refit_status crew_open(crew_member *member, const char *endpoint, const refit_co
 void crew_start_on(crew_member *member, const char *endpoint, const refit_config *config,
                    refit_device *device, crew_habit habit)
 {
-    refit_error error;
-    if (open_on(member, endpoint, config, device, habit, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
+    assert_done(open_on(member, endpoint, config, device, habit, error));
 }
 
 void crew_start(crew_member *member, const char *endpoint, const refit_config *config,

@@ -67,19 +67,16 @@ static void *commit(void *user)
 
 void fit_offer(fitting *fit)
 {
-    refit_error error;
     assert_ok(refit_publisher_begin(fit->publisher, 0, NULL));
     for (uint32_t i = 0; i < fit->count; i++) {
         const fit_tensor *one = &fit->tensors[i];
         uint64_t bytes = one->elements * refit_dtype_bits(one->dtype) / 8;
         if (one->tied) continue;
-        if (refit_publisher_write(fit->publisher, i, one->bytes, bytes, NULL, REFIT_STREAM_NONE,
-                                  &error) != REFIT_OK)
-            fail_msg("%s", error.text);
+        assert_done(refit_publisher_write(fit->publisher, i, one->bytes, bytes, NULL,
+                                          REFIT_STREAM_NONE, error));
     }
     assert_ok(rft_thread_start(&fit->thread, "trainer", commit, fit, NULL));
-    if (refit_subscriber_next(fit->subscriber, WAIT_MS, &fit->update, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_subscriber_next(fit->subscriber, WAIT_MS, &fit->update, error));
     assert_int_equal(refit_update_device(fit->update) != NULL, fit->device != NULL);
 }
 

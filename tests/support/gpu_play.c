@@ -97,12 +97,9 @@ uint64_t gpu_play_digest(uint64_t version)
 
 uint64_t gpu_play_publish(gpu_play *play, uint64_t version)
 {
-    refit_error error;
     trainer_begin(&play->trainer, version);
     trainer_write(&play->trainer);
-    if (refit_publisher_commit(play->trainer.publisher, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
+    assert_done(refit_publisher_commit(play->trainer.publisher, error));
     return gpu_play_digest(version);
 }
 

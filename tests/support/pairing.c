@@ -9,7 +9,6 @@
 void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
 {
     refit_config config = quick_config();
-    refit_error error;
     memset(pair, 0, sizeof *pair);
     config.broadcast_shm = shm ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     if (change != NULL) change(&config);
@@ -17,10 +16,8 @@ void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
         sample_open(&pair->samples[i], i + 1);
     }
     raw_open(&pair->raw, "tcp://127.0.0.1:0", PAIR_EPOCH, shm);
-    if (refit_subscriber_open(rft_channel_endpoint(pair->raw.channel), &config, &pair->subscriber,
-                              &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
+    assert_done(refit_subscriber_open(rft_channel_endpoint(pair->raw.channel), &config,
+                                      &pair->subscriber, error));
 }
 
 void with_verify_always(refit_config *config)
@@ -61,10 +58,7 @@ void pair_close(pairing *pair)
 refit_update *pair_next(pairing *pair)
 {
     refit_update *update = NULL;
-    refit_error error;
-    if (refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
+    assert_done(refit_subscriber_next(pair->subscriber, PAIR_LONG, &update, error));
     return update;
 }
 

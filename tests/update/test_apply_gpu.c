@@ -1,7 +1,7 @@
 /* Versions that lie in the trainer's memory of the GPU, applied into the engine's own memory. */
 #include "tests/support/bound_engine.h"
 #include "tests/support/gpu_play.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define VERSIONS 4u
 #define WAIT_MS  30000u

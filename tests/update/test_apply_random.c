@@ -1,5 +1,7 @@
 /* Random versions, decisions and failing devices: the engine has the trainer's bytes or its old
  * ones, never a mix. */
+#include <stdlib.h>
+
 #include "base/clock.h"
 #include "tests/support/bound_engine.h"
 #include "tests/support/faulty_device.h"

@@ -353,13 +353,11 @@ static void check_update(const training_run *run, const refit_update *update)
 static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool scribbles)
 {
     rft_thread thread;
-    refit_error error;
     refit_update *update = NULL;
     uint64_t sent = run_stats(run).publish_sent_bytes_total;
     run_write(run, 0);
     assert_ok(rft_thread_start(&thread, "commit", run_commit_on_thread, run, NULL));
-    if (refit_subscriber_next(subscriber, RUN_WAIT_MS, &update, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_subscriber_next(subscriber, RUN_WAIT_MS, &update, error));
     check_update(run, update);
     if (scribbles) scribble_on(update, 3);
     assert_ok(refit_update_accept(update, NULL));

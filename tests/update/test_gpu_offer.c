@@ -4,7 +4,7 @@
 #include "fake_cuda.h"
 #include "store/segment.h"
 #include "tests/support/pairing.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 /* A publisher's block of the GPU's memory, by hand. */
 typedef struct block {

@@ -2,7 +2,7 @@
  * are refused where an end requires the GPU. */
 #include "tests/support/file_size_limit.h"
 #include "tests/support/gpu_play.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define SOON_MS 400u /* what is waited for does not come */
 
@@ -182,14 +182,13 @@ static refit_status await_answer(refit_subscriber *subscriber, refit_error *erro
 static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **state)
 {
     gpu_play *play = *state;
-    refit_error error;
     refit_config config;
     gpu_play_open(play, with_gpu_required);
     config = play->config;
     config.broadcast_gpu = REFIT_GPU_AUTO;
     refit_subscriber *subscriber = subscriber_open(play, &config, NULL);
-    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(error.text, "refit_subscriber_use_device"));
+    assert_refused(await_answer(subscriber, error), REFIT_ERR_TIMEOUT,
+                   "refit_subscriber_use_device");
     /* It learns its device late, and is taken. */
     assert_ok(refit_subscriber_use_device(subscriber, play->theirs, NULL));
     trainer_wait_workers(&play->trainer, 1);
@@ -199,15 +198,13 @@ static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **stat
 static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(void **state)
 {
     gpu_play *play = *state;
-    refit_error error;
     refit_device *other = NULL;
     refit_device_info info = {.size = sizeof info};
     gpu_play_open(play, with_gpu_required);
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
     assert_ok(refit_device_describe(play->device, &info, NULL));
     refit_subscriber *subscriber = subscriber_open(play, &play->config, other);
-    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_PROTOCOL);
-    assert_non_null(strstr(error.text, info.uuid));
+    assert_refused(await_answer(subscriber, error), REFIT_ERR_PROTOCOL, info.uuid);
     assert_int_equal(refit_publisher_wait_workers(play->trainer.publisher, 1, 0, NULL),
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(trainer_stats(&play->trainer).messages_refused, 1);
@@ -232,7 +229,6 @@ static void a_worker_on_another_gpu_takes_another_way(void **state)
 static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
 {
     gpu_play *play = *state;
-    refit_error error;
     refit_update *update = NULL;
     refit_device *other = NULL;
     gpu_play_open(play, NULL);
@@ -240,13 +236,12 @@ static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
     refit_config config = play->config;
     with_gpu_required(&config);
     refit_subscriber *subscriber = subscriber_open(play, &config, NULL);
-    assert_int_equal(refit_subscriber_next(subscriber, 0, &update, &error), REFIT_ERR_STATE);
-    assert_non_null(strstr(error.text, "refit_subscriber_use_device"));
+    assert_refused(refit_subscriber_next(subscriber, 0, &update, error), REFIT_ERR_STATE,
+                   "refit_subscriber_use_device");
     assert_int_equal(refit_publisher_wait_workers(play->trainer.publisher, 1, SOON_MS, NULL),
                      REFIT_ERR_TIMEOUT); /* it has not even said hello */
     assert_ok(refit_subscriber_use_device(subscriber, other, NULL));
-    assert_int_equal(await_answer(subscriber, &error), REFIT_ERR_UNSUPPORTED);
-    assert_non_null(strstr(error.text, "another GPU"));
+    assert_refused(await_answer(subscriber, error), REFIT_ERR_UNSUPPORTED, "another GPU");
     refit_subscriber_close(subscriber);
     assert_ok(refit_device_close(other, NULL));
 }
@@ -284,7 +279,7 @@ static void no_probe_means_no_gpu(void **state)
             refit_subscriber *none = NULL;
             assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, &none, &error),
                              REFIT_ERR_CONFIG);
-            assert_non_null(strstr(error.text, "broadcast.gpu"));
+            assert_says(&error, "broadcast.gpu");
         } else {
             crew_member *member = gpu_play_hire_as(play, &config, play->theirs, CREW_ACCEPT);
             trainer_wait_workers(&play->trainer, 1);
@@ -351,7 +346,7 @@ static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(v
         bool required = mode == REFIT_GPU_REQUIRE;
         assert_int_equal(refit_publisher_use_device(publisher, device, &error),
                          required ? REFIT_ERR_SYSTEM : REFIT_OK);
-        if (required) assert_non_null(strstr(error.text, "there is no shared memory"));
+        if (required) assert_says(&error, "there is no shared memory");
         /* It is not in use, so that another may be told. */
         assert_ok(refit_device_close(device, NULL));
         assert_ok(refit_device_open("cuda:0", NULL, &device, NULL));
@@ -370,16 +365,16 @@ static void use_device_is_told_once_and_between_versions(void **state)
     publisher = play->trainer.publisher;
     assert_ok(refit_publisher_use_device(publisher, play->device, NULL));
     assert_int_equal(refit_publisher_use_device(publisher, play->theirs, &error), REFIT_ERR_STATE);
-    assert_int_equal(refit_publisher_use_device(NULL, play->device, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_publisher_use_device(publisher, NULL, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_publisher_use_device(NULL, play->device, NULL));
+    assert_invalid(refit_publisher_use_device(publisher, NULL, NULL));
     trainer_begin(&play->trainer, 1);
     assert_int_equal(refit_publisher_use_device(publisher, play->device, NULL), REFIT_ERR_STATE);
     assert_ok(refit_publisher_abort(publisher, NULL));
     refit_subscriber *subscriber = subscriber_open(play, &play->config, play->theirs);
     assert_ok(refit_subscriber_use_device(subscriber, play->theirs, NULL));
     assert_int_equal(refit_subscriber_use_device(subscriber, play->device, NULL), REFIT_ERR_STATE);
-    assert_int_equal(refit_subscriber_use_device(subscriber, NULL, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_subscriber_use_device(NULL, play->theirs, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_subscriber_use_device(subscriber, NULL, NULL));
+    assert_invalid(refit_subscriber_use_device(NULL, play->theirs, NULL));
     assert_int_equal(refit_device_close(play->theirs, NULL), REFIT_ERR_BUSY);
     assert_null(refit_update_device(NULL));
     refit_subscriber_close(subscriber);
@@ -388,13 +383,11 @@ static void use_device_is_told_once_and_between_versions(void **state)
 static void with_require_the_trainer_says_which_gpu_before_it_declares(void **state)
 {
     refit_publisher *publisher = NULL;
-    refit_error error;
     refit_config config = trainer_config();
     with_gpu_required(&config);
     assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
-    assert_int_equal(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, &error),
-                     REFIT_ERR_STATE);
-    assert_non_null(strstr(error.text, "refit_publisher_use_device"));
+    assert_refused(refit_publisher_declare(publisher, sample_tensors(), SAMPLE_TENSORS, error),
+                   REFIT_ERR_STATE, "refit_publisher_use_device");
     refit_publisher_close(publisher);
 }
 
@@ -409,9 +402,8 @@ static void with_require_weights_of_another_gpu_are_refused(void **state)
     trainer_begin(&play->trainer, 1);
     const rft_manifest_tensor *first = &play->trainer.sample.manifest->tensors[0];
     assert_ok(refit_memory_alloc(other, first->bytes, &memory, NULL));
-    assert_int_equal(refit_publisher_write(play->trainer.publisher, 0, memory, first->bytes, other,
-                                           REFIT_STREAM_NONE, &error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_publisher_write(play->trainer.publisher, 0, memory, first->bytes, other,
+                                         REFIT_STREAM_NONE, &error));
     assert_non_null(strstr(strstr(error.text, "GPU-") + 4, "GPU-")); /* both by name */
     trainer_write(&play->trainer);
     assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));

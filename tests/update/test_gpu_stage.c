@@ -3,7 +3,7 @@
 #include "fake_cuda.h"
 #include "subscriber/images.h"
 #include "tests/support/sample_version.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define BLOCKS 3
 

@@ -5,7 +5,7 @@
 
 #include "device/device.h"
 #include "tests/support/gpu_play.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define SOON_MS 200
 
@@ -91,7 +91,7 @@ static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **
         const void *from = from_other ? memory : good;
         refit_device *device = from_other ? other : NULL;
         write_in_vain(play, from, device, REFIT_STREAM_NONE, &error);
-        assert_non_null(strstr(error.text, "earlier write"));
+        assert_says(&error, "earlier write");
         stream_go(play->device, stream);
         assert_ok(write_first(play, from, device, REFIT_STREAM_NONE, &error));
         write_rest(play);

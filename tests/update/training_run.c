@@ -1,4 +1,6 @@
 #include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #include "training_run.h"
 
@@ -7,9 +9,6 @@ void run_begin(training_run *run, uint32_t slots)
     memset(run, 0, sizeof *run);
     run->config = quick_config();
     run->config.broadcast_slots = slots;
-    run->config.broadcast_heartbeat_timeout_ms = RUN_WAIT_MS;
-    run->config.broadcast_stage_timeout_ms = RUN_WAIT_MS;
-    run->config.broadcast_commit_timeout_ms = RUN_WAIT_MS;
 }
 
 void run_add_tensor(training_run *run, refit_dtype dtype, uint64_t elements, uint32_t alias_of)
@@ -35,6 +34,8 @@ void run_open(training_run *run, const char *endpoint)
 {
     refit_error error;
     refit_status status;
+    /* Within one process ZeroMQ closes only after it. */
+    if (strncmp(endpoint, "inproc:", 7) == 0) run->config.broadcast_linger_ms = 500;
     while ((status = refit_publisher_open(endpoint, &run->config, &run->publisher, &error)) ==
            REFIT_ERR_BUSY)
         (void)poll(NULL, 0, 5); /* ZeroMQ gives an endpoint up in the background */
@@ -54,9 +55,7 @@ void run_end(training_run *run)
 
 void run_wait_workers(training_run *run, uint32_t count)
 {
-    refit_error error;
-    if (refit_publisher_wait_workers(run->publisher, count, RUN_WAIT_MS, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_publisher_wait_workers(run->publisher, count, RUN_WAIT_MS, error));
 }
 
 crew_member *run_add_worker(training_run *run, crew_habit habit)
@@ -97,9 +96,7 @@ uint64_t run_digest(const training_run *run)
 
 void run_write(training_run *run, uint64_t version)
 {
-    refit_error error;
-    if (refit_publisher_begin(run->publisher, version, &error) != REFIT_OK)
-        fail_msg("%s", error.text);
+    assert_done(refit_publisher_begin(run->publisher, version, error));
     for (uint32_t n = 0, at = (uint32_t)seeded_below(&run->seed, run->count); n < run->count; n++) {
         uint32_t i = (at + n) % run->count;
         if (run->tensors[i].alias_of != REFIT_NO_ALIAS) continue;
@@ -110,8 +107,7 @@ void run_write(training_run *run, uint64_t version)
 
 void run_commit(training_run *run)
 {
-    refit_error error;
-    if (refit_publisher_commit(run->publisher, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(refit_publisher_commit(run->publisher, error));
 }
 
 void *run_commit_on_thread(void *user)

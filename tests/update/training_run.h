@@ -8,7 +8,7 @@
 #include "tests/support/crew.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 #define RUN_CREW    4u
 #define RUN_TENSORS 32u

@@ -1,7 +1,9 @@
+#include <stdlib.h>
+
 #include "frame_rig.h"
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire_samples.h"
 
 void frame_rig_open(frame_rig *f, uint64_t seed, uint64_t most_elements, const refit_tensor *last,

@@ -1,9 +1,12 @@
 /* Tensors and manifests to test with; the digests are taken tensor by tensor, not block by block.
  */
-#include "tensor_samples.h"
+#include <stdio.h>
+#include <stdlib.h>
+
 #include "kernels/digest.h"
+#include "tensor_samples.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire_samples.h"
 
 refit_tensor sample_tensor(const char *name, refit_dtype dtype, uint32_t rank, uint64_t first,

@@ -1,8 +1,10 @@
 /* Byte strings: text from elsewhere is shown harmlessly; owned bytes grow and keep what they had.
  */
+#include <stdlib.h>
+
 #include "tests/support/failing_alloc.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire/bytes.h"
 
 static void check_print(const char *from, size_t count, const char *shown)

@@ -1,6 +1,8 @@
 /* Decoding a message takes no memory, neither through refit's allocator nor past it. This program
  * counts the requests to the C library. */
-#include "tests/support/unit.h"
+#include <stdlib.h>
+
+#include "tests/support/test.h"
 #include "wire_samples.h"
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && defined(__GLIBC__)

@@ -2,7 +2,7 @@
  */
 #include "device/device.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire_samples.h"
 
 static refit_status decode(const rft_bytes *bytes, rft_message *out)
@@ -11,7 +11,7 @@ static refit_status decode(const rft_bytes *bytes, rft_message *out)
     return rft_message_decode(rft_bytes_view(bytes), &limits, out, NULL);
 }
 
-static void assert_malformed(rft_bytes *bytes)
+static void assert_undecodable(rft_bytes *bytes)
 {
     rft_message message;
     assert_int_equal(decode(bytes, &message), REFIT_ERR_PROTOCOL);
@@ -52,7 +52,7 @@ static void check_truncations(const rft_message *message, const rft_bytes *encod
     for (size_t length = 0; length < encoded->count; length++) {
         rft_bytes cut = {0};
         assert_ok(rft_bytes_append(&cut, encoded->data, length, NULL));
-        assert_malformed(&cut);
+        assert_undecodable(&cut);
     }
 }
 
@@ -101,7 +101,7 @@ static void every_required_key_is_required(void **state)
         rft_bytes encoded = sample_encode(&small);
         for (uint32_t i = 0; i < sample_key_count(&encoded); i++) {
             rft_bytes without = sample_rebuild(&encoded, i, NULL);
-            assert_malformed(&without);
+            assert_undecodable(&without);
         }
         rft_bytes_close(&encoded);
     }
@@ -174,7 +174,7 @@ static void check_types(const rft_message *message, const rft_bytes *encoded)
         for (size_t i = 0; i < COUNT_OF(other_values); i++) {
             if (other_values[i].type == sample_value_type(encoded, key)) continue;
             rft_bytes changed = sample_rebuild(encoded, key, other_values[i].pack);
-            assert_malformed(&changed);
+            assert_undecodable(&changed);
         }
     }
 }
@@ -191,9 +191,9 @@ static void check_unknown_keys(const rft_message *message, const rft_bytes *enco
     assert_ok(decode(&extended, &decoded));
     assert_messages_equal(message, &decoded);
     rft_bytes twice = sample_extend(&extended, "later", pack_nil);
-    assert_malformed(&twice);
+    assert_undecodable(&twice);
     rft_bytes second_kind = sample_extend(encoded, "k", pack_short_text);
-    assert_malformed(&second_kind);
+    assert_undecodable(&second_kind);
     rft_bytes_close(&extended);
 }
 
@@ -208,7 +208,7 @@ static void check_trailing_byte(const rft_message *message, const rft_bytes *enc
     rft_bytes longer = {0};
     assert_ok(rft_bytes_append(&longer, encoded->data, encoded->count, NULL));
     assert_ok(rft_bytes_append(&longer, "\xc0", 1, NULL));
-    assert_malformed(&longer);
+    assert_undecodable(&longer);
 }
 
 static void a_trailing_byte_is_refused(void **state)
@@ -221,11 +221,11 @@ static void unknown_kinds_are_refused(void **state)
     rft_message bye = sample_small(RFT_BYE);
     rft_bytes encoded = sample_encode(&bye);
     rft_bytes unknown = sample_rebuild(&encoded, 0, pack_short_text);
-    assert_malformed(&unknown);
+    assert_undecodable(&unknown);
     rft_bytes_close(&encoded);
     bye.kind = RFT_MESSAGE_KINDS;
     rft_limits limits = sample_limits();
-    assert_int_equal(rft_message_encode(&bye, &limits, &encoded, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_message_encode(&bye, &limits, &encoded, NULL));
     assert_string_equal(rft_message_kind_name(RFT_MESSAGE_KINDS), "unknown");
 }
 
@@ -289,7 +289,7 @@ static void assert_not_encoded(const rft_message *message)
 {
     rft_limits limits = sample_limits();
     rft_bytes out = {0};
-    assert_int_equal(rft_message_encode(message, &limits, &out, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_message_encode(message, &limits, &out, NULL));
     assert_int_equal(out.count, 0);
     rft_bytes_close(&out);
 }
@@ -335,11 +335,11 @@ static void values_out_of_range_are_not_decoded(void **state)
     rft_message pull = sample_small(RFT_PULL);
     rft_bytes encoded = sample_encode(&pull);
     rft_bytes no_version = sample_rebuild(&encoded, 1, pack_zero);
-    assert_malformed(&no_version);
+    assert_undecodable(&no_version);
     rft_bytes no_credit = sample_rebuild(&encoded, 2, pack_zero);
-    assert_malformed(&no_credit);
+    assert_undecodable(&no_credit);
     rft_bytes wrapped = sample_rebuild(&encoded, 2, pack_2_to_the_32);
-    assert_malformed(&wrapped);
+    assert_undecodable(&wrapped);
     rft_bytes_close(&encoded);
 }
 

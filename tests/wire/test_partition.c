@@ -1,7 +1,7 @@
 /* The partition: blocks cover every byte of every tensor once, frames every block in order. */
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 
 /* Originals lie in order, aligned, none over another; a tied one lies where its original does. */
 static void check_offsets(const rft_manifest *manifest)

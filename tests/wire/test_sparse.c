@@ -1,5 +1,6 @@
 /* Sparse blocks: base and changes make the version, bit for bit; damage and false entries are
  * noticed. */
+#include <stdlib.h>
 #include <xxhash.h>
 
 #include "base/alloc.h"
@@ -7,7 +8,7 @@
 #include "kernels/digest.h"
 #include "tensor_samples.h"
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire/frame.h"
 #include "wire_samples.h"
 
@@ -391,8 +392,8 @@ static void lies_never_make_another_version(void **state)
 }
 
 /* Whatever its bytes say, their hash is right. */
-static void assert_payload_refused(frame_rig *f, const rft_message *frame,
-                                   const unsigned char *payload, size_t count)
+static void assert_lie_refused(frame_rig *f, const rft_message *frame, const unsigned char *payload,
+                               size_t count)
 {
     rft_message lying = *frame;
     lying.as.frame.hash = XXH3_64bits(payload, count);
@@ -406,15 +407,15 @@ static void lengths_that_lie_change_nothing(void **state)
     rft_view payload;
     rft_message frame = sparse_frame(&f, &payload);
     unsigned char *lie = lie_of(payload);
-    assert_payload_refused(&f, &frame, lie, payload.count - 1);
-    assert_payload_refused(&f, &frame, lie, payload.count + 1);
-    assert_payload_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES - 1);
-    assert_payload_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES);
-    assert_payload_refused(&f, &frame, lie, 0);
+    assert_lie_refused(&f, &frame, lie, payload.count - 1);
+    assert_lie_refused(&f, &frame, lie, payload.count + 1);
+    assert_lie_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES - 1);
+    assert_lie_refused(&f, &frame, lie, RFT_SPARSE_ENTRY_BYTES);
+    assert_lie_refused(&f, &frame, lie, 0);
     memset(lie, 0xff, 4); /* more escapes than there can be */
-    assert_payload_refused(&f, &frame, lie, payload.count);
+    assert_lie_refused(&f, &frame, lie, payload.count);
     rft_reassembly_reset(f.reassembly, f.staging, NULL);
-    assert_payload_refused(&f, &frame, payload.data, payload.count);
+    assert_lie_refused(&f, &frame, payload.data, payload.count);
     free(lie);
     frame_rig_close(&f);
 }
@@ -428,19 +429,19 @@ static void planes_that_lie_change_nothing(void **state)
     rft_message frame = sparse_frame(&f, &payload);
     assert_int_equal(frame.as.frame.planes.count, RFT_PACK_BYTES);
     unsigned char *lie = lie_of(payload);
-    assert_payload_refused(&f, &frame, lie, payload.count - 1);
-    assert_payload_refused(&f, &frame, lie, payload.count + 1);
-    assert_payload_refused(&f, &frame, lie, 0);
+    assert_lie_refused(&f, &frame, lie, payload.count - 1);
+    assert_lie_refused(&f, &frame, lie, payload.count + 1);
+    assert_lie_refused(&f, &frame, lie, 0);
     for (uint32_t i = 0; i < RFT_PACK_PLANES; i++) {
         uint32_t length = rft_get_u32(f.planes + 4 * i);
         rft_put_u32(f.planes + 4 * i, UINT32_MAX);
-        assert_payload_refused(&f, &frame, lie, payload.count);
+        assert_lie_refused(&f, &frame, lie, payload.count);
         rft_put_u32(f.planes + 4 * i, length + 1);
-        assert_payload_refused(&f, &frame, lie, payload.count);
+        assert_lie_refused(&f, &frame, lie, payload.count);
         rft_put_u32(f.planes + 4 * i, length);
     }
     memset(f.planes, 0, sizeof f.planes); /* all as they are: other bytes than came */
-    assert_payload_refused(&f, &frame, lie, payload.count);
+    assert_lie_refused(&f, &frame, lie, payload.count);
     free(lie);
     frame_rig_close(&f);
 }
@@ -457,9 +458,8 @@ static void another_base_is_not_changed(void **state)
         (uint32_t)((const unsigned char *)memchr(modes, RFT_BLOCK_SPARSE, span->blocks) - modes);
     unsigned char *byte = f.base + f.manifest->blocks[span->first_block + at].offset;
     *byte ^= 1;
-    refit_error error;
-    assert_int_equal(rft_reassembly_take(f.reassembly, &frame, payload, &error), REFIT_ERR_STALE);
-    assert_non_null(strstr(error.text, "other bytes"));
+    assert_refused(rft_reassembly_take(f.reassembly, &frame, payload, error), REFIT_ERR_STALE,
+                   "other bytes");
     *byte ^= 1;
     take_rest(&f);
     assert_staged(&f);

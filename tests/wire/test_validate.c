@@ -1,6 +1,8 @@
 /* The validator: bytes with false lengths, too deep nesting or unwanted types are refused. */
+#include <stdlib.h>
+
 #include "tests/support/seeded.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire/fields.h"
 
 static const rft_walk_limits ordinary = {.nodes = 64, .text_bytes = 16};

@@ -2,7 +2,7 @@
  * is noticed. */
 #include "wire_samples.h"
 #include "device/device.h"
-#include "tests/support/unit.h"
+#include "tests/support/test.h"
 #include "wire/frame.h"
 
 #define WINDOW        64
@@ -217,8 +217,7 @@ rft_bytes sample_encode(const rft_message *message)
 {
     rft_limits limits = sample_limits();
     rft_bytes out = {0};
-    refit_error error = {0};
-    if (rft_message_encode(message, &limits, &out, &error) != REFIT_OK) fail_msg("%s", error.text);
+    assert_done(rft_message_encode(message, &limits, &out, error));
     return out;
 }
 
