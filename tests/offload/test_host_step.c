@@ -1671,15 +1671,10 @@ static void each_call_of_the_device_may_fail(void **state)
         faulty_slot slot;
         bool later;
         uint32_t least; /* calls, all of which fail in turn */
-    } rows[] = {{FAULTY_EVENT_OPEN, false, PARAMETERS},
-                {FAULTY_STREAM_OPEN, false, 2},
-                {FAULTY_HOST_PIN, false, 1},
-                {FAULTY_COPY_BATCH, false, PARAMETERS},
-                {FAULTY_EVENT_RECORD, false, 1},
-                {FAULTY_EVENT_JOIN, false, 1},
-                {FAULTY_EVENT_WAIT, false, 1},
-                {FAULTY_STREAM_CALL, false, 1},
-                {FAULTY_COPY_BATCH, true, 2 * PARAMETERS}};
+    } rows[] = {{FAULTY_STREAM_OPEN, false, 2},         {FAULTY_HOST_PIN, false, 1},
+                {FAULTY_COPY_BATCH, false, PARAMETERS}, {FAULTY_EVENT_RECORD, false, 1},
+                {FAULTY_EVENT_JOIN, false, 1},          {FAULTY_EVENT_WAIT, false, 1},
+                {FAULTY_STREAM_CALL, false, 1},         {FAULTY_COPY_BATCH, true, 2 * PARAMETERS}};
     for (size_t at = 0; at < LENGTH(rows); at++) {
         uint32_t nth = 1;
         while (nth < 40 && fail_nth(rows[at].slot, nth, rows[at].later)) {
@@ -1694,6 +1689,15 @@ static void each_call_of_the_device_may_fail(void **state)
 static void what_failed_in_part_is_repeated(void **state)
 {
     scene *on = *state;
+    bool came = true;
+    for (uint32_t nth = 1; came; nth++) {
+        faulty_device_reset(on->device);
+        faulty_device_fail(on->device, FAULTY_EVENT_OPEN, nth, REFIT_ERR_DEVICE);
+        refit_status status = open_step(on);
+        came = faulty_device_calls(on->device, FAULTY_EVENT_OPEN) >= nth;
+        assert_int_equal(status, came ? REFIT_ERR_DEVICE : REFIT_OK);
+        close_step(on);
+    }
     faulty_device_reset(on->device);
     faulty_device_fail(on->device, FAULTY_STREAM_OPEN, 2, REFIT_ERR_DEVICE);
     faulty_device_fail_times(on->device, FAULTY_STREAM_CLOSE, 1, 2, REFIT_ERR_DEVICE);
