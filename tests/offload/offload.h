@@ -58,6 +58,8 @@ void order_fault(refit_device *device, const fault *it, uint32_t nth);
 void check_hung(refit_device *device, refit_status status);
 #define assert_hung(on, call) check_hung((on)->device, (call))
 
+#define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
 /* Each kind of scene has its own. */
 typedef struct scene scene;
 typedef struct opening opening;

@@ -390,7 +390,6 @@ static void an_estimate_does_not_count_its_own_image_as_used(void **state)
     fake_memory = false;
 }
 
-#define SETTINGS(...)       ((const char *const[]){__VA_ARGS__, NULL})
 #define WITH(name, ...)     TEST_WITH(name, .memory = RIG_HOOKS, .settings = SETTINGS(__VA_ARGS__))
 #define UNSEALED(name, ...) TEST_WITH(name, .unsealed = true, .settings = SETTINGS(__VA_ARGS__))
 #define HELD(name)          TEST_WITH(name, .memory = RIG_HOOKS, .unsealed = true, .settings = background)

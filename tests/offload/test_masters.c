@@ -461,7 +461,6 @@ static void each_allocation_that_fails_loses_nothing(void **state)
     }
 }
 
-#define SETTINGS(...)      ((const char *const[]){__VA_ARGS__, NULL})
 #define MASTERS_TEST(name) TEST_WITH(name, .kind = MASTERS, .on_device = true)
 #define UNSEALED(name)     TEST_WITH(name, .kind = MASTERS, .on_device = true, .unsealed = true)
 #define ROW(words, name, ...)                                                                      \

@@ -721,22 +721,19 @@ static void a_window_over_copies_that_hang_closes(void **state)
     assert_int_equal(lease(on), REFIT_ERR_BUSY);
 }
 
-#define SETTINGS(...) ((const char *const[]){__VA_ARGS__, NULL})
 #define BOTH(name, ...)                                                                            \
     TEST_WITH(name, __VA_ARGS__), TEST_AS(#name ", of masters", name, .kind = LITTLE, __VA_ARGS__)
+
+#define IN_WINDOWS(name, count) TEST_AS(#name ", windows: " count, name, .windows = count)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         BOTH(regions_begin_as_zeros, .empty = true),
-        TEST_AS("each byte is stepped once, in 1 window", each_byte_of_any_list_is_stepped_once,
-                .windows = "1"),
-        TEST_AS("each byte is stepped once, in 2 windows", each_byte_of_any_list_is_stepped_once,
-                .windows = "2"),
-        TEST_AS("each byte is stepped once, in 3 windows", each_byte_of_any_list_is_stepped_once,
-                .windows = "3"),
-        TEST_AS("each byte is stepped once, in 4 windows", each_byte_of_any_list_is_stepped_once,
-                .windows = "4"),
+        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "1"),
+        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "2"),
+        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "3"),
+        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "4"),
         TEST_AS("each byte of masters is stepped once, in small pieces",
                 each_byte_of_any_list_is_stepped_once, .kind = MASTERS, .windows = "2",
                 .settings = SETTINGS("offload.staging_bytes=1MiB", "offload.slab_bytes=64KiB",
@@ -763,14 +760,10 @@ int main(void)
         TEST(calls_in_a_wrong_state_are_refused),
         TEST(homes_do_not_mix),
         TEST(a_pageable_offloader_has_no_windows),
-        TEST_AS("copies out follow the stream, in 1 window", copies_out_follow_the_stream,
-                .windows = "1"),
-        TEST_AS("copies out follow the stream, in 2 windows", copies_out_follow_the_stream,
-                .windows = "2"),
-        TEST_AS("copies out follow the stream, in 3 windows", copies_out_follow_the_stream,
-                .windows = "3"),
-        TEST_AS("copies out follow the stream, in 4 windows", copies_out_follow_the_stream,
-                .windows = "4"),
+        IN_WINDOWS(copies_out_follow_the_stream, "1"),
+        IN_WINDOWS(copies_out_follow_the_stream, "2"),
+        IN_WINDOWS(copies_out_follow_the_stream, "3"),
+        IN_WINDOWS(copies_out_follow_the_stream, "4"),
         TEST(copies_in_follow_the_stream),
         cmocka_unit_test(every_failure_can_be_repeated),
         cmocka_unit_test(a_failed_step_can_be_given_up),

@@ -631,7 +631,6 @@ static void windows_that_come_and_go_at_once_are_judged_apart(void **state)
     check_image(on);
 }
 
-#define SETTINGS(...)       ((const char *const[]){__VA_ARGS__, NULL})
 #define LITTLE_TEST(name)   TEST_WITH(name, .kind = LITTLE)
 #define MASTERS_TEST(name)  TEST_WITH(name, .kind = MASTERS)
 #define UNSEALED(name, ...) TEST_WITH(name, .kind = MASTERS, .unsealed = true, __VA_ARGS__)
