@@ -2,6 +2,7 @@
  */
 #include "actor.h"
 
+#include <dirent.h>
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -107,36 +108,73 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
 #define PLANT_BLOCK ((size_t)64 << 10) /* less than malloc maps by itself */
 #define PLANT_MOST  256
 
-/* malloc keeps what was freed, which depends on the order in which its neighbours are. */
-static void trim(const actor_part *part)
+static uint32_t count_descriptors(void)
 {
-    const chaos_note trimmed = {.kind = NOTE_TRIMMED};
+    uint32_t count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == NULL) return 0;
+    while (readdir(folder) != NULL)
+        count++;
+    closedir(folder);
+    return count;
+}
+
+static void add_segment(census *out, const char *line)
+{
+    out->segments += strstr(line, "/memfd:refit ") != NULL;
+}
+
+static void add_resident(census *out, const char *line)
+{
+    if (strncmp(line, "RssAnon:", 8) == 0) out->resident = strtoull(line + 8, NULL, 10) * 1024;
+}
+
+static void read_lines(const char *path, void (*each)(census *out, const char *line), census *out)
+{
+    char line[512];
+    FILE *lines = fopen(path, "r");
+    if (lines == NULL) return;
+    while (fgets(line, sizeof line, lines) != NULL)
+        each(out, line);
+    fclose(lines);
+}
+
+/* malloc keeps what was freed, which depends on the order in which its neighbours are. */
+static void count(const actor_part *part, bool (*is_steady)(const void *who), const void *who)
+{
+    chaos_note counted = {.kind = NOTE_COUNTED};
+    bool steady = is_steady(who);
 #ifdef __GLIBC__
     (void)malloc_trim(0);
 #endif
-    (void)note_send(part->line, &trimmed);
+    counted.count.descriptors = count_descriptors();
+    read_lines("/proc/self/maps", add_segment, &counted.count);
+    read_lines("/proc/self/status", add_resident, &counted.count);
+    counted.flags = steady && is_steady(who);
+    (void)note_send(part->line, &counted);
 }
 
 /* The last block stays in use, so that malloc keeps those before it although they are free. */
 static void plant(const chaos_note *order)
 {
     static void *planted[PLANT_MOST];
-    size_t count = (size_t)order->amount / PLANT_BLOCK;
-    if (count > PLANT_MOST) count = PLANT_MOST;
-    for (size_t i = 0; i < count; i++) {
+    size_t blocks_planted = (size_t)order->amount / PLANT_BLOCK;
+    if (blocks_planted > PLANT_MOST) blocks_planted = PLANT_MOST;
+    for (size_t i = 0; i < blocks_planted; i++) {
         planted[i] = malloc(PLANT_BLOCK);
         if (planted[i] == NULL) abort();
         memset(planted[i], 1, PLANT_BLOCK);
     }
-    for (size_t i = 0; order->fate == PLANT_FREED && i + 1 < count; i++) {
+    for (size_t i = 0; order->fate == PLANT_FREED && i + 1 < blocks_planted; i++) {
         free(planted[i]);
         planted[i] = NULL;
     }
 }
 
-void actor_obey(const actor_part *part, const chaos_note *order)
+void actor_obey(const actor_part *part, const chaos_note *order, bool (*is_steady)(const void *who),
+                const void *who)
 {
-    if (order->kind == NOTE_TRIM) trim(part);
+    if (order->kind == NOTE_COUNT) count(part, is_steady, who);
     if (order->kind == NOTE_PLANT) plant(order);
 }
 

@@ -17,7 +17,7 @@
 #define ACTOR_HEARTBEAT_TIMEOUT 300u
 #define ACTOR_STAGE_TIMEOUT     700u
 #define ACTOR_COMMIT_TIMEOUT    600u
-#define ACTOR_LINGER            100u
+#define ACTOR_LINGER            12000u /* what closes is not held up so long by the machine */
 
 /* The arguments of a process. */
 typedef struct actor_part {
@@ -39,8 +39,10 @@ void actor_prepare(const actor_part *part);
 refit_status actor_configure(const actor_part *part, bool shm, refit_config *config,
                              refit_error *error);
 
-/* Obeys an order that is the same for both: TRIM or PLANT. */
-void actor_obey(const actor_part *part, const chaos_note *order);
+/* Obeys an order that is the same for both: COUNT or PLANT. `is_steady` says whether `who` has what
+ * it has between two versions: a trainer all its workers, a worker its trainer. */
+void actor_obey(const actor_part *part, const chaos_note *order, bool (*is_steady)(const void *who),
+                const void *who);
 
 /* Bytes that the library has allocated and not freed. */
 uint64_t actor_allocations(void);

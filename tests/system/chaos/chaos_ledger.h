@@ -21,7 +21,6 @@ typedef enum entry_fate {
 typedef struct ledger_entry {
     uint64_t number;
     uint32_t trainer; /* which trainer's, counted from 0 */
-    int64_t began;
     uint64_t digest;
     bool written;
     entry_fate fate;
@@ -29,8 +28,10 @@ typedef struct ledger_entry {
     uint32_t accepted;  /* workers that did, a bit each */
 } ledger_entry;
 
+#define LEDGER_MOST 4096 /* versions: those of the plan, and quiet ones until all are steady */
+
 typedef struct ledger {
-    ledger_entry entries[2 * VERSIONS_MOST];
+    ledger_entry entries[LEDGER_MOST];
     uint32_t count;
 } ledger;
 

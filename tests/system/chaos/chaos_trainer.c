@@ -201,13 +201,22 @@ static void do_publish(trainer *the, const chaos_note *order)
 
 /* ---- The process */
 
+static bool has_all_workers(const void *who)
+{
+    const trainer *the = who;
+    refit_stats stats;
+    refit_stats_init(&stats, sizeof stats);
+    return refit_publisher_stats(the->publisher, &stats, NULL) == REFIT_OK &&
+           stats.workers == the->part->plan->workers;
+}
+
 static void obey(trainer *the, const chaos_note *order)
 {
     switch (order->kind) {
     case NOTE_PUBLISH: do_publish(the, order); break;
     case NOTE_REOPEN: do_reopen(the); break;
     case NOTE_DECLARE: do_declare(the, order->digest); break;
-    default: actor_obey(the->part, order); break;
+    default: actor_obey(the->part, order, has_all_workers, the); break;
     }
 }
 

@@ -108,9 +108,17 @@ static void decide(worker *the)
 
 /* ---- The process */
 
+static bool has_its_trainer(const void *who)
+{
+    const worker *the = who;
+    refit_subscriber_info info = {.size = sizeof info};
+    return refit_subscriber_describe(the->subscriber, &info, NULL) == REFIT_OK &&
+           strcmp(info.state, "current") == 0;
+}
+
 static void obey(worker *the, const chaos_note *order)
 {
-    actor_obey(the->part, order);
+    actor_obey(the->part, order, has_its_trainer, the);
     if (order->kind == NOTE_CLOCK) clocks_move_wall(order->seconds);
     if (order->kind != NOTE_MANNER) return;
     the->manner = (worker_manner)order->manner;

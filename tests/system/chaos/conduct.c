@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "clocks.h"
 
-#define QUIET_TRIES   20u
+#define QUIET_MS      150000u
 #define QUIET_WAIT    3000u
 #define QUIET_ROUNDS  3u
 #define FLIPPED_MS    1500u /* after which a flipped bit may excuse a worker */
@@ -115,7 +115,6 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
         (run_round){.open = true, .claimed = run->claimed, .result = {.number = order.version}};
     ledger_entry *entry = ledger_add(&run->ledger, order.version, run->trainers);
     if (entry == NULL) run_fail(run, "the harness has no room for a version");
-    entry->began = rft_now();
     run_say(run, "version %" PRIu64 " begins, %s changes%s", order.version,
             model_rate_name(version->rate), version->fate == FATE_ABORT ? ", to be aborted" : "");
     if (!note_send(run->trainer.line, &order)) run_fail(run, "the trainer does not hear");
@@ -172,27 +171,32 @@ static bool quiet_version(chaos_run *run, uint64_t change)
 
 /* ---- Census */
 
-static bool all_are_trimmed(const chaos_run *run, const void *what)
+static bool all_have_counted(const chaos_run *run, const void *what)
 {
-    bool all = run->trainer_trimmed;
+    bool all = run->trainer_count.kind == NOTE_COUNTED;
     (void)what;
     for (uint32_t i = 0; i < run->plan.workers; i++)
-        all = all && run->worker[i].trimmed;
+        all = all && run->worker[i].count.kind == NOTE_COUNTED;
     return all;
 }
 
-/* What malloc keeps for later is no leak: how much it is depends on the order of what was freed. */
-static void trim_all(chaos_run *run)
+/* Whether all of them were steady: on a busy machine one may have lost the other, and with it what
+ * it had mapped. */
+static bool count_all(chaos_run *run)
 {
-    const chaos_note order = {.kind = NOTE_TRIM};
-    run->trainer_trimmed = false;
+    const chaos_note order = {.kind = NOTE_COUNT};
+    run->trainer_count.kind = order.kind;
     bool heard = note_send(run->trainer.line, &order);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
-        run->worker[i].trimmed = false;
+        run->worker[i].count.kind = order.kind;
         heard = note_send(run->worker[i].player.line, &order) && heard;
     }
     if (!heard) run_fail(run, "a process does not hear");
-    await(run, all_are_trimmed, run_patience_ms(), "a process does not trim its memory");
+    await(run, all_have_counted, run_patience_ms(), "a process does not count what it has");
+    bool steady = run->trainer_count.flags != 0;
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        steady = steady && run->worker[i].count.flags != 0;
+    return steady;
 }
 
 /* Shows that the census finds what is leaked, and not what malloc keeps free. */
@@ -212,18 +216,14 @@ static void keep_greater(census *most, const census *now)
     if (now->resident > most->resident) most->resident = now->resident;
 }
 
-/* The greatest of several is kept: on a busy machine a worker may have lost its trainer, and what
- * it had mapped, when it is counted. */
-static void take_census(chaos_run *run)
+/* The greatest of several is kept. */
+static bool take_census(chaos_run *run)
 {
-    census now;
-    trim_all(run);
-    census_take(run->trainer.pid, &now);
-    keep_greater(&run->trainer_before, &now);
-    for (uint32_t i = 0; i < run->plan.workers; i++) {
-        census_take(run->worker[i].player.pid, &now);
-        keep_greater(&run->worker[i].before, &now);
-    }
+    bool steady = count_all(run);
+    keep_greater(&run->trainer_before, &run->trainer_count.count);
+    for (uint32_t i = 0; i < run->plan.workers; i++)
+        keep_greater(&run->worker[i].before, &run->worker[i].count.count);
+    return steady;
 }
 
 static bool fits(const census *before, const census *now)
@@ -247,23 +247,23 @@ static void say_census(chaos_run *run, const char *name, const census *before, c
 
 static bool census_fits(chaos_run *run, bool say)
 {
-    census now;
-    trim_all(run);
-    census_take(run->trainer.pid, &now);
-    bool all = fits(&run->trainer_before, &now);
-    if (say) say_census(run, "trainer", &run->trainer_before, &now);
+    const census *now = &run->trainer_count.count;
+    (void)count_all(run);
+    bool all = fits(&run->trainer_before, now);
+    if (say) say_census(run, "trainer", &run->trainer_before, now);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
-        census_take(run->worker[i].player.pid, &now);
-        all = fits(&run->worker[i].before, &now) && all;
-        if (say) say_census(run, run->worker[i].name, &run->worker[i].before, &now);
+        const run_worker *one = &run->worker[i];
+        all = fits(&one->before, &one->count.count) && all;
+        if (say) say_census(run, one->name, &one->before, &one->count.count);
     }
     return all;
 }
 
-/* Closed connections are cleared away in time. */
+/* Closed connections are cleared away in time; what was leaked on purpose is not waited for. */
 static void compare_census(chaos_run *run)
 {
-    int64_t deadline = rft_deadline(run_patience_ms());
+    bool leaked = run->options->plant == PLANT_LEAKED;
+    int64_t deadline = rft_deadline(leaked ? QUIET_WAIT : run_patience_ms());
     while (!census_fits(run, false)) {
         if (rft_ms_until(deadline) == 0) {
             (void)census_fits(run, true);
@@ -276,15 +276,18 @@ static void compare_census(chaos_run *run)
 
 /* ---- Rounds of quiet versions */
 
-/* `then` follows each that counts all workers; NULL: nothing. */
-static void quiet_versions(chaos_run *run, void (*then)(chaos_run *run))
+/* One after the other, each of which counts all workers and is followed by `then`, if that is not
+ * NULL and holds. */
+static void quiet_versions(chaos_run *run, bool (*then)(chaos_run *run))
 {
+    int64_t deadline = rft_deadline(QUIET_MS);
     uint32_t good = 0;
     for (uint32_t i = 0; good < QUIET_ROUNDS; i++) {
-        if (i == QUIET_TRIES) run_fail(run, "no version counts all workers, though all are well");
-        good = quiet_version(run, run->plan.model + i) ? good + 1 : 0;
-        if (good == 0) run_pump(run, (int)ACTOR_HEARTBEAT);
-        if (good != 0 && then != NULL) then(run);
+        if (rft_ms_until(deadline) == 0)
+            run_fail(run, "no version counts all workers, though all are well");
+        bool well = quiet_version(run, run->plan.model + i) && (then == NULL || then(run));
+        good = well ? good + 1 : 0;
+        if (!well) run_pump(run, (int)ACTOR_HEARTBEAT);
     }
 }
 

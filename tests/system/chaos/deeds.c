@@ -87,10 +87,10 @@ static void take_key(chaos_run *run, const chaos_deed *deed)
 {
     char key[16];
     run_worker *one = &run->worker[deed->worker];
-    if (!run->keys || one->shut_at != 0) return;
+    if (!run->keys || one->shut) return;
     run_key_name(deed->worker, key);
     locksmith_revoke(&run->smith, key);
-    one->shut_at = rft_now();
+    one->shut = true;
     one->revoked = true;
     mend_later(run, DEED_REVOKE, deed->worker, deed->ms);
 }
@@ -101,7 +101,7 @@ static void give_key_back(chaos_run *run, uint32_t at)
     run_worker *one = &run->worker[at];
     run_key_name(at, key);
     locksmith_allow(&run->smith, key);
-    one->shut_at = 0;
+    one->shut = false;
     if (one->banished) run_start_worker(run, at);
     one->banished = false;
 }
@@ -149,9 +149,7 @@ static void ask_trainer(chaos_run *run, chaos_note_kind kind, uint32_t seed)
     if (!note_send(run->trainer.line, &note)) run_fail(run, "the trainer does not hear");
     if (kind != NOTE_REOPEN) return;
     run->trainers++;
-    run->committed = run->served = 0;
-    run->next = run->plan.numbers_fall ? UINT64_C(1000000) - 1000 * run->trainers
-                                       : UINT64_C(1000) * run->trainers;
+    run_number_versions(run);
 }
 
 static void kill_all(chaos_run *run, const chaos_deed *deed)

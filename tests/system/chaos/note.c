@@ -5,7 +5,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#define SEND_MS 5000
+#define SEND_MS 60000
 
 bool note_send(int line, const chaos_note *note)
 {

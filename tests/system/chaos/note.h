@@ -13,7 +13,7 @@ typedef enum chaos_note_kind {
     /* to all */
     NOTE_QUIT, /* close everything; GONE follows */
     /* to the trainer and the workers */
-    NOTE_TRIM,  /* give memory that malloc holds free back to the system; TRIMMED follows */
+    NOTE_COUNT, /* give memory that malloc holds free back to the system; COUNTED follows */
     NOTE_PLANT, /* take `amount` bytes of memory; fate: free them, or leak them */
     /* to the trainer */
     NOTE_PUBLISH, /* version; seed of the change; fate, rate: how; pause_us between two tensors;
@@ -34,7 +34,7 @@ typedef enum chaos_note_kind {
     NOTE_READY,   /* text: where (trainer: endpoint; proxy: none) */
     NOTE_LOG,     /* text */
     NOTE_GONE,    /* amount: allocations of the library that are left */
-    NOTE_TRIMMED, /* malloc holds nothing free that it could give back */
+    NOTE_COUNTED, /* what the process has: count; flags: 1 if it was steady meanwhile */
     /* from the trainer */
     NOTE_WAITED,  /* status, ms */
     NOTE_BEGUN,   /* version, status, ms */
@@ -61,6 +61,13 @@ typedef enum chaos_plant {
     PLANT_LEAKED,
 } chaos_plant;
 
+/* What a process has of the machine. */
+typedef struct census {
+    uint32_t descriptors;
+    uint32_t segments; /* of refit's shared memory, mapped */
+    uint64_t resident; /* bytes of its own: without shared memory and files */
+} census;
+
 typedef struct chaos_note {
     uint32_t kind;
     int32_t status;
@@ -76,6 +83,7 @@ typedef struct chaos_note {
     uint32_t fault;
     uint32_t manner;
     uint32_t flags;
+    census count;
     uint64_t blocks[3]; /* that were the same, sent as changes, sent whole */
     char name[64];
     char text[256];

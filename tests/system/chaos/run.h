@@ -32,16 +32,16 @@ typedef struct run_worker {
     uint32_t ills;   /* faults that are to be mended yet */
     bool flipped;    /* bits of its messages were */
     bool revoked;    /* its key is off the list, or was */
-    int64_t shut_at; /* since when it is; 0: it is on the list */
+    bool shut;       /* it is */
     bool banished;   /* it ended for that, and is to come back with its key */
     uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
     bool leaving;     /* it was told to leave */
-    bool trimmed;     /* it has said so, since it was last asked to */
     uint64_t version; /* it has accepted; 0: none */
     uint64_t taken;   /* the update that is open */
     uint64_t digest;  /* of that */
     uint64_t kept;    /* the version that it refused and need not have */
+    chaos_note count; /* NOTE_COUNTED, since it was last asked */
     census before;
 } run_worker;
 
@@ -86,14 +86,14 @@ typedef struct chaos_run {
     player attackers[ROLES];
     uint32_t claimed; /* workers in whose names a liar may speak, a bit each: without keys only */
     bool trainer_ready;
-    bool trainer_trimmed; /* it has said so, since it was last asked to */
-    uint32_t trainers;    /* how many there were */
-    uint64_t next;        /* number of the next version */
-    uint64_t committed;   /* of the present trainer; 0: none */
-    uint32_t wait_ms;     /* how long the version under way may wait for workers */
-    uint64_t served;      /* the committed one, if it can still be had: not after other tensors were
-                             declared */
-    char endpoint[256];   /* the trainer's */
+    chaos_note trainer_count; /* as that of a worker */
+    uint32_t trainers;        /* how many there were */
+    uint64_t next;            /* number of the next version */
+    uint64_t committed;       /* of the present trainer; 0: none */
+    uint32_t wait_ms;         /* how long the version under way may wait for workers */
+    uint64_t served;    /* the committed one, if it can still be had: not after other tensors were
+                           declared */
+    char endpoint[256]; /* the trainer's */
     census trainer_before;
     run_worker worker[WORKERS_MOST];
     int listeners[WORKERS_MOST + 1];
@@ -127,6 +127,8 @@ void run_hear(chaos_run *run);
 void run_hear_trainer(chaos_run *run);
 
 void run_start_trainer(chaos_run *run);
+/* Those of the present trainer, none of which another has. */
+void run_number_versions(chaos_run *run);
 void run_start_worker(chaos_run *run, uint32_t worker);
 void run_link(chaos_run *run, uint32_t worker, proxy_fault fault, uint64_t amount);
 

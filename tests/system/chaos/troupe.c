@@ -1,7 +1,6 @@
 /* Forked without exec: the conductor has one thread and has opened nothing of refit's. */
 #include "troupe.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -108,50 +107,4 @@ bool player_await_end(player *one, uint32_t timeout_ms)
     }
     bury(one, &status);
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-/* ---- Census */
-
-static uint32_t count_descriptors(pid_t pid)
-{
-    char path[64];
-    uint32_t count = 0;
-    snprintf(path, sizeof path, "/proc/%ld/fd", (long)pid);
-    DIR *folder = opendir(path);
-    if (folder == NULL) return 0;
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
-        count += entry->d_name[0] != '.';
-    }
-    closedir(folder);
-    return count;
-}
-
-static void add_segment(census *out, const char *line)
-{
-    out->segments += strstr(line, "/memfd:refit ") != NULL;
-}
-
-static void read_lines(pid_t pid, const char *file, void (*each)(census *out, const char *line),
-                       census *out)
-{
-    char path[64], line[512];
-    snprintf(path, sizeof path, "/proc/%ld/%s", (long)pid, file);
-    FILE *lines = fopen(path, "r");
-    if (lines == NULL) return;
-    while (fgets(line, sizeof line, lines) != NULL)
-        each(out, line);
-    fclose(lines);
-}
-
-static void add_resident(census *out, const char *line)
-{
-    if (strncmp(line, "RssAnon:", 8) == 0) out->resident = strtoull(line + 8, NULL, 10) * 1024;
-}
-
-void census_take(pid_t pid, census *out)
-{
-    memset(out, 0, sizeof *out);
-    out->descriptors = count_descriptors(pid);
-    read_lines(pid, "maps", add_segment, out);
-    read_lines(pid, "status", add_resident, out);
 }

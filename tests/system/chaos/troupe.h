@@ -27,14 +27,4 @@ void player_continue(player *one);
 /* Waits until it has ended by itself, at most so long; whether its status was 0. */
 bool player_await_end(player *one, uint32_t timeout_ms);
 
-/* ---- What a process has of the machine */
-
-typedef struct census {
-    uint32_t descriptors;
-    uint32_t segments; /* of refit's shared memory, mapped */
-    uint64_t resident; /* bytes of its own: without shared memory and files */
-} census;
-
-void census_take(pid_t pid, census *out);
-
 #endif
