@@ -34,7 +34,7 @@ done
 
 # Names have at most 15 letters; process ids differ, and so do these addresses.
 space=rftl$(printf %x $$)
-net=10.253.$(($$ >> 6 & 255))
+net=10.$((128 + ($$ >> 14 & 63))).$(($$ >> 6 & 255))
 here=$net.$((($$ & 63) * 4 + 1)) there=$net.$((($$ & 63) * 4 + 2))
 
 bench=''

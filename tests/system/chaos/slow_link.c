@@ -30,9 +30,9 @@ bool slow_link_open(slow_link *link, const char *rate)
     memset(link, 0, sizeof *link);
     if (geteuid() != 0 || !is_rate(rate)) return false;
     snprintf(link->space, sizeof link->space, "rftc%x", self); /* 15 letters at most */
-    unsigned third = self >> 6 & 0xff, fourth = (self & 0x3f) * 4;
-    snprintf(link->address, sizeof link->address, "10.254.%u.%u", third, fourth + 1);
-    snprintf(other, sizeof other, "10.254.%u.%u", third, fourth + 2);
+    unsigned net[] = {192 + (self >> 14 & 0x3f), self >> 6 & 0xff, (self & 0x3f) * 4};
+    snprintf(link->address, sizeof link->address, "10.%u.%u.%u", net[0], net[1], net[2] + 1);
+    snprintf(other, sizeof other, "10.%u.%u.%u", net[0], net[1], net[2] + 2);
     snprintf(command, sizeof command, "set -- %s %s %s %s; %s", link->space, link->address, other,
              rate, script);
     if (system(command) == 0) return true;
