@@ -287,27 +287,18 @@ static void limits_are_held(void **state)
         sample_tensor("name", REFIT_U8, 2, 100, 10),
         sample_tensor("other", REFIT_U8, 1, 1, 0),
     };
-    rft_limits limits = sample_limits();
-    limits.tensors = 1;
-    assert_list_limited(tensors, 2, &limits);
-    limits = sample_limits();
-    limits.rank = 1;
-    assert_list_limited(tensors, 2, &limits);
-    limits = sample_limits();
-    limits.name_bytes = 3;
-    assert_list_limited(tensors, 2, &limits);
-    limits = sample_limits();
-    limits.version_bytes = 1087; /* 1000 bytes take 1024, and one more takes 64 */
-    assert_list_limited(tensors, 2, &limits);
-    limits = sample_limits();
-    limits.blocks = 1;
-    assert_list_limited(tensors, 2, &limits);
-    limits = sample_limits();
-    limits.frame_bytes = FRAME - 1;
-    assert_list_limited(tensors, 2, &limits);
-    limits = sample_limits();
-    limits.manifest_bytes = 50;
-    assert_list_limited(tensors, 2, &limits);
+    rft_limits tight[7];
+    for (size_t i = 0; i < COUNT_OF(tight); i++)
+        tight[i] = sample_limits();
+    tight[0].tensors = 1;
+    tight[1].rank = 1;
+    tight[2].name_bytes = 3;
+    tight[3].version_bytes = 1087; /* 1000 bytes take 1024, and one more takes 64 */
+    tight[4].blocks = 1;
+    tight[5].frame_bytes = FRAME - 1;
+    tight[6].manifest_bytes = 50;
+    for (size_t i = 0; i < COUNT_OF(tight); i++)
+        assert_list_limited(tensors, 2, &tight[i]);
 }
 
 static void a_block_above_the_frame_limit_is_refused(void **state)
