@@ -8,7 +8,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-import refit  # noqa: E402
 from refit.errors import CopyError, StateError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
 from refit.regions import Regions  # noqa: E402
@@ -16,39 +15,16 @@ from refit.storages import Stock  # noqa: E402
 from training import WIDTH, Run, whole_cycle  # noqa: E402
 
 
-def test_states_that_were_replaced_by_hand_are_found_again(run: Run) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        controller.prepare_for_training()
-        state = next(iter(run.optimizer.state.values()))
-        state["exp_avg"] = torch.full_like(state["exp_avg"], 3.0)
-        state["exp_avg_sq"].data = torch.full_like(state["exp_avg_sq"], 4.0)
-        controller.clear()
-        assert run.away()
-        controller.prepare_for_training()
-        assert bool((state["exp_avg"] == 3.0).all())
-        assert bool((state["exp_avg_sq"] == 4.0).all())
-
-
-@pytest.mark.parametrize("change", ["longer", "shorter", "set_", "emptied and filled", "data"])
-@pytest.mark.parametrize("hidden", [False, True], ids=["seen", "unseen"])
-def test_a_storage_that_was_resized_or_replaced_is_found_again(
-    run: Run, monkeypatch: pytest.MonkeyPatch, change: str, hidden: bool
-) -> None:
-    # trap 3: an allocator may well give the same address again, so tensors may look unchanged
-    moment = run.moments()[0]
-    with refit.Controller(run.optimizer, run.model) as controller:
-        whole_cycle(controller)
-        if hidden:
-            monkeypatch.setattr(Stock, "addresses", lambda _, numbers: [0] * len(numbers))
-            whole_cycle(controller)
-        other = CHANGES[change](moment)
-        values = [one.clone() for one in (*run.moments(), *other)]
-        controller.clear()
-        assert run.away()
-        assert all(one.untyped_storage().nbytes() == 0 for one in other)
-        controller.prepare_for_training()
-        assert all(map(torch.equal, (*run.moments(), *other), values))
+def test_states_that_were_replaced_by_hand_are_found_again(run: Run, controller: Any) -> None:
+    whole_cycle(controller)
+    state = next(iter(run.optimizer.state.values()))
+    state["exp_avg"] = torch.full_like(state["exp_avg"], 3.0)
+    state["exp_avg_sq"].data = torch.full_like(state["exp_avg_sq"], 4.0)
+    controller.clear()
+    assert run.away()
+    controller.prepare_for_training()
+    assert bool((state["exp_avg"] == 3.0).all())
+    assert bool((state["exp_avg_sq"] == 4.0).all())
 
 
 def lengthen(moment: torch.Tensor) -> list[torch.Tensor]:
@@ -88,16 +64,27 @@ def renew(moment: torch.Tensor) -> list[torch.Tensor]:
     return []
 
 
-CHANGES: dict[str, Any] = {
-    "longer": lengthen,
-    "shorter": shorten,
-    "set_": replace,
-    "emptied and filled": refill,
-    "data": renew,
-}
+@pytest.mark.parametrize("change", [lengthen, shorten, replace, refill, renew])
+@pytest.mark.parametrize("hidden", [False, True], ids=["seen", "unseen"])
+def test_a_storage_that_was_resized_or_replaced_is_found_again(
+    run: Run, controller: Any, monkeypatch: pytest.MonkeyPatch, change: Any, hidden: bool
+) -> None:
+    # trap 3: an allocator may well give the same address again, so tensors may look unchanged
+    moment = run.moments()[0]
+    whole_cycle(controller)
+    if hidden:
+        monkeypatch.setattr(Stock, "addresses", lambda _, numbers: [0] * len(numbers))
+        whole_cycle(controller)
+    other = change(moment)
+    values = [one.clone() for one in (*run.moments(), *other)]
+    controller.clear()
+    assert run.away()
+    assert all(one.untyped_storage().nbytes() == 0 for one in other)
+    controller.prepare_for_training()
+    assert all(map(torch.equal, (*run.moments(), *other), values))
 
 
-def clear_in_vain(controller: refit.Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+def clear_in_vain(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies out fail before they have begun, and where the bytes are is not known."""
     with monkeypatch.context() as patch:
         patch.setattr(Offloader, "offload", fail_to_offload)
@@ -107,79 +94,74 @@ def clear_in_vain(controller: refit.Controller, monkeypatch: pytest.MonkeyPatch)
     assert controller.state == "cleared"
 
 
-def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run) -> None:
+def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run, controller: Any) -> None:
     moment = run.moments()[0]
     view = moment.view(-1)[:2]
     run.optimizer.state[next(iter(run.optimizer.state))]["beside"] = view
-    with refit.Controller(run.optimizer) as controller:
-        whole_cycle(controller)
-        whole_cycle(controller)
-        view.data = torch.full_like(view, 7.0)
-        kept = moment.clone()
-        controller.clear()
-        assert moment.untyped_storage().nbytes() == 0
-        assert view.untyped_storage().nbytes() == 0
-        controller.prepare_for_training()
-        assert torch.equal(moment, kept)
-        assert view.tolist() == [7.0, 7.0]
+    whole_cycle(controller)
+    whole_cycle(controller)
+    view.data = torch.full_like(view, 7.0)
+    kept = moment.clone()
+    controller.clear()
+    assert moment.untyped_storage().nbytes() == 0
+    assert view.untyped_storage().nbytes() == 0
+    controller.prepare_for_training()
+    assert torch.equal(moment, kept)
+    assert view.tolist() == [7.0, 7.0]
 
 
 def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_place(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, controller: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        whole_cycle(controller)
-        values = [one.clone() for one in run.moments()]
-        clear_in_vain(controller, monkeypatch)
-        storage = run.moments()[0].untyped_storage()
-        storage.resize_(2 * storage.nbytes())
-        with pytest.raises(StateError, match=r"restore\(\), then clear"):
-            controller.clear()
-        controller.restore()
+    whole_cycle(controller)
+    values = [one.clone() for one in run.moments()]
+    clear_in_vain(controller, monkeypatch)
+    storage = run.moments()[0].untyped_storage()
+    storage.resize_(2 * storage.nbytes())
+    with pytest.raises(StateError, match=r"restore\(\), then clear"):
         controller.clear()
-        assert run.away()
-        controller.prepare_for_training()
-        assert all(map(torch.equal, run.moments(), values))
+    controller.restore()
+    controller.clear()
+    assert run.away()
+    controller.prepare_for_training()
+    assert all(map(torch.equal, run.moments(), values))
 
 
 def test_a_state_that_is_replaced_while_a_clear_has_failed_comes_back_first(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run, controller: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        whole_cycle(controller)
-        clear_in_vain(controller, monkeypatch)
-        replace(run.moments()[0])
-        assert controller.state == "training"
-        values = [one.clone() for one in run.moments()]
-        controller.clear()
-        assert run.away()
-        controller.prepare_for_training()
-        assert all(map(torch.equal, run.moments(), values))
+    whole_cycle(controller)
+    clear_in_vain(controller, monkeypatch)
+    replace(run.moments()[0])
+    assert controller.state == "training"
+    values = [one.clone() for one in run.moments()]
+    controller.clear()
+    assert run.away()
+    controller.prepare_for_training()
+    assert all(map(torch.equal, run.moments(), values))
 
 
 def fail_to_offload(_offloader: Offloader, _after: int = 0) -> None:
     raise CopyError("the copy failed")
 
 
-def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(run: Run) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        controller.prepare_for_training()
-        run.optimizer.state.clear()
-        controller.clear()
-        assert controller.stats()["refit/regions"] == 0
-        controller.prepare_for_training()
-        run.step()
-        controller.clear()
-        assert run.away()
+def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(
+    run: Run, controller: Any
+) -> None:
+    whole_cycle(controller)
+    run.optimizer.state.clear()
+    controller.clear()
+    assert controller.stats()["refit/regions"] == 0
+    controller.prepare_for_training()
+    run.step()
+    controller.clear()
+    assert run.away()
 
 
-def test_replaced_states_are_not_held_in_memory(run: Run) -> None:
-    with refit.Controller(run.optimizer) as controller:
-        controller.clear()
-        controller.prepare_for_training()
-        old = weakref.ref(run.moments()[0])
-        for state in run.optimizer.state.values():
-            state["exp_avg"] = state["exp_avg"].clone()
-        gc.collect()
-        assert old() is None
+def test_replaced_states_are_not_held_in_memory(run: Run, controller: Any) -> None:
+    whole_cycle(controller)
+    old = weakref.ref(run.moments()[0])
+    for state in run.optimizer.state.values():
+        state["exp_avg"] = state["exp_avg"].clone()
+    gc.collect()
+    assert old() is None

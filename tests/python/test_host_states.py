@@ -558,10 +558,8 @@ def test_the_windows_are_no_larger_than_what_travels() -> None:
 def test_a_state_that_is_used_and_a_clear_give_the_windows_back() -> None:
     parameters, optimizer = make()
     with in_windows(optimizer) as controller:
-        for give_back in (
-            lambda: float(optimizer.state[parameters[0]]["exp_avg"].sum()),
-            controller.clear,
-        ):
+        state = optimizer.state[parameters[0]]
+        for give_back in (lambda: float(state["exp_avg"].sum()), controller.clear):
             optimizer.step(), optimizer.step()
             assert window_bytes(controller) == 3 * WINDOW
             give_back()
