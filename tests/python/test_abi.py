@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from refit import _abi
-from refit._library import lib
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -97,11 +96,6 @@ def test_every_exported_function_has_a_prototype(root: Path) -> None:
     functions = {name for name in listed if name.startswith("refit_")}
     assert len(functions) > 50
     assert functions == set(_abi.PROTOTYPES)
-
-
-def test_the_library_has_every_function() -> None:
-    for name in _abi.PROTOTYPES:
-        assert getattr(lib, name) is not None
 
 
 def test_structs_say_their_size_first_or_never() -> None:

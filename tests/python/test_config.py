@@ -170,7 +170,9 @@ def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.Monkey
     assert load_config(environment=False) == Config()
 
 
-def test_the_variable_that_names_the_library_is_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_of_the_library_is_not_an_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("REFIT_LIBRARY", "/opt/refit/librefit.so")
     assert load_config() == Config()
 
@@ -206,7 +208,7 @@ def test_make_config_asks_once_all_layers_are_there() -> None:
     assert config["broadcast.quorum"] == 2
 
 
-def test_names_of_parameters_are_no_keys_of_a_mapping() -> None:
+def test_names_of_parameters_are_not_keys_of_a_mapping() -> None:
     for name in ("path", "environment", "self", "config"):
         with pytest.raises(NotFoundError, match=name):
             make_config({name: "x"})

@@ -165,7 +165,7 @@ def test_several_optimizers_are_one_cycle(run: Run) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 3, [], "adam", object()])
-def test_what_is_no_optimizer_is_refused(wrong: Any) -> None:
+def test_what_is_not_an_optimizer_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidError):
         Controller(wrong)
 

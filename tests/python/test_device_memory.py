@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 CPU = torch.device("cpu")
 MIB = 1 << 20
 SCALARS = 64
-"""Bytes that sums and their gradients may take beside what is counted."""
+"""Bytes that sums and their gradients may take besides."""
 
 
 def test_each_storage_counts_once_and_until_its_last_view_is_gone() -> None:
@@ -84,8 +84,8 @@ def test_what_is_written_to_stderr_meanwhile_is_shown(capfd: pytest.CaptureFixtu
     os.write(2, b"before\n")
     with DeviceMemory(CPU):
         os.write(2, b"within\n")
-    os.write(2, b"behind\n")
-    assert capfd.readouterr().err == "before\nwithin\nbehind\n"
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "before\nwithin\nafter\n"
 
 
 def test_an_exception_ends_the_recording() -> None:
@@ -127,7 +127,7 @@ def test_storages_of_views_are_counted_once() -> None:
     ],
     ids=["transposed", "expanded", "empty", "scalar", "strided"],
 )
-def test_host_memory_has_the_values_and_is_no_memory_of_the_device(like: torch.Tensor) -> None:
+def test_host_memory_has_the_values_and_is_not_the_devices(like: torch.Tensor) -> None:
     with DeviceMemory(CPU) as memory:
         made = HostMemory().like(like)
     assert memory.peak_bytes == 0

@@ -125,7 +125,7 @@ def test_zeroing_a_recorded_gradient_is_left_to_pytorch(run: Run, controller: Co
     assert bool(first.any())
 
 
-def test_what_guards_a_gradient_is_no_hook_to_warn_of(torch_device: str) -> None:
+def test_what_guards_a_gradient_is_not_a_hook_to_warn_of(torch_device: str) -> None:
     leaf = torch.ones(4, device=torch_device, requires_grad=True)
     with Controller(torch.optim.SGD([leaf], lr=0.1)) as controller:
         (leaf * 2).sum().backward()
@@ -243,9 +243,10 @@ def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
         assert gradients(run) == [None] * 4
 
 
-def test_accumulating_counts_gradients_that_are_away(run: Run, controller: Controller) -> None:
+@pytest.mark.parametrize(("policy", "zeroed"), [("keep", False), ("keep", True), ("zero", True)])
+def test_accumulating_counts_gradients_that_are_away(run: Run, policy: Any, zeroed: bool) -> None:
     # trap 11
-    for zeroed in (False, True):
+    with Controller(run.optimizer, grads=policy) as controller:
         run.backward()
         if zeroed:
             run.optimizer.zero_grad(set_to_none=False)
@@ -282,16 +283,6 @@ def test_what_replaces_a_gradient_that_is_away_counts(run: Run, controller: Cont
     assert controller.accumulating
     run.optimizer.zero_grad()
     assert not controller.accumulating
-
-
-def test_an_accumulation_that_may_be_lost_is_not_told_of_what_returns_as_zeros(run: Run) -> None:
-    with Controller(run.optimizer, grads="zero") as controller:
-        run.backward()
-        run.optimizer.zero_grad(set_to_none=False)
-        controller.clear()
-        assert not controller.accumulating
-        controller.restore()
-        assert not controller.accumulating
 
 
 def test_gradients_that_are_views_move_with_their_buffer(run: Run, controller: Controller) -> None:

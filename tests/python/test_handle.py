@@ -29,8 +29,12 @@ from refit.subscriber import Subscriber
 class Thing(Handle):
     """Owns the number 7, and writes down each close."""
 
-    def __init__(self, log: list[int], busy: int = 0) -> None:
-        self.log, self.busy = log, busy
+    def __init__(self, busy: int = 0, log: list[int] | None = None) -> None:
+        self.log: list[int] = [] if log is None else log
+        self.busy = busy
+        self.begin()
+
+    def begin(self) -> None:
         self._adopt(7)
 
     def use(self) -> int:
@@ -44,33 +48,30 @@ class Thing(Handle):
 
 
 def test_it_is_closed_once_and_refuses_uses_from_then_on() -> None:
-    log: list[int] = []
-    with Thing(log) as thing:
+    with Thing() as thing:
         assert thing.use() == 7
         assert not thing.closed
     thing.close()
     assert thing.closed
     with pytest.raises(StateError, match="this Thing is closed"):
         thing.use()
-    with pytest.raises(KeyError), Thing(log):
+    with pytest.raises(KeyError), Thing(log=thing.log):
         raise KeyError
-    assert log == [7, 7]
+    assert thing.log == [7, 7]
 
 
 def test_failed_close_can_be_called_again() -> None:
-    log: list[int] = []
-    thing = Thing(log, busy=1)
+    thing = Thing(busy=1)
     with pytest.raises(BusyError):
         thing.close()
     assert not thing.closed
     thing.close()
-    assert log == [7]
+    assert thing.log == [7]
 
 
 def test_an_unreferenced_object_is_closed_and_forgotten() -> None:
-    log: list[int] = []
-    thing = Thing(log)
-    gone = weakref.ref(thing)
+    thing = Thing()
+    log, gone = thing.log, weakref.ref(thing)
     del thing
     gc.collect()
     assert log == [7]
@@ -78,7 +79,7 @@ def test_an_unreferenced_object_is_closed_and_forgotten() -> None:
 
 
 def test_one_that_cannot_be_closed_when_dropped_is_told() -> None:
-    thing = Thing([], busy=1)
+    thing = Thing(busy=1)
     with pytest.warns(ResourceWarning, match=r"a Thing could not be closed: .* still open"):
         del thing
 
@@ -89,14 +90,13 @@ def test_one_that_was_never_opened_is_not_closed(is_asked: bool) -> None:
     log: list[int] = []
 
     class Unopened(Thing):
-        def __init__(self) -> None:
-            self.log, self.busy = log, 0
+        def begin(self) -> None:
             if not is_asked:
                 raise BusyError("another process has the endpoint")
             self._open(lambda *_: _abi.REFIT_ERR_BUSY)
 
     with pytest.raises(BusyError):
-        Unopened()
+        Unopened(log=log)
     gc.collect()
     assert log == []
 
@@ -123,9 +123,7 @@ cycle.append(cycle)
 
 
 def test_a_close_that_another_one_overtakes_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[int | None] = []
-    thing = Thing(log)  # type: ignore[arg-type]
-    real = os.getpid
+    thing, real = Thing(), os.getpid
 
     def overtaken() -> int:  # where the interpreter may go on with another thread
         monkeypatch.undo()
@@ -134,7 +132,7 @@ def test_a_close_that_another_one_overtakes_does_nothing(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("refit._handle.os.getpid", overtaken)
     thing.close()
-    assert log == [7]
+    assert thing.log == [7]
 
 
 def test_those_left_open_are_closed_when_the_interpreter_ends_the_youngest_first() -> None:
@@ -169,7 +167,7 @@ OPENED: dict[str, Callable[[Path], Handle]] = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("what", OPENED)
-def test_ctrl_c_right_behind_an_open_leaves_nothing_open_trap_12(
+def test_ctrl_c_at_an_open_leaves_nothing_open_trap_12(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[int] = []
@@ -205,8 +203,7 @@ def test_ctrl_c_after_an_open_closes_it_trap_12(
     log: list[int] = []
 
     class Opened(Thing):
-        def __init__(self) -> None:
-            self.log, self.busy = log, 0
+        def begin(self) -> None:
             self._open(give)
 
     def give(out: Any, _: object) -> int:
@@ -219,7 +216,7 @@ def test_ctrl_c_after_an_open_closes_it_trap_12(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Opened()
+        Opened(log=log)
     gc.collect()
     assert log == [7]
 
@@ -227,23 +224,22 @@ def test_ctrl_c_after_an_open_closes_it_trap_12(
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_is_refused_and_closes_nothing() -> None:
     """Trap 27: fork after initialisation."""
-    log: list[int] = []
-    thing = Thing(log)
+    thing = Thing()
 
     def close() -> list[int]:
         thing.close()
         thing.__del__()
-        return log
+        return thing.log
 
     assert f"belongs to process {os.getpid()}" in said_in_a_fork(thing.use)
     assert said_in_a_fork(close) == "[]"
     assert thing.use() == 7
     thing.close()
-    assert log == [7]
+    assert thing.log == [7]
 
 
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_pickling_and_copying_are_refused_with_a_sentence(how) -> None:  # type: ignore[no-untyped-def]
     """Trap 27: a framework that pickles what an actor holds."""
     with pytest.raises(TypeError, match=r"Thing cannot be pickled: .* open another one there"):
-        how(Thing([]))
+        how(Thing())

@@ -86,14 +86,14 @@ def test_a_distributed_checkpoint_may_step_to_make_states(torch_device: str) -> 
         assert again["state"]["0.weight"]["exp_avg"].untyped_storage().nbytes() > 0
 
 
-def test_a_refused_controller_leaves_no_hook_behind(run: Run, controller: Controller) -> None:
+def test_a_refused_controller_leaves_no_hook(run: Run, controller: Controller) -> None:
     other = Run(device=run.device)
     with pytest.raises(refit.RefitError, match="controller already"):
         Controller([other.optimizer, run.optimizer])
     assert not hooks_of(other.optimizer)
 
 
-def test_what_a_framework_holds_beside_the_states_moves_with_them(run: Run) -> None:
+def test_what_else_a_framework_holds_moves_with_the_states(run: Run) -> None:
     # traps 2 and 3: fp32 masters are parameters of the inner optimizer, and no weights
     masters = list(run.model.parameters())
     values = [one.detach().clone() for one in masters]

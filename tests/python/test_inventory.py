@@ -66,20 +66,7 @@ def counted() -> Iterator[list[int]]:
         sys.settrace(before)
 
 
-Scene = Callable[[Many, refit.Controller], None]
-
-
-def first_plan(_many: Many, _controller: refit.Controller) -> None:
-    pass
-
-
-def steady(_many: Many, controller: refit.Controller) -> None:
-    whole_cycle(controller)
-
-
-def fresh_gradients(many: Many, controller: refit.Controller) -> None:
-    whole_cycle(controller)
-    many.fill_grads()
+Scene = Callable[[Many, refit.Controller], Any]
 
 
 def loaded(many: Many, controller: refit.Controller) -> None:
@@ -90,18 +77,23 @@ def loaded(many: Many, controller: refit.Controller) -> None:
     many.optimizer.load_state_dict(torch.load(file))
 
 
-def seen_as_arrays(many: Many, controller: refit.Controller) -> None:
-    controller.clear()
-    for moment in many.moments():
-        moment.numpy()  # fixes its storage, which is empty: each gets another one
-
-
 def in_one_buffer(many: Many, _controller: refit.Controller) -> None:
     flat = torch.zeros(2 * len(many.model) * WIDTH)
     parts = iter(flat.split(WIDTH))
     for state in many.optimizer.state.values():
         for name in STATES:
             state[name] = next(parts)
+
+
+SCENES: dict[str, Scene] = {
+    "the first plan": lambda *_: None,
+    "steady": lambda _, controller: whole_cycle(controller),
+    "fresh gradients": lambda many, controller: (whole_cycle(controller), many.fill_grads()),
+    "loaded": loaded,
+    # fixes their storages, which are empty: each gets another one
+    "arrays": lambda many, controller: (controller.clear(), [t.numpy() for t in many.moments()]),
+    "in one buffer": in_one_buffer,
+}
 
 
 def work_of(scene: Scene, count: int, **options: Any) -> int:
@@ -114,11 +106,7 @@ def work_of(scene: Scene, count: int, **options: Any) -> int:
     return instructions[0]
 
 
-@pytest.mark.parametrize(
-    "scene",
-    [first_plan, steady, fresh_gradients, loaded, seen_as_arrays, in_one_buffer],
-    ids=lambda scene: scene.__name__,
-)
+@pytest.mark.parametrize("scene", SCENES.values(), ids=list(SCENES))
 def test_a_plan_takes_work_in_proportion_to_the_tensors(scene: Scene) -> None:
     work_of(scene, 1)  # Python 3.13 reports no instructions of a function's first traced call
     few, many = (work_of(scene, count) for count in (FEW, FEW * TIMES))

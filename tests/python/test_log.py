@@ -1,4 +1,4 @@
-"""What the C library says reaches logging.getLogger("refit"), behind calls and nowhere else."""
+"""What the C library says reaches logging.getLogger("refit"), after calls and nowhere else."""
 
 import gc
 import logging
@@ -46,7 +46,7 @@ def nothing_is_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     log.follow()
 
 
-def test_a_line_comes_behind_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_comes_after_the_next_call(caplog: pytest.LogCaptureFixture) -> None:
     speak()
     assert caplog.records == []  # never from within
     some_call()

@@ -12,7 +12,7 @@ import torch
 def optimizer_between_live_tensors(
     count: int, elements: int
 ) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
-    """An optimizer with ``count`` states, behind each of which a tensor lies that stays."""
+    """An optimizer with ``count`` states, each followed by a tensor that stays."""
     weights = [torch.nn.Parameter(torch.ones(1)) for _ in range(count)]
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
     stay = []

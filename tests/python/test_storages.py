@@ -148,7 +148,7 @@ def test_what_has_no_plain_storage_stays_and_is_named(
     controller.clear()
 
 
-def test_empty_and_0_dim_tensors_are_no_matter(run: Run, controller: Controller) -> None:
+def test_empty_and_0_dim_tensors_stay(run: Run, controller: Controller) -> None:
     # trap 4
     state = first_state(run)
     state["none"] = torch.empty(0, 3, device=run.device)

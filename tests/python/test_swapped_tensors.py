@@ -159,7 +159,7 @@ def test_windows_come_early_again_after_swaps(swaps: None, monkeypatch: pytest.M
     assert calls == [1, 3, 4]
 
 
-def test_hooks_that_a_swap_has_left_behind_are_not_called_by_refit(swaps: None) -> None:
+def test_hooks_that_a_swap_has_left_are_not_called_by_refit(swaps: None) -> None:
     moved = Wide()
     calls: list[int] = []
     first = next(moved.model.parameters())
@@ -172,7 +172,7 @@ def test_hooks_that_a_swap_has_left_behind_are_not_called_by_refit(swaps: None) 
     assert calls == [0, 1]
 
 
-def test_no_memory_of_a_gradient_is_held_behind_a_step() -> None:
+def test_no_memory_of_a_gradient_is_held_after_a_step() -> None:
     moved = Wide()
     with refit.Controller(moved.optimizer, moved.model):
         moved.backward()
@@ -183,7 +183,7 @@ def test_no_memory_of_a_gradient_is_held_behind_a_step() -> None:
         moved.optimizer.zero_grad()
 
 
-def test_another_gradient_at_the_same_version_is_no_used_one() -> None:
+def test_another_gradient_at_the_same_version_is_not_used() -> None:
     moved = Wide()
     with refit.Controller(moved.optimizer, moved.model, grads="discard") as controller:
         first = next(moved.model.parameters())

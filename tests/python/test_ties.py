@@ -1,6 +1,7 @@
 """Ties hold in every version: however its tensors come, none takes another's place in silence."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,18 @@ def bytes_of(value: float) -> bytes:
     return one(value).numpy().tobytes()
 
 
+@contextmanager
+def tied_pair(device: str = "cpu") -> Iterator[tuple[Publisher, Any]]:
+    """A publisher and a worker, which has a version in which a and b are one tensor."""
+    with pair() as (publisher, worker):
+        both = one(1, device)
+        publisher.publish({"a": both, "b": both})
+        yield publisher, worker
+
+
 @every_way
 def test_a_tie_that_a_version_breaks_is_refused_trap_1(way: Way, torch_device: str) -> None:
-    with pair() as (publisher, worker):
-        both = one(1, torch_device)
-        publisher.publish({"a": both, "b": both})
+    with tied_pair(torch_device) as (publisher, worker):
         pairs = [("a", one(2, torch_device)), ("b", one(3, torch_device))]
         with pytest.raises(InvalidError, match=r"declared as tied.*declare the tensors again"):
             way(publisher, *pairs)
@@ -94,18 +102,14 @@ def test_a_tie_that_a_version_breaks_is_refused_trap_1(way: Way, torch_device: s
 
 @every_way
 def test_a_tie_that_a_version_keeps_may_come_in_any_memory(way: Way, torch_device: str) -> None:
-    with pair() as (publisher, worker):
-        both = one(1, torch_device)
-        publisher.publish({"a": both, "b": both})
+    with tied_pair(torch_device) as (publisher, worker):
         for value in (2.0, 3.0):  # what was seen counts for one version
             way(publisher, ("a", one(value, torch_device)), ("b", one(value, torch_device)))
     assert worker.seen == [{"a": bytes_of(x), "b": bytes_of(x)} for x in (1, 2, 3)]
 
 
 def test_the_tied_one_may_be_sent_before_the_one_that_travels() -> None:
-    with pair() as (publisher, worker):
-        both = one(1)
-        publisher.publish({"a": both, "b": both})
+    with tied_pair() as (publisher, worker):
         two_mappings(publisher, ("b", one(2)), ("a", one(2)))
         with pytest.raises(InvalidError, match="declared as tied"):
             two_mappings(publisher, ("b", one(3)), ("a", one(4)))
@@ -141,7 +145,7 @@ def test_a_tensor_may_be_tied_to_one_that_comes_after_it(way: Way, tmp_path: Pat
         assert [view.alias_of for view in snapshot.values()] == ["b", None]
 
 
-def test_memory_that_changed_between_two_calls_is_no_tie_trap_31() -> None:
+def test_memory_that_changed_between_two_calls_is_not_a_tie_trap_31() -> None:
     memory = one(1)
     with Publisher(LOCAL) as publisher:
         publisher.publish({"a": memory, "b": memory})
@@ -153,9 +157,7 @@ def test_memory_that_changed_between_two_calls_is_no_tie_trap_31() -> None:
 
 
 def test_what_an_aborted_version_was_given_is_forgotten() -> None:
-    with pair() as (publisher, worker):
-        both = one(1)
-        publisher.publish({"a": both, "b": both})
+    with tied_pair() as (publisher, worker):
         publisher.begin()
         publisher.write("a", one(2))
         publisher.abort()

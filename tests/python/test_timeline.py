@@ -57,7 +57,7 @@ def test_memory_is_counters_of_device_and_host() -> None:
     assert process[0]["args"]["bytes"] > MIB
 
 
-def test_what_is_held_by_name_is_no_part_of_the_rest_of_the_process() -> None:
+def test_what_is_held_by_name_is_not_the_rest_of_the_process() -> None:
     timeline = Timeline()
     timeline.sample()
     timeline.hold("arena", 8 * MIB)

@@ -105,7 +105,7 @@ class CountingInPlace(Base):
 
 
 class CountingBesides(Base):
-    """Counts in a state that is no parameter's."""
+    """Counts in a state that is of no parameter."""
 
     def begin(self, group: dict[str, Any], parameters: list[Any]) -> None:
         self.state["k"] = self.state.get("k", 0) + 1
@@ -336,7 +336,7 @@ def test_nothing_is_disturbed() -> None:
     assert seen == []
 
 
-def test_a_scaler_of_gradients_is_no_part_of_the_twin() -> None:
+def test_a_scaler_of_gradients_is_not_part_of_the_twin() -> None:
     optimizer = torch.optim.AdamW([matrix()], fused=True)
     optimizer.grad_scale = torch.tensor(4.0)
     optimizer.found_inf = torch.tensor(1.0)

@@ -129,7 +129,7 @@ def test_wait_looks_once_without_time_and_after_other_errors(error: type[Excepti
 
 
 @pytest.mark.parametrize("wrong", [-1, -0.001, float("nan"), float("-inf")])
-def test_wait_refuses_what_is_no_time(wrong: float) -> None:
+def test_wait_refuses_what_is_not_a_time(wrong: float) -> None:
     with pytest.raises(InvalidError, match="seconds"):
         wait_in_slices(lambda left: left, wrong)
 
@@ -331,7 +331,7 @@ def test_ctrl_c_at_any_moment_is_seen_exactly_once(late_us: int) -> None:
         count = 0
         try:
             count = attempt(send)
-        except KeyboardInterrupt:  # behind the last call
+        except KeyboardInterrupt:  # after the last call
             count += 1
         assert count == 1
         assert threads_of_calls() == []
