@@ -57,7 +57,7 @@ def assert_as_ever(
 
 class FailingCall:
     """Stands for ``call``: fails from a given number on, but for functions that do not fail so. A
-    join that tells of copies that failed comes behind their end: until then they use memory."""
+    join that tells of copies that failed comes after their end: until then they use memory."""
 
     def __init__(
         self, at: int, error: BaseException, times: int = 1, never: tuple[str, ...] = ()

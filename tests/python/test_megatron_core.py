@@ -26,7 +26,6 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig  # noqa: E4
 from refit.controller import Controller  # noqa: E402
 from refit.errors import UnsupportedError  # noqa: E402
 from refit.integrations import megatron, nemo_rl, state_offload, verl  # noqa: E402
-from refit.integrations._attached import detach  # noqa: E402
 from stand_ins.optimizers import is_away, moments, step  # noqa: E402
 
 KEYS = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": True}
@@ -142,7 +141,7 @@ def test_the_movers_of_nemo_rl_and_verl_move_them() -> None:
     verl.load_megatron_optimizer(second)
     assert not is_away(moments(first.optimizer) + moments(second.optimizer))
     nemo_rl.mover_of(worker).close()
-    detach(second)
+    verl.attached(second).close()
 
 
 def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> None:

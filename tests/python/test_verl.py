@@ -29,7 +29,7 @@ from refit.errors import (  # noqa: E402
     StateError,
 )
 from refit.integrations import verl  # noqa: E402
-from refit.integrations._attached import attached, detach  # noqa: E402
+from refit.integrations.verl import attached  # noqa: E402
 from stand_ins.optimizers import adamw, is_away, step, stepped  # noqa: E402
 
 WEIGHTS = {f"layer.{i}": torch.full((31,), float(i), dtype=torch.bfloat16) for i in range(9)}
@@ -77,7 +77,7 @@ def test_step_stays_where_it_is_and_states_stay_the_same_objects() -> None:  # t
     step(optimizer)
     after = {key: id(value) for one in optimizer.state.values() for key, value in one.items()}
     assert after == before
-    detach(optimizer)
+    attached(optimizer).close()
 
 
 def test_an_optimizer_without_state_or_without_a_controller_is_left_alone() -> None:  # trap 9
@@ -104,7 +104,7 @@ def _megatron_steps(model: Any, optimizer: Any) -> list[Any]:
         model.buffers[0].grad_data.copy_(torch.linspace(-1, 1 + number, 2 * 33 * 32))
         optimizer.step()
         moves.offload_megatron_optimizer(optimizer)
-    detach(optimizer)
+    attached(optimizer).close()
     return [*model.parameters(), *(one["exp_avg"] for one in optimizer.optimizer.state.values())]
 
 
@@ -201,8 +201,7 @@ def test_neither_a_state_dict_nor_a_copy_has_the_controller() -> None:  # trap 7
     assert set(state) == {"state", "param_groups"}
     assert attached(copy.deepcopy(optimizer)) is None
     assert attached(pickle.loads(pickle.dumps(optimizer))) is None
-    detach(optimizer)
-    detach(optimizer)
+    attached(optimizer).close()
 
 
 def test_megatron_masters_and_chains_leave_and_return() -> None:
@@ -223,7 +222,7 @@ def test_megatron_masters_and_chains_leave_and_return() -> None:
     attached(chain).join()
 
     assert all(torch.equal(mine, other) for mine, other in zip(masters, before, strict=True))
-    detach(chain)
+    attached(chain).close()
 
 
 def test_scratch_memory_is_dropped_as_verl_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,10 +262,10 @@ def test_options_reach_the_controller_and_bad_ones_are_refused(engine: Any) -> N
     with verl.install({"offload": {"budget_bytes": "1KiB"}}) as installation:
         with pytest.raises(BudgetError):
             engine.offload_fsdp_optimizer(optimizer)
-        assert verl.attached(optimizer) is not None
+        assert attached(optimizer) is not None
         assert "offload_fsdp_optimizer" not in repr(installation)
         engine.load_fsdp_optimizer(optimizer, 0)
-    detach(optimizer)
+    attached(optimizer).close()
 
 
 def test_one_of_the_two_modules_may_be_missing_but_not_both(

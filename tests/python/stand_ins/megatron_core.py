@@ -77,7 +77,7 @@ class MegatronOptimizer:
 
 
 class DistributedOptimizer(MegatronOptimizer):
-    """fp32 masters of bf16 parameters beside an inner optimizer that steps them."""
+    """fp32 masters of bf16 parameters, and an inner optimizer that steps them."""
 
     def __init__(self, model: DistributedDataParallel, **config: Any) -> None:
         weights = [one for one in model.module.parameters() if one.requires_grad]

@@ -3,7 +3,7 @@
 Drawn after sglang/srt/model_executor/model_runner.py of 0.5.15 (``update_weights_from_tensor``: a
 loader is imported by its path and called with the model and the named tensors; whatever does not
 raise is a success) and sglang/srt/entrypoints/engine.py. Newer versions are tested for real
-(tests/frameworks/sglang); this one does not install beside the others.
+(tests/frameworks/sglang); this one does not install together with the others.
 """
 
 import importlib
