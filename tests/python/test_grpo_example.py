@@ -15,7 +15,8 @@ import refit
 import torch
 from safetensors.torch import load_file
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
+slow = pytest.mark.slow  # each process imports PyTorch
 
 
 MIB = 1 << 20
@@ -55,20 +56,22 @@ def workers_of(trainer: subprocess.Popen[str]) -> list[psutil.Process]:
 HOST = ["--states", "host", "--window-bytes", "64KiB"]
 SHARE = ["--host-fraction", "0.5"]
 LEAVING = ["--activations"]
+ONE = ["--workers", "1"]
 CHECKED = {
     "grpo": [],
-    "ppo": ["--ppo"],
-    "host": HOST,
-    "host-ppo": [*HOST, "--ppo"],
-    "share": SHARE,
-    "share-ppo": [*SHARE, "--ppo"],
-    "host-share": [*HOST, *SHARE],
-    "activations": LEAVING,
-    "activations-ppo": [*LEAVING, "--ppo", "--layers", "3"],
-    "activations-host-share": [*LEAVING, *HOST, *SHARE],
+    "ppo": [*ONE, "--ppo"],
+    "host": [*ONE, *HOST],
+    "host-ppo": [*ONE, *HOST, "--ppo"],
+    "share": [*ONE, *SHARE],
+    "share-ppo": [*ONE, *SHARE, "--ppo"],
+    "host-share": [*ONE, *HOST, *SHARE],
+    "activations": [*ONE, *LEAVING],
+    "activations-ppo": [*ONE, *LEAVING, "--ppo", "--layers", "3"],
+    "activations-host-share": [*ONE, *LEAVING, *HOST, *SHARE],
 }
 
 
+@slow
 @pytest.mark.parametrize("options", CHECKED.values(), ids=CHECKED.keys())
 def test_losses_weights_and_states_are_the_same_bits_without_refit(
     root: Path, options: list[str]
@@ -85,6 +88,7 @@ def logged(root: Path, folder: Path, *arguments: object) -> tuple[list[dict[str,
     return [json.loads(line) for line in figures.read_text().splitlines()], done.stdout
 
 
+@slow
 def test_it_learns_and_writes_what_it_did(root: Path, tmp_path: Path) -> None:
     saved = ["--save-every", 15, "--save-dir", tmp_path]
     lines, _ = logged(root, tmp_path, "--cycles", 30, "--target", "0.3", *saved)
@@ -98,6 +102,7 @@ def test_it_learns_and_writes_what_it_did(root: Path, tmp_path: Path) -> None:
     assert_the_same_in_bfloat16(tmp_path / "cycle-00030")
 
 
+@slow
 def test_states_on_the_host_leave_nothing_to_clear_and_are_saved_whole(
     root: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +114,7 @@ def test_states_on_the_host_leave_nothing_to_clear_and_are_saved_whole(
     assert_resumable(torch.load(tmp_path / "cycle-00003.pt", weights_only=True))
 
 
+@slow
 def test_activations_leave_and_the_memory_of_a_step_is_shown(root: Path, tmp_path: Path) -> None:
     found, said = logged(root, tmp_path, "--cycles", 2, "--layers", 4, *LEAVING)
     last = found[-1]["stats"]
@@ -140,6 +146,7 @@ def assert_resumable(saved: dict[str, Any]) -> None:
     assert all(torch.isfinite(state["exp_avg"]).all() for state in states)
 
 
+@slow
 def test_a_run_goes_on_from_the_weights_of_another(root: Path, tmp_path: Path) -> None:
     """And at the learning rate of post-training a step leaves most bfloat16 weights as they are."""
     small = ["--width", 32, "--layers", 1, "--cycles", 2, "--save-every", 1, "--save-dir"]
@@ -152,23 +159,13 @@ def test_a_run_goes_on_from_the_weights_of_another(root: Path, tmp_path: Path) -
     assert 0 < changed < sum(one.numel() for one in before.values()) / 4
 
 
-def test_host_memory_for_nothing_is_refused(root: Path) -> None:
-    done = run(root, "--cycles", 1, *LEAVING, "--activation-bytes", "none")
-    assert done.returncode == 1
-    assert done.stderr.startswith("grpo: ")
-    assert "Traceback" not in done.stderr
+@pytest.fixture
+def example(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module, in this process."""
+    monkeypatch.syspath_prepend(str(root / "examples"))
+    import grpo_torch
 
-
-@pytest.mark.parametrize("which", ["missing", "of another size", "no checkpoint"])
-def test_weights_that_do_not_fit_are_refused(root: Path, tmp_path: Path, which: str) -> None:
-    path = tmp_path / "cycle-00001.pt"
-    if which == "no checkpoint":
-        path.write_bytes(b"no checkpoint")
-    elif which == "of another size":
-        torch.save({"policy": {"embed.weight": torch.zeros(2, 2)}}, path)
-    done = run(root, "--cycles", 1, "--from", path)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"grpo: {path} does not hold the weights of a policy like this")
+    return grpo_torch
 
 
 @pytest.mark.parametrize(
@@ -182,21 +179,60 @@ def test_weights_that_do_not_fit_are_refused(root: Path, tmp_path: Path, which: 
     ],
 )
 def test_a_run_that_is_too_short_for_the_target_does_not_miss_it(
-    root: Path,
+    example: Any,
     arguments: list[str],
     reward: float,
     status: int,
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.syspath_prepend(str(root / "examples"))
-    import grpo_torch
-
-    assert grpo_torch.judge(reward, grpo_torch.read_options(arguments)) == status
+    assert example.judge(reward, example.read_options(arguments)) == status
     assert capsys.readouterr().out == said + "\n"
 
 
+UNFIT = "grpo: weights.pt does not hold the weights of a policy like this"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weights", "status", "said"),
+    [
+        (["--workers", "0"], None, 2, "usage:"),
+        (["--cycles", "none"], None, 2, "usage:"),
+        (["--polish"], None, 2, "usage:"),
+        (["--states", "x"], None, 2, "usage:"),
+        ([*LEAVING, "--activation-bytes", "none"], None, 1, "grpo: "),
+        (["--from", "weights.pt"], None, 1, UNFIT),
+        (["--from", "weights.pt"], {"policy": {"embed.weight": torch.zeros(2, 2)}}, 1, UNFIT),
+        (["--from", "weights.pt"], b"no checkpoint", 1, UNFIT),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(
+    example: Any,
+    arguments: list[str],
+    weights: Any,
+    status: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if isinstance(weights, bytes):
+        Path("weights.pt").write_bytes(weights)
+    elif weights is not None:
+        torch.save(weights, "weights.pt")
+    monkeypatch.setattr(example, "be_deterministic", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["grpo", "--cycles", "1", *arguments])
+    try:
+        ended = example.main()
+    except SystemExit as why:
+        ended = why.code
+    assert ended == status
+    assert capsys.readouterr().err.startswith(said)
+
+
+@slow
 def test_a_worker_that_is_killed_is_named_and_replaced(root: Path) -> None:
     trainer = start(root, "--cycles", 12, "--target", 0)
     wait_for_cycle(trainer)
@@ -208,6 +244,7 @@ def test_a_worker_that_is_killed_is_named_and_replaced(root: Path) -> None:
     assert "\n12 cycles in " in out
 
 
+@slow
 def test_ctrl_c_ends_the_trainer_and_its_workers(root: Path) -> None:
     trainer = start(root, "--cycles", 10000)
     wait_for_cycle(trainer)
@@ -220,6 +257,7 @@ def test_ctrl_c_ends_the_trainer_and_its_workers(root: Path) -> None:
     assert psutil.wait_procs(workers, timeout=30)[1] == []
 
 
+@slow
 def test_workers_end_when_the_trainer_is_killed(root: Path) -> None:
     trainer = start(root, "--cycles", 10000)
     wait_for_cycle(trainer)
@@ -227,15 +265,6 @@ def test_workers_end_when_the_trainer_is_killed(root: Path) -> None:
     os.kill(trainer.pid, signal.SIGKILL)
     trainer.communicate(timeout=60)
     assert psutil.wait_procs(workers, timeout=60)[1] == []
-
-
-@pytest.mark.parametrize(
-    "arguments", [["--workers", "0"], ["--cycles", "none"], ["--polish"], ["--states", "x"]]
-)
-def test_options_that_mean_nothing_are_refused(root: Path, arguments: list[str]) -> None:
-    done = run(root, *arguments)
-    assert done.returncode == 2
-    assert "usage:" in done.stderr
 
 
 def work_that_dies_once(endpoint: str, worker: int, seed: int, pipe: Connection) -> None:
@@ -253,26 +282,24 @@ def work_that_dies_once(endpoint: str, worker: int, seed: int, pipe: Connection)
             send_batch(pipe, Batch(version, *[torch.zeros(1)] * 4))
 
 
+@slow
 def test_a_worker_that_dies_in_the_middle_of_a_switch_does_not_end_the_training(
-    root: Path,
+    example: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.syspath_prepend(str(root / "examples"))
     monkeypatch.setenv("GRPO_TEST_DIED", str(tmp_path / "died"))
-    import grpo_torch
-
-    policy = grpo_torch.Policy(grpo_torch.Size())
+    policy = example.Policy(example.Size())
     optimizer = torch.optim.AdamW(policy.parameters())
     with (
         refit.Publisher("tcp://127.0.0.1:0") as publisher,
         refit.Controller(optimizer, policy) as controller,
-        grpo_torch.Fleet(2, work_that_dies_once, publisher.endpoint, 0) as workers,
+        example.Fleet(2, work_that_dies_once, publisher.endpoint, 0) as workers,
     ):
         publisher.wait_workers(2, 120)
         for _ in range(3):
-            version = grpo_torch.refit_workers(controller, publisher, workers, policy)
+            version = example.refit_workers(controller, publisher, workers, policy)
             assert [batch.version for batch in workers.gather(version)] == [version] * 2
     assert (tmp_path / "died").exists()
     said = capsys.readouterr().err
