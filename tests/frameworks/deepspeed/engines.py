@@ -1,20 +1,21 @@
 """Engines of DeepSpeed for the tests, and training with and without refit."""
 
 import os
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import deepspeed
 import refit
 import torch
 from deepspeed.accelerator import get_accelerator
-from refit.errors import CancelledError, StateError
+from ranks import join as join_by_gloo
 from refit.integrations import deepspeed as adapter
 from torch.utils.checkpoint import checkpoint
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OFF = {"offload_pin": "off"}
 WIDTH = 48
 WORDS = 40
 
@@ -53,11 +54,13 @@ def allow_fp16() -> None:
     type(get_accelerator()).is_fp16_supported = lambda _self: True
 
 
-def one_process(port: str) -> None:
-    """The surroundings of a job of one rank."""
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"
-    )
+def join(rank: int, ranks: int, folder: Path) -> None:
+    """Joins a job of so many ranks, which meet in ``folder``, as one that torchrun has launched."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update({name: str(one) for name, one in names.items()})
+    # An all-reduce for inference: no test needs it, and it is compiled for minutes.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    join_by_gloo(rank, ranks, folder)
 
 
 def make(
@@ -134,34 +137,58 @@ def weights_of(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def masters_of(engine: Any) -> list[torch.Tensor]:
-    states = adapter.unwrap(engine)
-    return [master.detach().clone() for _, master, _ in states._masters()]
+    held = adapter.unwrap(engine).tensors()
+    return [master for name, master in held if not name.startswith("weight.")]
 
 
-def result_of(engine: Any, losses: list[float]) -> Trained:
-    states = [
-        value.clone()
+def states_of(engine: Any) -> list[torch.Tensor]:
+    return [
+        value
         for state in inner_of(engine).state.values()
         for key, value in state.items()
         if torch.is_tensor(value) and not key.endswith("_offload_buffer")  # of offload_states
     ]
-    return Trained(losses, weights_of(engine), states, masters_of(engine))
+
+
+def bytes_on_device(tensors: Iterable[torch.Tensor]) -> int:
+    """Of these tensors, which are found before they leave."""
+    with refit.away.untouched():
+        return sum(one.untyped_storage().nbytes() for one in tensors)
+
+
+def result_of(engine: Any, losses: list[float]) -> Trained:
+    states, masters = (
+        [one.detach().clone() for one in all_of(engine)] for all_of in (states_of, masters_of)
+    )
+    return Trained(losses, weights_of(engine), states, masters)
+
+
+def cycle(_engine: Any, controller: Any, step: int, micro: int) -> None:
+    """States leave before each optimizer step and return: in good time, or when they are used."""
+    if micro == 0:
+        controller.clear()
+        assert controller.state == "cleared"
+        if step % 3 != 2:
+            controller.restore(non_blocking=step % 3 == 0)
 
 
 def train(
     engine: Any,
     steps: int = 10,
+    controller: Any = None,
     *,
     accumulate: int = 1,
     rank: int = 0,
-    before: Callable[[int, int], None] = lambda step, micro: None,
+    before: Callable[[Any, Any, int, int], None] = cycle,
 ) -> Trained:
-    """Trains with the same batches each time; ``before`` is called ahead of each micro-batch."""
+    """Trains with the same batches each time. With a controller ``before`` is called ahead of each
+    micro-batch: ``before(engine, controller, step, micro)``."""
     losses = []
     tokens = batches(steps * accumulate, rank)
     for step in range(steps):
         for micro in range(accumulate):
-            before(step, micro)
+            if controller is not None:
+                before(engine, controller, step, micro)
             loss = engine(next(tokens))
             engine.backward(loss)
             engine.step()
@@ -169,17 +196,27 @@ def train(
     return result_of(engine, losses)
 
 
-def cycle(controller: Any) -> Callable[[int, int], None]:
-    """States leave before each optimizer step and return: in good time, or when they are used."""
-
-    def before(step: int, micro: int) -> None:
-        if micro == 0:
-            controller.clear()
-            assert controller.state == "cleared"
-            if step % 3 != 2:
-                controller.restore(non_blocking=step % 3 == 0)
-
-    return before
+def train_the_same(
+    stage: int,
+    kind: str = "bf16",
+    *,
+    steps: int = 10,
+    accumulate: int = 1,
+    rank: int = 0,
+    before: Callable[[Any, Any, int, int], None] = cycle,
+    refits: dict[str, Any] | None = None,
+    **chosen: Any,
+) -> tuple[Trained, dict[str, float]]:
+    """Trains without refit and with it, and compares the two to the bit: how both ended, and the
+    controller's figures. ``refits`` are the controller's keywords, ``chosen`` those of ``make``."""
+    named: dict[str, Any] = {"accumulate": accumulate, "rank": rank}
+    plain = train(make(stage, kind, accumulate=accumulate, **chosen), steps, **named)
+    engine = make(stage, kind, accumulate=accumulate, **chosen)
+    with refit.Controller(engine, **OFF, **(refits or {})) as controller:
+        ours = train(engine, steps, controller, before=before, **named)
+        figures = controller.stats()
+    assert_same(plain, ours)
+    return ours, figures
 
 
 def assert_same(one: Trained, other: Trained) -> None:
@@ -197,43 +234,3 @@ def bytes_of(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
         name: one.contiguous().flatten().view(torch.uint8).numpy().tobytes()
         for name, one in tensors.items()
     }
-
-
-class Worker:
-    """Applies versions on a thread until its ``with`` ends, and keeps their bytes."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.seen: list[dict[str, bytes]] = []
-        self._subscriber = refit.Subscriber(endpoint, worker="w0")
-        self._ending = False
-        self._thread = threading.Thread(target=self._run)
-
-    def _run(self) -> None:
-        while not self._ending:
-            try:
-                update = self._subscriber.next(60)
-            except (CancelledError, StateError):
-                return
-            with update:
-                self.seen.append({view.name: bytes(view.bytes) for view in update.views()})
-
-    def __enter__(self) -> "Worker":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending = True
-        self._subscriber.wake()
-        self._thread.join()
-        self._subscriber.close()
-
-
-@contextmanager
-def published() -> Iterator[tuple[Any, Worker]]:
-    """A publisher and a worker that has subscribed."""
-    with (
-        refit.Publisher("tcp://127.0.0.1:0") as publisher,
-        Worker(publisher.endpoint) as worker,
-    ):
-        publisher.wait_workers(1, 60)
-        yield publisher, worker

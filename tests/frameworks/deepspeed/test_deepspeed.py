@@ -1,8 +1,8 @@
 """refit.Controller around engines of DeepSpeed, one rank: the same bits with refit and without."""
 
+import functools
 import gc
-import socket
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +11,25 @@ import engines
 import pytest
 import refit
 import torch
+from broadcasting import pair
 from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-from refit.errors import BusyError, StateError, UnsupportedError
+from refit.errors import BudgetError, BusyError, StateError, UnsupportedError
 from refit.integrations import deepspeed as adapter
 from refit.integrations import state_offload
+from torch.optim import SGD, NAdam, RMSprop
 
+OFF = engines.OFF
+OTHERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": functools.partial(SGD, momentum=0.9),
+    "NAdam": NAdam,
+    "RMSprop": RMSprop,
+}
 SLOW = pytest.mark.slow
-OFF = {"offload_pin": "off"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_process() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        engines.one_process(str(free.getsockname()[1]))
-
-
-@pytest.fixture(autouse=True)
-def _tidy() -> Iterator[None]:
-    yield
-    gc.collect()
-
-
-def away(controller: Any) -> set[str]:
-    """The first words of the names of what leaves."""
-    controller.clear()
-    decided = controller._cycle._scan
-    controller.restore(non_blocking=False)
-    return {name for slots in decided.slots.values() for name in slots.names}
+ZERO = [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3]
+"""Stages; the third divides all that there is, and is run quickly."""
+FP32_GRADIENTS = {"data_types": {"grad_accum_dtype": "fp32"}}
+"""DeepSpeed has its BF16_Optimizer for that."""
 
 
 @pytest.mark.parametrize("accumulate", [pytest.param(1, marks=SLOW), 3])
@@ -48,54 +38,59 @@ def away(controller: Any) -> set[str]:
 )
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_training_is_the_same_to_the_bit(stage: int, kind: str, accumulate: int) -> None:
-    chosen = {"accumulate": accumulate}
-    plain = engines.train(engines.make(stage, kind, **chosen), 12, accumulate=accumulate)
-    engine = engines.make(stage, kind, **chosen)
-    with refit.Controller(engine, **OFF) as controller:
-        ours = engines.train(engine, 12, accumulate=accumulate, before=engines.cycle(controller))
-        assert controller.stats()["refit/cycles"] >= 10
-        assert controller.stats()["refit/cycle_failures"] == 0
-    engines.assert_same(plain, ours)
+    _, figures = engines.train_the_same(stage, kind, steps=12, accumulate=accumulate)
+    assert figures["refit/cycles"] >= 10
+    assert figures["refit/cycle_failures"] == 0
 
 
-def test_the_bf16_optimizer_with_fp32_gradients() -> None:
-    more = {"data_types": {"grad_accum_dtype": "fp32"}}
-    plain = engines.train(engines.make(1, more=more))
-    engine = engines.make(1, more=more)
-    assert type(engine.optimizer).__name__ == "BF16_Optimizer"
-    with refit.Controller(engine, **OFF) as controller:
-        ours = engines.train(engine, before=engines.cycle(controller))
-        names = away(controller)
-    engines.assert_same(plain, ours)
-    assert {"0.0.grad", "1.0.grad"} <= names  # the flat gradients
-    assert "fp32_groups_flat_partition.1" in names
+@pytest.mark.parametrize(
+    ("stage", "chosen"),
+    [
+        pytest.param(1, {"more": FP32_GRADIENTS}, id="BF16_Optimizer"),
+        *(
+            pytest.param(stage, {"checkpointed": True}, id=f"checkpointed-{stage}", marks=SLOW)
+            for stage in (0, 2, 3)
+        ),
+        *(
+            pytest.param(stage, {"optimizer": kind}, id=f"{name}-{stage}", marks=SLOW)
+            for name, kind in OTHERS.items()
+            for stage in (1, 3)
+        ),
+    ],
+)
+def test_other_engines_train_the_same(stage: int, chosen: dict[str, Any]) -> None:
+    engines.train_the_same(stage, **chosen)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_all_memory_of_states_masters_and_gradients_leaves(stage: int) -> None:
-    engine = engines.make(stage, optimizer=torch.optim.AdamW)
+@pytest.mark.parametrize(
+    ("stage", "more", "attributes"),
+    [
+        (1, FP32_GRADIENTS, ["fp32_groups_flat_partition", "fp32_groups_gradients_flat"]),
+        (1, {}, ["single_partition_of_fp32_groups"]),
+        (2, {}, ["single_partition_of_fp32_groups"]),
+        (3, {}, ["fp32_partitioned_groups_flat", "grad_partitions_flat_buffer"]),
+    ],
+)
+def test_all_memory_of_states_masters_and_gradients_leaves(
+    stage: int, more: dict[str, Any], attributes: list[str]
+) -> None:
+    engine = engines.make(stage, more=more)
     engines.train(engine, 2)
-    with refit.Controller(engine, **OFF) as controller:
-        names = away(controller)
-        stays = [one for one in controller.resident if "step" not in one[0]]
-        controller.clear()
-        held = [
-            tensor
-            for state in engines.inner_of(engine).state.values()
-            for key, tensor in state.items()
-            if key != "step"
-        ]
-        with refit.away.untouched():
-            assert all(tensor.untyped_storage().nbytes() == 0 for tensor in held)
-    assert stays == []
     numel = sum(p.numel() for p in engines.Language().parameters())
-    states = sum(tensor.numel() for tensor in held)
-    assert states >= 2 * numel
-    masters = "fp32_partitioned_groups_flat" if stage == 3 else "single_partition_of_fp32_groups"
-    assert any(name.startswith(masters) for name in names)
-    if stage == 3:
-        assert "grad_partitions_flat_buffer" in names
-        assert any(name.startswith("ipg_bucket") for name in names)
+    states = [one for one in engines.states_of(engine) if one.dim()]  # but the count of steps
+    assert sum(map(torch.numel, states)) >= 2 * numel
+    buckets = [one.buffer for one in getattr(engine.optimizer, "ipg_buckets", {}).values()]
+    beside = tensors_in([*(getattr(engine.optimizer, name) for name in attributes), *buckets])
+    with refit.Controller(engine, **OFF) as controller:
+        controller.clear()
+        assert [one for one in controller.resident if "step" not in one[0]] == []
+        assert engines.bytes_on_device([*states, *beside]) == 0
+
+
+def tensors_in(held: Any) -> list[torch.Tensor]:
+    if isinstance(held, list):
+        return [tensor for one in held for tensor in tensors_in(one)]
+    return [held] if torch.is_tensor(held) else []
 
 
 def test_masters_leave_as_the_bits_that_the_weights_lack() -> None:
@@ -110,63 +105,31 @@ def test_masters_leave_as_the_bits_that_the_weights_lack() -> None:
     assert sizes["auto"] < sizes["whole"]
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", ZERO)
 def test_clear_amid_an_accumulation_keeps_the_gradients(stage: int) -> None:
-    plain = engines.train(engines.make(stage, accumulate=3), 6, accumulate=3)
-    engine = engines.make(stage, accumulate=3)
-    with refit.Controller(engine, **OFF) as controller:
-
-        def before(step: int, micro: int) -> None:
-            if step >= 1:
-                controller.clear()
-                if step % 2:
-                    controller.restore()
-
-        ours = engines.train(engine, 6, accumulate=3, before=before)
-    engines.assert_same(plain, ours)
-
-
-@pytest.mark.parametrize("policy", ["zero", "discard"])
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_an_open_accumulation_is_not_lost(stage: int, policy: Any) -> None:
-    plain = engines.train(engines.make(stage, accumulate=2), 6, accumulate=2)
-    engine = engines.make(stage, accumulate=2)
-    with refit.Controller(engine, grads=policy, **OFF) as controller:
-
-        def before(step: int, micro: int) -> None:
-            if micro == 1:
-                assert controller.accumulating
-                with pytest.raises(StateError, match="accumulation is open"):
-                    controller.clear()
-            elif step:
-                assert not controller.accumulating
-                controller.clear()
+    def leaving(_engine: Any, controller: Any, step: int, micro: int) -> None:
+        if step >= 1:
+            controller.clear()
+            if step % 2:
                 controller.restore()
 
-        ours = engines.train(engine, 6, accumulate=2, before=before)
-    engines.assert_same(plain, ours)
+    engines.train_the_same(stage, steps=6, accumulate=3, before=leaving)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_activation_checkpointing(stage: int) -> None:
-    plain = engines.train(engines.make(stage, checkpointed=True))
-    engine = engines.make(stage, checkpointed=True)
-    with refit.Controller(engine, **OFF) as controller:
-        ours = engines.train(engine, before=engines.cycle(controller))
-    engines.assert_same(plain, ours)
+@pytest.mark.parametrize("policy", [pytest.param("zero", marks=SLOW), "discard"])
+@pytest.mark.parametrize("stage", ZERO)
+def test_an_open_accumulation_is_not_lost(stage: int, policy: Any) -> None:
+    def refused(_engine: Any, controller: Any, step: int, micro: int) -> None:
+        assert controller.accumulating is (micro == 1)
+        if micro == 1:
+            with pytest.raises(StateError, match="accumulation is open"):
+                controller.clear()
+        elif step:
+            controller.clear()
+            controller.restore()
 
-
-@pytest.mark.parametrize("stage", [1, 3])
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.NAdam, torch.optim.RMSprop])
-def test_other_optimizers(stage: int, kind: Any) -> None:
-    def optimizer(groups: Any, lr: float) -> torch.optim.Optimizer:
-        return kind(groups, lr=lr, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
-
-    plain = engines.train(engines.make(stage, optimizer=optimizer))
-    engine = engines.make(stage, optimizer=optimizer)
-    with refit.Controller(engine, **OFF) as controller:
-        ours = engines.train(engine, before=engines.cycle(controller))
-    engines.assert_same(plain, ours)
+    chosen = {"accumulate": 2, "refits": {"grads": policy}}
+    engines.train_the_same(stage, steps=6, before=refused, **chosen)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -187,44 +150,42 @@ def test_deepspeeds_own_ways_to_a_state_bring_it_back(stage: int) -> None:
         assert controller.stats()["refit/early_returns"] == 2
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), *ZERO])
 def test_checkpoints_while_states_are_away(stage: int, tmp_path: Path) -> None:
     plain = engines.make(stage)
     engines.train(plain, 3)
     plain.save_checkpoint(str(tmp_path / "plain"), tag="a")
     engine = engines.make(stage)
     with refit.Controller(engine, **OFF) as controller:
-        engines.train(engine, 3, before=engines.cycle(controller))
+        engines.train(engine, 3, controller)
         controller.clear()
         engine.save_checkpoint(str(tmp_path / "ours"), tag="a")
         engines.train(engine, 2)  # then go back
         controller.clear()
         engine.load_checkpoint(str(tmp_path / "plain"), tag="a")
-        again = engines.train(engine, 4, before=engines.cycle(controller))
+        again = engines.train(engine, 4, controller)
     other = engines.make(stage)
     other.load_checkpoint(str(tmp_path / "ours"), tag="a")
     engines.assert_same(engines.train(other, 4), again)
 
 
+def take(engine: Any, controller: Any, step: int, _micro: int, **said: Any) -> None:
+    """DeepSpeed's own ``offload_states`` between two steps, while refit has the states."""
+    controller.clear()
+    if step in (2, 4):
+        engine.offload_states(pin_memory=False, **said)  # brings back, then takes
+        assert controller.state == "training"
+        with pytest.raises(StateError, match="reload_states"):
+            controller.clear()
+        engine.reload_states()
+        controller.clear()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2])
 def test_offload_states_besides(stage: int) -> None:
-    plain = engines.train(engines.make(stage), 6)
-    engine = engines.make(stage)
-    with refit.Controller(engine, **OFF) as controller:
-
-        def before(step: int, micro: int) -> None:
-            controller.clear()
-            if step in (2, 4):
-                engine.offload_states(pin_memory=False)  # brings back, then takes
-                assert controller.state == "training"
-                with pytest.raises(StateError, match="reload_states"):
-                    controller.clear()
-                engine.reload_states()
-                controller.clear()
-
-        ours = engines.train(engine, 6, before=before)
-        assert controller.stats()["refit/cycle_failures"] == 2
-    engines.assert_same(plain, ours)
+    _, figures = engines.train_the_same(stage, steps=6, before=take)
+    assert figures["refit/cycle_failures"] == 2
 
 
 def test_offload_states_of_zero_3_besides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,37 +193,20 @@ def test_offload_states_of_zero_3_besides(monkeypatch: pytest.MonkeyPatch) -> No
     import deepspeed.ops.adam.fused_adam as fused
 
     monkeypatch.setattr(fused, "FusedAdam", torch.optim.AdamW)
-    plain = engines.train(engines.make(3), 6)
-    engine = engines.make(3)
-    with refit.Controller(engine, **OFF) as controller:
-
-        def before(step: int, micro: int) -> None:
-            controller.clear()
-            if step in (2, 4):
-                chosen = [one for one in OffloadStateTypeEnum if one.value != "lp_params"]
-                engine.offload_states(include=chosen, pin_memory=False)
-                with pytest.raises(StateError, match="reload_states"):
-                    controller.clear()
-                engine.reload_states()
-                controller.clear()
-
-        ours = engines.train(engine, 6, before=before)
-    engines.assert_same(plain, ours)
+    chosen = [one for one in OffloadStateTypeEnum if one.value != "lp_params"]
+    engines.train_the_same(3, steps=6, before=functools.partial(take, include=chosen))
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.slow  # its C++ is compiled
+@pytest.mark.parametrize("stage", ZERO)
 def test_states_that_deepspeed_offloads_to_the_cpu(stage: int) -> None:
     """offload_optimizer with DeepSpeedCPUAdam, which its C++ steps."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    chosen = {"optimizer": DeepSpeedCPUAdam, "offload_optimizer": {"device": "cpu"}}
-    plain = engines.train(engines.make(stage, **chosen))
-    engine = engines.make(stage, **chosen)
-    with refit.Controller(engine, **OFF) as controller:
-        ours = engines.train(engine, before=engines.cycle(controller))
-    engines.assert_same(plain, ours)
+    engines.train_the_same(stage, optimizer=DeepSpeedCPUAdam, offload_optimizer={"device": "cpu"})
 
 
+@pytest.mark.slow
 def test_a_cpu_adam_of_deepspeed_without_an_engine() -> None:
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -285,12 +229,12 @@ def test_a_cpu_adam_of_deepspeed_without_an_engine() -> None:
     assert all(map(torch.equal, *ends))
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=SLOW), *ZERO])
 def test_the_weights_are_published_as_deepspeed_has_them(stage: int) -> None:
     engine = engines.make(stage)
     engines.train(engine, 1)
     expected = []
-    with engines.published() as (publisher, worker), refit.Controller(engine, **OFF) as controller:
+    with pair() as (publisher, worker), refit.Controller(engine, **OFF) as controller:
         for version in (1, 2, 3):
             with controller.refit(publisher=publisher) as refitting:
                 refitting.send(refit.named_weights(engine))
@@ -359,7 +303,7 @@ def test_close_leaves_the_engine_as_it_was(given: str) -> None:
     before = set(vars(engine.optimizer)), set(vars(engine.optimizer.optimizer))
     one = engine if given == "engine" else engine.optimizer
     controller = refit.Controller(one, **OFF)
-    engines.train(engine, 2, before=engines.cycle(controller))
+    engines.train(engine, 2, controller)
     controller.clear()
     controller.close()
     assert (set(vars(engine.optimizer)), set(vars(engine.optimizer.optimizer))) == before
@@ -373,19 +317,16 @@ def test_close_leaves_the_engine_as_it_was(given: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_copies_that_fail(stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_fail(stage: int) -> None:
     """A budget that is too small: nothing has moved, and training goes on."""
-    plain = engines.train(engines.make(stage), 4)
-    engine = engines.make(stage)
-    with refit.Controller(engine, offload_budget_bytes=4096, **OFF) as controller:
 
-        def before(step: int, micro: int) -> None:
-            with pytest.raises(refit.errors.BudgetError):
-                controller.clear()
-            assert controller.state == "training"
+    def failing(_engine: Any, controller: Any, step: int, micro: int) -> None:
+        with pytest.raises(BudgetError):
+            controller.clear()
+        assert controller.state == "training"
 
-        ours = engines.train(engine, 4, before=before)
-    engines.assert_same(plain, ours)
+    refits = {"offload_budget_bytes": 4096}
+    engines.train_the_same(stage, steps=4, before=failing, refits=refits)
 
 
 def test_an_engine_of_options_that_were_taken_keeps_its_states_on_the_device() -> None:

@@ -1,7 +1,6 @@
 """RefitCallback in transformers' Trainer with DeepSpeed, and accelerate's own loop around it."""
 
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,29 @@ import models
 import pytest
 import refit
 import torch
-from refit.integrations import deepspeed as adapter
+from broadcasting import pair
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import DeepSpeedPlugin
 from refit.errors import BudgetError, BusyError, InvalidError
 from refit.integrations.transformers import RefitCallback
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+SLOW = pytest.mark.slow
+ZERO = [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3]
+
+
+def start_anew() -> None:
+    """accelerate keeps what the last one chose."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
 
 @pytest.fixture(autouse=True)
-def _one_process() -> Iterator[None]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        engines.one_process(str(free.getsockname()[1]))
-    AcceleratorState._reset_state(reset_partial_state=True)
+def _forget() -> Iterator[None]:
     yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    PartialState._reset_state()
+    start_anew()
 
 
 def rows(count: int) -> list[dict[str, Any]]:
@@ -70,13 +72,12 @@ class Probe(TrainerCallback):
         """Of the states and masters, on the device."""
         engine = self._trainer[0].model_wrapped
         with refit.away.untouched():
-            held = [master for _, master, _ in adapter.unwrap(engine)._masters()]
-            for state in engines.inner_of(engine).state.values():
-                held += [value for key, value in state.items() if key.startswith("exp_avg")]
-            return sum(tensor.untyped_storage().nbytes() for tensor in held)
+            states = [one for one in engines.states_of(engine) if one.dim()]
+            return engines.bytes_on_device([*engines.masters_of(engine), *states])
 
 
 def a_trainer(folder: Path, stage: int, callbacks: list[Any], **more: Any) -> Trainer:
+    start_anew()
     chosen: dict[str, Any] = {
         "max_steps": 10,
         "save_strategy": "no",
@@ -124,12 +125,12 @@ def a_plain_training(folder: Path, stage: int, **more: Any) -> engines.Trained:
     return ended(trainer)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", ZERO)
 def test_a_trainer_publishes_and_trains_the_same(stage: int, tmp_path: Path) -> None:
     expected = a_plain_training(tmp_path, stage)
     assert len(expected.losses) > 20
-    with engines.published() as (publisher, worker):
-        callback = RefitCallback(publisher, publish_steps=4, offload_pin="off")
+    with pair() as (publisher, worker):
+        callback = RefitCallback(publisher, publish_steps=4, **engines.OFF)
         made: list[Trainer] = []
         probe = Probe(callback, made)
         made.append(a_trainer(tmp_path, stage, [callback, probe]))
@@ -145,56 +146,58 @@ def test_a_trainer_publishes_and_trains_the_same(stage: int, tmp_path: Path) -> 
     assert callback.controller is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_checkpoint_while_states_are_away_and_resuming(stage: int, tmp_path: Path) -> None:
     """Step 4 is published, evaluated and saved; a new trainer goes on from there."""
     saving = {"save_strategy": "steps", "save_steps": 4}
     expected = a_plain_training(tmp_path / "plain", stage, **saving)
-    with engines.published() as (publisher, _worker):
+    with pair() as (publisher, _):
         for resumed in (None, str(tmp_path / "ours" / "checkpoint-4")):
-            callback = RefitCallback(publisher, publish_steps=4, offload_pin="off")
+            callback = RefitCallback(publisher, publish_steps=4, **engines.OFF)
             trainer = a_trainer(tmp_path / "ours", stage, [callback], **saving)
             trainer.train(resume_from_checkpoint=resumed)
             engines.assert_same(expected, ended(trainer))
-            AcceleratorState._reset_state(reset_partial_state=True)
     # and a checkpoint that was written with states away is one for a trainer without refit
     trainer = a_trainer(tmp_path / "ours", stage, [], **saving)
     trainer.train(resume_from_checkpoint=str(tmp_path / "ours" / "checkpoint-4"))
     engines.assert_same(expected, ended(trainer))
 
 
+@pytest.mark.slow
 def test_one_callback_that_was_given_twice(tmp_path: Path) -> None:
     expected = a_plain_training(tmp_path, 2)
-    with engines.published() as (publisher, _worker):
-        callback = RefitCallback(publisher, publish_steps=4, offload_pin="off")
+    with pair() as (publisher, _):
+        callback = RefitCallback(publisher, publish_steps=4, **engines.OFF)
         trainer = a_trainer(tmp_path, 2, [callback, callback])
         trainer.train()
         assert publisher.version == 3
     engines.assert_same(expected, ended(trainer))
 
 
+@pytest.mark.slow
 def test_two_callbacks_of_one_trainer(tmp_path: Path) -> None:
     """The second is refused; the first then trains by itself."""
     expected = a_plain_training(tmp_path, 3)
-    first, second = (RefitCallback(offload_pin="off") for _ in range(2))
+    first, second = (RefitCallback(**engines.OFF) for _ in range(2))
     trainer = a_trainer(tmp_path, 3, [first, second])
     with pytest.raises(BusyError, match="has a controller already"):
         trainer.train()
     assert second.controller is None
     first.close()
-    AcceleratorState._reset_state(reset_partial_state=True)
     trainer = a_trainer(tmp_path, 3, [first])
     trainer.train()
     engines.assert_same(expected, ended(trainer))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_full_host(stage: int, tmp_path: Path) -> None:
     """The budget is too small at the first refit: train() ends there, and nothing has moved."""
     expected = a_plain_training(tmp_path, stage, max_steps=4, eval_strategy="no")
-    with engines.published() as (publisher, _worker):
+    with pair() as (publisher, _):
         callback = RefitCallback(
-            publisher, publish_steps=4, offload_budget_bytes=4096, offload_pin="off"
+            publisher, publish_steps=4, offload_budget_bytes=4096, **engines.OFF
         )
         trainer = a_trainer(tmp_path, stage, [callback], eval_strategy="no")
         with pytest.raises(BudgetError):
@@ -211,6 +214,7 @@ def test_a_full_host(stage: int, tmp_path: Path) -> None:
 
 def an_accelerator(stage: int) -> Accelerator:
     """accelerate takes no DeepSpeed with ``cpu=True``; without a GPU it is on the CPU anyway."""
+    start_anew()
     plugin = DeepSpeedPlugin(hf_ds_config={**config(stage), "gradient_accumulation_steps": 1})
     accelerator = Accelerator(deepspeed_plugin=plugin)
     assert accelerator.device.type == "cpu"
@@ -223,16 +227,18 @@ def by_accelerate(stage: int, is_ours: bool, too_early: bool = False) -> engines
     torch.manual_seed(7)
     model = engines.Language()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    early = refit.Controller(optimizer, offload_pin="off") if too_early else None
+    early = refit.Controller(optimizer, **engines.OFF) if too_early else None
     model, optimizer = accelerator.prepare(model, optimizer)
     if early is not None:
         with pytest.raises(BusyError, match="has a controller already"):
-            refit.Controller(optimizer, offload_pin="off")
-    controller = early or (refit.Controller(optimizer, offload_pin="off") if is_ours else None)
+            refit.Controller(optimizer, **engines.OFF)
+    controller = early or (refit.Controller(optimizer, **engines.OFF) if is_ours else None)
+    masters = engines.masters_of(model)
     losses = []
     for step, tokens in enumerate(engines.batches(10)):
         if controller is not None:
             controller.clear()
+            assert (engines.bytes_on_device(masters) == 0) is not too_early
             if step % 2:
                 controller.restore()
         loss = model(tokens)
@@ -241,28 +247,24 @@ def by_accelerate(stage: int, is_ours: bool, too_early: bool = False) -> engines
         optimizer.zero_grad()
         losses.append(loss.item())
     if controller is not None:
-        slots = controller._cycle._scan.slots.values()
-        masters = [name for one in slots for name in one.names if "fp32" in name]
-        assert bool(masters) is not too_early
         assert controller.stats()["refit/cycles"] == 10
         controller.close()
     return engines.result_of(model, losses)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_accelerates_own_loop(stage: int) -> None:
     plain = by_accelerate(stage, False)
-    AcceleratorState._reset_state(reset_partial_state=True)
     engines.assert_same(plain, by_accelerate(stage, True))
 
 
+@pytest.mark.slow
 def test_an_engine_that_was_not_yet_made() -> None:
     """Before prepare there are no masters that a controller could know: the states alone leave."""
     from accelerate.utils import DummyOptim
 
     with pytest.raises(InvalidError, match="give the optimizers that step"):
-        refit.Controller(DummyOptim(engines.Language().parameters()), offload_pin="off")
-    AcceleratorState._reset_state(reset_partial_state=True)
+        refit.Controller(DummyOptim(engines.Language().parameters()), **engines.OFF)
     plain = by_accelerate(2, False)
-    AcceleratorState._reset_state(reset_partial_state=True)
     engines.assert_same(plain, by_accelerate(2, True, too_early=True))
