@@ -13,7 +13,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 # pytest puts this folder on the path, where trl/ and others would be packages with the names of
-# frameworks that an environment does not have. Of tests/python, ranks.py is needed.
+# frameworks that an environment does not have. Of tests/python, ranks.py and broadcasting.py are
+# needed.
 ours = [one for one in sys.path if one != str(HERE)]
 sys.path[:] = [str(HERE / "shared"), *ours, str(ROOT / "tests/python")]
 
@@ -33,8 +34,9 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture
-def runtime_dir() -> Iterator[Path]:
-    """For XDG_RUNTIME_DIR: of this test alone, with a path short enough for sockets below it."""
+@pytest.fixture(autouse=True, scope="session")
+def _own_runtime_dir() -> Iterator[None]:
+    """Sockets of refit are kept apart from the user's; the path is short enough for them."""
     with tempfile.TemporaryDirectory(prefix="refit-") as folder:
-        yield Path(folder)
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        yield

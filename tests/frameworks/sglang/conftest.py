@@ -4,8 +4,6 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
-
 STUBS = str(Path(__file__).with_name("stubs"))
 sys.path.insert(0, STUBS)  # of processes that are spawned
 os.environ["PYTHONPATH"] = os.pathsep.join([STUBS, os.environ.get("PYTHONPATH", "")])
@@ -16,9 +14,3 @@ os.environ.update(
     SGLANG_CPU_OMP_THREADS_BIND="0|1",  # of two tensor-parallel ranks
     SGLANG_NCCL_SO_PATH="/none",  # PyTorch's package brings NCCL, with which SGLang looks for GPUs
 )
-
-
-@pytest.fixture(autouse=True)
-def own_runtime_dir(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets of refit are kept apart from those of other tests."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))

@@ -5,24 +5,20 @@ they return or raise comes back.
 """
 
 import contextlib
-import json
 import multiprocessing
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import models
 import torch
-from refit import Publisher
 from refit.integrations.sglang import LOADERS
+from serving import START_S
+from trainers import WAIT_S
 
 PROMPTS = [[1, 5, 6, 7], [1, 9, 10, 40, 41, 42, 43, 44], [1, 200, 17]]
 GREEDY = {"temperature": 0, "max_new_tokens": 12, "ignore_eos": True}
-START_S = 240.0
-WAIT_S = 60.0
 
 Outputs = list[tuple[list[int], list[float]]]
 """Of each prompt: the tokens, and the logprobs of these."""
@@ -106,7 +102,7 @@ class EngineProcess:
 
     def __call__(self, name: str, *values: Any, **named: Any) -> Any:
         self._pipe.send((name, values, named))
-        return self._receive(120.0)
+        return self._receive(WAIT_S + 60)
 
     def _receive(self, limit: float) -> Any:
         if not self._pipe.poll(limit):
@@ -142,38 +138,14 @@ def outputs_of_fresh(folders: Iterable[str], **more: Any) -> list[Outputs]:
         return [fresh("outputs"), *(fresh("reload", one) for one in list(folders)[1:])]
 
 
-def trainer_process(folder: Path, code: str) -> "subprocess.Popen[str]":
-    """A trainer of its own; its first line is JSON with the endpoint."""
-    script = folder / "trainer.py"
-    script.write_text(code)
-    return subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-
-
-def first_line(process: "subprocess.Popen[str]") -> Any:
-    assert process.stdout is not None
-    return json.loads(process.stdout.readline())
-
-
-class Trainer:
-    """A publisher, and a model whose weights it publishes on a thread of its own."""
-
-    def __init__(self, publisher: Publisher, pool: ThreadPoolExecutor) -> None:
-        self.publisher = publisher
-        self.endpoint = publisher.endpoint
-        self._pool = pool
-
-    def publish(self, weights: Any, workers: int = 1) -> "Future[int]":
-        def run() -> int:
-            self.publisher.wait_workers(workers, WAIT_S)
-            return self.publisher.publish(dict(weights))
-
-        return self._pool.submit(run)
-
-
-@contextlib.contextmanager
-def trainer(endpoint: str = "tcp://127.0.0.1:0") -> Iterator[Trainer]:
-    with Publisher(endpoint) as publisher, ThreadPoolExecutor(1) as pool:
-        yield Trainer(publisher, pool)
+def save_versions(folder: Path, kind: str, count: int, **sizes: Any) -> list[str]:
+    """Folders with versions 0 to ``count`` of a model, each changed in all its weights."""
+    model = models.make(kind, **sizes)
+    made = [models.save(model, folder / "0")]
+    for version in range(1, count + 1):
+        models.change(model, version)
+        made.append(models.save(model, folder / str(version)))
+    return made
 
 
 def weights_of(folder: str) -> dict[str, torch.Tensor]:

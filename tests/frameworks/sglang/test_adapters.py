@@ -9,8 +9,9 @@ import peft
 import pytest
 import refit
 import torch
-from engines import WAIT_S, EngineProcess, trainer
+from engines import EngineProcess
 from refit.errors import ExistsError, InvalidError, PeerError
+from trainers import WAIT_S, trainer
 
 pytestmark = pytest.mark.slow
 

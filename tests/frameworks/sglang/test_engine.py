@@ -1,16 +1,16 @@
 """A live engine of SGLang takes its weights from a trainer; another one was started from them."""
 
 import os
-import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import engines
-import models
 import pytest
 import torch
-from engines import WAIT_S, EngineProcess, Trainer, trainer, weights_of
+from engines import EngineProcess, weights_of
 from refit.errors import (
     DeadlineError,
     InvalidError,
@@ -18,9 +18,9 @@ from refit.errors import (
     StateError,
 )
 from refit.integrations import sglang
+from trainers import WAIT_S, Trainer, trainer
 
 UPDATES = 20
-FRESH = (1, 10, UPDATES)
 
 
 @pytest.fixture
@@ -31,14 +31,7 @@ def publishing() -> Iterator[Trainer]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Version 0 to 20 of a model, as folders."""
-    base = tmp_path_factory.mktemp("llama")
-    model = models.make("llama")
-    made = [models.save(model, base / "0")]
-    for version in range(1, UPDATES + 1):
-        models.change(model, version)
-        made.append(models.save(model, base / str(version)))
-    return made
+    return engines.save_versions(tmp_path_factory.mktemp("llama"), "llama", UPDATES)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +70,10 @@ def test_each_version_says_what_an_engine_says_that_read_it(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", FRESH)
 def test_an_engine_that_starts_from_a_version_says_the_same(
-    version: int, folders: list[str], expected: list[engines.Outputs]
+    folders: list[str], expected: list[engines.Outputs]
 ) -> None:
-    assert engines.outputs_of_fresh([folders[version]]) == [expected[version]]
+    assert engines.outputs_of_fresh(folders[UPDATES:]) == [expected[UPDATES]]
 
 
 def test_tensors_that_are_handed_over_are_loaded(
@@ -121,13 +113,35 @@ def test_a_trainer_that_is_started_again_counts_from_one(
         assert live("outputs") == expected[folder]
 
 
-def test_outside_of_a_session_sglang_says_no_and_nothing_changes(
-    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
+@pytest.mark.parametrize(
+    ("is_open", "version", "why"),
+    [
+        pytest.param(False, 2, "must run between", id="no session"),
+        pytest.param(True, 2, "refit DeadlineError: ", id="no such version"),
+        pytest.param(True, None, "refit InvalidError: pull takes what", id="weights for an order"),
+    ],
+)
+def test_an_order_that_fails_is_a_value_of_sglang_and_changes_nothing(
+    live: EngineProcess,
+    publishing: Trainer,
+    folders: list[str],
+    expected: Any,
+    is_open: bool,
+    version: int | None,
+    why: str,
 ) -> None:
     update(live, publishing, folders[8], 1)
-    order = sglang.order(publishing.endpoint, 2)
-    done, why = live("update_weights_from_tensor", order, load_format=sglang.PULL)
-    assert (done, "must run between" in why) == (False, True)
+    given = (
+        list(weights_of(folders[9]).items())
+        if version is None
+        else sglang.order(publishing.endpoint, version, timeout=0.2)
+    )
+    if is_open:
+        live("begin_weight_update")
+    done, said = live("update_weights_from_tensor", given, load_format=sglang.PULL)
+    if is_open:
+        assert live("end_weight_update")[0]
+    assert (done, why in said) == (False, True), said
     assert live("outputs") == expected[8]
 
 
@@ -140,16 +154,6 @@ def test_a_session_that_is_open_is_a_state_error(
     assert live("end_weight_update")[0]
     assert update(live, publishing, folders[9], 1) == (1, 1)
     assert live("outputs") == expected[9]
-
-
-def test_a_failure_is_a_value_of_sglang(live: EngineProcess, publishing: Trainer) -> None:
-    before = live("outputs")
-    live("begin_weight_update")
-    order = sglang.order(publishing.endpoint, 1, timeout=0.2)
-    done, why = live("update_weights_from_tensor", order, load_format=sglang.PULL)
-    assert live("end_weight_update")[0]
-    assert (done, why.startswith("refit DeadlineError: ")) == (False, True), why
-    assert live("outputs") == before
 
 
 def test_no_version_in_time_is_a_deadline_error(
@@ -188,46 +192,34 @@ def test_wrong_calls_change_nothing(
         live("refit_update", "", 1)
     with pytest.raises(InvalidError, match="a number of seconds"):
         live("refit_update", publishing.endpoint, 1, timeout=-1)
-    live("begin_weight_update")
-    done, why = live("update_weights_from_tensor", weights, load_format=sglang.PULL)
-    assert not done
-    assert "refit InvalidError: pull takes what" in why
-    live("end_weight_update")
     assert live("outputs") == expected[12]
 
 
 TRAINER = """
-import json, sys, time
+import sys, time
 from refit import Publisher
 from safetensors.torch import load_file
 publisher = Publisher("tcp://127.0.0.1:0")
-print(json.dumps(publisher.endpoint), flush=True)
+print(publisher.endpoint, flush=True)
 publisher.wait_workers(1, 60)
-publisher.publish(load_file(sys.argv[0].replace("trainer.py", "weights.safetensors")))
-print("published", flush=True)
+publisher.publish(load_file(sys.argv[1]))
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
 def test_a_trainer_that_is_killed_leaves_an_engine_that_serves_and_takes_another(
-    live: EngineProcess,
-    publishing: Trainer,
-    folders: list[str],
-    expected: Any,
-    tmp_path: Path,
+    live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
 ) -> None:
-    (tmp_path / "weights.safetensors").write_bytes(
-        (Path(folders[14]) / "model.safetensors").read_bytes()
-    )
-    process = engines.trainer_process(tmp_path, TRAINER)
-    try:
-        endpoint = engines.first_line(process)
-        assert live("refit_update", endpoint, 1, timeout=WAIT_S) == 1
-        assert live("outputs") == expected[14]
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    command = [sys.executable, "-c", TRAINER, str(Path(folders[14], "model.safetensors"))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            endpoint = process.stdout.readline().strip()
+            assert live("refit_update", endpoint, 1, timeout=WAIT_S) == 1
+            assert live("outputs") == expected[14]
+        finally:
+            process.kill()
     with pytest.raises(DeadlineError, match=r"hears no trainer at .* for 30 s"):
         live("refit_update", endpoint, 2)
     assert live("outputs") == expected[14]

@@ -4,25 +4,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import engines
-import models
 import pytest
 import torch
-from engines import WAIT_S, EngineProcess, Trainer, trainer, weights_of
+from engines import EngineProcess, weights_of
 from refit.errors import PeerError
 from refit.integrations import sglang
+from trainers import WAIT_S, Trainer, trainer
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    base = tmp_path_factory.mktemp("qwen2")
-    model = models.make("qwen2", dtype=torch.bfloat16)
-    made = []
-    for version in range(4):
-        models.change(model, version)
-        made.append(models.save(model, base / str(version)))
-    return made
+    return engines.save_versions(tmp_path_factory.mktemp("qwen2"), "qwen2", 3, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")

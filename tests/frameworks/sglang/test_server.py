@@ -1,34 +1,26 @@
 """A running server of SGLang is driven by HTTP: weights still come from the trainer directly."""
 
 import json
-import socket
-import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import engines
-import models
 import pytest
-from engines import WAIT_S, trainer, weights_of
+from broadcasting import NOWHERE
+from engines import weights_of
 from refit.errors import ClosedError, DeadlineError, PeerError, SecurityError, StateError
 from refit.integrations.sglang import LOADERS, Server, order, refit_load, refit_update
+from serving import free_port, served
+from trainers import WAIT_S, trainer
 
 KEY = "a key of this test"
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    base = tmp_path_factory.mktemp("tied")
-    model = models.make("tied_llama")
-    made = []
-    for version in range(4):
-        models.change(model, version)
-        made.append(models.save(model, base / str(version)))
-    return made
+    return engines.save_versions(tmp_path_factory.mktemp("tied_llama"), "tied_llama", 3)
 
 
 @pytest.fixture(scope="module")
@@ -37,66 +29,35 @@ def expected(folders: list[str]) -> list[engines.Outputs]:
 
 
 class Running:
-    def __init__(self, url: str, process: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
-        self.process = process
         self.server = Server(url, KEY)
 
-    def post(self, verb: str, body: Any) -> Any:
-        request = urllib.request.Request(f"{self.url}/{verb}", json.dumps(body).encode())
+    def outputs(self) -> engines.Outputs:
+        said = {
+            "input_ids": engines.PROMPTS,
+            "sampling_params": engines.GREEDY,
+            "return_logprob": True,
+        }
+        request = urllib.request.Request(f"{self.url}/generate", json.dumps(said).encode())
         request.add_header("Content-Type", "application/json")
         request.add_header("Authorization", f"Bearer {KEY}")
         with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
-            return json.load(answer)
-
-    def outputs(self) -> engines.Outputs:
-        said = self.post(
-            "generate",
-            {
-                "input_ids": engines.PROMPTS,
-                "sampling_params": engines.GREEDY,
-                "return_logprob": True,
-            },
-        )
-        return [engines.read_answer(one) for one in said]
+            return [engines.read_answer(one) for one in json.load(answer)]
 
 
 @pytest.fixture(scope="module")
 def running(folders: list[str], expected: Any) -> Iterator[Running]:
     """Started as configs/frameworks/sglang.yaml and docs/frameworks.md say."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     said = engines.options_of(folders[0])
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in said.items() if value is not True
     ]
-    words += ["--disable-cuda-graph", "--skip-server-warmup", f"--port={port}", f"--api-key={KEY}"]
+    words += ["--disable-cuda-graph", "--skip-server-warmup", f"--api-key={KEY}"]
     command = [sys.executable, "-m", "sglang.launch_server", *words]
-    process = subprocess.Popen([*command, "--custom-weight-loader", *LOADERS])
-    try:
-        one = Running(f"http://127.0.0.1:{port}", process)
-        _wait(one)
-        yield one
-    finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(running: Running) -> None:
-    end = time.monotonic() + engines.START_S
-    while True:
-        try:
-            with urllib.request.urlopen(f"{running.url}/health", timeout=10):
-                return
-        except (urllib.error.URLError, OSError):
-            assert running.process.poll() is None, "the server ended"
-            assert time.monotonic() < end, "the server did not start"
-            time.sleep(0.5)
+    loaders = ["--custom-weight-loader", *LOADERS]
+    with served(lambda port: [*command, f"--port={port}", *loaders]) as one:
+        yield Running(one.url)
 
 
 @pytest.mark.slow
@@ -127,7 +88,7 @@ def test_failures_are_typed_and_the_server_goes_on(
     before = running.outputs()
     with pytest.raises(SecurityError):
         Server(running.url, "another key").begin_weight_update()
-    assert not running.server.update_weights_from_tensor(order("ipc:///nowhere", 1), LOADERS[1])[0]
+    assert not running.server.update_weights_from_tensor(order(NOWHERE, 1), LOADERS[1])[0]
     with trainer() as publishing:
         with pytest.raises(DeadlineError):
             refit_update(running.server, publishing.endpoint, timeout=0.3)
@@ -152,8 +113,6 @@ def test_failures_are_typed_and_the_server_goes_on(
 
 
 def test_a_server_that_is_gone_is_a_closed_error() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    nothing = Server(f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ClosedError, match="does not answer"):
-        refit_update(Server(url), "tcp://127.0.0.1:1", 1)
+        refit_update(nothing, NOWHERE, 1)

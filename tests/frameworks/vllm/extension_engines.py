@@ -4,19 +4,18 @@ import gc
 import json
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import models
 import refit
+from trainers import Trainer
 
 EXTENSION = "refit.integrations.vllm.RefitWorkerExtension"
 BROKEN = "broken_worker.BrokenExtension"
-WAIT_S = 120.0
 
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
@@ -49,44 +48,47 @@ def saved(model: Any) -> Iterator[str]:
 
 
 @contextmanager
-def engine(model: Any, *, extension: str | None = EXTENSION, **options: Any) -> Iterator[Any]:
-    """An LLM with these weights; its processes end with the block."""
+def started(folder: str, **options: Any) -> Iterator[Any]:
+    """An LLM; its processes end with the block."""
     from vllm import LLM
 
+    llm = LLM(folder, **{**OPTIONS, **options})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+@contextmanager
+def engine(model: Any, *, extension: str | None = EXTENSION, **options: Any) -> Iterator[Any]:
+    """An LLM with these weights."""
     if extension:
         options["worker_extension_cls"] = extension
-    with saved(model) as folder:
-        llm = LLM(folder, **{**OPTIONS, **options})
-        try:
-            yield llm
-        finally:
-            end(llm)
-            del llm
-            gc.collect()
+    with saved(model) as folder, started(folder, **options) as llm:
+        yield llm
 
 
 @contextmanager
 def quantized(**options: Any) -> Iterator[Any]:
     """An LLM whose checkpoint says that it is GPTQ's; no weights are read from it. It was seen not
     to answer on a CPU for which vLLM has no kernel."""
-    from vllm import LLM
-
     with saved(models.make("llama", 5)) as folder:
         config = Path(folder, "config.json")
         said = json.loads(config.read_text())
         how = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
         config.write_text(json.dumps({**said, "quantization_config": how}))
-        llm = LLM(folder, **{**OPTIONS, "dtype": "bfloat16", "load_format": "dummy", **options})
-        try:
+        with started(folder, dtype="bfloat16", load_format="dummy", **options) as llm:
             yield llm
-        finally:
-            end(llm)
 
 
-def end(llm: Any) -> None:
-    """Ends the engine's processes, if they have not ended by themselves."""
-    core = llm.llm_engine.engine_core
-    core.shutdown()
+def transfers(extension: str) -> dict[str, Any]:
+    """Keywords of ``engine`` for vLLM's weight transfer, with a worker of on_cpu.py."""
+    from vllm.config import WeightTransferConfig
+
+    transfer = WeightTransferConfig(backend="refit")
+    return {"extension": f"on_cpu.{extension}", "weight_transfer_config": transfer}
 
 
 def greedy(llm: Any, prompts: Any = PROMPTS, **said: Any) -> list[tuple[list[int], list[float]]]:
@@ -104,38 +106,6 @@ def _of(output: Any) -> tuple[list[int], list[float]]:
     return tokens, [there[token].logprob for token, there in chances]
 
 
-def fresh(model: Any, **options: Any) -> list[tuple[list[int], list[float]]]:
-    """What an engine answers that starts with these weights."""
-    with engine(model, extension=None, **options) as llm:
-        return greedy(llm)
-
-
-class Trainer:
-    """A publisher, and a thread that publishes while the engine is driven."""
-
-    def __init__(self) -> None:
-        self._opened = ExitStack()
-        self.publisher = self._opened.enter_context(refit.Publisher("user://*"))
-        self._pool = self._opened.enter_context(ThreadPoolExecutor(1))
-
-    @property
-    def endpoint(self) -> str:
-        return self.publisher.endpoint
-
-    def publish(self, weights: Any, version: int | None = None, workers: int = 1) -> Future[int]:
-        """Publishes once so many workers are there; the future has the version, or why not."""
-
-        def run() -> int:
-            self.publisher.wait_workers(workers, WAIT_S)
-            self.publisher.publish(weights, version)
-            return self.publisher.version
-
-        return self._pool.submit(run)
-
-    def close(self) -> None:
-        self._opened.close()
-
-
 def publish_to_one_that_fails(
     llm: Any, model: Any, one: Trainer, rank: int, tensors: int
 ) -> Future[int]:
@@ -143,20 +113,3 @@ def publish_to_one_that_fails(
     llm.collective_rpc("break_next_load", args=(rank, tensors))
     weights = refit.named_weights(model)
     return one.publish(((name, tensor + 1) for name, tensor in weights), 2)
-
-
-@contextmanager
-def trainer() -> Iterator[Trainer]:
-    one = Trainer()
-    try:
-        yield one
-    finally:
-        one.close()
-
-
-def after(seconds: float, call: Callable[[], Any]) -> threading.Timer:
-    """Calls it later, on a thread."""
-    timer = threading.Timer(seconds, call)
-    timer.daemon = True
-    timer.start()
-    return timer

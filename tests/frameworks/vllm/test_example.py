@@ -1,6 +1,5 @@
 """examples/grpo_vllm.py runs, learns, and each of its versions answers as a fresh engine does."""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,10 +10,9 @@ import pytest
 LINE = re.compile(r"^ +(\d+) +([\d.]+)  [#.]+ +(\S+) +(\d+) ")
 
 
-def run(root: Path, runtime_dir: Path, *said: str) -> subprocess.CompletedProcess[str]:
+def run(root: Path, *said: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(root / "examples" / "grpo_vllm.py"), *said],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime_dir)},
         capture_output=True,
         text=True,
         timeout=580,
@@ -24,11 +22,11 @@ def run(root: Path, runtime_dir: Path, *said: str) -> subprocess.CompletedProces
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True], ids=["weights", "adapter"])
 def test_the_reward_grows_and_each_version_is_that_of_a_fresh_engine(
-    root: Path, runtime_dir: Path, version: str, adapter: bool
+    root: Path, version: str, adapter: bool
 ) -> None:
     if adapter and version.startswith("0.22."):
         pytest.skip("vLLM 0.22 page-locks memory for adapters, which takes a GPU")
-    done = run(root, runtime_dir, "--check", "--versions=13", *(["--lora"] if adapter else []))
+    done = run(root, "--check", "--versions=13", *(["--lora"] if adapter else []))
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [found for found in map(LINE.match, done.stdout.splitlines()) if found]
     assert [int(line[1]) for line in lines] == [1, 5, 9, 13]

@@ -5,10 +5,12 @@ from typing import Any
 
 import models
 import pytest
-from extension_engines import EXTENSION, OPTIONS, PROMPTS, WAIT_S, fresh, saved, trainer
+from extension_engines import EXTENSION, OPTIONS, PROMPTS, saved
+from processes import fresh_of
 from refit import named_weights
 from refit.errors import DeadlineError, InvalidError
 from refit.integrations import vllm
+from trainers import WAIT_S, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -72,4 +74,4 @@ def test_requests_go_on_behind_each_version() -> None:
     model = models.make("llama", 6)
     with saved(model) as folder:
         found = asyncio.run(run(folder, model))
-    assert fresh(model)[0][0] == found
+    assert fresh_of(model)[0][0] == found

@@ -7,20 +7,13 @@ from typing import Any
 
 import models
 import pytest
-from extension_engines import (
-    BROKEN,
-    EXTENSION,
-    PROMPTS,
-    WAIT_S,
-    Trainer,
-    engine,
-    greedy,
-    quantized,
-    trainer,
-)
+from broadcasting import NOWHERE
+from extension_engines import BROKEN, EXTENSION, PROMPTS, engine, greedy, quantized
+from processes import fresh_of
 from refit import named_weights
 from refit.errors import StateError, UnsupportedError
 from refit.integrations import vllm
+from trainers import WAIT_S, Trainer, trainer
 
 pytestmark = pytest.mark.slow
 
@@ -61,23 +54,7 @@ def test_a_prompt_that_was_cached_before_the_update_is_computed_anew(
     update(connected)
     found = greedy(llm)
     assert cached(llm) == 32 * len(PROMPTS)
-    with engine(model, extension=None) as other:
-        assert greedy(other) == found
-
-
-def test_without_the_function_of_the_driver_the_cache_would_stay(
-    connected: tuple[Any, Any, Trainer],
-) -> None:
-    llm, model, one = connected
-    before = greedy(llm)
-    models.change(model, 12)
-    done = one.publish(named_weights(model))
-    assert llm.collective_rpc("refit_update", args=(None, WAIT_S))[0]["version"] > 0
-    done.result(WAIT_S)
-    assert cached(llm) == 32 * len(PROMPTS)
-    stale = greedy(llm)
-    llm.reset_prefix_cache()
-    assert greedy(llm) != stale != before
+    assert fresh_of(model) == found
 
 
 def test_requests_under_way_are_computed_anew(connected: tuple[Any, Any, Trainer]) -> None:
@@ -114,8 +91,7 @@ def test_an_update_between_sleep_and_wake(connected: tuple[Any, Any, Trainer]) -
         llm.sleep(level)
         update(connected)
         llm.wake_up()
-    with engine(model, extension=None) as other:
-        assert greedy(other) == greedy(llm)
+    assert fresh_of(model) == greedy(llm)
 
 
 # ---- Divided by layers
@@ -153,6 +129,6 @@ def test_each_stage_takes_the_layers_that_it_has() -> None:
 def test_a_quantized_model_is_refused_by_its_method() -> None:
     with quantized(worker_extension_cls=EXTENSION) as llm:
         with pytest.raises(UnsupportedError, match=r"quantized \((?i:.*gptq.*)\)"):
-            vllm.refit_connect(llm, "user://x")
+            vllm.refit_connect(llm, NOWHERE)
         with pytest.raises(StateError, match="knows no trainer"):
             vllm.refit_update(llm, timeout=0)

@@ -7,10 +7,12 @@ from typing import Any
 import models
 import pytest
 import torch
-from extension_engines import BROKEN, WAIT_S, Trainer, engine, greedy, trainer
+from broadcasting import NOWHERE
+from extension_engines import BROKEN, engine, greedy
 from refit import named_weights
 from refit.errors import PeerError, StateError
 from refit.integrations import vllm
+from trainers import WAIT_S, Trainer, trainer
 
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
@@ -111,22 +113,28 @@ def test_the_adapter_stays_beside_others(
     assert greedy(llm, lora_request=request()) == before
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({}, "strange"), ({"r": 64}, "rank 64"), ({"use_dora": True}, "DoRA")],
+    ids=["layer", "rank", "dora"],
+)
 def test_an_adapter_that_vllm_does_not_take_leaves_the_version_before(
-    following: tuple[Any, Any, Trainer], workers: int
+    following: tuple[Any, Any, Trainer], workers: int, options: dict[str, Any], words: str
 ) -> None:
     llm, model, _ = following
     before = greedy(llm, lora_request=request())
-    wrong = [
-        (f"{name.replace('q_proj', 'strange')}", t)
-        for name, t in named_weights(model, lora="adapter")
-    ]
+    wrong = adapted(**options)
+    weights = list(named_weights(wrong, lora="adapter"))
+    if not options:
+        weights = [(name.replace("q_proj", "strange"), one) for name, one in weights]
     with trainer() as other:
-        vllm.refit_connect(llm, other.endpoint, lora=described(model))
-        done = other.publish(wrong, workers=workers)
-        with pytest.raises(PeerError, match="strange"):
+        vllm.refit_connect(llm, other.endpoint, lora=described(wrong))
+        done = other.publish(weights, workers=workers)
+        with pytest.raises(PeerError, match=words):
             vllm.refit_update(llm, timeout=WAIT_S)
         with pytest.raises(PeerError):
             done.result(WAIT_S)
+        assert vllm.refit_version(llm) == 0
     assert greedy(llm, lora_request=request()) == before
     with trainer() as third:
         vllm.refit_connect(llm, third.endpoint, lora=described(model))
@@ -136,23 +144,6 @@ def test_an_adapter_that_vllm_does_not_take_leaves_the_version_before(
         assert greedy(llm, lora_request=request()) != before
 
 
-@pytest.mark.parametrize("options", [{"r": 64}, {"use_dora": True}], ids=["rank", "dora"])
-def test_what_vllm_cannot_compute_is_refused_with_its_words(
-    following: tuple[Any, Any, Trainer], workers: int, options: dict[str, Any]
-) -> None:
-    llm, _, _ = following
-    before = greedy(llm, lora_request=request())
-    model = adapted(**options)
-    with trainer() as other:
-        vllm.refit_connect(llm, other.endpoint, lora=described(model))
-        done = other.publish(named_weights(model, lora="adapter"), workers=workers)
-        with pytest.raises(PeerError, match=r"rank 64|DoRA"):
-            vllm.refit_update(llm, timeout=WAIT_S)
-        assert done.exception(WAIT_S) is not None
-        assert vllm.refit_version(llm) == 0
-    assert greedy(llm, lora_request=request()) == before
-
-
 def test_an_engine_without_adapters_says_what_to_start_it_with() -> None:
     with engine(base()) as plain, pytest.raises(StateError, match="enable_lora=True"):
-        vllm.refit_connect(plain, "user://x", lora=described(adapted()))
+        vllm.refit_connect(plain, NOWHERE, lora=described(adapted()))
