@@ -24,8 +24,8 @@ HOLDS = "model.layers.1.mlp.up_proj.weight"
 
 
 def config(**engine_kwargs: Any) -> CheckpointEngineConfig:
-    """``rollout.checkpoint_engine`` as configs/frameworks/verl.yaml has it, with short limits."""
-    options = {"broadcast": {"heartbeat_ms": "200ms", "heartbeat_timeout_ms": "3s"}}
+    """``rollout.checkpoint_engine`` as configs/frameworks/verl.yaml has it."""
+    options = {"broadcast": {"heartbeat_ms": "200ms", "heartbeat_timeout_ms": "20s"}}
     return CheckpointEngineConfig(
         backend="refit",
         custom_backend_module="refit.integrations.verl",
