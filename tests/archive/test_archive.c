@@ -8,7 +8,7 @@
 
 #define MANY 200000u
 
-static void every_version_can_be_rebuilt(void **state)
+RIG_TEST(every_version_can_be_rebuilt)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, MANY, 9);
@@ -19,7 +19,7 @@ static void every_version_can_be_rebuilt(void **state)
 }
 
 /* There is no number behind it to count to. */
-static void the_last_number_of_all_is_a_version_like_others(void **state)
+RIG_TEST(the_last_number_of_all_is_a_version_like_others)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -34,7 +34,7 @@ static void the_last_number_of_all_is_a_version_like_others(void **state)
     rig_expect(rig, RIG_EPOCH, UINT64_MAX);
 }
 
-static void an_anchor_comes_every_so_many_versions(void **state)
+RIG_TEST(an_anchor_comes_every_so_many_versions)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, MANY, 9);
@@ -47,7 +47,7 @@ static void an_anchor_comes_every_so_many_versions(void **state)
     }
 }
 
-static void with_one_every_version_is_an_anchor(void **state)
+RIG_TEST(with_one_every_version_is_an_anchor)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -59,7 +59,7 @@ static void with_one_every_version_is_an_anchor(void **state)
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
-static void a_delta_says_what_changed(void **state)
+RIG_TEST(a_delta_says_what_changed)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, MANY, 2);
@@ -81,7 +81,7 @@ static void a_delta_says_what_changed(void **state)
     assert_true(delta.file_bytes < anchor.file_bytes / 100);
 }
 
-static void a_version_that_changed_nothing_is_small(void **state)
+RIG_TEST(a_version_that_changed_nothing_is_small)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, MANY, 1);
@@ -95,7 +95,7 @@ static void a_version_that_changed_nothing_is_small(void **state)
     assert_true(info.file_bytes < 4096);
 }
 
-static void a_version_that_was_missed_makes_an_anchor(void **state)
+RIG_TEST(a_version_that_was_missed_makes_an_anchor)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -109,7 +109,7 @@ static void a_version_that_was_missed_makes_an_anchor(void **state)
     rig_expect(rig, RIG_EPOCH, 9);
 }
 
-static void a_new_trainer_is_a_run_of_its_own(void **state)
+RIG_TEST(a_new_trainer_is_a_run_of_its_own)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -127,7 +127,7 @@ static void a_new_trainer_is_a_run_of_its_own(void **state)
     assert_int_equal(rig_check(rig, RIG_OTHER, 1, &error), REFIT_ERR_NOT_FOUND);
 }
 
-static void without_an_epoch_the_only_one_is_meant(void **state)
+RIG_TEST(without_an_epoch_the_only_one_is_meant)
 {
     archive_rig *rig = *state;
     refit_archive *archive;
@@ -142,7 +142,7 @@ static void without_an_epoch_the_only_one_is_meant(void **state)
     refit_archive_close(archive);
 }
 
-static void what_is_not_committed_is_not_there(void **state)
+RIG_TEST(what_is_not_committed_is_not_there)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
@@ -163,7 +163,7 @@ static void what_is_not_committed_is_not_there(void **state)
     assert_int_equal(rig_names(rig), 2);
 }
 
-static void a_version_that_is_there_is_not_written_again(void **state)
+RIG_TEST(a_version_that_is_there_is_not_written_again)
 {
     archive_rig *rig = *state;
     struct stat before, after;
@@ -182,7 +182,7 @@ static void a_version_that_is_there_is_not_written_again(void **state)
     rig_expect(rig, RIG_EPOCH, 3);
 }
 
-static void a_wrong_digest_is_refused(void **state)
+RIG_TEST(a_wrong_digest_is_refused)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -200,7 +200,7 @@ static void a_wrong_digest_is_refused(void **state)
     assert_int_equal(refit_archive_write(rig->archive, &one, NULL), REFIT_ERR_CORRUPT);
 }
 
-static void only_one_writes(void **state)
+RIG_TEST(only_one_writes)
 {
     archive_rig *rig = *state;
     refit_archive *second;
@@ -216,7 +216,7 @@ static void only_one_writes(void **state)
     refit_archive_close(second);
 }
 
-static void wrong_versions_are_refused(void **state)
+RIG_TEST(wrong_versions_are_refused)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -253,7 +253,7 @@ static void wrong_versions_are_refused(void **state)
     rig_keep(rig, RIG_EPOCH, 1);
 }
 
-static void wrong_calls_are_refused(void **state)
+RIG_TEST(wrong_calls_are_refused)
 {
     archive_rig *rig = *state;
     refit_archive *archive;
@@ -283,7 +283,7 @@ static void wrong_calls_are_refused(void **state)
     refit_snapshot_close(NULL);
 }
 
-static void a_file_can_be_looked_at_alone(void **state)
+RIG_TEST(a_file_can_be_looked_at_alone)
 {
     archive_rig *rig = *state;
     refit_snapshot *snapshot;
@@ -308,7 +308,7 @@ static void a_file_can_be_looked_at_alone(void **state)
     refit_snapshot_close(snapshot);
 }
 
-static void other_files_of_the_folder_are_passed_over(void **state)
+RIG_TEST(other_files_of_the_folder_are_passed_over)
 {
     archive_rig *rig = *state;
     char path[160];
@@ -334,24 +334,5 @@ static void other_files_of_the_folder_are_passed_over(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RIG_TEST(every_version_can_be_rebuilt),
-        RIG_TEST(the_last_number_of_all_is_a_version_like_others),
-        RIG_TEST(an_anchor_comes_every_so_many_versions),
-        RIG_TEST(with_one_every_version_is_an_anchor),
-        RIG_TEST(a_delta_says_what_changed),
-        RIG_TEST(a_version_that_changed_nothing_is_small),
-        RIG_TEST(a_version_that_was_missed_makes_an_anchor),
-        RIG_TEST(a_new_trainer_is_a_run_of_its_own),
-        RIG_TEST(without_an_epoch_the_only_one_is_meant),
-        RIG_TEST(what_is_not_committed_is_not_there),
-        RIG_TEST(a_version_that_is_there_is_not_written_again),
-        RIG_TEST(a_wrong_digest_is_refused),
-        RIG_TEST(only_one_writes),
-        RIG_TEST(wrong_versions_are_refused),
-        RIG_TEST(wrong_calls_are_refused),
-        RIG_TEST(a_file_can_be_looked_at_alone),
-        RIG_TEST(other_files_of_the_folder_are_passed_over),
-    };
-    return cmocka_run_group_tests_name("archive", tests, NULL, NULL);
+    return test_run("archive");
 }

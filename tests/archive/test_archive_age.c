@@ -30,9 +30,11 @@ static int stop_listening(void **state)
     return rig_teardown(state);
 }
 
+#define HEARD(name) TEST_WITH(name, listen, stop_listening)
+
 /* ---- A writer that restarts ---- */
 
-static void a_writer_that_starts_anew_goes_on_with_deltas(void **state)
+HEARD(a_writer_that_starts_anew_goes_on_with_deltas)
 {
     archive_rig *rig = *state;
     rig_open(rig, 200000);
@@ -47,7 +49,7 @@ static void a_writer_that_starts_anew_goes_on_with_deltas(void **state)
     assert_string_equal(logged, "");
 }
 
-static void it_is_sent_the_current_version_again_and_goes_on(void **state)
+HEARD(it_is_sent_the_current_version_again_and_goes_on)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
@@ -59,7 +61,7 @@ static void it_is_sent_the_current_version_again_and_goes_on(void **state)
     assert_string_equal(logged, "");
 }
 
-static void what_it_missed_makes_an_anchor_and_is_logged(void **state)
+HEARD(what_it_missed_makes_an_anchor_and_is_logged)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
@@ -70,7 +72,7 @@ static void what_it_missed_makes_an_anchor_and_is_logged(void **state)
                                    "is not there"));
 }
 
-static void another_trainer_makes_an_anchor_and_is_logged(void **state)
+HEARD(another_trainer_makes_an_anchor_and_is_logged)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
@@ -84,7 +86,7 @@ static void another_trainer_makes_an_anchor_and_is_logged(void **state)
     assert_string_equal(logged, "");
 }
 
-static void other_tensors_make_an_anchor_and_are_logged(void **state)
+HEARD(other_tensors_make_an_anchor_and_are_logged)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
@@ -112,7 +114,7 @@ static void damage(archive_rig *rig, uint32_t index)
     free(bytes);
 }
 
-static void nothing_builds_on_a_chain_that_is_damaged(void **state)
+HEARD(nothing_builds_on_a_chain_that_is_damaged)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -133,7 +135,7 @@ static void nothing_builds_on_a_chain_that_is_damaged(void **state)
     }
 }
 
-static void a_chain_without_its_anchor_is_not_gone_on_with(void **state)
+HEARD(a_chain_without_its_anchor_is_not_gone_on_with)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
@@ -154,7 +156,7 @@ static void prune(archive_rig *rig, uint32_t anchors, uint32_t expected)
     assert_int_equal(refit_archive_count(rig->archive), rig_count(rig));
 }
 
-static void the_last_anchors_and_what_hangs_on_them_stay(void **state)
+RIG_TEST(the_last_anchors_and_what_hangs_on_them_stay)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 11); /* anchors: 1, 5, 9 */
@@ -176,7 +178,7 @@ static void the_last_anchors_and_what_hangs_on_them_stay(void **state)
     assert_int_equal(rig_names(rig), 1);
 }
 
-static void pruned_after_each_version_the_archive_stays_small(void **state)
+RIG_TEST(pruned_after_each_version_the_archive_stays_small)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -194,7 +196,7 @@ static void pruned_after_each_version_the_archive_stays_small(void **state)
 }
 
 /* A trainer that goes on after another one has come, and whose versions are the older ones. */
-static void what_was_removed_is_no_base(void **state)
+RIG_TEST(what_was_removed_is_no_base)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
@@ -206,7 +208,7 @@ static void what_was_removed_is_no_base(void **state)
     rig_expect(rig, RIG_EPOCH, 3);
 }
 
-static void files_that_have_lost_their_anchor_or_are_damaged_go_too(void **state)
+RIG_TEST(files_that_have_lost_their_anchor_or_are_damaged_go_too)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 10); /* anchors: 1, 5, 9 */
@@ -219,7 +221,7 @@ static void files_that_have_lost_their_anchor_or_are_damaged_go_too(void **state
     rig_expect(rig, RIG_EPOCH, 10);
 }
 
-static void wrong_prunes_are_refused(void **state)
+RIG_TEST(wrong_prunes_are_refused)
 {
     archive_rig *rig = *state;
     refit_archive *reader;
@@ -236,23 +238,7 @@ static void wrong_prunes_are_refused(void **state)
     prune(rig, 1, 0);
 }
 
-#define HEARD(test) cmocka_unit_test_setup_teardown(test, listen, stop_listening)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        HEARD(a_writer_that_starts_anew_goes_on_with_deltas),
-        HEARD(it_is_sent_the_current_version_again_and_goes_on),
-        HEARD(what_it_missed_makes_an_anchor_and_is_logged),
-        HEARD(another_trainer_makes_an_anchor_and_is_logged),
-        HEARD(other_tensors_make_an_anchor_and_are_logged),
-        HEARD(nothing_builds_on_a_chain_that_is_damaged),
-        HEARD(a_chain_without_its_anchor_is_not_gone_on_with),
-        RIG_TEST(the_last_anchors_and_what_hangs_on_them_stay),
-        RIG_TEST(pruned_after_each_version_the_archive_stays_small),
-        RIG_TEST(what_was_removed_is_no_base),
-        RIG_TEST(files_that_have_lost_their_anchor_or_are_damaged_go_too),
-        RIG_TEST(wrong_prunes_are_refused),
-    };
-    return cmocka_run_group_tests_name("archive_age", tests, NULL, NULL);
+    return test_run("archive_age");
 }

@@ -44,7 +44,7 @@ static void assert_delta(const refit_snapshot *snapshot)
     assert_change(snapshot, 6, 3 * (uint64_t)MANY, 0, bytes, 0, 0);
 }
 
-static void a_delta_says_what_became_of_each_tensor(void **state)
+RIG_TEST(a_delta_says_what_became_of_each_tensor)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, MANY, 2);
@@ -67,7 +67,7 @@ static void a_delta_says_what_became_of_each_tensor(void **state)
     refit_snapshot_close(rebuilt);
 }
 
-static void lists_are_read_without_weights(void **state)
+RIG_TEST(lists_are_read_without_weights)
 {
     archive_rig *rig = *state;
     refit_snapshot *outline = NULL;
@@ -116,7 +116,7 @@ static refit_status outline_twice(archive_rig *rig, bool *was_kept)
     return status;
 }
 
-static void failed_allocations_leave_an_outline_as_it_was(void **state)
+RIG_TEST(failed_allocations_leave_an_outline_as_it_was)
 {
     archive_rig *rig = *state;
     bool was_kept = false;
@@ -142,7 +142,7 @@ static uint64_t kept_bytes(archive_rig *rig)
     return bytes;
 }
 
-static void packed_files_are_smaller_and_give_the_same_bytes(void **state)
+TEST(packed_files_are_smaller_and_give_the_same_bytes)
 {
     archive_rig plain = {0}, packed = {0};
     rig_open_with(&plain, MANY, 9);
@@ -164,7 +164,7 @@ static void packed_files_are_smaller_and_give_the_same_bytes(void **state)
     rig_close(&packed);
 }
 
-static void packed_and_other_files_make_one_chain(void **state)
+RIG_TEST(packed_and_other_files_make_one_chain)
 {
     archive_rig *rig = *state;
     rig_open(rig, MANY);
@@ -179,7 +179,7 @@ static void packed_and_other_files_make_one_chain(void **state)
         rig_expect(rig, RIG_EPOCH, version);
 }
 
-static void limits_hold_for_packed_files(void **state)
+RIG_TEST(limits_hold_for_packed_files)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -199,7 +199,7 @@ static void open_early(archive_rig *rig)
     rig_reopen(rig);
 }
 
-static void early_files_are_read(void **state)
+RIG_TEST(early_files_are_read)
 {
     archive_rig *rig = *state;
     open_early(rig);
@@ -221,14 +221,5 @@ static void early_files_are_read(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RIG_TEST(a_delta_says_what_became_of_each_tensor),
-        RIG_TEST(lists_are_read_without_weights),
-        RIG_TEST(failed_allocations_leave_an_outline_as_it_was),
-        cmocka_unit_test(packed_files_are_smaller_and_give_the_same_bytes),
-        RIG_TEST(packed_and_other_files_make_one_chain),
-        RIG_TEST(limits_hold_for_packed_files),
-        RIG_TEST(early_files_are_read),
-    };
-    return cmocka_run_group_tests_name("archive_changes", tests, NULL, NULL);
+    return test_run("archive_changes");
 }

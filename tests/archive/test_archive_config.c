@@ -41,7 +41,7 @@ static refit_config *shortened(const guarded *memory, const refit_config *config
     return (refit_config *)(void *)at;
 }
 
-static void a_shorter_config_opens_archives_and_files(void **state)
+RIG_TEST(a_shorter_config_opens_archives_and_files)
 {
     archive_rig *rig = *state;
     char path[160];
@@ -63,7 +63,7 @@ static void a_shorter_config_opens_archives_and_files(void **state)
     guarded_close(&memory);
 }
 
-static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **state)
+RIG_TEST(what_a_shorter_config_has_counts_and_the_rest_is_default)
 {
     archive_rig *rig = *state;
     refit_archive *archive;
@@ -87,7 +87,7 @@ static void what_a_shorter_config_has_counts_and_the_rest_is_default(void **stat
     guarded_close(&memory);
 }
 
-static void a_config_that_was_never_initialised_is_refused(void **state)
+RIG_TEST(a_config_that_was_never_initialised_is_refused)
 {
     archive_rig *rig = *state;
     refit_archive *archive;
@@ -100,10 +100,5 @@ static void a_config_that_was_never_initialised_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RIG_TEST(a_shorter_config_opens_archives_and_files),
-        RIG_TEST(what_a_shorter_config_has_counts_and_the_rest_is_default),
-        RIG_TEST(a_config_that_was_never_initialised_is_refused),
-    };
-    return cmocka_run_group_tests_name("archive_config", tests, NULL, NULL);
+    return test_run("archive_config");
 }

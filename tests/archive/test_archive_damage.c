@@ -52,7 +52,7 @@ static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
-static void every_flipped_bit_is_found(void **state)
+RIG_TEST(every_flipped_bit_is_found)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 2); /* an anchor and a delta, of some hundred bytes each */
@@ -60,7 +60,7 @@ static void every_flipped_bit_is_found(void **state)
     flip_bits(rig, 1, 1);
 }
 
-static void flipped_bits_of_packed_files_are_found(void **state)
+RIG_TEST(flipped_bits_of_packed_files_are_found)
 {
     archive_rig *rig = *state;
     rig_open_packed(rig, 4000, 2);
@@ -70,7 +70,7 @@ static void flipped_bits_of_packed_files_are_found(void **state)
 }
 
 /* What stands in a frame, with right hashes: the planes of its only packed frame say otherwise. */
-static void packed_frames_that_lie_are_refused(void **state)
+RIG_TEST(packed_frames_that_lie_are_refused)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -102,7 +102,7 @@ static void packed_frames_that_lie_are_refused(void **state)
 }
 
 /* By its name it is a version of this archive; looked at alone it may be anything. */
-static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
+RIG_TEST(a_version_that_is_no_file_of_an_archive_is_damaged)
 {
     archive_rig *rig = *state;
     refit_archive *archive;
@@ -125,7 +125,7 @@ static void a_version_that_is_no_file_of_an_archive_is_damaged(void **state)
     rig_put_back(&kept);
 }
 
-static void every_other_length_is_found(void **state)
+RIG_TEST(every_other_length_is_found)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
@@ -144,7 +144,7 @@ static void every_other_length_is_found(void **state)
     }
 }
 
-static void a_missing_base_is_named(void **state)
+RIG_TEST(a_missing_base_is_named)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -167,7 +167,7 @@ static void put_in_place_of(archive_rig *rig, uint32_t index, archive_rig *from,
     free(bytes);
 }
 
-static void a_base_of_another_chain_is_refused(void **state)
+RIG_TEST(a_base_of_another_chain_is_refused)
 {
     archive_rig *rig = *state, other = {0};
     rig_open_with(rig, 10, 2);
@@ -181,7 +181,7 @@ static void a_base_of_another_chain_is_refused(void **state)
     rig_close(&other);
 }
 
-static void a_file_of_another_trainer_is_refused(void **state)
+RIG_TEST(a_file_of_another_trainer_is_refused)
 {
     archive_rig *rig = *state, other = {0};
     rig_open_with(rig, 10, 2);
@@ -207,7 +207,7 @@ static void tell(unsigned char *bytes, const lie *what)
     rft_put_u64(bytes + 168, XXH3_64bits(bytes, 168));
 }
 
-static void headers_that_lie_are_refused_before_memory_is_taken(void **state)
+RIG_TEST(headers_that_lie_are_refused_before_memory_is_taken)
 {
     archive_rig *rig = *state;
     static const lie lies[] = {
@@ -331,7 +331,7 @@ static size_t make_promise(const rft_limits *limits, uint64_t counted, unsigned 
     return (size_t)header.file_bytes;
 }
 
-static void a_short_file_takes_no_memory_for_many_blocks(void **state)
+TEST(a_short_file_takes_no_memory_for_many_blocks)
 {
     static const uint64_t counts[] = {1, 0, UINT32_MAX};
     unsigned char file[1024];
@@ -357,7 +357,7 @@ static void a_short_file_takes_no_memory_for_many_blocks(void **state)
     assert_int_equal(unlink(path), 0);
 }
 
-static void limits_hold_for_files(void **state)
+RIG_TEST(limits_hold_for_files)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -372,18 +372,5 @@ static void limits_hold_for_files(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RIG_TEST(every_flipped_bit_is_found),
-        RIG_TEST(flipped_bits_of_packed_files_are_found),
-        RIG_TEST(packed_frames_that_lie_are_refused),
-        RIG_TEST(a_version_that_is_no_file_of_an_archive_is_damaged),
-        RIG_TEST(every_other_length_is_found),
-        RIG_TEST(a_missing_base_is_named),
-        RIG_TEST(a_base_of_another_chain_is_refused),
-        RIG_TEST(a_file_of_another_trainer_is_refused),
-        RIG_TEST(headers_that_lie_are_refused_before_memory_is_taken),
-        cmocka_unit_test(a_short_file_takes_no_memory_for_many_blocks),
-        RIG_TEST(limits_hold_for_files),
-    };
-    return cmocka_run_group_tests_name("archive_damage", tests, NULL, NULL);
+    return test_run("archive_damage");
 }

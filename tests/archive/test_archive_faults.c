@@ -108,7 +108,7 @@ static void assert_whole(archive_rig *rig, uint32_t least)
         rig_expect(rig, RIG_EPOCH, i);
 }
 
-static void a_call_that_is_refused_leaves_the_folder_as_it_was(void **state)
+RIG_TEST(a_call_that_is_refused_leaves_the_folder_as_it_was)
 {
     archive_rig *rig = *state;
     unsigned nth = 1;
@@ -167,7 +167,7 @@ static bool fails_and_goes_on(fault what, unsigned nth)
     return came;
 }
 
-static void after_any_failure_the_archive_knows_what_the_folder_has(void **state)
+TEST(after_any_failure_the_archive_knows_what_the_folder_has)
 {
     static const fault faults[] = {FAULT_REFUSED, FAULT_BROKEN};
     for (size_t i = 0; i < COUNT_OF(faults); i++) {
@@ -209,7 +209,7 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
     return has_died(rig, child);
 }
 
-static void a_writer_killed_between_any_two_steps_leaves_whole_versions(void **state)
+RIG_TEST(a_writer_killed_between_any_two_steps_leaves_whole_versions)
 {
     archive_rig *rig = *state;
     unsigned nth = 1;
@@ -258,7 +258,7 @@ static bool die_while_pruning(archive_rig *rig, unsigned nth)
     return has_died(rig, child);
 }
 
-static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void **state)
+RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt)
 {
     archive_rig *rig = *state;
     unsigned nth = 1;
@@ -280,7 +280,7 @@ static void a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt(void
     assert_true(nth > 8 + 3); /* eight files, and the folder's fsyncs */
 }
 
-static void a_prune_that_is_refused_says_so_and_can_be_called_again(void **state)
+RIG_TEST(a_prune_that_is_refused_says_so_and_can_be_called_again)
 {
     archive_rig *rig = *state;
     unsigned nth = 1;
@@ -320,13 +320,13 @@ static unsigned opened_for(uint32_t versions)
     return opened;
 }
 
-static void a_long_chain_is_read_file_by_file(void **state)
+TEST(a_long_chain_is_read_file_by_file)
 {
     assert_int_equal(opened_for(50), 2 * 50); /* each for its header, then for all of it */
     assert_int_equal(opened_for(100), 2 * 100);
 }
 
-static void writes_that_take_little_are_finished(void **state)
+RIG_TEST(writes_that_take_little_are_finished)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -337,7 +337,7 @@ static void writes_that_take_little_are_finished(void **state)
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
-static void a_write_that_takes_nothing_is_an_error(void **state)
+RIG_TEST(a_write_that_takes_nothing_is_an_error)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -350,7 +350,7 @@ static void a_write_that_takes_nothing_is_an_error(void **state)
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
-static void a_full_disk_is_an_error_of_the_write(void **state)
+RIG_TEST(a_full_disk_is_an_error_of_the_write)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -365,7 +365,7 @@ static void a_full_disk_is_an_error_of_the_write(void **state)
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
-static void failed_allocations_leak_nothing(void **state)
+RIG_TEST(failed_allocations_leak_nothing)
 {
     archive_rig *rig = *state;
     rig_open_packed(rig, 4000, 2);
@@ -395,7 +395,7 @@ static void failed_allocations_leak_nothing(void **state)
 }
 
 /* The list of files has room for 64, and grows for the next. */
-static void a_list_that_cannot_grow_refuses_the_version(void **state)
+RIG_TEST(a_list_that_cannot_grow_refuses_the_version)
 {
     archive_rig *rig = *state;
     bool came = true;
@@ -414,7 +414,7 @@ static void a_list_that_cannot_grow_refuses_the_version(void **state)
 
 /* The image held another run's version, whose bytes are much alike, before it was given up for the
  * one that is to be resumed. */
-static void what_a_failed_resume_leaves_is_no_base(void **state)
+RIG_TEST(what_a_failed_resume_leaves_is_no_base)
 {
     archive_rig *rig = *state;
     bool came = true;
@@ -435,7 +435,7 @@ static void what_a_failed_resume_leaves_is_no_base(void **state)
     assert_false(failing_alloc_end());
 }
 
-static void failed_allocations_of_one_file_leak_nothing(void **state)
+RIG_TEST(failed_allocations_of_one_file_leak_nothing)
 {
     archive_rig *rig = *state;
     char path[160];
@@ -455,20 +455,5 @@ static void failed_allocations_of_one_file_leak_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RIG_TEST(a_call_that_is_refused_leaves_the_folder_as_it_was),
-        cmocka_unit_test(after_any_failure_the_archive_knows_what_the_folder_has),
-        RIG_TEST(a_writer_killed_between_any_two_steps_leaves_whole_versions),
-        RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt),
-        RIG_TEST(a_prune_that_is_refused_says_so_and_can_be_called_again),
-        cmocka_unit_test(a_long_chain_is_read_file_by_file),
-        RIG_TEST(writes_that_take_little_are_finished),
-        RIG_TEST(a_write_that_takes_nothing_is_an_error),
-        RIG_TEST(a_full_disk_is_an_error_of_the_write),
-        RIG_TEST(failed_allocations_leak_nothing),
-        RIG_TEST(a_list_that_cannot_grow_refuses_the_version),
-        RIG_TEST(what_a_failed_resume_leaves_is_no_base),
-        RIG_TEST(failed_allocations_of_one_file_leak_nothing),
-    };
-    return cmocka_run_group_tests_name("archive_faults", tests, NULL, NULL);
+    return test_run("archive_faults");
 }

@@ -29,7 +29,7 @@ static refit_status open_writer(archive_rig *rig, refit_error *error)
     return refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &rig->archive, error);
 }
 
-static void a_lock_that_is_a_link_is_refused(void **state)
+RIG_TEST(a_lock_that_is_a_link_is_refused)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
@@ -41,7 +41,7 @@ static void a_lock_that_is_a_link_is_refused(void **state)
     rig_expect(rig, RIG_EPOCH, 1); /* a reader needs no lock */
 }
 
-static void what_is_removed_or_written_is_never_behind_a_link(void **state)
+RIG_TEST(what_is_removed_or_written_is_never_behind_a_link)
 {
     archive_rig *rig = *state;
     size_t count;
@@ -62,7 +62,7 @@ static void what_is_removed_or_written_is_never_behind_a_link(void **state)
     free(bytes);
 }
 
-static void a_version_may_lie_elsewhere(void **state)
+RIG_TEST(a_version_may_lie_elsewhere)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
@@ -74,7 +74,7 @@ static void a_version_may_lie_elsewhere(void **state)
     assert_refused(rig_check(rig, RIG_EPOCH, 2, error), REFIT_ERR_NOT_FOUND, "0001-00000001-");
 }
 
-static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
+RIG_TEST(a_name_that_lies_is_refused_and_nothing_builds_on_it)
 {
     archive_rig *rig = *state;
     refit_archive *archive;
@@ -95,7 +95,7 @@ static void a_name_that_lies_is_refused_and_nothing_builds_on_it(void **state)
     rig_expect(rig, RIG_EPOCH, 2);
 }
 
-static void what_is_no_file_is_refused_and_not_waited_for(void **state)
+RIG_TEST(what_is_no_file_is_refused_and_not_waited_for)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -111,7 +111,7 @@ static void what_is_no_file_is_refused_and_not_waited_for(void **state)
 }
 
 /* Between the two steps of a version, and before them. */
-static void a_folder_that_somebody_removes_is_not_found(void **state)
+RIG_TEST(a_folder_that_somebody_removes_is_not_found)
 {
     archive_rig *rig = *state;
     char command[128];
@@ -126,7 +126,7 @@ static void a_folder_that_somebody_removes_is_not_found(void **state)
     assert_int_equal(refit_archive_describe(rig->archive, 0, &info, NULL), REFIT_ERR_NOT_FOUND);
 }
 
-static void what_somebody_has_removed_is_aborted(void **state)
+RIG_TEST(what_somebody_has_removed_is_aborted)
 {
     archive_rig *rig = *state;
     rig_open(rig, 10);
@@ -152,7 +152,7 @@ static refit_status try_all(archive_rig *rig)
     return status == REFIT_OK ? rig_check(rig, RIG_EPOCH, 2, NULL) : status;
 }
 
-static void who_may_not_write_may_read(void **state)
+RIG_TEST(who_may_not_write_may_read)
 {
     archive_rig *rig = *state;
     int status = 0;
@@ -181,7 +181,7 @@ static mode_t mode_of(const char *file)
 }
 
 /* A lock of an earlier release too, which every reader could hold. */
-static void the_lock_is_closed_to_others(void **state)
+RIG_TEST(the_lock_is_closed_to_others)
 {
     archive_rig *rig = *state;
     refit_error error;
@@ -199,16 +199,5 @@ static void the_lock_is_closed_to_others(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RIG_TEST(a_lock_that_is_a_link_is_refused),
-        RIG_TEST(what_is_removed_or_written_is_never_behind_a_link),
-        RIG_TEST(a_version_may_lie_elsewhere),
-        RIG_TEST(a_name_that_lies_is_refused_and_nothing_builds_on_it),
-        RIG_TEST(what_is_no_file_is_refused_and_not_waited_for),
-        RIG_TEST(a_folder_that_somebody_removes_is_not_found),
-        RIG_TEST(what_somebody_has_removed_is_aborted),
-        RIG_TEST(who_may_not_write_may_read),
-        RIG_TEST(the_lock_is_closed_to_others),
-    };
-    return cmocka_run_group_tests_name("archive_folder", tests, NULL, NULL);
+    return test_run("archive_folder");
 }

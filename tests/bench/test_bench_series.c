@@ -51,7 +51,7 @@ static void check(json_t *samples)
     json_decref(found);
 }
 
-static void samples_have_the_figures_that_python_gives_them(void **state)
+TEST(samples_have_the_figures_that_python_gives_them)
 {
     json_error_t why;
     json_t *all = json_load_file("tests/bench/series.json", 0, &why), *samples;
@@ -62,7 +62,7 @@ static void samples_have_the_figures_that_python_gives_them(void **state)
     json_decref(all);
 }
 
-static void of_several_cold_rounds_the_first_stays(void **state)
+TEST(of_several_cold_rounds_the_first_stays)
 {
     bench_series series = {0};
     bench_add(&series, 0, 3.0);
@@ -71,7 +71,7 @@ static void of_several_cold_rounds_the_first_stays(void **state)
     assert_int_equal(series.count, 0);
 }
 
-static void rounds_beyond_the_most_are_left_out(void **state)
+TEST(rounds_beyond_the_most_are_left_out)
 {
     bench_series series = {0};
     for (uint32_t i = 0; i <= BENCH_ROUNDS_MOST + 2; i++)
@@ -80,7 +80,7 @@ static void rounds_beyond_the_most_are_left_out(void **state)
     assert_true(bench_p95(&series) == 1.0);
 }
 
-static void a_series_of_nothing_has_figures_of_0(void **state)
+TEST(a_series_of_nothing_has_figures_of_0)
 {
     const bench_series none = {0};
     assert_true(bench_median(&none) == 0.0);
@@ -91,11 +91,5 @@ static void a_series_of_nothing_has_figures_of_0(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(samples_have_the_figures_that_python_gives_them),
-        cmocka_unit_test(of_several_cold_rounds_the_first_stays),
-        cmocka_unit_test(rounds_beyond_the_most_are_left_out),
-        cmocka_unit_test(a_series_of_nothing_has_figures_of_0),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("bench_series");
 }

@@ -45,19 +45,19 @@ static void fail_each(whole_path path, const char *const *settings)
     assert_in_range(nth, 10, MOST - 1);
 }
 
-static void an_allocation_that_fails_costs_at_most_one_refit_through_frames(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_frames)
 {
     (void)state;
     fail_each(WHOLE_FRAMES, NULL);
 }
 
-static void an_allocation_that_fails_costs_at_most_one_refit_through_shared_memory(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_shared_memory)
 {
     (void)state;
     fail_each(WHOLE_SHM, NULL);
 }
 
-static void an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_slot(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_slot)
 {
     static const char *const settings[] = {
         "offload.verify", "true", "broadcast.verify", "always", "broadcast.slots", "1", NULL};
@@ -65,14 +65,14 @@ static void an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_s
     fail_each(WHOLE_SHM, settings);
 }
 
-static void an_allocation_that_fails_costs_at_most_one_pageable_refit(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_pageable_refit)
 {
     static const char *const settings[] = {"use_pinned_optimizer_offload", "false", NULL};
     (void)state;
     fail_each(WHOLE_FRAMES, settings);
 }
 
-static void an_allocation_that_fails_costs_at_most_one_refit_with_memory_on_its_way(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_refit_with_memory_on_its_way)
 {
     static const char *const settings[] = {"offload.background", "true", NULL};
     (void)state;
@@ -81,12 +81,5 @@ static void an_allocation_that_fails_costs_at_most_one_refit_with_memory_on_its_
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_frames),
-        whole_test(an_allocation_that_fails_costs_at_most_one_refit_through_shared_memory),
-        whole_test(an_allocation_that_fails_costs_at_most_one_verified_refit_with_one_slot),
-        whole_test(an_allocation_that_fails_costs_at_most_one_pageable_refit),
-        whole_test(an_allocation_that_fails_costs_at_most_one_refit_with_memory_on_its_way),
-    };
-    return cmocka_run_group_tests_name("fault_allocations", tests, NULL, NULL);
+    return test_run("fault_allocations");
 }

@@ -71,13 +71,13 @@ static void fail_each(const char *const *settings)
     whole_say(NULL, 0);
 }
 
-static void a_device_that_fails_costs_at_most_one_refit(void **state)
+whole_test(a_device_that_fails_costs_at_most_one_refit)
 {
     (void)state;
     fail_each(NULL);
 }
 
-static void a_device_that_fails_costs_at_most_one_verified_refit(void **state)
+whole_test(a_device_that_fails_costs_at_most_one_verified_refit)
 {
     static const char *const settings[] = {"offload.verify", "true", "offload.pin", "require",
                                            NULL};
@@ -85,14 +85,14 @@ static void a_device_that_fails_costs_at_most_one_verified_refit(void **state)
     fail_each(settings);
 }
 
-static void a_device_that_fails_costs_at_most_one_pageable_refit(void **state)
+whole_test(a_device_that_fails_costs_at_most_one_pageable_refit)
 {
     static const char *const settings[] = {"use_pinned_optimizer_offload", "false", NULL};
     (void)state;
     fail_each(settings);
 }
 
-static void a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way(void **state)
+whole_test(a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way)
 {
     static const char *const settings[] = {"offload.background", "true", "offload.pin", "require",
                                            NULL};
@@ -102,11 +102,5 @@ static void a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way(v
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(a_device_that_fails_costs_at_most_one_refit),
-        whole_test(a_device_that_fails_costs_at_most_one_verified_refit),
-        whole_test(a_device_that_fails_costs_at_most_one_pageable_refit),
-        whole_test(a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way),
-    };
-    return cmocka_run_group_tests_name("fault_device", tests, NULL, NULL);
+    return test_run("fault_device");
 }

@@ -34,7 +34,7 @@ static refit_status bring_back(whole *on)
     return refit_controller_return(on->controller, on->stream, &on->error);
 }
 
-static void memory_that_somebody_else_has_taken_delays_the_return(void **state)
+whole_test(memory_that_somebody_else_has_taken_delays_the_return)
 {
     static const uint64_t left[] = {0, 40000, 100000, 380000, 390000};
     (void)state;
@@ -62,7 +62,7 @@ static void memory_that_somebody_else_has_taken_delays_the_return(void **state)
 
 /* ---- Host memory */
 
-static void a_budget_that_is_too_small_is_told_with_its_numbers(void **state)
+whole_test(a_budget_that_is_too_small_is_told_with_its_numbers)
 {
     static const char *const settings[] = {"offload.budget_bytes", "64KiB", NULL};
     (void)state;
@@ -120,7 +120,7 @@ static int lock_little(void)
     return CHILD_FINE;
 }
 
-static void locked_memory_that_is_not_allowed_is_told_or_done_without(void **state)
+whole_test(locked_memory_that_is_not_allowed_is_told_or_done_without)
 {
     (void)state;
     int how;
@@ -135,7 +135,7 @@ static void locked_memory_that_is_not_allowed_is_told_or_done_without(void **sta
 
 /* ---- Hooks */
 
-static void a_hook_that_fails_costs_one_refit(void **state)
+whole_test(a_hook_that_fails_costs_one_refit)
 {
     (void)state;
     for (uint32_t call = 0; call < 4; call++) {
@@ -152,11 +152,5 @@ static void a_hook_that_fails_costs_one_refit(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(locked_memory_that_is_not_allowed_is_told_or_done_without),
-        whole_test(memory_that_somebody_else_has_taken_delays_the_return),
-        whole_test(a_budget_that_is_too_small_is_told_with_its_numbers),
-        whole_test(a_hook_that_fails_costs_one_refit),
-    };
-    return cmocka_run_group_tests_name("fault_shortage", tests, NULL, NULL);
+    return test_run("fault_shortage");
 }

@@ -81,7 +81,7 @@ static const place places[] = {
 
 /* ---- Closing */
 
-static void nothing_is_left_of_what_is_closed_in_the_middle(void **state)
+whole_test(nothing_is_left_of_what_is_closed_in_the_middle)
 {
     (void)state;
     for (size_t i = 0; i < PLACES; i++) {
@@ -126,7 +126,7 @@ static void go_on(whole *on)
     (void)none_under_way;
 }
 
-static void a_child_that_only_exits_disturbs_nothing(void **state)
+whole_test(a_child_that_only_exits_disturbs_nothing)
 {
     (void)state;
     for (size_t i = 0; i < PLACES; i++) {
@@ -146,7 +146,7 @@ static void a_child_that_only_exits_disturbs_nothing(void **state)
 
 /* ---- Reading and stepping */
 
-static void a_checkpoint_that_is_being_read_is_not_overwritten(void **state)
+whole_test(a_checkpoint_that_is_being_read_is_not_overwritten)
 {
     (void)state;
     whole on;
@@ -175,7 +175,7 @@ static void a_checkpoint_that_is_being_read_is_not_overwritten(void **state)
     whole_close(&on);
 }
 
-static void a_step_before_the_return_is_refused(void **state)
+whole_test(a_step_before_the_return_is_refused)
 {
     (void)state;
     whole on;
@@ -197,11 +197,5 @@ static void a_step_before_the_return_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(nothing_is_left_of_what_is_closed_in_the_middle),
-        whole_test(a_child_that_only_exits_disturbs_nothing),
-        whole_test(a_checkpoint_that_is_being_read_is_not_overwritten),
-        whole_test(a_step_before_the_return_is_refused),
-    };
-    return cmocka_run_group_tests_name("fault_states", tests, NULL, NULL);
+    return test_run("fault_states");
 }

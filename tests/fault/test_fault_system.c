@@ -52,19 +52,19 @@ static void refuse_each(whole_path path, const char *const *settings)
     assert_in_range(nth, 10, MOST - 1);
 }
 
-static void a_refusal_costs_at_most_one_refit_through_frames(void **state)
+whole_test(a_refusal_costs_at_most_one_refit_through_frames)
 {
     (void)state;
     refuse_each(WHOLE_FRAMES, NULL);
 }
 
-static void a_refusal_costs_at_most_one_refit_through_shared_memory(void **state)
+whole_test(a_refusal_costs_at_most_one_refit_through_shared_memory)
 {
     (void)state;
     refuse_each(WHOLE_SHM, NULL);
 }
 
-static void a_refusal_costs_at_most_one_refit_where_all_is_required(void **state)
+whole_test(a_refusal_costs_at_most_one_refit_where_all_is_required)
 {
     static const char *const settings[] = {"broadcast.shm",   "require", "offload.pin", "require",
                                            "broadcast.slots", "1",       NULL};
@@ -72,14 +72,14 @@ static void a_refusal_costs_at_most_one_refit_where_all_is_required(void **state
     refuse_each(WHOLE_SHM, settings);
 }
 
-static void a_refusal_costs_at_most_one_pageable_refit(void **state)
+whole_test(a_refusal_costs_at_most_one_pageable_refit)
 {
     static const char *const settings[] = {"use_pinned_optimizer_offload", "false", NULL};
     (void)state;
     refuse_each(WHOLE_FRAMES, settings);
 }
 
-static void a_refusal_costs_at_most_one_refit_with_memory_on_its_way(void **state)
+whole_test(a_refusal_costs_at_most_one_refit_with_memory_on_its_way)
 {
     static const char *const settings[] = {"offload.background", "true", "offload.pin", "require",
                                            NULL};
@@ -89,12 +89,5 @@ static void a_refusal_costs_at_most_one_refit_with_memory_on_its_way(void **stat
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(a_refusal_costs_at_most_one_refit_through_frames),
-        whole_test(a_refusal_costs_at_most_one_refit_through_shared_memory),
-        whole_test(a_refusal_costs_at_most_one_refit_where_all_is_required),
-        whole_test(a_refusal_costs_at_most_one_pageable_refit),
-        whole_test(a_refusal_costs_at_most_one_refit_with_memory_on_its_way),
-    };
-    return cmocka_run_group_tests_name("fault_system", tests, NULL, NULL);
+    return test_run("fault_system");
 }

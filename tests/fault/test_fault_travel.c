@@ -110,13 +110,13 @@ static void fail_each_with_keys(const sweep *by)
     locksmith_close(&smith);
 }
 
-static void an_allocation_that_fails_costs_at_most_one_refit_with_keys(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_refit_with_keys)
 {
     (void)state;
     fail_each_with_keys(&allocations);
 }
 
-static void a_refusal_costs_at_most_one_refit_with_keys(void **state)
+whole_test(a_refusal_costs_at_most_one_refit_with_keys)
 {
     (void)state;
     fail_each_with_keys(&calls);
@@ -134,14 +134,14 @@ static const char *const deltas[] = {"broadcast.delta",
 static const char *const deltas_of_one_slot[] = {"broadcast.delta", "always", "broadcast.slots",
                                                  "1", NULL};
 
-static void an_allocation_that_fails_costs_at_most_one_refit_of_changes(void **state)
+whole_test(an_allocation_that_fails_costs_at_most_one_refit_of_changes)
 {
     (void)state;
     assert_true(fail_each(&allocations, deltas) > 0);
     assert_true(fail_each(&allocations, deltas_of_one_slot) > 0);
 }
 
-static void a_refusal_costs_at_most_one_refit_of_changes(void **state)
+whole_test(a_refusal_costs_at_most_one_refit_of_changes)
 {
     (void)state;
     assert_true(fail_each(&calls, deltas) > 0);
@@ -149,11 +149,5 @@ static void a_refusal_costs_at_most_one_refit_of_changes(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(an_allocation_that_fails_costs_at_most_one_refit_with_keys),
-        whole_test(a_refusal_costs_at_most_one_refit_with_keys),
-        whole_test(an_allocation_that_fails_costs_at_most_one_refit_of_changes),
-        whole_test(a_refusal_costs_at_most_one_refit_of_changes),
-    };
-    return cmocka_run_group_tests_name("fault_travel", tests, NULL, NULL);
+    return test_run("fault_travel");
 }

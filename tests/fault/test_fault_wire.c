@@ -42,41 +42,41 @@ static void fail_each(whole_path path, wire_fault fault)
     assert_in_range(nth, 5, MOST - 1);
 }
 
-static void a_full_queue_costs_at_most_one_refit(void **state)
+whole_test(a_full_queue_costs_at_most_one_refit)
 {
     (void)state;
     fail_each(WHOLE_FRAMES, WIRE_FULL);
     fail_each(WHOLE_SHM, WIRE_FULL);
 }
 
-static void a_connection_that_is_gone_costs_at_most_one_refit(void **state)
+whole_test(a_connection_that_is_gone_costs_at_most_one_refit)
 {
     (void)state;
     fail_each(WHOLE_FRAMES, WIRE_GONE);
     fail_each(WHOLE_SHM, WIRE_GONE);
 }
 
-static void a_message_without_memory_costs_at_most_one_refit(void **state)
+whole_test(a_message_without_memory_costs_at_most_one_refit)
 {
     (void)state;
     fail_each(WHOLE_FRAMES, WIRE_NO_MEMORY);
     fail_each(WHOLE_SHM, WIRE_NO_MEMORY);
 }
 
-static void a_message_that_is_lost_costs_at_most_one_refit(void **state)
+whole_test(a_message_that_is_lost_costs_at_most_one_refit)
 {
     (void)state;
     fail_each(WHOLE_FRAMES, WIRE_LOST);
     fail_each(WHOLE_SHM, WIRE_LOST);
 }
 
-static void a_message_that_is_not_heard_costs_at_most_one_refit(void **state)
+whole_test(a_message_that_is_not_heard_costs_at_most_one_refit)
 {
     (void)state;
     fail_each(WHOLE_FRAMES, WIRE_UNHEARD);
 }
 
-static void a_frame_that_is_damaged_costs_no_refit(void **state)
+whole_test(a_frame_that_is_damaged_costs_no_refit)
 {
     (void)state;
     for (uint64_t nth = 1; nth <= 6; nth++) {
@@ -125,7 +125,7 @@ static rft_channel *join(rft_channel *trainer, const refit_config *config, rft_p
     return worker;
 }
 
-static void a_message_that_cannot_be_made_leaves_the_next_one_whole(void **state)
+whole_test(a_message_that_cannot_be_made_leaves_the_next_one_whole)
 {
     (void)state;
     rft_channel *trainer, *workers[2];
@@ -153,14 +153,5 @@ static void a_message_that_cannot_be_made_leaves_the_next_one_whole(void **state
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        whole_test(a_message_that_cannot_be_made_leaves_the_next_one_whole),
-        whole_test(a_full_queue_costs_at_most_one_refit),
-        whole_test(a_connection_that_is_gone_costs_at_most_one_refit),
-        whole_test(a_message_without_memory_costs_at_most_one_refit),
-        whole_test(a_message_that_is_lost_costs_at_most_one_refit),
-        whole_test(a_message_that_is_not_heard_costs_at_most_one_refit),
-        whole_test(a_frame_that_is_damaged_costs_no_refit),
-    };
-    return cmocka_run_group_tests_name("fault_wire", tests, NULL, NULL);
+    return test_run("fault_wire");
 }

@@ -122,6 +122,6 @@ void whole_check_states(const whole *on);
 void whole_say(const char *what, uint64_t nth);
 int whole_tell(void **state);
 
-#define whole_test(function) cmocka_unit_test_teardown(function, whole_tell)
+#define whole_test(function) TEST_WITH(function, NULL, whole_tell)
 
 #endif

@@ -106,7 +106,7 @@ static void carry_both_ways(const char *endpoint)
 
 /* A worker that sends a part as large as only a trainer sends is disconnected, and may connect
  * again. */
-static void workers_send_no_parts_as_large_as_frames(void **state)
+TEST(workers_send_no_parts_as_large_as_frames)
 {
     const size_t count = 1 << 20;
     rft_channel *server = bind_at("tcp://127.0.0.1:0"), *client = connect_to(server);
@@ -133,7 +133,7 @@ static void workers_send_no_parts_as_large_as_frames(void **state)
     free(bytes);
 }
 
-static void ipv6_loopback_carries_both_ways(void **state)
+TEST(ipv6_loopback_carries_both_ways)
 {
     refit_config config = quick_config();
     rft_channel *probe = NULL;
@@ -142,14 +142,14 @@ static void ipv6_loopback_carries_both_ways(void **state)
     carry_both_ways("tcp://[::1]:0");
 }
 
-static void tcp_inproc_and_ipc_carry_both_ways_and_can_be_bound_again(void **state)
+TEST(tcp_inproc_and_ipc_carry_both_ways_and_can_be_bound_again)
 {
     const char *const endpoints[] = {"tcp://127.0.0.1:0", "inproc://carries", ipc, ipc};
     for (size_t i = 0; i < COUNT_OF(endpoints); i++)
         carry_both_ways(endpoints[i]);
 }
 
-static void found_port_is_named(void **state)
+TEST(found_port_is_named)
 {
     rft_channel *server = bind_at("tcp://127.0.0.1:0");
     const char *endpoint = rft_channel_endpoint(server);
@@ -159,7 +159,7 @@ static void found_port_is_named(void **state)
 }
 
 /* Also while the context lives on: another channel holds it. */
-static void closed_port_can_be_bound_at_once(void **state)
+TEST(closed_port_can_be_bound_at_once)
 {
     char endpoint[64];
     rft_channel *holder = bind_at("inproc://holder");
@@ -174,7 +174,7 @@ static void closed_port_can_be_bound_at_once(void **state)
     rft_channel_close(holder);
 }
 
-static void second_publisher_is_busy(void **state)
+TEST(second_publisher_is_busy)
 {
     const char *const endpoints[] = {"tcp://127.0.0.1:0", "inproc://second", ipc};
     for (size_t i = 0; i < COUNT_OF(endpoints); i++) {
@@ -187,7 +187,7 @@ static void second_publisher_is_busy(void **state)
     }
 }
 
-static void addresses_beyond_this_host_need_leave(void **state)
+TEST(addresses_beyond_this_host_need_leave)
 {
     refit_config config = quick_config();
     refit_error error;
@@ -224,7 +224,7 @@ static uint32_t warnings_at(const char *endpoint, bool insecure)
     return warnings;
 }
 
-static void endpoints_that_every_user_reaches_are_warned_of(void **state)
+TEST(endpoints_that_every_user_reaches_are_warned_of)
 {
     char own[80], name[64];
     assert_int_equal(setenv("XDG_RUNTIME_DIR", tree.root, 1), 0);
@@ -239,7 +239,7 @@ static void endpoints_that_every_user_reaches_are_warned_of(void **state)
 }
 
 /* Any host that answers there could send any weights. */
-static void addresses_beyond_this_host_need_leave_to_connect(void **state)
+TEST(addresses_beyond_this_host_need_leave_to_connect)
 {
     static const char *const beyond[] = {"tcp://192.0.2.1:7711", "tcp://trainer.invalid:7711",
                                          "tcp://[2001:db8::1]:7711", "tcp://0.0.0.0:7711"};
@@ -315,7 +315,7 @@ static int greet(const rft_channel *server)
 }
 
 /* The length alone is enough: nothing is reserved for it, nothing of it awaited. */
-static void a_peer_that_announces_more_than_the_limits_is_disconnected(void **state)
+TEST(a_peer_that_announces_more_than_the_limits_is_disconnected)
 {
     static const unsigned char small[] = {0, 5, 'h', 'e', 'l', 'l', 'o'};
     refit_config config = quick_config();
@@ -346,7 +346,7 @@ static void a_peer_that_announces_more_than_the_limits_is_disconnected(void **st
     rft_channel_close(server);
 }
 
-static void bad_endpoints_leave_nothing_open(void **state)
+TEST(bad_endpoints_leave_nothing_open)
 {
     refit_config config = quick_config();
     rft_channel *channel = NULL;
@@ -372,7 +372,7 @@ static void bad_endpoints_leave_nothing_open(void **state)
 }
 
 /* Connecting would ask a resolver for a host called lo, which may be any. */
-static void an_interface_is_bound_and_not_connected_to(void **state)
+TEST(an_interface_is_bound_and_not_connected_to)
 {
     refit_config config = quick_config();
     rft_channel *channel = NULL;
@@ -388,7 +388,7 @@ static void an_interface_is_bound_and_not_connected_to(void **state)
     rft_channel_close(server);
 }
 
-static void unknown_peer_is_reported(void **state)
+TEST(unknown_peer_is_reported)
 {
     rft_channel *server = bind_at("tcp://127.0.0.1:0");
     rft_peer_id unknown = {.bytes = {0, 1, 2, 3, 4}, .count = 5};
@@ -400,7 +400,7 @@ static void unknown_peer_is_reported(void **state)
     rft_channel_close(server);
 }
 
-static void peer_that_does_not_read_is_busy_in_the_end(void **state)
+TEST(peer_that_does_not_read_is_busy_in_the_end)
 {
     rft_channel *server = bind_at("inproc://unread"), *client = connect_to(server);
     rft_envelope got;
@@ -416,7 +416,7 @@ static void peer_that_does_not_read_is_busy_in_the_end(void **state)
     rft_channel_close(server);
 }
 
-static void dealer_without_a_trainer_is_busy(void **state)
+TEST(dealer_without_a_trainer_is_busy)
 {
     refit_config config = quick_config();
     rft_channel *client = NULL;
@@ -426,7 +426,7 @@ static void dealer_without_a_trainer_is_busy(void **state)
     rft_channel_close(client);
 }
 
-static void room_for_what_was_refused_ends_the_poll(void **state)
+TEST(room_for_what_was_refused_ends_the_poll)
 {
     char endpoint[64];
     refit_config config = quick_config();
@@ -444,7 +444,7 @@ static void room_for_what_was_refused_ends_the_poll(void **state)
     rft_channel_close(server);
 }
 
-static void descriptor_wakes_the_poll(void **state)
+TEST(descriptor_wakes_the_poll)
 {
     rft_channel *server = bind_at("inproc://wakes");
     int wake = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -453,7 +453,7 @@ static void descriptor_wakes_the_poll(void **state)
     rft_channel_close(server);
 }
 
-static void forked_child_gets_a_context_of_its_own(void **state)
+TEST(forked_child_gets_a_context_of_its_own)
 {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
     /* Their runtimes do not survive a fork beside other threads: the child may find the allocator
@@ -478,25 +478,5 @@ static void forked_child_gets_a_context_of_its_own(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(workers_send_no_parts_as_large_as_frames),
-        cmocka_unit_test(ipv6_loopback_carries_both_ways),
-        cmocka_unit_test(tcp_inproc_and_ipc_carry_both_ways_and_can_be_bound_again),
-        cmocka_unit_test(found_port_is_named),
-        cmocka_unit_test(closed_port_can_be_bound_at_once),
-        cmocka_unit_test(second_publisher_is_busy),
-        cmocka_unit_test(addresses_beyond_this_host_need_leave),
-        cmocka_unit_test(addresses_beyond_this_host_need_leave_to_connect),
-        cmocka_unit_test(endpoints_that_every_user_reaches_are_warned_of),
-        cmocka_unit_test(a_peer_that_announces_more_than_the_limits_is_disconnected),
-        cmocka_unit_test(bad_endpoints_leave_nothing_open),
-        cmocka_unit_test(an_interface_is_bound_and_not_connected_to),
-        cmocka_unit_test(unknown_peer_is_reported),
-        cmocka_unit_test(peer_that_does_not_read_is_busy_in_the_end),
-        cmocka_unit_test(dealer_without_a_trainer_is_busy),
-        cmocka_unit_test(room_for_what_was_refused_ends_the_poll),
-        cmocka_unit_test(descriptor_wakes_the_poll),
-        cmocka_unit_test(forked_child_gets_a_context_of_its_own),
-    };
-    return cmocka_run_group_tests_name("channel", tests, make_tree, remove_tree);
+    return test_run_within("channel", make_tree, remove_tree);
 }

@@ -97,7 +97,7 @@ static int stranger(scene *play)
     return fd;
 }
 
-static void a_connection_that_is_not_claimed_is_ended_in_time(void **state)
+TEST(a_connection_that_is_not_claimed_is_ended_in_time)
 {
     scene play;
     scene_open(&play);
@@ -113,7 +113,7 @@ static void a_connection_that_is_not_claimed_is_ended_in_time(void **state)
     scene_close(&play);
 }
 
-static void a_worker_that_falls_silent_becomes_a_stranger(void **state)
+TEST(a_worker_that_falls_silent_becomes_a_stranger)
 {
     scene play;
     scene_open(&play);
@@ -138,7 +138,7 @@ static void a_worker_that_falls_silent_becomes_a_stranger(void **state)
     scene_close(&play);
 }
 
-static void the_oldest_makes_room(void **state)
+TEST(the_oldest_makes_room)
 {
     scene play;
     int fds[66];
@@ -162,7 +162,7 @@ static void the_oldest_makes_room(void **state)
 
 /* ZeroMQ's descriptor becomes another socket, or a file: as if it had been closed and its number
  * been given out again, and nothing of it been told yet. */
-static void what_else_has_its_number_is_left_alone(void **state)
+TEST(what_else_has_its_number_is_left_alone)
 {
     scene play;
     int pair[2];
@@ -188,7 +188,7 @@ static void what_else_has_its_number_is_left_alone(void **state)
     close(pair[1]);
 }
 
-static void a_connection_that_ends_is_forgotten(void **state)
+TEST(a_connection_that_ends_is_forgotten)
 {
     scene play;
     scene_open(&play);
@@ -205,12 +205,5 @@ static void a_connection_that_ends_is_forgotten(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_connection_that_is_not_claimed_is_ended_in_time),
-        cmocka_unit_test(a_worker_that_falls_silent_becomes_a_stranger),
-        cmocka_unit_test(the_oldest_makes_room),
-        cmocka_unit_test(what_else_has_its_number_is_left_alone),
-        cmocka_unit_test(a_connection_that_ends_is_forgotten),
-    };
-    return cmocka_run_group_tests_name("connections", tests, NULL, NULL);
+    return test_run("connections");
 }

@@ -16,7 +16,7 @@ int zmq_has(const char *capability)
     return strcmp(capability, "curve") == 0 && curve_is_here;
 }
 
-static void without_curve_keys_are_unsupported(void **state)
+TEST(without_curve_keys_are_unsupported)
 {
     curve_is_here = 1;
     locksmith smith = locksmith_open();
@@ -43,8 +43,5 @@ static void without_curve_keys_are_unsupported(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_curve_keys_are_unsupported),
-    };
-    return cmocka_run_group_tests_name("curve_missing", tests, NULL, NULL);
+    return test_run("curve_missing");
 }

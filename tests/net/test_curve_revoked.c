@@ -55,7 +55,7 @@ static void scene_open_revoked(scene *play)
     wait_evicted(play);
 }
 
-static void a_subscribed_worker_is_evicted(void **state)
+TEST(a_subscribed_worker_is_evicted)
 {
     scene play;
     scene_open_revoked(&play);
@@ -84,17 +84,17 @@ static void a_worker_of_a_version_is_named_with_its_key(bool staged)
     scene_close(&play);
 }
 
-static void a_worker_that_is_staging_fails_the_version(void **state)
+TEST(a_worker_that_is_staging_fails_the_version)
 {
     a_worker_of_a_version_is_named_with_its_key(false);
 }
 
-static void a_worker_that_has_all_bytes_fails_the_version(void **state)
+TEST(a_worker_that_has_all_bytes_fails_the_version)
 {
     a_worker_of_a_version_is_named_with_its_key(true);
 }
 
-static void messages_after_the_eviction_are_refused(void **state)
+TEST(messages_after_the_eviction_are_refused)
 {
     scene play;
     scene_open_revoked(&play);
@@ -113,7 +113,7 @@ static void messages_after_the_eviction_are_refused(void **state)
     scene_close(&play);
 }
 
-static void it_joins_again_once_the_file_is_back(void **state)
+TEST(it_joins_again_once_the_file_is_back)
 {
     scene play;
     scene_open_revoked(&play);
@@ -142,7 +142,7 @@ static refit_config admit_second(const scene *play)
 }
 
 /* Two workers, of which one is revoked: the other goes on. */
-static void others_do_not_notice(void **state)
+TEST(others_do_not_notice)
 {
     scene play;
     scene_open(&play);
@@ -161,7 +161,7 @@ static void others_do_not_notice(void **state)
     scene_close(&play);
 }
 
-static void the_user_of_a_revoked_worker_is_told(void **state)
+TEST(the_user_of_a_revoked_worker_is_told)
 {
     scene play;
     scene_open(&play);
@@ -180,7 +180,7 @@ static void the_user_of_a_revoked_worker_is_told(void **state)
     scene_close(&play);
 }
 
-static void a_folder_that_vanishes_evicts_all(void **state)
+TEST(a_folder_that_vanishes_evicts_all)
 {
     scene play;
     char folder[256], away[256];
@@ -192,7 +192,7 @@ static void a_folder_that_vanishes_evicts_all(void **state)
     scene_close(&play);
 }
 
-static void a_folder_that_others_may_write_to_evicts_all(void **state)
+TEST(a_folder_that_others_may_write_to_evicts_all)
 {
     scene play;
     char folder[256];
@@ -205,16 +205,5 @@ static void a_folder_that_others_may_write_to_evicts_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_subscribed_worker_is_evicted),
-        cmocka_unit_test(a_worker_that_is_staging_fails_the_version),
-        cmocka_unit_test(a_worker_that_has_all_bytes_fails_the_version),
-        cmocka_unit_test(messages_after_the_eviction_are_refused),
-        cmocka_unit_test(it_joins_again_once_the_file_is_back),
-        cmocka_unit_test(others_do_not_notice),
-        cmocka_unit_test(the_user_of_a_revoked_worker_is_told),
-        cmocka_unit_test(a_folder_that_vanishes_evicts_all),
-        cmocka_unit_test(a_folder_that_others_may_write_to_evicts_all),
-    };
-    return cmocka_run_group_tests_name("curve_revoked", tests, NULL, NULL);
+    return test_run("curve_revoked");
 }

@@ -145,7 +145,7 @@ static void say_curve_rubbish(int fd)
     say_random(fd, 9);
 }
 
-static void what_strangers_say_is_never_heard(void **state)
+TEST(what_strangers_say_is_never_heard)
 {
     scene play;
     scene_open(&play);
@@ -172,7 +172,7 @@ static void what_strangers_say_is_never_heard(void **state)
 }
 
 /* One byte now and then would keep a connection open, if its handshake had no time limit. */
-static void a_peer_that_does_not_finish_the_handshake_is_disconnected(void **state)
+TEST(a_peer_that_does_not_finish_the_handshake_is_disconnected)
 {
     scene play;
     scene_open(&play);
@@ -192,7 +192,7 @@ static void a_peer_that_does_not_finish_the_handshake_is_disconnected(void **sta
     scene_close(&play);
 }
 
-static void many_at_once_leave_nothing_behind(void **state)
+TEST(many_at_once_leave_nothing_behind)
 {
     scene play;
     scene_open(&play);
@@ -221,7 +221,7 @@ static void many_at_once_leave_nothing_behind(void **state)
 }
 
 /* Workers whose keys are not allowed, all at once, again and again: the others are served. */
-static void many_unknown_keys_do_not_keep_a_worker_out(void **state)
+TEST(many_unknown_keys_do_not_keep_a_worker_out)
 {
     scene play;
     crew_member strangers[8];
@@ -246,11 +246,5 @@ static void many_unknown_keys_do_not_keep_a_worker_out(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_strangers_say_is_never_heard),
-        cmocka_unit_test(many_at_once_leave_nothing_behind),
-        cmocka_unit_test(many_unknown_keys_do_not_keep_a_worker_out),
-        cmocka_unit_test(a_peer_that_does_not_finish_the_handshake_is_disconnected),
-    };
-    return cmocka_run_group_tests_name("curve_strangers", tests, NULL, NULL);
+    return test_run("curve_strangers");
 }

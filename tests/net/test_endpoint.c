@@ -41,7 +41,7 @@ static const struct {
     {"tcp://localhost.example.com:5555", false, false, false},
 };
 
-static void an_endpoint_is_local_open_or_ipv6(void **state)
+TEST(an_endpoint_is_local_open_or_ipv6)
 {
     for (size_t i = 0; i < COUNT_OF(readable); i++) {
         rft_endpoint endpoint;
@@ -54,7 +54,7 @@ static void an_endpoint_is_local_open_or_ipv6(void **state)
     }
 }
 
-static void unreadable_endpoints_are_refused_with_a_sentence(void **state)
+TEST(unreadable_endpoints_are_refused_with_a_sentence)
 {
     static const char *const bad[] = {
         "",
@@ -109,7 +109,7 @@ static rft_endpoint placed(const char *text)
     return endpoint;
 }
 
-static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
+TEST(names_of_a_user_are_paths_in_a_folder_of_its_own)
 {
     char expected[128];
     file_tree tree = file_tree_open();
@@ -126,7 +126,7 @@ static void names_of_a_user_are_paths_in_a_folder_of_its_own(void **state)
     file_tree_close(&tree);
 }
 
-static void a_folder_too_long_for_a_socket_is_passed_over(void **state)
+TEST(a_folder_too_long_for_a_socket_is_passed_over)
 {
     char below[256];
     file_tree tree = file_tree_open();
@@ -157,7 +157,7 @@ static void leave_files(const char *path)
     assert_int_equal(access(path, F_OK), 0);
 }
 
-static void files_of_dead_processes_are_removed_and_others_kept(void **state)
+TEST(files_of_dead_processes_are_removed_and_others_kept)
 {
     char lock[128], fresh[128];
     rft_ipc living;
@@ -194,7 +194,7 @@ static void files_of_dead_processes_are_removed_and_others_kept(void **state)
     file_tree_close(&tree);
 }
 
-static void too_long_texts_and_paths_are_refused(void **state)
+TEST(too_long_texts_and_paths_are_refused)
 {
     rft_endpoint endpoint;
     char text[400] = "ipc:///";
@@ -206,13 +206,5 @@ static void too_long_texts_and_paths_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_endpoint_is_local_open_or_ipv6),
-        cmocka_unit_test(unreadable_endpoints_are_refused_with_a_sentence),
-        cmocka_unit_test(names_of_a_user_are_paths_in_a_folder_of_its_own),
-        cmocka_unit_test(a_folder_too_long_for_a_socket_is_passed_over),
-        cmocka_unit_test(files_of_dead_processes_are_removed_and_others_kept),
-        cmocka_unit_test(too_long_texts_and_paths_are_refused),
-    };
-    return cmocka_run_group_tests_name("endpoint", tests, NULL, NULL);
+    return test_run("endpoint");
 }

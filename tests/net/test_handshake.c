@@ -141,7 +141,7 @@ static size_t answer_bytes(const answer *it, char room[256])
     return count;
 }
 
-static void a_worker_outlives_what_answers_in_the_trainers_place(void **state)
+TEST(a_worker_outlives_what_answers_in_the_trainers_place)
 {
     for (size_t i = 0; i < COUNT_OF(answers); i++) {
         const answer *it = &answers[i];
@@ -170,7 +170,7 @@ static void *hang_up(void *user)
 }
 
 /* As a trainer with keys may do; the reason cannot be known, so it is no failure of its own. */
-static void a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing(void **state)
+TEST(a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing)
 {
     refit_config config = quick_config();
     refit_glance *glance = NULL;
@@ -192,9 +192,5 @@ static void a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing(vo
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing),
-        cmocka_unit_test(a_worker_outlives_what_answers_in_the_trainers_place),
-    };
-    return cmocka_run_group_tests_name("handshake", tests, NULL, NULL);
+    return test_run("handshake");
 }

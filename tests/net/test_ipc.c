@@ -36,7 +36,9 @@ static int place_close(void **state)
     return code;
 }
 
-static void socket_is_ours_alone_to_connect(void **state)
+#define IN_A_PLACE(name) TEST_WITH(name, place_open, place_close)
+
+IN_A_PLACE(socket_is_ours_alone_to_connect)
 {
     place *here = *state;
     rft_ipc ipc;
@@ -51,7 +53,7 @@ static void socket_is_ours_alone_to_connect(void **state)
     assert_int_not_equal(access(here->path, F_OK), 0);
 }
 
-static void second_owner_is_refused_until_the_first_closes(void **state)
+IN_A_PLACE(second_owner_is_refused_until_the_first_closes)
 {
     place *here = *state;
     rft_ipc first, second;
@@ -69,7 +71,7 @@ static void second_owner_is_refused_until_the_first_closes(void **state)
 }
 
 /* As when the system removes the folder of a user after logout. */
-static void an_owner_whose_files_were_removed_leaves_those_of_the_next(void **state)
+IN_A_PLACE(an_owner_whose_files_were_removed_leaves_those_of_the_next)
 {
     const place *here = *state;
     rft_ipc first, second;
@@ -87,7 +89,7 @@ static void an_owner_whose_files_were_removed_leaves_those_of_the_next(void **st
     close(fds[1]);
 }
 
-static void what_a_killed_owner_left_is_taken_over(void **state)
+IN_A_PLACE(what_a_killed_owner_left_is_taken_over)
 {
     place *here = *state;
     pid_t child = fork();
@@ -107,7 +109,7 @@ static void what_a_killed_owner_left_is_taken_over(void **state)
     rft_ipc_close(&ipc);
 }
 
-static void file_that_is_no_socket_is_left_alone(void **state)
+IN_A_PLACE(file_that_is_no_socket_is_left_alone)
 {
     place *here = *state;
     FILE *file = fopen(here->path, "w");
@@ -119,7 +121,7 @@ static void file_that_is_no_socket_is_left_alone(void **state)
     assert_int_equal(access(here->path, F_OK), 0);
 }
 
-static void the_socket_of_a_stranger_is_left_alone(void **state)
+IN_A_PLACE(the_socket_of_a_stranger_is_left_alone)
 {
     place *here = *state;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -135,7 +137,7 @@ static void the_socket_of_a_stranger_is_left_alone(void **state)
 }
 
 /* In a folder in which all users make files, the lock does not lie beside the socket. */
-static void one_lock_guards_a_path_however_it_is_written(void **state)
+IN_A_PLACE(one_lock_guards_a_path_however_it_is_written)
 {
     place *here = *state;
     char own[80], lock[96], roundabout[128];
@@ -160,7 +162,7 @@ static void one_lock_guards_a_path_however_it_is_written(void **state)
     assert_int_equal(rmdir(own), 0);
 }
 
-static void only_this_user_and_root_may_listen(void **state)
+TEST(only_this_user_and_root_may_listen)
 {
     char own[64];
     refit_error error;
@@ -171,7 +173,7 @@ static void only_this_user_and_root_may_listen(void **state)
     assert_says(&error, "user 61002 listens at ipc:///s");
 }
 
-static void a_listener_that_is_not_told_is_refused(void **state)
+TEST(a_listener_that_is_not_told_is_refused)
 {
     static const char *const bad[] = {
         NULL,
@@ -210,7 +212,7 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *size)
     return code;
 }
 
-static void a_peer_of_another_pid_namespace_is_judged_by_its_user(void **state)
+TEST(a_peer_of_another_pid_namespace_is_judged_by_its_user)
 {
     refit_error error;
     int pair[2];
@@ -227,7 +229,7 @@ static void a_peer_of_another_pid_namespace_is_judged_by_its_user(void **state)
     close(lone);
 }
 
-static void a_socket_is_known_by_its_path_until_it_is_removed(void **state)
+IN_A_PLACE(a_socket_is_known_by_its_path_until_it_is_removed)
 {
     const place *here = *state;
     rft_ipc ipc;
@@ -245,7 +247,7 @@ static void a_socket_is_known_by_its_path_until_it_is_removed(void **state)
     rft_ipc_close(&ipc);
 }
 
-static void a_folder_that_is_refused_is_named_with_a_way_out(void **state)
+IN_A_PLACE(a_folder_that_is_refused_is_named_with_a_way_out)
 {
     const place *here = *state;
     refit_error error;
@@ -266,7 +268,7 @@ static void a_folder_that_is_refused_is_named_with_a_way_out(void **state)
     assert_int_equal(chmod(here->folder, 0700), 0);
 }
 
-static void missing_folder_is_an_error_of_the_system(void **state)
+TEST(missing_folder_is_an_error_of_the_system)
 {
     rft_ipc ipc;
     int fd;
@@ -275,24 +277,7 @@ static void missing_folder_is_an_error_of_the_system(void **state)
     assert_int_not_equal(error.subsystem, 0);
 }
 
-#define IN_A_PLACE(test) cmocka_unit_test_setup_teardown(test, place_open, place_close)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        IN_A_PLACE(socket_is_ours_alone_to_connect),
-        IN_A_PLACE(second_owner_is_refused_until_the_first_closes),
-        IN_A_PLACE(what_a_killed_owner_left_is_taken_over),
-        IN_A_PLACE(an_owner_whose_files_were_removed_leaves_those_of_the_next),
-        IN_A_PLACE(file_that_is_no_socket_is_left_alone),
-        IN_A_PLACE(the_socket_of_a_stranger_is_left_alone),
-        IN_A_PLACE(one_lock_guards_a_path_however_it_is_written),
-        IN_A_PLACE(a_socket_is_known_by_its_path_until_it_is_removed),
-        IN_A_PLACE(a_folder_that_is_refused_is_named_with_a_way_out),
-        cmocka_unit_test(a_peer_of_another_pid_namespace_is_judged_by_its_user),
-        cmocka_unit_test(only_this_user_and_root_may_listen),
-        cmocka_unit_test(a_listener_that_is_not_told_is_refused),
-        cmocka_unit_test(missing_folder_is_an_error_of_the_system),
-    };
-    return cmocka_run_group_tests_name("ipc", tests, NULL, NULL);
+    return test_run("ipc");
 }

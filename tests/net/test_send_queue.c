@@ -19,7 +19,7 @@ static refit_status put(rft_send_queue *queue, unsigned char to, uint64_t versio
     return rft_send_queue_put(queue, &id, &message, &allowed, NULL);
 }
 
-static void messages_come_out_in_order(void **state)
+TEST(messages_come_out_in_order)
 {
     rft_send_queue queue = {0};
     rft_limits allowed = limits();
@@ -43,7 +43,7 @@ static void messages_come_out_in_order(void **state)
     rft_send_queue_close(&queue);
 }
 
-static void failed_put_leaves_what_was_there(void **state)
+TEST(failed_put_leaves_what_was_there)
 {
     for (uint64_t nth = 1;; nth++) {
         rft_send_queue queue = {0};
@@ -69,9 +69,5 @@ static void failed_put_leaves_what_was_there(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_come_out_in_order),
-        cmocka_unit_test(failed_put_leaves_what_was_there),
-    };
-    return cmocka_run_group_tests_name("send_queue", tests, NULL, NULL);
+    return test_run("send_queue");
 }

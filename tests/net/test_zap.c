@@ -75,7 +75,7 @@ static bool is_admitted(const scene *it, const rft_key *key)
     return strcmp(code, "200") == 0;
 }
 
-static void a_key_that_is_removed_is_admitted_no_more(void **state)
+TEST(a_key_that_is_removed_is_admitted_no_more)
 {
     scene play;
     int wake;
@@ -121,7 +121,7 @@ static int count_looks(int watch)
 }
 
 /* Looks are counted where they happen, and held against the time that they had. */
-static void requests_do_not_keep_the_disk_busy(void **state)
+TEST(requests_do_not_keep_the_disk_busy)
 {
     scene play;
     scene_open(&play);
@@ -143,9 +143,5 @@ static void requests_do_not_keep_the_disk_busy(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_key_that_is_removed_is_admitted_no_more),
-        cmocka_unit_test(requests_do_not_keep_the_disk_busy),
-    };
-    return cmocka_run_group_tests_name("zap", tests, NULL, NULL);
+    return test_run("zap");
 }

@@ -120,7 +120,7 @@ static void fork_a_child(const domain *parents)
 }
 
 /* The folder has changed, so the handler needs memory for what it reads. */
-static void a_child_forked_while_the_handler_looks_opens_a_domain(void **state)
+TEST(a_child_forked_while_the_handler_looks_opens_a_domain)
 {
     const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
     domain it = {0};
@@ -138,7 +138,7 @@ static void a_child_forked_while_the_handler_looks_opens_a_domain(void **state)
     locksmith_close(&smith);
 }
 
-static void a_child_forked_while_a_domain_opens_opens_its_own(void **state)
+TEST(a_child_forked_while_a_domain_opens_opens_its_own)
 {
     rft_thread thread;
     domain it = {0};
@@ -162,9 +162,5 @@ int main(void)
 #if defined(__SANITIZE_THREAD__)
     return 77; /* it takes the first thread of a forked child for one of the parent's, and stops */
 #endif
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_child_forked_while_the_handler_looks_opens_a_domain),
-        cmocka_unit_test(a_child_forked_while_a_domain_opens_opens_its_own),
-    };
-    return cmocka_run_group_tests_name("zap_fork", tests, setup, NULL);
+    return test_run_within("zap_fork", setup, NULL);
 }

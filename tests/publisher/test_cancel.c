@@ -43,7 +43,7 @@ static void *wait_for_one(void *user)
     return NULL;
 }
 
-static void a_wait_for_workers_ends(void **state)
+ON_SCENE(a_wait_for_workers_ends)
 {
     scene *on = *state;
     rft_thread thread;
@@ -57,7 +57,7 @@ static void a_wait_for_workers_ends(void **state)
     }
 }
 
-static void one_with_nothing_to_end_is_for_the_next_wait_and_told_once(void **state)
+ON_SCENE(one_with_nothing_to_end_is_for_the_next_wait_and_told_once)
 {
     scene *on = *state;
     refit_error error;
@@ -80,7 +80,7 @@ static void handle(int number)
     refit_publisher_cancel(interrupted);
 }
 
-static void a_signal_handler_may_cancel(void **state)
+ON_SCENE(a_signal_handler_may_cancel)
 {
     scene *on = *state;
     rft_thread thread;
@@ -98,7 +98,7 @@ static void a_signal_handler_may_cancel(void **state)
 
 /* ---- begin */
 
-static void a_begin_that_was_cancelled_before_has_begun_nothing(void **state)
+ON_SCENE(a_begin_that_was_cancelled_before_has_begun_nothing)
 {
     scene *on = *state;
     refit_error error;
@@ -113,7 +113,7 @@ static void a_begin_that_was_cancelled_before_has_begun_nothing(void **state)
 }
 
 /* With one slot and shared memory begin waits for the workers that read the version before. */
-static void a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker(void **state)
+ON_SCENE(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker)
 {
     scene *on = *state;
     scene_open(on, 1, true);
@@ -130,7 +130,7 @@ static void a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker(void **sta
 
 /* ---- commit */
 
-static void a_commit_that_was_cancelled_before_aborts_the_version(void **state)
+ON_SCENE(a_commit_that_was_cancelled_before_aborts_the_version)
 {
     scene *on = *state;
     refit_error error;
@@ -154,7 +154,7 @@ static void a_commit_that_was_cancelled_before_aborts_the_version(void **state)
 
 /* One worker has staged the version, one has not. Both are told to drop it, and a worker that joins
  * later gets the version before, bit for bit. */
-static void a_commit_that_waits_for_stages_aborts_the_version(void **state)
+ON_SCENE(a_commit_that_waits_for_stages_aborts_the_version)
 {
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -179,7 +179,7 @@ static void a_commit_that_waits_for_stages_aborts_the_version(void **state)
 }
 
 /* COMMIT is out: one has applied it, the other says so later. */
-static void a_commit_that_waits_for_applies_leaves_the_version(void **state)
+ON_SCENE(a_commit_that_waits_for_applies_leaves_the_version)
 {
     scene *on = *state;
     scene_open(on, 2, false);
@@ -200,7 +200,7 @@ static void a_commit_that_waits_for_applies_leaves_the_version(void **state)
 
 /* A worker that is no longer awaited is not evicted for silence about the old version, and is
  * offered the next one. */
-static void worker_that_never_said_committed_is_offered_the_next_version(void **state)
+ON_SCENE(worker_that_never_said_committed_is_offered_the_next_version)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -215,16 +215,5 @@ static void worker_that_never_said_committed_is_offered_the_next_version(void **
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_SCENE(a_wait_for_workers_ends),
-        ON_SCENE(one_with_nothing_to_end_is_for_the_next_wait_and_told_once),
-        ON_SCENE(a_signal_handler_may_cancel),
-        ON_SCENE(a_begin_that_was_cancelled_before_has_begun_nothing),
-        ON_SCENE(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker),
-        ON_SCENE(a_commit_that_was_cancelled_before_aborts_the_version),
-        ON_SCENE(a_commit_that_waits_for_stages_aborts_the_version),
-        ON_SCENE(a_commit_that_waits_for_applies_leaves_the_version),
-        ON_SCENE(worker_that_never_said_committed_is_offered_the_next_version),
-    };
-    return cmocka_run_group_tests_name("cancel", tests, NULL, NULL);
+    return test_run("cancel");
 }

@@ -17,7 +17,7 @@ static raw_worker *open_stranger(scene *on)
     return scene_add(on, "w", false);
 }
 
-static void hello_said_twice_is_welcomed_twice(void **state)
+ON_SCENE(hello_said_twice_is_welcomed_twice)
 {
     scene *on = *state;
     raw_worker *worker = open_stranger(on);
@@ -40,7 +40,7 @@ static raw_worker *open_applied(scene *on)
 
 /* While a trainer was stopped, its workers have lost it and say HELLO again. The report still says
  * what they did for its version. */
-static void worker_that_joins_again_is_still_named_for_the_version_it_applied(void **state)
+ON_SCENE(worker_that_joins_again_is_still_named_for_the_version_it_applied)
 {
     scene *on = *state;
     raw_worker *worker = open_applied(on);
@@ -78,7 +78,7 @@ static void joins_another_epoch(raw_worker *worker)
     raw_worker_send(worker, &join);
 }
 
-static void worker_that_cannot_join_is_refused_for_now_or_for_good(void **state)
+ON_SCENE(worker_that_cannot_join_is_refused_for_now_or_for_good)
 {
     scene *on = *state;
     static const struct {
@@ -100,7 +100,7 @@ static void worker_that_cannot_join_is_refused_for_now_or_for_good(void **state)
     }
 }
 
-static void worker_with_a_false_proof_is_evicted(void **state)
+ON_SCENE(worker_with_a_false_proof_is_evicted)
 {
     scene *on = *state;
     raw_worker *worker = open_stranger(on);
@@ -115,7 +115,7 @@ static void worker_with_a_false_proof_is_evicted(void **state)
     assert_int_equal(trainer_stats(&on->trainer).messages_refused, 1);
 }
 
-static void without_shared_memory_there_is_no_probe(void **state)
+ON_SCENE(without_shared_memory_there_is_no_probe)
 {
     scene *on = *state;
     on->config.broadcast_shm = REFIT_SHM_OFF;
@@ -124,7 +124,7 @@ static void without_shared_memory_there_is_no_probe(void **state)
     assert_int_equal(raw_worker_expect(worker, RFT_WELCOME)->as.welcome.probe.count, 0);
 }
 
-static void worker_above_the_limit_is_refused_for_now(void **state)
+ON_SCENE(worker_above_the_limit_is_refused_for_now)
 {
     scene *on = *state;
     on->config.limits_workers = 1;
@@ -140,7 +140,7 @@ static void worker_above_the_limit_is_refused_for_now(void **state)
     (void)raw_worker_has_heard(second, RFT_REFUSE);
 }
 
-static void name_of_a_living_worker_is_taken(void **state)
+ON_SCENE(name_of_a_living_worker_is_taken)
 {
     scene *on = *state;
     refit_error error;
@@ -156,7 +156,7 @@ static void name_of_a_living_worker_is_taken(void **state)
 
 /* The heartbeat timeout is not waited for: a HELLO with the same name makes the trainer find out
  * that the killed worker's connection is gone. */
-static void name_of_a_dead_worker_is_free_soon(void **state)
+ON_SCENE(name_of_a_dead_worker_is_free_soon)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -169,7 +169,7 @@ static void name_of_a_dead_worker_is_free_soon(void **state)
     }
 }
 
-static void worker_that_reconnects_takes_its_place_again(void **state)
+ON_SCENE(worker_that_reconnects_takes_its_place_again)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -189,7 +189,7 @@ static void worker_that_reconnects_takes_its_place_again(void **state)
     expect_refusal(worker, REFIT_ERR_STALE, false);
 }
 
-static void changed_tensors_are_sent_again(void **state)
+ON_SCENE(changed_tensors_are_sent_again)
 {
     scene *on = *state;
     raw_worker *worker = open_applied(on);
@@ -203,17 +203,5 @@ static void changed_tensors_are_sent_again(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_SCENE(hello_said_twice_is_welcomed_twice),
-        ON_SCENE(worker_that_joins_again_is_still_named_for_the_version_it_applied),
-        ON_SCENE(worker_that_cannot_join_is_refused_for_now_or_for_good),
-        ON_SCENE(worker_with_a_false_proof_is_evicted),
-        ON_SCENE(without_shared_memory_there_is_no_probe),
-        ON_SCENE(worker_above_the_limit_is_refused_for_now),
-        ON_SCENE(name_of_a_living_worker_is_taken),
-        ON_SCENE(name_of_a_dead_worker_is_free_soon),
-        ON_SCENE(worker_that_reconnects_takes_its_place_again),
-        ON_SCENE(changed_tensors_are_sent_again),
-    };
-    return cmocka_run_group_tests_name("joining", tests, NULL, NULL);
+    return test_run("joining");
 }

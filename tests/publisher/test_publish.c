@@ -2,7 +2,7 @@
  * and in parts, early, late and in time. */
 #include "scene.h"
 
-static void worker_receives_what_was_written(void **state)
+ON_SCENE(worker_receives_what_was_written)
 {
     scene *on = *state;
     for (int shm = 0; shm < 2; shm++) {
@@ -20,7 +20,7 @@ static void worker_receives_what_was_written(void **state)
 }
 
 /* The version has no members, so commit decides at once, while frames are made for the guest. */
-static void guest_fetches_while_the_version_commits(void **state)
+ON_SCENE(guest_fetches_while_the_version_commits)
 {
     scene *on = *state;
     scene_open(on, 0, false);
@@ -42,7 +42,7 @@ static void guest_fetches_while_the_version_commits(void **state)
     }
 }
 
-static void frames_travel_while_the_rest_is_written(void **state)
+ON_SCENE(frames_travel_while_the_rest_is_written)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -60,7 +60,7 @@ static void frames_travel_while_the_rest_is_written(void **state)
     (void)raw_worker_expect(worker, RFT_ABORT);
 }
 
-static void worker_that_holds_the_version_is_offered_nothing(void **state)
+ON_SCENE(worker_that_holds_the_version_is_offered_nothing)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -71,7 +71,7 @@ static void worker_that_holds_the_version_is_offered_nothing(void **state)
     (void)raw_worker_expect(&on->workers[0], RFT_BEAT);
 }
 
-static void lost_frames_are_sent_again(void **state)
+ON_SCENE(lost_frames_are_sent_again)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -87,7 +87,7 @@ static void lost_frames_are_sent_again(void **state)
     assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_PEER);
 }
 
-static void one_slot_waits_until_the_update_is_closed(void **state)
+ON_SCENE(one_slot_waits_until_the_update_is_closed)
 {
     scene *on = *state;
     char segment[RFT_SEGMENT_NAME_BYTES];
@@ -106,7 +106,7 @@ static void one_slot_waits_until_the_update_is_closed(void **state)
     assert_ok(trainer_join(&on->trainer));
 }
 
-static void store_is_as_before_after_an_abort(void **state)
+ON_SCENE(store_is_as_before_after_an_abort)
 {
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -126,14 +126,5 @@ static void store_is_as_before_after_an_abort(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_SCENE(worker_receives_what_was_written),
-        ON_SCENE(guest_fetches_while_the_version_commits),
-        ON_SCENE(frames_travel_while_the_rest_is_written),
-        ON_SCENE(worker_that_holds_the_version_is_offered_nothing),
-        ON_SCENE(lost_frames_are_sent_again),
-        ON_SCENE(one_slot_waits_until_the_update_is_closed),
-        ON_SCENE(store_is_as_before_after_an_abort),
-    };
-    return cmocka_run_group_tests_name("publish", tests, NULL, NULL);
+    return test_run("publish");
 }

@@ -58,7 +58,7 @@ static void leave(scene *on)
 
 /* The good worker is told, and the next version is committed with it alone. (test_transaction.c has
  * all ways in which a worker can be lost.) */
-static void worker_that_fails_aborts_the_version(void **state)
+ON_SCENE(worker_that_fails_aborts_the_version)
 {
     scene *on = *state;
     offer(on, true);
@@ -79,7 +79,7 @@ static void worker_that_fails_aborts_the_version(void **state)
 }
 
 /* The timeout is short once nothing more has to come in time. */
-static void late_worker_is_evicted_and_has_to_join_again(void **state)
+ON_SCENE(late_worker_is_evicted_and_has_to_join_again)
 {
     scene *on = *state;
     scene_open(on, 1, false);
@@ -117,7 +117,7 @@ static void open_with_a_reader(scene *on, uint32_t slots, refit_shm shm)
 
 /* With one slot begin evicts a worker that does not let go; with two the worker goes by itself.
  * What it has mapped never changes, however long it stays. */
-static void bytes_that_a_lost_worker_maps_never_change(void **state)
+ON_SCENE(bytes_that_a_lost_worker_maps_never_change)
 {
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -147,7 +147,7 @@ static void lose_a_reader(scene *on, uint32_t slots, refit_shm shm)
     if (slots == 2) publish_to_good(on, 2);
 }
 
-static void sockets_take_over_where_shared_memory_has_run_out(void **state)
+ON_SCENE(sockets_take_over_where_shared_memory_has_run_out)
 {
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -163,7 +163,7 @@ static void sockets_take_over_where_shared_memory_has_run_out(void **state)
     }
 }
 
-static void required_shared_memory_that_is_missing_stops_only_this_begin(void **state)
+ON_SCENE(required_shared_memory_that_is_missing_stops_only_this_begin)
 {
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -177,7 +177,7 @@ static void required_shared_memory_that_is_missing_stops_only_this_begin(void **
     }
 }
 
-static void what_is_said_twice_is_answered_twice(void **state)
+ON_SCENE(what_is_said_twice_is_answered_twice)
 {
     scene *on = *state;
     offer(on, false);
@@ -198,7 +198,7 @@ static void what_is_said_twice_is_answered_twice(void **state)
 }
 
 /* COMMITTED was lost: the next beat says it. */
-static void beat_makes_up_for_a_lost_answer(void **state)
+ON_SCENE(beat_makes_up_for_a_lost_answer)
 {
     scene *on = *state;
     offer(on, false);
@@ -210,7 +210,7 @@ static void beat_makes_up_for_a_lost_answer(void **state)
     assert_ok(trainer_join(&on->trainer));
 }
 
-static void garbage_costs_only_its_sender(void **state)
+ON_SCENE(garbage_costs_only_its_sender)
 {
     scene *on = *state;
     static const char *const garbage[] = {"", "x", "\x81\xa1k\xa5hello", "\x81\xa1k\xa7welcome",
@@ -233,7 +233,7 @@ static void garbage_costs_only_its_sender(void **state)
     }
 }
 
-static void worker_that_asks_for_the_impossible_is_evicted(void **state)
+ON_SCENE(worker_that_asks_for_the_impossible_is_evicted)
 {
     scene *on = *state;
     scene_open(on, 2, false);
@@ -249,7 +249,7 @@ static void worker_that_asks_for_the_impossible_is_evicted(void **state)
 
 /* Through inproc, which keeps the messages that a worker has not read when the trainer closes: over
  * TCP ZeroMQ drops them once the connection has ended (channel.c). */
-static void close_in_every_phase_tells_the_workers(void **state)
+ON_SCENE(close_in_every_phase_tells_the_workers)
 {
     scene *on = *state;
     for (int phase = 0; phase < 3; phase++) {
@@ -272,17 +272,5 @@ static void close_in_every_phase_tells_the_workers(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_SCENE(worker_that_fails_aborts_the_version),
-        ON_SCENE(late_worker_is_evicted_and_has_to_join_again),
-        ON_SCENE(bytes_that_a_lost_worker_maps_never_change),
-        ON_SCENE(sockets_take_over_where_shared_memory_has_run_out),
-        ON_SCENE(required_shared_memory_that_is_missing_stops_only_this_begin),
-        ON_SCENE(what_is_said_twice_is_answered_twice),
-        ON_SCENE(beat_makes_up_for_a_lost_answer),
-        ON_SCENE(garbage_costs_only_its_sender),
-        ON_SCENE(worker_that_asks_for_the_impossible_is_evicted),
-        ON_SCENE(close_in_every_phase_tells_the_workers),
-    };
-    return cmocka_run_group_tests_name("publish_faults", tests, NULL, NULL);
+    return test_run("publish_faults");
 }

@@ -24,7 +24,7 @@ static refit_status write_one(refit_publisher *publisher, uint32_t tensor, uint6
     return status;
 }
 
-static void missing_arguments_are_refused(void **state)
+TEST(missing_arguments_are_refused)
 {
     refit_publisher *publisher = open_bare();
     refit_worker_info info = {0};
@@ -43,7 +43,7 @@ static void missing_arguments_are_refused(void **state)
     refit_publisher_close(publisher);
 }
 
-static void calls_in_the_wrong_state_are_refused(void **state)
+ON_SCENE(calls_in_the_wrong_state_are_refused)
 {
     scene *on = *state;
     refit_publisher *bare = open_bare();
@@ -64,7 +64,7 @@ static void calls_in_the_wrong_state_are_refused(void **state)
     assert_int_equal(refit_publisher_commit(on->publisher, NULL), REFIT_ERR_STATE);
 }
 
-static void wrong_writes_are_refused_and_change_nothing(void **state)
+ON_SCENE(wrong_writes_are_refused_and_change_nothing)
 {
     scene *on = *state;
     scene_open(on, 0, false);
@@ -77,7 +77,7 @@ static void wrong_writes_are_refused_and_change_nothing(void **state)
     assert_int_equal(write_one(on->publisher, 0, 65536 * 2), REFIT_ERR_STATE);
 }
 
-static void version_that_lacks_a_tensor_stays_open(void **state)
+ON_SCENE(version_that_lacks_a_tensor_stays_open)
 {
     scene *on = *state;
     scene_open(on, 0, false);
@@ -90,7 +90,7 @@ static void version_that_lacks_a_tensor_stays_open(void **state)
     assert_ok(refit_publisher_commit(on->publisher, NULL));
 }
 
-static void no_number_is_above_the_last_one(void **state)
+ON_SCENE(no_number_is_above_the_last_one)
 {
     scene *on = *state;
     scene_open(on, 0, false);
@@ -100,7 +100,7 @@ static void no_number_is_above_the_last_one(void **state)
                    "no number is left above 18446744073709551615");
 }
 
-static void memory_that_cannot_be_is_refused(void **state)
+ON_SCENE(memory_that_cannot_be_is_refused)
 {
     scene *on = *state;
     refit_error error;
@@ -117,7 +117,7 @@ static void memory_that_cannot_be_is_refused(void **state)
     }
 }
 
-static void numbers_only_rise(void **state)
+ON_SCENE(numbers_only_rise)
 {
     scene *on = *state;
     scene_open(on, 0, false);
@@ -131,7 +131,7 @@ static void numbers_only_rise(void **state)
     assert_int_equal(refit_publisher_version(on->publisher), 7);
 }
 
-static void bad_manifests_are_refused(void **state)
+TEST(bad_manifests_are_refused)
 {
     refit_publisher *publisher = open_bare();
     refit_tensor tensors[2] = {sample_tensors()[0], sample_tensors()[0]};
@@ -143,7 +143,7 @@ static void bad_manifests_are_refused(void **state)
 
 #define HUGE_BYTES (UINT64_C(1) << 38)
 
-static void store_that_does_not_fit_is_an_error_where_shm_is_required(void **state)
+TEST(store_that_does_not_fit_is_an_error_where_shm_is_required)
 {
     rft_budget room;
     refit_publisher *publisher = NULL;
@@ -164,7 +164,7 @@ static void store_that_does_not_fit_is_an_error_where_shm_is_required(void **sta
     refit_publisher_close(publisher);
 }
 
-static void endpoints_are_guarded(void **state)
+TEST(endpoints_are_guarded)
 {
     refit_config config = trainer_config();
     refit_publisher *first = NULL, *second = NULL;
@@ -180,7 +180,7 @@ static void endpoints_are_guarded(void **state)
     assert_int_equal(refit_publisher_open("inproc://x", &config, &first, NULL), REFIT_ERR_CONFIG);
 }
 
-static void wait_for_workers_ends_at_its_timeout(void **state)
+TEST(wait_for_workers_ends_at_its_timeout)
 {
     refit_publisher *publisher = open_bare();
     refit_worker_info info = {.size = sizeof info};
@@ -193,7 +193,7 @@ static void wait_for_workers_ends_at_its_timeout(void **state)
     refit_publisher_close(publisher);
 }
 
-static void without_workers_a_version_commits_at_once(void **state)
+ON_SCENE(without_workers_a_version_commits_at_once)
 {
     scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -209,7 +209,7 @@ static void without_workers_a_version_commits_at_once(void **state)
     }
 }
 
-static void quorum_without_workers_is_aborted(void **state)
+ON_SCENE(quorum_without_workers_is_aborted)
 {
     scene *on = *state;
     on->config.broadcast_commit = REFIT_COMMIT_QUORUM;
@@ -221,7 +221,7 @@ static void quorum_without_workers_is_aborted(void **state)
     assert_int_equal(trainer_stats(&on->trainer).publish_aborts, 1);
 }
 
-static void changed_tensors_make_a_new_store(void **state)
+ON_SCENE(changed_tensors_make_a_new_store)
 {
     scene *on = *state;
     scene_open(on, 0, false);
@@ -248,7 +248,7 @@ static refit_status open_declare_publish(const refit_config *config)
     return status;
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
     refit_config config = trainer_config();
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -265,7 +265,7 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
-static void what_was_kept_of_a_worker_goes_with_the_publisher(void **state)
+ON_SCENE(what_was_kept_of_a_worker_goes_with_the_publisher)
 {
     scene *on = *state;
     failing_alloc_begin(0);
@@ -308,7 +308,7 @@ void __wrap_rft_mutex_close(rft_mutex *mutex)
     __real_rft_mutex_close(mutex);
 }
 
-static void open_that_gets_no_thread_leaves_nothing_open(void **state)
+TEST(open_that_gets_no_thread_leaves_nothing_open)
 {
     refit_config config = trainer_config();
     refit_publisher *publisher = NULL;
@@ -324,24 +324,5 @@ static void open_that_gets_no_thread_leaves_nothing_open(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(missing_arguments_are_refused),
-        ON_SCENE(calls_in_the_wrong_state_are_refused),
-        ON_SCENE(wrong_writes_are_refused_and_change_nothing),
-        ON_SCENE(version_that_lacks_a_tensor_stays_open),
-        ON_SCENE(numbers_only_rise),
-        ON_SCENE(no_number_is_above_the_last_one),
-        ON_SCENE(memory_that_cannot_be_is_refused),
-        cmocka_unit_test(bad_manifests_are_refused),
-        cmocka_unit_test(store_that_does_not_fit_is_an_error_where_shm_is_required),
-        cmocka_unit_test(endpoints_are_guarded),
-        cmocka_unit_test(wait_for_workers_ends_at_its_timeout),
-        ON_SCENE(without_workers_a_version_commits_at_once),
-        ON_SCENE(quorum_without_workers_is_aborted),
-        ON_SCENE(changed_tensors_make_a_new_store),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-        ON_SCENE(what_was_kept_of_a_worker_goes_with_the_publisher),
-        cmocka_unit_test(open_that_gets_no_thread_leaves_nothing_open),
-    };
-    return cmocka_run_group_tests_name("publisher", tests, NULL, NULL);
+    return test_run("publisher");
 }

@@ -73,6 +73,8 @@ static int close_scene(void **state)
     return 0;
 }
 
+#define ON_GPU(name) TEST_WITH(name, open_scene, close_scene)
+
 static void take(scene *on, uint64_t version)
 {
     raw_worker_stage(&on->worker);
@@ -159,7 +161,7 @@ static void check_delivery(const struct delivery *row, uint32_t slots, bool at_o
     scene_close(&on);
 }
 
-static void workers_receive_what_was_written(void **state)
+TEST(workers_receive_what_was_written)
 {
     for (size_t i = 0; i < COUNT_OF(DELIVERIES); i++)
         for (uint32_t slots = 1; slots <= 2; slots++)
@@ -169,7 +171,7 @@ static void workers_receive_what_was_written(void **state)
 
 /* The tensor that was written last is compared, and its frames are sent, while the next one is
  * copied, but not after an abort. */
-static void a_version_dropped_half_written_leaves_the_next_one_alone(void **state)
+ON_GPU(a_version_dropped_half_written_leaves_the_next_one_alone)
 {
     scene *on = *state;
     trainer_begin(&on->trainer, 1);
@@ -187,7 +189,7 @@ static void a_version_dropped_half_written_leaves_the_next_one_alone(void **stat
     apply(on, 3);
 }
 
-static void part_after_part_makes_a_version(void **state)
+TEST(part_after_part_makes_a_version)
 {
     for (int gpu = 0; gpu < 2; gpu++) {
         scene on;
@@ -264,7 +266,7 @@ static rft_digest128 publish_many(bool gpu, uint64_t *waits)
     return digest;
 }
 
-static void a_gpu_is_waited_for_once_a_thousand_tensors(void **state)
+TEST(a_gpu_is_waited_for_once_a_thousand_tensors)
 {
     uint64_t waits;
     rft_digest128 by_cpu = publish_many(false, &waits);
@@ -273,7 +275,7 @@ static void a_gpu_is_waited_for_once_a_thousand_tensors(void **state)
     assert_int_equal(waits, 3);
 }
 
-static void the_store_is_page_locked_when_a_gpu_first_writes(void **state)
+ON_GPU(the_store_is_page_locked_when_a_gpu_first_writes)
 {
     scene *on = *state;
     assert_int_equal(trainer_stats(&on->trainer).publish_pinned_bytes, 0);
@@ -291,7 +293,7 @@ static void the_store_is_page_locked_when_a_gpu_first_writes(void **state)
     assert_int_equal(fake_cuda_alive().registrations, 2 * ((one + slab - 1) / slab));
 }
 
-static void a_store_that_cannot_be_page_locked_is_written_all_the_same(void **state)
+ON_GPU(a_store_that_cannot_be_page_locked_is_written_all_the_same)
 {
     scene *on = *state;
     scene_join(on, true);
@@ -303,7 +305,7 @@ static void a_store_that_cannot_be_page_locked_is_written_all_the_same(void **st
 }
 
 /* Another stream of the caller's is blocked meanwhile. */
-static void write_waits_for_no_other_stream(void **state)
+ON_GPU(write_waits_for_no_other_stream)
 {
     scene *on = *state;
     refit_stream_ref stream;
@@ -318,7 +320,7 @@ static void write_waits_for_no_other_stream(void **state)
 }
 
 /* The caller's stream is blocked before a copy that makes the weights; write runs on a thread. */
-static void write_comes_after_the_callers_work(void **state)
+ON_GPU(write_comes_after_the_callers_work)
 {
     scene *on = *state;
     refit_stream_ref stream;
@@ -343,7 +345,7 @@ static void write_comes_after_the_callers_work(void **state)
 }
 
 /* Publisher and both devices are closed here, the second one in the order that is refused. */
-static void two_gpus_may_write_one_version(void **state)
+ON_GPU(two_gpus_may_write_one_version)
 {
     scene *on = *state;
     refit_device *second = NULL;
@@ -376,7 +378,7 @@ static void two_gpus_may_write_one_version(void **state)
 
 /* ---- What is refused before anything is written */
 
-static void memory_that_is_not_the_devices_is_refused(void **state)
+ON_GPU(memory_that_is_not_the_devices_is_refused)
 {
     scene *on = *state;
     trainer_begin(&on->trainer, 1);
@@ -420,7 +422,7 @@ static void take_the_memory_away(refit_weight *last, const refit_weight *first)
     last->memory = NULL;
 }
 
-static void a_wrong_list_is_refused_and_writes_nothing(void **state)
+TEST(a_wrong_list_is_refused_and_writes_nothing)
 {
     static const struct {
         void (*spoil)(refit_weight *last, const refit_weight *first);
@@ -451,7 +453,7 @@ static void a_wrong_list_is_refused_and_writes_nothing(void **state)
     }
 }
 
-static void arguments_and_states_are_checked(void **state)
+ON_GPU(arguments_and_states_are_checked)
 {
     scene *on = *state;
     refit_weight weights[SAMPLE_TENSORS];
@@ -507,7 +509,7 @@ static void fail_a_call(const char *call, unsigned nth, bool at_once)
 }
 
 /* (Without memory for the digest batch nothing fails: the tensors are written one by one.) */
-static void a_call_that_fails_leaves_the_rest_to_be_written(void **state)
+TEST(a_call_that_fails_leaves_the_rest_to_be_written)
 {
     const char *const calls[] = {"cuPointerGetAttributes", "cuMemcpyAsync",
                                  "cuMemcpyBatchAsync",     "cuEventRecord",
@@ -521,7 +523,7 @@ static void a_call_that_fails_leaves_the_rest_to_be_written(void **state)
                 fail_a_call(calls[i], nth, at_once);
 }
 
-static void a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host(void **state)
+TEST(a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host)
 {
     static const struct {
         bool at_once;
@@ -596,7 +598,7 @@ static void stop_a_stream(uint32_t slots, bool at_once)
     scene_close(&on);
 }
 
-static void a_stream_that_stands_costs_the_version_and_no_bytes(void **state)
+TEST(a_stream_that_stands_costs_the_version_and_no_bytes)
 {
     for (uint32_t slots = 1; slots <= 2; slots++)
         for (int at_once = 0; at_once < 2; at_once++)
@@ -624,7 +626,7 @@ static refit_status publish_one(bool at_once, refit_device **device, refit_publi
 
 /* Each allocation fails in turn. Without memory for some of the bookkeeping the version is written
  * another way, from a store that is pageable, say. */
-static void no_memory_for_the_books_is_an_error_that_leaks_nothing(void **state)
+TEST(no_memory_for_the_books_is_an_error_that_leaks_nothing)
 {
     bool came = true;
     for (uint64_t nth = 1; came; nth++) {
@@ -647,27 +649,7 @@ static void no_memory_for_the_books_is_an_error_that_leaks_nothing(void **state)
     }
 }
 
-#define ON_GPU(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(workers_receive_what_was_written),
-        ON_GPU(a_version_dropped_half_written_leaves_the_next_one_alone),
-        cmocka_unit_test(part_after_part_makes_a_version),
-        cmocka_unit_test(a_gpu_is_waited_for_once_a_thousand_tensors),
-        ON_GPU(the_store_is_page_locked_when_a_gpu_first_writes),
-        ON_GPU(a_store_that_cannot_be_page_locked_is_written_all_the_same),
-        ON_GPU(write_waits_for_no_other_stream),
-        ON_GPU(write_comes_after_the_callers_work),
-        ON_GPU(two_gpus_may_write_one_version),
-        ON_GPU(memory_that_is_not_the_devices_is_refused),
-        cmocka_unit_test(a_wrong_list_is_refused_and_writes_nothing),
-        ON_GPU(arguments_and_states_are_checked),
-        cmocka_unit_test(a_call_that_fails_leaves_the_rest_to_be_written),
-        cmocka_unit_test(a_lost_gpu_is_told_and_the_publisher_goes_on_from_the_host),
-        cmocka_unit_test(a_stream_that_stands_costs_the_version_and_no_bytes),
-        cmocka_unit_test(no_memory_for_the_books_is_an_error_that_leaks_nothing),
-    };
-    return cmocka_run_group_tests_name("publisher_write", tests, NULL, NULL);
+    return test_run("publisher_write");
 }

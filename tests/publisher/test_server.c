@@ -94,7 +94,7 @@ static void check_goes_on(server_bench *bench)
     assert_int_equal(bench->server.current.version, 3);
 }
 
-static void any_message_in_any_state_concerns_its_sender_alone(void **state)
+ON_BENCH(any_message_in_any_state_concerns_its_sender_alone)
 {
     server_bench *bench = *state;
     for (subject_state subject = 0; subject < SUBJECT_STATES; subject++) {
@@ -114,7 +114,7 @@ static void any_message_in_any_state_concerns_its_sender_alone(void **state)
     }
 }
 
-static void stranger_is_refused_but_not_for_good(void **state)
+ON_BENCH(stranger_is_refused_but_not_for_good)
 {
     server_bench *bench = *state;
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
@@ -128,7 +128,7 @@ static void stranger_is_refused_but_not_for_good(void **state)
     assert_int_equal(bench->server.peers.count, 0);
 }
 
-static void what_only_publishers_say_turns_a_worker_out(void **state)
+ON_BENCH(what_only_publishers_say_turns_a_worker_out)
 {
     server_bench *bench = *state;
     static const rft_message_kind kinds[] = {RFT_WELCOME, RFT_REFUSE, RFT_MANIFEST, RFT_OFFER,
@@ -144,7 +144,7 @@ static void what_only_publishers_say_turns_a_worker_out(void **state)
     }
 }
 
-static void beats_come_in_time_and_only_to_the_subscribed(void **state)
+ON_BENCH(beats_come_in_time_and_only_to_the_subscribed)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -168,7 +168,7 @@ static uint32_t frames_for(server_bench *bench, unsigned worker)
     return count;
 }
 
-static void credits_bound_what_is_in_flight(void **state)
+ON_BENCH(credits_bound_what_is_in_flight)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -199,7 +199,7 @@ static uint32_t frames_for_a_credit(server_bench *bench, uint64_t parts)
     return count;
 }
 
-static void small_frames_share_a_credit_and_debts_are_paid(void **state)
+ON_BENCH(small_frames_share_a_credit_and_debts_are_paid)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -218,7 +218,7 @@ static void small_frames_share_a_credit_and_debts_are_paid(void **state)
 }
 
 /* Frames that are asked for again take no credit, and a version that is gone has none. */
-static void only_frames_that_took_a_credit_give_some_of_it_back(void **state)
+ON_BENCH(only_frames_that_took_a_credit_give_some_of_it_back)
 {
     server_bench *bench = *state;
     rft_frame_order order = {.version = 1, .again = true};
@@ -237,7 +237,7 @@ static void only_frames_that_took_a_credit_give_some_of_it_back(void **state)
     rft_server_frame_sent(&bench->server, &order, 0);
 }
 
-static void workers_take_turns(void **state)
+ON_BENCH(workers_take_turns)
 {
     server_bench *bench = *state;
     rft_frame_order order;
@@ -257,7 +257,7 @@ static void workers_take_turns(void **state)
     assert_false(rft_server_next_frame(&bench->server, &order));
 }
 
-static void worker_that_comes_and_goes_is_remembered_once(void **state)
+ON_BENCH(worker_that_comes_and_goes_is_remembered_once)
 {
     server_bench *bench = *state;
     rft_message bye = {.kind = RFT_BYE};
@@ -272,7 +272,7 @@ static void worker_that_comes_and_goes_is_remembered_once(void **state)
     assert_int_equal(bench->server.peers.lost_count, 0);
 }
 
-static void lost_member_is_named_however_often_it_comes_back(void **state)
+ON_BENCH(lost_member_is_named_however_often_it_comes_back)
 {
     server_bench *bench = *state;
     rft_message bye = {.kind = RFT_BYE};
@@ -289,7 +289,7 @@ static void lost_member_is_named_however_often_it_comes_back(void **state)
 }
 
 /* Evicted while its user was loading, it joined again; then the user was done. */
-static void beat_tells_what_was_applied_after_all(void **state)
+ON_BENCH(beat_tells_what_was_applied_after_all)
 {
     server_bench *bench = *state;
     server_bench_offer(bench, 1);
@@ -329,7 +329,7 @@ static void go_through_the_rest(server_bench *bench)
 
 /* A worker to which a message was lost is evicted by the next tick; the version is decided all the
  * same. */
-static void failed_allocation_costs_at_most_its_worker(void **state)
+TEST(failed_allocation_costs_at_most_its_worker)
 {
     server_bench bench;
     server_samples_forget();
@@ -354,19 +354,5 @@ static void failed_allocation_costs_at_most_its_worker(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_BENCH(any_message_in_any_state_concerns_its_sender_alone),
-        ON_BENCH(stranger_is_refused_but_not_for_good),
-        ON_BENCH(what_only_publishers_say_turns_a_worker_out),
-        ON_BENCH(beats_come_in_time_and_only_to_the_subscribed),
-        ON_BENCH(credits_bound_what_is_in_flight),
-        ON_BENCH(small_frames_share_a_credit_and_debts_are_paid),
-        ON_BENCH(only_frames_that_took_a_credit_give_some_of_it_back),
-        ON_BENCH(workers_take_turns),
-        ON_BENCH(worker_that_comes_and_goes_is_remembered_once),
-        ON_BENCH(beat_tells_what_was_applied_after_all),
-        ON_BENCH(lost_member_is_named_however_often_it_comes_back),
-        cmocka_unit_test(failed_allocation_costs_at_most_its_worker),
-    };
-    return cmocka_run_group_tests_name("server", tests, NULL, NULL);
+    return test_run("server");
 }

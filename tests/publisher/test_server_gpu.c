@@ -45,6 +45,8 @@ static int close_scene(void **state)
     return 0;
 }
 
+#define ON_GPU(name) TEST_WITH(name, give_scene, close_scene)
+
 static void use_gpu(scene *on)
 {
     rft_server_use_gpu(&on->bench.server, &on->gpu);
@@ -95,7 +97,7 @@ static void assert_join_refused(scene *on, unsigned worker, bool final)
     assert_false(is_subscribed(on, worker));
 }
 
-static void a_welcome_names_the_gpu_once_there_is_one(void **state)
+ON_GPU(a_welcome_names_the_gpu_once_there_is_one)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 0);
@@ -107,7 +109,7 @@ static void a_welcome_names_the_gpu_once_there_is_one(void **state)
                      RFT_UUID_BYTES);
 }
 
-static void only_workers_on_the_gpu_are_told_to_join_once_more(void **state)
+ON_GPU(only_workers_on_the_gpu_are_told_to_join_once_more)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 0);
@@ -127,7 +129,7 @@ static void only_workers_on_the_gpu_are_told_to_join_once_more(void **state)
     assert_true(server_bench_peer(&on->bench, 1)->gpu);
 }
 
-static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
+TEST(joining_on_the_gpu_takes_the_proof_and_the_same_gpu)
 {
     static const struct {
         const unsigned char *uuid;
@@ -155,7 +157,7 @@ static void joining_on_the_gpu_takes_the_proof_and_the_same_gpu(void **state)
     }
 }
 
-static void with_require_only_workers_on_the_gpu_come_in(void **state)
+ON_GPU(with_require_only_workers_on_the_gpu_come_in)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_REQUIRE, 0);
@@ -177,7 +179,7 @@ static void with_require_only_workers_on_the_gpu_come_in(void **state)
     assert_true(is_subscribed(on, 5));
 }
 
-static void worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required(void **state)
+ON_GPU(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_REQUIRE, 1);
@@ -191,7 +193,7 @@ static void worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required(
     assert_int_equal(on->bench.server.transaction.state, RFT_TRANSACTION_ABORTED);
 }
 
-static void an_offer_names_the_block_where_the_version_lies_there(void **state)
+ON_GPU(an_offer_names_the_block_where_the_version_lies_there)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 2);
@@ -220,7 +222,7 @@ static void an_offer_names_the_block_where_the_version_lies_there(void **state)
     assert_int_equal(on->bench.server.counts.shm_bytes, 3 * bytes);
 }
 
-static void a_reader_on_the_gpu_taints_no_slot_of_the_host(void **state)
+TEST(a_reader_on_the_gpu_taints_no_slot_of_the_host)
 {
     for (uint64_t version = 1; version <= 2; version++) {
         scene on;
@@ -239,7 +241,7 @@ static void a_reader_on_the_gpu_taints_no_slot_of_the_host(void **state)
     }
 }
 
-static void a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go(void **state)
+ON_GPU(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 1);
@@ -256,7 +258,7 @@ static void a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go(void **state)
     assert_false(rft_server_has_readers(&on->bench.server));
 }
 
-static void a_recall_is_a_beat_for_those_on_the_gpu(void **state)
+ON_GPU(a_recall_is_a_beat_for_those_on_the_gpu)
 {
     scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 0);
@@ -279,20 +281,7 @@ static int forget_samples(void **state)
     return 0;
 }
 
-#define ON_GPU(test) cmocka_unit_test_setup_teardown(test, give_scene, close_scene)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_GPU(a_welcome_names_the_gpu_once_there_is_one),
-        ON_GPU(only_workers_on_the_gpu_are_told_to_join_once_more),
-        cmocka_unit_test(joining_on_the_gpu_takes_the_proof_and_the_same_gpu),
-        ON_GPU(with_require_only_workers_on_the_gpu_come_in),
-        ON_GPU(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required),
-        ON_GPU(an_offer_names_the_block_where_the_version_lies_there),
-        cmocka_unit_test(a_reader_on_the_gpu_taints_no_slot_of_the_host),
-        ON_GPU(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go),
-        ON_GPU(a_recall_is_a_beat_for_those_on_the_gpu),
-    };
-    return cmocka_run_group_tests_name("server_gpu", tests, NULL, forget_samples);
+    return test_run_within("server_gpu", NULL, forget_samples);
 }

@@ -47,7 +47,7 @@ static size_t queue_after(server_bench *bench, uint32_t rounds, bool new_names)
     return queued;
 }
 
-static void manifests_asked_for_again_and_again_are_one(void **state)
+ON_BENCH(manifests_asked_for_again_and_again_are_one)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -72,7 +72,7 @@ static void manifests_asked_for_again_and_again_are_one(void **state)
     assert_true(bench->server.peers.count <= 2);
 }
 
-static void a_cached_message_that_is_still_read_outlives_its_version(void **state)
+ON_BENCH(a_cached_message_that_is_still_read_outlives_its_version)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -114,7 +114,7 @@ static uint32_t manifests_for(server_bench *bench, unsigned char who, unsigned c
     return count;
 }
 
-static void observers_that_ask_on_and_on_are_answered_once_a_second(void **state)
+ON_BENCH(observers_that_ask_on_and_on_are_answered_once_a_second)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -131,7 +131,7 @@ static void observers_that_ask_on_and_on_are_answered_once_a_second(void **state
 }
 
 /* With a new connection for each query. */
-static void a_crowd_of_observers_is_answered_in_part(void **state)
+ON_BENCH(a_crowd_of_observers_is_answered_in_part)
 {
     server_bench *bench = *state;
     for (uint32_t second = 0; second < 3; second++) {
@@ -167,7 +167,7 @@ static uint32_t frames_to_send(server_bench *bench)
     return count;
 }
 
-static void no_more_frames_wait_than_the_window(void **state)
+ON_BENCH(no_more_frames_wait_than_the_window)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -179,7 +179,7 @@ static void no_more_frames_wait_than_the_window(void **state)
     assert_int_equal(frames_to_send(bench), window);
 }
 
-static void worker_that_asks_for_ever_is_evicted(void **state)
+ON_BENCH(worker_that_asks_for_ever_is_evicted)
 {
     server_bench *bench = *state;
     server_bench_join(bench, 1, false);
@@ -202,7 +202,7 @@ static void worker_that_asks_for_ever_is_evicted(void **state)
 
 /* ---- Versions that do not exist */
 
-static void a_version_that_was_never_committed_is_held_by_no_worker(void **state)
+ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker)
 {
     server_bench *bench = *state;
     rft_peer_id id = {.bytes = {9}, .count = 1};
@@ -268,7 +268,7 @@ static void close_keys(server_bench *bench, locksmith *smith)
 }
 
 /* Knowing another's name and instance is not enough to take its place. */
-static void a_place_goes_back_to_the_key_that_had_it(void **state)
+ON_BENCH(a_place_goes_back_to_the_key_that_had_it)
 {
     server_bench *bench = *state;
     locksmith smith;
@@ -302,7 +302,7 @@ static const char *name_given(server_bench *bench, const char *said, const char 
     return peer_with_key(bench, id, key)->name;
 }
 
-static void a_name_begins_with_that_of_the_key(void **state)
+ON_BENCH(a_name_begins_with_that_of_the_key)
 {
     server_bench *bench = *state;
     locksmith smith;
@@ -319,7 +319,7 @@ static void a_name_begins_with_that_of_the_key(void **state)
     close_keys(bench, &smith);
 }
 
-static void a_name_that_is_too_long_keeps_its_key_and_its_end(void **state)
+TEST(a_name_that_is_too_long_keeps_its_key_and_its_end)
 {
     static const char own[] = "a-host-of-a-name-as-long-as-can-be:4194304:0123abcd";
     char key_name[RFT_KEY_NAME_BYTES] = "", name[RFT_PEER_NAME_BYTES];
@@ -344,7 +344,7 @@ static void a_name_that_is_too_long_keeps_its_key_and_its_end(void **state)
 
 /* ZeroMQ may give the id of a connection that has ended to another one. Messages of that connection
  * do not count as the worker's, and answers to it do not change the worker's state. */
-static void what_another_key_says_by_the_id_of_a_worker_is_not_heard(void **state)
+ON_BENCH(what_another_key_says_by_the_id_of_a_worker_is_not_heard)
 {
     server_bench *bench = *state;
     locksmith smith;
@@ -377,7 +377,7 @@ static void rename_key(const locksmith *smith, const char *from, const char *to)
 }
 
 /* Two workers of one key, of which one already has the name that the other one gets. */
-static void names_that_fall_together_are_not_shared(void **state)
+ON_BENCH(names_that_fall_together_are_not_shared)
 {
     server_bench *bench = *state;
     locksmith smith;
@@ -398,7 +398,7 @@ static void names_that_fall_together_are_not_shared(void **state)
 }
 
 /* A key that has two files has the first of their names, and is allowed while it has one file. */
-static void a_key_with_two_files_has_the_first_name(void **state)
+ON_BENCH(a_key_with_two_files_has_the_first_name)
 {
     server_bench *bench = *state;
     locksmith smith;
@@ -419,20 +419,5 @@ static void a_key_with_two_files_has_the_first_name(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_BENCH(manifests_asked_for_again_and_again_are_one),
-        ON_BENCH(a_cached_message_that_is_still_read_outlives_its_version),
-        ON_BENCH(observers_that_ask_on_and_on_are_answered_once_a_second),
-        ON_BENCH(a_crowd_of_observers_is_answered_in_part),
-        ON_BENCH(no_more_frames_wait_than_the_window),
-        ON_BENCH(worker_that_asks_for_ever_is_evicted),
-        ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker),
-        ON_BENCH(a_place_goes_back_to_the_key_that_had_it),
-        ON_BENCH(a_name_begins_with_that_of_the_key),
-        cmocka_unit_test(a_name_that_is_too_long_keeps_its_key_and_its_end),
-        ON_BENCH(what_another_key_says_by_the_id_of_a_worker_is_not_heard),
-        ON_BENCH(names_that_fall_together_are_not_shared),
-        ON_BENCH(a_key_with_two_files_has_the_first_name),
-    };
-    return cmocka_run_group_tests_name("server_hostile", tests, NULL, forget_samples);
+    return test_run_within("server_hostile", NULL, forget_samples);
 }

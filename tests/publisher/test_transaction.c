@@ -46,7 +46,7 @@ static void assert_result(const server_bench *bench, rft_transaction_state state
     assert_int_equal(bench->server.transaction.result.status, status);
 }
 
-static void good_version_goes_through_all_states(void **state)
+ON_BENCH(good_version_goes_through_all_states)
 {
     server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_COMMITTING);
@@ -59,7 +59,7 @@ static void good_version_goes_through_all_states(void **state)
     assert_int_equal(bench->server.counts.applied_last, 2);
 }
 
-static void begin_is_refused_unless_idle(void **state)
+ON_BENCH(begin_is_refused_unless_idle)
 {
     server_bench *bench = *state;
     for (rft_transaction_state at = RFT_TRANSACTION_PREPARING; at <= RFT_TRANSACTION_ABORTED;
@@ -73,7 +73,7 @@ static void begin_is_refused_unless_idle(void **state)
     }
 }
 
-static void newcomer_is_offered_what_the_state_serves(void **state)
+ON_BENCH(newcomer_is_offered_what_the_state_serves)
 {
     server_bench *bench = *state;
     static const bool offered[] = {
@@ -91,7 +91,7 @@ static void newcomer_is_offered_what_the_state_serves(void **state)
     }
 }
 
-static void slot_that_cannot_be_had_leaves_all_as_it_was(void **state)
+ON_BENCH(slot_that_cannot_be_had_leaves_all_as_it_was)
 {
     server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_COMMITTING);
@@ -187,7 +187,7 @@ static void lose(server_bench *bench, const struct loss *loss)
     loss->happen(bench);
 }
 
-static void lost_member_aborts_while_staging(void **state)
+ON_BENCH(lost_member_aborts_while_staging)
 {
     server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
@@ -206,7 +206,7 @@ static void lost_member_aborts_while_staging(void **state)
     }
 }
 
-static void lost_member_aborts_when_all_is_written(void **state)
+ON_BENCH(lost_member_aborts_when_all_is_written)
 {
     server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
@@ -221,7 +221,7 @@ static void lost_member_aborts_when_all_is_written(void **state)
     }
 }
 
-static void lost_member_is_forgiven_by_a_quorum(void **state)
+ON_BENCH(lost_member_is_forgiven_by_a_quorum)
 {
     server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
@@ -235,7 +235,7 @@ static void lost_member_is_forgiven_by_a_quorum(void **state)
     }
 }
 
-static void deadline_evicts_late_workers(void **state)
+ON_BENCH(deadline_evicts_late_workers)
 {
     server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_STAGING);
@@ -250,7 +250,7 @@ static void deadline_evicts_late_workers(void **state)
 }
 
 /* Its STAGED was the last answer that was waited for, and does not count any more. */
-static void worker_that_starts_over_has_the_time_that_is_left(void **state)
+ON_BENCH(worker_that_starts_over_has_the_time_that_is_left)
 {
     server_bench *bench = *state;
     for (int joins = 0; joins < 2; joins++) {
@@ -271,7 +271,7 @@ static void worker_that_starts_over_has_the_time_that_is_left(void **state)
     }
 }
 
-static void staged_worker_that_fails_after_all_is_not_asked_again(void **state)
+ON_BENCH(staged_worker_that_fails_after_all_is_not_asked_again)
 {
     server_bench *bench = *state;
     open_with(bench, 2, 2, false);
@@ -283,7 +283,7 @@ static void staged_worker_that_fails_after_all_is_not_asked_again(void **state)
     server_bench_settle(bench);
 }
 
-static void commit_stands_whatever_happens_after_it(void **state)
+ON_BENCH(commit_stands_whatever_happens_after_it)
 {
     server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
@@ -300,7 +300,7 @@ static void commit_stands_whatever_happens_after_it(void **state)
     }
 }
 
-static void worker_that_never_applies_is_evicted(void **state)
+ON_BENCH(worker_that_never_applies_is_evicted)
 {
     server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_COMMITTING);
@@ -311,7 +311,7 @@ static void worker_that_never_applies_is_evicted(void **state)
     assert_null(server_bench_peer(bench, 2));
 }
 
-static void straggler_has_until_the_commit_deadline(void **state)
+ON_BENCH(straggler_has_until_the_commit_deadline)
 {
     server_bench *bench = *state;
     for (int late = 0; late < 2; late++) {
@@ -331,7 +331,7 @@ static void straggler_has_until_the_commit_deadline(void **state)
 }
 
 /* A straggler that the quorum does not need says COMMITTED when the next version is under way. */
-static void what_was_applied_late_counts_for_no_newer_version(void **state)
+ON_BENCH(what_was_applied_late_counts_for_no_newer_version)
 {
     server_bench *bench = *state;
     refit_worker_info info = {.size = sizeof info};
@@ -354,7 +354,7 @@ static void what_was_applied_late_counts_for_no_newer_version(void **state)
     assert_int_equal(info.committed, 0);
 }
 
-static void quorum_out_of_reach_is_not_waited_for(void **state)
+ON_BENCH(quorum_out_of_reach_is_not_waited_for)
 {
     server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_WRITING);
@@ -377,7 +377,7 @@ static void fail_and_stage_again(server_bench *bench, rft_message failed)
 }
 
 /* It has failed and staged: were it counted as both, a second failure would end the version. */
-static void member_that_failed_and_then_staged_counts_as_staged(void **state)
+ON_BENCH(member_that_failed_and_then_staged_counts_as_staged)
 {
     server_bench *bench = *state;
     const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
@@ -393,7 +393,7 @@ static void member_that_failed_and_then_staged_counts_as_staged(void **state)
     assert_result(bench, RFT_TRANSACTION_IDLE, REFIT_OK);
 }
 
-static void member_that_fails_a_second_time_is_lost_again(void **state)
+ON_BENCH(member_that_fails_a_second_time_is_lost_again)
 {
     server_bench *bench = *state;
     const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
@@ -406,7 +406,7 @@ static void member_that_fails_a_second_time_is_lost_again(void **state)
     server_bench_settle(bench);
 }
 
-static void readers_block_the_slot_that_comes_next(void **state)
+ON_BENCH(readers_block_the_slot_that_comes_next)
 {
     server_bench *bench = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -425,7 +425,7 @@ static void readers_block_the_slot_that_comes_next(void **state)
     }
 }
 
-static void newer_version_ends_what_is_still_fetched(void **state)
+ON_BENCH(newer_version_ends_what_is_still_fetched)
 {
     server_bench *bench = *state;
     open_with(bench, 2, 1, false);
@@ -440,7 +440,7 @@ static void newer_version_ends_what_is_still_fetched(void **state)
     assert_true(server_bench_peer(bench, 2)->member);
 }
 
-static void workers_behind_after_an_abort_catch_up(void **state)
+ON_BENCH(workers_behind_after_an_abort_catch_up)
 {
     server_bench *bench = *state;
     open_with(bench, 1, 1, false);
@@ -461,7 +461,7 @@ static void workers_behind_after_an_abort_catch_up(void **state)
 
 /* The worker is offered a version, stages it, and is told to drop it for a newer one, which is
  * aborted. Its first STAGED arrives before it is offered the version again, or after that. */
-static void staged_of_an_earlier_offer_loses_no_worker_the_version(void **state)
+ON_BENCH(staged_of_an_earlier_offer_loses_no_worker_the_version)
 {
     server_bench *bench = *state;
     for (int after = 0; after < 2; after++) {
@@ -487,7 +487,7 @@ static void staged_of_an_earlier_offer_loses_no_worker_the_version(void **state)
     }
 }
 
-static void version_that_failed_is_not_offered_again(void **state)
+ON_BENCH(version_that_failed_is_not_offered_again)
 {
     server_bench *bench = *state;
     open_with(bench, 2, 1, false);
@@ -517,7 +517,7 @@ static void fail_on_a_base(server_bench *bench, refit_status code)
     server_bench_say(bench, 1, server_failed(2, code, true));
 }
 
-static void base_that_is_not_right_makes_the_offer_a_whole_one(void **state)
+ON_BENCH(base_that_is_not_right_makes_the_offer_a_whole_one)
 {
     server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(BAD_BASES); i++) {
@@ -532,7 +532,7 @@ static void base_that_is_not_right_makes_the_offer_a_whole_one(void **state)
     }
 }
 
-static void whole_version_that_fails_is_not_offered_again(void **state)
+ON_BENCH(whole_version_that_fails_is_not_offered_again)
 {
     server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(BAD_BASES); i++) {
@@ -547,31 +547,5 @@ static void whole_version_that_fails_is_not_offered_again(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_BENCH(good_version_goes_through_all_states),
-        ON_BENCH(begin_is_refused_unless_idle),
-        ON_BENCH(newcomer_is_offered_what_the_state_serves),
-        ON_BENCH(slot_that_cannot_be_had_leaves_all_as_it_was),
-        ON_BENCH(lost_member_aborts_while_staging),
-        ON_BENCH(lost_member_aborts_when_all_is_written),
-        ON_BENCH(lost_member_is_forgiven_by_a_quorum),
-        ON_BENCH(deadline_evicts_late_workers),
-        ON_BENCH(worker_that_starts_over_has_the_time_that_is_left),
-        ON_BENCH(staged_worker_that_fails_after_all_is_not_asked_again),
-        ON_BENCH(commit_stands_whatever_happens_after_it),
-        ON_BENCH(worker_that_never_applies_is_evicted),
-        ON_BENCH(straggler_has_until_the_commit_deadline),
-        ON_BENCH(what_was_applied_late_counts_for_no_newer_version),
-        ON_BENCH(quorum_out_of_reach_is_not_waited_for),
-        ON_BENCH(member_that_failed_and_then_staged_counts_as_staged),
-        ON_BENCH(member_that_fails_a_second_time_is_lost_again),
-        ON_BENCH(readers_block_the_slot_that_comes_next),
-        ON_BENCH(newer_version_ends_what_is_still_fetched),
-        ON_BENCH(workers_behind_after_an_abort_catch_up),
-        ON_BENCH(staged_of_an_earlier_offer_loses_no_worker_the_version),
-        ON_BENCH(version_that_failed_is_not_offered_again),
-        ON_BENCH(base_that_is_not_right_makes_the_offer_a_whole_one),
-        ON_BENCH(whole_version_that_fails_is_not_offered_again),
-    };
-    return cmocka_run_group_tests_name("transaction", tests, NULL, NULL);
+    return test_run("transaction");
 }

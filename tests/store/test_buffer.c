@@ -27,7 +27,7 @@ static bool has_name(const char *name)
     return true;
 }
 
-static void what_is_back_is_freed_at_once(void **state)
+TEST(what_is_back_is_freed_at_once)
 {
     rft_retire_list retired = {0};
     rft_buffer *buffer = make_buffer(false);
@@ -38,7 +38,7 @@ static void what_is_back_is_freed_at_once(void **state)
     assert_false(is_mapped(there));
 }
 
-static void what_is_out_keeps_its_bytes_but_not_its_name(void **state)
+TEST(what_is_out_keeps_its_bytes_but_not_its_name)
 {
     rft_retire_list retired = {0};
     rft_buffer *buffer = make_buffer(true);
@@ -58,7 +58,7 @@ static void what_is_out_keeps_its_bytes_but_not_its_name(void **state)
 }
 
 /* The one in the middle is back: the others keep their places. */
-static void a_sweep_takes_out_any_of_several(void **state)
+TEST(a_sweep_takes_out_any_of_several)
 {
     for (int back = 0; back < 3; back++) {
         rft_retire_list retired = {0}, other = {0};
@@ -89,7 +89,7 @@ static void *give_back(void *user)
     return NULL;
 }
 
-static void a_close_frees_what_comes_back_while_it_waits(void **state)
+TEST(a_close_frees_what_comes_back_while_it_waits)
 {
     rft_retire_list retired = {0};
     const void *there[2];
@@ -110,7 +110,7 @@ static void a_close_frees_what_comes_back_while_it_waits(void **state)
 }
 
 /* A transport may read it as long as the process lives. */
-static void what_does_not_come_back_is_counted_and_left(void **state)
+TEST(what_does_not_come_back_is_counted_and_left)
 {
     rft_retire_list retired = {0}, again = {0};
     rft_buffer *buffer = make_buffer(true);
@@ -132,12 +132,5 @@ static void what_does_not_come_back_is_counted_and_left(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_back_is_freed_at_once),
-        cmocka_unit_test(what_is_out_keeps_its_bytes_but_not_its_name),
-        cmocka_unit_test(a_sweep_takes_out_any_of_several),
-        cmocka_unit_test(a_close_frees_what_comes_back_while_it_waits),
-        cmocka_unit_test(what_does_not_come_back_is_counted_and_left),
-    };
-    return cmocka_run_group_tests_name("buffer", tests, NULL, NULL);
+    return test_run("buffer");
 }

@@ -53,7 +53,7 @@ static void scene_close(scene *on)
     assert_string_equal(fake_cuda_violation(), "");
 }
 
-static void bytes_and_their_digest_arrive(void **state)
+TEST(bytes_and_their_digest_arrive)
 {
     scene on;
     unsigned char here[BYTES] = {0};
@@ -68,7 +68,7 @@ static void bytes_and_their_digest_arrive(void **state)
 }
 
 /* It does not take the link, so it is not cut for the copies of other streams. */
-static void within_the_device_a_copy_is_one(void **state)
+TEST(within_the_device_a_copy_is_one)
 {
     scene on;
     unsigned char here[BYTES] = {0};
@@ -84,7 +84,7 @@ static void within_the_device_a_copy_is_one(void **state)
 }
 
 /* Pieces below offload.small_bytes are carried by a kernel, as small copies are. */
-static void small_pieces_to_pinned_memory_are_gathered(void **state)
+TEST(small_pieces_to_pinned_memory_are_gathered)
 {
     scene on;
     rft_pinning pinning = {0};
@@ -106,7 +106,7 @@ static void small_pieces_to_pinned_memory_are_gathered(void **state)
     scene_close(&on);
 }
 
-static void what_is_held_is_in_use_until_the_work_is_done(void **state)
+TEST(what_is_held_is_in_use_until_the_work_is_done)
 {
     scene on;
     scene_open(&on);
@@ -129,7 +129,7 @@ static void what_is_held_is_in_use_until_the_work_is_done(void **state)
 
 /* Neither the caller's stream can be followed nor our own be looked at: what was held is let go by
  * the next wait, and not held a second time before. */
-static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
+TEST(what_is_held_for_no_work_is_let_go_by_a_wait)
 {
     scene on;
     refit_stream_ref stream;
@@ -149,7 +149,7 @@ static void what_is_held_for_no_work_is_let_go_by_a_wait(void **state)
     scene_close(&on);
 }
 
-static void a_device_that_takes_no_digests_has_its_bytes_fetched(void **state)
+TEST(a_device_that_takes_no_digests_has_its_bytes_fetched)
 {
     scene on;
     scene_open(&on);
@@ -172,13 +172,5 @@ static void a_device_that_takes_no_digests_has_its_bytes_fetched(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_and_their_digest_arrive),
-        cmocka_unit_test(within_the_device_a_copy_is_one),
-        cmocka_unit_test(small_pieces_to_pinned_memory_are_gathered),
-        cmocka_unit_test(what_is_held_is_in_use_until_the_work_is_done),
-        cmocka_unit_test(what_is_held_for_no_work_is_let_go_by_a_wait),
-        cmocka_unit_test(a_device_that_takes_no_digests_has_its_bytes_fetched),
-    };
-    return cmocka_run_group_tests_name("copy_queue", tests, NULL, NULL);
+    return test_run("copy_queue");
 }

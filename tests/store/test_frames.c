@@ -69,7 +69,7 @@ static rft_encoded encode(frames_bench *bench, uint32_t sequence, rft_coding cod
     return frame;
 }
 
-static void whole_frames_are_the_slots_own_bytes(void **state)
+TEST(whole_frames_are_the_slots_own_bytes)
 {
     frames_bench bench;
     open_bench(&bench);
@@ -83,7 +83,7 @@ static void whole_frames_are_the_slots_own_bytes(void **state)
     close_bench(&bench);
 }
 
-static void frames_make_the_version_again(void **state)
+TEST(frames_make_the_version_again)
 {
     for (rft_coding coding = 0; coding < RFT_CODINGS; coding++) {
         frames_bench bench;
@@ -116,7 +116,7 @@ static void frames_make_the_version_again(void **state)
     }
 }
 
-static void frame_is_encoded_once_for_all(void **state)
+TEST(frame_is_encoded_once_for_all)
 {
     frames_bench bench;
     open_bench(&bench);
@@ -131,7 +131,7 @@ static void frame_is_encoded_once_for_all(void **state)
     close_bench(&bench);
 }
 
-static void gathered_bytes_stay_while_they_are_in_flight(void **state)
+TEST(gathered_bytes_stay_while_they_are_in_flight)
 {
     frames_bench bench;
     open_bench(&bench);
@@ -154,7 +154,7 @@ static void gathered_bytes_stay_while_they_are_in_flight(void **state)
     close_bench(&bench);
 }
 
-static void versions_after_the_first_allocate_nothing(void **state)
+TEST(versions_after_the_first_allocate_nothing)
 {
     frames_bench bench;
     open_bench(&bench);
@@ -182,7 +182,7 @@ static void commit_near(rft_store *store, uint64_t version)
     sample_close(&sample);
 }
 
-static void frames_that_are_wanted_next_are_made_along(void **state)
+TEST(frames_that_are_wanted_next_are_made_along)
 {
     rft_pool encoders;
     assert_ok(rft_frames_open_pool(&encoders, 3, NULL));
@@ -224,7 +224,7 @@ static void frames_that_are_wanted_next_are_made_along(void **state)
 
 /* With one slot the bytes before go when the version is committed: what was coded by then stays as
  * it is, and the rest goes whole. */
-static void what_was_coded_outlives_its_base(void **state)
+TEST(what_was_coded_outlives_its_base)
 {
     refit_config config = quick_config();
     frames_bench bench = {.limits = rft_limits_from(&config)};
@@ -246,7 +246,7 @@ static void what_was_coded_outlives_its_base(void **state)
     close_bench(&bench);
 }
 
-static void failed_allocations_are_errors_and_leave_nothing(void **state)
+TEST(failed_allocations_are_errors_and_leave_nothing)
 {
     frames_bench bench;
     uint64_t before = rft_alloc_count();
@@ -272,15 +272,5 @@ static void failed_allocations_are_errors_and_leave_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole_frames_are_the_slots_own_bytes),
-        cmocka_unit_test(frames_make_the_version_again),
-        cmocka_unit_test(frame_is_encoded_once_for_all),
-        cmocka_unit_test(gathered_bytes_stay_while_they_are_in_flight),
-        cmocka_unit_test(versions_after_the_first_allocate_nothing),
-        cmocka_unit_test(frames_that_are_wanted_next_are_made_along),
-        cmocka_unit_test(what_was_coded_outlives_its_base),
-        cmocka_unit_test(failed_allocations_are_errors_and_leave_nothing),
-    };
-    return cmocka_run_group_tests_name("frames", tests, NULL, NULL);
+    return test_run("frames");
 }

@@ -39,7 +39,7 @@ static const char *place_of(const rft_segment *segment, char path[RFT_SEGMENT_NA
     return path;
 }
 
-static void reader_sees_what_the_owner_writes(void **state)
+TEST(reader_sees_what_the_owner_writes)
 {
     rft_segment owner, reader;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -53,7 +53,7 @@ static void reader_sees_what_the_owner_writes(void **state)
     rft_segment_close(&owner);
 }
 
-static void owner_alone_may_open_it(void **state)
+TEST(owner_alone_may_open_it)
 {
     rft_segment owner;
     struct stat file;
@@ -64,7 +64,7 @@ static void owner_alone_may_open_it(void **state)
     rft_segment_close(&owner);
 }
 
-static void closing_retires_but_mappings_stay(void **state)
+TEST(closing_retires_but_mappings_stay)
 {
     rft_segment owner, reader, late;
     char name[RFT_SEGMENT_NAME_BYTES];
@@ -102,7 +102,7 @@ int __wrap_memfd_create(const char *name, unsigned flags)
     return fd;
 }
 
-static void memory_that_another_process_mapped_while_it_was_made_is_not_used(void **state)
+TEST(memory_that_another_process_mapped_while_it_was_made_is_not_used)
 {
     rft_segment owner;
     refit_error error;
@@ -125,7 +125,7 @@ static void memory_that_another_process_mapped_while_it_was_made_is_not_used(voi
 }
 
 /* Every way to change a file, by a descriptor that is open for writing. */
-static void sealed_memory_cannot_be_changed_by_other_descriptors(void **state)
+TEST(sealed_memory_cannot_be_changed_by_other_descriptors)
 {
     rft_segment owner;
     char path[RFT_SEGMENT_NAME_BYTES];
@@ -184,7 +184,7 @@ static int memory_of(const char *name, int seals)
     return fd;
 }
 
-static void memory_that_is_not_sealed_is_refused(void **state)
+TEST(memory_that_is_not_sealed_is_refused)
 {
     const int all = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
     refit_error error;
@@ -208,7 +208,7 @@ static void memory_that_is_not_sealed_is_refused(void **state)
 }
 
 /* To look at what is named opens nothing: the writer of a pipe would see its reader come. */
-static void a_pipe_is_refused_unopened(void **state)
+TEST(a_pipe_is_refused_unopened)
 {
     int ends[2];
     refit_error error;
@@ -223,7 +223,7 @@ static void a_pipe_is_refused_unopened(void **state)
 }
 
 /* A child that is forked has all descriptors, and would keep the memory. */
-static void a_reader_keeps_no_descriptor(void **state)
+TEST(a_reader_keeps_no_descriptor)
 {
     rft_segment owner, reader, locker;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -239,7 +239,7 @@ static void a_reader_keeps_no_descriptor(void **state)
 }
 
 /* Opened for reading, it would be waited for as long as the system gives the lease's holder. */
-static void a_lease_of_another_process_holds_nothing_up(void **state)
+TEST(a_lease_of_another_process_holds_nothing_up)
 {
     rft_segment owner, reader;
     refit_error error;
@@ -260,7 +260,7 @@ static void a_lease_of_another_process_holds_nothing_up(void **state)
     rft_segment_close(&owner);
 }
 
-static void what_was_retired_is_known_to_be(void **state)
+TEST(what_was_retired_is_known_to_be)
 {
     rft_segment owner, reader, next;
     struct rlimit before, none;
@@ -308,7 +308,7 @@ static int work_without_input(void)
     return 0;
 }
 
-static void a_process_without_standard_input_shares_memory_too(void **state)
+TEST(a_process_without_standard_input_shares_memory_too)
 {
     int status = -1;
     pid_t child = fork();
@@ -317,7 +317,7 @@ static void a_process_without_standard_input_shares_memory_too(void **state)
     assert_int_equal(status, 0);
 }
 
-static void mapping_that_is_too_short_is_refused(void **state)
+TEST(mapping_that_is_too_short_is_refused)
 {
     rft_segment owner, reader;
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
@@ -326,7 +326,7 @@ static void mapping_that_is_too_short_is_refused(void **state)
     rft_segment_close(&owner);
 }
 
-static void foreign_names_are_refused(void **state)
+TEST(foreign_names_are_refused)
 {
     static const char *const names[] = {
         "",
@@ -351,7 +351,7 @@ static void foreign_names_are_refused(void **state)
     }
 }
 
-static void more_than_is_free_is_an_error_with_numbers(void **state)
+TEST(more_than_is_free_is_an_error_with_numbers)
 {
     rft_segment owner;
     refit_error error;
@@ -363,7 +363,7 @@ static void more_than_is_free_is_an_error_with_numbers(void **state)
     rft_segment_close(&owner);
 }
 
-static void private_memory_has_no_name(void **state)
+TEST(private_memory_has_no_name)
 {
     rft_segment store;
     assert_ok(rft_segment_create_private(&store, BYTES, NULL));
@@ -403,7 +403,7 @@ static uint64_t too_much(void)
 }
 
 /* Room for the old bytes of everything, of which little is used. */
-static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
+TEST(room_for_the_worst_case_may_be_more_than_there_is)
 {
     const uint64_t bytes = too_much();
     if (bytes == 0) skip(); /* this system refuses nothing */
@@ -417,7 +417,7 @@ static void room_for_the_worst_case_may_be_more_than_there_is(void **state)
     rft_rollback_reset(&notes);
 }
 
-static void nothing_at_all_fits_too(void **state)
+TEST(nothing_at_all_fits_too)
 {
     rft_segment owner, reader;
     assert_ok(rft_segment_create(&owner, 0, NULL));
@@ -445,7 +445,7 @@ static pid_t owner_start(char name[RFT_SEGMENT_NAME_BYTES])
     return child;
 }
 
-static void a_dead_owner_leaves_nothing(void **state)
+TEST(a_dead_owner_leaves_nothing)
 {
     char name[RFT_SEGMENT_NAME_BYTES];
     rft_segment reader;
@@ -461,7 +461,7 @@ static void a_dead_owner_leaves_nothing(void **state)
     assert_false(can_attach(NOT_THERE));
 }
 
-static void kept_memory_outlives_its_segment(void **state)
+TEST(kept_memory_outlives_its_segment)
 {
     rft_segment owner, reader;
     void *first, *second;
@@ -493,7 +493,7 @@ static int unkeep_in_child(void *kept, unsigned char *there)
     return is_mapped(mine) ? 0 : 2;
 }
 
-static void forked_child_unmaps_nothing_of_its_own(void **state)
+TEST(forked_child_unmaps_nothing_of_its_own)
 {
     rft_segment memory;
     void *kept;
@@ -510,7 +510,7 @@ static void forked_child_unmaps_nothing_of_its_own(void **state)
     assert_false(is_mapped(there));
 }
 
-static void keeping_survives_every_failed_allocation(void **state)
+TEST(keeping_survives_every_failed_allocation)
 {
     rft_segment memory;
     void *kept = NULL;
@@ -528,28 +528,5 @@ static void keeping_survives_every_failed_allocation(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reader_sees_what_the_owner_writes),
-        cmocka_unit_test(owner_alone_may_open_it),
-        cmocka_unit_test(closing_retires_but_mappings_stay),
-        cmocka_unit_test(memory_that_another_process_mapped_while_it_was_made_is_not_used),
-        cmocka_unit_test(sealed_memory_cannot_be_changed_by_other_descriptors),
-        cmocka_unit_test(memory_that_is_not_sealed_is_refused),
-        cmocka_unit_test(a_pipe_is_refused_unopened),
-        cmocka_unit_test(what_was_retired_is_known_to_be),
-        cmocka_unit_test(a_reader_keeps_no_descriptor),
-        cmocka_unit_test(a_lease_of_another_process_holds_nothing_up),
-        cmocka_unit_test(a_process_without_standard_input_shares_memory_too),
-        cmocka_unit_test(mapping_that_is_too_short_is_refused),
-        cmocka_unit_test(foreign_names_are_refused),
-        cmocka_unit_test(more_than_is_free_is_an_error_with_numbers),
-        cmocka_unit_test(private_memory_has_no_name),
-        cmocka_unit_test(room_for_the_worst_case_may_be_more_than_there_is),
-        cmocka_unit_test(nothing_at_all_fits_too),
-        cmocka_unit_test(a_dead_owner_leaves_nothing),
-        cmocka_unit_test(kept_memory_outlives_its_segment),
-        cmocka_unit_test(forked_child_unmaps_nothing_of_its_own),
-        cmocka_unit_test(keeping_survives_every_failed_allocation),
-    };
-    return cmocka_run_group_tests_name("segment", tests, NULL, NULL);
+    return test_run("segment");
 }

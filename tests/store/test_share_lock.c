@@ -21,7 +21,7 @@ static rft_share_lock hold(const rft_share_lock *owner)
     return holder;
 }
 
-static void a_holder_is_seen_until_it_lets_go(void **state)
+TEST(a_holder_is_seen_until_it_lets_go)
 {
     rft_share_lock owner = owner_open();
     assert_false(rft_share_lock_is_mapped(&owner));
@@ -40,7 +40,7 @@ static void a_holder_is_seen_until_it_lets_go(void **state)
     rft_share_lock_close(&owner);
 }
 
-static void several_holders_are_seen_until_the_last_lets_go(void **state)
+TEST(several_holders_are_seen_until_the_last_lets_go)
 {
     rft_share_lock owner = owner_open();
     rft_share_lock first = hold(&owner), second = hold(&owner);
@@ -55,7 +55,7 @@ static void several_holders_are_seen_until_the_last_lets_go(void **state)
     rft_share_lock_close(&owner);
 }
 
-static void what_the_owner_writes_into_the_mark_is_seen(void **state)
+TEST(what_the_owner_writes_into_the_mark_is_seen)
 {
     rft_share_lock owner = owner_open();
     rft_share_lock holder = hold(&owner);
@@ -72,7 +72,7 @@ static void what_the_owner_writes_into_the_mark_is_seen(void **state)
     rft_share_lock_close(&owner);
 }
 
-static void a_retired_lock_takes_no_holder(void **state)
+TEST(a_retired_lock_takes_no_holder)
 {
     rft_share_lock owner = owner_open();
     rft_share_lock holder = hold(&owner), late = {0};
@@ -84,7 +84,7 @@ static void a_retired_lock_takes_no_holder(void **state)
     rft_share_lock_close(&owner);
 }
 
-static void a_name_that_is_not_there_is_refused(void **state)
+TEST(a_name_that_is_not_there_is_refused)
 {
     rft_share_lock owner = owner_open(), late = {0};
     char name[RFT_SEGMENT_NAME_BYTES];
@@ -115,7 +115,7 @@ static pid_t start_holder(const char *name, int *said)
     return child;
 }
 
-static void a_holder_that_is_killed_has_let_go(void **state)
+TEST(a_holder_that_is_killed_has_let_go)
 {
     rft_share_lock owner = owner_open();
     int said;
@@ -133,7 +133,7 @@ static void a_holder_that_is_killed_has_let_go(void **state)
     rft_share_lock_close(&owner);
 }
 
-static void an_owner_that_lets_go_leaves_the_mark_to_its_holders(void **state)
+TEST(an_owner_that_lets_go_leaves_the_mark_to_its_holders)
 {
     rft_share_lock owner = owner_open();
     rft_share_lock holder = hold(&owner);
@@ -147,14 +147,5 @@ static void an_owner_that_lets_go_leaves_the_mark_to_its_holders(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_holder_is_seen_until_it_lets_go),
-        cmocka_unit_test(several_holders_are_seen_until_the_last_lets_go),
-        cmocka_unit_test(what_the_owner_writes_into_the_mark_is_seen),
-        cmocka_unit_test(a_retired_lock_takes_no_holder),
-        cmocka_unit_test(a_name_that_is_not_there_is_refused),
-        cmocka_unit_test(a_holder_that_is_killed_has_let_go),
-        cmocka_unit_test(an_owner_that_lets_go_leaves_the_mark_to_its_holders),
-    };
-    return cmocka_run_group_tests_name("share_lock", tests, NULL, NULL);
+    return test_run("share_lock");
 }

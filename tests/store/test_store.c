@@ -87,7 +87,7 @@ static uint64_t generation(const rft_store *store, uint32_t slot)
     return atomic_load(&mark->generation);
 }
 
-static void committed_versions_are_served(void **state)
+TEST(committed_versions_are_served)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
@@ -103,7 +103,7 @@ static void committed_versions_are_served(void **state)
 }
 
 /* Begun and dropped at every point: after any number of tensors, and sealed. */
-static void version_before_comes_back_bit_for_bit(void **state)
+TEST(version_before_comes_back_bit_for_bit)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
@@ -133,7 +133,7 @@ static void version_before_comes_back_bit_for_bit(void **state)
     }
 }
 
-static void nothing_is_served_after_the_first_version_is_dropped(void **state)
+TEST(nothing_is_served_after_the_first_version_is_dropped)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
@@ -148,7 +148,7 @@ static void nothing_is_served_after_the_first_version_is_dropped(void **state)
     }
 }
 
-static void seqlock_is_odd_while_bytes_change(void **state)
+TEST(seqlock_is_odd_while_bytes_change)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
@@ -173,7 +173,7 @@ static void seqlock_is_odd_while_bytes_change(void **state)
     }
 }
 
-static void same_blocks_are_those_that_did_not_change(void **state)
+TEST(same_blocks_are_those_that_did_not_change)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
@@ -195,7 +195,7 @@ static void same_blocks_are_those_that_did_not_change(void **state)
     }
 }
 
-static void renewed_slot_has_the_committed_bytes_in_other_memory(void **state)
+TEST(renewed_slot_has_the_committed_bytes_in_other_memory)
 {
     store_bench bench;
     open_store(&bench, 1);
@@ -220,7 +220,7 @@ static void renewed_slot_has_the_committed_bytes_in_other_memory(void **state)
     close_store(&bench);
 }
 
-static void slot_without_the_committed_bytes_gives_its_memory_back_first(void **state)
+TEST(slot_without_the_committed_bytes_gives_its_memory_back_first)
 {
     store_bench bench;
     open_store(&bench, 2);
@@ -258,7 +258,7 @@ static void check_parts(const rft_store *store, const rft_edition *edition, uint
 
 /* Of the version and of its base, while it is written and once it is committed; also where a block
  * is as it was and stays where it is. */
-static void parts_of_blocks_are_kept_of_two_versions(void **state)
+TEST(parts_of_blocks_are_kept_of_two_versions)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         store_bench bench;
@@ -281,7 +281,7 @@ static void parts_of_blocks_are_kept_of_two_versions(void **state)
 }
 
 /* A device that gives a tensor's sum says nothing of its blocks. */
-static void parts_are_known_only_where_they_were_taken(void **state)
+TEST(parts_are_known_only_where_they_were_taken)
 {
     store_bench bench;
     sample_version sample;
@@ -312,7 +312,7 @@ static void parts_are_known_only_where_they_were_taken(void **state)
     close_store(&bench);
 }
 
-static void failed_allocations_leave_nothing_behind(void **state)
+TEST(failed_allocations_leave_nothing_behind)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         for (uint64_t nth = 1;; nth++) {
@@ -332,17 +332,5 @@ static void failed_allocations_leave_nothing_behind(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(committed_versions_are_served),
-        cmocka_unit_test(version_before_comes_back_bit_for_bit),
-        cmocka_unit_test(nothing_is_served_after_the_first_version_is_dropped),
-        cmocka_unit_test(seqlock_is_odd_while_bytes_change),
-        cmocka_unit_test(same_blocks_are_those_that_did_not_change),
-        cmocka_unit_test(renewed_slot_has_the_committed_bytes_in_other_memory),
-        cmocka_unit_test(slot_without_the_committed_bytes_gives_its_memory_back_first),
-        cmocka_unit_test(parts_of_blocks_are_kept_of_two_versions),
-        cmocka_unit_test(parts_are_known_only_where_they_were_taken),
-        cmocka_unit_test(failed_allocations_leave_nothing_behind),
-    };
-    return cmocka_run_group_tests_name("store", tests, NULL, NULL);
+    return test_run("store");
 }

@@ -7,7 +7,7 @@
 
 /* ---- It is there */
 
-static void what_is_applied_and_accepted_is_what_the_trainer_sent(void **state)
+BOUND_TEST(what_is_applied_and_accepted_is_what_the_trainer_sent)
 {
     bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
@@ -22,7 +22,7 @@ static void what_is_applied_and_accepted_is_what_the_trainer_sent(void **state)
     }
 }
 
-static void applying_twice_is_applying_once(void **state)
+BOUND_TEST(applying_twice_is_applying_once)
 {
     bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
@@ -37,7 +37,7 @@ static void applying_twice_is_applying_once(void **state)
 }
 
 /* The engine has the version, also after its memory was changed meanwhile. */
-static void what_the_engine_had_does_not_matter(void **state)
+BOUND_TEST(what_the_engine_had_does_not_matter)
 {
     bound_pair *it = *state;
     unsigned char other[65536 * 2];
@@ -52,7 +52,7 @@ static void what_the_engine_had_does_not_matter(void **state)
     bound_accept(it, update);
 }
 
-static void tied_tensors_may_have_one_memory(void **state)
+PAIR_TEST(tied_tensors_may_have_one_memory)
 {
     pairing *pair = *state;
     engine one;
@@ -71,7 +71,7 @@ static void tied_tensors_may_have_one_memory(void **state)
 }
 
 /* The trainer aborts or evicts the worker too late: the version was committed. */
-static void what_the_trainer_says_after_its_commit_changes_nothing(void **state)
+BOUND_TEST(what_the_trainer_says_after_its_commit_changes_nothing)
 {
     bound_pair *it = *state;
     for (int bye = 0; bye <= 1; bye++) {
@@ -111,7 +111,7 @@ static uint64_t changed_bytes(const engine *one)
     return changed;
 }
 
-static void figures_say_what_was_written_and_what_was_taken_back(void **state)
+BOUND_TEST(figures_say_what_was_written_and_what_was_taken_back)
 {
     bound_pair *it = *state;
     bound_begin(it, false);
@@ -157,7 +157,7 @@ static void end_update(bound_pair *it, refit_update *update, ending how)
     if (how == REFUSED_KEPT || how == REFUSED_LOST) refit_update_close(update);
 }
 
-static void what_is_not_accepted_was_never_there(void **state)
+BOUND_TEST(what_is_not_accepted_was_never_there)
 {
     bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
@@ -169,7 +169,7 @@ static void what_is_not_accepted_was_never_there(void **state)
     }
 }
 
-static void after_a_refusal_the_next_version_applies(void **state)
+BOUND_TEST(after_a_refusal_the_next_version_applies)
 {
     bound_pair *it = *state;
     refit_update *update = bound_take_second(it, true);
@@ -182,7 +182,7 @@ static void after_a_refusal_the_next_version_applies(void **state)
     bound_accept(it, update);
 }
 
-static void every_change_of_the_engine_is_taken_back_to_before_the_first(void **state)
+BOUND_TEST(every_change_of_the_engine_is_taken_back_to_before_the_first)
 {
     bound_pair *it = *state;
     refit_update *update = bound_take_second(it, false);
@@ -194,7 +194,7 @@ static void every_change_of_the_engine_is_taken_back_to_before_the_first(void **
 }
 
 /* The trainer writes over its shared memory: before the apply, or between it and accept. */
-static void bytes_overwritten_under_an_update_are_taken_back(void **state)
+PAIR_TEST(bytes_overwritten_under_an_update_are_taken_back)
 {
     pairing *pair = *state;
     for (int late = 0; late <= 1; late++) {
@@ -242,7 +242,7 @@ static void *scribble(void *user)
     return NULL;
 }
 
-static void bytes_that_change_while_they_are_applied_are_taken_back(void **state)
+PAIR_TEST(bytes_that_change_while_they_are_applied_are_taken_back)
 {
     pairing *pair = *state;
     engine one;
@@ -299,7 +299,7 @@ refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
 }
 
 /* A byte changes that has no destination. */
-static void a_version_overwritten_while_it_is_verified_is_taken_back(void **state)
+PAIR_TEST(a_version_overwritten_while_it_is_verified_is_taken_back)
 {
     pairing *pair = *state;
     for (int told = 0; told < 2; told++) {
@@ -327,19 +327,5 @@ static void a_version_overwritten_while_it_is_verified_is_taken_back(void **stat
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BOUND_TEST(what_is_applied_and_accepted_is_what_the_trainer_sent),
-        BOUND_TEST(applying_twice_is_applying_once),
-        BOUND_TEST(what_the_engine_had_does_not_matter),
-        PAIR_TEST(tied_tensors_may_have_one_memory),
-        BOUND_TEST(what_the_trainer_says_after_its_commit_changes_nothing),
-        BOUND_TEST(figures_say_what_was_written_and_what_was_taken_back),
-        BOUND_TEST(what_is_not_accepted_was_never_there),
-        BOUND_TEST(after_a_refusal_the_next_version_applies),
-        BOUND_TEST(every_change_of_the_engine_is_taken_back_to_before_the_first),
-        PAIR_TEST(bytes_overwritten_under_an_update_are_taken_back),
-        PAIR_TEST(bytes_that_change_while_they_are_applied_are_taken_back),
-        PAIR_TEST(a_version_overwritten_while_it_is_verified_is_taken_back),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("apply");
 }

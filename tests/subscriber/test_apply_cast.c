@@ -155,7 +155,7 @@ static void run_pair(refit_dtype from, refit_dtype to, bool on_gpu, bool verify,
     place_close(&where);
 }
 
-static void versions_are_converted_and_old_bytes_come_back(void **state)
+TEST(versions_are_converted_and_old_bytes_come_back)
 {
     static const refit_dtype dtypes[] = {REFIT_F32, REFIT_F16, REFIT_BF16};
     for (uint32_t i = 0; i < 18; i++)
@@ -176,7 +176,7 @@ static refit_status try_apply(fit_tensor tensor, refit_destination destination, 
     return status;
 }
 
-static void what_is_not_converted_is_refused(void **state)
+TEST(what_is_not_converted_is_refused)
 {
     refit_error error;
     refit_destination destination = destination_of(REFIT_BF16);
@@ -192,7 +192,7 @@ static void what_is_not_converted_is_refused(void **state)
     assert_says(&error, "only F32, F16 and BF16");
 }
 
-static void lists_with_casts_that_make_no_sense_are_refused(void **state)
+TEST(lists_with_casts_that_make_no_sense_are_refused)
 {
     fitting fit;
     refit_error error;
@@ -212,7 +212,7 @@ static void lists_with_casts_that_make_no_sense_are_refused(void **state)
 
 /* ---- fp16 */
 
-static void every_half_is_what_it_says(void **state)
+TEST(every_half_is_what_it_says)
 {
     for (uint32_t bits = 0; bits < 65536; bits++) {
         uint16_t again, one = (uint16_t)bits;
@@ -233,7 +233,7 @@ static void every_half_is_what_it_says(void **state)
 }
 
 /* Half-way between two neighbours it is the even one; beyond that the nearer one. */
-static void floats_become_the_nearest_half(void **state)
+TEST(floats_become_the_nearest_half)
 {
     for (uint32_t bits = 0; bits < 0x7C00; bits++) {
         float low = from_half((uint16_t)bits);
@@ -255,12 +255,5 @@ static void floats_become_the_nearest_half(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(versions_are_converted_and_old_bytes_come_back),
-        cmocka_unit_test(what_is_not_converted_is_refused),
-        cmocka_unit_test(lists_with_casts_that_make_no_sense_are_refused),
-        cmocka_unit_test(every_half_is_what_it_says),
-        cmocka_unit_test(floats_become_the_nearest_half),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("apply_cast");
 }

@@ -59,7 +59,7 @@ static void check_taken(fitting *fit)
 }
 
 /* Each version is looked at: they may be equal in one, and differ in the next. */
-static void one_memory_takes_two_tensors_while_they_are_equal(void **state)
+TEST(one_memory_takes_two_tensors_while_they_are_equal)
 {
     for (int trial = 0; trial < 4; trial++) {
         fitting fit;
@@ -84,7 +84,7 @@ static void one_memory_takes_two_tensors_while_they_are_equal(void **state)
 }
 
 /* The same bytes mean something else in another type. */
-static void equal_bytes_of_two_types_are_not_equal(void **state)
+TEST(equal_bytes_of_two_types_are_not_equal)
 {
     fitting fit;
     fit_tensor tensors[2] = {TENSORS[0], TENSORS[1]};
@@ -101,9 +101,5 @@ static void equal_bytes_of_two_types_are_not_equal(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_memory_takes_two_tensors_while_they_are_equal),
-        cmocka_unit_test(equal_bytes_of_two_types_are_not_equal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("apply_equal");
 }

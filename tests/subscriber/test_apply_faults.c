@@ -12,7 +12,7 @@
 #endif
 
 /* A device that loses half of each copy and reports no error. */
-static void a_wrong_digest_is_taken_back(void **state)
+BOUND_TEST(a_wrong_digest_is_taken_back)
 {
     bound_pair *it = *state;
     uint32_t found = 0;
@@ -63,7 +63,7 @@ static bool fail_one(bound_pair *it, faulty_slot slot, uint32_t nth, bool later,
     return made;
 }
 
-static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
+BOUND_TEST(a_device_that_fails_at_any_step_leaves_the_old_version)
 {
     bound_pair *it = *state;
     const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_WAIT};
@@ -80,7 +80,7 @@ static void a_device_that_fails_at_any_step_leaves_the_old_version(void **state)
 }
 
 /* The device also fails when the version is to be taken back. */
-static void destinations_that_cannot_be_restored_serve_no_version(void **state)
+BOUND_TEST(destinations_that_cannot_be_restored_serve_no_version)
 {
     bound_pair *it = *state;
     refit_error error;
@@ -103,7 +103,7 @@ static void destinations_that_cannot_be_restored_serve_no_version(void **state)
 }
 
 /* Once the device works again, torn destinations get the old version back. */
-static void a_second_attempt_to_take_back_does(void **state)
+BOUND_TEST(a_second_attempt_to_take_back_does)
 {
     bound_pair *it = *state;
     for (int later = 0; later <= 1; later++) {
@@ -162,7 +162,7 @@ static bool tear_and_refuse(bound_pair *it, uint32_t nth, bool *torn)
 }
 
 /* Bytes that a broken copy left are never noted as the engine's old bytes. */
-static void what_a_broken_copy_left_is_not_what_was_there(void **state)
+BOUND_TEST(what_a_broken_copy_left_is_not_what_was_there)
 {
     bound_pair *it = *state;
     uint32_t nth = 1, tears = 0;
@@ -171,7 +171,7 @@ static void what_a_broken_copy_left_is_not_what_was_there(void **state)
     assert_true(tears >= 3);
 }
 
-static void unbinding_takes_back_what_is_torn_or_does_not_unbind(void **state)
+BOUND_TEST(unbinding_takes_back_what_is_torn_or_does_not_unbind)
 {
     bound_pair *it = *state;
     refit_update *update = bound_take_second(it, true);
@@ -186,7 +186,7 @@ static void unbinding_takes_back_what_is_torn_or_does_not_unbind(void **state)
 }
 
 /* An engine without the version must not say that it has it. */
-static void what_could_not_be_applied_is_not_accepted(void **state)
+BOUND_TEST(what_could_not_be_applied_is_not_accepted)
 {
     bound_pair *it = *state;
     uint32_t left;
@@ -206,7 +206,7 @@ static void what_could_not_be_applied_is_not_accepted(void **state)
     bound_accept(it, update); /* loaded by hand, the caller says */
 }
 
-static void without_memory_nothing_is_changed(void **state)
+BOUND_TEST(without_memory_nothing_is_changed)
 {
     bound_pair *it = *state;
     uint64_t nth = 1;
@@ -230,15 +230,5 @@ static void without_memory_nothing_is_changed(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BOUND_TEST(a_wrong_digest_is_taken_back),
-        BOUND_TEST(a_device_that_fails_at_any_step_leaves_the_old_version),
-        BOUND_TEST(destinations_that_cannot_be_restored_serve_no_version),
-        BOUND_TEST(a_second_attempt_to_take_back_does),
-        BOUND_TEST(what_a_broken_copy_left_is_not_what_was_there),
-        BOUND_TEST(unbinding_takes_back_what_is_torn_or_does_not_unbind),
-        BOUND_TEST(what_could_not_be_applied_is_not_accepted),
-        BOUND_TEST(without_memory_nothing_is_changed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("apply_faults");
 }

@@ -28,7 +28,7 @@ static refit_status try_apply(engine *one, uint32_t count, uint32_t *left, refit
     return try_apply_with(one, count, left, NULL, error);
 }
 
-static void tensors_without_a_destination_are_counted_or_refused(void **state)
+TEST(tensors_without_a_destination_are_counted_or_refused)
 {
     engine one;
     refit_error error;
@@ -44,7 +44,7 @@ static void tensors_without_a_destination_are_counted_or_refused(void **state)
 }
 
 /* One of two tied names is enough; one of a name that no version has is too much. */
-static void names_on_one_side_only(void **state)
+TEST(names_on_one_side_only)
 {
     engine one;
     refit_error error;
@@ -61,7 +61,7 @@ static void names_on_one_side_only(void **state)
     engine_close(&one);
 }
 
-static void bytes_and_types_are_those_of_the_version(void **state)
+TEST(bytes_and_types_are_those_of_the_version)
 {
     engine one;
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 0, 1);
@@ -76,7 +76,7 @@ static void bytes_and_types_are_those_of_the_version(void **state)
 }
 
 /* A tensor without elements has no address in some frameworks. */
-static void what_has_no_bytes_needs_no_memory(void **state)
+TEST(what_has_no_bytes_needs_no_memory)
 {
     for (int on_device = 0; on_device <= 1; on_device++) {
         engine one;
@@ -97,7 +97,7 @@ static void what_has_no_bytes_needs_no_memory(void **state)
 }
 
 /* Two tensors in one memory could not both be right. */
-static void one_memory_for_two_tensors_is_refused(void **state)
+TEST(one_memory_for_two_tensors_is_refused)
 {
     engine one;
     refit_error error;
@@ -126,7 +126,7 @@ static refit_status bind_two(refit_subscriber *subscriber, refit_destination a, 
     return refit_subscriber_bind(subscriber, list, 2, NULL);
 }
 
-static void lists_with_mistakes_are_refused(void **state)
+PAIR_TEST(lists_with_mistakes_are_refused)
 {
     pairing *pair = *state;
     unsigned char memory[64] = {0};
@@ -161,7 +161,7 @@ static void lists_with_mistakes_are_refused(void **state)
 }
 
 /* One device's memory, by itself and as plain memory of the host, is one memory. */
-static void overlaps_are_seen_across_devices(void **state)
+PAIR_TEST(overlaps_are_seen_across_devices)
 {
     pairing *pair = *state;
     refit_device *device;
@@ -187,7 +187,7 @@ static void overlaps_are_seen_across_devices(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void memory_of_another_device_is_refused(void **state)
+PAIR_TEST(memory_of_another_device_is_refused)
 {
     pairing *pair = *state;
     refit_device *device;
@@ -205,7 +205,7 @@ static void memory_of_another_device_is_refused(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void bound_and_unbound_in_turn(void **state)
+BOUND_TEST(bound_and_unbound_in_turn)
 {
     bound_pair *it = *state;
     refit_error error;
@@ -230,7 +230,7 @@ static void bound_and_unbound_in_turn(void **state)
 }
 
 /* Destinations are bound while an update is open: it is applied into those that are bound then. */
-static void bound_elsewhere_amid_an_update(void **state)
+BOUND_TEST(bound_elsewhere_amid_an_update)
 {
     bound_pair *it = *state;
     engine other;
@@ -249,7 +249,7 @@ static void bound_elsewhere_amid_an_update(void **state)
 }
 
 /* A closed subscriber writes no more, so the destinations may be freed at once. */
-static void what_was_bound_may_be_freed_once_the_subscriber_is_closed(void **state)
+BOUND_TEST(what_was_bound_may_be_freed_once_the_subscriber_is_closed)
 {
     bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
@@ -265,7 +265,7 @@ static void what_was_bound_may_be_freed_once_the_subscriber_is_closed(void **sta
     }
 }
 
-static void a_bind_that_fails_leaves_nothing(void **state)
+PAIR_TEST(a_bind_that_fails_leaves_nothing)
 {
     pairing *pair = *state;
     const struct {
@@ -303,19 +303,5 @@ static void a_bind_that_fails_leaves_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tensors_without_a_destination_are_counted_or_refused),
-        cmocka_unit_test(names_on_one_side_only),
-        cmocka_unit_test(bytes_and_types_are_those_of_the_version),
-        cmocka_unit_test(what_has_no_bytes_needs_no_memory),
-        cmocka_unit_test(one_memory_for_two_tensors_is_refused),
-        PAIR_TEST(lists_with_mistakes_are_refused),
-        PAIR_TEST(overlaps_are_seen_across_devices),
-        PAIR_TEST(memory_of_another_device_is_refused),
-        BOUND_TEST(bound_and_unbound_in_turn),
-        BOUND_TEST(bound_elsewhere_amid_an_update),
-        BOUND_TEST(what_was_bound_may_be_freed_once_the_subscriber_is_closed),
-        PAIR_TEST(a_bind_that_fails_leaves_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("bind");
 }

@@ -55,7 +55,7 @@ static refit_status put(rft_send_queue *queue, uint64_t version, refit_error *er
     return rft_send_queue_put(queue, NULL, &message, &limits, error);
 }
 
-static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **state)
+TEST_WITH(messages_go_out_in_order_as_far_as_the_socket_takes_them, make_room, NULL)
 {
     rft_send_queue queue = {.most = MOST};
     uint64_t next = 1, expected = 1;
@@ -78,7 +78,7 @@ static void messages_go_out_in_order_as_far_as_the_socket_takes_them(void **stat
     rft_send_queue_close(&queue);
 }
 
-static void a_full_queue_takes_no_more_and_loses_nothing(void **state)
+TEST_WITH(a_full_queue_takes_no_more_and_loses_nothing, make_room, NULL)
 {
     rft_send_queue queue = {.most = MOST};
     for (uint64_t i = 1; i <= MOST; i++)
@@ -95,7 +95,7 @@ static void a_full_queue_takes_no_more_and_loses_nothing(void **state)
     rft_send_queue_close(&queue);
 }
 
-static void what_cannot_be_encoded_is_not_in(void **state)
+TEST_WITH(what_cannot_be_encoded_is_not_in, make_room, NULL)
 {
     rft_send_queue queue = {.most = MOST};
     static char name[200];
@@ -125,7 +125,7 @@ static void open_when_lost(void *user, refit_log_level level, const char *line)
 }
 
 /* Each WELCOME is answered with a JOIN; beats are too rare to come between. */
-static void what_waited_for_a_lost_trainer_is_not_sent(void **state)
+PAIR_TEST(what_waited_for_a_lost_trainer_is_not_sent)
 {
     pairing *pair = *state;
     atomic_store(&room, UINT32_MAX);
@@ -150,11 +150,5 @@ static void what_waited_for_a_lost_trainer_is_not_sent(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(messages_go_out_in_order_as_far_as_the_socket_takes_them, make_room),
-        cmocka_unit_test_setup(a_full_queue_takes_no_more_and_loses_nothing, make_room),
-        cmocka_unit_test_setup(what_cannot_be_encoded_is_not_in, make_room),
-        PAIR_TEST(what_waited_for_a_lost_trainer_is_not_sent),
-    };
-    return cmocka_run_group_tests_name("full_socket", tests, NULL, NULL);
+    return test_run("full_socket");
 }

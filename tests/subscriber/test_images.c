@@ -36,7 +36,7 @@ static rft_image *take_owned(pool *bench)
     return image;
 }
 
-static void there_are_two_private_images_and_no_third(void **state)
+TEST(there_are_two_private_images_and_no_third)
 {
     pool bench;
     rft_image *third = NULL;
@@ -54,7 +54,7 @@ static void there_are_two_private_images_and_no_third(void **state)
     close_bench(&bench);
 }
 
-static void an_image_is_free_when_its_last_use_is_dropped(void **state)
+TEST(an_image_is_free_when_its_last_use_is_dropped)
 {
     pool bench;
     rft_image *other = NULL;
@@ -75,7 +75,7 @@ static void an_image_is_free_when_its_last_use_is_dropped(void **state)
     close_bench(&bench);
 }
 
-static void trimming_gives_back_what_nothing_uses(void **state)
+TEST(trimming_gives_back_what_nothing_uses)
 {
     pool bench;
     open_bench(&bench);
@@ -88,7 +88,7 @@ static void trimming_gives_back_what_nothing_uses(void **state)
     close_bench(&bench);
 }
 
-static void a_segment_is_mapped_once_for_all_its_images(void **state)
+TEST(a_segment_is_mapped_once_for_all_its_images)
 {
     pool bench;
     rft_segment slot;
@@ -124,7 +124,7 @@ static void take_and_leave(pool *bench, const rft_segment *slot)
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
 }
 
-static void both_slots_of_a_publisher_stay_mapped(void **state)
+TEST(both_slots_of_a_publisher_stay_mapped)
 {
     pool bench;
     rft_segment slots[3];
@@ -143,7 +143,7 @@ static void both_slots_of_a_publisher_stay_mapped(void **state)
     close_bench(&bench);
 }
 
-static void what_the_publisher_has_replaced_is_not_kept(void **state)
+TEST(what_the_publisher_has_replaced_is_not_kept)
 {
     pool bench;
     rft_segment slots[2];
@@ -167,7 +167,7 @@ static void what_the_publisher_has_replaced_is_not_kept(void **state)
     close_bench(&bench);
 }
 
-static void the_seqlock_tells_whether_the_bytes_were_overwritten(void **state)
+TEST(the_seqlock_tells_whether_the_bytes_were_overwritten)
 {
     pool bench;
     rft_segment slot;
@@ -188,7 +188,7 @@ static void the_seqlock_tells_whether_the_bytes_were_overwritten(void **state)
     close_bench(&bench);
 }
 
-static void a_manifest_is_closed_where_it_cannot_be_kept(void **state)
+TEST(a_manifest_is_closed_where_it_cannot_be_kept)
 {
     sample_version sample;
     failing_alloc_begin(0);
@@ -212,15 +212,5 @@ static void a_manifest_is_closed_where_it_cannot_be_kept(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(there_are_two_private_images_and_no_third),
-        cmocka_unit_test(an_image_is_free_when_its_last_use_is_dropped),
-        cmocka_unit_test(trimming_gives_back_what_nothing_uses),
-        cmocka_unit_test(a_segment_is_mapped_once_for_all_its_images),
-        cmocka_unit_test(both_slots_of_a_publisher_stay_mapped),
-        cmocka_unit_test(what_the_publisher_has_replaced_is_not_kept),
-        cmocka_unit_test(the_seqlock_tells_whether_the_bytes_were_overwritten),
-        cmocka_unit_test(a_manifest_is_closed_where_it_cannot_be_kept),
-    };
-    return cmocka_run_group_tests_name("images", tests, NULL, NULL);
+    return test_run("images");
 }

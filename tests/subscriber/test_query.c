@@ -26,7 +26,7 @@ static refit_glance_info look(const char *endpoint)
     return info;
 }
 
-static void what_is_not_there_yet_is_not_told(void **state)
+TEST(what_is_not_there_yet_is_not_told)
 {
     refit_publisher *publisher;
     const refit_config config = quick_config();
@@ -50,7 +50,7 @@ static void publish(test_trainer *trainer, uint64_t version)
     assert_ok(trainer_join(trainer));
 }
 
-static void a_committed_version_is_told_with_its_digests(void **state)
+TEST(a_committed_version_is_told_with_its_digests)
 {
     test_trainer trainer;
     refit_glance *glance;
@@ -89,7 +89,7 @@ static void assert_no_workers(refit_publisher *publisher)
     assert_int_equal(refit_publisher_worker(publisher, 0, &worker, NULL), REFIT_ERR_NOT_FOUND);
 }
 
-static void no_version_waits_for_an_observer(void **state)
+TEST(no_version_waits_for_an_observer)
 {
     test_trainer trainer;
     const refit_config config = trainer_config();
@@ -109,7 +109,7 @@ static void no_version_waits_for_an_observer(void **state)
     trainer_close(&trainer);
 }
 
-static void without_an_answer_the_wait_ends(void **state)
+TEST(without_an_answer_the_wait_ends)
 {
     refit_glance *glance;
     refit_config config = quick_config();
@@ -175,7 +175,7 @@ static asker answer(const rft_message *messages, uint32_t count, uint32_t timeou
 }
 
 /* It tells what it knows once the wait ends, which is as short as the machine lets it be. */
-static void a_publisher_that_knows_no_observers_tells_its_version(void **state)
+TEST(a_publisher_that_knows_no_observers_tells_its_version)
 {
     rft_message welcome = sample_welcome(7, "");
     welcome.as.welcome.version = 5;
@@ -187,7 +187,7 @@ static void a_publisher_that_knows_no_observers_tells_its_version(void **state)
     assert_int_equal(it.info.sealed, 0);
 }
 
-static void a_refusal_is_told(void **state)
+TEST(a_refusal_is_told)
 {
     const rft_message refuse = sample_refuse(REFIT_ERR_LIMIT, false);
     assert_int_equal(answer(&refuse, 1, WAIT_MS).status, REFIT_ERR_PEER);
@@ -195,7 +195,7 @@ static void a_refusal_is_told(void **state)
     assert_int_equal(answer(&bye, 1, WAIT_MS).status, REFIT_ERR_CLOSED);
 }
 
-static void lies_are_found(void **state)
+TEST(lies_are_found)
 {
     sample_version sample;
     sample_open(&sample, 3);
@@ -249,7 +249,7 @@ static rft_message say_many(const sample_version *sample, const rft_manifest *ma
     return message;
 }
 
-static void a_seal_is_of_the_tensors_before_it_and_of_no_others(void **state)
+TEST(a_seal_is_of_the_tensors_before_it_and_of_no_others)
 {
     sample_version sample;
     sample_open(&sample, 3);
@@ -272,7 +272,7 @@ static void a_seal_is_of_the_tensors_before_it_and_of_no_others(void **state)
     sample_close(&sample);
 }
 
-static void what_comes_behind_bye_is_not_heard(void **state)
+TEST(what_comes_behind_bye_is_not_heard)
 {
     sample_version sample;
     sample_open(&sample, 3);
@@ -283,7 +283,7 @@ static void what_comes_behind_bye_is_not_heard(void **state)
 }
 
 /* It sends its tensors faster than they can be read. */
-static void a_trainer_that_never_stops_sending_does_not_extend_the_wait(void **state)
+TEST(a_trainer_that_never_stops_sending_does_not_extend_the_wait)
 {
     raw_publisher raw;
     sample_version sample;
@@ -314,17 +314,5 @@ static void a_trainer_that_never_stops_sending_does_not_extend_the_wait(void **s
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_not_there_yet_is_not_told),
-        cmocka_unit_test(a_committed_version_is_told_with_its_digests),
-        cmocka_unit_test(no_version_waits_for_an_observer),
-        cmocka_unit_test(without_an_answer_the_wait_ends),
-        cmocka_unit_test(a_publisher_that_knows_no_observers_tells_its_version),
-        cmocka_unit_test(a_refusal_is_told),
-        cmocka_unit_test(lies_are_found),
-        cmocka_unit_test(a_seal_is_of_the_tensors_before_it_and_of_no_others),
-        cmocka_unit_test(what_comes_behind_bye_is_not_heard),
-        cmocka_unit_test(a_trainer_that_never_stops_sending_does_not_extend_the_wait),
-    };
-    return cmocka_run_group_tests_name("query", tests, NULL, NULL);
+    return test_run("query");
 }

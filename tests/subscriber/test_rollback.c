@@ -25,7 +25,7 @@ static uint32_t count_changed(const uint32_t *a, const uint32_t *b)
     return count;
 }
 
-static void notes_undone_from_the_newest_on_bring_all_back(void **state)
+TEST(notes_undone_from_the_newest_on_bring_all_back)
 {
     static const uint64_t every[] = {1, 2, 7, 100, 1000000};
     rft_rollback rollback = {.last = UINT64_MAX};
@@ -58,7 +58,7 @@ static void notes_undone_from_the_newest_on_bring_all_back(void **state)
     rft_rollback_reset(&rollback);
 }
 
-static void without_room_nothing_is_changed(void **state)
+TEST(without_room_nothing_is_changed)
 {
     rft_rollback rollback = {.last = UINT64_MAX};
     static uint32_t block[ELEMENTS], next[ELEMENTS], before[ELEMENTS];
@@ -82,7 +82,7 @@ static void without_room_nothing_is_changed(void **state)
     rft_rollback_reset(&rollback);
 }
 
-static void a_reset_gives_the_memory_back(void **state)
+TEST(a_reset_gives_the_memory_back)
 {
     rft_rollback rollback = {.last = UINT64_MAX};
     static uint32_t block[ELEMENTS], next[ELEMENTS] = {5};
@@ -103,7 +103,7 @@ static void a_reset_gives_the_memory_back(void **state)
     }
 }
 
-static void sizes_beyond_64_bits_are_refused(void **state)
+TEST(sizes_beyond_64_bits_are_refused)
 {
     rft_rollback rollback = {.last = UINT64_MAX};
     assert_int_equal(rft_rollback_prepare(&rollback, UINT64_MAX, 1, NULL), REFIT_ERR_HOST_MEMORY);
@@ -116,11 +116,5 @@ static void sizes_beyond_64_bits_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(notes_undone_from_the_newest_on_bring_all_back),
-        cmocka_unit_test(without_room_nothing_is_changed),
-        cmocka_unit_test(a_reset_gives_the_memory_back),
-        cmocka_unit_test(sizes_beyond_64_bits_are_refused),
-    };
-    return cmocka_run_group_tests_name("rollback", tests, NULL, NULL);
+    return test_run("rollback");
 }

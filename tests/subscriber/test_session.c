@@ -9,7 +9,7 @@
 
 /* ---- Joining */
 
-static void hello_is_repeated_until_welcome(void **state)
+BENCH_TEST(hello_is_repeated_until_welcome)
 {
     session_bench *bench = *state;
     bench_tick(bench, 0);
@@ -31,7 +31,7 @@ static void hello_is_repeated_until_welcome(void **state)
     assert_int_equal(bench_count(bench, RFT_BEAT), 1);
 }
 
-static void a_second_welcome_is_answered_and_changes_nothing(void **state)
+BENCH_TEST(a_second_welcome_is_answered_and_changes_nothing)
 {
     session_bench *bench = *state;
     bench_reach(bench, RFT_SESSION_STAGED);
@@ -40,7 +40,7 @@ static void a_second_welcome_is_answered_and_changes_nothing(void **state)
     assert_int_equal(bench_count(bench, RFT_JOIN), 2);
 }
 
-static void a_welcome_from_before_the_gpu_was_named_is_passed_over(void **state)
+BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over)
 {
     session_bench *bench = *state;
     refit_device *device = NULL;
@@ -59,7 +59,7 @@ static void a_welcome_from_before_the_gpu_was_named_is_passed_over(void **state)
     assert_ok(refit_device_close(device, NULL));
 }
 
-static void an_impossible_welcome_breaks_the_connection(void **state)
+BENCH_TEST(an_impossible_welcome_breaks_the_connection)
 {
     session_bench *bench = *state;
     for (int i = 0; i < 5; i++) {
@@ -75,7 +75,7 @@ static void an_impossible_welcome_breaks_the_connection(void **state)
     }
 }
 
-static void a_version_that_the_machine_cannot_hold_is_refused(void **state)
+BENCH_TEST(a_version_that_the_machine_cannot_hold_is_refused)
 {
     session_bench *bench = *state;
     assert_true(bench->session.limits.memory_bytes > 1 << 20);
@@ -87,7 +87,7 @@ static void a_version_that_the_machine_cannot_hold_is_refused(void **state)
     assert_int_equal(bench_state(bench), RFT_SESSION_CURRENT);
 }
 
-static void another_protocol_ends_everything(void **state)
+BENCH_TEST(another_protocol_ends_everything)
 {
     session_bench *bench = *state;
     rft_message welcome = sample_welcome(BENCH_EPOCH, NULL);
@@ -102,7 +102,7 @@ static void another_protocol_ends_everything(void **state)
     assert_int_equal(bench_count(bench, RFT_JOIN), 0);
 }
 
-static void a_refusal_for_now_is_tried_again_after_a_pause(void **state)
+BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause)
 {
     session_bench *bench = *state;
     bench_tick(bench, 0);
@@ -114,7 +114,7 @@ static void a_refusal_for_now_is_tried_again_after_a_pause(void **state)
     assert_int_equal(bench_count(bench, RFT_HELLO), 1);
 }
 
-static void a_final_refusal_ends_everything(void **state)
+BENCH_TEST(a_final_refusal_ends_everything)
 {
     session_bench *bench = *state;
     bench_tick(bench, 0);
@@ -149,7 +149,7 @@ static void wait_for(session_bench *bench, uint32_t ms)
     if (!has_ended(bench)) bench->now = end;
 }
 
-static void a_worker_without_a_trainer_ends_after_the_idle_timeout(void **state)
+BENCH_TEST(a_worker_without_a_trainer_ends_after_the_idle_timeout)
 {
     session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
@@ -165,7 +165,7 @@ static void a_worker_without_a_trainer_ends_after_the_idle_timeout(void **state)
     assert_int_equal(rft_session_tick_at(&bench->session), INT64_MAX);
 }
 
-static void without_an_idle_timeout_it_waits_for_ever(void **state)
+BENCH_TEST(without_an_idle_timeout_it_waits_for_ever)
 {
     session_bench *bench = *state;
     for (int hours = 0; hours < 48; hours++)
@@ -173,7 +173,7 @@ static void without_an_idle_timeout_it_waits_for_ever(void **state)
     assert_false(has_ended(bench));
 }
 
-static void a_trainer_that_only_beats_is_heard(void **state)
+BENCH_TEST(a_trainer_that_only_beats_is_heard)
 {
     session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
@@ -191,7 +191,7 @@ static void a_trainer_that_only_beats_is_heard(void **state)
     assert_int_equal(bench->session.report.final.status, REFIT_ERR_CLOSED);
 }
 
-static void a_trainer_that_takes_it_not_yet_is_heard(void **state)
+BENCH_TEST(a_trainer_that_takes_it_not_yet_is_heard)
 {
     session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
@@ -207,7 +207,7 @@ static void a_trainer_that_takes_it_not_yet_is_heard(void **state)
 
 /* A worker that was stopped for an hour has not heard its trainer, and says HELLO before it ends.
  */
-static void a_worker_that_was_stopped_asks_before_it_ends(void **state)
+BENCH_TEST(a_worker_that_was_stopped_asks_before_it_ends)
 {
     session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
@@ -239,7 +239,7 @@ static void count_line(void *user, refit_log_level level, const char *line)
     (*(uint32_t *)user)++;
 }
 
-static void a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between(void **state)
+BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between)
 {
     session_bench *bench = *state;
     uint32_t lines = 0;
@@ -258,7 +258,7 @@ static void a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between(
     assert_int_equal(lines, 2); /* what was guessed first, and what became known */
 }
 
-static void what_is_guessed_alone_ends_nothing(void **state)
+BENCH_TEST(what_is_guessed_alone_ends_nothing)
 {
     session_bench *bench = *state;
     const uint32_t timeout = bench->config.broadcast_heartbeat_timeout_ms;
@@ -306,7 +306,7 @@ static const rft_session_state leads_to[RFT_MESSAGE_KINDS][STATES] = {
     [RFT_BEAT] = {CONNECTING, CURRENT, CURRENT, STAGING, STAGED, APPLYING},
 };
 
-static void every_message_in_every_state_leads_where_it_should(void **state)
+BENCH_TEST(every_message_in_every_state_leads_where_it_should)
 {
     session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
@@ -324,7 +324,7 @@ static void every_message_in_every_state_leads_where_it_should(void **state)
     }
 }
 
-static void messages_of_another_epoch_are_passed_over(void **state)
+BENCH_TEST(messages_of_another_epoch_are_passed_over)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGED);
@@ -339,7 +339,7 @@ static void messages_of_another_epoch_are_passed_over(void **state)
     assert_int_equal(bench->session.heard, heard);
 }
 
-static void garbage_costs_the_connection_in_every_state(void **state)
+BENCH_TEST(garbage_costs_the_connection_in_every_state)
 {
     session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
@@ -354,7 +354,7 @@ static void garbage_costs_the_connection_in_every_state(void **state)
     }
 }
 
-static void a_message_above_a_limit_costs_the_version_only(void **state)
+BENCH_TEST(a_message_above_a_limit_costs_the_version_only)
 {
     session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "too much"};
@@ -367,7 +367,7 @@ static void a_message_above_a_limit_costs_the_version_only(void **state)
 
 /* ---- Time */
 
-static void silence_is_noticed_in_every_state(void **state)
+BENCH_TEST(silence_is_noticed_in_every_state)
 {
     session_bench *bench = *state;
     for (rft_session_state from = JOINING; from < STATES; from++) {
@@ -392,7 +392,7 @@ static void silence_is_noticed_in_every_state(void **state)
 }
 
 /* The send queue is not emptied here, as by a socket that takes nothing. */
-static void a_message_that_cannot_be_queued_costs_the_connection(void **state)
+BENCH_TEST(a_message_that_cannot_be_queued_costs_the_connection)
 {
     session_bench *bench = *state;
     bench_reach(bench, CURRENT);
@@ -411,7 +411,7 @@ static void a_message_that_cannot_be_queued_costs_the_connection(void **state)
     assert_int_equal(bench_count(bench, RFT_HELLO), 1);
 }
 
-static void a_hello_replaces_what_waits_to_be_sent(void **state)
+BENCH_TEST(a_hello_replaces_what_waits_to_be_sent)
 {
     session_bench *bench = *state;
     for (uint32_t i = 0; i < 3; i++) {
@@ -422,7 +422,7 @@ static void a_hello_replaces_what_waits_to_be_sent(void **state)
     assert_int_equal(bench_count(bench, RFT_HELLO), 1);
 }
 
-static void a_sign_of_life_defers_the_silence(void **state)
+BENCH_TEST(a_sign_of_life_defers_the_silence)
 {
     session_bench *bench = *state;
     bench_reach(bench, CURRENT);
@@ -433,7 +433,7 @@ static void a_sign_of_life_defers_the_silence(void **state)
     }
 }
 
-static void beats_say_what_is_held_and_repeat_what_is_staged(void **state)
+BENCH_TEST(beats_say_what_is_held_and_repeat_what_is_staged)
 {
     session_bench *bench = *state;
     bench_hold(bench, 1);
@@ -447,7 +447,7 @@ static void beats_say_what_is_held_and_repeat_what_is_staged(void **state)
     assert_int_equal(bench_said(bench, RFT_STAGED)->as.staged.version, 2);
 }
 
-static void an_offer_that_is_not_filled_by_its_deadline_fails(void **state)
+BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails)
 {
     session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
@@ -465,7 +465,7 @@ static void an_offer_that_is_not_filled_by_its_deadline_fails(void **state)
 
 /* ---- A new trainer */
 
-static void a_new_epoch_is_told_the_old_and_builds_on_nothing(void **state)
+BENCH_TEST(a_new_epoch_is_told_the_old_and_builds_on_nothing)
 {
     session_bench *bench = *state;
     bench_hold(bench, 2);
@@ -481,7 +481,7 @@ static void a_new_epoch_is_told_the_old_and_builds_on_nothing(void **state)
     assert_int_equal(bench->session.held.version, 1);
 }
 
-static void a_new_epoch_in_every_state_starts_over(void **state)
+BENCH_TEST(a_new_epoch_in_every_state_starts_over)
 {
     session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
@@ -515,7 +515,7 @@ static uint32_t warnings_of(session_bench *bench, const char *probe)
     return warnings;
 }
 
-static void a_worker_of_this_host_warns_once_why_it_takes_the_socket(void **state)
+BENCH_TEST(a_worker_of_this_host_warns_once_why_it_takes_the_socket)
 {
     session_bench *bench = *state;
     char gone[RFT_SEGMENT_NAME_BYTES];
@@ -534,35 +534,5 @@ static void a_worker_of_this_host_warns_once_why_it_takes_the_socket(void **stat
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BENCH_TEST(hello_is_repeated_until_welcome),
-        BENCH_TEST(a_second_welcome_is_answered_and_changes_nothing),
-        BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over),
-        BENCH_TEST(an_impossible_welcome_breaks_the_connection),
-        BENCH_TEST(another_protocol_ends_everything),
-        BENCH_TEST(a_version_that_the_machine_cannot_hold_is_refused),
-        BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause),
-        BENCH_TEST(a_final_refusal_ends_everything),
-        BENCH_TEST(a_worker_without_a_trainer_ends_after_the_idle_timeout),
-        BENCH_TEST(without_an_idle_timeout_it_waits_for_ever),
-        BENCH_TEST(a_trainer_that_only_beats_is_heard),
-        BENCH_TEST(a_trainer_that_takes_it_not_yet_is_heard),
-        BENCH_TEST(a_worker_that_was_stopped_asks_before_it_ends),
-        BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between),
-        BENCH_TEST(what_is_guessed_alone_ends_nothing),
-        BENCH_TEST(every_message_in_every_state_leads_where_it_should),
-        BENCH_TEST(messages_of_another_epoch_are_passed_over),
-        BENCH_TEST(garbage_costs_the_connection_in_every_state),
-        BENCH_TEST(a_message_above_a_limit_costs_the_version_only),
-        BENCH_TEST(silence_is_noticed_in_every_state),
-        BENCH_TEST(a_message_that_cannot_be_queued_costs_the_connection),
-        BENCH_TEST(a_hello_replaces_what_waits_to_be_sent),
-        BENCH_TEST(a_sign_of_life_defers_the_silence),
-        BENCH_TEST(beats_say_what_is_held_and_repeat_what_is_staged),
-        BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails),
-        BENCH_TEST(a_new_epoch_is_told_the_old_and_builds_on_nothing),
-        BENCH_TEST(a_worker_of_this_host_warns_once_why_it_takes_the_socket),
-        BENCH_TEST(a_new_epoch_in_every_state_starts_over),
-    };
-    return cmocka_run_group_tests_name("session", tests, NULL, NULL);
+    return test_run("session");
 }

@@ -13,7 +13,7 @@ static const rft_image *hold_and_take_next(session_bench *bench, uint64_t versio
     return bench_take(bench);
 }
 
-static void a_refusal_that_keeps_leaves_the_version_before(void **state)
+BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before)
 {
     session_bench *bench = *state;
     (void)hold_and_take_next(bench, 2);
@@ -27,7 +27,7 @@ static void a_refusal_that_keeps_leaves_the_version_before(void **state)
     assert_int_equal(bench->session.held.version, 3);
 }
 
-static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
+BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing)
 {
     session_bench *bench = *state;
     (void)hold_and_take_next(bench, 2);
@@ -44,7 +44,7 @@ static void a_refusal_that_does_not_keep_leaves_nothing(void **state)
 }
 
 /* A version that it refused is offered again only after a HELLO. */
-static void worker_without_a_version_says_hello_after_an_aborted_version_too(void **state)
+BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too)
 {
     session_bench *bench = *state;
     bench_reach(bench, APPLYING);
@@ -61,7 +61,7 @@ static void worker_without_a_version_says_hello_after_an_aborted_version_too(voi
     assert_non_null(bench_said(bench, RFT_HELLO));
 }
 
-static void an_open_update_is_not_written_while_the_next_is_staged(void **state)
+BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged)
 {
     session_bench *bench = *state;
     const rft_image *open = hold_and_take_next(bench, 1);
@@ -78,7 +78,7 @@ static void an_open_update_is_not_written_while_the_next_is_staged(void **state)
     assert_int_equal(bench->session.held.version, 3);
 }
 
-static void an_offer_waits_while_an_update_is_undecided(void **state)
+BENCH_TEST(an_offer_waits_while_an_update_is_undecided)
 {
     session_bench *bench = *state;
     const rft_image *open = hold_and_take_next(bench, 1);
@@ -98,7 +98,7 @@ static void an_offer_waits_while_an_update_is_undecided(void **state)
     rft_session_release(&bench->session, bench->now);
 }
 
-static void an_offer_waits_until_a_refused_update_is_closed(void **state)
+BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed)
 {
     session_bench *bench = *state;
     (void)hold_and_take_next(bench, 1);
@@ -113,7 +113,7 @@ static void an_offer_waits_until_a_refused_update_is_closed(void **state)
     assert_int_equal(bench_count(bench, RFT_FAILED), 0);
 }
 
-static void a_waiting_offer_has_a_deadline(void **state)
+BENCH_TEST(a_waiting_offer_has_a_deadline)
 {
     session_bench *bench = *state;
     bench_reach(bench, APPLYING);
@@ -131,7 +131,7 @@ static void a_waiting_offer_has_a_deadline(void **state)
     assert_int_equal(bench->session.held.version, 1);
 }
 
-static void an_update_taken_before_the_connection_was_lost_can_be_accepted(void **state)
+BENCH_TEST(an_update_taken_before_the_connection_was_lost_can_be_accepted)
 {
     session_bench *bench = *state;
     bench_reach(bench, APPLYING);
@@ -147,7 +147,7 @@ static void an_update_taken_before_the_connection_was_lost_can_be_accepted(void 
     rft_session_release(&bench->session, bench->now);
 }
 
-static void the_version_that_was_missed_is_recognised(void **state)
+BENCH_TEST(the_version_that_was_missed_is_recognised)
 {
     session_bench *bench = *state;
     bench_reach(bench, APPLYING);
@@ -166,16 +166,5 @@ static void the_version_that_was_missed_is_recognised(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before),
-        BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing),
-        BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too),
-        BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged),
-        BENCH_TEST(an_offer_waits_while_an_update_is_undecided),
-        BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed),
-        BENCH_TEST(a_waiting_offer_has_a_deadline),
-        BENCH_TEST(an_update_taken_before_the_connection_was_lost_can_be_accepted),
-        BENCH_TEST(the_version_that_was_missed_is_recognised),
-    };
-    return cmocka_run_group_tests_name("session_user", tests, NULL, NULL);
+    return test_run("session_user");
 }

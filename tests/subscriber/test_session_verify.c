@@ -40,6 +40,8 @@ static int verify_teardown(void **state)
     return 0;
 }
 
+#define VERIFY_TEST(name) TEST_WITH(name, verify_setup, verify_teardown)
+
 /* Up to the first part, which is left to do. */
 static void offer_and_seal(verify_bench *fixture)
 {
@@ -64,7 +66,7 @@ static uint32_t verify_all(session_bench *bench)
     return parts;
 }
 
-static void a_part_of_the_bytes_is_digested_a_tick(void **state)
+VERIFY_TEST(a_part_of_the_bytes_is_digested_a_tick)
 {
     verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
@@ -79,7 +81,7 @@ static void a_part_of_the_bytes_is_digested_a_tick(void **state)
     rft_session_accept(&bench->session, bench->now);
 }
 
-static void the_worker_beats_between_two_parts(void **state)
+VERIFY_TEST(the_worker_beats_between_two_parts)
 {
     verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
@@ -94,7 +96,7 @@ static void the_worker_beats_between_two_parts(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-static void damage_in_a_later_part_fails_the_version(void **state)
+VERIFY_TEST(damage_in_a_later_part_fails_the_version)
 {
     verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
@@ -108,7 +110,7 @@ static void damage_in_a_later_part_fails_the_version(void **state)
     assert_null(bench_said(bench, RFT_STAGED));
 }
 
-static void bytes_overwritten_between_two_parts_fail_the_version(void **state)
+VERIFY_TEST(bytes_overwritten_between_two_parts_fail_the_version)
 {
     verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
@@ -121,7 +123,7 @@ static void bytes_overwritten_between_two_parts_fail_the_version(void **state)
     assert_int_equal(bench_failed(bench), REFIT_ERR_STALE);
 }
 
-static void an_abort_between_two_parts_is_obeyed(void **state)
+VERIFY_TEST(an_abort_between_two_parts_is_obeyed)
 {
     verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
@@ -135,7 +137,7 @@ static void an_abort_between_two_parts_is_obeyed(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-static void a_deadline_between_two_parts_fails_the_version(void **state)
+VERIFY_TEST(a_deadline_between_two_parts_fails_the_version)
 {
     verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
@@ -148,17 +150,7 @@ static void a_deadline_between_two_parts_fails_the_version(void **state)
     assert_int_equal(bench_failed(bench), REFIT_ERR_TIMEOUT);
 }
 
-#define VERIFY_TEST(name) cmocka_unit_test_setup_teardown(name, verify_setup, verify_teardown)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        VERIFY_TEST(a_part_of_the_bytes_is_digested_a_tick),
-        VERIFY_TEST(the_worker_beats_between_two_parts),
-        VERIFY_TEST(damage_in_a_later_part_fails_the_version),
-        VERIFY_TEST(bytes_overwritten_between_two_parts_fail_the_version),
-        VERIFY_TEST(an_abort_between_two_parts_is_obeyed),
-        VERIFY_TEST(a_deadline_between_two_parts_fails_the_version),
-    };
-    return cmocka_run_group_tests_name("session_verify", tests, NULL, NULL);
+    return test_run("session_verify");
 }

@@ -10,7 +10,7 @@
 
 /* ---- A version */
 
-static void a_version_is_staged_committed_and_applied(void **state)
+BENCH_TEST(a_version_is_staged_committed_and_applied)
 {
     session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
@@ -40,7 +40,7 @@ static uint32_t credits_granted(const session_bench *bench)
     return credits;
 }
 
-static void credits_fill_the_window_and_ask_for_each_frame_once(void **state)
+BENCH_TEST(credits_fill_the_window_and_ask_for_each_frame_once)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -57,7 +57,7 @@ static void credits_fill_the_window_and_ask_for_each_frame_once(void **state)
 }
 
 /* Of the first tensor nothing changed, and its two frames have no payload. */
-static void small_frames_take_a_part_of_a_credit(void **state)
+BENCH_TEST(small_frames_take_a_part_of_a_credit)
 {
     session_bench *bench = *state;
     bench_hold(bench, 2);
@@ -77,7 +77,7 @@ static void small_frames_take_a_part_of_a_credit(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-static void frames_come_in_any_order_and_twice(void **state)
+BENCH_TEST(frames_come_in_any_order_and_twice)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -90,7 +90,7 @@ static void frames_come_in_any_order_and_twice(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-static void same_blocks_come_from_the_version_held(void **state)
+BENCH_TEST(same_blocks_come_from_the_version_held)
 {
     session_bench *bench = *state;
     bench_hold(bench, 2);
@@ -103,7 +103,7 @@ static void same_blocks_come_from_the_version_held(void **state)
     rft_session_accept(&bench->session, bench->now);
 }
 
-static void a_base_that_is_not_held_fails_as_stale(void **state)
+BENCH_TEST(a_base_that_is_not_held_fails_as_stale)
 {
     session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
@@ -115,7 +115,7 @@ static void a_base_that_is_not_held_fails_as_stale(void **state)
 
 /* The trainer is wrong about the version that this worker holds: changes are not applied to other
  * bytes, and the version is fetched whole. */
-static void changes_of_another_base_fail_as_stale(void **state)
+BENCH_TEST(changes_of_another_base_fail_as_stale)
 {
     session_bench *bench = *state;
     bench_hold(bench, 2);
@@ -142,7 +142,7 @@ static void changes_of_another_base_fail_as_stale(void **state)
     bench_stage(bench, 3, 0);
 }
 
-static void a_damaged_frame_is_asked_for_again(void **state)
+BENCH_TEST(a_damaged_frame_is_asked_for_again)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -155,7 +155,7 @@ static void a_damaged_frame_is_asked_for_again(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-static void a_frame_that_stays_damaged_fails_the_version(void **state)
+BENCH_TEST(a_frame_that_stays_damaged_fails_the_version)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -176,7 +176,7 @@ static void hear_beats(session_bench *bench, uint32_t count)
         bench_hear(bench, sample_beat(BENCH_EPOCH));
 }
 
-static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
+BENCH_TEST(lost_frames_are_asked_for_when_beats_pass_without_one)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -200,7 +200,7 @@ static void lost_frames_are_asked_for_when_beats_pass_without_one(void **state)
 }
 
 /* A worker that was stopped hears all the beats of that time at once. */
-static void beats_that_queued_up_ask_for_lost_frames_once(void **state)
+BENCH_TEST(beats_that_queued_up_ask_for_lost_frames_once)
 {
     session_bench *bench = *state;
     uint32_t many = 2 * (bench->config.broadcast_resend_limit + 2);
@@ -220,7 +220,7 @@ static void beats_that_queued_up_ask_for_lost_frames_once(void **state)
     assert_int_equal(bench_state(bench), STAGED);
 }
 
-static void frames_that_never_come_fail_the_version(void **state)
+BENCH_TEST(frames_that_never_come_fail_the_version)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -232,7 +232,7 @@ static void frames_that_never_come_fail_the_version(void **state)
     assert_int_equal(bench_failed(bench), REFIT_ERR_CORRUPT);
 }
 
-static void an_abort_keeps_what_was_held(void **state)
+BENCH_TEST(an_abort_keeps_what_was_held)
 {
     session_bench *bench = *state;
     bench_hold(bench, 2);
@@ -245,7 +245,7 @@ static void an_abort_keeps_what_was_held(void **state)
     assert_int_equal(bench->session.held.version, 4);
 }
 
-static void a_commit_of_what_is_held_is_confirmed_again(void **state)
+BENCH_TEST(a_commit_of_what_is_held_is_confirmed_again)
 {
     session_bench *bench = *state;
     bench_hold(bench, 1);
@@ -255,7 +255,7 @@ static void a_commit_of_what_is_held_is_confirmed_again(void **state)
     assert_null(bench->mailbox.ready);
 }
 
-static void a_commit_of_what_is_not_staged_fails(void **state)
+BENCH_TEST(a_commit_of_what_is_not_staged_fails)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -264,7 +264,7 @@ static void a_commit_of_what_is_not_staged_fails(void **state)
     assert_null(bench->mailbox.ready);
 }
 
-static void an_offer_of_what_is_held_needs_no_frames(void **state)
+BENCH_TEST(an_offer_of_what_is_held_needs_no_frames)
 {
     session_bench *bench = *state;
     bench_hold(bench, 1);
@@ -279,7 +279,7 @@ static void an_offer_of_what_is_held_needs_no_frames(void **state)
     assert_null(bench->mailbox.ready);
 }
 
-static void other_bytes_under_the_number_held_fail_the_version(void **state)
+BENCH_TEST(other_bytes_under_the_number_held_fail_the_version)
 {
     session_bench *bench = *state;
     bench_hold(bench, 1);
@@ -297,7 +297,7 @@ static void other_bytes_under_the_number_held_fail_the_version(void **state)
 
 /* ---- Lies */
 
-static void a_seal_that_does_not_fit_the_bytes_fails_the_version(void **state)
+BENCH_TEST(a_seal_that_does_not_fit_the_bytes_fails_the_version)
 {
     session_bench *bench = *state;
     bench_hold(bench, 1);
@@ -316,7 +316,7 @@ static void a_seal_that_does_not_fit_the_bytes_fails_the_version(void **state)
     bench_apply(bench, 2, 1);
 }
 
-static void an_offer_against_its_manifest_breaks_the_connection(void **state)
+BENCH_TEST(an_offer_against_its_manifest_breaks_the_connection)
 {
     session_bench *bench = *state;
     for (int i = 0; i < 6; i++) {
@@ -338,7 +338,7 @@ static void an_offer_against_its_manifest_breaks_the_connection(void **state)
     }
 }
 
-static void a_frame_against_its_manifest_breaks_the_connection(void **state)
+BENCH_TEST(a_frame_against_its_manifest_breaks_the_connection)
 {
     session_bench *bench = *state;
     for (int i = 0; i < 4; i++) {
@@ -357,7 +357,7 @@ static void a_frame_against_its_manifest_breaks_the_connection(void **state)
     }
 }
 
-static void a_seal_of_the_wrong_length_breaks_the_connection(void **state)
+BENCH_TEST(a_seal_of_the_wrong_length_breaks_the_connection)
 {
     session_bench *bench = *state;
     bench_reach(bench, STAGING);
@@ -367,7 +367,7 @@ static void a_seal_of_the_wrong_length_breaks_the_connection(void **state)
     assert_int_equal(bench_state(bench), CONNECTING);
 }
 
-static void a_manifest_that_lies_breaks_the_connection(void **state)
+BENCH_TEST(a_manifest_that_lies_breaks_the_connection)
 {
     session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
@@ -382,7 +382,7 @@ static void a_manifest_that_lies_breaks_the_connection(void **state)
     assert_int_equal(bench_state(bench), CONNECTING);
 }
 
-static void a_manifest_above_the_limits_fails_its_versions(void **state)
+BENCH_TEST(a_manifest_above_the_limits_fails_its_versions)
 {
     session_bench *bench = *state;
     bench->session.limits.version_bytes = 100000;
@@ -396,7 +396,7 @@ static void a_manifest_above_the_limits_fails_its_versions(void **state)
 }
 
 /* The message itself is above limits.manifest_bytes: it cannot be known that it was a manifest. */
-static void a_manifest_too_large_to_be_read_fails_its_versions(void **state)
+BENCH_TEST(a_manifest_too_large_to_be_read_fails_its_versions)
 {
     session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
@@ -416,7 +416,7 @@ static void a_manifest_too_large_to_be_read_fails_its_versions(void **state)
 }
 
 /* A new manifest that cannot be read leaves the versions of the one before as they were. */
-static void a_message_above_a_limit_leaves_the_known_manifest(void **state)
+BENCH_TEST(a_message_above_a_limit_leaves_the_known_manifest)
 {
     session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
@@ -447,7 +447,7 @@ static uint64_t requests_until(rft_session_state reached)
     return requests;
 }
 
-static void a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later(void **state)
+TEST(a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later)
 {
     uint64_t first = requests_until(CONNECTING) + 1, last = requests_until(JOINING);
     assert_true(first <= last);
@@ -464,7 +464,7 @@ static void a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later(void *
     }
 }
 
-static void every_failed_allocation_fails_the_version_and_nothing_else(void **state)
+TEST(every_failed_allocation_fails_the_version_and_nothing_else)
 {
     bool failed = true;
     for (uint64_t nth = requests_until(CURRENT) + 1; failed; nth++) {
@@ -489,34 +489,5 @@ static void every_failed_allocation_fails_the_version_and_nothing_else(void **st
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BENCH_TEST(a_version_is_staged_committed_and_applied),
-        BENCH_TEST(credits_fill_the_window_and_ask_for_each_frame_once),
-        BENCH_TEST(small_frames_take_a_part_of_a_credit),
-        BENCH_TEST(frames_come_in_any_order_and_twice),
-        BENCH_TEST(same_blocks_come_from_the_version_held),
-        BENCH_TEST(a_base_that_is_not_held_fails_as_stale),
-        BENCH_TEST(changes_of_another_base_fail_as_stale),
-        BENCH_TEST(a_damaged_frame_is_asked_for_again),
-        BENCH_TEST(a_frame_that_stays_damaged_fails_the_version),
-        BENCH_TEST(lost_frames_are_asked_for_when_beats_pass_without_one),
-        BENCH_TEST(beats_that_queued_up_ask_for_lost_frames_once),
-        BENCH_TEST(frames_that_never_come_fail_the_version),
-        BENCH_TEST(an_abort_keeps_what_was_held),
-        BENCH_TEST(a_commit_of_what_is_held_is_confirmed_again),
-        BENCH_TEST(a_commit_of_what_is_not_staged_fails),
-        BENCH_TEST(an_offer_of_what_is_held_needs_no_frames),
-        BENCH_TEST(other_bytes_under_the_number_held_fail_the_version),
-        BENCH_TEST(a_seal_that_does_not_fit_the_bytes_fails_the_version),
-        BENCH_TEST(an_offer_against_its_manifest_breaks_the_connection),
-        BENCH_TEST(a_frame_against_its_manifest_breaks_the_connection),
-        BENCH_TEST(a_seal_of_the_wrong_length_breaks_the_connection),
-        BENCH_TEST(a_manifest_that_lies_breaks_the_connection),
-        BENCH_TEST(a_manifest_above_the_limits_fails_its_versions),
-        BENCH_TEST(a_manifest_too_large_to_be_read_fails_its_versions),
-        BENCH_TEST(a_message_above_a_limit_leaves_the_known_manifest),
-        cmocka_unit_test(a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later),
-        cmocka_unit_test(every_failed_allocation_fails_the_version_and_nothing_else),
-    };
-    return cmocka_run_group_tests_name("session_version", tests, NULL, NULL);
+    return test_run("session_version");
 }

@@ -13,7 +13,7 @@
 
 /* ---- Opening and waiting */
 
-static void arguments_are_checked(void **state)
+TEST(arguments_are_checked)
 {
     refit_subscriber *subscriber = NULL;
     refit_error error;
@@ -41,7 +41,7 @@ static void arguments_are_checked(void **state)
     refit_update_unkeep(NULL);
 }
 
-static void open_survives_every_failed_allocation(void **state)
+TEST(open_survives_every_failed_allocation)
 {
     for (uint64_t nth = 1;; nth++) {
         refit_config config = quick_config();
@@ -57,7 +57,7 @@ static void open_survives_every_failed_allocation(void **state)
     }
 }
 
-static void without_a_trainer_next_times_out_and_says_so(void **state)
+PAIR_TEST(without_a_trainer_next_times_out_and_says_so)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
@@ -76,7 +76,7 @@ static void name_it(refit_config *config)
     strcpy(config->broadcast_worker, "rank-7");
 }
 
-static void a_worker_goes_by_its_name(void **state)
+TEST(a_worker_goes_by_its_name)
 {
     pairing pair;
     char pid[32];
@@ -93,7 +93,7 @@ static void a_worker_goes_by_its_name(void **state)
     }
 }
 
-static void a_version_comes_whole(void **state)
+PAIR_TEST(a_version_comes_whole)
 {
     pairing *pair = *state;
     pair_open(pair, false, NULL);
@@ -138,7 +138,7 @@ static void a_version_comes_whole(void **state)
     assert_true(stats.receive_bytes_total >= pair->samples[0].manifest->payload_bytes);
 }
 
-static void one_update_is_open_and_decided_once(void **state)
+PAIR_TEST(one_update_is_open_and_decided_once)
 {
     pairing *pair = *state;
     refit_update *second = NULL;
@@ -162,7 +162,7 @@ static void one_update_is_open_and_decided_once(void **state)
     assert_int_equal(refit_subscriber_next(pair->subscriber, 0, &second, NULL), REFIT_ERR_TIMEOUT);
 }
 
-static void an_update_closed_undecided_holds_nothing(void **state)
+PAIR_TEST(an_update_closed_undecided_holds_nothing)
 {
     pairing *pair = *state;
     pair_open(pair, false, NULL);
@@ -179,7 +179,7 @@ static void an_update_closed_undecided_holds_nothing(void **state)
     assert_int_equal(pair->raw.heard.as.hello.held.version, 0);
 }
 
-static void steady_versions_allocate_nothing(void **state)
+PAIR_TEST(steady_versions_allocate_nothing)
 {
     pairing *pair = *state;
     pair_open(pair, false, NULL);
@@ -209,7 +209,7 @@ static void *wake_later(void *user)
     return NULL;
 }
 
-static void wake_ends_a_wait_and_the_next_one(void **state)
+PAIR_TEST(wake_ends_a_wait_and_the_next_one)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
@@ -241,7 +241,7 @@ static void *signal_later(void *user)
     return NULL;
 }
 
-static void wake_works_in_a_signal_handler(void **state)
+PAIR_TEST(wake_works_in_a_signal_handler)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
@@ -257,7 +257,7 @@ static void wake_works_in_a_signal_handler(void **state)
     sigaction(SIGUSR1, &before, NULL);
 }
 
-static void a_final_refusal_is_the_answer_from_then_on(void **state)
+PAIR_TEST(a_final_refusal_is_the_answer_from_then_on)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
@@ -277,7 +277,7 @@ static void small_messages(refit_config *config)
     config->limits_manifest_bytes = 4096;
 }
 
-static void a_manifest_above_its_limit_costs_versions_but_not_the_connection(void **state)
+PAIR_TEST(a_manifest_above_its_limit_costs_versions_but_not_the_connection)
 {
     pairing *pair = *state;
     static const unsigned char tensors[8192];
@@ -301,19 +301,5 @@ static void a_manifest_above_its_limit_costs_versions_but_not_the_connection(voi
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arguments_are_checked),
-        cmocka_unit_test(open_survives_every_failed_allocation),
-        PAIR_TEST(without_a_trainer_next_times_out_and_says_so),
-        cmocka_unit_test(a_worker_goes_by_its_name),
-        PAIR_TEST(a_version_comes_whole),
-        PAIR_TEST(one_update_is_open_and_decided_once),
-        PAIR_TEST(an_update_closed_undecided_holds_nothing),
-        PAIR_TEST(steady_versions_allocate_nothing),
-        PAIR_TEST(wake_ends_a_wait_and_the_next_one),
-        PAIR_TEST(wake_works_in_a_signal_handler),
-        PAIR_TEST(a_final_refusal_is_the_answer_from_then_on),
-        PAIR_TEST(a_manifest_above_its_limit_costs_versions_but_not_the_connection),
-    };
-    return cmocka_run_group_tests_name("subscriber", tests, NULL, NULL);
+    return test_run("subscriber");
 }

@@ -47,7 +47,7 @@ static void await_hello(raw_publisher *raw)
         raw_say(raw, sample_refuse(REFIT_ERR_STALE, false));
 }
 
-static void a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state(void **state)
+PAIR_TEST(a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state)
 {
     pairing *pair = *state;
     for (int point = 0; point < AT_ENDS; point++) {
@@ -73,7 +73,7 @@ static void a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state
 }
 
 /* test_session.c has all states, with a clock of its own. */
-static void a_silent_trainer_is_noticed(void **state)
+PAIR_TEST(a_silent_trainer_is_noticed)
 {
     pairing *pair = *state;
     pair_open(pair, false, NULL);
@@ -86,7 +86,7 @@ static void a_silent_trainer_is_noticed(void **state)
     raw_hear(&pair->raw, RFT_HELLO);
 }
 
-static void close_ends_every_state_with_a_goodbye(void **state)
+PAIR_TEST(close_ends_every_state_with_a_goodbye)
 {
     pairing *pair = *state;
     for (int point = 0; point < AT_ENDS; point++) {
@@ -99,7 +99,7 @@ static void close_ends_every_state_with_a_goodbye(void **state)
 
 /* ---- A publisher that lies */
 
-static void garbage_makes_a_worker_connect_anew(void **state)
+PAIR_TEST(garbage_makes_a_worker_connect_anew)
 {
     pairing *pair = *state;
     static const unsigned char rubbish[] = "\x83\xa1k\xa5hello\xff\xff\xff\xff";
@@ -126,11 +126,5 @@ static void garbage_makes_a_worker_connect_anew(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        PAIR_TEST(a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state),
-        PAIR_TEST(a_silent_trainer_is_noticed),
-        PAIR_TEST(close_ends_every_state_with_a_goodbye),
-        PAIR_TEST(garbage_makes_a_worker_connect_anew),
-    };
-    return cmocka_run_group_tests_name("subscriber_loss", tests, NULL, NULL);
+    return test_run("subscriber_loss");
 }

@@ -2,7 +2,7 @@
 #include "tests/support/pairing.h"
 #include "tests/support/test.h"
 
-static void a_version_in_shared_memory_is_read_in_place(void **state)
+PAIR_TEST(a_version_in_shared_memory_is_read_in_place)
 {
     pairing *pair = *state;
     rft_segment slots[2];
@@ -28,7 +28,7 @@ static void a_version_in_shared_memory_is_read_in_place(void **state)
     rft_segment_close(&slots[1]);
 }
 
-static void bytes_overwritten_under_an_update_are_not_accepted(void **state)
+PAIR_TEST(bytes_overwritten_under_an_update_are_not_accepted)
 {
     pairing *pair = *state;
     rft_segment slot;
@@ -47,7 +47,7 @@ static void bytes_overwritten_under_an_update_are_not_accepted(void **state)
     rft_segment_close(&slot);
 }
 
-static void a_slot_that_is_not_what_was_offered_fails_the_version(void **state)
+PAIR_TEST(a_slot_that_is_not_what_was_offered_fails_the_version)
 {
     pairing *pair = *state;
     static const uint64_t right = RFT_SEQLOCK_BYTES, none = UINT64_MAX;
@@ -92,7 +92,7 @@ static void a_slot_that_is_not_what_was_offered_fails_the_version(void **state)
     }
 }
 
-static void without_a_probe_the_path_is_the_socket(void **state)
+PAIR_TEST(without_a_probe_the_path_is_the_socket)
 {
     pairing *pair = *state;
     char reason[160];
@@ -113,7 +113,7 @@ static void require_shm(refit_config *config)
     config->broadcast_shm = REFIT_SHM_REQUIRE;
 }
 
-static void shm_that_is_required_and_not_to_be_had_is_final(void **state)
+PAIR_TEST(shm_that_is_required_and_not_to_be_had_is_final)
 {
     pairing *pair = *state;
     refit_update *update = NULL;
@@ -128,7 +128,7 @@ static void shm_that_is_required_and_not_to_be_had_is_final(void **state)
 
 /* The trainer changes from shared memory to sockets: the version held has no bytes here any more.
  */
-static void a_path_that_changes_brings_the_next_version_in_full(void **state)
+PAIR_TEST(a_path_that_changes_brings_the_next_version_in_full)
 {
     pairing *pair = *state;
     rft_segment slot;
@@ -149,7 +149,7 @@ static void a_path_that_changes_brings_the_next_version_in_full(void **state)
     pair_apply(pair, 1, NULL);
 }
 
-static void kept_bytes_stay_mapped_beyond_update_and_subscriber(void **state)
+PAIR_TEST(kept_bytes_stay_mapped_beyond_update_and_subscriber)
 {
     pairing *pair = *state;
     for (int shm = 0; shm < 2; shm++) {
@@ -176,14 +176,5 @@ static void kept_bytes_stay_mapped_beyond_update_and_subscriber(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        PAIR_TEST(a_version_in_shared_memory_is_read_in_place),
-        PAIR_TEST(bytes_overwritten_under_an_update_are_not_accepted),
-        PAIR_TEST(a_slot_that_is_not_what_was_offered_fails_the_version),
-        PAIR_TEST(without_a_probe_the_path_is_the_socket),
-        PAIR_TEST(shm_that_is_required_and_not_to_be_had_is_final),
-        PAIR_TEST(a_path_that_changes_brings_the_next_version_in_full),
-        PAIR_TEST(kept_bytes_stay_mapped_beyond_update_and_subscriber),
-    };
-    return cmocka_run_group_tests_name("subscriber_shm", tests, NULL, NULL);
+    return test_run("subscriber_shm");
 }

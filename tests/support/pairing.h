@@ -24,7 +24,7 @@ void pair_renew(pairing *pair, bool shm, void (*change)(refit_config *config));
 /* A test opens the pairing that is its state; it is closed afterwards. */
 int pair_setup(void **state);
 int pair_teardown(void **state);
-#define PAIR_TEST(name) cmocka_unit_test_setup_teardown(name, pair_setup, pair_teardown)
+#define PAIR_TEST(name) TEST_WITH(name, pair_setup, pair_teardown)
 
 /* The next update, or the test fails. */
 refit_update *pair_next(pairing *pair);

@@ -38,7 +38,7 @@ void server_bench_reopen(server_bench *bench, uint32_t slots, bool shared);
 int server_bench_setup(void **state);
 int server_bench_teardown(void **state);
 #define ON_BENCH(test)                                                                             \
-    cmocka_unit_test_setup_teardown(test, server_bench_setup, server_bench_teardown)
+    TEST_WITH(test, server_bench_setup, server_bench_teardown)
 
 /* Frees the versions that all benches share; none may be open. They are made again when needed. */
 void server_samples_forget(void);

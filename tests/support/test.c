@@ -19,9 +19,14 @@ const struct CMUnitTest *test_listed(size_t *count)
     return tests;
 }
 
+int test_run_within(const char *group, CMFixtureFunction begin, CMFixtureFunction end)
+{
+    return _cmocka_run_group_tests(group, tests, listed, begin, end);
+}
+
 int test_run(const char *group)
 {
-    return _cmocka_run_group_tests(group, tests, listed, NULL, NULL);
+    return test_run_within(group, NULL, NULL);
 }
 
 void assert_child_succeeds(int child)

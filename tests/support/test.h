@@ -44,8 +44,9 @@
 void test_list(struct CMUnitTest test);
 const struct CMUnitTest *test_listed(size_t *count);
 
-/* Runs all that are listed. */
+/* Runs all that are listed; `begin` before the first of them and `end` after the last. */
 int test_run(const char *group);
+int test_run_within(const char *group, CMFixtureFunction begin, CMFixtureFunction end);
 
 /* Waits for a child of fork, which must exit with 0. */
 void assert_child_succeeds(int child);

@@ -57,6 +57,8 @@ static int tear_down(void **state)
     return 0;
 }
 
+#define RANKS(name) TEST_WITH(name, set_up, tear_down)
+
 /* ---- Ranks as processes */
 
 static puppet *open_rank(fixture *all, unsigned number, const char *setting)
@@ -106,7 +108,7 @@ static void hear(puppet *rank, const char *status)
     }
 }
 
-static void each_process_has_its_gpu_and_takes_the_lock(void **state)
+RANKS(each_process_has_its_gpu_and_takes_the_lock)
 {
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
@@ -142,7 +144,7 @@ static void refuse_the_second(fixture *all, const char *setting)
     close_rank(second);
 }
 
-static void the_second_sees_what_the_first_has_taken(void **state)
+RANKS(the_second_sees_what_the_first_has_taken)
 {
     fixture *all = *state;
     atomic_fetch_sub(&all->node->free_bytes,
@@ -153,7 +155,7 @@ static void the_second_sees_what_the_first_has_taken(void **state)
 }
 
 /* More ranks than GPUs, all at once: as many as fit get their memory, and no more. */
-static void as_many_as_fit_and_no_more(void **state)
+RANKS(as_many_as_fit_and_no_more)
 {
     fixture *all = *state;
     unsigned served = 0, refused = 0;
@@ -176,7 +178,7 @@ static void as_many_as_fit_and_no_more(void **state)
     }
 }
 
-static void one_that_is_killed_with_the_lock_leaves_it_to_the_next(void **state)
+RANKS(one_that_is_killed_with_the_lock_leaves_it_to_the_next)
 {
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
@@ -197,7 +199,7 @@ static void one_that_is_killed_with_the_lock_leaves_it_to_the_next(void **state)
     close_rank(second);
 }
 
-static void a_failing_pin_harms_no_other_rank(void **state)
+RANKS(a_failing_pin_harms_no_other_rank)
 {
     fixture *all = *state;
     puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
@@ -252,7 +254,7 @@ static void close_both(thread_rank ranks[GPUS])
     assert_int_equal(fake_cuda_leaks(), 0);
 }
 
-static void one_process_may_have_a_controller_for_each_gpu(void **state)
+RANKS(one_process_may_have_a_controller_for_each_gpu)
 {
     fixture *all = *state;
     static thread_rank ranks[GPUS];
@@ -281,7 +283,7 @@ static void expect_stranger(refit_status status, const refit_error *error)
     assert_says(error, "memory of cuda:1, and this device is cuda:0");
 }
 
-static void memory_of_the_other_gpu_is_refused(void **state)
+RANKS(memory_of_the_other_gpu_is_refused)
 {
     fixture *all = *state;
     static thread_rank ranks[GPUS];
@@ -307,18 +309,7 @@ static void memory_of_the_other_gpu_is_refused(void **state)
     close_both(ranks);
 }
 
-#define RANKS(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        RANKS(each_process_has_its_gpu_and_takes_the_lock),
-        RANKS(the_second_sees_what_the_first_has_taken),
-        RANKS(as_many_as_fit_and_no_more),
-        RANKS(one_that_is_killed_with_the_lock_leaves_it_to_the_next),
-        RANKS(a_failing_pin_harms_no_other_rank),
-        RANKS(one_process_may_have_a_controller_for_each_gpu),
-        RANKS(memory_of_the_other_gpu_is_refused),
-    };
-    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+    return test_run("ranks");
 }

@@ -49,7 +49,7 @@ static bool has(rft_allow_list *list, const locksmith *smith, const char *name)
     return there;
 }
 
-static void keys_come_and_go_with_their_files(void **state)
+TEST(keys_come_and_go_with_their_files)
 {
     locksmith smith = locksmith_open();
     rft_allow_list *list = open_list(&smith);
@@ -80,7 +80,7 @@ static void keys_come_and_go_with_their_files(void **state)
 }
 
 /* Within one tick of the file system's clock, over and over. */
-static void a_change_right_behind_a_look_is_noticed(void **state)
+TEST(a_change_right_behind_a_look_is_noticed)
 {
     locksmith smith = locksmith_open();
     locksmith_make(&smith, "w0");
@@ -97,7 +97,7 @@ static void a_change_right_behind_a_look_is_noticed(void **state)
     locksmith_close(&smith);
 }
 
-static void a_file_with_another_key_is_another_key(void **state)
+TEST(a_file_with_another_key_is_another_key)
 {
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
@@ -139,7 +139,7 @@ static void put_socket(const locksmith *smith, const char *file)
     assert_int_equal(close(fd), 0);
 }
 
-static void junk_in_the_folder_is_passed_over(void **state)
+TEST(junk_in_the_folder_is_passed_over)
 {
     locksmith smith = locksmith_open();
     char path[256], target[256];
@@ -177,7 +177,7 @@ static void junk_in_the_folder_is_passed_over(void **state)
 }
 
 /* As configuration systems lay out files that they swap all at once. */
-static void links_to_keys_are_followed(void **state)
+TEST(links_to_keys_are_followed)
 {
     locksmith smith = locksmith_open();
     char target[256], path[256];
@@ -223,7 +223,7 @@ static void assert_shut_while(const char *judged, const locksmith *smith, const 
     rft_allow_list_close(list);
 }
 
-static void a_folder_that_others_can_write_to_allows_no_key(void **state)
+TEST(a_folder_that_others_can_write_to_allows_no_key)
 {
     static const mode_t modes[] = {0777, 0720, 0702};
     char folder[256];
@@ -235,7 +235,7 @@ static void a_folder_that_others_can_write_to_allows_no_key(void **state)
 }
 
 /* They could put another in its place; where the sticky bit is, they could not. */
-static void a_folder_within_one_that_others_can_write_to_allows_no_key(void **state)
+TEST(a_folder_within_one_that_others_can_write_to_allows_no_key)
 {
     static const mode_t mode = 0770;
     locksmith smith = locksmith_open();
@@ -244,7 +244,7 @@ static void a_folder_within_one_that_others_can_write_to_allows_no_key(void **st
     locksmith_close(&smith);
 }
 
-static void a_folder_that_vanishes_allows_no_key_until_it_is_back(void **state)
+TEST(a_folder_that_vanishes_allows_no_key_until_it_is_back)
 {
     locksmith smith = locksmith_open();
     char folder[256], away[256];
@@ -292,7 +292,7 @@ void __wrap_rewinddir(DIR *folder)
 }
 
 /* Whichever of them the folder lists first. */
-static void keys_that_were_there_stay_while_others_come(void **state)
+TEST(keys_that_were_there_stay_while_others_come)
 {
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
@@ -345,7 +345,7 @@ static void refresh_without(rft_allow_list *list, const char *name, int code)
 static const int PASSING[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE};
 #define PASSING_COUNT (COUNT_OF(PASSING))
 
-static void a_file_that_cannot_be_read_keeps_no_other_key_in(void **state)
+TEST(a_file_that_cannot_be_read_keeps_no_other_key_in)
 {
     for (size_t i = 0; i < PASSING_COUNT; i++) {
         locksmith smith = locksmith_open();
@@ -369,7 +369,7 @@ static void a_file_that_cannot_be_read_keeps_no_other_key_in(void **state)
     }
 }
 
-static void a_link_to_nowhere_allows_no_key_though_files_cannot_be_read(void **state)
+TEST(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read)
 {
     locksmith smith = locksmith_open();
     char target[256], path[256], key[RFT_KEY_TEXT];
@@ -388,7 +388,7 @@ static void a_link_to_nowhere_allows_no_key_though_files_cannot_be_read(void **s
     locksmith_close(&smith);
 }
 
-static void a_file_that_could_never_be_read_is_in_once_it_can_be(void **state)
+TEST(a_file_that_could_never_be_read_is_in_once_it_can_be)
 {
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w1");
@@ -408,7 +408,7 @@ static void a_file_that_could_never_be_read_is_in_once_it_can_be(void **state)
 }
 
 /* By the folder as it was opened last, as long as that is the folder. */
-static void a_removed_key_is_out_though_the_folder_cannot_be_opened(void **state)
+TEST(a_removed_key_is_out_though_the_folder_cannot_be_opened)
 {
     for (size_t i = 0; i < PASSING_COUNT; i++) {
         locksmith smith = locksmith_open();
@@ -426,7 +426,7 @@ static void a_removed_key_is_out_though_the_folder_cannot_be_opened(void **state
     }
 }
 
-static void a_folder_that_cannot_be_opened_is_still_judged(void **state)
+TEST(a_folder_that_cannot_be_opened_is_still_judged)
 {
     locksmith smith = locksmith_open();
     char folder[256], away[256];
@@ -457,7 +457,7 @@ static void a_folder_that_cannot_be_opened_is_still_judged(void **state)
 }
 
 /* Which keys are allowed must not depend on how many files this process has open. */
-static void a_want_of_descriptors_removes_only_keys_whose_files_are_gone(void **state)
+TEST(a_want_of_descriptors_removes_only_keys_whose_files_are_gone)
 {
     locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
@@ -497,7 +497,7 @@ static void link_files(const char *folder, uint32_t first, uint32_t end, bool ma
 }
 
 /* So that no user of the folder can make the trainer read and keep any number of files. */
-static void a_folder_of_too_many_files_allows_no_key(void **state)
+TEST(a_folder_of_too_many_files_allows_no_key)
 {
     locksmith smith = locksmith_open();
     char folder[] = "/dev/shm/refit-many-XXXXXX", path[64], key[256];
@@ -526,7 +526,7 @@ static void a_folder_of_too_many_files_allows_no_key(void **state)
     locksmith_close(&smith);
 }
 
-static void every_allocation_that_fails_is_an_error_and_leaks_nothing(void **state)
+TEST(every_allocation_that_fails_is_an_error_and_leaks_nothing)
 {
     locksmith smith = locksmith_open();
     char folder[256];
@@ -545,24 +545,5 @@ static void every_allocation_that_fails_is_an_error_and_leaks_nothing(void **sta
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_come_and_go_with_their_files),
-        cmocka_unit_test(a_change_right_behind_a_look_is_noticed),
-        cmocka_unit_test(a_file_with_another_key_is_another_key),
-        cmocka_unit_test(junk_in_the_folder_is_passed_over),
-        cmocka_unit_test(links_to_keys_are_followed),
-        cmocka_unit_test(a_folder_that_others_can_write_to_allows_no_key),
-        cmocka_unit_test(a_folder_within_one_that_others_can_write_to_allows_no_key),
-        cmocka_unit_test(a_folder_that_vanishes_allows_no_key_until_it_is_back),
-        cmocka_unit_test(a_file_that_cannot_be_read_keeps_no_other_key_in),
-        cmocka_unit_test(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read),
-        cmocka_unit_test(a_file_that_could_never_be_read_is_in_once_it_can_be),
-        cmocka_unit_test(keys_that_were_there_stay_while_others_come),
-        cmocka_unit_test(a_removed_key_is_out_though_the_folder_cannot_be_opened),
-        cmocka_unit_test(a_folder_that_cannot_be_opened_is_still_judged),
-        cmocka_unit_test(a_want_of_descriptors_removes_only_keys_whose_files_are_gone),
-        cmocka_unit_test(a_folder_of_too_many_files_allows_no_key),
-        cmocka_unit_test(every_allocation_that_fails_is_an_error_and_leaks_nothing),
-    };
-    return cmocka_run_group_tests_name("allow_list", tests, NULL, NULL);
+    return test_run("allow_list");
 }

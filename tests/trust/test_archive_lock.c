@@ -50,7 +50,7 @@ static int hold_lock(archive_rig *rig)
     return fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) == 0 ? 0 : 1;
 }
 
-static void a_reader_of_another_user_cannot_hold_the_lock(void **state)
+TEST(a_reader_of_another_user_cannot_hold_the_lock)
 {
     archive_rig rig = {0};
     refit_error error;
@@ -78,7 +78,7 @@ static int write_version(archive_rig *rig)
     return status == REFIT_ERR_IO && strstr(error.text, "user 0 writes to this archive") != NULL;
 }
 
-static void a_second_writer_of_a_shared_folder_is_told_that_one_user_writes(void **state)
+TEST(a_second_writer_of_a_shared_folder_is_told_that_one_user_writes)
 {
     archive_rig rig = {0};
     rig_open(&rig, 10);
@@ -93,9 +93,5 @@ static void a_second_writer_of_a_shared_folder_is_told_that_one_user_writes(void
 int main(void)
 {
     if (geteuid() != 0) return SKIPPED;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_second_writer_of_a_shared_folder_is_told_that_one_user_writes),
-        cmocka_unit_test(a_reader_of_another_user_cannot_hold_the_lock),
-    };
-    return cmocka_run_group_tests_name("archive_lock", tests, NULL, NULL);
+    return test_run("archive_lock");
 }

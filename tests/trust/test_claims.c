@@ -37,7 +37,7 @@ static void join_a_worker(trainer_process *trainer, const refit_config *config)
     crew_stop(&member);
 }
 
-static void claims_of_the_first_numbers_end_nothing(void **state)
+TEST(claims_of_the_first_numbers_end_nothing)
 {
     trainer_process trainer;
     int fds[CLAIMS + ANONYMOUS];
@@ -83,7 +83,7 @@ static void wait_unclaimed(trainer_process *trainer, uint64_t count)
     assert_true(trainer_process_ask(trainer).stats.connections_unclaimed >= count);
 }
 
-static void claims_by_a_worker_with_a_key_end_nothing(void **state)
+TEST(claims_by_a_worker_with_a_key_end_nothing)
 {
     trainer_process trainer;
     void *context = NULL, *sockets[CLAIMS + ANONYMOUS];
@@ -112,7 +112,7 @@ static void claims_by_a_worker_with_a_key_end_nothing(void **state)
 
 /* ---- What else the answer rests on */
 
-static void an_old_protocol_is_refused(void **state)
+TEST(an_old_protocol_is_refused)
 {
     static const unsigned char old[] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 1, 5, 0, 0};
     trainer_process trainer;
@@ -127,7 +127,7 @@ static void an_old_protocol_is_refused(void **state)
     assert_true(trainer_process_end(&trainer));
 }
 
-static void the_series_of_the_process_goes_on_where_it_was(void **state)
+TEST(the_series_of_the_process_goes_on_where_it_was)
 {
     void *context = NULL;
     srand(7);
@@ -144,11 +144,5 @@ static void the_series_of_the_process_goes_on_where_it_was(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(claims_of_the_first_numbers_end_nothing),
-        cmocka_unit_test(claims_by_a_worker_with_a_key_end_nothing),
-        cmocka_unit_test(an_old_protocol_is_refused),
-        cmocka_unit_test(the_series_of_the_process_goes_on_where_it_was),
-    };
-    return cmocka_run_group_tests_name("claims", tests, NULL, NULL);
+    return test_run("claims");
 }

@@ -9,7 +9,7 @@ static const unsigned char known[RFT_KEY_BYTES] = {
     0xAB, 0x2B, 0x70, 0xA3, 0x98, 0x64, 0x5C, 0x26, 0xDC, 0xA2, 0xB2, 0xFC, 0xB4, 0x3F, 0xC5, 0x18};
 static const char known_text[] = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID";
 
-static void the_known_key_is_the_known_text(void **state)
+TEST(the_known_key_is_the_known_text)
 {
     rft_key key;
     char text[RFT_KEY_TEXT];
@@ -21,7 +21,7 @@ static void the_known_key_is_the_known_text(void **state)
     assert_memory_equal(key.bytes, known, sizeof known);
 }
 
-static void every_byte_comes_back(void **state)
+TEST(every_byte_comes_back)
 {
     for (uint32_t value = 0; value < 256; value++) {
         rft_key key, back;
@@ -35,7 +35,7 @@ static void every_byte_comes_back(void **state)
     }
 }
 
-static void what_is_no_key_is_not_read(void **state)
+TEST(what_is_no_key_is_not_read)
 {
     static const char bad[] = "\"\\;,'`|~_ \t\n";
     rft_key key;
@@ -59,7 +59,7 @@ static void what_is_no_key_is_not_read(void **state)
 }
 
 /* "%nSc0" are four bytes of ones; "%nSc1" would need a fifth. */
-static void digits_beyond_four_bytes_are_refused(void **state)
+TEST(digits_beyond_four_bytes_are_refused)
 {
     char text[RFT_KEY_TEXT];
     rft_key key;
@@ -75,11 +75,5 @@ static void digits_beyond_four_bytes_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_known_key_is_the_known_text),
-        cmocka_unit_test(every_byte_comes_back),
-        cmocka_unit_test(what_is_no_key_is_not_read),
-        cmocka_unit_test(digits_beyond_four_bytes_are_refused),
-    };
-    return cmocka_run_group_tests_name("key", tests, NULL, NULL);
+    return test_run("key");
 }

@@ -42,7 +42,7 @@ static mode_t mode_of(const locksmith *smith, const char *file)
     return found.st_mode & 07777;
 }
 
-static void generated_keys_have_their_modes_whatever_the_umask(void **state)
+TEST(generated_keys_have_their_modes_whatever_the_umask)
 {
     static const mode_t masks[] = {0, 022, 0777};
     for (size_t i = 0; i < 3; i++) {
@@ -62,7 +62,7 @@ static void generated_keys_have_their_modes_whatever_the_umask(void **state)
     }
 }
 
-static void keys_are_never_written_over_unless_forced(void **state)
+TEST(keys_are_never_written_over_unless_forced)
 {
     locksmith smith = locksmith_open();
     char path[256];
@@ -104,7 +104,7 @@ static int count_names(const locksmith *smith, const char *folder)
 }
 
 /* The second half finds a folder where its file should be. */
-static void a_pair_is_replaced_as_a_whole_or_not_at_all(void **state)
+TEST(a_pair_is_replaced_as_a_whole_or_not_at_all)
 {
     locksmith smith = locksmith_open();
     char folder[256], secret[256], public[256];
@@ -133,7 +133,7 @@ static void a_pair_is_replaced_as_a_whole_or_not_at_all(void **state)
 }
 
 /* A link that another user put where the secret is to be written does not redirect it. */
-static void links_are_not_followed_when_keys_are_written(void **state)
+TEST(links_are_not_followed_when_keys_are_written)
 {
     locksmith smith = locksmith_open();
     char link_path[256], target[256], folder[256];
@@ -148,7 +148,7 @@ static void links_are_not_followed_when_keys_are_written(void **state)
     locksmith_close(&smith);
 }
 
-static void names_that_lead_elsewhere_are_refused(void **state)
+TEST(names_that_lead_elsewhere_are_refused)
 {
     static const char *const names[] = {"", ".", "..", "../w0", "a/b", "-w0", ".w0", "w 0", "w\n0"};
     locksmith smith = locksmith_open();
@@ -170,7 +170,7 @@ static void names_that_lead_elsewhere_are_refused(void **state)
     locksmith_close(&smith);
 }
 
-static void a_secret_that_others_can_read_is_refused(void **state)
+TEST(a_secret_that_others_can_read_is_refused)
 {
     static const mode_t modes[] = {0644, 0640, 0604, 0601, 0660, 0610, 0602};
     locksmith smith = locksmith_open();
@@ -188,7 +188,7 @@ static void a_secret_that_others_can_read_is_refused(void **state)
     locksmith_close(&smith);
 }
 
-static void a_public_key_that_others_can_change_is_refused(void **state)
+TEST(a_public_key_that_others_can_change_is_refused)
 {
     locksmith smith = locksmith_open();
     refit_error error;
@@ -200,7 +200,7 @@ static void a_public_key_that_others_can_change_is_refused(void **state)
     locksmith_close(&smith);
 }
 
-static void a_file_of_another_user_is_refused(void **state)
+TEST(a_file_of_another_user_is_refused)
 {
     if (geteuid() != 0) skip(); /* only root can give files away */
     locksmith smith = locksmith_open();
@@ -215,7 +215,7 @@ static void a_file_of_another_user_is_refused(void **state)
 }
 
 /* What counts is where a link leads. */
-static void a_link_is_judged_by_its_target(void **state)
+TEST(a_link_is_judged_by_its_target)
 {
     locksmith smith = locksmith_open();
     char target[256], path[256];
@@ -231,7 +231,7 @@ static void a_link_is_judged_by_its_target(void **state)
 }
 
 /* Those that write to the folder could put another key there. */
-static void a_key_in_a_folder_that_others_can_write_to_is_refused(void **state)
+TEST(a_key_in_a_folder_that_others_can_write_to_is_refused)
 {
     locksmith smith = locksmith_open();
     char folder[256];
@@ -248,7 +248,7 @@ static void a_key_in_a_folder_that_others_can_write_to_is_refused(void **state)
 }
 
 /* And a pipe without a writer is not waited for. */
-static void what_is_no_file_is_refused(void **state)
+TEST(what_is_no_file_is_refused)
 {
     locksmith smith = locksmith_open();
     char path[256];
@@ -262,7 +262,7 @@ static void what_is_no_file_is_refused(void **state)
     locksmith_close(&smith);
 }
 
-static void the_other_half_is_recognised(void **state)
+TEST(the_other_half_is_recognised)
 {
     locksmith smith = locksmith_open();
     refit_error error;
@@ -276,7 +276,7 @@ static void the_other_half_is_recognised(void **state)
     locksmith_close(&smith);
 }
 
-static void texts_that_are_no_key_are_refused_and_comments_are_not(void **state)
+TEST(texts_that_are_no_key_are_refused_and_comments_are_not)
 {
     char twice[128], crlf[128], hash[RFT_KEY_TEXT], filled[2000];
     (void)snprintf(twice, sizeof twice, "%s\n%s\n", good, good);
@@ -318,20 +318,5 @@ static void texts_that_are_no_key_are_refused_and_comments_are_not(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(generated_keys_have_their_modes_whatever_the_umask),
-        cmocka_unit_test(keys_are_never_written_over_unless_forced),
-        cmocka_unit_test(a_pair_is_replaced_as_a_whole_or_not_at_all),
-        cmocka_unit_test(links_are_not_followed_when_keys_are_written),
-        cmocka_unit_test(names_that_lead_elsewhere_are_refused),
-        cmocka_unit_test(a_secret_that_others_can_read_is_refused),
-        cmocka_unit_test(a_public_key_that_others_can_change_is_refused),
-        cmocka_unit_test(a_file_of_another_user_is_refused),
-        cmocka_unit_test(a_link_is_judged_by_its_target),
-        cmocka_unit_test(a_key_in_a_folder_that_others_can_write_to_is_refused),
-        cmocka_unit_test(what_is_no_file_is_refused),
-        cmocka_unit_test(the_other_half_is_recognised),
-        cmocka_unit_test(texts_that_are_no_key_are_refused_and_comments_are_not),
-    };
-    return cmocka_run_group_tests_name("key_file", tests, NULL, NULL);
+    return test_run("key_file");
 }

@@ -48,7 +48,7 @@ static bool is_there(const scene *play, const char *name)
     return false;
 }
 
-static void no_key_takes_a_name_of_another(void **state)
+TEST(no_key_takes_a_name_of_another)
 {
     scene play;
     raw_worker thief, liar, real, second;
@@ -74,7 +74,7 @@ static void no_key_takes_a_name_of_another(void **state)
 /* A key whose name leaves no room for another one behind it. */
 #define LONG_KEY "k1234567890123456789012345678901234567890123456789012345678901"
 
-static void a_long_key_is_one_worker_and_the_next_is_told_so(void **state)
+TEST(a_long_key_is_one_worker_and_the_next_is_told_so)
 {
     scene play;
     raw_worker first;
@@ -111,7 +111,7 @@ static crew_member *start_unnamed(const scene *play, crew_member *member, const 
     return member;
 }
 
-static void workers_that_share_a_key_take_versions_together(void **state)
+TEST(workers_that_share_a_key_take_versions_together)
 {
     scene play;
     crew_member crew[3];
@@ -134,7 +134,7 @@ static void workers_that_share_a_key_take_versions_together(void **state)
 }
 
 /* The file of a key gets another name while its worker is here: the worker is called by that. */
-static void a_worker_follows_the_name_of_its_key(void **state)
+TEST(a_worker_follows_the_name_of_its_key)
 {
     scene play;
     raw_worker worker;
@@ -160,11 +160,5 @@ static void a_worker_follows_the_name_of_its_key(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_key_takes_a_name_of_another),
-        cmocka_unit_test(a_long_key_is_one_worker_and_the_next_is_told_so),
-        cmocka_unit_test(workers_that_share_a_key_take_versions_together),
-        cmocka_unit_test(a_worker_follows_the_name_of_its_key),
-    };
-    return cmocka_run_group_tests_name("key_names", tests, NULL, NULL);
+    return test_run("key_names");
 }

@@ -246,7 +246,7 @@ static bool stranger_gets_nowhere(const other_self *self, const void *with)
     return well;
 }
 
-static void processes_of_one_user_meet_and_others_stay_outside(void **state)
+TEST(processes_of_one_user_meet_and_others_stay_outside)
 {
     other_user trainer = other_user_ready(owner_id, honest_trainer, NULL);
     other_user_do(stranger_id, stranger_gets_nowhere, NULL);
@@ -265,7 +265,7 @@ static bool make_link(const other_self *self, const void *with)
     return other_holds(symlink("/var/tmp", own_folder) == 0);
 }
 
-static void a_name_that_a_stranger_took_is_refused(void **state)
+TEST(a_name_that_a_stranger_took_is_refused)
 {
     const refusal folder = {NULL, REFIT_ERR_SECURITY, belongs_to_stranger};
     const refusal link = {NULL, REFIT_ERR_SECURITY, "is a link or no folder"};
@@ -279,7 +279,7 @@ static void a_name_that_a_stranger_took_is_refused(void **state)
 
 /* ---- A path in a folder where all users may make files */
 
-static void a_socket_that_a_stranger_bound_first_is_refused(void **state)
+TEST(a_socket_that_a_stranger_bound_first_is_refused)
 {
     scene it = scene_open(01777);
     other_user stranger = other_user_ready(stranger_id, false_trainer, it.endpoint);
@@ -328,7 +328,7 @@ static void worker_refuses(uid_t user, bool (*act)(const other_self *self, const
     scene_close(&it);
 }
 
-static void a_socket_that_a_stranger_binds_later_is_refused(void **state)
+TEST(a_socket_that_a_stranger_binds_later_is_refused)
 {
     worker_refuses(owner_id, false_trainer);
     worker_refuses(0, false_trainer);
@@ -386,7 +386,7 @@ static bool deaf_worker(const other_self *self, const void *with)
     return well;
 }
 
-static void no_message_of_a_stranger_is_heard_before_the_connection_was_looked_at(void **state)
+TEST(no_message_of_a_stranger_is_heard_before_the_connection_was_looked_at)
 {
     scene it = scene_open(01777);
     other_user worker = other_user_ready(owner_id, deaf_worker, it.endpoint);
@@ -415,7 +415,7 @@ static bool patient_worker(const other_self *self, const void *with)
     return well;
 }
 
-static void a_worker_waits_for_its_trainer_while_a_stranger_has_the_path(void **state)
+TEST(a_worker_waits_for_its_trainer_while_a_stranger_has_the_path)
 {
     scene it = scene_open(01777);
     other_user trainer = other_user_ready(owner_id, honest_trainer, it.endpoint);
@@ -452,7 +452,7 @@ static bool second_trainer_is_refused(const other_self *self, const void *with)
            other_holds(says(&error, "another publisher has the endpoint"));
 }
 
-static void a_lock_that_a_stranger_holds_keeps_no_trainer_out(void **state)
+TEST(a_lock_that_a_stranger_holds_keeps_no_trainer_out)
 {
     scene it = scene_open(01777);
     other_user stranger = other_user_ready(stranger_id, hold_lock, &it);
@@ -467,7 +467,7 @@ static void a_lock_that_a_stranger_holds_keeps_no_trainer_out(void **state)
 
 /* ---- Folders ---- */
 
-static void a_folder_where_others_can_exchange_the_socket_is_refused(void **state)
+TEST(a_folder_where_others_can_exchange_the_socket_is_refused)
 {
     static const mode_t modes[] = {0777, 0775, 0757};
     for (size_t i = 0; i < COUNT_OF(modes); i++) {
@@ -477,7 +477,7 @@ static void a_folder_where_others_can_exchange_the_socket_is_refused(void **stat
     }
 }
 
-static void a_folder_of_a_stranger_is_refused(void **state)
+TEST(a_folder_of_a_stranger_is_refused)
 {
     char below[96];
     scene it = scene_open(0755);
@@ -498,7 +498,7 @@ static bool link_folder(const other_self *self, const void *with)
     return other_holds(symlink("/tmp", it->path) == 0);
 }
 
-static void a_folder_that_a_stranger_links_is_refused(void **state)
+TEST(a_folder_that_a_stranger_links_is_refused)
 {
     char endpoint[128];
     scene it = scene_open(01777);
@@ -511,7 +511,7 @@ static void a_folder_that_a_stranger_links_is_refused(void **state)
 /* ---- Root ---- */
 
 /* Root can connect to any socket, but believes only sockets of its own. */
-static void root_takes_no_weights_of_a_user(void **state)
+TEST(root_takes_no_weights_of_a_user)
 {
     const refit_config config = default_config();
     refit_subscriber *subscriber = NULL;
@@ -529,18 +529,5 @@ static void root_takes_no_weights_of_a_user(void **state)
 int main(void)
 {
     if (!other_user_can_be()) return 77;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(processes_of_one_user_meet_and_others_stay_outside),
-        cmocka_unit_test(a_name_that_a_stranger_took_is_refused),
-        cmocka_unit_test(a_socket_that_a_stranger_bound_first_is_refused),
-        cmocka_unit_test(a_socket_that_a_stranger_binds_later_is_refused),
-        cmocka_unit_test(no_message_of_a_stranger_is_heard_before_the_connection_was_looked_at),
-        cmocka_unit_test(a_worker_waits_for_its_trainer_while_a_stranger_has_the_path),
-        cmocka_unit_test(a_lock_that_a_stranger_holds_keeps_no_trainer_out),
-        cmocka_unit_test(a_folder_where_others_can_exchange_the_socket_is_refused),
-        cmocka_unit_test(a_folder_of_a_stranger_is_refused),
-        cmocka_unit_test(a_folder_that_a_stranger_links_is_refused),
-        cmocka_unit_test(root_takes_no_weights_of_a_user),
-    };
-    return cmocka_run_group_tests_name("local_users", tests, choose_users, NULL);
+    return test_run_within("local_users", choose_users, NULL);
 }

@@ -69,7 +69,7 @@ static void wait_until(refit_subscriber *subscriber, bool connected)
     assert_int_equal(is_connected(subscriber), connected);
 }
 
-static void a_worker_that_comes_later_finds_its_trainer(void **state)
+TEST(a_worker_that_comes_later_finds_its_trainer)
 {
     scene it = scene_open();
     refit_publisher *publisher = trainer_elsewhere(&it);
@@ -91,7 +91,7 @@ static void leave_socket(const char *path)
     assert_int_equal(close(fd), 0);
 }
 
-static void a_worker_that_waits_finds_each_trainer(void **state)
+TEST(a_worker_that_waits_finds_each_trainer)
 {
     char path[256];
     scene it = scene_open();
@@ -114,7 +114,7 @@ static void a_worker_that_waits_finds_each_trainer(void **state)
     file_tree_close(&it.tree);
 }
 
-static void a_name_has_one_trainer_whichever_folder_it_is_in(void **state)
+TEST(a_name_has_one_trainer_whichever_folder_it_is_in)
 {
     refit_error why;
     refit_publisher *second = NULL;
@@ -129,7 +129,7 @@ static void a_name_has_one_trainer_whichever_folder_it_is_in(void **state)
     file_tree_close(&it.tree);
 }
 
-static void a_worker_without_a_trainer_names_the_endpoint(void **state)
+TEST(a_worker_without_a_trainer_names_the_endpoint)
 {
     char expected[128];
     refit_update *update;
@@ -156,7 +156,7 @@ static void hear(void *user, refit_log_level level, const char *line)
 }
 
 /* As when the system removes the folder of a user after logout. */
-static void a_trainer_whose_socket_was_removed_says_so(void **state)
+TEST(a_trainer_whose_socket_was_removed_says_so)
 {
     refit_publisher *publisher = NULL;
     scene it = scene_open();
@@ -180,12 +180,5 @@ static void a_trainer_whose_socket_was_removed_says_so(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_worker_that_comes_later_finds_its_trainer),
-        cmocka_unit_test(a_worker_that_waits_finds_each_trainer),
-        cmocka_unit_test(a_name_has_one_trainer_whichever_folder_it_is_in),
-        cmocka_unit_test(a_worker_without_a_trainer_names_the_endpoint),
-        cmocka_unit_test(a_trainer_whose_socket_was_removed_says_so),
-    };
-    return cmocka_run_group_tests_name("meeting", tests, NULL, NULL);
+    return test_run("meeting");
 }

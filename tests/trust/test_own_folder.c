@@ -60,7 +60,7 @@ static void expect_refused(const char *part)
     if (strstr(error.text, part) == NULL) fail_msg("no '%s' in: %s", part, error.text);
 }
 
-static void it_is_made_in_the_runtime_folder_closed_to_others(void **state)
+TEST(it_is_made_in_the_runtime_folder_closed_to_others)
 {
     struct stat folder;
     char path[256];
@@ -74,7 +74,7 @@ static void it_is_made_in_the_runtime_folder_closed_to_others(void **state)
     file_tree_close(&tree);
 }
 
-static void a_runtime_folder_that_others_may_enter_is_not_used(void **state)
+TEST(a_runtime_folder_that_others_may_enter_is_not_used)
 {
     static const mode_t modes[] = {0755, 0770, 0701, 01777};
     for (size_t i = 0; i < COUNT_OF(modes); i++) {
@@ -86,7 +86,7 @@ static void a_runtime_folder_that_others_may_enter_is_not_used(void **state)
     }
 }
 
-static void what_is_no_folder_is_not_used(void **state)
+TEST(what_is_no_folder_is_not_used)
 {
     char path[256];
     file_tree tree = file_tree_open();
@@ -105,7 +105,7 @@ static void what_is_no_folder_is_not_used(void **state)
     file_tree_close(&tree);
 }
 
-static void a_runtime_folder_of_another_user_is_not_used(void **state)
+TEST(a_runtime_folder_of_another_user_is_not_used)
 {
     char path[256];
     if (geteuid() != 0) skip();
@@ -121,7 +121,7 @@ static void a_runtime_folder_of_another_user_is_not_used(void **state)
     file_tree_close(&tree);
 }
 
-static void what_others_may_enter_is_refused(void **state)
+TEST(what_others_may_enter_is_refused)
 {
     char path[256];
     file_tree tree = runtime_of(0700);
@@ -137,7 +137,7 @@ static void what_others_may_enter_is_refused(void **state)
     file_tree_close(&tree);
 }
 
-static void a_link_or_a_file_in_its_place_is_refused(void **state)
+TEST(a_link_or_a_file_in_its_place_is_refused)
 {
     char path[256], target[256];
     file_tree tree = runtime_of(0700);
@@ -150,7 +150,7 @@ static void a_link_or_a_file_in_its_place_is_refused(void **state)
     file_tree_close(&tree);
 }
 
-static void a_path_too_long_for_a_socket_is_not_used(void **state)
+TEST(a_path_too_long_for_a_socket_is_not_used)
 {
     char path[RFT_OWN_FOLDER_BYTES + 64], found[RFT_OWN_FOLDER_BYTES], in_runtime[256];
     file_tree tree = runtime_of(0700);
@@ -177,7 +177,7 @@ static uint32_t count_of(const rft_own_places *places, const char *path)
     return count;
 }
 
-static void all_places_are_looked_at_and_none_is_made(void **state)
+TEST(all_places_are_looked_at_and_none_is_made)
 {
     char path[256], target[256], usual[64];
     rft_own_places places;
@@ -211,15 +211,5 @@ static void all_places_are_looked_at_and_none_is_made(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_is_made_in_the_runtime_folder_closed_to_others),
-        cmocka_unit_test(a_runtime_folder_that_others_may_enter_is_not_used),
-        cmocka_unit_test(what_is_no_folder_is_not_used),
-        cmocka_unit_test(a_runtime_folder_of_another_user_is_not_used),
-        cmocka_unit_test(what_others_may_enter_is_refused),
-        cmocka_unit_test(a_link_or_a_file_in_its_place_is_refused),
-        cmocka_unit_test(a_path_too_long_for_a_socket_is_not_used),
-        cmocka_unit_test(all_places_are_looked_at_and_none_is_made),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("own_folder");
 }

@@ -124,7 +124,7 @@ static bool may_lock(void)
 #endif
 }
 
-static void secrets_stay_in_this_process(void **state)
+TEST(secrets_stay_in_this_process)
 {
     void *secret = NULL;
     forget_seen();
@@ -141,7 +141,7 @@ static void secrets_stay_in_this_process(void **state)
     rft_secret_close(NULL, COUNT);
 }
 
-static void without_leave_to_lock_it_goes_on(void **state)
+TEST(without_leave_to_lock_it_goes_on)
 {
     struct rlimit before, none;
     assert_int_equal(getrlimit(RLIMIT_MEMLOCK, &before), 0);
@@ -155,7 +155,7 @@ static void without_leave_to_lock_it_goes_on(void **state)
 }
 
 /* The pages before and behind it cannot be read, so a read that runs on from other memory ends. */
-static void its_neighbouring_pages_cannot_be_read(void **state)
+TEST(its_neighbouring_pages_cannot_be_read)
 {
     const long page = sysconf(_SC_PAGESIZE);
     const long places[] = {-1, page};
@@ -180,7 +180,7 @@ static void its_neighbouring_pages_cannot_be_read(void **state)
 
 /* ---- Keys */
 
-static void key_files_are_read_and_written_there(void **state)
+TEST(key_files_are_read_and_written_there)
 {
     forget_seen();
     locksmith smith = locksmith_open(); /* makes the trainer's */
@@ -208,11 +208,5 @@ static void key_files_are_read_and_written_there(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(secrets_stay_in_this_process),
-        cmocka_unit_test(without_leave_to_lock_it_goes_on),
-        cmocka_unit_test(its_neighbouring_pages_cannot_be_read),
-        cmocka_unit_test(key_files_are_read_and_written_there),
-    };
-    return cmocka_run_group_tests_name("secret", tests, NULL, NULL);
+    return test_run("secret");
 }

@@ -73,7 +73,7 @@ static void attack_trainer(pid_t trainer, int count)
     _exit(count <= 0 ? 0 : 101);
 }
 
-static void the_same_user_cannot_change_what_workers_take(void **state)
+TEST(the_same_user_cannot_change_what_workers_take)
 {
     test_trainer trainer;
     raw_worker first, second;
@@ -150,7 +150,7 @@ static void expect_socket(pairing *pair, const char *probe, const char *reason)
     assert_int_equal(pair_describe(pair).path, REFIT_PATH_SOCKET);
 }
 
-static void a_probe_that_others_can_change_is_not_mapped(void **state)
+TEST(a_probe_that_others_can_change_is_not_mapped)
 {
     for (int way = 0; way < 5; way++) {
         static const int seals[] = {0, F_SEAL_SHRINK | F_SEAL_GROW,
@@ -169,7 +169,7 @@ static void a_probe_that_others_can_change_is_not_mapped(void **state)
     }
 }
 
-static void an_older_trainers_memory_is_not_mapped(void **state)
+TEST(an_older_trainers_memory_is_not_mapped)
 {
     pairing pair;
     pair_open(&pair, true, NULL);
@@ -178,7 +178,7 @@ static void an_older_trainers_memory_is_not_mapped(void **state)
 }
 
 /* A probe in order, and then a slot that is cut short: no signal ends the worker. */
-static void memory_cut_short_after_it_was_offered_does_no_harm(void **state)
+TEST(memory_cut_short_after_it_was_offered_does_no_harm)
 {
     pairing pair;
     rft_segment slot;
@@ -222,7 +222,7 @@ static void lend_memory(int told, int until)
     _exit(read(until, &byte, 1) == 0 ? 0 : 105);
 }
 
-static void another_users_memory_is_not_mapped(void **state)
+TEST(another_users_memory_is_not_mapped)
 {
     int told[2], until[2];
     char name[RFT_SEGMENT_NAME_BYTES];
@@ -284,7 +284,7 @@ static int take_one(int endpoint_from)
     return differs;
 }
 
-static void another_users_worker_takes_the_version_through_the_socket(void **state)
+TEST(another_users_worker_takes_the_version_through_the_socket)
 {
     int endpoint[2];
     test_trainer trainer;
@@ -308,13 +308,5 @@ static void another_users_worker_takes_the_version_through_the_socket(void **sta
 int main(void)
 {
     /* First what forks a child that works with threads. */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(another_users_worker_takes_the_version_through_the_socket),
-        cmocka_unit_test(another_users_memory_is_not_mapped),
-        cmocka_unit_test(the_same_user_cannot_change_what_workers_take),
-        cmocka_unit_test(a_probe_that_others_can_change_is_not_mapped),
-        cmocka_unit_test(an_older_trainers_memory_is_not_mapped),
-        cmocka_unit_test(memory_cut_short_after_it_was_offered_does_no_harm),
-    };
-    return cmocka_run_group_tests_name("segments", tests, NULL, NULL);
+    return test_run("segments");
 }

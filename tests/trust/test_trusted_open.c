@@ -68,7 +68,7 @@ static refit_status try(const file_tree *tree, const char *below, refit_error *e
     return try_from(AT_FDCWD, at(tree, below, path), error);
 }
 
-static void honest_ways_lead_where_open_leads(void **state)
+TEST(honest_ways_lead_where_open_leads)
 {
     static const char *const ways[] = {"keys/file",  "/keys//./file", "open/../keys/file",
                                        "near/file",  "far/file",      "link",
@@ -95,7 +95,7 @@ static void honest_ways_lead_where_open_leads(void **state)
     file_tree_close(&tree);
 }
 
-static void ways_that_end_nowhere_say_why(void **state)
+TEST(ways_that_end_nowhere_say_why)
 {
     file_tree tree = tree_open();
     char longest[NAME_MAX + 2], path[256];
@@ -132,7 +132,7 @@ static void expect_refused(const file_tree *tree, const char *below, const char 
     if (strstr(error.text, words) == NULL) fail_msg("%s: %s", below, error.text);
 }
 
-static void a_folder_that_others_may_write_to_leads_nowhere(void **state)
+TEST(a_folder_that_others_may_write_to_leads_nowhere)
 {
     static const mode_t modes[] = {0777, 0770, 0720, 0702};
     file_tree tree = tree_open();
@@ -160,7 +160,7 @@ static void a_folder_that_others_may_write_to_leads_nowhere(void **state)
 }
 
 /* A relative path is as good as the folder that it starts in, and those above it. */
-static void where_one_stands_is_judged_too(void **state)
+TEST(where_one_stands_is_judged_too)
 {
     file_tree tree = tree_open();
     char path[256], before[PATH_MAX];
@@ -175,7 +175,7 @@ static void where_one_stands_is_judged_too(void **state)
     file_tree_close(&tree);
 }
 
-static void what_another_user_owns_leads_nowhere(void **state)
+TEST(what_another_user_owns_leads_nowhere)
 {
     if (geteuid() != 0) skip(); /* only root can give files away */
     file_tree tree = tree_open();
@@ -194,7 +194,7 @@ static void what_another_user_owns_leads_nowhere(void **state)
 }
 
 /* /proc/PID/cmdline of a process that hides belongs to root, but the process chose its text. */
-static void what_the_kernel_makes_up_is_refused(void **state)
+TEST(what_the_kernel_makes_up_is_refused)
 {
     static const char *const files[] = {"/proc/self/cmdline", "/proc/version",
                                         "/sys/kernel/mm/transparent_hugepage/enabled"};
@@ -211,13 +211,5 @@ static void what_the_kernel_makes_up_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(honest_ways_lead_where_open_leads),
-        cmocka_unit_test(ways_that_end_nowhere_say_why),
-        cmocka_unit_test(a_folder_that_others_may_write_to_leads_nowhere),
-        cmocka_unit_test(where_one_stands_is_judged_too),
-        cmocka_unit_test(what_another_user_owns_leads_nowhere),
-        cmocka_unit_test(what_the_kernel_makes_up_is_refused),
-    };
-    return cmocka_run_group_tests_name("trusted_open", tests, NULL, NULL);
+    return test_run("trusted_open");
 }

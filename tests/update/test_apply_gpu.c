@@ -77,7 +77,7 @@ static void require_and_verify(refit_config *config)
     config->broadcast_verify = REFIT_VERIFY_ALWAYS;
 }
 
-static void versions_on_the_gpu_go_where_the_engine_is(void **state)
+PLAY_TEST(versions_on_the_gpu_go_where_the_engine_is)
 {
     gpu_play *play = *state;
     for (int trial = 0; trial < 4; trial++) {
@@ -96,8 +96,5 @@ static void versions_on_the_gpu_go_where_the_engine_is(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        PLAY_TEST(versions_on_the_gpu_go_where_the_engine_is),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("apply_gpu");
 }

@@ -195,14 +195,14 @@ static uint32_t run_play(uint64_t seed, bool shm, bool device)
     return failed;
 }
 
-static void random_versions_are_there_or_were_never_there(void **state)
+TEST(random_versions_are_there_or_were_never_there)
 {
     for (uint64_t seed = 1; seed <= 3; seed++)
         for (int shm = 0; shm <= 1; shm++)
             (void)run_play(seed, shm == 1, false);
 }
 
-static void so_they_are_on_a_device_that_fails_now_and_then(void **state)
+TEST(so_they_are_on_a_device_that_fails_now_and_then)
 {
     uint32_t failed = 0;
     for (uint64_t seed = 4; seed <= 6; seed++)
@@ -213,9 +213,5 @@ static void so_they_are_on_a_device_that_fails_now_and_then(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_versions_are_there_or_were_never_there),
-        cmocka_unit_test(so_they_are_on_a_device_that_fails_now_and_then),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return test_run("apply_random");
 }

@@ -80,7 +80,7 @@ static void one_step(training_run *run)
     (void)publish_to_all(run);
 }
 
-static void random_updates_arrive_bit_for_bit(void **state)
+TEST(random_updates_arrive_bit_for_bit)
 {
     for (uint64_t seed = 1; seed <= 6; seed++) {
         training_run run;
@@ -102,7 +102,7 @@ static void random_updates_arrive_bit_for_bit(void **state)
 
 /* ---- What travels */
 
-static void little_changes_travel_as_little(void **state)
+TEST(little_changes_travel_as_little)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
@@ -134,7 +134,7 @@ static refit_stats publish_mixed(training_run *run)
     return publish_to_all(run);
 }
 
-static void auto_sends_whole_what_nearly_all_changed(void **state)
+TEST(auto_sends_whole_what_nearly_all_changed)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
@@ -152,7 +152,7 @@ static void auto_sends_whole_what_nearly_all_changed(void **state)
     }
 }
 
-static void always_codes_what_nearly_all_changed(void **state)
+TEST(always_codes_what_nearly_all_changed)
 {
     training_run run;
     begin_deltas(&run, 13, 2);
@@ -165,7 +165,7 @@ static void always_codes_what_nearly_all_changed(void **state)
     run_end(&run);
 }
 
-static void never_sends_every_version_whole(void **state)
+TEST(never_sends_every_version_whole)
 {
     training_run run;
     begin_deltas(&run, 4, 2);
@@ -224,7 +224,7 @@ static void publish_first(training_run *run, raw_worker *raw, bool delta)
     take_committed(run, raw);
 }
 
-static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
+TEST(worker_that_does_not_announce_it_gets_no_sparse_blocks)
 {
     training_run run;
     raw_worker raw;
@@ -244,7 +244,7 @@ static void worker_that_does_not_announce_it_gets_no_sparse_blocks(void **state)
 
 /* With one slot the base is gone, with two it is there. In both cases the frames that were coded
  * for another worker are sent, and again when they are asked for. */
-static void a_straggler_gets_what_was_coded_for_others(void **state)
+TEST(a_straggler_gets_what_was_coded_for_others)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
@@ -277,7 +277,7 @@ static void a_straggler_gets_what_was_coded_for_others(void **state)
 
 /* Small frames share credits. No frame stays unsent until a beat makes the worker ask for it again.
  */
-static void frames_of_all_sizes_fit_through_the_smallest_window(void **state)
+TEST(frames_of_all_sizes_fit_through_the_smallest_window)
 {
     for (uint32_t window = 1; window <= 3; window++) {
         training_run run;
@@ -300,7 +300,7 @@ static void frames_of_all_sizes_fit_through_the_smallest_window(void **state)
 
 /* No other worker takes sparse blocks, so none were coded before the commit; after it, with one
  * slot, the changes can no longer be found. */
-static void a_straggler_alone_gets_the_same_bytes(void **state)
+TEST(a_straggler_alone_gets_the_same_bytes)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
@@ -368,7 +368,7 @@ static uint64_t publish_to(training_run *run, refit_subscriber *subscriber, bool
 }
 
 /* The block that it changed travels as the same: only the digest at the end shows it. */
-static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **state)
+TEST(a_base_that_was_written_over_is_replaced_by_the_next_version)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         training_run run;
@@ -393,17 +393,5 @@ static void a_base_that_was_written_over_is_replaced_by_the_next_version(void **
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_updates_arrive_bit_for_bit),
-        cmocka_unit_test(little_changes_travel_as_little),
-        cmocka_unit_test(auto_sends_whole_what_nearly_all_changed),
-        cmocka_unit_test(always_codes_what_nearly_all_changed),
-        cmocka_unit_test(never_sends_every_version_whole),
-        cmocka_unit_test(worker_that_does_not_announce_it_gets_no_sparse_blocks),
-        cmocka_unit_test(a_straggler_gets_what_was_coded_for_others),
-        cmocka_unit_test(a_straggler_alone_gets_the_same_bytes),
-        cmocka_unit_test(frames_of_all_sizes_fit_through_the_smallest_window),
-        cmocka_unit_test(a_base_that_was_written_over_is_replaced_by_the_next_version),
-    };
-    return cmocka_run_group_tests_name("deltas", tests, NULL, NULL);
+    return test_run("deltas");
 }

@@ -104,7 +104,7 @@ static void one_path_brings_every_version(const char *endpoint, uint32_t path, u
     run_end(&run);
 }
 
-static void every_path_brings_every_version_to_every_worker(void **state)
+TEST(every_path_brings_every_version_to_every_worker)
 {
     char ipc[64];
     snprintf(ipc, sizeof ipc, "ipc:///tmp/refit-test-%ld", (long)getpid());
@@ -115,7 +115,7 @@ static void every_path_brings_every_version_to_every_worker(void **state)
     }
 }
 
-static void every_element_type_passes_through(void **state)
+TEST(every_element_type_passes_through)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
@@ -131,7 +131,7 @@ static void every_element_type_passes_through(void **state)
     }
 }
 
-static void a_version_of_empty_tensors_passes_through(void **state)
+TEST(a_version_of_empty_tensors_passes_through)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
@@ -145,7 +145,7 @@ static void a_version_of_empty_tensors_passes_through(void **state)
     }
 }
 
-static void blocks_that_did_not_change_do_not_travel(void **state)
+TEST(blocks_that_did_not_change_do_not_travel)
 {
     training_run run;
     open_usual(&run, 0, 2);
@@ -164,7 +164,7 @@ static void blocks_that_did_not_change_do_not_travel(void **state)
 
 /* ---- Workers that join, leave and refuse */
 
-static void a_late_worker_is_brought_to_the_current_version(void **state)
+TEST(a_late_worker_is_brought_to_the_current_version)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
@@ -182,7 +182,7 @@ static void a_late_worker_is_brought_to_the_current_version(void **state)
     }
 }
 
-static void a_worker_that_comes_while_a_version_is_written_gets_it(void **state)
+TEST(a_worker_that_comes_while_a_version_is_written_gets_it)
 {
     training_run run;
     open_usual(&run, 0, 2);
@@ -196,7 +196,7 @@ static void a_worker_that_comes_while_a_version_is_written_gets_it(void **state)
     run_end(&run);
 }
 
-static void a_worker_that_leaves_in_the_middle_fails_the_version_for_all(void **state)
+TEST(a_worker_that_leaves_in_the_middle_fails_the_version_for_all)
 {
     training_run run;
     refit_error error;
@@ -217,7 +217,7 @@ static void a_worker_that_leaves_in_the_middle_fails_the_version_for_all(void **
     run_end(&run);
 }
 
-static void a_worker_that_cannot_stage_fails_the_version_or_is_outvoted(void **state)
+TEST(a_worker_that_cannot_stage_fails_the_version_or_is_outvoted)
 {
     for (int quorum = 0; quorum < 2; quorum++) {
         training_run run;
@@ -284,14 +284,14 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
     run_end(&run);
 }
 
-static void a_worker_that_refuses_is_named_and_comes_back(void **state)
+TEST(a_worker_that_refuses_is_named_and_comes_back)
 {
     for (size_t i = 0; i < COUNT_OF(REFUSALS); i++)
         for (uint32_t path = 0; path < 2; path++)
             one_refusal(&REFUSALS[i], path);
 }
 
-static void a_trainer_that_closes_and_opens_again_is_found(void **state)
+TEST(a_trainer_that_closes_and_opens_again_is_found)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
@@ -313,7 +313,7 @@ static void a_trainer_that_closes_and_opens_again_is_found(void **state)
     }
 }
 
-static void a_changed_manifest_brings_a_full_version(void **state)
+TEST(a_changed_manifest_brings_a_full_version)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
@@ -330,7 +330,7 @@ static void a_changed_manifest_brings_a_full_version(void **state)
 
 /* ---- Updates that stay open */
 
-static void an_open_update_stays_whole_while_the_next_version_is_written(void **state)
+TEST(an_open_update_stays_whole_while_the_next_version_is_written)
 {
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
@@ -348,7 +348,7 @@ static void an_open_update_stays_whole_while_the_next_version_is_written(void **
     }
 }
 
-static void with_one_slot_an_update_that_stays_open_costs_its_worker_the_place(void **state)
+TEST(with_one_slot_an_update_that_stays_open_costs_its_worker_the_place)
 {
     training_run run;
     prepare(&run, 1, 1);
@@ -370,20 +370,5 @@ static void with_one_slot_an_update_that_stays_open_costs_its_worker_the_place(v
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_path_brings_every_version_to_every_worker),
-        cmocka_unit_test(every_element_type_passes_through),
-        cmocka_unit_test(a_version_of_empty_tensors_passes_through),
-        cmocka_unit_test(blocks_that_did_not_change_do_not_travel),
-        cmocka_unit_test(a_late_worker_is_brought_to_the_current_version),
-        cmocka_unit_test(a_worker_that_comes_while_a_version_is_written_gets_it),
-        cmocka_unit_test(a_worker_that_leaves_in_the_middle_fails_the_version_for_all),
-        cmocka_unit_test(a_worker_that_cannot_stage_fails_the_version_or_is_outvoted),
-        cmocka_unit_test(a_worker_that_refuses_is_named_and_comes_back),
-        cmocka_unit_test(a_trainer_that_closes_and_opens_again_is_found),
-        cmocka_unit_test(a_changed_manifest_brings_a_full_version),
-        cmocka_unit_test(an_open_update_stays_whole_while_the_next_version_is_written),
-        cmocka_unit_test(with_one_slot_an_update_that_stays_open_costs_its_worker_the_place),
-    };
-    return cmocka_run_group_tests_name("endtoend", tests, NULL, NULL);
+    return test_run("endtoend");
 }

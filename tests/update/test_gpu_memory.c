@@ -52,7 +52,7 @@ static void await_nobody(gpu_play *play)
     }
 }
 
-static void memory_is_taken_while_a_worker_wants_it(void **state)
+PLAY_TEST(memory_is_taken_while_a_worker_wants_it)
 {
     gpu_play *play = *state;
     gpu_play_open(play, NULL);
@@ -103,7 +103,7 @@ static void publish_to(gpu_play *play, crew_member *good, uint64_t version,
 }
 
 /* The keeper reads version 1 all the time; version 3 would be written over it. */
-static void a_kept_version_stays_as_it_was_while_others_come(void **state)
+PLAY_TEST(a_kept_version_stays_as_it_was_while_others_come)
 {
     gpu_play *play = *state;
     gpu_play_open(play, one_is_enough);
@@ -133,7 +133,7 @@ static refit_update *next_of(refit_subscriber *subscriber)
 }
 
 /* The worker takes its time over version 1, and the trainer goes on without it. */
-static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
+PLAY_TEST(evicted_worker_cannot_accept_the_bytes_it_read)
 {
     gpu_play *play = *state;
     refit_subscriber *subscriber = NULL;
@@ -165,7 +165,7 @@ static void evicted_worker_cannot_accept_the_bytes_it_read(void **state)
     refit_subscriber_close(subscriber);
 }
 
-static void where_the_gpu_is_full_versions_go_another_way(void **state)
+PLAY_TEST(where_the_gpu_is_full_versions_go_another_way)
 {
     gpu_play *play = *state;
     gpu_play_open(play, NULL);
@@ -180,7 +180,7 @@ static void where_the_gpu_is_full_versions_go_another_way(void **state)
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_CUDA_IPC);
 }
 
-static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
+PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so)
 {
     gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
@@ -196,7 +196,7 @@ static void where_the_gpu_is_full_and_required_begin_says_so(void **state)
 }
 
 /* An evicted reader keeps the block, and there is no room for another. */
-static void a_stuck_reader_and_a_full_gpu_do_not_tear_anything(void **state)
+PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything)
 {
     gpu_play *play = *state;
     for (int require = 0; require < 2; require++) {
@@ -239,7 +239,7 @@ static void slow_heart_and_required(refit_config *config)
     with_gpu_required(config);
 }
 
-static void other_tensors_take_other_memory_when_the_old_is_let_go(void **state)
+PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go)
 {
     gpu_play *play = *state;
     void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
@@ -273,7 +273,7 @@ static void await_goodbye(crew_member *member)
 }
 
 /* The memory is freed when the reader releases it, and not before. */
-static void close_waits_for_readers(void **state)
+PLAY_TEST(close_waits_for_readers)
 {
     gpu_play *play = *state;
     rft_thread thread;
@@ -294,7 +294,7 @@ static void linger_briefly(refit_config *config)
 
 /* The publisher stops waiting for a reader: nothing is freed under it, and the device has all its
  * memory back once the reader has released it. */
-static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
+PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device)
 {
     gpu_play *play = *state;
     gpu_play_open(play, linger_briefly);
@@ -308,7 +308,7 @@ static void what_is_read_beyond_the_close_is_freed_with_the_device(void **state)
     crew_let_go(keeper);
 }
 
-static void an_aborted_version_leaves_what_can_be_served(void **state)
+PLAY_TEST(an_aborted_version_leaves_what_can_be_served)
 {
     gpu_play *play = *state;
     static const struct {
@@ -339,7 +339,7 @@ static void an_aborted_version_leaves_what_can_be_served(void **state)
     }
 }
 
-static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **state)
+PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there)
 {
     gpu_play *play = *state;
     refit_device *other = NULL;
@@ -358,7 +358,7 @@ static void weights_of_the_host_and_of_another_gpu_are_brought_there(void **stat
     assert_ok(refit_device_close(other, NULL));
 }
 
-static void with_require_weights_of_the_host_go_up(void **state)
+PLAY_TEST(with_require_weights_of_the_host_go_up)
 {
     gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
@@ -385,7 +385,7 @@ static refit_status publish_again(gpu_play *play)
 
 /* Each call of the driver fails, one after the other: the version is published, or the error says
  * what failed. */
-static void a_driver_that_fails_costs_a_version_and_nothing_else(void **state)
+PLAY_TEST(a_driver_that_fails_costs_a_version_and_nothing_else)
 {
     gpu_play *play = *state;
     const char *const calls[] = {
@@ -416,7 +416,7 @@ static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, u
 }
 
 /* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
-static void room_for_one_version_is_enough_for_one(void **state)
+PLAY_TEST(room_for_one_version_is_enough_for_one)
 {
     gpu_play *play = *state;
     rft_share_lock kept = {0}, late = {0};
@@ -444,7 +444,7 @@ static void room_for_one_version_is_enough_for_one(void **state)
     fake_cuda_set_taken(0, 0);
 }
 
-static void the_figures_are_those_of_the_tensors_there_are(void **state)
+PLAY_TEST(the_figures_are_those_of_the_tensors_there_are)
 {
     gpu_play *play = *state;
     gpu_play_open(play, NULL);
@@ -462,7 +462,7 @@ static void the_figures_are_those_of_the_tensors_there_are(void **state)
 }
 
 /* Though the next slot keeps the block that it has. */
-static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
+TEST(what_was_let_go_is_freed_when_the_next_slot_is_cleared)
 {
     enum { BYTES = 4096 };
     refit_device *device = NULL;
@@ -490,23 +490,5 @@ static void what_was_let_go_is_freed_when_the_next_slot_is_cleared(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        PLAY_TEST(memory_is_taken_while_a_worker_wants_it),
-        PLAY_TEST(a_kept_version_stays_as_it_was_while_others_come),
-        PLAY_TEST(evicted_worker_cannot_accept_the_bytes_it_read),
-        PLAY_TEST(where_the_gpu_is_full_versions_go_another_way),
-        PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so),
-        PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything),
-        PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go),
-        PLAY_TEST(close_waits_for_readers),
-        PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device),
-        PLAY_TEST(an_aborted_version_leaves_what_can_be_served),
-        PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there),
-        PLAY_TEST(with_require_weights_of_the_host_go_up),
-        PLAY_TEST(a_driver_that_fails_costs_a_version_and_nothing_else),
-        PLAY_TEST(room_for_one_version_is_enough_for_one),
-        PLAY_TEST(the_figures_are_those_of_the_tensors_there_are),
-        cmocka_unit_test(what_was_let_go_is_freed_when_the_next_slot_is_cleared),
-    };
-    return cmocka_run_group_tests_name("gpu_memory", tests, NULL, NULL);
+    return test_run("gpu_memory");
 }

@@ -77,6 +77,8 @@ static int close_scene(void **state)
     return 0;
 }
 
+#define ON_SCENE(name) TEST_WITH(name, give_scene, close_scene)
+
 static void welcome(scene *on)
 {
     raw_publisher *raw = &on->pair.raw;
@@ -136,7 +138,7 @@ static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t ind
     }
 }
 
-static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **state)
+ON_SCENE(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used)
 {
     scene *on = *state;
     scene_open(on, NULL);
@@ -156,7 +158,7 @@ static void a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used(void **stat
     assert_true(raw->heard.as.join.gpu);
 }
 
-static void a_version_on_the_gpu_is_read_in_place(void **state)
+ON_SCENE(a_version_on_the_gpu_is_read_in_place)
 {
     scene *on = *state;
     scene_open(on, NULL);
@@ -180,7 +182,7 @@ static void a_version_on_the_gpu_is_read_in_place(void **state)
         rft_share_lock_is_mapped(&on->blocks[0].share_lock)); /* for the next version there */
 }
 
-static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
+ON_SCENE(a_block_that_is_given_up_is_let_go_at_the_next_beat)
 {
     scene *on = *state;
     scene_open(on, NULL);
@@ -199,7 +201,7 @@ static void a_block_that_is_given_up_is_let_go_at_the_next_beat(void **state)
         raw_hear(&on->pair.raw, RFT_BEAT);
 }
 
-static void bytes_taken_back_under_an_update_are_not_accepted(void **state)
+ON_SCENE(bytes_taken_back_under_an_update_are_not_accepted)
 {
     scene *on = *state;
     refit_error error;
@@ -217,7 +219,7 @@ static void bytes_taken_back_under_an_update_are_not_accepted(void **state)
 }
 
 /* Between STAGED and COMMIT: the user never sees it. */
-static void bytes_taken_back_before_the_commit_are_not_handed_over(void **state)
+ON_SCENE(bytes_taken_back_before_the_commit_are_not_handed_over)
 {
     scene *on = *state;
     refit_update *update = NULL;
@@ -284,7 +286,7 @@ static uint32_t try_offer(int wrong, void (*change)(refit_config *config))
     return code;
 }
 
-static void an_offer_that_lies_is_not_believed(void **state)
+TEST(an_offer_that_lies_is_not_believed)
 {
     assert_int_equal(try_offer(0, NULL), STAGED);
     assert_int_equal(try_offer(1, NULL), REFIT_ERR_NOT_FOUND);
@@ -303,7 +305,7 @@ static void an_offer_that_lies_is_not_believed(void **state)
     assert_int_equal(try_offer(14, NULL), STAGED); /* the bytes did not travel */
 }
 
-static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
+TEST(with_verify_always_the_bytes_are_digested_on_the_gpu)
 {
     assert_int_equal(try_offer(0, with_verify_always), STAGED);
     assert_int_equal(try_offer(5, with_verify_always), REFIT_ERR_STALE);
@@ -311,7 +313,7 @@ static void with_verify_always_the_bytes_are_digested_on_the_gpu(void **state)
     assert_int_equal(try_offer(14, with_verify_always), REFIT_ERR_CORRUPT);
 }
 
-static void a_block_that_changes_under_its_name_breaks_the_connection(void **state)
+ON_SCENE(a_block_that_changes_under_its_name_breaks_the_connection)
 {
     scene *on = *state;
     scene_open(on, NULL);
@@ -326,7 +328,7 @@ static void a_block_that_changes_under_its_name_breaks_the_connection(void **sta
 }
 
 /* Without having joined on it. */
-static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
+ON_SCENE(a_gpu_that_was_not_agreed_on_is_not_touched)
 {
     scene *on = *state;
     scene_open(on, NULL);
@@ -343,7 +345,7 @@ static void a_gpu_that_was_not_agreed_on_is_not_touched(void **state)
 }
 
 /* The digest is under way when the trainer is lost. */
-static void a_version_dropped_while_it_is_verified_ends_well(void **state)
+ON_SCENE(a_version_dropped_while_it_is_verified_ends_well)
 {
     scene *on = *state;
     scene_open(on, with_verify_always);
@@ -358,21 +360,7 @@ static void a_version_dropped_while_it_is_verified_ends_well(void **state)
     stage(on, 1);
 }
 
-#define ON_SCENE(test) cmocka_unit_test_setup_teardown(test, give_scene, close_scene)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_SCENE(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used),
-        ON_SCENE(a_version_on_the_gpu_is_read_in_place),
-        ON_SCENE(a_block_that_is_given_up_is_let_go_at_the_next_beat),
-        ON_SCENE(bytes_taken_back_under_an_update_are_not_accepted),
-        ON_SCENE(bytes_taken_back_before_the_commit_are_not_handed_over),
-        cmocka_unit_test(an_offer_that_lies_is_not_believed),
-        cmocka_unit_test(with_verify_always_the_bytes_are_digested_on_the_gpu),
-        ON_SCENE(a_block_that_changes_under_its_name_breaks_the_connection),
-        ON_SCENE(a_gpu_that_was_not_agreed_on_is_not_touched),
-        ON_SCENE(a_version_dropped_while_it_is_verified_ends_well),
-    };
-    return cmocka_run_group_tests_name("gpu_offer", tests, NULL, NULL);
+    return test_run("gpu_offer");
 }

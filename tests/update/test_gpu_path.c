@@ -33,7 +33,7 @@ static void required_without_kernels(refit_config *config)
     with_gpu_required(config);
 }
 
-static void a_worker_on_the_gpu_reads_every_version_there(void **state)
+PLAY_TEST(a_worker_on_the_gpu_reads_every_version_there)
 {
     gpu_play *play = *state;
     void (*const changes[])(refit_config *) = {NULL,
@@ -64,7 +64,7 @@ static void a_worker_on_the_gpu_reads_every_version_there(void **state)
     }
 }
 
-static void with_require_nothing_is_kept_on_the_host(void **state)
+PLAY_TEST(with_require_nothing_is_kept_on_the_host)
 {
     gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
@@ -80,7 +80,7 @@ static void with_require_nothing_is_kept_on_the_host(void **state)
                      2 * play->trainer.sample.manifest->store_bytes);
 }
 
-static void workers_on_the_gpu_and_elsewhere_switch_together(void **state)
+PLAY_TEST(workers_on_the_gpu_and_elsewhere_switch_together)
 {
     gpu_play *play = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
@@ -100,7 +100,7 @@ static void workers_on_the_gpu_and_elsewhere_switch_together(void **state)
     }
 }
 
-static void a_late_worker_on_the_gpu_takes_what_there_is(void **state)
+PLAY_TEST(a_late_worker_on_the_gpu_takes_what_there_is)
 {
     gpu_play *play = *state;
     gpu_play_open(play, NULL);
@@ -116,7 +116,7 @@ static void a_late_worker_on_the_gpu_takes_what_there_is(void **state)
     assert_true(crew_wait(later, version, 1) == gpu_play_digest(version));
 }
 
-static void with_require_a_late_worker_finds_the_version_on_the_gpu(void **state)
+PLAY_TEST(with_require_a_late_worker_finds_the_version_on_the_gpu)
 {
     gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
@@ -127,7 +127,7 @@ static void with_require_a_late_worker_finds_the_version_on_the_gpu(void **state
 }
 
 /* The trainer names its GPU after the worker has joined. */
-static void present_workers_join_once_more(void **state)
+PLAY_TEST(present_workers_join_once_more)
 {
     gpu_play *play = *state;
     gpu_play_open(play, NULL);
@@ -179,7 +179,7 @@ static refit_status await_answer(refit_subscriber *subscriber, refit_error *erro
     }
 }
 
-static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **state)
+PLAY_TEST(a_worker_without_the_gpu_is_put_off_where_it_is_required)
 {
     gpu_play *play = *state;
     refit_config config;
@@ -195,7 +195,7 @@ static void a_worker_without_the_gpu_is_put_off_where_it_is_required(void **stat
     refit_subscriber_close(subscriber);
 }
 
-static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(void **state)
+PLAY_TEST(a_worker_on_another_gpu_is_refused_for_good_where_it_is_required)
 {
     gpu_play *play = *state;
     refit_device *other = NULL;
@@ -212,7 +212,7 @@ static void a_worker_on_another_gpu_is_refused_for_good_where_it_is_required(voi
     assert_ok(refit_device_close(other, NULL));
 }
 
-static void a_worker_on_another_gpu_takes_another_way(void **state)
+PLAY_TEST(a_worker_on_another_gpu_takes_another_way)
 {
     gpu_play *play = *state;
     refit_device *other = NULL;
@@ -226,7 +226,7 @@ static void a_worker_on_another_gpu_takes_another_way(void **state)
     assert_ok(refit_device_close(other, NULL));
 }
 
-static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
+PLAY_TEST(a_worker_that_requires_the_gpu_takes_no_other_trainer)
 {
     gpu_play *play = *state;
     refit_update *update = NULL;
@@ -246,7 +246,7 @@ static void a_worker_that_requires_the_gpu_takes_no_other_trainer(void **state)
     assert_ok(refit_device_close(other, NULL));
 }
 
-static void a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one(void **state)
+PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one)
 {
     gpu_play *play = *state;
     refit_error error;
@@ -266,7 +266,7 @@ static void a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one(vo
     play->trainer = first;
 }
 
-static void no_probe_means_no_gpu(void **state)
+PLAY_TEST(no_probe_means_no_gpu)
 {
     gpu_play *play = *state;
     for (int require = 0; require < 2; require++) {
@@ -289,7 +289,7 @@ static void no_probe_means_no_gpu(void **state)
     }
 }
 
-static void with_off_the_gpu_is_left_alone(void **state)
+PLAY_TEST(with_off_the_gpu_is_left_alone)
 {
     gpu_play *play = *state;
     for (int end = 0; end < 2; end++) {
@@ -305,7 +305,7 @@ static void with_off_the_gpu_is_left_alone(void **state)
     }
 }
 
-static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(void **state)
+TEST(a_device_that_shares_nothing_is_refused_only_where_it_is_required)
 {
     refit_device *host = NULL;
     refit_error error;
@@ -328,7 +328,7 @@ static void a_device_that_shares_nothing_is_refused_only_where_it_is_required(vo
 }
 
 /* /dev/shm was full, or is not there, when the publisher was opened. */
-static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(void **state)
+TEST(without_shared_memory_the_gpu_is_refused_only_where_it_is_required)
 {
     refit_device *device = NULL;
     refit_error error;
@@ -356,7 +356,7 @@ static void without_shared_memory_the_gpu_is_refused_only_where_it_is_required(v
     assert_int_equal(fake_cuda_leaks(), 0);
 }
 
-static void use_device_is_told_once_and_between_versions(void **state)
+PLAY_TEST(use_device_is_told_once_and_between_versions)
 {
     gpu_play *play = *state;
     refit_error error;
@@ -380,7 +380,7 @@ static void use_device_is_told_once_and_between_versions(void **state)
     refit_subscriber_close(subscriber);
 }
 
-static void with_require_the_trainer_says_which_gpu_before_it_declares(void **state)
+TEST(with_require_the_trainer_says_which_gpu_before_it_declares)
 {
     refit_publisher *publisher = NULL;
     refit_config config = trainer_config();
@@ -391,7 +391,7 @@ static void with_require_the_trainer_says_which_gpu_before_it_declares(void **st
     refit_publisher_close(publisher);
 }
 
-static void with_require_weights_of_another_gpu_are_refused(void **state)
+PLAY_TEST(with_require_weights_of_another_gpu_are_refused)
 {
     gpu_play *play = *state;
     refit_error error;
@@ -412,7 +412,7 @@ static void with_require_weights_of_another_gpu_are_refused(void **state)
 }
 
 /* The trainer's own export is the first call; the worker's look at its own memory is the second. */
-static void memory_that_cannot_be_mapped_comes_another_way(void **state)
+PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way)
 {
     gpu_play *play = *state;
     gpu_play_open(play, NULL);
@@ -425,7 +425,7 @@ static void memory_that_cannot_be_mapped_comes_another_way(void **state)
     assert_false(crew_was_on_device(member, 2));
 }
 
-static void memory_that_cannot_be_mapped_is_an_error_where_it_is_required(void **state)
+PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_where_it_is_required)
 {
     gpu_play *play = *state;
     refit_error error;
@@ -444,27 +444,5 @@ static void memory_that_cannot_be_mapped_is_an_error_where_it_is_required(void *
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        PLAY_TEST(a_worker_on_the_gpu_reads_every_version_there),
-        PLAY_TEST(with_require_nothing_is_kept_on_the_host),
-        PLAY_TEST(workers_on_the_gpu_and_elsewhere_switch_together),
-        PLAY_TEST(a_late_worker_on_the_gpu_takes_what_there_is),
-        PLAY_TEST(with_require_a_late_worker_finds_the_version_on_the_gpu),
-        PLAY_TEST(present_workers_join_once_more),
-        PLAY_TEST(a_worker_without_the_gpu_is_put_off_where_it_is_required),
-        PLAY_TEST(a_worker_on_another_gpu_is_refused_for_good_where_it_is_required),
-        PLAY_TEST(a_worker_on_another_gpu_takes_another_way),
-        PLAY_TEST(a_worker_that_requires_the_gpu_takes_no_other_trainer),
-        PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one),
-        PLAY_TEST(no_probe_means_no_gpu),
-        PLAY_TEST(with_off_the_gpu_is_left_alone),
-        cmocka_unit_test(a_device_that_shares_nothing_is_refused_only_where_it_is_required),
-        cmocka_unit_test(without_shared_memory_the_gpu_is_refused_only_where_it_is_required),
-        PLAY_TEST(use_device_is_told_once_and_between_versions),
-        cmocka_unit_test(with_require_the_trainer_says_which_gpu_before_it_declares),
-        PLAY_TEST(with_require_weights_of_another_gpu_are_refused),
-        PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way),
-        PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_where_it_is_required),
-    };
-    return cmocka_run_group_tests_name("gpu_path", tests, NULL, NULL);
+    return test_run("gpu_path");
 }

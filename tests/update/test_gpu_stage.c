@@ -70,6 +70,8 @@ static int close_scene(void **state)
     return 0;
 }
 
+#define ON_SCENE(name) TEST_WITH(name, open_scene, close_scene)
+
 static refit_status take(scene *on, int index, rft_image **out)
 {
     const block *one = &on->blocks[index];
@@ -90,7 +92,7 @@ static bool is_mapped(const scene *on, int index)
     return rft_share_lock_is_mapped(&on->blocks[index].share_lock);
 }
 
-static void a_mapping_is_kept_until_another_needs_its_place(void **state)
+ON_SCENE(a_mapping_is_kept_until_another_needs_its_place)
 {
     scene *on = *state;
     for (int i = 0; i < 2; i++)
@@ -105,7 +107,7 @@ static void a_mapping_is_kept_until_another_needs_its_place(void **state)
     rft_image_drop_use(kept, RFT_IMAGE_STAGED);
 }
 
-static void a_third_image_waits(void **state)
+ON_SCENE(a_third_image_waits)
 {
     scene *on = *state;
     rft_image *third = NULL;
@@ -119,7 +121,7 @@ static void a_third_image_waits(void **state)
 
 /* As after a digest that was under way when its version was dropped: the image is free, the mapping
  * is in use. */
-static void a_mapping_that_is_still_read_keeps_its_place(void **state)
+ON_SCENE(a_mapping_that_is_still_read_keeps_its_place)
 {
     scene *on = *state;
     rft_image *third = NULL;
@@ -137,7 +139,7 @@ static void a_mapping_that_is_still_read_keeps_its_place(void **state)
     rft_image_drop_use(first, RFT_IMAGE_STAGED);
 }
 
-static void memory_that_was_given_up_is_let_go_and_not_taken(void **state)
+ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken)
 {
     scene *on = *state;
     rft_image *image = NULL;
@@ -153,7 +155,7 @@ static void memory_that_was_given_up_is_let_go_and_not_taken(void **state)
     rft_image_drop_use(kept, RFT_IMAGE_STAGED);
 }
 
-static void a_reader_is_seen_until_its_last_image_is_back(void **state)
+ON_SCENE(a_reader_is_seen_until_its_last_image_is_back)
 {
     scene *on = *state;
     rft_image *first = take_ok(on, 0), *second = take_ok(on, 0);
@@ -172,16 +174,7 @@ static void a_reader_is_seen_until_its_last_image_is_back(void **state)
     rft_image_drop_use(second, RFT_IMAGE_STAGED);
 }
 
-#define ON_SCENE(test) cmocka_unit_test_setup_teardown(test, open_scene, close_scene)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        ON_SCENE(a_mapping_is_kept_until_another_needs_its_place),
-        ON_SCENE(a_third_image_waits),
-        ON_SCENE(a_mapping_that_is_still_read_keeps_its_place),
-        ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken),
-        ON_SCENE(a_reader_is_seen_until_its_last_image_is_back),
-    };
-    return cmocka_run_group_tests_name("gpu_stage", tests, NULL, NULL);
+    return test_run("gpu_stage");
 }

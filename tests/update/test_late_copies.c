@@ -68,7 +68,7 @@ static void write_rest(gpu_play *play)
 }
 
 /* The first tensor again, from other memory, while the copy of the wrong bytes is blocked. */
-static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **state)
+PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up)
 {
     gpu_play *play = *state;
     for (int trial = 0; trial < 4; trial++) {
@@ -107,7 +107,7 @@ static void a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up(void **
 }
 
 /* The slots that it writes to are not used again. */
-static void another_version_does_not_wait_for_it(void **state)
+PLAY_TEST(another_version_does_not_wait_for_it)
 {
     gpu_play *play = *state;
     void *wrong = NULL;
@@ -161,7 +161,7 @@ static void shortage_end(shortage *none)
 
 /* There is one slot, the copy writes over the committed version, and there is no memory to save
  * that: it is no longer served, so that no worker gets torn bytes. */
-static void with_no_other_memory_the_version_before_is_not_served(void **state)
+PLAY_TEST(with_no_other_memory_the_version_before_is_not_served)
 {
     gpu_play *play = *state;
     void *wrong = NULL;
@@ -185,10 +185,5 @@ static void with_no_other_memory_the_version_before_is_not_served(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up),
-        PLAY_TEST(another_version_does_not_wait_for_it),
-        PLAY_TEST(with_no_other_memory_the_version_before_is_not_served),
-    };
-    return cmocka_run_group_tests_name("late_copies", tests, NULL, NULL);
+    return test_run("late_copies");
 }

@@ -14,7 +14,7 @@ static void check_print(const char *from, size_t count, const char *shown)
     assert_string_equal(out, shown);
 }
 
-static void control_characters_are_replaced(void **state)
+TEST(control_characters_are_replaced)
 {
     check_print("plain", 5, "plain");
     check_print("a\nb\0c\x1b[31m\x7f", 11, "a?b?c?[31m?");
@@ -25,7 +25,7 @@ static void control_characters_are_replaced(void **state)
     check_print(NULL, 0, "");
 }
 
-static void what_is_not_utf8_is_replaced(void **state)
+TEST(what_is_not_utf8_is_replaced)
 {
     check_print("\xff", 1, "?");
     check_print("\xc3", 1, "?");
@@ -37,7 +37,7 @@ static void what_is_not_utf8_is_replaced(void **state)
     check_print("\xe2\x82", 2, "??");
 }
 
-static void text_is_cut_between_characters(void **state)
+TEST(text_is_cut_between_characters)
 {
     char out[4];
     rft_view_print(rft_view_text("abcdef"), out, sizeof out);
@@ -55,7 +55,7 @@ static void text_is_cut_between_characters(void **state)
 }
 
 /* Any bytes, any room, each in memory of exactly that size: the result is text that fits. */
-static void printing_never_overruns(void **state)
+TEST(printing_never_overruns)
 {
     uint64_t seed = 7;
     for (int round = 0; round < 20000; round++) {
@@ -75,7 +75,7 @@ static void printing_never_overruns(void **state)
     }
 }
 
-static void names_are_text(void **state)
+TEST(names_are_text)
 {
     assert_true(rft_view_is_text(rft_view_text("model.layers.0.weight")));
     assert_true(rft_view_is_text(rft_view_text("\xe5\xb1\x82")));
@@ -85,12 +85,12 @@ static void names_are_text(void **state)
     assert_false(rft_view_is_text(rft_view_text("\xe5\xb1")));
 }
 
-static void a_missing_text_is_empty(void **state)
+TEST(a_missing_text_is_empty)
 {
     assert_int_equal(rft_view_text(NULL).count, 0);
 }
 
-static void appended_bytes_stay(void **state)
+TEST(appended_bytes_stay)
 {
     rft_bytes bytes = {0};
     for (unsigned i = 0; i < 5000; i++) {
@@ -110,7 +110,7 @@ static void appended_bytes_stay(void **state)
     rft_bytes_close(&bytes);
 }
 
-static void more_than_there_can_be_is_refused(void **state)
+TEST(more_than_there_can_be_is_refused)
 {
     rft_bytes bytes = {0};
     assert_ok(rft_bytes_append(&bytes, "x", 1, NULL));
@@ -119,7 +119,7 @@ static void more_than_there_can_be_is_refused(void **state)
     rft_bytes_close(&bytes);
 }
 
-static void a_failed_allocation_keeps_the_bytes(void **state)
+TEST(a_failed_allocation_keeps_the_bytes)
 {
     rft_bytes bytes = {0};
     failing_alloc_begin(2);
@@ -131,7 +131,7 @@ static void a_failed_allocation_keeps_the_bytes(void **state)
     assert_true(failing_alloc_end());
 }
 
-static void numbers_are_little_endian_anywhere(void **state)
+TEST(numbers_are_little_endian_anywhere)
 {
     unsigned char memory[9] = {0};
     rft_put_u64(memory + 1, UINT64_C(0x0102030405060708));
@@ -144,17 +144,5 @@ static void numbers_are_little_endian_anywhere(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(control_characters_are_replaced),
-        cmocka_unit_test(what_is_not_utf8_is_replaced),
-        cmocka_unit_test(text_is_cut_between_characters),
-        cmocka_unit_test(printing_never_overruns),
-        cmocka_unit_test(names_are_text),
-        cmocka_unit_test(a_missing_text_is_empty),
-        cmocka_unit_test(appended_bytes_stay),
-        cmocka_unit_test(more_than_there_can_be_is_refused),
-        cmocka_unit_test(a_failed_allocation_keeps_the_bytes),
-        cmocka_unit_test(numbers_are_little_endian_anywhere),
-    };
-    return cmocka_run_group_tests_name("bytes", tests, NULL, NULL);
+    return test_run("bytes");
 }

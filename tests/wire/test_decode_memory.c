@@ -45,7 +45,7 @@ static bool counts(void)
     return COUNTS && requests > before;
 }
 
-static void every_kind_is_read_without_memory(void **state)
+TEST(every_kind_is_read_without_memory)
 {
     if (!counts()) skip();
     rft_limits limits = sample_limits();
@@ -63,8 +63,5 @@ static void every_kind_is_read_without_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_is_read_without_memory),
-    };
-    return cmocka_run_group_tests_name("decode_memory", tests, NULL, NULL);
+    return test_run("decode_memory");
 }

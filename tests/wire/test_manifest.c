@@ -75,12 +75,12 @@ static void assert_list_limited(const refit_tensor *tensors, uint32_t count,
     assert_int_equal(decode_list(tensors, count, limits), REFIT_ERR_LIMIT);
 }
 
-static void a_manifest_of_no_tensors_is_refused(void **state)
+TEST(a_manifest_of_no_tensors_is_refused)
 {
     assert_list_refused(NULL, 0);
 }
 
-static void bytes_must_be_those_of_the_shape(void **state)
+TEST(bytes_must_be_those_of_the_shape)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_BF16, 2, 3, 5);
     assert_list_accepted(&tensor, 1);
@@ -90,7 +90,7 @@ static void bytes_must_be_those_of_the_shape(void **state)
     assert_list_refused(&tensor, 1);
 }
 
-static void small_elements_are_rounded_up_to_bytes(void **state)
+TEST(small_elements_are_rounded_up_to_bytes)
 {
     refit_tensor tensors[] = {
         sample_tensor("four", REFIT_F4, 1, 3, 0),
@@ -103,7 +103,7 @@ static void small_elements_are_rounded_up_to_bytes(void **state)
     assert_list_accepted(tensors, 3);
 }
 
-static void a_shape_that_overflows_is_refused(void **state)
+TEST(a_shape_that_overflows_is_refused)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_F32, 2, 1, 1);
     tensor.shape[0] = UINT64_C(1) << 32;
@@ -116,7 +116,7 @@ static void a_shape_that_overflows_is_refused(void **state)
 }
 
 /* Its bits are more than 64 bits can count; its bytes are not. */
-static void a_tensor_of_half_the_addresses_is_above_a_limit(void **state)
+TEST(a_tensor_of_half_the_addresses_is_above_a_limit)
 {
     rft_manifest *manifest = NULL;
     refit_config config;
@@ -153,7 +153,7 @@ static void note_release(void *user, void *block)
 }
 
 /* A hundred bytes that name a tensor of a terabyte are judged before tables are made for it. */
-static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **state)
+TEST(more_than_the_machine_has_is_refused_before_memory_is_taken)
 {
     const refit_allocator noting = {sizeof noting, note_allocate, note_reallocate, note_release,
                                     NULL};
@@ -181,7 +181,7 @@ static void more_than_the_machine_has_is_refused_before_memory_is_taken(void **s
 }
 
 /* A list is stepped through by that size: it is looked at before anything behind it is. */
-static void a_size_that_no_struct_has_is_refused(void **state)
+TEST(a_size_that_no_struct_has_is_refused)
 {
     static const size_t sizes[] = {0, 8, sizeof(refit_tensor) + 1, 1 << 20, SIZE_MAX};
     rft_limits limits = sample_limits();
@@ -194,7 +194,7 @@ static void a_size_that_no_struct_has_is_refused(void **state)
 }
 
 /* Nothing times anything is nothing, whichever comes first. */
-static void an_empty_tensor_is_accepted(void **state)
+TEST(an_empty_tensor_is_accepted)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_F32, 3, 0, 7);
     tensor.shape[2] = UINT64_MAX;
@@ -211,7 +211,7 @@ static void an_empty_tensor_is_accepted(void **state)
     rft_manifest_close(manifest);
 }
 
-static void unknown_dtypes_are_refused(void **state)
+TEST(unknown_dtypes_are_refused)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_U8, 1, 1, 0);
     tensor.dtype = (refit_dtype)0;
@@ -220,7 +220,7 @@ static void unknown_dtypes_are_refused(void **state)
     assert_list_refused(&tensor, 1);
 }
 
-static void names_must_be_text(void **state)
+TEST(names_must_be_text)
 {
     const char *const bad[] = {"", "two\nlines", "\xff", "tab\t", "\x7f"};
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
@@ -232,7 +232,7 @@ static void names_must_be_text(void **state)
 }
 
 /* A NUL inside a name that travels must not make another name of it. */
-static void a_name_with_a_nul_is_refused(void **state)
+TEST(a_name_with_a_nul_is_refused)
 {
     rft_limits limits = sample_limits();
     rft_listed_tensor listed = {
@@ -245,7 +245,7 @@ static void a_name_with_a_nul_is_refused(void **state)
     rft_bytes_close(&encoded);
 }
 
-static void names_must_be_unique(void **state)
+TEST(names_must_be_unique)
 {
     refit_tensor tensors[] = {
         sample_tensor("b", REFIT_U8, 1, 1, 0),
@@ -256,7 +256,7 @@ static void names_must_be_unique(void **state)
     assert_list_refused(tensors, 3);
 }
 
-static void ties_name_an_original_of_the_same_form(void **state)
+TEST(ties_name_an_original_of_the_same_form)
 {
     refit_tensor tensors[] = {
         sample_tensor("tied", REFIT_BF16, 1, 8, 0),
@@ -281,7 +281,7 @@ static void ties_name_an_original_of_the_same_form(void **state)
     assert_list_refused(tensors, 3);
 }
 
-static void limits_are_held(void **state)
+TEST(limits_are_held)
 {
     refit_tensor tensors[] = {
         sample_tensor("name", REFIT_U8, 2, 100, 10),
@@ -301,7 +301,7 @@ static void limits_are_held(void **state)
         assert_list_limited(tensors, 2, &tight[i]);
 }
 
-static void a_block_above_the_frame_limit_is_refused(void **state)
+TEST(a_block_above_the_frame_limit_is_refused)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_F64, 1, 65536, 0);
     rft_limits limits = sample_limits();
@@ -309,7 +309,7 @@ static void a_block_above_the_frame_limit_is_refused(void **state)
     assert_list_limited(&tensor, 1, &limits);
 }
 
-static void sizes_that_would_wrap_are_refused(void **state)
+TEST(sizes_that_would_wrap_are_refused)
 {
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, UINT64_MAX / 8, 0),
@@ -323,7 +323,7 @@ static void sizes_that_would_wrap_are_refused(void **state)
 }
 
 /* Four bits an element: a few bytes of manifest that would make gigabytes of tables. */
-static void blocks_beyond_the_limit_take_no_memory(void **state)
+TEST(blocks_beyond_the_limit_take_no_memory)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_F4, 1, UINT64_C(1) << 42, 0);
     rft_limits limits = sample_limits();
@@ -335,7 +335,7 @@ static void blocks_beyond_the_limit_take_no_memory(void **state)
     (void)failing_alloc_end();
 }
 
-static void frames_of_nothing_are_refused(void **state)
+TEST(frames_of_nothing_are_refused)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_U8, 1, 1, 0);
     rft_limits limits = sample_limits();
@@ -343,7 +343,7 @@ static void frames_of_nothing_are_refused(void **state)
     assert_invalid(rft_manifest_open(&tensor, 1, 0, &limits, &manifest, NULL));
 }
 
-static void bad_structs_are_refused(void **state)
+TEST(bad_structs_are_refused)
 {
     rft_limits limits = sample_limits();
     refit_tensor tensors[] = {
@@ -362,7 +362,7 @@ static void bad_structs_are_refused(void **state)
 }
 
 /* A caller compiled against a later, larger struct. */
-static void larger_structs_are_stepped_over(void **state)
+TEST(larger_structs_are_stepped_over)
 {
     struct {
         refit_tensor tensor;
@@ -402,7 +402,7 @@ static void assert_manifests_equal(const rft_manifest *a, const rft_manifest *b)
     }
 }
 
-static void both_ends_get_the_same(void **state)
+TEST(both_ends_get_the_same)
 {
     uint64_t seed = 3;
     rft_limits limits = sample_limits();
@@ -420,7 +420,7 @@ static void both_ends_get_the_same(void **state)
     }
 }
 
-static void a_changed_list_has_another_digest(void **state)
+TEST(a_changed_list_has_another_digest)
 {
     refit_tensor tensor = sample_tensor("w", REFIT_U8, 2, 4, 3);
     rft_manifest *one = sample_manifest(&tensor, 1, FRAME);
@@ -432,7 +432,7 @@ static void a_changed_list_has_another_digest(void **state)
     rft_manifest_close(two);
 }
 
-static void every_name_is_found(void **state)
+TEST(every_name_is_found)
 {
     uint64_t seed = 9;
     refit_tensor tensors[64];
@@ -445,7 +445,7 @@ static void every_name_is_found(void **state)
     rft_manifest_close(manifest);
 }
 
-static void a_tensor_is_described_whole(void **state)
+TEST(a_tensor_is_described_whole)
 {
     refit_tensor tensors[] = {
         sample_tensor("w", REFIT_BF16, 2, 7, 5),
@@ -465,7 +465,7 @@ static void a_tensor_is_described_whole(void **state)
     rft_manifest_close(manifest);
 }
 
-static void every_truncated_list_is_refused_or_shorter(void **state)
+TEST(every_truncated_list_is_refused_or_shorter)
 {
     uint64_t seed = 4;
     rft_limits limits = sample_limits();
@@ -486,7 +486,7 @@ static void every_truncated_list_is_refused_or_shorter(void **state)
     rft_bytes_close(&encoded);
 }
 
-static void every_changed_byte_is_refused_or_decoded(void **state)
+TEST(every_changed_byte_is_refused_or_decoded)
 {
     uint64_t seed = 4;
     rft_limits limits = sample_limits();
@@ -510,7 +510,7 @@ static void every_changed_byte_is_refused_or_decoded(void **state)
     rft_bytes_close(&encoded);
 }
 
-static void version_digests_agree(void **state)
+TEST(version_digests_agree)
 {
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, 9, 0),
@@ -532,7 +532,7 @@ static void version_digests_agree(void **state)
     rft_manifest_close(manifest);
 }
 
-static void failed_allocations_are_errors(void **state)
+TEST(failed_allocations_are_errors)
 {
     refit_tensor tensors[] = {
         sample_tensor("a", REFIT_U8, 1, 200000, 0),
@@ -563,7 +563,7 @@ static void failed_allocations_are_errors(void **state)
 
 /* ---- Element types: each has a name and a size, and is found by its name */
 
-static void every_type_has_name_and_bits(void **state)
+TEST(every_type_has_name_and_bits)
 {
 #define CHECK_DTYPE(name, number, bits)                                                            \
     do {                                                                                           \
@@ -578,7 +578,7 @@ static void every_type_has_name_and_bits(void **state)
 #undef CHECK_DTYPE
 }
 
-static void unknown_types_are_told(void **state)
+TEST(unknown_types_are_told)
 {
     refit_dtype found = REFIT_F32;
     assert_null(refit_dtype_name((refit_dtype)0));
@@ -593,37 +593,5 @@ static void unknown_types_are_told(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_manifest_of_no_tensors_is_refused),
-        cmocka_unit_test(bytes_must_be_those_of_the_shape),
-        cmocka_unit_test(small_elements_are_rounded_up_to_bytes),
-        cmocka_unit_test(a_shape_that_overflows_is_refused),
-        cmocka_unit_test(a_tensor_of_half_the_addresses_is_above_a_limit),
-        cmocka_unit_test(a_size_that_no_struct_has_is_refused),
-        cmocka_unit_test(more_than_the_machine_has_is_refused_before_memory_is_taken),
-        cmocka_unit_test(an_empty_tensor_is_accepted),
-        cmocka_unit_test(unknown_dtypes_are_refused),
-        cmocka_unit_test(names_must_be_text),
-        cmocka_unit_test(a_name_with_a_nul_is_refused),
-        cmocka_unit_test(names_must_be_unique),
-        cmocka_unit_test(ties_name_an_original_of_the_same_form),
-        cmocka_unit_test(limits_are_held),
-        cmocka_unit_test(a_block_above_the_frame_limit_is_refused),
-        cmocka_unit_test(sizes_that_would_wrap_are_refused),
-        cmocka_unit_test(blocks_beyond_the_limit_take_no_memory),
-        cmocka_unit_test(frames_of_nothing_are_refused),
-        cmocka_unit_test(bad_structs_are_refused),
-        cmocka_unit_test(larger_structs_are_stepped_over),
-        cmocka_unit_test(both_ends_get_the_same),
-        cmocka_unit_test(a_changed_list_has_another_digest),
-        cmocka_unit_test(every_name_is_found),
-        cmocka_unit_test(a_tensor_is_described_whole),
-        cmocka_unit_test(every_truncated_list_is_refused_or_shorter),
-        cmocka_unit_test(every_changed_byte_is_refused_or_decoded),
-        cmocka_unit_test(version_digests_agree),
-        cmocka_unit_test(failed_allocations_are_errors),
-        cmocka_unit_test(every_type_has_name_and_bits),
-        cmocka_unit_test(unknown_types_are_told),
-    };
-    return cmocka_run_group_tests_name("manifest", tests, NULL, NULL);
+    return test_run("manifest");
 }

@@ -40,7 +40,7 @@ static void check_round_trip(const rft_message *message, const rft_bytes *encode
     assert_messages_equal(message, &decoded);
 }
 
-static void every_kind_comes_back_as_it_went(void **state)
+TEST(every_kind_comes_back_as_it_went)
 {
     for_each_sample(check_round_trip);
 }
@@ -56,7 +56,7 @@ static void check_truncations(const rft_message *message, const rft_bytes *encod
     }
 }
 
-static void every_truncation_is_refused(void **state)
+TEST(every_truncation_is_refused)
 {
     for_each_sample(check_truncations);
 }
@@ -89,12 +89,12 @@ static void check_mutations(const rft_message *message, const rft_bytes *encoded
     }
 }
 
-static void every_changed_byte_is_refused_or_decoded(void **state)
+TEST(every_changed_byte_is_refused_or_decoded)
 {
     for_each_sample(check_mutations);
 }
 
-static void every_required_key_is_required(void **state)
+TEST(every_required_key_is_required)
 {
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
         rft_message small = sample_small(kind);
@@ -179,7 +179,7 @@ static void check_types(const rft_message *message, const rft_bytes *encoded)
     }
 }
 
-static void every_wrong_type_is_refused(void **state)
+TEST(every_wrong_type_is_refused)
 {
     for_each_sample(check_types);
 }
@@ -197,7 +197,7 @@ static void check_unknown_keys(const rft_message *message, const rft_bytes *enco
     rft_bytes_close(&extended);
 }
 
-static void unknown_keys_are_ignored_but_never_twice(void **state)
+TEST(unknown_keys_are_ignored_but_never_twice)
 {
     for_each_sample(check_unknown_keys);
 }
@@ -211,12 +211,12 @@ static void check_trailing_byte(const rft_message *message, const rft_bytes *enc
     assert_undecodable(&longer);
 }
 
-static void a_trailing_byte_is_refused(void **state)
+TEST(a_trailing_byte_is_refused)
 {
     for_each_sample(check_trailing_byte);
 }
 
-static void unknown_kinds_are_refused(void **state)
+TEST(unknown_kinds_are_refused)
 {
     rft_message bye = sample_small(RFT_BYE);
     rft_bytes encoded = sample_encode(&bye);
@@ -229,7 +229,7 @@ static void unknown_kinds_are_refused(void **state)
     assert_string_equal(rft_message_kind_name(RFT_MESSAGE_KINDS), "unknown");
 }
 
-static void kinds_have_the_names_of_the_list(void **state)
+TEST(kinds_have_the_names_of_the_list)
 {
 #define CHECK_NAME(name, text) assert_string_equal(rft_message_kind_name(RFT_##name), text);
     RFT_MESSAGE_MAP(CHECK_NAME)
@@ -249,7 +249,7 @@ static void check_limit(const rft_message *message, const rft_limits *narrow)
     rft_bytes_close(&encoded);
 }
 
-static void limits_hold_both_ways(void **state)
+TEST(limits_hold_both_ways)
 {
     rft_limits wide = sample_limits();
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
@@ -263,7 +263,7 @@ static void limits_hold_both_ways(void **state)
     }
 }
 
-static void configured_sizes_hold_both_ways(void **state)
+TEST(configured_sizes_hold_both_ways)
 {
     rft_limits narrow = sample_limits();
     narrow.window--;
@@ -294,7 +294,7 @@ static void assert_not_encoded(const rft_message *message)
     rft_bytes_close(&out);
 }
 
-static void values_out_of_range_are_not_encoded(void **state)
+TEST(values_out_of_range_are_not_encoded)
 {
     rft_message m = sample_small(RFT_WELCOME);
     m.as.welcome.epoch = 0;
@@ -330,7 +330,7 @@ static void pack_2_to_the_32(msgpack_packer *packer)
 }
 
 /* Key 1 of a PULL is its version, key 2 its credits. */
-static void values_out_of_range_are_not_decoded(void **state)
+TEST(values_out_of_range_are_not_decoded)
 {
     rft_message pull = sample_small(RFT_PULL);
     rft_bytes encoded = sample_encode(&pull);
@@ -343,7 +343,7 @@ static void values_out_of_range_are_not_decoded(void **state)
     rft_bytes_close(&encoded);
 }
 
-static void encoding_appends(void **state)
+TEST(encoding_appends)
 {
     rft_limits limits = sample_limits();
     rft_message bye = sample_small(RFT_BYE);
@@ -357,7 +357,7 @@ static void encoding_appends(void **state)
     rft_bytes_close(&out);
 }
 
-static void an_aborted_worker_keeps_what_it_has(void **state)
+TEST(an_aborted_worker_keeps_what_it_has)
 {
     rft_message abort_message = sample_small(RFT_ABORT);
     abort_message.as.failed.kept = false;
@@ -368,7 +368,7 @@ static void an_aborted_worker_keeps_what_it_has(void **state)
     rft_bytes_close(&encoded);
 }
 
-static void a_decoded_message_is_written_only_on_success(void **state)
+TEST(a_decoded_message_is_written_only_on_success)
 {
     rft_message message;
     memset(&message, 0x5a, sizeof message);
@@ -378,7 +378,7 @@ static void a_decoded_message_is_written_only_on_success(void **state)
     assert_memory_equal(&message, &before, sizeof message);
 }
 
-static void a_failed_allocation_is_an_error(void **state)
+TEST(a_failed_allocation_is_an_error)
 {
     rft_limits limits = sample_limits();
     rft_message offer = sample_large(RFT_OFFER);
@@ -395,7 +395,7 @@ static void a_failed_allocation_is_an_error(void **state)
 
 /* ---- Limits: each comes from its own key of the configuration */
 
-static void every_limit_has_its_key(void **state)
+TEST(every_limit_has_its_key)
 {
     refit_config config;
     refit_config_init(&config, sizeof config);
@@ -432,7 +432,7 @@ static rft_share share_sample(void)
     return share;
 }
 
-static void every_field_of_a_share_comes_back(void **state)
+TEST(every_field_of_a_share_comes_back)
 {
     unsigned char bytes[RFT_SHARE_BYTES];
     rft_share before = share_sample(), after;
@@ -445,7 +445,7 @@ static void every_field_of_a_share_comes_back(void **state)
     assert_true(after.address == before.address);
 }
 
-static void a_share_has_the_same_bytes_on_every_machine(void **state)
+TEST(a_share_has_the_same_bytes_on_every_machine)
 {
     unsigned char bytes[RFT_SHARE_BYTES];
     rft_share share = share_sample();
@@ -458,7 +458,7 @@ static void a_share_has_the_same_bytes_on_every_machine(void **state)
     assert_int_equal(bytes[103], 0x7f);
 }
 
-static void a_share_of_another_length_is_refused(void **state)
+TEST(a_share_of_another_length_is_refused)
 {
     unsigned char bytes[RFT_SHARE_BYTES + 1] = {0};
     const size_t lengths[] = {0, 1, RFT_SHARE_BYTES - 1, RFT_SHARE_BYTES + 1};
@@ -471,28 +471,5 @@ static void a_share_of_another_length_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_kind_comes_back_as_it_went),
-        cmocka_unit_test(every_truncation_is_refused),
-        cmocka_unit_test(every_changed_byte_is_refused_or_decoded),
-        cmocka_unit_test(every_required_key_is_required),
-        cmocka_unit_test(every_wrong_type_is_refused),
-        cmocka_unit_test(unknown_keys_are_ignored_but_never_twice),
-        cmocka_unit_test(a_trailing_byte_is_refused),
-        cmocka_unit_test(unknown_kinds_are_refused),
-        cmocka_unit_test(kinds_have_the_names_of_the_list),
-        cmocka_unit_test(limits_hold_both_ways),
-        cmocka_unit_test(configured_sizes_hold_both_ways),
-        cmocka_unit_test(values_out_of_range_are_not_encoded),
-        cmocka_unit_test(values_out_of_range_are_not_decoded),
-        cmocka_unit_test(encoding_appends),
-        cmocka_unit_test(an_aborted_worker_keeps_what_it_has),
-        cmocka_unit_test(a_decoded_message_is_written_only_on_success),
-        cmocka_unit_test(a_failed_allocation_is_an_error),
-        cmocka_unit_test(every_limit_has_its_key),
-        cmocka_unit_test(every_field_of_a_share_comes_back),
-        cmocka_unit_test(a_share_has_the_same_bytes_on_every_machine),
-        cmocka_unit_test(a_share_of_another_length_is_refused),
-    };
-    return cmocka_run_group_tests_name("message", tests, NULL, NULL);
+    return test_run("message");
 }

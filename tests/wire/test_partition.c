@@ -94,7 +94,7 @@ static void check_manifest(const refit_tensor *tensors, uint32_t count, uint64_t
     rft_manifest_close(manifest);
 }
 
-static void random_manifests_are_cut_exactly(void **state)
+TEST(random_manifests_are_cut_exactly)
 {
     uint64_t seed = 11;
     for (int round = 0; round < 300; round++) {
@@ -106,7 +106,7 @@ static void random_manifests_are_cut_exactly(void **state)
     }
 }
 
-static void block_edges_are_exact(void **state)
+TEST(block_edges_are_exact)
 {
     for (uint32_t dtype = 1; dtype <= 20; dtype++) {
         for (uint64_t elements = 65535; elements <= 65537; elements++) {
@@ -119,7 +119,7 @@ static void block_edges_are_exact(void **state)
     }
 }
 
-static void a_frame_has_at_most_1024_blocks(void **state)
+TEST(a_frame_has_at_most_1024_blocks)
 {
     static refit_tensor many[1100];
     static char names[1100][4];
@@ -138,10 +138,5 @@ static void a_frame_has_at_most_1024_blocks(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_manifests_are_cut_exactly),
-        cmocka_unit_test(block_edges_are_exact),
-        cmocka_unit_test(a_frame_has_at_most_1024_blocks),
-    };
-    return cmocka_run_group_tests_name("partition", tests, NULL, NULL);
+    return test_run("partition");
 }

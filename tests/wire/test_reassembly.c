@@ -54,7 +54,7 @@ static refit_status verify(const frame_rig *f)
     return rft_reassembly_verify(f->reassembly, &f->seal, NULL);
 }
 
-static void any_order_with_repeats_makes_the_version(void **state)
+TEST(any_order_with_repeats_makes_the_version)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         frame_rig f;
@@ -72,7 +72,7 @@ static void any_order_with_repeats_makes_the_version(void **state)
     }
 }
 
-static void a_dense_frame_is_not_copied_to_be_sent(void **state)
+TEST(a_dense_frame_is_not_copied_to_be_sent)
 {
     frame_rig f;
     open_fixture(&f);
@@ -86,7 +86,7 @@ static void a_dense_frame_is_not_copied_to_be_sent(void **state)
     frame_rig_close(&f);
 }
 
-static void same_blocks_do_not_travel(void **state)
+TEST(same_blocks_do_not_travel)
 {
     frame_rig f;
     open_fixture(&f);
@@ -110,7 +110,7 @@ static void same_blocks_do_not_travel(void **state)
     frame_rig_close(&f);
 }
 
-static void a_frame_of_nothing_new_has_no_payload(void **state)
+TEST(a_frame_of_nothing_new_has_no_payload)
 {
     frame_rig f;
     open_fixture(&f);
@@ -128,7 +128,7 @@ static void a_frame_of_nothing_new_has_no_payload(void **state)
     frame_rig_close(&f);
 }
 
-static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
+TEST(a_damaged_payload_is_seen_and_can_be_sent_again)
 {
     frame_rig f;
     open_fixture(&f);
@@ -150,7 +150,7 @@ static void a_damaged_payload_is_seen_and_can_be_sent_again(void **state)
     frame_rig_close(&f);
 }
 
-static void frames_that_break_the_rules_are_refused(void **state)
+TEST(frames_that_break_the_rules_are_refused)
 {
     frame_rig f;
     open_fixture(&f);
@@ -173,7 +173,7 @@ static void frames_that_break_the_rules_are_refused(void **state)
     frame_rig_close(&f);
 }
 
-static void same_without_a_base_is_refused(void **state)
+TEST(same_without_a_base_is_refused)
 {
     frame_rig f;
     open_fixture(&f);
@@ -187,7 +187,7 @@ static void same_without_a_base_is_refused(void **state)
     frame_rig_close(&f);
 }
 
-static void missing_frames_are_named(void **state)
+TEST(missing_frames_are_named)
 {
     frame_rig f;
     open_fixture(&f);
@@ -204,7 +204,7 @@ static void missing_frames_are_named(void **state)
     frame_rig_close(&f);
 }
 
-static void a_wrong_digest_names_the_first_tensor(void **state)
+TEST(a_wrong_digest_names_the_first_tensor)
 {
     frame_rig f;
     open_fixture(&f);
@@ -221,7 +221,7 @@ static void a_wrong_digest_names_the_first_tensor(void **state)
     frame_rig_close(&f);
 }
 
-static void a_seal_of_another_version_is_seen(void **state)
+TEST(a_seal_of_another_version_is_seen)
 {
     frame_rig f;
     open_fixture(&f);
@@ -236,7 +236,7 @@ static void a_seal_of_another_version_is_seen(void **state)
 }
 
 /* A version whose base was not what the publisher thinks. */
-static void a_wrong_base_is_seen(void **state)
+TEST(a_wrong_base_is_seen)
 {
     frame_rig f;
     open_fixture(&f);
@@ -246,7 +246,7 @@ static void a_wrong_base_is_seen(void **state)
     frame_rig_close(&f);
 }
 
-static void an_image_is_verified_where_it_lies(void **state)
+TEST(an_image_is_verified_where_it_lies)
 {
     frame_rig f;
     open_fixture(&f);
@@ -266,7 +266,7 @@ static refit_status verify_in_parts(frame_rig *f, uint64_t most, uint64_t *calls
     return status;
 }
 
-static void parts_of_any_size_verify_the_same_image(void **state)
+TEST(parts_of_any_size_verify_the_same_image)
 {
     const uint64_t sizes[] = {8, 13, 64, 4096, 100001, UINT64_MAX};
     uint64_t calls;
@@ -283,7 +283,7 @@ static void parts_of_any_size_verify_the_same_image(void **state)
     frame_rig_close(&f);
 }
 
-static void padding_belongs_to_no_tensor(void **state)
+TEST(padding_belongs_to_no_tensor)
 {
     const refit_tensor tensors[] = {sample_tensor("a", REFIT_U8, 1, 5, 0),
                                     sample_tensor("b", REFIT_U8, 1, 5, 0)};
@@ -309,7 +309,7 @@ static void padding_belongs_to_no_tensor(void **state)
     rft_manifest_close(manifest);
 }
 
-static void a_version_of_empty_tensors_is_complete_at_once(void **state)
+TEST(a_version_of_empty_tensors_is_complete_at_once)
 {
     refit_tensor tensor = sample_tensor("empty", REFIT_F32, 1, 0, 0);
     frame_rig f = {.manifest = sample_manifest(&tensor, 1, 4096)};
@@ -326,7 +326,7 @@ static void a_version_of_empty_tensors_is_complete_at_once(void **state)
     rft_manifest_close(f.manifest);
 }
 
-static void a_second_version_starts_over_and_allocates_nothing(void **state)
+TEST(a_second_version_starts_over_and_allocates_nothing)
 {
     frame_rig f;
     open_fixture(&f);
@@ -342,7 +342,7 @@ static void a_second_version_starts_over_and_allocates_nothing(void **state)
     frame_rig_close(&f);
 }
 
-static void failed_allocations_are_errors(void **state)
+TEST(failed_allocations_are_errors)
 {
     frame_rig f;
     open_fixture(&f);
@@ -381,24 +381,5 @@ static void failed_allocations_are_errors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_order_with_repeats_makes_the_version),
-        cmocka_unit_test(a_dense_frame_is_not_copied_to_be_sent),
-        cmocka_unit_test(same_blocks_do_not_travel),
-        cmocka_unit_test(a_frame_of_nothing_new_has_no_payload),
-        cmocka_unit_test(a_damaged_payload_is_seen_and_can_be_sent_again),
-        cmocka_unit_test(frames_that_break_the_rules_are_refused),
-        cmocka_unit_test(same_without_a_base_is_refused),
-        cmocka_unit_test(missing_frames_are_named),
-        cmocka_unit_test(a_wrong_digest_names_the_first_tensor),
-        cmocka_unit_test(a_seal_of_another_version_is_seen),
-        cmocka_unit_test(a_wrong_base_is_seen),
-        cmocka_unit_test(an_image_is_verified_where_it_lies),
-        cmocka_unit_test(parts_of_any_size_verify_the_same_image),
-        cmocka_unit_test(padding_belongs_to_no_tensor),
-        cmocka_unit_test(a_version_of_empty_tensors_is_complete_at_once),
-        cmocka_unit_test(a_second_version_starts_over_and_allocates_nothing),
-        cmocka_unit_test(failed_allocations_are_errors),
-    };
-    return cmocka_run_group_tests_name("reassembly", tests, NULL, NULL);
+    return test_run("reassembly");
 }

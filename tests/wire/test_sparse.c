@@ -83,7 +83,7 @@ static rft_message sparse_frame(frame_rig *f, rft_view *payload)
     return (rft_message){0};
 }
 
-static void changes_make_the_version(void **state)
+TEST(changes_make_the_version)
 {
     uint64_t sparse = 0, same = 0, dense = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
@@ -114,7 +114,7 @@ static void flatten(frame_rig *f)
     frame_rig_seal(f);
 }
 
-static void packed_changes_make_the_version(void **state)
+TEST(packed_changes_make_the_version)
 {
     uint64_t packed = 0, saved = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
@@ -144,7 +144,7 @@ static void packed_changes_make_the_version(void **state)
     assert_true(packed > 0 && saved > 1000000);
 }
 
-static void nothing_is_packed_of_a_frame_without_changes(void **state)
+TEST(nothing_is_packed_of_a_frame_without_changes)
 {
     frame_rig f;
     rft_view packed = {"", 1};
@@ -158,7 +158,7 @@ static void nothing_is_packed_of_a_frame_without_changes(void **state)
 }
 
 /* Zeroes shrink as soon as it is tried: from 32 bytes on. */
-static void the_smallest_plane_that_is_compressed(void **state)
+TEST(the_smallest_plane_that_is_compressed)
 {
     static const unsigned char zeroes[33];
     for (uint64_t bytes = 31; bytes <= 33; bytes++) {
@@ -178,7 +178,7 @@ static void the_smallest_plane_that_is_compressed(void **state)
 }
 
 /* The room that frames are gathered in is that of the largest, and not of several. */
-static void frames_one_after_the_other_take_the_room_of_one(void **state)
+TEST(frames_one_after_the_other_take_the_room_of_one)
 {
     frame_rig f;
     rft_view payload;
@@ -192,7 +192,7 @@ static void frames_one_after_the_other_take_the_room_of_one(void **state)
     frame_rig_close(&f);
 }
 
-static void a_frame_is_never_longer_than_its_stretch(void **state)
+TEST(a_frame_is_never_longer_than_its_stretch)
 {
     for (uint64_t seed = 50; seed < 60; seed++) {
         frame_rig f;
@@ -206,7 +206,7 @@ static void a_frame_is_never_longer_than_its_stretch(void **state)
     }
 }
 
-static void what_saves_too_little_goes_whole(void **state)
+TEST(what_saves_too_little_goes_whole)
 {
     frame_rig f;
     open_fixture(&f, 3);
@@ -228,7 +228,7 @@ static void what_saves_too_little_goes_whole(void **state)
 }
 
 /* Of what is noise in half of its blocks, the others' changes are still sent as such. */
-static void blocks_that_do_not_pay_go_whole(void **state)
+TEST(blocks_that_do_not_pay_go_whole)
 {
     uint32_t fewer = 0;
     for (uint64_t seed = 1; seed <= 6; seed++) {
@@ -253,7 +253,7 @@ static void blocks_that_do_not_pay_go_whole(void **state)
 
 /* What is known is taken as it is, and the rest of the bytes; here it is right in every other
  * block, and not asked for in the others. */
-static void parts_that_are_known_are_not_taken_again(void **state)
+TEST(parts_that_are_known_are_not_taken_again)
 {
     frame_rig f;
     open_fixture(&f, 4);
@@ -290,7 +290,7 @@ static void parts_that_are_known_are_not_taken_again(void **state)
     frame_rig_close(&f);
 }
 
-static void the_same_frame_again_changes_nothing(void **state)
+TEST(the_same_frame_again_changes_nothing)
 {
     frame_rig f;
     open_fixture(&f, 4);
@@ -333,7 +333,7 @@ static void see_damage(frame_rig *f)
     assert_staged(f);
 }
 
-static void damage_is_seen_and_the_frame_asked_for_again(void **state)
+TEST(damage_is_seen_and_the_frame_asked_for_again)
 {
     frame_rig f;
     open_fixture(&f, 5);
@@ -372,7 +372,7 @@ static bool tell_a_lie(frame_rig *f)
     return status != REFIT_OK;
 }
 
-static void lies_never_make_another_version(void **state)
+TEST(lies_never_make_another_version)
 {
     uint32_t refused = 0;
     for (uint64_t seed = 1; seed <= 20; seed++) {
@@ -400,7 +400,7 @@ static void assert_lie_refused(frame_rig *f, const rft_message *frame, const uns
     assert_frame_refused(f, &lying, bytes_view(payload, count));
 }
 
-static void lengths_that_lie_change_nothing(void **state)
+TEST(lengths_that_lie_change_nothing)
 {
     frame_rig f;
     open_fixture(&f, 6);
@@ -420,7 +420,7 @@ static void lengths_that_lie_change_nothing(void **state)
     frame_rig_close(&f);
 }
 
-static void planes_that_lie_change_nothing(void **state)
+TEST(planes_that_lie_change_nothing)
 {
     frame_rig f;
     open_packing(&f, 6);
@@ -446,7 +446,7 @@ static void planes_that_lie_change_nothing(void **state)
     frame_rig_close(&f);
 }
 
-static void another_base_is_not_changed(void **state)
+TEST(another_base_is_not_changed)
 {
     frame_rig f;
     open_fixture(&f, 7);
@@ -467,7 +467,7 @@ static void another_base_is_not_changed(void **state)
 }
 
 /* What the entry promises is held against what came of the planes. */
-static void a_wrong_result_is_asked_for_again(void **state)
+TEST(a_wrong_result_is_asked_for_again)
 {
     frame_rig f;
     open_fixture(&f, 8);
@@ -486,14 +486,14 @@ static void a_wrong_result_is_asked_for_again(void **state)
 
 /* ---- What a frame takes of its credit */
 
-static void a_whole_frame_takes_a_whole_credit(void **state)
+TEST(a_whole_frame_takes_a_whole_credit)
 {
     assert_int_equal(rft_credit_cost(2097152, 2097152), RFT_CREDIT);
     assert_int_equal(rft_credit_cost(UINT64_MAX, 2097152), RFT_CREDIT);
     assert_int_equal(rft_credit_cost(1, 1), RFT_CREDIT);
 }
 
-static void less_takes_its_share_rounded_up(void **state)
+TEST(less_takes_its_share_rounded_up)
 {
     assert_int_equal(rft_credit_cost(2097151, 2097152), RFT_CREDIT);
     assert_int_equal(rft_credit_cost(131072, 2097152), 1);
@@ -502,7 +502,7 @@ static void less_takes_its_share_rounded_up(void **state)
     assert_int_equal(rft_credit_cost(16, 17), 8);
 }
 
-static void nothing_takes_a_part_as_well(void **state)
+TEST(nothing_takes_a_part_as_well)
 {
     assert_int_equal(rft_credit_cost(0, 2097152), 1);
     assert_int_equal(rft_credit_cost(0, 1), 1);
@@ -510,26 +510,5 @@ static void nothing_takes_a_part_as_well(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(changes_make_the_version),
-        cmocka_unit_test(packed_changes_make_the_version),
-        cmocka_unit_test(nothing_is_packed_of_a_frame_without_changes),
-        cmocka_unit_test(the_smallest_plane_that_is_compressed),
-        cmocka_unit_test(frames_one_after_the_other_take_the_room_of_one),
-        cmocka_unit_test(a_frame_is_never_longer_than_its_stretch),
-        cmocka_unit_test(what_saves_too_little_goes_whole),
-        cmocka_unit_test(blocks_that_do_not_pay_go_whole),
-        cmocka_unit_test(parts_that_are_known_are_not_taken_again),
-        cmocka_unit_test(the_same_frame_again_changes_nothing),
-        cmocka_unit_test(damage_is_seen_and_the_frame_asked_for_again),
-        cmocka_unit_test(lies_never_make_another_version),
-        cmocka_unit_test(lengths_that_lie_change_nothing),
-        cmocka_unit_test(planes_that_lie_change_nothing),
-        cmocka_unit_test(another_base_is_not_changed),
-        cmocka_unit_test(a_wrong_result_is_asked_for_again),
-        cmocka_unit_test(a_whole_frame_takes_a_whole_credit),
-        cmocka_unit_test(less_takes_its_share_rounded_up),
-        cmocka_unit_test(nothing_takes_a_part_as_well),
-    };
-    return cmocka_run_group_tests_name("sparse", tests, NULL, NULL);
+    return test_run("sparse");
 }

@@ -32,7 +32,7 @@ static refit_status walk(const void *data, size_t count, size_t *used)
         assert_int_equal(used, sizeof(text) - 1);                                                  \
     } while (0)
 
-static void lying_lengths_are_refused(void **state)
+TEST(lying_lengths_are_refused)
 {
     REFUSED("\xdd\xff\x00\x00\x00");
     REFUSED("\xdd\x10\x00\x00\x00");
@@ -49,7 +49,7 @@ static void lying_lengths_are_refused(void **state)
 }
 
 /* Each array alone would be believable: what counts is what all of them owe together. */
-static void nested_promises_add_up(void **state)
+TEST(nested_promises_add_up)
 {
     REFUSED("\x94\x94\x94\x94\xc0");
     REFUSED("\xdc\x00\x08\xdc\x00\x08\xdc\x00\x08");
@@ -58,7 +58,7 @@ static void nested_promises_add_up(void **state)
     ACCEPTED("\x92\x92\xc0\xc0\x80");
 }
 
-static void every_long_format_cut_short_is_refused(void **state)
+TEST(every_long_format_cut_short_is_refused)
 {
     REFUSED("");
     for (unsigned first = 0xc4; first < 0xe0; first++) {
@@ -70,7 +70,7 @@ static void every_long_format_cut_short_is_refused(void **state)
     REFUSED("\xd3\x00\x00\x00\x00\x00\x00\x00");
 }
 
-static void floats_extensions_and_the_unused_byte_are_refused(void **state)
+TEST(floats_extensions_and_the_unused_byte_are_refused)
 {
     REFUSED("\xc1");
     REFUSED("\xca\x00\x00\x00\x00");
@@ -82,7 +82,7 @@ static void floats_extensions_and_the_unused_byte_are_refused(void **state)
     REFUSED("\x91\xc1");
 }
 
-static void map_keys_are_strings(void **state)
+TEST(map_keys_are_strings)
 {
     REFUSED("\x81\x01\x01");
     REFUSED("\x81\xc0\x01");
@@ -92,7 +92,7 @@ static void map_keys_are_strings(void **state)
     ACCEPTED("\x82\xa1k\x01\xa1l\xa1m");
 }
 
-static void all_other_formats_are_accepted(void **state)
+TEST(all_other_formats_are_accepted)
 {
     ACCEPTED("\xc0");
     ACCEPTED("\xc2");
@@ -120,19 +120,19 @@ static void all_other_formats_are_accepted(void **state)
     ACCEPTED("\xdf\x00\x00\x00\x01\xa1k\x80");
 }
 
-static void eight_levels_are_the_deepest(void **state)
+TEST(eight_levels_are_the_deepest)
 {
     ACCEPTED("\x91\x91\x91\x91\x91\x91\x91\x90");
     REFUSED("\x91\x91\x91\x91\x91\x91\x91\x91\x90");
     REFUSED("\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x81\xa1k\x80");
 }
 
-static void levels_that_are_full_are_left(void **state)
+TEST(levels_that_are_full_are_left)
 {
     ACCEPTED("\x93\x91\x91\x91\x90\x91\x91\x91\x90\x91\x91\x91\x91\x91\x91\x90");
 }
 
-static void values_are_counted(void **state)
+TEST(values_are_counted)
 {
     unsigned char array[3 + 64] = {0xdc, 0, 63};
     size_t used;
@@ -141,7 +141,7 @@ static void values_are_counted(void **state)
     assert_int_equal(walk(array, 3 + 64, &used), REFIT_ERR_LIMIT);
 }
 
-static void long_strings_are_refused_and_long_bytes_are_not(void **state)
+TEST(long_strings_are_refused_and_long_bytes_are_not)
 {
     unsigned char text[2 + 17] = {0xd9, 16};
     size_t used;
@@ -152,7 +152,7 @@ static void long_strings_are_refused_and_long_bytes_are_not(void **state)
     assert_ok(walk(text, 2 + 17, &used));
 }
 
-static void one_value_is_walked_and_no_more(void **state)
+TEST(one_value_is_walked_and_no_more)
 {
     size_t used;
     assert_ok(walk("\x81\xa1k\x01\xc1\xc1", 6, &used));
@@ -160,7 +160,7 @@ static void one_value_is_walked_and_no_more(void **state)
 }
 
 /* Never more is used than there is, whatever the bytes. */
-static void random_bytes_never_overrun(void **state)
+TEST(random_bytes_never_overrun)
 {
     uint64_t seed = 20;
     for (int round = 0; round < 200000; round++) {
@@ -176,19 +176,5 @@ static void random_bytes_never_overrun(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lying_lengths_are_refused),
-        cmocka_unit_test(nested_promises_add_up),
-        cmocka_unit_test(every_long_format_cut_short_is_refused),
-        cmocka_unit_test(floats_extensions_and_the_unused_byte_are_refused),
-        cmocka_unit_test(map_keys_are_strings),
-        cmocka_unit_test(all_other_formats_are_accepted),
-        cmocka_unit_test(eight_levels_are_the_deepest),
-        cmocka_unit_test(levels_that_are_full_are_left),
-        cmocka_unit_test(values_are_counted),
-        cmocka_unit_test(long_strings_are_refused_and_long_bytes_are_not),
-        cmocka_unit_test(one_value_is_walked_and_no_more),
-        cmocka_unit_test(random_bytes_never_overrun),
-    };
-    return cmocka_run_group_tests_name("validate", tests, NULL, NULL);
+    return test_run("validate");
 }
