@@ -132,9 +132,8 @@ whole_test(a_message_that_cannot_be_made_leaves_the_next_one_whole)
     rft_peer_id ids[2];
     refit_config config = quick_config();
     assert_ok(rft_channel_bind("tcp://127.0.0.1:0", &config, &trainer, NULL));
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         workers[i] = join(trainer, &config, &ids[i]);
-    }
     for (uint64_t part = 1; part <= 2; part++) {
         wire_fail(WIRE_NO_MEMORY, part);
         assert_int_equal(rft_channel_send(trainer, &ids[0], rft_view_text("first"), NULL, NULL),
@@ -145,9 +144,8 @@ whole_test(a_message_that_cannot_be_made_leaves_the_next_one_whole)
     }
     assert_ok(rft_channel_send(trainer, &ids[0], rft_view_text("third"), NULL, NULL));
     (void)expect(workers[0], "third");
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 2; i++)
         rft_channel_close(workers[i]);
-    }
     rft_channel_close(trainer);
 }
 

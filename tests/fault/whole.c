@@ -28,9 +28,8 @@ const char *const whole_patient[] = {"broadcast.resend_limit", "1000", NULL};
 uint64_t whole_weight_offset(uint32_t tensor)
 {
     uint64_t offset = 0;
-    for (uint32_t i = 0; i < tensor; i++) {
+    for (uint32_t i = 0; i < tensor; i++)
         offset += (sample_tensors()[i].bytes + 63) & ~UINT64_C(63);
-    }
     return offset;
 }
 
@@ -50,9 +49,8 @@ static bool memory_make(whole *on)
 static void memory_drop(whole *on)
 {
     free(on->expected_weights);
-    for (int i = 0; i < WHOLE_REGIONS; i++) {
+    for (int i = 0; i < WHOLE_REGIONS; i++)
         free(on->regions[i].expected);
-    }
 }
 
 /* ---- The offloader */
@@ -104,9 +102,8 @@ static refit_status offloader_make(whole *on)
     refit_memory_hooks hooks = {sizeof hooks, release_memory, acquire_memory, on};
     RFT_TRY(refit_arena_open(on->device, RESERVE, &on->arena, &on->error));
     RFT_TRY(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
-    for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
+    for (uint32_t at = 0; at < WHOLE_REGIONS; at++)
         RFT_TRY(region_add(on, at));
-    }
     RFT_TRY(refit_offloader_set_memory(on->offloader, &hooks, &on->error));
     return refit_offloader_seal(on->offloader, &on->error);
 }
@@ -139,9 +136,8 @@ static void configure(whole *on, whole_path path, const char *const *settings)
     on->config.broadcast_shm = path == WHOLE_SHM ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     const char *const *all[] = {own, settings};
     for (int i = 0; i < 2; i++) {
-        for (const char *const *at = all[i]; at != NULL && *at != NULL; at += 2) {
+        for (const char *const *at = all[i]; at != NULL && *at != NULL; at += 2)
             assert_ok(refit_config_set(&on->config, at[0], at[1], NULL));
-        }
     }
 }
 
@@ -239,9 +235,8 @@ static void check_shown(const whole *on)
 
 static void close_memory(whole *on)
 {
-    for (uint32_t at = FIRST_HOOKED; at < WHOLE_REGIONS; at++) {
+    for (uint32_t at = FIRST_HOOKED; at < WHOLE_REGIONS; at++)
         CLOSE(on, refit_memory_free(on->device, on->regions[at].memory, &on->error));
-    }
     CLOSE(on, refit_arena_close(on->arena, &on->error));
     CLOSE(on, refit_memory_free(on->device, on->weights, &on->error));
 }

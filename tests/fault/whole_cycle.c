@@ -41,9 +41,8 @@ static void step_weights(whole *on)
     bool little = on->version > 0 && on->config.broadcast_delta == REFIT_DELTA_ALWAYS;
     uint64_t end = whole_weight_offset(SAMPLE_TENSORS);
     uint64_t from = on->version % 2 == 0 ? 0 : whole_weight_offset(1);
-    for (uint64_t at = from; at < end; at += little ? LITTLE : end) {
+    for (uint64_t at = from; at < end; at += little ? LITTLE : end)
         fill(on, on->expected_weights + at, little ? 1 : end - at);
-    }
 }
 
 refit_status whole_step(whole *on)

@@ -53,9 +53,8 @@ static CUdeviceptr at(const void *memory)
 static void CUDA_CB stand(void *user)
 {
     (void)user;
-    while (!atomic_load(&gate)) {
+    while (!atomic_load(&gate))
         usleep(200);
-    }
 }
 
 static void CUDA_CB pass(void *user)
@@ -237,9 +236,8 @@ static void print_waits(calling *it, const char *name, CUresult (*call)(calling 
     CHECK(cuStreamCreate(&it->other, CU_STREAM_NON_BLOCKING));
     atomic_store(&it->done, 0);
     pthread_create(&thread, NULL, call_once, it);
-    for (double start = now(); !atomic_load(&it->done) && now() - start < 0.7;) {
+    for (double start = now(); !atomic_load(&it->done) && now() - start < 0.7;)
         usleep(1000);
-    }
     printf("%-40s %s\n", name, atomic_load(&it->done) ? "returns" : "waits for the function");
     atomic_store(&gate, 1);
     pthread_join(thread, NULL);

@@ -258,9 +258,8 @@ GPU_TEST(digests_add_up_in_one_sum)
     uint64_t zero = 0, sum;
     fill();
     test_write(on.device, on.table, &zero, sizeof zero);
-    for (uint64_t at = 0; at < ROOM; at += ROOM / 8) {
+    for (uint64_t at = 0; at < ROOM; at += ROOM / 8)
         LAUNCH(digest, device_address(at), ROOM / 8, at, (uintptr_t)on.table);
-    }
     wait();
     test_read(on.device, &sum, on.table, sizeof sum);
     assert_int_equal(sum, rft_digest_part(on.there_twin, ROOM, 0));

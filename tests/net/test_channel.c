@@ -327,9 +327,8 @@ TEST(a_peer_that_announces_more_than_the_limits_is_disconnected)
     rft_envelope got;
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         unsigned char large[9] = {2};
-        for (int byte = 0; byte < 8; byte++) {
+        for (int byte = 0; byte < 8; byte++)
             large[1 + byte] = (unsigned char)(sizes[i] >> (56 - 8 * byte));
-        }
         int fd = greet(server);
         say_bytes(fd, small, sizeof small);
         assert_ok(receive_soon(server, &got));
@@ -408,9 +407,8 @@ TEST(peer_that_does_not_read_is_busy_in_the_end)
     assert_ok(receive_soon(server, &got));
     rft_peer_id to = got.from;
     refit_status status = REFIT_OK;
-    for (int i = 0; i < 100000 && status == REFIT_OK; i++) {
+    for (int i = 0; i < 100000 && status == REFIT_OK; i++)
         status = rft_channel_send(server, &to, rft_view_text("beat"), NULL, NULL);
-    }
     assert_int_equal(status, REFIT_ERR_BUSY);
     rft_channel_close(client);
     rft_channel_close(server);

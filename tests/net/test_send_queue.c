@@ -25,9 +25,8 @@ TEST(messages_come_out_in_order)
     rft_limits allowed = limits();
     for (int round = 0; round < 3; round++) {
         assert_true(rft_send_queue_is_empty(&queue));
-        for (unsigned char i = 1; i <= 100; i++) {
+        for (unsigned char i = 1; i <= 100; i++)
             assert_ok(put(&queue, i, i * 1000u));
-        }
         for (unsigned char i = 1; i <= 100; i++) {
             rft_outgoing next;
             rft_message message;
@@ -56,9 +55,8 @@ TEST(failed_put_leaves_what_was_there)
             there += one == REFIT_OK;
             if (one != REFIT_OK) status = one;
         }
-        while (rft_send_queue_take(&queue, &next)) {
+        while (rft_send_queue_take(&queue, &next))
             taken++;
-        }
         rft_send_queue_close(&queue);
         bool failed = failing_alloc_end();
         assert_int_equal(taken, there);

@@ -100,9 +100,8 @@ void layer_make(scene *on, layer *of, uint32_t count, uint64_t most)
         tensor->bytes = 1 + seeded_below(&on->seed, most);
         tensor->expected = malloc(tensor->bytes);
         assert_non_null(tensor->expected);
-        for (uint64_t at = 0; at < tensor->bytes; at++) {
+        for (uint64_t at = 0; at < tensor->bytes; at++)
             tensor->expected[at] = (unsigned char)seeded_next(&on->seed);
-        }
         assert_ok(refit_memory_alloc(on->plain, tensor->bytes, &tensor->memory, &on->error));
         test_write(on->plain, tensor->memory, tensor->expected, tensor->bytes);
     }
@@ -167,9 +166,8 @@ void layer_take_other(scene *on, layer *of, void *former[TENSORS_MOST])
 
 void layer_free_former(scene *on, const layer *of, void *former[TENSORS_MOST])
 {
-    for (uint32_t i = 0; i < of->count; i++) {
+    for (uint32_t i = 0; i < of->count; i++)
         assert_ok(refit_memory_free(on->plain, former[i], &on->error));
-    }
 }
 
 uint32_t layer_memories(const layer *of, void *memories[TENSORS_MOST])

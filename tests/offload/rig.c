@@ -83,9 +83,8 @@ rig *open_scene(const opening *how)
     if (how->memory == RIG_ARENA) {
         assert_ok(refit_arena_open(on->device, UINT64_C(32) << 20, &on->arena, &on->error));
     }
-    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+    for (uint32_t at = 0; at < RIG_REGIONS; at++)
         add_region(on, how->memory, at);
-    }
     if (how->memory == RIG_HOOKS) {
         refit_memory_hooks hooks = {sizeof hooks, release_memory, acquire_memory, on};
         assert_ok(refit_offloader_set_memory(on->offloader, &hooks, &on->error));
@@ -105,9 +104,8 @@ void close_scene(rig *on)
         if (on->arena == NULL) rig_free(on, at);
         free(on->regions[at].expected);
     }
-    for (size_t i = 0; i < RIG_EXTRA; i++) {
+    for (size_t i = 0; i < RIG_EXTRA; i++)
         assert_ok(refit_memory_free(on->device, on->extra[i], &on->error));
-    }
     assert_ok(refit_arena_close(on->arena, &on->error));
     assert_ok(refit_device_close(on->device, &on->error));
     assert_true(test_device_quiet());
@@ -296,8 +294,7 @@ uint64_t rig_kept_bytes(const rig *on)
 uint64_t rig_all_bytes(const rig *on)
 {
     uint64_t bytes = 0;
-    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+    for (uint32_t at = 0; at < RIG_REGIONS; at++)
         bytes += on->regions[at].bytes;
-    }
     return bytes;
 }

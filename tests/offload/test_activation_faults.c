@@ -11,9 +11,8 @@ static const refit_stream_ref none = {NULL};
 
 static void make_layers(scene *on, layer layers[LAYERS])
 {
-    for (int i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < LAYERS; i++)
         layer_make(on, &layers[i], 5, 60000);
-    }
 }
 
 /* The nth copy from now on breaks when its stream comes to it. */
@@ -92,12 +91,10 @@ static uint32_t run_stubbornly(scene *on)
     layer layers[LAYERS];
     uint32_t failures = 0;
     make_layers(on, layers);
-    for (int i = 0; i < LAYERS; i++) {
+    for (int i = 0; i < LAYERS; i++)
         failures += leave_stubbornly(on, &layers[i], i % 2 == 0 ? on->stream : none);
-    }
-    for (int i = LAYERS; i-- > 0;) {
+    for (int i = LAYERS; i-- > 0;)
         failures += return_stubbornly(on, &layers[i], i % 2 == 0 ? on->stream : none);
-    }
     return failures;
 }
 
@@ -206,14 +203,12 @@ static void copies_that_break_are_reported_by_their_group(void **state)
             uint32_t failed = 0;
             scene *on = open_scene(&(opening){.host_bytes = "2MiB"});
             make_layers(on, layers);
-            for (int i = 0; i < LAYERS; i++) {
+            for (int i = 0; i < LAYERS; i++)
                 get_ready(on, &layers[i], back);
-            }
             faulty_device_reset(on->device);
             if (nth > 0) break_copy(on, nth, REFIT_ERR_COPY);
-            for (int i = 0; i < LAYERS; i++) {
+            for (int i = 0; i < LAYERS; i++)
                 assert_ok(start(on, &layers[i], back, on->stream));
-            }
             if (nth == 0) calls = faulty_device_calls(on->device, FAULTY_COPY_BATCH);
             for (int i = 0; i < LAYERS; i++) {
                 refit_status status = wait_for(on, &layers[i], PATIENCE_MS);
@@ -255,9 +250,8 @@ static void copies_out_count_before_copies_in(void **state)
     assert_int_equal(wait_for(on, &of, PATIENCE_MS), REFIT_ERR_COPY);
     assert_int_equal(layer_fetch(on, &of, on->stream), REFIT_ERR_STATE); /* OPEN */
     layer_memories(&of, others);
-    for (uint32_t i = 0; i < of.count; i++) {
+    for (uint32_t i = 0; i < of.count; i++)
         of.tensors[i].memory = former[i];
-    }
     layer_check(on, &of);
     assert_ok(commit(on, &of, on->stream));
     assert_ok(wait_for(on, &of, PATIENCE_MS));
@@ -472,15 +466,13 @@ static void a_lost_device_lets_all_be_given_back(void **state)
             if (commit(on, &layers[i], on->stream) == REFIT_OK)
                 (void)wait_for(on, &layers[i], PATIENCE_MS);
         }
-        for (int i = 0; i < LAYERS - 1; i++) {
+        for (int i = 0; i < LAYERS - 1; i++)
             assert_ok(release(on, &layers[i], on->stream));
-        }
         assert_ok(refit_activations_close(on->activations, &on->error)); /* with a group */
         faulty_device_reset(on->device);
         assert_ok(open_anew(on, NULL));
-        for (int i = 0; i < LAYERS; i++) {
+        for (int i = 0; i < LAYERS; i++)
             layer_end(on, &layers[i]);
-        }
     }
 }
 

@@ -44,9 +44,8 @@ static void free_pieces_join_their_neighbours(void **state)
 {
     (void)state;
     rft_stack stack = {.room = 8 * UNIT};
-    for (uint64_t at = 0; at < 8; at++) {
+    for (uint64_t at = 0; at < 8; at++)
         assert_int_equal(take(&stack, UNIT, false), at * UNIT);
-    }
     rft_stack_give(&stack, 1 * UNIT, UNIT);
     rft_stack_give(&stack, 5 * UNIT, UNIT);
     rft_stack_give(&stack, 3 * UNIT, UNIT);
@@ -152,9 +151,8 @@ static void check(const rft_stack *stack, const model *on)
         const rft_stack_piece *piece = &stack->free[i];
         assert_true(piece->bytes > 0 && (i == 0 || piece->at > before));
         before = piece->at + piece->bytes;
-        for (uint64_t at = piece->at; at < before; at += UNIT) {
+        for (uint64_t at = piece->at; at < before; at += UNIT)
             assert_false(on->taken[at / UNIT]);
-        }
         free += piece->bytes;
     }
     assert_int_equal(free + stack->used, stack->top);
@@ -201,9 +199,8 @@ static void a_take_without_memory_changes_nothing(void **state)
     (void)state;
     failing_alloc_begin(2);
     rft_stack stack = {.room = 1000 * UNIT};
-    for (uint64_t i = 0; i < 64; i++) {
+    for (uint64_t i = 0; i < 64; i++)
         assert_int_equal(take(&stack, 1, false), i * UNIT);
-    }
     uint64_t at;
     bool placed, below;
     refit_error error;

@@ -13,9 +13,8 @@
 static uint64_t bytes_of(const layer *of)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < of->count; i++) {
+    for (uint32_t i = 0; i < of->count; i++)
         bytes += of->tensors[i].bytes;
-    }
     return bytes;
 }
 
@@ -37,9 +36,8 @@ static void every_byte_returns(void **state)
             layer_add(on, &layers[i]);
             bytes += bytes_of(&layers[i]);
         }
-        for (int i = 0; i < LAYERS; i++) {
+        for (int i = 0; i < LAYERS; i++)
             assert_ok(commit(on, &layers[(i + 2) % LAYERS], stream));
-        }
         for (int i = 0; i < LAYERS; i++) {
             assert_ok(join(on, &layers[i], REFIT_STREAM_NONE));
             layer_free(on, &layers[i]);
@@ -129,9 +127,8 @@ static void an_arena_of_nearly_nothing_takes_nearly_nothing(void **state)
         scene *on = open_scene(&(opening){.host_bytes = rows[at].host_bytes});
         layer_make(on, &of, 5, 500);
         layer_leave(on, &of, on->stream);
-        for (uint32_t i = 0; i < of.count; i++) {
+        for (uint32_t i = 0; i < of.count; i++)
             left += of.tensors[i].place != REFIT_ACTIVATION_STAYS;
-        }
         assert_int_equal(left, rows[at].left);
         layer_return_and_end(on, &of);
         close_scene(on);
@@ -326,18 +323,16 @@ static void copies_out_follow_the_stream(void **state)
         test_fill(on->plain, of.tensors[i].memory, 0, of.tensors[i].bytes);
     }
     faulty_device_stop(on->device);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         queue_copy(on, of.tensors[i].memory, sources[i], of.tensors[i].bytes);
-    }
     layer_add(on, &of);
     assert_ok(commit(on, &of, on->stream));
     assert_int_equal(wait_for(on, &of, 10), REFIT_ERR_TIMEOUT);
     faulty_device_go(on->device);
     assert_ok(join(on, &of, REFIT_STREAM_NONE));
     layer_free(on, &of);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         test_host_free(on->plain, sources[i], of.tensors[i].bytes);
-    }
     layer_return_and_end(on, &of);
 }
 
@@ -356,9 +351,8 @@ static void copies_in_follow_the_stream(void **state)
     assert_ok(layer_fetch(on, &of, on->stream));
     faulty_device_go(on->device);
     layer_finish(on, &of);
-    for (uint64_t at = 0; at < bytes; at++) {
+    for (uint64_t at = 0; at < bytes; at++)
         assert_int_equal(kept[at], 0xA5);
-    }
     test_host_free(on->plain, kept, bytes);
 }
 
@@ -537,9 +531,8 @@ static void the_first_begin_waits_for_the_arena(void **state)
     assert_int_equal(refit_activations_close(on->activations, &on->error), REFIT_ERR_TIMEOUT);
     faulty_device_let_pins(on->device);
     refit_status status = REFIT_ERR_TIMEOUT;
-    for (int64_t end = rft_deadline(PATIENCE_MS); status == REFIT_ERR_TIMEOUT && rft_now() < end;) {
+    for (int64_t end = rft_deadline(PATIENCE_MS); status == REFIT_ERR_TIMEOUT && rft_now() < end;)
         status = refit_activations_close(on->activations, &on->error);
-    }
     assert_ok(status);
     assert_ok(open_anew(on, usual));
     leave_and_return(on);
@@ -622,9 +615,8 @@ static void any_sequence_keeps_every_byte(void **state)
             random_step(on, &layers[at], &places[at]);
         }
         for (int at = 0; at < RANDOM_LAYERS; at++) {
-            while (places[at] != NOWHERE) {
+            while (places[at] != NOWHERE)
                 random_step(on, &layers[at], &places[at]);
-            }
         }
         refit_stats stats = figures(on);
         assert_true(stats.activation_out_of_order > 0);
@@ -700,9 +692,8 @@ static void figures_do_not_wait(void **state)
     assert_ok(commit(on, &of, on->stream));
     other.on = *on;
     assert_ok(rft_thread_start(&other.thread, "waiter", wait_long, &other, &on->error));
-    for (int i = 0; i < 1000; i++) {
+    for (int i = 0; i < 1000; i++)
         assert_int_equal(figures(on).activation_groups, 1);
-    }
     faulty_device_go(on->device);
     rft_thread_join(other.thread);
     layer_finish(on, &of);

@@ -50,9 +50,8 @@ static void assert_back(uint32_t at)
 static void assert_all_back(void)
 {
     assert_int_equal(refit_offloader_get_state(all.offloader), REFIT_RESIDENT);
-    for (uint32_t at = 0; at < STATES; at++) {
+    for (uint32_t at = 0; at < STATES; at++)
         assert_back(at);
-    }
 }
 
 static void open_arena(void)

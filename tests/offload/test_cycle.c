@@ -30,9 +30,8 @@ static void bytes_return_exactly(void **state)
             for (int round = 0; round < 3; round++) {
                 rig_fill(on);
                 rig_offload(on);
-                for (uint32_t i = 0; memory == RIG_BOUND && i < RIG_REGIONS; i++) {
+                for (uint32_t i = 0; memory == RIG_BOUND && i < RIG_REGIONS; i++)
                     test_fill(on->plain, on->regions[i].memory, 0xCC, on->regions[i].bytes);
-                }
                 rig_restore(on);
                 rig_check_bytes(on, true);
                 /* The hooks hand out memory full of 0xEE, which nothing overwrites. */
@@ -94,13 +93,11 @@ static void a_caller_frees_and_binds_again(void **state)
         for (uint32_t at = 0; at < RIG_REGIONS; at++) {
             rig_free(on, at);
             ids[at] = at;
-            for (int twice = 0; !many && twice < 2; twice++) {
+            for (int twice = 0; !many && twice < 2; twice++)
                 assert_ok(unbind(on, at));
-            }
         }
-        for (int twice = 0; many && twice < 2; twice++) {
+        for (int twice = 0; many && twice < 2; twice++)
             assert_ok(refit_offloader_unbind_each(on->offloader, ids, RIG_REGIONS, &on->error));
-        }
         assert_int_equal(rig_stats(on).offload_reclaimed_bytes_last, rig_all_bytes(on));
         for (uint32_t at = RIG_REGIONS; at-- > 0;) {
             memory[at] = rig_take(on, at);
@@ -254,9 +251,8 @@ static void time_spent_waiting_is_exposed(void **state)
         assert_true(exposed(on, back) >= last + 0.029);
         last = exposed(on, back);
         faulty_device_go(on->device);
-        while (refit_future_done(future) == 0) {
+        while (refit_future_done(future) == 0)
             sched_yield();
-        }
         assert_true(exposed(on, back) == last);
         refit_future_close(future);
         assert_ok(finish(on));

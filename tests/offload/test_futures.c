@@ -75,9 +75,8 @@ static void too_many_futures_keep_an_operation_from_starting(void **state)
     rig *on = *state;
     enum { MOST = 64 };
     refit_future *futures[MOST], *more = NULL;
-    for (int i = 0; i < MOST; i++) {
+    for (int i = 0; i < MOST; i++)
         futures[i] = rig_start(on, true);
-    }
     assert_int_equal(refit_offloader_offload(on->offloader, REFIT_STREAM_NONE, &more, &on->error),
                      REFIT_ERR_BUSY);
     assert_told(on->error, "64 futures");

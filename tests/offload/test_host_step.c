@@ -146,9 +146,8 @@ static void make_parameter(scene *on, uint32_t at)
     if (it->beside == REFIT_BESIDE_REMAINDER) it->type = REFIT_NUMBER_BF16;
     expected->weights = zeros(weight_bytes(on, at));
     fill_typed(on, expected->weights, it->type, it->elements);
-    for (uint32_t state = 0; state < it->state_count; state++) {
+    for (uint32_t state = 0; state < it->state_count; state++)
         expected->states[state] = zeros(4 * it->elements);
-    }
     if (it->beside != REFIT_BESIDE_NONE) expected->beside = zeros(beside_bytes(on, at));
     if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_NUMBER_BF16)
         rft_floats_from_bf16(expected->beside, expected->weights, it->elements);
@@ -241,9 +240,8 @@ scene *open_scene(const opening *how)
     assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
     assert_ok(refit_memory_alloc(on->device, 64, &on->work, &on->error));
     set_groups(on);
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
+    for (uint32_t at = 0; at < PARAMETERS; at++)
         make_parameter(on, at);
-    }
     open_offloader(on);
     if (how->bare) return on;
     assert_ok(open_step(on));
@@ -261,9 +259,8 @@ void close_scene(scene *on)
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         free(on->expected[at].weights);
         free(on->expected[at].beside);
-        for (uint32_t state = 0; state < 3; state++) {
+        for (uint32_t state = 0; state < 3; state++)
             free(on->expected[at].states[state]);
-        }
         test_host_free(on->inner, on->given[at], gradient_bytes(on, at));
         test_host_free(on->inner, on->changed[at], weight_bytes(on, at));
         assert_ok(refit_memory_free(on->device, on->gradients[at], &on->error));
@@ -440,9 +437,8 @@ static void check_all(scene *on)
         const refit_host_parameter *it = &on->list[at];
         const plain *expected = &on->expected[at];
         check_weights(on, at);
-        for (uint32_t state = 0; state < it->state_count; state++) {
+        for (uint32_t state = 0; state < it->state_count; state++)
             check_region(on, it->states[state], expected->states[state], 4 * it->elements);
-        }
         if (it->beside == REFIT_BESIDE_NONE) continue;
         check_region(on, it->beside_region, expected->beside, beside_bytes(on, at));
     }
@@ -450,9 +446,8 @@ static void check_all(scene *on)
 
 static void check_progress(scene *on, uint32_t of_named)
 {
-    for (uint32_t at = 0; at < PARAMETERS; at++) {
+    for (uint32_t at = 0; at < PARAMETERS; at++)
         assert_int_equal(progress(on, at), on->named[at] ? of_named : 0);
-    }
 }
 
 /* ---- A step ---------------------------------------------------------------------------------- */
@@ -552,9 +547,8 @@ static void a_stream_that_joins_sees_new_parameters(void **state)
             queue_copy(on, on->changed[at], on->list[at].memory, weight_bytes(on, at));
         }
         await_stream(on);
-        for (uint32_t at = 0; at < PARAMETERS; at++) {
+        for (uint32_t at = 0; at < PARAMETERS; at++)
             assert_memory_equal(on->changed[at], on->expected[at].weights, weight_bytes(on, at));
-        }
     }
 }
 
@@ -687,9 +681,8 @@ static void random_step(scene *on)
         if (below(on, 8) == 0) check_norm(on);
     }
     bool meddled = below(on, 3) > 0;
-    for (uint32_t at = 0; meddled && at < PARAMETERS; at++) {
+    for (uint32_t at = 0; meddled && at < PARAMETERS; at++)
         meddle(on, at);
-    }
     bool skipped = below(on, 6) == 0;
     assert_ok(skipped ? give_up(on) : run(on));
     if (skipped) memset(on->named, 0, sizeof on->named);
@@ -818,9 +811,8 @@ static void the_modes_are_those_of_the_caller(void **state)
     scene *on = *state;
     step(on, 10); /* the pool's threads have started */
     assert_int_equal(fesetround(FE_TOWARDZERO), 0);
-    for (uint32_t at = 0; at < 3; at++) {
+    for (uint32_t at = 0; at < 3; at++)
         step(on, 10);
-    }
     assert_int_equal(fesetround(FE_TONEAREST), 0);
     wait_all(on);
     check_all(on);
@@ -847,9 +839,8 @@ static void what_a_checkpoint_brings_is_stepped(void **state)
         }
         if (it->beside == REFIT_BESIDE_NONE) continue;
         assert_ok(image_of(on, it->beside_region, &image, &count));
-        for (uint64_t k = 0; k < count; k++) {
+        for (uint64_t k = 0; k < count; k++)
             ((unsigned char *)expected->beside)[k] = (unsigned char)below(on, 64);
-        }
         memcpy(image, expected->beside, count);
     }
     assert_ok(refit_host_step_load(on->step, 0, REFIT_STREAM_NONE, &on->error));
@@ -1077,9 +1068,8 @@ static void root_of_the_test(int count, const float *from, float *to, long long 
 {
     (void)mode;
     if (threads_of_root != 1) atomic_store(&root_has_a_team, true);
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < count; i++)
         to[i] = sqrtf(from[i]);
-    }
 }
 
 /* All threads call the root that is given, and have told it before that it has one thread. */
@@ -1093,9 +1083,8 @@ static void roots_of_the_process_are_taken(void **state)
         memcpy(&on->groups[at].root, &root, sizeof root);
         memcpy(&on->groups[at].root_threads, &threads, sizeof threads);
     }
-    for (uint32_t round = 0; round < 3; round++) {
+    for (uint32_t round = 0; round < 3; round++)
         step(on, 10);
-    }
     wait_all(on);
     check_all(on);
     assert_false(atomic_load(&root_has_a_team));
@@ -1179,9 +1168,8 @@ static void windows_step_other_regions_meanwhile(void **state)
         assert_ok(refit_window_wait(window, PATIENCE_MS, &on->error));
         check_all(on);
         assert_ok(refit_window_host(window, on->other, &bytes, &count, &on->error));
-        for (uint64_t i = 0; i < count; i++) {
+        for (uint64_t i = 0; i < count; i++)
             assert_int_equal(((unsigned char *)bytes)[i], 0x5A);
-        }
         memset(bytes, 0, count);
         refit_stats stats = stats_of(on->offloader);
         assert_int_equal(stats.step_count, round + 1);
@@ -1208,9 +1196,8 @@ static void restore(scene *on, void **memory)
 
 static void free_all(scene *on, void **memory)
 {
-    for (uint32_t at = 0; at < REGIONS_MOST; at++) {
+    for (uint32_t at = 0; at < REGIONS_MOST; at++)
         assert_ok(refit_memory_free(on->device, memory[at], &on->error));
-    }
 }
 
 /* Removes all regions, which are on the device, and adds another. */
@@ -1266,9 +1253,8 @@ static void new_regions_begin_as_zeros(void **state)
     free_all(on, memory);
     assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
     assert_ok(refit_lease_read(held, id, &bytes, &count, &on->error));
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count; i++)
         assert_int_equal(((const unsigned char *)bytes)[i], 0);
-    }
     refit_lease_release(held);
 }
 
@@ -1324,9 +1310,8 @@ static void a_broken_gradient_is_copied_again(void **state)
         }
         assert_int_equal(stepped, PARAMETERS - 1);
         assert_int_equal(stats_of(on->offloader).host_step_failures, nth);
-        for (uint32_t at = 0; nth % 2 == 0 && at < PARAMETERS; at++) {
+        for (uint32_t at = 0; nth % 2 == 0 && at < PARAMETERS; at++)
             on->named[at] = is_stepped(on, at);
-        }
         assert_ok(nth % 2 == 0 ? give_up(on) : run(on));
         finish(on);
     }
@@ -1572,9 +1557,8 @@ static void a_refresh_that_fails_is_repeated(void **state)
             assert_ok(refresh(on, at));
         } else {
             assert_int_equal(run(on), REFIT_ERR_COPY);
-            for (uint32_t it = 0; it < PARAMETERS; it++) {
+            for (uint32_t it = 0; it < PARAMETERS; it++)
                 assert_int_equal(is_stepped(on, it), on->named[it] && it != at);
-            }
         }
         test_write(on->inner, on->list[at].memory, on->expected[at].weights, weight_bytes(on, at));
         assert_ok(run(on));
@@ -1677,9 +1661,8 @@ static void each_call_of_the_device_may_fail(void **state)
                 {FAULTY_STREAM_CALL, false, 1},         {FAULTY_COPY_BATCH, true, 2 * PARAMETERS}};
     for (size_t at = 0; at < LENGTH(rows); at++) {
         uint32_t nth = 1;
-        while (nth < 40 && fail_nth(rows[at].slot, nth, rows[at].later)) {
+        while (nth < 40 && fail_nth(rows[at].slot, nth, rows[at].later))
             nth++;
-        }
         assert_true(nth > rows[at].least);
     }
 }

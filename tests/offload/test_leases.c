@@ -37,9 +37,8 @@ static void leases_hold_the_image(void **state)
     assert_int_equal(rig_stats(on).leases, 2);
     check_image(on, first);
     rig_restore(on);
-    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+    for (uint32_t at = 0; at < RIG_REGIONS; at++)
         test_fill(on->plain, on->regions[at].memory, 0xFF, on->regions[at].bytes);
-    }
     check_image(on, first);
     refit_lease_release(first);
     check_image(on, second);

@@ -107,9 +107,8 @@ static void check_misfit(scene *on, const char *name)
     assert_int_equal(offload(on), REFIT_ERR_LIMIT);
     assert_told(on->error, name);
     assert_int_equal(state_of(on), REFIT_FAILED);
-    for (uint32_t at = 0; at < on->regions; at++) {
+    for (uint32_t at = 0; at < on->regions; at++)
         assert_int_equal(info_of(on, at).place, REFIT_ON_DEVICE);
-    }
     check_device(on);
 }
 
@@ -121,15 +120,13 @@ static void masters_that_do_not_fit_stay_and_leave_by_the_next_plan(void **state
     check_misfit(on, "region.1");
     cycle(on);
     assert_in_range(info_of(on, 1).host_bytes, before + 8000, on->bytes[1] * 3 / 4);
-    for (uint32_t at = 0; at < on->coded; at++) {
+    for (uint32_t at = 0; at < on->coded; at++)
         spoil(on, at, on->bytes[at] / 4);
-    }
     check_misfit(on, "region.0");
     come_back(on);
     cycle(on);
-    for (uint32_t at = 0; at < on->coded; at++) {
+    for (uint32_t at = 0; at < on->coded; at++)
         assert_int_equal(info_of(on, at).host_bytes, on->bytes[at]);
-    }
     assert_int_equal(stats_of(on->offloader).offload_failures, 2);
 }
 
@@ -161,9 +158,8 @@ static void changed_weights_are_found_and_the_masters_can_still_return(void **st
         assert_int_equal(info_of(on, 1).place, REFIT_ON_DEVICE);
         assert_int_equal(info_of(on, 2).place, REFIT_ON_DEVICE);
     }
-    for (uint32_t at = 1; at < on->regions; at++) {
+    for (uint32_t at = 1; at < on->regions; at++)
         assert_device_equal(on->plain, on->memory[at], on->expected[at], on->bytes[at]);
-    }
     /* The block of that weight was not written. */
     char untouched[4 * RFT_MASTER_BLOCK];
     uint64_t block = 555555 / RFT_MASTER_BLOCK * sizeof untouched;
@@ -451,9 +447,8 @@ static void each_allocation_that_fails_loses_nothing(void **state)
         refit_status status = try_misfit(on);
         came = failing_alloc_stop_here();
         assert_int_equal(status, came ? REFIT_ERR_HOST_MEMORY : REFIT_OK);
-        while (status == REFIT_ERR_HOST_MEMORY || status == REFIT_ERR_LIMIT) {
+        while (status == REFIT_ERR_HOST_MEMORY || status == REFIT_ERR_LIMIT)
             status = try_misfit(on);
-        }
         assert_ok(status);
         scrub(on);
         come_back(on);

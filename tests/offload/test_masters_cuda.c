@@ -30,13 +30,11 @@ static uint16_t rounded[MOST];
 /* New masters; `spoiled` of their weights are not their rounding. */
 static void draw(uint32_t i, uint64_t seed, uint32_t spoiled)
 {
-    for (uint64_t k = 0; k < sizes[i]; k++) {
+    for (uint64_t k = 0; k < sizes[i]; k++)
         expected[i][k] = (uint32_t)(seeded_next(&seed) >> 20) & 0xBFFFFFFFu;
-    }
     rft_cast_bf16(rounded, (const void *)expected[i], sizes[i]);
-    for (uint32_t k = 0; k < spoiled; k++) {
+    for (uint32_t k = 0; k < spoiled; k++)
         rounded[k] = (uint16_t)seeded_next(&seed);
-    }
 }
 
 static refit_status write_masters(uint32_t i, void *memory)
@@ -82,9 +80,8 @@ static void open_all(bool windows)
     assert_ok(refit_device_open("cuda:0", &config, &on.device, &on.error));
     assert_ok(refit_offloader_open(on.device, &config, &on.offloader, &on.error));
     if (!windows) assert_ok(refit_arena_open(on.device, UINT64_C(8) << 20, &on.arena, &on.error));
-    for (uint32_t i = 0; i < MASTERS; i++) {
+    for (uint32_t i = 0; i < MASTERS; i++)
         add_masters(i, windows);
-    }
     assert_ok(refit_offloader_seal(on.offloader, &on.error));
     if (windows) assert_ok(refit_window_open(on.offloader, &on.window, &on.error));
 }
@@ -207,9 +204,8 @@ static refit_status step(uint32_t flags, uint64_t seed, uint32_t spoiled)
 {
     refit_status status;
     refit_window_view view = {.size = sizeof view};
-    for (uint32_t i = 0; i < MASTERS; i++) {
+    for (uint32_t i = 0; i < MASTERS; i++)
         on.parts[i].flags = flags;
-    }
     AGAIN(status, refit_window_begin(on.window, on.parts, MASTERS, REFIT_STREAM_NONE, &on.error));
     for (;;) {
         AGAIN(status, refit_window_next(on.window, &view, &on.error));

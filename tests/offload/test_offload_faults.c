@@ -48,9 +48,8 @@ static void recover_by_offload(rig *on)
 {
     check_places(on);
     rig_offload(on);
-    for (uint32_t at = 0; at < RIG_REGIONS; at++) {
+    for (uint32_t at = 0; at < RIG_REGIONS; at++)
         assert_int_equal(rig_region_info(on, at).place, REFIT_ON_HOST);
-    }
     refit_lease *lease;
     assert_ok(refit_lease_acquire(on->offloader, &lease, &on->error));
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {

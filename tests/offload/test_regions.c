@@ -259,9 +259,8 @@ static void a_shorter_or_longer_description_reads_a_region(void **state)
         given->size = sizes_of[i];
         assert_ok(refit_offloader_region(on->offloader, 2, given, &on->error));
         assert_memory_equal(given, &full, shared < 58 ? shared : 58); /* then there is padding */
-        for (size_t at = shared; at < sizes_of[i]; at++) {
+        for (size_t at = shared; at < sizes_of[i]; at++)
             assert_int_equal(((char *)given)[at], 0x5a);
-        }
         test_free(given);
     }
     full.size = offsetof(refit_region_info, host_offset) - 1;
@@ -374,14 +373,12 @@ static refit_status live_once(refit_device *device, bool background, refit_error
     config.offload_background = background ? 1 : 0;
     RFT_TRY(refit_offloader_open(device, &config, &offloader, error));
     refit_status status = REFIT_OK;
-    for (uint32_t i = 0; i < 3 && status == REFIT_OK; i++) {
+    for (uint32_t i = 0; i < 3 && status == REFIT_OK; i++)
         status = refit_memory_alloc(device, 1000, &memory[i], error);
-    }
     if (status == REFIT_OK) status = live(offloader, memory, error);
     assert_ok(refit_offloader_close(offloader, NULL));
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < 3; i++)
         assert_ok(refit_memory_free(device, memory[i], NULL));
-    }
     return status;
 }
 

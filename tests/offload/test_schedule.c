@@ -129,9 +129,8 @@ static uint64_t carry_out(bool out)
 static void bytes_go_and_come_back_within_slabs(void **state)
 {
     (void)state;
-    for (uint64_t i = 0; i < REGIONS * ROOM; i++) {
+    for (uint64_t i = 0; i < REGIONS * ROOM; i++)
         on.memory[i] = (char)(i * 2654435761u >> 24);
-    }
     char *before = malloc(REGIONS * ROOM);
     memcpy(before, on.memory, REGIONS * ROOM);
     open_schedule();
@@ -140,9 +139,8 @@ static void bytes_go_and_come_back_within_slabs(void **state)
     uint64_t padding = carry_out(true);
     assert_in_range(padding, 1, on.schedule.layout.image_bytes - on.schedule.layout.payload_bytes);
     place_all(REFIT_ON_HOST);
-    for (uint32_t id = 0; id < REGIONS; id++) {
+    for (uint32_t id = 0; id < REGIONS; id++)
         memset(on.table.items[id].memory, 'x', on.table.items[id].bytes);
-    }
     assert_ok(rft_schedule_restore(&on.schedule, &on.table, on.image, NULL));
     assert_int_equal(carry_out(false), padding);
     for (uint32_t id = 0; id < REGIONS; id++) {
@@ -179,9 +177,8 @@ static void a_rate_limit_bounds_the_bytes_of_a_batch(void **state)
     open_schedule();
     place_all(REFIT_ON_DEVICE);
     assert_ok(rft_schedule_offload(&on.schedule, &on.table, on.image, NULL));
-    for (uint32_t i = 0; i < on.schedule.plan.batch_count; i++) {
+    for (uint32_t i = 0; i < on.schedule.plan.batch_count; i++)
         assert_in_range(on.schedule.plan.batches[i].bytes, 1, 64 * KIB);
-    }
 }
 
 static refit_status open_and_close(void)

@@ -84,9 +84,8 @@ void close_scene(scene *on)
 
 static void fill(scene *on, unsigned seed)
 {
-    for (uint64_t i = 0; i < BYTES; i++) {
+    for (uint64_t i = 0; i < BYTES; i++)
         on->bytes[i] = (char)((i + seed) * 2654435761u >> 24);
-    }
     test_write(on->device, on->memory, on->bytes, BYTES);
 }
 
@@ -125,9 +124,8 @@ static void stand(void *user)
 {
     gate *before = user;
     rft_lock(&before->lock);
-    while (!before->open) {
+    while (!before->open)
         rft_cond_wait_idle(&before->opened, &before->lock);
-    }
     rft_unlock(&before->lock);
 }
 

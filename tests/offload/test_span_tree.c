@@ -87,9 +87,8 @@ static void every_name_is_found_and_no_other(void **state)
         assert_false(rft_name_index_has(&index, names[i]));
         rft_name_index_add(&index, names[i]);
     }
-    for (uint32_t i = 0; i < NAMES; i++) {
+    for (uint32_t i = 0; i < NAMES; i++)
         assert_true(rft_name_index_has(&index, names[i]));
-    }
     assert_false(rft_name_index_has(&index, "layer.3000"));
     rft_name_index_reset(&index);
     assert_false(rft_name_index_has(&index, names[0]));

@@ -115,9 +115,8 @@ static void every_verb_from_every_state(void **state)
 {
     (void)state;
     for (size_t i = 0; i < LENGTH(rows); i++) {
-        for (int from = REFIT_OPEN; from <= REFIT_FAILED; from++) {
+        for (int from = REFIT_OPEN; from <= REFIT_FAILED; from++)
             check_cell(&rows[i], (refit_offloader_state)from);
-        }
     }
 }
 
@@ -153,9 +152,8 @@ static void nothing_is_done_to_no_offloader(void **state)
     (void)state;
     rig none = {0};
     refit_offloader *offloader;
-    for (size_t i = 0; i < LENGTH(rows); i++) {
+    for (size_t i = 0; i < LENGTH(rows); i++)
         assert_int_equal(rows[i].call(&none), REFIT_ERR_INVALID);
-    }
     assert_ok(refit_offloader_close(NULL, NULL));
     assert_int_equal(refit_offloader_get_state(NULL), REFIT_OPEN);
     assert_int_equal(refit_offloader_count(NULL), 0);
@@ -172,9 +170,8 @@ static void states_have_names(void **state)
                                         [REFIT_RESTORING] = "RESTORING",
                                         [REFIT_FAILED] = "FAILED",
                                         "UNKNOWN"};
-    for (size_t at = 0; at < LENGTH(names); at++) {
+    for (size_t at = 0; at < LENGTH(names); at++)
         assert_string_equal(refit_offloader_state_name((refit_offloader_state)at), names[at]);
-    }
 }
 
 int main(void)

@@ -172,9 +172,8 @@ static void a_thread_that_cannot_be_bound_is_told(void **state)
     atomic_store(&refuses, true);
     open_threads(&on, "2", "node", 1);
     int64_t deadline = rft_deadline(PATIENCE_MS);
-    while (atomic_load(&on.lines) == 0 && rft_now() < deadline) {
+    while (atomic_load(&on.lines) == 0 && rft_now() < deadline)
         sched_yield();
-    }
     await_step_threads(1, &expected);
     rft_pool_items(&on.threads.pool, 100, nothing, &done);
     assert_int_equal(atomic_load(&done), 100);

@@ -99,9 +99,8 @@ static void device_memory_is_that_of_the_windows(void **state)
 {
     scene *on = *state;
     on->count = 0; /* none is larger than a window */
-    for (uint32_t at = 0; at < on->regions; at++) {
+    for (uint32_t at = 0; at < on->regions; at++)
         add_parts(on, at, 65536);
-    }
     assert_ok(begin(on));
     while (step_windows(on, 1)) {
         assert_int_equal(used_bytes(on->device), 3 * WINDOW);
@@ -220,9 +219,8 @@ static void regions_that_are_added_again_begin_as_zeros(void **state)
     assert_ok(refit_offloader_clear(on->offloader, &on->error));
     assert_ok(add_regions(on));
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
-    for (uint32_t at = 0; at < on->regions; at++) {
+    for (uint32_t at = 0; at < on->regions; at++)
         memset(on->expected[at], 0, on->bytes[at]);
-    }
     check_image(on);
     step_all(on);
     check_image(on);
@@ -236,9 +234,8 @@ static void times_are_those_of_the_last_step(void **state)
         int64_t began = rft_now();
         faulty_device_hang(on->device);
         assert_ok(begin(on));
-        for (int tries = 0; step % 2 == 0 && tries < 5; tries++) {
+        for (int tries = 0; step % 2 == 0 && tries < 5; tries++)
             assert_hung(on, next(on));
-        }
         faulty_device_go(on->device);
         step_rest(on);
         settle(on);
@@ -400,9 +397,8 @@ typedef struct queued_part {
 static void step_queued(void *user)
 {
     const queued_part *queued = user;
-    for (uint64_t i = 0; i < queued->bytes; i++) {
+    for (uint64_t i = 0; i < queued->bytes; i++)
         queued->memory[i] = stepped(queued->memory[i], i);
-    }
 }
 
 static void copies_out_follow_the_stream(void **state)
@@ -424,9 +420,8 @@ static void copies_out_follow_the_stream(void **state)
             assert_ok(refit_window_done(on->window, on->stream, &on->error));
         }
         assert_ok(end(on));
-        for (uint32_t part = 0; part < on->count; part++) {
+        for (uint32_t part = 0; part < on->count; part++)
             new_bytes(on, &on->parts[part]);
-        }
         check_image(on);
     }
 }

@@ -209,9 +209,8 @@ static void masters_that_never_fit_travel_whole(void **state)
     }
     assert_in_range(plain, 6, 11);
     on->spoiled = 0;
-    for (int step = 0; step < 20; step++) {
+    for (int step = 0; step < 20; step++)
         step_all(on);
-    }
     check_image(on);
     assert_in_range(came(on), all - coded / 2, all - 47 * coded / 100);
 }
@@ -389,9 +388,8 @@ static void masters_move_by_both_schedules(void **state)
 /* With offload.verify nothing is looked at meanwhile. */
 static void await_copies(scene *on)
 {
-    for (int direction = RFT_OFFLOAD; direction <= RFT_RESTORE; direction++) {
+    for (int direction = RFT_OFFLOAD; direction <= RFT_RESTORE; direction++)
         assert_ok(rft_mover_wait(on->offloader->movers[direction], PATIENCE_MS, &on->error));
-    }
 }
 
 /* Verified: what came back whole, or from its own memory, is what was there. */
@@ -465,9 +463,8 @@ static void weights_have_masters_of_one_region(void **state)
     }
     bind_weights(on, 2, (char *)joint + UNIT / 2);
     assert_ok(refit_offloader_estimate(on->offloader, &need, &budget, &on->error));
-    for (uint32_t at = 1; at < PLAIN; at++) {
+    for (uint32_t at = 1; at < PLAIN; at++)
         bind_weights(on, at, on->weights[at]);
-    }
     seal(on);
     fill(on);
     check_image(on);
@@ -612,9 +609,8 @@ static void windows_that_come_and_go_at_once_are_judged_apart(void **state)
 {
     scene *on = *state;
     on->count = 0;
-    for (uint64_t unit = 0; unit < 3; unit++) {
+    for (uint64_t unit = 0; unit < 3; unit++)
         add_part(on, 0, 0, unit * UNIT, UNIT);
-    }
     on->spoiled = MISFIT;
     assert_ok(begin(on));
     step_next(on);

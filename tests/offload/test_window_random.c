@@ -69,17 +69,15 @@ static scene *open_model(uint64_t seed)
 static void *take(scene *on, uint64_t bytes)
 {
     void *memory = NULL;
-    for (int tries = 0; refit_memory_alloc(on->device, bytes, &memory, &on->error); tries++) {
+    for (int tries = 0; refit_memory_alloc(on->device, bytes, &memory, &on->error); tries++)
         assert_true(tries < 8);
-    }
     return memory;
 }
 
 static void give(scene *on, void *memory)
 {
-    for (int tries = 0; refit_memory_free(on->device, memory, &on->error) != REFIT_OK; tries++) {
+    for (int tries = 0; refit_memory_free(on->device, memory, &on->error) != REFIT_OK; tries++)
         assert_true(tries < 8);
-    }
 }
 
 /* No call fails any more. */
@@ -91,9 +89,8 @@ static void heal(scene *on)
 
 static void free_born(scene *on)
 {
-    for (uint32_t at = 0; at < now.born_count; at++) {
+    for (uint32_t at = 0; at < now.born_count; at++)
         give(on, now.born[at]);
-    }
     now.born_count = 0;
 }
 
@@ -188,9 +185,8 @@ static void check_model(scene *on)
 static void scramble(scene *on, unsigned char *bytes, uint64_t count)
 {
     uint64_t key = seeded_next(&on->seed);
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count; i++)
         bytes[i] = (unsigned char)(bytes[i] * 5u + key + i % 11);
-    }
 }
 
 /* Weights of masters that are on the device, and are to leave by them. */
@@ -202,9 +198,8 @@ static void round_weights(scene *on, uint32_t region)
     assert_non_null(weights);
     rft_cast_bf16(weights, (const void *)on->expected[region], count);
     uint64_t others = below(on, 3) == 0 ? below(on, (uint32_t)count) : 0;
-    for (uint64_t i = 0; i < others; i++) {
+    for (uint64_t i = 0; i < others; i++)
         weights[i] = (uint16_t)seeded_next(&on->seed);
-    }
     test_write(on->plain, on->weights[region], weights, 2 * count);
     free(weights);
 }
@@ -507,9 +502,8 @@ static void plan_again(scene *on)
 static refit_status offload(scene *on)
 {
     refit_status status = REFIT_ERR_LIMIT;
-    for (int tries = 0; tries < 4 && status == REFIT_ERR_LIMIT; tries++) {
+    for (int tries = 0; tries < 4 && status == REFIT_ERR_LIMIT; tries++)
         status = offload_all(on->offloader, &on->error);
-    }
     return status;
 }
 
@@ -595,14 +589,12 @@ static const struct {
 static void call_any(scene *on)
 {
     uint32_t all = 0;
-    for (size_t at = 0; at < LENGTH(calls); at++) {
+    for (size_t at = 0; at < LENGTH(calls); at++)
         all += calls[at].weight;
-    }
     uint32_t drawn = below(on, all);
     size_t at = 0;
-    while (drawn >= calls[at].weight) {
+    while (drawn >= calls[at].weight)
         drawn -= calls[at++].weight;
-    }
     calls[at].call(on);
 }
 
@@ -632,9 +624,8 @@ static void any_calls_in_any_order_lose_no_byte(void **state)
     (void)state;
     uint64_t one = from_environment("REFIT_WINDOW_SEED", 0), windows = 0;
     uint64_t seeds = from_environment("REFIT_WINDOW_SEEDS", SEEDS);
-    for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? seeds : one); seed++) {
+    for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? seeds : one); seed++)
         windows += run(seed);
-    }
     assert_true(one != 0 || windows > 4 * seeds); /* the calls reach something */
 }
 

@@ -147,9 +147,8 @@ void close_scene(scene *on)
     assert_ok(refit_window_close(on->window, &on->error));
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
-    for (uint32_t at = 0; at < PARTS_MOST; at++) {
+    for (uint32_t at = 0; at < PARTS_MOST; at++)
         assert_ok(refit_memory_free(on->plain, on->born[at], &on->error));
-    }
     for (uint32_t at = 0; at < on->regions; at++) {
         assert_ok(refit_memory_free(on->plain, on->memory[at], &on->error));
         assert_ok(refit_memory_free(on->plain, on->weights[at], &on->error));
@@ -172,9 +171,8 @@ void fill(scene *on)
         uint64_t count;
         assert_ok(refit_window_host(on->window, at, &bytes, &count, &on->error));
         assert_int_equal(count, on->bytes[at]);
-        for (uint64_t i = 0; i < count; i++) {
+        for (uint64_t i = 0; i < count; i++)
             on->expected[at][i] = (unsigned char)seeded_next(&on->seed);
-        }
         memcpy(bytes, on->expected[at], count);
     }
     settle(on);
@@ -200,17 +198,15 @@ void check_image(scene *on)
     refit_lease *held;
     settle(on);
     assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
-    for (uint32_t region = 0; region < on->regions; region++) {
+    for (uint32_t region = 0; region < on->regions; region++)
         check_region(on, held, region);
-    }
     refit_lease_release(held);
 }
 
 void check_device(scene *on)
 {
-    for (uint32_t at = 0; at < on->regions; at++) {
+    for (uint32_t at = 0; at < on->regions; at++)
         assert_device_equal(on->plain, on->memory[at], on->expected[at], on->bytes[at]);
-    }
 }
 
 /* ---- Lists of parts -------------------------------------------------------------------------- */
@@ -234,9 +230,8 @@ void list_part(scene *on, uint32_t region, uint32_t flags, uint64_t offset, uint
 void list_all(scene *on, uint32_t flags)
 {
     on->count = 0;
-    for (uint32_t at = 0; at < on->regions; at++) {
+    for (uint32_t at = 0; at < on->regions; at++)
         add_part(on, at, flags, 0, on->bytes[at]);
-    }
 }
 
 void add_parts(scene *on, uint32_t region, uint64_t most)
@@ -326,18 +321,16 @@ static void new_masters(scene *on, const refit_window_part *part)
         to[k] = drawn % 4096 == 0 ? bits : bits & 0xBFFFFFFFu;
     }
     rft_cast_bf16(weights, (const void *)to, count);
-    for (uint64_t k = on->spared; k < on->spared + on->spoiled && k < count; k++) {
+    for (uint64_t k = on->spared; k < on->spared + on->spoiled && k < count; k++)
         weights[k] = (uint16_t)seeded_next(&on->seed);
-    }
 }
 
 void new_bytes(scene *on, const refit_window_part *part)
 {
     unsigned char *expected = on->expected[part->region] + part->offset;
     if (on->coded > 0) new_masters(on, part);
-    for (uint64_t i = 0; i < part->bytes && on->coded == 0; i++) {
+    for (uint64_t i = 0; i < part->bytes && on->coded == 0; i++)
         expected[i] = stepped(expected[i], i);
-    }
 }
 
 void write_weights(scene *on, const refit_window_part *part)
@@ -375,9 +368,8 @@ static void step_part(scene *on, uint32_t number, void *memory)
 
 void step_window(scene *on)
 {
-    for (uint32_t at = 0; at < on->view.count; at++) {
+    for (uint32_t at = 0; at < on->view.count; at++)
         step_part(on, on->view.first + at, on->view.memory[at]);
-    }
     on->windows++;
 }
 
@@ -455,9 +447,8 @@ void renew(scene *on)
 
 void spoil(scene *on, uint32_t region, uint64_t count)
 {
-    for (uint64_t k = 0; k < count; k++) {
+    for (uint64_t k = 0; k < count; k++)
         on->rounded[region][k] = (uint16_t)seeded_next(&on->seed);
-    }
     test_write(on->plain, on->weights[region], on->rounded[region], on->bytes[region] / 2);
 }
 
@@ -469,9 +460,8 @@ void change_weight(scene *on, uint32_t region, uint64_t element)
 
 void scrub(scene *on)
 {
-    for (uint32_t at = 0; at < on->regions; at++) {
+    for (uint32_t at = 0; at < on->regions; at++)
         test_fill(on->plain, on->memory[at], 0x77, on->bytes[at]);
-    }
 }
 
 void bind_all(scene *on)

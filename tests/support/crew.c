@@ -19,9 +19,8 @@ static uint64_t add_tensor(uint64_t digest, uint32_t index, const refit_tensor *
 uint64_t crew_digest(const refit_tensor *tensors, uint32_t count, const void *const *bytes)
 {
     uint64_t digest = 0;
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         digest = add_tensor(digest, i, &tensors[i], bytes[i]);
-    }
     return digest;
 }
 
@@ -55,9 +54,8 @@ static uint64_t update_digest(const refit_update *update)
 /* Keeps the update open, and looks at the end whether it is still what it was. */
 static void keep(crew_member *member, const refit_update *update, uint64_t digest)
 {
-    while (!member->let_go) {
+    while (!member->let_go)
         rft_cond_wait_idle(&member->changed, &member->lock);
-    }
     member->torn = member->torn || update_digest(update) != digest;
 }
 
@@ -187,9 +185,8 @@ uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times)
     uint64_t digest = 0;
     rft_lock(&member->lock);
     bool in_time = true;
-    while (in_time && member->end == REFIT_OK && count_of(member, version, &digest) < times) {
+    while (in_time && member->end == REFIT_OK && count_of(member, version, &digest) < times)
         in_time = rft_cond_wait(&member->changed, &member->lock, deadline);
-    }
     refit_status end = member->end;
     rft_unlock(&member->lock);
     if (!in_time || end != REFIT_OK) {

@@ -135,9 +135,8 @@ static void stand(void *user)
 {
     faulty_device *faulty = user;
     rft_lock(&faulty->lock);
-    while (faulty->stopped) {
+    while (faulty->stopped)
         rft_cond_wait_idle(&faulty->go, &faulty->lock);
-    }
     rft_unlock(&faulty->lock);
 }
 
@@ -322,9 +321,8 @@ static void hold_pin(faulty_device *faulty)
     } else if (faulty->hold_pins == 1) {
         faulty->held_pins++;
         rft_cond_wake_all(&faulty->go);
-        while (faulty->hold_pins != 0) {
+        while (faulty->hold_pins != 0)
             rft_cond_wait_idle(&faulty->go, &faulty->lock);
-        }
         faulty->held_pins--;
     }
     rft_unlock(&faulty->lock);
@@ -384,9 +382,8 @@ static void tear_one(faulty_device *faulty, refit_stream_ref stream, const rft_c
 static refit_status tear(faulty_device *faulty, refit_stream_ref stream, const rft_copy *copies,
                          uint32_t count, refit_status status, refit_error *error)
 {
-    for (uint32_t i = 0; i < count; i++) {
+    for (uint32_t i = 0; i < count; i++)
         tear_one(faulty, stream, &copies[i]);
-    }
     if (stream.native == NULL) return rft_fail(error, status, "the copy broke as ordered");
     break_stream(faulty, stream, status);
     return REFIT_OK;
@@ -647,9 +644,8 @@ void faulty_device_await_pin(refit_device *device)
 {
     faulty_device *faulty = faulty_of(device);
     rft_lock(&faulty->lock);
-    while (faulty->held_pins == 0) {
+    while (faulty->held_pins == 0)
         rft_cond_wait_idle(&faulty->go, &faulty->lock);
-    }
     rft_unlock(&faulty->lock);
 }
 

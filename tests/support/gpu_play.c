@@ -87,9 +87,8 @@ uint64_t gpu_play_digest(uint64_t version)
     sample_version sample;
     const void *bytes[SAMPLE_TENSORS];
     sample_open(&sample, version);
-    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++) {
+    for (uint32_t i = 0; i < SAMPLE_TENSORS; i++)
         bytes[i] = sample.image + sample.manifest->tensors[i].offset;
-    }
     uint64_t digest = crew_digest(sample_tensors(), SAMPLE_TENSORS, bytes);
     sample_close(&sample);
     return digest;
@@ -111,9 +110,8 @@ void gpu_play_bring(gpu_play *play, crew_member *member, uint64_t version)
 
 void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest)
 {
-    for (uint32_t i = 0; i < play->crew_count; i++) {
+    for (uint32_t i = 0; i < play->crew_count; i++)
         assert_true(crew_wait(&play->crew[i], version, 1) == digest);
-    }
 }
 
 void gpu_play_dismiss(gpu_play *play)

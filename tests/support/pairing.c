@@ -12,9 +12,8 @@ void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config))
     memset(pair, 0, sizeof *pair);
     config.broadcast_shm = shm ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
     if (change != NULL) change(&config);
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < 3; i++)
         sample_open(&pair->samples[i], i + 1);
-    }
     raw_open(&pair->raw, "tcp://127.0.0.1:0", PAIR_EPOCH, shm);
     assert_done(refit_subscriber_open(rft_channel_endpoint(pair->raw.channel), &config,
                                       &pair->subscriber, error));
@@ -50,9 +49,8 @@ void pair_close(pairing *pair)
 {
     refit_subscriber_close(pair->subscriber);
     raw_close(&pair->raw);
-    for (uint32_t i = 0; i < 3; i++) {
+    for (uint32_t i = 0; i < 3; i++)
         sample_close(&pair->samples[i]);
-    }
 }
 
 refit_update *pair_next(pairing *pair)

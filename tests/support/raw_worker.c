@@ -166,9 +166,8 @@ const rft_message *raw_worker_expect(raw_worker *worker, rft_message_kind kind)
 bool raw_worker_has_heard(raw_worker *worker, rft_message_kind kind)
 {
     bool found = false;
-    while (hear(worker)) {
+    while (hear(worker))
         found = found || worker->heard.kind == kind;
-    }
     return found;
 }
 
@@ -277,9 +276,8 @@ void raw_worker_fetch(raw_worker *worker)
         }
         (void)raw_worker_expect(worker, RFT_FRAME);
     }
-    while (!worker->sealed) {
+    while (!worker->sealed)
         (void)raw_worker_expect(worker, RFT_SEAL);
-    }
 }
 
 const unsigned char *raw_worker_bytes(const raw_worker *worker)

@@ -55,9 +55,8 @@ void sample_open(sample_version *sample, uint64_t version)
     assert_non_null(sample->digests);
     for (uint32_t i = 0; i < sample->manifest->count; i++) {
         const rft_manifest_tensor *tensor = &sample->manifest->tensors[i];
-        for (uint64_t at = tensor->offset; at < tensor->offset + tensor->bytes; at++) {
+        for (uint64_t at = tensor->offset; at < tensor->offset + tensor->bytes; at++)
             sample->image[at] = sample_byte(version, at);
-        }
     }
     digest_tensors(sample);
     /* Taken now, so that a test of failing allocations meets none of ours. */

@@ -105,9 +105,8 @@ void server_bench_tick(server_bench *bench, uint32_t ms)
 uint32_t server_bench_count(server_bench *bench, unsigned worker, rft_message_kind kind)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i < bench->told_count; i++) {
+    for (uint32_t i = 0; i < bench->told_count; i++)
         count += bench->told[i].worker == worker && bench->told[i].message.kind == kind;
-    }
     return count;
 }
 

@@ -10,9 +10,8 @@ static void note_resend(session_bench *bench, const rft_message *message)
 {
     bench->resent_count = (uint32_t)(message->as.resend.sequences.count / 4);
     const unsigned char *at = message->as.resend.sequences.data;
-    for (uint32_t i = 0; i < bench->resent_count; i++) {
+    for (uint32_t i = 0; i < bench->resent_count; i++)
         bench->resent[i] = rft_get_u32(at + (size_t)i * 4);
-    }
 }
 
 /* Takes the messages out of the session's send queue. */
@@ -48,9 +47,8 @@ void bench_open(session_bench *bench)
     strcpy(bench->identity.host, "here");
     bench->identity.instance = 5;
     bench->now = 1000;
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 4; i++)
         sample_open(&bench->samples[i], i + 1);
-    }
     assert_ok(rft_mailbox_open(&bench->mailbox, NULL));
     rft_session_init(&bench->session, &bench->config, &bench->identity, &bench->mailbox,
                      bench->now);
@@ -60,9 +58,8 @@ void bench_close(session_bench *bench)
 {
     rft_session_close(&bench->session);
     rft_mailbox_close(&bench->mailbox);
-    for (uint32_t i = 0; i < 4; i++) {
+    for (uint32_t i = 0; i < 4; i++)
         sample_close(&bench->samples[i]);
-    }
 }
 
 void bench_renew(session_bench *bench)
@@ -97,9 +94,8 @@ uint32_t bench_count(session_bench *bench, rft_message_kind kind)
 {
     listen_to(bench);
     uint32_t count = 0;
-    for (uint32_t i = 0; i < bench->said_count; i++) {
+    for (uint32_t i = 0; i < bench->said_count; i++)
         count += bench->said[i].kind == kind ? 1 : 0;
-    }
     return count;
 }
 
@@ -160,9 +156,8 @@ void bench_frame(session_bench *bench, uint64_t version, uint64_t base, uint32_t
 
 void bench_frames(session_bench *bench, uint64_t version, uint64_t base)
 {
-    for (uint32_t i = 0; i < bench_sample(bench, version)->manifest->frame_count; i++) {
+    for (uint32_t i = 0; i < bench_sample(bench, version)->manifest->frame_count; i++)
         bench_frame(bench, version, base, i, false);
-    }
 }
 
 void bench_stage(session_bench *bench, uint64_t version, uint64_t base)

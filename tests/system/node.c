@@ -169,9 +169,8 @@ static void stand(void)
 {
     int64_t deadline = rft_deadline(HELD_MS);
     atomic_fetch_add(&here->standing, 1);
-    while (atomic_load(&here->held) && rft_now() < deadline) {
+    while (atomic_load(&here->held) && rft_now() < deadline)
         (void)poll(NULL, 0, 1);
-    }
     atomic_fetch_sub(&here->standing, 1);
 }
 

@@ -46,9 +46,8 @@ static void answer_error(refit_status status, const refit_error *error)
 
 static uint64_t fnv(uint64_t hash, const unsigned char *bytes, uint64_t count)
 {
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = 0; i < count; i++)
         hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
-    }
     return hash;
 }
 
@@ -148,9 +147,8 @@ static void do_write(char *const words[5])
     refit_status status = REFIT_OK;
     uint64_t seed = strtoull(words[1], NULL, 10), hash = 7;
     char text[32];
-    for (uint64_t i = 0; i < LARGE; i++) {
+    for (uint64_t i = 0; i < LARGE; i++)
         model[i] = (unsigned char)(i * 7 + (i >> 10) + seed * 13);
-    }
     if (device != NULL)
         status = refit_stream_copy(device, REFIT_STREAM_NONE, weights, model, LARGE, &error);
     for (uint32_t i = 0; i < TENSORS && status == REFIT_OK; i++) {
@@ -229,9 +227,8 @@ static void do_next(char *const words[5])
     uint64_t hash = 7;
     uint32_t timeout_ms = (uint32_t)strtoul(words[1], NULL, 10);
     refit_status status = refit_subscriber_next(subscriber, timeout_ms, &update, &error);
-    for (uint32_t i = 0; status == REFIT_OK && i < refit_update_count(update); i++) {
+    for (uint32_t i = 0; status == REFIT_OK && i < refit_update_count(update); i++)
         status = fnv_tensor(i, &hash, &error);
-    }
     snprintf(text, sizeof text, "%016" PRIx64 " %" PRIu64, hash,
              status == REFIT_OK ? refit_update_version(update) : 0);
     answer(status, status == REFIT_OK ? text : error.text);
@@ -304,9 +301,8 @@ static void obey(char *line)
 int main(void)
 {
     char line[512];
-    while (fgets(line, sizeof line, stdin) != NULL) {
+    while (fgets(line, sizeof line, stdin) != NULL)
         obey(line);
-    }
     refit_subscriber_close(subscriber);
     refit_publisher_close(publisher);
     return close_device() ? 0 : 1;

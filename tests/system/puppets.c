@@ -261,9 +261,8 @@ void trainer_publish(puppet *trainer, unsigned seed, puppet *const workers[], un
     }
     if (!committed) fail_msg("commit was answered: %s", trainer->answer);
     uint64_t version = trainer_version(trainer);
-    for (unsigned i = 0; i < count; i++) {
+    for (unsigned i = 0; i < count; i++)
         worker_follow(workers[i], version, trainer->digest);
-    }
 }
 
 /* ---- Shared memory */

@@ -37,9 +37,8 @@ static uint64_t seed_of(const test_rank *rank, uint32_t region)
 static void make_bytes(test_rank *rank, uint32_t region)
 {
     uint64_t seed = seed_of(rank, region), *words = (uint64_t *)(void *)rank->bytes;
-    for (size_t i = 0; i < RANK_REGION / sizeof *words; i++) {
+    for (size_t i = 0; i < RANK_REGION / sizeof *words; i++)
         words[i] = seeded_next(&seed);
-    }
 }
 
 static refit_status fill(test_rank *rank)

@@ -25,9 +25,8 @@ static refit_status do_open(int words[4], const char *setting)
 static refit_status do_cycle(int times)
 {
     refit_status status = REFIT_OK;
-    for (int i = 0; i < times && status == REFIT_OK; i++) {
+    for (int i = 0; i < times && status == REFIT_OK; i++)
         status = rank_cycle(&rank);
-    }
     return status;
 }
 

@@ -159,12 +159,10 @@ RANKS(as_many_as_fit_and_no_more)
 {
     fixture *all = *state;
     unsigned served = 0, refused = 0;
-    for (unsigned i = 0; i < NODE_RANKS; i++) {
+    for (unsigned i = 0; i < NODE_RANKS; i++)
         (void)open_rank(all, i, SHARE);
-    }
-    for (unsigned i = 0; i < NODE_RANKS; i++) {
+    for (unsigned i = 0; i < NODE_RANKS; i++)
         puppet_say(&all->ranks[i], "seal");
-    }
     for (unsigned i = 0; i < NODE_RANKS; i++) {
         const char *answer = puppet_hear(&all->ranks[i]);
         if (strncmp(answer, "OK ", 3) == 0) served++;
@@ -231,25 +229,22 @@ static void *run_cycles(void *user)
 {
     thread_rank *one = user;
     one->status = rank_seal(&one->rank);
-    for (int i = 0; i < 4 && one->status == REFIT_OK; i++) {
+    for (int i = 0; i < 4 && one->status == REFIT_OK; i++)
         one->status = rank_cycle(&one->rank);
-    }
     return NULL;
 }
 
 static void open_both(fixture *all, thread_rank ranks[GPUS])
 {
     static const char *const settings[] = {SHARE, NULL};
-    for (unsigned i = 0; i < GPUS; i++) {
+    for (unsigned i = 0; i < GPUS; i++)
         assert_ok(rank_open(&ranks[i].rank, all->node, i, (int)i, settings));
-    }
 }
 
 static void close_both(thread_rank ranks[GPUS])
 {
-    for (unsigned i = 0; i < GPUS; i++) {
+    for (unsigned i = 0; i < GPUS; i++)
         assert_ok(rank_close(&ranks[i].rank));
-    }
     assert_string_equal(fake_cuda_violation(), "");
     assert_int_equal(fake_cuda_leaks(), 0);
 }

@@ -154,9 +154,8 @@ TEST(names_that_lead_elsewhere_are_refused)
     locksmith smith = locksmith_open();
     char folder[256], longest[RFT_KEY_NAME_BYTES + 1];
     locksmith_path(&smith, "keys", folder);
-    for (size_t i = 0; i < COUNT_OF(names); i++) {
+    for (size_t i = 0; i < COUNT_OF(names); i++)
         assert_int_equal(refit_keys_generate(folder, names[i], 0, NULL), REFIT_ERR_INVALID);
-    }
     memset(longest, 'w', sizeof longest);
     longest[RFT_KEY_NAME_BYTES] = '\0';
     assert_int_equal(refit_keys_generate(folder, longest, 0, NULL), REFIT_ERR_INVALID);

@@ -89,9 +89,8 @@ static void draw_setting(chaos_plan *plan, uint64_t *seed)
     plan->model = seeded_next(seed);
     for (uint32_t i = 0; i < ROLES; i++)
         plan->attacks[i] = below(seed, plan->versions);
-    for (uint32_t i = 0; i < plan->workers; i++) {
+    for (uint32_t i = 0; i < plan->workers; i++)
         draw_worker(&plan->each[i], shm_of_4, seed);
-    }
 }
 
 /* ---- What happens in a version */
@@ -138,9 +137,8 @@ static void draw_version(chaos_plan *plan, chaos_version_plan *version, uint64_t
     version->wait_ms = one_in(seed, 4) ? 0 : 400;
     version->pause_us = one_in(seed, 2) ? 0 : below(seed, 4000);
     version->first = plan->deed_count;
-    for (uint32_t i = counts[below(seed, 8)]; i > 0; i--) {
+    for (uint32_t i = counts[below(seed, 8)]; i > 0; i--)
         draw_deed(plan, draw_kind(seed), seed);
-    }
     for (uint32_t i = 0; i < ROLES; i++) {
         static const chaos_deed_kind kinds[ROLES] = {[ROLE_STRANGER] = DEED_STRANGER,
                                                      [ROLE_EVICTED] = DEED_EVICTED,
@@ -159,9 +157,8 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
     plan->versions = versions < VERSIONS_MOST ? versions : VERSIONS_MOST;
     plan->workers = workers < WORKERS_MOST ? workers : WORKERS_MOST;
     draw_setting(plan, &state);
-    for (uint32_t i = 0; i < plan->versions; i++) {
+    for (uint32_t i = 0; i < plan->versions; i++)
         draw_version(plan, &plan->version[i], &state);
-    }
 }
 
 /* ---- Printing */

@@ -119,8 +119,7 @@ uint64_t digest_add(uint64_t digest, const refit_tensor *tensor, const void *byt
 uint64_t model_digest(const chaos_model *model)
 {
     uint64_t digest = DIGEST_EMPTY;
-    for (uint32_t i = 0; i < model->count; i++) {
+    for (uint32_t i = 0; i < model->count; i++)
         digest = digest_add(digest, &model->tensors[i], model->bytes[i]);
-    }
     return digest;
 }
