@@ -166,6 +166,12 @@ static void copies_wait_for_the_callers_stream(void **state)
         faulty_device_go(on->device);
     }
     assert_ok(finish(on));
+    if (by_the_call) {
+        faulty_device_hang(on->device);
+        assert_ok(refit_stream_copy(on->device, stream, rig_extra(on, 16), late, 16, &on->error));
+        assert_hung(on, refit_offloader_restore(on->offloader, stream, NULL, &on->error));
+        faulty_device_go(on->device);
+    }
     rig_restore(on);
     memcpy(region->expected, late, region->bytes);
     rig_check_bytes(on, true);
