@@ -1,9 +1,9 @@
 /* fp32 to bf16 is round to nearest even at every level, exponent, length and alignment, and every
  * NaN is 0x7FFF. */
 #include "kernels/cast.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/cast_oracle.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 #define COUNT ((size_t)((1 << 19) + 1000)) /* as many as are streamed, and more */
