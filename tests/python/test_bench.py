@@ -83,7 +83,6 @@ def test_short_memory_makes_a_smaller_model_and_too_little_none(need: MemoryNeed
         need.fitting(0.6e9, 1e6)
 
 
-@pytest.mark.slow
 def test_workers_ask_for_what_a_process_takes_before_it_has_weights() -> None:
     say = "from refit.bench import workers, machine; print(machine.status_bytes('RssAnon'))"
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)

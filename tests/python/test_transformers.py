@@ -28,7 +28,7 @@ from transformers import (  # noqa: E402
 CHOSEN: dict[str, Any] = {"host_bytes": "8MiB", "min_bytes": "1KiB", "aim": "memory"}
 
 
-def a_model(layers: int = 4) -> LlamaForCausalLM:
+def a_model(layers: int = 4, dropout: float = 0.1) -> LlamaForCausalLM:
     torch.manual_seed(7)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -38,7 +38,7 @@ def a_model(layers: int = 4) -> LlamaForCausalLM:
             num_hidden_layers=layers,
             num_attention_heads=2,
             max_position_embeddings=64,
-            attention_dropout=0.1,
+            attention_dropout=dropout,
             pad_token_id=0,
             eos_token_id=1,
             bos_token_id=None,

@@ -15,17 +15,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
+import test_transformers  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from hooked import calls_refit  # noqa: E402
 from refit import Publisher, Subscriber, errors  # noqa: E402
 from refit.integrations.trl import RefitCallback  # noqa: E402
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
-from transformers import (  # noqa: E402
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    TrainerCallback,
-)
+from transformers import PreTrainedTokenizerFast, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer  # noqa: E402
 
 WORDS = ["<pad>", "<eos>", *[f"w{i}" for i in range(14)]]
@@ -37,21 +33,8 @@ def a_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
 
 
-def a_model() -> LlamaForCausalLM:
-    torch.manual_seed(7)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(WORDS),
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=64,
-            pad_token_id=0,
-            eos_token_id=1,
-            bos_token_id=None,
-        )
-    )
+def a_model() -> Any:
+    return test_transformers.a_model(2, dropout=0.0)
 
 
 def count_w3(completions: list[str], **_: Any) -> list[float]:
@@ -97,23 +80,15 @@ def a_trainer(
     )
 
 
-def losses(trainer: GRPOTrainer) -> list[tuple[float, float]]:
-    return [(e["loss"], e["grad_norm"]) for e in trainer.state.log_history if "loss" in e]
-
-
 def moments(trainer: GRPOTrainer) -> list[torch.Tensor]:
     states = trainer.optimizer.optimizer.state.values()
     return [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
 
 
 def assert_same(one: GRPOTrainer, other: GRPOTrainer) -> None:
-    assert losses(one) == losses(other)
-    assert len(losses(one)) > 0
-    for name, tensor in one.model.state_dict().items():
-        assert torch.equal(tensor, other.model.state_dict()[name]), name
+    test_transformers.assert_same(one, other)
     assert len(moments(one)) == len(moments(other)) > 0
-    for mine, theirs in zip(moments(one), moments(other), strict=True):
-        assert torch.equal(mine, theirs)
+    assert all(map(torch.equal, moments(one), moments(other)))
 
 
 class Seen:
@@ -299,7 +274,7 @@ def test_trap_15_training_resumes_from_a_checkpoint_as_it_would_without(tmp_path
     # Memory that torch.load gave to CPU tensors cannot be given back: they got other memory.
     assert len(stay) == 2
     assert not [name for name in stay[-1] if "exp_avg" in name]
-    assert len(losses(plain)) == 4  # two of them from before
+    assert len(test_transformers.losses(plain)) == 4  # two of them from before
 
 
 def test_after_training_nothing_of_refit_is_left_and_the_states_are_back(tmp_path: Path) -> None:
@@ -610,7 +585,7 @@ def test_a_worker_that_fails_ends_the_training_with_its_name_and_the_states_are_
     plain = a_trainer(tmp_path, [StopsAfterTwo()])
     plain.train()
     assert_same(plain, trainer)
-    assert len(losses(trainer)) == 2
+    assert len(test_transformers.losses(trainer)) == 2
 
 
 @pytest.mark.slow
