@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from activation_scenes import (
     KINDS,
+    MODELS,
     SCENES,
     STACKS,
     Run,
@@ -68,7 +69,9 @@ def drawn_options(draw: Any) -> dict[str, Any]:
     return {name: one for name, one in given.items() if name not in dropped}
 
 
-@pytest.mark.parametrize("scene", list(SCENES))
+@pytest.mark.parametrize(
+    "scene", [*STACKS, *(pytest.param(one, marks=pytest.mark.slow) for one in MODELS)]
+)
 @settings(WITHOUT_CHANCE, max_examples=8)
 @given(data=st.data())
 def test_any_options_have_the_same_bits(scene: str, data: Any) -> None:
@@ -86,7 +89,7 @@ def test_any_options_have_the_same_bits(scene: str, data: Any) -> None:
     )
 
 
-@settings(WITHOUT_CHANCE, max_examples=30)
+@settings(WITHOUT_CHANCE, max_examples=20)
 @given(data=st.data())
 def test_any_stack_has_the_same_bits(data: Any) -> None:
     kinds = data.draw(st.lists(st.sampled_from(list(KINDS)), min_size=1, max_size=7))
