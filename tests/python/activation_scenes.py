@@ -316,7 +316,7 @@ def stepped(model: nn.Module, block: Block = nullcontext) -> list[torch.Tensor]:
 
 def is_hooked(model: nn.Module) -> bool:
     """Whether a forward pass of the model calls code of refit."""
-    return calls_refit(lambda: model(batch()))
+    return bool(calls_refit(lambda: model(batch())))
 
 
 # ---- Scenes.

@@ -2,11 +2,7 @@
 
 import copy
 import gc
-import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,11 +12,10 @@ import refit.offloader
 import refit.window
 import torch
 import training
+from hooked import calls_refit
 from refit.away import Away
 from refit.errors import StateError
 from torch import nn
-
-PACKAGE = str(Path(refit.__file__).parent) + os.sep
 
 
 class Schedule(NamedTuple):
@@ -130,7 +125,7 @@ class Twins:
         self.assert_same()
         self.controller.close()
         self.alone.step()
-        assert calls_of_refit(self.moved.step) == []
+        assert not calls_refit(self.moved.step)
         self.assert_same()
         assert not any(map(lives_on_host, self.moved.moments()))
 
@@ -224,20 +219,3 @@ def finish_step(controller: refit.Controller, optimizer: Any, why: BaseException
         assert "step() can be called again" in told
         assert getattr(why, "stepped", []) == []
         optimizer.step()
-
-
-def calls_of_refit(action: Callable[[], object]) -> list[str]:
-    """The functions of refit that an action calls."""
-    seen: list[str] = []
-
-    def look(frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            seen.append(frame.f_code.co_name)
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        action()
-    finally:
-        sys.setprofile(before)
-    return seen

@@ -93,7 +93,7 @@ def is_hooked(trainer: Trainer) -> bool:
     """Whether a forward pass of the model calls code of refit."""
     with torch.autograd.graph.disable_saved_tensors_hooks("hooks are left"):
         pass  # raises if autograd calls any
-    return calls_refit(lambda: trainer.model(torch.ones(1, 2, dtype=torch.int64)))
+    return bool(calls_refit(lambda: trainer.model(torch.ones(1, 2, dtype=torch.int64))))
 
 
 CHECKPOINTED = {"activation_checkpointing": True}
