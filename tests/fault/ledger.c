@@ -80,7 +80,7 @@ void ledger_check(void)
     assert_int_equal(count_descriptors(), descriptors);
 }
 
-/* ---- The calls. Each has the prototype of its namesake. */
+/* ---- The calls */
 
 static int64_t whole_pages(size_t bytes)
 {
@@ -114,125 +114,39 @@ int __wrap_munmap(void *memory, size_t bytes)
     return __real_munmap(memory, bytes);
 }
 
-int __real_mlock(const void *memory, size_t bytes);
-int __wrap_mlock(const void *memory, size_t bytes);
-
-int __wrap_mlock(const void *memory, size_t bytes)
-{
-    if (is_refused("mlock")) {
-        errno = ENOMEM;
-        return -1;
+/* A call that fails with -1 and errno. */
+#define REFUSABLE(call, code, parameters, ...)                                                     \
+    int __real_##call parameters;                                                                  \
+    int __wrap_##call parameters;                                                                  \
+    int __wrap_##call parameters                                                                   \
+    {                                                                                              \
+        if (!is_refused(#call)) return __real_##call(__VA_ARGS__);                                 \
+        errno = (code);                                                                            \
+        return -1;                                                                                 \
     }
-    return __real_mlock(memory, bytes);
-}
 
-int __real_memfd_create(const char *name, unsigned flags);
-int __wrap_memfd_create(const char *name, unsigned flags);
+REFUSABLE(mlock, ENOMEM, (const void *memory, size_t bytes), memory, bytes)
+REFUSABLE(memfd_create, EMFILE, (const char *name, unsigned flags), name, flags)
+REFUSABLE(flock, ENOLCK, (int fd, int operation), fd, operation)
+REFUSABLE(socket, EMFILE, (int domain, int type, int protocol), domain, type, protocol)
+REFUSABLE(bind, EACCES, (int fd, const struct sockaddr *at, socklen_t bytes), fd, at, bytes)
+REFUSABLE(listen, EADDRINUSE, (int fd, int backlog), fd, backlog)
+REFUSABLE(eventfd, EMFILE, (unsigned count, int flags), count, flags)
 
-int __wrap_memfd_create(const char *name, unsigned flags)
-{
-    if (is_refused("memfd_create")) {
-        errno = EMFILE;
-        return -1;
+/* A call that returns its error. */
+#define RETURNING(call, code, parameters, ...)                                                     \
+    int __real_##call parameters;                                                                  \
+    int __wrap_##call parameters;                                                                  \
+    int __wrap_##call parameters                                                                   \
+    {                                                                                              \
+        return is_refused(#call) ? (code) : __real_##call(__VA_ARGS__);                            \
     }
-    return __real_memfd_create(name, flags);
-}
 
-int __real_posix_fallocate(int fd, off_t offset, off_t bytes);
-int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes);
-
-int __wrap_posix_fallocate(int fd, off_t offset, off_t bytes)
-{
-    if (is_refused("posix_fallocate")) return ENOSPC;
-    return __real_posix_fallocate(fd, offset, bytes);
-}
-
-int __real_flock(int fd, int operation);
-int __wrap_flock(int fd, int operation);
-
-int __wrap_flock(int fd, int operation)
-{
-    if (is_refused("flock")) {
-        errno = ENOLCK;
-        return -1;
-    }
-    return __real_flock(fd, operation);
-}
-
-int __real_socket(int domain, int type, int protocol);
-int __wrap_socket(int domain, int type, int protocol);
-
-int __wrap_socket(int domain, int type, int protocol)
-{
-    if (is_refused("socket")) {
-        errno = EMFILE;
-        return -1;
-    }
-    return __real_socket(domain, type, protocol);
-}
-
-int __real_bind(int fd, const struct sockaddr *address, socklen_t bytes);
-int __wrap_bind(int fd, const struct sockaddr *address, socklen_t bytes);
-
-int __wrap_bind(int fd, const struct sockaddr *address, socklen_t bytes)
-{
-    if (is_refused("bind")) {
-        errno = EACCES;
-        return -1;
-    }
-    return __real_bind(fd, address, bytes);
-}
-
-int __real_listen(int fd, int backlog);
-int __wrap_listen(int fd, int backlog);
-
-int __wrap_listen(int fd, int backlog)
-{
-    if (is_refused("listen")) {
-        errno = EADDRINUSE;
-        return -1;
-    }
-    return __real_listen(fd, backlog);
-}
-
-int __real_eventfd(unsigned int count, int flags);
-int __wrap_eventfd(unsigned int count, int flags);
-
-int __wrap_eventfd(unsigned int count, int flags)
-{
-    if (is_refused("eventfd")) {
-        errno = EMFILE;
-        return -1;
-    }
-    return __real_eventfd(count, flags);
-}
-
-int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *user);
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *user);
-
-int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                          void *user)
-{
-    if (is_refused("pthread_create")) return EAGAIN;
-    return __real_pthread_create(thread, attributes, run, user);
-}
-
-int __real_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
-int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
-
-int __wrap_pthread_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes)
-{
-    if (is_refused("pthread_mutex_init")) return ENOMEM;
-    return __real_pthread_mutex_init(mutex, attributes);
-}
-
-int __real_pthread_cond_init(pthread_cond_t *cond, const pthread_condattr_t *attributes);
-int __wrap_pthread_cond_init(pthread_cond_t *cond, const pthread_condattr_t *attributes);
-
-int __wrap_pthread_cond_init(pthread_cond_t *cond, const pthread_condattr_t *attributes)
-{
-    if (is_refused("pthread_cond_init")) return ENOMEM;
-    return __real_pthread_cond_init(cond, attributes);
-}
+RETURNING(posix_fallocate, ENOSPC, (int fd, off_t offset, off_t bytes), fd, offset, bytes)
+RETURNING(pthread_create, EAGAIN,
+          (pthread_t * thread, const pthread_attr_t *attributes, void *(*run)(void *), void *user),
+          thread, attributes, run, user)
+RETURNING(pthread_mutex_init, ENOMEM,
+          (pthread_mutex_t * mutex, const pthread_mutexattr_t *attributes), mutex, attributes)
+RETURNING(pthread_cond_init, ENOMEM, (pthread_cond_t * cond, const pthread_condattr_t *attributes),
+          cond, attributes)

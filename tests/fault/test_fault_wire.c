@@ -42,41 +42,14 @@ static void fail_each(whole_path path, wire_fault fault)
     assert_in_range(nth, 5, MOST - 1);
 }
 
-whole_test(a_full_queue_costs_at_most_one_refit)
+static void each_costs_at_most_one_refit(void **state)
 {
-    (void)state;
-    fail_each(WHOLE_FRAMES, WIRE_FULL);
-    fail_each(WHOLE_SHM, WIRE_FULL);
+    const wire_fault *fault = *state;
+    fail_each(WHOLE_FRAMES, *fault);
+    if (*fault != WIRE_UNHEARD) fail_each(WHOLE_SHM, *fault);
 }
 
-whole_test(a_connection_that_is_gone_costs_at_most_one_refit)
-{
-    (void)state;
-    fail_each(WHOLE_FRAMES, WIRE_GONE);
-    fail_each(WHOLE_SHM, WIRE_GONE);
-}
-
-whole_test(a_message_without_memory_costs_at_most_one_refit)
-{
-    (void)state;
-    fail_each(WHOLE_FRAMES, WIRE_NO_MEMORY);
-    fail_each(WHOLE_SHM, WIRE_NO_MEMORY);
-}
-
-whole_test(a_message_that_is_lost_costs_at_most_one_refit)
-{
-    (void)state;
-    fail_each(WHOLE_FRAMES, WIRE_LOST);
-    fail_each(WHOLE_SHM, WIRE_LOST);
-}
-
-whole_test(a_message_that_is_not_heard_costs_at_most_one_refit)
-{
-    (void)state;
-    fail_each(WHOLE_FRAMES, WIRE_UNHEARD);
-}
-
-whole_test(a_frame_that_is_damaged_costs_no_refit)
+static void a_frame_that_is_damaged_costs_no_refit(void **state)
 {
     (void)state;
     for (uint64_t nth = 1; nth <= 6; nth++) {
@@ -125,15 +98,16 @@ static rft_channel *join(rft_channel *trainer, const refit_config *config, rft_p
     return worker;
 }
 
-whole_test(a_message_that_cannot_be_made_leaves_the_next_one_whole)
+static void a_message_that_cannot_be_made_leaves_the_next_one_whole(void **state)
 {
     (void)state;
     rft_channel *trainer, *workers[2];
     rft_peer_id ids[2];
     refit_config config = quick_config();
     assert_ok(rft_channel_bind("tcp://127.0.0.1:0", &config, &trainer, NULL));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         workers[i] = join(trainer, &config, &ids[i]);
+    }
     for (uint64_t part = 1; part <= 2; part++) {
         wire_fail(WIRE_NO_MEMORY, part);
         assert_int_equal(rft_channel_send(trainer, &ids[0], rft_view_text("first"), NULL, NULL),
@@ -144,12 +118,30 @@ whole_test(a_message_that_cannot_be_made_leaves_the_next_one_whole)
     }
     assert_ok(rft_channel_send(trainer, &ids[0], rft_view_text("third"), NULL, NULL));
     (void)expect(workers[0], "third");
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
         rft_channel_close(workers[i]);
+    }
     rft_channel_close(trainer);
 }
 
+#define EACH(name, fault)                                                                          \
+    {                                                                                              \
+        name, each_costs_at_most_one_refit, NULL, whole_tell, fault                                \
+    }
+
 int main(void)
 {
-    return test_run("fault_wire");
+    static wire_fault full = WIRE_FULL, gone = WIRE_GONE, no_memory = WIRE_NO_MEMORY,
+                      lost = WIRE_LOST, unheard = WIRE_UNHEARD;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(a_message_that_cannot_be_made_leaves_the_next_one_whole,
+                                  whole_tell),
+        EACH("a full queue costs at most one refit", &full),
+        EACH("a connection that is gone costs at most one refit", &gone),
+        EACH("a message without memory costs at most one refit", &no_memory),
+        EACH("a message that is lost costs at most one refit", &lost),
+        EACH("a message that is not heard costs at most one refit", &unheard),
+        cmocka_unit_test_teardown(a_frame_that_is_damaged_costs_no_refit, whole_tell),
+    };
+    return cmocka_run_group_tests_name("fault_wire", tests, NULL, NULL);
 }
