@@ -4,16 +4,6 @@
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 
-# number NAME ROW: a number of a row of JSON.
-number() {
-    sed -n "$2p" "$scratch/out" | grep -o "\"$1\":[0-9.e+-]*" | cut -d: -f2
-}
-
-# is NAME ROW VALUE
-is() {
-    [ "$(number "$1" "$2")" = "$3" ] || complain "row $2: $1 is $(number "$1" "$2"), not $3"
-}
-
 # ways: the rows, in order.
 ways() {
     local name row=0
@@ -24,9 +14,9 @@ ways() {
     [ "$(wc -l <"$scratch/out")" -eq 3 ] || complain "not three rows"
     for name in step_s_median step_s_p95 cold_step_s times_as_long cold_times_as_long layer_copies_s \
         layer_compute_s; do
-        [ "$(grep -c "\"$name\":[0-9.e+-]*[1-9]" "$scratch/out")" -eq 3 ] || complain "no $name in each row"
+        rows 3 "$name\":[0-9.e+-]*[1-9]"
     done
-    [ "$(grep -c '"exposed_s":' "$scratch/out")" -eq 3 ] || complain "no exposed_s in each row"
+    rows 3 'exposed_s":'
 }
 
 # 28 layers of 9 tensors; a token has 17,408 elements of bf16 in each. 5 MiB are 5 tokens, whose tensors

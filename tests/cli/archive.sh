@@ -3,19 +3,12 @@
 # ambiguous is refused with a sentence; inspect tells files, archives and versions apart.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
-make=${TOOLS:?}/make_safetensors
 for n in 1 2 3 4 5; do
-    "$make" all "$n" "$scratch/$n.in" || complain "make_safetensors"
+    safetensors all "$n" "$scratch/$n.in"
 done
-mkfifo "$scratch/said"
-
 # publish FILE…: publishes them to one worker; its endpoint is in $endpoint.
 publish() {
-    "${refit[@]}" publish "$@" --bind "user://*" --timeout 50 >"$scratch/said" \
-        2>"$scratch/publish.err" </dev/null &
-    publisher=$!
-    exec 3<"$scratch/said"
-    read -r _ endpoint <&3
+    begin_publish "$@" --bind "user://*" --timeout 50
 }
 
 # keep COUNT ARGUMENT…: a worker that archives so many versions of the publisher.
@@ -32,7 +25,7 @@ keep_in() {
     run 0 subscribe "$endpoint" --archive "$scratch/$folder" --count "$count" --timeout 50 "$@"
     cat <&3 >/dev/null
     exec 3<&-
-    wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
+    ends publish 0
 }
 
 # file VERSION: the path of its file in the archive, of whichever trainer.
@@ -172,7 +165,7 @@ publish "$scratch/1.in"
 ) || failures=$((failures + 1))
 cat <&3 >/dev/null
 exec 3<&-
-wait "$publisher" && complain "publish did not hear of the refusal"
+wait "$publish" && complain "publish did not hear of the refusal"
 [ "$before" = "$(find "$scratch/kept" -type f | sort | xargs md5sum)" ] ||
     complain "a failed version changed the archive"
 finish

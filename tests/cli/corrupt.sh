@@ -2,11 +2,10 @@
 # refit publish checks every file before it publishes one, and says what is wrong with a bad file.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
-make=${TOOLS:?}/make_safetensors
 
 # refuses_raw PART LENGTH HEADER DATA: a file of these parts is status 5, with PART in the sentence.
 refuses_raw() {
-    "$make" raw "$2" "$3" "$4" "$scratch/bad" || complain "make_safetensors"
+    safetensors raw "$2" "$3" "$4" "$scratch/bad"
     refuses 5 "$1" publish "$scratch/bad" --bind "ipc://$scratch/socket"
 }
 
@@ -75,15 +74,15 @@ refuses_raw "tensor a?b" - "{\"a\\nb\":$(tensor U8 '[2]' 0 1)}" 1
 refuses_raw "$scratch/bad: it has no tensor" - '{}' 0
 refuses_raw "$scratch/bad: it has no tensor" - '{"__metadata__":{"format":"pt"}}' 0
 refuses_raw "$scratch/bad: a tensor has an empty name" - "{\"\":$(tensor U8 '[1]' 0 1)}" 1
-"$make" named 0 1000000 "$scratch/named" || complain "make_safetensors"
+safetensors named 0 1000000 "$scratch/named"
 refuses 5 "$scratch/named: the name of tensor 00000000000000000000000000000000... has 1000000 bytes: limits.name_bytes allows 512" \
     publish "$scratch/named" --bind "ipc://$scratch/socket"
-"$make" many 0 120000 "$scratch/many" || complain "make_safetensors"
+safetensors many 0 120000 "$scratch/many"
 refuses 5 "$scratch/many: it has 120000 tensors: limits.tensors allows 100000" \
     publish "$scratch/many" --bind "ipc://$scratch/socket"
 refuses 5 "$scratch/bad: " inspect "$scratch/bad"
 
-"$make" all 1 "$scratch/good" || complain "make_safetensors"
+safetensors all 1 "$scratch/good"
 for bytes in 1 7 8 100 4000; do
     head -c "$bytes" "$scratch/good" >"$scratch/cut"
     run 5 publish "$scratch/good" "$scratch/cut" --bind "ipc://$scratch/socket"

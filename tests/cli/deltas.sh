@@ -5,26 +5,23 @@
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 export REFIT_BROADCAST_LINGER_MS=0s # both ends are in one process, where ZeroMQ waits for all of it
 
-# number NAME ROW: a number of refit's own part of a row of JSON.
-number() {
+# own NAME ROW: a number of refit's own part of a row of JSON.
+own() {
     sed -n "$2s/^[^{]*{\([^{]*\).*/\1/p" "$scratch/out" | grep -o "\"$1\":[0-9.e+-]*" | cut -d: -f2
 }
 
 # costs ROW MOST: no more bytes than that for each changed element.
 costs() {
     local bytes
-    bytes=$(number bytes_per_changed "$1")
+    bytes=$(own bytes_per_changed "$1")
     awk -v bytes="${bytes:-9}" -v most="$2" 'BEGIN { exit !(bytes > 0 && bytes <= most) }' ||
         complain "row $1: $bytes bytes for a changed element, more than $2"
 }
 
 run 0 bench delta --json --mib 4 --rounds 1
-[ "$(grep -c '"bench":"delta"' "$scratch/out")" -eq 10 ] || complain "bench delta has not ten rows"
-for name in encode_gbps encode_with_digests_gbps decode_gbps decode_with_digests_gbps apply_gbps \
-    apply_with_digests_gbps apply_seconds_p95 apply_in_place_gbps apply_in_place_seconds_p95 mode_mix int32_value \
-    xor_zstd1 gap16_xor_zstd1; do
-    [ "$(grep -c "\"$name\":" "$scratch/out")" -eq 10 ] || complain "bench delta: no $name in each row"
-done
+rows 10 'bench":"delta"'
+rows 10 encode_gbps encode_with_digests_gbps decode_gbps decode_with_digests_gbps apply_gbps apply_with_digests_gbps \
+    apply_seconds_p95 apply_in_place_gbps apply_in_place_seconds_p95 mode_mix int32_value 'xor_zstd1"' gap16_xor_zstd1
 costs 4 1.55 # 0.6 %
 costs 5 1.46 # 1 %
 costs 6 1.23 # 3.7 %
@@ -34,10 +31,10 @@ sed -n 5p "$scratch/out" | grep -q '"mode_mix":{"same":0,"sparse":32,"dense":0}'
     complain "32 blocks of which 1 % changed are not sparse: $(sed -n 5p "$scratch/out")"
 
 # Every type and odd shapes, all of it other bytes.
-"$TOOLS/make_safetensors" all 1 "$scratch/a"
-"$TOOLS/make_safetensors" all 2 "$scratch/b"
+safetensors all 1 "$scratch/a"
+safetensors all 2 "$scratch/b"
 run 0 bench delta --json --rounds 1 --from "$scratch/a" --to "$scratch/b"
-[ "$(grep -c '"bench":"delta"' "$scratch/out")" -eq 1 ] || complain "two files are not one row"
+rows 1 'bench":"delta"'
 prints '"xor_zstd1":'
 
 # One byte of one tensor, the last.
@@ -49,7 +46,7 @@ run 0 bench delta --rounds 1 --from "$scratch/a" --to "$scratch/c"
 prints 'mode_mix.same'
 prints 'int32_value.size_ratio'
 
-"$TOOLS/make_safetensors" big 1 4096 "$scratch/big"
+safetensors big 1 4096 "$scratch/big"
 refuses 2 "give both or neither" bench delta --from "$scratch/a"
 refuses 2 "give both or neither" bench delta --to "$scratch/a"
 refuses 5 "the two versions are the same" bench delta --from "$scratch/a" --to "$scratch/a"

@@ -2,27 +2,9 @@
 # When publish and subscribe cannot do their work: one sentence, its own status, nothing half-written.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
-make=${TOOLS:?}/make_safetensors
-"$make" all 1 "$scratch/small" || complain "make_safetensors"
-"$make" big 2 3000000 "$scratch/large" || complain "make_safetensors"
+safetensors all 1 "$scratch/small"
+safetensors big 2 3000000 "$scratch/large"
 socket=ipc://$scratch/socket
-mkfifo "$scratch/publish.said" "$scratch/subscribe.said"
-
-# begin NAME ARGUMENT…: starts the command; its output is read from $scratch/NAME.said.
-begin() {
-    local name=$1
-    "${refit[@]}" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
-    eval "$name=$!"
-}
-
-# ends NAME PID STATUS [PART]: it ends so, with PART on stderr.
-ends() {
-    wait "$2"
-    local got=$?
-    [ "$got" -eq "$3" ] || complain "$1: status $got, not $3: $(cat "$scratch/$1.err")"
-    grep -qF -- "${4-}" "$scratch/$1.err" || [ -z "${4-}" ] ||
-        complain "$1: no '$4' in: $(cat "$scratch/$1.err")"
-}
 
 run 4 publish "$scratch/small" --bind "$socket" --timeout 1
 grep -qE '^refit: .*0 .*worker' "$scratch/err" || complain "no worker came: $(cat "$scratch/err")"
@@ -45,14 +27,12 @@ refuses 1 "insecure" subscribe tcp://192.0.2.1:7711 --out "$scratch/kept"
 refuses 1 "insecure" inspect tcp://192.0.2.1:7711
 
 # An endpoint that another publisher has.
-begin publish "$scratch/small" --bind "$socket" --timeout 50
-exec 3<"$scratch/publish.said"
-read -r _ <&3
+begin_publish "$scratch/small" --bind "$socket" --timeout 50
 refuses 1 "" publish "$scratch/small" --bind "$socket"
 
 # A signal ends a publisher that waits, with the status of the signal.
 kill -INT "$publish"
-ends publish "$publish" 130
+ends publish 130
 exec 3<&-
 
 # A signal ends a subscriber that waits for the next version.
@@ -62,32 +42,28 @@ exec 3<"$scratch/publish.said" 4<"$scratch/subscribe.said"
 read -r line <&4
 [ "$line" = "version 1: $scratch/kept/1.safetensors, 23 tensors, 560.4 KiB" ] || complain "said: $line"
 kill -TERM "$subscribe"
-ends subscribe "$subscribe" 143
-ends publish "$publish" 0
+ends subscribe 143
+ends publish 0
 exec 3<&- 4<&-
 cmp "$scratch/kept/1.safetensors" "$scratch/small" || complain "the file before the signal"
 
 # A worker that leaves after the first version is missed at the second. The time has to do for the first.
-begin publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 12
-exec 3<"$scratch/publish.said"
-read -r _ <&3
+begin_publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 12
 run 0 subscribe "$socket" --out "$scratch/kept" --count 1 --timeout 50
-ends publish "$publish" 4
+ends publish 4
 grep -q '^version 1: ' <&3 || complain "the first version was not announced"
 exec 3<&-
 
 # cut BYTES SENTENCE: a file that is cut short after its header was checked is a failed read, and no version.
 cut() {
     cp "$scratch/large" "$scratch/cut" || complain "cp"
-    begin publish "$scratch/small" "$scratch/cut" --bind "$socket" --timeout 50
-    exec 3<"$scratch/publish.said"
-    read -r _ <&3
+    begin_publish "$scratch/small" "$scratch/cut" --bind "$socket" --timeout 50
     truncate -s "$1" "$scratch/cut"
     begin subscribe "$socket" --out "$scratch/uncut"
     exec 4<"$scratch/subscribe.said"
-    ends publish "$publish" 6 "$scratch/cut: $2"
+    ends publish 6 "$scratch/cut: $2"
     kill -TERM "$subscribe"
-    ends subscribe "$subscribe" 143
+    ends subscribe 143
     exec 3<&- 4<&-
     [ "$(wc -l <"$scratch/publish.err")" -eq 1 ] || complain "said: $(cat "$scratch/publish.err")"
     cmp "$scratch/uncut/1.safetensors" "$scratch/small" || complain "the file before the cut one"
@@ -101,11 +77,9 @@ cut 0 "6 bytes are missing at byte 208: "
 occupied() {
     local out=$scratch/occupied.$1
     mkdir -p "$out/$1"
-    begin publish "$scratch/small" --bind "$socket" --timeout 50
-    exec 3<"$scratch/publish.said"
-    read -r _ <&3
+    begin_publish "$scratch/small" --bind "$socket" --timeout 50
     refuses 6 "$2: Is a directory" subscribe "$socket" --out "$out" --name displaced --timeout 50
-    ends publish "$publish" 4 "worker displaced did not commit: $2: Is a directory"
+    ends publish 4 "worker displaced did not commit: $2: Is a directory"
     exec 3<&-
     [ "$(ls -A "$out")" = "$1" ] || complain "left in the folder: $(ls -A "$out")"
 }
@@ -117,16 +91,12 @@ occupied latest "cannot link latest"
 full() {
     local out=$1
     shift
-    "${refit[@]}" publish "$scratch/large" --bind "$socket" --timeout 50 >"$scratch/publish.said" \
-        2>"$scratch/publish.err" </dev/null &
-    publish=$!
-    exec 3<"$scratch/publish.said"
-    read -r _ <&3
+    begin_publish "$scratch/large" --bind "$socket" --timeout 50
     "$@" "${refit[@]}" subscribe "$socket" --out "$out" --name thrifty --timeout 50 \
         >"$scratch/out.said" 2>"$scratch/subscribe.err" </dev/null &
     subscribe=$!
-    ends subscribe "$subscribe" 6 "cannot write 1.safetensors: "
-    ends publish "$publish" 4 "worker thrifty did not commit: cannot write 1.safetensors: "
+    ends subscribe 6 "cannot write 1.safetensors: "
+    ends publish 4 "worker thrifty did not commit: cannot write 1.safetensors: "
     exec 3<&-
     [ ! -s "$scratch/out.said" ] || complain "a version was announced that was not written"
     [ -z "$(ls -A "$out")" ] || complain "left behind: $(ls -A "$out")"

@@ -7,13 +7,13 @@
 run 0 bench host-step --json --rounds 2 --mib 8 --set offload.host_step_threads=3
 [ "$(wc -l <"$scratch/out")" -eq 8 ] || complain "not eight rows"
 for name in step_s_median step_s_p95 parameters_per_s share_of_limit; do
-    [ "$(grep -c "\"$name\":[0-9.e+-]*[1-9]" "$scratch/out")" -eq 8 ] || complain "no $name in each row"
+    rows 8 "$name\":[0-9.e+-]*[1-9]"
 done
 for name in "memory limit" kernel "host step" "host step with norm"; do
-    [ "$(grep -c "\"way\":\"$name\"" "$scratch/out")" -eq 2 ] || complain "not two rows of $name"
+    rows 2 "way\":\"$name\""
 done
-[ "$(grep -c '"threads":3' "$scratch/out")" -eq 8 ] || complain "not the threads that were set"
-[ "$(grep -c '"bit_equal":true' "$scratch/out")" -eq 6 ] || complain "other bits"
+rows 8 'threads":3'
+rows 6 'bit_equal":true'
 run 0 bench host-step --rounds 1 --mib 1
 grep -qE '^  step_s_median  .*[1-9]' "$scratch/out" || complain "no seconds: $(cat "$scratch/out")"
 
@@ -52,8 +52,7 @@ __attribute__((destructor)) static void tell(void)
 END
 if "${CC:-cc}" -shared -fPIC -o "$scratch/roots.so" "$scratch/roots.c"; then
     run 0 bench host-step --json --rounds 1 --mib 1 --roots "$scratch/roots.so"
-    [ "$(grep -c "\"roots\":\"$scratch/roots.so\".*\"bit_equal\":true" "$scratch/out")" -eq 6 ] ||
-        complain "not six rows with these roots"
+    rows 6 "roots\":\"$scratch/roots.so\".*\"bit_equal\":true"
     grep -qx "wrong calls: 0, right ones: some" "$scratch/err" || complain "roots: $(cat "$scratch/err")"
 fi
 finish

@@ -3,8 +3,7 @@
 # without the right ones they reach no worker.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
-make=${TOOLS:?}/make_safetensors
-"$make" all 1 "$scratch/1.in" || complain "make_safetensors"
+safetensors all 1 "$scratch/1.in"
 keys=$scratch/keys
 
 refuses 2 "which keys?" keygen
@@ -43,12 +42,7 @@ worker() {
         --set "security.key=$keys/$1.secret" --set "security.server_key=$keys/trainer.public")
 }
 
-mkfifo "$scratch/said"
-"${refit[@]}" publish "$scratch/1.in" --bind tcp://0.0.0.0:0 --workers 1 --timeout 50 \
-    "${trainer[@]}" >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
-publisher=$!
-exec 3<"$scratch/said"
-read -r _ endpoint <&3
+begin_publish "$scratch/1.in" --bind tcp://0.0.0.0:0 --workers 1 --timeout 50 "${trainer[@]}"
 port=${endpoint##*:}
 worker stranger
 # The reason is there at once, and again as what ended the command.
@@ -58,7 +52,7 @@ run 1 "${subscribe[@]}" --set broadcast.heartbeat_ms=100ms --set broadcast.heart
 worker w0
 run 0 "${subscribe[@]}"
 cat <&3 >/dev/null
-wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
+ends publish 0
 cmp "$scratch/w0.out/1.safetensors" "$scratch/1.in" || complain "other weights arrived"
 [ "$(stat -c %a "$scratch/w0.out")" = 700 ] || complain "others may look into a folder that subscribe made"
 [ ! -e "$scratch/stranger.out/1.safetensors" ] || complain "a stranger got weights"
@@ -85,11 +79,7 @@ says() {
 }
 
 # A worker that is refused, perhaps because of its keys, waits and says so.
-"${refit[@]}" publish "$scratch/1.in" --bind tcp://127.0.0.1:0 --timeout 50 "${trainer[@]}" \
-    >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
-publisher=$!
-exec 3<"$scratch/said"
-read -r _ endpoint <&3
+begin_publish "$scratch/1.in" --bind tcp://127.0.0.1:0 --timeout 50 "${trainer[@]}"
 says "is security.server_key the trainer's public key?" "$endpoint" \
     --set "security.key=$keys/w0.secret" --set "security.server_key=$keys/stranger.public"
 # suspects PATTERN ARGUMENT…: inspect says so within the time that the trainer needs to answer.
@@ -107,8 +97,8 @@ suspects "is security.server_key the trainer's public key\?" \
 # On a busy machine the connection may be reset, each time, before the trainer's greeting was read:
 # then inspect only knows that keys may be missing.
 suspects "(the|if the) trainer asks for keys[;,] set security.key and security.server_key"
-kill -TERM "$publisher"
-wait "$publisher"
+kill -TERM "$publish"
+ends publish 143
 exec 3<&-
 says "no trainer has answered at $endpoint yet: waiting (--timeout S ends that)" "$endpoint"
 finish

@@ -3,9 +3,8 @@
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 command -v flock >/dev/null || exit 77
-make=${TOOLS:?}/make_safetensors
-"$make" all 1 "$scratch/small" || complain "make_safetensors"
-"$make" big 2 60000000 "$scratch/large" || complain "make_safetensors"
+safetensors all 1 "$scratch/small"
+safetensors big 2 60000000 "$scratch/large"
 socket=ipc://$scratch/socket
 out=$scratch/weights
 

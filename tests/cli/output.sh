@@ -3,28 +3,14 @@
 # the library go to stderr.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
-make=${TOOLS:?}/make_safetensors
-"$make" all 1 "$scratch/small" || complain "make_safetensors"
-"$make" big 2 3000000 "$scratch/large" || complain "make_safetensors"
+safetensors all 1 "$scratch/small"
+safetensors big 2 3000000 "$scratch/large"
 socket=ipc://$scratch/socket
-mkfifo "$scratch/publish.said" "$scratch/subscribe.said"
 
-publish='' subscribe='' # process ids, set by begin
-
-# begin NAME ARGUMENT…: starts the command; its output is read from $scratch/NAME.said.
-begin() {
+# says NAME LINE…: all that it has said on stderr.
+says() {
     local name=$1
-    "${refit[@]}" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
-    eval "$name=$!"
-}
-
-# ends NAME PID STATUS LINE…: it ends so, with these lines on stderr, in this order.
-ends() {
-    local name=$1 pid=$2 want=$3 got
-    shift 3
-    wait "$pid"
-    got=$?
-    [ "$got" -eq "$want" ] || complain "$name: status $got, not $want: $(cat "$scratch/$name.err")"
+    shift
     printf '%s' "${1+$1$'\n'}" | cmp -s - "$scratch/$name.err" || complain "$name: said $(cat "$scratch/$name.err")"
 }
 broken="refit: cannot write to standard output: Broken pipe"
@@ -38,11 +24,13 @@ begin subscribe "$socket" --out "$scratch/kept" --timeout 50
 exec 4<"$scratch/subscribe.said"
 grep -q '/memfd:refit ' "/proc/$publish/maps" || complain "the publisher shares no memory"
 ! grep -q '/dev/shm/refit-' "/proc/$publish/maps" || complain "the publisher's memory has a file that could be left"
-ends publish "$publish" 6 "$broken"
+ends publish 6
+says publish "$broken"
 read -r line <&4
 [ "$line" = "version 1: $scratch/kept/1.safetensors, 23 tensors, 560.4 KiB" ] || complain "subscribe said $line"
 kill -TERM "$subscribe"
-ends subscribe "$subscribe" 143
+ends subscribe 143
+says subscribe
 exec 4<&-
 
 # A worker's reader leaves before the first line: the version is kept all the same.
@@ -50,8 +38,10 @@ begin publish "$scratch/small" --bind "$socket" --timeout 50
 exec 3<"$scratch/publish.said"
 begin subscribe "$socket" --out "$scratch/unread" --timeout 50
 : <"$scratch/subscribe.said"
-ends subscribe "$subscribe" 6 "$broken"
-ends publish "$publish" 0
+ends subscribe 6
+says subscribe "$broken"
+ends publish 0
+says publish
 exec 3<&-
 cmp "$scratch/unread/1.safetensors" "$scratch/small" || complain "the version that was kept"
 
@@ -63,7 +53,10 @@ for command in "config" "inspect $scratch/small" "bench tensors" "version" "--he
         exec 3<>"$scratch/subscribe.said" 4>"$scratch/subscribe.said" 3<&-
         exec "${refit[@]}" "${words[@]}" >&4 2>"$scratch/unread.err" </dev/null
     ) &
-    ends unread $! 6 "$broken"
+    # shellcheck disable=SC2034 # ends finds it by its name.
+    unread=$!
+    ends unread 6
+    says unread "$broken"
 done
 
 # A trainer whose weights find no shared memory says by which way they go.

@@ -45,6 +45,60 @@ prints() {
     grep -qF -- "$1" "$scratch/out" || complain "no '$1' in: $(head -20 "$scratch/out")"
 }
 
+# number NAME ROW: a number of a row of JSON.
+number() {
+    sed -n "$2p" "$scratch/out" | grep -o "\"$1\":[0-9.e+-]*" | cut -d: -f2
+}
+
+# is NAME ROW VALUE
+is() {
+    [ "$(number "$1" "$2")" = "$3" ] || complain "row $2: $1 is $(number "$1" "$2"), not $3"
+}
+
+# rows COUNT PATTERN…: so many rows have each of these figures.
+rows() {
+    local want=$1 pattern
+    shift
+    for pattern in "$@"; do
+        [ "$(grep -c "\"$pattern" "$scratch/out")" -eq "$want" ] || complain "no $pattern in $want rows"
+    done
+}
+
+# safetensors KIND SEED [BYTES] FILE: see make_safetensors.c.
+safetensors() {
+    "${TOOLS:?}/make_safetensors" "$@" || complain "make_safetensors $*"
+}
+
+# shellcheck disable=SC2034 # Process ids, set by begin.
+publish='' subscribe=''
+
+# begin NAME ARGUMENT…: starts the command NAME; $NAME is its process. Its output is read from the FIFO
+# $scratch/NAME.said.
+begin() {
+    local name=$1
+    [ -p "$scratch/$name.said" ] || mkfifo "$scratch/$name.said"
+    "${refit[@]}" "$@" >"$scratch/$name.said" 2>"$scratch/$name.err" </dev/null &
+    eval "$name=$!"
+}
+
+# begin_publish ARGUMENT…: starts publish, whose lines come from descriptor 3, and finds its $endpoint.
+begin_publish() {
+    begin publish "$@"
+    exec 3<"$scratch/publish.said"
+    read -r word endpoint <&3
+    [ "$word" = endpoint ] || complain "publish $* said '$word $endpoint'"
+}
+
+# ends NAME STATUS [PART]: the command that was begun ends so, with PART on stderr.
+ends() {
+    local got
+    wait "${!1}"
+    got=$?
+    [ "$got" -eq "$2" ] || complain "$1: status $got, not $2: $(cat "$scratch/$1.err")"
+    grep -qF -- "${3-}" "$scratch/$1.err" || [ -z "${3-}" ] ||
+        complain "$1: no '$3' in: $(cat "$scratch/$1.err")"
+}
+
 # finish: the script's status.
 finish() {
     [ "$failures" -eq 0 ] || exit 1

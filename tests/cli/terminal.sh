@@ -3,8 +3,7 @@
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 command -v script >/dev/null || exit 77
-make=${TOOLS:?}/make_safetensors
-"$make" all 1 "$scratch/file" || complain "make_safetensors"
+safetensors all 1 "$scratch/file"
 
 publish="$REFIT publish $scratch/file --bind ipc://$scratch/socket --timeout 1"
 script -qec "$publish" /dev/null >"$scratch/seen" </dev/null

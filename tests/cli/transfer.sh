@@ -3,24 +3,9 @@
 # ends meet without an endpoint; a warning names tcp without keys.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
-make=${TOOLS:?}/make_safetensors
-"$make" all 1 "$scratch/1.in" || complain "make_safetensors"
-"$make" all 2 "$scratch/2.in" || complain "make_safetensors"
-"$make" big 3 3000001 "$scratch/3.in" || complain "make_safetensors"
-mkfifo "$scratch/said"
-
-# publish ENDPOINT WORKERS FILE…: starts a publisher and finds its endpoint; its lines come from 3.
-publish() {
-    local bind=$1 workers=$2
-    shift 2
-    "${refit[@]}" publish "$@" --bind "$bind" --workers "$workers" --timeout 50 \
-        >"$scratch/said" 2>"$scratch/publish.err" </dev/null &
-    publisher=$!
-    exec 3<"$scratch/said"
-    read -r word endpoint <&3
-    [ "$word" = endpoint ] || complain "publish --bind $bind said '$word $endpoint'"
-}
-
+safetensors all 1 "$scratch/1.in"
+safetensors all 2 "$scratch/2.in"
+safetensors big 3 3000001 "$scratch/3.in"
 # subscribe NAME COUNT ARGUMENT…: starts a worker whose files go to $scratch/NAME.
 subscribe() {
     local name=$1 count=$2
@@ -38,7 +23,7 @@ join() {
     local worker
     said=$(cat <&3)
     exec 3<&-
-    wait "$publisher" || complain "publish failed: $(cat "$scratch/publish.err")"
+    ends publish 0
     for worker in "${workers[@]}"; do
         wait "$worker" || complain "a worker failed: $(cat "$scratch"/*.err)"
     done
@@ -56,7 +41,7 @@ same() {
 
 workers=()
 for bind in tcp://127.0.0.1:0 "ipc://$scratch/socket" "user://*"; do
-    publish "$bind" 2 "$scratch/1.in" "$scratch/2.in" "$scratch/3.in"
+    begin_publish "$scratch"/[123].in --bind "$bind" --workers 2 --timeout 50
     case $endpoint in *:0) complain "$endpoint is no port" ;; esac
     subscribe shared 3
     subscribe sent 3 --set broadcast.shm=off

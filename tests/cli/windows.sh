@@ -4,16 +4,6 @@
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 
-# number NAME ROW: a number of a row of JSON.
-number() {
-    sed -n "$2p" "$scratch/out" | grep -o "\"$1\":[0-9.e+-]*" | cut -d: -f2
-}
-
-# is NAME ROW VALUE
-is() {
-    [ "$(number "$1" "$2")" = "$3" ] || complain "row $2: $1 is $(number "$1" "$2"), not $3"
-}
-
 # way ROW NAME
 way() {
     sed -n "$1p" "$scratch/out" | grep -q "\"way\":\"$2\"" || complain "row $1 is not $2"
@@ -27,14 +17,12 @@ ways() {
         way $row "$name"
     done
     [ "$(wc -l <"$scratch/out")" -eq 8 ] || complain "not eight rows"
-    [ "$(grep -c '"bench":"window growth"' "$scratch/out")" -eq 3 ] || complain "not three divisions"
+    rows 3 'bench":"window growth"'
     for name in step_s_median step_s_p95 cold_step_s overlap; do
-        [ "$(grep -c "\"$name\":[0-9.e+-]*[1-9]" "$scratch/out")" -eq 8 ] || complain "no $name in each row"
+        rows 8 "$name\":[0-9.e+-]*[1-9]"
     done
-    for name in exposed_s speedup_over_no_overlap arithmetic_s copies_in_s copies_out_s copies_both_s \
-        all_at_once_s ratio_to_copies_both ratio_to_all_at_once; do
-        [ "$(grep -c "\"$name\":" "$scratch/out")" -eq 5 ] || complain "no $name for each way"
-    done
+    rows 5 exposed_s speedup_over_no_overlap arithmetic_s copies_in_s copies_out_s copies_both_s all_at_once_s \
+        ratio_to_copies_both ratio_to_all_at_once
 }
 
 # fits_windows ROW: the device's memory is the windows, in whole pages.
