@@ -1,20 +1,19 @@
 /* Channels: messages and zero-copy payloads both ways, and which endpoints may be bound. */
-#include <errno.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <refit/host.h>
 
+#include "base/checked.h"
 #include "base/clock.h"
 #include "net/channel.h"
 #include "tests/support/file_tree.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
+#include "tests/support/zmtp_client.h"
 
 #define WAIT_MS 50000
 
@@ -78,45 +77,47 @@ static void assert_view(rft_view view, const void *bytes, size_t count)
     assert_memory_equal(view.data, bytes, count);
 }
 
+/* The next message is this one, without a payload; its sender. */
+static rft_peer_id hear(rft_channel *channel, const char *text)
+{
+    rft_envelope got;
+    assert_ok(receive_soon(channel, &got));
+    assert_view(got.message, text, strlen(text));
+    assert_int_equal(got.payload.count, 0);
+    return got.from;
+}
+
+static unsigned char megabyte[1 << 20];
+
 static void carry_both_ways(const char *endpoint)
 {
     rft_channel *server = bind_at(endpoint), *client = connect_to(server);
     rft_envelope got;
-    send_soon(client, "hello");
-    assert_ok(receive_soon(server, &got));
-    assert_view(got.message, "hello", 5);
-    assert_int_equal(got.payload.count, 0);
-
-    unsigned char *bytes = malloc(1 << 20);
-    assert_non_null(bytes);
-    memset(bytes, 7, 1 << 20);
     rft_pending pending = {0};
-    rft_payload payload = {{bytes, 1 << 20}, &pending};
-    rft_peer_id to = got.from;
+    rft_payload payload = {{megabyte, sizeof megabyte}, &pending};
+    memset(megabyte, 7, sizeof megabyte);
+    send_soon(client, "hello");
+    const rft_peer_id to = hear(server, "hello");
     assert_ok(rft_channel_send(server, &to, rft_view_text("frame"), &payload, NULL));
     assert_ok(receive_soon(client, &got));
     assert_view(got.message, "frame", 5);
-    assert_view(got.payload, bytes, 1 << 20);
+    assert_view(got.payload, megabyte, sizeof megabyte);
     assert_int_equal(rft_channel_receive(client, &got, NULL), REFIT_ERR_TIMEOUT);
     rft_channel_close(client);
     rft_channel_close(server);
     assert_true(rft_pending_wait(&pending, rft_deadline(WAIT_MS)));
-    free(bytes);
 }
 
 /* A worker that sends a part as large as only a trainer sends is disconnected, and may connect
  * again. */
 TEST(workers_send_no_parts_as_large_as_frames)
 {
-    const size_t count = 1 << 20;
     rft_channel *server = bind_at("tcp://127.0.0.1:0"), *client = connect_to(server);
     rft_envelope got;
-    unsigned char *bytes = calloc(count, 1);
-    assert_non_null(bytes);
     rft_pending pending = {0};
-    rft_payload payload = {{bytes, count}, &pending};
+    rft_payload payload = {{megabyte, sizeof megabyte}, &pending};
     send_soon(client, "hello");
-    assert_ok(receive_soon(server, &got));
+    (void)hear(server, "hello");
     assert_ok(rft_channel_send(client, NULL, rft_view_text("frame"), &payload, NULL));
     int64_t deadline = rft_deadline(WAIT_MS);
     refit_status status;
@@ -130,7 +131,6 @@ TEST(workers_send_no_parts_as_large_as_frames)
     rft_channel_close(client);
     rft_channel_close(server);
     assert_true(rft_pending_wait(&pending, rft_deadline(WAIT_MS)));
-    free(bytes);
 }
 
 TEST(ipv6_loopback_carries_both_ways)
@@ -268,78 +268,30 @@ TEST(addresses_beyond_this_host_need_leave_to_connect)
     }
 }
 
-/* ---- A peer of bytes: what ZeroMQ says at the beginning of a connection, written by hand */
-
-static int dial(const rft_channel *server)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET};
-    const struct timeval patience = {.tv_sec = WAIT_MS / 1000};
-    address.sin_port = htons((uint16_t)atoi(strrchr(rft_channel_endpoint(server), ':') + 1));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_true(fd >= 0);
-    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience), 0);
-    assert_int_equal(connect(fd, (const struct sockaddr *)&address, sizeof address), 0);
-    return fd;
-}
-
-static void say_bytes(int fd, const void *bytes, size_t count)
-{
-    assert_int_equal(send(fd, bytes, count, MSG_NOSIGNAL), count);
-}
-
-static void hear_bytes(int fd, unsigned char *bytes, size_t count)
-{
-    for (size_t got = 0; got < count;) {
-        ssize_t more = recv(fd, bytes + got, count - got, 0);
-        assert_true(more > 0);
-        got += (size_t)more;
-    }
-}
-
-/* A DEALER that has no keys, up to where messages may begin. */
-static int greet(const rft_channel *server)
-{
-    static const unsigned char greeting[64] = {0xFF, 0,    0, 0, 0,   0,   0,   0,
-                                               0,    0x7F, 3, 0, 'N', 'U', 'L', 'L'};
-    static const char ready[] = "\4\x1c\5READY\13Socket-Type\0\0\0\6DEALER";
-    unsigned char theirs[256];
-    int fd = dial(server);
-    say_bytes(fd, greeting, sizeof greeting);
-    hear_bytes(fd, theirs, sizeof greeting);
-    say_bytes(fd, ready, sizeof ready - 1);
-    hear_bytes(fd, theirs, 2);
-    assert_int_equal(theirs[0], 4);
-    hear_bytes(fd, theirs + 2, theirs[1]);
-    return fd;
-}
-
 /* The length alone is enough: nothing is reserved for it, nothing of it awaited. */
 TEST(a_peer_that_announces_more_than_the_limits_is_disconnected)
 {
     static const unsigned char small[] = {0, 5, 'h', 'e', 'l', 'l', 'o'};
     refit_config config = quick_config();
-    uint64_t most = config.limits_frame_bytes;
-    if (config.limits_manifest_bytes > most) most = config.limits_manifest_bytes;
+    const uint64_t most = rft_max_u64(config.limits_frame_bytes, config.limits_manifest_bytes);
     const uint64_t sizes[] = {most + (1 << 20), UINT64_C(1) << 40, UINT64_MAX >> 1, UINT64_MAX};
     rft_channel *server = bind_at("tcp://127.0.0.1:0");
     rft_channel *other = connect_to(server);
-    rft_envelope got;
+    const char *port = strrchr(rft_channel_endpoint(server), ':') + 1;
     for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         unsigned char large[9] = {2};
-        for (int byte = 0; byte < 8; byte++)
+        for (int byte = 0; byte < 8; byte++) {
             large[1 + byte] = (unsigned char)(sizes[i] >> (56 - 8 * byte));
-        int fd = greet(server);
-        say_bytes(fd, small, sizeof small);
-        assert_ok(receive_soon(server, &got));
-        assert_view(got.message, "hello", 5);
-        say_bytes(fd, large, sizeof large);
-        ssize_t end = recv(fd, large, sizeof large, 0);
-        assert_true(end == 0 || (end < 0 && errno == ECONNRESET));
+        }
+        int fd = zmtp_open((uint16_t)atoi(port), NULL, 0, WAIT_MS);
+        assert_true(fd >= 0);
+        zmtp_say(fd, small, sizeof small);
+        hear(server, "hello");
+        zmtp_say(fd, large, sizeof large);
+        assert_true(zmtp_is_hung_up(fd, WAIT_MS));
         close(fd);
         send_soon(other, "still here");
-        assert_ok(receive_soon(server, &got));
-        assert_view(got.message, "still here", 10);
+        hear(server, "still here");
     }
     rft_channel_close(other);
     rft_channel_close(server);
@@ -402,13 +354,12 @@ TEST(unknown_peer_is_reported)
 TEST(peer_that_does_not_read_is_busy_in_the_end)
 {
     rft_channel *server = bind_at("inproc://unread"), *client = connect_to(server);
-    rft_envelope got;
     send_soon(client, "hello");
-    assert_ok(receive_soon(server, &got));
-    rft_peer_id to = got.from;
+    const rft_peer_id to = hear(server, "hello");
     refit_status status = REFIT_OK;
-    for (int i = 0; i < 100000 && status == REFIT_OK; i++)
+    for (int i = 0; i < 100000 && status == REFIT_OK; i++) {
         status = rft_channel_send(server, &to, rft_view_text("beat"), NULL, NULL);
+    }
     assert_int_equal(status, REFIT_ERR_BUSY);
     rft_channel_close(client);
     rft_channel_close(server);

@@ -5,11 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -51,34 +47,9 @@ static void scene_close(scene *play)
 
 static int knock(const scene *play)
 {
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(play->port)};
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int fd = zmtp_connect(play->port, WAIT_MS);
     assert_true(fd >= 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
     return fd;
-}
-
-/* Whether the other end hangs up. */
-static bool is_hung_up(int fd)
-{
-    char room[4096];
-    int64_t deadline = rft_deadline(WAIT_MS);
-    struct pollfd item = {.fd = fd, .events = POLLIN};
-    while (rft_ms_until(deadline) > 0) {
-        if (poll(&item, 1, rft_ms_until(deadline)) <= 0) continue;
-        ssize_t got = recv(fd, room, sizeof room, 0);
-        if (got == 0 || (got < 0 && errno == ECONNRESET)) return true;
-    }
-    return false;
-}
-
-/* A ZMTP 3.0 greeting that names a mechanism. */
-static void greet(int fd, const char *mechanism, size_t count)
-{
-    unsigned char greeting[64] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
-    memcpy(greeting + 12, mechanism, strlen(mechanism));
-    zmtp_say(fd, greeting, count);
 }
 
 /* The numbers of the trainer before the worker has left. */
@@ -112,6 +83,11 @@ static void say_random(int fd, uint64_t seed)
     zmtp_say(fd, bytes, sizeof bytes);
 }
 
+static void say_noise(int fd)
+{
+    say_random(fd, 1);
+}
+
 static void say_http(int fd)
 {
     static const char text[] = "GET / HTTP/1.1\r\nHost: trainer\r\nUser-Agent: scan\r\n\r\n";
@@ -129,10 +105,7 @@ static void say_tls(int fd)
 /* In plain text, all that a worker would say. */
 static void say_ready_without_keys(int fd)
 {
-    static const unsigned char ready[] = "\x04\x1b\x05READY\x0bSocket-Type\x00\x00\x00\x06"
-                                         "DEALER";
-    greet(fd, "NULL", 64);
-    zmtp_say(fd, ready, sizeof ready - 1);
+    zmtp_say_ready(fd, NULL, 0);
     say_random(fd, 7);
 }
 
@@ -140,10 +113,13 @@ static void say_ready_without_keys(int fd)
 static void say_curve_rubbish(int fd)
 {
     static const unsigned char frame[] = "\x06\x7f\xff\xff\xff\xff\xff\xff\xff\x05HELLO";
-    greet(fd, "CURVE", 64);
+    zmtp_greet(fd, "CURVE", 64);
     zmtp_say(fd, frame, sizeof frame - 1);
     say_random(fd, 9);
 }
+
+static void (*const sayings[])(int fd) = {say_noise, say_http, say_tls, say_ready_without_keys,
+                                          say_curve_rubbish};
 
 TEST(what_strangers_say_is_never_heard)
 {
@@ -152,17 +128,14 @@ TEST(what_strangers_say_is_never_heard)
     int fds[8];
     for (uint32_t i = 0; i < 8; i++)
         fds[i] = knock(&play);
-    say_random(fds[0], 1);
-    say_http(fds[1]);
-    say_tls(fds[2]);
-    say_ready_without_keys(fds[3]);
-    say_curve_rubbish(fds[4]);
-    greet(fds[5], "CURVE", 33); /* cut short, and then silence */
-    greet(fds[6], "PLAIN", 64);
+    for (uint32_t i = 0; i < COUNT_OF(sayings); i++)
+        sayings[i](fds[i]);
+    zmtp_greet(fds[5], "CURVE", 33); /* cut short, and then silence */
+    zmtp_greet(fds[6], "PLAIN", 64);
     /* fds[7] says nothing at all */
-    assert_true(is_hung_up(fds[3]));
-    assert_true(is_hung_up(fds[4]));
-    assert_true(is_hung_up(fds[6]));
+    assert_true(zmtp_is_hung_up(fds[3], WAIT_MS));
+    assert_true(zmtp_is_hung_up(fds[4], WAIT_MS));
+    assert_true(zmtp_is_hung_up(fds[6], WAIT_MS));
     const refit_stats stats = publish_to_a_worker(&play, 1);
     assert_int_equal(stats.messages_refused, 0);
     assert_int_equal(stats.workers_evicted, 0);
@@ -185,8 +158,8 @@ TEST(a_peer_that_does_not_finish_the_handshake_is_disconnected)
         zmtp_say(slow, &greeting[i], 1);
         gone = poll(&item, 1, 150) > 0;
     }
-    assert_true(gone || is_hung_up(slow));
-    assert_true(is_hung_up(silent));
+    assert_true(gone || zmtp_is_hung_up(slow, WAIT_MS));
+    assert_true(zmtp_is_hung_up(silent, WAIT_MS));
     close(silent);
     close(slow);
     scene_close(&play);
@@ -201,14 +174,10 @@ TEST(many_at_once_leave_nothing_behind)
     int fds[STRANGERS];
     for (uint32_t i = 0; i < STRANGERS; i++) {
         fds[i] = knock(&play);
-        switch (i % 6) {
-        case 0: say_random(fds[i], i); break;
-        case 1: say_http(fds[i]); break;
-        case 2: say_tls(fds[i]); break;
-        case 3: say_ready_without_keys(fds[i]); break;
-        case 4: say_curve_rubbish(fds[i]); break;
-        default: greet(fds[i], "CURVE", i % 64); break;
-        }
+        if (i % 6 < COUNT_OF(sayings))
+            sayings[i % 6](fds[i]);
+        else
+            zmtp_greet(fds[i], "CURVE", i % 64);
     }
     assert_int_equal(publish_to_a_worker(&play, 2).messages_refused, 0);
     for (uint32_t i = 0; i < STRANGERS; i++)

@@ -60,6 +60,13 @@ void zmtp_say(int fd, const void *bytes, size_t count)
     }
 }
 
+void zmtp_greet(int fd, const char *mechanism, size_t count)
+{
+    unsigned char greeting[GREETING_BYTES] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
+    memcpy(greeting + 12, mechanism, strlen(mechanism));
+    zmtp_say(fd, greeting, count);
+}
+
 static size_t put_property(unsigned char *to, const char *name, const void *value, size_t bytes)
 {
     size_t length = strlen(name);
@@ -73,17 +80,16 @@ static size_t put_property(unsigned char *to, const char *name, const void *valu
 
 void zmtp_say_ready(int fd, const void *id, size_t id_bytes)
 {
-    unsigned char said[GREETING_BYTES + 400] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
-    unsigned char *command = said + GREETING_BYTES;
+    unsigned char command[400];
     size_t count = 2;
-    memcpy(said + 12, "NULL", 4);
+    zmtp_greet(fd, "NULL", GREETING_BYTES);
     memcpy(command + count, "\5READY", 6);
     count += 6;
     count += put_property(command + count, "Socket-Type", "DEALER", 6);
     if (id != NULL) count += put_property(command + count, "Identity", id, id_bytes);
     command[0] = 4; /* a short command */
     command[1] = (unsigned char)(count - 2);
-    zmtp_say(fd, said, GREETING_BYTES + count);
+    zmtp_say(fd, command, count);
 }
 
 static bool hear(int fd, void *room, size_t count, int64_t deadline)

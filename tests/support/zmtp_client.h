@@ -23,6 +23,9 @@ int zmtp_connect(uint16_t port, int timeout_ms);
 /* Sends as much as the other end takes; it may hang up in the middle. */
 void zmtp_say(int fd, const void *bytes, size_t count);
 
+/* So many bytes of the greeting that names a mechanism; all of it has 64. */
+void zmtp_greet(int fd, const char *mechanism, size_t count);
+
 /* Says all that a DEALER says up to the end of its handshake, with this id; NULL: with none. */
 void zmtp_say_ready(int fd, const void *id, size_t id_bytes);
 
