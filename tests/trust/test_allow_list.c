@@ -19,48 +19,78 @@
 #include "tests/support/test.h"
 #include "trust/allow_list.h"
 
-static rft_allow_list *open_list(const locksmith *smith)
+static locksmith smith;
+static char allowed[256]; /* the folder of the allowed keys */
+static rft_allow_list *list;
+
+static int make_keys(void **state)
 {
-    char folder[256];
-    rft_allow_list *list = NULL;
+    smith = locksmith_open();
+    locksmith_path(&smith, "allow", allowed);
+    list = NULL;
+    return 0;
+}
+
+static int remove_keys(void **state)
+{
+    rft_allow_list_close(list);
+    locksmith_close(&smith);
+    return 0;
+}
+
+#define WITH_KEYS(name) TEST_WITH(name, make_keys, remove_keys)
+
+static void start_anew(void)
+{
+    (void)remove_keys(NULL);
+    (void)make_keys(NULL);
+}
+
+static void open_list(void)
+{
     refit_error error;
-    locksmith_path(smith, "allow", folder);
-    if (rft_allow_list_open(folder, &list, &error) != REFIT_OK) fail_msg("%s", error.text);
-    return list;
+    if (rft_allow_list_open(allowed, &list, &error) != REFIT_OK) fail_msg("%s", error.text);
+}
+
+static void expect_refused(refit_status status, const char *words)
+{
+    rft_allow_list *other = NULL;
+    refit_error error;
+    assert_int_equal(rft_allow_list_open(allowed, &other, &error), status);
+    assert_says(&error, words);
 }
 
 /* The 40 characters of keys/NAME.public. */
-static void key_of(const locksmith *smith, const char *name, char text[RFT_KEY_TEXT])
+static void key_of(const char *name, char text[RFT_KEY_TEXT])
 {
     char path[256], file[128];
     rft_key key;
     (void)snprintf(file, sizeof file, "keys/%s.public", name);
-    locksmith_path(smith, file, path);
+    locksmith_path(&smith, file, path);
     assert_ok(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &key, NULL));
     rft_key_print(&key, text);
 }
 
-static bool has(rft_allow_list *list, const locksmith *smith, const char *name)
+static bool has(const char *name)
 {
     char key[RFT_KEY_TEXT], found[RFT_KEY_NAME_BYTES] = "";
-    key_of(smith, name, key);
+    key_of(name, key);
     bool there = rft_allow_list_has(list, key, found);
     if (there) assert_string_equal(found, name);
     return there;
 }
 
-TEST(keys_come_and_go_with_their_files)
+WITH_KEYS(keys_come_and_go_with_their_files)
 {
-    locksmith smith = locksmith_open();
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     assert_int_equal(rft_allow_list_count(list), 0); /* an empty folder is allowed */
     uint64_t edition = rft_allow_list_edition(list);
     locksmith_admit(&smith, "w0");
     locksmith_make(&smith, "w1");
-    assert_false(has(list, &smith, "w0")); /* not looked at yet */
+    assert_false(has("w0")); /* not looked at yet */
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
-    assert_false(has(list, &smith, "w1"));
+    assert_true(has("w0"));
+    assert_false(has("w1"));
     assert_true(rft_allow_list_edition(list) > edition);
 
     edition = rft_allow_list_edition(list);
@@ -69,41 +99,35 @@ TEST(keys_come_and_go_with_their_files)
 
     locksmith_allow(&smith, "w1");
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w1"));
+    assert_true(has("w1"));
     locksmith_revoke(&smith, "w0");
     rft_allow_list_refresh(list);
-    assert_false(has(list, &smith, "w0"));
-    assert_true(has(list, &smith, "w1"));
+    assert_false(has("w0"));
+    assert_true(has("w1"));
     assert_false(rft_allow_list_has(list, "", NULL));
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
 /* Within one tick of the file system's clock, over and over. */
-TEST(a_change_right_behind_a_look_is_noticed)
+WITH_KEYS(a_change_right_behind_a_look_is_noticed)
 {
-    locksmith smith = locksmith_open();
     locksmith_make(&smith, "w0");
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     for (int i = 0; i < 200; i++) {
         locksmith_allow(&smith, "w0");
         rft_allow_list_refresh(list);
-        assert_true(has(list, &smith, "w0"));
+        assert_true(has("w0"));
         locksmith_revoke(&smith, "w0");
         rft_allow_list_refresh(list);
-        assert_false(has(list, &smith, "w0"));
+        assert_false(has("w0"));
     }
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
-TEST(a_file_with_another_key_is_another_key)
+WITH_KEYS(a_file_with_another_key_is_another_key)
 {
-    locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     char before[RFT_KEY_TEXT], path[256];
-    key_of(&smith, "w0", before);
+    key_of("w0", before);
     assert_true(rft_allow_list_has(list, before, NULL));
     locksmith_revoke(&smith, "w0");
     locksmith_path(&smith, "keys/w0.secret", path);
@@ -113,24 +137,22 @@ TEST(a_file_with_another_key_is_another_key)
     locksmith_admit(&smith, "w0");
     rft_allow_list_refresh(list);
     assert_false(rft_allow_list_has(list, before, NULL));
-    assert_true(has(list, &smith, "w0"));
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
+    assert_true(has("w0"));
 }
 
-static void link_to(const locksmith *smith, const char *file, const char *target)
+static void link_to(const char *file, const char *target)
 {
     char path[256];
-    locksmith_path(smith, file, path);
+    locksmith_path(&smith, file, path);
     assert_int_equal(symlink(target, path), 0);
 }
 
 /* Which no open() opens: ENXIO. */
-static void put_socket(const locksmith *smith, const char *file)
+static void put_socket(const char *file)
 {
     char path[256];
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    locksmith_path(smith, file, path);
+    locksmith_path(&smith, file, path);
     assert_in_range(snprintf(address.sun_path, sizeof address.sun_path, "%s", path), 1,
                     sizeof address.sun_path - 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -139,9 +161,8 @@ static void put_socket(const locksmith *smith, const char *file)
     assert_int_equal(close(fd), 0);
 }
 
-TEST(junk_in_the_folder_is_passed_over)
+WITH_KEYS(junk_in_the_folder_is_passed_over)
 {
-    locksmith smith = locksmith_open();
     char path[256], target[256];
     locksmith_admit(&smith, "w0");
     locksmith_make(&smith, "w1");
@@ -157,113 +178,90 @@ TEST(junk_in_the_folder_is_passed_over)
     char longer[300];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = '\0';
-    link_to(&smith, "allow/loop.public", "loop.public");
-    link_to(&smith, "allow/away.public", "/nowhere/at/all");
-    link_to(&smith, "allow/through.public", "/etc/passwd/no-folder");
-    link_to(&smith, "allow/longer.public", longer);
-    put_socket(&smith, "allow/socket.public");
+    link_to("allow/loop.public", "loop.public");
+    link_to("allow/away.public", "/nowhere/at/all");
+    link_to("allow/through.public", "/etc/passwd/no-folder");
+    link_to("allow/longer.public", longer);
+    put_socket("allow/socket.public");
     /* A secret that was put there by mistake allows no key. */
     locksmith_path(&smith, "keys/w1.secret", target);
     locksmith_path(&smith, "allow/w1.public", path);
     assert_int_equal(link(target, path), 0);
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     assert_int_equal(rft_allow_list_count(list), 1);
-    assert_true(has(list, &smith, "w0"));
-    link_to(&smith, "allow/late.public", "/etc/passwd/no-folder");
+    assert_true(has("w0"));
+    link_to("allow/late.public", "/etc/passwd/no-folder");
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
+    assert_true(has("w0"));
 }
 
 /* As configuration systems lay out files that they swap all at once. */
-TEST(links_to_keys_are_followed)
+WITH_KEYS(links_to_keys_are_followed)
 {
-    locksmith smith = locksmith_open();
     char target[256], path[256];
     locksmith_make(&smith, "w0");
     locksmith_path(&smith, "keys/w0.public", target);
     locksmith_path(&smith, "allow/w0.public", path);
     assert_int_equal(symlink(target, path), 0);
-    rft_allow_list *list = open_list(&smith);
-    assert_true(has(list, &smith, "w0"));
+    open_list();
+    assert_true(has("w0"));
     assert_int_equal(chmod(target, 0666), 0);
     rft_allow_list_refresh(list);
     char key[RFT_KEY_TEXT];
     assert_int_equal(rft_allow_list_count(list), 0);
     assert_int_equal(chmod(target, 0644), 0);
     rft_allow_list_refresh(list);
-    key_of(&smith, "w0", key);
+    key_of("w0", key);
     assert_true(rft_allow_list_has(list, key, NULL));
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
 /* While `judged` has a mode that lets others write there, no key is allowed, and the list does not
  * open. */
-static void assert_shut_while(const char *judged, const locksmith *smith, const mode_t *modes,
-                              size_t count, mode_t good)
+static void assert_shut_while(const char *judged, const mode_t *modes, size_t count, mode_t good)
 {
-    char folder[256], key[RFT_KEY_TEXT];
-    rft_allow_list *list = open_list(smith), *other = NULL;
-    refit_error error;
-    key_of(smith, "w0", key);
-    locksmith_path(smith, "allow", folder);
+    char key[RFT_KEY_TEXT];
+    locksmith_admit(&smith, "w0");
+    key_of("w0", key);
+    open_list();
     assert_true(rft_allow_list_has(list, key, NULL));
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(chmod(judged, modes[i]), 0);
-        assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_SECURITY);
-        assert_says(&error, "chmod go-w");
+        expect_refused(REFIT_ERR_SECURITY, "chmod go-w");
         rft_allow_list_refresh(list);
         assert_false(rft_allow_list_has(list, key, NULL));
         assert_int_equal(chmod(judged, good), 0);
         rft_allow_list_refresh(list);
         assert_true(rft_allow_list_has(list, key, NULL));
     }
-    rft_allow_list_close(list);
 }
 
-TEST(a_folder_that_others_can_write_to_allows_no_key)
+WITH_KEYS(a_folder_that_others_can_write_to_allows_no_key)
 {
     static const mode_t modes[] = {0777, 0720, 0702};
-    char folder[256];
-    locksmith smith = locksmith_open();
-    locksmith_admit(&smith, "w0");
-    locksmith_path(&smith, "allow", folder);
-    assert_shut_while(folder, &smith, modes, 3, 0755);
-    locksmith_close(&smith);
+    assert_shut_while(allowed, modes, COUNT_OF(modes), 0755);
 }
 
 /* They could put another in its place; where the sticky bit is, they could not. */
-TEST(a_folder_within_one_that_others_can_write_to_allows_no_key)
+WITH_KEYS(a_folder_within_one_that_others_can_write_to_allows_no_key)
 {
     static const mode_t mode = 0770;
-    locksmith smith = locksmith_open();
-    locksmith_admit(&smith, "w0");
-    assert_shut_while(smith.tree.root, &smith, &mode, 1, 01777);
-    locksmith_close(&smith);
+    assert_shut_while(smith.tree.root, &mode, 1, 01777);
 }
 
-TEST(a_folder_that_vanishes_allows_no_key_until_it_is_back)
+WITH_KEYS(a_folder_that_vanishes_allows_no_key_until_it_is_back)
 {
-    locksmith smith = locksmith_open();
-    char folder[256], away[256];
-    refit_error error;
+    char away[256];
     locksmith_admit(&smith, "w0");
-    rft_allow_list *list = open_list(&smith), *other = NULL;
-    locksmith_path(&smith, "allow", folder);
+    open_list();
     locksmith_path(&smith, "away", away);
-    assert_int_equal(rename(folder, away), 0);
+    assert_int_equal(rename(allowed, away), 0);
     rft_allow_list_refresh(list);
-    assert_false(has(list, &smith, "w0"));
+    assert_false(has("w0"));
     rft_allow_list_refresh(list);
-    assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_IO);
-    assert_says(&error, "security.allow");
-    assert_int_equal(rename(away, folder), 0);
+    expect_refused(REFIT_ERR_IO, "security.allow");
+    assert_int_equal(rename(away, allowed), 0);
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
+    assert_true(has("w0"));
 }
 
 /* ---- What comes between counting and reading */
@@ -292,23 +290,20 @@ void __wrap_rewinddir(DIR *folder)
 }
 
 /* Whichever of them the folder lists first. */
-TEST(keys_that_were_there_stay_while_others_come)
+WITH_KEYS(keys_that_were_there_stay_while_others_come)
 {
-    locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
     for (uint32_t i = 1; i <= COMERS; i++) {
         char name[8];
         name_comer(name, i);
         locksmith_make(&smith, name);
     }
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     comers = &smith;
     rft_allow_list_refresh(list);
     assert_null(comers);
-    assert_true(has(list, &smith, "w0"));
+    assert_true(has("w0"));
     assert_int_equal(rft_allow_list_count(list), 1 + COMERS);
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
 /* ---- What cannot be read for now */
@@ -334,7 +329,7 @@ int __wrap___openat_2(int folder, const char *name, int flags)
     return __wrap_openat(folder, name, flags, 0);
 }
 
-static void refresh_without(rft_allow_list *list, const char *name, int code)
+static void refresh_without(const char *name, int code)
 {
     unreadable = name;
     unreadable_code = code;
@@ -345,132 +340,117 @@ static void refresh_without(rft_allow_list *list, const char *name, int code)
 static const int PASSING[] = {EMFILE, ENFILE, ENOMEM, EIO, ESTALE};
 #define PASSING_COUNT (COUNT_OF(PASSING))
 
-TEST(a_file_that_cannot_be_read_keeps_no_other_key_in)
+WITH_KEYS(a_file_that_cannot_be_read_keeps_no_other_key_in)
 {
     for (size_t i = 0; i < PASSING_COUNT; i++) {
-        locksmith smith = locksmith_open();
+        start_anew();
         locksmith_admit(&smith, "w0");
         locksmith_admit(&smith, "w1");
         locksmith_make(&smith, "w2");
-        rft_allow_list *list = open_list(&smith);
+        open_list();
         locksmith_revoke(&smith, "w1");
         locksmith_allow(&smith, "w2");
-        refresh_without(list, "w0.public", PASSING[i]);
-        assert_true(has(list, &smith, "w0"));
-        assert_false(has(list, &smith, "w1"));
-        assert_true(has(list, &smith, "w2"));
+        refresh_without("w0.public", PASSING[i]);
+        assert_true(has("w0"));
+        assert_false(has("w1"));
+        assert_true(has("w2"));
         assert_int_equal(rft_allow_list_count(list), 2);
         locksmith_revoke(&smith, "w0"); /* gone is gone, however it was before */
-        refresh_without(list, "w0.public", PASSING[i]);
-        assert_false(has(list, &smith, "w0"));
-        assert_true(has(list, &smith, "w2"));
-        rft_allow_list_close(list);
-        locksmith_close(&smith);
+        refresh_without("w0.public", PASSING[i]);
+        assert_false(has("w0"));
+        assert_true(has("w2"));
     }
 }
 
-TEST(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read)
+WITH_KEYS(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read)
 {
-    locksmith smith = locksmith_open();
     char target[256], path[256], key[RFT_KEY_TEXT];
     locksmith_make(&smith, "w0");
-    key_of(&smith, "w0", key);
+    key_of("w0", key);
     locksmith_path(&smith, "keys/w0.public", target);
     locksmith_path(&smith, "allow/w0.public", path);
     assert_int_equal(symlink(target, path), 0);
-    rft_allow_list *list = open_list(&smith);
-    refresh_without(list, "w0.public", EMFILE);
+    open_list();
+    refresh_without("w0.public", EMFILE);
     assert_true(rft_allow_list_has(list, key, NULL));
     assert_int_equal(unlink(target), 0);
-    refresh_without(list, "w0.public", EMFILE);
+    refresh_without("w0.public", EMFILE);
     assert_false(rft_allow_list_has(list, key, NULL));
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
-TEST(a_file_that_could_never_be_read_is_in_once_it_can_be)
+WITH_KEYS(a_file_that_could_never_be_read_is_in_once_it_can_be)
 {
-    locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w1");
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     locksmith_admit(&smith, "w0");
     locksmith_admit(&smith, "w2");
-    refresh_without(list, "w0.public", EIO);
-    assert_false(has(list, &smith, "w0"));
-    assert_true(has(list, &smith, "w1"));
-    assert_true(has(list, &smith, "w2"));
+    refresh_without("w0.public", EIO);
+    assert_false(has("w0"));
+    assert_true(has("w1"));
+    assert_true(has("w2"));
     assert_int_equal(rft_allow_list_count(list), 2);
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
+    assert_true(has("w0"));
     assert_int_equal(rft_allow_list_count(list), 3);
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
 /* By the folder as it was opened last, as long as that is the folder. */
-TEST(a_removed_key_is_out_though_the_folder_cannot_be_opened)
+WITH_KEYS(a_removed_key_is_out_though_the_folder_cannot_be_opened)
 {
     for (size_t i = 0; i < PASSING_COUNT; i++) {
-        locksmith smith = locksmith_open();
+        start_anew();
         locksmith_admit(&smith, "w0");
         locksmith_admit(&smith, "w1");
-        rft_allow_list *list = open_list(&smith);
+        open_list();
         locksmith_revoke(&smith, "w1");
-        refresh_without(list, "allow", PASSING[i]);
-        assert_true(has(list, &smith, "w0"));
-        assert_false(has(list, &smith, "w1"));
-        refresh_without(list, "allow", PASSING[i]);
-        assert_true(has(list, &smith, "w0"));
-        rft_allow_list_close(list);
-        locksmith_close(&smith);
+        refresh_without("allow", PASSING[i]);
+        assert_true(has("w0"));
+        assert_false(has("w1"));
+        refresh_without("allow", PASSING[i]);
+        assert_true(has("w0"));
     }
 }
 
-TEST(a_folder_that_cannot_be_opened_is_still_judged)
+WITH_KEYS(a_folder_that_cannot_be_opened_is_still_judged)
 {
-    locksmith smith = locksmith_open();
-    char folder[256], away[256];
+    char away[256];
     locksmith_admit(&smith, "w0");
-    rft_allow_list *list = open_list(&smith);
-    locksmith_path(&smith, "allow", folder);
+    open_list();
     locksmith_path(&smith, "away", away);
-    assert_int_equal(chmod(folder, 0777), 0);
-    refresh_without(list, "allow", EMFILE);
-    assert_false(has(list, &smith, "w0"));
-    assert_int_equal(chmod(folder, 0700), 0);
+    assert_int_equal(chmod(allowed, 0777), 0);
+    refresh_without("allow", EMFILE);
+    assert_false(has("w0"));
+    assert_int_equal(chmod(allowed, 0700), 0);
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
+    assert_true(has("w0"));
 
-    assert_int_equal(rename(folder, away), 0);
-    assert_int_equal(mkdir(folder, 0700), 0);
-    refresh_without(list, "allow", EMFILE); /* another one, of which nothing is known */
-    assert_true(has(list, &smith, "w0"));
-    assert_int_equal(chmod(folder, 0777), 0);
-    refresh_without(list, "allow", EMFILE);
-    assert_false(has(list, &smith, "w0"));
-    assert_int_equal(rmdir(folder), 0);
-    refresh_without(list, "allow", EMFILE);
-    assert_false(has(list, &smith, "w0"));
-    assert_int_equal(rename(away, folder), 0);
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
+    assert_int_equal(rename(allowed, away), 0);
+    assert_int_equal(mkdir(allowed, 0700), 0);
+    refresh_without("allow", EMFILE); /* another one, of which nothing is known */
+    assert_true(has("w0"));
+    assert_int_equal(chmod(allowed, 0777), 0);
+    refresh_without("allow", EMFILE);
+    assert_false(has("w0"));
+    assert_int_equal(rmdir(allowed), 0);
+    refresh_without("allow", EMFILE);
+    assert_false(has("w0"));
+    assert_int_equal(rename(away, allowed), 0);
 }
 
 /* Which keys are allowed must not depend on how many files this process has open. */
-TEST(a_want_of_descriptors_removes_only_keys_whose_files_are_gone)
+WITH_KEYS(a_want_of_descriptors_removes_only_keys_whose_files_are_gone)
 {
-    locksmith smith = locksmith_open();
     locksmith_admit(&smith, "w0");
     locksmith_make(&smith, "w1");
-    rft_allow_list *list = open_list(&smith);
+    open_list();
     char key[RFT_KEY_TEXT];
     struct rlimit before, none;
-    key_of(&smith, "w0", key);
+    key_of("w0", key);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     for (rlim_t room = 0; room < 6; room++) {
         locksmith_allow(&smith, "w1");
         rft_allow_list_refresh(list);
-        assert_true(has(list, &smith, "w1"));
+        assert_true(has("w1"));
         locksmith_revoke(&smith, "w1");
         int lowest = dup(0);
         assert_true(lowest >= 0);
@@ -480,67 +460,56 @@ TEST(a_want_of_descriptors_removes_only_keys_whose_files_are_gone)
         rft_allow_list_refresh(list);
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         assert_true(rft_allow_list_has(list, key, NULL));
-        assert_false(has(list, &smith, "w1"));
+        assert_false(has("w1"));
     }
-    rft_allow_list_close(list);
-    locksmith_close(&smith);
 }
 
 /* Links to nowhere count as the files they would be, and are cheap. */
-static void link_files(const char *folder, uint32_t first, uint32_t end, bool make)
+static void link_files(uint32_t first, uint32_t end, bool make)
 {
     for (uint32_t i = first; i < end; i++) {
-        char path[64];
-        (void)snprintf(path, sizeof path, "%s/n%u.public", folder, i);
+        char path[256 + 32];
+        (void)snprintf(path, sizeof path, "%s/n%u.public", allowed, i);
         assert_int_equal(make ? symlink("nowhere", path) : unlink(path), 0);
     }
 }
 
 /* So that no user of the folder can make the trainer read and keep any number of files. */
-TEST(a_folder_of_too_many_files_allows_no_key)
+WITH_KEYS(a_folder_of_too_many_files_allows_no_key)
 {
-    locksmith smith = locksmith_open();
-    char folder[] = "/dev/shm/refit-many-XXXXXX", path[64], key[256];
-    rft_allow_list *list = NULL, *other = NULL;
-    refit_error error;
-    assert_non_null(mkdtemp(folder));
+    char path[256], key[256];
+    strcpy(allowed, "/dev/shm/refit-many-XXXXXX"); /* where many files are cheap */
+    assert_non_null(mkdtemp(allowed));
     locksmith_make(&smith, "w0");
     locksmith_path(&smith, "keys/w0.public", key);
-    (void)snprintf(path, sizeof path, "%s/w0.public", folder);
+    (void)snprintf(path, sizeof path, "%s/w0.public", allowed);
     assert_int_equal(symlink(key, path), 0);
-    assert_ok(rft_allow_list_open(folder, &list, NULL));
-    assert_true(has(list, &smith, "w0"));
-    link_files(folder, 0, RFT_ALLOW_MOST, true);
-    assert_int_equal(rft_allow_list_open(folder, &other, &error), REFIT_ERR_LIMIT);
-    assert_says(&error, "more than 65536 keys");
+    assert_ok(rft_allow_list_open(allowed, &list, NULL));
+    assert_true(has("w0"));
+    link_files(0, RFT_ALLOW_MOST, true);
+    expect_refused(REFIT_ERR_LIMIT, "more than 65536 keys");
     rft_allow_list_refresh(list);
-    assert_false(has(list, &smith, "w0"));
-    link_files(folder, 0, 1, false); /* as many as there may be */
+    assert_false(has("w0"));
+    link_files(0, 1, false); /* as many as there may be */
     rft_allow_list_refresh(list);
-    assert_true(has(list, &smith, "w0"));
+    assert_true(has("w0"));
     assert_int_equal(rft_allow_list_count(list), 1);
-    link_files(folder, 1, RFT_ALLOW_MOST, false);
-    rft_allow_list_close(list);
+    link_files(1, RFT_ALLOW_MOST, false);
     assert_int_equal(unlink(path), 0);
-    assert_int_equal(rmdir(folder), 0);
-    locksmith_close(&smith);
+    assert_int_equal(rmdir(allowed), 0);
 }
 
-TEST(every_allocation_that_fails_is_an_error_and_leaks_nothing)
+WITH_KEYS(every_allocation_that_fails_is_an_error_and_leaks_nothing)
 {
-    locksmith smith = locksmith_open();
-    char folder[256];
     locksmith_admit(&smith, "w0");
-    locksmith_path(&smith, "allow", folder);
     for (uint64_t nth = 1;; nth++) {
-        rft_allow_list *list = NULL;
         failing_alloc_begin(nth);
-        refit_status status = rft_allow_list_open(folder, &list, NULL);
-        if (status == REFIT_OK) rft_allow_list_close(list);
+        refit_status status = rft_allow_list_open(allowed, &list, NULL);
+        rft_allow_list_close(list);
+        list = NULL;
         if (!failing_alloc_end()) break;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }
-    locksmith_close(&smith);
 }
 
 int main(void)
