@@ -18,7 +18,7 @@ RIG_TEST(every_version_can_be_rebuilt)
     assert_int_equal(rig_names(rig), 9);
 }
 
-/* There is no number behind it to count to. */
+/* There is no number after it to count to. */
 RIG_TEST(the_last_number_of_all_is_a_version_like_others)
 {
     archive_rig *rig = *state;
@@ -29,7 +29,7 @@ RIG_TEST(the_last_number_of_all_is_a_version_like_others)
     rig_expect(rig, RIG_EPOCH, UINT64_MAX);
     assert_int_equal(rig_info(rig, 1).base, UINT64_MAX - 1);
     rig_reopen(rig);
-    rig_keep(rig, RIG_EPOCH, 1); /* numbers do not go on behind it */
+    rig_keep(rig, RIG_EPOCH, 1); /* numbers do not go on after it */
     assert_int_equal(rig_info(rig, 0).base, 0);
     rig_expect(rig, RIG_EPOCH, UINT64_MAX);
 }

@@ -1,6 +1,6 @@
 /*
- * A refit_config of a program that was compiled against a shorter one: what is behind its end is
- * not looked at, and has the defaults. Here nothing is behind its end but a page that must not be
+ * A refit_config of a program that was compiled against a shorter one: what is after its end is
+ * not looked at, and has the defaults. Here nothing is after its end but a page that must not be
  * touched.
  */
 #include <sys/mman.h>

@@ -18,7 +18,7 @@
 typedef enum fault {
     FAULT_NONE,
     FAULT_REFUSED, /* the n-th call */
-    FAULT_BROKEN,  /* that one and all behind it */
+    FAULT_BROKEN,  /* that one and all after it */
     FAULT_SHORT,
     FAULT_STUCK, /* a write takes nothing, and says no error */
     FAULT_KILLED
@@ -123,7 +123,7 @@ RIG_TEST(a_call_that_is_refused_leaves_the_folder_as_it_was)
             assert_int_equal(error.subsystem, ENOSPC);
             assert_says(&error, "No space left");
         }
-        assert_int_equal(rig_names(rig), rig_count(rig)); /* nothing is left beside */
+        assert_int_equal(rig_names(rig), rig_count(rig)); /* nothing else is left */
         assert_whole(rig, 1);
         if (nth % 2 == 0) rig_reopen(rig); /* or the same archive goes on */
         rig_keep(rig, RIG_EPOCH, 2);

@@ -19,7 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
     } while (0)
 
 /* How many inputs were taken, not refused; a target adds to it. A corpus of which none is reaches
- * nothing behind the first check, which replay.c finds out. */
+ * nothing after the first check, which replay.c finds out. */
 __attribute__((weak)) unsigned fuzz_taken = 0;
 
 /* Memory that is asked for again and again; {0} is none. It is kept from one input to the next,

@@ -56,7 +56,7 @@ static bool apply_at(rft_cpu_level level, rft_delta_shape shape, const rft_delta
     return rft_delta_apply(shape, entry, planes, block);
 }
 
-/* Returns the verdict; `block` is changed if it is good. */
+/* Whether it is good; then `block` is changed. */
 static bool apply(rft_delta_shape shape, const rft_delta_entry *entry, const unsigned char *coded,
                   unsigned char *block)
 {

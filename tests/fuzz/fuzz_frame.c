@@ -6,7 +6,7 @@
  *     number of bytes given, little-endian, two of them | modes… | given…
  *
  * The rest of the payload is made here, because frames of real size would hide what matters from
- * the fuzzer: one flag says that behind what is given follows all that dense blocks need, another
+ * the fuzzer: one flag says that after what is given follows all that dense blocks need, another
  * that its hash is right, a third that the digests in its directory are those of the base and of
  * what its changes make of it. A fourth says that the payload is packed, and that what is given
  * begins with the lengths of its planes. However the frames come, nothing is written outside the

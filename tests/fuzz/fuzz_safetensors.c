@@ -1,5 +1,5 @@
 /*
- * Any bytes as a safetensors file. What is taken has its tensors one behind the other, each as long
+ * Any bytes as a safetensors file. What is taken has its tensors one after the other, each as long
  * as its type and shape say, and they end where the file ends.
  */
 #include "bindings/cli/safetensors.h"

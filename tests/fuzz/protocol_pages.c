@@ -1,6 +1,6 @@
 /*
  * Pages that are kept, for a build without sanitizers: a sequence maps and unmaps some dozens of
- * single pages, which takes a quarter of its time. Only memory that no file stands behind and that
+ * single pages, which takes a quarter of its time. Only memory that no file backs and that
  * fits a page is kept. A page that is given back is filled with a pattern, which must still be
  * there when the page is taken again: a write after the end is noticed then, and a read gives bytes
  * that no version has.

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdalign.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -159,7 +160,7 @@ TEST(sealed_memory_cannot_be_changed_by_other_descriptors)
     rft_segment_close(&owner);
 }
 
-/* Memory of this user that is no segment, as a false trainer would name it. */
+/* Memory of this user that is not a segment, as a false trainer would name it. */
 static refit_status try_to_attach(int fd, uint64_t inode, refit_error *error)
 {
     rft_segment reader;
@@ -195,8 +196,8 @@ TEST(memory_that_is_not_sealed_is_refused)
         assert_says(&error, i == 4 ? "no segment" : "not sealed");
         close(fd);
     }
-    char path[] = "/dev/shm/refit-0123456789abcdef0123456789abcdef";
-    int fd = open(path, O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+    char path[] = "/dev/shm/refit-XXXXXX";
+    int fd = mkstemp(path);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, BYTES), 0);
     assert_int_equal(unlink(path), 0);

@@ -80,7 +80,7 @@ TEST(a_retired_lock_takes_no_holder)
     assert_int_equal(rft_share_lock_hold(&late, owner.segment.name, NULL), REFIT_ERR_NOT_FOUND);
     assert_true(rft_seqlock_is_retired(rft_share_lock_seqlock(&holder)));
     rft_share_lock_close(&holder);
-    assert_false(rft_share_lock_is_mapped(&owner)); /* the late one left nothing behind */
+    assert_false(rft_share_lock_is_mapped(&owner)); /* the late one left nothing */
     rft_share_lock_close(&owner);
 }
 

@@ -180,7 +180,7 @@ TEST(more_than_the_machine_has_is_refused_before_memory_is_taken)
     assert_ok(refit_set_allocator(NULL));
 }
 
-/* A list is stepped through by that size: it is looked at before anything behind it is. */
+/* A list is stepped through by that size: it is looked at before anything after it is. */
 TEST(a_size_that_no_struct_has_is_refused)
 {
     static const size_t sizes[] = {0, 8, sizeof(refit_tensor) + 1, 1 << 20, SIZE_MAX};

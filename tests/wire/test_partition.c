@@ -28,7 +28,7 @@ static void check_offsets(const rft_manifest *manifest)
     assert_int_equal(manifest->originals, originals);
 }
 
-/* Returns the number of the block behind the tensor's last one. */
+/* Returns the number of the block after the tensor's last one. */
 static uint32_t check_tensor_blocks(const rft_manifest *manifest, uint32_t index, uint32_t next)
 {
     const rft_manifest_tensor *tensor = &manifest->tensors[index];
@@ -58,7 +58,7 @@ static void check_blocks(const rft_manifest *manifest)
     assert_int_equal(next, manifest->block_count);
 }
 
-/* A frame that could have taken the block behind it would have. */
+/* A frame that could have taken the block after it would have. */
 static void check_frame_is_full(const rft_manifest *manifest, const rft_frame_span *frame,
                                 uint64_t frame_bytes)
 {

@@ -305,7 +305,7 @@ TEST(the_same_frame_again_changes_nothing)
     frame_rig_close(&f);
 }
 
-/* A copy to be changed, with a byte behind it. */
+/* A copy to be changed, with a byte after it. */
 static unsigned char *lie_of(rft_view payload)
 {
     unsigned char *lie = calloc(1, payload.count + 1);
