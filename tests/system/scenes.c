@@ -1,5 +1,5 @@
 /* A process a scene: cmocka runs it there as a group of one, and the exit status says how it went.
- * One that fails takes its puppets with it, whose input ends. */
+ * One that fails takes its children with it, whose input ends. */
 #include "scenes.h"
 #include "tests/support/test.h"
 

@@ -8,24 +8,24 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "puppets.h"
+#include "children.h"
 #include "scenes.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
 
 typedef struct scene {
     char endpoint[128];
-    puppet trainer;
-    puppet workers[2];
+    child trainer;
+    child workers[2];
 } scene;
 
-static refit_path path_of(puppet *worker)
+static refit_path path_of(child *worker)
 {
-    return (refit_path)atoi(strrchr(puppet_ask(worker, "describe"), ' ') + 1);
+    return (refit_path)atoi(strrchr(child_ask(worker, "describe"), ' ') + 1);
 }
 
 /* A worker that has just been told its device joins on it soon after. */
-static void await_gpu(puppet *worker)
+static void await_gpu(child *worker)
 {
     int64_t deadline = rft_deadline(TAKE_MS);
     while (path_of(worker) != REFIT_PATH_CUDA_IPC) {
@@ -51,15 +51,15 @@ static void open_scene(scene *the, unsigned slots, const char *setting)
 
 static void publish(scene *the, unsigned seed, unsigned workers)
 {
-    puppet *const all[] = {&the->workers[0], &the->workers[1]};
+    child *const all[] = {&the->workers[0], &the->workers[1]};
     trainer_publish(&the->trainer, seed, all, workers);
 }
 
 static void close_scene(scene *the)
 {
-    puppet_end(&the->workers[0]);
-    puppet_end(&the->workers[1]);
-    puppet_end(&the->trainer);
+    child_end(&the->workers[0]);
+    child_end(&the->workers[1]);
+    child_end(&the->trainer);
 }
 
 static void versions_are_read_across_processes(unsigned at, bool shm, unsigned slots)
@@ -79,7 +79,7 @@ static void open_scene_with_a_reader(scene *the, unsigned slots)
 {
     open_scene(the, slots, "broadcast.stage_timeout_ms=15s");
     trainer_write(&the->trainer, 1);
-    puppet_say(&the->trainer, "commit");
+    child_say(&the->trainer, "commit");
     assert_true(worker_take(&the->workers[1], TAKE_MS));
     assert_string_equal(the->workers[1].digest, the->trainer.digest);
 }
@@ -87,7 +87,7 @@ static void open_scene_with_a_reader(scene *the, unsigned slots)
 /* And is lost; the first goes on. */
 static void go_on_without_it(scene *the)
 {
-    puppet *const left[] = {&the->workers[0]};
+    child *const left[] = {&the->workers[0]};
     (void)trainer_finish(&the->trainer, left, 1);
     publish(the, 2, 1);
     publish(the, 3, 1);
@@ -99,7 +99,7 @@ static void a_worker_killed_while_it_reads_leaves_the_memory_free(unsigned at, b
 {
     scene the;
     open_scene_with_a_reader(&the, slots);
-    puppet_kill(&the.workers[1]);
+    child_kill(&the.workers[1]);
     go_on_without_it(&the);
     worker_join(&the, 1);
     publish(&the, 4, 2);
@@ -112,9 +112,9 @@ static void a_worker_stopped_while_it_reads_sees_nothing_torn(unsigned at, bool 
 {
     scene the;
     open_scene_with_a_reader(&the, slots);
-    puppet_stop(&the.workers[1]);
+    child_stop(&the.workers[1]);
     go_on_without_it(&the);
-    puppet_continue(&the.workers[1]);
+    child_continue(&the.workers[1]);
     assert_false(worker_accept(&the.workers[1])); /* REFIT_ERR_STALE */
     publish(&the, 4, 2);
     close_scene(&the);
@@ -129,9 +129,9 @@ static void a_trainer_that_goes_frees_nothing_under_its_workers(unsigned killed,
     publish(&the, 1, 2);
     publish(&the, 2, 2);
     if (killed) {
-        puppet_kill(&the.trainer);
+        child_kill(&the.trainer);
     } else {
-        puppet_end(&the.trainer);
+        child_end(&the.trainer);
     }
     worker_await(&the.workers[0], "connecting");
     worker_await(&the.workers[1], "connecting");

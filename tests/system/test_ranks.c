@@ -8,8 +8,8 @@
 
 #include "base/clock.h"
 #include "base/thread.h"
+#include "children.h"
 #include "fake_cuda.h"
-#include "puppets.h"
 #include "rank.h"
 #include "tests/support/test.h"
 
@@ -25,7 +25,7 @@
 typedef struct fixture {
     test_node *node;
     int file;
-    puppet ranks[NODE_RANKS];
+    child ranks[NODE_RANKS];
 } fixture;
 
 static int set_up(void **state)
@@ -45,7 +45,7 @@ static int tear_down(void **state)
     fixture *all = *state;
     atomic_store(&all->node->held, false);
     for (unsigned i = 0; i < NODE_RANKS; i++) {
-        if (all->ranks[i].pid != 0) puppet_kill(&all->ranks[i]);
+        if (all->ranks[i].pid != 0) child_kill(&all->ranks[i]);
     }
     assert_int_equal(atomic_load(&all->node->inside), 0);
     assert_int_equal(atomic_load(&all->node->together), 0);
@@ -57,23 +57,23 @@ static int tear_down(void **state)
     return 0;
 }
 
-#define RANKS(name) TEST_WITH(name, set_up, tear_down)
+#define FIXTURE_TEST(name) TEST_WITH(name, set_up, tear_down)
 
 /* ---- Ranks as processes */
 
-static puppet *open_rank(fixture *all, unsigned number, const char *setting)
+static child *open_rank(fixture *all, unsigned number, const char *setting)
 {
-    puppet *rank = &all->ranks[number];
-    puppet_start(rank);
-    (void)puppet_ask(rank, "open %d %d %u %u %s", (int)getpid(), all->file, number, number % GPUS,
-                     setting);
+    child *rank = &all->ranks[number];
+    child_start(rank);
+    (void)child_ask(rank, "open %d %d %u %u %s", (int)getpid(), all->file, number, number % GPUS,
+                    setting);
     return rank;
 }
 
-static void close_rank(puppet *rank)
+static void close_rank(child *rank)
 {
-    (void)puppet_ask(rank, "close");
-    puppet_end(rank);
+    (void)child_ask(rank, "close");
+    child_end(rank);
 }
 
 /* Waits until the number is at least so high. */
@@ -87,38 +87,38 @@ static void await(atomic_int *number, int least)
 }
 
 /* The first stands in the middle of taking its memory; the second has found that it must wait. */
-static void seal_while_another_waits(fixture *all, puppet *first, puppet *second)
+static void seal_while_another_waits(fixture *all, child *first, child *second)
 {
     test_node *node = all->node;
     atomic_store(&node->held, true);
-    puppet_say(first, "seal");
+    child_say(first, "seal");
     await(&node->standing, 1);
     int before = atomic_load(&node->waits);
-    puppet_say(second, "seal");
+    child_say(second, "seal");
     await(&node->waits, before + TRIES);
-    assert_false(puppet_has_answer(second, 0));
+    assert_false(child_has_answer(second, 0));
     assert_int_equal(atomic_load(&node->takings), 1);
 }
 
-static void hear(puppet *rank, const char *status)
+static void hear(child *rank, const char *status)
 {
-    (void)puppet_hear(rank);
+    (void)child_hear(rank);
     if (strncmp(rank->answer, status, strlen(status)) != 0) {
         fail_msg("answered: %s, not %s", rank->answer, status);
     }
 }
 
-RANKS(each_process_has_its_gpu_and_takes_the_lock)
+FIXTURE_TEST(each_process_has_its_gpu_and_takes_the_lock)
 {
     fixture *all = *state;
-    puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
+    child *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     seal_while_another_waits(all, first, second);
     atomic_store(&all->node->held, false);
     hear(first, "OK ");
     hear(second, "OK ");
     assert_int_equal(atomic_load(&all->node->free_bytes), FREE_BYTES - 2 * RANK_IMAGE);
-    puppet_say(first, "cycle 3");
-    puppet_say(second, "cycle 4");
+    child_say(first, "cycle 3");
+    child_say(second, "cycle 4");
     hear(first, "OK ");
     hear(second, "OK ");
     assert_int_equal(atomic_load(&all->node->takings), 2);
@@ -130,21 +130,21 @@ RANKS(each_process_has_its_gpu_and_takes_the_lock)
 static void refuse_the_second(fixture *all, const char *setting)
 {
     atomic_store(&all->node->takings, 0);
-    puppet *first = open_rank(all, 0, setting), *second = open_rank(all, 1, setting);
+    child *first = open_rank(all, 0, setting), *second = open_rank(all, 1, setting);
     seal_while_another_waits(all, first, second);
     atomic_store(&all->node->held, false);
     hear(first, "OK ");
     hear(second, "ERR_BUDGET ");
     assert_int_equal(atomic_load(&all->node->takings), 1);
-    (void)puppet_ask(second, "check");
-    (void)puppet_ask(first, "cycle 1");
+    (void)child_ask(second, "check");
+    (void)child_ask(first, "cycle 1");
     close_rank(first);
-    (void)puppet_ask(second, "seal");
-    (void)puppet_ask(second, "cycle 2");
+    (void)child_ask(second, "seal");
+    (void)child_ask(second, "cycle 2");
     close_rank(second);
 }
 
-RANKS(the_second_sees_what_the_first_has_taken)
+FIXTURE_TEST(the_second_sees_what_the_first_has_taken)
 {
     fixture *all = *state;
     atomic_fetch_sub(&all->node->free_bytes,
@@ -155,64 +155,66 @@ RANKS(the_second_sees_what_the_first_has_taken)
 }
 
 /* More ranks than GPUs, all at once: as many as fit get their memory, and no more. */
-RANKS(as_many_as_fit_and_no_more)
+FIXTURE_TEST(as_many_as_fit_and_no_more)
 {
     fixture *all = *state;
     unsigned served = 0, refused = 0;
-    for (unsigned i = 0; i < NODE_RANKS; i++)
-        (void)open_rank(all, i, SHARE);
-    for (unsigned i = 0; i < NODE_RANKS; i++)
-        puppet_say(&all->ranks[i], "seal");
     for (unsigned i = 0; i < NODE_RANKS; i++) {
-        const char *answer = puppet_hear(&all->ranks[i]);
+        (void)open_rank(all, i, SHARE);
+    }
+    for (unsigned i = 0; i < NODE_RANKS; i++) {
+        child_say(&all->ranks[i], "seal");
+    }
+    for (unsigned i = 0; i < NODE_RANKS; i++) {
+        const char *answer = child_hear(&all->ranks[i]);
         if (strncmp(answer, "OK ", 3) == 0) served++;
         if (strncmp(answer, "ERR_BUDGET ", 11) == 0) refused++;
     }
     assert_int_equal(served, 2);
     assert_int_equal(refused, NODE_RANKS - 2);
     for (unsigned i = 0; i < NODE_RANKS; i++) {
-        (void)puppet_ask(&all->ranks[i], "check");
+        (void)child_ask(&all->ranks[i], "check");
         close_rank(&all->ranks[i]);
     }
 }
 
-RANKS(one_that_is_killed_with_the_lock_leaves_it_to_the_next)
+FIXTURE_TEST(one_that_is_killed_with_the_lock_leaves_it_to_the_next)
 {
     fixture *all = *state;
-    puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
+    child *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     seal_while_another_waits(all, first, second);
-    puppet_stop(first);
-    assert_false(puppet_has_answer(second, 0)); /* it stands, and still has the lock */
+    child_stop(first);
+    assert_false(child_has_answer(second, 0)); /* it stands, and still has the lock */
     node_bury(all->node, 0);
-    puppet_kill(first);
+    child_kill(first);
     await(&all->node->standing, 1);
     atomic_store(&all->node->held, false);
     hear(second, "OK ");
-    (void)puppet_ask(second, "cycle 2");
+    (void)child_ask(second, "cycle 2");
     first = open_rank(all, 0, SHARE);
-    (void)puppet_ask(first, "seal");
-    (void)puppet_ask(first, "cycle 2");
-    (void)puppet_ask(second, "cycle 1");
+    (void)child_ask(first, "seal");
+    (void)child_ask(first, "cycle 2");
+    (void)child_ask(second, "cycle 1");
     close_rank(first);
     close_rank(second);
 }
 
-RANKS(a_failing_pin_harms_no_other_rank)
+FIXTURE_TEST(a_failing_pin_harms_no_other_rank)
 {
     fixture *all = *state;
-    puppet *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
-    (void)puppet_ask(first, "fault 4");
+    child *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
+    (void)child_ask(first, "fault 4");
     seal_while_another_waits(all, first, second);
     atomic_store(&all->node->held, false);
     hear(first, "ERR_PIN ");
     hear(second, "OK ");
     assert_int_equal(atomic_load(&all->node->taken[0]), 0);
     assert_int_equal(atomic_load(&all->node->taken[1]), RANK_IMAGE);
-    (void)puppet_ask(first, "check");
-    (void)puppet_ask(second, "cycle 2");
-    (void)puppet_ask(first, "seal");
-    (void)puppet_ask(first, "cycle 2");
-    (void)puppet_ask(second, "check");
+    (void)child_ask(first, "check");
+    (void)child_ask(second, "cycle 2");
+    (void)child_ask(first, "seal");
+    (void)child_ask(first, "cycle 2");
+    (void)child_ask(second, "check");
     close_rank(first);
     close_rank(second);
 }
@@ -229,27 +231,30 @@ static void *run_cycles(void *user)
 {
     thread_rank *one = user;
     one->status = rank_seal(&one->rank);
-    for (int i = 0; i < 4 && one->status == REFIT_OK; i++)
+    for (int i = 0; i < 4 && one->status == REFIT_OK; i++) {
         one->status = rank_cycle(&one->rank);
+    }
     return NULL;
 }
 
 static void open_both(fixture *all, thread_rank ranks[GPUS])
 {
     static const char *const settings[] = {SHARE, NULL};
-    for (unsigned i = 0; i < GPUS; i++)
+    for (unsigned i = 0; i < GPUS; i++) {
         assert_ok(rank_open(&ranks[i].rank, all->node, i, (int)i, settings));
+    }
 }
 
 static void close_both(thread_rank ranks[GPUS])
 {
-    for (unsigned i = 0; i < GPUS; i++)
+    for (unsigned i = 0; i < GPUS; i++) {
         assert_ok(rank_close(&ranks[i].rank));
+    }
     assert_string_equal(fake_cuda_violation(), "");
     assert_int_equal(fake_cuda_leaks(), 0);
 }
 
-RANKS(one_process_may_have_a_controller_for_each_gpu)
+FIXTURE_TEST(one_process_may_have_a_controller_for_each_gpu)
 {
     fixture *all = *state;
     static thread_rank ranks[GPUS];
@@ -278,7 +283,7 @@ static void expect_stranger(refit_status status, const refit_error *error)
     assert_says(error, "memory of cuda:1, and this device is cuda:0");
 }
 
-RANKS(memory_of_the_other_gpu_is_refused)
+FIXTURE_TEST(memory_of_the_other_gpu_is_refused)
 {
     fixture *all = *state;
     static thread_rank ranks[GPUS];

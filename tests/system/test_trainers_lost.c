@@ -3,7 +3,7 @@
  * memory. */
 #include <unistd.h>
 
-#include "puppets.h"
+#include "children.h"
 #include "scenes.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
@@ -26,14 +26,14 @@ typedef struct scene {
     bool shm;
     unsigned slots;
     char endpoint[128];
-    puppet trainer;
-    puppet workers[2];
+    child trainer;
+    child workers[2];
     bool waiting; /* the trainer is in commit */
 } scene;
 
 static void publish_to_all(scene *the, unsigned seed)
 {
-    puppet *const all[] = {&the->workers[0], &the->workers[1]};
+    child *const all[] = {&the->workers[0], &the->workers[1]};
     trainer_publish(&the->trainer, seed, all, 2);
 }
 
@@ -52,14 +52,14 @@ static void open_scene(scene *the, bool shm, unsigned slots)
 static void reach(scene *the, point at)
 {
     if (at == AT_IDLE) return;
-    if (at == AT_BEGUN) (void)puppet_ask(&the->trainer, "begin");
+    if (at == AT_BEGUN) (void)child_ask(&the->trainer, "begin");
     if (at >= AT_WRITTEN) trainer_write(&the->trainer, 2);
     if (at <= AT_WRITTEN) {
         worker_await(&the->workers[0], "staging");
         return;
     }
-    if (at == AT_STAGING) puppet_stop(&the->workers[1]);
-    puppet_say(&the->trainer, "commit");
+    if (at == AT_STAGING) child_stop(&the->workers[1]);
+    child_say(&the->trainer, "commit");
     the->waiting = true;
     worker_await(&the->workers[0], at == AT_STAGING ? "staged" : "applying");
     if (at == AT_TAKEN) assert_true(worker_take(&the->workers[0], TAKE_MS));
@@ -67,9 +67,9 @@ static void reach(scene *the, point at)
 
 static void close_scene(scene *the)
 {
-    puppet_end(&the->workers[0]);
-    puppet_end(&the->workers[1]);
-    puppet_end(&the->trainer);
+    child_end(&the->workers[0]);
+    child_end(&the->workers[1]);
+    child_end(&the->trainer);
 }
 
 static void a_trainer_killed_is_replaced(unsigned at, bool shm, unsigned slots)
@@ -78,9 +78,9 @@ static void a_trainer_killed_is_replaced(unsigned at, bool shm, unsigned slots)
     open_scene(&the, shm, slots);
     reach(&the, at);
     assert_true(shm == (process_segments(the.trainer.pid) > 0));
-    puppet_kill(&the.trainer);
+    child_kill(&the.trainer);
     worker_await(&the.workers[0], "connecting");
-    if (the.workers[1].stopped) puppet_continue(&the.workers[1]);
+    if (the.workers[1].stopped) child_continue(&the.workers[1]);
     trainer_open(&the.trainer, the.endpoint, shm, slots, "");
     publish_to_all(&the, 9);
     assert_int_equal(the.workers[0].version, trainer_version(&the.trainer));
@@ -90,15 +90,15 @@ static void a_trainer_killed_is_replaced(unsigned at, bool shm, unsigned slots)
 static void a_trainer_stopped_is_found_again(unsigned at, bool shm, unsigned slots)
 {
     scene the;
-    puppet *const all[] = {&the.workers[0], &the.workers[1]};
+    child *const all[] = {&the.workers[0], &the.workers[1]};
     open_scene(&the, shm, slots);
     reach(&the, at);
-    puppet_stop(&the.trainer);
+    child_stop(&the.trainer);
     worker_await(&the.workers[0], "connecting");
-    puppet_continue(&the.trainer);
-    if (the.workers[1].stopped) puppet_continue(&the.workers[1]);
-    if (at == AT_BEGUN) (void)puppet_ask(&the.trainer, "write 2");
-    if (at == AT_BEGUN || at == AT_WRITTEN) puppet_say(&the.trainer, "commit");
+    child_continue(&the.trainer);
+    if (the.workers[1].stopped) child_continue(&the.workers[1]);
+    if (at == AT_BEGUN) (void)child_ask(&the.trainer, "write 2");
+    if (at == AT_BEGUN || at == AT_WRITTEN) child_say(&the.trainer, "commit");
     if (at != AT_IDLE) (void)trainer_finish(&the.trainer, all, 2);
     publish_to_all(&the, 3);
     close_scene(&the);

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "puppets.h"
+#include "children.h"
 #include "scenes.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
@@ -26,10 +26,10 @@ static const char *const points[POINTS] = {"connecting", "current", "staging", "
 typedef struct scene {
     bool shm;
     char endpoint[128];
-    puppet trainer;
-    puppet survivor;
-    puppet victim;
-    puppet brake;    /* for AT_STAGED */
+    child trainer;
+    child survivor;
+    child victim;
+    child brake;     /* for AT_STAGED */
     uint64_t before; /* the version committed before the one under way */
     bool waiting;    /* the trainer is in commit */
 } scene;
@@ -43,12 +43,12 @@ static void open_scene(scene *the, point at, bool shm, unsigned slots, const cha
     worker_open(&the->survivor, the->endpoint, shm);
     if (at == AT_CONNECTING) {
         worker_open(&the->victim, "ipc:///nowhere/refit.sock", shm);
-        trainer_publish(&the->trainer, 1, (puppet *const[]){&the->survivor}, 1);
+        trainer_publish(&the->trainer, 1, (child *const[]){&the->survivor}, 1);
         return;
     }
     worker_open(&the->victim, the->endpoint, shm);
     if (at == AT_STAGED) worker_open(&the->brake, the->endpoint, shm);
-    puppet *const all[] = {&the->survivor, &the->victim, &the->brake};
+    child *const all[] = {&the->survivor, &the->victim, &the->brake};
     trainer_publish(&the->trainer, 1, all, at == AT_STAGED ? 3 : 2);
 }
 
@@ -59,28 +59,28 @@ static void reach(scene *the, point at)
     if (at == AT_CURRENT) worker_await(&the->victim, "current");
     if (at < AT_STAGING) return;
     the->before = trainer_version(&the->trainer);
-    if (at == AT_STAGED) puppet_stop(&the->brake);
+    if (at == AT_STAGED) child_stop(&the->brake);
     if (at == AT_STAGING) {
-        (void)puppet_ask(&the->trainer, "begin");
+        (void)child_ask(&the->trainer, "begin");
         worker_await(&the->victim, "staging");
         return;
     }
     trainer_write(&the->trainer, 2);
-    puppet_say(&the->trainer, "commit");
+    child_say(&the->trainer, "commit");
     the->waiting = true;
     worker_await(&the->victim, at == AT_STAGED ? "staged" : "applying");
     if (at >= AT_TAKEN) assert_true(worker_take(&the->victim, TAKE_MS));
-    if (at == AT_ACCEPTED) (void)puppet_ask(&the->victim, "accept");
+    if (at == AT_ACCEPTED) (void)child_ask(&the->victim, "accept");
 }
 
 /* The version is committed or aborted; it is whole for each worker that sees it. */
 static void finish_version(scene *the, point at)
 {
-    puppet *const left[] = {&the->survivor};
+    child *const left[] = {&the->survivor};
     if (at == AT_STAGING) {
         snprintf(the->trainer.digest, sizeof the->trainer.digest, "%s",
-                 puppet_ask(&the->trainer, "write 2"));
-        puppet_say(&the->trainer, "commit");
+                 child_ask(&the->trainer, "write 2"));
+        child_say(&the->trainer, "commit");
         the->waiting = true;
     }
     if (the->waiting) (void)trainer_finish(&the->trainer, left, 1);
@@ -92,18 +92,18 @@ static void finish_version(scene *the, point at)
 /* All workers that are to survive take the next version. */
 static void meet_again(scene *the, point at)
 {
-    puppet *const all[] = {&the->survivor, &the->victim, &the->brake};
-    if (the->brake.stopped) puppet_continue(&the->brake);
+    child *const all[] = {&the->survivor, &the->victim, &the->brake};
+    if (the->brake.stopped) child_continue(&the->brake);
     trainer_publish(&the->trainer, 3, all, at == AT_STAGED ? 3 : 2);
 }
 
 static void close_scene(scene *the)
 {
     assert_true(the->shm == (process_segments(the->trainer.pid) > 0));
-    puppet_end(&the->survivor);
-    puppet_end(&the->victim);
-    puppet_end(&the->brake);
-    puppet_end(&the->trainer);
+    child_end(&the->survivor);
+    child_end(&the->victim);
+    child_end(&the->brake);
+    child_end(&the->trainer);
 }
 
 static void a_killed_worker_holds_up_no_other(unsigned at, bool shm, unsigned slots)
@@ -111,7 +111,7 @@ static void a_killed_worker_holds_up_no_other(unsigned at, bool shm, unsigned sl
     scene the;
     open_scene(&the, at, shm, slots, "");
     reach(&the, at);
-    puppet_kill(&the.victim);
+    child_kill(&the.victim);
     finish_version(&the, at);
     worker_open(&the.victim, the.endpoint, shm);
     meet_again(&the, at);
@@ -123,15 +123,15 @@ static void a_stopped_worker_holds_up_no_other_and_returns(unsigned at, bool shm
     scene the;
     open_scene(&the, at, shm, slots, "");
     reach(&the, at);
-    puppet_stop(&the.victim);
+    child_stop(&the.victim);
     finish_version(&the, at);
-    puppet_continue(&the.victim);
+    child_continue(&the.victim);
     if (at == AT_CONNECTING) {
-        puppet_end(&the.victim);
+        child_end(&the.victim);
         worker_open(&the.victim, the.endpoint, shm);
     }
     if (at == AT_ACCEPTED) {
-        (void)puppet_ask(&the.victim, "release");
+        (void)child_ask(&the.victim, "release");
         the.victim.open_update = false;
     }
     meet_again(&the, at);

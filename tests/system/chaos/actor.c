@@ -94,7 +94,6 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
         {"broadcast.compress", plan->zstd ? "zstd" : "none"},
         {"broadcast.commit", plan->quorum != 0 ? "quorum" : "all"},
         {"broadcast.verify", plan->verify_always ? "always" : "auto"},
-        {"broadcast.insecure", part->slow != NULL ? "true" : "false"}, /* another host's address */
     };
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         refit_status status = refit_config_set(config, texts[i][0], texts[i][1], error);
@@ -103,7 +102,7 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
     return REFIT_OK;
 }
 
-/* ---- Memory for the census */
+/* ---- Resources */
 
 #define PLANT_BLOCK ((size_t)64 << 10) /* less than malloc maps by itself */
 #define PLANT_MOST  256
@@ -119,17 +118,18 @@ static uint32_t count_descriptors(void)
     return count;
 }
 
-static void add_segment(census *out, const char *line)
+static void add_segment(resources *out, const char *line)
 {
     out->segments += strstr(line, "/memfd:refit ") != NULL;
 }
 
-static void add_resident(census *out, const char *line)
+static void add_resident(resources *out, const char *line)
 {
     if (strncmp(line, "RssAnon:", 8) == 0) out->resident = strtoull(line + 8, NULL, 10) * 1024;
 }
 
-static void read_lines(const char *path, void (*each)(census *out, const char *line), census *out)
+static void read_lines(const char *path, void (*each)(resources *out, const char *line),
+                       resources *out)
 {
     char line[512];
     FILE *lines = fopen(path, "r");

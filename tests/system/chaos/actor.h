@@ -9,7 +9,6 @@
 
 #include "chaos_plan.h"
 #include "note.h"
-#include "slow_link.h"
 #include "tests/support/locksmith.h"
 
 /* Timeouts of every run, in ms. */
@@ -28,7 +27,6 @@ typedef struct actor_part {
     char name[64];          /* of the worker */
     char key[16];           /* of the worker */
     const locksmith *smith; /* of the run's keys; NULL: none */
-    const slow_link *slow;  /* where workers are; NULL: none */
     bool boot_clock;        /* whether its monotonic clock is moved, too */
 } actor_part;
 

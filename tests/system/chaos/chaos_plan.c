@@ -6,22 +6,22 @@
 
 #include "tests/support/seeded.h"
 
-typedef struct deed_rule {
+typedef struct action_rule {
     const char *words;
     chaos_target target;
     uint32_t weight;
     uint32_t amount[2];
     uint32_t ms[2];
-} deed_rule;
+} action_rule;
 
-static const deed_rule rules[DEED_KINDS] = {
-#define CHAOS_DEED_RULE(name, words, target, weight, low, high, short_, long_)                     \
-    [DEED_##name] = {words, TARGET_##target, weight, {low, high}, {short_, long_}},
-    CHAOS_DEEDS(CHAOS_DEED_RULE)
-#undef CHAOS_DEED_RULE
+static const action_rule rules[ACTION_KINDS] = {
+#define CHAOS_ACTION_RULE(name, words, target, weight, low, high, short_, long_)                   \
+    [ACTION_##name] = {words, TARGET_##target, weight, {low, high}, {short_, long_}},
+    CHAOS_ACTIONS(CHAOS_ACTION_RULE)
+#undef CHAOS_ACTION_RULE
 };
 
-chaos_target deed_target(chaos_deed_kind kind)
+chaos_target action_target(chaos_action_kind kind)
 {
     return rules[kind].target;
 }
@@ -89,41 +89,42 @@ static void draw_setting(chaos_plan *plan, uint64_t *seed)
     plan->model = seeded_next(seed);
     for (uint32_t i = 0; i < ROLES; i++)
         plan->attacks[i] = below(seed, plan->versions);
-    for (uint32_t i = 0; i < plan->workers; i++)
+    for (uint32_t i = 0; i < plan->workers; i++) {
         draw_worker(&plan->each[i], shm_of_4, seed);
+    }
 }
 
 /* ---- What happens in a version */
 
-static chaos_deed_kind draw_kind(uint64_t *seed)
+static chaos_action_kind draw_kind(uint64_t *seed)
 {
     uint32_t sum = 0, kind = 0;
-    for (uint32_t i = 0; i < DEED_KINDS; i++)
+    for (uint32_t i = 0; i < ACTION_KINDS; i++)
         sum += rules[i].weight;
     uint32_t draw = below(seed, sum);
     while (draw >= rules[kind].weight)
         draw -= rules[kind++].weight;
-    return (chaos_deed_kind)kind;
+    return (chaos_action_kind)kind;
 }
 
-static void draw_deed(chaos_plan *plan, chaos_deed_kind kind, uint64_t *seed)
+static void draw_action(chaos_plan *plan, chaos_action_kind kind, uint64_t *seed)
 {
-    if (plan->deed_count == DEEDS_MOST) return;
-    chaos_deed *deed = &plan->deeds[plan->deed_count++];
-    deed->kind = kind;
-    deed->worker = below(seed, plan->workers);
-    deed->at_ms = one_in(seed, 3) ? 0 : below(seed, 30);
-    deed->amount = between(seed, rules[deed->kind].amount);
-    deed->ms = between(seed, rules[deed->kind].ms);
+    if (plan->action_count == ACTIONS_MOST) return;
+    chaos_action *action = &plan->actions[plan->action_count++];
+    action->kind = kind;
+    action->worker = below(seed, plan->workers);
+    action->at_ms = one_in(seed, 3) ? 0 : below(seed, 30);
+    action->amount = between(seed, rules[action->kind].amount);
+    action->ms = between(seed, rules[action->kind].ms);
 }
 
-static void sort_deeds(chaos_deed *deeds, uint32_t count)
+static void sort_actions(chaos_action *actions, uint32_t count)
 {
     for (uint32_t i = 1; i < count; i++) {
-        for (uint32_t k = i; k > 0 && deeds[k].at_ms < deeds[k - 1].at_ms; k--) {
-            chaos_deed earlier = deeds[k];
-            deeds[k] = deeds[k - 1];
-            deeds[k - 1] = earlier;
+        for (uint32_t k = i; k > 0 && actions[k].at_ms < actions[k - 1].at_ms; k--) {
+            chaos_action earlier = actions[k];
+            actions[k] = actions[k - 1];
+            actions[k - 1] = earlier;
         }
     }
 }
@@ -136,17 +137,18 @@ static void draw_version(chaos_plan *plan, chaos_version_plan *version, uint64_t
     version->fate = one_in(seed, 15) ? FATE_ABORT : FATE_COMMIT;
     version->wait_ms = one_in(seed, 4) ? 0 : 400;
     version->pause_us = one_in(seed, 2) ? 0 : below(seed, 4000);
-    version->first = plan->deed_count;
-    for (uint32_t i = counts[below(seed, 8)]; i > 0; i--)
-        draw_deed(plan, draw_kind(seed), seed);
-    for (uint32_t i = 0; i < ROLES; i++) {
-        static const chaos_deed_kind kinds[ROLES] = {[ROLE_STRANGER] = DEED_STRANGER,
-                                                     [ROLE_EVICTED] = DEED_EVICTED,
-                                                     [ROLE_LIAR] = DEED_LIAR};
-        if (&plan->version[plan->attacks[i]] == version) draw_deed(plan, kinds[i], seed);
+    version->first = plan->action_count;
+    for (uint32_t i = counts[below(seed, 8)]; i > 0; i--) {
+        draw_action(plan, draw_kind(seed), seed);
     }
-    version->deeds = plan->deed_count - version->first;
-    sort_deeds(plan->deeds + version->first, version->deeds);
+    for (uint32_t i = 0; i < ROLES; i++) {
+        static const chaos_action_kind kinds[ROLES] = {[ROLE_STRANGER] = ACTION_STRANGER,
+                                                       [ROLE_EVICTED] = ACTION_EVICTED,
+                                                       [ROLE_LIAR] = ACTION_LIAR};
+        if (&plan->version[plan->attacks[i]] == version) draw_action(plan, kinds[i], seed);
+    }
+    version->actions = plan->action_count - version->first;
+    sort_actions(plan->actions + version->first, version->actions);
 }
 
 void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t workers)
@@ -157,20 +159,21 @@ void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t work
     plan->versions = versions < VERSIONS_MOST ? versions : VERSIONS_MOST;
     plan->workers = workers < WORKERS_MOST ? workers : WORKERS_MOST;
     draw_setting(plan, &state);
-    for (uint32_t i = 0; i < plan->versions; i++)
+    for (uint32_t i = 0; i < plan->versions; i++) {
         draw_version(plan, &plan->version[i], &state);
+    }
 }
 
 /* ---- Printing */
 
-void plan_print_deed(const chaos_deed *deed, FILE *to)
+void plan_print_action(const chaos_action *action, FILE *to)
 {
-    const deed_rule *rule = &rules[deed->kind];
+    const action_rule *rule = &rules[action->kind];
     if (rule->target == TARGET_WORKER || rule->target == TARGET_LINK)
-        fprintf(to, "w%" PRIu32 " ", deed->worker);
+        fprintf(to, "w%" PRIu32 " ", action->worker);
     fprintf(to, "%s", rule->words);
-    if (rule->amount[1] > 1) fprintf(to, " [%" PRIu32 "]", deed->amount);
-    if (rule->ms[1] > 0) fprintf(to, " (%" PRIu32 " ms)", deed->ms);
+    if (rule->amount[1] > 1) fprintf(to, " [%" PRIu32 "]", action->amount);
+    if (rule->ms[1] > 0) fprintf(to, " (%" PRIu32 " ms)", action->ms);
 }
 
 static void print_worker(const chaos_plan *plan, uint32_t i, FILE *to)
@@ -188,10 +191,10 @@ static void print_version(const chaos_plan *plan, uint32_t i, FILE *to)
             model_rate_name(version->rate),
             version->wait_ms != 0 ? "waits for workers" : "does not wait", version->pause_us,
             version->fate == FATE_ABORT ? ", aborted when half written" : "");
-    for (uint32_t k = 0; k < version->deeds; k++) {
-        const chaos_deed *deed = &plan->deeds[version->first + k];
-        fprintf(to, "    at %2" PRIu32 " ms: ", deed->at_ms);
-        plan_print_deed(deed, to);
+    for (uint32_t k = 0; k < version->actions; k++) {
+        const chaos_action *action = &plan->actions[version->first + k];
+        fprintf(to, "    at %2" PRIu32 " ms: ", action->at_ms);
+        plan_print_action(action, to);
         fputc('\n', to);
     }
 }

@@ -8,16 +8,61 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "attack_manners.h"
 #include "model.h"
 
 #define WORKERS_MOST  16u
 #define VERSIONS_MOST 256u
-#define DEEDS_MOST    1024u
+#define ACTIONS_MOST  1024u
+
+/* ---- Manners of attackers, and of a worker's user */
+
+typedef enum attacker_role {
+    ROLE_STRANGER,
+    ROLE_EVICTED,
+    ROLE_LIAR,
+    ROLES,
+} attacker_role;
+
+typedef enum stranger_manner {
+    STRANGER_SAYS_NOTHING, /* of some bytes; many connections at once, like all of these */
+    STRANGER_HALF_OPEN,    /* connects, and is silent */
+    STRANGER_HALF_GREETS,
+    STRANGER_GREETS_WRONGLY, /* a right greeting, then what is none */
+    STRANGER_PLAIN,          /* a whole handshake without keys, then garbage */
+    STRANGER_MUTE,           /* a whole handshake, then silence */
+    STRANGER_ENDLESS,        /* a whole handshake, then a message without an end */
+    STRANGER_CLAIMS_IDS, /* whole handshakes, by routing ids that the trainer may give to others */
+    STRANGER_MANNERS,
+} stranger_manner;
+
+typedef enum liar_manner {
+    LIAR_ANYTHING,      /* any message, at any moment */
+    LIAR_NEVER_STAGES,  /* joins and beats */
+    LIAR_WRONG_DIGESTS, /* says that it staged, and applied, other bytes */
+    LIAR_FUTURE,        /* acknowledges versions that do not exist */
+    LIAR_OUT_OF_ORDER,  /* applied before staged, twice, released before applied */
+    LIAR_TAKES_BACK,    /* stages at once without having read anything, then fails */
+    LIAR_CLAIMS_NAMES,  /* says HELLO in a worker's name */
+    LIAR_ABSURD_COUNTS, /* asks for all frames, again and again */
+    LIAR_SILENT,        /* joins, and is not heard of any more */
+    LIAR_OBSERVES,      /* asks what there is, without end */
+    LIAR_MANNERS,
+} liar_manner;
+
+typedef enum worker_manner {
+    MANNER_PLAIN,
+    MANNER_SLOW, /* the next update only, like all below but the last */
+    MANNER_REFUSE_KEPT,
+    MANNER_REFUSE_LOST,
+    MANNER_HOLD,
+    MANNER_DEAF, /* until it is told otherwise */
+} worker_manner;
+
+/* ---- Actions */
 
 /* X(name, words, target, weight, least and most amount, least and most ms). The amount is what the
  * words say; the ms are how long it lasts, until it is mended. */
-#define CHAOS_DEEDS(X)                                                                             \
+#define CHAOS_ACTIONS(X)                                                                           \
     X(KILL, "is killed, and replaced after ms", WORKER, 6, 0, 1, 0, 150)                           \
     X(LEAVE, "leaves, and is replaced after ms", WORKER, 3, 0, 1, 0, 100)                          \
     X(STOP, "is stopped for ms", WORKER, 6, 0, 0, 5, 500)                                          \
@@ -50,12 +95,12 @@
       100, 900)                                                                                    \
     X(KILL_ALL, "all workers are killed at once, and replaced after ms", TRAINER, 1, 0, 0, 0, 100)
 
-typedef enum chaos_deed_kind {
-#define CHAOS_DEED_ENUM(name, words, target, weight, low, high, short_, long_) DEED_##name,
-    CHAOS_DEEDS(CHAOS_DEED_ENUM)
-#undef CHAOS_DEED_ENUM
-        DEED_KINDS,
-} chaos_deed_kind;
+typedef enum chaos_action_kind {
+#define CHAOS_ACTION_ENUM(name, words, target, weight, low, high, short_, long_) ACTION_##name,
+    CHAOS_ACTIONS(CHAOS_ACTION_ENUM)
+#undef CHAOS_ACTION_ENUM
+        ACTION_KINDS,
+} chaos_action_kind;
 
 typedef enum chaos_target {
     TARGET_WORKER,
@@ -64,13 +109,13 @@ typedef enum chaos_target {
     TARGET_ATTACK
 } chaos_target;
 
-typedef struct chaos_deed {
-    chaos_deed_kind kind;
+typedef struct chaos_action {
+    chaos_action_kind kind;
     uint32_t worker; /* or the link of that worker */
     uint32_t at_ms;  /* after the version has begun; 0: before */
     uint32_t amount;
     uint32_t ms;
-} chaos_deed;
+} chaos_action;
 
 typedef enum chaos_fate {
     FATE_COMMIT,
@@ -83,8 +128,8 @@ typedef struct chaos_version_plan {
     chaos_fate fate;
     uint32_t wait_ms;  /* it waits for the workers that are well before it begins, so long */
     uint32_t pause_us; /* between two tensors */
-    uint32_t first;    /* of its deeds */
-    uint32_t deeds;
+    uint32_t first;    /* of its actions */
+    uint32_t actions;
 } chaos_version_plan;
 
 typedef struct chaos_worker_plan {
@@ -115,14 +160,14 @@ typedef struct chaos_plan {
     uint64_t model;
     chaos_worker_plan each[WORKERS_MOST];
     chaos_version_plan version[VERSIONS_MOST];
-    chaos_deed deeds[DEEDS_MOST];
-    uint32_t deed_count;
+    chaos_action actions[ACTIONS_MOST];
+    uint32_t action_count;
 } chaos_plan;
 
 void plan_draw(chaos_plan *plan, uint64_t seed, uint32_t versions, uint32_t workers);
 void plan_print(const chaos_plan *plan, FILE *to);
-void plan_print_deed(const chaos_deed *deed, FILE *to);
+void plan_print_action(const chaos_action *action, FILE *to);
 
-chaos_target deed_target(chaos_deed_kind kind);
+chaos_target action_target(chaos_action_kind kind);
 
 #endif

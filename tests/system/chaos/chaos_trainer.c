@@ -235,12 +235,12 @@ static void send_counts(const trainer *the)
 int trainer_run(const actor_part *part)
 {
     trainer the = {.part = part, .variant = part->plan->variant};
-    struct sigaction action = {.sa_handler = cancel, .sa_flags = SA_RESTART};
+    struct sigaction on_cancel = {.sa_handler = cancel, .sa_flags = SA_RESTART};
     refit_error error;
     chaos_note order;
     actor_prepare(part);
     clocks_move_wall(part->plan->trainer_wall_clock_s);
-    sigaction(SIGUSR1, &action, NULL);
+    sigaction(SIGUSR1, &on_cancel, NULL);
     snprintf(the.endpoint, sizeof the.endpoint, "%s", part->endpoint);
     if (actor_configure(part, true, &the.config, &error) != REFIT_OK ||
         !model_open(&the.model, the.variant, part->plan->model + part->number)) {

@@ -1,6 +1,5 @@
 /* A worker's process: takes what comes, reports its digest, and decides in the manner it is told.
  */
-#include "chaos_worker.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -186,7 +185,6 @@ int worker_run(const actor_part *part)
     worker the = {.part = part};
     refit_config config;
     refit_error error;
-    if (part->slow != NULL && !slow_link_enter(part->slow)) return 1;
     if (part->boot_clock && !clocks_move_boot(plan->boot_clock_s)) return 1;
     actor_prepare(part);
     clocks_move_wall(plan->wall_clock_s);

@@ -41,7 +41,7 @@ static bool all_are_current(const chaos_run *run, const void *what)
     if (run->served == 0) return true;
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         const run_worker *one = &run->worker[i];
-        bool excused = one->ills != 0 || one->kept == run->served;
+        bool excused = one->open_faults != 0 || one->kept == run->served;
         if (!excused && one->version != run->served) return false;
     }
     return true;
@@ -55,7 +55,8 @@ static void excuse_flipped(chaos_run *run)
         run_worker *one = &run->worker[i];
         if (one->version == run->served) one->missed = 0;
         if (run->keys) continue; /* then no bit is covered by nothing */
-        bool misses = one->version != run->served && one->ills == 0 && one->kept != run->served;
+        bool misses =
+            one->version != run->served && one->open_faults == 0 && one->kept != run->served;
         if (!misses || !one->flipped || one->missed == MISSES_MOST) continue;
         run_say(run, "%s lacks version %" PRIu64 " after a flipped bit", one->name, run->served);
         one->kept = run->served;
@@ -96,7 +97,7 @@ static uint32_t count_well(const chaos_run *run)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < run->plan.workers; i++)
-        count += run->worker[i].ills == 0;
+        count += run->worker[i].open_faults == 0;
     return count;
 }
 
@@ -120,30 +121,30 @@ static void order_version(chaos_run *run, const chaos_version_plan *version)
     if (!note_send(run->trainer.line, &order)) run_fail(run, "the trainer does not hear");
 }
 
-/* Does what the plan has for the version, each deed in its time. */
-static void play_deeds(chaos_run *run, const chaos_version_plan *version)
+/* Does what the plan has for the version, each action in its time. */
+static void play_actions(chaos_run *run, const chaos_version_plan *version)
 {
     int64_t began = rft_now();
-    for (uint32_t i = 0; i < version->deeds; i++) {
-        const chaos_deed *deed = &run->plan.deeds[version->first + i];
-        int64_t due = rft_after_ms(began, deed->at_ms);
-        while (deed->at_ms != 0 && rft_ms_until(due) > 0 && run->round.open)
+    for (uint32_t i = 0; i < version->actions; i++) {
+        const chaos_action *action = &run->plan.actions[version->first + i];
+        int64_t due = rft_after_ms(began, action->at_ms);
+        while (action->at_ms != 0 && rft_ms_until(due) > 0 && run->round.open)
             run_pump(run, rft_ms_until(due));
-        if (deed->at_ms != 0) deed_do(run, deed);
+        if (action->at_ms != 0) action_do(run, action);
     }
 }
 
 static void play_version(chaos_run *run, const chaos_version_plan *version)
 {
-    for (uint32_t i = 0; i < version->deeds; i++) {
-        const chaos_deed *deed = &run->plan.deeds[version->first + i];
-        if (deed->at_ms != 0) break;
-        deed_do(run, deed);
+    for (uint32_t i = 0; i < version->actions; i++) {
+        const chaos_action *action = &run->plan.actions[version->first + i];
+        if (action->at_ms != 0) break;
+        action_do(run, action);
         await_trainer(run);
     }
     await_trainer(run);
     order_version(run, version);
-    play_deeds(run, version);
+    play_actions(run, version);
     await(run, round_is_over,
           run_patience_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT) +
               run->round.stopped_ms,
@@ -169,7 +170,7 @@ static bool quiet_version(chaos_run *run, uint64_t change)
            run->totals.missed == missed;
 }
 
-/* ---- Census */
+/* ---- Resources */
 
 static bool all_have_counted(const chaos_run *run, const void *what)
 {
@@ -189,7 +190,7 @@ static bool count_all(chaos_run *run)
     bool heard = note_send(run->trainer.line, &order);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         run->worker[i].count.kind = order.kind;
-        heard = note_send(run->worker[i].player.line, &order) && heard;
+        heard = note_send(run->worker[i].process.line, &order) && heard;
     }
     if (!heard) run_fail(run, "a process does not hear");
     await(run, all_have_counted, run_patience_ms(), "a process does not count what it has");
@@ -199,17 +200,17 @@ static bool count_all(chaos_run *run)
     return steady;
 }
 
-/* Shows that the census finds what is leaked, and not what malloc keeps free. */
+/* Shows that the count finds what is leaked, and not what malloc keeps free. */
 static void plant(chaos_run *run)
 {
     const chaos_note order = {
         .kind = NOTE_PLANT, .amount = PLANT_BYTES, .fate = run->options->plant};
     const run_worker *last = &run->worker[run->plan.workers - 1];
-    if (order.fate != PLANT_NONE && !note_send(last->player.line, &order))
+    if (order.fate != PLANT_NONE && !note_send(last->process.line, &order))
         run_fail(run, "%s does not hear", last->name);
 }
 
-static void keep_greater(census *most, const census *now)
+static void keep_greater(resources *most, const resources *now)
 {
     if (now->descriptors > most->descriptors) most->descriptors = now->descriptors;
     if (now->segments > most->segments) most->segments = now->segments;
@@ -217,7 +218,7 @@ static void keep_greater(census *most, const census *now)
 }
 
 /* The greatest of several is kept. */
-static bool take_census(chaos_run *run)
+static bool count_resources(chaos_run *run)
 {
     bool steady = count_all(run);
     keep_greater(&run->trainer_before, &run->trainer_count.count);
@@ -226,7 +227,7 @@ static bool take_census(chaos_run *run)
     return steady;
 }
 
-static bool fits(const census *before, const census *now)
+static bool fits(const resources *before, const resources *now)
 {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     bool resident = true; /* freed memory is kept there for a while */
@@ -236,7 +237,8 @@ static bool fits(const census *before, const census *now)
     return resident && now->descriptors <= before->descriptors && now->segments <= before->segments;
 }
 
-static void say_census(chaos_run *run, const char *name, const census *before, const census *now)
+static void say_resources(chaos_run *run, const char *name, const resources *before,
+                          const resources *now)
 {
     run_say(run,
             "%s: %" PRIu32 " descriptors, %" PRIu32 " segments, %" PRIu64 " KiB; before: %" PRIu32
@@ -245,33 +247,33 @@ static void say_census(chaos_run *run, const char *name, const census *before, c
             before->segments, before->resident / 1024);
 }
 
-static bool census_fits(chaos_run *run, bool say)
+static bool all_fit(chaos_run *run, bool say)
 {
-    const census *now = &run->trainer_count.count;
+    const resources *now = &run->trainer_count.count;
     (void)count_all(run);
     bool all = fits(&run->trainer_before, now);
-    if (say) say_census(run, "trainer", &run->trainer_before, now);
+    if (say) say_resources(run, "trainer", &run->trainer_before, now);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         const run_worker *one = &run->worker[i];
         all = fits(&one->before, &one->count.count) && all;
-        if (say) say_census(run, one->name, &one->before, &one->count.count);
+        if (say) say_resources(run, one->name, &one->before, &one->count.count);
     }
     return all;
 }
 
 /* Closed connections are cleared away in time; what was leaked on purpose is not waited for. */
-static void compare_census(chaos_run *run)
+static void compare_resources(chaos_run *run)
 {
     bool leaked = run->options->plant == PLANT_LEAKED;
     int64_t deadline = rft_deadline(leaked ? QUIET_WAIT : run_patience_ms());
-    while (!census_fits(run, false)) {
+    while (!all_fit(run, false)) {
         if (rft_ms_until(deadline) == 0) {
-            (void)census_fits(run, true);
+            (void)all_fit(run, true);
             run_fail(run, "memory or descriptors are not where they were");
         }
         run_pump(run, 20);
     }
-    (void)census_fits(run, true);
+    (void)all_fit(run, true);
 }
 
 /* ---- Rounds of quiet versions */
@@ -313,15 +315,13 @@ static int run_proxy(const actor_part *part)
 static void start_proxy(chaos_run *run)
 {
     actor_part part = {.plan = &run->plan, .number = run->plan.workers};
-    struct in_addr address = run->address;
-    if (run->slow.space[0] != '\0') address.s_addr = htonl(INADDR_ANY);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
-        run->listeners[i] = proxy_listen(address, &run->worker[i].port);
+        run->listeners[i] = proxy_listen(run->address, &run->worker[i].port);
         if (run->listeners[i] < 0) run_fail(run, "no port for a link");
     }
     run->listeners[run->plan.workers] = -1;
     memcpy(part.endpoint, run->listeners, run->plan.workers * sizeof *run->listeners);
-    if (!player_start(&run->proxy, run_proxy, &part, run->listeners))
+    if (!process_start(&run->proxy, run_proxy, &part, run->listeners))
         run_fail(run, "a process could not be started");
     for (uint32_t i = 0; i < run->plan.workers; i++)
         close(run->listeners[i]);
@@ -351,24 +351,6 @@ static void make_keys(chaos_run *run)
     locksmith_admit(&run->smith, ATTACKER_EVICTED);
 }
 
-static slow_link *slow_at_exit;
-
-static void dismiss_slow_link(void)
-{
-    slow_link_close(slow_at_exit);
-}
-
-static void make_slow_link(chaos_run *run)
-{
-    if (run->options->rate == NULL) return;
-    if (!slow_link_open(&run->slow, run->options->rate)) {
-        printf("no slow link on this machine: it needs root, ip netns and tc tbf\n");
-        exit(77);
-    }
-    slow_at_exit = &run->slow;
-    atexit(dismiss_slow_link);
-}
-
 /* Tried in a process that is not needed afterwards. */
 static void try_boot_clocks(chaos_run *run)
 {
@@ -383,11 +365,9 @@ static void try_boot_clocks(chaos_run *run)
 
 static void start_attackers(chaos_run *run)
 {
-    actor_part part = {.plan = &run->plan,
-                       .smith = run->keys ? &run->smith : NULL,
-                       .slow = run->slow.space[0] != '\0' ? &run->slow : NULL};
+    actor_part part = {.plan = &run->plan, .smith = run->keys ? &run->smith : NULL};
     for (part.number = 0; part.number < ROLES; part.number++) {
-        if (!player_start(&run->attackers[part.number], attacker_run, &part, NULL))
+        if (!process_start(&run->attackers[part.number], attacker_run, &part, NULL))
             run_fail(run, "a process could not be started");
     }
 }
@@ -400,7 +380,6 @@ static void start_all(chaos_run *run)
     snprintf(run->endpoint, sizeof run->endpoint, "tcp://%s:0", address);
     try_boot_clocks(run);
     make_keys(run);
-    make_slow_link(run);
     start_proxy(run);
     start_attackers(run);
     run_start_trainer(run);
@@ -411,7 +390,7 @@ static void start_all(chaos_run *run)
     }
 }
 
-static void end_player(chaos_run *run, player *one, const char *name)
+static void end_process(chaos_run *run, process *one, const char *name)
 {
     const chaos_note quit = {.kind = NOTE_QUIT};
     chaos_note note = {0};
@@ -427,13 +406,13 @@ static void end_player(chaos_run *run, player *one, const char *name)
     }
     if (note.kind != NOTE_GONE) run_fail(run, "%s ended without a word", name);
     if (note.amount != 0) run_fail(run, "%s leaks %" PRIu64 " allocations", name, note.amount);
-    if (!player_await_end(one, run_patience_ms())) run_fail(run, "%s ends badly", name);
+    if (!process_await_end(one, run_patience_ms())) run_fail(run, "%s ends badly", name);
 }
 
 static void end_workers(chaos_run *run)
 {
     for (uint32_t i = 0; i < run->plan.workers; i++)
-        end_player(run, &run->worker[i].player, run->worker[i].name);
+        end_process(run, &run->worker[i].process, run->worker[i].name);
 }
 
 static void end_all(chaos_run *run)
@@ -441,12 +420,12 @@ static void end_all(chaos_run *run)
     const chaos_note quit = {.kind = NOTE_QUIT};
     bool trainer_first = run->plan.model % 2 == 0;
     if (!trainer_first) end_workers(run);
-    end_player(run, &run->trainer, "the trainer");
+    end_process(run, &run->trainer, "the trainer");
     if (trainer_first) end_workers(run);
     for (uint32_t i = 0; i < ROLES; i++)
-        end_player(run, &run->attackers[i], "an attacker");
+        end_process(run, &run->attackers[i], "an attacker");
     (void)note_send(run->proxy.line, &quit);
-    if (!player_await_end(&run->proxy, run_patience_ms())) run_fail(run, "the proxy ends badly");
+    if (!process_await_end(&run->proxy, run_patience_ms())) run_fail(run, "the proxy ends badly");
 }
 
 void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
@@ -460,14 +439,14 @@ void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)
     plan_draw(&run->plan, seed, options->versions, options->workers);
     plan_print(&run->plan, run->log);
     start_all(run);
-    quiet_versions(run, take_census);
+    quiet_versions(run, count_resources);
     for (uint32_t i = 0; i < run->plan.versions; i++)
         play_version(run, &run->plan.version[i]);
     run_end_attacks(run);
-    deed_mend(run, true);
+    action_mend(run, true);
     await_trainer(run);
     quiet_versions(run, NULL);
     plant(run);
-    compare_census(run);
+    compare_resources(run);
     end_all(run);
 }

@@ -62,11 +62,11 @@ typedef enum chaos_plant {
 } chaos_plant;
 
 /* What a process has of the machine. */
-typedef struct census {
+typedef struct resources {
     uint32_t descriptors;
     uint32_t segments; /* of refit's shared memory, mapped */
     uint64_t resident; /* bytes of its own: without shared memory and files */
-} census;
+} resources;
 
 typedef struct chaos_note {
     uint32_t kind;
@@ -83,7 +83,7 @@ typedef struct chaos_note {
     uint32_t fault;
     uint32_t manner;
     uint32_t flags;
-    census count;
+    resources count;
     uint64_t blocks[3]; /* that were the same, sent as changes, sent whole */
     char name[64];
     char text[256];

@@ -1,6 +1,7 @@
 /* Hears the processes: one poll over all lines, and the clock for what is to be mended. */
 #include "run.h"
 
+#include <arpa/inet.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdarg.h>
@@ -40,9 +41,9 @@ static void say_workers(chaos_run *run)
         run_say(run,
                 "%s: %s%s, version %" PRIu64 ", open %" PRIu64 ", refused %" PRIu64 ", %" PRIu32
                 " faults to mend",
-                one->name, one->player.pid == 0 ? "gone" : "there",
-                one->player.stopped ? ", stopped" : "", one->version, one->taken, one->kept,
-                one->ills);
+                one->name, one->process.pid == 0 ? "gone" : "there",
+                one->process.stopped ? ", stopped" : "", one->version, one->taken, one->kept,
+                one->open_faults);
     }
 }
 
@@ -259,9 +260,9 @@ static void hear_ended(chaos_run *run, uint32_t at, const chaos_note *note)
                  refit_status_name((refit_status)note->status), note->text);
     run_say(run, "%s was refused for good: %s", one->name, note->text);
     if (one->leaving) return; /* its end is awaited */
-    player_kill(&one->player);
-    one->banished = one->shut;
-    if (!one->banished) run_start_worker(run, at);
+    process_kill(&one->process);
+    one->removed = one->shut;
+    if (!one->removed) run_start_worker(run, at);
 }
 
 static void worker_says(chaos_run *run, uint32_t at, const chaos_note *note)
@@ -292,11 +293,11 @@ static void hear_worker(chaos_run *run, uint32_t at)
     chaos_note note;
     run_worker *one = &run->worker[at];
     int got = 0;
-    while (one->player.pid != 0 && (got = note_receive(one->player.line, &note)) > 0)
+    while (one->process.pid != 0 && (got = note_receive(one->process.line, &note)) > 0)
         worker_says(run, at, &note);
-    if (one->player.pid == 0 || got >= 0) return;
+    if (one->process.pid == 0 || got >= 0) return;
     if (!one->leaving) run_fail(run, "the process of %s has died", one->name);
-    if (!player_await_end(&one->player, PATIENCE_MS)) run_fail(run, "%s ends badly", one->name);
+    if (!process_await_end(&one->process, PATIENCE_MS)) run_fail(run, "%s ends badly", one->name);
     one->leaving = false;
 }
 
@@ -341,10 +342,10 @@ void run_pump(chaos_run *run, int timeout_ms)
 {
     struct pollfd items[WORKERS_MOST + ROLES + 2];
     uint32_t count = 0;
-    int until = rft_ms_until(deed_next_mend(run));
+    int until = rft_ms_until(action_next_mend(run));
     if (until < timeout_ms) timeout_ms = until;
     for (uint32_t i = 0; i < run->plan.workers; i++) {
-        const player *one = &run->worker[i].player;
+        const process *one = &run->worker[i].process;
         items[count++] = (struct pollfd){.fd = one->pid != 0 ? one->line : -1, .events = POLLIN};
     }
     for (uint32_t i = 0; i < ROLES; i++)
@@ -355,7 +356,7 @@ void run_pump(chaos_run *run, int timeout_ms)
     (void)poll(items, count, timeout_ms);
     run_hear(run);
     if (items[count - 1].revents != 0) run_fail(run, "the proxy's process has died");
-    deed_mend(run, false);
+    action_mend(run, false);
 }
 
 /* ---- Starting */
@@ -367,9 +368,7 @@ void run_key_name(uint32_t worker, char name[16])
 
 static actor_part make_part(const chaos_run *run)
 {
-    return (actor_part){.plan = &run->plan,
-                        .smith = run->keys ? &run->smith : NULL,
-                        .slow = run->slow.space[0] != '\0' ? &run->slow : NULL};
+    return (actor_part){.plan = &run->plan, .smith = run->keys ? &run->smith : NULL};
 }
 
 void run_number_versions(chaos_run *run)
@@ -386,7 +385,7 @@ void run_start_trainer(chaos_run *run)
     snprintf(part.endpoint, sizeof part.endpoint, "%s", run->endpoint);
     run->trainer_ready = false;
     run_number_versions(run);
-    if (!player_start(&run->trainer, trainer_run, &part, NULL))
+    if (!process_start(&run->trainer, trainer_run, &part, NULL))
         run_fail(run, "a process could not be started");
 }
 
@@ -395,19 +394,17 @@ void run_start_worker(chaos_run *run, uint32_t worker)
     run_worker *one = &run->worker[worker];
     actor_part part = make_part(run);
     char address[INET_ADDRSTRLEN] = "";
-    const unsigned char *bytes = (const unsigned char *)&run->address.s_addr;
-    snprintf(address, sizeof address, "%u.%u.%u.%u", bytes[0], bytes[1], bytes[2], bytes[3]);
+    inet_ntop(AF_INET, &run->address, address, sizeof address);
     part.number = worker;
     part.boot_clock = run->boot_clocks && run->plan.each[worker].boot_clock_s != 0;
     snprintf(part.name, sizeof part.name, "%s", one->name);
-    snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u",
-             run->slow.space[0] != '\0' ? run->slow.address : address, one->port);
+    snprintf(part.endpoint, sizeof part.endpoint, "tcp://%s:%u", address, one->port);
     run_key_name(worker, part.key);
     one->times++;
     one->revoked = one->shut;
     one->version = one->taken = one->kept = 0;
     one->ready = false;
-    if (!player_start(&one->player, worker_run, &part, NULL))
+    if (!process_start(&one->process, worker_run, &part, NULL))
         run_fail(run, "a process could not be started");
 }
 

@@ -1,6 +1,6 @@
 /*
- * run: one run of a plan. run.c hears the processes and keeps the time, deeds.c does them harm and
- * mends it, conduct.c goes through the versions and looks whether all is well.
+ * run: one run of a plan. run.c hears the processes and keeps the time, actions.c does them harm
+ * and mends it, conduct.c goes through the versions and looks whether all is well.
  */
 #ifndef CHAOS_RUN_H
 #define CHAOS_RUN_H
@@ -10,30 +10,27 @@
 #include "attacker.h"
 #include "chaos_ledger.h"
 #include "chaos_plan.h"
-#include "chaos_worker.h"
+#include "processes.h"
 #include "proxy.h"
-#include "slow_link.h"
 #include "tests/support/locksmith.h"
-#include "troupe.h"
 
 typedef struct chaos_options {
     uint32_t versions;
     uint32_t workers;
     bool verbose;
-    const char *rate;  /* of a slow link to the workers; NULL: none */
-    chaos_plant plant; /* what the last worker does with memory between the two censuses */
+    chaos_plant plant; /* what the last worker does with memory between the two counts */
 } chaos_options;
 
 typedef struct run_worker {
-    player player;
+    process process;
     char name[64];
-    uint32_t times;  /* how often it was started */
-    uint16_t port;   /* of its link */
-    uint32_t ills;   /* faults that are to be mended yet */
-    bool flipped;    /* bits of its messages were */
-    bool revoked;    /* its key is off the list, or was */
-    bool shut;       /* it is */
-    bool banished;   /* it ended for that, and is to come back with its key */
+    uint32_t times;       /* how often it was started */
+    uint16_t port;        /* of its link */
+    uint32_t open_faults; /* faults that are to be mended yet */
+    bool flipped;         /* bits of its messages were */
+    bool revoked;         /* its key is off the list, or was */
+    bool shut;            /* it is */
+    bool removed;         /* it ended for that, and is to come back with its key */
     uint32_t missed; /* versions, one after the other, for which a flipped bit may be to blame */
     bool ready;
     bool leaving;     /* it was told to leave */
@@ -42,12 +39,12 @@ typedef struct run_worker {
     uint64_t digest;  /* of that */
     uint64_t kept;    /* the version that it refused and need not have */
     chaos_note count; /* NOTE_COUNTED, since it was last asked */
-    census before;
+    resources before;
 } run_worker;
 
 typedef struct run_mend {
     int64_t due;
-    chaos_deed_kind kind;
+    chaos_action_kind kind;
     uint32_t worker;
 } run_mend;
 
@@ -64,7 +61,7 @@ typedef struct run_round {
 typedef struct run_totals {
     uint32_t committed;
     uint32_t aborted;
-    uint32_t deeds;
+    uint32_t actions;
     uint64_t blocks[3]; /* same, sent as changes, whole: to workers with the version before */
     uint32_t missed;    /* versions that a worker lacked after a flipped bit */
     uint64_t damaged;   /* frames */
@@ -79,11 +76,10 @@ typedef struct chaos_run {
     FILE *log;
     int64_t began;
     locksmith smith;
-    bool keys;      /* they are in use */
-    slow_link slow; /* not open: none */
-    player proxy;
-    player trainer;
-    player attackers[ROLES];
+    bool keys; /* they are in use */
+    process proxy;
+    process trainer;
+    process attackers[ROLES];
     uint32_t claimed; /* workers in whose names a liar may speak, a bit each: without keys only */
     bool trainer_ready;
     chaos_note trainer_count; /* as that of a worker */
@@ -94,7 +90,7 @@ typedef struct chaos_run {
     uint64_t served;    /* the committed one, if it can still be had: not after other tensors were
                            declared */
     char endpoint[256]; /* the trainer's */
-    census trainer_before;
+    resources trainer_before;
     run_worker worker[WORKERS_MOST];
     int listeners[WORKERS_MOST + 1];
     struct in_addr address; /* of everything */
@@ -140,11 +136,11 @@ void run_key_name(uint32_t worker, char name[16]);
 /* The time that an action may take beyond the deadlines of the library. */
 uint32_t run_patience_ms(void);
 
-/* ---- deeds.c */
+/* ---- actions.c */
 
-void deed_do(chaos_run *run, const chaos_deed *deed);
+void action_do(chaos_run *run, const chaos_action *action);
 /* Mends what is due, or everything. */
-void deed_mend(chaos_run *run, bool all);
-int64_t deed_next_mend(const chaos_run *run);
+void action_mend(chaos_run *run, bool all);
+int64_t action_next_mend(const chaos_run *run);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * A rank in a process of its own, on strings (puppets.h): it reads one command a line and answers
+ * A rank in a process of its own, by commands (children.h): it reads one command a line and answers
  * each with one line, "STATUS words". It ends with its input.
  *
  *     open PID FILE RANK GPU SETTING   fault NTH   seal   cycle TIMES   check   close

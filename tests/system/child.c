@@ -1,12 +1,13 @@
 /*
- * A trainer or a worker in a process of its own, on strings: it reads one command a line and
+ * A trainer or a worker in a process of its own, by commands: it reads one command a line and
  * answers each with one line, "STATUS words". Public headers only. It ends with its input.
  *
  * With REFIT_TEST_CUDA set both are on GPU 0: the trainer's weights lie there, and a worker reads
  * them there.
  *
  *     trainer ENDPOINT SHM SLOTS [KEY=VALUE]   wait N MS   begin   write SEED   commit   abort
- * version close worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
+ *     version   close
+ *     worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -267,7 +268,7 @@ static void do_describe(char *const words[5])
     answer(status, status == REFIT_OK ? text : error.text);
 }
 
-/* ---- Strings */
+/* ---- Commands */
 
 static const struct command {
     const char *name;

@@ -1,16 +1,16 @@
 /*
- * puppets: the strings of puppet processes. A command is given with say and its answer awaited with
- * hear, so that a trainer can wait in commit while a worker is killed, stopped or served. Every
- * wait ends by failing the test.
+ * children: child processes that obey commands. A command is given with say and its answer awaited
+ * with hear, so that a trainer can wait in commit while a worker is killed, stopped or served.
+ * Every wait ends by failing the test.
  */
-#ifndef PUPPETS_H
-#define PUPPETS_H
+#ifndef CHILDREN_H
+#define CHILDREN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
 
-typedef struct puppet_process {
+typedef struct child_process {
     pid_t pid; /* 0: none */
     int to;
     int from;
@@ -20,50 +20,50 @@ typedef struct puppet_process {
     char answer[512]; /* the last, without its newline */
     uint64_t version; /* of the last update it took */
     char digest[17];  /* of the last update it took */
-} puppet;
+} child;
 
-void puppet_start(puppet *one);
+void child_start(child *one);
 /* Ends its input and sees it leave in good order. Harmless on one that is gone. */
-void puppet_end(puppet *one);
-void puppet_kill(puppet *one);
-void puppet_stop(puppet *one);
-void puppet_continue(puppet *one);
+void child_end(child *one);
+void child_kill(child *one);
+void child_stop(child *one);
+void child_continue(child *one);
 
-void puppet_say(puppet *one, const char *format, ...) __attribute__((format(printf, 2, 3)));
-const char *puppet_hear(puppet *one);
-bool puppet_has_answer(puppet *one, int timeout_ms);
+void child_say(child *one, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *child_hear(child *one);
+bool child_has_answer(child *one, int timeout_ms);
 /* say and hear; the answer must be OK; its words. */
-const char *puppet_ask(puppet *one, const char *format, ...) __attribute__((format(printf, 2, 3)));
+const char *child_ask(child *one, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ---- Workers */
 
-void worker_open(puppet *worker, const char *endpoint, bool shm);
+void worker_open(child *worker, const char *endpoint, bool shm);
 /* Waits until describe says so. */
-void worker_await(puppet *worker, const char *state);
+void worker_await(child *worker, const char *state);
 #define TAKE_MS 60000
 /* Takes the next update if there is one within `timeout_ms`. */
-bool worker_take(puppet *worker, int timeout_ms);
+bool worker_take(child *worker, int timeout_ms);
 /* Accepts what it has taken, and lets go. False if what it read was overwritten meanwhile. */
-bool worker_accept(puppet *worker);
+bool worker_accept(child *worker);
 /* Takes, accepts and lets go until it has taken `version` of digest `digest`. */
-void worker_follow(puppet *worker, uint64_t version, const char *digest);
+void worker_follow(child *worker, uint64_t version, const char *digest);
 
 /* ---- Trainers */
 
 /* The endpoint that it found is written to `endpoint`, of 128 bytes. `setting`: "key=value", or
  * empty. */
-void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots, const char *setting);
-void trainer_wait(puppet *trainer, unsigned workers);
+void trainer_open(child *trainer, char *endpoint, bool shm, unsigned slots, const char *setting);
+void trainer_wait(child *trainer, unsigned workers);
 /* begin and write; the digest is kept in trainer->digest. */
-void trainer_write(puppet *trainer, unsigned seed);
+void trainer_write(child *trainer, unsigned seed);
 /* Serves the workers (NULL ones and stopped ones left out) until the trainer has answered; whether
  * the answer is OK. */
-bool trainer_finish(puppet *trainer, puppet *const workers[], unsigned count);
+bool trainer_finish(child *trainer, child *const workers[], unsigned count);
 /* A version from begin until all workers have it. One that died a moment ago may still count as a
  * member and cost a version or two: tried five times. */
-void trainer_publish(puppet *trainer, unsigned seed, puppet *const workers[], unsigned count);
+void trainer_publish(child *trainer, unsigned seed, child *const workers[], unsigned count);
 /* The version it has committed. */
-uint64_t trainer_version(puppet *trainer);
+uint64_t trainer_version(child *trainer);
 
 /* How many pieces of refit's shared memory the process has mapped. Fails the test if one is a file.
  */

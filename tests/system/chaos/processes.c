@@ -1,5 +1,5 @@
 /* Forked without exec: the conductor has one thread and has opened nothing of refit's. */
-#include "troupe.h"
+#include "processes.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ static bool is_kept(int fd, int line, const int *keep)
     return false;
 }
 
-static void become_player(player_fn run, const actor_part *part, int line, const int *keep)
+static void become_process(process_fn run, const actor_part *part, int line, const int *keep)
 {
     actor_part own = *part;
     own.line = line;
@@ -45,7 +45,7 @@ static void become_player(player_fn run, const actor_part *part, int line, const
     _exit(status);
 }
 
-bool player_start(player *one, player_fn run, const actor_part *part, const int *keep)
+bool process_start(process *one, process_fn run, const actor_part *part, const int *keep)
 {
     int lines[2];
     pid_t parent = getpid();
@@ -56,22 +56,22 @@ bool player_start(player *one, player_fn run, const actor_part *part, const int 
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() != parent) _exit(1);
-        become_player(run, part, lines[1], keep);
+        become_process(run, part, lines[1], keep);
     }
     close(lines[1]);
-    *one = (player){.pid = pid, .line = lines[0]};
+    *one = (process){.pid = pid, .line = lines[0]};
     return true;
 }
 
-static void bury(player *one, int *status)
+static void bury(process *one, int *status)
 {
     while (waitpid(one->pid, status, 0) < 0 && errno == EINTR) {
     }
     close(one->line);
-    *one = (player){.line = -1};
+    *one = (process){.line = -1};
 }
 
-void player_kill(player *one)
+void process_kill(process *one)
 {
     int status;
     if (one->pid == 0) return;
@@ -79,7 +79,7 @@ void player_kill(player *one)
     bury(one, &status);
 }
 
-void player_stop(player *one)
+void process_stop(process *one)
 {
     int status;
     if (one->stopped) return;
@@ -87,14 +87,14 @@ void player_stop(player *one)
     one->stopped = waitpid(one->pid, &status, WUNTRACED) == one->pid && WIFSTOPPED(status);
 }
 
-void player_continue(player *one)
+void process_continue(process *one)
 {
     (void)kill(one->pid, SIGCONT);
     one->stopped = false;
 }
 
 /* Its line ends when it does. */
-bool player_await_end(player *one, uint32_t timeout_ms)
+bool process_await_end(process *one, uint32_t timeout_ms)
 {
     int status = 0;
     int64_t deadline = rft_deadline(timeout_ms);

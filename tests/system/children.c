@@ -1,5 +1,5 @@
-/* Processes on strings: two pipes each. */
-#include "puppets.h"
+/* Child processes: two pipes each. */
+#include "children.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,17 +18,17 @@
 
 /* ---- Processes */
 
-static void become_puppet(const int in[2], const int out[2])
+static void become_child(const int in[2], const int out[2])
 {
     dup2(in[0], STDIN_FILENO);
     dup2(out[1], STDOUT_FILENO);
     close(in[1]);
     close(out[0]);
-    execl(PUPPET_PATH, PUPPET_PATH, (char *)NULL);
+    execl(CHILD_PATH, CHILD_PATH, (char *)NULL);
     _exit(127);
 }
 
-void puppet_start(puppet *one)
+void child_start(child *one)
 {
     int in[2], out[2];
     memset(one, 0, sizeof *one);
@@ -36,14 +36,14 @@ void puppet_start(puppet *one)
     assert_int_equal(pipe2(out, O_CLOEXEC), 0);
     one->pid = fork();
     assert_true(one->pid >= 0);
-    if (one->pid == 0) become_puppet(in, out);
+    if (one->pid == 0) become_child(in, out);
     close(in[0]);
     close(out[1]);
     one->to = in[1];
     one->from = out[0];
 }
 
-static int bury(puppet *one)
+static int bury(child *one)
 {
     int status = 0;
     if (one->to >= 0) close(one->to);
@@ -54,7 +54,7 @@ static int bury(puppet *one)
     return status;
 }
 
-void puppet_end(puppet *one)
+void child_end(child *one)
 {
     if (one->pid == 0) return;
     close(one->to);
@@ -71,13 +71,13 @@ void puppet_end(puppet *one)
     }
 }
 
-void puppet_kill(puppet *one)
+void child_kill(child *one)
 {
     assert_int_equal(kill(one->pid, SIGKILL), 0);
     (void)bury(one);
 }
 
-void puppet_stop(puppet *one)
+void child_stop(child *one)
 {
     int status;
     assert_int_equal(kill(one->pid, SIGSTOP), 0);
@@ -86,15 +86,15 @@ void puppet_stop(puppet *one)
     one->stopped = true;
 }
 
-void puppet_continue(puppet *one)
+void child_continue(child *one)
 {
     assert_int_equal(kill(one->pid, SIGCONT), 0);
     one->stopped = false;
 }
 
-/* ---- Strings */
+/* ---- Commands */
 
-static void say(puppet *one, const char *format, va_list arguments)
+static void say(child *one, const char *format, va_list arguments)
 {
     char line[512];
     int count = vsnprintf(line, sizeof line - 1, format, arguments);
@@ -102,7 +102,7 @@ static void say(puppet *one, const char *format, va_list arguments)
     assert_int_equal(write(one->to, line, (size_t)count), count);
 }
 
-void puppet_say(puppet *one, const char *format, ...)
+void child_say(child *one, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -110,17 +110,17 @@ void puppet_say(puppet *one, const char *format, ...)
     va_end(arguments);
 }
 
-bool puppet_has_answer(puppet *one, int timeout_ms)
+bool child_has_answer(child *one, int timeout_ms)
 {
     struct pollfd item = {.fd = one->from, .events = POLLIN};
     return poll(&item, 1, timeout_ms) == 1;
 }
 
-const char *puppet_hear(puppet *one)
+const char *child_hear(child *one)
 {
     size_t count = 0;
     do {
-        if (!puppet_has_answer(one, WAIT_MS)) fail_msg("a process does not answer");
+        if (!child_has_answer(one, WAIT_MS)) fail_msg("a process does not answer");
         ssize_t got = read(one->from, one->answer + count, 1);
         if (got != 1) fail_msg("a process is gone");
         count++;
@@ -129,46 +129,46 @@ const char *puppet_hear(puppet *one)
     return one->answer;
 }
 
-static bool is_ok(const puppet *one)
+static bool is_ok(const child *one)
 {
     return strncmp(one->answer, "OK ", 3) == 0;
 }
 
-const char *puppet_ask(puppet *one, const char *format, ...)
+const char *child_ask(child *one, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
     say(one, format, arguments);
     va_end(arguments);
-    puppet_hear(one);
+    child_hear(one);
     if (!is_ok(one)) fail_msg("'%s' was answered: %s", format, one->answer);
     return one->answer + 3;
 }
 
 /* ---- Workers */
 
-void worker_open(puppet *worker, const char *endpoint, bool shm)
+void worker_open(child *worker, const char *endpoint, bool shm)
 {
-    puppet_start(worker);
-    (void)puppet_ask(worker, "worker %s %s", endpoint, shm ? "require" : "off");
+    child_start(worker);
+    (void)child_ask(worker, "worker %s %s", endpoint, shm ? "require" : "off");
 }
 
-void worker_await(puppet *worker, const char *state)
+void worker_await(child *worker, const char *state)
 {
     int64_t deadline = rft_deadline(WAIT_MS);
     size_t length = strlen(state);
     for (;;) {
-        const char *words = puppet_ask(worker, "describe");
+        const char *words = child_ask(worker, "describe");
         if (strncmp(words, state, length) == 0 && words[length] == ' ') return;
         if (rft_ms_until(deadline) == 0) fail_msg("a worker is '%s', not %s", words, state);
         (void)poll(NULL, 0, 2); /* another process changes it, without an event */
     }
 }
 
-bool worker_take(puppet *worker, int timeout_ms)
+bool worker_take(child *worker, int timeout_ms)
 {
-    puppet_say(worker, "next %d", timeout_ms);
-    puppet_hear(worker);
+    child_say(worker, "next %d", timeout_ms);
+    child_hear(worker);
     if (strncmp(worker->answer, "ERR_TIMEOUT ", 12) == 0) return false;
     if (!is_ok(worker)) fail_msg("next was answered: %s", worker->answer);
     char *end;
@@ -179,26 +179,26 @@ bool worker_take(puppet *worker, int timeout_ms)
     return true;
 }
 
-bool worker_accept(puppet *worker)
+bool worker_accept(child *worker)
 {
-    puppet_say(worker, "accept");
-    puppet_hear(worker);
+    child_say(worker, "accept");
+    child_hear(worker);
     worker->accepted = is_ok(worker);
     if (!worker->accepted && strncmp(worker->answer, "ERR_STALE ", 10) != 0) {
         fail_msg("accept was answered: %s", worker->answer);
     }
-    (void)puppet_ask(worker, "release");
+    (void)child_ask(worker, "release");
     worker->open_update = false;
     return worker->accepted;
 }
 
-static void serve(puppet *worker, int timeout_ms)
+static void serve(child *worker, int timeout_ms)
 {
     if (!worker->open_update && !worker_take(worker, timeout_ms)) return;
     (void)worker_accept(worker);
 }
 
-void worker_follow(puppet *worker, uint64_t version, const char *digest)
+void worker_follow(child *worker, uint64_t version, const char *digest)
 {
     int64_t deadline = rft_deadline(WAIT_MS);
     while (!worker->accepted || worker->version != version || strcmp(worker->digest, digest) != 0) {
@@ -213,50 +213,50 @@ void worker_follow(puppet *worker, uint64_t version, const char *digest)
 
 /* ---- Trainers */
 
-void trainer_open(puppet *trainer, char *endpoint, bool shm, unsigned slots, const char *setting)
+void trainer_open(child *trainer, char *endpoint, bool shm, unsigned slots, const char *setting)
 {
-    puppet_start(trainer);
-    const char *found = puppet_ask(trainer, "trainer %s %s %u %s", endpoint,
-                                   shm ? "require" : "off", slots, setting);
+    child_start(trainer);
+    const char *found = child_ask(trainer, "trainer %s %s %u %s", endpoint, shm ? "require" : "off",
+                                  slots, setting);
     snprintf(endpoint, 128, "%s", found);
 }
 
-void trainer_wait(puppet *trainer, unsigned workers)
+void trainer_wait(child *trainer, unsigned workers)
 {
-    (void)puppet_ask(trainer, "wait %u %d", workers, WAIT_MS);
+    (void)child_ask(trainer, "wait %u %d", workers, WAIT_MS);
 }
 
-void trainer_write(puppet *trainer, unsigned seed)
+void trainer_write(child *trainer, unsigned seed)
 {
-    (void)puppet_ask(trainer, "begin");
-    snprintf(trainer->digest, sizeof trainer->digest, "%s", puppet_ask(trainer, "write %u", seed));
+    (void)child_ask(trainer, "begin");
+    snprintf(trainer->digest, sizeof trainer->digest, "%s", child_ask(trainer, "write %u", seed));
 }
 
-bool trainer_finish(puppet *trainer, puppet *const workers[], unsigned count)
+bool trainer_finish(child *trainer, child *const workers[], unsigned count)
 {
     int64_t deadline = rft_deadline(WAIT_MS);
-    while (!puppet_has_answer(trainer, 5)) {
+    while (!child_has_answer(trainer, 5)) {
         if (rft_ms_until(deadline) == 0) fail_msg("a trainer does not answer");
         for (unsigned i = 0; i < count; i++) {
             if (workers[i] != NULL && !workers[i]->stopped) serve(workers[i], 5);
         }
     }
-    puppet_hear(trainer);
+    child_hear(trainer);
     return is_ok(trainer);
 }
 
-uint64_t trainer_version(puppet *trainer)
+uint64_t trainer_version(child *trainer)
 {
-    return strtoull(puppet_ask(trainer, "version"), NULL, 10);
+    return strtoull(child_ask(trainer, "version"), NULL, 10);
 }
 
-void trainer_publish(puppet *trainer, unsigned seed, puppet *const workers[], unsigned count)
+void trainer_publish(child *trainer, unsigned seed, child *const workers[], unsigned count)
 {
     bool committed = false;
     for (unsigned i = 0; i < 5 && !committed; i++) {
         trainer_wait(trainer, count);
         trainer_write(trainer, seed);
-        puppet_say(trainer, "commit");
+        child_say(trainer, "commit");
         committed = trainer_finish(trainer, workers, count);
     }
     if (!committed) fail_msg("commit was answered: %s", trainer->answer);
