@@ -60,7 +60,7 @@ class Mastered:
         self.optimizer.step_with_ready_grads()
 
     def round(self) -> None:
-        """As Megatron does behind each step."""
+        """As Megatron does after each step."""
         self.optimizer._copy_main_params_to_model_params()
 
     def held(self) -> list[int]:

@@ -78,7 +78,7 @@ class Layers(training.Run):
 
 class Twins:
     """A run without refit and one with a schedule, to which the same is done. At the end of its
-    block they are alike, and once more behind a step without the controller, which has gone."""
+    block they are alike, and once more after a step without the controller, which has gone."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def lives_on_host(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies over the image, whose memory is none of PyTorch's."""
+    """Whether a tensor lies over the image, whose memory PyTorch has not allocated."""
     return not tensor.untyped_storage().resizable()
 
 
@@ -174,13 +174,13 @@ def gone(run: Any) -> int:
 
 
 class FailingCall:
-    """In its block a call of the C library fails, before or behind what it does: the one of this
+    """In its block a call of the C library fails, before or after what it does: the one of this
     number, and as many as ``times`` says in all. No garbage of an earlier run makes a call."""
 
     def __init__(
-        self, at: int, error: BaseException, *, behind: bool = False, times: int = 1
+        self, at: int, error: BaseException, *, after: bool = False, times: int = 1
     ) -> None:
-        self.at, self.error, self.behind, self.times = at, copy.copy(error), behind, times
+        self.at, self.error, self.after, self.times = at, copy.copy(error), after, times
         self.count = 0
 
     def __enter__(self) -> "FailingCall":
@@ -198,7 +198,7 @@ class FailingCall:
     def __call__(self, function: Any, *arguments: Any) -> None:
         self.count += 1
         fails = self.at <= self.count < self.at + self.times
-        if not fails or self.behind:
+        if not fails or self.after:
             self.real(function, *arguments)
         if fails:
             raise self.error

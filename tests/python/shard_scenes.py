@@ -106,7 +106,7 @@ class Sharded:
 
 class Clipped(Sharded):
     """Each rank has a batch of its own, several make a step, and gradients are clipped over ranks.
-    The ranks' gradients are added up behind the last batch only, or behind each (``adds_late``)."""
+    The ranks' gradients are added up after the last batch only, or after each (``adds_late``)."""
 
     adds_late = True
     limit = 0.05
@@ -228,10 +228,10 @@ def trains(
         for run in runs:
             run.step()
         if controller.accumulating or not same(alone, moved):
-            return "other bits behind a cycle"
+            return "other bits after a cycle"
     for run in runs:
         run.step()
-    return same(alone, moved) or "other bits behind the end"
+    return same(alone, moved) or "other bits after the end"
 
 
 def momentum(parameters: Any, lr: float) -> torch.optim.Optimizer:
@@ -447,7 +447,7 @@ class Branching(nn.Sequential):
 
 
 class ByHand(Replica):
-    """Without a wrapper: gradients are final behind an ``all_reduce`` of the loop."""
+    """Without a wrapper: gradients are final after an ``all_reduce`` of the loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -561,12 +561,12 @@ def save(run: Sharded, controller: Any, name: Path, asynchronous: bool = False) 
 
 
 def saves(
-    schedule: Schedule, folder: Path, before: bool, behind: bool, asynchronous: bool
+    schedule: Schedule, folder: Path, before: bool, after: bool, asynchronous: bool
 ) -> object:
     """A run with a schedule or without (``before``) is saved; one with or without goes on."""
-    name = folder / f"{schedule.name}-{before}-{behind}-{asynchronous}"
+    name = folder / f"{schedule.name}-{before}-{after}-{asynchronous}"
     run, other = Sharded("fsdp2", WIDTH), Sharded("fsdp2", WIDTH)
-    first, second = schedule if before else None, schedule if behind else None
+    first, second = schedule if before else None, schedule if after else None
     with opens(first, run) as controller, opens(second, other) as another:
         for _ in range(3):
             run.step()
@@ -661,7 +661,7 @@ def play_others(rank: int, folder: Path, ranks: int, kept: Path) -> dict[str, ob
 
 
 def helpers() -> int:
-    """How many threads of host steps this process has, besides those that call."""
+    """How many threads of host steps this process has, and not those that call."""
     names = []
     for one in Path("/proc/self/task").iterdir():
         try:
@@ -748,7 +748,7 @@ TRAININGS: dict[str, tuple[Any, ...]] = {
     **{f"clipped {k}": (k, Clipped) for k in ("fsdp1", "fsdp1_flat", "fsdp2", "dtensor")},
     "momentum": ("fsdp2", Sharded, momentum),
     "fused": ("fsdp2", Sharded, fused, False),
-    "added up behind each batch": ("fsdp2", AddedOften),
+    "added up after each batch": ("fsdp2", AddedOften),
 }
 """What is trained, how its gradients are made, by which optimizer, and whether kernels know it."""
 REPLICAS: dict[str, Callable[[], Replica]] = {
@@ -768,7 +768,7 @@ EACH: dict[str, Scene] = {
     "mixed": lambda s, rank, _: mixed(s, rank),
     "saved with": lambda s, _, folder: saves(s, folder, True, False, False),
     "loaded with": lambda s, _, folder: saves(s, folder, False, True, False),
-    "saved behind": lambda s, _, folder: saves(s, folder, True, True, True),
+    "saved asynchronously": lambda s, _, folder: saves(s, folder, True, True, True),
     "flat shards are saved whole": lambda s, *_: flat_shards_are_saved_whole(s),
     "kept for others": lambda s, _, folder: kept_for_others(s, folder),
     "accelerated": lambda s, rank, _: accelerated(s, rank),

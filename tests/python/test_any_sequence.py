@@ -235,7 +235,7 @@ class Trainer:
         self.every[which % len(self.every)].grad = None
 
     def hook(self, which: int) -> None:
-        """Hooks that change gradients, before and behind those of refit."""
+        """Hooks that change gradients, before and after those of refit."""
         one = self.every[which % len(self.every)]
         if self.handles:
             self.handles.pop().remove()

@@ -116,7 +116,7 @@ def test_several_optimizers_give_a_list(schedule: Schedule) -> None:
             assert same(saved(states), saved(expected))
 
 
-def test_a_state_dict_with_ways_of_its_own_brings_the_states_back(schedule: Schedule) -> None:
+def test_a_state_dict_with_a_hook_brings_the_states_back(schedule: Schedule) -> None:
     seen: list[float] = []
 
     def reads_bytes(_optimizer: Any, state_dict: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ def test_the_pageable_path_has_a_checkpoint_too() -> None:
             assert same(saved(states), saved(values(twins.alone)))
 
 
-def test_a_checkpoint_waits_for_a_clear_that_ended_by_its_deadline(
+def test_a_checkpoint_waits_for_a_clear_that_met_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def too_late(*_arguments: Any, **_named: Any) -> None:
@@ -228,7 +228,7 @@ class Owner:
 
 
 @pytest.mark.parametrize("within", ["a block", "a reference cycle"])
-def test_a_controller_dropped_in_its_checkpoint_says_nothing_and_leaves_nothing(
+def test_a_controller_dropped_in_its_checkpoint_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, within: str
 ) -> None:
     def opened() -> set[int]:

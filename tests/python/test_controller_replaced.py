@@ -31,10 +31,10 @@ def lengthen(moment: torch.Tensor) -> list[torch.Tensor]:
     """A longer storage, and what is in its new half."""
     storage = moment.untyped_storage()
     storage.resize_(2 * storage.nbytes())
-    behind = moment.new_empty(0)
-    behind.set_(storage, moment.numel(), (moment.numel(),), (1,))
-    behind.fill_(5.0)
-    return [behind]
+    rest = moment.new_empty(0)
+    rest.set_(storage, moment.numel(), (moment.numel(),), (1,))
+    rest.fill_(5.0)
+    return [rest]
 
 
 def shorten(moment: torch.Tensor) -> list[torch.Tensor]:
@@ -97,7 +97,7 @@ def clear_in_vain(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run, controller: Any) -> None:
     moment = run.moments()[0]
     view = moment.view(-1)[:2]
-    run.optimizer.state[next(iter(run.optimizer.state))]["beside"] = view
+    run.optimizer.state[next(iter(run.optimizer.state))]["part"] = view
     whole_cycle(controller)
     whole_cycle(controller)
     view.data = torch.full_like(view, 7.0)
@@ -110,7 +110,7 @@ def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run, control
     assert view.tolist() == [7.0, 7.0]
 
 
-def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_place(
+def test_a_storage_resized_after_a_failed_clear_is_copied_anew(
     run: Run, controller: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_cycle(controller)
@@ -127,7 +127,7 @@ def test_a_storage_resized_while_a_clear_has_failed_is_not_copied_from_its_old_p
     assert all(map(torch.equal, run.moments(), values))
 
 
-def test_a_state_that_is_replaced_while_a_clear_has_failed_comes_back_first(
+def test_a_state_replaced_after_a_failed_clear_comes_back_first(
     run: Run, controller: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole_cycle(controller)
@@ -145,9 +145,7 @@ def fail_to_offload(_offloader: Offloader, _after: int = 0) -> None:
     raise CopyError("the copy failed")
 
 
-def test_states_that_all_went_away_by_themselves_leave_nothing_to_move(
-    run: Run, controller: Any
-) -> None:
+def test_states_that_were_dropped_leave_nothing_to_move(run: Run, controller: Any) -> None:
     whole_cycle(controller)
     run.optimizer.state.clear()
     controller.clear()

@@ -159,11 +159,11 @@ def test_clipping_keeps_gradients_away(change: str) -> None:
         assert gone(twins.moved) == 3
         for mine, theirs in zip(*(run.gradients() for run in twins), strict=True):
             assert torch.equal(mine, theirs)
-        assert gone(twins.moved) == 0  # torch.equal is no function that is known to read only
+        assert gone(twins.moved) == 0  # torch.equal is not known to read only
         twins.finish()
 
 
-def test_gradients_that_are_used_before_the_step_stay_for_a_while() -> None:
+def test_gradients_used_before_the_step_stay_for_a_while() -> None:
     with Twins(ALL) as twins:
         twins.step(4)
         seen = []
@@ -177,7 +177,7 @@ def test_gradients_that_are_used_before_the_step_stay_for_a_while() -> None:
     assert seen == [one for pause in pauses for one in (True, *[False] * pause)]
 
 
-def test_only_the_last_of_several_backward_passes_lets_gradients_leave() -> None:
+def test_gradients_leave_in_the_last_of_several_backward_passes() -> None:
     with Twins(ALL) as twins:
         for number in range(4):
             for micro in range(3):
@@ -233,7 +233,7 @@ def test_a_gradient_that_cannot_leave_early_leaves_at_the_step(
         twins.finish()
 
 
-def test_code_that_fails_when_gradients_have_left_keeps_the_step_to_be_resumed(
+def test_code_that_fails_after_gradients_left_can_be_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That of the device's part: it and the CPU's are made later."""

@@ -114,7 +114,7 @@ class Predicts(nn.Module):
 
 
 def trained(folder: Path, steps: int, schedule: Schedule | None, resume: bool) -> list[Any]:
-    """What a Trainer that accumulates, clips, and saves behind each 4th step ends with."""
+    """What a Trainer that accumulates, clips, and saves after each 4th step ends with."""
     transformers = pytest.importorskip("transformers")
     model = Predicts()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -140,14 +140,12 @@ def trained(folder: Path, steps: int, schedule: Schedule | None, resume: bool) -
 
 
 @pytest.mark.slow
-def test_a_trainer_ends_with_the_same_bits_and_resumes_either_way(
-    schedule: Schedule, tmp_path: Path
-) -> None:
+def test_a_trainer_ends_with_the_same_bits_and_resumes(schedule: Schedule, tmp_path: Path) -> None:
     expected = trained(tmp_path / "alone", 8, None, False)
     assert all(map(torch.equal, expected, trained(tmp_path / "with", 8, schedule, False)))
     before: Schedule | None
-    behind: Schedule | None
-    for before, behind in ((schedule, None), (None, schedule), (BOTH, schedule), (schedule, SHARE)):
-        folder = tmp_path / f"{before and before.name}-{behind and behind.name}"
+    after: Schedule | None
+    for before, after in ((schedule, None), (None, schedule), (BOTH, schedule), (schedule, SHARE)):
+        folder = tmp_path / f"{before and before.name}-{after and after.name}"
         trained(folder, 4, before, False)
-        assert all(map(torch.equal, expected, trained(folder, 8, behind, True)))
+        assert all(map(torch.equal, expected, trained(folder, 8, after, True)))

@@ -113,16 +113,16 @@ def test_a_checkpoint_that_is_loaded_ends_it_and_so_does_close() -> None:
 
 
 class Failing(torch.optim.AdamW):
-    """Fails on request if it is to step a parameter of a given size, before or behind that."""
+    """Fails on request if it is to step a parameter of a given size, before or after that."""
 
     fails_at: int | None = None
-    behind = False
+    after = False
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         sizes = {one.numel() for group in self.param_groups for one in group["params"]}
         fails = self.fails_at in sizes
-        if fails and not self.behind:
+        if fails and not self.after:
             raise MemoryError("no room for temporaries")
         loss = super().step(closure)
         if fails:
@@ -155,7 +155,7 @@ def test_code_that_fails_half_way_is_told(size: int, monkeypatch: pytest.MonkeyP
     with twins_of(Failing, before=1) as twins:
         twins.backward()
         with monkeypatch.context() as patch:
-            patch.setattr(Failing, "behind", True)
+            patch.setattr(Failing, "after", True)
             patch.setattr(Failing, "fails_at", size)
             with pytest.raises(MemoryError, match="half way") as seen:
                 twins.moved.optimizer.step()
@@ -214,7 +214,7 @@ def refuse_to_allocate(error: BaseException, room: int = -1) -> Callable[..., to
 
 
 @pytest.mark.parametrize("kib", [4096, 500, 300, 130, 100, 80])
-def test_too_little_device_memory_means_fewer_windows_then_smaller_ones(
+def test_little_device_memory_means_fewer_and_smaller_windows(
     monkeypatch: pytest.MonkeyPatch, kib: int
 ) -> None:
     options: dict[str, Any] = {"window_bytes": "128KiB", "windows": 3}
@@ -281,7 +281,7 @@ class Room:
 
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adadelta])
 @pytest.mark.parametrize("kib", [400, 200, 100])
-def test_states_are_born_a_few_at_a_time_where_there_is_little_memory(
+def test_little_memory_means_few_states_born_at_a_time(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[Any], torch.optim.Optimizer], kib: int
 ) -> None:
     """All states take 233 KiB, those of the largest parameter 96."""
@@ -319,7 +319,7 @@ def test_states_that_cannot_be_born_are_told_and_born_later(
         twins.step()
 
 
-def test_little_memory_to_calculate_with_means_fewer_parameters_at_a_time(
+def test_little_memory_means_fewer_parameters_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = refit.twin.Stepping.run_on
@@ -359,7 +359,7 @@ class Late(torch.optim.Optimizer):
                 p.sub_(p.grad * state["codes"][0], alpha=0.01)
 
 
-def test_late_states_that_find_no_host_memory_stay_until_there_is_some(
+def test_late_states_stay_until_there_is_host_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def none(*_: Any, **__: Any) -> None:

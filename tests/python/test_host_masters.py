@@ -157,9 +157,7 @@ def test_masters_travel_as_a_step_tells(way: Schedule, make: Any) -> None:
 
 @WAYS
 @MAKES
-def test_a_master_that_is_used_comes_back_and_leaves_with_the_next_step(
-    way: Schedule, make: Any
-) -> None:
+def test_a_used_master_comes_back_and_leaves_in_the_next_step(way: Schedule, make: Any) -> None:
     with Pair(way, make) as pair:
         assert pair.ours.held() == ON_HOST
         assert torch.equal(pair.ours.masters[1], pair.plain.masters[1])
@@ -190,9 +188,7 @@ def test_what_megatron_does_between_steps_needs_no_master(way: Schedule, make: A
 
 @WAYS
 @MAKES
-def test_weights_that_are_not_rounded_by_refit_are_rounded_by_megatron(
-    way: Schedule, make: Any
-) -> None:
+def test_megatron_rounds_weights_that_refit_does_not(way: Schedule, make: Any) -> None:
     with Pair(way, make) as pair:
         for at in (0, 1):
             for one in pair:
@@ -203,7 +199,7 @@ def test_weights_that_are_not_rounded_by_refit_are_rounded_by_megatron(
 
 
 @WAYS
-def test_a_share_stays_on_the_device_with_its_masters_and_leaves_with_the_cycle(
+def test_a_share_stays_with_its_masters_and_leaves_in_a_cycle(
     way: Schedule,
 ) -> None:
     with Pair(way, steps=0, resident_bytes=8 * 53_000) as pair:
@@ -290,10 +286,10 @@ def test_masters_that_share_weights_travel_whole(first: int) -> None:
         assert 0.9 * 10_000 < 12 * 15_000 - on_host(pair) < 10_000  # half of the third one
 
 
-# ---- Masters that are written, and weights that are no rounding of them.
+# ---- Masters that are written, and weights that are not rounded from them.
 
 
-def test_masters_whose_weights_are_no_rounding_go_whole_until_a_step_rounds_them() -> None:
+def test_masters_go_whole_until_a_step_rounds_their_weights() -> None:
     with Pair(CODED, steps=3) as pair:
         before = moved(pair)
         for one in pair:
@@ -326,7 +322,7 @@ def test_a_step_that_is_skipped_moves_nothing() -> None:
 
 @MAKES
 @pytest.mark.parametrize("leaves", [False, True])
-def test_masters_that_were_written_and_get_no_gradient_are_rounded(make: Any, leaves: bool) -> None:
+def test_written_masters_without_a_gradient_are_rounded(make: Any, leaves: bool) -> None:
     with Pair(CODED, make) as pair:
         for one in pair:
             one.masters[3].mul_(1.25)
@@ -418,7 +414,7 @@ def test_copies_of_the_model_know_nothing_of_the_controller() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_copies_of_the_optimizer_are_loaded_and_rounded_by_themselves(copied: Any) -> None:
+def test_copies_of_the_optimizer_are_loaded_by_themselves(copied: Any) -> None:
     with Pair(CODED, float16) as pair:
         other = copied(pair.ours.optimizer)
         (masters,), (weights,) = other.fp32_from_float16_groups, other.float16_groups
@@ -470,7 +466,7 @@ def test_weights_that_were_changed_unseen_lose_nothing(make: Any) -> None:
         pair.plain.step(2)
 
 
-def test_weights_that_were_changed_are_found_before_anything_is_stepped() -> None:
+def test_changed_weights_are_found_before_anything_is_stepped() -> None:
     with Pair(CODED, sizes=[50_000, 5000]) as pair:
         pair.ours.weights[0].data.mul_(2)
         with pytest.raises(CorruptError, match=r"put weights.*no parameter was step"):
@@ -480,7 +476,7 @@ def test_weights_that_were_changed_are_found_before_anything_is_stepped() -> Non
         pair.step(2)
 
 
-def test_weights_that_were_changed_are_found_in_a_late_window_and_the_step_is_resumed() -> None:
+def test_changed_weights_are_found_in_a_late_window() -> None:
     with Pair(CODED, windows=1) as pair:
         kept = pair.ours.weights[3].detach().clone()
         pair.ours.weights[3].data.mul_(2)
@@ -496,7 +492,7 @@ def test_weights_that_were_changed_are_found_in_a_late_window_and_the_step_is_re
 
 
 @MAKES
-def test_reload_model_params_makes_masters_of_weights_that_were_changed(make: Any) -> None:
+def test_reload_model_params_makes_masters_of_changed_weights(make: Any) -> None:
     with Pair(CODED, make) as pair:
         for one in pair:
             one.weights[1].data.mul_(1.5)
@@ -507,7 +503,7 @@ def test_reload_model_params_makes_masters_of_weights_that_were_changed(make: An
         assert all(map(torch.equal, pair.ours.masters, pair.plain.masters))
 
 
-def test_a_load_of_the_optimizer_needs_no_masters_of_weights_that_were_changed() -> None:
+def test_a_load_of_the_optimizer_needs_no_masters() -> None:
     with Pair(CODED, float16) as pair:
         states = [copy.deepcopy(one.optimizer.optimizer.state_dict()) for one in pair]
         masters = [one.copies() for one in pair]
@@ -518,7 +514,7 @@ def test_a_load_of_the_optimizer_needs_no_masters_of_weights_that_were_changed()
             one.optimizer.load_state_dict({"optimizer": state, "fp32_from_fp16_params": groups})
 
 
-def test_only_masters_of_weights_that_were_changed_are_made_of_them() -> None:
+def test_only_masters_of_changed_weights_are_made_of_them() -> None:
     def make(sizes: Any) -> Mastered:
         made = distributed(sizes)
         kind = type(made.optimizer)
@@ -594,7 +590,7 @@ def test_weights_of_another_type_are_refused_and_can_be_put_back() -> None:
         pair.ours.weights[1].data = kept
 
 
-def test_masters_that_got_memory_of_others_are_refused_before_anything_leaves() -> None:
+def test_masters_over_memory_of_others_are_refused() -> None:
     with Pair(CODED) as pair:
         before = pair.ours.masters[1].detach().clone()  # brings all to the device
         both = torch.cat([before, before])
@@ -616,9 +612,9 @@ def test_every_call_of_the_library_may_fail_once_in_a_step(
 ) -> None:
     for at in range(1, 100, stride):
         with Pair(way, steps=1) as pair:
-            behind = isinstance(error, KeyboardInterrupt)
+            after = isinstance(error, KeyboardInterrupt)
             told = None
-            with FailingCall(at, error, behind=behind) as failing:
+            with FailingCall(at, error, after=after) as failing:
                 try:
                     pair.ours.step(0)
                 except (CopyError, KeyboardInterrupt) as why:
@@ -670,8 +666,8 @@ def test_every_call_of_the_library_may_fail_once_outside_a_step(
     failed = 0
     for at in range(1, 60, stride):
         with begun(act) as pair:
-            behind = isinstance(error, KeyboardInterrupt)
-            with FailingCall(at, error, behind=behind) as failing:
+            after = isinstance(error, KeyboardInterrupt)
+            with FailingCall(at, error, after=after) as failing:
                 try:
                     act(pair)
                 except (CopyError, KeyboardInterrupt):
@@ -707,7 +703,7 @@ def test_ctrl_c_before_any_line_outside_a_step(act: Callable[[Pair], None], ever
 
 
 def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
-    """The given call of ``Home.done`` fails, and all behind it, once they have done their work."""
+    """The given call of ``Home.done`` fails, and all after it, once they have done their work."""
     done = Home.done
     count: list[int] = []
 
@@ -720,7 +716,7 @@ def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
     monkeypatch.setattr(Home, "done", failing)
 
 
-def test_a_write_behind_a_departure_that_failed_is_not_lost(
+def test_a_write_after_a_failed_departure_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Pair(CODED) as pair:
@@ -737,7 +733,7 @@ def test_a_write_behind_a_departure_that_failed_is_not_lost(
 
 
 @pytest.mark.parametrize("when", [1, 2])
-def test_masters_that_are_used_while_a_step_is_broken_off_keep_what_it_made(
+def test_masters_used_in_a_broken_step_keep_what_it_made(
     monkeypatch: pytest.MonkeyPatch, when: int
 ) -> None:
     with Pair(CODED) as pair:
@@ -755,7 +751,7 @@ def test_masters_that_are_used_while_a_step_is_broken_off_keep_what_it_made(
 @WAYS
 @pytest.mark.parametrize("used", [False, True], ids=["resumed", "used first"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_a_step_that_breaks_off_while_weights_are_rounded_is_resumed(
+def test_a_step_broken_off_while_it_rounds_is_resumed(
     way: Schedule, at: int, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     narrow, left = torch.Tensor.narrow, at
@@ -780,7 +776,7 @@ def test_a_step_that_breaks_off_while_weights_are_rounded_is_resumed(
 
 
 @WAYS
-def test_code_that_fails_before_it_has_changed_a_master_can_be_called_again(
+def test_code_that_fails_before_it_changes_a_master_runs_again(
     way: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Pair(way, steps=1) as pair:
@@ -794,7 +790,7 @@ def test_code_that_fails_before_it_has_changed_a_master_can_be_called_again(
 
 @WAYS
 @pytest.mark.parametrize("lacks", ["a window", "masters"])
-def test_without_memory_for_the_masters_a_use_says_so_and_loses_nothing(
+def test_a_use_without_memory_for_masters_loses_nothing(
     way: Schedule, lacks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resize = torch.UntypedStorage.resize_
@@ -846,7 +842,7 @@ def let_go(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_a_controller_that_is_gone_leaves_masters_of_changed_weights_for_later(stays: bool) -> None:
+def test_a_dropped_controller_leaves_masters_of_changed_weights(stays: bool) -> None:
     pair = Pair(CODED)
     kept = pair.ours.weights[1].detach().clone()
     for one in list(pair)[1 - stays :]:

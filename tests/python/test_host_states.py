@@ -94,7 +94,7 @@ def test_a_step_like_the_one_before_prepares_nothing_anew(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("way", ["step", "read", "write", "other gradients", "clear"])
 @pytest.mark.parametrize("prefetch", [True, False])
-def test_the_first_windows_come_in_behind_the_backward_pass(prefetch: bool, way: str) -> None:
+def test_the_first_windows_come_in_during_the_backward_pass(prefetch: bool, way: str) -> None:
     with Twins(WINDOWS, prefetch=prefetch) as twins:
         for _ in range(2):
             twins.step()
@@ -119,7 +119,7 @@ def test_the_first_windows_come_in_behind_the_backward_pass(prefetch: bool, way:
             twins.assert_same()
 
 
-def test_a_backward_pass_of_another_thread_does_not_wait_for_a_step() -> None:
+def test_a_backward_pass_in_a_thread_does_not_wait_for_a_step() -> None:
     late: list[bool] = []
 
     class Differentiating(torch.optim.SGD):
@@ -166,7 +166,7 @@ def test_a_step_that_a_cuda_graph_would_capture_is_refused(monkeypatch: pytest.M
 # ---- Windows and parts.
 
 
-def test_states_are_born_while_another_optimizer_has_smaller_windows() -> None:
+def test_states_are_born_next_to_smaller_windows() -> None:
     """Adagrad has states before its first step, and its windows are there when Adam's are born."""
     runs = Layers(), Layers()
     pairs = []
@@ -216,7 +216,7 @@ def test_a_large_parameter_is_stepped_in_parts() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_state_larger_than_a_window_that_cannot_be_split_grows_it() -> None:
+def test_a_large_state_that_cannot_be_split_grows_its_window() -> None:
     parameter = nn.Parameter(drawn(200, 200))
     optimizer = torch.optim.Muon([parameter])
     with WINDOWS.opens(optimizer) as controller:
@@ -232,9 +232,7 @@ def test_a_state_larger_than_a_window_that_cannot_be_split_grows_it() -> None:
 
 
 @pytest.mark.parametrize(("given", "size"), [({}, 128 << 10), ({"window_bytes": 1 << 18}, 1 << 18)])
-def test_sizes_come_from_the_configuration_and_keywords_go_over_it(
-    given: dict[str, int], size: int
-) -> None:
+def test_keywords_go_over_sizes_of_the_configuration(given: dict[str, int], size: int) -> None:
     config = refit.load_config(offload={"window_bytes": "128KiB", "windows": 2})
     parameter = nn.Parameter(drawn(200_000))
     optimizer = torch.optim.AdamW([parameter])
@@ -250,7 +248,7 @@ class Odd(nn.Parameter):
 
 
 @pytest.mark.parametrize("kind", [Odd, nn.Parameter])
-def test_windows_are_stepped_by_foreach_if_the_whole_group_would_be(
+def test_windows_are_stepped_by_foreach_if_the_group_would_be(
     kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only if it takes every parameter of the group that has a gradient."""
@@ -279,7 +277,7 @@ def test_windows_are_stepped_by_foreach_if_the_whole_group_would_be(
         assert optimizer.param_groups[0]["foreach"] is None
 
 
-def test_a_parameter_that_requires_no_gradient_and_is_given_one_has_its_states_in_windows() -> None:
+def test_a_frozen_parameter_with_a_gradient_has_its_windows() -> None:
     parameter = torch.ones(40_000, device=training.DEVICE)
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     optimizer.param_groups[0]["params"] = [parameter]
@@ -376,7 +374,7 @@ def test_a_state_on_another_device_stays_where_it_is() -> None:
 
 
 @pytest.mark.usefixtures("apart")
-def test_code_that_fails_behind_a_change_of_a_state_that_stays_is_torn() -> None:
+def test_code_that_fails_after_a_change_of_a_state_is_torn() -> None:
     run = Layers(Apart)
     with WINDOWS.opens(run.optimizer, run.model) as controller:
         run.step()

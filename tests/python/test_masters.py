@@ -76,7 +76,7 @@ def away(controller: Controller, optimizer: Any) -> Iterator[None]:
     assert all(map(torch.equal, bits(optimizer), before))
 
 
-def test_half_of_the_masters_leave_and_training_goes_on_as_without(optimizer: Any) -> None:
+def test_half_of_the_masters_leave_and_training_goes_on(optimizer: Any) -> None:
     plain = stepped()
     with Controller(optimizer) as controller:
         for _ in range(3):
@@ -113,7 +113,7 @@ def test_masters_in_the_states_of_their_weights_are_known() -> None:
         assert torch.equal(master, before)
 
 
-def test_weights_that_are_no_rounding_are_planned_for_within_one_clear(optimizer: Any) -> None:
+def test_weights_that_are_not_rounded_need_no_second_clear(optimizer: Any) -> None:
     with Controller(optimizer) as controller:
         for spoiled in (0, 3000, 20000):
             torch.manual_seed(spoiled)
@@ -123,7 +123,7 @@ def test_weights_that_are_no_rounding_are_planned_for_within_one_clear(optimizer
         assert moved(controller) > all_bytes(optimizer) - saved(optimizer)
 
 
-def test_weights_that_change_meanwhile_are_found_and_masters_still_return(optimizer: Any) -> None:
+def test_weights_that_change_are_found_and_masters_return(optimizer: Any) -> None:
     weights = optimizer.buffers[0].param_data
     with Controller(optimizer) as controller, away(controller, optimizer):
         kept = weights[5].clone()

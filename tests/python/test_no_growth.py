@@ -36,7 +36,7 @@ def wide_run(columns: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def test_what_left_is_free_on_the_device_and_taken_once_on_the_host() -> None:  # trap 26
+def test_what_left_is_free_and_taken_once_on_the_host() -> None:  # trap 26
     model, optimizer = wide_run(16384)
     states = 128 * MIB
     with refit.Controller(optimizer, model) as controller:
@@ -53,7 +53,7 @@ def test_what_left_is_free_on_the_device_and_taken_once_on_the_host() -> None:  
     assert resident_bytes() - before < states // 4
 
 
-def test_two_hundred_cycles_take_no_memory_descriptors_or_threads(schedule: Schedule) -> None:
+def test_two_hundred_cycles_take_no_memory_files_or_threads(schedule: Schedule) -> None:
     model, optimizer = wide_run(512)
     with schedule.opens(optimizer, model) as controller:
 

@@ -112,7 +112,7 @@ def test_what_measures_nothing_is_refused_at_once(timer: object) -> None:
         Observers(timer)  # type: ignore[arg-type]
 
 
-def test_a_function_that_gives_no_context_manager_is_refused_with_the_label() -> None:
+def test_a_function_without_a_context_manager_is_refused() -> None:
     observers = Observers(lambda label: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(InvalidError, match="refit/offload"), observers.phase("offload"):
         raise AssertionError("the phase must not begin")
@@ -124,7 +124,7 @@ def test_a_hidden_bar_is_given_where_bars_are_not_wanted() -> None:
         assert not shown.visible
 
 
-def test_a_phase_that_moves_bytes_shows_a_bar_which_is_full_at_its_end(
+def test_a_phase_that_moves_bytes_fills_a_bar(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown: list[tuple[str, int, bool | None]] = []

@@ -290,7 +290,7 @@ def test_a_step_that_is_left_out_is_made_up_for_by_none(schedule: Schedule) -> N
         assert first() is None
 
 
-def test_a_backward_pass_over_weights_of_before_the_step_is_refused(schedule: Schedule) -> None:
+def test_a_backward_pass_over_weights_before_a_step_is_refused(schedule: Schedule) -> None:
     with Twins(schedule) as twins:
         twins.step(3)
         for run in twins:
@@ -579,7 +579,7 @@ def test_a_hook_that_changes_gradients_runs_before_the_step(schedule: Schedule) 
 
     with Twins(schedule) as twins:
         for run in twins:
-            run.optimizer.register_step_pre_hook(clip)  # behind the hook of the controller
+            run.optimizer.register_step_pre_hook(clip)  # after the hook of the controller
             run.optimizer.register_step_pre_hook(lambda *_: None)
         twins.step(3)
 
@@ -971,7 +971,7 @@ def test_a_controller_without_references_gives_the_states_back(schedule: Schedul
 
 def test_a_closed_controller_is_refused_and_may_be_closed_again(schedule: Schedule) -> None:
     with Twins(schedule) as twins:
-        twins.controller.resume_step()  # there is none
+        twins.controller.resume_step()  # none was broken off
         twins.step()
         twins.controller.resume_step()
         twins.controller.close()
