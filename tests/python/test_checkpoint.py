@@ -290,7 +290,7 @@ def name_of(one: Any) -> str:
     return one.name if isinstance(one, Schedule) else "without"
 
 
-@pytest.mark.parametrize("kind", [Layers, Mixed])
+@pytest.mark.parametrize("kind", [Layers, pytest.param(Mixed, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("to", ANY, ids=name_of)
 @pytest.mark.parametrize("source", ANY, ids=name_of)
 def test_a_state_dict_is_loaded_by_another_run(

@@ -220,6 +220,7 @@ def test_an_optimizer_ends_with_the_bits_of_a_step_without_refit(
     compare(schedule, lambda: Drawn(kind, options, 1 + number % 2), number // 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [WINDOWS, SHARE], ids=lambda one: one.name)
 @pytest.mark.parametrize(
     ("package", "name"),
