@@ -43,7 +43,7 @@ def is_resident(page: int) -> bool:
 
 @pytest.mark.parametrize(
     ("count", "elements", "gives_back"),
-    [(4_000, 400, False), (80, 1 << 16, True), (40, 1 << 18, True), (1, 16 << 20, True)],
+    [(10_000, 400, False), (80, 1 << 16, True), (40, 1 << 18, True), (1, 16 << 20, True)],
     ids=["1.6KiB", "256KiB", "1MiB", "64MiB"],
 )
 def test_what_malloc_keeps_is_not_reclaimed(count: int, elements: int, gives_back: bool) -> None:
