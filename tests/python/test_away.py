@@ -363,7 +363,7 @@ def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def test_without_memory_the_use_raises_and_the_next_one_finds_the_bytes(
+def test_without_memory_a_use_raises_and_the_next_finds_the_bytes(
     run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
@@ -408,7 +408,7 @@ def test_a_tensor_given_the_class_is_used(run: Run, controller: Controller, swap
     assert type(other) is torch.Tensor
 
 
-def test_another_thread_that_uses_a_state_in_the_midst_of_a_clear_finds_its_bytes(
+def test_another_thread_in_the_midst_of_a_clear_finds_the_bytes(
     run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, found, waits = Offloader.finish, [], []

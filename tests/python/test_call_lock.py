@@ -40,7 +40,7 @@ def test_a_second_thread_and_a_second_call_are_refused() -> None:
     assert is_free(call_lock)
 
 
-def test_a_block_that_does_not_wait_is_refused_while_any_thread_has_the_lock() -> None:
+def test_a_block_that_does_not_wait_is_refused_under_the_lock() -> None:
     call_lock = WaitingCallLock("controller")
     with call_lock.at_once:
         assert call_lock.is_mine

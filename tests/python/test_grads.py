@@ -139,7 +139,7 @@ def test_what_guards_a_gradient_is_not_a_hook_to_warn_of(torch_device: str) -> N
         assert controller.state == "cleared"
 
 
-def test_a_backward_pass_to_a_gradient_that_is_retained_brings_it_back(torch_device: str) -> None:
+def test_a_backward_pass_to_a_retained_gradient_brings_it_back(torch_device: str) -> None:
     leaf = torch.ones(4, device=torch_device, requires_grad=True)
     inner = leaf * 1
     inner.retain_grad()

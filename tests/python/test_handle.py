@@ -135,7 +135,7 @@ def test_a_close_that_another_one_overtakes_does_nothing(monkeypatch: pytest.Mon
     assert thing.log == [7]
 
 
-def test_those_left_open_are_closed_when_the_interpreter_ends_the_youngest_first() -> None:
+def test_those_left_open_are_closed_at_exit_the_youngest_first() -> None:
     command = [sys.executable, "-W", "always", "-c", AT_THE_END]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0

@@ -334,7 +334,7 @@ def test_segments_that_cannot_be_switched_off_are_refused(cuda: StandIn, pool: A
     assert cuda.settings["expandable_segments"] is True
 
 
-def test_adopted_states_leave_and_find_their_addresses_and_gradients_stay(
+def test_adopted_states_find_their_addresses_and_gradients_stay(
     cuda: StandIn, pool: Arena, run: Run, same: Run
 ) -> None:
     for one in (run, same):

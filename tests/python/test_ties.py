@@ -210,7 +210,7 @@ def test_an_alias_takes_the_place_of_what_cannot_be_compared() -> None:
     assert worker.seen == [{"a": bytes_of(1), "b": bytes_of(1)}]
 
 
-def test_equal_tensors_of_one_byte_from_an_iterator_are_not_tied_trap_31() -> None:
+def test_equal_tensors_of_an_iterator_are_not_tied_trap_31() -> None:
     def given(*values: int) -> Iterator[tuple[str, Any]]:
         for name, value in zip("ab", values, strict=True):
             yield name, Typed(bytes([value]), "U8", (1,))

@@ -40,7 +40,7 @@ def recorded() -> Timeline:
     return timeline
 
 
-def test_phases_are_complete_events_in_microseconds_with_their_bytes_and_rate() -> None:
+def test_phases_are_complete_events_with_their_bytes_and_rate() -> None:
     events = [it for it in recorded().trace()["traceEvents"] if it["ph"] == "X"]
     assert [it["name"] for it in events] == ["offload", "publish", "commit", "restore"]
     assert [it["ts"] for it in events] == [0, 500_000, 1_000_000, 1_500_000]
@@ -221,7 +221,7 @@ def test_a_controller_draws_its_phases_its_arena_and_its_copies() -> None:
     assert timeline.series["refit's arena"].points[-1][1] == 0
 
 
-def test_a_step_in_windows_has_its_windows_its_copies_and_the_states_memory() -> None:
+def test_a_step_in_windows_has_its_windows_copies_and_memory() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     import refit
 

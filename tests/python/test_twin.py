@@ -201,7 +201,7 @@ APART = (Counting, CountingBesides, OutOfPlace, Constant, Flattened, Squared, Ro
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
-def test_an_optimizer_whose_parameters_depend_on_each_other_is_refused(kind: Any) -> None:
+def test_parameters_that_depend_on_each_other_are_refused(kind: Any) -> None:
     optimizer = kind([matrix()])
     with pytest.raises(UnsupportedError, match=f"{kind.__name__} ends with other values"):
         learned(optimizer)

@@ -206,7 +206,7 @@ def test_many_ctrl_c_cancel_once(bell: Bell) -> None:
     assert cancels == [1]
 
 
-def test_ctrl_c_that_another_thread_was_given_does_not_wait_for_the_call(bell: Bell) -> None:
+def test_ctrl_c_of_another_thread_does_not_wait_for_the_call(bell: Bell) -> None:
     """The main thread sleeps, and no signal of its own wakes it."""
 
     def send() -> None:
