@@ -127,7 +127,11 @@ def begin(twins: Twins) -> None:
     twins.backward()
 
 
-def test_gradients_leave_from_the_second_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("change", ["clip", "read", "scale and clip"])
+def test_gradients_leave_from_the_second_step_on(
+    monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """And are not brought again in the step after what changes them all alike."""
     brought: list[Any] = []
     bring = HostStep.bring
     monkeypatch.setattr(HostStep, "bring", lambda *args: brought.extend(args[1]) or bring(*args))
@@ -136,6 +140,8 @@ def test_gradients_leave_from_the_second_step_on(monkeypatch: pytest.MonkeyPatch
             brought.clear()
             twins.backward()
             assert gone(twins.moved) == (3 if number else 0)
+            for run in twins:
+                CHANGES[change](run)
             twins.finish()
             assert [gradient is None for _, gradient, _ in brought] == (
                 [True] * 3 if number else []

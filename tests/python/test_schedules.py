@@ -173,6 +173,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "clip values": lambda run: nn.utils.clip_grad_value_(run.parameters(), 1e-4),
     "scale": lambda run: [one.mul_(3.5) for one in run.gradients()],
     "scale and clip": lambda run: scale_and_clip(run, 1),
+    "scale three times": lambda run: [torch._foreach_mul_(run.gradients(), 0.7) for _ in range(3)],
     "scale and clip twice": lambda run: scale_and_clip(run, 2),
     "scale one of them": lambda run: run.gradients()[-2].mul_(0.25),
     "scale one twice": lambda run: torch._foreach_mul_(
@@ -698,6 +699,8 @@ def test_a_gradient_scaler_skips_steps(schedule: Schedule, scale: float, fused: 
                 scaler.update()
                 if number in (0, 3):
                     assert all(map(torch.equal, before, run.model.parameters()))
+                if number == 0:  # a step that is skipped moves nothing
+                    assert twins.controller.stats()["refit/step_out_bytes"] == 0
                 run.optimizer.zero_grad()
                 run.steps += 1
 
