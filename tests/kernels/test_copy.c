@@ -1,7 +1,7 @@
 /* Copies move exactly their bytes at every level, size and alignment, and touch nothing else. */
 #include "kernels/copy.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 #define ROOM  ((size_t)3 << 20)

@@ -2,8 +2,8 @@
  * or half done. Exchanged in place, it comes back. */
 #include "kernels/delta.h"
 #include "kernels/delta_exchange.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 static uint64_t seed = 5;

@@ -1,8 +1,8 @@
 /* Malformed coded bytes are refused, or at worst give wrong elements: nothing outside the block is
  * touched, nothing beyond the bytes is read, and all forms agree. */
 #include "kernels/delta.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 #define GUARD ((size_t)64)

@@ -3,8 +3,8 @@
 #include <unistd.h>
 
 #include "kernels/digest.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 #define ROOM ((size_t)5 << 19)

@@ -3,8 +3,8 @@
  * refuses what the C twins do, bit for bit.
  */
 #include "kernels/delta.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/grid.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 /* The kernels themselves. */

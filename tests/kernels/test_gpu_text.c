@@ -9,8 +9,8 @@
 #include "kernels/cast.h"
 #include "kernels/digest.h"
 #include "kernels/pack.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/grid.h"
+#include "tests/kernels/random_bytes.h"
 
 /* The kernels themselves. */
 #include "kernels/cast.cu"

@@ -1,7 +1,7 @@
 /* Packing moves exactly the bytes of its entries, of every size and alignment, there and back. */
 #include "kernels/pack.h"
-#include "tests/kernels/random_bytes.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/random_bytes.h"
 #include "tests/support/test.h"
 
 #define ENTRIES 2000u
