@@ -56,7 +56,7 @@ refit_stats figures(scene *on)
 
 void await_stream(scene *on)
 {
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
 }
 
 /* ---- The calls of a group -------------------------------------------------------------------- */
@@ -134,7 +134,7 @@ static void join_and_wait(scene *on, const layer *of, refit_stream_ref stream)
 {
     assert_ok(join(on, of, stream));
     if (stream.native == NULL) return;
-    assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, stream, TIMEOUT_MS, &on->error));
 }
 
 void layer_leave(scene *on, layer *of, refit_stream_ref stream)
@@ -190,7 +190,7 @@ void layer_check(scene *on, const layer *of)
 
 void layer_finish(scene *on, layer *of)
 {
-    assert_ok(wait_for(on, of, PATIENCE_MS));
+    assert_ok(wait_for(on, of, TIMEOUT_MS));
     layer_check(on, of);
     assert_ok(release(on, of, on->stream));
     layer_end(on, of);

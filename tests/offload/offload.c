@@ -39,13 +39,13 @@ uint64_t used_bytes(refit_device *device)
 refit_status offload_all(refit_offloader *offloader, refit_error *error)
 {
     RFT_TRY(refit_offloader_offload(offloader, REFIT_STREAM_NONE, NULL, error));
-    return refit_offloader_finish(offloader, PATIENCE_MS, error);
+    return refit_offloader_finish(offloader, TIMEOUT_MS, error);
 }
 
 refit_status restore_all(refit_offloader *offloader, refit_error *error)
 {
     RFT_TRY(refit_offloader_restore(offloader, REFIT_STREAM_NONE, NULL, error));
-    return refit_offloader_finish(offloader, PATIENCE_MS, error);
+    return refit_offloader_finish(offloader, TIMEOUT_MS, error);
 }
 
 void order_fault(refit_device *device, const fault *it, uint32_t nth)
@@ -57,7 +57,7 @@ void order_fault(refit_device *device, const fault *it, uint32_t nth)
 void check_hung(refit_device *device, refit_status status)
 {
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
-    assert_in_range(faulty_device_longest_wait(device), PATIENCE_MS / 2, PATIENCE_MS);
+    assert_in_range(faulty_device_longest_wait(device), TIMEOUT_MS / 2, TIMEOUT_MS);
 }
 
 static uint32_t begun; /* more than one: a test before has failed */

@@ -16,7 +16,7 @@
 #include "tests/support/seeded.h"
 #include "tests/support/test_device.h"
 
-#define PATIENCE_MS 20000u /* a deadline that only a hang reaches */
+#define TIMEOUT_MS 20000u /* a deadline that only a hang reaches */
 
 #define assert_ok(call) assert_int_equal((call), REFIT_OK)
 

@@ -199,7 +199,7 @@ refit_status restore(rig *on)
 
 refit_status finish(rig *on)
 {
-    return refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error);
+    return refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error);
 }
 
 refit_status bind(rig *on, refit_region_id region, void *memory)

@@ -38,7 +38,7 @@ uint32_t count_step_threads(const cpu_set_t *set)
 
 void await_step_threads(uint32_t count, const cpu_set_t *set)
 {
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
     while (count_step_threads(set) != count && rft_now() < deadline)
         sched_yield();
     assert_int_equal(count_step_threads(set), count);

@@ -64,7 +64,7 @@ static uint32_t leave_stubbornly(scene *on, layer *of, refit_stream_ref stream)
     do {
         UNTIL_OK(on, failures, commit(on, of, stream));
         /* A failure is told once, then it is over. */
-        UNTIL_OK(on, failures, wait_for(on, of, PATIENCE_MS));
+        UNTIL_OK(on, failures, wait_for(on, of, TIMEOUT_MS));
         status = join(on, of, none);
     } while (status == REFIT_ERR_STATE); /* OPEN again: the copies have failed */
     layer_free(on, of);
@@ -78,7 +78,7 @@ static uint32_t return_stubbornly(scene *on, layer *of, refit_stream_ref stream)
     do {
         UNTIL_OK(on, failures, layer_fetch(on, of, stream));
         before = failures;
-        UNTIL_OK(on, failures, wait_for(on, of, PATIENCE_MS));
+        UNTIL_OK(on, failures, wait_for(on, of, TIMEOUT_MS));
     } while (failures != before);
     layer_check(on, of);
     UNTIL_OK(on, failures, release(on, of, stream));
@@ -211,10 +211,10 @@ static void copies_that_break_are_reported_by_their_group(void **state)
                 assert_ok(start(on, &layers[i], back, on->stream));
             if (nth == 0) calls = faulty_device_calls(on->device, FAULTY_COPY_BATCH);
             for (int i = 0; i < LAYERS; i++) {
-                refit_status status = wait_for(on, &layers[i], PATIENCE_MS);
+                refit_status status = wait_for(on, &layers[i], TIMEOUT_MS);
                 if (status == REFIT_OK) continue;
                 assert_int_equal(status, REFIT_ERR_COPY);
-                assert_ok(wait_for(on, &layers[i], PATIENCE_MS)); /* told once */
+                assert_ok(wait_for(on, &layers[i], TIMEOUT_MS)); /* told once */
                 failed++;
                 if (!back) layer_check(on, &layers[i]); /* it is OPEN again */
                 assert_ok(start(on, &layers[i], back, on->stream));
@@ -222,7 +222,7 @@ static void copies_that_break_are_reported_by_their_group(void **state)
             assert_int_equal(failed, nth > 0);
             assert_int_equal(figures(on).activation_failures, failed);
             for (int i = LAYERS; i-- > 0;) {
-                if (!back) assert_ok(wait_for(on, &layers[i], PATIENCE_MS));
+                if (!back) assert_ok(wait_for(on, &layers[i], TIMEOUT_MS));
                 if (!back) layer_free(on, &layers[i]);
                 if (!back) layer_return_and_end(on, &layers[i]);
                 if (back) layer_finish(on, &layers[i]);
@@ -247,14 +247,14 @@ static void copies_out_count_before_copies_in(void **state)
     layer_take_other(on, &of, former);
     assert_ok(layer_fetch(on, &of, on->stream));
     faulty_device_go(on->device);
-    assert_int_equal(wait_for(on, &of, PATIENCE_MS), REFIT_ERR_COPY);
+    assert_int_equal(wait_for(on, &of, TIMEOUT_MS), REFIT_ERR_COPY);
     assert_int_equal(layer_fetch(on, &of, on->stream), REFIT_ERR_STATE); /* OPEN */
     layer_memories(&of, others);
     for (uint32_t i = 0; i < of.count; i++)
         of.tensors[i].memory = former[i];
     layer_check(on, &of);
     assert_ok(commit(on, &of, on->stream));
-    assert_ok(wait_for(on, &of, PATIENCE_MS));
+    assert_ok(wait_for(on, &of, TIMEOUT_MS));
     layer_free(on, &of);
     layer_free_former(on, &of, others);
     layer_return_and_end(on, &of);
@@ -296,7 +296,7 @@ static void a_released_group_takes_its_failure_along(void **state)
         if (!back) get_ready(on, &new, back);
         assert_ok(start(on, &new, back, on->stream));
         faulty_device_go(on->device);
-        assert_ok(wait_for(on, &new, PATIENCE_MS));
+        assert_ok(wait_for(on, &new, TIMEOUT_MS));
         if (!back) layer_free(on, &new);
         layer_return_and_end(on, &new);
         layer_end(on, &old);
@@ -320,7 +320,7 @@ static void many_released_groups_keep_their_failures(void **state)
             if (i < nth) assert_ok(release(on, &of, on->stream));
         }
         faulty_device_go(on->device);
-        assert_ok(wait_for(on, &of, PATIENCE_MS));
+        assert_ok(wait_for(on, &of, TIMEOUT_MS));
         layer_free(on, &of);
         layer_return_and_end(on, &of);
     }
@@ -346,7 +346,7 @@ static void work_that_breaks_fails_the_copies_after_it(void **state)
         assert_ok(refit_stream_copy(on->device, on->stream, memory, source, bytes, &on->error));
         if (at == COPIES_FOLLOW) {
             assert_ok(commit(on, &of, on->stream));
-            assert_int_equal(wait_for(on, &of, PATIENCE_MS), REFIT_ERR_SYSTEM);
+            assert_int_equal(wait_for(on, &of, TIMEOUT_MS), REFIT_ERR_SYSTEM);
         } else {
             faulty_device_fail(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
             if (at == JOIN_IS_REFUSED) {
@@ -359,7 +359,7 @@ static void work_that_breaks_fails_the_copies_after_it(void **state)
         }
         assert_ok(refit_stream_copy(on->device, on->stream, memory, source, bytes, &on->error));
         assert_ok(commit(on, &of, on->stream));
-        assert_ok(wait_for(on, &of, PATIENCE_MS));
+        assert_ok(wait_for(on, &of, TIMEOUT_MS));
         layer_free(on, &of);
         layer_return_and_end(on, &of);
         test_host_free(on->plain, source, bytes);
@@ -403,7 +403,7 @@ static void copies_of_a_failed_call_are_waited_for_by_the_next(void **state)
                 assert_hung(on, release(on, &of, on->stream));
             }
             faulty_device_go(on->device);
-            assert_ok(wait_for(on, &of, PATIENCE_MS));
+            assert_ok(wait_for(on, &of, TIMEOUT_MS));
         }
         assert_ok(start(on, &of, back, on->stream));
         layer_finish(on, &of);
@@ -422,7 +422,7 @@ static void a_stream_that_takes_no_event_is_replaced(void **state)
         layer_leave(on, &away, on->stream);
         layer_add(on, &of);
         if (back) assert_ok(commit(on, &of, on->stream));
-        if (back) assert_ok(wait_for(on, &of, PATIENCE_MS));
+        if (back) assert_ok(wait_for(on, &of, TIMEOUT_MS));
         faulty_device_fail_times(on->device, FAULTY_EVENT_RECORD, 1, FAULTY_ALWAYS,
                                  REFIT_ERR_DEVICE);
         assert_int_equal(start(on, &of, back, none), REFIT_ERR_DEVICE);
@@ -464,7 +464,7 @@ static void a_lost_device_lets_all_be_given_back(void **state)
         for (int i = 0; i < LAYERS; i++) {
             layer_add(on, &layers[i]);
             if (commit(on, &layers[i], on->stream) == REFIT_OK)
-                (void)wait_for(on, &layers[i], PATIENCE_MS);
+                (void)wait_for(on, &layers[i], TIMEOUT_MS);
         }
         for (int i = 0; i < LAYERS - 1; i++)
             assert_ok(release(on, &layers[i], on->stream));

@@ -149,7 +149,7 @@ static void some_tensors_return_before_others(void **state)
         if (i % 3 != 0) some[i] = NULL;
     }
     assert_ok(refit_activations_fetch(on->activations, of.group, some, 7, on->stream, &on->error));
-    assert_ok(wait_for(on, &of, PATIENCE_MS));
+    assert_ok(wait_for(on, &of, TIMEOUT_MS));
     for (uint32_t i = 0; i < 9; i++) {
         const layer_tensor *tensor = &of.tensors[i];
         if (i % 3 != 0) memset(tensor->expected, 0xA5, tensor->bytes);
@@ -208,7 +208,7 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     assert_int_equal(commit(on, &of, on->stream), REFIT_ERR_STATE);
     assert_int_equal(add(on, &of, of.tensors[0].memory, 1), REFIT_ERR_STATE);
     faulty_device_go(on->device);
-    assert_ok(wait_for(on, &of, PATIENCE_MS)); /* AWAY */
+    assert_ok(wait_for(on, &of, TIMEOUT_MS)); /* AWAY */
     assert_int_equal(commit(on, &of, on->stream), REFIT_ERR_STATE);
     faulty_device_stop(on->device);
     layer_free(on, &of);
@@ -399,7 +399,7 @@ static void a_group_is_fetched_while_it_leaves(void **state)
     assert_int_equal(layer_fetch(on, &of, on->stream), REFIT_ERR_STATE); /* this one is not */
     assert_int_equal(wait_for(on, &of, 10), REFIT_ERR_TIMEOUT);
     faulty_device_go(on->device);
-    assert_ok(wait_for(on, &of, PATIENCE_MS));
+    assert_ok(wait_for(on, &of, TIMEOUT_MS));
     layer_free_former(on, &of, former);
     layer_finish(on, &of);
 }
@@ -531,7 +531,7 @@ static void the_first_begin_waits_for_the_arena(void **state)
     assert_int_equal(refit_activations_close(on->activations, &on->error), REFIT_ERR_TIMEOUT);
     faulty_device_let_pins(on->device);
     refit_status status = REFIT_ERR_TIMEOUT;
-    for (int64_t end = rft_deadline(PATIENCE_MS); status == REFIT_ERR_TIMEOUT && rft_now() < end;)
+    for (int64_t end = rft_deadline(TIMEOUT_MS); status == REFIT_ERR_TIMEOUT && rft_now() < end;)
         status = refit_activations_close(on->activations, &on->error);
     assert_ok(status);
     assert_ok(open_anew(on, usual));
@@ -676,7 +676,7 @@ static void *wait_long(void *user)
 {
     worker *self = user;
     layer of = {.group = 1};
-    assert_ok(wait_for(&self->on, &of, PATIENCE_MS));
+    assert_ok(wait_for(&self->on, &of, TIMEOUT_MS));
     return NULL;
 }
 

@@ -121,7 +121,7 @@ static void offload(void)
 
 static refit_status finish(void)
 {
-    return refit_offloader_finish(all.offloader, PATIENCE_MS, &all.error);
+    return refit_offloader_finish(all.offloader, TIMEOUT_MS, &all.error);
 }
 
 static refit_status restore(void)
@@ -245,7 +245,7 @@ static void memory_waits_for_the_callers_stream(void **state)
     assert_int_equal(finish(), REFIT_ERR_TIMEOUT);
     assert_int_equal(fake_cuda_used(0), 3 * CHUNK + 512);
     assert_int_equal(reclaimed(), 0);
-    all.device->wait_most_ms = PATIENCE_MS;
+    all.device->wait_most_ms = TIMEOUT_MS;
     fake_cuda_go_stream(native);
     assert_ok(finish());
     assert_int_equal(reclaimed(), 3 * CHUNK);

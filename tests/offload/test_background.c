@@ -28,7 +28,7 @@ static refit_status hurry(rig *on, refit_status (*call)(rig *))
 {
     on->offloader->config.offload_timeout_ms = 20;
     refit_status status = call(on);
-    on->offloader->config.offload_timeout_ms = PATIENCE_MS;
+    on->offloader->config.offload_timeout_ms = TIMEOUT_MS;
     return status;
 }
 
@@ -39,7 +39,7 @@ static refit_status prepare_for(rig *on, uint32_t timeout_ms)
 
 static refit_status prepare(rig *on)
 {
-    return prepare_for(on, PATIENCE_MS);
+    return prepare_for(on, TIMEOUT_MS);
 }
 
 static refit_status close_it(rig *on)
@@ -270,7 +270,7 @@ static void a_seal_after_a_failure_tries_again(void **state)
     rig *on = *state;
     faulty_device_fail(on->device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
     assert_ok(seal(on));
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
     while (rig_stats(on).host_bytes > 0 && rft_now() < deadline) {
     }
     assert_int_equal(rig_stats(on).host_bytes, 0);
@@ -309,7 +309,7 @@ static refit_status take_lock(rft_machine_lock *machine_lock, uint32_t timeout_m
 /* Or the test is skipped: this machine has no place for it. */
 static void take_lock_or_skip(rft_machine_lock *machine_lock)
 {
-    assert_ok(take_lock(machine_lock, PATIENCE_MS));
+    assert_ok(take_lock(machine_lock, TIMEOUT_MS));
     if (machine_lock->held == NULL) skip();
 }
 
@@ -324,7 +324,7 @@ static void the_machine_lock_is_held_while_memory_is_taken(void **state)
     rft_machine_lock_give(&machine_lock);
     faulty_device_let_pins(on->device);
     assert_ok(prepare(on));
-    assert_ok(take_lock(&machine_lock, PATIENCE_MS)); /* it was given */
+    assert_ok(take_lock(&machine_lock, TIMEOUT_MS)); /* it was given */
     rft_machine_lock_give(&machine_lock);
     rig_cycle(on);
 }
@@ -348,7 +348,7 @@ static void a_wait_for_memory_says_that_it_waits_for_the_lock(void **state)
     rft_machine_lock machine_lock;
     take_lock_or_skip(&machine_lock);
     assert_ok(seal(on));
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
     do {
         assert_int_equal(prepare_for(on, 1), REFIT_ERR_TIMEOUT);
     } while (strstr(on->error.text, "other processes") == NULL && rft_now() < deadline);

@@ -16,7 +16,7 @@ static const char *const *const all_settings[] = {NULL, pageable, verified};
 
 static void await_and_close(rig *on, refit_future *future)
 {
-    assert_ok(refit_future_wait(future, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait(future, TIMEOUT_MS, &on->error));
     refit_future_close(future);
 }
 
@@ -175,6 +175,7 @@ static void copies_wait_for_the_callers_stream(void **state)
     rig_restore(on);
     memcpy(region->expected, late, region->bytes);
     rig_check_bytes(on, true);
+    assert_ok(refit_stream_wait(on->device, stream, TIMEOUT_MS, &on->error));
     test_host_free(on->plain, late, region->bytes);
     assert_ok(refit_stream_close(on->device, stream, &on->error));
 }
@@ -189,7 +190,7 @@ static void nothing_is_allocated(void **state)
         assert_ok(finish(on));
         refit_future_close(future);
         future = rig_start(on, true);
-        assert_ok(refit_future_wait_group(future, 1, PATIENCE_MS, &on->error));
+        assert_ok(refit_future_wait_group(future, 1, TIMEOUT_MS, &on->error));
         await_and_close(on, future);
     }
     assert_int_equal(rft_alloc_count(), before);

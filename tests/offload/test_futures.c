@@ -13,8 +13,8 @@ static void a_future_waits_and_says_when_it_is_done(void **state)
     assert_int_equal(refit_future_wait_group(future, 2, 0, &on->error), REFIT_ERR_TIMEOUT);
     assert_ok(refit_future_wait_group(future, 63, 0, &on->error));
     faulty_device_go(on->device);
-    assert_ok(refit_future_wait_group(future, 2, PATIENCE_MS, &on->error));
-    assert_ok(refit_future_wait(future, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait_group(future, 2, TIMEOUT_MS, &on->error));
+    assert_ok(refit_future_wait(future, TIMEOUT_MS, &on->error));
     assert_int_equal(refit_future_done(future), 1);
     assert_ok(refit_future_wait(future, 0, &on->error));
     refit_future_close(future);
@@ -60,7 +60,7 @@ static void a_verb_that_does_nothing_gives_the_future_of_what_is(void **state)
     refit_future *second = rig_start(on, false);
     assert_int_equal(refit_future_done(second), 0);
     faulty_device_go(on->device);
-    assert_ok(refit_future_wait(second, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait(second, TIMEOUT_MS, &on->error));
     assert_int_equal(refit_future_done(first), 1);
     refit_future *third = rig_start(on, false);
     assert_int_equal(refit_future_done(third), 1);
@@ -84,7 +84,7 @@ static void too_many_futures_keep_an_operation_from_starting(void **state)
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
     refit_future_close(futures[7]);
     more = rig_start(on, false);
-    assert_ok(refit_future_wait(more, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait(more, TIMEOUT_MS, &on->error));
     refit_future_close(more);
     for (int i = 0; i < MOST; i++) {
         if (i != 7) refit_future_close(futures[i]);
@@ -119,9 +119,9 @@ static void a_joined_stream_waits_and_the_cpu_goes_on(void **state)
     assert_int_equal(refit_stream_wait(on->device, all, 0, NULL), REFIT_ERR_TIMEOUT);
     assert_int_equal(refit_stream_wait(on->device, group, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(on->device);
-    assert_ok(refit_stream_wait(on->device, group, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, group, TIMEOUT_MS, &on->error));
     rig_check(on, 8);
-    assert_ok(refit_stream_wait(on->device, all, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, all, TIMEOUT_MS, &on->error));
     rig_check_bytes(on, true);
     assert_ok(refit_future_join(future, REFIT_STREAM_NONE, &on->error));
     assert_ok(refit_future_join_group(future, 1, REFIT_STREAM_NONE, &on->error));
@@ -140,7 +140,7 @@ typedef struct waiter {
 static void *wait_long(void *user)
 {
     waiter *self = user;
-    self->status = refit_future_wait(self->future, PATIENCE_MS, NULL);
+    self->status = refit_future_wait(self->future, TIMEOUT_MS, NULL);
     return NULL;
 }
 

@@ -100,7 +100,7 @@ static void a_restore_waits_for_the_host_memory(void **state)
     bind_all(on);
     on->offloader->config.offload_timeout_ms = 20;
     assert_int_equal(restore(on), REFIT_ERR_TIMEOUT);
-    on->offloader->config.offload_timeout_ms = PATIENCE_MS;
+    on->offloader->config.offload_timeout_ms = TIMEOUT_MS;
     assert_int_equal(state_of(on), REFIT_OFFLOADED);
     faulty_device_let_pins(on->device);
     assert_ok(restore(on));
@@ -114,7 +114,7 @@ static void a_lease_needs_the_host_memory(void **state)
     seal_waiting(on);
     assert_int_equal(lease(on), REFIT_ERR_BUSY);
     faulty_device_let_pins(on->device);
-    assert_ok(refit_offloader_prepare(on->offloader, PATIENCE_MS, &on->error));
+    assert_ok(refit_offloader_prepare(on->offloader, TIMEOUT_MS, &on->error));
     check_image(on);
 }
 
@@ -126,8 +126,7 @@ static void host_memory_that_fails_is_taken_by_the_next_call(void **state)
     seal(on);
     bind_all(on);
     list_all(on, 0);
-    assert_int_equal(refit_offloader_prepare(on->offloader, PATIENCE_MS, &on->error),
-                     REFIT_ERR_PIN);
+    assert_int_equal(refit_offloader_prepare(on->offloader, TIMEOUT_MS, &on->error), REFIT_ERR_PIN);
     assert_int_equal(lease(on), REFIT_ERR_BUSY);
     assert_int_equal(begin(on), REFIT_ERR_PIN);
     assert_int_equal(restore(on), REFIT_ERR_PIN);
@@ -163,7 +162,7 @@ static void no_lease_slips_into_a_step_that_begins(void **state)
     list_all(on, 0);
     step_call call = {.on = on};
     assert_ok(rft_thread_start(&thread, "step", begin_elsewhere, &call, &on->error));
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
     do { /* until it is the step that a lease would disturb */
         assert_int_equal(lease(on), REFIT_ERR_BUSY);
     } while (strstr(on->error.text, "a step changes") == NULL && rft_now() < deadline);

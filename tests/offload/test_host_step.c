@@ -350,7 +350,7 @@ static void queue_copy(scene *on, void *to, const void *from, uint64_t bytes)
 
 static void await_stream(scene *on)
 {
-    assert_ok(refit_stream_wait(on->inner, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->inner, on->stream, TIMEOUT_MS, &on->error));
 }
 
 static void fail_next(scene *on, faulty_slot slot)
@@ -500,7 +500,7 @@ static void begin_and_name(scene *on)
 
 static void wait_all(scene *on)
 {
-    UNTIL_OK(on, wait_for(on, PATIENCE_MS));
+    UNTIL_OK(on, wait_for(on, TIMEOUT_MS));
     check_progress(on, REFIT_PARAMETER_NAMED | REFIT_PARAMETER_STEPPED | REFIT_PARAMETER_RETURNED);
 }
 
@@ -1165,7 +1165,7 @@ static void windows_step_other_regions_meanwhile(void **state)
         if (round == 2) step_window(on, window);
         expect_all(on);
         wait_all(on);
-        assert_ok(refit_window_wait(window, PATIENCE_MS, &on->error));
+        assert_ok(refit_window_wait(window, TIMEOUT_MS, &on->error));
         check_all(on);
         assert_ok(refit_window_host(window, on->other, &bytes, &count, &on->error));
         for (uint64_t i = 0; i < count; i++)
@@ -1364,7 +1364,7 @@ static void work_of_the_caller_that_fails_is_told(void **state)
     start_step(on, 10);
     break_work(on, on->work, 64, REFIT_ERR_COPY);
     assert_ok(run(on));
-    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+    assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
     finish(on);
 }
 
@@ -1385,7 +1385,7 @@ static void work_after_which_nothing_returns_is_waited_for(void **state)
         assert_true(rft_seconds(rft_now() - began) >= 0.049);
         assert_int_equal(stats_of(on->offloader).host_step_failures, 0);
         faulty_device_go(on->device);
-        if (breaks) assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+        if (breaks) assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
         assert_ok(begin(on));
         assert_ok(give_up(on));
         check_all(on);
@@ -1442,8 +1442,8 @@ static void a_skip_tells_of_work_that_failed(void **state)
     break_work_now(on, on->work, 64);
     assert_int_equal(run(on), REFIT_ERR_DEVICE);
     assert_ok(give_up(on));
-    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
-    assert_ok(wait_for(on, PATIENCE_MS));
+    assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
+    assert_ok(wait_for(on, TIMEOUT_MS));
     assert_int_equal(stats_of(on->offloader).host_step_count, 0);
     step_and_check(on, 10);
     assert_int_equal(stats_of(on->offloader).host_step_count, 1);
@@ -1482,7 +1482,7 @@ static void copies_that_are_sent_again_count_as_time(void **state)
     break_copy(on, 2, REFIT_ERR_COPY);
     int64_t began = rft_now();
     assert_ok(run(on));
-    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+    assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
     faulty_device_stop(on->device);
     assert_int_equal(wait_for(on, 50), REFIT_ERR_TIMEOUT);
     faulty_device_go(on->device);
@@ -1607,7 +1607,7 @@ static void a_broken_copy_back_is_sent_again(void **state)
         break_copy(on, nth, REFIT_ERR_COPY);
         assert_ok(run(on));
         expect_all(on);
-        assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+        assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
         uint32_t lost = 0;
         for (uint32_t at = 0; at < PARAMETERS; at++) {
             assert_true(is_stepped(on, at));
@@ -1724,7 +1724,7 @@ static void a_step_allocates_nothing(void **state)
         refresh_all(on);
         assert_ok(norm(on));
         assert_ok(run(on));
-        assert_ok(wait_for(on, PATIENCE_MS));
+        assert_ok(wait_for(on, TIMEOUT_MS));
         assert_false(failing_alloc_stop_here());
         finish(on);
     }
@@ -1817,7 +1817,7 @@ static void it_closes_in_any_state(void **state)
             assert_int_equal(run(on), REFIT_ERR_COPY);
         }
         if (at > HALF_RUN) assert_ok(run(on));
-        if (at == RETURNED) assert_ok(wait_for(on, PATIENCE_MS));
+        if (at == RETURNED) assert_ok(wait_for(on, TIMEOUT_MS));
         close_step(on);
         assert_ok(lease(on));
         assert_ok(open_step(on));

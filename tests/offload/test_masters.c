@@ -179,14 +179,14 @@ static void waits_for_a_group_and_joins_tell_of_changed_weights(void **state)
         assert_ok(offload(on));
         change_weight(on, 1, 5);
         assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, &future, &on->error));
-        assert_ok(refit_future_wait_group(future, 2, PATIENCE_MS, &on->error));
+        assert_ok(refit_future_wait_group(future, 2, TIMEOUT_MS, &on->error));
         refit_status status =
-            way == WAIT_GROUP ? refit_future_wait_group(future, 1, PATIENCE_MS, &on->error)
+            way == WAIT_GROUP ? refit_future_wait_group(future, 1, TIMEOUT_MS, &on->error)
             : way == JOIN     ? refit_future_join(future, on->stream, &on->error)
                               : refit_future_join_group(future, 1, on->stream, &on->error);
         assert_int_equal(status, REFIT_ERR_CORRUPT);
         assert_told(on->error, "region.1");
-        assert_int_equal(refit_future_wait(future, PATIENCE_MS, &on->error), REFIT_ERR_CORRUPT);
+        assert_int_equal(refit_future_wait(future, TIMEOUT_MS, &on->error), REFIT_ERR_CORRUPT);
         refit_future_close(future);
         change_weight(on, 1, 5);
         come_back(on);
@@ -377,7 +377,7 @@ static void recover(scene *on)
 {
     faulty_device_reset(on->device);
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
-    refit_status status = refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error);
+    refit_status status = refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error);
     (void)status; /* how the operation failed */
     for (uint32_t at = 0; at < on->regions; at++) {
         if (info_of(on, at).place != REFIT_ON_DEVICE) continue;

@@ -150,7 +150,7 @@ static void cycle_and_recover(bool fails)
     if (!fails) assert_ok(status);
     if (!fails) return;
     fake_cuda_forget_faults();
-    status = refit_offloader_finish(on.offloader, PATIENCE_MS, &on.error);
+    status = refit_offloader_finish(on.offloader, TIMEOUT_MS, &on.error);
     (void)status; /* how the operation failed */
     if (refit_offloader_get_state(on.offloader) != REFIT_RESIDENT)
         assert_ok(restore_all(on.offloader, &on.error));
@@ -223,7 +223,7 @@ static refit_status step(uint32_t flags, uint64_t seed, uint32_t spoiled)
         if (status != REFIT_OK) continue; /* the next calls try again */
     }
     AGAIN(status, refit_window_end(on.window, &on.error));
-    AGAIN(status, refit_window_wait(on.window, PATIENCE_MS, &on.error));
+    AGAIN(status, refit_window_wait(on.window, TIMEOUT_MS, &on.error));
     return REFIT_OK;
 }
 

@@ -185,7 +185,7 @@ static void groups_that_arrived_are_not_restored_again(void **state)
     rig_offload(on);
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, batches, REFIT_ERR_COPY);
     assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, &future, &on->error));
-    assert_ok(refit_future_wait_group(future, 0, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait_group(future, 0, TIMEOUT_MS, &on->error));
     test_fill(on->plain, on->regions[8].memory, 0x11, on->regions[8].bytes);
     memset(on->regions[8].expected, 0x11, on->regions[8].bytes);
     assert_int_equal(finish(on), REFIT_ERR_COPY);

@@ -355,7 +355,7 @@ static refit_status live(refit_offloader *offloader, void **memory, refit_error 
         RFT_TRY(refit_offloader_add(offloader, &desc, &id, error));
     }
     RFT_TRY(refit_offloader_seal(offloader, error));
-    RFT_TRY(refit_offloader_prepare(offloader, PATIENCE_MS, error));
+    RFT_TRY(refit_offloader_prepare(offloader, TIMEOUT_MS, error));
     RFT_TRY(offload_all(offloader, error));
     refit_lease *taken;
     RFT_TRY(refit_lease_acquire(offloader, &taken, error));

@@ -145,7 +145,7 @@ static void gate_open(gate *it)
 
 static void finish_and_close(scene *on, refit_future *future)
 {
-    assert_ok(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error));
+    assert_ok(refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error));
     refit_future_close(future);
 }
 
@@ -163,11 +163,11 @@ static void cycle_on_stream(scene *on)
     gate_put(&before, on);
     assert_ok(refit_offloader_restore(on->offloader, on->stream, &future, &on->error));
     gate_open(&before);
-    assert_ok(refit_future_wait_group(future, 1, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait_group(future, 1, TIMEOUT_MS, &on->error));
     assert_ok(refit_future_join_group(future, 2, on->stream, &on->error));
     assert_ok(refit_future_join(future, on->stream, &on->error));
     finish_and_close(on, future);
-    assert_ok(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, on->stream, TIMEOUT_MS, &on->error));
     rft_cond_close(&before.opened);
     rft_mutex_close(&before.lock);
 }

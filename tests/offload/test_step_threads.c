@@ -171,7 +171,7 @@ static void a_thread_that_cannot_be_bound_is_told(void **state)
     make_machine(&on, "0-1\n");
     atomic_store(&refuses, true);
     open_threads(&on, "2", "node", 1);
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(TIMEOUT_MS);
     while (atomic_load(&on.lines) == 0 && rft_now() < deadline)
         sched_yield();
     await_step_threads(1, &expected);

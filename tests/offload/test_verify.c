@@ -47,10 +47,9 @@ static void a_wait_for_a_group_finds_what_changed_in_it(void **state)
     unsigned char *image = reach_image(on, 3);
     image[0] ^= 0x80;
     refit_future *future = rig_start(on, true);
-    assert_ok(refit_future_wait_group(future, 0, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait_group(future, 0, TIMEOUT_MS, &on->error));
     assert_ok(refit_future_join_group(future, 1, stream, &on->error));
-    assert_int_equal(refit_future_wait_group(future, 3, PATIENCE_MS, &on->error),
-                     REFIT_ERR_CORRUPT);
+    assert_int_equal(refit_future_wait_group(future, 3, TIMEOUT_MS, &on->error), REFIT_ERR_CORRUPT);
     assert_int_equal(refit_future_join(future, stream, &on->error), REFIT_ERR_CORRUPT);
     assert_ok(refit_future_wait_group(future, 0, 0, &on->error));
     refit_future_close(future);
@@ -67,7 +66,7 @@ static void only_a_call_that_waits_sees_the_end(void **state)
     assert_int_equal(rig_state(on), REFIT_OFFLOADING);
     assert_int_equal(refit_future_done(future), 0);
     assert_int_equal(restore(on), REFIT_ERR_STATE);
-    assert_ok(refit_future_wait(future, PATIENCE_MS, &on->error));
+    assert_ok(refit_future_wait(future, TIMEOUT_MS, &on->error));
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
     assert_int_equal(refit_future_done(future), 1);
     refit_future_close(future);
@@ -81,7 +80,7 @@ static void flip(rig *on, uint64_t at)
 {
     unsigned char byte;
     unsigned char *place = (unsigned char *)on->regions[3].memory + at;
-    assert_ok(rft_mover_wait(on->offloader->operation.mover, PATIENCE_MS, &on->error));
+    assert_ok(rft_mover_wait(on->offloader->operation.mover, TIMEOUT_MS, &on->error));
     test_read(on->plain, &byte, place, 1);
     byte ^= 0x10;
     test_write(on->plain, place, &byte, 1);

@@ -522,7 +522,7 @@ static void a_failed_step_can_be_given_up(void **state)
         }
         uint32_t progress = refit_window_progress(on->window), failures = 0;
         UNTIL_OK(on, failures, end(on));
-        UNTIL_OK(on, failures, wait_for(on, PATIENCE_MS));
+        UNTIL_OK(on, failures, wait_for(on, TIMEOUT_MS));
         failed += stats_of(on->offloader).step_failures > 0;
         faulty_device_reset(on->device); /* there may have been fewer copies */
         check_image(on);
@@ -595,7 +595,7 @@ static void copies_are_repeated_without_the_stream(void **state)
     assert_ok(end(on));
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
     faulty_device_go(on->device);
-    assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_COPY);
+    assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
     check_image(on);
     assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
 }
@@ -661,7 +661,7 @@ static refit_status try_all(scene *on)
         if (on->view.count > 0) RFT_TRY(done(on));
     } while (on->view.count > 0);
     RFT_TRY(end(on));
-    RFT_TRY(wait_for(on, PATIENCE_MS));
+    RFT_TRY(wait_for(on, TIMEOUT_MS));
     refit_lease *held;
     const void *bytes;
     uint64_t count;

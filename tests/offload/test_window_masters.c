@@ -226,7 +226,7 @@ static void without_memory_for_masters_that_do_not_fit_nothing_is_lost(void **st
     assert_ok(done(on));
     for (int tries = 0; tries < 3; tries++) {
         failing_alloc_here(1);
-        assert_int_equal(wait_for(on, PATIENCE_MS), REFIT_ERR_HOST_MEMORY);
+        assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_HOST_MEMORY);
         assert_true(failing_alloc_stop_here());
         assert_told(on->error, "region.0");
     }
@@ -389,7 +389,7 @@ static void masters_move_by_both_schedules(void **state)
 static void await_copies(scene *on)
 {
     for (int direction = RFT_OFFLOAD; direction <= RFT_RESTORE; direction++)
-        assert_ok(rft_mover_wait(on->offloader->movers[direction], PATIENCE_MS, &on->error));
+        assert_ok(rft_mover_wait(on->offloader->movers[direction], TIMEOUT_MS, &on->error));
 }
 
 /* Verified: what came back whole, or from its own memory, is what was there. */
@@ -407,7 +407,7 @@ static void a_restore_after_steps_is_verified(void **state)
         assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
         await_copies(on);
         test_fill(on->plain, (char *)on->memory[0] + at[round], 0x77, 1); /* after the copies */
-        assert_int_equal(refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error),
+        assert_int_equal(refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error),
                          REFIT_ERR_CORRUPT);
         assert_told(on->error, "region.0");
         assert_ok(restore_all(on->offloader, &on->error));
@@ -488,7 +488,7 @@ static refit_status done_on(scene *on, refit_stream_ref stream)
 
 static void await_stream(scene *on, refit_stream_ref stream)
 {
-    assert_ok(refit_stream_wait(on->device, stream, PATIENCE_MS, &on->error));
+    assert_ok(refit_stream_wait(on->device, stream, TIMEOUT_MS, &on->error));
 }
 
 /* Encoding waits for the work that the stream has queued: masters, and weights of them. */

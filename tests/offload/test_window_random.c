@@ -100,7 +100,7 @@ static void settle_model(scene *on)
     heal(on);
     uint32_t failures = 0;
     UNTIL_OK(on, failures, end(on));
-    UNTIL_OK(on, failures, wait_for(on, PATIENCE_MS));
+    UNTIL_OK(on, failures, wait_for(on, TIMEOUT_MS));
     if (now.state != RESIDENT) now.state = AWAY;
     now.faulty = now.copies = false;
     free_born(on);
@@ -162,7 +162,7 @@ static bool is_coded(scene *on, uint32_t region)
 static void check_model(scene *on)
 {
     /* Host memory may still be coming. */
-    if (!passed(on, refit_offloader_prepare(on->offloader, PATIENCE_MS, &on->error))) return;
+    if (!passed(on, refit_offloader_prepare(on->offloader, TIMEOUT_MS, &on->error))) return;
     if (now.state == RESIDENT) check_device(on);
     for (uint32_t at = 0; at < on->regions && now.state != RESIDENT; at++) {
         refit_lease *held = NULL;
@@ -340,7 +340,7 @@ static void call_end(scene *on)
 
 static void call_wait(scene *on)
 {
-    uint32_t timeout_ms = below(on, 2) == 0 ? 0 : PATIENCE_MS;
+    uint32_t timeout_ms = below(on, 2) == 0 ? 0 : TIMEOUT_MS;
     refit_status status = wait_for(on, timeout_ms);
     if (status == REFIT_ERR_TIMEOUT && timeout_ms == 0) return;
     if (!passed(on, status)) return;
@@ -466,10 +466,10 @@ static void call_restore(scene *on)
         return;
     }
     if (now.copies && status == REFIT_ERR_BUSY) return;
-    if (status == REFIT_OK) status = refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error);
+    if (status == REFIT_OK) status = refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error);
     if (!passed(on, status)) {
         heal(on);
-        status = refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error); /* of before */
+        status = refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error); /* of before */
         assert_ok(restore_all(on->offloader, &on->error));
     }
     now.state = RESIDENT;

@@ -181,7 +181,7 @@ void fill(scene *on)
 
 void settle(scene *on)
 {
-    assert_ok(wait_for(on, PATIENCE_MS));
+    assert_ok(wait_for(on, TIMEOUT_MS));
 }
 
 void check_region(scene *on, const refit_lease *held, uint32_t region)
@@ -421,7 +421,7 @@ uint32_t step_stubbornly(scene *on)
         assert_int_equal(refit_window_progress(on->window), on->view.first + on->view.count);
     }
     UNTIL_OK(on, failures, end(on));
-    UNTIL_OK(on, failures, wait_for(on, PATIENCE_MS));
+    UNTIL_OK(on, failures, wait_for(on, TIMEOUT_MS));
     return failures;
 }
 
