@@ -56,7 +56,7 @@ static void configure(scene *on, const opening *how)
 refit_status add_regions(scene *on)
 {
     for (uint32_t at = 0; at < on->regions; at++) {
-        char name[16];
+        char name[24];
         refit_region_id id;
         snprintf(name, sizeof name, "region.%u", at);
         refit_region_desc desc = {.size = sizeof desc,

@@ -477,7 +477,7 @@ static void link_files(uint32_t first, uint32_t end, bool make)
 /* So that no user of the folder can make the trainer read and keep any number of files. */
 WITH_KEYS(a_folder_of_too_many_files_allows_no_key)
 {
-    char path[256], key[256];
+    char path[300], key[256];
     strcpy(allowed, "/dev/shm/refit-many-XXXXXX"); /* where many files are cheap */
     assert_non_null(mkdtemp(allowed));
     locksmith_make(&smith, "w0");
