@@ -312,15 +312,17 @@ unsigned char stepped(unsigned char byte, uint64_t at)
 /* New masters, and their rounding but for some. */
 static void new_masters(scene *on, const refit_window_part *part)
 {
-    uint32_t *to = (void *)(on->expected[part->region] + part->offset);
+    unsigned char *to = on->expected[part->region] + part->offset; /* may be at any address */
     uint16_t *weights = on->rounded[part->region] + part->offset / 4;
     uint64_t count = part->bytes / 4;
     for (uint64_t k = 0; k < count; k++) {
         uint64_t drawn = seeded_next(&on->seed);
-        uint32_t bits = (uint32_t)(drawn >> 20);
-        to[k] = drawn % 4096 == 0 ? bits : bits & 0xBFFFFFFFu;
+        uint32_t bits = (uint32_t)(drawn >> 20) & (drawn % 4096 == 0 ? UINT32_MAX : 0xBFFFFFFFu);
+        float master;
+        memcpy(&master, &bits, sizeof master);
+        memcpy(to + 4 * k, &bits, sizeof bits);
+        rft_cast_bf16(weights + k, &master, 1);
     }
-    rft_cast_bf16(weights, (const void *)to, count);
     for (uint64_t k = on->spared; k < on->spared + on->spoiled && k < count; k++)
         weights[k] = (uint16_t)seeded_next(&on->seed);
 }
