@@ -61,6 +61,25 @@ BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too)
     assert_non_null(bench_said(bench, RFT_HELLO));
 }
 
+/* Nor while its user has a newer one. */
+BENCH_TEST(hello_waits_until_a_newer_update_is_decided)
+{
+    session_bench *bench = *state;
+    (void)hold_and_take_next(bench, 1);
+    rft_session_refuse(&bench->session, REFIT_ERR_CALLBACK, false, "lost", bench->now);
+    rft_session_release(&bench->session, bench->now);
+    bench_stage(bench, 3, 0);
+    bench_commit(bench, 3);
+    (void)bench_take(bench);
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_int_equal(bench_state(bench), APPLYING);
+    rft_session_refuse(&bench->session, REFIT_ERR_CALLBACK, false, "lost", bench->now);
+    rft_session_release(&bench->session, bench->now);
+    bench_forget(bench);
+    bench_tick(bench, bench->config.broadcast_heartbeat_ms);
+    assert_non_null(bench_said(bench, RFT_HELLO));
+}
+
 BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged)
 {
     session_bench *bench = *state;
