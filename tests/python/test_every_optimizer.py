@@ -98,7 +98,7 @@ class Drawn:
             dtypes += [torch.float64, torch.bfloat16]
         self.every = [
             self.parameter(self.draw.choice(dtypes), matrices)
-            for _ in range(self.draw.randint(5, 7))
+            for _ in range(self.draw.randint(4, 6))
         ]
         cut = self.draw.randint(1, len(self.every) - 2)
         first, second = {"params": self.every[:cut]}, {"params": self.every[cut:-1], "lr": 0.03}
