@@ -5,9 +5,9 @@
  * With REFIT_TEST_CUDA set both are on GPU 0: the trainer's weights lie there, and a worker reads
  * them there.
  *
- *     trainer ENDPOINT SHM SLOTS [KEY=VALUE]   wait N MS   begin   write SEED   commit   abort
- *     version   close
- *     worker ENDPOINT SHM   next MS   accept   refuse KEPT   release   describe
+ *     trainer ENDPOINT SHM SLOTS [KEY=VALUE]   wait N MS   begin   write SEED   commit
+ *     version
+ *     worker ENDPOINT SHM   next MS   accept   release   describe
  */
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -169,27 +169,12 @@ static void do_commit(char *const words[5])
     answer_error(refit_publisher_commit(publisher, &error), &error);
 }
 
-static void do_abort(char *const words[5])
-{
-    refit_error error;
-    (void)words;
-    answer_error(refit_publisher_abort(publisher, &error), &error);
-}
-
 static void do_version(char *const words[5])
 {
     char text[32];
     (void)words;
     snprintf(text, sizeof text, "%" PRIu64, refit_publisher_version(publisher));
     answer(REFIT_OK, text);
-}
-
-static void do_close(char *const words[5])
-{
-    (void)words;
-    refit_publisher_close(publisher);
-    publisher = NULL;
-    answer(REFIT_OK, "");
 }
 
 /* ---- As a worker */
@@ -242,12 +227,6 @@ static void do_accept(char *const words[5])
     answer_error(refit_update_accept(update, &error), &error);
 }
 
-static void do_refuse(char *const words[5])
-{
-    refit_error error;
-    answer_error(refit_update_refuse(update, "as told", words[1][0] == '1', &error), &error);
-}
-
 static void do_release(char *const words[5])
 {
     (void)words;
@@ -275,9 +254,8 @@ static const struct command {
     void (*run)(char *const words[5]);
 } commands[] = {
     {"trainer", do_trainer}, {"wait", do_wait},         {"begin", do_begin},
-    {"write", do_write},     {"commit", do_commit},     {"abort", do_abort},
-    {"version", do_version}, {"close", do_close},       {"worker", do_worker},
-    {"next", do_next},       {"accept", do_accept},     {"refuse", do_refuse},
+    {"write", do_write},     {"commit", do_commit},     {"version", do_version},
+    {"worker", do_worker},   {"next", do_next},         {"accept", do_accept},
     {"release", do_release}, {"describe", do_describe},
 };
 
