@@ -1,5 +1,6 @@
 /* A process that has found the port: bytes on TCP, at best those of ZMTP. */
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@
 
 #include "attacker.h"
 #include "tests/support/seeded.h"
+#include "tests/support/zmtp_client.h"
 
 #define KNOCKS_MOST 24u /* connections at once */
 #define KNOCK_MS    10
@@ -29,15 +31,10 @@ static int knock(const attack *what)
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool there = fd >= 0 && inet_pton(AF_INET, host, &name.sin_addr) == 1 &&
                  connect(fd, (struct sockaddr *)&name, sizeof name) == 0;
+    if (there) (void)fcntl(fd, F_SETFL, O_NONBLOCK); /* it says what the other end takes at once */
     if (there || fd < 0) return fd;
     close(fd);
     return -1;
-}
-
-/* Sends as much as the other end takes at once. */
-static void say(int fd, const void *bytes, size_t count)
-{
-    (void)send(fd, bytes, count, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 static void say_nothing(int fd, uint64_t *seed)
@@ -48,47 +45,16 @@ static void say_nothing(int fd, uint64_t *seed)
         bytes[i] = (unsigned char)(seeded_next(seed) >> 8);
     if (count >= 10 && count % 2 == 0)
         memcpy(bytes, "\xff\0\0\0\0\0\0\0\1\x7f", 10); /* ZMTP begins so */
-    say(fd, bytes, count);
-}
-
-static void greet(int fd, const char *mechanism, size_t count)
-{
-    unsigned char greeting[GREETING] = {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0};
-    memcpy(greeting + 12, mechanism, strlen(mechanism));
-    say(fd, greeting, count);
-}
-
-/* READY of a DEALER; `count` 0: without a routing id. */
-static void say_ready(int fd, const unsigned char *id, size_t count)
-{
-    unsigned char ready[64] = "\x04\0\x05READY\x0bSocket-Type\0\0\0\x06"
-                              "DEALER";
-    size_t at = 2 + 6 + 12 + 4 + 6;
-    if (count > 0) {
-        memcpy(ready + at, "\x08Identity\0\0\0", 12);
-        ready[at + 12] = (unsigned char)count;
-        memcpy(ready + at + 13, id, count);
-        at += 13 + count;
-    }
-    ready[1] = (unsigned char)(at - 2);
-    say(fd, ready, at);
-}
-
-static void shake_hands(int fd, const unsigned char *id, size_t count)
-{
-    greet(fd, "NULL", GREETING);
-    say_ready(fd, id, count);
+    zmtp_say(fd, bytes, count);
 }
 
 /* Most of them what libzmq would give the next workers, as far as one can guess. */
 static void claim_id(int fd, uint64_t *seed)
 {
-    unsigned char id[5] = {0};
-    uint32_t number = FIRST_ID + (uint32_t)seeded_below(seed, WORKERS_EVER);
-    for (uint32_t i = 0; i < 4; i++)
-        id[1 + i] = (unsigned char)(number >> (8 * (3 - i)));
+    unsigned char id[ZMTP_ID_BYTES];
+    zmtp_number_id(FIRST_ID + (uint32_t)seeded_below(seed, WORKERS_EVER), id);
     if (seeded_below(seed, 4) == 0) id[0] = (unsigned char)(1 + seeded_below(seed, 255));
-    shake_hands(fd, id, sizeof id);
+    zmtp_say_ready(fd, id, sizeof id);
 }
 
 static void say_garbage(int fd, uint64_t *seed)
@@ -96,14 +62,14 @@ static void say_garbage(int fd, uint64_t *seed)
     unsigned char message[2 + 60] = {0, 60};
     for (uint32_t i = 2; i < sizeof message; i++)
         message[i] = (unsigned char)(seeded_next(seed) >> 8);
-    say(fd, message, sizeof message);
+    zmtp_say(fd, message, sizeof message);
 }
 
 static void say_parts(int fd)
 {
     static const unsigned char part[2 + 8] = {1, 8};
     for (uint32_t i = 0; i < 64; i++)
-        say(fd, part, sizeof part);
+        zmtp_say(fd, part, sizeof part);
 }
 
 static void begin(const attack *what, int fd, uint64_t *seed)
@@ -113,14 +79,14 @@ static void begin(const attack *what, int fd, uint64_t *seed)
     switch ((stranger_manner)what->manner) {
     case STRANGER_SAYS_NOTHING: say_nothing(fd, seed); break;
     case STRANGER_HALF_OPEN: break;
-    case STRANGER_HALF_GREETS: greet(fd, mechanism, seeded_below(seed, GREETING)); break;
+    case STRANGER_HALF_GREETS: zmtp_greet(fd, mechanism, seeded_below(seed, GREETING)); break;
     case STRANGER_GREETS_WRONGLY:
-        greet(fd, mechanism, GREETING);
+        zmtp_greet(fd, mechanism, GREETING);
         say_nothing(fd, seed);
         break;
     case STRANGER_PLAIN:
     case STRANGER_MUTE:
-    case STRANGER_ENDLESS: shake_hands(fd, NULL, 0); break;
+    case STRANGER_ENDLESS: zmtp_say_ready(fd, NULL, 0); break;
     case STRANGER_CLAIMS_IDS: claim_id(fd, seed); break;
     case STRANGER_MANNERS: break;
     }
