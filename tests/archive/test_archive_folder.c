@@ -7,18 +7,18 @@
 
 #include "archive_rig.h"
 
-#define NOBODY 65534
+#define OTHER_USER 65534
 
 static char path[2][160];
 
-/* A path in the archive's folder, or beside it. */
+/* A path in the archive's folder, or next to it. */
 static const char *inside(archive_rig *rig, const char *name)
 {
     (void)snprintf(path[0], sizeof path[0], "%s/%s", rig->folder, name);
     return path[0];
 }
 
-static const char *beside(archive_rig *rig, const char *name)
+static const char *next_to(archive_rig *rig, const char *name)
 {
     (void)snprintf(path[1], sizeof path[1], "%s/%s", rig->root, name);
     return path[1];
@@ -35,9 +35,9 @@ RIG_TEST(a_lock_that_is_a_link_is_refused)
     rig_open_with(rig, 10, 1);
     rig_close_archive(rig);
     assert_int_equal(unlink(inside(rig, ".lock")), 0);
-    assert_int_equal(symlink(beside(rig, "victim"), inside(rig, ".lock")), 0);
+    assert_int_equal(symlink(next_to(rig, "victim"), inside(rig, ".lock")), 0);
     assert_refused(open_writer(rig, error), REFIT_ERR_IO, ".lock");
-    assert_int_equal(access(beside(rig, "victim"), F_OK), -1);
+    assert_int_equal(access(next_to(rig, "victim"), F_OK), -1);
     rig_expect(rig, RIG_EPOCH, 1); /* a reader needs no lock */
 }
 
@@ -47,16 +47,16 @@ RIG_TEST(what_is_removed_or_written_is_never_behind_a_link)
     size_t count;
     rig_open_with(rig, 10, 1);
     rig_close_archive(rig);
-    rig_store(beside(rig, "victim"), (const unsigned char *)"precious", 8);
-    assert_int_equal(symlink(beside(rig, "victim"), inside(rig, ".next")), 0);
+    rig_store(next_to(rig, "victim"), (const unsigned char *)"precious", 8);
+    assert_int_equal(symlink(next_to(rig, "victim"), inside(rig, ".next")), 0);
     assert_ok(open_writer(rig, NULL));
-    assert_int_equal(symlink(beside(rig, "victim"), inside(rig, ".next")), 0);
+    assert_int_equal(symlink(next_to(rig, "victim"), inside(rig, ".next")), 0);
     const refit_archive_version two = rig_version(rig, RIG_EPOCH, 2);
     assert_int_equal(refit_archive_write(rig->archive, &two, NULL), REFIT_ERR_IO);
     (void)unlink(inside(rig, ".next"));
     rig_keep(rig, RIG_EPOCH, 2);
     rig_expect(rig, RIG_EPOCH, 2);
-    unsigned char *bytes = rig_load(beside(rig, "victim"), &count);
+    unsigned char *bytes = rig_load(next_to(rig, "victim"), &count);
     assert_int_equal(count, 8);
     assert_memory_equal(bytes, "precious", 8);
     free(bytes);
@@ -66,7 +66,7 @@ RIG_TEST(a_version_may_lie_elsewhere)
 {
     archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
-    const char *file = rig_path(rig, 0), *other = beside(rig, "moved");
+    const char *file = rig_path(rig, 0), *other = next_to(rig, "moved");
     assert_int_equal(rename(file, other), 0);
     assert_int_equal(symlink(other, file), 0);
     rig_expect(rig, RIG_EPOCH, 2);
@@ -164,7 +164,7 @@ RIG_TEST(who_may_not_write_may_read)
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
-        if (geteuid() == 0 && setuid(NOBODY) != 0) _exit(2);
+        if (geteuid() == 0 && setuid(OTHER_USER) != 0) _exit(2);
         _exit(try_all(rig) == REFIT_OK ? 0 : 1);
     }
     assert_int_equal(waitpid(child, &status, 0), child);

@@ -82,34 +82,6 @@ void assert_child_succeeds(int child);
         if ((call) != REFIT_OK) fail_msg("%s", error->text);                                       \
     } while (0)
 
-/* The call, which is given `error`, succeeds; if it does not, the test fails with its sentence. */
-#define assert_done(call)                                                                          \
-    do {                                                                                           \
-        refit_error failure = {0}, *error = &failure;                                              \
-        if ((call) != REFIT_OK) fail_msg("%s", error->text);                                       \
-    } while (0)
-
-/* The call, which is given `error`, succeeds; if it does not, the test fails with its sentence. */
-#define assert_done(call)                                                                          \
-    do {                                                                                           \
-        refit_error failure = {0}, *error = &failure;                                              \
-        if ((call) != REFIT_OK) fail_msg("%s", error->text);                                       \
-    } while (0)
-
-/* The call, which is given `error`, succeeds; if it does not, the test fails with its sentence. */
-#define assert_done(call)                                                                          \
-    do {                                                                                           \
-        refit_error failure = {0}, *error = &failure;                                              \
-        if ((call) != REFIT_OK) fail_msg("%s", error->text);                                       \
-    } while (0)
-
-/* The call, which is given `error`, succeeds; if it does not, the test fails with its sentence. */
-#define assert_done(call)                                                                          \
-    do {                                                                                           \
-        refit_error failure = {0}, *error = &failure;                                              \
-        if ((call) != REFIT_OK) fail_msg("%s", error->text);                                       \
-    } while (0)
-
 /* The call, which is given `error`, is refused with the status, and the sentence has the words. */
 #define assert_refused(call, expected, words)                                                      \
     do {                                                                                           \
