@@ -140,7 +140,7 @@ CUDA_TEST(a_context_that_is_gone_can_be_closed)
         fake_cuda_fail(calls[i % 2], 1, 1000, results[i / 2]);
         assert_refused(refit_memory_alloc(on.device, 1, &memory, error), REFIT_ERR_DEVICE, "; ");
         refit_status status = refit_memory_free(on.device, on.host, NULL); /* not the GPU's */
-        assert_int_equal(status, REFIT_ERR_INVALID);
+        assert_invalid(status);
         bench_close();
     }
     fake_cuda_reset();

@@ -73,7 +73,6 @@ static void fail_each(const char *const *settings)
 
 whole_test(a_device_that_fails_costs_at_most_one_refit)
 {
-    (void)state;
     fail_each(NULL);
 }
 
@@ -81,14 +80,12 @@ whole_test(a_device_that_fails_costs_at_most_one_verified_refit)
 {
     static const char *const settings[] = {"offload.verify", "true", "offload.pin", "require",
                                            NULL};
-    (void)state;
     fail_each(settings);
 }
 
 whole_test(a_device_that_fails_costs_at_most_one_pageable_refit)
 {
     static const char *const settings[] = {"use_pinned_optimizer_offload", "false", NULL};
-    (void)state;
     fail_each(settings);
 }
 
@@ -96,7 +93,6 @@ whole_test(a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way)
 {
     static const char *const settings[] = {"offload.background", "true", "offload.pin", "require",
                                            NULL};
-    (void)state;
     fail_each(settings);
 }
 

@@ -37,7 +37,6 @@ static refit_status bring_back(whole *on)
 whole_test(memory_that_somebody_else_has_taken_delays_the_return)
 {
     static const uint64_t left[] = {0, 40000, 100000, 380000, 390000};
-    (void)state;
     for (size_t i = 0; i < sizeof left / sizeof left[0]; i++) {
         whole on;
         whole_say("bytes left", left[i]);
@@ -65,7 +64,6 @@ whole_test(memory_that_somebody_else_has_taken_delays_the_return)
 whole_test(a_budget_that_is_too_small_is_told_with_its_numbers)
 {
     static const char *const settings[] = {"offload.budget_bytes", "64KiB", NULL};
-    (void)state;
     whole on;
     ledger_open();
     assert_int_equal(whole_open(&on, WHOLE_FRAMES, settings), REFIT_ERR_BUDGET);
@@ -122,7 +120,6 @@ static int lock_little(void)
 
 whole_test(locked_memory_that_is_not_allowed_is_told_or_done_without)
 {
-    (void)state;
     int how;
     pid_t child = fork();
     assert_true(child >= 0);
@@ -137,7 +134,6 @@ whole_test(locked_memory_that_is_not_allowed_is_told_or_done_without)
 
 whole_test(a_hook_that_fails_costs_one_refit)
 {
-    (void)state;
     for (uint32_t call = 0; call < 4; call++) {
         whole on;
         whole_say("hooks", call);

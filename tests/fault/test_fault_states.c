@@ -83,7 +83,6 @@ static const place places[] = {
 
 whole_test(nothing_is_left_of_what_is_closed_in_the_middle)
 {
-    (void)state;
     for (size_t i = 0; i < PLACES; i++) {
         for (uint64_t trainer_first = 0; trainer_first < 2; trainer_first++) {
             for (int path = 0; path < 2; path++) {
@@ -128,7 +127,6 @@ static void go_on(whole *on)
 
 whole_test(a_child_that_only_exits_disturbs_nothing)
 {
-    (void)state;
     for (size_t i = 0; i < PLACES; i++) {
         whole on;
         whole_say(places[i].name, i);
@@ -148,7 +146,6 @@ whole_test(a_child_that_only_exits_disturbs_nothing)
 
 whole_test(a_checkpoint_that_is_being_read_is_not_overwritten)
 {
-    (void)state;
     whole on;
     refit_lease *lease;
     const void *bytes;
@@ -177,7 +174,6 @@ whole_test(a_checkpoint_that_is_being_read_is_not_overwritten)
 
 whole_test(a_step_before_the_return_is_refused)
 {
-    (void)state;
     whole on;
     assert_ok(whole_open(&on, WHOLE_FRAMES, whole_patient));
     arrive_cleared(&on);

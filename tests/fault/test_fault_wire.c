@@ -51,7 +51,6 @@ static void each_costs_at_most_one_refit(void **state)
 
 static void a_frame_that_is_damaged_costs_no_refit(void **state)
 {
-    (void)state;
     for (uint64_t nth = 1; nth <= 6; nth++) {
         whole on;
         whole_say(wire_fault_name(WIRE_DAMAGED), nth);
@@ -100,7 +99,6 @@ static rft_channel *join(rft_channel *trainer, const refit_config *config, rft_p
 
 static void a_message_that_cannot_be_made_leaves_the_next_one_whole(void **state)
 {
-    (void)state;
     rft_channel *trainer, *workers[2];
     rft_peer_id ids[2];
     refit_config config = quick_config();

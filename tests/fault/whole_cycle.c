@@ -193,7 +193,6 @@ void whole_say(const char *what, uint64_t nth)
 
 int whole_tell(void **state)
 {
-    (void)state;
     if (doing[0] != '\0') print_error("while: %s\n", doing);
     doing[0] = '\0';
     return 0;

@@ -301,10 +301,9 @@ TEST(bad_endpoints_leave_nothing_open)
 {
     refit_config config = quick_config();
     rft_channel *channel = NULL;
-    assert_int_equal(rft_channel_bind("nonsense", &config, &channel, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_channel_connect("udp://x:1", &config, &channel, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(rft_channel_bind("tcp://127.0.0.1:1x", &config, &channel, NULL),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_channel_bind("nonsense", &config, &channel, NULL));
+    assert_invalid(rft_channel_connect("udp://x:1", &config, &channel, NULL));
+    assert_invalid(rft_channel_bind("tcp://127.0.0.1:1x", &config, &channel, NULL));
     refit_error error;
     assert_int_equal(rft_channel_bind("tcp://localhost:0", &config, &channel, &error),
                      REFIT_ERR_SYSTEM);
@@ -315,8 +314,7 @@ TEST(bad_endpoints_leave_nothing_open)
     static const char *const open_ones[] = {"tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "tcp://*:7",
                                             "user://*"};
     for (size_t i = 0; i < COUNT_OF(open_ones); i++) {
-        assert_int_equal(rft_channel_connect(open_ones[i], &config, &channel, &error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(rft_channel_connect(open_ones[i], &config, &channel, &error));
         assert_says(&error, "name the endpoint that it found");
     }
     assert_null(channel);
@@ -330,12 +328,10 @@ TEST(an_interface_is_bound_and_not_connected_to)
     refit_error error;
     rft_channel *server = bind_at("tcp://lo:0");
     assert_memory_equal(rft_channel_endpoint(server), "tcp://127.", 10);
-    assert_int_equal(rft_channel_connect("tcp://lo:5757", &config, &channel, &error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_channel_connect("tcp://lo:5757", &config, &channel, &error));
     assert_says(&error, "127.0.0.1");
     config.broadcast_insecure = 1;
-    assert_int_equal(rft_channel_connect("tcp://lo:5757", &config, &channel, NULL),
-                     REFIT_ERR_INVALID);
+    assert_invalid(rft_channel_connect("tcp://lo:5757", &config, &channel, NULL));
     rft_channel_close(server);
 }
 

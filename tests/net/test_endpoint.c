@@ -199,9 +199,9 @@ TEST(too_long_texts_and_paths_are_refused)
     rft_endpoint endpoint;
     char text[400] = "ipc:///";
     memset(text + 7, 'a', 110);
-    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_endpoint_parse(text, &endpoint, NULL));
     memset(text + 7, 'a', 300);
-    assert_int_equal(rft_endpoint_parse(text, &endpoint, NULL), REFIT_ERR_INVALID);
+    assert_invalid(rft_endpoint_parse(text, &endpoint, NULL));
 }
 
 int main(void)

@@ -2,28 +2,12 @@
 #ifndef OFFLOAD_OFFLOAD_H
 #define OFFLOAD_OFFLOAD_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include <refit.h>
 
 #include "tests/support/faulty_device.h"
 #include "tests/support/seeded.h"
+#include "tests/support/test.h"
 #include "tests/support/test_device.h"
-
-#define TIMEOUT_MS 20000u /* a deadline that only a hang reaches */
-
-#define assert_ok(call) assert_int_equal((call), REFIT_OK)
-
-#define LENGTH(array) (sizeof(array) / sizeof *(array))
-
-/* The error's text has these words. */
-#define assert_told(error, words) assert_non_null(strstr((error).text, (words)))
 
 /* `settings`: "key=value" strings, ended by NULL; may itself be NULL. */
 void set_each(refit_config *config, const char *const *settings);
@@ -69,16 +53,30 @@ void close_scene(scene *on);
 int set_up(void **state);
 int tear_down(void **state);
 
-/* Tests of a scene that set_up opens as the row in the list of tests says. TEST_AS: with words that
- * tell rows of one test apart. */
-#define TEST(name)           TEST_AS(#name, name, 0)
-#define TEST_WITH(name, ...) TEST_AS(#name, name, __VA_ARGS__)
-#define TEST_AS(words, name, ...)                                                                  \
+/* A test `on` a scene, which is opened as the words after the name say (0 if there are none):
+ *
+ *     SCENE(copies_out_follow_the_stream, .windows = "1")
+ *     {
+ *         assert_ok(begin(on));
+ *     }
+ */
+#define SCENE(name, ...)                                                                           \
+    static void name(scene *on);                                                                   \
+    static void run_##name(void **state)                                                           \
     {                                                                                              \
-        words, name, set_up, tear_down, &(opening)                                                 \
-        {                                                                                          \
-            __VA_ARGS__                                                                            \
-        }                                                                                          \
+        name(*state);                                                                              \
+    }                                                                                              \
+    LIST_SCENE(name, name, #name, __VA_ARGS__)                                                     \
+    static void name(scene *on)
+
+/* The same test once more, on a scene that is opened otherwise. */
+#define SCENE_AGAIN(name, as, ...) LIST_SCENE(name, name##_##as, #name ", " #as, __VA_ARGS__)
+
+#define LIST_SCENE(name, as, words, ...)                                                           \
+    static opening opening_of_##as = {__VA_ARGS__};                                                \
+    __attribute__((constructor)) static void list_##as(void)                                       \
+    {                                                                                              \
+        test_list((struct CMUnitTest){words, run_##name, set_up, tear_down, &opening_of_##as});    \
     }
 
 #endif

@@ -7,6 +7,8 @@
 #define LAYERS 4
 #define TRIES  4u
 
+static const char *const pinned[] = {"offload.pin=require", NULL};
+
 static const refit_stream_ref none = {NULL};
 
 static void make_layers(scene *on, layer layers[LAYERS])
@@ -43,7 +45,7 @@ static void get_ready(scene *on, layer *of, bool back)
         for (uint32_t tries = 0; (call) != REFIT_OK; tries++) {                                    \
             if (tries >= TRIES) print_error("%s: %s\n", #call, (on)->error.text);                  \
             assert_true(tries < TRIES);                                                            \
-            assert_told((on)->error, "as ordered by the test");                                    \
+            assert_says(&(on)->error, "as ordered by the test");                                   \
             (failures)++;                                                                          \
         }                                                                                          \
     } while (0)
@@ -98,9 +100,8 @@ static uint32_t run_stubbornly(scene *on)
     return failures;
 }
 
-static void every_failure_can_be_repeated(void **state)
+SCENE(every_failure_can_be_repeated, .host_bytes = "2MiB")
 {
-    scene *on = *state;
     static const fault faults[] = {
         {"a copy is refused", FAULTY_COPY_BATCH, false, REFIT_ERR_COPY, false},
         {"a copy breaks", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
@@ -110,7 +111,7 @@ static void every_failure_can_be_repeated(void **state)
         {"an event cannot be opened", FAULTY_EVENT_OPEN, false, REFIT_ERR_DEVICE, false},
     };
     const uint64_t seed = on->seed;
-    for (size_t at = 0; at < LENGTH(faults); at++) {
+    for (size_t at = 0; at < COUNT_OF(faults); at++) {
         const fault *it = &faults[at];
         uint32_t calls = 1, failed = 0;
         for (uint32_t nth = 0; nth <= calls; nth++) { /* 0: none fails, and all are counted */
@@ -136,11 +137,10 @@ static void every_failure_can_be_repeated(void **state)
 }
 
 /* What is opened: the arena, the streams, the events. Nothing stays open. */
-static void an_open_that_fails_leaves_nothing(void **state)
+SCENE(an_open_that_fails_leaves_nothing, .settings = pinned)
 {
-    scene *on = *state;
     static const faulty_slot slots[] = {FAULTY_EVENT_OPEN, FAULTY_STREAM_OPEN, FAULTY_HOST_PIN};
-    for (size_t at = 0; at < LENGTH(slots); at++) {
+    for (size_t at = 0; at < COUNT_OF(slots); at++) {
         refit_activations *other;
         refit_status status = REFIT_ERR_DEVICE;
         for (uint32_t nth = 1; status != REFIT_OK; nth++) {
@@ -168,9 +168,8 @@ static refit_status try_to_leave(scene *on, layer *of)
     return commit(on, of, on->stream);
 }
 
-static void each_allocation_may_fail(void **state)
+TEST(each_allocation_may_fail)
 {
-    (void)state;
     bool came = true;
     for (uint64_t nth = 1; came; nth++) {
         layer of;
@@ -193,9 +192,8 @@ static void each_allocation_may_fail(void **state)
 /* ---- A failure belongs to one group ---------------------------------------------------------- */
 
 /* All groups leave, or return, before the first is waited for. */
-static void copies_that_break_are_reported_by_their_group(void **state)
+TEST(copies_that_break_are_reported_by_their_group)
 {
-    (void)state;
     for (int back = 0; back < 2; back++) {
         uint32_t calls = 1;
         for (uint32_t nth = 0; nth <= calls; nth++) {
@@ -234,9 +232,8 @@ static void copies_that_break_are_reported_by_their_group(void **state)
 
 /* A group was fetched while it left, and the copies out break: that is what is reported, and its
  * memory on the device counts. */
-static void copies_out_count_before_copies_in(void **state)
+SCENE(copies_out_count_before_copies_in, 0)
 {
-    scene *on = *state;
     layer of;
     void *former[TENSORS_MOST], *others[TENSORS_MOST];
     layer_make(on, &of, 3, 10000);
@@ -262,9 +259,8 @@ static void copies_out_count_before_copies_in(void **state)
 
 /* Joined by the stream, so that the memory is gone when the failure comes to light: the fetch
  * reports it. */
-static void a_fetch_reports_copies_out_that_have_failed(void **state)
+SCENE(a_fetch_reports_copies_out_that_have_failed, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 3, 10000);
     layer_add(on, &of);
@@ -280,9 +276,8 @@ static void a_fetch_reports_copies_out_that_have_failed(void **state)
 }
 
 /* Copies of a group that nothing asks for any more. */
-static void a_released_group_takes_its_failure_along(void **state)
+SCENE(a_released_group_takes_its_failure_along, 0)
 {
-    scene *on = *state;
     for (int back = 0; back < 2; back++) {
         layer old, new;
         layer_make(on, &old, 3, 10000);
@@ -305,9 +300,8 @@ static void a_released_group_takes_its_failure_along(void **state)
 
 /* As many groups are released while they leave as there are records by then, and more: records are
  * not used again before the copies in front of them are over. The last of them breaks. */
-static void many_released_groups_keep_their_failures(void **state)
+SCENE(many_released_groups_keep_their_failures, 0)
 {
-    scene *on = *state;
     for (uint32_t nth = 1; nth <= 40; nth++) {
         layer of;
         layer_make(on, &of, 1, 100);
@@ -330,10 +324,9 @@ static void many_released_groups_keep_their_failures(void **state)
 
 /* The work that makes a tensor breaks: its copies have taken what was never made, or do not even
  * start, or their commit failed before it could follow the work, and the next one waits for it. */
-static void work_that_breaks_fails_the_copies_after_it(void **state)
+SCENE(work_that_breaks_fails_the_copies_after_it, 0)
 {
     enum { COPIES_FOLLOW, COPY_IS_REFUSED, JOIN_IS_REFUSED, CASES };
-    scene *on = *state;
     for (int at = 0; at < CASES; at++) {
         layer of;
         layer_make(on, &of, 1, 10000);
@@ -369,9 +362,8 @@ static void work_that_breaks_fails_the_copies_after_it(void **state)
 /* ---- Copies that cannot be waited for -------------------------------------------------------- */
 
 /* A look that fails does not wait, and does not take the copies for over. */
-static void a_look_that_fails_does_not_wait(void **state)
+SCENE(a_look_that_fails_does_not_wait, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 1, 100);
     layer_add(on, &of);
@@ -385,9 +377,8 @@ static void a_look_that_fails_does_not_wait(void **state)
 
 /* The second batch is refused while the first hangs: the call gives up at the deadline, and the
  * memory is not anyone's before those copies have ended. */
-static void copies_of_a_failed_call_are_waited_for_by_the_next(void **state)
+SCENE(copies_of_a_failed_call_are_waited_for_by_the_next, 0)
 {
-    scene *on = *state;
     for (int back = 0; back < 2; back++) {
         layer of, other;
         layer_make(on, &of, 9, 20000);
@@ -412,9 +403,8 @@ static void copies_of_a_failed_call_are_waited_for_by_the_next(void **state)
 }
 
 /* A stream that takes no event is closed, and the next copies open another. */
-static void a_stream_that_takes_no_event_is_replaced(void **state)
+SCENE(a_stream_that_takes_no_event_is_replaced, 0)
 {
-    scene *on = *state;
     for (int back = 0; back < 2; back++) {
         layer of, away;
         layer_make(on, &of, 4, 20000);
@@ -436,9 +426,8 @@ static void a_stream_that_takes_no_event_is_replaced(void **state)
 }
 
 /* A release whose stream cannot be made to wait waits itself. */
-static void a_release_waits_where_the_stream_cannot(void **state)
+SCENE(a_release_waits_where_the_stream_cannot, 0)
 {
-    scene *on = *state;
     for (uint32_t nth = 1; nth <= 2; nth++) { /* the caller's stream, and that of copies out */
         layer of;
         layer_make(on, &of, 4, 20000);
@@ -453,9 +442,8 @@ static void a_release_waits_where_the_stream_cannot(void **state)
 }
 
 /* The device is lost in the middle of a copy: all can be given back. */
-static void a_lost_device_lets_all_be_given_back(void **state)
+SCENE(a_lost_device_lets_all_be_given_back, .host_bytes = "2MiB")
 {
-    scene *on = *state;
     for (uint32_t nth = 1; nth <= 6; nth++) {
         layer layers[LAYERS];
         make_layers(on, layers);
@@ -478,22 +466,5 @@ static void a_lost_device_lets_all_be_given_back(void **state)
 
 int main(void)
 {
-    static const char *const pinned[] = {"offload.pin=require", NULL};
-    const struct CMUnitTest tests[] = {
-        TEST_WITH(every_failure_can_be_repeated, .host_bytes = "2MiB"),
-        TEST_WITH(an_open_that_fails_leaves_nothing, .settings = pinned),
-        cmocka_unit_test(each_allocation_may_fail),
-        cmocka_unit_test(copies_that_break_are_reported_by_their_group),
-        TEST(copies_out_count_before_copies_in),
-        TEST(a_fetch_reports_copies_out_that_have_failed),
-        TEST(a_released_group_takes_its_failure_along),
-        TEST(many_released_groups_keep_their_failures),
-        TEST(work_that_breaks_fails_the_copies_after_it),
-        TEST(a_look_that_fails_does_not_wait),
-        TEST(copies_of_a_failed_call_are_waited_for_by_the_next),
-        TEST(a_stream_that_takes_no_event_is_replaced),
-        TEST(a_release_waits_where_the_stream_cannot),
-        TEST_WITH(a_lost_device_lets_all_be_given_back, .host_bytes = "2MiB"),
-    };
-    return cmocka_run_group_tests_name("activation_faults", tests, NULL, NULL);
+    return test_run("activation_faults");
 }

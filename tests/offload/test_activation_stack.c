@@ -21,9 +21,8 @@ static uint64_t take(rft_stack *stack, uint64_t bytes, bool below)
     return at;
 }
 
-static void what_is_given_back_in_reverse_leaves_nothing(void **state)
+TEST(what_is_given_back_in_reverse_leaves_nothing)
 {
-    (void)state;
     rft_stack stack = {.room = 8 * UNIT};
     assert_int_equal(take(&stack, 1, false), 0);
     assert_int_equal(take(&stack, 513, false), UNIT);
@@ -40,9 +39,8 @@ static void what_is_given_back_in_reverse_leaves_nothing(void **state)
     rft_stack_close(&stack);
 }
 
-static void free_pieces_join_their_neighbours(void **state)
+TEST(free_pieces_join_their_neighbours)
 {
-    (void)state;
     rft_stack stack = {.room = 8 * UNIT};
     for (uint64_t at = 0; at < 8; at++)
         assert_int_equal(take(&stack, UNIT, false), at * UNIT);
@@ -67,9 +65,8 @@ static void free_pieces_join_their_neighbours(void **state)
     rft_stack_close(&stack);
 }
 
-static void free_pieces_are_used_where_the_top_has_no_room(void **state)
+TEST(free_pieces_are_used_where_the_top_has_no_room)
 {
-    (void)state;
     rft_stack stack = {.room = 10 * UNIT};
     assert_int_equal(take(&stack, 4 * UNIT, false), 0);
     assert_int_equal(take(&stack, UNIT, false), 4 * UNIT);
@@ -88,9 +85,8 @@ static void free_pieces_are_used_where_the_top_has_no_room(void **state)
     rft_stack_close(&stack);
 }
 
-static void sizes_beyond_all_addresses_have_no_room(void **state)
+TEST(sizes_beyond_all_addresses_have_no_room)
 {
-    (void)state;
     rft_stack stack = {.room = 0};
     assert_int_equal(take(&stack, 1, false), UINT64_MAX);
     stack.room = 4 * UNIT;
@@ -158,9 +154,8 @@ static void check(const rft_stack *stack, const model *on)
     assert_int_equal(free + stack->used, stack->top);
 }
 
-static void any_order_keeps_its_books(void **state)
+TEST(any_order_keeps_its_books)
 {
-    (void)state;
     for (uint64_t run = 1; run <= 40; run++) {
         uint64_t seed = run * 7919;
         model on = {.count = 0};
@@ -194,9 +189,8 @@ static void any_order_keeps_its_books(void **state)
     }
 }
 
-static void a_take_without_memory_changes_nothing(void **state)
+TEST(a_take_without_memory_changes_nothing)
 {
-    (void)state;
     failing_alloc_begin(2);
     rft_stack stack = {.room = 1000 * UNIT};
     for (uint64_t i = 0; i < 64; i++)
@@ -217,13 +211,5 @@ static void a_take_without_memory_changes_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_given_back_in_reverse_leaves_nothing),
-        cmocka_unit_test(free_pieces_join_their_neighbours),
-        cmocka_unit_test(free_pieces_are_used_where_the_top_has_no_room),
-        cmocka_unit_test(sizes_beyond_all_addresses_have_no_room),
-        cmocka_unit_test(any_order_keeps_its_books),
-        cmocka_unit_test(a_take_without_memory_changes_nothing),
-    };
-    return cmocka_run_group_tests_name("activation_stack", tests, NULL, NULL);
+    return test_run("activation_stack");
 }

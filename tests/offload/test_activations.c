@@ -10,6 +10,8 @@
 
 #define LAYERS 6
 
+static const char *const budget[] = {"offload.budget_bytes=3MiB", NULL};
+
 static uint64_t bytes_of(const layer *of)
 {
     uint64_t bytes = 0;
@@ -22,9 +24,8 @@ static uint64_t bytes_of(const layer *of)
 
 /* Tensors of a few bytes, and such as several slabs hold; the caller's stream, or the call. Groups
  * need not be committed in the order in which they were begun, nor one at a time. */
-static void every_byte_returns(void **state)
+SCENE(every_byte_returns, .host_bytes = "16MiB")
 {
-    scene *on = *state;
     static const uint64_t most[] = {1, 700, 5000, 200000};
     for (int run = 0; run < 8; run++) {
         layer layers[LAYERS];
@@ -62,9 +63,8 @@ static void every_byte_returns(void **state)
 }
 
 /* A group that is released below others leaves a piece, which is used where the top has no room. */
-static void other_orders_are_counted_and_use_what_is_free(void **state)
+SCENE(other_orders_are_counted_and_use_what_is_free, .host_bytes = "64KiB")
 {
-    scene *on = *state;
     layer layers[4], more;
     for (int i = 0; i < 4; i++) { /* a quarter of the arena each */
         layer_make(on, &layers[i], 1, 16384);
@@ -91,9 +91,8 @@ static void other_orders_are_counted_and_use_what_is_free(void **state)
 }
 
 /* No error: all others go on, and a smaller one after it still fits. */
-static void what_has_no_room_stays(void **state)
+SCENE(what_has_no_room_stays, .host_bytes = "200000")
 {
-    scene *on = *state;
     layer first, second;
     layer_make(on, &first, 12, 40000);
     layer_leave(on, &first, on->stream);
@@ -114,14 +113,13 @@ static void what_has_no_room_stays(void **state)
     layer_return_and_end(on, &first);
 }
 
-static void an_arena_of_nearly_nothing_takes_nearly_nothing(void **state)
+TEST(an_arena_of_nearly_nothing_takes_nearly_nothing)
 {
-    (void)state;
     static const struct {
         const char *host_bytes;
         uint32_t left;
     } rows[] = {{"1", 0}, {"511", 0}, {"512", 1}, {"1024", 2}};
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         layer of;
         uint32_t left = 0;
         scene *on = open_scene(&(opening){.host_bytes = rows[at].host_bytes});
@@ -136,9 +134,8 @@ static void an_arena_of_nearly_nothing_takes_nearly_nothing(void **state)
 }
 
 /* Addresses that are NULL, and fewer addresses than tensors. */
-static void some_tensors_return_before_others(void **state)
+SCENE(some_tensors_return_before_others, .host_bytes = "2MiB")
 {
-    scene *on = *state;
     layer of;
     void *some[TENSORS_MOST];
     layer_make(on, &of, 9, 90000);
@@ -171,16 +168,15 @@ static refit_status add(scene *on, const layer *of, void *memory, uint64_t bytes
     return refit_activations_add(on->activations, of->group, memory, bytes, &place, &on->error);
 }
 
-static void numbers_of_no_group_are_not_found(void **state)
+SCENE(numbers_of_no_group_are_not_found, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 1, 100);
     layer_leave(on, &of, on->stream);
     refit_activation_group released = of.group;
     layer_return(on, &of, on->stream);
     const refit_activation_group numbers[] = {0, released, released + 1, UINT64_MAX};
-    for (size_t i = 0; i < LENGTH(numbers); i++) {
+    for (size_t i = 0; i < COUNT_OF(numbers); i++) {
         layer none = {.group = numbers[i]};
         assert_int_equal(add(on, &none, of.tensors[0].memory, 1), REFIT_ERR_NOT_FOUND);
         assert_int_equal(commit(on, &none, on->stream), REFIT_ERR_NOT_FOUND);
@@ -194,9 +190,8 @@ static void numbers_of_no_group_are_not_found(void **state)
     layer_return_and_end(on, &of);
 }
 
-static void calls_in_a_wrong_state_are_refused(void **state)
+SCENE(calls_in_a_wrong_state_are_refused, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 3, 20000);
     layer_add(on, &of);
@@ -220,9 +215,8 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     layer_finish(on, &of);
 }
 
-static void arguments_that_cannot_be_are_refused(void **state)
+SCENE(arguments_that_cannot_be_are_refused, 0)
 {
-    scene *on = *state;
     layer of;
     char here[16];
     void *memories[TENSORS_MOST + 1] = {NULL};
@@ -230,45 +224,40 @@ static void arguments_that_cannot_be_are_refused(void **state)
     refit_stats stats = {0};
     layer_make(on, &of, 2, 20000);
     void *memory = of.tensors[0].memory;
-    assert_int_equal(refit_activations_open(NULL, NULL, &other, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_activations_open(on->device, NULL, NULL, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_activations_open(NULL, NULL, &other, &on->error));
+    assert_invalid(refit_activations_open(on->device, NULL, NULL, &on->error));
     assert_ok(refit_activations_close(NULL, &on->error));
-    assert_int_equal(refit_activations_begin(on->activations, NULL, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_activations_begin(NULL, &of.group, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_activations_begin(on->activations, NULL, &on->error));
+    assert_invalid(refit_activations_begin(NULL, &of.group, &on->error));
     assert_ok(refit_activations_begin(on->activations, &of.group, &on->error));
-    assert_int_equal(add(on, &of, memory, 0), REFIT_ERR_INVALID);
-    assert_int_equal(add(on, &of, NULL, 1), REFIT_ERR_INVALID);
-    assert_int_equal(add(on, &of, memory, UINT64_MAX), REFIT_ERR_INVALID);
-    assert_int_equal(refit_activations_add(on->activations, of.group, memory, 1, NULL, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(add(on, &of, memory, 0));
+    assert_invalid(add(on, &of, NULL, 1));
+    assert_invalid(add(on, &of, memory, UINT64_MAX));
+    assert_invalid(refit_activations_add(on->activations, of.group, memory, 1, NULL, &on->error));
     /* To the host device the memory of the process is its own. */
-    if (test_on_cuda()) assert_int_equal(add(on, &of, here, sizeof here), REFIT_ERR_INVALID);
+    if (test_on_cuda()) assert_invalid(add(on, &of, here, sizeof here));
     assert_ok(release(on, &of, on->stream));
     layer_leave(on, &of, on->stream);
     layer_take(on, &of);
     assert_ok(refit_activations_fetch(on->activations, of.group, NULL, 0, on->stream, &on->error));
-    assert_int_equal(
-        refit_activations_fetch(on->activations, of.group, NULL, 1, on->stream, &on->error),
-        REFIT_ERR_INVALID);
+    assert_invalid(
+        refit_activations_fetch(on->activations, of.group, NULL, 1, on->stream, &on->error));
     if (test_on_cuda()) memories[1] = here;
     for (uint32_t count = test_on_cuda() ? 2 : 3; count <= 3; count++) {
-        assert_int_equal(refit_activations_fetch(on->activations, of.group, memories, count,
-                                                 on->stream, &on->error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(refit_activations_fetch(on->activations, of.group, memories, count,
+                                               on->stream, &on->error));
     }
-    assert_int_equal(refit_activations_stats(on->activations, NULL, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_activations_stats(on->activations, &stats, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_activations_stats(on->activations, NULL, &on->error));
+    assert_invalid(refit_activations_stats(on->activations, &stats, &on->error));
     layer_return_and_end(on, &of);
 }
 
-static void settings_that_cannot_be_are_refused(void **state)
+SCENE(settings_that_cannot_be_are_refused, 0)
 {
-    scene *on = *state;
     refit_activations *other;
     assert_int_equal(refit_activations_open(on->device, NULL, &other, &on->error),
                      REFIT_ERR_CONFIG);
-    assert_told(on->error, "activations.host_bytes");
+    assert_says(&on->error, "activations.host_bytes");
     on->config.use_pinned_optimizer_offload = 0;
     assert_int_equal(refit_activations_open(on->device, &on->config, &other, &on->error),
                      REFIT_ERR_UNSUPPORTED);
@@ -276,13 +265,12 @@ static void settings_that_cannot_be_are_refused(void **state)
     on->config.offload_budget_bytes = 1 << 20;
     assert_int_equal(refit_activations_open(on->device, &on->config, &other, &on->error),
                      REFIT_ERR_BUDGET); /* the first has it */
-    assert_told(on->error, "offload.budget_bytes");
+    assert_says(&on->error, "offload.budget_bytes");
 }
 
 /* An arena of states and one of activations, each of which would fit alone. */
-static void states_and_activations_share_a_budget(void **state)
+SCENE(states_and_activations_share_a_budget, .host_bytes = "2MiB", .settings = budget)
 {
-    scene *on = *state;
     refit_offloader *states;
     refit_activations *other;
     refit_region_id id;
@@ -311,9 +299,8 @@ static void queue_copy(scene *on, void *to, const void *from, uint64_t bytes)
 }
 
 /* The copies out read what the stream has made by then. */
-static void copies_out_follow_the_stream(void **state)
+SCENE(copies_out_follow_the_stream, 0)
 {
-    scene *on = *state;
     layer of;
     void *sources[3];
     layer_make(on, &of, 3, 60000);
@@ -337,9 +324,8 @@ static void copies_out_follow_the_stream(void **state)
 }
 
 /* What the stream still reads of the memory is not written by the copies in before. */
-static void copies_in_follow_the_stream(void **state)
+SCENE(copies_in_follow_the_stream, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 1, 60000);
     const uint64_t bytes = of.tensors[0].bytes;
@@ -357,9 +343,8 @@ static void copies_in_follow_the_stream(void **state)
 }
 
 /* Work on the stream after a join comes after the copies, in both directions. */
-static void work_after_a_join_comes_after_the_copies(void **state)
+SCENE(work_after_a_join_comes_after_the_copies, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 1, 60000);
     const uint64_t bytes = of.tensors[0].bytes;
@@ -384,9 +369,8 @@ static void work_after_a_join_comes_after_the_copies(void **state)
 }
 
 /* A backward pass that comes at once, before the copies out are over. */
-static void a_group_is_fetched_while_it_leaves(void **state)
+SCENE(a_group_is_fetched_while_it_leaves, 0)
 {
-    scene *on = *state;
     layer of;
     void *former[TENSORS_MOST];
     layer_make(on, &of, 5, 60000);
@@ -405,9 +389,8 @@ static void a_group_is_fetched_while_it_leaves(void **state)
 }
 
 /* A fetch after a fetch that was joined waits for it, at most offload.timeout_ms. */
-static void a_second_fetch_waits_for_the_first(void **state)
+SCENE(a_second_fetch_waits_for_the_first, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 3, 30000);
     layer_leave(on, &of, on->stream);
@@ -426,9 +409,8 @@ static void a_second_fetch_waits_for_the_first(void **state)
 
 /* Room that is given back while copies in still read it, or copies out of a forward pass that
  * raised still write it, is written by a new group after them. */
-static void room_is_used_again_after_copies(void **state)
+SCENE(room_is_used_again_after_copies, .host_bytes = "128KiB")
 {
-    scene *on = *state;
     for (int back = 0; back < 2; back++) {
         layer old, new;
         layer_make(on, &old, 2, 60000);
@@ -453,9 +435,8 @@ static void room_is_used_again_after_copies(void **state)
 }
 
 /* Without a stream a release waits, and changes nothing where the time is not enough. */
-static void a_release_that_cannot_wait_is_repeated(void **state)
+SCENE(a_release_that_cannot_wait_is_repeated, 0)
 {
-    scene *on = *state;
     layer of;
     layer_make(on, &of, 4, 30000);
     layer_add(on, &of);
@@ -476,9 +457,8 @@ static void a_release_that_cannot_wait_is_repeated(void **state)
 }
 
 /* Of groups that are there (0), and of such as were released while they left (1). */
-static void a_close_waits_for_copies_and_takes_all_groups(void **state)
+SCENE(a_close_waits_for_copies_and_takes_all_groups, 0)
 {
-    scene *on = *state;
     for (uint64_t released = 0; released < 2; released++) {
         layer layers[2];
         refit_activation_group group;
@@ -515,9 +495,8 @@ static void leave_and_return(scene *on)
     layer_return_and_end(on, &of);
 }
 
-static void the_first_begin_waits_for_the_arena(void **state)
+SCENE(the_first_begin_waits_for_the_arena, 0)
 {
-    scene *on = *state;
     refit_activation_group group;
     static const char *const brief[] = {"offload.background=true", "offload.timeout_ms=20ms", NULL};
     static const char *const usual[] = {"offload.timeout_ms=20s", NULL};
@@ -539,9 +518,8 @@ static void the_first_begin_waits_for_the_arena(void **state)
 }
 
 /* How it failed is reported by each begin, which tries again. */
-static void an_arena_that_could_not_be_taken_is_taken_later(void **state)
+SCENE(an_arena_that_could_not_be_taken_is_taken_later, 0)
 {
-    scene *on = *state;
     refit_activation_group group;
     static const char *const settings[] = {"offload.background=true", "offload.pin=require", NULL};
     assert_ok(refit_activations_close(on->activations, &on->error));
@@ -602,9 +580,8 @@ static void random_step(scene *on, layer *of, random_place *place)
     }
 }
 
-static void any_sequence_keeps_every_byte(void **state)
+TEST(any_sequence_keeps_every_byte)
 {
-    (void)state;
     for (uint64_t run = 0; run < 6; run++) {
         layer layers[RANDOM_LAYERS];
         random_place places[RANDOM_LAYERS] = {NOWHERE};
@@ -653,9 +630,8 @@ static void *work(void *user)
     return NULL;
 }
 
-static void threads_have_groups_of_their_own(void **state)
+SCENE(threads_have_groups_of_their_own, 0)
 {
-    scene *on = *state;
     worker workers[THREADS];
     for (uint64_t i = 0; i < THREADS; i++) {
         workers[i].on = *on;
@@ -681,9 +657,8 @@ static void *wait_long(void *user)
 }
 
 /* Figures are there at once while another thread waits in a call. */
-static void figures_do_not_wait(void **state)
+SCENE(figures_do_not_wait, 0)
 {
-    scene *on = *state;
     layer of;
     worker other;
     layer_make(on, &of, 1, 1000);
@@ -728,9 +703,8 @@ static void iterate(scene *on, void *memory, uint32_t count)
     await_stream(on);
 }
 
-static void thousands_of_groups_are_away_at_once(void **state)
+SCENE(thousands_of_groups_are_away_at_once, .host_bytes = "49MiB")
 {
-    scene *on = *state;
     void *memory;
     assert_ok(refit_memory_alloc(on->plain, 512 * TENSORS, &memory, &on->error));
     iterate(on, memory, GROUPS_MOST);
@@ -744,9 +718,8 @@ static void thousands_of_groups_are_away_at_once(void **state)
 
 /* The device inside queues what it is given, so that its own queue may grow now and then: it takes
  * its memory before. */
-static void iterations_after_the_first_allocate_nothing(void **state)
+SCENE(iterations_after_the_first_allocate_nothing, 0)
 {
-    scene *on = *state;
     void *memory;
     assert_ok(refit_memory_alloc(on->plain, 512 * TENSORS, &memory, &on->error));
     iterate(on, memory, 24);
@@ -758,9 +731,8 @@ static void iterations_after_the_first_allocate_nothing(void **state)
     assert_ok(refit_memory_free(on->plain, memory, &on->error));
 }
 
-static void figures_of_devices_add_up(void **state)
+TEST(figures_of_devices_add_up)
 {
-    (void)state;
     refit_stats one, other;
     refit_stats_init(&one, sizeof one);
     refit_stats_init(&other, sizeof other);
@@ -775,34 +747,5 @@ static void figures_of_devices_add_up(void **state)
 
 int main(void)
 {
-    static const char *const budget[] = {"offload.budget_bytes=3MiB", NULL};
-    const struct CMUnitTest tests[] = {
-        TEST_WITH(every_byte_returns, .host_bytes = "16MiB"),
-        TEST_WITH(other_orders_are_counted_and_use_what_is_free, .host_bytes = "64KiB"),
-        TEST_WITH(what_has_no_room_stays, .host_bytes = "200000"),
-        cmocka_unit_test(an_arena_of_nearly_nothing_takes_nearly_nothing),
-        TEST_WITH(some_tensors_return_before_others, .host_bytes = "2MiB"),
-        TEST(numbers_of_no_group_are_not_found),
-        TEST(calls_in_a_wrong_state_are_refused),
-        TEST(arguments_that_cannot_be_are_refused),
-        TEST(settings_that_cannot_be_are_refused),
-        TEST_WITH(states_and_activations_share_a_budget, .host_bytes = "2MiB", .settings = budget),
-        TEST(copies_out_follow_the_stream),
-        TEST(copies_in_follow_the_stream),
-        TEST(work_after_a_join_comes_after_the_copies),
-        TEST(a_group_is_fetched_while_it_leaves),
-        TEST(a_second_fetch_waits_for_the_first),
-        TEST_WITH(room_is_used_again_after_copies, .host_bytes = "128KiB"),
-        TEST(a_release_that_cannot_wait_is_repeated),
-        TEST(a_close_waits_for_copies_and_takes_all_groups),
-        TEST(the_first_begin_waits_for_the_arena),
-        TEST(an_arena_that_could_not_be_taken_is_taken_later),
-        cmocka_unit_test(any_sequence_keeps_every_byte),
-        TEST(threads_have_groups_of_their_own),
-        TEST(figures_do_not_wait),
-        TEST_WITH(thousands_of_groups_are_away_at_once, .host_bytes = "49MiB"),
-        TEST(iterations_after_the_first_allocate_nothing),
-        cmocka_unit_test(figures_of_devices_add_up),
-    };
-    return cmocka_run_group_tests_name("activations", tests, NULL, NULL);
+    return test_run("activations");
 }

@@ -8,7 +8,6 @@
 #include "base/alloc.h"
 #include "fake_cuda.h"
 
-#define MIB    (UINT64_C(1) << 20)
 #define PAGE   (UINT64_C(64) << 10) /* small, so that the tests are fast */
 #define CHUNK  (4 * PAGE)
 #define STATES 6
@@ -97,14 +96,12 @@ static void open_but(uint32_t but)
 
 static int open_test(void **state)
 {
-    (void)state;
     open_but(STATES);
     return 0;
 }
 
 static int close_test(void **state)
 {
-    (void)state;
     fake_cuda_forget_faults();
     assert_ok(refit_offloader_close(all.offloader, &all.error));
     assert_ok(refit_arena_close(all.arena, &all.error));
@@ -113,6 +110,8 @@ static int close_test(void **state)
     assert_string_equal(fake_cuda_violation(), "");
     return 0;
 }
+
+#define CYCLE(name) TEST_WITH(name, open_test, close_test)
 
 static void offload(void)
 {
@@ -147,9 +146,8 @@ static uint64_t reclaimed(void)
     return stats_of(all.offloader).offload_reclaimed_bytes_last;
 }
 
-static void states_side_by_side_go_in_whole_chunks(void **state)
+CYCLE(states_side_by_side_go_in_whole_chunks)
 {
-    (void)state;
     for (int cycle = 0; cycle < 3; cycle++) {
         uint64_t unmaps = fake_cuda_calls("cuMemUnmap"), maps = fake_cuda_calls("cuMemMap");
         uint64_t taken = rft_alloc_count();
@@ -165,9 +163,8 @@ static void states_side_by_side_go_in_whole_chunks(void **state)
 }
 
 /* State 3, in the second chunk, is not a region: its chunk stays, and is not reported as freed. */
-static void a_chunk_of_which_a_piece_stays_is_not_counted(void **state)
+CYCLE(a_chunk_of_which_a_piece_stays_is_not_counted)
 {
-    (void)state;
     assert_int_equal(close_test(NULL), 0);
     open_but(3);
     go_away();
@@ -177,14 +174,13 @@ static void a_chunk_of_which_a_piece_stays_is_not_counted(void **state)
     come_back();
 }
 
-static void a_gpu_that_is_full_at_the_restore_loses_nothing(void **state)
+CYCLE(a_gpu_that_is_full_at_the_restore_loses_nothing)
 {
-    (void)state;
     go_away();
     fake_cuda_set_taken(0, 64 * MIB - 2 * CHUNK);
     for (int again = 0; again < 2; again++) {
         assert_int_equal(restore(), REFIT_ERR_DEVICE_MEMORY);
-        assert_told(all.error, "free");
+        assert_says(&all.error, "free");
         assert_int_equal(refit_offloader_get_state(all.offloader), REFIT_OFFLOADED);
         assert_int_equal(fake_cuda_used(0), 0);
     }
@@ -193,9 +189,8 @@ static void a_gpu_that_is_full_at_the_restore_loses_nothing(void **state)
 }
 
 /* Each driver call on the offload fails once; then either verb may come next. */
-static void giving_back_that_fails_half_way_goes_on_or_turns_back(void **state)
+CYCLE(giving_back_that_fails_half_way_goes_on_or_turns_back)
 {
-    (void)state;
     static const char *const steps[] = {"cuMemUnmap", "cuMemRelease"};
     for (unsigned nth = 1; nth <= 3; nth++) {
         for (unsigned i = 0; i < 4; i++) {
@@ -213,9 +208,8 @@ static void giving_back_that_fails_half_way_goes_on_or_turns_back(void **state)
     }
 }
 
-static void taking_that_fails_half_way_takes_nothing(void **state)
+CYCLE(taking_that_fails_half_way_takes_nothing)
 {
-    (void)state;
     static const char *const steps[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess"};
     for (unsigned nth = 1; nth <= 3; nth++) {
         for (unsigned i = 0; i < 3; i++) {
@@ -230,9 +224,8 @@ static void taking_that_fails_half_way_takes_nothing(void **state)
 }
 
 /* A kernel of the caller's that was queued after the offload still reads a state. */
-static void memory_waits_for_the_callers_stream(void **state)
+CYCLE(memory_waits_for_the_callers_stream)
 {
-    (void)state;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
     void *out;
@@ -255,9 +248,8 @@ static void memory_waits_for_the_callers_stream(void **state)
     fake_cuda_stream_free(native);
 }
 
-static void memory_waits_for_the_end_of_a_capture(void **state)
+CYCLE(memory_waits_for_the_end_of_a_capture)
 {
-    (void)state;
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
     assert_ok(refit_arena_use(all.arena, stream, &all.error));
@@ -272,9 +264,8 @@ static void memory_waits_for_the_end_of_a_capture(void **state)
     fake_cuda_stream_free(native);
 }
 
-static void a_piece_that_is_held_is_not_a_region(void **state)
+CYCLE(a_piece_that_is_held_is_not_a_region)
 {
-    (void)state;
     void *buffer;
     refit_region_id id;
     assert_int_equal(refit_arena_hold(all.arena, all.states[1], &all.error), REFIT_ERR_BUSY);
@@ -284,7 +275,7 @@ static void a_piece_that_is_held_is_not_a_region(void **state)
     refit_region_desc region = {
         .size = sizeof region, .name = "registered", .memory = buffer, .bytes = PAGE};
     assert_int_equal(refit_offloader_add(all.offloader, &region, &id, &all.error), REFIT_ERR_BUSY);
-    assert_told(all.error, "NCCL_GRAPH_REGISTER");
+    assert_says(&all.error, "NCCL_GRAPH_REGISTER");
     assert_ok(refit_offloader_seal(all.offloader, &all.error));
     go_away();
     /* What is registered keeps its chunk, the fourth, which it has to itself. */
@@ -294,9 +285,8 @@ static void a_piece_that_is_held_is_not_a_region(void **state)
     assert_ok(refit_arena_unhold(all.arena, buffer, &all.error));
 }
 
-static void a_lost_gpu_is_reported_and_everything_closes(void **state)
+CYCLE(a_lost_gpu_is_reported_and_everything_closes)
 {
-    (void)state;
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     assert_ok(refit_arena_use(all.arena, legacy, &all.error));
     offload();
@@ -306,20 +296,7 @@ static void a_lost_gpu_is_reported_and_everything_closes(void **state)
     assert_int_not_equal(restore(), REFIT_OK);
 }
 
-#define CYCLE(name) cmocka_unit_test_setup_teardown(name, open_test, close_test)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        CYCLE(states_side_by_side_go_in_whole_chunks),
-        CYCLE(a_chunk_of_which_a_piece_stays_is_not_counted),
-        CYCLE(a_gpu_that_is_full_at_the_restore_loses_nothing),
-        CYCLE(giving_back_that_fails_half_way_goes_on_or_turns_back),
-        CYCLE(taking_that_fails_half_way_takes_nothing),
-        CYCLE(memory_waits_for_the_callers_stream),
-        CYCLE(memory_waits_for_the_end_of_a_capture),
-        CYCLE(a_piece_that_is_held_is_not_a_region),
-        CYCLE(a_lost_gpu_is_reported_and_everything_closes),
-    };
-    return cmocka_run_group_tests_name("arena_cycle", tests, NULL, NULL);
+    return test_run("arena_cycle");
 }

@@ -63,9 +63,9 @@ static void check_untouched(rig *on, refit_offloader_state state)
 
 /* ---- Waiting --------------------------------------------------------------------------------- */
 
-static void a_seal_returns_before_the_memory_is_there(void **state)
+SCENE(a_seal_returns_before_the_memory_is_there, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     seal_held(on, 3);
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
     refit_stats stats = rig_stats(on);
@@ -76,7 +76,7 @@ static void a_seal_returns_before_the_memory_is_there(void **state)
     snprintf(ready, sizeof ready, " %llu of %llu bytes", (unsigned long long)stats.host_ready_bytes,
              (unsigned long long)stats.host_bytes);
     assert_int_equal(prepare_for(on, 0), REFIT_ERR_TIMEOUT);
-    assert_told(on->error, ready);
+    assert_says(&on->error, ready);
     assert_int_equal(prepare_for(on, 10), REFIT_ERR_TIMEOUT);
     faulty_device_let_pins(on->device);
     assert_ok(prepare(on));
@@ -87,9 +87,9 @@ static void a_seal_returns_before_the_memory_is_there(void **state)
     rig_cycle(on);
 }
 
-static void the_first_offload_waits_and_later_ones_do_not(void **state)
+SCENE(the_first_offload_waits_and_later_ones_do_not, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     seal_held(on, 1);
     assert_int_equal(hurry(on, offload), REFIT_ERR_TIMEOUT);
     assert_true(strlen(on->error.text) > 20);
@@ -102,9 +102,9 @@ static void the_first_offload_waits_and_later_ones_do_not(void **state)
     assert_int_equal(rig_stats(on).offload_count, 2);
 }
 
-static void an_offload_waits_for_memory_on_its_way(void **state)
+SCENE(an_offload_waits_for_memory_on_its_way, .memory = RIG_HOOKS,
+      .settings = SETTINGS("offload.background=true"))
 {
-    rig *on = *state;
     for (int i = 0; i < 10; i++) {
         rig_cycle(on);
         assert_ok(trim(on));
@@ -112,16 +112,15 @@ static void an_offload_waits_for_memory_on_its_way(void **state)
     }
 }
 
-static void there_is_nothing_to_prepare_on_the_pageable_path(void **state)
+SCENE(there_is_nothing_to_prepare_on_the_pageable_path, .memory = RIG_HOOKS,
+      .settings = SETTINGS("offload.background=true", "use_pinned_optimizer_offload=false"))
 {
-    rig *on = *state;
     assert_ok(prepare_for(on, 0));
     rig_cycle(on);
 }
 
-static void without_background_all_is_ready_once_sealed(void **state)
+SCENE(without_background_all_is_ready_once_sealed, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     assert_ok(prepare_for(on, 0));
     uint64_t host_bytes = rig_stats(on).host_bytes;
     assert_int_equal(rig_stats(on).host_ready_bytes, host_bytes);
@@ -134,9 +133,9 @@ static void without_background_all_is_ready_once_sealed(void **state)
 
 /* ---- Failing --------------------------------------------------------------------------------- */
 
-static void a_failure_is_told_to_the_first_call_that_needs_the_memory(void **state)
+SCENE(a_failure_is_told_to_the_first_call_that_needs_the_memory, .memory = RIG_HOOKS,
+      .unsealed = true, .settings = background)
 {
-    rig *on = *state;
     refit_status (*const needs[])(rig *) = {prepare, offload};
     for (uint32_t run = 0; run < 6; run++) {
         uint32_t nth = 1 + run / 2;
@@ -146,7 +145,7 @@ static void a_failure_is_told_to_the_first_call_that_needs_the_memory(void **sta
         assert_ok(seal(on));
         assert_int_equal(needs[run % 2](on), REFIT_ERR_PIN);
         assert_int_equal(on->error.status, REFIT_ERR_PIN);
-        assert_told(on->error, slab);
+        assert_says(&on->error, slab);
         check_untouched(on, REFIT_RESIDENT);
         prepare_and_cycle(on); /* tries again */
         assert_ok(trim(on));
@@ -155,18 +154,18 @@ static void a_failure_is_told_to_the_first_call_that_needs_the_memory(void **sta
     }
 }
 
-static void a_failure_that_lasts_is_returned_each_time(void **state)
+SCENE(a_failure_that_lasts_is_returned_each_time, .memory = RIG_HOOKS,
+      .settings = SETTINGS("offload.background=true", "offload.budget_bytes=64KiB"))
 {
-    rig *on = *state;
     assert_int_equal(prepare(on), REFIT_ERR_BUDGET);
     assert_int_equal(offload(on), REFIT_ERR_BUDGET);
-    assert_told(on->error, "offload.budget_bytes");
+    assert_says(&on->error, "offload.budget_bytes");
     check_untouched(on, REFIT_RESIDENT);
 }
 
-static void a_preferred_lock_that_fails_is_visible(void **state)
+SCENE(a_preferred_lock_that_fails_is_visible, .unsealed = true,
+      .settings = SETTINGS("offload.background=true", "offload.pin=prefer"))
 {
-    rig *on = *state;
     faulty_device_fail(on->device, FAULTY_HOST_PIN, 2, REFIT_ERR_PIN);
     assert_ok(seal(on));
     assert_ok(prepare(on));
@@ -189,12 +188,12 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return refuse_threads ? EAGAIN : __real_pthread_create(thread, attributes, run, user);
 }
 
-static void a_thread_that_does_not_start_fails_the_seal(void **state)
+SCENE(a_thread_that_does_not_start_fails_the_seal, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     refuse_threads = true;
     assert_int_equal(seal(on), REFIT_ERR_SYSTEM);
-    assert_told(on->error, "refit-pin");
+    assert_says(&on->error, "refit-pin");
     refuse_threads = false;
     check_untouched(on, REFIT_OPEN);
     assert_ok(seal(on));
@@ -203,9 +202,9 @@ static void a_thread_that_does_not_start_fails_the_seal(void **state)
 
 /* ---- Breaking it off ------------------------------------------------------------------------- */
 
-static void a_close_ends_it_or_closes_nothing(void **state)
+SCENE(a_close_ends_it_or_closes_nothing, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     seal_held(on, 2);
     assert_int_equal(hurry(on, close_it), REFIT_ERR_TIMEOUT);
     assert_true(strlen(on->error.text) > 20);
@@ -214,9 +213,8 @@ static void a_close_ends_it_or_closes_nothing(void **state)
     prepare_and_cycle(on);
 }
 
-static void a_close_at_any_moment_leaves_nothing(void **state)
+TEST(a_close_at_any_moment_leaves_nothing)
 {
-    (void)state;
     for (int i = 0; i < 30; i++) {
         rig *on = open_scene(&(opening){.settings = background});
         if (i % 3 == 1) (void)!prepare_for(on, 0);
@@ -224,9 +222,9 @@ static void a_close_at_any_moment_leaves_nothing(void **state)
     }
 }
 
-static void a_trim_gives_up_what_is_being_taken(void **state)
+SCENE(a_trim_gives_up_what_is_being_taken, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     seal_held(on, 2);
     assert_int_equal(hurry(on, trim), REFIT_ERR_TIMEOUT);
     faulty_device_let_pins(on->device);
@@ -235,9 +233,9 @@ static void a_trim_gives_up_what_is_being_taken(void **state)
     prepare_and_cycle(on);
 }
 
-static void a_new_plan_that_fits_keeps_what_is_being_taken(void **state)
+SCENE(a_new_plan_that_fits_keeps_what_is_being_taken, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     seal_held(on, 2);
     assert_ok(unseal(on));
     assert_int_equal(rig_state(on), REFIT_OPEN);
@@ -253,9 +251,8 @@ static void a_new_plan_that_fits_keeps_what_is_being_taken(void **state)
     assert_int_equal(faulty_device_calls(on->device, FAULTY_HOST_PIN), slabs); /* none twice */
 }
 
-static void a_new_plan_that_does_not_fit_takes_its_place(void **state)
+SCENE(a_new_plan_that_does_not_fit_takes_its_place, .settings = background)
 {
-    rig *on = *state;
     assert_ok(unseal(on));
     (void)rig_add(on, "large", rig_extra(on, 1 << 20), 1 << 20);
     assert_ok(seal(on));
@@ -265,9 +262,9 @@ static void a_new_plan_that_does_not_fit_takes_its_place(void **state)
 }
 
 /* The failed one must not be kept because it would have fitted. */
-static void a_seal_after_a_failure_tries_again(void **state)
+SCENE(a_seal_after_a_failure_tries_again, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     faulty_device_fail(on->device, FAULTY_HOST_PIN, 1, REFIT_ERR_PIN);
     assert_ok(seal(on));
     int64_t deadline = rft_deadline(TIMEOUT_MS);
@@ -279,9 +276,9 @@ static void a_seal_after_a_failure_tries_again(void **state)
     prepare_and_cycle(on);
 }
 
-static void a_fork_meanwhile_disturbs_nothing(void **state)
+SCENE(a_fork_meanwhile_disturbs_nothing, .memory = RIG_HOOKS, .unsealed = true,
+      .settings = background)
 {
-    rig *on = *state;
     int how;
     seal_held(on, 2);
     pid_t child = fork();
@@ -313,9 +310,10 @@ static void take_lock_or_skip(rft_machine_lock *machine_lock)
     if (machine_lock->held == NULL) skip();
 }
 
-static void the_machine_lock_is_held_while_memory_is_taken(void **state)
+SCENE(the_machine_lock_is_held_while_memory_is_taken, .unsealed = true,
+      .settings = SETTINGS("offload.background=true", "offload.take_turns=true",
+                           "offload.pin=require"))
 {
-    rig *on = *state;
     rft_machine_lock machine_lock;
     take_lock_or_skip(&machine_lock);
     rft_machine_lock_give(&machine_lock);
@@ -329,22 +327,22 @@ static void the_machine_lock_is_held_while_memory_is_taken(void **state)
     rig_cycle(on);
 }
 
-static void a_seal_that_never_gets_the_lock_fails(void **state)
+SCENE(a_seal_that_never_gets_the_lock_fails, .unsealed = true,
+      .settings = SETTINGS("offload.take_turns=true"))
 {
-    rig *on = *state;
     rft_machine_lock machine_lock;
     take_lock_or_skip(&machine_lock);
     refit_status status = hurry(on, seal);
     rft_machine_lock_give(&machine_lock);
     assert_int_equal(status, REFIT_ERR_TIMEOUT);
-    assert_told(on->error, "offload.take_turns");
+    assert_says(&on->error, "offload.take_turns");
     check_untouched(on, REFIT_OPEN);
     assert_int_equal(faulty_device_calls(on->device, FAULTY_HOST_PIN), 0);
 }
 
-static void a_wait_for_memory_says_that_it_waits_for_the_lock(void **state)
+SCENE(a_wait_for_memory_says_that_it_waits_for_the_lock, .unsealed = true,
+      .settings = SETTINGS("offload.background=true", "offload.take_turns=true"))
 {
-    rig *on = *state;
     rft_machine_lock machine_lock;
     take_lock_or_skip(&machine_lock);
     assert_ok(seal(on));
@@ -352,7 +350,7 @@ static void a_wait_for_memory_says_that_it_waits_for_the_lock(void **state)
     do {
         assert_int_equal(prepare_for(on, 1), REFIT_ERR_TIMEOUT);
     } while (strstr(on->error.text, "other processes") == NULL && rft_now() < deadline);
-    assert_told(on->error, "other processes");
+    assert_says(&on->error, "other processes");
     assert_ok(trim(on)); /* it does not wait for the lock */
     rft_machine_lock_give(&machine_lock);
     prepare_and_cycle(on);
@@ -373,9 +371,9 @@ bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
     return true;
 }
 
-static void an_estimate_does_not_count_its_own_image_as_used(void **state)
+SCENE(an_estimate_does_not_count_its_own_image_as_used, .unsealed = true,
+      .settings = SETTINGS("offload.budget_share=0.5"))
 {
-    rig *on = *state;
     uint64_t need, budget;
     fake_memory = true;
     assert_ok(seal(on));
@@ -389,43 +387,10 @@ static void an_estimate_does_not_count_its_own_image_as_used(void **state)
     assert_int_equal(budget, UINT64_C(1) << 29);
     fake_memory = false;
 }
-
-#define WITH(name, ...)     TEST_WITH(name, .memory = RIG_HOOKS, .settings = SETTINGS(__VA_ARGS__))
-#define UNSEALED(name, ...) TEST_WITH(name, .unsealed = true, .settings = SETTINGS(__VA_ARGS__))
-#define HELD(name)          TEST_WITH(name, .memory = RIG_HOOKS, .unsealed = true, .settings = background)
+SCENE_AGAIN(an_estimate_does_not_count_its_own_image_as_used, pageable, .unsealed = true,
+            .settings = SETTINGS("offload.budget_share=0.5", "use_pinned_optimizer_offload=false"))
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        HELD(a_seal_returns_before_the_memory_is_there),
-        HELD(the_first_offload_waits_and_later_ones_do_not),
-        WITH(an_offload_waits_for_memory_on_its_way, "offload.background=true"),
-        WITH(there_is_nothing_to_prepare_on_the_pageable_path, "offload.background=true",
-             "use_pinned_optimizer_offload=false"),
-        TEST_WITH(without_background_all_is_ready_once_sealed, .memory = RIG_HOOKS),
-        HELD(a_failure_is_told_to_the_first_call_that_needs_the_memory),
-        WITH(a_failure_that_lasts_is_returned_each_time, "offload.background=true",
-             "offload.budget_bytes=64KiB"),
-        UNSEALED(a_preferred_lock_that_fails_is_visible, "offload.background=true",
-                 "offload.pin=prefer"),
-        HELD(a_thread_that_does_not_start_fails_the_seal),
-        HELD(a_close_ends_it_or_closes_nothing),
-        cmocka_unit_test(a_close_at_any_moment_leaves_nothing),
-        HELD(a_trim_gives_up_what_is_being_taken),
-        HELD(a_new_plan_that_fits_keeps_what_is_being_taken),
-        TEST_WITH(a_new_plan_that_does_not_fit_takes_its_place, .settings = background),
-        HELD(a_seal_after_a_failure_tries_again),
-        HELD(a_fork_meanwhile_disturbs_nothing),
-        UNSEALED(the_machine_lock_is_held_while_memory_is_taken, "offload.background=true",
-                 "offload.take_turns=true", "offload.pin=require"),
-        UNSEALED(a_seal_that_never_gets_the_lock_fails, "offload.take_turns=true"),
-        UNSEALED(a_wait_for_memory_says_that_it_waits_for_the_lock, "offload.background=true",
-                 "offload.take_turns=true"),
-        UNSEALED(an_estimate_does_not_count_its_own_image_as_used, "offload.budget_share=0.5"),
-        TEST_AS("an estimate does not count pageable copies as used",
-                an_estimate_does_not_count_its_own_image_as_used, .unsealed = true,
-                .settings =
-                    SETTINGS("offload.budget_share=0.5", "use_pinned_optimizer_offload=false")),
-    };
-    return cmocka_run_group_tests_name("background", tests, NULL, NULL);
+    return test_run("background");
 }

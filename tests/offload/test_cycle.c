@@ -20,10 +20,9 @@ static void await_and_close(rig *on, refit_future *future)
     refit_future_close(future);
 }
 
-static void bytes_return_exactly(void **state)
+TEST(bytes_return_exactly)
 {
-    (void)state;
-    for (size_t at = 0; at < LENGTH(all_settings); at++) {
+    for (size_t at = 0; at < COUNT_OF(all_settings); at++) {
         for (int memory = RIG_BOUND; memory <= RIG_ARENA; memory++) {
             rig *on =
                 open_scene(&(opening){.memory = (rig_memory)memory, .settings = all_settings[at]});
@@ -43,9 +42,8 @@ static void bytes_return_exactly(void **state)
     }
 }
 
-static void device_memory_is_given_back(void **state)
+SCENE(device_memory_is_given_back, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     uint64_t before = used_bytes(on->device);
     bool arena = on->arena != NULL;
     assert_true(before >= rig_all_bytes(on));
@@ -60,10 +58,10 @@ static void device_memory_is_given_back(void **state)
         assert_ptr_equal(rig_region_info(on, at).memory, on->regions[at].memory);
     }
 }
+SCENE_AGAIN(device_memory_is_given_back, in_an_arena, .memory = RIG_ARENA)
 
-static void memory_goes_only_in_finish(void **state)
+SCENE(memory_goes_only_in_finish, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     await_and_close(on, rig_start(on, false));
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
     assert_true(used_bytes(on->device) > 0);
@@ -73,9 +71,8 @@ static void memory_goes_only_in_finish(void **state)
     rig_check_bytes(on, true);
 }
 
-static void restore_without_release_is_harmless(void **state)
+SCENE(restore_without_release_is_harmless, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     await_and_close(on, rig_start(on, false));
     rig_restore(on);
     assert_int_equal(on->releases, 0);
@@ -83,9 +80,8 @@ static void restore_without_release_is_harmless(void **state)
 }
 
 /* One by one, or many in one call; twice is once. */
-static void a_caller_frees_and_binds_again(void **state)
+SCENE(a_caller_frees_and_binds_again, 0)
 {
-    rig *on = *state;
     refit_region_id ids[RIG_REGIONS];
     void *memory[RIG_REGIONS];
     for (int many = 0; many < 2; many++) {
@@ -111,20 +107,16 @@ static void a_caller_frees_and_binds_again(void **state)
     }
 }
 
-static void many_stop_at_the_first_that_cannot(void **state)
+SCENE(many_stop_at_the_first_that_cannot, 0)
 {
-    rig *on = *state;
     refit_offloader *offloader = on->offloader;
     const refit_region_id ids[] = {0, RIG_REGIONS, 1};
     void *const memory[] = {on->regions[0].memory, on->regions[1].memory, on->regions[1].memory};
     assert_int_equal(refit_offloader_unbind_each(offloader, ids, 3, &on->error), REFIT_ERR_STATE);
-    assert_int_equal(refit_offloader_unbind_each(offloader, NULL, 1, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_bind_each(offloader, ids, NULL, 1, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_unbind_each(NULL, ids, 1, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_bind_each(NULL, ids, memory, 1, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_offloader_unbind_each(offloader, NULL, 1, &on->error));
+    assert_invalid(refit_offloader_bind_each(offloader, ids, NULL, 1, &on->error));
+    assert_invalid(refit_offloader_unbind_each(NULL, ids, 1, &on->error));
+    assert_invalid(refit_offloader_bind_each(NULL, ids, memory, 1, &on->error));
     assert_ok(refit_offloader_unbind_each(offloader, NULL, 0, &on->error));
     assert_ok(refit_offloader_bind_each(offloader, NULL, NULL, 0, &on->error));
     rig_offload(on);
@@ -140,9 +132,8 @@ static void many_stop_at_the_first_that_cannot(void **state)
 }
 
 /* Pageable copies are made by the call, which waits for the stream itself. */
-static void copies_wait_for_the_callers_stream(void **state)
+SCENE(copies_wait_for_the_callers_stream, 0)
 {
-    rig *on = *state;
     refit_stream_ref stream;
     rig_region *region = &on->regions[8];
     bool by_the_call = !on->config.use_pinned_optimizer_offload;
@@ -179,10 +170,10 @@ static void copies_wait_for_the_callers_stream(void **state)
     test_host_free(on->plain, late, region->bytes);
     assert_ok(refit_stream_close(on->device, stream, &on->error));
 }
+SCENE_AGAIN(copies_wait_for_the_callers_stream, pageable, .settings = pageable)
 
-static void nothing_is_allocated(void **state)
+SCENE(nothing_is_allocated, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     rig_cycle(on);
     uint64_t before = rft_alloc_count();
     for (int round = 0; round < 5; round++) {
@@ -195,12 +186,12 @@ static void nothing_is_allocated(void **state)
     }
     assert_int_equal(rft_alloc_count(), before);
 }
+SCENE_AGAIN(nothing_is_allocated, verified, .memory = RIG_ARENA, .settings = verified)
 
 /* ---- Figures --------------------------------------------------------------------------------- */
 
-static void figures_add_up(void **state)
+SCENE(figures_add_up, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     rig_offload(on);
     assert_true(rig_stats(on).offload_copies_per_cycle >= RIG_REGIONS - 2);
     rig_restore(on);
@@ -221,9 +212,9 @@ static void figures_add_up(void **state)
     assert_true(stats.restore_exposed_seconds_last > 0);
 }
 
-static void host_bytes_exceed_the_payload_by_less_than_a_percent(void **state)
+SCENE(host_bytes_exceed_the_payload_by_less_than_a_percent, .unsealed = true,
+      .settings = large_slabs)
 {
-    rig *on = *state;
     char *memory = rig_extra(on, 100 * 100000);
     assert_ok(clear(on));
     for (uint64_t i = 0; i < 100; i++) {
@@ -244,9 +235,8 @@ static double exposed(rig *on, bool back)
 
 /* What a caller waits for is counted at once, also where the wait ended too early; between calls
  * nothing is. */
-static void time_spent_waiting_is_exposed(void **state)
+SCENE(time_spent_waiting_is_exposed, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     for (int back = 0; back < 2; back++) {
         faulty_device_stop(on->device);
         refit_future *future = rig_start(on, back);
@@ -266,9 +256,8 @@ static void time_spent_waiting_is_exposed(void **state)
     }
 }
 
-static void figures_fill_a_shorter_struct_of_an_older_caller(void **state)
+SCENE(figures_fill_a_shorter_struct_of_an_older_caller, 0)
 {
-    rig *on = *state;
     refit_stats stats;
     memset(&stats, 0xAB, sizeof stats);
     stats.size = offsetof(refit_stats, offload_count);
@@ -276,7 +265,7 @@ static void figures_fill_a_shorter_struct_of_an_older_caller(void **state)
     assert_int_equal(stats.offload_regions, RIG_REGIONS);
     assert_int_equal(stats.offload_count, UINT64_C(0xABABABABABABABAB));
     stats.size = 0;
-    assert_int_equal(refit_offloader_stats(on->offloader, &stats, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_offloader_stats(on->offloader, &stats, &on->error));
 }
 
 /* ---- Accumulation ---------------------------------------------------------------------------- */
@@ -286,14 +275,13 @@ static void accumulate(rig *on, int accumulating)
     assert_ok(refit_offloader_set_accumulating(on->offloader, accumulating, &on->error));
 }
 
-static void an_open_accumulation_keeps_grads_from_being_lost(void **state)
+SCENE(an_open_accumulation_keeps_grads_from_being_lost, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     refit_future *future = NULL;
     accumulate(on, 1);
     assert_int_equal(refit_offloader_offload(on->offloader, REFIT_STREAM_NONE, &future, &on->error),
                      REFIT_ERR_STATE);
-    assert_told(on->error, "state.5");
+    assert_says(&on->error, "state.5");
     assert_null(future);
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
     rig_check_bytes(on, false);
@@ -303,9 +291,8 @@ static void an_open_accumulation_keeps_grads_from_being_lost(void **state)
     rig_restore(on);
 }
 
-static void kept_regions_may_leave_while_accumulating(void **state)
+SCENE(kept_regions_may_leave_while_accumulating, .unsealed = true)
 {
-    rig *on = *state;
     const unsigned char right[1000] = {[999] = 0x21};
     assert_ok(clear(on));
     void *grads = rig_extra(on, sizeof right);
@@ -321,9 +308,8 @@ static void kept_regions_may_leave_while_accumulating(void **state)
 
 /* ---- Pageable host memory: a fresh copy a tensor, freed afterwards --------------------------- */
 
-static void pageable_states_go_through_the_same_states(void **state)
+SCENE(pageable_states_go_through_the_same_states, .memory = RIG_HOOKS, .settings = pageable)
 {
-    rig *on = *state;
     refit_future *future = rig_start(on, false);
     assert_int_equal(refit_future_done(future), 1);
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
@@ -344,9 +330,8 @@ static void pageable_states_go_through_the_same_states(void **state)
     rig_offload(on); /* and closed while away */
 }
 
-static void pageable_copies_are_counted_while_they_exist(void **state)
+SCENE(pageable_copies_are_counted_while_they_exist, .settings = pageable)
 {
-    rig *on = *state;
     assert_int_equal(rig_stats(on).host_bytes, 0);
     rig_offload(on);
     refit_stats stats = rig_stats(on);
@@ -372,16 +357,16 @@ void *__wrap_malloc(size_t bytes)
     return __real_malloc(bytes);
 }
 
-static void a_pageable_copy_that_finds_no_memory_changes_nothing(void **state)
+SCENE(a_pageable_copy_that_finds_no_memory_changes_nothing, .memory = RIG_HOOKS,
+      .settings = pageable)
 {
-    rig *on = *state;
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         if (on->regions[at].policy != REFIT_KEEP || on->regions[at].bytes == 1) continue;
         failing_bytes = on->regions[at].bytes;
         refit_status status = offload(on);
         failing_bytes = 0;
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
-        assert_told(on->error, "state.");
+        assert_says(&on->error, "state.");
         assert_int_equal(rig_state(on), REFIT_RESIDENT);
         assert_int_equal(rig_stats(on).host_bytes, 0);
         assert_int_equal(rig_region_info(on, 0).place, REFIT_ON_DEVICE);
@@ -393,33 +378,5 @@ static void a_pageable_copy_that_finds_no_memory_changes_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_return_exactly),
-        TEST_WITH(device_memory_is_given_back, .memory = RIG_HOOKS),
-        TEST_AS("device memory is given back, in an arena", device_memory_is_given_back,
-                .memory = RIG_ARENA),
-        TEST_WITH(memory_goes_only_in_finish, .memory = RIG_ARENA),
-        TEST_WITH(restore_without_release_is_harmless, .memory = RIG_HOOKS),
-        TEST(a_caller_frees_and_binds_again),
-        TEST(many_stop_at_the_first_that_cannot),
-        TEST(copies_wait_for_the_callers_stream),
-        TEST_AS("copies wait for the caller's stream, pageable", copies_wait_for_the_callers_stream,
-                .settings = pageable),
-        TEST_WITH(nothing_is_allocated, .memory = RIG_ARENA),
-        TEST_AS("nothing is allocated, verified", nothing_is_allocated, .memory = RIG_ARENA,
-                .settings = verified),
-        TEST_WITH(figures_add_up, .memory = RIG_HOOKS),
-        TEST_WITH(host_bytes_exceed_the_payload_by_less_than_a_percent, .unsealed = true,
-                  .settings = large_slabs),
-        TEST_WITH(time_spent_waiting_is_exposed, .memory = RIG_HOOKS),
-        TEST(figures_fill_a_shorter_struct_of_an_older_caller),
-        TEST_WITH(an_open_accumulation_keeps_grads_from_being_lost, .memory = RIG_HOOKS),
-        TEST_WITH(kept_regions_may_leave_while_accumulating, .unsealed = true),
-        TEST_WITH(pageable_states_go_through_the_same_states, .memory = RIG_HOOKS,
-                  .settings = pageable),
-        TEST_WITH(pageable_copies_are_counted_while_they_exist, .settings = pageable),
-        TEST_WITH(a_pageable_copy_that_finds_no_memory_changes_nothing, .memory = RIG_HOOKS,
-                  .settings = pageable),
-    };
-    return cmocka_run_group_tests_name("cycle", tests, NULL, NULL);
+    return test_run("cycle");
 }

@@ -3,9 +3,10 @@
 
 #include "base/thread.h"
 
-static void a_future_waits_and_says_when_it_is_done(void **state)
+static const char *const verified[] = {"offload.verify=true", NULL};
+
+SCENE(a_future_waits_and_says_when_it_is_done, 0)
 {
-    rig *on = *state;
     faulty_device_stop(on->device);
     refit_future *future = rig_start(on, false);
     assert_int_equal(refit_future_done(future), 0);
@@ -21,9 +22,8 @@ static void a_future_waits_and_says_when_it_is_done(void **state)
     refit_future_close(NULL);
 }
 
-static void a_future_outlives_the_next_operations(void **state)
+SCENE(a_future_outlives_the_next_operations, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
     refit_future *failed = rig_start(on, false);
     assert_int_equal(finish(on), REFIT_ERR_COPY);
@@ -49,9 +49,8 @@ static void a_future_outlives_the_next_operations(void **state)
     rig_check_bytes(on, true);
 }
 
-static void a_verb_that_does_nothing_gives_the_future_of_what_is(void **state)
+SCENE(a_verb_that_does_nothing_gives_the_future_of_what_is, 0)
 {
-    rig *on = *state;
     refit_future *never = rig_start(on, true);
     assert_int_equal(refit_future_done(never), 1);
     assert_ok(refit_future_wait(never, 0, &on->error));
@@ -70,16 +69,15 @@ static void a_verb_that_does_nothing_gives_the_future_of_what_is(void **state)
     refit_future_close(third);
 }
 
-static void too_many_futures_keep_an_operation_from_starting(void **state)
+SCENE(too_many_futures_keep_an_operation_from_starting, 0)
 {
-    rig *on = *state;
     enum { MOST = 64 };
     refit_future *futures[MOST], *more = NULL;
     for (int i = 0; i < MOST; i++)
         futures[i] = rig_start(on, true);
     assert_int_equal(refit_offloader_offload(on->offloader, REFIT_STREAM_NONE, &more, &on->error),
                      REFIT_ERR_BUSY);
-    assert_told(on->error, "64 futures");
+    assert_says(&on->error, "64 futures");
     assert_null(more);
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
     refit_future_close(futures[7]);
@@ -91,9 +89,8 @@ static void too_many_futures_keep_an_operation_from_starting(void **state)
     }
 }
 
-static void an_operation_that_does_not_start_keeps_no_future(void **state)
+SCENE(an_operation_that_does_not_start_keeps_no_future, 0)
 {
-    rig *on = *state;
     for (int i = 0; i < 100; i++) {
         refit_future *future = NULL;
         faulty_device_fail(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -105,9 +102,8 @@ static void an_operation_that_does_not_start_keeps_no_future(void **state)
     assert_int_equal(rig_stats(on).offload_failures, 100);
 }
 
-static void a_joined_stream_waits_and_the_cpu_goes_on(void **state)
+SCENE(a_joined_stream_waits_and_the_cpu_goes_on, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     refit_stream_ref all, group;
     assert_ok(refit_stream_open(on->device, &all, &on->error));
     assert_ok(refit_stream_open(on->device, &group, &on->error));
@@ -144,12 +140,11 @@ static void *wait_long(void *user)
     return NULL;
 }
 
-static void every_waiter_gets_the_same_status(void **state)
+SCENE(every_waiter_gets_the_same_status, .memory = RIG_HOOKS)
 {
     enum { WAITERS = 6 };
-    rig *on = *state;
     static const refit_status ends[] = {REFIT_OK, REFIT_ERR_COPY};
-    for (size_t at = 0; at < LENGTH(ends); at++) {
+    for (size_t at = 0; at < COUNT_OF(ends); at++) {
         waiter waiters[WAITERS];
         faulty_device_stop(on->device);
         if (ends[at] != REFIT_OK)
@@ -169,35 +164,20 @@ static void every_waiter_gets_the_same_status(void **state)
         rig_check_kept(on);
     }
 }
+SCENE_AGAIN(every_waiter_gets_the_same_status, verified, .memory = RIG_HOOKS, .settings = verified)
 
-static void arguments_are_checked(void **state)
+SCENE(arguments_are_checked, 0)
 {
-    rig *on = *state;
     refit_future *future = rig_start(on, false);
-    assert_int_equal(refit_future_wait(NULL, 0, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_future_wait_group(future, REFIT_GROUPS, 0, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_future_join(NULL, REFIT_STREAM_NONE, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_future_join_group(future, 99, REFIT_STREAM_NONE, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_future_wait(NULL, 0, &on->error));
+    assert_invalid(refit_future_wait_group(future, REFIT_GROUPS, 0, &on->error));
+    assert_invalid(refit_future_join(NULL, REFIT_STREAM_NONE, &on->error));
+    assert_invalid(refit_future_join_group(future, 99, REFIT_STREAM_NONE, &on->error));
     assert_int_equal(refit_future_done(NULL), 0);
     refit_future_close(future);
 }
 
 int main(void)
 {
-    static const char *const verified[] = {"offload.verify=true", NULL};
-    const struct CMUnitTest tests[] = {
-        TEST(a_future_waits_and_says_when_it_is_done),
-        TEST_WITH(a_future_outlives_the_next_operations, .memory = RIG_HOOKS),
-        TEST(a_verb_that_does_nothing_gives_the_future_of_what_is),
-        TEST(too_many_futures_keep_an_operation_from_starting),
-        TEST(an_operation_that_does_not_start_keeps_no_future),
-        TEST_WITH(a_joined_stream_waits_and_the_cpu_goes_on, .memory = RIG_HOOKS),
-        TEST_WITH(every_waiter_gets_the_same_status, .memory = RIG_HOOKS),
-        TEST_AS("every waiter gets the same status, verified", every_waiter_gets_the_same_status,
-                .memory = RIG_HOOKS, .settings = verified),
-        TEST(arguments_are_checked),
-    };
-    return cmocka_run_group_tests_name("futures", tests, NULL, NULL);
+    return test_run("futures");
 }

@@ -8,6 +8,11 @@
 #include "base/thread.h"
 #include "offload/offloader.h"
 
+static const char *const verified[] = {"offload.verify=true", NULL};
+static const char *const background[] = {"offload.background=true", NULL};
+static const char *const pageable[] = {"use_pinned_optimizer_offload=false", "offload.pin=auto",
+                                       NULL};
+
 static refit_offloader_state state_of(scene *on)
 {
     return refit_offloader_get_state(on->offloader);
@@ -21,9 +26,9 @@ static refit_status restore(scene *on)
 /* ---- Where they are -------------------------------------------------------------------------- */
 
 /* Zeros that no step has changed come to the device, and are found to be right. */
-static void what_was_never_stepped_is_restored_verified(void **state)
+SCENE(what_was_never_stepped_is_restored_verified, .kind = THREE, .empty = true,
+      .settings = verified)
 {
-    scene *on = *state;
     bind_all(on);
     assert_ok(restore(on));
     check_device(on);
@@ -31,9 +36,8 @@ static void what_was_never_stepped_is_restored_verified(void **state)
 
 /* Some groups have returned when a restore fails, and leave again; the others stayed. All of them
  * still pass the digests. */
-static void what_stayed_when_a_restore_failed_is_restored_verified(void **state)
+SCENE(what_stayed_when_a_restore_failed_is_restored_verified, .kind = THREE, .settings = verified)
 {
-    scene *on = *state;
     bind_all(on);
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
     assert_int_equal(restore(on), REFIT_ERR_COPY);
@@ -44,9 +48,8 @@ static void what_stayed_when_a_restore_failed_is_restored_verified(void **state)
     check_device(on);
 }
 
-static void a_second_seal_leaves_them_where_they_are(void **state)
+SCENE(a_second_seal_leaves_them_where_they_are, .kind = THREE, .windows = "2")
 {
-    scene *on = *state;
     bind_all(on);
     assert_ok(restore(on));
     assert_ok(refit_offloader_unseal(on->offloader, &on->error));
@@ -58,9 +61,8 @@ static void a_second_seal_leaves_them_where_they_are(void **state)
 }
 
 /* One that is new begins in the image, where those before it are not. */
-static void regions_in_two_places_are_not_sealed(void **state)
+SCENE(regions_in_two_places_are_not_sealed, .kind = THREE, .windows = "2")
 {
-    scene *on = *state;
     refit_region_id id;
     refit_region_desc desc = {
         .size = sizeof desc, .name = "new", .bytes = 512, .home = REFIT_HOME_HOST};
@@ -69,7 +71,7 @@ static void regions_in_two_places_are_not_sealed(void **state)
     assert_ok(refit_offloader_unseal(on->offloader, &on->error));
     assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
     assert_int_equal(refit_offloader_seal(on->offloader, &on->error), REFIT_ERR_STATE);
-    assert_told(on->error, "new");
+    assert_says(&on->error, "new");
     assert_int_equal(state_of(on), REFIT_OPEN);
     assert_ok(refit_offloader_clear(on->offloader, &on->error));
     assert_ok(add_regions(on));
@@ -77,9 +79,8 @@ static void regions_in_two_places_are_not_sealed(void **state)
     assert_int_equal(state_of(on), REFIT_OFFLOADED);
 }
 
-static void a_pageable_offloader_refuses_them(void **state)
+SCENE(a_pageable_offloader_refuses_them, .kind = THREE, .unsealed = true, .settings = pageable)
 {
-    scene *on = *state;
     assert_int_equal(refit_offloader_seal(on->offloader, &on->error), REFIT_ERR_UNSUPPORTED);
     assert_int_equal(state_of(on), REFIT_OPEN);
 }
@@ -93,9 +94,8 @@ static void seal_waiting(scene *on)
     faulty_device_await_pin(on->device);
 }
 
-static void a_restore_waits_for_the_host_memory(void **state)
+SCENE(a_restore_waits_for_the_host_memory, .kind = THREE, .unsealed = true, .settings = background)
 {
-    scene *on = *state;
     seal_waiting(on);
     bind_all(on);
     on->offloader->config.offload_timeout_ms = 20;
@@ -108,9 +108,8 @@ static void a_restore_waits_for_the_host_memory(void **state)
     check_device(on);                                                 /* zeros */
 }
 
-static void a_lease_needs_the_host_memory(void **state)
+SCENE(a_lease_needs_the_host_memory, .kind = THREE, .unsealed = true, .settings = background)
 {
-    scene *on = *state;
     seal_waiting(on);
     assert_int_equal(lease(on), REFIT_ERR_BUSY);
     faulty_device_let_pins(on->device);
@@ -119,9 +118,9 @@ static void a_lease_needs_the_host_memory(void **state)
 }
 
 /* Each call that needs the memory says that it did not come, and the next one tries again. */
-static void host_memory_that_fails_is_taken_by_the_next_call(void **state)
+SCENE(host_memory_that_fails_is_taken_by_the_next_call, .kind = THREE, .unsealed = true,
+      .settings = background)
 {
-    scene *on = *state;
     faulty_device_fail_times(on->device, FAULTY_HOST_PIN, 1, FAULTY_ALWAYS, REFIT_ERR_PIN);
     seal(on);
     bind_all(on);
@@ -154,9 +153,9 @@ static void *begin_elsewhere(void *user)
 }
 
 /* While a step begins, which may take as long as host memory does, no lease does. */
-static void no_lease_slips_into_a_step_that_begins(void **state)
+SCENE(no_lease_slips_into_a_step_that_begins, .kind = THREE, .unsealed = true,
+      .settings = background)
 {
-    scene *on = *state;
     rft_thread thread;
     seal_waiting(on);
     list_all(on, 0);
@@ -166,7 +165,7 @@ static void no_lease_slips_into_a_step_that_begins(void **state)
     do { /* until it is the step that a lease would disturb */
         assert_int_equal(lease(on), REFIT_ERR_BUSY);
     } while (strstr(on->error.text, "a step changes") == NULL && rft_now() < deadline);
-    assert_told(on->error, "a step changes");
+    assert_says(&on->error, "a step changes");
     faulty_device_let_pins(on->device);
     rft_thread_join(thread);
     assert_ok(call.status);
@@ -175,39 +174,17 @@ static void no_lease_slips_into_a_step_that_begins(void **state)
 }
 
 /* A step that could not begin is none. */
-static void a_begin_that_fails_lets_leases_and_restores_go_on(void **state)
+SCENE(a_begin_that_fails_lets_leases_and_restores_go_on, .kind = THREE, .windows = "2")
 {
-    scene *on = *state;
     on->parts[2].bytes++;
-    assert_int_equal(begin(on), REFIT_ERR_INVALID);
+    assert_invalid(begin(on));
     assert_ok(lease(on));
     bind_all(on);
     assert_ok(restore(on));
     check_device(on);
 }
 
-static const char *const verified[] = {"offload.verify=true", NULL};
-static const char *const background[] = {"offload.background=true", NULL};
-static const char *const pageable[] = {"use_pinned_optimizer_offload=false", "offload.pin=auto",
-                                       NULL};
-
-#define REGIONS_TEST(name, ...) TEST_WITH(name, .kind = THREE, __VA_ARGS__)
-#define WAITING(name)           REGIONS_TEST(name, .unsealed = true, .settings = background)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        REGIONS_TEST(what_was_never_stepped_is_restored_verified, .empty = true,
-                     .settings = verified),
-        REGIONS_TEST(what_stayed_when_a_restore_failed_is_restored_verified, .settings = verified),
-        REGIONS_TEST(a_second_seal_leaves_them_where_they_are, .windows = "2"),
-        REGIONS_TEST(regions_in_two_places_are_not_sealed, .windows = "2"),
-        REGIONS_TEST(a_pageable_offloader_refuses_them, .unsealed = true, .settings = pageable),
-        WAITING(a_restore_waits_for_the_host_memory),
-        WAITING(a_lease_needs_the_host_memory),
-        WAITING(host_memory_that_fails_is_taken_by_the_next_call),
-        WAITING(no_lease_slips_into_a_step_that_begins),
-        REGIONS_TEST(a_begin_that_fails_lets_leases_and_restores_go_on, .windows = "2"),
-    };
-    return cmocka_run_group_tests_name("host_regions", tests, NULL, NULL);
+    return test_run("host_regions");
 }

@@ -535,9 +535,8 @@ static void step_and_check(scene *on, uint32_t most_in_ten)
 
 /* ---- What holds ------------------------------------------------------------------------------ */
 
-static void a_stream_that_joins_sees_new_parameters(void **state)
+SCENE(a_stream_that_joins_sees_new_parameters, .seed = 50)
 {
-    scene *on = *state;
     for (uint32_t round = 0; round < 4; round++) {
         bool each = round % 2 == 1;
         step(on, 8);
@@ -695,9 +694,8 @@ static void random_step(scene *on)
 
 /* What is stepped and summed is what was named last, and from what a parameter became; what was
  * dropped or skipped changes nothing; the bits are those of the kernel. */
-static void any_step_has_the_bits_of_the_kernel(void **state)
+TEST(any_step_has_the_bits_of_the_kernel)
 {
-    (void)state;
     static const char *const threads[] = {"1", "2", "3", "5"};
     static const char *const pieces[] = {"4KiB", "100000", "256KiB", "32MiB"};
     for (uint64_t seed = 0; seed < 24; seed++) {
@@ -727,9 +725,8 @@ static uint32_t choose_alone(scene *on)
 
 /* Without a load: what is refreshed in each step is stepped, what is not is refused, and what is
  * not named does not matter. Masters cannot be refreshed. */
-static void a_refresh_stands_for_a_load(void **state)
+SCENE(a_refresh_stands_for_a_load, .seed = 150, .bare = true)
 {
-    scene *on = *state;
     const void *bytes;
     uint64_t count;
     assert_ok(open_step(on));
@@ -744,7 +741,7 @@ static void a_refresh_stands_for_a_load(void **state)
         }
         if (round == 0) {
             assert_int_equal(run(on), REFIT_ERR_STATE);
-            assert_told(on->error, on->list[last].name);
+            assert_says(&on->error, on->list[last].name);
             assert_int_equal(host_weights(on, last, &bytes, &count), REFIT_ERR_STATE);
             check_progress(on, REFIT_PARAMETER_NAMED);
         }
@@ -762,11 +759,10 @@ static void a_refresh_stands_for_a_load(void **state)
     step_and_check(on, 10);
 }
 
-static void a_number_that_is_not_finite_is_found(void **state)
+SCENE(a_number_that_is_not_finite_is_found, .seed = 7)
 {
-    scene *on = *state;
     static const float bad[] = {INFINITY, -INFINITY, NAN};
-    for (size_t at = 0; at < LENGTH(bad); at++) {
+    for (size_t at = 0; at < COUNT_OF(bad); at++) {
         uint32_t spoiled = 0;
         choose(on, 10);
         for (uint32_t it = 0; it < PARAMETERS; it++) {
@@ -785,9 +781,8 @@ static void a_number_that_is_not_finite_is_found(void **state)
 }
 
 /* Gradients may be changed once they were waited for, without a sum; a sum can follow. */
-static void gradients_may_change_once_they_have_landed(void **state)
+SCENE(gradients_may_change_once_they_have_landed, .seed = 40)
 {
-    scene *on = *state;
     for (uint32_t round = 0; round < 2; round++) {
         start_step(on, 10);
         UNTIL_OK(on, refit_host_step_norm(on->step, NULL, NULL, &on->error));
@@ -796,8 +791,7 @@ static void gradients_may_change_once_they_have_landed(void **state)
             queue_copy(on, on->gradients[at], on->given[(at + 1) % PARAMETERS],
                        bytes < 4 ? bytes : 4);
         }
-        assert_int_equal(refit_host_step_norm(on->step, &on->squared, NULL, &on->error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(refit_host_step_norm(on->step, &on->squared, NULL, &on->error));
         if (round == 0) check_norm(on);
         assert_ok(run(on));
         finish(on);
@@ -806,9 +800,8 @@ static void gradients_may_change_once_they_have_landed(void **state)
 }
 
 /* Threads of the pool compute as the caller's thread does: its rounding shows in the bits. */
-static void the_modes_are_those_of_the_caller(void **state)
+SCENE(the_modes_are_those_of_the_caller, .seed = 5, .threads = "4", .piece = "32MiB")
 {
-    scene *on = *state;
     step(on, 10); /* the pool's threads have started */
     assert_int_equal(fesetround(FE_TOWARDZERO), 0);
     for (uint32_t at = 0; at < 3; at++)
@@ -819,9 +812,8 @@ static void the_modes_are_those_of_the_caller(void **state)
     step_and_check(on, 10);
 }
 
-static void what_a_checkpoint_brings_is_stepped(void **state)
+SCENE(what_a_checkpoint_brings_is_stepped, .seed = 6)
 {
-    scene *on = *state;
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         refit_host_parameter *it = &on->list[at];
         plain *expected = &on->expected[at];
@@ -848,9 +840,8 @@ static void what_a_checkpoint_brings_is_stepped(void **state)
     step_and_check(on, 10);
 }
 
-static void figures_are_told(void **state)
+SCENE(figures_are_told, .seed = 8)
 {
-    scene *on = *state;
     uint64_t in = 0, out = 0;
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         in += gradient_bytes(on, at);
@@ -893,9 +884,8 @@ static refit_status open_with(scene *on, const refit_host_parameter *first)
     return status;
 }
 
-static void a_wrong_parameter_is_refused(void **state)
+SCENE(a_wrong_parameter_is_refused, .seed = 9, .bare = true)
 {
-    scene *on = *state;
     refit_host_step *opened;
     refit_host_parameter wrong = on->list[0];
     assert_ok(open_with(on, &wrong));
@@ -926,15 +916,12 @@ static void a_wrong_parameter_is_refused(void **state)
     REFUSED(wrong.states[0] = on->list[2].states[0], REFIT_ERR_INVALID);
     REFUSED((wrong.state_count = 2, wrong.states[1] = wrong.states[0]), REFIT_ERR_EXISTS);
 #undef REFUSED
-    assert_int_equal(refit_host_step_open(on->offloader, on->list, 0, &opened, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_open(NULL, on->list, 1, &opened, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_host_step_open(on->offloader, on->list, 0, &opened, &on->error));
+    assert_invalid(refit_host_step_open(NULL, on->list, 1, &opened, &on->error));
 }
 
-static void wrong_options_are_refused(void **state)
+SCENE(wrong_options_are_refused, .seed = 10, .threads = "1")
 {
-    scene *on = *state;
     refit_optimizer_options groups[GROUPS];
 #define REFUSED(change)                                                                            \
     do {                                                                                           \
@@ -963,8 +950,8 @@ static void wrong_options_are_refused(void **state)
         groups[at].amsgrad = 1;
     });
 #undef REFUSED
-    assert_int_equal(refit_host_step_begin(on->step, on->groups, 0, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_begin(on->step, NULL, 1, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_host_step_begin(on->step, on->groups, 0, &on->error));
+    assert_invalid(refit_host_step_begin(on->step, NULL, 1, &on->error));
     step_and_check(on, 10);
 }
 
@@ -978,9 +965,8 @@ static void refuse_all_but_begin(scene *on)
     assert_int_equal(run(on), REFIT_ERR_STATE);
 }
 
-static void calls_in_a_wrong_state_are_refused(void **state)
+SCENE(calls_in_a_wrong_state_are_refused, .seed = 11, .bare = true)
 {
-    scene *on = *state;
     refit_host_step *second;
     const void *bytes;
     uint64_t count;
@@ -991,7 +977,7 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     assert_ok(begin(on));
     assert_ok(gradient(on, 0));
     assert_int_equal(run(on), REFIT_ERR_STATE); /* not loaded */
-    assert_told(on->error, "refit_host_step_load");
+    assert_says(&on->error, "refit_host_step_load");
     assert_ok(give_up(on));
     assert_int_equal(host_weights(on, 0, &bytes, &count), REFIT_ERR_STATE);
     assert_ok(refit_host_step_load(on->step, 1, REFIT_STREAM_NONE, &on->error));
@@ -1008,28 +994,22 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     assert_int_equal(drop(on, PARAMETERS), REFIT_ERR_NOT_FOUND);
     assert_int_equal(refresh(on, PARAMETERS), REFIT_ERR_NOT_FOUND);
     assert_int_equal(join(on, 0), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_run(on->step, NAN, 1, on->stream, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_run(on->step, 1, 1e300, on->stream, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_host_step_run(on->step, NAN, 1, on->stream, &on->error));
+    assert_invalid(refit_host_step_run(on->step, 1, 1e300, on->stream, &on->error));
     assert_ok(run(on));
     assert_int_equal(run(on), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_join(on->step, 0, REFIT_STREAM_NONE, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_host_step_join(on->step, 0, REFIT_STREAM_NONE, &on->error));
     assert_int_equal(join(on, PARAMETERS), REFIT_ERR_NOT_FOUND);
     finish(on);
     start_step(on, 0);
-    assert_int_equal(
-        refit_host_step_gradient(on->step, 0, on->gradients[0], 0, on->stream, &on->error),
-        REFIT_ERR_INVALID);
-    assert_int_equal(refit_host_step_gradient(on->step, 0, NULL, 1, on->stream, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(
+        refit_host_step_gradient(on->step, 0, on->gradients[0], 0, on->stream, &on->error));
+    assert_invalid(refit_host_step_gradient(on->step, 0, NULL, 1, on->stream, &on->error));
 }
 
 /* What an optimizer does not know may be anything, and changes nothing. */
-static void options_of_other_optimizers_are_not_read(void **state)
+SCENE(options_of_other_optimizers_are_not_read, .seed = 115)
 {
-    scene *on = *state;
     refit_optimizer_options known[GROUPS];
     memcpy(known, on->groups, sizeof known);
     for (uint32_t round = 0; round < 2; round++) {
@@ -1073,9 +1053,8 @@ static void root_of_the_test(int count, const float *from, float *to, long long 
 }
 
 /* All threads call the root that is given, and have told it before that it has one thread. */
-static void roots_of_the_process_are_taken(void **state)
+SCENE(roots_of_the_process_are_taken, .seed = 116, .threads = "4", .piece = "32MiB")
 {
-    scene *on = *state;
     rft_adam_root root = root_of_the_test;
     rft_adam_root_threads threads = set_threads_of_root;
     threads_of_root = 7;
@@ -1102,9 +1081,8 @@ static refit_status lease(scene *on)
 }
 
 /* Windows step other regions of the same offloader; leases and restores stay out of a step. */
-static void others_of_the_image_are_kept_apart(void **state)
+SCENE(others_of_the_image_are_kept_apart, .seed = 12)
 {
-    scene *on = *state;
     refit_lease *held;
     refit_window *window;
     void *bytes;
@@ -1112,10 +1090,8 @@ static void others_of_the_image_are_kept_apart(void **state)
     refit_region_id states = on->list[3].states[0];
     assert_ok(refit_window_open(on->offloader, &window, &on->error));
     refit_window_part part = {.size = sizeof part, .region = states, .bytes = 64};
-    assert_int_equal(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_int_equal(refit_window_host(window, states, &bytes, &count, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on->error));
+    assert_invalid(refit_window_host(window, states, &bytes, &count, &on->error));
     assert_ok(refit_window_close(window, &on->error));
 
     assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
@@ -1130,8 +1106,8 @@ static void others_of_the_image_are_kept_apart(void **state)
     assert_int_equal(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error),
                      REFIT_ERR_BUSY);
     assert_int_equal(image_of(on, states, &bytes, &count), REFIT_ERR_STATE);
-    assert_int_equal(refit_host_step_run(on->step, 0.5, 1, on->stream, &on->error),
-                     REFIT_ERR_INVALID); /* other factors */
+    assert_invalid(
+        refit_host_step_run(on->step, 0.5, 1, on->stream, &on->error)); /* other factors */
     assert_ok(run(on));
     assert_ok(lease(on)); /* the image is whole */
     finish(on);
@@ -1148,9 +1124,8 @@ static void step_window(scene *on, refit_window *window)
     assert_ok(refit_window_end(window, &on->error));
 }
 
-static void windows_step_other_regions_meanwhile(void **state)
+SCENE(windows_step_other_regions_meanwhile, .seed = 13)
 {
-    scene *on = *state;
     refit_window *window;
     void *bytes;
     uint64_t count;
@@ -1212,9 +1187,8 @@ static refit_region_id replace_regions(scene *on, uint64_t bytes)
 
 /* States that left the device with a digest are stepped, and return: no digest of before is held
  * against them. */
-static void stepped_states_return_to_the_device(void **state)
+SCENE(stepped_states_return_to_the_device, .seed = 15, .bare = true)
 {
-    scene *on = *state;
     void *memory[REGIONS_MOST] = {NULL};
     reopen_with(on, "offload.verify", "true");
     assert_ok(open_step(on));
@@ -1235,9 +1209,8 @@ static void stepped_states_return_to_the_device(void **state)
 }
 
 /* Memory of the image that a step alone has written does not show through in new regions. */
-static void new_regions_begin_as_zeros(void **state)
+SCENE(new_regions_begin_as_zeros, .seed = 16, .bare = true)
 {
-    scene *on = *state;
     void *memory[REGIONS_MOST] = {NULL};
     refit_lease *held;
     const void *bytes;
@@ -1259,22 +1232,20 @@ static void new_regions_begin_as_zeros(void **state)
 }
 
 /* Regions that were removed and added again are others: the host step says so. */
-static void regions_that_were_removed_are_missed(void **state)
+SCENE(regions_that_were_removed_are_missed, .seed = 14)
 {
-    scene *on = *state;
     void *memory[REGIONS_MOST] = {NULL};
     restore(on, memory);
     assert_int_equal(begin(on), REFIT_ERR_STATE);
     (void)replace_regions(on, 4096);
     free_all(on, memory);
     assert_int_equal(begin(on), REFIT_ERR_STATE);
-    assert_told(on->error, "removed");
+    assert_says(&on->error, "removed");
 }
 
 /* Each alone is below the budget; it is for both. */
-static void image_and_step_share_a_budget(void **state)
+SCENE(image_and_step_share_a_budget, .seed = 117, .bare = true)
 {
-    scene *on = *state;
     char budget[32];
     reopen_with(on, "offload.budget_bytes", "64MiB");
     assert_ok(open_step(on));
@@ -1286,7 +1257,7 @@ static void image_and_step_share_a_budget(void **state)
                  (unsigned long long)(stats.host_bytes + stats.host_step_bytes - missing));
         reopen_with(on, "offload.budget_bytes", budget);
         assert_int_equal(open_step(on), missing > 0 ? REFIT_ERR_BUDGET : REFIT_OK);
-        if (missing > 0) assert_told(on->error, "offload.budget_bytes");
+        if (missing > 0) assert_says(&on->error, "offload.budget_bytes");
     }
 }
 
@@ -1294,9 +1265,8 @@ static void image_and_step_share_a_budget(void **state)
 
 /* A gradient whose copy breaks leaves its parameter as it was; the others are stepped. It is copied
  * again, or given up: what was stepped returns. */
-static void a_broken_gradient_is_copied_again(void **state)
+SCENE(a_broken_gradient_is_copied_again, .seed = 20, .piece = "32MiB")
 {
-    scene *on = *state;
     for (uint32_t nth = 1; nth <= PARAMETERS; nth++) {
         choose(on, 10);
         break_copy(on, nth, REFIT_ERR_COPY);
@@ -1342,9 +1312,8 @@ static void begin_with_broken_work(scene *on)
 
 /* The work that makes a gradient fails, or that which run is to follow: the first leaves the
  * parameter as it was, the second is told by wait. */
-static void work_of_the_caller_that_fails_is_told(void **state)
+SCENE(work_of_the_caller_that_fails_is_told, .seed = 31)
 {
-    scene *on = *state;
     choose(on, 0);
     on->named[3] = on->named[5] = true;
     begin_and_name(on);
@@ -1369,9 +1338,8 @@ static void work_of_the_caller_that_fails_is_told(void **state)
 }
 
 /* Nothing returns, so nothing but the wait itself comes after the work that run is to follow. */
-static void work_after_which_nothing_returns_is_waited_for(void **state)
+SCENE(work_after_which_nothing_returns_is_waited_for, .seed = 110)
 {
-    scene *on = *state;
     for (int breaks = 0; breaks < 2; breaks++) {
         start_step(on, 0);
         faulty_device_stop(on->device);
@@ -1394,9 +1362,8 @@ static void work_after_which_nothing_returns_is_waited_for(void **state)
 
 /* Work and the copy after it fail: the work is what is told, for its gradient has to be made
  * again. If the copy could not be put after it, the second naming tells of it. */
-static void work_that_fails_is_told_before_its_copy(void **state)
+SCENE(work_that_fails_is_told_before_its_copy, .seed = 111)
 {
-    scene *on = *state;
     for (int refused = 0; refused < 2; refused++) {
         begin_with_broken_work(on);
         on->named[5] = true;
@@ -1421,9 +1388,8 @@ static void work_that_fails_is_told_before_its_copy(void **state)
 }
 
 /* Gradients are dropped, and a step counts for none; that work has failed is told all the same. */
-static void a_skip_tells_of_work_that_failed(void **state)
+SCENE(a_skip_tells_of_work_that_failed, .seed = 112)
 {
-    scene *on = *state;
     for (int unnamed = 0; unnamed < 2; unnamed++) {
         begin_with_broken_work(on);
         if (unnamed) fail_next(on, FAULTY_COPY_BATCH);
@@ -1450,9 +1416,8 @@ static void a_skip_tells_of_work_that_failed(void **state)
 }
 
 /* A run and a load that fail twice over tell of the caller's work first. */
-static void work_that_fails_is_not_lost_by_other_failures(void **state)
+SCENE(work_that_fails_is_not_lost_by_other_failures, .seed = 113)
 {
-    scene *on = *state;
     choose(on, 10);
     break_copy(on, 4, REFIT_ERR_DEVICE);
     begin_and_name(on);
@@ -1474,9 +1439,8 @@ static void work_that_fails_is_not_lost_by_other_failures(void **state)
 }
 
 /* The figure ends with the last byte, not with the first try to bring it. */
-static void copies_that_are_sent_again_count_as_time(void **state)
+SCENE(copies_that_are_sent_again_count_as_time, .seed = 114)
 {
-    scene *on = *state;
     start_step(on, 10);
     assert_ok(norm(on));
     break_copy(on, 2, REFIT_ERR_COPY);
@@ -1493,10 +1457,9 @@ static void copies_that_are_sent_again_count_as_time(void **state)
 
 /* The former copy breaks, or the work that made what it reads: neither is held against the gradient
  * that is named in its place. If the new one cannot be named, the former is not stepped either. */
-static void a_gradient_that_failed_is_replaced(void **state)
+SCENE(a_gradient_that_failed_is_replaced, .seed = 130)
 {
     enum { COPY_BREAKS, WORK_BREAKS, COPY_IS_REFUSED, EVENT_IS_REFUSED, IT_IS_DROPPED, CASES };
-    scene *on = *state;
     for (int at = 0; at < CASES; at++) {
         choose_one(on, 3);
         begin_and_name(on);
@@ -1529,10 +1492,9 @@ static void a_gradient_that_failed_is_replaced(void **state)
 
 /* The copy of a parameter breaks, cannot be started, or the work before it fails: the parameter is
  * not stepped before it has come. */
-static void a_refresh_that_fails_is_repeated(void **state)
+SCENE(a_refresh_that_fails_is_repeated, .seed = 151, .piece = "32MiB")
 {
     enum { COPY_BREAKS, SECOND_BREAKS, SECOND_IS_REFUSED, WORK_BREAKS, CASES };
-    scene *on = *state;
     for (int is = 0; is < CASES; is++) {
         uint32_t at = choose_alone(on);
         begin_and_name(on);
@@ -1568,9 +1530,8 @@ static void a_refresh_that_fails_is_repeated(void **state)
 
 /* A skip gives up what has not come. A parameter that has come is stepped by the next step; one
  * that came in part is refused until it is refreshed again. */
-static void a_skip_keeps_no_torn_parameter(void **state)
+SCENE(a_skip_keeps_no_torn_parameter, .seed = 152, .piece = "32MiB")
 {
-    scene *on = *state;
     const void *host;
     uint64_t count;
     for (uint32_t round = 0; round < 4; round++) {
@@ -1598,9 +1559,8 @@ static void a_skip_keeps_no_torn_parameter(void **state)
 }
 
 /* A torn copy back is told by wait, and sent again. */
-static void a_broken_copy_back_is_sent_again(void **state)
+SCENE(a_broken_copy_back_is_sent_again, .seed = 41)
 {
-    scene *on = *state;
     for (uint32_t nth = 1; nth <= 4; nth++) {
         start_step(on, 10);
         assert_ok(norm(on));
@@ -1648,9 +1608,8 @@ static bool fail_nth(faulty_slot slot, uint32_t nth, bool later)
     return came;
 }
 
-static void each_call_of_the_device_may_fail(void **state)
+TEST(each_call_of_the_device_may_fail)
 {
-    (void)state;
     static const struct {
         faulty_slot slot;
         bool later;
@@ -1659,7 +1618,7 @@ static void each_call_of_the_device_may_fail(void **state)
                 {FAULTY_COPY_BATCH, false, PARAMETERS}, {FAULTY_EVENT_RECORD, false, 1},
                 {FAULTY_EVENT_JOIN, false, 1},          {FAULTY_EVENT_WAIT, false, 1},
                 {FAULTY_STREAM_CALL, false, 1},         {FAULTY_COPY_BATCH, true, 2 * PARAMETERS}};
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         uint32_t nth = 1;
         while (nth < 40 && fail_nth(rows[at].slot, nth, rows[at].later))
             nth++;
@@ -1669,9 +1628,8 @@ static void each_call_of_the_device_may_fail(void **state)
 
 /* A failed load leaves the step without parameters; an open whose second stream does not open,
  * while the first does not close at once, lets the device close. */
-static void what_failed_in_part_is_repeated(void **state)
+SCENE(what_failed_in_part_is_repeated, .seed = 80, .bare = true)
 {
-    scene *on = *state;
     bool came = true;
     for (uint32_t nth = 1; came; nth++) {
         faulty_device_reset(on->device);
@@ -1699,9 +1657,8 @@ static void what_failed_in_part_is_repeated(void **state)
     step_and_check(on, 10);
 }
 
-static void each_allocation_may_fail(void **state)
+SCENE(each_allocation_may_fail, .seed = 90, .bare = true)
 {
-    scene *on = *state;
     bool came = true;
     for (uint64_t nth = 1; came; nth++) {
         failing_alloc_here(nth);
@@ -1713,9 +1670,8 @@ static void each_allocation_may_fail(void **state)
     }
 }
 
-static void a_step_allocates_nothing(void **state)
+SCENE(a_step_allocates_nothing, .seed = 91, .threads = "3")
 {
-    scene *on = *state;
     step_and_check(on, 10);
     for (int round = 0; round < 3; round++) {
         choose(on, 10);
@@ -1732,9 +1688,8 @@ static void a_step_allocates_nothing(void **state)
 
 /* Copies that hang are waited for no longer than was said: also those of a gradient that could not
  * be named, or was dropped, which is read until norm or run is OK. */
-static void copies_that_hang_are_a_timeout(void **state)
+SCENE(copies_that_hang_are_a_timeout, .seed = 92)
 {
-    scene *on = *state;
     for (int way = 0; way < 3; way++) {
         bool dropped = way > 0, runs = way == 2;
         choose_one(on, 6);
@@ -1771,16 +1726,15 @@ static void copies_that_hang_are_a_timeout(void **state)
 }
 
 /* A close that fails half-way leaves no step that copies on the calling thread. */
-static void a_close_that_fails_is_repeated(void **state)
+TEST(a_close_that_fails_is_repeated)
 {
-    (void)state;
     for (uint32_t nth = 1; nth <= 2; nth++) {
         scene *on = open_scene(&(opening){.seed = 118});
         start_step(on, 0);
         faulty_device_fail(on->device, FAULTY_STREAM_CLOSE, nth, REFIT_ERR_DEVICE);
         assert_int_equal(refit_host_step_close(on->step, &on->error), REFIT_ERR_DEVICE);
         assert_int_equal(gradient(on, 3), REFIT_ERR_STATE);
-        assert_told(on->error, "refit_host_step_close");
+        assert_says(&on->error, "refit_host_step_close");
         assert_int_equal(norm(on), REFIT_ERR_STATE);
         assert_int_equal(run(on), REFIT_ERR_STATE);
         assert_int_equal(wait_for(on, 0), REFIT_ERR_STATE);
@@ -1790,9 +1744,8 @@ static void a_close_that_fails_is_repeated(void **state)
 }
 
 /* Their stacks are memory, which a step does not take. */
-static void threads_start_with_open(void **state)
+SCENE(threads_start_with_open, .seed = 119, .threads = "4", .bare = true)
 {
-    scene *on = *state;
     await_step_threads(0, NULL); /* those of a test before may just be ending */
     assert_ok(open_step(on));
     assert_int_equal(count_step_threads(NULL), 3);
@@ -1801,10 +1754,9 @@ static void threads_start_with_open(void **state)
 }
 
 /* Copies under way are waited for, and nothing is leaked. */
-static void it_closes_in_any_state(void **state)
+TEST(it_closes_in_any_state)
 {
     enum { OPEN, BEGUN, NAMED, HALF_RUN, RUNNING, RETURNED, STATES };
-    (void)state;
     for (uint32_t at = OPEN; at < STATES; at++) {
         scene *on = open_scene(&(opening){.seed = 95 + at, .bare = true});
         assert_ok(open_step(on));
@@ -1829,45 +1781,5 @@ static void it_closes_in_any_state(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(any_step_has_the_bits_of_the_kernel),
-        TEST_WITH(a_stream_that_joins_sees_new_parameters, .seed = 50),
-        TEST_WITH(gradients_may_change_once_they_have_landed, .seed = 40),
-        TEST_WITH(a_refresh_stands_for_a_load, .seed = 150, .bare = true),
-        TEST_WITH(a_number_that_is_not_finite_is_found, .seed = 7),
-        TEST_WITH(the_modes_are_those_of_the_caller, .seed = 5, .threads = "4", .piece = "32MiB"),
-        TEST_WITH(what_a_checkpoint_brings_is_stepped, .seed = 6),
-        TEST_WITH(figures_are_told, .seed = 8),
-        TEST_WITH(a_wrong_parameter_is_refused, .seed = 9, .bare = true),
-        TEST_WITH(wrong_options_are_refused, .seed = 10, .threads = "1"),
-        TEST_WITH(options_of_other_optimizers_are_not_read, .seed = 115),
-        TEST_WITH(roots_of_the_process_are_taken, .seed = 116, .threads = "4", .piece = "32MiB"),
-        TEST_WITH(calls_in_a_wrong_state_are_refused, .seed = 11, .bare = true),
-        TEST_WITH(others_of_the_image_are_kept_apart, .seed = 12),
-        TEST_WITH(windows_step_other_regions_meanwhile, .seed = 13),
-        TEST_WITH(stepped_states_return_to_the_device, .seed = 15, .bare = true),
-        TEST_WITH(new_regions_begin_as_zeros, .seed = 16, .bare = true),
-        TEST_WITH(regions_that_were_removed_are_missed, .seed = 14),
-        TEST_WITH(image_and_step_share_a_budget, .seed = 117, .bare = true),
-        TEST_WITH(a_broken_gradient_is_copied_again, .seed = 20, .piece = "32MiB"),
-        TEST_WITH(work_of_the_caller_that_fails_is_told, .seed = 31),
-        TEST_WITH(work_after_which_nothing_returns_is_waited_for, .seed = 110),
-        TEST_WITH(work_that_fails_is_told_before_its_copy, .seed = 111),
-        TEST_WITH(a_skip_tells_of_work_that_failed, .seed = 112),
-        TEST_WITH(work_that_fails_is_not_lost_by_other_failures, .seed = 113),
-        TEST_WITH(copies_that_are_sent_again_count_as_time, .seed = 114),
-        TEST_WITH(a_gradient_that_failed_is_replaced, .seed = 130),
-        TEST_WITH(a_refresh_that_fails_is_repeated, .seed = 151, .piece = "32MiB"),
-        TEST_WITH(a_skip_keeps_no_torn_parameter, .seed = 152, .piece = "32MiB"),
-        TEST_WITH(a_broken_copy_back_is_sent_again, .seed = 41),
-        cmocka_unit_test(each_call_of_the_device_may_fail),
-        TEST_WITH(what_failed_in_part_is_repeated, .seed = 80, .bare = true),
-        TEST_WITH(each_allocation_may_fail, .seed = 90, .bare = true),
-        TEST_WITH(a_step_allocates_nothing, .seed = 91, .threads = "3"),
-        TEST_WITH(copies_that_hang_are_a_timeout, .seed = 92),
-        cmocka_unit_test(a_close_that_fails_is_repeated),
-        TEST_WITH(threads_start_with_open, .seed = 119, .threads = "4", .bare = true),
-        cmocka_unit_test(it_closes_in_any_state),
-    };
-    return cmocka_run_group_tests_name("host_step", tests, NULL, NULL);
+    return test_run("host_step");
 }

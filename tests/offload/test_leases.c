@@ -27,9 +27,8 @@ static void check_image(rig *on, const refit_lease *held)
 }
 
 /* Pageable copies are freed with the last lease. */
-static void leases_hold_the_image(void **state)
+SCENE(leases_hold_the_image, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     bool is_pageable = !on->config.use_pinned_optimizer_offload;
     rig_offload(on);
     uint64_t host_bytes = rig_stats(on).host_bytes;
@@ -54,10 +53,10 @@ static void leases_hold_the_image(void **state)
     rig_offload(on);
     rig_restore(on);
 }
+SCENE_AGAIN(leases_hold_the_image, pageable, .memory = RIG_HOOKS, .settings = pageable)
 
-static void a_lease_begins_only_with_a_whole_image(void **state)
+SCENE(a_lease_begins_only_with_a_whole_image, .unsealed = true)
 {
-    rig *on = *state;
     assert_int_equal(lease(on), REFIT_ERR_STATE);
     assert_ok(seal(on));
     assert_int_equal(lease(on), REFIT_ERR_STATE);
@@ -92,9 +91,8 @@ static void *read_for_a_while(void *user)
     return NULL;
 }
 
-static void other_threads_lease_while_states_move(void **state)
+SCENE(other_threads_lease_while_states_move, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     rft_thread thread;
     void *wrong;
     assert_ok(rft_thread_start(&thread, "reader", read_for_a_while, on, &on->error));
@@ -109,32 +107,23 @@ static void other_threads_lease_while_states_move(void **state)
     rig_check_kept(on);
 }
 
-static void arguments_are_checked(void **state)
+SCENE(arguments_are_checked, 0)
 {
-    rig *on = *state;
     refit_lease *held;
     const void *bytes;
     uint64_t count;
     rig_offload(on);
-    assert_int_equal(refit_lease_acquire(NULL, &held, &on->error), REFIT_ERR_INVALID);
-    assert_int_equal(refit_lease_acquire(on->offloader, NULL, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_lease_acquire(NULL, &held, &on->error));
+    assert_invalid(refit_lease_acquire(on->offloader, NULL, &on->error));
     held = acquire(on);
     assert_int_equal(refit_lease_read(held, RIG_REGIONS, &bytes, &count, &on->error),
                      REFIT_ERR_NOT_FOUND);
-    assert_int_equal(refit_lease_read(held, 0, NULL, &count, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_lease_read(held, 0, NULL, &count, &on->error));
     refit_lease_release(NULL);
     refit_lease_release(held);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST_WITH(leases_hold_the_image, .memory = RIG_HOOKS),
-        TEST_AS("leases hold pageable copies", leases_hold_the_image, .memory = RIG_HOOKS,
-                .settings = pageable),
-        TEST_WITH(a_lease_begins_only_with_a_whole_image, .unsealed = true),
-        TEST_WITH(other_threads_lease_while_states_move, .memory = RIG_ARENA),
-        TEST(arguments_are_checked),
-    };
-    return cmocka_run_group_tests_name("leases", tests, NULL, NULL);
+    return test_run("leases");
 }

@@ -49,9 +49,8 @@ static refit_offloader_state state_of(scene *on)
     return refit_offloader_get_state(on->offloader);
 }
 
-static void half_of_the_bytes_leave_and_all_return(void **state)
+SCENE(half_of_the_bytes_leave_and_all_return, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     uint64_t all = 0, coded = 0, whole = 0;
     cycle(on);
     for (uint32_t at = 0; at < on->regions; at++) {
@@ -72,9 +71,9 @@ static void half_of_the_bytes_leave_and_all_return(void **state)
     }
 }
 
-static void whole_moves_all_bytes(void **state)
+SCENE(whole_moves_all_bytes, .kind = MASTERS, .on_device = true,
+      .settings = SETTINGS("offload.masters=whole"))
 {
-    scene *on = *state;
     uint64_t all = 0;
     cycle(on);
     for (uint32_t at = 0; at < on->regions; at++) {
@@ -83,19 +82,28 @@ static void whole_moves_all_bytes(void **state)
     }
     assert_int_equal(stats_of(on->offloader).offload_bytes_last, all);
 }
+SCENE_AGAIN(whole_moves_all_bytes, pageable, .kind = MASTERS, .on_device = true,
+            .settings = SETTINGS("use_pinned_optimizer_offload=false"))
 
 /* Stretches of one unit, in copies across many page-locks. */
-static void stretches_and_slabs_of_any_size_return(void **state)
+SCENE(stretches_and_slabs_of_any_size_return, .kind = MASTERS, .on_device = true,
+      .settings = SETTINGS("offload.staging_bytes=1MiB", "offload.slab_bytes=64KiB",
+                           "offload.piece_bytes=36KiB", "offload.batch=2", "offload.verify=true"))
 {
-    scene *on = *state;
     cycle(on);
     renew(on);
     cycle(on);
 }
+SCENE_AGAIN(stretches_and_slabs_of_any_size_return, of_large_slabs, .kind = MASTERS,
+            .on_device = true,
+            .settings = SETTINGS("offload.staging_bytes=1MiB", "offload.slab_bytes=1MiB",
+                                 "offload.alignment_bytes=16"))
+SCENE_AGAIN(stretches_and_slabs_of_any_size_return, at_a_limited_rate, .kind = MASTERS,
+            .on_device = true,
+            .settings = SETTINGS("offload.rate_limit=800MiB", "offload.staging_bytes=2MiB"))
 
-static void some_weights_that_are_not_a_rounding_fit(void **state)
+SCENE(some_weights_that_are_not_a_rounding_fit, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     spoil(on, 0, 1500);
     spoil(on, 1, 4096);
     spoil(on, 2, 40);
@@ -105,16 +113,15 @@ static void some_weights_that_are_not_a_rounding_fit(void **state)
 static void check_misfit(scene *on, const char *name)
 {
     assert_int_equal(offload(on), REFIT_ERR_LIMIT);
-    assert_told(on->error, name);
+    assert_says(&on->error, name);
     assert_int_equal(state_of(on), REFIT_FAILED);
     for (uint32_t at = 0; at < on->regions; at++)
         assert_int_equal(info_of(on, at).place, REFIT_ON_DEVICE);
     check_device(on);
 }
 
-static void masters_that_do_not_fit_stay_and_leave_by_the_next_plan(void **state)
+SCENE(masters_that_do_not_fit_stay_and_leave_by_the_next_plan, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     uint64_t before = info_of(on, 1).host_bytes;
     spoil(on, 1, 8000);
     check_misfit(on, "region.1");
@@ -130,29 +137,28 @@ static void masters_that_do_not_fit_stay_and_leave_by_the_next_plan(void **state
     assert_int_equal(stats_of(on->offloader).offload_failures, 2);
 }
 
-static void a_plan_that_cannot_be_made_anew_is_told(void **state)
+SCENE(a_plan_that_cannot_be_made_anew_is_told, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     assert_ok(offload(on));
     change_weight(on, 1, 7);
     assert_int_equal(restore(on), REFIT_ERR_CORRUPT);
     spoil(on, 0, on->bytes[0] / 4); /* which is back */
     assert_int_equal(offload(on), REFIT_ERR_LIMIT);
     assert_int_equal(offload(on), REFIT_ERR_LIMIT);
-    assert_told(on->error, "restore first");
+    assert_says(&on->error, "restore first");
     change_weight(on, 1, 7);
     come_back(on);
     cycle(on);
 }
 
-static void changed_weights_are_found_and_the_masters_can_still_return(void **state)
+SCENE(changed_weights_are_found_and_the_masters_can_still_return, .kind = MASTERS,
+      .on_device = true)
 {
-    scene *on = *state;
     leave(on);
     change_weight(on, 0, 555555);
     for (int round = 0; round < 2; round++) {
         assert_int_equal(restore(on), REFIT_ERR_CORRUPT);
-        assert_told(on->error, "weights of region region.0");
+        assert_says(&on->error, "weights of region region.0");
         assert_int_equal(state_of(on), REFIT_FAILED);
         assert_int_equal(info_of(on, 0).place, REFIT_ON_HOST);
         assert_int_equal(info_of(on, 1).place, REFIT_ON_DEVICE);
@@ -170,10 +176,9 @@ static void changed_weights_are_found_and_the_masters_can_still_return(void **st
     cycle(on);
 }
 
-static void waits_for_a_group_and_joins_tell_of_changed_weights(void **state)
+SCENE(waits_for_a_group_and_joins_tell_of_changed_weights, .kind = MASTERS, .on_device = true)
 {
     enum { WAIT_GROUP, JOIN, JOIN_GROUP, WAYS };
-    scene *on = *state;
     refit_future *future;
     for (int way = 0; way < WAYS; way++) {
         assert_ok(offload(on));
@@ -185,7 +190,7 @@ static void waits_for_a_group_and_joins_tell_of_changed_weights(void **state)
             : way == JOIN     ? refit_future_join(future, on->stream, &on->error)
                               : refit_future_join_group(future, 1, on->stream, &on->error);
         assert_int_equal(status, REFIT_ERR_CORRUPT);
-        assert_told(on->error, "region.1");
+        assert_says(&on->error, "region.1");
         assert_int_equal(refit_future_wait(future, TIMEOUT_MS, &on->error), REFIT_ERR_CORRUPT);
         refit_future_close(future);
         change_weight(on, 1, 5);
@@ -193,9 +198,8 @@ static void waits_for_a_group_and_joins_tell_of_changed_weights(void **state)
     }
 }
 
-static void weights_may_move(void **state)
+SCENE(weights_may_move, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     void *elsewhere;
     uint64_t bytes = on->bytes[0] / 2;
     leave(on);
@@ -210,9 +214,8 @@ static void weights_may_move(void **state)
     cycle(on);
 }
 
-static void a_lease_reads_masters_whole(void **state)
+SCENE(a_lease_reads_masters_whole, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     refit_lease *held;
     const void *bytes, *again;
     uint64_t count;
@@ -232,9 +235,9 @@ static void a_lease_reads_masters_whole(void **state)
 }
 
 /* What verify looks for: bytes of the image that are others. */
-static void verify_compares_the_coded_image(void **state)
+SCENE(verify_compares_the_coded_image, .kind = MASTERS, .on_device = true,
+      .settings = SETTINGS("offload.verify=true", "offload.slab_bytes=256KiB"))
 {
-    scene *on = *state;
     cycle(on);
     assert_ok(offload(on));
     for (uint32_t at = 0; at < on->coded; at++) {
@@ -244,14 +247,14 @@ static void verify_compares_the_coded_image(void **state)
             (char *)rft_image_of(on->offloader, region) + region->host_bytes - region->room - 200;
         *image ^= 4;
         assert_int_equal(rft_masters_compare(on->offloader, region, &on->error), REFIT_ERR_CORRUPT);
-        assert_told(on->error, region->name);
+        assert_says(&on->error, region->name);
         *image ^= 4;
     }
     const rft_region *region = &on->offloader->regions.items[2];
     char *low = (char *)rft_image_of(on->offloader, region) + RFT_MASTERS_HEAD + 1000;
     *low ^= 1;
     assert_int_equal(restore(on), REFIT_ERR_CORRUPT);
-    assert_told(on->error, "digest");
+    assert_says(&on->error, "digest");
     *low ^= 1;
     come_back(on);
 }
@@ -262,9 +265,9 @@ static refit_status bind_weights(scene *on, refit_offloader *offloader, uint32_t
     return refit_offloader_bind_weights(offloader, region, weights, &on->error);
 }
 
-static void regions_with_impossible_weights_are_refused(void **state)
+SCENE(regions_with_impossible_weights_are_refused, .kind = MASTERS, .on_device = true,
+      .unsealed = true)
 {
-    scene *on = *state;
     refit_offloader *offloader = on->offloader;
     refit_region_id id;
     char *memory = on->weights[0], *weights = on->weights[1];
@@ -277,7 +280,7 @@ static void regions_with_impossible_weights_are_refused(void **state)
                 {memory, 40960, weights + 1, REFIT_ERR_INVALID},
                 {memory + 2, 40960, weights, REFIT_ERR_INVALID},
                 {memory, 40960, NULL, REFIT_OK}}; /* weights that leave themselves */
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         assert_int_equal(refit_offloader_count(offloader), on->regions);
         refit_region_desc desc = {.size = sizeof desc,
                                   .name = "new",
@@ -287,31 +290,30 @@ static void regions_with_impossible_weights_are_refused(void **state)
         refit_status status = refit_offloader_add(offloader, &desc, &id, &on->error);
         if (status != rows[at].status) print_error("row %zu: %s\n", at, on->error.text);
         assert_int_equal(status, rows[at].status);
-        if (at == 0) assert_told(on->error, "4098 bytes");
+        if (at == 0) assert_says(&on->error, "4098 bytes");
     }
-    assert_int_equal(bind_weights(on, offloader, PLAIN, memory), REFIT_ERR_INVALID);
-    assert_int_equal(bind_weights(on, offloader, 0, NULL), REFIT_ERR_INVALID);
+    assert_invalid(bind_weights(on, offloader, PLAIN, memory));
+    assert_invalid(bind_weights(on, offloader, 0, NULL));
     assert_int_equal(bind_weights(on, offloader, 99, memory), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(bind_weights(on, NULL, 0, memory), REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_seal(offloader, &on->error), REFIT_ERR_INVALID);
-    assert_told(on->error, "region.0");
+    assert_invalid(bind_weights(on, NULL, 0, memory));
+    assert_invalid(refit_offloader_seal(offloader, &on->error));
+    assert_says(&on->error, "region.0");
     assert_int_equal(state_of(on), REFIT_OPEN);
 }
 
-static void without_device_memory_for_the_staging_a_seal_fails(void **state)
+SCENE(without_device_memory_for_the_staging_a_seal_fails, .kind = MASTERS, .on_device = true,
+      .unsealed = true)
 {
-    scene *on = *state;
     faulty_device_fail(on->device, FAULTY_MEMORY_ALLOC, 1, REFIT_ERR_DEVICE_MEMORY);
     assert_int_equal(refit_offloader_seal(on->offloader, &on->error), REFIT_ERR_DEVICE_MEMORY);
-    assert_told(on->error, "offload.masters");
+    assert_says(&on->error, "offload.masters");
     assert_int_equal(state_of(on), REFIT_OPEN);
     seal(on);
     cycle(on);
 }
 
-static void the_staging_goes_with_the_plan(void **state)
+SCENE(the_staging_goes_with_the_plan, .kind = MASTERS, .on_device = true, .unsealed = true)
 {
-    scene *on = *state;
     uint64_t before = used_bytes(on->plain);
     seal(on);
     assert_in_range(used_bytes(on->plain) - before, 1, on->config.offload_staging_bytes);
@@ -325,9 +327,8 @@ static void the_staging_goes_with_the_plan(void **state)
     cycle(on);
 }
 
-static void a_controller_makes_the_plan_anew_by_itself(void **state)
+SCENE(a_controller_makes_the_plan_anew_by_itself, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     refit_controller *controller;
     assert_ok(refit_controller_open(on->offloader, NULL, &on->config, &controller, &on->error));
     for (uint64_t spoiled = 0; spoiled < on->bytes[1] / 4; spoiled += 130000) {
@@ -343,9 +344,8 @@ static void a_controller_makes_the_plan_anew_by_itself(void **state)
 }
 
 /* Those that live on the host do visit it in windows: test_window_masters.c. */
-static void windows_refuse_masters_that_left_by_their_weights(void **state)
+SCENE(windows_refuse_masters_that_left_by_their_weights, .kind = MASTERS, .on_device = true)
 {
-    scene *on = *state;
     refit_window *window;
     void *bytes;
     uint64_t count;
@@ -354,7 +354,7 @@ static void windows_refuse_masters_that_left_by_their_weights(void **state)
     refit_window_part part = {.size = sizeof part, .region = 1, .bytes = 4096};
     assert_int_equal(refit_window_begin(window, &part, 1, REFIT_STREAM_NONE, &on->error),
                      REFIT_ERR_UNSUPPORTED);
-    assert_told(on->error, "region.1");
+    assert_says(&on->error, "region.1");
     assert_int_equal(refit_window_host(window, 1, &bytes, &count, &on->error),
                      REFIT_ERR_UNSUPPORTED);
     assert_ok(refit_window_close(window, &on->error));
@@ -388,9 +388,8 @@ static void recover(scene *on)
     cycle(on);
 }
 
-static void each_call_that_fails_loses_nothing(void **state)
+TEST(each_call_that_fails_loses_nothing)
 {
-    (void)state;
     static const fault faults[] = {
         {"masters are not encoded", FAULTY_MASTER_ENCODE, false, REFIT_ERR_DEVICE, false},
         {"masters are not decoded", FAULTY_MASTER_DECODE, false, REFIT_ERR_DEVICE, false},
@@ -404,7 +403,7 @@ static void each_call_that_fails_loses_nothing(void **state)
         {"a digest is not taken", FAULTY_DIGEST, false, REFIT_ERR_DEVICE, false}};
     static const opening how = {
         .kind = LITTLE, .on_device = true, .unsealed = true, .settings = verified};
-    for (size_t at = 0; at < LENGTH(faults); at++) {
+    for (size_t at = 0; at < COUNT_OF(faults); at++) {
         uint32_t calls = 1;
         for (uint32_t nth = 0; nth <= calls; nth++) { /* 0: none fails, and all are counted */
             scene *on = open_scene(&how);
@@ -436,9 +435,8 @@ static refit_status try_misfit(scene *on)
     return status;
 }
 
-static void each_allocation_that_fails_loses_nothing(void **state)
+TEST(each_allocation_that_fails_loses_nothing)
 {
-    (void)state;
     bool came = true;
     for (uint64_t nth = 1; came; nth++) {
         scene *on = open_scene(&(opening){.kind = LITTLE, .on_device = true, .unsealed = true});
@@ -456,41 +454,7 @@ static void each_allocation_that_fails_loses_nothing(void **state)
     }
 }
 
-#define MASTERS_TEST(name) TEST_WITH(name, .kind = MASTERS, .on_device = true)
-#define UNSEALED(name)     TEST_WITH(name, .kind = MASTERS, .on_device = true, .unsealed = true)
-#define ROW(words, name, ...)                                                                      \
-    TEST_AS(words, name, .kind = MASTERS, .on_device = true, .settings = SETTINGS(__VA_ARGS__))
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        MASTERS_TEST(half_of_the_bytes_leave_and_all_return),
-        ROW("whole moves all bytes", whole_moves_all_bytes, "offload.masters=whole"),
-        ROW("pageable moves all bytes", whole_moves_all_bytes,
-            "use_pinned_optimizer_offload=false"),
-        ROW("stretches of one unit return", stretches_and_slabs_of_any_size_return,
-            "offload.staging_bytes=1MiB", "offload.slab_bytes=64KiB", "offload.piece_bytes=36KiB",
-            "offload.batch=2", "offload.verify=true"),
-        ROW("large slabs return", stretches_and_slabs_of_any_size_return,
-            "offload.staging_bytes=1MiB", "offload.slab_bytes=1MiB", "offload.alignment_bytes=16"),
-        ROW("at a limited rate they return", stretches_and_slabs_of_any_size_return,
-            "offload.rate_limit=800MiB", "offload.staging_bytes=2MiB"),
-        MASTERS_TEST(some_weights_that_are_not_a_rounding_fit),
-        MASTERS_TEST(masters_that_do_not_fit_stay_and_leave_by_the_next_plan),
-        MASTERS_TEST(a_plan_that_cannot_be_made_anew_is_told),
-        MASTERS_TEST(changed_weights_are_found_and_the_masters_can_still_return),
-        MASTERS_TEST(waits_for_a_group_and_joins_tell_of_changed_weights),
-        MASTERS_TEST(weights_may_move),
-        MASTERS_TEST(a_lease_reads_masters_whole),
-        ROW("verify compares the coded image", verify_compares_the_coded_image,
-            "offload.verify=true", "offload.slab_bytes=256KiB"),
-        UNSEALED(regions_with_impossible_weights_are_refused),
-        UNSEALED(without_device_memory_for_the_staging_a_seal_fails),
-        UNSEALED(the_staging_goes_with_the_plan),
-        MASTERS_TEST(a_controller_makes_the_plan_anew_by_itself),
-        MASTERS_TEST(windows_refuse_masters_that_left_by_their_weights),
-        cmocka_unit_test(each_call_that_fails_loses_nothing),
-        cmocka_unit_test(each_allocation_that_fails_loses_nothing),
-    };
-    return cmocka_run_group_tests_name("masters", tests, NULL, NULL);
+    return test_run("masters");
 }

@@ -129,7 +129,7 @@ static const char *const calls[] = {"cuLaunchKernel", "cuMemcpyAsync", "cuMemcpy
 static uint64_t fail_each(bool windows, void (*play)(bool fails))
 {
     uint64_t all = 0;
-    for (size_t i = 0; i < LENGTH(calls); i++) {
+    for (size_t i = 0; i < COUNT_OF(calls); i++) {
         uint64_t made = 1;
         for (unsigned nth = 0; nth <= made; nth++) {
             open_all(windows);
@@ -159,9 +159,8 @@ static void cycle_and_recover(bool fails)
     check_bytes();
 }
 
-static void each_call_of_the_driver_that_fails_loses_nothing(void **state)
+TEST(each_call_of_the_driver_that_fails_loses_nothing)
 {
-    (void)state;
     /* How copies are made is the device's business. */
     assert_in_range(fail_each(false, cycle_and_recover), 20, 1000);
 }
@@ -181,9 +180,8 @@ static void lose_at_each(bool windows, refit_status (*play)(void))
     }
 }
 
-static void a_gpu_lost_at_any_launch_can_be_closed(void **state)
+TEST(a_gpu_lost_at_any_launch_can_be_closed)
 {
-    (void)state;
     lose_at_each(false, cycle);
 }
 
@@ -243,25 +241,17 @@ static void step_and_recover(bool fails)
     assert_ok(step(0, 31, 0));
 }
 
-static void each_call_of_the_driver_may_fail_in_windows(void **state)
+TEST(each_call_of_the_driver_may_fail_in_windows)
 {
-    (void)state;
     assert_in_range(fail_each(true, step_and_recover), 20, 1000);
 }
 
-static void a_gpu_lost_at_any_launch_of_a_window_can_be_closed(void **state)
+TEST(a_gpu_lost_at_any_launch_of_a_window_can_be_closed)
 {
-    (void)state;
     lose_at_each(true, steps);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_call_of_the_driver_that_fails_loses_nothing),
-        cmocka_unit_test(a_gpu_lost_at_any_launch_can_be_closed),
-        cmocka_unit_test(each_call_of_the_driver_may_fail_in_windows),
-        cmocka_unit_test(a_gpu_lost_at_any_launch_of_a_window_can_be_closed),
-    };
-    return cmocka_run_group_tests_name("masters_cuda", tests, NULL, NULL);
+    return test_run("masters_cuda");
 }

@@ -24,14 +24,13 @@ static refit_status set_hooks(rig *on, const refit_memory_hooks *hooks)
     return refit_offloader_set_memory(on->offloader, hooks, &on->error);
 }
 
-static void hooks_come_in_pairs_and_only_while_states_are_here(void **state)
+SCENE(hooks_come_in_pairs_and_only_while_states_are_here, 0)
 {
-    rig *on = *state;
     refit_memory_hooks half = {.size = sizeof half, .release = refuse_to_release};
     refit_memory_hooks whole = {sizeof whole, refuse_to_release, give_nothing, NULL};
-    assert_int_equal(set_hooks(on, &half), REFIT_ERR_INVALID);
+    assert_invalid(set_hooks(on, &half));
     half.size = 1;
-    assert_int_equal(set_hooks(on, &half), REFIT_ERR_INVALID);
+    assert_invalid(set_hooks(on, &half));
     assert_ok(set_hooks(on, &whole));
     assert_ok(set_hooks(on, NULL));
     rig_offload(on);
@@ -48,13 +47,12 @@ static int note_user(void *user, refit_region_id region, void *memory, uint64_t 
 }
 
 /* Callers compiled against another refit. Memory of exactly that size shows what is read. */
-static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
+TEST(hooks_of_an_older_or_newer_caller_are_taken)
 {
-    (void)state;
     int own;
     const size_t known = sizeof(refit_memory_hooks);
     const size_t sizes[] = {offsetof(refit_memory_hooks, user), known, known + 16};
-    for (size_t i = 0; i < LENGTH(sizes); i++) {
+    for (size_t i = 0; i < COUNT_OF(sizes); i++) {
         rig *on = open_scene(&(opening){0});
         const refit_memory_hooks earlier = {known, note_user, give_nothing, on};
         assert_ok(set_hooks(on, &earlier));
@@ -70,9 +68,8 @@ static void hooks_of_an_older_or_newer_caller_are_taken(void **state)
     }
 }
 
-static void each_hook_is_called_once_a_region(void **state)
+SCENE(each_hook_is_called_once_a_region, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     rig_offload(on);
     assert_int_equal(on->releases, RIG_REGIONS);
     assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
@@ -85,9 +82,8 @@ static void each_hook_is_called_once_a_region(void **state)
 
 /* A region whose memory the caller has freed: hooks that give nothing have failed, and without
  * hooks it cannot return before it is bound. */
-static void a_region_without_memory_cannot_return(void **state)
+SCENE(a_region_without_memory_cannot_return, 0)
 {
-    rig *on = *state;
     const refit_memory_hooks empty = {sizeof empty, refuse_to_release, give_nothing, NULL};
     assert_ok(set_hooks(on, &empty));
     assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_CALLBACK);
@@ -95,11 +91,11 @@ static void a_region_without_memory_cannot_return(void **state)
         rig_free(on, 6);
         assert_ok(unbind(on, 6));
         assert_int_equal(restore(on), hooks ? REFIT_ERR_CALLBACK : REFIT_ERR_STATE);
-        assert_told(on->error, "state.6");
+        assert_says(&on->error, "state.6");
         assert_int_equal(rig_state(on), REFIT_OFFLOADED);
         void *memory = rig_take(on, 6);
         assert_int_equal(bind(on, 6, on->regions[7].memory), REFIT_ERR_EXISTS);
-        assert_int_equal(bind(on, 6, NULL), REFIT_ERR_INVALID);
+        assert_invalid(bind(on, 6, NULL));
         assert_ok(bind(on, 6, memory));
         rig_restore(on);
         rig_check_bytes(on, true);
@@ -108,9 +104,8 @@ static void a_region_without_memory_cannot_return(void **state)
     }
 }
 
-static void a_refused_bind_keeps_the_old_address(void **state)
+SCENE(a_refused_bind_keeps_the_old_address, 0)
 {
-    rig *on = *state;
     assert_int_equal(bind(on, 1, on->regions[2].memory), REFIT_ERR_EXISTS);
     assert_ptr_equal(rig_region_info(on, 1).memory, on->regions[1].memory);
     assert_int_equal(bind(on, 2, on->regions[1].memory), REFIT_ERR_EXISTS);
@@ -118,9 +113,8 @@ static void a_refused_bind_keeps_the_old_address(void **state)
     rig_cycle(on);
 }
 
-static void a_caller_may_move_a_resident_storage(void **state)
+SCENE(a_caller_may_move_a_resident_storage, 0)
 {
-    rig *on = *state;
     void *former = on->regions[3].memory, *memory = rig_take(on, 3);
     test_write(on->plain, memory, on->regions[3].expected, on->regions[3].bytes);
     assert_ok(bind(on, 3, memory));
@@ -128,9 +122,8 @@ static void a_caller_may_move_a_resident_storage(void **state)
     rig_cycle(on);
 }
 
-static void unbinding_needs_bytes_on_the_host(void **state)
+SCENE(unbinding_needs_bytes_on_the_host, 0)
 {
-    rig *on = *state;
     assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
     assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_COPY);
@@ -143,13 +136,12 @@ static void unbinding_needs_bytes_on_the_host(void **state)
 /* ---- Pieces of an arena ---------------------------------------------------------------------- */
 
 /* A region may be bound to the piece that it has. */
-static void an_arena_keeps_its_addresses_to_itself(void **state)
+SCENE(an_arena_keeps_its_addresses_to_itself, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     assert_ok(bind(on, 0, on->regions[0].memory));
     rig_check(on, 0);
     rig_offload(on);
-    assert_int_equal(unbind(on, 0), REFIT_ERR_INVALID);
+    assert_invalid(unbind(on, 0));
     assert_ok(bind(on, 0, on->regions[0].memory));
     refit_region_info info = rig_region_info(on, 0);
     assert_ptr_equal(info.memory, on->regions[0].memory);
@@ -163,9 +155,8 @@ static void an_arena_keeps_its_addresses_to_itself(void **state)
 }
 
 /* A bind for which there is no memory keeps what is bound. */
-static void a_region_moves_out_of_its_arena_and_back(void **state)
+SCENE(a_region_moves_out_of_its_arena_and_back, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     rig_offload(on);
     void *piece = on->regions[2].memory, *memory = rig_take(on, 2);
     assert_ok(bind(on, 2, memory));
@@ -193,9 +184,8 @@ static refit_status add_piece(rig *on, refit_offloader *offloader, uint32_t at)
 }
 
 /* The first offloader closes while its states are away: the piece has no memory any more. */
-static void a_piece_left_without_memory_gets_it_again(void **state)
+SCENE(a_piece_left_without_memory_gets_it_again, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     rig_offload(on);
     assert_ok(refit_offloader_close(on->offloader, &on->error));
     assert_ok(refit_offloader_open(on->device, &on->config, &on->offloader, &on->error));
@@ -213,14 +203,13 @@ static void a_piece_left_without_memory_gets_it_again(void **state)
 
 /* While the first has the piece away, the second would get memory that the restore of the first
  * writes to. */
-static void one_offloader_at_a_time_moves_a_piece(void **state)
+SCENE(one_offloader_at_a_time_moves_a_piece, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     refit_offloader *other;
     void *piece = on->regions[2].memory, *memory = rig_extra(on, on->regions[2].bytes);
     assert_ok(refit_offloader_open(on->device, &on->config, &other, &on->error));
     assert_int_equal(add_piece(on, other, 2), REFIT_ERR_BUSY);
-    assert_told(on->error, "another offloader");
+    assert_says(&on->error, "another offloader");
     rig_offload(on);
     uint64_t used = used_bytes(on->device);
     assert_int_equal(add_piece(on, other, 2), REFIT_ERR_BUSY);
@@ -239,9 +228,8 @@ static void one_offloader_at_a_time_moves_a_piece(void **state)
 }
 
 /* Its memory may go at any moment, so it is neither listed nor taken for memory of another kind. */
-static void a_piece_that_was_given_back_is_not_added(void **state)
+SCENE(a_piece_that_was_given_back_is_not_added, .memory = RIG_ARENA, .unsealed = true)
 {
-    rig *on = *state;
     refit_offloader *other;
     void *memory;
     uint64_t bytes;
@@ -252,17 +240,16 @@ static void a_piece_that_was_given_back_is_not_added(void **state)
     }
     assert_int_equal(refit_arena_piece(on->arena, 0, &memory, &bytes, &on->error),
                      REFIT_ERR_NOT_FOUND);
-    assert_int_equal(add_piece(on, other, 2), REFIT_ERR_INVALID);
-    assert_told(on->error, "given back");
+    assert_invalid(add_piece(on, other, 2));
+    assert_says(&on->error, "given back");
     assert_ok(clear(on));
     assert_int_equal(used_bytes(on->device), 0);
     assert_ok(refit_offloader_close(other, &on->error));
 }
 
 /* Memory comes and goes after a stream that uses it, and no bookkeeping grows. */
-static void a_warm_cycle_of_a_used_arena_allocates_nothing(void **state)
+SCENE(a_warm_cycle_of_a_used_arena_allocates_nothing, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     refit_stream_ref stream;
     uint64_t before = 0;
     assert_ok(refit_stream_open(on->device, &stream, &on->error));
@@ -277,9 +264,8 @@ static void a_warm_cycle_of_a_used_arena_allocates_nothing(void **state)
     assert_ok(refit_stream_close(on->device, stream, &on->error));
 }
 
-static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
+SCENE(no_memory_to_restore_into_is_told_and_waited_out, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     void *cache;
     rig_offload(on);
     assert_ok(
@@ -291,25 +277,7 @@ static void no_memory_to_restore_into_is_told_and_waited_out(void **state)
     rig_check_bytes(on, true);
 }
 
-#define ARENA_TEST(name) TEST_WITH(name, .memory = RIG_ARENA)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST(hooks_come_in_pairs_and_only_while_states_are_here),
-        cmocka_unit_test(hooks_of_an_older_or_newer_caller_are_taken),
-        TEST_WITH(each_hook_is_called_once_a_region, .memory = RIG_HOOKS),
-        TEST(a_region_without_memory_cannot_return),
-        TEST(a_refused_bind_keeps_the_old_address),
-        TEST(a_caller_may_move_a_resident_storage),
-        TEST(unbinding_needs_bytes_on_the_host),
-        ARENA_TEST(an_arena_keeps_its_addresses_to_itself),
-        ARENA_TEST(a_region_moves_out_of_its_arena_and_back),
-        ARENA_TEST(a_piece_left_without_memory_gets_it_again),
-        ARENA_TEST(one_offloader_at_a_time_moves_a_piece),
-        TEST_WITH(a_piece_that_was_given_back_is_not_added, .memory = RIG_ARENA, .unsealed = true),
-        ARENA_TEST(a_warm_cycle_of_a_used_arena_allocates_nothing),
-        ARENA_TEST(no_memory_to_restore_into_is_told_and_waited_out),
-    };
-    return cmocka_run_group_tests_name("memory_hooks", tests, NULL, NULL);
+    return test_run("memory_hooks");
 }

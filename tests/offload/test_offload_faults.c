@@ -155,9 +155,8 @@ static void a_fault_loses_nothing(void **state)
     }
 }
 
-static void failing_hooks_lose_nothing(void **state)
+TEST(failing_hooks_lose_nothing)
 {
-    (void)state;
     static const char *const *const all_settings[] = {NULL, pageable};
     for (uint32_t run = 0; run < 8 * RIG_REGIONS; run++) {
         bool release = run % 2 == 0, by_offload = run / 2 % 2 == 1;
@@ -174,9 +173,8 @@ static void failing_hooks_lose_nothing(void **state)
 }
 
 /* A group that arrived may have been stepped: it must not be overwritten by a second restore. */
-static void groups_that_arrived_are_not_restored_again(void **state)
+SCENE(groups_that_arrived_are_not_restored_again, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     refit_future *future;
     rig_offload(on);
     faulty_device_reset(on->device);
@@ -202,9 +200,8 @@ static void groups_that_arrived_are_not_restored_again(void **state)
     rig_check_bytes(on, true);
 }
 
-static void a_stream_that_failed_before_is_not_copied_after(void **state)
+SCENE(a_stream_that_failed_before_is_not_copied_after, 0)
 {
-    rig *on = *state;
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on->device, &stream, &on->error));
     faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
@@ -227,55 +224,44 @@ static void order_hang(rig *on)
     faulty_device_fail(on->device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
 }
 
-static void assert_refused(rig *on, refit_status status)
+static void assert_no_way_out(rig *on, refit_status status)
 {
     assert_int_equal(status, REFIT_ERR_DEVICE);
-    assert_told(on->error, "close the offloader");
+    assert_says(&on->error, "close the offloader");
 }
 
 /* Such copies may still write to the image and read the plan. */
-static void copies_that_hang_keep_the_image_and_the_plan(void **state)
+SCENE(copies_that_hang_keep_the_image_and_the_plan, 0)
 {
-    rig *on = *state;
     uint64_t host_bytes = rig_stats(on).host_bytes;
     order_hang(on);
     assert_int_equal(offload(on), REFIT_ERR_COPY);
     faulty_device_reset(on->device);
-    assert_refused(on, trim(on));
-    assert_refused(on, unseal(on));
-    assert_refused(on, offload(on));
+    assert_no_way_out(on, trim(on));
+    assert_no_way_out(on, unseal(on));
+    assert_no_way_out(on, offload(on));
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
     assert_int_equal(rig_stats(on).host_bytes, host_bytes);
     rig_check_bytes(on, false);
 }
 
-static void copies_that_hang_on_the_restore_keep_the_image(void **state)
+SCENE(copies_that_hang_on_the_restore_keep_the_image, 0)
 {
-    rig *on = *state;
     rig_offload(on);
     order_hang(on);
     assert_int_equal(restore(on), REFIT_ERR_COPY);
     faulty_device_reset(on->device);
-    assert_refused(on, restore(on));
+    assert_no_way_out(on, restore(on));
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
     assert_ok(lease(on)); /* to save what can be */
 }
 
 int main(void)
 {
-    struct CMUnitTest by_fault[LENGTH(faults)] = {{0}}; /* a test for each, with its name */
-    for (size_t i = 0; i < LENGTH(faults); i++) {
-        by_fault[i] = (struct CMUnitTest){.name = faults[i].is.name,
-                                          .test_func = a_fault_loses_nothing,
-                                          .initial_state = (void *)(uintptr_t)&faults[i]};
+    for (size_t i = 0; i < COUNT_OF(faults); i++) { /* a test for each, with its name */
+        test_list((struct CMUnitTest){.name = faults[i].is.name,
+                                      .test_func = a_fault_loses_nothing,
+                                      .initial_state = (void *)(uintptr_t)&faults[i]});
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(failing_hooks_lose_nothing),
-        TEST_WITH(groups_that_arrived_are_not_restored_again, .memory = RIG_HOOKS),
-        TEST(a_stream_that_failed_before_is_not_copied_after),
-        TEST(copies_that_hang_keep_the_image_and_the_plan),
-        TEST(copies_that_hang_on_the_restore_keep_the_image),
-    };
-    int failed = cmocka_run_group_tests_name("device_faults", by_fault, NULL, NULL);
-    return failed + cmocka_run_group_tests_name("offload_faults", tests, NULL, NULL);
+    return test_run("offload_faults");
 }

@@ -5,6 +5,11 @@
 
 #include "tests/support/failing_alloc.h"
 
+static const char *const roomy[] = {"offload.budget_bytes=16MiB", NULL};
+static const char *const tight[] = {"offload.budget_bytes=64KiB", NULL};
+static const char *const pageable[] = {"offload.budget_bytes=64KiB",
+                                       "use_pinned_optimizer_offload=false", NULL};
+
 static refit_region_desc desc_of(const char *name, void *memory, uint64_t bytes)
 {
     return (refit_region_desc){
@@ -58,12 +63,11 @@ static refit_status add(rig *on, const refit_region_desc *desc, refit_region_id 
     return refit_offloader_add(on->offloader, desc, id, &on->error);
 }
 
-static void bad_regions_are_refused(void **state)
+SCENE(bad_regions_are_refused, .unsealed = true)
 {
-    rig *on = *state;
     refit_region_id id = 999;
     const refit_region_desc good = desc_of("new", rig_extra(on, 64), 64);
-    for (size_t i = 0; i < LENGTH(bad_regions); i++) {
+    for (size_t i = 0; i < COUNT_OF(bad_regions); i++) {
         const bad_region *it = &bad_regions[i];
         refit_region_desc desc = good;
         it->spoil(on, &desc);
@@ -77,14 +81,13 @@ static void bad_regions_are_refused(void **state)
     }
     assert_ok(add(on, &good, &id));
     assert_int_equal(id, RIG_REGIONS);
-    assert_int_equal(add(on, NULL, &id), REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_add(NULL, &good, &id, NULL), REFIT_ERR_INVALID);
+    assert_invalid(add(on, NULL, &id));
+    assert_invalid(refit_offloader_add(NULL, &good, &id, NULL));
 }
 
-static void thousands_of_regions_are_added_and_sealed(void **state)
+SCENE(thousands_of_regions_are_added_and_sealed, .unsealed = true)
 {
     enum { COUNT = 20000, BYTES = 16 };
-    rig *on = *state;
     static char bytes[COUNT * BYTES];
     char *memory = rig_extra(on, sizeof bytes);
     assert_ok(clear(on));
@@ -104,10 +107,9 @@ static void thousands_of_regions_are_added_and_sealed(void **state)
 
 /* No two are neighbours, so each is a copy of its own, and none is done before all are queued. (A
  * GPU's queue is shorter: there the caller would wait for work that stands.) */
-static void a_stream_queues_the_copies_of_scattered_regions(void **state)
+SCENE(a_stream_queues_the_copies_of_scattered_regions, .unsealed = true)
 {
     enum { COUNT = 120000 };
-    rig *on = *state;
     if (test_on_cuda()) skip();
     char *memory = rig_extra(on, COUNT * 2);
     assert_ok(clear(on));
@@ -123,9 +125,8 @@ static void a_stream_queues_the_copies_of_scattered_regions(void **state)
     assert_ok(finish(on));
 }
 
-static void region_is_described(void **state)
+SCENE(region_is_described, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     refit_region_info info = rig_region_info(on, 2);
     assert_string_equal(info.name, "state.2");
     assert_ptr_equal(info.memory, on->regions[2].memory);
@@ -144,8 +145,7 @@ static void region_is_described(void **state)
     assert_int_equal(refit_offloader_region(on->offloader, RIG_REGIONS, &info, &on->error),
                      REFIT_ERR_NOT_FOUND);
     info.size = 4;
-    assert_int_equal(refit_offloader_region(on->offloader, 0, &info, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_offloader_region(on->offloader, 0, &info, &on->error));
     rig_restore(on);
 }
 
@@ -158,9 +158,8 @@ static void put_desc(char *to, refit_region_desc full, size_t size)
     memcpy(to, &full, size < sizeof full ? size : sizeof full);
 }
 
-static void a_shorter_or_longer_description_adds_a_region(void **state)
+SCENE(a_shorter_or_longer_description_adds_a_region, .unsealed = true)
 {
-    rig *on = *state;
     refit_region_id id;
     char *memory = rig_extra(on, 3);
     const size_t sizes_of[] = {offsetof(refit_region_desc, policy),
@@ -189,9 +188,8 @@ static refit_status add_each(rig *on, const void *list, uint32_t count)
     return refit_offloader_add_each(on->offloader, list, count, &on->error);
 }
 
-static void many_are_added_in_one_call_up_to_one_that_fails(void **state)
+SCENE(many_are_added_in_one_call_up_to_one_that_fails, .unsealed = true)
 {
-    rig *on = *state;
     char *memory = rig_extra(on, 40);
     refit_region_desc list[] = {desc_of("a", memory, 8), desc_of("b", memory + 8, 8),
                                 desc_of("state.3", memory + 16, 8), desc_of("c", memory + 24, 8)};
@@ -200,22 +198,21 @@ static void many_are_added_in_one_call_up_to_one_that_fails(void **state)
     assert_ok(add_each(on, list, 0));
     assert_ok(add_each(on, NULL, 0));
     assert_int_equal(add_each(on, list, 4), REFIT_ERR_EXISTS);
-    assert_told(on->error, "state.3");
+    assert_says(&on->error, "state.3");
     assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS + 2);
     assert_string_equal(rig_region_info(on, RIG_REGIONS).name, "a");
     assert_int_equal(rig_region_info(on, RIG_REGIONS + 1).policy, REFIT_ZERO);
     assert_int_equal(rig_region_info(on, RIG_REGIONS + 1).priority, -4);
     assert_ok(add_each(on, &list[3], 1));
-    assert_int_equal(add_each(on, NULL, 1), REFIT_ERR_INVALID);
-    assert_int_equal(refit_offloader_add_each(NULL, list, 1, NULL), REFIT_ERR_INVALID);
+    assert_invalid(add_each(on, NULL, 1));
+    assert_invalid(refit_offloader_add_each(NULL, list, 1, NULL));
     assert_ok(seal(on));
     assert_int_equal(add_each(on, list, 1), REFIT_ERR_STATE);
     assert_int_equal(refit_offloader_count(on->offloader), RIG_REGIONS + 3);
 }
 
-static void a_list_is_gone_through_by_the_size_of_its_descriptions(void **state)
+SCENE(a_list_is_gone_through_by_the_size_of_its_descriptions, .unsealed = true)
 {
-    rig *on = *state;
     const size_t known = sizeof(refit_region_desc);
     const size_t sizes_of[] = {offsetof(refit_region_desc, policy), known, known + 24};
     char *memory = rig_extra(on, 9);
@@ -237,16 +234,15 @@ static void a_list_is_gone_through_by_the_size_of_its_descriptions(void **state)
     refit_region_desc list[] = {desc_of("x", memory, 1), desc_of("y", memory, 1)};
     list[1].size -= 8;
     assert_ok(clear(on));
-    assert_int_equal(add_each(on, list, 2), REFIT_ERR_INVALID);
-    assert_told(on->error, "region 1");
+    assert_invalid(add_each(on, list, 2));
+    assert_says(&on->error, "region 1");
     list[0].size = sizeof list[0] + 1;
-    assert_int_equal(add_each(on, list, 1), REFIT_ERR_INVALID);
+    assert_invalid(add_each(on, list, 1));
     assert_int_equal(refit_offloader_count(on->offloader), 1);
 }
 
-static void a_shorter_or_longer_description_reads_a_region(void **state)
+SCENE(a_shorter_or_longer_description_reads_a_region, .memory = RIG_ARENA)
 {
-    rig *on = *state;
     const size_t known = sizeof(refit_region_info);
     refit_region_info full = rig_region_info(on, 2);
     const size_t sizes_of[] = {offsetof(refit_region_info, host_offset),
@@ -264,12 +260,11 @@ static void a_shorter_or_longer_description_reads_a_region(void **state)
         test_free(given);
     }
     full.size = offsetof(refit_region_info, host_offset) - 1;
-    assert_int_equal(refit_offloader_region(on->offloader, 2, &full, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_offloader_region(on->offloader, 2, &full, NULL));
 }
 
-static void seal_ends_adding_until_unseal(void **state)
+SCENE(seal_ends_adding_until_unseal, 0)
 {
-    rig *on = *state;
     refit_region_id id;
     char *memory = rig_extra(on, 64);
     const refit_region_desc desc = desc_of("late", memory, 64);
@@ -291,9 +286,8 @@ static void seal_ends_adding_until_unseal(void **state)
 }
 
 /* Without regions the offloader cycles, too. */
-static void cleared_regions_free_their_names_and_addresses(void **state)
+SCENE(cleared_regions_free_their_names_and_addresses, .memory = RIG_ARENA, .unsealed = true)
 {
-    rig *on = *state;
     assert_int_equal(refit_arena_close(on->arena, &on->error), REFIT_ERR_BUSY);
     assert_ok(clear(on));
     assert_int_equal(refit_offloader_count(on->offloader), 0);
@@ -305,32 +299,29 @@ static void cleared_regions_free_their_names_and_addresses(void **state)
     assert_int_equal(rig_add(on, "state.0", on->regions[0].memory, on->regions[0].bytes), 0);
 }
 
-static void estimate_names_need_and_budget(void **state)
+SCENE(estimate_names_need_and_budget, .settings = roomy, .unsealed = true)
 {
-    rig *on = *state;
     uint64_t need, budget;
     assert_ok(refit_offloader_estimate(on->offloader, &need, &budget, &on->error));
     assert_true(need >= rig_kept_bytes(on));
     assert_true(need < 2 * rig_kept_bytes(on));
     assert_int_equal(budget, 16 << 20);
     assert_int_equal(rig_stats(on).host_bytes, 0);
-    assert_int_equal(refit_offloader_estimate(on->offloader, NULL, &budget, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_offloader_estimate(on->offloader, NULL, &budget, &on->error));
 }
 
-static void beyond_the_budget_nothing_is_sealed(void **state)
+SCENE(beyond_the_budget_nothing_is_sealed, .settings = tight, .unsealed = true)
 {
-    rig *on = *state;
     assert_int_equal(seal(on), REFIT_ERR_BUDGET);
-    assert_told(on->error, "budget");
+    assert_says(&on->error, "budget");
     assert_int_equal(rig_state(on), REFIT_OPEN);
     assert_int_equal(rig_stats(on).host_bytes, 0);
     rig_check_bytes(on, false);
 }
+SCENE_AGAIN(beyond_the_budget_nothing_is_sealed, pageable, .settings = pageable, .unsealed = true)
 
-static void trim_gives_host_memory_back_and_offload_takes_it_again(void **state)
+SCENE(trim_gives_host_memory_back_and_offload_takes_it_again, .memory = RIG_HOOKS)
 {
-    rig *on = *state;
     uint64_t host_bytes = rig_stats(on).host_bytes;
     assert_true(host_bytes > 0);
     rig_offload(on);
@@ -383,9 +374,8 @@ static refit_status live_once(refit_device *device, bool background, refit_error
 }
 
 /* Also while host memory is taken in the background. */
-static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
+TEST(every_failed_allocation_is_an_error_and_leaks_nothing)
 {
-    (void)state;
     for (int background = 0; background < 2; background++) {
         bool came = true;
         for (uint64_t nth = 1; came; nth++) {
@@ -407,28 +397,5 @@ static void every_failed_allocation_is_an_error_and_leaks_nothing(void **state)
 
 int main(void)
 {
-    static const char *const roomy[] = {"offload.budget_bytes=16MiB", NULL};
-    static const char *const tight[] = {"offload.budget_bytes=64KiB", NULL};
-    static const char *const pageable[] = {"offload.budget_bytes=64KiB",
-                                           "use_pinned_optimizer_offload=false", NULL};
-    const struct CMUnitTest tests[] = {
-        TEST_WITH(bad_regions_are_refused, .unsealed = true),
-        TEST_WITH(thousands_of_regions_are_added_and_sealed, .unsealed = true),
-        TEST_WITH(a_stream_queues_the_copies_of_scattered_regions, .unsealed = true),
-        TEST_WITH(region_is_described, .memory = RIG_ARENA),
-        TEST_WITH(a_shorter_or_longer_description_adds_a_region, .unsealed = true),
-        TEST_WITH(many_are_added_in_one_call_up_to_one_that_fails, .unsealed = true),
-        TEST_WITH(a_list_is_gone_through_by_the_size_of_its_descriptions, .unsealed = true),
-        TEST_WITH(a_shorter_or_longer_description_reads_a_region, .memory = RIG_ARENA),
-        TEST(seal_ends_adding_until_unseal),
-        TEST_WITH(cleared_regions_free_their_names_and_addresses, .memory = RIG_ARENA,
-                  .unsealed = true),
-        TEST_WITH(estimate_names_need_and_budget, .settings = roomy, .unsealed = true),
-        TEST_WITH(beyond_the_budget_nothing_is_sealed, .settings = tight, .unsealed = true),
-        TEST_AS("beyond the budget nothing is sealed, pageable",
-                beyond_the_budget_nothing_is_sealed, .settings = pageable, .unsealed = true),
-        TEST_WITH(trim_gives_host_memory_back_and_offload_takes_it_again, .memory = RIG_HOOKS),
-        cmocka_unit_test(every_failed_allocation_is_an_error_and_leaks_nothing),
-    };
-    return cmocka_run_group_tests_name("regions", tests, NULL, NULL);
+    return test_run("regions");
 }

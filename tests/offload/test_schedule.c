@@ -9,7 +9,6 @@
 #include "offload/schedule.h"
 #include "tests/support/failing_alloc.h"
 
-#define KIB     UINT64_C(1024)
 #define REGIONS 60
 
 typedef struct fixture {
@@ -45,7 +44,6 @@ static void add_regions(void)
 
 static int open_test(void **state)
 {
-    (void)state;
     memset(&on, 0, sizeof on);
     refit_config_init(&on.config, sizeof on.config);
     on.config.offload_slab_bytes = 64 * KIB;
@@ -59,13 +57,14 @@ static int open_test(void **state)
 
 static int close_test(void **state)
 {
-    (void)state;
     rft_schedule_close(&on.schedule);
     rft_region_table_close(&on.table);
     free(on.memory);
     free(on.image);
     return refit_device_close(on.device, NULL) == REFIT_OK ? 0 : -1;
 }
+
+#define SCHEDULE(name) TEST_WITH(name, open_test, close_test)
 
 static void open_schedule(void)
 {
@@ -126,9 +125,8 @@ static uint64_t carry_out(bool out)
     return padding;
 }
 
-static void bytes_go_and_come_back_within_slabs(void **state)
+SCHEDULE(bytes_go_and_come_back_within_slabs)
 {
-    (void)state;
     for (uint64_t i = 0; i < REGIONS * ROOM; i++)
         on.memory[i] = (char)(i * 2654435761u >> 24);
     char *before = malloc(REGIONS * ROOM);
@@ -152,9 +150,8 @@ static void bytes_go_and_come_back_within_slabs(void **state)
 }
 
 /* After a failure only some regions move: the walk over the slabs skips those of the others. */
-static void a_part_of_the_regions_finds_its_slabs(void **state)
+SCHEDULE(a_part_of_the_regions_finds_its_slabs)
 {
-    (void)state;
     open_schedule();
     place_all(REFIT_ON_DEVICE);
     uint64_t bytes = 0;
@@ -170,9 +167,8 @@ static void a_part_of_the_regions_finds_its_slabs(void **state)
     (void)carry_out(true);
 }
 
-static void a_rate_limit_bounds_the_bytes_of_a_batch(void **state)
+SCHEDULE(a_rate_limit_bounds_the_bytes_of_a_batch)
 {
-    (void)state;
     on.config.offload_rate_limit = KIB * KIB;
     open_schedule();
     place_all(REFIT_ON_DEVICE);
@@ -198,9 +194,8 @@ static refit_status open_and_close(void)
     return status;
 }
 
-static void every_failed_allocation_is_an_error(void **state)
+TEST(every_failed_allocation_is_an_error)
 {
-    (void)state;
     on.device = NULL;
     for (uint64_t nth = 1;; nth++) {
         failing_alloc_begin(nth);
@@ -213,15 +208,7 @@ static void every_failed_allocation_is_an_error(void **state)
     }
 }
 
-#define SCHEDULE(name) cmocka_unit_test_setup_teardown(name, open_test, close_test)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        SCHEDULE(bytes_go_and_come_back_within_slabs),
-        SCHEDULE(a_part_of_the_regions_finds_its_slabs),
-        SCHEDULE(a_rate_limit_bounds_the_bytes_of_a_batch),
-        cmocka_unit_test(every_failed_allocation_is_an_error),
-    };
-    return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
+    return test_run("schedule");
 }

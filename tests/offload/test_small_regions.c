@@ -12,6 +12,9 @@
 #define ROOM    4096u /* for a region and what follows it */
 #define BYTES   ((uint64_t)REGIONS * ROOM)
 
+static const char *const verified[] = {"offload.verify=true", NULL};
+static const char *const limited[] = {"offload.rate_limit=1TiB", NULL};
+
 struct scene {
     refit_device *device;
     refit_offloader *offloader;
@@ -99,9 +102,8 @@ static void wipe(scene *on)
     }
 }
 
-static void small_regions_come_back(void **state)
+SCENE(small_regions_come_back, 0)
 {
-    scene *on = *state;
     for (unsigned cycle = 0; cycle < 2; cycle++) {
         fill(on, cycle);
         assert_ok(offload_all(on->offloader, &on->error));
@@ -110,6 +112,7 @@ static void small_regions_come_back(void **state)
         assert_device_equal(on->device, on->memory, on->bytes, BYTES);
     }
 }
+SCENE_AGAIN(small_regions_come_back, verified, verified)
 
 /* On the host device a queue grows to the most that it ever held, which depends on the speed of its
  * two ends. A stream that stands until all is queued makes it the most. (A GPU's queue does not
@@ -176,9 +179,8 @@ static void cycle_on_stream(scene *on)
  * comes, so it may grow once more; a cycle that allocates does so each time. */
 #define TRIALS 10
 
-static void nothing_is_allocated(void **state)
+SCENE(nothing_is_allocated, 0)
 {
-    scene *on = *state;
     bool nothing = false;
     fill(on, 7);
     cycle_on_stream(on);
@@ -191,10 +193,11 @@ static void nothing_is_allocated(void **state)
     assert_true(nothing);
     assert_device_equal(on->device, on->memory, on->bytes, BYTES);
 }
+SCENE_AGAIN(nothing_is_allocated, verified, verified)
+SCENE_AGAIN(nothing_is_allocated, at_a_limited_rate, limited)
 
-static void a_device_with_kernels_gathers_them(void **state)
+SCENE(a_device_with_kernels_gathers_them, 0)
 {
-    scene *on = *state;
     refit_device_info info = {.size = sizeof info};
     assert_ok(refit_device_describe(on->device, &info, &on->error));
     assert_int_equal(info.small_bytes, info.kernels && test_on_cuda() ? 3000 : 0);
@@ -202,15 +205,5 @@ static void a_device_with_kernels_gathers_them(void **state)
 
 int main(void)
 {
-    static const char *const verified[] = {"offload.verify=true", NULL};
-    static const char *const limited[] = {"offload.rate_limit=1TiB", NULL};
-    const struct CMUnitTest tests[] = {
-        TEST(small_regions_come_back),
-        TEST_AS("small regions come back, verified", small_regions_come_back, verified),
-        TEST(nothing_is_allocated),
-        TEST_AS("nothing is allocated, verified", nothing_is_allocated, verified),
-        TEST_AS("nothing is allocated at a limited rate", nothing_is_allocated, limited),
-        TEST(a_device_with_kernels_gathers_them),
-    };
-    return cmocka_run_group_tests_name("small_regions", tests, NULL, NULL);
+    return test_run("small_regions");
 }

@@ -25,9 +25,8 @@ static uint32_t find_plainly(const model *known, uint64_t begin, uint64_t bytes)
     return RFT_NO_SPAN;
 }
 
-static void tree_agrees_with_a_plain_search(void **state)
+TEST(tree_agrees_with_a_plain_search)
 {
-    (void)state;
     static model known;
     rft_span_tree tree = {0};
     uint64_t seed = 7;
@@ -58,9 +57,8 @@ static void tree_agrees_with_a_plain_search(void **state)
     rft_span_tree_close(&tree);
 }
 
-static void touching_spans_do_not_clash(void **state)
+TEST(touching_spans_do_not_clash)
 {
-    (void)state;
     rft_span_tree tree = {0};
     rft_span_tree_reset(&tree);
     assert_ok(rft_span_tree_reserve(&tree, 3, NULL));
@@ -75,9 +73,8 @@ static void touching_spans_do_not_clash(void **state)
     rft_span_tree_close(&tree);
 }
 
-static void every_name_is_found_and_no_other(void **state)
+TEST(every_name_is_found_and_no_other)
 {
-    (void)state;
     static char names[NAMES][16];
     rft_name_index index = {0};
     assert_false(rft_name_index_has(&index, "layer.0"));
@@ -97,10 +94,5 @@ static void every_name_is_found_and_no_other(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tree_agrees_with_a_plain_search),
-        cmocka_unit_test(touching_spans_do_not_clash),
-        cmocka_unit_test(every_name_is_found_and_no_other),
-    };
-    return cmocka_run_group_tests_name("span_tree", tests, NULL, NULL);
+    return test_run("span_tree");
 }

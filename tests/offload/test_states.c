@@ -111,18 +111,16 @@ static void check_cell(const row *verb, refit_offloader_state from)
     close_scene(on); /* which works in every state */
 }
 
-static void every_verb_from_every_state(void **state)
+TEST(every_verb_from_every_state)
 {
-    (void)state;
-    for (size_t i = 0; i < LENGTH(rows); i++) {
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
         for (int from = REFIT_OPEN; from <= REFIT_FAILED; from++)
             check_cell(&rows[i], (refit_offloader_state)from);
     }
 }
 
-static void close_waits_for_copies_or_closes_nothing(void **state)
+SCENE(close_waits_for_copies_or_closes_nothing, 0)
 {
-    rig *on = *state;
     faulty_device_hang(on->device);
     assert_ok(offload(on));
     assert_hung(on, refit_offloader_close(on->offloader, &on->error));
@@ -133,9 +131,8 @@ static void close_waits_for_copies_or_closes_nothing(void **state)
 }
 
 /* One of its two streams is gone, the other is not: only closing it goes on. */
-static void a_half_closed_offloader_can_only_be_closed(void **state)
+TEST(a_half_closed_offloader_can_only_be_closed)
 {
-    (void)state;
     for (int away = 0; away < 2; away++) {
         rig *on = open_scene(&(opening){0});
         if (away) rig_offload(on);
@@ -147,22 +144,20 @@ static void a_half_closed_offloader_can_only_be_closed(void **state)
     }
 }
 
-static void nothing_is_done_to_no_offloader(void **state)
+TEST(nothing_is_done_to_no_offloader)
 {
-    (void)state;
     rig none = {0};
     refit_offloader *offloader;
-    for (size_t i = 0; i < LENGTH(rows); i++)
-        assert_int_equal(rows[i].call(&none), REFIT_ERR_INVALID);
+    for (size_t i = 0; i < COUNT_OF(rows); i++)
+        assert_invalid(rows[i].call(&none));
     assert_ok(refit_offloader_close(NULL, NULL));
     assert_int_equal(refit_offloader_get_state(NULL), REFIT_OPEN);
     assert_int_equal(refit_offloader_count(NULL), 0);
-    assert_int_equal(refit_offloader_open(NULL, NULL, &offloader, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_offloader_open(NULL, NULL, &offloader, NULL));
 }
 
-static void states_have_names(void **state)
+TEST(states_have_names)
 {
-    (void)state;
     static const char *const names[] = {[REFIT_OPEN] = "OPEN",
                                         [REFIT_RESIDENT] = "RESIDENT",
                                         [REFIT_OFFLOADING] = "OFFLOADING",
@@ -170,18 +165,11 @@ static void states_have_names(void **state)
                                         [REFIT_RESTORING] = "RESTORING",
                                         [REFIT_FAILED] = "FAILED",
                                         "UNKNOWN"};
-    for (size_t at = 0; at < LENGTH(names); at++)
+    for (size_t at = 0; at < COUNT_OF(names); at++)
         assert_string_equal(refit_offloader_state_name((refit_offloader_state)at), names[at]);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_verb_from_every_state),
-        TEST(close_waits_for_copies_or_closes_nothing),
-        cmocka_unit_test(a_half_closed_offloader_can_only_be_closed),
-        cmocka_unit_test(nothing_is_done_to_no_offloader),
-        cmocka_unit_test(states_have_names),
-    };
-    return cmocka_run_group_tests_name("states", tests, NULL, NULL);
+    return test_run("states");
 }

@@ -89,7 +89,6 @@ static cpu_set_t one_cpu(int cpu)
 
 static int find_cpus(void **state)
 {
-    (void)state;
     cpu_set_t set = own_set();
     int found = 0;
     for (int cpu = 0; cpu < CPU_SETSIZE && found < 2; cpu++) {
@@ -129,10 +128,9 @@ static const struct {
     {"0-5\n", "0", "node", 5, ALL, false, NULL},
 };
 
-static void threads_go_to_the_node_of_the_states(void **state)
+TEST(threads_go_to_the_node_of_the_states)
 {
-    (void)state;
-    for (size_t row = 0; row < LENGTH(rows); row++) {
+    for (size_t row = 0; row < COUNT_OF(rows); row++) {
         machine on;
         cpu_set_t own = own_set();
         uint32_t all = CPU_COUNT(&own) < 64 ? (uint32_t)CPU_COUNT(&own) : 64;
@@ -162,9 +160,8 @@ static void nothing(void *user, uint32_t item, uint32_t worker)
 }
 
 /* A thread that cannot be bound computes all the same, and the log says so once. */
-static void a_thread_that_cannot_be_bound_is_told(void **state)
+TEST(a_thread_that_cannot_be_bound_is_told)
 {
-    (void)state;
     machine on;
     atomic_uint done = 0;
     cpu_set_t expected = own_set();
@@ -186,9 +183,5 @@ static void a_thread_that_cannot_be_bound_is_told(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(threads_go_to_the_node_of_the_states),
-        cmocka_unit_test(a_thread_that_cannot_be_bound_is_told),
-    };
-    return cmocka_run_group_tests_name("step_threads", tests, find_cpus, NULL);
+    return test_run_within("step_threads", find_cpus, NULL);
 }

@@ -3,6 +3,10 @@
 
 #include "offload/offloader.h"
 
+static const char *const verified[] = {"offload.verify=true", NULL};
+static const char *const pageable[] = {"offload.verify=true", "use_pinned_optimizer_offload=false",
+                                       NULL};
+
 /* Reaches into the host image through a lease, as a stray write would. */
 static unsigned char *reach_image(rig *on, refit_region_id region)
 {
@@ -19,14 +23,13 @@ static unsigned char *reach_image(rig *on, refit_region_id region)
 static void finish_corrupt(rig *on, refit_place place)
 {
     assert_int_equal(finish(on), REFIT_ERR_CORRUPT);
-    assert_told(on->error, "state.3");
+    assert_says(&on->error, "state.3");
     assert_int_equal(rig_state(on), REFIT_FAILED);
     assert_int_equal(rig_region_info(on, 3).place, place);
 }
 
-static void host_memory_that_changed_is_found(void **state)
+SCENE(host_memory_that_changed_is_found, .memory = RIG_HOOKS, .settings = verified)
 {
-    rig *on = *state;
     rig_offload(on);
     unsigned char *image = reach_image(on, 3);
     image[70000] ^= 1;
@@ -37,10 +40,10 @@ static void host_memory_that_changed_is_found(void **state)
     rig_restore(on);
     rig_check_bytes(on, true);
 }
+SCENE_AGAIN(host_memory_that_changed_is_found, pageable, .memory = RIG_HOOKS, .settings = pageable)
 
-static void a_wait_for_a_group_finds_what_changed_in_it(void **state)
+SCENE(a_wait_for_a_group_finds_what_changed_in_it, .memory = RIG_HOOKS, .settings = verified)
 {
-    rig *on = *state;
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on->device, &stream, &on->error));
     rig_offload(on);
@@ -59,9 +62,8 @@ static void a_wait_for_a_group_finds_what_changed_in_it(void **state)
     assert_ok(refit_stream_close(on->device, stream, &on->error));
 }
 
-static void only_a_call_that_waits_sees_the_end(void **state)
+SCENE(only_a_call_that_waits_sees_the_end, .settings = verified)
 {
-    rig *on = *state;
     refit_future *future = rig_start(on, false);
     assert_int_equal(rig_state(on), REFIT_OFFLOADING);
     assert_int_equal(refit_future_done(future), 0);
@@ -86,9 +88,8 @@ static void flip(rig *on, uint64_t at)
     test_write(on->plain, place, &byte, 1);
 }
 
-static void a_copy_that_went_wrong_is_found(void **state)
+SCENE(a_copy_that_went_wrong_is_found, .settings = verified)
 {
-    rig *on = *state;
     assert_ok(offload(on));
     flip(on, 70000);
     finish_corrupt(on, REFIT_ON_DEVICE);
@@ -102,9 +103,8 @@ static void a_copy_that_went_wrong_is_found(void **state)
 }
 
 /* Where the CPU cannot read the device, the device itself has to. */
-static void a_digest_that_cannot_be_taken_is_told_as_what_it_is(void **state)
+SCENE(a_digest_that_cannot_be_taken_is_told_as_what_it_is, .settings = verified)
 {
-    rig *on = *state;
     if (on->offloader->caps.host_addressable) skip();
     faulty_device_fail(on->device, FAULTY_DIGEST, 2, REFIT_ERR_LIMIT);
     assert_ok(offload(on));
@@ -114,25 +114,12 @@ static void a_digest_that_cannot_be_taken_is_told_as_what_it_is(void **state)
     faulty_device_fail(on->device, FAULTY_DIGEST, 1, REFIT_ERR_TIMEOUT);
     assert_ok(restore(on));
     assert_int_equal(finish(on), REFIT_ERR_DEVICE);
-    assert_told(on->error, "could not be verified");
+    assert_says(&on->error, "could not be verified");
     rig_restore(on);
     rig_check_bytes(on, true);
 }
 
 int main(void)
 {
-    static const char *const verified[] = {"offload.verify=true", NULL};
-    static const char *const pageable[] = {"offload.verify=true",
-                                           "use_pinned_optimizer_offload=false", NULL};
-    const struct CMUnitTest tests[] = {
-        TEST_WITH(host_memory_that_changed_is_found, .memory = RIG_HOOKS, .settings = verified),
-        TEST_AS("host memory that changed is found, pageable", host_memory_that_changed_is_found,
-                .memory = RIG_HOOKS, .settings = pageable),
-        TEST_WITH(a_wait_for_a_group_finds_what_changed_in_it, .memory = RIG_HOOKS,
-                  .settings = verified),
-        TEST_WITH(only_a_call_that_waits_sees_the_end, .settings = verified),
-        TEST_WITH(a_copy_that_went_wrong_is_found, .settings = verified),
-        TEST_WITH(a_digest_that_cannot_be_taken_is_told_as_what_it_is, .settings = verified),
-    };
-    return cmocka_run_group_tests_name("verify", tests, NULL, NULL);
+    return test_run("verify");
 }

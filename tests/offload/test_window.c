@@ -10,9 +10,8 @@
 
 /* ---- What holds, of states and of masters ---------------------------------------------------- */
 
-static void regions_begin_as_zeros(void **state)
+SCENE(regions_begin_as_zeros, .empty = true)
 {
-    scene *on = *state;
     check_image(on);
     refit_region_info info = region_of(on->offloader, 1);
     assert_int_equal(info.place, REFIT_ON_HOST);
@@ -24,10 +23,10 @@ static void regions_begin_as_zeros(void **state)
     /* Zeros of masters do not travel. */
     assert_int_equal(stats_of(on->offloader).step_in_bytes_last, bytes_of_list(on, false, false));
 }
+SCENE_AGAIN(regions_begin_as_zeros, of_masters, .kind = LITTLE, .empty = true)
 
-static void each_byte_of_any_list_is_stepped_once(void **state)
+SCENE(each_byte_of_any_list_is_stepped_once, .windows = "1")
 {
-    scene *on = *state;
     bool masters = on->coded > 0; /* which take longer */
     for (uint64_t count = 1; count <= (masters ? 1 : 3); count++) {
         step_all(on);
@@ -47,10 +46,24 @@ static void each_byte_of_any_list_is_stepped_once(void **state)
     }
     check_image(on);
 }
+SCENE_AGAIN(each_byte_of_any_list_is_stepped_once, in_2_windows, .windows = "2")
+SCENE_AGAIN(each_byte_of_any_list_is_stepped_once, in_3_windows, .windows = "3")
+SCENE_AGAIN(each_byte_of_any_list_is_stepped_once, in_4_windows, .windows = "4")
+SCENE_AGAIN(each_byte_of_any_list_is_stepped_once, of_masters_in_small_pieces, .kind = MASTERS,
+            .windows = "2",
+            .settings = SETTINGS("offload.staging_bytes=1MiB", "offload.slab_bytes=64KiB",
+                                 "offload.piece_bytes=36KiB", "offload.batch=2"))
+SCENE_AGAIN(each_byte_of_any_list_is_stepped_once, of_masters_in_large_windows, .kind = MASTERS,
+            .windows = "3",
+            .settings = SETTINGS("offload.staging_bytes=4MiB", "offload.slab_bytes=1MiB",
+                                 "offload.window_bytes=4MiB"))
+SCENE_AGAIN(each_byte_of_any_list_is_stepped_once, of_masters_at_a_limited_rate, .kind = MASTERS,
+            .windows = "3",
+            .settings = SETTINGS("offload.rate_limit=800MiB", "offload.alignment_bytes=16",
+                                 "offload.window_bytes=3MiB"))
 
-static void a_step_may_end_early(void **state)
+SCENE(a_step_may_end_early, .windows = "3")
 {
-    scene *on = *state;
     for (uint32_t most = 0; most < 4; most++) {
         list_all(on, 0);
         on->spoiled = most == 2 ? 9000 : 0;
@@ -76,10 +89,10 @@ static void a_step_may_end_early(void **state)
         check_image(on);
     }
 }
+SCENE_AGAIN(a_step_may_end_early, of_masters, .kind = LITTLE, .windows = "3")
 
-static void a_step_allocates_nothing(void **state)
+SCENE(a_step_allocates_nothing, .windows = "3")
 {
-    scene *on = *state;
     step_all(on);
     settle(on);
     uint32_t calls = faulty_device_calls(on->device, FAULTY_MEMORY_ALLOC);
@@ -92,12 +105,12 @@ static void a_step_allocates_nothing(void **state)
     }
     assert_int_equal(faulty_device_calls(on->device, FAULTY_MEMORY_ALLOC), calls);
 }
+SCENE_AGAIN(a_step_allocates_nothing, of_masters, .kind = LITTLE, .windows = "3")
 
 /* ---- What holds ------------------------------------------------------------------------------ */
 
-static void device_memory_is_that_of_the_windows(void **state)
+SCENE(device_memory_is_that_of_the_windows, .windows = "3")
 {
-    scene *on = *state;
     on->count = 0; /* none is larger than a window */
     for (uint32_t at = 0; at < on->regions; at++)
         add_parts(on, at, 65536);
@@ -116,9 +129,8 @@ static void device_memory_is_that_of_the_windows(void **state)
     check_image(on);
 }
 
-static void windows_grow_to_parts_that_stay_together(void **state)
+SCENE(windows_grow_to_parts_that_stay_together, 0)
 {
-    scene *on = *state;
     uint64_t least;
     list_all(on, REFIT_PART_TOGETHER);
     on->parts[0].flags = 0;
@@ -131,9 +143,8 @@ static void windows_grow_to_parts_that_stay_together(void **state)
     assert_int_equal(stats_of(on->offloader).window_bytes, least); /* there is one window */
 }
 
-static void a_short_list_takes_no_more_memory_than_it_needs(void **state)
+SCENE(a_short_list_takes_no_more_memory_than_it_needs, .windows = "4")
 {
-    scene *on = *state;
     list_part(on, 0, 0, 0, 4096);
     step_all(on);
     assert_int_equal(stats_of(on->offloader).window_bytes, 4096);
@@ -154,15 +165,14 @@ static refit_status give(scene *on, void *memory, uint64_t bytes, uint32_t windo
     return refit_window_set_memory(on->window, memory, bytes, windows, &on->error);
 }
 
-static void memory_of_the_caller_is_used(void **state)
+SCENE(memory_of_the_caller_is_used, 0)
 {
-    scene *on = *state;
     void *memory;
     assert_ok(refit_memory_alloc(on->device, 3 * GIVEN, &memory, &on->error));
-    assert_int_equal(give(on, (char *)memory + 1, 512, 1), REFIT_ERR_INVALID);
-    assert_int_equal(give(on, memory, 513, 1), REFIT_ERR_INVALID);
-    assert_int_equal(give(on, memory, 512, 5), REFIT_ERR_INVALID);
-    assert_int_equal(give(on, memory, 512, 0), REFIT_ERR_INVALID);
+    assert_invalid(give(on, (char *)memory + 1, 512, 1));
+    assert_invalid(give(on, memory, 513, 1));
+    assert_invalid(give(on, memory, 512, 5));
+    assert_invalid(give(on, memory, 512, 0));
     assert_ok(give(on, memory, 65536, 3));
     assert_int_equal(begin(on), REFIT_ERR_LIMIT);
     assert_ok(give(on, memory, GIVEN, 3));
@@ -177,21 +187,19 @@ static void memory_of_the_caller_is_used(void **state)
     check_image(on);
 }
 
-static void born_parts_need_no_memory_of_the_window(void **state)
+SCENE(born_parts_need_no_memory_of_the_window, .empty = true)
 {
-    scene *on = *state;
     void *first;
     list_all(on, REFIT_PART_BORN);
     assert_ok(begin(on));
     assert_ok(next(on));
-    assert_int_equal(done(on), REFIT_ERR_INVALID);
+    assert_invalid(done(on));
     uint32_t at = on->view.first;
-    assert_int_equal(refit_window_place(on->window, at + on->view.count, &on->view, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(refit_window_place(on->window, at + on->view.count, &on->view, &on->error));
     assert_true(on->view.count > 1);
     assert_ok(refit_memory_alloc(on->device, on->parts[at].bytes, &first, &on->error));
     assert_ok(refit_window_place(on->window, at, first, &on->error));
-    assert_int_equal(done(on), REFIT_ERR_INVALID);
+    assert_invalid(done(on));
     assert_ok(end(on));
     assert_ok(refit_memory_free(on->device, first, &on->error));
     step_all(on);
@@ -207,9 +215,8 @@ static void born_parts_need_no_memory_of_the_window(void **state)
 }
 
 /* Memory that other regions have used does not show through. */
-static void regions_that_are_added_again_begin_as_zeros(void **state)
+SCENE(regions_that_are_added_again_begin_as_zeros, .empty = true)
 {
-    scene *on = *state;
     list_all(on, 0);
     step_all(on); /* written by windows alone */
     check_image(on);
@@ -225,11 +232,11 @@ static void regions_that_are_added_again_begin_as_zeros(void **state)
     step_all(on);
     check_image(on);
 }
+SCENE_AGAIN(regions_that_are_added_again_begin_as_zeros, of_masters, .kind = LITTLE, .empty = true)
 
 /* Neither longer than the step itself, however long the one before has waited. */
-static void times_are_those_of_the_last_step(void **state)
+SCENE(times_are_those_of_the_last_step, 0)
 {
-    scene *on = *state;
     for (int step = 0; step < 4; step++) {
         int64_t began = rft_now();
         faulty_device_hang(on->device);
@@ -249,9 +256,8 @@ static void times_are_those_of_the_last_step(void **state)
 }
 
 /* Regions that lie side by side in the image: one copy of both, cut at offload.piece_bytes. */
-static void neighbours_are_one_copy(void **state)
+SCENE(neighbours_are_one_copy, .windows = "1", .settings = SETTINGS("offload.batch=1"))
 {
-    scene *on = *state;
     list_part(on, 0, 0, 0, 4096);
     add_part(on, 1, 0, 0, 70000);
     faulty_device_reset(on->device);
@@ -268,9 +274,8 @@ static void neighbours_are_one_copy(void **state)
         sizeof(refit_window_part), __VA_ARGS__                                                     \
     }
 
-static void a_wrong_list_is_refused(void **state)
+SCENE(a_wrong_list_is_refused, 0)
 {
-    scene *on = *state;
     static const struct {
         const char *name;
         refit_window_part part;
@@ -284,7 +289,7 @@ static void a_wrong_list_is_refused(void **state)
         {"bytes given twice", PART(0, 0, 4095, 1), REFIT_ERR_INVALID},
         {"another size", {sizeof(refit_window_part) + 8, 1, 0, 0, 1}, REFIT_ERR_INVALID},
     };
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         list_part(on, 0, 0, 0, 4096);
         on->parts[on->count++] = rows[at].part;
         refit_status status = begin(on);
@@ -293,9 +298,8 @@ static void a_wrong_list_is_refused(void **state)
         assert_true(on->error.text[0] != '\0');
     }
     list_part(on, 0, REFIT_PART_TOGETHER, 0, 4096);
-    assert_int_equal(begin(on), REFIT_ERR_INVALID);
-    assert_int_equal(refit_window_begin(on->window, NULL, 1, REFIT_STREAM_NONE, &on->error),
-                     REFIT_ERR_INVALID);
+    assert_invalid(begin(on));
+    assert_invalid(refit_window_begin(on->window, NULL, 1, REFIT_STREAM_NONE, &on->error));
     list_all(on, 0);
     step_all(on);
     check_image(on);
@@ -304,9 +308,8 @@ static void a_wrong_list_is_refused(void **state)
     check_image(on);
 }
 
-static void calls_in_a_wrong_state_are_refused(void **state)
+SCENE(calls_in_a_wrong_state_are_refused, 0)
 {
-    scene *on = *state;
     refit_window *second;
     refit_lease *held;
     void *bytes;
@@ -332,15 +335,14 @@ static void calls_in_a_wrong_state_are_refused(void **state)
     assert_int_equal(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error),
                      REFIT_ERR_BUSY);
     on->view.size = 8;
-    assert_int_equal(next(on), REFIT_ERR_INVALID);
+    assert_invalid(next(on));
     on->view.size = sizeof on->view;
     step_rest(on);
     check_image(on);
 }
 
-static void homes_do_not_mix(void **state)
+SCENE(homes_do_not_mix, 0)
 {
-    scene *on = *state;
     void *memory;
     refit_offloader *other;
     assert_ok(refit_offloader_open(on->device, &on->config, &other, &on->error));
@@ -355,7 +357,7 @@ static void homes_do_not_mix(void **state)
                 {NULL, REFIT_HOME_HOST, REFIT_ZERO, REFIT_ERR_INVALID},
                 {memory, REFIT_HOME_DEVICE, REFIT_KEEP, REFIT_OK},
                 {NULL, REFIT_HOME_HOST, REFIT_KEEP, REFIT_ERR_INVALID}};
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         refit_region_id id;
         const char name[] = {(char)('a' + at), '\0'};
         refit_region_desc desc = {.size = sizeof desc,
@@ -372,16 +374,15 @@ static void homes_do_not_mix(void **state)
     assert_ok(refit_memory_free(on->device, memory, &on->error));
 }
 
-static void a_pageable_offloader_has_no_windows(void **state)
+SCENE(a_pageable_offloader_has_no_windows, 0)
 {
-    scene *on = *state;
     refit_window *window;
     refit_offloader *other;
     on->config.use_pinned_optimizer_offload = 0;
     assert_ok(refit_offloader_open(on->device, &on->config, &other, &on->error));
     assert_int_equal(refit_window_open(other, &window, &on->error), REFIT_ERR_UNSUPPORTED);
     assert_ok(refit_offloader_close(other, &on->error));
-    assert_int_equal(refit_window_open(NULL, &window, &on->error), REFIT_ERR_INVALID);
+    assert_invalid(refit_window_open(NULL, &window, &on->error));
     assert_ok(refit_window_close(NULL, &on->error));
     assert_int_equal(refit_window_progress(NULL), 0);
 }
@@ -401,9 +402,8 @@ static void step_queued(void *user)
         queued->memory[i] = stepped(queued->memory[i], i);
 }
 
-static void copies_out_follow_the_stream(void **state)
+SCENE(copies_out_follow_the_stream, .windows = "1")
 {
-    scene *on = *state;
     queued_part queued[PARTS_MOST];
     if (test_on_cuda()) skip(); /* its memory is not the CPU's */
     for (int step = 0; step < 6; step++) {
@@ -425,11 +425,13 @@ static void copies_out_follow_the_stream(void **state)
         check_image(on);
     }
 }
+SCENE_AGAIN(copies_out_follow_the_stream, in_2_windows, .windows = "2")
+SCENE_AGAIN(copies_out_follow_the_stream, in_3_windows, .windows = "3")
+SCENE_AGAIN(copies_out_follow_the_stream, in_4_windows, .windows = "4")
 
 /* The first copies in wait for what used the windows' memory last. */
-static void copies_in_follow_the_stream(void **state)
+SCENE(copies_in_follow_the_stream, 0)
 {
-    scene *on = *state;
     void *memory;
     assert_ok(refit_memory_alloc(on->device, 2 * GIVEN, &memory, &on->error));
     assert_ok(give(on, memory, GIVEN, 2));
@@ -483,9 +485,8 @@ static void fail_each(const fault *it, scene_kind kind)
     assert_true(it->may_pass || failed >= calls / 2);
 }
 
-static void every_failure_can_be_repeated(void **state)
+TEST(every_failure_can_be_repeated)
 {
-    (void)state;
     static const fault faults[] = {
         {"a copy is refused", FAULTY_COPY_BATCH, false, REFIT_ERR_COPY, false},
         {"a copy breaks", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
@@ -498,16 +499,15 @@ static void every_failure_can_be_repeated(void **state)
         {"zeroing is refused", FAULTY_ZERO, false, REFIT_ERR_DEVICE, false},
         {"zeroing breaks", FAULTY_ZERO, true, REFIT_ERR_COPY, false},
     };
-    for (size_t at = 0; at < LENGTH(faults); at++) {
+    for (size_t at = 0; at < COUNT_OF(faults); at++) {
         if (at < 5) fail_each(&faults[at], STATES);
         if (at != 4) fail_each(&faults[at], LITTLE);
     }
 }
 
 /* A step that meets a failure is given up: parts before it are stepped, those after it are not. */
-static void a_failed_step_can_be_given_up(void **state)
+TEST(a_failed_step_can_be_given_up)
 {
-    (void)state;
     uint32_t failed = 0;
     for (uint32_t run = 0; run < 24; run++) {
         scene *on = open_scene(&(opening){.kind = run % 2 == 0 ? STATES : LITTLE});
@@ -535,9 +535,8 @@ static void a_failed_step_can_be_given_up(void **state)
     assert_in_range(failed, 16, 24);
 }
 
-static void too_little_memory_makes_fewer_and_smaller_windows(void **state)
+TEST(too_little_memory_makes_fewer_and_smaller_windows)
 {
-    (void)state;
     /* Capacity, and what is taken of it: windows are 128 KiB, the largest part needs 64 KiB. */
     static const struct {
         const char *device;
@@ -549,7 +548,7 @@ static void too_little_memory_makes_fewer_and_smaller_windows(void **state)
         {"host:capacity=60KiB", 0},
     };
     if (test_on_cuda()) skip(); /* a GPU's memory comes in larger pieces */
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         scene *on = open_scene(&(opening){.device = rows[at].device, .windows = "4"});
         on->count = 0;
         add_parts(on, 8, 65536);
@@ -564,9 +563,8 @@ static void too_little_memory_makes_fewer_and_smaller_windows(void **state)
 }
 
 /* A step does not ask for more each time; after a trim it does. */
-static void a_trim_lets_the_windows_be_as_configured_again(void **state)
+SCENE(a_trim_lets_the_windows_be_as_configured_again, .windows = "3")
 {
-    scene *on = *state;
     on->count = 0;
     add_parts(on, 8, 65536);
     faulty_device_fail(on->device, FAULTY_MEMORY_ALLOC, 1, REFIT_ERR_DEVICE_MEMORY);
@@ -583,9 +581,8 @@ static void a_trim_lets_the_windows_be_as_configured_again(void **state)
 
 /* Copies that are repeated do not need the stream of the arithmetic, which may be closed by then.
  */
-static void copies_are_repeated_without_the_stream(void **state)
+SCENE(copies_are_repeated_without_the_stream, 0)
 {
-    scene *on = *state;
     list_part(on, 5, 0, 0, 65536);
     assert_ok(begin(on));
     step_next(on);
@@ -601,9 +598,8 @@ static void copies_are_repeated_without_the_stream(void **state)
 }
 
 /* A done that ran out of time is repeated, as often as it takes. */
-static void done_is_repeated_after_its_deadline(void **state)
+SCENE(done_is_repeated_after_its_deadline, 0)
 {
-    scene *on = *state;
     list_part(on, 5, 0, 0, 65536);
     add_part(on, 6, 0, 0, 65536);
     void *memory;
@@ -626,9 +622,8 @@ static void done_is_repeated_after_its_deadline(void **state)
     assert_ok(refit_memory_free(on->device, memory, &on->error));
 }
 
-static void copies_that_hang_end_by_the_deadline(void **state)
+SCENE(copies_that_hang_end_by_the_deadline, 0)
 {
-    scene *on = *state;
     faulty_device_hang(on->device);
     assert_ok(begin(on));
     assert_hung(on, next(on));
@@ -671,9 +666,8 @@ static refit_status try_all(scene *on)
     return status;
 }
 
-static void each_allocation_that_fails_loses_nothing(void **state)
+TEST(each_allocation_that_fails_loses_nothing)
 {
-    (void)state;
     for (int kind = 0; kind < 2; kind++) {
         bool came = true;
         for (uint64_t nth = 1; came; nth++) {
@@ -699,9 +693,8 @@ static void each_allocation_that_fails_loses_nothing(void **state)
 
 /* The copies of one direction can be waited for no more: the window closes all the same, and
  * nothing reads the bytes that did not come back. */
-static void a_window_over_copies_that_hang_closes(void **state)
+SCENE(a_window_over_copies_that_hang_closes, 0)
 {
-    scene *on = *state;
     if (test_on_cuda()) skip(); /* its driver drains a stream that is closed */
     assert_ok(begin(on));
     step_next(on);
@@ -716,59 +709,7 @@ static void a_window_over_copies_that_hang_closes(void **state)
     assert_int_equal(lease(on), REFIT_ERR_BUSY);
 }
 
-#define BOTH(name, ...)                                                                            \
-    TEST_WITH(name, __VA_ARGS__), TEST_AS(#name ", of masters", name, .kind = LITTLE, __VA_ARGS__)
-
-#define IN_WINDOWS(name, count) TEST_AS(#name ", windows: " count, name, .windows = count)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        BOTH(regions_begin_as_zeros, .empty = true),
-        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "1"),
-        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "2"),
-        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "3"),
-        IN_WINDOWS(each_byte_of_any_list_is_stepped_once, "4"),
-        TEST_AS("each byte of masters is stepped once, in small pieces",
-                each_byte_of_any_list_is_stepped_once, .kind = MASTERS, .windows = "2",
-                .settings = SETTINGS("offload.staging_bytes=1MiB", "offload.slab_bytes=64KiB",
-                                     "offload.piece_bytes=36KiB", "offload.batch=2")),
-        TEST_AS("each byte of masters is stepped once, in large windows",
-                each_byte_of_any_list_is_stepped_once, .kind = MASTERS, .windows = "3",
-                .settings = SETTINGS("offload.staging_bytes=4MiB", "offload.slab_bytes=1MiB",
-                                     "offload.window_bytes=4MiB")),
-        TEST_AS("each byte of masters is stepped once, at a limited rate",
-                each_byte_of_any_list_is_stepped_once, .kind = MASTERS, .windows = "3",
-                .settings = SETTINGS("offload.rate_limit=800MiB", "offload.alignment_bytes=16",
-                                     "offload.window_bytes=3MiB")),
-        BOTH(a_step_may_end_early, .windows = "3"),
-        BOTH(a_step_allocates_nothing, .windows = "3"),
-        TEST_WITH(device_memory_is_that_of_the_windows, .windows = "3"),
-        TEST(windows_grow_to_parts_that_stay_together),
-        TEST_WITH(a_short_list_takes_no_more_memory_than_it_needs, .windows = "4"),
-        TEST(memory_of_the_caller_is_used),
-        TEST_WITH(born_parts_need_no_memory_of_the_window, .empty = true),
-        BOTH(regions_that_are_added_again_begin_as_zeros, .empty = true),
-        TEST(times_are_those_of_the_last_step),
-        TEST_WITH(neighbours_are_one_copy, .windows = "1", .settings = SETTINGS("offload.batch=1")),
-        TEST(a_wrong_list_is_refused),
-        TEST(calls_in_a_wrong_state_are_refused),
-        TEST(homes_do_not_mix),
-        TEST(a_pageable_offloader_has_no_windows),
-        IN_WINDOWS(copies_out_follow_the_stream, "1"),
-        IN_WINDOWS(copies_out_follow_the_stream, "2"),
-        IN_WINDOWS(copies_out_follow_the_stream, "3"),
-        IN_WINDOWS(copies_out_follow_the_stream, "4"),
-        TEST(copies_in_follow_the_stream),
-        cmocka_unit_test(every_failure_can_be_repeated),
-        cmocka_unit_test(a_failed_step_can_be_given_up),
-        cmocka_unit_test(too_little_memory_makes_fewer_and_smaller_windows),
-        TEST_WITH(a_trim_lets_the_windows_be_as_configured_again, .windows = "3"),
-        TEST(copies_are_repeated_without_the_stream),
-        TEST(done_is_repeated_after_its_deadline),
-        TEST(copies_that_hang_end_by_the_deadline),
-        cmocka_unit_test(each_allocation_that_fails_loses_nothing),
-        TEST(a_window_over_copies_that_hang_closes),
-    };
-    return cmocka_run_group_tests_name("window", tests, NULL, NULL);
+    return test_run("window");
 }

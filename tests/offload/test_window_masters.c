@@ -50,9 +50,8 @@ static void list_region(scene *on, uint32_t region)
 
 /* ---- What holds ------------------------------------------------------------------------------ */
 
-static void half_of_the_bytes_travel_and_every_bit_is_there(void **state)
+SCENE(half_of_the_bytes_travel_and_every_bit_is_there, .kind = MASTERS, .windows = "1")
 {
-    scene *on = *state;
     for (uint32_t region = 0; region < on->regions; region++) {
         uint64_t low = on->bytes[region] / (region < on->coded ? 2 : 1);
         uint64_t high = region < on->coded ? low + low / 40 + 1024 : low;
@@ -66,6 +65,8 @@ static void half_of_the_bytes_travel_and_every_bit_is_there(void **state)
         assert_in_range(stats.step_in_bytes_last - plain, coded / 2, 0.51 * (double)coded);
     }
 }
+SCENE_AGAIN(half_of_the_bytes_travel_and_every_bit_is_there, in_4_windows, .kind = MASTERS,
+            .windows = "4")
 
 /* Steps one unit of the first region. */
 static void step_unit(scene *on, uint64_t number, uint64_t spoiled)
@@ -78,9 +79,8 @@ static void step_unit(scene *on, uint64_t number, uint64_t spoiled)
 }
 
 /* In the image, in memory of their own, and zeros. */
-static void a_part_has_units_in_any_places(void **state)
+SCENE(a_part_has_units_in_any_places, .kind = MASTERS, .empty = true)
 {
-    scene *on = *state;
     step_unit(on, 0, 0);
     step_unit(on, 2, MISFIT);
     list_region(on, 0);
@@ -92,35 +92,33 @@ static void a_part_has_units_in_any_places(void **state)
     step_and_check(on);
 }
 
-static void what_does_not_go_by_weights_is_refused(void **state)
+SCENE(what_does_not_go_by_weights_is_refused, .kind = MASTERS)
 {
-    scene *on = *state;
     static const struct {
         uint32_t region;
         uint64_t offset, bytes;
     } parts[] = {{0, 16384, UNIT}, {0, 0, UNIT - 4}, {0, UNIT, UNIT + 16384}, {2, 0, 16380}};
     void *bytes;
     uint64_t count;
-    for (size_t at = 0; at < LENGTH(parts); at++) {
+    for (size_t at = 0; at < COUNT_OF(parts); at++) {
         list_part(on, parts[at].region, 0, parts[at].offset, parts[at].bytes);
-        assert_int_equal(begin(on), REFIT_ERR_INVALID);
-        assert_told(on->error, "1048576");
-        assert_int_equal(refit_window_measure(on->window, on->parts, 1, &count, &on->error),
-                         REFIT_ERR_INVALID);
+        assert_invalid(begin(on));
+        assert_says(&on->error, "1048576");
+        assert_invalid(refit_window_measure(on->window, on->parts, 1, &count, &on->error));
     }
     list_part(on, PLAIN, 0, 7, 400); /* of which any part may be stepped */
     step_and_check(on);
     assert_int_equal(refit_window_host(on->window, 0, &bytes, &count, &on->error),
                      REFIT_ERR_UNSUPPORTED);
-    assert_told(on->error, "refit_lease_read");
+    assert_says(&on->error, "refit_lease_read");
     assert_ok(refit_window_host(on->window, PLAIN, &bytes, &count, &on->error));
     assert_memory_equal(bytes, on->expected[PLAIN], count);
 }
 
 /* Their whole bytes lie in the image, also where memory was bound before the plan was made. */
-static void masters_are_whole_where_that_is_wanted(void **state)
+SCENE(masters_are_whole_where_that_is_wanted, .kind = MASTERS, .unsealed = true,
+      .settings = SETTINGS("offload.masters=whole"))
 {
-    scene *on = *state;
     void *bytes;
     uint64_t count;
     bind_all(on);
@@ -139,9 +137,8 @@ static void masters_are_whole_where_that_is_wanted(void **state)
     check_image(on);
 }
 
-static void masters_that_are_born_again_replace_those_before(void **state)
+SCENE(masters_that_are_born_again_replace_those_before, .kind = MASTERS)
 {
-    scene *on = *state;
     for (int round = 0; round < 3; round++) {
         on->spoiled = round == 1 ? 20000 : 0;
         fill(on);
@@ -150,9 +147,8 @@ static void masters_that_are_born_again_replace_those_before(void **state)
     list_part(on, 0, REFIT_PART_BORN, UNIT, UNIT);
     assert_ok(begin(on));
     assert_ok(next(on));
-    assert_int_equal(refit_window_place(on->window, 0, (char *)on->born[1] + 2, &on->error),
-                     REFIT_ERR_INVALID);
-    assert_told(on->error, "multiple of 4");
+    assert_invalid(refit_window_place(on->window, 0, (char *)on->born[1] + 2, &on->error));
+    assert_says(&on->error, "multiple of 4");
     step_window(on);
     assert_ok(done(on));
     assert_ok(end(on));
@@ -161,9 +157,8 @@ static void masters_that_are_born_again_replace_those_before(void **state)
 
 /* ---- Weights that are not a rounding --------------------------------------------------------- */
 
-static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
+SCENE(masters_that_do_not_fit_go_whole_and_fit_again, .kind = MASTERS)
 {
-    scene *on = *state;
     refit_stats before = stats_of(on->offloader);
     step_and_check(on);
     uint64_t usual = came(on);
@@ -192,9 +187,8 @@ static void masters_that_do_not_fit_go_whole_and_fit_again(void **state)
 }
 
 /* Weights that stay no rounding are not encoded each time. */
-static void masters_that_never_fit_travel_whole(void **state)
+SCENE(masters_that_never_fit_travel_whole, .kind = LITTLE, .windows = "3")
 {
-    scene *on = *state;
     uint64_t all = bytes_of_all(on), coded = bytes_of_list(on, true, true);
     uint32_t plain = 0;
     on->spoiled = on->bytes[0];
@@ -215,9 +209,8 @@ static void masters_that_never_fit_travel_whole(void **state)
     assert_in_range(came(on), all - coded / 2, all - 47 * coded / 100);
 }
 
-static void without_memory_for_masters_that_do_not_fit_nothing_is_lost(void **state)
+SCENE(without_memory_for_masters_that_do_not_fit_nothing_is_lost, .kind = MASTERS)
 {
-    scene *on = *state;
     on->spoiled = MISFIT;
     list_region(on, 0);
     add_part(on, 1, 0, 0, on->bytes[1]);
@@ -228,7 +221,7 @@ static void without_memory_for_masters_that_do_not_fit_nothing_is_lost(void **st
         failing_alloc_here(1);
         assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_HOST_MEMORY);
         assert_true(failing_alloc_stop_here());
-        assert_told(on->error, "region.0");
+        assert_says(&on->error, "region.0");
     }
     step_rest(on);
     check_image(on);
@@ -237,9 +230,8 @@ static void without_memory_for_masters_that_do_not_fit_nothing_is_lost(void **st
 }
 
 /* Page-locks that fail leave that memory pageable. */
-static void without_page_locks_masters_go_whole_all_the_same(void **state)
+SCENE(without_page_locks_masters_go_whole_all_the_same, .kind = MASTERS)
 {
-    scene *on = *state;
     uint64_t pageable = stats_of(on->offloader).host_pageable_bytes;
     faulty_device_fail_times(on->device, FAULTY_HOST_PIN, 1, FAULTY_ALWAYS, REFIT_ERR_PIN);
     on->spoiled = MISFIT;
@@ -267,7 +259,7 @@ static void check_corrupt(scene *on, uint32_t region)
     refit_lease *held;
     const void *bytes;
     uint64_t count;
-    assert_told(on->error, "weights of region region.");
+    assert_says(&on->error, "weights of region region.");
     settle(on);
     assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
     for (uint32_t at = 0; at < on->regions; at++) {
@@ -280,9 +272,8 @@ static void check_corrupt(scene *on, uint32_t region)
 /* The second part of one window, as it leaves and as it arrives; a unit in the middle, the units
  * before which are in other places, which a later step changes; after another window. With the
  * weights as they were, the step goes on. */
-static void changed_weights_are_found_before_the_step(void **state)
+SCENE(changed_weights_are_found_before_the_step, .kind = MASTERS, .windows = "1")
 {
-    scene *on = *state;
     static const struct {
         uint32_t region;
         uint64_t element;
@@ -293,7 +284,7 @@ static void changed_weights_are_found_before_the_step(void **state)
                 {0, UNIT / 2 + 5, PLAIN, REFIT_PART_TOGETHER, 0},
                 {0, UNIT / 2 + 5, 2, 0, 1},
                 {1, 77777, 2, 0, 1}};
-    for (size_t at = 0; at < LENGTH(rows); at++) {
+    for (size_t at = 0; at < COUNT_OF(rows); at++) {
         uint32_t region = rows[at].region;
         assert_ok(refit_window_trim(on->window, &on->error)); /* back to small windows */
         list_region(on, rows[at].first);
@@ -318,9 +309,8 @@ static void changed_weights_are_found_before_the_step(void **state)
     }
 }
 
-static void weights_may_move_between_steps(void **state)
+SCENE(weights_may_move_between_steps, .kind = LITTLE)
 {
-    scene *on = *state;
     void *elsewhere;
     step_and_check(on);
     assert_ok(refit_memory_alloc(on->plain, on->bytes[0] / 2, &elsewhere, &on->error));
@@ -356,9 +346,8 @@ static void send_away(scene *on)
     unbind_all(on);
 }
 
-static void masters_move_by_both_schedules(void **state)
+SCENE(masters_move_by_both_schedules, .kind = MASTERS, .empty = true)
 {
-    scene *on = *state;
     bring_to_stay(on); /* zeros */
     send_away(on);
     for (unsigned round = 0; round < 4; round++) {
@@ -384,6 +373,8 @@ static void masters_move_by_both_schedules(void **state)
         check_image(on);
     }
 }
+SCENE_AGAIN(masters_move_by_both_schedules, verified, .kind = MASTERS, .empty = true,
+            .settings = SETTINGS("offload.verify=true", "offload.staging_bytes=1MiB"))
 
 /* With offload.verify nothing is looked at meanwhile. */
 static void await_copies(scene *on)
@@ -393,9 +384,9 @@ static void await_copies(scene *on)
 }
 
 /* Verified: what came back whole, or from its own memory, is what was there. */
-static void a_restore_after_steps_is_verified(void **state)
+SCENE(a_restore_after_steps_is_verified, .kind = MASTERS,
+      .settings = SETTINGS("offload.verify=true"))
 {
-    scene *on = *state;
     /* A byte of a unit that went whole, and one of a unit that is coded. */
     static const uint64_t at[] = {UNIT + 400, 2 * UNIT + 400};
     on->spared = UNIT / 4; /* so the second unit goes whole */
@@ -409,7 +400,7 @@ static void a_restore_after_steps_is_verified(void **state)
         test_fill(on->plain, (char *)on->memory[0] + at[round], 0x77, 1); /* after the copies */
         assert_int_equal(refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error),
                          REFIT_ERR_CORRUPT);
-        assert_told(on->error, "region.0");
+        assert_says(&on->error, "region.0");
         assert_ok(restore_all(on->offloader, &on->error));
         check_device(on);
         send_away(on);
@@ -417,9 +408,9 @@ static void a_restore_after_steps_is_verified(void **state)
     }
 }
 
-static void device_memory_is_that_of_windows_and_of_the_staging(void **state)
+SCENE(device_memory_is_that_of_windows_and_of_the_staging, .kind = MASTERS, .unsealed = true,
+      .settings = SETTINGS("offload.staging_bytes=4MiB"))
 {
-    scene *on = *state;
     uint64_t before = used_bytes(on->device);
     seal(on);
     uint64_t staging = used_bytes(on->device) - before;
@@ -448,9 +439,8 @@ static void bind_weights(scene *on, uint32_t region, void *weights)
 }
 
 /* Side by side, but not the same. */
-static void weights_have_masters_of_one_region(void **state)
+SCENE(weights_have_masters_of_one_region, .kind = MASTERS, .unsealed = true, .windows = "2")
 {
-    scene *on = *state;
     void *joint;
     uint64_t need, budget;
     assert_ok(refit_memory_alloc(on->plain, (on->bytes[1] + on->bytes[2]) / 2, &joint, &on->error));
@@ -458,8 +448,8 @@ static void weights_have_masters_of_one_region(void **state)
     bind_weights(on, 2, (char *)joint + UNIT / 2 - 2);
     bind_weights(on, 3, joint); /* its masters travel whole */
     for (int tries = 0; tries < 2; tries++) {
-        assert_int_equal(refit_offloader_seal(on->offloader, &on->error), REFIT_ERR_INVALID);
-        assert_told(on->error, "region.1 and region.2");
+        assert_invalid(refit_offloader_seal(on->offloader, &on->error));
+        assert_says(&on->error, "region.1 and region.2");
     }
     bind_weights(on, 2, (char *)joint + UNIT / 2);
     assert_ok(refit_offloader_estimate(on->offloader, &need, &budget, &on->error));
@@ -492,9 +482,8 @@ static void await_stream(scene *on, refit_stream_ref stream)
 }
 
 /* Encoding waits for the work that the stream has queued: masters, and weights of them. */
-static void encoding_follows_the_stream(void **state)
+SCENE(encoding_follows_the_stream, .kind = LITTLE)
 {
-    scene *on = *state;
     const uint64_t bytes = on->bytes[1];
     void *masters = test_host_alloc(on->plain, bytes);
     void *weights = test_host_alloc(on->plain, bytes / 2);
@@ -538,9 +527,8 @@ static void check_written(scene *on)
 }
 
 /* The next work of its stream comes after the copies that read weights. */
-static void weights_may_be_written_after_the_step(void **state)
+SCENE(weights_may_be_written_after_the_step, .kind = LITTLE)
 {
-    scene *on = *state;
     step_one(on);
     faulty_device_stop_until_awaited(on->device);
     assert_ok(done_on(on, on->stream));
@@ -550,9 +538,8 @@ static void weights_may_be_written_after_the_step(void **state)
     check_written(on);
 }
 
-static void other_copies_do_not_hold_the_stream(void **state)
+SCENE(other_copies_do_not_hold_the_stream, .kind = LITTLE)
 {
-    scene *on = *state;
     list_region(on, PLAIN);
     assert_ok(begin(on));
     step_next(on);
@@ -566,9 +553,8 @@ static void other_copies_do_not_hold_the_stream(void **state)
 }
 
 /* A call of done that is repeated may name another stream. */
-static void the_stream_of_a_repeated_call_waits(void **state)
+SCENE(the_stream_of_a_repeated_call_waits, .kind = LITTLE)
 {
-    scene *on = *state;
     refit_stream_ref second;
     assert_ok(refit_stream_open(on->device, &second, &on->error));
     step_one(on);
@@ -587,9 +573,8 @@ static void the_stream_of_a_repeated_call_waits(void **state)
 }
 
 /* Without a stream, and where a step ends before its last window, the end waits. */
-static void the_end_of_a_step_waits_for_copies_that_read_weights(void **state)
+SCENE(the_end_of_a_step_waits_for_copies_that_read_weights, .kind = LITTLE, .windows = "1")
 {
-    scene *on = *state;
     for (int early = 0; early < 2; early++) {
         list_region(on, 1);
         if (early) add_part(on, PLAIN, 0, 0, on->bytes[PLAIN]);
@@ -605,9 +590,8 @@ static void the_end_of_a_step_waits_for_copies_that_read_weights(void **state)
 
 /* The first window leaves, and masters of it do not fit, while the third arrives: both are over
  * before either is looked at. */
-static void windows_that_come_and_go_at_once_are_judged_apart(void **state)
+SCENE(windows_that_come_and_go_at_once_are_judged_apart, .kind = MASTERS, .windows = "3")
 {
-    scene *on = *state;
     on->count = 0;
     for (uint64_t unit = 0; unit < 3; unit++)
         add_part(on, 0, 0, unit * UNIT, UNIT);
@@ -627,45 +611,7 @@ static void windows_that_come_and_go_at_once_are_judged_apart(void **state)
     check_image(on);
 }
 
-#define LITTLE_TEST(name)   TEST_WITH(name, .kind = LITTLE)
-#define MASTERS_TEST(name)  TEST_WITH(name, .kind = MASTERS)
-#define UNSEALED(name, ...) TEST_WITH(name, .kind = MASTERS, .unsealed = true, __VA_ARGS__)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TEST_AS("half of the bytes travel, in 1 window",
-                half_of_the_bytes_travel_and_every_bit_is_there, .kind = MASTERS, .windows = "1"),
-        TEST_AS("half of the bytes travel, in 4 windows",
-                half_of_the_bytes_travel_and_every_bit_is_there, .kind = MASTERS, .windows = "4"),
-        TEST_WITH(a_part_has_units_in_any_places, .kind = MASTERS, .empty = true),
-        MASTERS_TEST(what_does_not_go_by_weights_is_refused),
-        UNSEALED(masters_are_whole_where_that_is_wanted,
-                 .settings = SETTINGS("offload.masters=whole")),
-        MASTERS_TEST(masters_that_are_born_again_replace_those_before),
-        MASTERS_TEST(masters_that_do_not_fit_go_whole_and_fit_again),
-        TEST_WITH(masters_that_never_fit_travel_whole, .kind = LITTLE, .windows = "3"),
-        MASTERS_TEST(without_memory_for_masters_that_do_not_fit_nothing_is_lost),
-        MASTERS_TEST(without_page_locks_masters_go_whole_all_the_same),
-        TEST_WITH(changed_weights_are_found_before_the_step, .kind = MASTERS, .windows = "1"),
-        LITTLE_TEST(weights_may_move_between_steps),
-        TEST_WITH(masters_move_by_both_schedules, .kind = MASTERS, .empty = true),
-        TEST_AS("masters move by both schedules, verified", masters_move_by_both_schedules,
-                .kind = MASTERS, .empty = true,
-                .settings = SETTINGS("offload.verify=true", "offload.staging_bytes=1MiB")),
-        TEST_WITH(a_restore_after_steps_is_verified, .kind = MASTERS,
-                  .settings = SETTINGS("offload.verify=true")),
-        UNSEALED(device_memory_is_that_of_windows_and_of_the_staging,
-                 .settings = SETTINGS("offload.staging_bytes=4MiB")),
-        UNSEALED(weights_have_masters_of_one_region, .windows = "2"),
-        LITTLE_TEST(encoding_follows_the_stream),
-        LITTLE_TEST(weights_may_be_written_after_the_step),
-        LITTLE_TEST(other_copies_do_not_hold_the_stream),
-        LITTLE_TEST(the_stream_of_a_repeated_call_waits),
-        TEST_WITH(the_end_of_a_step_waits_for_copies_that_read_weights, .kind = LITTLE,
-                  .windows = "1"),
-        TEST_WITH(windows_that_come_and_go_at_once_are_judged_apart, .kind = MASTERS,
-                  .windows = "3"),
-    };
-    return cmocka_run_group_tests_name("window_masters", tests, NULL, NULL);
+    return test_run("window_masters");
 }

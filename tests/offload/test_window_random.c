@@ -319,7 +319,7 @@ static void call_done(scene *on)
     }
     if (on->view.count > 0 && (on->parts[on->view.first].flags & REFIT_PART_BORN) != 0 &&
         now.born_count == 0 && below(on, 2) == 0) {
-        assert_int_equal(refit_window_done(on->window, stream, &on->error), REFIT_ERR_INVALID);
+        assert_invalid(refit_window_done(on->window, stream, &on->error));
     }
     step_parts(on, true);
     (void)passed(on, refit_window_done(on->window, stream, &on->error));
@@ -543,7 +543,7 @@ static void order_any(scene *on)
         FAULTY_COPY_BATCH,    FAULTY_COPY_BATCH,    FAULTY_EVENT_RECORD, FAULTY_EVENT_JOIN,
         FAULTY_MEMORY_ALLOC,  FAULTY_EVENT_WAIT,    FAULTY_STREAM_CALL,  FAULTY_MEMORY_FREE,
         FAULTY_MASTER_ENCODE, FAULTY_MASTER_DECODE, FAULTY_HOST_PIN};
-    faulty_slot slot = slots[below(on, LENGTH(slots))];
+    faulty_slot slot = slots[below(on, COUNT_OF(slots))];
     uint32_t nth = 1 + below(on, 4);
     now.faulty = true;
     if (slot == FAULTY_COPY_BATCH && below(on, 2) == 0) {
@@ -589,7 +589,7 @@ static const struct {
 static void call_any(scene *on)
 {
     uint32_t all = 0;
-    for (size_t at = 0; at < LENGTH(calls); at++)
+    for (size_t at = 0; at < COUNT_OF(calls); at++)
         all += calls[at].weight;
     uint32_t drawn = below(on, all);
     size_t at = 0;
@@ -619,9 +619,8 @@ static uint64_t from_environment(const char *name, uint64_t otherwise)
     return text == NULL ? otherwise : strtoull(text, NULL, 10);
 }
 
-static void any_calls_in_any_order_lose_no_byte(void **state)
+TEST(any_calls_in_any_order_lose_no_byte)
 {
-    (void)state;
     uint64_t one = from_environment("REFIT_WINDOW_SEED", 0), windows = 0;
     uint64_t seeds = from_environment("REFIT_WINDOW_SEEDS", SEEDS);
     for (uint64_t seed = one == 0 ? 1 : one; seed <= (one == 0 ? seeds : one); seed++)
@@ -631,6 +630,5 @@ static void any_calls_in_any_order_lose_no_byte(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(any_calls_in_any_order_lose_no_byte)};
-    return cmocka_run_group_tests_name("window_random", tests, NULL, NULL);
+    return test_run("window_random");
 }

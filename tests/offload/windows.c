@@ -14,7 +14,7 @@ static const uint64_t three[] = {70000, 70000, 70000};
 
 static const uint64_t mixed[] = {130000, 65536, 70000, 512, 1, 4099};
 
-#define REGIONS(kind) (kind), LENGTH(kind)
+#define REGIONS(kind) (kind), COUNT_OF(kind)
 
 static const struct {
     const uint64_t *bytes;

@@ -279,7 +279,7 @@ FIXTURE_TEST(one_process_may_have_a_controller_for_each_gpu)
 
 static void expect_stranger(refit_status status, const refit_error *error)
 {
-    assert_int_equal(status, REFIT_ERR_INVALID);
+    assert_invalid(status);
     assert_says(error, "memory of cuda:1, and this device is cuda:0");
 }
 
@@ -301,7 +301,7 @@ FIXTURE_TEST(memory_of_the_other_gpu_is_refused)
     expect_stranger(refit_controller_publish(own->controller, 0, &weight, 1, own->device,
                                              REFIT_STREAM_NONE, error),
                     error);
-    assert_int_equal(refit_memory_free(own->device, other->weight, error), REFIT_ERR_INVALID);
+    assert_invalid(refit_memory_free(own->device, other->weight, error));
     assert_ok(rank_seal(other));
     assert_ok(rank_check(other));
     assert_ok(rank_cycle(own));

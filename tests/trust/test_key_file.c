@@ -155,15 +155,15 @@ TEST(names_that_lead_elsewhere_are_refused)
     char folder[256], longest[RFT_KEY_NAME_BYTES + 1];
     locksmith_path(&smith, "keys", folder);
     for (size_t i = 0; i < COUNT_OF(names); i++)
-        assert_int_equal(refit_keys_generate(folder, names[i], 0, NULL), REFIT_ERR_INVALID);
+        assert_invalid(refit_keys_generate(folder, names[i], 0, NULL));
     memset(longest, 'w', sizeof longest);
     longest[RFT_KEY_NAME_BYTES] = '\0';
-    assert_int_equal(refit_keys_generate(folder, longest, 0, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_keys_generate(folder, longest, 0, NULL));
     longest[RFT_KEY_NAME_BYTES - 1] = '\0';
     assert_ok(refit_keys_generate(folder, longest, 0, NULL));
     assert_ok(refit_keys_generate(folder, longest, 1, NULL));
-    assert_int_equal(refit_keys_generate(NULL, "w0", 0, NULL), REFIT_ERR_INVALID);
-    assert_int_equal(refit_keys_generate(folder, NULL, 0, NULL), REFIT_ERR_INVALID);
+    assert_invalid(refit_keys_generate(NULL, "w0", 0, NULL));
+    assert_invalid(refit_keys_generate(folder, NULL, 0, NULL));
     locksmith_path(&smith, "keys/trainer.public", folder);
     assert_int_equal(refit_keys_generate(folder, "w0", 0, NULL), REFIT_ERR_IO);
     locksmith_close(&smith);
