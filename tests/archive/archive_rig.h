@@ -41,7 +41,7 @@ void rig_close_archive(archive_rig *rig);
 /* A test opens the rig that is its state; it is closed afterwards. */
 int rig_setup(void **state);
 int rig_teardown(void **state);
-#define RIG_TEST(test) TEST_WITH(test, rig_setup, rig_teardown)
+#define RIG_TEST(test) TEST_ON(archive_rig *rig, test, rig_setup, rig_teardown)
 
 /* Opens the rig and writes versions 1 to `versions` of RIG_EPOCH. */
 void rig_open_with(archive_rig *rig, uint32_t elements, uint64_t versions);

@@ -10,7 +10,6 @@
 
 RIG_TEST(every_version_can_be_rebuilt)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, MANY, 9);
     assert_int_equal(rig_count(rig), 9);
     for (uint64_t version = 9; version >= 1; version--)
@@ -21,7 +20,6 @@ RIG_TEST(every_version_can_be_rebuilt)
 /* There is no number after it to count to. */
 RIG_TEST(the_last_number_of_all_is_a_version_like_others)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     rig_keep(rig, RIG_EPOCH, UINT64_MAX - 1);
     rig_keep(rig, RIG_EPOCH, UINT64_MAX);
@@ -36,7 +34,6 @@ RIG_TEST(the_last_number_of_all_is_a_version_like_others)
 
 RIG_TEST(an_anchor_comes_every_so_many_versions)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, MANY, 9);
     for (uint32_t i = 0; i < 9; i++) {
         refit_archive_info info = rig_info(rig, i);
@@ -49,7 +46,6 @@ RIG_TEST(an_anchor_comes_every_so_many_versions)
 
 RIG_TEST(with_one_every_version_is_an_anchor)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     rig->config.archive_anchor_every = 1;
     rig_reopen(rig);
@@ -61,7 +57,6 @@ RIG_TEST(with_one_every_version_is_an_anchor)
 
 RIG_TEST(a_delta_says_what_changed)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, MANY, 2);
     refit_archive_info anchor = rig_info(rig, 0), delta = rig_info(rig, 1);
     const uint64_t elements = MANY + 9 + 4 + 1 + 3 * (uint64_t)MANY; /* F4 counts as bytes */
@@ -83,7 +78,6 @@ RIG_TEST(a_delta_says_what_changed)
 
 RIG_TEST(a_version_that_changed_nothing_is_small)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, MANY, 1);
     refit_archive_version again = rig_version(rig, RIG_EPOCH, 1);
     again.version = 2;
@@ -97,7 +91,6 @@ RIG_TEST(a_version_that_changed_nothing_is_small)
 
 RIG_TEST(a_version_that_was_missed_makes_an_anchor)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     rig_keep(rig, RIG_EPOCH, 5);
     rig_keep(rig, RIG_EPOCH, 6);
@@ -111,7 +104,6 @@ RIG_TEST(a_version_that_was_missed_makes_an_anchor)
 
 RIG_TEST(a_new_trainer_is_a_run_of_its_own)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 10, 2);
     rig_keep(rig, RIG_OTHER, 2);
@@ -129,7 +121,6 @@ RIG_TEST(a_new_trainer_is_a_run_of_its_own)
 
 RIG_TEST(without_an_epoch_the_only_one_is_meant)
 {
-    archive_rig *rig = *state;
     refit_archive *archive;
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
@@ -144,7 +135,6 @@ RIG_TEST(without_an_epoch_the_only_one_is_meant)
 
 RIG_TEST(what_is_not_committed_is_not_there)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
     refit_archive_version two = rig_version(rig, RIG_EPOCH, 2);
     assert_ok(refit_archive_write(rig->archive, &two, NULL));
@@ -165,7 +155,6 @@ RIG_TEST(what_is_not_committed_is_not_there)
 
 RIG_TEST(a_version_that_is_there_is_not_written_again)
 {
-    archive_rig *rig = *state;
     struct stat before, after;
     rig_open_with(rig, 10, 2);
     assert_int_equal(stat(rig_path(rig, 1), &before), 0);
@@ -184,7 +173,6 @@ RIG_TEST(a_version_that_is_there_is_not_written_again)
 
 RIG_TEST(a_wrong_digest_is_refused)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 10, 1);
     refit_archive_info info = rig_info(rig, 0);
@@ -202,7 +190,6 @@ RIG_TEST(a_wrong_digest_is_refused)
 
 RIG_TEST(only_one_writes)
 {
-    archive_rig *rig = *state;
     refit_archive *second;
     refit_error error;
     rig_open(rig, 10);
@@ -218,7 +205,6 @@ RIG_TEST(only_one_writes)
 
 RIG_TEST(wrong_versions_are_refused)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     const refit_archive_version good = rig_version(rig, RIG_EPOCH, 1);
     refit_weight twice[RIG_ORIGINALS], tied[RIG_ORIGINALS], shorter[RIG_ORIGINALS];
@@ -255,7 +241,6 @@ RIG_TEST(wrong_versions_are_refused)
 
 RIG_TEST(wrong_calls_are_refused)
 {
-    archive_rig *rig = *state;
     refit_archive *archive;
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
@@ -285,7 +270,6 @@ RIG_TEST(wrong_calls_are_refused)
 
 RIG_TEST(a_file_can_be_looked_at_alone)
 {
-    archive_rig *rig = *state;
     refit_snapshot *snapshot;
     refit_archive_info info = {.size = sizeof info};
     rig_open_with(rig, MANY, 2);
@@ -310,7 +294,6 @@ RIG_TEST(a_file_can_be_looked_at_alone)
 
 RIG_TEST(other_files_of_the_folder_are_passed_over)
 {
-    archive_rig *rig = *state;
     char path[160];
     static const char *const names[] = {"notes.txt",
                                         "1-2-3.refit",

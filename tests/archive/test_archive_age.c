@@ -30,13 +30,12 @@ static int stop_listening(void **state)
     return rig_teardown(state);
 }
 
-#define HEARD(name) TEST_WITH(name, listen, stop_listening)
+#define HEARD(name) TEST_ON(archive_rig *rig, name, listen, stop_listening)
 
 /* ---- A writer that restarts ---- */
 
 HEARD(a_writer_that_starts_anew_goes_on_with_deltas)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 200000);
     for (uint64_t version = 1; version <= 9; version++) {
         rig_keep(rig, RIG_EPOCH, version);
@@ -51,7 +50,6 @@ HEARD(a_writer_that_starts_anew_goes_on_with_deltas)
 
 HEARD(it_is_sent_the_current_version_again_and_goes_on)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
     rig_reopen(rig);
     rig_keep(rig, RIG_EPOCH, 2);
@@ -63,7 +61,6 @@ HEARD(it_is_sent_the_current_version_again_and_goes_on)
 
 HEARD(what_it_missed_makes_an_anchor_and_is_logged)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
     rig_reopen(rig);
     rig_keep(rig, RIG_EPOCH, 3);
@@ -74,7 +71,6 @@ HEARD(what_it_missed_makes_an_anchor_and_is_logged)
 
 HEARD(another_trainer_makes_an_anchor_and_is_logged)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
     rig_reopen(rig);
     rig_keep(rig, RIG_OTHER, 2);
@@ -88,7 +84,6 @@ HEARD(another_trainer_makes_an_anchor_and_is_logged)
 
 HEARD(other_tensors_make_an_anchor_and_are_logged)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
     rig_reopen(rig);
     refit_archive_version fewer = rig_version(rig, RIG_EPOCH, 2);
@@ -116,7 +111,6 @@ static void damage(archive_rig *rig, uint32_t index)
 
 HEARD(nothing_builds_on_a_chain_that_is_damaged)
 {
-    archive_rig *rig = *state;
     refit_error error;
     for (uint32_t file = 0; file < 2; file++) {
         logged[0] = '\0';
@@ -137,7 +131,6 @@ HEARD(nothing_builds_on_a_chain_that_is_damaged)
 
 HEARD(a_chain_without_its_anchor_is_not_gone_on_with)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
     assert_int_equal(unlink(rig_path(rig, 0)), 0);
     rig_reopen(rig);
@@ -158,7 +151,6 @@ static void prune(archive_rig *rig, uint32_t anchors, uint32_t expected)
 
 RIG_TEST(the_last_anchors_and_what_hangs_on_them_stay)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 11); /* anchors: 1, 5, 9 */
     prune(rig, 4, 0);
     prune(rig, 3, 0);
@@ -180,7 +172,6 @@ RIG_TEST(the_last_anchors_and_what_hangs_on_them_stay)
 
 RIG_TEST(pruned_after_each_version_the_archive_stays_small)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     for (uint64_t version = 1; version <= 40; version++) {
         rig_keep(rig, version <= 21 ? RIG_EPOCH : RIG_OTHER,
@@ -198,7 +189,6 @@ RIG_TEST(pruned_after_each_version_the_archive_stays_small)
 /* A trainer that goes on after another one has come, and whose versions are the older ones. */
 RIG_TEST(what_was_removed_is_no_base)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
     rig_keep(rig, RIG_OTHER, 1);
     rig_keep(rig, RIG_EPOCH, 2);
@@ -210,7 +200,6 @@ RIG_TEST(what_was_removed_is_no_base)
 
 RIG_TEST(files_that_have_lost_their_anchor_or_are_damaged_go_too)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 10); /* anchors: 1, 5, 9 */
     assert_int_equal(unlink(rig_path(rig, 0)), 0);
     assert_int_equal(truncate(rig_path(rig, 5), 100), 0); /* version 7 */
@@ -223,7 +212,6 @@ RIG_TEST(files_that_have_lost_their_anchor_or_are_damaged_go_too)
 
 RIG_TEST(wrong_prunes_are_refused)
 {
-    archive_rig *rig = *state;
     refit_archive *reader;
     rig_open_with(rig, 10, 1);
     assert_invalid(refit_archive_prune(rig->archive, 0, NULL, NULL));

@@ -46,7 +46,6 @@ static void assert_delta(const refit_snapshot *snapshot)
 
 RIG_TEST(a_delta_says_what_became_of_each_tensor)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, MANY, 2);
     refit_snapshot *anchor = open_file(rig, 0), *delta = open_file(rig, 1), *rebuilt;
     for (uint32_t i = 0; i < RIG_TENSORS; i++) {
@@ -69,7 +68,6 @@ RIG_TEST(a_delta_says_what_became_of_each_tensor)
 
 RIG_TEST(lists_are_read_without_weights)
 {
-    archive_rig *rig = *state;
     refit_snapshot *outline = NULL;
     refit_archive_info info = {.size = sizeof info};
     const void *bytes = rig;
@@ -118,7 +116,6 @@ static refit_status outline_twice(archive_rig *rig, bool *was_kept)
 
 RIG_TEST(failed_allocations_leave_an_outline_as_it_was)
 {
-    archive_rig *rig = *state;
     bool was_kept = false;
     rig_open_with(rig, 10, 2);
     rig_close_archive(rig);
@@ -166,7 +163,6 @@ TEST(packed_files_are_smaller_and_give_the_same_bytes)
 
 RIG_TEST(packed_and_other_files_make_one_chain)
 {
-    archive_rig *rig = *state;
     rig_open(rig, MANY);
     for (uint64_t version = 1; version <= 4; version++) {
         rig->config.broadcast_compress =
@@ -181,7 +177,6 @@ RIG_TEST(packed_and_other_files_make_one_chain)
 
 RIG_TEST(limits_hold_for_packed_files)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_packed(rig, MANY, 1);
     const refit_archive_info info = rig_info(rig, 0);
@@ -201,7 +196,6 @@ static void open_early(archive_rig *rig)
 
 RIG_TEST(early_files_are_read)
 {
-    archive_rig *rig = *state;
     open_early(rig);
     assert_int_equal(rig_count(rig), 3);
     for (uint64_t version = 1; version <= 3; version++)

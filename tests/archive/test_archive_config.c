@@ -43,7 +43,6 @@ static refit_config *shortened(const guarded *memory, const refit_config *config
 
 RIG_TEST(a_shorter_config_opens_archives_and_files)
 {
-    archive_rig *rig = *state;
     char path[160];
     refit_archive *archive;
     refit_snapshot *snapshot;
@@ -65,7 +64,6 @@ RIG_TEST(a_shorter_config_opens_archives_and_files)
 
 RIG_TEST(what_a_shorter_config_has_counts_and_the_rest_is_default)
 {
-    archive_rig *rig = *state;
     refit_archive *archive;
     guarded memory = guarded_open();
     char path[160];
@@ -89,7 +87,6 @@ RIG_TEST(what_a_shorter_config_has_counts_and_the_rest_is_default)
 
 RIG_TEST(a_config_that_was_never_initialised_is_refused)
 {
-    archive_rig *rig = *state;
     refit_archive *archive;
     refit_snapshot *snapshot;
     rig_open_with(rig, 10, 1);

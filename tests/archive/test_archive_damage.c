@@ -54,7 +54,6 @@ static void flip_bits(archive_rig *rig, uint32_t file, size_t step)
 
 RIG_TEST(every_flipped_bit_is_found)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 2); /* an anchor and a delta, of some hundred bytes each */
     flip_bits(rig, 0, 1);
     flip_bits(rig, 1, 1);
@@ -62,7 +61,6 @@ RIG_TEST(every_flipped_bit_is_found)
 
 RIG_TEST(flipped_bits_of_packed_files_are_found)
 {
-    archive_rig *rig = *state;
     rig_open_packed(rig, 4000, 2);
     assert_true(rig_info(rig, 0).frames_packed > 0 && rig_info(rig, 1).frames_packed > 0);
     flip_bits(rig, 0, 7); /* every byte, and every bit in turn */
@@ -72,7 +70,6 @@ RIG_TEST(flipped_bits_of_packed_files_are_found)
 /* What stands in a frame, with right hashes: the planes of its only packed frame say otherwise. */
 RIG_TEST(packed_frames_that_lie_are_refused)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_packed(rig, 4000, 2);
     for (uint32_t file = 0; file < 2; file++) {
@@ -104,7 +101,6 @@ RIG_TEST(packed_frames_that_lie_are_refused)
 /* By its name it is a version of this archive; looked at alone it may be anything. */
 RIG_TEST(a_version_that_is_no_file_of_an_archive_is_damaged)
 {
-    archive_rig *rig = *state;
     refit_archive *archive;
     refit_error error;
     refit_archive_info info = {.size = sizeof info};
@@ -127,7 +123,6 @@ RIG_TEST(a_version_that_is_no_file_of_an_archive_is_damaged)
 
 RIG_TEST(every_other_length_is_found)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
     for (uint32_t file = 0; file < 2; file++) {
         kept_file kept = rig_take_file(rig, file);
@@ -146,7 +141,6 @@ RIG_TEST(every_other_length_is_found)
 
 RIG_TEST(a_missing_base_is_named)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 10, 2);
     rig_keep(rig, RIG_EPOCH, 3);
@@ -169,7 +163,7 @@ static void put_in_place_of(archive_rig *rig, uint32_t index, archive_rig *from,
 
 RIG_TEST(a_base_of_another_chain_is_refused)
 {
-    archive_rig *rig = *state, other = {0};
+    archive_rig other = {0};
     rig_open_with(rig, 10, 2);
     rig_open(&other, 10);
     refit_archive_version one = rig_version(&other, RIG_EPOCH, 9);
@@ -183,7 +177,7 @@ RIG_TEST(a_base_of_another_chain_is_refused)
 
 RIG_TEST(a_file_of_another_trainer_is_refused)
 {
-    archive_rig *rig = *state, other = {0};
+    archive_rig other = {0};
     rig_open_with(rig, 10, 2);
     rig_open(&other, 10);
     rig_keep(&other, RIG_OTHER, 1);
@@ -209,7 +203,6 @@ static void tell(unsigned char *bytes, const lie *what)
 
 RIG_TEST(headers_that_lie_are_refused_before_memory_is_taken)
 {
-    archive_rig *rig = *state;
     static const lie lies[] = {
         {8, 4, 3, REFIT_ERR_UNSUPPORTED},
         {8, 4, 0, REFIT_ERR_UNSUPPORTED},
@@ -359,7 +352,6 @@ TEST(a_short_file_takes_no_memory_for_many_blocks)
 
 RIG_TEST(limits_hold_for_files)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 10, 2);
     rig->config.limits_tensors = 3;

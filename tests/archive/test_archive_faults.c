@@ -110,7 +110,6 @@ static void assert_whole(archive_rig *rig, uint32_t least)
 
 RIG_TEST(a_call_that_is_refused_leaves_the_folder_as_it_was)
 {
-    archive_rig *rig = *state;
     unsigned nth = 1;
     for (bool came = true; came; nth++) {
         refit_error error = {0};
@@ -211,7 +210,6 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
 
 RIG_TEST(a_writer_killed_between_any_two_steps_leaves_whole_versions)
 {
-    archive_rig *rig = *state;
     unsigned nth = 1;
     for (bool died = true; died; nth++) {
         rig_open_with(rig, 10, 2);
@@ -260,7 +258,6 @@ static bool die_while_pruning(archive_rig *rig, unsigned nth)
 
 RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt)
 {
-    archive_rig *rig = *state;
     unsigned nth = 1;
     uint32_t least = KEPT, most = 0;
     for (bool died = true; died; nth++) {
@@ -282,7 +279,6 @@ RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt)
 
 RIG_TEST(a_prune_that_is_refused_says_so_and_can_be_called_again)
 {
-    archive_rig *rig = *state;
     unsigned nth = 1;
     for (bool came = true; came; nth++) {
         refit_error error = {0};
@@ -328,7 +324,6 @@ TEST(a_long_chain_is_read_file_by_file)
 
 RIG_TEST(writes_that_take_little_are_finished)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     begin_fault(FAULT_SHORT, 0);
     rig_keep(rig, RIG_EPOCH, 1);
@@ -339,7 +334,6 @@ RIG_TEST(writes_that_take_little_are_finished)
 
 RIG_TEST(a_write_that_takes_nothing_is_an_error)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 10, 1);
     begin_fault(FAULT_STUCK, 0);
@@ -352,7 +346,6 @@ RIG_TEST(a_write_that_takes_nothing_is_an_error)
 
 RIG_TEST(a_full_disk_is_an_error_of_the_write)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 200000, 1);
     const struct rlimit before = file_size_limit_to(1000);
@@ -367,7 +360,6 @@ RIG_TEST(a_full_disk_is_an_error_of_the_write)
 
 RIG_TEST(failed_allocations_leak_nothing)
 {
-    archive_rig *rig = *state;
     rig_open_packed(rig, 4000, 2);
     refit_archive_close(rig->archive);
     for (uint64_t nth = 1;; nth++) {
@@ -397,7 +389,6 @@ RIG_TEST(failed_allocations_leak_nothing)
 /* The list of files has room for 64, and grows for the next. */
 RIG_TEST(a_list_that_cannot_grow_refuses_the_version)
 {
-    archive_rig *rig = *state;
     bool came = true;
     failing_alloc_begin(0);
     rig_open_with(rig, 100, 64);
@@ -416,7 +407,6 @@ RIG_TEST(a_list_that_cannot_grow_refuses_the_version)
  * one that is to be resumed. */
 RIG_TEST(what_a_failed_resume_leaves_is_no_base)
 {
-    archive_rig *rig = *state;
     bool came = true;
     const uint64_t alike = RIG_EPOCH + 256;
     failing_alloc_begin(0);
@@ -437,7 +427,6 @@ RIG_TEST(what_a_failed_resume_leaves_is_no_base)
 
 RIG_TEST(failed_allocations_of_one_file_leak_nothing)
 {
-    archive_rig *rig = *state;
     char path[160];
     rig_open_with(rig, 10, 1);
     (void)snprintf(path, sizeof path, "%s", rig_path(rig, 0));

@@ -31,7 +31,6 @@ static refit_status open_writer(archive_rig *rig, refit_error *error)
 
 RIG_TEST(a_lock_that_is_a_link_is_refused)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 1);
     rig_close_archive(rig);
     assert_int_equal(unlink(inside(rig, ".lock")), 0);
@@ -43,7 +42,6 @@ RIG_TEST(a_lock_that_is_a_link_is_refused)
 
 RIG_TEST(what_is_removed_or_written_is_never_behind_a_link)
 {
-    archive_rig *rig = *state;
     size_t count;
     rig_open_with(rig, 10, 1);
     rig_close_archive(rig);
@@ -64,7 +62,6 @@ RIG_TEST(what_is_removed_or_written_is_never_behind_a_link)
 
 RIG_TEST(a_version_may_lie_elsewhere)
 {
-    archive_rig *rig = *state;
     rig_open_with(rig, 10, 2);
     const char *file = rig_path(rig, 0), *other = next_to(rig, "moved");
     assert_int_equal(rename(file, other), 0);
@@ -76,7 +73,6 @@ RIG_TEST(a_version_may_lie_elsewhere)
 
 RIG_TEST(a_name_that_lies_is_refused_and_nothing_builds_on_it)
 {
-    archive_rig *rig = *state;
     refit_archive *archive;
     refit_archive_info info = {.size = sizeof info};
     size_t count;
@@ -97,7 +93,6 @@ RIG_TEST(a_name_that_lies_is_refused_and_nothing_builds_on_it)
 
 RIG_TEST(what_is_no_file_is_refused_and_not_waited_for)
 {
-    archive_rig *rig = *state;
     refit_error error;
     rig_open_with(rig, 10, 1);
     assert_int_equal(mkdir(inside(rig, "0001-00000002-9f1c66a04b7de210.refit"), 0777), 0);
@@ -113,7 +108,6 @@ RIG_TEST(what_is_no_file_is_refused_and_not_waited_for)
 /* Between the two steps of a version, and before them. */
 RIG_TEST(a_folder_that_somebody_removes_is_not_found)
 {
-    archive_rig *rig = *state;
     char command[128];
     rig_open_with(rig, 10, 1);
     const refit_archive_version two = rig_version(rig, RIG_EPOCH, 2);
@@ -128,7 +122,6 @@ RIG_TEST(a_folder_that_somebody_removes_is_not_found)
 
 RIG_TEST(what_somebody_has_removed_is_aborted)
 {
-    archive_rig *rig = *state;
     rig_open(rig, 10);
     const refit_archive_version one = rig_version(rig, RIG_EPOCH, 1);
     assert_ok(refit_archive_write(rig->archive, &one, NULL));
@@ -154,7 +147,6 @@ static refit_status try_all(archive_rig *rig)
 
 RIG_TEST(who_may_not_write_may_read)
 {
-    archive_rig *rig = *state;
     int status = 0;
     rig_open_with(rig, 10, 2);
     rig_close_archive(rig);
@@ -183,7 +175,6 @@ static mode_t mode_of(const char *file)
 /* A lock of an earlier release too, which every reader could hold. */
 RIG_TEST(the_lock_is_closed_to_others)
 {
-    archive_rig *rig = *state;
     refit_error error;
     mode_t before = umask(0);
     rig_open(rig, 10);

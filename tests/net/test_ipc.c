@@ -36,11 +36,10 @@ static int place_close(void **state)
     return code;
 }
 
-#define IN_A_PLACE(name) TEST_WITH(name, place_open, place_close)
+#define IN_A_PLACE(name) TEST_ON(place *here, name, place_open, place_close)
 
 IN_A_PLACE(socket_is_ours_alone_to_connect)
 {
-    place *here = *state;
     rft_ipc ipc;
     int fd;
     struct stat file;
@@ -55,7 +54,6 @@ IN_A_PLACE(socket_is_ours_alone_to_connect)
 
 IN_A_PLACE(second_owner_is_refused_until_the_first_closes)
 {
-    place *here = *state;
     rft_ipc first, second;
     int fd, other;
     refit_error error;
@@ -73,7 +71,6 @@ IN_A_PLACE(second_owner_is_refused_until_the_first_closes)
 /* As when the system removes the folder of a user after logout. */
 IN_A_PLACE(an_owner_whose_files_were_removed_leaves_those_of_the_next)
 {
-    const place *here = *state;
     rft_ipc first, second;
     int fds[2];
     assert_ok(rft_ipc_open(&first, here->path, &fds[0], NULL));
@@ -91,7 +88,6 @@ IN_A_PLACE(an_owner_whose_files_were_removed_leaves_those_of_the_next)
 
 IN_A_PLACE(what_a_killed_owner_left_is_taken_over)
 {
-    place *here = *state;
     pid_t child = fork();
     if (child == 0) {
         rft_ipc ipc;
@@ -111,7 +107,6 @@ IN_A_PLACE(what_a_killed_owner_left_is_taken_over)
 
 IN_A_PLACE(file_that_is_no_socket_is_left_alone)
 {
-    place *here = *state;
     FILE *file = fopen(here->path, "w");
     assert_non_null(file);
     fclose(file);
@@ -123,7 +118,6 @@ IN_A_PLACE(file_that_is_no_socket_is_left_alone)
 
 IN_A_PLACE(the_socket_of_a_stranger_is_left_alone)
 {
-    place *here = *state;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, here->path, strlen(here->path));
     int stranger = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -139,7 +133,6 @@ IN_A_PLACE(the_socket_of_a_stranger_is_left_alone)
 /* In a folder in which all users make files, the lock does not lie beside the socket. */
 IN_A_PLACE(one_lock_guards_a_path_however_it_is_written)
 {
-    place *here = *state;
     char own[80], lock[96], roundabout[128];
     rft_ipc first, second;
     int fd, other;
@@ -231,7 +224,6 @@ TEST(a_peer_of_another_pid_namespace_is_judged_by_its_user)
 
 IN_A_PLACE(a_socket_is_known_by_its_path_until_it_is_removed)
 {
-    const place *here = *state;
     rft_ipc ipc;
     int fd;
     assert_false(rft_ipc_is_listening(here->path));
@@ -249,7 +241,6 @@ IN_A_PLACE(a_socket_is_known_by_its_path_until_it_is_removed)
 
 IN_A_PLACE(a_folder_that_is_refused_is_named_with_a_way_out)
 {
-    const place *here = *state;
     refit_error error;
     assert_int_equal(chmod(here->folder, 0770), 0);
     assert_int_equal(rft_ipc_check_folder(here->path, &error), REFIT_ERR_SECURITY);

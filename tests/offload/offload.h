@@ -74,9 +74,6 @@ int tear_down(void **state);
 
 #define LIST_SCENE(name, as, words, ...)                                                           \
     static opening opening_of_##as = {__VA_ARGS__};                                                \
-    __attribute__((constructor)) static void list_##as(void)                                       \
-    {                                                                                              \
-        test_list((struct CMUnitTest){words, run_##name, set_up, tear_down, &opening_of_##as});    \
-    }
+    TEST_LIST(as, words, run_##name, set_up, tear_down, &opening_of_##as)
 
 #endif

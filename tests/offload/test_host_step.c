@@ -1521,8 +1521,9 @@ SCENE(a_refresh_that_fails_is_repeated, .seed = 151, .piece = "32MiB")
             assert_int_equal(run(on), REFIT_ERR_COPY);
             for (uint32_t it = 0; it < PARAMETERS; it++)
                 assert_int_equal(is_stepped(on, it), on->named[it] && it != at);
+            test_write(on->inner, on->list[at].memory, on->expected[at].weights,
+                       weight_bytes(on, at));
         }
-        test_write(on->inner, on->list[at].memory, on->expected[at].weights, weight_bytes(on, at));
         assert_ok(run(on));
         finish(on);
     }

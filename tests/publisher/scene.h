@@ -33,6 +33,6 @@ void scene_publish(scene *on, uint64_t version);
 
 int scene_setup(void **state);
 int scene_teardown(void **state);
-#define ON_SCENE(test) TEST_WITH(test, scene_setup, scene_teardown)
+#define ON_SCENE(test) TEST_ON(scene *on, test, scene_setup, scene_teardown)
 
 #endif

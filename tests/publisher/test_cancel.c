@@ -45,7 +45,6 @@ static void *wait_for_one(void *user)
 
 ON_SCENE(a_wait_for_workers_ends)
 {
-    scene *on = *state;
     rft_thread thread;
     scene_open(on, 0, false);
     waiting it = {on->publisher, REFIT_OK};
@@ -59,7 +58,6 @@ ON_SCENE(a_wait_for_workers_ends)
 
 ON_SCENE(one_with_nothing_to_end_is_for_the_next_wait_and_told_once)
 {
-    scene *on = *state;
     refit_error error;
     scene_open(on, 0, false);
     refit_publisher_cancel(NULL);
@@ -82,7 +80,6 @@ static void handle(int number)
 
 ON_SCENE(a_signal_handler_may_cancel)
 {
-    scene *on = *state;
     rft_thread thread;
     struct sigaction before, action = {.sa_handler = handle};
     scene_open(on, 0, false);
@@ -100,7 +97,6 @@ ON_SCENE(a_signal_handler_may_cancel)
 
 ON_SCENE(a_begin_that_was_cancelled_before_has_begun_nothing)
 {
-    scene *on = *state;
     refit_error error;
     scene_open(on, 1, false);
     scene_publish(on, 1);
@@ -115,7 +111,6 @@ ON_SCENE(a_begin_that_was_cancelled_before_has_begun_nothing)
 /* With one slot and shared memory begin waits for the workers that read the version before. */
 ON_SCENE(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker)
 {
-    scene *on = *state;
     scene_open(on, 1, true);
     scene_publish(on, 1);
     trainer_start(&on->trainer, TRAINER_BEGIN, 2);
@@ -132,7 +127,6 @@ ON_SCENE(a_begin_that_waits_for_a_reader_ends_and_evicts_no_worker)
 
 ON_SCENE(a_commit_that_was_cancelled_before_aborts_the_version)
 {
-    scene *on = *state;
     refit_error error;
     for (int written = 0; written < 2; written++) {
         scene_renew(on);
@@ -156,7 +150,6 @@ ON_SCENE(a_commit_that_was_cancelled_before_aborts_the_version)
  * later gets the version before, bit for bit. */
 ON_SCENE(a_commit_that_waits_for_stages_aborts_the_version)
 {
-    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         scene_renew(on);
         on->config.broadcast_slots = slots;
@@ -181,7 +174,6 @@ ON_SCENE(a_commit_that_waits_for_stages_aborts_the_version)
 /* COMMIT is out: one has applied it, the other says so later. */
 ON_SCENE(a_commit_that_waits_for_applies_leaves_the_version)
 {
-    scene *on = *state;
     scene_open(on, 2, false);
     trainer_offer(&on->trainer, 1);
     raw_worker_stage(&on->workers[0]);
@@ -202,7 +194,6 @@ ON_SCENE(a_commit_that_waits_for_applies_leaves_the_version)
  * offered the next one. */
 ON_SCENE(worker_that_never_said_committed_is_offered_the_next_version)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     trainer_offer(&on->trainer, 1);
     raw_worker_stage(&on->workers[0]);

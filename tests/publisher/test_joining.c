@@ -19,7 +19,6 @@ static raw_worker *open_stranger(scene *on)
 
 ON_SCENE(hello_said_twice_is_welcomed_twice)
 {
-    scene *on = *state;
     raw_worker *worker = open_stranger(on);
     raw_worker_say_hello(worker);
     raw_worker_join(worker);
@@ -42,7 +41,6 @@ static raw_worker *open_applied(scene *on)
  * what they did for its version. */
 ON_SCENE(worker_that_joins_again_is_still_named_for_the_version_it_applied)
 {
-    scene *on = *state;
     raw_worker *worker = open_applied(on);
     raw_worker_say_hello(worker);
     assert_ok(trainer_join(&on->trainer));
@@ -80,7 +78,6 @@ static void joins_another_epoch(raw_worker *worker)
 
 ON_SCENE(worker_that_cannot_join_is_refused_for_now_or_for_good)
 {
-    scene *on = *state;
     static const struct {
         const char *name;
         void (*says)(raw_worker *worker);
@@ -102,7 +99,6 @@ ON_SCENE(worker_that_cannot_join_is_refused_for_now_or_for_good)
 
 ON_SCENE(worker_with_a_false_proof_is_evicted)
 {
-    scene *on = *state;
     raw_worker *worker = open_stranger(on);
     raw_worker_say_hello(worker);
     rft_message join = {.kind = RFT_JOIN};
@@ -117,7 +113,6 @@ ON_SCENE(worker_with_a_false_proof_is_evicted)
 
 ON_SCENE(without_shared_memory_there_is_no_probe)
 {
-    scene *on = *state;
     on->config.broadcast_shm = REFIT_SHM_OFF;
     raw_worker *worker = open_stranger(on);
     raw_worker_say_hello(worker);
@@ -126,7 +121,6 @@ ON_SCENE(without_shared_memory_there_is_no_probe)
 
 ON_SCENE(worker_above_the_limit_is_refused_for_now)
 {
-    scene *on = *state;
     on->config.limits_workers = 1;
     scene_open(on, 1, false);
     raw_worker *second = scene_add(on, "second", false);
@@ -142,7 +136,6 @@ ON_SCENE(worker_above_the_limit_is_refused_for_now)
 
 ON_SCENE(name_of_a_living_worker_is_taken)
 {
-    scene *on = *state;
     refit_error error;
     scene_open(on, 1, false);
     raw_worker *namesake = scene_add(on, "a", false);
@@ -158,7 +151,6 @@ ON_SCENE(name_of_a_living_worker_is_taken)
  * that the killed worker's connection is gone. */
 ON_SCENE(name_of_a_dead_worker_is_free_soon)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     scene_close_worker(&on->workers[0]);
     raw_worker *heir = scene_add(on, "a", false);
@@ -171,7 +163,6 @@ ON_SCENE(name_of_a_dead_worker_is_free_soon)
 
 ON_SCENE(worker_that_reconnects_takes_its_place_again)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     raw_worker *worker = &on->workers[0];
     trainer_offer(&on->trainer, 1);
@@ -191,7 +182,6 @@ ON_SCENE(worker_that_reconnects_takes_its_place_again)
 
 ON_SCENE(changed_tensors_are_sent_again)
 {
-    scene *on = *state;
     raw_worker *worker = open_applied(on);
     assert_ok(trainer_join(&on->trainer));
     assert_ok(refit_publisher_declare(on->publisher, sample_tensors() + 4, 1, NULL));

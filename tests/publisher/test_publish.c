@@ -4,7 +4,6 @@
 
 ON_SCENE(worker_receives_what_was_written)
 {
-    scene *on = *state;
     for (int shm = 0; shm < 2; shm++) {
         scene_renew(on);
         on->config.broadcast_slots = 2;
@@ -22,7 +21,6 @@ ON_SCENE(worker_receives_what_was_written)
 /* The version has no members, so commit decides at once, while frames are made for the guest. */
 ON_SCENE(guest_fetches_while_the_version_commits)
 {
-    scene *on = *state;
     scene_open(on, 0, false);
     for (uint64_t version = 1; version <= 10; version++) {
         trainer_begin(&on->trainer, version);
@@ -44,7 +42,6 @@ ON_SCENE(guest_fetches_while_the_version_commits)
 
 ON_SCENE(frames_travel_while_the_rest_is_written)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     raw_worker *worker = &on->workers[0];
     trainer_begin(&on->trainer, 1);
@@ -62,7 +59,6 @@ ON_SCENE(frames_travel_while_the_rest_is_written)
 
 ON_SCENE(worker_that_holds_the_version_is_offered_nothing)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     scene_publish(on, 1);
     raw_worker_join(&on->workers[0]);
@@ -73,7 +69,6 @@ ON_SCENE(worker_that_holds_the_version_is_offered_nothing)
 
 ON_SCENE(lost_frames_are_sent_again)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     raw_worker *worker = &on->workers[0];
     trainer_offer(&on->trainer, 1);
@@ -89,7 +84,6 @@ ON_SCENE(lost_frames_are_sent_again)
 
 ON_SCENE(one_slot_waits_until_the_update_is_closed)
 {
-    scene *on = *state;
     char segment[RFT_SEGMENT_NAME_BYTES];
     scene_open(on, 1, true);
     scene_publish(on, 1);
@@ -108,7 +102,6 @@ ON_SCENE(one_slot_waits_until_the_update_is_closed)
 
 ON_SCENE(store_is_as_before_after_an_abort)
 {
-    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         scene_renew(on);
         on->config.broadcast_slots = slots;

@@ -60,7 +60,6 @@ static void leave(scene *on)
  * all ways in which a worker can be lost.) */
 ON_SCENE(worker_that_fails_aborts_the_version)
 {
-    scene *on = *state;
     offer(on, true);
     raw_worker_offer(bad(on));
     raw_worker_say_failed(bad(on), REFIT_ERR_HOST_MEMORY, true);
@@ -81,7 +80,6 @@ ON_SCENE(worker_that_fails_aborts_the_version)
 /* The timeout is short once nothing more has to come in time. */
 ON_SCENE(late_worker_is_evicted_and_has_to_join_again)
 {
-    scene *on = *state;
     scene_open(on, 1, false);
     raw_worker *late = &on->workers[0];
     publisher_set_stage_timeout(on->trainer.publisher, SOON_MS);
@@ -119,7 +117,6 @@ static void open_with_a_reader(scene *on, uint32_t slots, refit_shm shm)
  * What it has mapped never changes, however long it stays. */
 ON_SCENE(bytes_that_a_lost_worker_maps_never_change)
 {
-    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         open_with_a_reader(on, slots, REFIT_SHM_AUTO);
         if (slots == 1) publisher_set_stage_timeout(on->trainer.publisher, SOON_MS);
@@ -149,7 +146,6 @@ static void lose_a_reader(scene *on, uint32_t slots, refit_shm shm)
 
 ON_SCENE(sockets_take_over_where_shared_memory_has_run_out)
 {
-    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         lose_a_reader(on, slots, REFIT_SHM_AUTO);
         assert_int_equal(trainer_worker(&on->trainer, "a").path, REFIT_PATH_SHM);
@@ -165,7 +161,6 @@ ON_SCENE(sockets_take_over_where_shared_memory_has_run_out)
 
 ON_SCENE(required_shared_memory_that_is_missing_stops_only_this_begin)
 {
-    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         lose_a_reader(on, slots, REFIT_SHM_REQUIRE);
         struct rlimit before = file_size_limit_to(0);
@@ -179,7 +174,6 @@ ON_SCENE(required_shared_memory_that_is_missing_stops_only_this_begin)
 
 ON_SCENE(what_is_said_twice_is_answered_twice)
 {
-    scene *on = *state;
     offer(on, false);
     raw_worker *worker = good(on);
     raw_worker_say_staged(worker);
@@ -200,7 +194,6 @@ ON_SCENE(what_is_said_twice_is_answered_twice)
 /* COMMITTED was lost: the next beat says it. */
 ON_SCENE(beat_makes_up_for_a_lost_answer)
 {
-    scene *on = *state;
     offer(on, false);
     raw_worker_stage(bad(on));
     raw_worker_apply(good(on));
@@ -212,7 +205,6 @@ ON_SCENE(beat_makes_up_for_a_lost_answer)
 
 ON_SCENE(garbage_costs_only_its_sender)
 {
-    scene *on = *state;
     static const char *const garbage[] = {"", "x", "\x81\xa1k\xa5hello", "\x81\xa1k\xa7welcome",
                                           "\xdd\xff\xff\xff\xff"};
     for (size_t i = 0; i < COUNT_OF(garbage); i++) {
@@ -235,7 +227,6 @@ ON_SCENE(garbage_costs_only_its_sender)
 
 ON_SCENE(worker_that_asks_for_the_impossible_is_evicted)
 {
-    scene *on = *state;
     scene_open(on, 2, false);
     trainer_begin(&on->trainer, 1);
     raw_worker_offer(bad(on));
@@ -251,7 +242,6 @@ ON_SCENE(worker_that_asks_for_the_impossible_is_evicted)
  * TCP ZeroMQ drops them once the connection has ended (channel.c). */
 ON_SCENE(close_in_every_phase_tells_the_workers)
 {
-    scene *on = *state;
     for (int phase = 0; phase < 3; phase++) {
         scene_renew(on);
         (void)snprintf(on->config.broadcast_endpoint, sizeof on->config.broadcast_endpoint,

@@ -45,7 +45,6 @@ TEST(missing_arguments_are_refused)
 
 ON_SCENE(calls_in_the_wrong_state_are_refused)
 {
-    scene *on = *state;
     refit_publisher *bare = open_bare();
     assert_int_equal(refit_publisher_begin(bare, 0, NULL), REFIT_ERR_STATE);
     assert_int_equal(write_one(bare, 0, 1), REFIT_ERR_STATE);
@@ -66,7 +65,6 @@ ON_SCENE(calls_in_the_wrong_state_are_refused)
 
 ON_SCENE(wrong_writes_are_refused_and_change_nothing)
 {
-    scene *on = *state;
     scene_open(on, 0, false);
     trainer_begin(&on->trainer, 1);
     assert_invalid(write_one(on->publisher, SAMPLE_TENSORS, 1));
@@ -79,7 +77,6 @@ ON_SCENE(wrong_writes_are_refused_and_change_nothing)
 
 ON_SCENE(version_that_lacks_a_tensor_stays_open)
 {
-    scene *on = *state;
     scene_open(on, 0, false);
     trainer_begin(&on->trainer, 1);
     assert_ok(write_one(on->publisher, 0, 65536 * 2));
@@ -92,7 +89,6 @@ ON_SCENE(version_that_lacks_a_tensor_stays_open)
 
 ON_SCENE(no_number_is_above_the_last_one)
 {
-    scene *on = *state;
     scene_open(on, 0, false);
     assert_ok(refit_publisher_begin(on->publisher, UINT64_MAX, NULL));
     assert_ok(refit_publisher_abort(on->publisher, NULL));
@@ -102,7 +98,6 @@ ON_SCENE(no_number_is_above_the_last_one)
 
 ON_SCENE(memory_that_cannot_be_is_refused)
 {
-    scene *on = *state;
     refit_error error;
     void *const wrong[] = {NULL, (void *)(UINTPTR_MAX - 3)};
     scene_open(on, 0, false);
@@ -119,7 +114,6 @@ ON_SCENE(memory_that_cannot_be_is_refused)
 
 ON_SCENE(numbers_only_rise)
 {
-    scene *on = *state;
     scene_open(on, 0, false);
     scene_publish(on, 7);
     assert_int_equal(refit_publisher_version(on->publisher), 7);
@@ -195,7 +189,6 @@ TEST(wait_for_workers_ends_at_its_timeout)
 
 ON_SCENE(without_workers_a_version_commits_at_once)
 {
-    scene *on = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         scene_renew(on);
         on->config.broadcast_slots = slots;
@@ -211,7 +204,6 @@ ON_SCENE(without_workers_a_version_commits_at_once)
 
 ON_SCENE(quorum_without_workers_is_aborted)
 {
-    scene *on = *state;
     on->config.broadcast_commit = REFIT_COMMIT_QUORUM;
     on->config.broadcast_quorum = 1;
     scene_open(on, 0, false);
@@ -223,7 +215,6 @@ ON_SCENE(quorum_without_workers_is_aborted)
 
 ON_SCENE(changed_tensors_make_a_new_store)
 {
-    scene *on = *state;
     scene_open(on, 0, false);
     scene_publish(on, 1);
     assert_ok(refit_publisher_declare(on->publisher, sample_tensors(), 1, NULL));
@@ -267,7 +258,6 @@ TEST(every_failed_allocation_is_an_error)
 
 ON_SCENE(what_was_kept_of_a_worker_goes_with_the_publisher)
 {
-    scene *on = *state;
     failing_alloc_begin(0);
     scene_open(on, 1, false);
     scene_publish(on, 1);

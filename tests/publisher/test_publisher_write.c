@@ -73,7 +73,7 @@ static int close_scene(void **state)
     return 0;
 }
 
-#define ON_GPU(name) TEST_WITH(name, open_scene, close_scene)
+#define ON_GPU(name) TEST_ON(scene *on, name, open_scene, close_scene)
 
 static void take(scene *on, uint64_t version)
 {
@@ -173,7 +173,6 @@ TEST(workers_receive_what_was_written)
  * copied, but not after an abort. */
 ON_GPU(a_version_dropped_half_written_leaves_the_next_one_alone)
 {
-    scene *on = *state;
     trainer_begin(&on->trainer, 1);
     const rft_store *store = on->trainer.publisher->store;
     const rft_manifest *manifest = store->manifest;
@@ -277,7 +276,6 @@ TEST(a_gpu_is_waited_for_once_a_thousand_tensors)
 
 ON_GPU(the_store_is_page_locked_when_a_gpu_first_writes)
 {
-    scene *on = *state;
     assert_int_equal(trainer_stats(&on->trainer).publish_pinned_bytes, 0);
     assert_int_equal(fake_cuda_alive().registrations, 0);
     for (uint64_t version = 1; version <= 3; version++) {
@@ -295,7 +293,6 @@ ON_GPU(the_store_is_page_locked_when_a_gpu_first_writes)
 
 ON_GPU(a_store_that_cannot_be_page_locked_is_written_all_the_same)
 {
-    scene *on = *state;
     scene_join(on, true);
     fake_cuda_fail("cuMemHostRegister", 3, 1000, RFT_CU_OUT_OF_MEMORY);
     apply(on, 1);
@@ -307,7 +304,6 @@ ON_GPU(a_store_that_cannot_be_page_locked_is_written_all_the_same)
 /* Another stream of the caller's is blocked meanwhile. */
 ON_GPU(write_waits_for_no_other_stream)
 {
-    scene *on = *state;
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on->device, &stream, NULL));
     trainer_begin(&on->trainer, 1);
@@ -322,7 +318,6 @@ ON_GPU(write_waits_for_no_other_stream)
 /* The caller's stream is blocked before a copy that makes the weights; write runs on a thread. */
 ON_GPU(write_comes_after_the_callers_work)
 {
-    scene *on = *state;
     refit_stream_ref stream;
     void *fresh = NULL;
     scene_join(on, true);
@@ -347,7 +342,6 @@ ON_GPU(write_comes_after_the_callers_work)
 /* Publisher and both devices are closed here, the second one in the order that is refused. */
 ON_GPU(two_gpus_may_write_one_version)
 {
-    scene *on = *state;
     refit_device *second = NULL;
     void *memory = NULL;
     refit_weight weights[SAMPLE_TENSORS];
@@ -380,7 +374,6 @@ ON_GPU(two_gpus_may_write_one_version)
 
 ON_GPU(memory_that_is_not_the_devices_is_refused)
 {
-    scene *on = *state;
     trainer_begin(&on->trainer, 1);
     rft_cu_ptr managed = fake_cuda_managed(0, 1 << 20);
     const void *const wrong[] = {on->trainer.sample.image, (void *)(uintptr_t)managed,
@@ -455,7 +448,6 @@ TEST(a_wrong_list_is_refused_and_writes_nothing)
 
 ON_GPU(arguments_and_states_are_checked)
 {
-    scene *on = *state;
     refit_weight weights[SAMPLE_TENSORS];
     on->trainer.at_once = true;
     assert_invalid(refit_publisher_write_all(NULL, weights, 1, NULL, REFIT_STREAM_NONE, NULL));

@@ -96,7 +96,6 @@ static void check_goes_on(server_bench *bench)
 
 ON_BENCH(any_message_in_any_state_concerns_its_sender_alone)
 {
-    server_bench *bench = *state;
     for (subject_state subject = 0; subject < SUBJECT_STATES; subject++) {
         for (rft_transaction_state transaction = RFT_TRANSACTION_IDLE;
              transaction <= RFT_TRANSACTION_ABORTED; transaction++) {
@@ -116,7 +115,6 @@ ON_BENCH(any_message_in_any_state_concerns_its_sender_alone)
 
 ON_BENCH(stranger_is_refused_but_not_for_good)
 {
-    server_bench *bench = *state;
     for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
         if (kind == RFT_HELLO || kind == RFT_BYE) continue;
         server_bench_forget(bench);
@@ -130,7 +128,6 @@ ON_BENCH(stranger_is_refused_but_not_for_good)
 
 ON_BENCH(what_only_publishers_say_turns_a_worker_out)
 {
-    server_bench *bench = *state;
     static const rft_message_kind kinds[] = {RFT_WELCOME, RFT_REFUSE, RFT_MANIFEST, RFT_OFFER,
                                              RFT_FRAME,   RFT_SEAL,   RFT_COMMIT,   RFT_ABORT};
     for (size_t i = 0; i < COUNT_OF(kinds); i++) {
@@ -146,7 +143,6 @@ ON_BENCH(what_only_publishers_say_turns_a_worker_out)
 
 ON_BENCH(beats_come_in_time_and_only_to_the_subscribed)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_hello(bench, 2);
     server_bench_forget(bench);
@@ -170,7 +166,6 @@ static uint32_t frames_for(server_bench *bench, unsigned worker)
 
 ON_BENCH(credits_bound_what_is_in_flight)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_begin(bench, 1);
     rft_message pull = server_pull(1, 3);
@@ -201,7 +196,6 @@ static uint32_t frames_for_a_credit(server_bench *bench, uint64_t parts)
 
 ON_BENCH(small_frames_share_a_credit_and_debts_are_paid)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_begin(bench, 1);
     server_bench_write(bench);
@@ -220,7 +214,6 @@ ON_BENCH(small_frames_share_a_credit_and_debts_are_paid)
 /* Frames that are asked for again take no credit, and a version that is gone has none. */
 ON_BENCH(only_frames_that_took_a_credit_give_some_of_it_back)
 {
-    server_bench *bench = *state;
     rft_frame_order order = {.version = 1, .again = true};
     server_bench_join(bench, 1, false);
     server_bench_begin(bench, 1);
@@ -239,7 +232,6 @@ ON_BENCH(only_frames_that_took_a_credit_give_some_of_it_back)
 
 ON_BENCH(workers_take_turns)
 {
-    server_bench *bench = *state;
     rft_frame_order order;
     unsigned before = 0;
     server_bench_join(bench, 1, false);
@@ -259,7 +251,6 @@ ON_BENCH(workers_take_turns)
 
 ON_BENCH(worker_that_comes_and_goes_is_remembered_once)
 {
-    server_bench *bench = *state;
     rft_message bye = {.kind = RFT_BYE};
     for (int i = 0; i < 50; i++) {
         server_bench_join(bench, 1, false);
@@ -274,7 +265,6 @@ ON_BENCH(worker_that_comes_and_goes_is_remembered_once)
 
 ON_BENCH(lost_member_is_named_however_often_it_comes_back)
 {
-    server_bench *bench = *state;
     rft_message bye = {.kind = RFT_BYE};
     server_bench_join(bench, 1, false);
     server_bench_begin(bench, 1);
@@ -291,7 +281,6 @@ ON_BENCH(lost_member_is_named_however_often_it_comes_back)
 /* Evicted while its user was loading, it joined again; then the user was done. */
 ON_BENCH(beat_tells_what_was_applied_after_all)
 {
-    server_bench *bench = *state;
     server_bench_offer(bench, 1);
     server_bench_join(bench, 1, false);
     assert_int_equal(server_bench_peer(bench, 1)->held.version, 0);

@@ -45,7 +45,7 @@ static int close_scene(void **state)
     return 0;
 }
 
-#define ON_GPU(name) TEST_WITH(name, give_scene, close_scene)
+#define ON_GPU(name) TEST_ON(scene *on, name, give_scene, close_scene)
 
 static void use_gpu(scene *on)
 {
@@ -99,7 +99,6 @@ static void assert_join_refused(scene *on, unsigned worker, bool final)
 
 ON_GPU(a_welcome_names_the_gpu_once_there_is_one)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 0);
     hello(on, 1, ours);
     assert_int_equal(server_bench_told(&on->bench, 1, RFT_WELCOME)->as.welcome.gpu.count, 0);
@@ -111,7 +110,6 @@ ON_GPU(a_welcome_names_the_gpu_once_there_is_one)
 
 ON_GPU(only_workers_on_the_gpu_are_told_to_join_once_more)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 0);
     hello(on, 1, ours);
     join(on, 1, false, SERVER_PROOF);
@@ -159,7 +157,6 @@ TEST(joining_on_the_gpu_takes_the_proof_and_the_same_gpu)
 
 ON_GPU(with_require_only_workers_on_the_gpu_come_in)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_REQUIRE, 0);
     hello(on, 1, ours);
     assert_join_refused(on, 1, false); /* the publisher may learn its GPU yet */
@@ -181,7 +178,6 @@ ON_GPU(with_require_only_workers_on_the_gpu_come_in)
 
 ON_GPU(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_REQUIRE, 1);
     use_gpu(on);
     join_gpu(on, 1);
@@ -195,7 +191,6 @@ ON_GPU(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required)
 
 ON_GPU(an_offer_names_the_block_where_the_version_lies_there)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 2);
     use_gpu(on);
     join_gpu(on, 1);
@@ -243,7 +238,6 @@ TEST(a_reader_on_the_gpu_taints_no_slot_of_the_host)
 
 ON_GPU(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 1);
     use_gpu(on);
     join_gpu(on, 1);
@@ -260,7 +254,6 @@ ON_GPU(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go)
 
 ON_GPU(a_recall_is_a_beat_for_those_on_the_gpu)
 {
-    scene *on = *state;
     scene_open(on, REFIT_GPU_AUTO, 0);
     use_gpu(on);
     join_gpu(on, 1);

@@ -49,7 +49,6 @@ static size_t queue_after(server_bench *bench, uint32_t rounds, bool new_names)
 
 ON_BENCH(manifests_asked_for_again_and_again_are_one)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_offer(bench, 1);
     server_bench_stage(bench, 1);
@@ -74,7 +73,6 @@ ON_BENCH(manifests_asked_for_again_and_again_are_one)
 
 ON_BENCH(a_cached_message_that_is_still_read_outlives_its_version)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_offer(bench, 1);
     server_bench_stage(bench, 1);
@@ -116,7 +114,6 @@ static uint32_t manifests_for(server_bench *bench, unsigned char who, unsigned c
 
 ON_BENCH(observers_that_ask_on_and_on_are_answered_once_a_second)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_forget(bench);
     for (uint32_t second = 0; second < 3; second++) {
@@ -133,7 +130,6 @@ ON_BENCH(observers_that_ask_on_and_on_are_answered_once_a_second)
 /* With a new connection for each query. */
 ON_BENCH(a_crowd_of_observers_is_answered_in_part)
 {
-    server_bench *bench = *state;
     for (uint32_t second = 0; second < 3; second++) {
         uint32_t answered = 0;
         for (uint32_t i = 0; i < 1000; i++) {
@@ -169,7 +165,6 @@ static uint32_t frames_to_send(server_bench *bench)
 
 ON_BENCH(no_more_frames_wait_than_the_window)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_offer(bench, 1);
     uint32_t window = server_bench_peer(bench, 1)->window;
@@ -181,7 +176,6 @@ ON_BENCH(no_more_frames_wait_than_the_window)
 
 ON_BENCH(worker_that_asks_for_ever_is_evicted)
 {
-    server_bench *bench = *state;
     server_bench_join(bench, 1, false);
     server_bench_join(bench, 2, false);
     server_bench_offer(bench, 1);
@@ -204,7 +198,6 @@ ON_BENCH(worker_that_asks_for_ever_is_evicted)
 
 ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker)
 {
-    server_bench *bench = *state;
     rft_peer_id id = {.bytes = {9}, .count = 1};
     rft_message hello = hello_as("liar", 1);
     server_bench_join(bench, 1, false);
@@ -270,7 +263,6 @@ static void close_keys(server_bench *bench, locksmith *smith)
 /* Knowing another's name and instance is not enough to take its place. */
 ON_BENCH(a_place_goes_back_to_the_key_that_had_it)
 {
-    server_bench *bench = *state;
     locksmith smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
     open_two_keys(bench, &smith, w0, w1);
@@ -304,7 +296,6 @@ static const char *name_given(server_bench *bench, const char *said, const char 
 
 ON_BENCH(a_name_begins_with_that_of_the_key)
 {
-    server_bench *bench = *state;
     locksmith smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], w10[RFT_KEY_TEXT];
     open_two_keys(bench, &smith, w0, w1);
@@ -346,7 +337,6 @@ TEST(a_name_that_is_too_long_keeps_its_key_and_its_end)
  * do not count as the worker's, and answers to it do not change the worker's state. */
 ON_BENCH(what_another_key_says_by_the_id_of_a_worker_is_not_heard)
 {
-    server_bench *bench = *state;
     locksmith smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
     const rft_message bye = {.kind = RFT_BYE};
@@ -379,7 +369,6 @@ static void rename_key(const locksmith *smith, const char *from, const char *to)
 /* Two workers of one key, of which one already has the name that the other one gets. */
 ON_BENCH(names_that_fall_together_are_not_shared)
 {
-    server_bench *bench = *state;
     locksmith smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
     open_two_keys(bench, &smith, w0, w1);
@@ -400,7 +389,6 @@ ON_BENCH(names_that_fall_together_are_not_shared)
 /* A key that has two files has the first of their names, and is allowed while it has one file. */
 ON_BENCH(a_key_with_two_files_has_the_first_name)
 {
-    server_bench *bench = *state;
     locksmith smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], from[256], to[256];
     open_two_keys(bench, &smith, w0, w1);

@@ -48,7 +48,6 @@ static void assert_result(const server_bench *bench, rft_transaction_state state
 
 ON_BENCH(good_version_goes_through_all_states)
 {
-    server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_COMMITTING);
     assert_int_equal(server_bench_count(bench, 1, RFT_COMMIT), 1);
     assert_int_equal(bench->server.current.version, 1);
@@ -61,7 +60,6 @@ ON_BENCH(good_version_goes_through_all_states)
 
 ON_BENCH(begin_is_refused_unless_idle)
 {
-    server_bench *bench = *state;
     for (rft_transaction_state at = RFT_TRANSACTION_PREPARING; at <= RFT_TRANSACTION_ABORTED;
          at++) {
         uint64_t version = 0;
@@ -75,7 +73,6 @@ ON_BENCH(begin_is_refused_unless_idle)
 
 ON_BENCH(newcomer_is_offered_what_the_state_serves)
 {
-    server_bench *bench = *state;
     static const bool offered[] = {
         [RFT_TRANSACTION_IDLE] = false,      [RFT_TRANSACTION_PREPARING] = false,
         [RFT_TRANSACTION_WRITING] = true,    [RFT_TRANSACTION_STAGING] = true,
@@ -93,7 +90,6 @@ ON_BENCH(newcomer_is_offered_what_the_state_serves)
 
 ON_BENCH(slot_that_cannot_be_had_leaves_all_as_it_was)
 {
-    server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_COMMITTING);
     server_bench_apply(bench, 1);
     server_bench_apply(bench, 2);
@@ -189,7 +185,6 @@ static void lose(server_bench *bench, const struct loss *loss)
 
 ON_BENCH(lost_member_aborts_while_staging)
 {
-    server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
         stop_in(bench, RFT_TRANSACTION_STAGING);
         server_bench_stage(bench, 1);
@@ -208,7 +203,6 @@ ON_BENCH(lost_member_aborts_while_staging)
 
 ON_BENCH(lost_member_aborts_when_all_is_written)
 {
-    server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
         if (LOSSES[i].only_staging) continue;
         stop_in(bench, RFT_TRANSACTION_WRITING);
@@ -223,7 +217,6 @@ ON_BENCH(lost_member_aborts_when_all_is_written)
 
 ON_BENCH(lost_member_is_forgiven_by_a_quorum)
 {
-    server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
         stop_in(bench, RFT_TRANSACTION_STAGING);
         set_quorum(bench, 1);
@@ -237,7 +230,6 @@ ON_BENCH(lost_member_is_forgiven_by_a_quorum)
 
 ON_BENCH(deadline_evicts_late_workers)
 {
-    server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_STAGING);
     bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
     server_bench_stage(bench, 1);
@@ -252,7 +244,6 @@ ON_BENCH(deadline_evicts_late_workers)
 /* Its STAGED was the last answer that was waited for, and does not count any more. */
 ON_BENCH(worker_that_starts_over_has_the_time_that_is_left)
 {
-    server_bench *bench = *state;
     for (int joins = 0; joins < 2; joins++) {
         stop_in(bench, RFT_TRANSACTION_STAGING);
         bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
@@ -273,7 +264,6 @@ ON_BENCH(worker_that_starts_over_has_the_time_that_is_left)
 
 ON_BENCH(staged_worker_that_fails_after_all_is_not_asked_again)
 {
-    server_bench *bench = *state;
     open_with(bench, 2, 2, false);
     apply_version(bench, 1, 2);
     server_bench_offer(bench, 2);
@@ -285,7 +275,6 @@ ON_BENCH(staged_worker_that_fails_after_all_is_not_asked_again)
 
 ON_BENCH(commit_stands_whatever_happens_after_it)
 {
-    server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(LOSSES); i++) {
         if (LOSSES[i].only_staging) continue;
         stop_in(bench, RFT_TRANSACTION_COMMITTING);
@@ -302,7 +291,6 @@ ON_BENCH(commit_stands_whatever_happens_after_it)
 
 ON_BENCH(worker_that_never_applies_is_evicted)
 {
-    server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_COMMITTING);
     bench->config.broadcast_heartbeat_timeout_ms = UINT32_MAX;
     server_bench_apply(bench, 1);
@@ -313,7 +301,6 @@ ON_BENCH(worker_that_never_applies_is_evicted)
 
 ON_BENCH(straggler_has_until_the_commit_deadline)
 {
-    server_bench *bench = *state;
     for (int late = 0; late < 2; late++) {
         stop_in(bench, RFT_TRANSACTION_STAGING);
         set_quorum(bench, 1);
@@ -333,7 +320,6 @@ ON_BENCH(straggler_has_until_the_commit_deadline)
 /* A straggler that the quorum does not need says COMMITTED when the next version is under way. */
 ON_BENCH(what_was_applied_late_counts_for_no_newer_version)
 {
-    server_bench *bench = *state;
     refit_worker_info info = {.size = sizeof info};
     open_with(bench, 2, 2, false);
     set_quorum(bench, 1);
@@ -356,7 +342,6 @@ ON_BENCH(what_was_applied_late_counts_for_no_newer_version)
 
 ON_BENCH(quorum_out_of_reach_is_not_waited_for)
 {
-    server_bench *bench = *state;
     stop_in(bench, RFT_TRANSACTION_WRITING);
     set_quorum(bench, 3);
     server_bench_write(bench);
@@ -379,7 +364,6 @@ static void fail_and_stage_again(server_bench *bench, rft_message failed)
 /* It has failed and staged: were it counted as both, a second failure would end the version. */
 ON_BENCH(member_that_failed_and_then_staged_counts_as_staged)
 {
-    server_bench *bench = *state;
     const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
     fail_and_stage_again(bench, failed);
     server_bench_say(bench, 2, failed);
@@ -395,7 +379,6 @@ ON_BENCH(member_that_failed_and_then_staged_counts_as_staged)
 
 ON_BENCH(member_that_fails_a_second_time_is_lost_again)
 {
-    server_bench *bench = *state;
     const rft_message failed = server_failed(1, REFIT_ERR_HOST_MEMORY, false);
     fail_and_stage_again(bench, failed);
     server_bench_say(bench, 1, failed);
@@ -408,7 +391,6 @@ ON_BENCH(member_that_fails_a_second_time_is_lost_again)
 
 ON_BENCH(readers_block_the_slot_that_comes_next)
 {
-    server_bench *bench = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         open_with(bench, slots, 2, true);
         for (uint64_t version = 1; version <= slots; version++)
@@ -427,7 +409,6 @@ ON_BENCH(readers_block_the_slot_that_comes_next)
 
 ON_BENCH(newer_version_ends_what_is_still_fetched)
 {
-    server_bench *bench = *state;
     open_with(bench, 2, 1, false);
     apply_version(bench, 1, 1);
     server_bench_join(bench, 2, false);
@@ -442,7 +423,6 @@ ON_BENCH(newer_version_ends_what_is_still_fetched)
 
 ON_BENCH(workers_behind_after_an_abort_catch_up)
 {
-    server_bench *bench = *state;
     open_with(bench, 1, 1, false);
     apply_version(bench, 1, 1);
     server_bench_begin(bench, 2);
@@ -463,7 +443,6 @@ ON_BENCH(workers_behind_after_an_abort_catch_up)
  * aborted. Its first STAGED arrives before it is offered the version again, or after that. */
 ON_BENCH(staged_of_an_earlier_offer_loses_no_worker_the_version)
 {
-    server_bench *bench = *state;
     for (int after = 0; after < 2; after++) {
         open_with(bench, 1, 1, false);
         apply_version(bench, 1, 1);
@@ -489,7 +468,6 @@ ON_BENCH(staged_of_an_earlier_offer_loses_no_worker_the_version)
 
 ON_BENCH(version_that_failed_is_not_offered_again)
 {
-    server_bench *bench = *state;
     open_with(bench, 2, 1, false);
     server_bench_offer(bench, 1);
     server_bench_stage(bench, 1);
@@ -519,7 +497,6 @@ static void fail_on_a_base(server_bench *bench, refit_status code)
 
 ON_BENCH(base_that_is_not_right_makes_the_offer_a_whole_one)
 {
-    server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(BAD_BASES); i++) {
         fail_on_a_base(bench, BAD_BASES[i]);
         assert_int_equal(server_bench_told(bench, 1, RFT_OFFER)->as.offer.base, 0);
@@ -534,7 +511,6 @@ ON_BENCH(base_that_is_not_right_makes_the_offer_a_whole_one)
 
 ON_BENCH(whole_version_that_fails_is_not_offered_again)
 {
-    server_bench *bench = *state;
     for (size_t i = 0; i < COUNT_OF(BAD_BASES); i++) {
         fail_on_a_base(bench, BAD_BASES[i]);
         server_bench_forget(bench);

@@ -9,7 +9,6 @@
 
 BOUND_TEST(what_is_applied_and_accepted_is_what_the_trainer_sent)
 {
-    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
         bound_begin(it, device == 1);
         bound_run_first(it);
@@ -24,7 +23,6 @@ BOUND_TEST(what_is_applied_and_accepted_is_what_the_trainer_sent)
 
 BOUND_TEST(applying_twice_is_applying_once)
 {
-    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
         refit_update *update = bound_take_second(it, device == 1);
         bound_apply(it, update);
@@ -39,7 +37,6 @@ BOUND_TEST(applying_twice_is_applying_once)
 /* The engine has the version, also after its memory was changed meanwhile. */
 BOUND_TEST(what_the_engine_had_does_not_matter)
 {
-    bound_pair *it = *state;
     unsigned char other[65536 * 2];
     bound_begin(it, false);
     bound_run_first(it);
@@ -54,7 +51,6 @@ BOUND_TEST(what_the_engine_had_does_not_matter)
 
 PAIR_TEST(tied_tensors_may_have_one_memory)
 {
-    pairing *pair = *state;
     engine one;
     pair_open(pair, false, NULL);
     engine_open(&one, NULL, sample_tensors(), SAMPLE_TENSORS, 1, 0);
@@ -66,14 +62,13 @@ PAIR_TEST(tied_tensors_may_have_one_memory)
     assert_true(engine_is_like(&one, update));
     refit_update_close(update);
     assert_true(engine_is_as_saved(&one));
-    (void)pair_teardown(state);
+    pair_close(pair);
     engine_close(&one);
 }
 
 /* The trainer aborts or evicts the worker too late: the version was committed. */
 BOUND_TEST(what_the_trainer_says_after_its_commit_changes_nothing)
 {
-    bound_pair *it = *state;
     for (int bye = 0; bye <= 1; bye++) {
         bound_begin(it, false);
         refit_update *update = bound_take(it, 0, 0);
@@ -113,7 +108,6 @@ static uint64_t changed_bytes(const engine *one)
 
 BOUND_TEST(figures_say_what_was_written_and_what_was_taken_back)
 {
-    bound_pair *it = *state;
     bound_begin(it, false);
     assert_int_equal(figures(it).receive_bound, SAMPLE_TENSORS);
     assert_int_equal(figures(it).receive_applied_bytes_total, 0);
@@ -159,7 +153,6 @@ static void end_update(bound_pair *it, refit_update *update, ending how)
 
 BOUND_TEST(what_is_not_accepted_was_never_there)
 {
-    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
         for (ending how = REFUSED_KEPT; how <= SUBSCRIBER_CLOSED; how++) {
             refit_update *update = bound_take_second(it, device == 1);
@@ -171,7 +164,6 @@ BOUND_TEST(what_is_not_accepted_was_never_there)
 
 BOUND_TEST(after_a_refusal_the_next_version_applies)
 {
-    bound_pair *it = *state;
     refit_update *update = bound_take_second(it, true);
     bound_apply(it, update);
     assert_ok(refit_update_refuse(update, NULL, 1, NULL));
@@ -184,7 +176,6 @@ BOUND_TEST(after_a_refusal_the_next_version_applies)
 
 BOUND_TEST(every_change_of_the_engine_is_taken_back_to_before_the_first)
 {
-    bound_pair *it = *state;
     refit_update *update = bound_take_second(it, false);
     bound_apply(it, update);
     memset(it->engine.list[1].memory, 9, 70000);
@@ -196,7 +187,6 @@ BOUND_TEST(every_change_of_the_engine_is_taken_back_to_before_the_first)
 /* The trainer writes over its shared memory: before the apply, or between it and accept. */
 PAIR_TEST(bytes_overwritten_under_an_update_are_taken_back)
 {
-    pairing *pair = *state;
     for (int late = 0; late <= 1; late++) {
         engine one;
         rft_segment slot;
@@ -217,7 +207,7 @@ PAIR_TEST(bytes_overwritten_under_an_update_are_taken_back)
         assert_true(engine_is_as_saved(&one));
         refit_update_close(update);
         rft_segment_close(&slot);
-        (void)pair_teardown(state);
+        pair_close(pair);
         engine_close(&one);
     }
 }
@@ -244,7 +234,6 @@ static void *scribble(void *user)
 
 PAIR_TEST(bytes_that_change_while_they_are_applied_are_taken_back)
 {
-    pairing *pair = *state;
     engine one;
     rft_segment slot;
     pair_open(pair, true, NULL);
@@ -268,7 +257,7 @@ PAIR_TEST(bytes_that_change_while_they_are_applied_are_taken_back)
     rft_thread_join(trainer.thread);
     refit_update_close(update);
     rft_segment_close(&slot);
-    (void)pair_teardown(state);
+    pair_close(pair);
     engine_close(&one);
 }
 
@@ -301,7 +290,6 @@ refit_status __wrap_rft_destinations_digest(const rft_destinations *all,
 /* A byte changes that has no destination. */
 PAIR_TEST(a_version_overwritten_while_it_is_verified_is_taken_back)
 {
-    pairing *pair = *state;
     for (int told = 0; told < 2; told++) {
         engine one;
         refit_error error;
@@ -319,7 +307,7 @@ PAIR_TEST(a_version_overwritten_while_it_is_verified_is_taken_back)
         assert_true(overwritten);
         assert_true(engine_is_as_saved(&one));
         refit_update_close(update);
-        (void)pair_teardown(state);
+        pair_close(pair);
         rft_segment_close(&scribbled);
         engine_close(&one);
     }

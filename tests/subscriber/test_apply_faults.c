@@ -14,7 +14,6 @@
 /* A device that loses half of each copy and reports no error. */
 BOUND_TEST(a_wrong_digest_is_taken_back)
 {
-    bound_pair *it = *state;
     uint32_t found = 0;
     for (uint32_t nth = 1;; nth++) {
         bound_begin_with(it, true, with_verify_always);
@@ -65,7 +64,6 @@ static bool fail_one(bound_pair *it, faulty_slot slot, uint32_t nth, bool later,
 
 BOUND_TEST(a_device_that_fails_at_any_step_leaves_the_old_version)
 {
-    bound_pair *it = *state;
     const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_WAIT};
     for (size_t i = 0; i < COUNT_OF(slots); i++) {
         uint32_t nth = 1;
@@ -82,7 +80,6 @@ BOUND_TEST(a_device_that_fails_at_any_step_leaves_the_old_version)
 /* The device also fails when the version is to be taken back. */
 BOUND_TEST(destinations_that_cannot_be_restored_serve_no_version)
 {
-    bound_pair *it = *state;
     refit_error error;
     refit_update *update = bound_take_second(it, true);
     faulty_device_fail_times(it->device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
@@ -105,7 +102,6 @@ BOUND_TEST(destinations_that_cannot_be_restored_serve_no_version)
 /* Once the device works again, torn destinations get the old version back. */
 BOUND_TEST(a_second_attempt_to_take_back_does)
 {
-    bound_pair *it = *state;
     for (int later = 0; later <= 1; later++) {
         refit_update *update = bound_take_second(it, true);
         faulty_device_fail_times(it->device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
@@ -164,7 +160,6 @@ static bool tear_and_refuse(bound_pair *it, uint32_t nth, bool *torn)
 /* Bytes that a broken copy left are never noted as the engine's old bytes. */
 BOUND_TEST(what_a_broken_copy_left_is_not_what_was_there)
 {
-    bound_pair *it = *state;
     uint32_t nth = 1, tears = 0;
     for (bool torn = false; tear_and_refuse(it, nth, &torn); nth++)
         tears += torn ? 1 : 0;
@@ -173,7 +168,6 @@ BOUND_TEST(what_a_broken_copy_left_is_not_what_was_there)
 
 BOUND_TEST(unbinding_takes_back_what_is_torn_or_does_not_unbind)
 {
-    bound_pair *it = *state;
     refit_update *update = bound_take_second(it, true);
     faulty_device_fail_times(it->device, FAULTY_COPY_BATCH, 4, FAULTY_ALWAYS, REFIT_ERR_COPY);
     assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
@@ -188,7 +182,6 @@ BOUND_TEST(unbinding_takes_back_what_is_torn_or_does_not_unbind)
 /* An engine without the version must not say that it has it. */
 BOUND_TEST(what_could_not_be_applied_is_not_accepted)
 {
-    bound_pair *it = *state;
     uint32_t left;
     refit_update *update = bound_take_second(it, false);
     assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
@@ -208,7 +201,6 @@ BOUND_TEST(what_could_not_be_applied_is_not_accepted)
 
 BOUND_TEST(without_memory_nothing_is_changed)
 {
-    bound_pair *it = *state;
     uint64_t nth = 1;
     failing_alloc_begin(0);
     bound_begin_with(it, true, with_verify_always);

@@ -128,7 +128,6 @@ static refit_status bind_two(refit_subscriber *subscriber, refit_destination a, 
 
 PAIR_TEST(lists_with_mistakes_are_refused)
 {
-    pairing *pair = *state;
     unsigned char memory[64] = {0};
     const refit_destination good = {
         .size = sizeof good, .name = "a", .memory = memory, .bytes = 32};
@@ -163,7 +162,6 @@ PAIR_TEST(lists_with_mistakes_are_refused)
 /* One device's memory, by itself and as plain memory of the host, is one memory. */
 PAIR_TEST(overlaps_are_seen_across_devices)
 {
-    pairing *pair = *state;
     refit_device *device;
     void *memory;
     if (test_on_cuda()) return; /* whose memory is none of the host's */
@@ -182,14 +180,13 @@ PAIR_TEST(overlaps_are_seen_across_devices)
     within.memory = (unsigned char *)memory + 2048;
     within.bytes = 2048;
     assert_ok(bind_two(pair->subscriber, plain, within));
-    (void)pair_teardown(state);
+    pair_close(pair);
     assert_ok(refit_memory_free(device, memory, NULL));
     assert_ok(refit_device_close(device, NULL));
 }
 
 PAIR_TEST(memory_of_another_device_is_refused)
 {
-    pairing *pair = *state;
     refit_device *device;
     unsigned char memory[8];
     if (!test_on_cuda()) return; /* any memory is the host device's */
@@ -201,13 +198,12 @@ PAIR_TEST(memory_of_another_device_is_refused)
                                    .bytes = sizeof memory,
                                    .device = device};
     assert_invalid(refit_subscriber_bind(pair->subscriber, &one, 1, NULL));
-    (void)pair_teardown(state);
+    pair_close(pair);
     assert_ok(refit_device_close(device, NULL));
 }
 
 BOUND_TEST(bound_and_unbound_in_turn)
 {
-    bound_pair *it = *state;
     refit_error error;
     bound_begin(it, true);
     assert_int_equal(
@@ -232,7 +228,6 @@ BOUND_TEST(bound_and_unbound_in_turn)
 /* Destinations are bound while an update is open: it is applied into those that are bound then. */
 BOUND_TEST(bound_elsewhere_amid_an_update)
 {
-    bound_pair *it = *state;
     engine other;
     refit_update *update = bound_take_second(it, false);
     assert_ok(refit_subscriber_unbind(it->pair.subscriber, NULL));
@@ -244,14 +239,13 @@ BOUND_TEST(bound_elsewhere_amid_an_update)
     assert_true(engine_is_as_saved(&it->engine));
     refit_update_close(update);
     assert_true(engine_is_as_saved(&other));
-    (void)bound_teardown(state);
+    bound_end(it);
     engine_close(&other);
 }
 
 /* A closed subscriber writes no more, so the destinations may be freed at once. */
 BOUND_TEST(what_was_bound_may_be_freed_once_the_subscriber_is_closed)
 {
-    bound_pair *it = *state;
     for (int device = 0; device <= 1; device++) {
         refit_update *update = bound_take_second(it, device == 1);
         bound_apply(it, update);
@@ -267,7 +261,6 @@ BOUND_TEST(what_was_bound_may_be_freed_once_the_subscriber_is_closed)
 
 PAIR_TEST(a_bind_that_fails_leaves_nothing)
 {
-    pairing *pair = *state;
     const struct {
         faulty_slot slot;
         uint32_t nth;
@@ -295,7 +288,7 @@ PAIR_TEST(a_bind_that_fails_leaves_nothing)
             assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }
     assert_true(nth > 6);
-    (void)pair_teardown(state);
+    pair_close(pair);
     engine_close(&one);
     assert_ok(refit_device_close(device, NULL));
     (void)failing_alloc_end();

@@ -127,7 +127,6 @@ static void open_when_lost(void *user, refit_log_level level, const char *line)
 /* Each WELCOME is answered with a JOIN; beats are too rare to come between. */
 PAIR_TEST(what_waited_for_a_lost_trainer_is_not_sent)
 {
-    pairing *pair = *state;
     atomic_store(&room, UINT32_MAX);
     pair_open(pair, false, NULL);
     rft_message welcome = sample_welcome(pair->raw.epoch, NULL);

@@ -11,7 +11,6 @@
 
 BENCH_TEST(hello_is_repeated_until_welcome)
 {
-    session_bench *bench = *state;
     bench_tick(bench, 0);
     const rft_message *hello = bench_said(bench, RFT_HELLO);
     assert_non_null(hello);
@@ -33,7 +32,6 @@ BENCH_TEST(hello_is_repeated_until_welcome)
 
 BENCH_TEST(a_second_welcome_is_answered_and_changes_nothing)
 {
-    session_bench *bench = *state;
     bench_reach(bench, RFT_SESSION_STAGED);
     bench_hear(bench, sample_welcome(BENCH_EPOCH, NULL));
     assert_int_equal(bench_state(bench), RFT_SESSION_STAGED);
@@ -42,7 +40,6 @@ BENCH_TEST(a_second_welcome_is_answered_and_changes_nothing)
 
 BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over)
 {
-    session_bench *bench = *state;
     refit_device *device = NULL;
     assert_ok(refit_device_open("host", NULL, &device, NULL));
     bench_tick(bench, 0);
@@ -61,7 +58,6 @@ BENCH_TEST(a_welcome_from_before_the_gpu_was_named_is_passed_over)
 
 BENCH_TEST(an_impossible_welcome_breaks_the_connection)
 {
-    session_bench *bench = *state;
     for (int i = 0; i < 5; i++) {
         rft_message welcome = sample_welcome(BENCH_EPOCH, NULL);
         if (i == 0) welcome.as.welcome.epoch = 0;
@@ -77,7 +73,6 @@ BENCH_TEST(an_impossible_welcome_breaks_the_connection)
 
 BENCH_TEST(a_version_that_the_machine_cannot_hold_is_refused)
 {
-    session_bench *bench = *state;
     assert_true(bench->session.limits.memory_bytes > 1 << 20);
     bench->session.limits.memory_bytes = 64;
     bench_reach(bench, STAGING);
@@ -89,7 +84,6 @@ BENCH_TEST(a_version_that_the_machine_cannot_hold_is_refused)
 
 BENCH_TEST(another_protocol_ends_everything)
 {
-    session_bench *bench = *state;
     rft_message welcome = sample_welcome(BENCH_EPOCH, NULL);
     welcome.as.welcome.protocol = 99;
     bench_tick(bench, 0);
@@ -104,7 +98,6 @@ BENCH_TEST(another_protocol_ends_everything)
 
 BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause)
 {
-    session_bench *bench = *state;
     bench_tick(bench, 0);
     bench_hear(bench, sample_refuse(REFIT_ERR_STALE, false));
     bench_forget(bench);
@@ -116,7 +109,6 @@ BENCH_TEST(a_refusal_for_now_is_tried_again_after_a_pause)
 
 BENCH_TEST(a_final_refusal_ends_everything)
 {
-    session_bench *bench = *state;
     bench_tick(bench, 0);
     bench_hear(bench, sample_refuse(REFIT_ERR_SECURITY, true));
     assert_int_equal(bench->session.report.final.status, REFIT_ERR_SECURITY);
@@ -151,7 +143,6 @@ static void wait_for(session_bench *bench, uint32_t ms)
 
 BENCH_TEST(a_worker_without_a_trainer_ends_after_the_idle_timeout)
 {
-    session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
     wait_for(bench, 60000);
     assert_false(has_ended(bench));
@@ -167,7 +158,6 @@ BENCH_TEST(a_worker_without_a_trainer_ends_after_the_idle_timeout)
 
 BENCH_TEST(without_an_idle_timeout_it_waits_for_ever)
 {
-    session_bench *bench = *state;
     for (int hours = 0; hours < 48; hours++)
         bench_tick(bench, 3600u * 1000);
     assert_false(has_ended(bench));
@@ -175,7 +165,6 @@ BENCH_TEST(without_an_idle_timeout_it_waits_for_ever)
 
 BENCH_TEST(a_trainer_that_only_beats_is_heard)
 {
-    session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
     bench_join(bench, BENCH_EPOCH);
     for (int i = 0; i < 3600; i++) {
@@ -193,7 +182,6 @@ BENCH_TEST(a_trainer_that_only_beats_is_heard)
 
 BENCH_TEST(a_trainer_that_takes_it_not_yet_is_heard)
 {
-    session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
     for (int i = 0; i < 10; i++) {
         bench_tick(bench, 20000);
@@ -209,7 +197,6 @@ BENCH_TEST(a_trainer_that_takes_it_not_yet_is_heard)
  */
 BENCH_TEST(a_worker_that_was_stopped_asks_before_it_ends)
 {
-    session_bench *bench = *state;
     bench->config.broadcast_idle_timeout_ms = 60000;
     bench_join(bench, BENCH_EPOCH);
     bench_forget(bench);
@@ -241,7 +228,6 @@ static void count_line(void *user, refit_log_level level, const char *line)
 
 BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between)
 {
-    session_bench *bench = *state;
     uint32_t lines = 0;
     const uint32_t step = bench->config.broadcast_heartbeat_timeout_ms / 10;
     refit_set_log(count_line, &lines, REFIT_LOG_WARNING);
@@ -260,7 +246,6 @@ BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between)
 
 BENCH_TEST(what_is_guessed_alone_ends_nothing)
 {
-    session_bench *bench = *state;
     const uint32_t timeout = bench->config.broadcast_heartbeat_timeout_ms;
     shut_out(bench, &known, 0);
     shut_out(bench, &guessed, timeout);
@@ -308,7 +293,6 @@ static const rft_session_state leads_to[RFT_MESSAGE_KINDS][STATES] = {
 
 BENCH_TEST(every_message_in_every_state_leads_where_it_should)
 {
-    session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
         for (rft_message_kind kind = 0; kind < RFT_MESSAGE_KINDS; kind++) {
             bench_renew(bench);
@@ -326,7 +310,6 @@ BENCH_TEST(every_message_in_every_state_leads_where_it_should)
 
 BENCH_TEST(messages_of_another_epoch_are_passed_over)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGED);
     bench_forget(bench);
     int64_t heard = bench->session.heard;
@@ -341,7 +324,6 @@ BENCH_TEST(messages_of_another_epoch_are_passed_over)
 
 BENCH_TEST(garbage_costs_the_connection_in_every_state)
 {
-    session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
         refit_error why = {.status = REFIT_ERR_PROTOCOL, .text = "rubbish \xff"};
         bench_renew(bench);
@@ -356,7 +338,6 @@ BENCH_TEST(garbage_costs_the_connection_in_every_state)
 
 BENCH_TEST(a_message_above_a_limit_costs_the_version_only)
 {
-    session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "too much"};
     bench_reach(bench, STAGING);
     rft_session_garbage(&bench->session, &why, bench->now);
@@ -369,7 +350,6 @@ BENCH_TEST(a_message_above_a_limit_costs_the_version_only)
 
 BENCH_TEST(silence_is_noticed_in_every_state)
 {
-    session_bench *bench = *state;
     for (rft_session_state from = JOINING; from < STATES; from++) {
         bench_renew(bench);
         bench_hold(bench, 1);
@@ -394,7 +374,6 @@ BENCH_TEST(silence_is_noticed_in_every_state)
 /* The send queue is not emptied here, as by a socket that takes nothing. */
 BENCH_TEST(a_message_that_cannot_be_queued_costs_the_connection)
 {
-    session_bench *bench = *state;
     bench_reach(bench, CURRENT);
     bench_forget(bench);
     const rft_message beat = sample_beat(BENCH_EPOCH);
@@ -413,7 +392,6 @@ BENCH_TEST(a_message_that_cannot_be_queued_costs_the_connection)
 
 BENCH_TEST(a_hello_replaces_what_waits_to_be_sent)
 {
-    session_bench *bench = *state;
     for (uint32_t i = 0; i < 3; i++) {
         rft_session_tick(&bench->session, bench->now);
         assert_int_equal(bench->session.send_queue.count, 1);
@@ -424,7 +402,6 @@ BENCH_TEST(a_hello_replaces_what_waits_to_be_sent)
 
 BENCH_TEST(a_sign_of_life_defers_the_silence)
 {
-    session_bench *bench = *state;
     bench_reach(bench, CURRENT);
     for (int i = 0; i < 5; i++) {
         bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms - 1);
@@ -435,7 +412,6 @@ BENCH_TEST(a_sign_of_life_defers_the_silence)
 
 BENCH_TEST(beats_say_what_is_held_and_repeat_what_is_staged)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 1);
     bench_stage(bench, 2, 1);
     bench_forget(bench);
@@ -449,7 +425,6 @@ BENCH_TEST(beats_say_what_is_held_and_repeat_what_is_staged)
 
 BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails)
 {
-    session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
     sample_version *sample = bench_sample(bench, 1);
     bench_hear(bench, sample_manifest(sample, BENCH_EPOCH));
@@ -467,7 +442,6 @@ BENCH_TEST(an_offer_that_is_not_filled_by_its_deadline_fails)
 
 BENCH_TEST(a_new_epoch_is_told_the_old_and_builds_on_nothing)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 2);
     bench_hear(bench, sample_bye());
     bench_forget(bench);
@@ -483,7 +457,6 @@ BENCH_TEST(a_new_epoch_is_told_the_old_and_builds_on_nothing)
 
 BENCH_TEST(a_new_epoch_in_every_state_starts_over)
 {
-    session_bench *bench = *state;
     for (rft_session_state from = 0; from < STATES; from++) {
         bench_renew(bench);
         bench_reach(bench, from);
@@ -517,7 +490,6 @@ static uint32_t warnings_of(session_bench *bench, const char *probe)
 
 BENCH_TEST(a_worker_of_this_host_warns_once_why_it_takes_the_socket)
 {
-    session_bench *bench = *state;
     char gone[RFT_SEGMENT_NAME_BYTES];
     (void)snprintf(gone, sizeof gone, "/proc/%ld/fd/9999:1", (long)getpid());
     refit_set_log(count_warnings, NULL, REFIT_LOG_WARNING);

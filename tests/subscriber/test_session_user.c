@@ -15,7 +15,6 @@ static const rft_image *hold_and_take_next(session_bench *bench, uint64_t versio
 
 BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before)
 {
-    session_bench *bench = *state;
     (void)hold_and_take_next(bench, 2);
     rft_session_refuse(&bench->session, REFIT_ERR_PEER, true, "engine is busy", bench->now);
     assert_int_equal(bench_said(bench, RFT_FAILED)->as.failed.version, 3);
@@ -29,7 +28,6 @@ BENCH_TEST(a_refusal_that_keeps_leaves_the_version_before)
 
 BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing)
 {
-    session_bench *bench = *state;
     (void)hold_and_take_next(bench, 2);
     rft_session_refuse(&bench->session, REFIT_ERR_PEER, false, "half loaded", bench->now);
     assert_false(bench_said(bench, RFT_FAILED)->as.failed.kept);
@@ -46,7 +44,6 @@ BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing)
 /* A version that it refused is offered again only after a HELLO. */
 BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too)
 {
-    session_bench *bench = *state;
     bench_reach(bench, APPLYING);
     bench_take(bench);
     rft_session_refuse(&bench->session, REFIT_ERR_CALLBACK, false, "lost", bench->now);
@@ -64,7 +61,6 @@ BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too)
 /* Nor while its user has a newer one. */
 BENCH_TEST(hello_waits_until_a_newer_update_is_decided)
 {
-    session_bench *bench = *state;
     (void)hold_and_take_next(bench, 1);
     rft_session_refuse(&bench->session, REFIT_ERR_CALLBACK, false, "lost", bench->now);
     rft_session_release(&bench->session, bench->now);
@@ -82,7 +78,6 @@ BENCH_TEST(hello_waits_until_a_newer_update_is_decided)
 
 BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged)
 {
-    session_bench *bench = *state;
     const rft_image *open = hold_and_take_next(bench, 1);
     rft_session_accept(&bench->session, bench->now);
     bench_stage(bench, 3, 2);
@@ -99,7 +94,6 @@ BENCH_TEST(an_open_update_is_not_written_while_the_next_is_staged)
 
 BENCH_TEST(an_offer_waits_while_an_update_is_undecided)
 {
-    session_bench *bench = *state;
     const rft_image *open = hold_and_take_next(bench, 1);
     bench_hear(bench, sample_bye());
     bench_join(bench, BENCH_EPOCH);
@@ -119,7 +113,6 @@ BENCH_TEST(an_offer_waits_while_an_update_is_undecided)
 
 BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed)
 {
-    session_bench *bench = *state;
     (void)hold_and_take_next(bench, 1);
     rft_session_refuse(&bench->session, REFIT_ERR_PEER, true, "no", bench->now);
     bench_forget(bench);
@@ -134,7 +127,6 @@ BENCH_TEST(an_offer_waits_until_a_refused_update_is_closed)
 
 BENCH_TEST(a_waiting_offer_has_a_deadline)
 {
-    session_bench *bench = *state;
     bench_reach(bench, APPLYING);
     bench_take(bench);
     bench_offer(bench, 2, 0);
@@ -152,7 +144,6 @@ BENCH_TEST(a_waiting_offer_has_a_deadline)
 
 BENCH_TEST(an_update_taken_before_the_connection_was_lost_can_be_accepted)
 {
-    session_bench *bench = *state;
     bench_reach(bench, APPLYING);
     const rft_image *image = bench_take(bench);
     bench_tick(bench, bench->config.broadcast_heartbeat_timeout_ms);
@@ -168,7 +159,6 @@ BENCH_TEST(an_update_taken_before_the_connection_was_lost_can_be_accepted)
 
 BENCH_TEST(the_version_that_was_missed_is_recognised)
 {
-    session_bench *bench = *state;
     bench_reach(bench, APPLYING);
     bench_take(bench);
     bench_hear(bench, sample_bye());

@@ -40,7 +40,7 @@ static int verify_teardown(void **state)
     return 0;
 }
 
-#define VERIFY_TEST(name) TEST_WITH(name, verify_setup, verify_teardown)
+#define VERIFY_TEST(name) TEST_ON(verify_bench *fixture, name, verify_setup, verify_teardown)
 
 /* Up to the first part, which is left to do. */
 static void offer_and_seal(verify_bench *fixture)
@@ -68,7 +68,6 @@ static uint32_t verify_all(session_bench *bench)
 
 VERIFY_TEST(a_part_of_the_bytes_is_digested_a_tick)
 {
-    verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
     uint64_t bytes = bench_sample(bench, 1)->manifest->payload_bytes;
     offer_and_seal(fixture);
@@ -83,7 +82,6 @@ VERIFY_TEST(a_part_of_the_bytes_is_digested_a_tick)
 
 VERIFY_TEST(the_worker_beats_between_two_parts)
 {
-    verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
     offer_and_seal(fixture);
     for (uint32_t beats = 1; beats < 4; beats++) {
@@ -98,7 +96,6 @@ VERIFY_TEST(the_worker_beats_between_two_parts)
 
 VERIFY_TEST(damage_in_a_later_part_fails_the_version)
 {
-    verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
     const rft_manifest *manifest = bench_sample(bench, 1)->manifest;
     const rft_block *last = &manifest->blocks[manifest->block_count - 1];
@@ -112,7 +109,6 @@ VERIFY_TEST(damage_in_a_later_part_fails_the_version)
 
 VERIFY_TEST(bytes_overwritten_between_two_parts_fail_the_version)
 {
-    verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
     offer_and_seal(fixture);
     bench_tick(bench, 0);
@@ -125,7 +121,6 @@ VERIFY_TEST(bytes_overwritten_between_two_parts_fail_the_version)
 
 VERIFY_TEST(an_abort_between_two_parts_is_obeyed)
 {
-    verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
     offer_and_seal(fixture);
     bench_tick(bench, 0);
@@ -139,7 +134,6 @@ VERIFY_TEST(an_abort_between_two_parts_is_obeyed)
 
 VERIFY_TEST(a_deadline_between_two_parts_fails_the_version)
 {
-    verify_bench *fixture = *state;
     session_bench *bench = &fixture->bench;
     offer_and_seal(fixture);
     bench_tick(bench, 0);

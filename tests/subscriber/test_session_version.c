@@ -12,7 +12,6 @@
 
 BENCH_TEST(a_version_is_staged_committed_and_applied)
 {
-    session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
     bench_stage(bench, 1, 0);
     const rft_message *staged = bench_said(bench, RFT_STAGED);
@@ -42,7 +41,6 @@ static uint32_t credits_granted(const session_bench *bench)
 
 BENCH_TEST(credits_fill_the_window_and_ask_for_each_frame_once)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     uint32_t frames = bench_sample(bench, 1)->manifest->frame_count;
     assert_true(frames > 4);
@@ -59,7 +57,6 @@ BENCH_TEST(credits_fill_the_window_and_ask_for_each_frame_once)
 /* Of the first tensor nothing changed, and its two frames have no payload. */
 BENCH_TEST(small_frames_take_a_part_of_a_credit)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 2);
     bench_forget(bench);
     bench_offer(bench, 3, 2);
@@ -79,7 +76,6 @@ BENCH_TEST(small_frames_take_a_part_of_a_credit)
 
 BENCH_TEST(frames_come_in_any_order_and_twice)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
     for (uint32_t i = bench_sample(bench, 1)->manifest->frame_count; i > 0; i--) {
@@ -92,7 +88,6 @@ BENCH_TEST(frames_come_in_any_order_and_twice)
 
 BENCH_TEST(same_blocks_come_from_the_version_held)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 2);
     uint64_t before = bench->session.report.bytes_received;
     bench_stage(bench, 3, 2);
@@ -105,7 +100,6 @@ BENCH_TEST(same_blocks_come_from_the_version_held)
 
 BENCH_TEST(a_base_that_is_not_held_fails_as_stale)
 {
-    session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
     bench_offer(bench, 3, 2);
     assert_int_equal(bench_failed(bench), REFIT_ERR_STALE);
@@ -117,7 +111,6 @@ BENCH_TEST(a_base_that_is_not_held_fails_as_stale)
  * bytes, and the version is fetched whole. */
 BENCH_TEST(changes_of_another_base_fail_as_stale)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 2);
     bench_offer(bench, 3, 2);
     sample_version *now = bench_sample(bench, 3);
@@ -144,7 +137,6 @@ BENCH_TEST(changes_of_another_base_fail_as_stale)
 
 BENCH_TEST(a_damaged_frame_is_asked_for_again)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     bench_frame(bench, 1, 0, 2, true);
     assert_int_equal(bench->resent_count, 1);
@@ -157,7 +149,6 @@ BENCH_TEST(a_damaged_frame_is_asked_for_again)
 
 BENCH_TEST(a_frame_that_stays_damaged_fails_the_version)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     for (uint32_t i = 0; i < bench->config.broadcast_resend_limit; i++) {
         bench_frame(bench, 1, 0, 2, true);
@@ -178,7 +169,6 @@ static void hear_beats(session_bench *bench, uint32_t count)
 
 BENCH_TEST(lost_frames_are_asked_for_when_beats_pass_without_one)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     uint32_t frames = bench_sample(bench, 1)->manifest->frame_count;
     for (uint32_t i = 0; i < frames; i++)
@@ -202,7 +192,6 @@ BENCH_TEST(lost_frames_are_asked_for_when_beats_pass_without_one)
 /* A worker that was stopped hears all the beats of that time at once. */
 BENCH_TEST(beats_that_queued_up_ask_for_lost_frames_once)
 {
-    session_bench *bench = *state;
     uint32_t many = 2 * (bench->config.broadcast_resend_limit + 2);
     bench_reach(bench, STAGING);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
@@ -222,7 +211,6 @@ BENCH_TEST(beats_that_queued_up_ask_for_lost_frames_once)
 
 BENCH_TEST(frames_that_never_come_fail_the_version)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     bench_hear(bench, sample_seal(bench_sample(bench, 1)));
     for (uint32_t i = 0; i < 2 * (bench->config.broadcast_resend_limit + 1) + 1; i++) {
@@ -234,7 +222,6 @@ BENCH_TEST(frames_that_never_come_fail_the_version)
 
 BENCH_TEST(an_abort_keeps_what_was_held)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 2);
     bench_stage(bench, 3, 2);
     bench_hear(bench, sample_abort(bench_sample(bench, 3)));
@@ -247,7 +234,6 @@ BENCH_TEST(an_abort_keeps_what_was_held)
 
 BENCH_TEST(a_commit_of_what_is_held_is_confirmed_again)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 1);
     bench_forget(bench);
     bench_commit(bench, 1);
@@ -257,7 +243,6 @@ BENCH_TEST(a_commit_of_what_is_held_is_confirmed_again)
 
 BENCH_TEST(a_commit_of_what_is_not_staged_fails)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     bench_commit(bench, 1);
     assert_int_equal(bench_failed(bench), REFIT_ERR_STATE);
@@ -266,7 +251,6 @@ BENCH_TEST(a_commit_of_what_is_not_staged_fails)
 
 BENCH_TEST(an_offer_of_what_is_held_needs_no_frames)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 1);
     bench_forget(bench);
     bench_offer(bench, 1, 0);
@@ -281,7 +265,6 @@ BENCH_TEST(an_offer_of_what_is_held_needs_no_frames)
 
 BENCH_TEST(other_bytes_under_the_number_held_fail_the_version)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 1);
     bench_forget(bench);
     bench_offer(bench, 1, 0);
@@ -299,7 +282,6 @@ BENCH_TEST(other_bytes_under_the_number_held_fail_the_version)
 
 BENCH_TEST(a_seal_that_does_not_fit_the_bytes_fails_the_version)
 {
-    session_bench *bench = *state;
     bench_hold(bench, 1);
     for (int i = 0; i < 2; i++) {
         bench_offer(bench, 2, 1);
@@ -318,7 +300,6 @@ BENCH_TEST(a_seal_that_does_not_fit_the_bytes_fails_the_version)
 
 BENCH_TEST(an_offer_against_its_manifest_breaks_the_connection)
 {
-    session_bench *bench = *state;
     for (int i = 0; i < 6; i++) {
         bench_renew(bench);
         bench_hold(bench, 2);
@@ -340,7 +321,6 @@ BENCH_TEST(an_offer_against_its_manifest_breaks_the_connection)
 
 BENCH_TEST(a_frame_against_its_manifest_breaks_the_connection)
 {
-    session_bench *bench = *state;
     for (int i = 0; i < 4; i++) {
         bench_renew(bench);
         bench_reach(bench, STAGING);
@@ -359,7 +339,6 @@ BENCH_TEST(a_frame_against_its_manifest_breaks_the_connection)
 
 BENCH_TEST(a_seal_of_the_wrong_length_breaks_the_connection)
 {
-    session_bench *bench = *state;
     bench_reach(bench, STAGING);
     rft_message seal = sample_seal(bench_sample(bench, 1));
     seal.as.seal.tensors.count -= 8;
@@ -369,7 +348,6 @@ BENCH_TEST(a_seal_of_the_wrong_length_breaks_the_connection)
 
 BENCH_TEST(a_manifest_that_lies_breaks_the_connection)
 {
-    session_bench *bench = *state;
     bench_join(bench, BENCH_EPOCH);
     rft_message manifest = sample_manifest(bench_sample(bench, 1), BENCH_EPOCH);
     manifest.as.manifest.digest.bytes[5] ^= 1;
@@ -384,7 +362,6 @@ BENCH_TEST(a_manifest_that_lies_breaks_the_connection)
 
 BENCH_TEST(a_manifest_above_the_limits_fails_its_versions)
 {
-    session_bench *bench = *state;
     bench->session.limits.version_bytes = 100000;
     bench_join(bench, BENCH_EPOCH);
     bench_hear(bench, sample_manifest(bench_sample(bench, 1), BENCH_EPOCH));
@@ -398,7 +375,6 @@ BENCH_TEST(a_manifest_above_the_limits_fails_its_versions)
 /* The message itself is above limits.manifest_bytes: it cannot be known that it was a manifest. */
 BENCH_TEST(a_manifest_too_large_to_be_read_fails_its_versions)
 {
-    session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
     bench_join(bench, BENCH_EPOCH);
     bench_forget(bench);
@@ -418,7 +394,6 @@ BENCH_TEST(a_manifest_too_large_to_be_read_fails_its_versions)
 /* A new manifest that cannot be read leaves the versions of the one before as they were. */
 BENCH_TEST(a_message_above_a_limit_leaves_the_known_manifest)
 {
-    session_bench *bench = *state;
     refit_error why = {.status = REFIT_ERR_LIMIT, .text = "a message of 9 bytes"};
     bench_hold(bench, 1);
     rft_session_garbage(&bench->session, &why, bench->now);

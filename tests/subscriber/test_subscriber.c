@@ -59,7 +59,6 @@ TEST(open_survives_every_failed_allocation)
 
 PAIR_TEST(without_a_trainer_next_times_out_and_says_so)
 {
-    pairing *pair = *state;
     refit_update *update = NULL;
     pair_open(pair, false, NULL);
     assert_refused(refit_subscriber_next(pair->subscriber, 10, &update, error), REFIT_ERR_TIMEOUT,
@@ -95,7 +94,6 @@ TEST(a_worker_goes_by_its_name)
 
 PAIR_TEST(a_version_comes_whole)
 {
-    pairing *pair = *state;
     pair_open(pair, false, NULL);
     raw_join(&pair->raw);
     assert_int_equal(pair_readable(pair, 0), 0);
@@ -140,7 +138,6 @@ PAIR_TEST(a_version_comes_whole)
 
 PAIR_TEST(one_update_is_open_and_decided_once)
 {
-    pairing *pair = *state;
     refit_update *second = NULL;
     pair_open(pair, false, NULL);
     raw_join(&pair->raw);
@@ -164,7 +161,6 @@ PAIR_TEST(one_update_is_open_and_decided_once)
 
 PAIR_TEST(an_update_closed_undecided_holds_nothing)
 {
-    pairing *pair = *state;
     pair_open(pair, false, NULL);
     raw_join(&pair->raw);
     pair_apply(pair, 0, NULL);
@@ -181,7 +177,6 @@ PAIR_TEST(an_update_closed_undecided_holds_nothing)
 
 PAIR_TEST(steady_versions_allocate_nothing)
 {
-    pairing *pair = *state;
     pair_open(pair, false, NULL);
     raw_join(&pair->raw);
     pair_apply(pair, 0, NULL);
@@ -211,7 +206,6 @@ static void *wake_later(void *user)
 
 PAIR_TEST(wake_ends_a_wait_and_the_next_one)
 {
-    pairing *pair = *state;
     refit_update *update = NULL;
     pthread_t thread;
     pair_open(pair, false, NULL);
@@ -243,7 +237,6 @@ static void *signal_later(void *user)
 
 PAIR_TEST(wake_works_in_a_signal_handler)
 {
-    pairing *pair = *state;
     refit_update *update = NULL;
     pthread_t thread, self = pthread_self();
     pair_open(pair, false, NULL);
@@ -259,7 +252,6 @@ PAIR_TEST(wake_works_in_a_signal_handler)
 
 PAIR_TEST(a_final_refusal_is_the_answer_from_then_on)
 {
-    pairing *pair = *state;
     refit_update *update = NULL;
     pair_open(pair, false, NULL);
     raw_hear(&pair->raw, RFT_HELLO);
@@ -279,7 +271,6 @@ static void small_messages(refit_config *config)
 
 PAIR_TEST(a_manifest_above_its_limit_costs_versions_but_not_the_connection)
 {
-    pairing *pair = *state;
     static const unsigned char tensors[8192];
     pair_open(pair, false, small_messages);
     raw_join(&pair->raw);

@@ -49,7 +49,6 @@ static void await_hello(raw_publisher *raw)
 
 PAIR_TEST(a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state)
 {
-    pairing *pair = *state;
     for (int point = 0; point < AT_ENDS; point++) {
         char endpoint[64];
         refit_update *update = reach(pair, point);
@@ -75,7 +74,6 @@ PAIR_TEST(a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state)
 /* test_session.c has all states, with a clock of its own. */
 PAIR_TEST(a_silent_trainer_is_noticed)
 {
-    pairing *pair = *state;
     pair_open(pair, false, NULL);
     raw_hear(&pair->raw, RFT_HELLO);
     rft_message welcome = sample_welcome(PAIR_EPOCH, NULL);
@@ -88,7 +86,6 @@ PAIR_TEST(a_silent_trainer_is_noticed)
 
 PAIR_TEST(close_ends_every_state_with_a_goodbye)
 {
-    pairing *pair = *state;
     for (int point = 0; point < AT_ENDS; point++) {
         (void)reach(pair, point);
         refit_subscriber_close(pair->subscriber);
@@ -101,7 +98,6 @@ PAIR_TEST(close_ends_every_state_with_a_goodbye)
 
 PAIR_TEST(garbage_makes_a_worker_connect_anew)
 {
-    pairing *pair = *state;
     static const unsigned char rubbish[] = "\x83\xa1k\xa5hello\xff\xff\xff\xff";
     const rft_view bytes = {rubbish, sizeof rubbish};
     for (int i = 0; i < 4; i++) {

@@ -4,7 +4,6 @@
 
 PAIR_TEST(a_version_in_shared_memory_is_read_in_place)
 {
-    pairing *pair = *state;
     rft_segment slots[2];
     pair_open(pair, true, NULL);
     raw_join(&pair->raw);
@@ -30,7 +29,6 @@ PAIR_TEST(a_version_in_shared_memory_is_read_in_place)
 
 PAIR_TEST(bytes_overwritten_under_an_update_are_not_accepted)
 {
-    pairing *pair = *state;
     rft_segment slot;
     refit_error error;
     pair_open(pair, true, NULL);
@@ -49,7 +47,6 @@ PAIR_TEST(bytes_overwritten_under_an_update_are_not_accepted)
 
 PAIR_TEST(a_slot_that_is_not_what_was_offered_fails_the_version)
 {
-    pairing *pair = *state;
     static const uint64_t right = RFT_SEQLOCK_BYTES, none = UINT64_MAX;
     const struct {
         const char *label;
@@ -94,7 +91,6 @@ PAIR_TEST(a_slot_that_is_not_what_was_offered_fails_the_version)
 
 PAIR_TEST(without_a_probe_the_path_is_the_socket)
 {
-    pairing *pair = *state;
     char reason[160];
     pair_open(pair, true, NULL);
     raw_hear(&pair->raw, RFT_HELLO);
@@ -115,7 +111,6 @@ static void require_shm(refit_config *config)
 
 PAIR_TEST(shm_that_is_required_and_not_to_be_had_is_final)
 {
-    pairing *pair = *state;
     refit_update *update = NULL;
     refit_error error;
     pair_open(pair, false, require_shm);
@@ -130,7 +125,6 @@ PAIR_TEST(shm_that_is_required_and_not_to_be_had_is_final)
  */
 PAIR_TEST(a_path_that_changes_brings_the_next_version_in_full)
 {
-    pairing *pair = *state;
     rft_segment slot;
     pair_open(pair, true, NULL);
     raw_join(&pair->raw);
@@ -151,7 +145,6 @@ PAIR_TEST(a_path_that_changes_brings_the_next_version_in_full)
 
 PAIR_TEST(kept_bytes_stay_mapped_beyond_update_and_subscriber)
 {
-    pairing *pair = *state;
     for (int shm = 0; shm < 2; shm++) {
         rft_segment slot = {0};
         void *kept = NULL, *late;

@@ -7,7 +7,7 @@
 
 void bound_begin_with(bound_pair *it, bool device, void (*change)(refit_config *config))
 {
-    if (it->pair.raw.channel != NULL) bound_end(it);
+    bound_end(it);
     pair_open(&it->pair, false, change);
     if (device) assert_ok(faulty_device_open(test_device_spec("host"), &it->device, NULL));
     engine_open(&it->engine, it->device, sample_tensors(), SAMPLE_TENSORS, 0, 0xEE);
@@ -23,6 +23,7 @@ void bound_begin(bound_pair *it, bool device)
 
 void bound_end(bound_pair *it)
 {
+    if (it->pair.raw.channel == NULL) return;
     pair_close(&it->pair);
     engine_close(&it->engine);
     if (it->device != NULL) assert_ok(refit_device_close(it->device, NULL));
@@ -38,8 +39,7 @@ int bound_setup(void **state)
 
 int bound_teardown(void **state)
 {
-    bound_pair *it = *state;
-    if (it->pair.raw.channel != NULL) bound_end(it);
+    bound_end(*state);
     return 0;
 }
 

@@ -22,7 +22,7 @@ void bound_end(bound_pair *it);
 /* A test begins with the pair that is its state; it is ended afterwards. */
 int bound_setup(void **state);
 int bound_teardown(void **state);
-#define BOUND_TEST(name) TEST_WITH(name, bound_setup, bound_teardown)
+#define BOUND_TEST(name) TEST_ON(bound_pair *it, name, bound_setup, bound_teardown)
 
 /* Version `index` + 1, complete, committed, and taken; built on version `base`, 0 for none. */
 refit_update *bound_take(bound_pair *it, uint32_t index, uint32_t base);

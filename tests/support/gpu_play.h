@@ -32,7 +32,7 @@ void gpu_play_close(gpu_play *play);
 /* A test opens the play that is its state; it is closed afterwards. */
 int gpu_play_setup(void **state);
 int gpu_play_teardown(void **state);
-#define PLAY_TEST(test) TEST_WITH(test, gpu_play_setup, gpu_play_teardown)
+#define PLAY_TEST(test) TEST_ON(gpu_play *play, test, gpu_play_setup, gpu_play_teardown)
 
 /* A worker on the GPU, or on none, with the play's configuration; subscribed when it returns. */
 crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit);

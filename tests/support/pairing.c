@@ -33,24 +33,24 @@ int pair_setup(void **state)
 
 int pair_teardown(void **state)
 {
-    pairing *pair = *state;
-    if (pair->raw.channel != NULL) pair_close(pair);
-    memset(pair, 0, sizeof *pair);
+    pair_close(*state);
     return 0;
 }
 
 void pair_renew(pairing *pair, bool shm, void (*change)(refit_config *config))
 {
-    if (pair->raw.channel != NULL) pair_close(pair);
+    pair_close(pair);
     pair_open(pair, shm, change);
 }
 
 void pair_close(pairing *pair)
 {
+    if (pair->raw.channel == NULL) return;
     refit_subscriber_close(pair->subscriber);
     raw_close(&pair->raw);
     for (uint32_t i = 0; i < 3; i++)
         sample_close(&pair->samples[i]);
+    memset(pair, 0, sizeof *pair);
 }
 
 refit_update *pair_next(pairing *pair)

@@ -15,7 +15,7 @@ typedef struct pairing {
 
 /* `change` may be NULL; the configuration is quick_config. */
 void pair_open(pairing *pair, bool shm, void (*change)(refit_config *config));
-void pair_close(pairing *pair);
+void pair_close(pairing *pair); /* nothing, where none is open */
 /* A change of the configuration, for pair_open. */
 void with_verify_always(refit_config *config);
 /* Closes what is open, and opens it anew. */
@@ -24,7 +24,7 @@ void pair_renew(pairing *pair, bool shm, void (*change)(refit_config *config));
 /* A test opens the pairing that is its state; it is closed afterwards. */
 int pair_setup(void **state);
 int pair_teardown(void **state);
-#define PAIR_TEST(name) TEST_WITH(name, pair_setup, pair_teardown)
+#define PAIR_TEST(name) TEST_ON(pairing *pair, name, pair_setup, pair_teardown)
 
 /* The next update, or the test fails. */
 refit_update *pair_next(pairing *pair);

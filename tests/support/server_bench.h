@@ -37,7 +37,7 @@ void server_bench_reopen(server_bench *bench, uint32_t slots, bool shared);
 /* A test on a fresh bench with two slots, which is its state. */
 int server_bench_setup(void **state);
 int server_bench_teardown(void **state);
-#define ON_BENCH(test) TEST_WITH(test, server_bench_setup, server_bench_teardown)
+#define ON_BENCH(test) TEST_ON(server_bench *bench, test, server_bench_setup, server_bench_teardown)
 
 /* Frees the versions that all benches share; none may be open. They are made again when needed. */
 void server_samples_forget(void);

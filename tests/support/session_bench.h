@@ -72,7 +72,7 @@ void assert_image_is(const rft_image *image, const sample_version *sample);
 /* A test on a fresh bench, which is its state. */
 int bench_setup(void **state);
 int bench_teardown(void **state);
-#define BENCH_TEST(name) TEST_WITH(name, bench_setup, bench_teardown)
+#define BENCH_TEST(name) TEST_ON(session_bench *bench, name, bench_setup, bench_teardown)
 
 rft_session_state bench_state(const session_bench *bench);
 

@@ -35,11 +35,26 @@
 /* With what is done before it and after it; cmocka's state is there, if it is needed. */
 #define TEST_WITH(name, begin, end)                                                                \
     static void name(void **state);                                                                \
-    __attribute__((constructor)) static void list_##name(void)                                     \
-    {                                                                                              \
-        test_list((struct CMUnitTest){#name, name, begin, end, NULL});                             \
-    }                                                                                              \
+    TEST_LIST(name, #name, name, begin, end, NULL)                                                 \
     static void name(void **state)
+
+/* Given what `begin` leaves in the state: TEST_ON(door *it, a_door_closes, open_door, free_door).
+ */
+#define TEST_ON(what, name, begin, end)                                                            \
+    static void name(what);                                                                        \
+    static void run_##name(void **state)                                                           \
+    {                                                                                              \
+        name(*state);                                                                              \
+    }                                                                                              \
+    TEST_LIST(name, #name, run_##name, begin, end, NULL)                                           \
+    static void name(what)
+
+/* Lists the test of these members of CMUnitTest; `as`: an identifier of its own in the file. */
+#define TEST_LIST(as, ...)                                                                         \
+    __attribute__((constructor)) static void list_##as(void)                                       \
+    {                                                                                              \
+        test_list((struct CMUnitTest){__VA_ARGS__});                                               \
+    }
 
 void test_list(struct CMUnitTest test);
 const struct CMUnitTest *test_listed(size_t *count);

@@ -57,7 +57,7 @@ static int tear_down(void **state)
     return 0;
 }
 
-#define FIXTURE_TEST(name) TEST_WITH(name, set_up, tear_down)
+#define FIXTURE_TEST(name) TEST_ON(fixture *all, name, set_up, tear_down)
 
 /* ---- Ranks as processes */
 
@@ -110,7 +110,6 @@ static void hear(child *rank, const char *status)
 
 FIXTURE_TEST(each_process_has_its_gpu_and_takes_the_lock)
 {
-    fixture *all = *state;
     child *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     seal_while_another_waits(all, first, second);
     atomic_store(&all->node->held, false);
@@ -146,7 +145,6 @@ static void refuse_the_second(fixture *all, const char *setting)
 
 FIXTURE_TEST(the_second_sees_what_the_first_has_taken)
 {
-    fixture *all = *state;
     atomic_fetch_sub(&all->node->free_bytes,
                      6 * (long long)MIB); /* 10 MiB are left, and each needs 6 */
     refuse_the_second(all, "offload.budget_share=1");
@@ -157,7 +155,6 @@ FIXTURE_TEST(the_second_sees_what_the_first_has_taken)
 /* More ranks than GPUs, all at once: as many as fit get their memory, and no more. */
 FIXTURE_TEST(as_many_as_fit_and_no_more)
 {
-    fixture *all = *state;
     unsigned served = 0, refused = 0;
     for (unsigned i = 0; i < NODE_RANKS; i++) {
         (void)open_rank(all, i, SHARE);
@@ -180,7 +177,6 @@ FIXTURE_TEST(as_many_as_fit_and_no_more)
 
 FIXTURE_TEST(one_that_is_killed_with_the_lock_leaves_it_to_the_next)
 {
-    fixture *all = *state;
     child *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     seal_while_another_waits(all, first, second);
     child_stop(first);
@@ -201,7 +197,6 @@ FIXTURE_TEST(one_that_is_killed_with_the_lock_leaves_it_to_the_next)
 
 FIXTURE_TEST(a_failing_pin_harms_no_other_rank)
 {
-    fixture *all = *state;
     child *first = open_rank(all, 0, SHARE), *second = open_rank(all, 1, SHARE);
     (void)child_ask(first, "fault 4");
     seal_while_another_waits(all, first, second);
@@ -256,7 +251,6 @@ static void close_both(thread_rank ranks[GPUS])
 
 FIXTURE_TEST(one_process_may_have_a_controller_for_each_gpu)
 {
-    fixture *all = *state;
     static thread_rank ranks[GPUS];
     test_node *node = all->node;
     open_both(all, ranks);
@@ -285,7 +279,6 @@ static void expect_stranger(refit_status status, const refit_error *error)
 
 FIXTURE_TEST(memory_of_the_other_gpu_is_refused)
 {
-    fixture *all = *state;
     static thread_rank ranks[GPUS];
     open_both(all, ranks);
     test_rank *own = &ranks[0].rank, *other = &ranks[1].rank;

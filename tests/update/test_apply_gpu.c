@@ -79,7 +79,6 @@ static void require_and_verify(refit_config *config)
 
 PLAY_TEST(versions_on_the_gpu_go_where_the_engine_is)
 {
-    gpu_play *play = *state;
     for (int trial = 0; trial < 4; trial++) {
         gpu_worker worker;
         gpu_play_open(play, trial / 2 == 0 ? with_gpu_required : require_and_verify);

@@ -54,7 +54,6 @@ static void await_nobody(gpu_play *play)
 
 PLAY_TEST(memory_is_taken_while_a_worker_wants_it)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, NULL);
     (void)gpu_play_hire(play, true, CREW_ACCEPT);
     assert_int_equal(gpu_bytes(play), 0);
@@ -105,7 +104,6 @@ static void publish_to(gpu_play *play, crew_member *good, uint64_t version,
 /* The keeper reads version 1 all the time; version 3 would be written over it. */
 PLAY_TEST(a_kept_version_stays_as_it_was_while_others_come)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, one_is_enough);
     crew_member *good = gpu_play_hire(play, true, CREW_ACCEPT);
     crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
@@ -135,7 +133,6 @@ static refit_update *next_of(refit_subscriber *subscriber)
 /* The worker takes its time over version 1, and the trainer goes on without it. */
 PLAY_TEST(evicted_worker_cannot_accept_the_bytes_it_read)
 {
-    gpu_play *play = *state;
     refit_subscriber *subscriber = NULL;
     refit_error error;
     gpu_play_open(play, hasty_one_slot);
@@ -167,7 +164,6 @@ PLAY_TEST(evicted_worker_cannot_accept_the_bytes_it_read)
 
 PLAY_TEST(where_the_gpu_is_full_versions_go_another_way)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, NULL);
     crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
     fake_cuda_fail("cuMemAlloc", 2, 1, RFT_CU_OUT_OF_MEMORY); /* the first is the weights' own */
@@ -182,7 +178,6 @@ PLAY_TEST(where_the_gpu_is_full_versions_go_another_way)
 
 PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
     crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
     (void)gpu_play_publish(play, 1);
@@ -198,7 +193,6 @@ PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so)
 /* An evicted reader keeps the block, and there is no room for another. */
 PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything)
 {
-    gpu_play *play = *state;
     for (int require = 0; require < 2; require++) {
         gpu_play_open(play, require ? one_is_enough_and_required : one_is_enough);
         crew_member *good = gpu_play_hire(play, true, CREW_ACCEPT);
@@ -241,7 +235,6 @@ static void slow_heart_and_required(refit_config *config)
 
 PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go)
 {
-    gpu_play *play = *state;
     void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
     for (size_t trial = 0; trial < 2; trial++) {
         gpu_play_open(play, changes[trial]);
@@ -275,7 +268,6 @@ static void await_goodbye(crew_member *member)
 /* The memory is freed when the reader releases it, and not before. */
 PLAY_TEST(close_waits_for_readers)
 {
-    gpu_play *play = *state;
     rft_thread thread;
     gpu_play_open(play, NULL);
     crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
@@ -296,7 +288,6 @@ static void linger_briefly(refit_config *config)
  * memory back once the reader has released it. */
 PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, linger_briefly);
     crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
     gpu_play_bring(play, keeper, 1);
@@ -310,7 +301,6 @@ PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device)
 
 PLAY_TEST(an_aborted_version_leaves_what_can_be_served)
 {
-    gpu_play *play = *state;
     static const struct {
         void (*change)(refit_config *config);
         bool served; /* version 1, to a late worker */
@@ -341,7 +331,6 @@ PLAY_TEST(an_aborted_version_leaves_what_can_be_served)
 
 PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there)
 {
-    gpu_play *play = *state;
     refit_device *other = NULL;
     gpu_play_open(play, NULL);
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
@@ -360,7 +349,6 @@ PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there)
 
 PLAY_TEST(with_require_weights_of_the_host_go_up)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
     (void)gpu_play_hire(play, true, CREW_ACCEPT);
     trainer_take_device(&play->trainer, NULL);
@@ -387,7 +375,6 @@ static refit_status publish_again(gpu_play *play)
  * what failed. */
 PLAY_TEST(a_driver_that_fails_costs_a_version_and_nothing_else)
 {
-    gpu_play *play = *state;
     const char *const calls[] = {
         "cuMemAlloc",    "cuIpcGetMemHandle",  "cuPointerGetAttributes", "cuMemGetAddressRange",
         "cuMemcpyAsync", "cuMemcpyBatchAsync", "cuEventRecord"};
@@ -418,7 +405,6 @@ static void hold(rft_share_lock *share_lock, const refit_publisher *publisher, u
 /* Of the two blocks before, one is freed while begin looks for memory, and one much later. */
 PLAY_TEST(room_for_one_version_is_enough_for_one)
 {
-    gpu_play *play = *state;
     rft_share_lock kept = {0}, late = {0};
     gpu_play_open(play, NULL);
     crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
@@ -446,7 +432,6 @@ PLAY_TEST(room_for_one_version_is_enough_for_one)
 
 PLAY_TEST(the_figures_are_those_of_the_tensors_there_are)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, NULL);
     (void)gpu_play_hire(play, true, CREW_ACCEPT);
     gpu_play_expect(play, 1, gpu_play_publish(play, 1));

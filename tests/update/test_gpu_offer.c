@@ -77,7 +77,7 @@ static int close_scene(void **state)
     return 0;
 }
 
-#define ON_SCENE(name) TEST_WITH(name, give_scene, close_scene)
+#define ON_SCENE(name) TEST_ON(scene *on, name, give_scene, close_scene)
 
 static void welcome(scene *on)
 {
@@ -140,7 +140,6 @@ static void assert_is_on_gpu(scene *on, const refit_update *update, uint32_t ind
 
 ON_SCENE(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used)
 {
-    scene *on = *state;
     scene_open(on, NULL);
     raw_publisher *raw = &on->pair.raw;
     do {
@@ -160,7 +159,6 @@ ON_SCENE(a_gpu_that_the_trainer_shows_in_a_second_welcome_is_used)
 
 ON_SCENE(a_version_on_the_gpu_is_read_in_place)
 {
-    scene *on = *state;
     scene_open(on, NULL);
     join(on);
     for (uint32_t i = 0; i < 2; i++) {
@@ -184,7 +182,6 @@ ON_SCENE(a_version_on_the_gpu_is_read_in_place)
 
 ON_SCENE(a_block_that_is_given_up_is_let_go_at_the_next_beat)
 {
-    scene *on = *state;
     scene_open(on, NULL);
     join(on);
     stage(on, 0);
@@ -203,7 +200,6 @@ ON_SCENE(a_block_that_is_given_up_is_let_go_at_the_next_beat)
 
 ON_SCENE(bytes_taken_back_under_an_update_are_not_accepted)
 {
-    scene *on = *state;
     refit_error error;
     scene_open(on, NULL);
     join(on);
@@ -221,7 +217,6 @@ ON_SCENE(bytes_taken_back_under_an_update_are_not_accepted)
 /* Between STAGED and COMMIT: the user never sees it. */
 ON_SCENE(bytes_taken_back_before_the_commit_are_not_handed_over)
 {
-    scene *on = *state;
     refit_update *update = NULL;
     scene_open(on, NULL);
     join(on);
@@ -315,7 +310,6 @@ TEST(with_verify_always_the_bytes_are_digested_on_the_gpu)
 
 ON_SCENE(a_block_that_changes_under_its_name_breaks_the_connection)
 {
-    scene *on = *state;
     scene_open(on, NULL);
     join(on);
     stage(on, 0);
@@ -330,7 +324,6 @@ ON_SCENE(a_block_that_changes_under_its_name_breaks_the_connection)
 /* Without having joined on it. */
 ON_SCENE(a_gpu_that_was_not_agreed_on_is_not_touched)
 {
-    scene *on = *state;
     scene_open(on, NULL);
     on->uuid[0] ^= 1; /* another trainer's */
     do {
@@ -347,7 +340,6 @@ ON_SCENE(a_gpu_that_was_not_agreed_on_is_not_touched)
 /* The digest is under way when the trainer is lost. */
 ON_SCENE(a_version_dropped_while_it_is_verified_ends_well)
 {
-    scene *on = *state;
     scene_open(on, with_verify_always);
     join(on);
     fake_cuda_stop();

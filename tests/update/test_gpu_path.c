@@ -35,7 +35,6 @@ static void required_without_kernels(refit_config *config)
 
 PLAY_TEST(a_worker_on_the_gpu_reads_every_version_there)
 {
-    gpu_play *play = *state;
     void (*const changes[])(refit_config *) = {NULL,
                                                with_one_slot,
                                                with_gpu_required,
@@ -66,7 +65,6 @@ PLAY_TEST(a_worker_on_the_gpu_reads_every_version_there)
 
 PLAY_TEST(with_require_nothing_is_kept_on_the_host)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
     (void)gpu_play_hire(play, true, CREW_ACCEPT);
     (void)gpu_play_publish(play, 1);
@@ -82,7 +80,6 @@ PLAY_TEST(with_require_nothing_is_kept_on_the_host)
 
 PLAY_TEST(workers_on_the_gpu_and_elsewhere_switch_together)
 {
-    gpu_play *play = *state;
     for (uint32_t slots = 1; slots <= 2; slots++) {
         gpu_play_open(play, slots == 1 ? with_one_slot : NULL);
         refit_config socket = play->config;
@@ -102,7 +99,6 @@ PLAY_TEST(workers_on_the_gpu_and_elsewhere_switch_together)
 
 PLAY_TEST(a_late_worker_on_the_gpu_takes_what_there_is)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, NULL);
     uint64_t version = 1, digest = gpu_play_publish(play, 1); /* no worker was on the GPU */
     assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes, 0);
@@ -118,7 +114,6 @@ PLAY_TEST(a_late_worker_on_the_gpu_takes_what_there_is)
 
 PLAY_TEST(with_require_a_late_worker_finds_the_version_on_the_gpu)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, with_gpu_required);
     uint64_t digest = gpu_play_publish(play, 1);
     crew_member *late = gpu_play_hire(play, true, CREW_ACCEPT);
@@ -129,7 +124,6 @@ PLAY_TEST(with_require_a_late_worker_finds_the_version_on_the_gpu)
 /* The trainer names its GPU after the worker has joined. */
 PLAY_TEST(present_workers_join_once_more)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, NULL);
     test_trainer second;
     crew_member member;
@@ -181,7 +175,6 @@ static refit_status await_answer(refit_subscriber *subscriber, refit_error *erro
 
 PLAY_TEST(a_worker_without_the_gpu_is_put_off_where_it_is_required)
 {
-    gpu_play *play = *state;
     refit_config config;
     gpu_play_open(play, with_gpu_required);
     config = play->config;
@@ -197,7 +190,6 @@ PLAY_TEST(a_worker_without_the_gpu_is_put_off_where_it_is_required)
 
 PLAY_TEST(a_worker_on_another_gpu_is_refused_for_good_where_it_is_required)
 {
-    gpu_play *play = *state;
     refit_device *other = NULL;
     refit_device_info info = {.size = sizeof info};
     gpu_play_open(play, with_gpu_required);
@@ -214,7 +206,6 @@ PLAY_TEST(a_worker_on_another_gpu_is_refused_for_good_where_it_is_required)
 
 PLAY_TEST(a_worker_on_another_gpu_takes_another_way)
 {
-    gpu_play *play = *state;
     refit_device *other = NULL;
     gpu_play_open(play, NULL);
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
@@ -228,7 +219,6 @@ PLAY_TEST(a_worker_on_another_gpu_takes_another_way)
 
 PLAY_TEST(a_worker_that_requires_the_gpu_takes_no_other_trainer)
 {
-    gpu_play *play = *state;
     refit_update *update = NULL;
     refit_device *other = NULL;
     gpu_play_open(play, NULL);
@@ -248,7 +238,6 @@ PLAY_TEST(a_worker_that_requires_the_gpu_takes_no_other_trainer)
 
 PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one)
 {
-    gpu_play *play = *state;
     refit_error error;
     test_trainer late;
     gpu_play_open(play, NULL);
@@ -268,7 +257,6 @@ PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one)
 
 PLAY_TEST(no_probe_means_no_gpu)
 {
-    gpu_play *play = *state;
     for (int require = 0; require < 2; require++) {
         refit_error error;
         gpu_play_open(play, NULL);
@@ -291,7 +279,6 @@ PLAY_TEST(no_probe_means_no_gpu)
 
 PLAY_TEST(with_off_the_gpu_is_left_alone)
 {
-    gpu_play *play = *state;
     for (int end = 0; end < 2; end++) {
         gpu_play_open(play, end == 0 ? off : NULL);
         refit_config config = play->config;
@@ -358,7 +345,6 @@ TEST(without_shared_memory_the_gpu_is_refused_only_where_it_is_required)
 
 PLAY_TEST(use_device_is_told_once_and_between_versions)
 {
-    gpu_play *play = *state;
     refit_error error;
     refit_publisher *publisher = NULL;
     gpu_play_open(play, NULL);
@@ -393,7 +379,6 @@ TEST(with_require_the_trainer_says_which_gpu_before_it_declares)
 
 PLAY_TEST(with_require_weights_of_another_gpu_are_refused)
 {
-    gpu_play *play = *state;
     refit_error error;
     refit_device *other = NULL;
     void *memory = NULL;
@@ -414,7 +399,6 @@ PLAY_TEST(with_require_weights_of_another_gpu_are_refused)
 /* The trainer's own export is the first call; the worker's look at its own memory is the second. */
 PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way)
 {
-    gpu_play *play = *state;
     gpu_play_open(play, NULL);
     crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
     fake_cuda_fail("cuIpcGetMemHandle", 2, 1, RFT_CU_UNKNOWN);
@@ -427,7 +411,6 @@ PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way)
 
 PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_where_it_is_required)
 {
-    gpu_play *play = *state;
     refit_error error;
     gpu_play_open(play, NULL);
     refit_config config = play->config;

@@ -70,7 +70,7 @@ static int close_scene(void **state)
     return 0;
 }
 
-#define ON_SCENE(name) TEST_WITH(name, open_scene, close_scene)
+#define ON_SCENE(name) TEST_ON(scene *on, name, open_scene, close_scene)
 
 static refit_status take(scene *on, int index, rft_image **out)
 {
@@ -94,7 +94,6 @@ static bool is_mapped(const scene *on, int index)
 
 ON_SCENE(a_mapping_is_kept_until_another_needs_its_place)
 {
-    scene *on = *state;
     for (int i = 0; i < 2; i++)
         rft_image_drop_use(take_ok(on, i), RFT_IMAGE_STAGED);
     assert_true(is_mapped(on, 0) && is_mapped(on, 1));
@@ -109,7 +108,6 @@ ON_SCENE(a_mapping_is_kept_until_another_needs_its_place)
 
 ON_SCENE(a_third_image_waits)
 {
-    scene *on = *state;
     rft_image *third = NULL;
     rft_image *first = take_ok(on, 0), *second = take_ok(on, 1);
     assert_int_equal(take(on, 2, &third), REFIT_ERR_BUSY);
@@ -123,7 +121,6 @@ ON_SCENE(a_third_image_waits)
  * is in use. */
 ON_SCENE(a_mapping_that_is_still_read_keeps_its_place)
 {
-    scene *on = *state;
     rft_image *third = NULL;
     rft_image *first = take_ok(on, 0), *second = take_ok(on, 1);
     rft_gpu_mapping *read = second->gpu;
@@ -141,7 +138,6 @@ ON_SCENE(a_mapping_that_is_still_read_keeps_its_place)
 
 ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken)
 {
-    scene *on = *state;
     rft_image *image = NULL;
     rft_image_drop_use(take_ok(on, 0), RFT_IMAGE_STAGED);
     rft_image *kept = take_ok(on, 1);
@@ -157,7 +153,6 @@ ON_SCENE(memory_that_was_given_up_is_let_go_and_not_taken)
 
 ON_SCENE(a_reader_is_seen_until_its_last_image_is_back)
 {
-    scene *on = *state;
     rft_image *first = take_ok(on, 0), *second = take_ok(on, 0);
     assert_ptr_equal(first->gpu, second->gpu);
     assert_true(rft_image_note_seqlock(first) && rft_image_note_seqlock(second));

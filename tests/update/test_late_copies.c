@@ -70,7 +70,6 @@ static void write_rest(gpu_play *play)
 /* The first tensor again, from other memory, while the copy of the wrong bytes is blocked. */
 PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up)
 {
-    gpu_play *play = *state;
     for (int trial = 0; trial < 4; trial++) {
         bool from_other = trial % 2 != 0, on_gpu = trial / 2 != 0;
         refit_error error;
@@ -109,7 +108,6 @@ PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up)
 /* The slots that it writes to are not used again. */
 PLAY_TEST(another_version_does_not_wait_for_it)
 {
-    gpu_play *play = *state;
     void *wrong = NULL;
     gpu_play_open(play, linger_briefly);
     (void)gpu_play_hire(play, true, CREW_ACCEPT);
@@ -163,7 +161,6 @@ static void shortage_end(shortage *none)
  * that: it is no longer served, so that no worker gets torn bytes. */
 PLAY_TEST(with_no_other_memory_the_version_before_is_not_served)
 {
-    gpu_play *play = *state;
     void *wrong = NULL;
     gpu_play_open(play, linger_briefly_one_slot);
     (void)gpu_play_publish(play, 1);
