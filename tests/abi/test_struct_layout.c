@@ -301,7 +301,7 @@ static const place places[] = {
     {OFFSET(refit_stats, activation_exposed_seconds_total, 760)},
 };
 
-static void every_struct_keeps_its_places(void **state)
+TEST(every_struct_keeps_its_places)
 {
     if (sizeof(void *) != 8) skip();
     size_t moved = 0;
@@ -315,6 +315,5 @@ static void every_struct_keeps_its_places(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_struct_keeps_its_places)};
-    return cmocka_run_group_tests_name("struct_layout", tests, NULL, NULL);
+    return test_run("struct_layout");
 }

@@ -29,6 +29,8 @@ static int remove_keys(void **state)
     return 0;
 }
 
+#define WITH_KEYS(name) TEST_WITH(name, make_keys, remove_keys)
+
 static refit_config keyed_trainer(void)
 {
     refit_config config = trainer_config();
@@ -50,24 +52,19 @@ static const char *endpoint_of(const test_trainer *trainer)
 
 /* ---- The right keys */
 
-typedef struct way {
-    const char *endpoint; /* "ipc": in the folder of the keys */
-    refit_shm shm;
-} way;
-
-static void versions_arrive(void **state)
+/* `endpoint` "ipc": in the folder of the keys. */
+static void versions_arrive(const char *endpoint, refit_shm shm)
 {
-    const way *by = *state;
     refit_config config = keyed_trainer(), own = keyed_worker("w0");
     test_trainer trainer;
     crew_member member;
-    config.broadcast_shm = own.broadcast_shm = by->shm;
-    strcpy(config.broadcast_endpoint, by->endpoint);
-    if (strcmp(by->endpoint, "ipc") == 0)
+    config.broadcast_shm = own.broadcast_shm = (int32_t)shm;
+    strcpy(config.broadcast_endpoint, endpoint);
+    if (strcmp(endpoint, "ipc") == 0)
         (void)snprintf(config.broadcast_endpoint, sizeof config.broadcast_endpoint, "ipc://%s/s",
                        smith.tree.root);
     /* Within one process ZeroMQ waits for all of it. */
-    if (strncmp(by->endpoint, "inproc:", 7) == 0)
+    if (strncmp(endpoint, "inproc:", 7) == 0)
         config.broadcast_linger_ms = own.broadcast_linger_ms = 0;
     trainer_open(&trainer, &config);
     crew_start(&member, endpoint_of(&trainer), &own, CREW_ACCEPT);
@@ -85,7 +82,29 @@ static void versions_arrive(void **state)
     trainer_close(&trainer);
 }
 
-static void with_keys_an_address_beyond_this_host_can_be_bound(void **state)
+WITH_KEYS(versions_arrive_by_tcp)
+{
+    versions_arrive("tcp://127.0.0.1:0", REFIT_SHM_OFF);
+}
+
+WITH_KEYS(versions_arrive_by_shared_memory)
+{
+    versions_arrive("tcp://127.0.0.1:0", REFIT_SHM_REQUIRE);
+}
+
+WITH_KEYS(versions_arrive_by_ipc)
+{
+    versions_arrive("ipc", REFIT_SHM_OFF);
+}
+
+#if !defined(__SANITIZE_THREAD__) /* which does not see libzmq's locks */
+WITH_KEYS(versions_arrive_within_the_process)
+{
+    versions_arrive("inproc://curve", REFIT_SHM_OFF); /* where keys are not asked for */
+}
+#endif
+
+WITH_KEYS(with_keys_an_address_beyond_this_host_can_be_bound)
 {
     refit_config config = keyed_trainer(), plain = trainer_config();
     rft_channel *channel = NULL;
@@ -98,7 +117,7 @@ static void with_keys_an_address_beyond_this_host_can_be_bound(void **state)
     rft_channel_close(channel);
 }
 
-static void a_new_file_lets_in_without_a_restart(void **state)
+WITH_KEYS(a_new_file_lets_in_without_a_restart)
 {
     refit_config config = keyed_trainer(), own = keyed_worker("stranger");
     test_trainer trainer;
@@ -155,7 +174,7 @@ static refit_config worker_with(const char *key, const char *server_key)
     return config;
 }
 
-static void ends_that_do_not_accept_each_other_say_why(void **state)
+WITH_KEYS(ends_that_do_not_accept_each_other_say_why)
 {
     for (size_t i = 0; i < COUNT_OF(mismatches); i++) {
         const mismatch *it = &mismatches[i];
@@ -173,7 +192,7 @@ static void ends_that_do_not_accept_each_other_say_why(void **state)
 }
 
 /* The trainer may be away, and something else may answer: the worker goes on looking. */
-static void a_worker_that_expects_another_key_waits_and_says_so(void **state)
+WITH_KEYS(a_worker_that_expects_another_key_waits_and_says_so)
 {
     const refit_config config = keyed_trainer(), own = worker_with("w0", "another");
     refit_error error = {0};
@@ -189,7 +208,7 @@ static void a_worker_that_expects_another_key_waits_and_says_so(void **state)
 }
 
 /* A worker that waited while the trainer had other keys need not be started again. */
-static void a_worker_finds_a_trainer_that_comes_back_with_the_right_keys(void **state)
+WITH_KEYS(a_worker_finds_a_trainer_that_comes_back_with_the_right_keys)
 {
     refit_config plain = trainer_config(), keyed = keyed_trainer();
     const refit_config own = keyed_worker("w0");
@@ -210,7 +229,7 @@ static void a_worker_finds_a_trainer_that_comes_back_with_the_right_keys(void **
 
 /* ---- Two publishers of one process */
 
-static void each_publisher_has_its_own_list(void **state)
+WITH_KEYS(each_publisher_has_its_own_list)
 {
     locksmith right = locksmith_open();
     const refit_config left_config = keyed_trainer();
@@ -270,7 +289,7 @@ static refit_status look_with(const refit_config *config, refit_error *error)
     return status;
 }
 
-static void a_secret_that_others_may_read_is_refused_at_open(void **state)
+WITH_KEYS(a_secret_that_others_may_read_is_refused_at_open)
 {
     const refit_config config = keyed_trainer();
     refit_error error;
@@ -280,7 +299,7 @@ static void a_secret_that_others_may_read_is_refused_at_open(void **state)
     assert_says(&error, "chmod 600");
 }
 
-static void key_files_that_are_not_right_are_refused_at_open(void **state)
+WITH_KEYS(key_files_that_are_not_right_are_refused_at_open)
 {
     static const struct {
         const char *file; /* empty: none */
@@ -307,7 +326,7 @@ static void key_files_that_are_not_right_are_refused_at_open(void **state)
     }
 }
 
-static void keys_of_the_other_end_are_refused(void **state)
+WITH_KEYS(keys_of_the_other_end_are_refused)
 {
     const refit_config trainer = keyed_trainer(), worker = keyed_worker("w0");
     refit_config bad = worker;
@@ -332,7 +351,7 @@ static refit_status look_plainly(const refit_config *config)
 }
 
 /* On either side, from the first allocation to the last. */
-static void every_allocation_that_fails_at_open_leaks_nothing(void **state)
+WITH_KEYS(every_allocation_that_fails_at_open_leaks_nothing)
 {
     refit_status (*const opens[])(const refit_config *config) = {open_plainly, look_plainly};
     const refit_config configs[] = {keyed_trainer(), keyed_worker("w0")};
@@ -347,37 +366,7 @@ static void every_allocation_that_fails_at_open_leaks_nothing(void **state)
     assert_ok(open_plainly(&configs[0]));
 }
 
-#define WITH_KEYS(test) cmocka_unit_test_setup_teardown(test, make_keys, remove_keys)
-#define BY(name, way)                                                                              \
-    {                                                                                              \
-        name, versions_arrive, make_keys, remove_keys, way                                         \
-    }
-
 int main(void)
 {
-    static way tcp = {"tcp://127.0.0.1:0", REFIT_SHM_OFF};
-    static way shm = {"tcp://127.0.0.1:0", REFIT_SHM_REQUIRE};
-    static way ipc = {"ipc", REFIT_SHM_OFF};
-#if !defined(__SANITIZE_THREAD__)                          /* it does not see libzmq's locks */
-    static way inproc = {"inproc://curve", REFIT_SHM_OFF}; /* there keys are not asked for */
-#endif
-    const struct CMUnitTest tests[] = {
-        BY("versions_arrive_by_tcp", &tcp),
-        BY("versions_arrive_by_shared_memory", &shm),
-        BY("versions_arrive_by_ipc", &ipc),
-#if !defined(__SANITIZE_THREAD__)
-        BY("versions_arrive_within_the_process", &inproc),
-#endif
-        WITH_KEYS(with_keys_an_address_beyond_this_host_can_be_bound),
-        WITH_KEYS(a_new_file_lets_in_without_a_restart),
-        WITH_KEYS(ends_that_do_not_accept_each_other_say_why),
-        WITH_KEYS(a_worker_that_expects_another_key_waits_and_says_so),
-        WITH_KEYS(a_worker_finds_a_trainer_that_comes_back_with_the_right_keys),
-        WITH_KEYS(each_publisher_has_its_own_list),
-        WITH_KEYS(a_secret_that_others_may_read_is_refused_at_open),
-        WITH_KEYS(key_files_that_are_not_right_are_refused_at_open),
-        WITH_KEYS(keys_of_the_other_end_are_refused),
-        WITH_KEYS(every_allocation_that_fails_at_open_leaks_nothing),
-    };
-    return cmocka_run_group_tests_name("curve", tests, NULL, NULL);
+    return test_run("curve");
 }

@@ -77,7 +77,7 @@ static void await_idle(trainer_process *trainer)
     }
 }
 
-static void half_open_connections_leave_descriptors_and_a_way_in(void **state)
+TEST(half_open_connections_leave_descriptors_and_a_way_in)
 {
     trainer_process trainer;
     crew_member member;
@@ -107,7 +107,7 @@ static void open_strangers(const trainer_process *trainer, uint32_t count)
         assert_true((fds[i] = zmtp_open(trainer->port, NULL, 0, WAIT_MS)) >= 0);
 }
 
-static void strangers_after_their_handshake_are_few(void **state)
+TEST(strangers_after_their_handshake_are_few)
 {
     trainer_process trainer;
     crew_member member;
@@ -126,7 +126,7 @@ static void strangers_after_their_handshake_are_few(void **state)
 }
 
 /* Ten times as long as silence lasts, and five seconds at the least. */
-static void strangers_after_their_handshake_do_not_stay(void **state)
+TEST(strangers_after_their_handshake_do_not_stay)
 {
     trainer_process trainer;
     refit_config config = quick_config();
@@ -139,7 +139,7 @@ static void strangers_after_their_handshake_do_not_stay(void **state)
 }
 
 /* How many are refused is chance: ZeroMQ may take the spare descriptor before they are. */
-static void no_descriptor_at_all_costs_no_core_and_ends_by_itself(void **state)
+TEST(no_descriptor_at_all_costs_no_core_and_ends_by_itself)
 {
     trainer_process trainer;
     crew_member member;
@@ -185,6 +185,8 @@ static int ipc_place_remove(void **state)
     return rmdir(place->tree.root);
 }
 
+#define ON_IPC(name) TEST_ON(ipc_place *place, name, ipc_place_make, ipc_place_remove)
+
 static bool can_connect(const ipc_place *place)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -207,9 +209,8 @@ static void hold_off_on_ipc(ipc_place *place)
 }
 
 /* A few low numbers are free again, as when workers have left: they are still few. */
-static void a_gap_among_the_descriptors_does_not_open_the_listener(void **state)
+ON_IPC(a_gap_among_the_descriptors_does_not_open_the_listener)
 {
-    ipc_place *place = *state;
     start_on_ipc(place);
     hold_off_on_ipc(place);
     trainer_process_free(&place->trainer, 3);
@@ -220,9 +221,8 @@ static void a_gap_among_the_descriptors_does_not_open_the_listener(void **state)
     assert_true(trainer_process_end(&place->trainer));
 }
 
-static void another_file_with_the_second_name_stays_and_is_refused(void **state)
+ON_IPC(another_file_with_the_second_name_stays_and_is_refused)
 {
-    const ipc_place *place = *state;
     refit_error why;
     refit_publisher *publisher;
     char second[128];
@@ -235,9 +235,8 @@ static void another_file_with_the_second_name_stays_and_is_refused(void **state)
     assert_int_equal(unlink(second), 0);
 }
 
-static void an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later(void **state)
+ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later)
 {
-    ipc_place *place = *state;
     crew_member member, late;
     start_on_ipc(place);
     join(&member, &place->trainer, &place->config);
@@ -256,9 +255,8 @@ static void an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later(v
     assert_true(trainer_process_end(&place->trainer));
 }
 
-static void an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind(void **state)
+ON_IPC(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind)
 {
-    ipc_place *place = *state;
     start_on_ipc(place);
     hold_off_on_ipc(place);
     trainer_process_kill(&place->trainer);
@@ -289,7 +287,7 @@ static void shake_hands_once(trainer_process *trainer)
         (void)poll(NULL, 0, 5);
 }
 
-static void more_handshakes_than_workers_make_are_held_off(void **state)
+TEST(more_handshakes_than_workers_make_are_held_off)
 {
     trainer_process trainer;
     crew_member member;
@@ -316,22 +314,11 @@ static void more_handshakes_than_workers_make_are_held_off(void **state)
     assert_true(trainer_process_end(&trainer));
 }
 
-#define ON_IPC(test) cmocka_unit_test_setup_teardown(test, ipc_place_make, ipc_place_remove)
-
 int main(void)
 {
     static int keys = 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(half_open_connections_leave_descriptors_and_a_way_in),
-        cmocka_unit_test_prestate(half_open_connections_leave_descriptors_and_a_way_in, &keys),
-        cmocka_unit_test(strangers_after_their_handshake_are_few),
-        cmocka_unit_test(strangers_after_their_handshake_do_not_stay),
-        cmocka_unit_test(no_descriptor_at_all_costs_no_core_and_ends_by_itself),
-        cmocka_unit_test(more_handshakes_than_workers_make_are_held_off),
-        ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later),
-        ON_IPC(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind),
-        ON_IPC(a_gap_among_the_descriptors_does_not_open_the_listener),
-        ON_IPC(another_file_with_the_second_name_stays_and_is_refused),
-    };
-    return cmocka_run_group_tests_name("strangers", tests, NULL, NULL);
+    test_list((struct CMUnitTest){"half_open_connections_with_keys",
+                                  half_open_connections_leave_descriptors_and_a_way_in, NULL, NULL,
+                                  &keys});
+    return test_run("strangers");
 }
