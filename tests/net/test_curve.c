@@ -330,14 +330,10 @@ WITH_KEYS(keys_of_the_other_end_are_refused)
 {
     const refit_config trainer = keyed_trainer(), worker = keyed_worker("w0");
     refit_config bad = worker;
-    refit_error error;
-    assert_int_equal(open_with(&worker, &error), REFIT_ERR_CONFIG);
-    assert_says(&error, "security.allow");
-    assert_int_equal(look_with(&trainer, &error), REFIT_ERR_CONFIG);
-    assert_says(&error, "security.server_key");
+    assert_refused(open_with(&worker, error), REFIT_ERR_CONFIG, "security.allow");
+    assert_refused(look_with(&trainer, error), REFIT_ERR_CONFIG, "security.server_key");
     locksmith_path(&smith, "keys/w0.secret", bad.security_server_key);
-    assert_int_equal(look_with(&bad, &error), REFIT_ERR_SECURITY);
-    assert_says(&error, "holds a secret key");
+    assert_refused(look_with(&bad, error), REFIT_ERR_SECURITY, "holds a secret key");
 }
 
 static refit_status open_plainly(const refit_config *config)

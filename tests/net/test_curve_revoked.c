@@ -168,14 +168,12 @@ TEST(the_user_of_a_revoked_worker_is_told)
     const refit_config own = admit_second(&play);
     refit_subscriber *subscriber = NULL;
     refit_update *update = NULL;
-    refit_error error;
     assert_ok(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own,
                                     &subscriber, NULL));
     trainer_wait_workers(&play.trainer, 2);
     locksmith_revoke(&play.smith, "w1");
-    assert_int_equal(refit_subscriber_next(subscriber, RAW_WAIT_MS, &update, &error),
-                     REFIT_ERR_SECURITY);
-    assert_says(&error, "security.allow");
+    assert_refused(refit_subscriber_next(subscriber, RAW_WAIT_MS, &update, error),
+                   REFIT_ERR_SECURITY, "security.allow");
     refit_subscriber_close(subscriber);
     scene_close(&play);
 }

@@ -158,12 +158,11 @@ IN_A_PLACE(one_lock_guards_a_path_however_it_is_written)
 TEST(only_this_user_and_root_may_listen)
 {
     char own[64];
-    refit_error error;
     (void)snprintf(own, sizeof own, "localhost:%u:5:6", (unsigned)geteuid());
     assert_ok(rft_ipc_check_peer("/s", own, NULL));
     assert_ok(rft_ipc_check_peer("/s", "localhost:0:0:1", NULL));
-    assert_int_equal(rft_ipc_check_peer("/s", "localhost:61002:0:1", &error), REFIT_ERR_SECURITY);
-    assert_says(&error, "user 61002 listens at ipc:///s");
+    assert_refused(rft_ipc_check_peer("/s", "localhost:61002:0:1", error), REFIT_ERR_SECURITY,
+                   "user 61002 listens at ipc:///s");
 }
 
 TEST(a_listener_that_is_not_told_is_refused)
@@ -182,9 +181,8 @@ TEST(a_listener_that_is_not_told_is_refused)
         "localhost:18446744073709551616:0:1",
     };
     for (size_t i = 0; i < COUNT_OF(bad); i++) {
-        refit_error error;
-        assert_int_equal(rft_ipc_check_peer("/s", bad[i], &error), REFIT_ERR_SECURITY);
-        assert_says(&error, "use keys (security.key)");
+        assert_refused(rft_ipc_check_peer("/s", bad[i], error), REFIT_ERR_SECURITY,
+                       "use keys (security.key)");
     }
 }
 

@@ -174,13 +174,11 @@ TEST(a_secret_that_others_can_read_is_refused)
     static const mode_t modes[] = {0644, 0640, 0604, 0601, 0660, 0610, 0602};
     locksmith smith = locksmith_open();
     char path[256];
-    refit_error error;
     locksmith_path(&smith, "keys/trainer.secret", path);
     for (size_t i = 0; i < COUNT_OF(modes); i++) {
         assert_int_equal(chmod(path, modes[i]), 0);
-        assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, &error),
-                         REFIT_ERR_SECURITY);
-        assert_says(&error, "chmod 600");
+        assert_refused(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, error),
+                       REFIT_ERR_SECURITY, "chmod 600");
     }
     assert_int_equal(chmod(path, 0400), 0);
     assert_ok(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, NULL));
@@ -190,10 +188,9 @@ TEST(a_secret_that_others_can_read_is_refused)
 TEST(a_public_key_that_others_can_change_is_refused)
 {
     locksmith smith = locksmith_open();
-    refit_error error;
     put(&smith, "open.public", good, 0666);
-    assert_int_equal(read_at(&smith, "open.public", RFT_KEY_PUBLIC, &error), REFIT_ERR_SECURITY);
-    assert_says(&error, "chmod 644");
+    assert_refused(read_at(&smith, "open.public", RFT_KEY_PUBLIC, error), REFIT_ERR_SECURITY,
+                   "chmod 644");
     put(&smith, "open.public", good, 0644);
     assert_ok(read_at(&smith, "open.public", RFT_KEY_PUBLIC, NULL));
     locksmith_close(&smith);
@@ -203,13 +200,11 @@ TEST(a_file_of_another_user_is_refused)
 {
     if (geteuid() != 0) skip(); /* only root can give files away */
     locksmith smith = locksmith_open();
-    refit_error error;
     char path[256];
     locksmith_path(&smith, "keys/trainer.secret", path);
     assert_int_equal(chown(path, 12345, (gid_t)-1), 0);
-    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, &error),
-                     REFIT_ERR_SECURITY);
-    assert_says(&error, "12345");
+    assert_refused(read_at(&smith, "keys/trainer.secret", RFT_KEY_SECRET, error),
+                   REFIT_ERR_SECURITY, "12345");
     locksmith_close(&smith);
 }
 
@@ -264,14 +259,11 @@ TEST(what_is_no_file_is_refused)
 TEST(the_other_half_is_recognised)
 {
     locksmith smith = locksmith_open();
-    refit_error error;
-    assert_int_equal(read_at(&smith, "keys/trainer.secret", RFT_KEY_PUBLIC, &error),
-                     REFIT_ERR_SECURITY);
-    assert_says(&error, "holds a secret key");
+    assert_refused(read_at(&smith, "keys/trainer.secret", RFT_KEY_PUBLIC, error),
+                   REFIT_ERR_SECURITY, "holds a secret key");
     /* Its mode, as keygen makes it, is none for a secret: that is not what is wrong. */
-    assert_int_equal(read_at(&smith, "keys/trainer.public", RFT_KEY_SECRET, &error),
-                     REFIT_ERR_SECURITY);
-    assert_says(&error, "holds a public key: the secret one is wanted here");
+    assert_refused(read_at(&smith, "keys/trainer.public", RFT_KEY_SECRET, error),
+                   REFIT_ERR_SECURITY, "holds a public key: the secret one is wanted here");
     locksmith_close(&smith);
 }
 

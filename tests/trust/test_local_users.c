@@ -515,12 +515,10 @@ TEST(root_takes_no_weights_of_a_user)
 {
     const refit_config config = default_config();
     refit_subscriber *subscriber = NULL;
-    refit_error error = {0};
     scene it = scene_open(01777);
     other_user trainer = other_user_ready(owner_id, honest_trainer, it.endpoint);
-    assert_int_equal(refit_subscriber_open(it.endpoint, &config, &subscriber, &error),
-                     REFIT_ERR_SECURITY);
-    assert_says(&error, "or keys (security.key)");
+    assert_refused(refit_subscriber_open(it.endpoint, &config, &subscriber, error),
+                   REFIT_ERR_SECURITY, "or keys (security.key)");
     other_user_end(&trainer);
     scene_close(&it);
     assert_int_equal(rmdir(own_folder), 0);

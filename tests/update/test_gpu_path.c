@@ -258,16 +258,14 @@ PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one)
 PLAY_TEST(no_probe_means_no_gpu)
 {
     for (int require = 0; require < 2; require++) {
-        refit_error error;
         gpu_play_open(play, NULL);
         refit_config config = play->config;
         config.broadcast_shm = REFIT_SHM_OFF;
         if (require) {
             with_gpu_required(&config);
             refit_subscriber *none = NULL;
-            assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, &none, &error),
-                             REFIT_ERR_CONFIG);
-            assert_says(&error, "broadcast.gpu");
+            assert_refused(refit_subscriber_open("tcp://127.0.0.1:1", &config, &none, error),
+                           REFIT_ERR_CONFIG, "broadcast.gpu");
         } else {
             crew_member *member = gpu_play_hire_as(play, &config, play->theirs, CREW_ACCEPT);
             trainer_wait_workers(&play->trainer, 1);
