@@ -17,7 +17,7 @@ shell_lines() {
         sed -e ':a' -e '/\\$/N; s/\\\n//; ta' -e 's/[[:space:]]#.*//'
 }
 
-# check_refit FILE SUBCOMMAND WORD…: what stands behind build/bin/refit.
+# check_refit FILE SUBCOMMAND WORD…: what follows build/bin/refit.
 check_refit() {
     local document=$1 command=$2 help word
     shift 2

@@ -43,7 +43,7 @@ run 0 bench activations --json --rounds 1 --mib 5 --set activations.in_flight=3 
     --set activations.keep_last=4
 ways
 is out_bytes 2 $((24 * layer))
-is peak_bytes 2 $((6 * block)) # the one whose turn it is, and five behind it
+is peak_bytes 2 $((6 * block)) # the one whose turn it is, and five after it
 run 0 bench activations --json --rounds 1 --mib 5 --set activations.keep_last=100
 is out_bytes 2 0
 is peak_bytes 2 $((28 * block))

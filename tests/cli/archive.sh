@@ -49,7 +49,7 @@ for n in 1 2 3 4 5; do
     cmp "$scratch/$n.again" "$scratch/out_/$n.safetensors" || complain "version $n"
 done
 (cd "$scratch" && run 0 materialize kept 1 --out 1.here && cmp 1.here 1.in) || complain "no folder named"
-[ "$(find "$scratch" -maxdepth 1 -name '.*.again*' | wc -l)" -eq 0 ] || complain "files are left beside"
+[ "$(find "$scratch" -maxdepth 1 -name '.*.again*' | wc -l)" -eq 0 ] || complain "files are left"
 
 run 0 inspect "$scratch/kept"
 prints "5 versions, 2.7 MiB as "
@@ -91,7 +91,7 @@ epoch=$(find "$scratch/kept" -name '0002-00000002-*' | sed 's/.*-\(.*\)\.refit/\
 run 0 materialize "$scratch/kept" 2 --out "$scratch/x" --epoch "$epoch"
 cmp "$scratch/x" "$scratch/3.in" || complain "version 2 of the second trainer"
 
-# A folder of something else is no archive; one that waits for its first version is.
+# A folder of something else is not an archive; one that waits for its first version is.
 mkdir "$scratch/else" "$scratch/new" && touch "$scratch/else/notes" "$scratch/new/.lock"
 refuses 5 "$scratch/else holds no file of an archive (refit subscribe --archive writes them)" \
     inspect "$scratch/else"

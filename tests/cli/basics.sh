@@ -62,7 +62,7 @@ for list in qwen3-0.6b qwen2.5-1.5b qwen2.5-3b small; do
     run 0 bench tensors --tensors $list --mib 8
     sort "$scratch/out" | uniq -d | grep -q . && complain "$list names a tensor twice"
 done
-# A size that memory does not allow is cut to what the baselines can be held beside, and that is said.
+# A size that memory does not allow is cut to what the baselines leave room for, and that is said.
 run 0 bench tensors --tensors qwen3-0.6b --mib 16777216
 room=$(sed -nE 's/^refit: 16\.0 TiB are taken 6 times, and there is room for ([0-9.]+) ([KMGT])iB: .* are measured$/\1\2i/p' "$scratch/err" |
     numfmt --from=auto)

@@ -58,7 +58,7 @@ cmp "$scratch/w0.out/1.safetensors" "$scratch/1.in" || complain "other weights a
 [ ! -e "$scratch/stranger.out/1.safetensors" ] || complain "a stranger got weights"
 
 # says PART ARGUMENT…: a subscriber that waits without end says PART on its first line, or on the one
-# behind the warning about an endpoint without keys.
+# after the warning about an endpoint without keys.
 mkfifo "$scratch/heard"
 says() {
     local part=$1 line subscriber

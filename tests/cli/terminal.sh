@@ -10,7 +10,7 @@ script -qec "$publish" /dev/null >"$scratch/seen" </dev/null
 [ $? -eq 4 ] || complain "status: $(cat "$scratch/seen")"
 grep -qF "version 1: waiting for 1 worker" "$scratch/seen" || complain "nothing: $(cat "$scratch/seen")"
 ! grep -qE "$(printf '\033')"'\[[0-9;]*m' "$scratch/seen" || complain "coloured"
-# The final screen: of each line the text behind its last carriage return.
+# The final screen: of each line the text after its last carriage return.
 tr -d '\r' <"$scratch/seen" | sed "s/.*$(printf '\033')\[K//" >"$scratch/screen"
 ! grep -q "waiting" "$scratch/screen" || complain "the progress line is left: $(cat "$scratch/screen")"
 

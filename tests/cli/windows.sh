@@ -9,7 +9,7 @@ way() {
     sed -n "$1p" "$scratch/out" | grep -q "\"way\":\"$2\"" || complain "row $1 is not $2"
 }
 
-# ways: the rows of the ways, in order, and those of the divisions behind them.
+# ways: the rows of the ways, in order, and those of the divisions after them.
 ways() {
     local name row=0
     for name in resident window "window, two" "no overlap" "two slots"; do

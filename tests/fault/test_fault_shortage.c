@@ -10,7 +10,7 @@
 #include "tests/fault/ledger.h"
 #include "tests/fault/whole.h"
 
-#define NOBODY 65534
+#define OTHER_USER 65534
 
 /* ---- Device memory */
 
@@ -108,7 +108,7 @@ static int lock_little(void)
     static char much[1 << 20];
     const struct rlimit little = {64 * 1024, 64 * 1024};
     if (setrlimit(RLIMIT_MEMLOCK, &little) != 0) return CHILD_SKIPPED;
-    if (geteuid() == 0 && setuid(NOBODY) != 0) return CHILD_SKIPPED;
+    if (geteuid() == 0 && setuid(OTHER_USER) != 0) return CHILD_SKIPPED;
     if (mlock(much, sizeof much) == 0) return CHILD_SKIPPED; /* as under sanitizers */
     if (seal_one("require", &stats, &error) != REFIT_ERR_PIN) return 1;
     if (error.status != REFIT_ERR_PIN || strstr(error.text, "65536") == NULL) return 2;

@@ -74,7 +74,7 @@ static rft_peer_id expect(rft_channel *channel, const char *text)
     rft_envelope envelope;
     refit_status status = REFIT_ERR_TIMEOUT;
     for (int tries = 0; status == REFIT_ERR_TIMEOUT && tries < 10; tries++) {
-        rft_channel_poll(channel, -1, PATIENCE_MS / 10);
+        rft_channel_poll(channel, -1, LONG_MS / 10);
         status = rft_channel_receive(channel, &envelope, NULL);
     }
     assert_ok(status);

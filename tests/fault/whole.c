@@ -162,7 +162,7 @@ bool whole_order_met(const whole *on)
 /* Until it is subscribed, or has given up. */
 static refit_status await_worker(whole *on)
 {
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(LONG_MS);
     refit_status status = REFIT_ERR_TIMEOUT;
     while (status == REFIT_ERR_TIMEOUT && rft_ms_until(deadline) > 0) {
         status = refit_publisher_wait_workers(on->publisher, 1, 200, &on->error);

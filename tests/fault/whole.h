@@ -1,6 +1,6 @@
 /*
  * The whole library at once, in one process: a device that can be told to fail, states in an arena
- * and behind hooks, a trainer with its controller, and a worker on a thread of its own. Faults are
+ * and of hooks, a trainer with its controller, and a worker on a thread of its own. Faults are
  * ordered elsewhere; this is what they meet, and what says afterwards whether anything was lost.
  *
  *     whole on;
@@ -26,7 +26,7 @@
 
 #define WHOLE_REGIONS  6
 #define WHOLE_VERSIONS 64u
-#define PATIENCE_MS    60000u /* a deadline that only a hang reaches */
+#define LONG_MS        60000u /* a deadline that only a hang reaches */
 
 /* How weights reach the worker. */
 typedef enum whole_path {

@@ -94,8 +94,8 @@ static refit_status read_image(whole *on)
 /* What the join left to the stream: its end. */
 static refit_status await_states(whole *on)
 {
-    RFT_TRY(refit_stream_wait(on->device, on->stream, PATIENCE_MS, &on->error));
-    return refit_offloader_finish(on->offloader, PATIENCE_MS, &on->error);
+    RFT_TRY(refit_stream_wait(on->device, on->stream, LONG_MS, &on->error));
+    return refit_offloader_finish(on->offloader, LONG_MS, &on->error);
 }
 
 typedef refit_status (*whole_phase)(whole *on);
@@ -154,8 +154,8 @@ void whole_check_states(const whole *on)
 void whole_settle(whole *on)
 {
     /* Both only find out how things stand: what has failed was told, or is told now. */
-    refit_status told = refit_stream_wait(on->device, on->stream, PATIENCE_MS, NULL);
-    told = refit_offloader_finish(on->offloader, PATIENCE_MS, NULL);
+    refit_status told = refit_stream_wait(on->device, on->stream, LONG_MS, NULL);
+    told = refit_offloader_finish(on->offloader, LONG_MS, NULL);
     (void)told;
     assert_ok(refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error));
     assert_ok(refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error));
@@ -165,12 +165,12 @@ void whole_settle(whole *on)
 
 void whole_prove(whole *on)
 {
-    int64_t deadline = rft_deadline(PATIENCE_MS);
+    int64_t deadline = rft_deadline(LONG_MS);
     refit_status status;
     whole_settle(on);
     do {
         /* A worker that has not noticed yet that it was evicted may cost another version. */
-        assert_ok(refit_publisher_wait_workers(on->publisher, 1, PATIENCE_MS, &on->error));
+        assert_ok(refit_publisher_wait_workers(on->publisher, 1, LONG_MS, &on->error));
         status = whole_cycle(on);
         if (status != REFIT_OK) whole_settle(on);
     } while ((status == REFIT_ERR_PEER || status == REFIT_ERR_TIMEOUT) &&

@@ -2,7 +2,7 @@
  * ZeroMQ's calls, with a fault before the n-th message.
  *
  * A message's parts are sent, and received, one after another by one thread, so what becomes of the
- * parts behind the first is kept per thread. A refusal hits the first part, as ZeroMQ's do: it
+ * parts after the first is kept per thread. A refusal hits the first part, as ZeroMQ's do: it
  * never refuses the rest of a message. A damaged payload is damaged in a copy, since the bytes of
  * the message may be the trainer's own.
  */
@@ -18,7 +18,7 @@
 static _Atomic(wire_fault) fault;
 static atomic_uint_fast64_t left; /* until the fault; 0: it was met */
 
-static _Thread_local bool inside_sent;     /* the part before had more behind it */
+static _Thread_local bool inside_sent;     /* the part before had more after it */
 static _Thread_local bool inside_received; /* the same for received parts */
 static _Thread_local bool swallows;        /* the rest of the message that is being sent */
 

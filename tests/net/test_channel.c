@@ -396,7 +396,7 @@ TEST(descriptor_wakes_the_poll)
 TEST(forked_child_gets_a_context_of_its_own)
 {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-    /* Their runtimes do not survive a fork beside other threads: the child may find the allocator
+    /* Their runtimes do not survive a fork next to other threads: the child may find the allocator
      * locked, or its threads taken for the parent's. */
     skip();
 #endif

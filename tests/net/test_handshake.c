@@ -1,4 +1,4 @@
-/* Connections of a worker to a peer that is no trainer: the worker connects again, which ZeroMQ
+/* Connections of a worker to a peer that is not a trainer: the worker connects again, which ZeroMQ
  * does not do after a protocol error, and is told why there was no trainer. */
 #include <stdio.h>
 

@@ -101,7 +101,7 @@ python_311() {
 check() {
     local started=$SECONDS name=$1
     shift
-    (set -e && "$@") >"$folder/log" 2>&1 & # not in the condition, where bash goes on behind a failure
+    (set -e && "$@") >"$folder/log" 2>&1 & # not in the condition, where bash goes on after a failure
     if wait $!; then
         passed=$((passed + 1))
         echo "passed $name ($((SECONDS - started)) s)"

@@ -10,7 +10,7 @@
 
 /* Where the victim is when it happens. */
 typedef enum point {
-    AT_CONNECTING, /* there is no trainer yet */
+    AT_CONNECTING, /* no trainer is there yet */
     AT_CURRENT,
     AT_STAGING,  /* the version has begun, nothing is written */
     AT_STAGED,   /* all is written; another worker, stopped, holds it up */

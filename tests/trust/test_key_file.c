@@ -1,5 +1,5 @@
 /* Key files: what keygen writes can be read; what others could read, change or have put there, and
- * what is no key, is refused with a sentence. */
+ * what is not a key, is refused with a sentence. */
 #include <stdio.h>
 
 #include <dirent.h>
@@ -77,7 +77,7 @@ TEST(keys_are_never_written_over_unless_forced)
     assert_ok(rft_key_file_read(AT_FDCWD, path, RFT_KEY_SECRET, &after, NULL));
     assert_memory_equal(&before, &after, sizeof before);
 
-    /* One half alone is kept, too, and the other is not left behind. */
+    /* One half alone is kept, too, and the other is not left. */
     assert_int_equal(unlink(path), 0);
     assert_int_equal(refit_keys_generate(folder, "trainer", 0, &error), REFIT_ERR_EXISTS);
     assert_int_equal(access(path, F_OK), -1);

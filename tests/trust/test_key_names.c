@@ -71,7 +71,7 @@ TEST(no_key_takes_a_name_of_another)
     scene_close(&play);
 }
 
-/* A key whose name leaves no room for another one behind it. */
+/* A key whose name leaves no room for another one after it. */
 #define LONG_KEY "k1234567890123456789012345678901234567890123456789012345678901"
 
 TEST(a_long_key_is_one_worker_and_the_next_is_told_so)

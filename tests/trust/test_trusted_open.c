@@ -41,7 +41,7 @@ static void link_to(const file_tree *tree, const char *below, const char *target
     assert_int_equal(symlink(target, at(tree, below, path)), 0);
 }
 
-/* Opens and closes, and leaves no descriptor behind. */
+/* Opens and closes, and leaves no descriptor open. */
 static refit_status try_from(int folder, const char *path, refit_error *error)
 {
     int lowest = dup(0), fd = -1;

@@ -50,7 +50,7 @@ static void kill_worker(chaos_run *run, uint32_t at, const chaos_action *action)
 static void await_worker_end(chaos_run *run, run_worker *one)
 {
     const chaos_note quit = {.kind = NOTE_QUIT};
-    int64_t deadline = rft_deadline(run_patience_ms() + ACTOR_LINGER);
+    int64_t deadline = rft_deadline(run_timeout_ms() + ACTOR_LINGER);
     if (one->process.stopped) process_continue(&one->process);
     bool heard = note_send(one->process.line, &quit);
     one->leaving = true;

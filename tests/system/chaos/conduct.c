@@ -78,7 +78,7 @@ static void await(chaos_run *run, bool (*holds)(const chaos_run *run, const void
 
 static void await_trainer(chaos_run *run)
 {
-    await(run, trainer_is_ready, run_patience_ms() + 3000, "there is no trainer in time");
+    await(run, trainer_is_ready, run_timeout_ms() + 3000, "there is no trainer in time");
 }
 
 static void await_current(chaos_run *run)
@@ -87,7 +87,7 @@ static void await_current(chaos_run *run)
     while (!all_are_current(run, NULL) && rft_ms_until(excused) > 0)
         run_pump(run, rft_ms_until(excused));
     if (run->served != 0) excuse_flipped(run);
-    await(run, all_are_current, run_patience_ms() + 4000,
+    await(run, all_are_current, run_timeout_ms() + 4000,
           "a worker that is well does not hold the trainer's version");
 }
 
@@ -146,7 +146,7 @@ static void play_version(chaos_run *run, const chaos_version_plan *version)
     order_version(run, version);
     play_actions(run, version);
     await(run, round_is_over,
-          run_patience_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT) +
+          run_timeout_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT) +
               run->round.stopped_ms,
           "the version does not end");
     await_trainer(run);
@@ -162,7 +162,7 @@ static bool quiet_version(chaos_run *run, uint64_t change)
     uint32_t missed = run->totals.missed;
     order_version(run, &quiet);
     await(run, round_is_over,
-          run_patience_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT),
+          run_timeout_ms() + run->wait_ms + 2 * (ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT),
           "a quiet version does not end");
     await_current(run);
     const ledger_result *result = &run->round.result;
@@ -193,7 +193,7 @@ static bool count_all(chaos_run *run)
         heard = note_send(run->worker[i].process.line, &order) && heard;
     }
     if (!heard) run_fail(run, "a process does not hear");
-    await(run, all_have_counted, run_patience_ms(), "a process does not count what it has");
+    await(run, all_have_counted, run_timeout_ms(), "a process does not count what it has");
     bool steady = run->trainer_count.flags != 0;
     for (uint32_t i = 0; i < run->plan.workers; i++)
         steady = steady && run->worker[i].count.flags != 0;
@@ -265,7 +265,7 @@ static bool all_fit(chaos_run *run, bool say)
 static void compare_resources(chaos_run *run)
 {
     bool leaked = run->options->plant == PLANT_LEAKED;
-    int64_t deadline = rft_deadline(leaked ? QUIET_WAIT : run_patience_ms());
+    int64_t deadline = rft_deadline(leaked ? QUIET_WAIT : run_timeout_ms());
     while (!all_fit(run, false)) {
         if (rft_ms_until(deadline) == 0) {
             (void)all_fit(run, true);
@@ -395,7 +395,7 @@ static void end_process(chaos_run *run, process *one, const char *name)
     const chaos_note quit = {.kind = NOTE_QUIT};
     chaos_note note = {0};
     if (!note_send(one->line, &quit)) run_fail(run, "%s does not hear", name);
-    while (note_await(one->line, &note, (int)run_patience_ms()) && note.kind != NOTE_GONE) {
+    while (note_await(one->line, &note, (int)run_timeout_ms()) && note.kind != NOTE_GONE) {
         if (note.kind == NOTE_COUNTS && one == &run->trainer) {
             run->totals.resent += note.amount;
             run->totals.evicted += note.version;
@@ -406,7 +406,7 @@ static void end_process(chaos_run *run, process *one, const char *name)
     }
     if (note.kind != NOTE_GONE) run_fail(run, "%s ended without a word", name);
     if (note.amount != 0) run_fail(run, "%s leaks %" PRIu64 " allocations", name, note.amount);
-    if (!process_await_end(one, run_patience_ms())) run_fail(run, "%s ends badly", name);
+    if (!process_await_end(one, run_timeout_ms())) run_fail(run, "%s ends badly", name);
 }
 
 static void end_workers(chaos_run *run)
@@ -425,7 +425,7 @@ static void end_all(chaos_run *run)
     for (uint32_t i = 0; i < ROLES; i++)
         end_process(run, &run->attackers[i], "an attacker");
     (void)note_send(run->proxy.line, &quit);
-    if (!process_await_end(&run->proxy, run_patience_ms())) run_fail(run, "the proxy ends badly");
+    if (!process_await_end(&run->proxy, run_timeout_ms())) run_fail(run, "the proxy ends badly");
 }
 
 void run_play(chaos_run *run, uint64_t seed, const chaos_options *options)

@@ -10,11 +10,11 @@
 
 #include "base/clock.h"
 
-#define PATIENCE_MS 60000u
+#define TIMEOUT_MS 60000u
 
-uint32_t run_patience_ms(void)
+uint32_t run_timeout_ms(void)
 {
-    return PATIENCE_MS;
+    return TIMEOUT_MS;
 }
 
 /* ---- Saying */
@@ -129,7 +129,7 @@ static void judge_done(chaos_run *run)
     if (note->amount == note->version) run->totals.committed++;
     if (note->amount != note->version) run->totals.aborted++;
     uint32_t most = ACTOR_STAGE_TIMEOUT + ACTOR_COMMIT_TIMEOUT + run->round.stopped_ms;
-    if (note->ms > most + PATIENCE_MS || run->round.begin_ms > most + PATIENCE_MS)
+    if (note->ms > most + TIMEOUT_MS || run->round.begin_ms > most + TIMEOUT_MS)
         run_fail(run, "the trainer waited %u ms in begin and %u ms after it", run->round.begin_ms,
                  note->ms);
     run->round.open = false;
@@ -165,7 +165,7 @@ static void hear_ready(chaos_run *run, const chaos_note *note)
     const char *port = strrchr(run->endpoint, ':');
     upstream.amount = strtoull(port + 1, NULL, 10);
     snprintf(upstream.name, sizeof upstream.name, "%.*s", (int)(port - run->endpoint - 6),
-             run->endpoint + 6); /* behind tcp:// */
+             run->endpoint + 6); /* after tcp:// */
     (void)note_send(run->proxy.line, &upstream);
 }
 
@@ -175,7 +175,7 @@ static void trainer_says(chaos_run *run, const chaos_note *note)
     case NOTE_READY: hear_ready(run, note); break;
     case NOTE_WAITED:
         if (note->status != REFIT_OK) run_say(run, "not all are subscribed: %s", note->text);
-        if (note->ms > run->wait_ms + run->round.stopped_ms + PATIENCE_MS)
+        if (note->ms > run->wait_ms + run->round.stopped_ms + TIMEOUT_MS)
             run_fail(run, "the trainer waited %u ms for workers, instead of %u", note->ms,
                      run->wait_ms);
         break;
@@ -244,7 +244,7 @@ static void hear_decides(chaos_run *run, uint32_t at, const chaos_note *note)
 static void hear_taken(chaos_run *run, uint32_t at, const chaos_note *note)
 {
     run_worker *one = &run->worker[at];
-    if (note->ms > PATIENCE_MS) run_fail(run, "%s waited %u ms for 20", one->name, note->ms);
+    if (note->ms > TIMEOUT_MS) run_fail(run, "%s waited %u ms for 20", one->name, note->ms);
     if (note->version == 0) return;
     one->taken = note->version;
     one->digest = note->digest;
@@ -297,7 +297,7 @@ static void hear_worker(chaos_run *run, uint32_t at)
         worker_says(run, at, &note);
     if (one->process.pid == 0 || got >= 0) return;
     if (!one->leaving) run_fail(run, "the process of %s has died", one->name);
-    if (!process_await_end(&one->process, PATIENCE_MS)) run_fail(run, "%s ends badly", one->name);
+    if (!process_await_end(&one->process, TIMEOUT_MS)) run_fail(run, "%s ends badly", one->name);
     one->leaving = false;
 }
 

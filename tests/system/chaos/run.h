@@ -134,7 +134,7 @@ void run_end_attacks(chaos_run *run);
 void run_key_name(uint32_t worker, char name[16]);
 
 /* The time that an action may take beyond the deadlines of the library. */
-uint32_t run_patience_ms(void);
+uint32_t run_timeout_ms(void);
 
 /* ---- actions.c */
 

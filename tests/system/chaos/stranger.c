@@ -26,7 +26,7 @@ static int knock(const attack *what)
     const char *port = strrchr(what->endpoint, ':');
     struct sockaddr_in name = {.sin_family = AF_INET};
     if (port == NULL || port - what->endpoint - 6 >= (ptrdiff_t)sizeof host) return -1;
-    memcpy(host, what->endpoint + 6, (size_t)(port - what->endpoint - 6)); /* behind tcp:// */
+    memcpy(host, what->endpoint + 6, (size_t)(port - what->endpoint - 6)); /* after tcp:// */
     name.sin_port = htons((uint16_t)strtoul(port + 1, NULL, 10));
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     bool there = fd >= 0 && inet_pton(AF_INET, host, &name.sin_addr) == 1 &&
