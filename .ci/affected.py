@@ -1,11 +1,18 @@
-"""Which tests depend on files that changed: affected.py BUILD < NAMES
+"""What depends on files that changed.
 
-Prints two lines: a regular expression of ctest's tests, and the files of Python tests, separated by
-blanks; either may be empty. A C test depends on the files that its own objects are compiled from,
-as the build has noted them, and on modules of lib: that of its folder and those whose headers it
-includes, with all that the table in lib/README.md lets these include. A script, or a test of a
-folder that is not a module, depends on all modules. A change of the package, of lib or of kernels
-concerns all Python tests; one of the tests' own files concerns those that import it.
+    affected.py BUILD < NAMES              which tests of the quick ring, on two lines: a regular
+                                           expression of ctest's, and the files of Python tests;
+                                           either may be empty
+    affected.py --sources BUILD < NAMES    which C files the build has compiled from such a file
+
+A C test depends on what the build has linked its programs and their libraries from, and on modules
+of lib: that of its folder and those whose headers it includes, with all that the table in
+lib/README.md lets these include. A script, or a test of a folder that is not a module, depends on
+all modules. A file below tests/ that no test is known to depend on concerns all tests of its
+folder.
+
+A Python test depends on its own file and on the helpers that it imports. Documents concern the
+tests that read documents; any other file concerns all tests.
 """
 
 import json
@@ -16,8 +23,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BUILD = Path(sys.argv[1]).resolve()
-TEST_SOURCE = r"tests/(?!support/).*\.(c|sh)$"
+TEST_SOURCE = re.compile(r"tests/(?!support/).*\.(c|sh)$")
+DOCUMENT = re.compile(r"(?:docs/.*|.*\.md|mkdocs\.yml|LICENSE)$")
+# What no C test, and what no Python test, can tell from what it was before.
+NOT_OF_C = re.compile(r".*\.py$|bindings/python/|tests/(python|frameworks)/|configs/frameworks/|\.")
+NOT_OF_PYTHON = re.compile(r"tests/(?!python/)|\.")
 
 
 def module_table() -> dict[str, set[str]]:
@@ -46,91 +56,131 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def noted_sources() -> dict[str, set[str]]:
-    """Of each object, the sources and headers of this repository that it was compiled from."""
-    found: dict[str, set[str]] = {}
-    made = ""
-    for line in run("ninja", "-C", str(BUILD), "-t", "deps").splitlines():
-        if line.startswith("    "):
-            path = os.path.normpath(BUILD / line.strip())
-            if path.startswith(f"{ROOT}/"):
-                found[made].add(path.removeprefix(f"{ROOT}/"))
-        elif line:
-            made = line.split(":")[0]
-            found[made] = set()
-    return found
+class Build:
+    """What a build folder knows of what was made from what."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder).resolve()
+        self.sources = self._noted_sources()
+        rule = re.compile(r"^build ([^:\n]+): \S*(?:_LINKER_|SYMLINK)\S* ([^\n]*)", re.MULTILINE)
+        self.linked = {
+            output: inputs.replace("|", " ").split()
+            for outputs, inputs in rule.findall((self.folder / "build.ninja").read_text())
+            for output in outputs.replace("|", " ").split()
+        }
+
+    def _noted_sources(self) -> dict[str, set[str]]:
+        """Of each object, the sources and headers of this repository that it was compiled from."""
+        found: dict[str, set[str]] = {}
+        made = ""
+        for line in run("ninja", "-C", str(self.folder), "-t", "deps").splitlines():
+            if line.startswith("    "):
+                path = os.path.normpath(self.folder / line.strip())
+                if path.startswith(f"{ROOT}/"):
+                    found[made].add(path.removeprefix(f"{ROOT}/"))
+            elif line:
+                made = line.split(":")[0]
+                found[made] = set()
+        return found
+
+    def made_from(self, outputs: set[str]) -> set[str]:
+        """What programs and libraries are made from, but for refit's library; of tests/support what
+        they include."""
+        found: set[str] = set()
+        seen: set[str] = set()
+        left = list(outputs)
+        while left:
+            one = left.pop()
+            if one in seen or re.match(r"lib/librefit|tests/librefit_test_support", one):
+                continue
+            seen.add(one)
+            left += self.linked.get(one, [])
+            found |= self.sources.get(one, set())
+            left += [
+                f"tests/CMakeFiles/refit_test_support.dir/support/{Path(path).stem}.c.o"
+                for path in self.sources.get(one, ())
+                if path.startswith("tests/support/")
+            ]
+        return found
+
+    def tests(self) -> dict[str, set[str]]:
+        """Of each test of the quick ring, the files that it is made from and that it names."""
+        listed = run(
+            "ctest", "--test-dir", str(self.folder), "--show-only=json-v1", "-LE", "slow|again"
+        )
+        found = {}
+        for test in json.loads(listed)["tests"]:
+            words = json.dumps(test)
+            named = set(re.findall(rf"{re.escape(str(self.folder))}/([\w./-]+)", words))
+            folders = named - {"bin"}
+            made = {one for one in self.linked if {one, str(Path(one).parent)} & folders}
+            found[test["name"]] = self.made_from(made) | set(
+                re.findall(rf"{re.escape(str(ROOT))}/([\w./-]+)", words)
+            )
+        return found
 
 
-def linked_objects() -> dict[str, list[str]]:
-    """Of each program, its own objects: those that no archive brings."""
-    rules = re.findall(
-        r"^build (bin/\S+): \S+ ([^|\n]*)", (BUILD / "build.ninja").read_text(), re.MULTILINE
-    )
-    return {name: inputs.split() for name, inputs in rules}
+def folder_of_test(path: str) -> str:
+    """`wire` for tests/wire/test_message.c; empty for what tests of all folders share."""
+    found = re.match(r"tests/(?!support/)(\w+)/", path)
+    return found[1] if found else ""
 
 
-def compiled_from(
-    program: str, objects: dict[str, list[str]], sources: dict[str, set[str]]
-) -> set[str]:
-    """What the program's own objects are made from, and those of tests/support that they call."""
-    found: set[str] = set()
-    left = [sources.get(one, set()) for one in objects.get(program, [])]
-    while left:
-        new = left.pop() - found
-        found |= new
-        for path in new:
-            support = f"tests/CMakeFiles/refit_test_support.dir/support/{Path(path).stem}.c.o"
-            if path.startswith("tests/support/") and support in sources:
-                left.append(sources[support])
-    return found
-
-
-def c_tests(changed: set[str], table: dict[str, set[str]]) -> list[str]:
-    listed = json.loads(run("ctest", "--test-dir", str(BUILD), "--show-only=json-v1"))["tests"]
-    sources, objects = noted_sources(), linked_objects()
+def c_tests(changed: set[str], build: Build) -> list[str]:
+    tests, table = build.tests(), module_table()
+    changed = {path for path in changed if not NOT_OF_C.match(path)}
     modules = {module_of(path) for path in changed} - {""}
-    everything = any(Path(path).name in ("CMakeLists.txt", "CMakePresets.json") for path in changed)
-    public = any(path.startswith("lib/include/") for path in changed)
+    unclaimed = changed.difference(*tests.values())
+    unclaimed = {path for path in unclaimed if not module_of(path) and not DOCUMENT.match(path)}
+    folders = {folder_of_test(path) for path in unclaimed}
+    if any(DOCUMENT.match(path) for path in changed):
+        folders.add("abi")
     chosen = []
-    for test in listed:
-        words = json.dumps(test)
-        programs = set(re.findall(rf"{re.escape(str(BUILD))}/(bin/[\w-]+)", words))
-        own = set(re.findall(rf"{re.escape(str(ROOT))}/([\w./-]+)", words))
-        for program in programs:
-            own |= compiled_from(program, objects, sources)
-        folders = {path.split("/")[1] for path in own if re.match(TEST_SOURCE, path)}
-        used = {module_of(path) for path in own} - {""} | folders
+    for name, own in tests.items():
+        here = {folder_of_test(path) for path in own if TEST_SOURCE.match(path)}
+        used = {module_of(path) for path in own} - {""} | here
         reached = set().union(*(table.get(one, modules) for one in used))
-        if everything or own & changed or modules & reached or (public and programs):
-            chosen.append(test["name"])
+        if "" in folders or folders & here or own & changed or modules & reached:
+            chosen.append(name)
     return chosen
 
 
 def python_tests(changed: set[str]) -> list[str]:
     folder = ROOT / "tests/python"
-    tests = sorted(folder.glob("test_*.py"))
-    wide = (
-        "bindings/python/",
-        "lib/",
-        "kernels/",
-        "tests/python/conftest.py",
-        "tests/python/pytest.ini",
-    )
-    if any(path.startswith(wide) for path in changed):
-        return [str(one.relative_to(ROOT)) for one in tests]
-    touched = {Path(path).stem for path in changed if Path(path).parent == Path("tests/python")}
-    helpers = {one: one.read_text() for one in folder.glob("*.py")}
+    files = {one.stem: one.read_text() for one in folder.glob("*.py")}
+    touched = set()
+    for path in changed:
+        if DOCUMENT.match(path):
+            touched |= {"test_documents", "test_readme", "test_recipes"}
+        elif Path(path).parent == Path("tests/python") and Path(path).stem in {*files} - {
+            "conftest"
+        }:
+            touched.add(Path(path).stem)
+        elif path == "tests/kernels/adam_library.c":
+            touched.add("test_adam_kernel")
+        elif not NOT_OF_PYTHON.match(path):
+            touched |= set(files)
     more = True
     while more:
         named = re.compile(rf"^\s*(?:from|import) +(?:{'|'.join(touched) or '$'})\b", re.MULTILINE)
-        found = {one.stem for one, text in helpers.items() if named.search(text)} | touched
+        found = {one for one, text in files.items() if named.search(text)} | touched
         more, touched = found != touched, found
-    return [str(one.relative_to(ROOT)) for one in tests if one.stem in touched]
+    slow = re.compile(r"^pytestmark = .*\bmark\.slow\b", re.MULTILINE)
+    quick = {one for one in touched if one.startswith("test_") and not slow.search(files[one])}
+    return sorted(f"tests/python/{one}.py" for one in quick)
 
 
 def main() -> None:
+    *options, folder = sys.argv[1:]
+    build = Build(folder)
     changed = {line for line in sys.stdin.read().splitlines() if line}
-    chosen = c_tests(changed, module_table())
+    if options == ["--sources"]:
+        compiled = [used for used in build.sources.values() if used & changed]
+        print(
+            *sorted({path for used in compiled for path in used if path.endswith(".c")}), sep="\n"
+        )
+        return
+    chosen = c_tests(changed, build)
     print(f"^({'|'.join(map(re.escape, chosen))})$" if chosen else "")
     print(*python_tests(changed))
 

@@ -172,11 +172,16 @@ class Failed(Exception):
 class Copy:
     """The tree as it is, built in a folder of its own."""
 
-    def __init__(self, folder: Path, jobs: int) -> None:
+    def __init__(self, folder: Path, jobs: int, seed: int) -> None:
         self.tree = folder / "tree"
         self.build = folder / "build"
         self.jobs = str(jobs)
-        self.environment = dict(os.environ, CCACHE_BASEDIR=str(folder), CCACHE_NOHASHDIR="1")
+        self.environment = dict(
+            os.environ,
+            CCACHE_BASEDIR=str(folder),
+            CCACHE_NOHASHDIR="1",
+            TEST_SEED=str(seed),  # the samples of the tests
+        )
 
     def run(self, *command: str, stop_after: float | None = None) -> tuple[int, str]:
         """Ends the command and its children when this process is told to end."""
@@ -385,7 +390,7 @@ def main() -> int:
         signal.signal(number, end)
     guard_the_machine()
     with tempfile.TemporaryDirectory(prefix="refit-mutate-") as folder:
-        copy = Copy(Path(folder), options.jobs)
+        copy = Copy(Path(folder), options.jobs, options.seed)
         print(f"building a copy in {folder} ...", flush=True)
         try:
             copy.take_tree()

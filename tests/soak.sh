@@ -5,8 +5,8 @@
 #   tests/soak.sh COUNT [SEED]
 #
 # Each round has a seed (SEED, SEED + 1, …; by default the time) for the tests that draw samples. The output
-# of a round that fails is kept in build/soak/; the last line is
-# "N passed, N failed" of the rounds.
+# of a round that fails is kept in build/soak/ until the next soak; the last line is "N passed, N failed"
+# of the rounds.
 set -uo pipefail
 # shellcheck source=.ci/setup.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
@@ -18,16 +18,16 @@ fi
 seed=${2:-$(date +%s)}
 folder=$build/soak
 passed=0 failed=0
-mkdir -p "$folder" || exit
+rm -rf "$folder" && mkdir -p "$folder" || exit
 
-# other_work: computes and writes to memory until it is killed.
+# other_work PARENT: computes and writes to memory until it is killed, or its parent is.
 other_work() {
-    while :; do head -c 64M /dev/urandom | gzip -1 >/dev/null; done
+    while kill -0 "$1"; do head -c 64M /dev/urandom | gzip -1 >/dev/null; done
 }
 
 workers=()
 for ((at = 0; at < $(nproc); at++)); do
-    setsid bash -c "$(declare -f other_work); other_work" &
+    setsid bash -c "$(declare -f other_work); other_work $$" &
     workers+=($!)
 done
 end_work() {
@@ -37,7 +37,7 @@ trap end_work EXIT
 
 for ((at = 0; at < $1; at++)); do
     started=$SECONDS
-    if REFIT_TEST_SEED=$((seed + at)) "$root/tests/run.sh" --quick >"$folder/log" 2>&1; then
+    if TEST_SEED=$((seed + at)) "$root/tests/run.sh" --quick >"$folder/log" 2>&1; then
         passed=$((passed + 1)) word=passed
     else
         failed=$((failed + 1)) word=failed

@@ -28,9 +28,9 @@ budget=${REFIT_GPU_SECONDS:-530}
 build=${REFIT_BUILD:-}
 deps=${REFIT_DEPS:-$here/deps}
 commit=${REFIT_COMMIT:-}
-seed=${REFIT_TEST_SEED:-$RANDOM$RANDOM} # other random data in every run; the log says which
+seed=${TEST_SEED:-$RANDOM$RANDOM} # other random data in every run; the log says which
 [ -z "${REFIT_DEPS:-}" ] || [ -f "$deps/env.sh" ] || missing_deps=$deps
-unset REFIT_GPU_SECONDS REFIT_BUILD REFIT_DEPS REFIT_COMMIT REFIT_TEST_SEED # no options of refit's
+unset REFIT_GPU_SECONDS REFIT_BUILD REFIT_DEPS REFIT_COMMIT # no options of refit's
 out='' fake='' built=no
 failures=0
 
@@ -148,7 +148,7 @@ python_suite() {
         return
     fi
     timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n $((($(nproc) + 1) / 2)))
-    step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real OMP_NUM_THREADS=1 \
+    step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real "TEST_SEED=$seed" OMP_NUM_THREADS=1 \
         python3 -m pytest "${processes[@]}" -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
     [ "$status" -lt 0 ] ||
         awk -v on=$device -v status="$status" -f "$here/pytest.awk" "$out/rows/last" >>"$out/rows/tests"
@@ -204,7 +204,7 @@ if [ -n "$fake" ]; then
     sizes=(--mib 4 --tensors "$out/rows/few")
     whole=("${sizes[@]}") part=("${sizes[@]}") few=(--rounds 1) many=(--rounds 2)
 fi
-as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "REFIT_TEST_SEED=$seed")
+as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "TEST_SEED=$seed")
 as_package=(env "REFIT_LIBRARY=$build/lib/librefit.so" "PYTHONPATH=$root/bindings/python/src"
     PYTHONDONTWRITEBYTECODE=1) # the Python package from its sources
 echo "refit on a GPU: at most $budget s; results in $out"

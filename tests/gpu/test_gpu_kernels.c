@@ -1,5 +1,5 @@
 /* The GPU's kernels do what their C twins do, bit for bit, on random data: wherever it lies,
- * however it is aligned, whatever lies beside it. REFIT_TEST_SEED (a number) makes other data. */
+ * however it is aligned, whatever lies beside it. TEST_SEED (a number) makes other data. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -78,7 +78,7 @@ static void check(void)
 static int set_up(void **state)
 {
     void *memory;
-    const char *seed = getenv("REFIT_TEST_SEED");
+    const char *seed = getenv("TEST_SEED");
     on.random = seed != NULL ? strtoull(seed, NULL, 10) : 1;
     succeeds(test_device_open("host", &on.device, &on.error));
     on.cuda = on.device->self;

@@ -3,7 +3,7 @@
  * to bf16, what a step of Adam does to a parameter besides arithmetic, and the coding of masters.
  *
  * Called with a pattern of test names ("master*"), it goes through every fp32; without one it takes
- * a sample, by REFIT_TEST_SEED or a seed of its own, which it prints.
+ * a sample, by TEST_SEED or a seed of its own, which it prints.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -283,10 +283,10 @@ TEST_WITH(master_comes_back_from_random_weights, begin, NULL)
 
 int main(int count, char **words)
 {
-    const char *given = getenv("REFIT_TEST_SEED");
+    const char *given = getenv("TEST_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : 1 + (uint64_t)time(NULL);
     all = count > 1;
     if (all) cmocka_set_test_filter(words[1]);
-    if (!all) print_message("a sample by REFIT_TEST_SEED=%" PRIu64 "\n", seed);
+    if (!all) print_message("a sample by TEST_SEED=%" PRIu64 "\n", seed);
     return test_run("floats");
 }

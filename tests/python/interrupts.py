@@ -17,7 +17,7 @@ import refit
 from refit._library import lib
 
 PACKAGE = str(Path(refit.__file__).parent) + os.sep
-SEED = int(os.environ.get("REFIT_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+SEED = int(os.environ.get("TEST_SEED") or random.SystemRandom().randrange(1 << 30))
 STRIDE = 29
 """Of the lines that are sampled; odd, so that what a test does by a line's number alternates."""
 MOST = 20000
@@ -35,10 +35,10 @@ def runs_handlers(file: str, line: int) -> bool:
 
 def lines(every: bool, name: str) -> Iterator[int]:
     """Numbers of lines until the caller breaks off: every one, or a random sample. A sample prints
-    its seed; REFIT_TEST_SEED repeats it."""
+    its seed; TEST_SEED repeats it."""
     first = 1
     if not every:
-        print(f"REFIT_TEST_SEED={SEED}")
+        print(f"TEST_SEED={SEED}")
         first = random.Random(f"{SEED} {name}").randint(1, STRIDE)
     yield from range(first, MOST, 1 if every else STRIDE)
     raise AssertionError("the call never ends")
