@@ -7,9 +7,9 @@
 
 #define refused(call)                                                                              \
     do {                                                                                           \
-        void *out = NULL;                                                                          \
+        void *out = &out;                                                                          \
         assert_refused(call, status, words);                                                       \
-        assert_null(out);                                                                          \
+        assert_ptr_equal(out, &out);                                                               \
     } while (0)
 
 static void assert_all_refuse(const refit_config *config, refit_status status, const char *words)

@@ -286,7 +286,7 @@ int main(int count, char **words)
     const char *given = getenv("TEST_SEED");
     seed = given != NULL ? strtoull(given, NULL, 10) : 1 + (uint64_t)time(NULL);
     all = count > 1;
-    if (all) cmocka_set_test_filter(words[1]);
+    if (all) test_filter(words[1]);
     if (!all) print_message("a sample by TEST_SEED=%" PRIu64 "\n", seed);
     return test_run("floats");
 }

@@ -10,7 +10,7 @@
  *     layer_end(on, &one);
  *     close_scene(on);                       nothing is lost, nothing has leaked
  *
- * A test with `TEST(name)` in the list of tests finds the scene in *state.
+ * SCENE(name, .host_bytes = "2MiB") is a test `on` such a scene.
  */
 #ifndef OFFLOAD_LAYERS_H
 #define OFFLOAD_LAYERS_H

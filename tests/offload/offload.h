@@ -20,8 +20,8 @@ uint64_t used_bytes(refit_device *device);
 refit_status offload_all(refit_offloader *offloader, refit_error *error);
 refit_status restore_all(refit_offloader *offloader, refit_error *error);
 
-/* Between the two every block is freed, which the second asserts. A test that has failed between
- * them leaves that unsaid of those after it. */
+/* Between the two every block is freed, which the second asserts. If a test in between
+ * fails, leaks of later tests go unreported. */
 void begin_without_blocks(void);
 void end_without_blocks(void);
 
@@ -31,14 +31,14 @@ typedef struct fault {
     faulty_slot slot;
     bool later;
     refit_status status;
-    bool may_pass; /* another way leads to the same end */
+    bool may_succeed; /* the library has a fallback */
 } fault;
 
 /* The nth such call fails. */
 void order_fault(refit_device *device, const fault *it, uint32_t nth);
 
-/* A call's wait has ended because the device hangs; it could have taken offload.timeout_ms, which
- * is 20 s. */
+/* The call timed out, because the device hangs; it would have waited offload.timeout_ms, 20 s,
+ * otherwise. */
 void check_hung(refit_device *device, refit_status status);
 #define assert_hung(on, call) check_hung((on)->device, (call))
 

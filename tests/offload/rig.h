@@ -8,7 +8,7 @@
  *     rig_check_bytes(on, true);                              bit for bit
  *     close_scene(on);
  *
- * A test with `TEST_WITH(name, .memory = RIG_HOOKS)` in the list of tests finds the rig in *state.
+ * SCENE(name, .memory = RIG_HOOKS) is a test `on` such a rig.
  */
 #ifndef OFFLOAD_RIG_H
 #define OFFLOAD_RIG_H

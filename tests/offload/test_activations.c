@@ -703,7 +703,7 @@ static void iterate(scene *on, void *memory, uint32_t count)
     await_stream(on);
 }
 
-SCENE(thousands_of_groups_are_away_at_once, .host_bytes = "49MiB")
+SCENE(thousands_of_groups_are_away_at_once, .host_bytes = "10MiB")
 {
     void *memory;
     assert_ok(refit_memory_alloc(on->plain, 512 * TENSORS, &memory, &on->error));

@@ -451,58 +451,9 @@ SCENE(copies_in_follow_the_stream, 0)
 
 /* ---- Failures -------------------------------------------------------------------------------- */
 
-/* Steps meet each failure in turn: each part is stepped once all the same. Masters fit, do not fit,
- * and fit again. */
-static void fail_each(const fault *it, scene_kind kind)
-{
-    uint32_t calls = 1, failed = 0;
-    for (uint32_t nth = 0; nth <= calls; nth++) { /* 0: none fails, and all are counted */
-        scene *on = open_scene(&(opening){.kind = kind, .windows = nth % 2 == 0 ? "2" : "3"});
-        if (kind == LITTLE) on->parts[2].flags = REFIT_PART_TOGETHER;
-        faulty_device_reset(on->device);
-        if (nth > 0) order_fault(on->device, it, nth);
-        uint32_t failures = step_stubbornly(on);
-        for (int round = 0; kind == LITTLE && round < 2; round++) {
-            on->spoiled = round == 0 ? 9000 : 0;
-            failures += step_stubbornly(on);
-        }
-        refit_stats stats = stats_of(on->offloader);
-        assert_int_equal(stats.step_failures, failures);
-        if (kind == STATES) {
-            assert_int_equal(stats.step_in_bytes_last, bytes_of_list(on, false, false));
-            assert_int_equal(stats.step_out_bytes_last, bytes_of_list(on, false, true));
-        }
-        if (nth == 0) calls = faulty_device_calls(on->device, it->slot);
-        if (nth == 0) assert_int_equal(failures, 0);
-        failed += failures > 0;
-        faulty_device_reset(on->device); /* this time there may have been fewer calls */
-        check_image(on);
-        step_all(on);
-        check_image(on);
-        close_scene(on);
-    }
-    if (!it->may_pass && failed < calls / 2) print_error("%s: %u\n", it->name, failed);
-    assert_true(it->may_pass || failed >= calls / 2);
-}
-
 TEST(every_failure_can_be_repeated)
 {
-    static const fault faults[] = {
-        {"a copy is refused", FAULTY_COPY_BATCH, false, REFIT_ERR_COPY, false},
-        {"a copy breaks", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
-        {"an event cannot be recorded", FAULTY_EVENT_RECORD, false, REFIT_ERR_DEVICE, false},
-        {"an event cannot be waited for", FAULTY_EVENT_WAIT, false, REFIT_ERR_DEVICE, true},
-        {"no memory for windows", FAULTY_MEMORY_ALLOC, false, REFIT_ERR_DEVICE_MEMORY, true},
-        /* Of masters alone. */
-        {"masters are not encoded", FAULTY_MASTER_ENCODE, false, REFIT_ERR_DEVICE, false},
-        {"masters are not decoded", FAULTY_MASTER_DECODE, false, REFIT_ERR_DEVICE, false},
-        {"zeroing is refused", FAULTY_ZERO, false, REFIT_ERR_DEVICE, false},
-        {"zeroing breaks", FAULTY_ZERO, true, REFIT_ERR_COPY, false},
-    };
-    for (size_t at = 0; at < COUNT_OF(faults); at++) {
-        if (at < 5) fail_each(&faults[at], STATES);
-        if (at != 4) fail_each(&faults[at], LITTLE);
-    }
+    fail_each(STATES);
 }
 
 /* A step that meets a failure is given up: parts before it are stepped, those after it are not. */
@@ -670,6 +621,7 @@ TEST(each_allocation_that_fails_loses_nothing)
 {
     for (int kind = 0; kind < 2; kind++) {
         bool came = true;
+        uint32_t refused = 0;
         for (uint64_t nth = 1; came; nth++) {
             scene *on =
                 open_scene(&(opening){.kind = kind == 0 ? STATES : LITTLE, .unsealed = true});
@@ -678,8 +630,9 @@ TEST(each_allocation_that_fails_loses_nothing)
             failing_alloc_here(nth);
             refit_status status = try_all(on);
             came = failing_alloc_stop_here();
-            /* It may have been one of the test's own, which are repeated. */
-            assert_true(status == REFIT_OK || (came && status == REFIT_ERR_HOST_MEMORY));
+            bool made_up = status == REFIT_OK && test_on_cuda(); /* test_device.c's copies are */
+            assert_true(made_up || status == (came ? REFIT_ERR_HOST_MEMORY : REFIT_OK));
+            refused += status != REFIT_OK;
             if (on->window == NULL) seal(on);
             assert_ok(end(on));
             check_image(on);
@@ -688,6 +641,7 @@ TEST(each_allocation_that_fails_loses_nothing)
             check_image(on);
             close_scene(on);
         }
+        assert_in_range(refused, 28, 100);
     }
 }
 

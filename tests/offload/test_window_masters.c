@@ -611,6 +611,11 @@ SCENE(windows_that_come_and_go_at_once_are_judged_apart, .kind = MASTERS, .windo
     check_image(on);
 }
 
+TEST(every_failure_of_masters_can_be_repeated)
+{
+    fail_each(LITTLE);
+}
+
 int main(void)
 {
     return test_run("window_masters");

@@ -7,7 +7,7 @@
  *     check_image(on);                             each byte was stepped once
  *     close_scene(on);                             nothing is lost, nothing has leaked
  *
- * A test with `TEST(name, .windows = "3")` in the list of tests finds the scene in *state.
+ * SCENE(name, .windows = "3") is a test `on` such a scene.
  */
 #ifndef OFFLOAD_WINDOWS_H
 #define OFFLOAD_WINDOWS_H
@@ -112,7 +112,6 @@ refit_status wait_for(scene *on, uint32_t timeout_ms);
 /* What a step makes of a part in plain arrays. */
 unsigned char stepped(unsigned char byte, uint64_t at);
 void new_bytes(scene *on, const refit_window_part *part);
-void write_weights(scene *on, const refit_window_part *part);
 
 /* Steps the window that next has handed out, whose bytes are what they must be. */
 void step_window(scene *on);
@@ -129,6 +128,10 @@ void step_all(scene *on);
 
 /* One step in which calls that fail are repeated. Returns how many failed. */
 uint32_t step_stubbornly(scene *on);
+
+/* Steps of STATES or of LITTLE meet each failure in turn; each part is stepped once all the same.
+ */
+void fail_each(scene_kind kind);
 
 /* Calls it until it succeeds; how often it failed. */
 #define UNTIL_OK(on, failures, call)                                                               \

@@ -1,6 +1,6 @@
-/* A configuration for tests: small sizes, and timeouts that no process reaches which the machine
- * holds up for ten seconds. A test in which a peer is to be lost sets its own, shorter one. Waits
- * of tests are longer than the silence (50 s), for a message that ends a connection may be lost. */
+/* A configuration for tests: small sizes, and timeouts long enough for a process that is stalled
+ * for ten seconds. A test in which a peer is to be lost sets its own, shorter one. Waits of tests
+ * are longer than the silence (50 s), for a message that ends a connection may be lost. */
 #ifndef QUICK_CONFIG_H
 #define QUICK_CONFIG_H
 

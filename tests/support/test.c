@@ -1,5 +1,6 @@
 #include "tests/support/test.h"
 
+#include <fnmatch.h>
 #include <sys/wait.h>
 
 #define MOST 100u
@@ -15,13 +16,24 @@ void test_list(struct CMUnitTest test)
 
 const struct CMUnitTest *test_listed(size_t *count)
 {
+    assert_true(listed > 0);
     *count = listed;
     return tests;
 }
 
-int test_run_within(const char *group, CMFixtureFunction begin, CMFixtureFunction end)
+void test_filter(const char *pattern)
 {
-    return _cmocka_run_group_tests(group, tests, listed, begin, end);
+    size_t matching = 0;
+    for (size_t at = 0; at < listed; at++)
+        matching += fnmatch(pattern, tests[at].name, 0) == 0;
+    assert_true(matching > 0);
+    cmocka_set_test_filter(pattern);
+}
+
+int test_run_within(const char *group, CMFixtureFunction setup, CMFixtureFunction teardown)
+{
+    assert_true(listed > 0);
+    return _cmocka_run_group_tests(group, tests, listed, setup, teardown);
 }
 
 int test_run(const char *group)

@@ -32,24 +32,23 @@
 
 #define TEST(name) TEST_WITH(name, NULL, NULL)
 
-/* With what is done before it and after it; cmocka's state is there, if it is needed. */
-#define TEST_WITH(name, begin, end)                                                                \
+/* With a setup and a teardown; `state` is cmocka's. */
+#define TEST_WITH(name, setup, teardown)                                                           \
     static void name(void **state);                                                                \
-    TEST_LIST(name, #name, name, begin, end, NULL)                                                 \
+    TEST_LIST(name, #name, name, setup, teardown, NULL)                                            \
     static void name(void **state)
 
-/* Given what `begin` leaves in the state: TEST_ON(door *it, a_door_closes, open_door, free_door).
- */
-#define TEST_ON(what, name, begin, end)                                                            \
+/* The test gets what its setup stored in *state: TEST_ON(door *it, closes, open_door, free_door) */
+#define TEST_ON(what, name, setup, teardown)                                                       \
     static void name(what);                                                                        \
     static void run_##name(void **state)                                                           \
     {                                                                                              \
         name(*state);                                                                              \
     }                                                                                              \
-    TEST_LIST(name, #name, run_##name, begin, end, NULL)                                           \
+    TEST_LIST(name, #name, run_##name, setup, teardown, NULL)                                      \
     static void name(what)
 
-/* Lists the test of these members of CMUnitTest; `as`: an identifier of its own in the file. */
+/* Lists the test of these members of CMUnitTest; `as` must be unique in the file. */
 #define TEST_LIST(as, ...)                                                                         \
     __attribute__((constructor)) static void list_##as(void)                                       \
     {                                                                                              \
@@ -57,11 +56,13 @@
     }
 
 void test_list(struct CMUnitTest test);
+/* The process fails if none is listed, or none matches. */
 const struct CMUnitTest *test_listed(size_t *count);
+void test_filter(const char *pattern);
 
-/* Runs all that are listed; `begin` before the first of them and `end` after the last. */
+/* Runs all that are listed; `setup` before the first of them and `teardown` after the last. */
 int test_run(const char *group);
-int test_run_within(const char *group, CMFixtureFunction begin, CMFixtureFunction end);
+int test_run_within(const char *group, CMFixtureFunction setup, CMFixtureFunction teardown);
 
 /* Waits for a child of fork, which must exit with 0. */
 void assert_child_succeeds(int child);
@@ -74,7 +75,7 @@ void assert_child_succeeds(int child);
 
 #define COUNT_OF(array) (sizeof(array) / sizeof *(array))
 
-/* cmocka's own looks at each byte, also where megabytes are alike. */
+/* cmocka's version compares byte by byte, which is slow for equal megabytes. */
 #undef assert_memory_equal
 #define assert_memory_equal(a, b, size)                                                            \
     ((void)(memcmp((a), (b), (size)) == 0 ||                                                       \
