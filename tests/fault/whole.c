@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "tests/support/quick_config.h"
@@ -37,6 +36,7 @@ static bool memory_make(whole *on)
 {
     static uint64_t runs;
     on->random = ++runs;
+    on->folder = file_tree_open();
     on->expected_weights = calloc(1, whole_weight_offset(SAMPLE_TENSORS));
     bool made = on->expected_weights != NULL;
     for (int i = 0; i < WHOLE_REGIONS; i++) {
@@ -48,6 +48,7 @@ static bool memory_make(whole *on)
 
 static void memory_drop(whole *on)
 {
+    file_tree_close(&on->folder);
     free(on->expected_weights);
     for (int i = 0; i < WHOLE_REGIONS; i++)
         free(on->regions[i].expected);
@@ -200,7 +201,7 @@ refit_status whole_open_ordered(whole *on, whole_path path, const char *const *s
     configure(on, path, settings);
     assert_true(memory_make(on));
     char ipc[80];
-    snprintf(ipc, sizeof ipc, "ipc:///tmp/refit-fault-%ld.sock", (long)getpid());
+    snprintf(ipc, sizeof ipc, "ipc://%s/s", on->folder.root);
     refit_status status = open_all(on, path == WHOLE_SHM ? ipc : "tcp://127.0.0.1:0");
     if (status == REFIT_OK) return REFIT_OK;
     refit_error why = on->error;

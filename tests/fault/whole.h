@@ -20,6 +20,7 @@
 
 #include "tests/support/crew.h"
 #include "tests/support/faulty_device.h"
+#include "tests/support/file_tree.h"
 #include "tests/support/sample_version.h"
 #include "tests/support/test.h"
 #include "tests/support/test_device.h"
@@ -62,6 +63,7 @@ typedef struct whole {
     uint64_t digests[WHOLE_VERSIONS + 1]; /* of what was published as this version */
     uint64_t version;                     /* the last one that was tried */
     uint64_t random;
+    file_tree folder;         /* of the socket */
     const whole_order *order; /* NULL: none */
     bool order_met;           /* known once the device is closed */
     uint32_t fail_release;    /* calls of the hooks until one fails; 0: none does */

@@ -78,25 +78,32 @@ ON_SCENE(worker_that_fails_aborts_the_version)
 }
 
 /* The timeout is short once nothing more has to come in time. */
-ON_SCENE(late_worker_is_evicted_and_has_to_join_again)
+ON_SCENE(late_or_silent_worker_is_evicted_and_has_to_join_again)
 {
-    scene_open(on, 1, false);
-    raw_worker *late = &on->workers[0];
-    publisher_set_stage_timeout(on->trainer.publisher, SOON_MS);
-    trainer_offer(&on->trainer, 1);
-    assert_int_equal(trainer_join(&on->trainer), REFIT_ERR_TIMEOUT);
-    assert_non_null(strstr(on->trainer.error.text, "worker a"));
-    assert_int_equal(trainer_worker(&on->trainer, "a").status, REFIT_ERR_TIMEOUT);
-    publisher_set_stage_timeout(on->trainer.publisher, on->config.broadcast_stage_timeout_ms);
-    raw_worker_offer(late);
-    (void)raw_worker_expect(late, RFT_BYE);
-    raw_worker_beat(late, 0);
-    const rft_message *refuse = raw_worker_expect(late, RFT_REFUSE);
-    assert_int_equal(refuse->as.refuse.code, REFIT_ERR_STALE);
-    assert_false(refuse->as.refuse.final);
-    raw_worker_join(late);
-    trainer_wait_workers(&on->trainer, 1);
-    scene_publish(on, 2);
+    for (int silent = 0; silent < 2; silent++) {
+        const refit_status status = silent ? REFIT_ERR_PEER : REFIT_ERR_TIMEOUT;
+        scene_renew(on);
+        scene_open(on, 1, false);
+        raw_worker *lost = &on->workers[0];
+        if (!silent) publisher_set_stage_timeout(on->publisher, SOON_MS);
+        trainer_offer(&on->trainer, 1);
+        if (silent) publisher_set_silence(on->publisher, SOON_MS);
+        assert_int_equal(trainer_join(&on->trainer), status);
+        assert_non_null(strstr(on->trainer.error.text, "worker a"));
+        assert_int_equal(trainer_worker(&on->trainer, "a").status, status);
+        assert_int_equal(trainer_stats(&on->trainer).workers_evicted, 1);
+        publisher_set_stage_timeout(on->publisher, on->config.broadcast_stage_timeout_ms);
+        publisher_set_silence(on->publisher, on->config.broadcast_heartbeat_timeout_ms);
+        raw_worker_offer(lost);
+        (void)raw_worker_expect(lost, RFT_BYE);
+        raw_worker_beat(lost, 0);
+        const rft_message *refuse = raw_worker_expect(lost, RFT_REFUSE);
+        assert_int_equal(refuse->as.refuse.code, REFIT_ERR_STALE);
+        assert_false(refuse->as.refuse.final);
+        raw_worker_join(lost);
+        trainer_wait_workers(&on->trainer, 1);
+        scene_publish(on, 2);
+    }
 }
 
 /* ---- After the decision: the version stays */

@@ -77,6 +77,13 @@ void publisher_set_stage_timeout(refit_publisher *publisher, uint32_t ms)
     rft_unlock(&publisher->lock);
 }
 
+void publisher_set_silence(refit_publisher *publisher, uint32_t ms)
+{
+    rft_lock(&publisher->lock);
+    publisher->config.broadcast_heartbeat_timeout_ms = ms;
+    rft_unlock(&publisher->lock);
+}
+
 void trainer_wait_workers(test_trainer *trainer, uint32_t count)
 {
     assert_ok(refit_publisher_wait_workers(trainer->publisher, count, RAW_WAIT_MS, NULL));

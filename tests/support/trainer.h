@@ -49,6 +49,9 @@ void trainer_take_device(test_trainer *trainer, refit_device *device);
  * again. */
 void publisher_set_stage_timeout(refit_publisher *publisher, uint32_t ms);
 
+/* From now on a worker that is silent so long is evicted. */
+void publisher_set_silence(refit_publisher *publisher, uint32_t ms);
+
 void trainer_wait_workers(test_trainer *trainer, uint32_t count);
 /* Makes the version's bytes, for a begin of the test's own. */
 void trainer_sample(test_trainer *trainer, uint64_t version);

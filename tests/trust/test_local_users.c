@@ -293,7 +293,7 @@ TEST(a_socket_that_a_stranger_bound_first_is_refused)
 static bool waiting_worker(const other_self *self, const void *with)
 {
     refit_config config = default_config();
-    config.broadcast_heartbeat_timeout_ms = 500; /* so long it puts up with the stranger */
+    config.broadcast_heartbeat_timeout_ms = 2000; /* so long it puts up with the stranger */
     refit_subscriber *subscriber = NULL;
     refit_update *update = NULL;
     refit_error error = {0};

