@@ -30,7 +30,8 @@ bool bench_push(bench_line *line, rft_view message, rft_view payload)
     return true;
 }
 
-bench_packet *bench_pop(bench_line *line)
+/* NULL: there is none. */
+static bench_packet *pop(bench_line *line)
 {
     if (line->count == 0) return NULL;
     bench_packet *packet = &line->packets[line->first];
@@ -470,15 +471,14 @@ void bench_close(protocol_bench *bench)
 void bench_deliver_up(protocol_bench *bench, uint32_t peer, uint32_t most)
 {
     const bench_packet *packet;
-    for (uint32_t i = 0; i < most && (packet = bench_pop(&bench->links[peer].up)) != NULL; i++)
+    for (uint32_t i = 0; i < most && (packet = pop(&bench->links[peer].up)) != NULL; i++)
         bench_server_hears(bench, peer, (rft_view){packet->bytes, packet->message});
 }
 
 void bench_deliver_down(protocol_bench *bench, uint32_t worker, uint32_t most)
 {
     const bench_packet *packet;
-    for (uint32_t i = 0; i < most && (packet = bench_pop(&bench->links[worker].down)) != NULL;
-         i++) {
+    for (uint32_t i = 0; i < most && (packet = pop(&bench->links[worker].down)) != NULL; i++) {
         bench_worker_hears(bench, worker, (rft_view){packet->bytes, packet->message},
                            (rft_view){packet->bytes + packet->message, packet->payload});
     }

@@ -113,8 +113,6 @@ void bench_connect(protocol_bench *bench, uint32_t peer);
 void bench_disconnect(protocol_bench *bench, uint32_t peer);
 /* False: the line is full or shut, or the packet too large. */
 bool bench_push(bench_line *line, rft_view message, rft_view payload);
-/* NULL: there is none. */
-bench_packet *bench_pop(bench_line *line);
 
 /* ---- The trainer */
 

@@ -22,22 +22,7 @@ void with_gpu_required_and_one_slot(refit_config *config)
     with_one_slot(config);
 }
 
-void gpu_play_open(gpu_play *play, void (*change)(refit_config *config))
-{
-    refit_error error;
-    if (play->device != NULL) gpu_play_close(play);
-    fake_cuda_reset();
-    play->config = trainer_config();
-    play->config.broadcast_slots = 2;
-    if (change != NULL) change(&play->config);
-    if (refit_device_open("cuda:0", NULL, &play->device, &error) != REFIT_OK ||
-        refit_device_open("cuda:0", NULL, &play->theirs, &error) != REFIT_OK) {
-        fail_msg("%s", error.text);
-    }
-    trainer_open_on(&play->trainer, &play->config, play->device);
-}
-
-void gpu_play_close(gpu_play *play)
+static void close_play(gpu_play *play)
 {
     for (uint32_t i = 0; i < play->crew_count; i++) {
         crew_stop(&play->crew[i]);
@@ -51,6 +36,21 @@ void gpu_play_close(gpu_play *play)
     memset(play, 0, sizeof *play);
 }
 
+void gpu_play_open(gpu_play *play, void (*change)(refit_config *config))
+{
+    refit_error error;
+    if (play->device != NULL) close_play(play);
+    fake_cuda_reset();
+    play->config = trainer_config();
+    play->config.broadcast_slots = 2;
+    if (change != NULL) change(&play->config);
+    if (refit_device_open("cuda:0", NULL, &play->device, &error) != REFIT_OK ||
+        refit_device_open("cuda:0", NULL, &play->theirs, &error) != REFIT_OK) {
+        fail_msg("%s", error.text);
+    }
+    trainer_open_on(&play->trainer, &play->config, play->device);
+}
+
 int gpu_play_setup(void **state)
 {
     static gpu_play play;
@@ -61,7 +61,7 @@ int gpu_play_setup(void **state)
 int gpu_play_teardown(void **state)
 {
     gpu_play *play = *state;
-    if (play->device != NULL) gpu_play_close(play);
+    if (play->device != NULL) close_play(play);
     return 0;
 }
 

@@ -27,7 +27,6 @@ void with_gpu_required_and_one_slot(refit_config *config);
 
 /* Closes what is open first. `change` may be NULL. Resets the driver. */
 void gpu_play_open(gpu_play *play, void (*change)(refit_config *config));
-void gpu_play_close(gpu_play *play);
 
 /* A test opens the play that is its state; it is closed afterwards. */
 int gpu_play_setup(void **state);

@@ -39,8 +39,8 @@ static bool become(uid_t user)
            setresuid(user, user, user) == 0 && prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
 }
 
-other_user other_user_start(uid_t user, bool (*act)(const other_self *self, const void *with),
-                            const void *with)
+static other_user start(uid_t user, bool (*act)(const other_self *self, const void *with),
+                        const void *with)
 {
     int line[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line), 0);
@@ -67,7 +67,7 @@ void other_user_await(other_user *other)
 other_user other_user_ready(uid_t user, bool (*act)(const other_self *self, const void *with),
                             const void *with)
 {
-    other_user other = other_user_start(user, act, with);
+    other_user other = start(user, act, with);
     other_user_await(&other);
     return other;
 }
@@ -90,7 +90,7 @@ void other_user_end(other_user *other)
 void other_user_do(uid_t user, bool (*act)(const other_self *self, const void *with),
                    const void *with)
 {
-    other_user other = other_user_start(user, act, with);
+    other_user other = start(user, act, with);
     other_user_end(&other);
 }
 

@@ -24,13 +24,10 @@ bool other_user_can_be(void);
 /* Whether no other process has claimed that user; it is this process's until its end. */
 bool other_user_claim(uid_t user);
 
-/* Starts `act` as that user, without other groups; what it returns is whether all went well. It
- * must use no assertion of cmocka. */
-other_user other_user_start(uid_t user, bool (*act)(const other_self *self, const void *with),
-                            const void *with);
 /* Waits for other_ready; fails the test if the child ended, or after 50 seconds. */
 void other_user_await(other_user *other);
-/* Starts, and awaits. */
+/* Starts `act` as that user, without other groups, and awaits it; what it returns is whether all
+ * went well. It must use no assertion of cmocka. */
 other_user other_user_ready(uid_t user, bool (*act)(const other_self *self, const void *with),
                             const void *with);
 /* Ends a wait in other_until_told. */

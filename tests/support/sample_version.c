@@ -21,7 +21,8 @@ const refit_tensor *sample_tensors(void)
     return tensors;
 }
 
-unsigned char sample_byte(uint64_t version, uint64_t offset)
+/* In odd versions the first tensor is as in the version before, so that its blocks are `same`. */
+static unsigned char sample_byte(uint64_t version, uint64_t offset)
 {
     if (offset < 65536 * 2) version &= ~UINT64_C(1);
     return (unsigned char)(offset * 131 + (offset >> 8) * 7 + version * 29);

@@ -27,10 +27,6 @@ typedef struct sample_version {
 void sample_open(sample_version *sample, uint64_t version);
 void sample_close(sample_version *sample);
 
-/* The byte at `offset` of the version's image. In odd versions the first tensor is as in the
- * version before, so that its blocks are `same`. */
-unsigned char sample_byte(uint64_t version, uint64_t offset);
-
 /* One byte a block: 1 where `sample` equals `base`. To be freed with free. */
 unsigned char *sample_same(const sample_version *sample, const sample_version *base);
 

@@ -106,7 +106,9 @@ static bool hear(int fd, void *room, size_t count, int64_t deadline)
     return true;
 }
 
-bool zmtp_hear_ready(int fd, int timeout_ms)
+/* Waits until the other end has said all that belongs to its handshake. False: it hung up, or said
+ * nothing in time. */
+static bool hear_ready(int fd, int timeout_ms)
 {
     unsigned char room[256];
     int64_t deadline = rft_deadline((uint32_t)timeout_ms);
@@ -120,7 +122,7 @@ int zmtp_open(uint16_t port, const void *id, size_t id_bytes, int timeout_ms)
     int fd = zmtp_connect(port, timeout_ms);
     if (fd < 0) return -1;
     zmtp_say_ready(fd, id, id_bytes);
-    if (zmtp_hear_ready(fd, timeout_ms)) return fd;
+    if (hear_ready(fd, timeout_ms)) return fd;
     close(fd);
     return -1;
 }

@@ -29,10 +29,6 @@ void zmtp_greet(int fd, const char *mechanism, size_t count);
 /* Says all that a DEALER says up to the end of its handshake, with this id; NULL: with none. */
 void zmtp_say_ready(int fd, const void *id, size_t id_bytes);
 
-/* Waits until the other end has said all that belongs to its handshake. False: it hung up, or said
- * nothing in time. */
-bool zmtp_hear_ready(int fd, int timeout_ms);
-
 /* All of it; -1: it did not come about. */
 int zmtp_open(uint16_t port, const void *id, size_t id_bytes, int timeout_ms);
 

@@ -221,11 +221,6 @@ void trainer_open(child *trainer, char *endpoint, bool shm, unsigned slots, cons
     snprintf(endpoint, 128, "%s", found);
 }
 
-void trainer_wait(child *trainer, unsigned workers)
-{
-    (void)child_ask(trainer, "wait %u %d", workers, WAIT_MS);
-}
-
 void trainer_write(child *trainer, unsigned seed)
 {
     (void)child_ask(trainer, "begin");
@@ -254,7 +249,7 @@ void trainer_publish(child *trainer, unsigned seed, child *const workers[], unsi
 {
     bool committed = false;
     for (unsigned i = 0; i < 5 && !committed; i++) {
-        trainer_wait(trainer, count);
+        (void)child_ask(trainer, "wait %u %d", count, WAIT_MS);
         trainer_write(trainer, seed);
         child_say(trainer, "commit");
         committed = trainer_finish(trainer, workers, count);

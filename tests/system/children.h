@@ -53,7 +53,6 @@ void worker_follow(child *worker, uint64_t version, const char *digest);
 /* The endpoint that it found is written to `endpoint`, of 128 bytes. `setting`: "key=value", or
  * empty. */
 void trainer_open(child *trainer, char *endpoint, bool shm, unsigned slots, const char *setting);
-void trainer_wait(child *trainer, unsigned workers);
 /* begin and write; the digest is kept in trainer->digest. */
 void trainer_write(child *trainer, unsigned seed);
 /* Serves the workers (NULL ones and stopped ones left out) until the trainer has answered; whether

@@ -178,14 +178,9 @@ void actor_obey(const actor_part *part, const chaos_note *order, bool (*is_stead
     if (order->kind == NOTE_PLANT) plant(order);
 }
 
-uint64_t actor_allocations(void)
-{
-    return (uint64_t)atomic_load(&blocks);
-}
-
 void actor_leave(const actor_part *part)
 {
     refit_set_log(NULL, NULL, REFIT_LOG_ERROR);
-    const chaos_note gone = {.kind = NOTE_GONE, .amount = actor_allocations()};
+    const chaos_note gone = {.kind = NOTE_GONE, .amount = (uint64_t)atomic_load(&blocks)};
     (void)note_send(part->line, &gone);
 }

@@ -42,9 +42,6 @@ refit_status actor_configure(const actor_part *part, bool shm, refit_config *con
 void actor_obey(const actor_part *part, const chaos_note *order, bool (*is_steady)(const void *who),
                 const void *who);
 
-/* Bytes that the library has allocated and not freed. */
-uint64_t actor_allocations(void);
-
 /* Tells the conductor that nothing is open any more. */
 void actor_leave(const actor_part *part);
 

@@ -193,7 +193,8 @@ static void trainer_says(chaos_run *run, const chaos_note *note)
     }
 }
 
-void run_hear_trainer(chaos_run *run)
+/* All that it has said so far. */
+static void hear_trainer(chaos_run *run)
 {
     chaos_note note;
     int got = 0;
@@ -223,7 +224,7 @@ static void hear_decided(chaos_run *run, uint32_t at, const chaos_note *note)
         one->kept = note->version;
         return;
     }
-    run_hear_trainer(run); /* what it wrote it said before */
+    hear_trainer(run); /* what it wrote it said before */
     if (!ledger_accepts(&run->ledger, at, note->version, one->digest, complaint))
         run_fail(run, "%s", complaint);
     const ledger_entry *before = ledger_find(&run->ledger, one->version);
@@ -332,7 +333,7 @@ void run_end_attacks(chaos_run *run)
 
 void run_hear(chaos_run *run)
 {
-    run_hear_trainer(run);
+    hear_trainer(run);
     hear_workers(run);
     hear_attackers(run);
     judge_done(run);

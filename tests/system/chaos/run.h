@@ -119,8 +119,6 @@ _Noreturn void run_fail(chaos_run *run, const char *format, ...)
 void run_pump(chaos_run *run, int timeout_ms);
 /* Hears all that the processes have said so far, and neither waits nor mends. */
 void run_hear(chaos_run *run);
-/* Hears all that the trainer has said so far. */
-void run_hear_trainer(chaos_run *run);
 
 void run_start_trainer(chaos_run *run);
 /* Those of the present trainer, none of which another has. */
