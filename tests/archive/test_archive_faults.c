@@ -188,8 +188,9 @@ static bool has_died(archive_rig *rig, pid_t child)
     return WEXITSTATUS(status) == 7;
 }
 
-/* In a child, whose death is as sudden as SIGKILL's. */
-static bool die_while_writing(archive_rig *rig, unsigned nth)
+/* In a child, whose death is as sudden as SIGKILL's: a version is written, or all but the last are
+ * removed. */
+static bool die_in(archive_rig *rig, bool pruning, unsigned nth)
 {
     refit_archive_close(rig->archive);
     pid_t child = fork();
@@ -197,13 +198,15 @@ static bool die_while_writing(archive_rig *rig, unsigned nth)
     if (child == 0) {
         const refit_archive_version what = rig_version(rig, RIG_EPOCH, 3);
         refit_archive *archive;
-        begin_fault(FAULT_KILLED, nth);
+        if (!pruning) begin_fault(FAULT_KILLED, nth);
         if (refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, NULL) !=
-                REFIT_OK ||
-            refit_archive_write(archive, &what, NULL) != REFIT_OK ||
-            refit_archive_commit(archive, NULL, NULL) != REFIT_OK)
+            REFIT_OK)
             _exit(9);
-        _exit(0);
+        if (pruning) begin_fault(FAULT_KILLED, nth);
+        refit_status status = pruning ? refit_archive_prune(archive, 1, NULL, NULL)
+                                      : refit_archive_write(archive, &what, NULL);
+        if (status == REFIT_OK && !pruning) status = refit_archive_commit(archive, NULL, NULL);
+        _exit(status == REFIT_OK ? 0 : 9);
     }
     return has_died(rig, child);
 }
@@ -213,7 +216,7 @@ RIG_TEST(a_writer_killed_between_any_two_steps_leaves_whole_versions)
     unsigned nth = 1;
     for (bool died = true; died; nth++) {
         rig_open_with(rig, 10, 2);
-        died = die_while_writing(rig, nth);
+        died = die_in(rig, false, nth);
         assert_whole(rig, 2);
         assert_int_equal(rig_names(rig), rig_count(rig)); /* what it left is removed */
         rig_keep(rig, RIG_EPOCH, 3);
@@ -240,29 +243,13 @@ static uint32_t assert_left(archive_rig *rig)
     return count;
 }
 
-static bool die_while_pruning(archive_rig *rig, unsigned nth)
-{
-    refit_archive_close(rig->archive);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        refit_archive *archive;
-        if (refit_archive_open(rig->folder, REFIT_ARCHIVE_WRITE, &rig->config, &archive, NULL) !=
-            REFIT_OK)
-            _exit(9);
-        begin_fault(FAULT_KILLED, nth);
-        _exit(refit_archive_prune(archive, 1, NULL, NULL) == REFIT_OK ? 0 : 9);
-    }
-    return has_died(rig, child);
-}
-
 RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt)
 {
     unsigned nth = 1;
     uint32_t least = KEPT, most = 0;
     for (bool died = true; died; nth++) {
         rig_open_with(rig, 10, KEPT);
-        died = die_while_pruning(rig, nth);
+        died = die_in(rig, true, nth);
         const uint32_t left = assert_left(rig);
         least = left < least ? left : least;
         most = left > most ? left : most;

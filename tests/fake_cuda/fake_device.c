@@ -44,7 +44,7 @@ static void make_device(fake_device *device, int ordinal)
     set_attribute(device, RFT_CU_ATTR_HOST_NUMA, 0);
 }
 
-void fake_devices_reset(void)
+static void reset_devices(void)
 {
     for (int i = 0; i < FAKE_CUDA_DEVICES_MOST; i++) {
         if (fake.devices[i].heap_file > 0) close(fake.devices[i].heap_file);
@@ -71,7 +71,7 @@ static void reset(void)
     fake_ipc_reset();
     fake_memory_reset();
     fake_contexts_reset();
-    fake_devices_reset();
+    reset_devices();
     fake_space_reset();
     fake_script_reset();
     fake_calls_reset();

@@ -37,7 +37,8 @@ void fake_span_drop(fake_span *span, const char *verb)
     if (!span->foreign) fake.kinds[span->kind]--;
 }
 
-uint64_t fake_span_end(const fake_span *span)
+/* The byte behind its last. */
+static uint64_t span_end(const fake_span *span)
 {
     return span->node.base + span->node.size;
 }
@@ -45,8 +46,8 @@ uint64_t fake_span_end(const fake_span *span)
 /* Mappings of one reservation follow each other to the end of the range. */
 static bool mapped_to_end(const fake_span *span, uint64_t end)
 {
-    while (fake_span_end(span) < end) {
-        const fake_span *next = fake_span_at(fake_span_end(span));
+    while (span_end(span) < end) {
+        const fake_span *next = fake_span_at(span_end(span));
         if (next == NULL || next->kind != FAKE_MAPPING || next->shift != span->shift) return false;
         span = next;
     }
@@ -57,7 +58,7 @@ static bool mapped_to_end(const fake_span *span, uint64_t end)
 static bool holds(const fake_span *span, uint64_t at, uint64_t bytes)
 {
     if (bytes > UINT64_MAX - at) return false;
-    if (at + bytes <= fake_span_end(span)) return true;
+    if (at + bytes <= span_end(span)) return true;
     return span->kind == FAKE_MAPPING && mapped_to_end(span, at + bytes);
 }
 
@@ -75,8 +76,8 @@ fake_side fake_side_of(uint64_t at, uint64_t bytes)
 static bool allowed(const fake_span *span, uint64_t end)
 {
     if (span->kind != FAKE_MAPPING) return true;
-    for (; span != NULL && span->access; span = fake_span_at(fake_span_end(span)))
-        if (fake_span_end(span) >= end) return true;
+    for (; span != NULL && span->access; span = fake_span_at(span_end(span)))
+        if (span_end(span) >= end) return true;
     return false;
 }
 

@@ -199,7 +199,6 @@ void fake_script_reset(void);
 fake_context *fake_current(void);
 fake_device *fake_device_of(rft_cu_device device);
 void fake_contexts_reset(void);
-void fake_devices_reset(void);
 void fake_lose(fake_context *context, rft_cu_result result);
 
 /* ---- fake_space.c: addresses without rights. 0: there are none. The bytes lie behind them, as far
@@ -224,8 +223,6 @@ unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write);
 unsigned char *fake_reach_mapped(int device, uint64_t at, uint64_t bytes, bool write);
 fake_span *fake_span_at(uint64_t address);
 fake_span *fake_span_put(fake_kind kind, uint64_t base, uint64_t bytes, int device);
-/* The byte behind its last. */
-uint64_t fake_span_end(const fake_span *span);
 /* Takes it out of the books; a violation where queued work uses it. */
 void fake_span_drop(fake_span *span, const char *verb);
 

@@ -113,20 +113,13 @@ static refit_status offloader_make(whole *on)
 
 static void configure(whole *on, whole_path path, const char *const *settings)
 {
-    static const char *const own[] = {"offload.slab_bytes",
-                                      "128KiB",
-                                      "offload.piece_bytes",
-                                      "64KiB",
-                                      "offload.batch",
-                                      "3",
-                                      "offload.huge_pages",
-                                      "never",
-                                      "offload.timeout_ms",
-                                      "30s",
-                                      "broadcast.slots",
-                                      "2",
-                                      NULL};
     on->config = quick_config();
+    on->config.offload_slab_bytes = 128 * KIB;
+    on->config.offload_piece_bytes = 64 * KIB;
+    on->config.offload_batch = 3;
+    on->config.offload_huge_pages = REFIT_HUGE_PAGES_NEVER;
+    on->config.offload_timeout_ms = 30000;
+    on->config.broadcast_slots = 2;
     on->config.broadcast_frame_bytes = SAMPLE_FRAME_BYTES;
     on->config.broadcast_heartbeat_ms = 20;
     if (on->order == NULL && settings != whole_patient) {
@@ -135,11 +128,8 @@ static void configure(whole *on, whole_path path, const char *const *settings)
         on->config.broadcast_commit_timeout_ms = SOON_MS;
     }
     on->config.broadcast_shm = path == WHOLE_SHM ? REFIT_SHM_AUTO : REFIT_SHM_OFF;
-    const char *const *all[] = {own, settings};
-    for (int i = 0; i < 2; i++) {
-        for (const char *const *at = all[i]; at != NULL && *at != NULL; at += 2)
-            assert_ok(refit_config_set(&on->config, at[0], at[1], NULL));
-    }
+    for (const char *const *at = settings; at != NULL && *at != NULL; at += 2)
+        assert_ok(refit_config_set(&on->config, at[0], at[1], NULL));
 }
 
 static refit_status device_open(whole *on)

@@ -107,17 +107,12 @@ refit_status whole_publish(whole *on);
  * fails does not keep the next ones from being tried; gives the first failure. */
 refit_status whole_cycle(whole *on);
 
-/* Brings the states home, whatever failed before, and checks them. */
-void whole_settle(whole *on);
-
-/* Settles; then a cycle succeeds, as soon as the worker is back, and the worker is shown it. */
+/* Brings the states home, whatever failed before, and checks them; then a cycle succeeds, as soon
+ * as the worker is back, and the worker is shown it. */
 void whole_prove(whole *on);
 
 /* A failure has a name and a sentence. */
 void whole_check_told(refit_status status, const refit_error *error);
-
-/* KEEP regions hold what was filled in. */
-void whole_check_states(const whole *on);
 
 /* Keeps in mind what the test is doing, so that its teardown, whole_tell, can print it where the
  * test fails; NULL: nothing any more. */

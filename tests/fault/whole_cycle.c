@@ -141,7 +141,8 @@ void whole_check_told(refit_status status, const refit_error *error)
     assert_true(strlen(error->text) > 8);
 }
 
-void whole_check_states(const whole *on)
+/* KEEP regions hold what was filled in. */
+static void check_states(const whole *on)
 {
     for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
         if (whole_policies[at] != REFIT_KEEP) continue;
@@ -151,7 +152,7 @@ void whole_check_states(const whole *on)
     }
 }
 
-void whole_settle(whole *on)
+static void settle(whole *on)
 {
     /* Both only find out how things stand: what has failed was told, or is told now. */
     refit_status told = refit_stream_wait(on->device, on->stream, LONG_MS, NULL);
@@ -160,23 +161,23 @@ void whole_settle(whole *on)
     assert_ok(refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error));
     assert_ok(refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error));
     assert_int_equal(refit_offloader_get_state(on->offloader), REFIT_RESIDENT);
-    whole_check_states(on);
+    check_states(on);
 }
 
 void whole_prove(whole *on)
 {
     int64_t deadline = rft_deadline(LONG_MS);
     refit_status status;
-    whole_settle(on);
+    settle(on);
     do {
         /* A worker that has not noticed yet that it was evicted may cost another version. */
         assert_ok(refit_publisher_wait_workers(on->publisher, 1, LONG_MS, &on->error));
         status = whole_cycle(on);
-        if (status != REFIT_OK) whole_settle(on);
+        if (status != REFIT_OK) settle(on);
     } while ((status == REFIT_ERR_PEER || status == REFIT_ERR_TIMEOUT) &&
              rft_ms_until(deadline) > 0);
     if (status != REFIT_OK) fail_msg("%s: %s", refit_status_name(status), on->error.text);
-    whole_check_states(on);
+    check_states(on);
     (void)crew_wait(&on->worker, on->version, 1);
 }
 

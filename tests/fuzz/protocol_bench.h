@@ -166,8 +166,6 @@ void law_delivered(protocol_bench *bench, uint32_t worker, const rft_image *imag
 void law_server(protocol_bench *bench);
 /* The trainer says it to a connection. */
 void law_sent(const protocol_bench *bench, uint32_t peer, rft_view message);
-/* Of all memory that the library has now. */
-void law_memory(void);
 void law_count_memory(void); /* once, before anything is opened */
 uint64_t law_memory_bytes(void);
 

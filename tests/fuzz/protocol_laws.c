@@ -59,7 +59,8 @@ uint64_t law_memory_bytes(void)
     return memory_bytes;
 }
 
-void law_memory(void)
+/* Of all memory that the library has now. */
+static void law_memory(void)
 {
     FUZZ_REQUIRE(memory_bytes < MEMORY_MOST);
 }

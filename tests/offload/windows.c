@@ -410,7 +410,10 @@ void step_all(scene *on)
     step_rest(on);
 }
 
-uint32_t step_stubbornly(scene *on)
+/* ---- Failures -------------------------------------------------------------------------------- */
+
+/* One step in which calls that fail are repeated. Returns how many failed. */
+static uint32_t step_stubbornly(scene *on)
 {
     uint32_t failures = 0;
     UNTIL_OK(on, failures, begin(on));
@@ -426,8 +429,6 @@ uint32_t step_stubbornly(scene *on)
     UNTIL_OK(on, failures, wait_for(on, TIMEOUT_MS));
     return failures;
 }
-
-/* ---- Failures -------------------------------------------------------------------------------- */
 
 /* Steps meet each failure in turn: each part is stepped once all the same. Masters fit, do not fit,
  * and fit again. */

@@ -126,9 +126,6 @@ bool step_windows(scene *on, uint32_t most);
 void step_rest(scene *on);
 void step_all(scene *on);
 
-/* One step in which calls that fail are repeated. Returns how many failed. */
-uint32_t step_stubbornly(scene *on);
-
 /* Steps of STATES or of LITTLE meet each failure in turn; each part is stepped once all the same.
  */
 void fail_each(scene_kind kind);

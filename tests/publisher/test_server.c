@@ -20,9 +20,7 @@ static void set_scene(server_bench *bench, subject_state subject, rft_transactio
 {
     server_bench_reopen(bench, 2, false);
     server_bench_join(bench, WITNESS, false);
-    server_bench_offer(bench, 1);
-    server_bench_stage(bench, WITNESS);
-    server_bench_apply(bench, WITNESS);
+    server_bench_publish(bench, 1, WITNESS);
     if (subject == SUBJECT_GREETED) server_bench_hello(bench, SUBJECT);
     if (subject >= SUBJECT_SUBSCRIBED) server_bench_join(bench, SUBJECT, false);
     if (transaction >= RFT_TRANSACTION_PREPARING) server_bench_prepare(bench, 2);
@@ -87,9 +85,7 @@ static void check_goes_on(server_bench *bench)
     server_bench_say(bench, SUBJECT, bye);
     if (bench->server.transaction.state == RFT_TRANSACTION_ABORTED) server_bench_settle(bench);
     assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_IDLE);
-    server_bench_offer(bench, 3);
-    server_bench_stage(bench, WITNESS);
-    server_bench_apply(bench, WITNESS);
+    server_bench_publish(bench, 3, WITNESS);
     assert_ok(bench->server.transaction.result.status);
     assert_int_equal(bench->server.current.version, 3);
 }

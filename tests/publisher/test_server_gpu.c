@@ -224,9 +224,7 @@ TEST(a_reader_on_the_gpu_taints_no_slot_of_the_host)
         scene_open(&on, REFIT_GPU_AUTO, version == 1 ? 1 : 0);
         use_gpu(&on);
         join_gpu(&on, 1);
-        server_bench_offer(&on.bench, 1);
-        server_bench_stage(&on.bench, 1);
-        server_bench_apply(&on.bench, 1);
+        server_bench_publish(&on.bench, 1, 1);
         rft_slot *slot = &on.bench.store->slots[on.bench.store->committed_slot];
         rft_server_evict(&on.bench.server, server_bench_peer(&on.bench, 1), REFIT_ERR_PEER,
                          "the test");
@@ -242,9 +240,7 @@ ON_GPU(a_reader_on_the_gpu_blocks_the_slot_until_it_lets_go)
     use_gpu(on);
     join_gpu(on, 1);
     for (uint64_t version = 1; version <= 2; version++) {
-        server_bench_offer(&on->bench, version);
-        server_bench_stage(&on->bench, 1);
-        server_bench_apply(&on->bench, 1);
+        server_bench_publish(&on->bench, version, 1);
     }
     server_bench_prepare(&on->bench, 3);
     assert_true(rft_server_has_readers(&on->bench.server));

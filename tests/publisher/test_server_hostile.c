@@ -50,9 +50,7 @@ static size_t queue_after(server_bench *bench, uint32_t rounds, bool new_names)
 ON_BENCH(manifests_asked_for_again_and_again_are_one)
 {
     server_bench_join(bench, 1, false);
-    server_bench_offer(bench, 1);
-    server_bench_stage(bench, 1);
-    server_bench_apply(bench, 1);
+    server_bench_publish(bench, 1, 1);
     server_bench_forget(bench);
     size_t manifest = bench->store->manifest->encoded.count;
     (void)queue_after(bench, 1, false);
@@ -74,9 +72,7 @@ ON_BENCH(manifests_asked_for_again_and_again_are_one)
 ON_BENCH(a_cached_message_that_is_still_read_outlives_its_version)
 {
     server_bench_join(bench, 1, false);
-    server_bench_offer(bench, 1);
-    server_bench_stage(bench, 1);
-    server_bench_apply(bench, 1);
+    server_bench_publish(bench, 1, 1);
     rft_buffer *seal = bench->server.seal.buffer;
     assert_non_null(seal);
     rft_pending_raise(&seal->pending); /* as a queue of the transport does */
@@ -201,9 +197,7 @@ ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker)
     rft_peer_id id = {.bytes = {9}, .count = 1};
     rft_message hello = hello_as("liar", 1);
     server_bench_join(bench, 1, false);
-    server_bench_offer(bench, 1);
-    server_bench_stage(bench, 1);
-    server_bench_apply(bench, 1);
+    server_bench_publish(bench, 1, 1);
     hello.as.hello.held = (rft_held){SERVER_EPOCH, 2, bench->server.current.digest};
     rft_server_message(&bench->server, &id, &hello, bench->now);
     const rft_peer *liar = rft_peers_find_name(&bench->server.peers, "liar");

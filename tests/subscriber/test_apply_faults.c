@@ -99,6 +99,15 @@ BOUND_TEST(destinations_that_cannot_be_restored_serve_no_version)
     bound_accept(it, update);
 }
 
+static void refuse(bound_pair *it, refit_update *update)
+{
+    assert_ok(refit_update_refuse(update, NULL, 1, NULL));
+    assert_true(engine_is_as_saved(&it->engine));
+    raw_hear(&it->pair.raw, RFT_FAILED);
+    assert_true(it->pair.raw.heard.as.failed.kept);
+    refit_update_close(update);
+}
+
 /* Once the device works again, torn destinations get the old version back. */
 BOUND_TEST(a_second_attempt_to_take_back_does)
 {
@@ -108,11 +117,7 @@ BOUND_TEST(a_second_attempt_to_take_back_does)
         assert_int_equal(refit_update_apply(update, NULL, NULL), REFIT_ERR_COPY);
         faulty_device_reset(it->device);
         if (later == 1) bound_apply(it, update);
-        assert_ok(refit_update_refuse(update, NULL, 1, NULL));
-        assert_true(engine_is_as_saved(&it->engine));
-        raw_hear(&it->pair.raw, RFT_FAILED);
-        assert_true(it->pair.raw.heard.as.failed.kept);
-        refit_update_close(update);
+        refuse(it, update);
     }
 }
 
@@ -149,11 +154,7 @@ static bool tear_and_refuse(bound_pair *it, uint32_t nth, bool *torn)
     *torn = status != REFIT_OK && strstr(error.text, "could not be taken back") != NULL;
     faulty_device_reset(it->device);
     bound_apply(it, update);
-    assert_ok(refit_update_refuse(update, NULL, 1, NULL));
-    assert_true(engine_is_as_saved(&it->engine));
-    raw_hear(&it->pair.raw, RFT_FAILED);
-    assert_true(it->pair.raw.heard.as.failed.kept);
-    refit_update_close(update);
+    refuse(it, update);
     return status != REFIT_OK;
 }
 

@@ -260,6 +260,13 @@ void server_bench_apply(server_bench *bench, unsigned worker)
     server_bench_say(bench, worker, server_committed(bench->sample->version));
 }
 
+void server_bench_publish(server_bench *bench, uint64_t version, unsigned worker)
+{
+    server_bench_offer(bench, version);
+    server_bench_stage(bench, worker);
+    server_bench_apply(bench, worker);
+}
+
 rft_peer *server_bench_peer(server_bench *bench, unsigned worker)
 {
     rft_peer_id id = id_of(worker);

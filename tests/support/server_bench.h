@@ -68,6 +68,7 @@ rft_message server_beat(uint64_t held, uint64_t staged);
 
 void server_bench_stage(server_bench *bench, unsigned worker);
 void server_bench_apply(server_bench *bench, unsigned worker);
+void server_bench_publish(server_bench *bench, uint64_t version, unsigned worker); /* all three */
 
 /* NULL: neither subscribed nor joining. */
 rft_peer *server_bench_peer(server_bench *bench, unsigned worker);
