@@ -281,7 +281,7 @@ def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
         assert not is_hooked(model)
         if not handler.done:
             break
-    assert broken > 0
+    assert broken > 20
 
 
 def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena(
