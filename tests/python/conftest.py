@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,29 @@ def root() -> Path:
     return ROOT
 
 
+@contextmanager
+def new_runtime_dir() -> Iterator[Path]:
+    """Becomes XDG_RUNTIME_DIR, with a path short enough for sockets below it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="refit-") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_runtime_dir() -> Iterator[None]:
+    """Sockets of the tests, and of what they start, are kept apart from those of the user."""
+    with new_runtime_dir():
+        yield
+
+
 @pytest.fixture
 def runtime_dir() -> Iterator[Path]:
-    """For XDG_RUNTIME_DIR: of this test alone, with a path short enough for sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="refit-") as folder:
-        yield Path(folder)
+    """XDG_RUNTIME_DIR is of this test alone."""
+    with new_runtime_dir() as folder:
+        yield folder
 
 
 @pytest.fixture

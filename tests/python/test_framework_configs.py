@@ -15,6 +15,8 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 from refit.config import make_config  # noqa: E402
 from refit.integrations import activations, nemo_rl, state_offload, verl  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("runtime_dir")
+
 NAMES = [
     *("accelerate", "deepspeed", "megatron", "megatron_activations", "megatron_cpu_offload"),
     *("ms_swift", "nemo_rl", "sglang", "skyrl", "verl", "vllm", "xtuner"),
@@ -23,12 +25,6 @@ NAMES = [
 
 def _read(root: Path, name: str) -> Any:
     return yaml.safe_load((root / "configs" / "frameworks" / f"{name}.yaml").read_text())
-
-
-@pytest.fixture(autouse=True)
-def _own_runtime_dir(runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sockets of these tests are kept apart from those of the user."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
 
 
 def _named(path: str) -> Any:

@@ -233,10 +233,7 @@ def test_a_publisher_that_cannot_be_is_refused_with_a_sentence(
         Publisher(endpoint, **options)
 
 
-def test_both_ends_meet_without_an_endpoint(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
+def test_both_ends_meet_without_an_endpoint(runtime_dir: Path) -> None:
     with Publisher() as publisher, WorkerThread(None) as worker:
         assert publisher.endpoint == f"ipc://{runtime_dir}/refit/refit.sock"
         publisher.wait_workers(1, PATIENCE)
@@ -249,14 +246,12 @@ def test_both_ends_meet_without_an_endpoint(
     assert list((runtime_dir / "refit").iterdir()) == []
 
 
-def test_an_endpoint_that_every_user_reaches_is_warned_of(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("runtime_dir")
+def test_an_endpoint_that_every_user_reaches_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     def warnings() -> int:
         lines = [one.getMessage() for one in caplog.records if one.name == "refit"]
         return sum("has no keys: every user of this machine" in line for line in lines)
 
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
     with Publisher(LOCAL) as publisher, Subscriber(publisher.endpoint):
         assert publisher.endpoint.startswith("tcp://127.0.0.1:")
         assert warnings() == 2

@@ -4,7 +4,6 @@ import hashlib
 import os
 import select
 import signal
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -129,19 +128,8 @@ class Rollout(RefitRollout):
         return os.getpid()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_runtime_dir() -> Iterator[None]:
-    """Sockets of these tests, and of Ray's actors, are kept apart from those of the user."""
-    with (
-        tempfile.TemporaryDirectory(prefix="refit-") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        yield
-
-
 @pytest.fixture(scope="module")
-def cluster(own_runtime_dir: None) -> Iterator[None]:
+def cluster() -> Iterator[None]:
     here = str(Path(__file__).parent)  # actors import their classes from this file
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", here, prepend=os.pathsep)
@@ -344,7 +332,7 @@ def test_rollouts_that_run_one_call_at_a_time_are_refused_and_leave_the_trainer(
     one_thread = ray.remote(Rollout).options(**OPTIONS | {"max_concurrency": 1}).remote()
     rollouts = [Fleet.one_more(), one_thread]
     with pytest.raises(StateError, match=r"in rollout-1, .*ACTOR"):
-        connect(trainer, rollouts, config=CONFIG, timeout=10.0)
+        connect(trainer, rollouts, config=CONFIG, timeout=30.0)
     ray.kill(one_thread)
     rollouts[1] = Fleet.one_more()
     connect(trainer, rollouts, config=CONFIG)

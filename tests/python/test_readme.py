@@ -67,13 +67,11 @@ def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # three processes import PyTorch
-def test_trainer_and_workers_run_as_written(
-    root: Path, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("runtime_dir")
+def test_trainer_and_workers_run_as_written(root: Path) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     trainer, worker = blocks(root)
     assert sum("refit" in line or "tx" in line for line in trainer.splitlines()) < 10
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime_dir))
     running = [start(WORKER + worker, f"rollout-{index}") for index in range(2)]
     running.append(start(TRAINER + trainer + TRAINER_ENDS))
     try:
