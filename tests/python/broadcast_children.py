@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import signal
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -32,6 +33,15 @@ def wake_at_end(out: Connection, subscriber: Subscriber) -> None:
         subscriber.wake()
 
     threading.Thread(target=wake, daemon=True).start()
+
+
+def train(out: Connection) -> None:
+    """A trainer of two workers, which publishes once and waits to be killed."""
+    with Publisher(LOCAL, **PATIENT) as publisher:
+        out.send(publisher.endpoint)
+        publisher.wait_workers(2, PATIENCE)
+        publisher.publish(weights_of(1))
+        signal.pause()
 
 
 def roll_out(endpoint: str, name: str, out: Connection, options: dict[str, Any]) -> None:

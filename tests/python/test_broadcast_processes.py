@@ -1,6 +1,7 @@
 """A trainer and its workers as processes."""
 
 import multiprocessing
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -84,6 +85,20 @@ def test_three_workers_have_the_same_versions(
             one.end()
 
 
+@pytest.mark.slow
+def test_workers_end_by_themselves_when_their_trainer_was_killed(start: Starter) -> None:
+    trainer = start(children.train, Connection)
+    endpoint = trainer.hear()
+    options = {"broadcast_heartbeat_timeout_ms": "2s", "idle_timeout": 8}
+    workers = [start(children.roll_out, endpoint, name, Connection, options) for name in "ab"]
+    assert [one.hear()[:2] for one in workers] == [(1, weights_of(1))] * 2
+    trainer.process.kill()
+    for one in workers:
+        with pytest.raises(EOFError):
+            one.hear()
+        one.end()
+
+
 def another_size(i: int) -> dict[str, bytes]:
     return {f"w{i % 3}": b"x" * (100_000 + 1000 * (i % 7))}
 
@@ -108,8 +123,9 @@ def test_fifty_versions_take_no_more_memory_and_no_more_descriptors(
             ours.append(children.usage())
             theirs.append(one.hear()[2])
         for seen in (ours, theirs):
-            assert seen[-1]["fds"] <= max(use["fds"] for use in seen[:20])
-            assert seen[-1]["rss"] <= seen[19]["rss"] + (2 << 20)
+            for kind, least in (("fds", 1), ("rss", 512 << 10)):  # what leaks does so each time
+                grown = [seen[at + 10][kind] - seen[at][kind] for at in range(19, 50, 10)]
+                assert statistics.median(grown) < least
 
 
 def run(name: str) -> list[str]:

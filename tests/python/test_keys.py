@@ -83,7 +83,7 @@ def test_with_keys_a_version_reaches_a_worker_until_its_file_is_gone(
 
 def test_a_worker_whose_key_is_not_allowed_is_told(publisher: Publisher, tmp_path: Path) -> None:
     stranger = worker_of(tmp_path, "stranger", keys="other")
-    soon = {"broadcast_heartbeat_ms": 50, "broadcast_heartbeat_timeout_ms": 300}
+    soon = {"broadcast_heartbeat_ms": 50, "broadcast_heartbeat_timeout_ms": "2s"}
     with (
         Subscriber(publisher.endpoint, **stranger, **soon) as subscriber,
         pytest.raises(SecurityError, match="does not allow this worker's key"),

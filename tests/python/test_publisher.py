@@ -261,6 +261,23 @@ def test_an_endpoint_that_every_user_reaches_is_warned_of(caplog: pytest.LogCapt
         assert warnings() == 2
 
 
+def test_what_comes_from_the_socket_is_never_unpickled(pair: Pair, tmp_path: Path) -> None:
+    zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
+    made = tmp_path / "made"
+    bomb = f"cos\nmkdir\n(V{made}\ntR.".encode()
+    with zmq.Context() as context:
+        for kind in (zmq.DEALER, zmq.REQ):
+            with context.socket(kind) as stranger:
+                stranger.linger = int(PATIENCE * 1000)  # until it is sent
+                stranger.connect(pair.publisher.endpoint)
+                stranger.send(bomb)
+    assert pair.publisher.publish(ONE) == 1
+    assert len(pair.worker.seen) == 1
+    assert not made.exists()
+    pickle.loads(bomb)
+    assert made.exists()
+
+
 # ---- Threads, Ctrl-C and the end
 
 

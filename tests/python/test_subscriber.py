@@ -1,5 +1,6 @@
 """A worker's end: waits and what ends them, one update at a time, and what goes wrong."""
 
+import asyncio
 import math
 import select
 import signal
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broadcasting import NOWHERE, ONE, PATIENCE, Trainer, contents, wait_until
+from broadcasting import NOWHERE, ONE, PATIENCE, PATIENT, Trainer, contents, wait_until
 from refit._library import lib
 from refit.errors import (
     CancelledError,
@@ -177,6 +178,20 @@ def test_the_descriptor_is_readable_while_there_is_a_version(trainer: Trainer) -
     assert select.select([trainer.subscriber], [], [], 0)[0] == []
 
 
+def test_it_waits_in_asyncio(trainer: Trainer) -> None:
+    async def wait() -> None:
+        ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(trainer.subscriber, ready.set)
+        trainer.publish()
+        await asyncio.wait_for(ready.wait(), PATIENCE)
+        loop.remove_reader(trainer.subscriber)
+
+    asyncio.run(wait())
+    with trainer.subscriber.next(0) as update:
+        assert update.version == 1
+
+
 def test_one_thread_at_a_time_waits(lonely: Subscriber) -> None:
     def refused() -> bool:
         try:
@@ -253,6 +268,17 @@ def test_an_open_update_ends_with_its_subscriber(trainer: Trainer) -> None:
 
 
 # ---- What is known, and what is refused
+
+
+def test_the_second_worker_of_a_name_hears_why_it_waits(trainer: Trainer) -> None:
+    with Subscriber(trainer.publisher.endpoint, worker="w0", **PATIENT) as second:
+
+        def is_told() -> bool:
+            with pytest.raises(DeadlineError) as late:
+                second.next(0)
+            return "another worker goes by this name: give this one" in str(late.value)
+
+        wait_until(is_told)
 
 
 def test_both_ends_say_what_they_are(trainer: Trainer, lonely: Subscriber) -> None:
