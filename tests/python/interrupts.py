@@ -1,5 +1,6 @@
 """Code that runs before a numbered line of refit's Python code, as a signal handler would."""
 
+import gc
 import linecache
 import os
 import random
@@ -49,8 +50,15 @@ def ctrl_c() -> None:
     raise KeyboardInterrupt
 
 
+def press() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    assert callable(handler)
+    handler(signal.SIGINT, None)  # raises, or notes it for the end of a block that holds it
+
+
 class AtLine:
-    """Calls ``what`` once, before a numbered line of refit's Python code, or of one file's."""
+    """Calls ``what`` once, before a numbered line of refit's Python code, or of one file's. No
+    garbage of an earlier run is collected in the block: what a ``__del__`` raises goes nowhere."""
 
     def __init__(self, at: int, what: Callable[[], Any] = ctrl_c, within: str = PACKAGE) -> None:
         self.what, self.left, self.within = what, at, within
@@ -60,12 +68,14 @@ class AtLine:
         return self.left <= 0
 
     def __enter__(self) -> "AtLine":
+        gc.disable()
         self.before = sys.gettrace()
         sys.settrace(self.trace)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self.before)
+        gc.enable()
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         file = frame.f_code.co_filename

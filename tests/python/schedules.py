@@ -1,20 +1,13 @@
 """The schedules that a controller offers, and twins: training with one and without refit."""
 
-import copy
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import pytest
 import refit
-import refit.host_step
-import refit.offloader
-import refit.window
 import torch
 import training
 from hooked import calls_refit
 from refit.away import Away
-from refit.errors import StateError
 from torch import nn
 
 
@@ -171,51 +164,3 @@ def stepped_by_cpu(controller: refit.Controller) -> list[str]:
 def gone(run: Any) -> int:
     """How many gradients have left before the step."""
     return sum(isinstance(one, Away) for one in run.gradients())
-
-
-class FailingCall:
-    """In its block a call of the C library fails, before or after what it does: the one of this
-    number, and as many as ``times`` says in all. No garbage of an earlier run makes a call."""
-
-    def __init__(
-        self, at: int, error: BaseException, *, after: bool = False, times: int = 1
-    ) -> None:
-        self.at, self.error, self.after, self.times = at, copy.copy(error), after, times
-        self.count = 0
-
-    def __enter__(self) -> "FailingCall":
-        gc.disable()
-        self.real = refit.window.call
-        for module in (refit.window, refit.host_step, refit.offloader):
-            module.call = self  # type: ignore[attr-defined]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        gc.enable()
-        for module in (refit.window, refit.host_step, refit.offloader):
-            module.call = self.real  # type: ignore[attr-defined]
-
-    def __call__(self, function: Any, *arguments: Any) -> None:
-        self.count += 1
-        fails = self.at <= self.count < self.at + self.times
-        if not fails or self.after:
-            self.real(function, *arguments)
-        if fails:
-            raise self.error
-
-    @property
-    def done(self) -> bool:
-        return self.count >= self.at
-
-
-def finish_step(controller: refit.Controller, optimizer: Any, why: BaseException) -> None:
-    """Ends a step that was broken off, as its error tells to."""
-    told = " ".join([str(why), *getattr(why, "__notes__", [])])
-    if "resume_step()" in told:
-        with pytest.raises(StateError, match="resume_step"):
-            optimizer.step()
-        controller.resume_step()
-    else:
-        assert "step() can be called again" in told
-        assert getattr(why, "stepped", []) == []
-        optimizer.step()

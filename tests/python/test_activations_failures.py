@@ -2,13 +2,10 @@
 lines all over the code: a typed error or none, nothing else lost, and training goes on with the
 bits of a run without refit."""
 
-import copy
 import gc
 import itertools
-import signal
 import sys
 import warnings
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -31,12 +28,15 @@ from activation_scenes import (
     stepped,
     used_bytes,
 )
-from interrupts import AtLine, lines
+from failures import FailingCall
+from interrupts import AtLine, lines, press
 from refit.errors import CopyError, DeadlineError, HostMemoryError
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
 LAYERS = 4
+ENDS = ("_join", "_wait")
+"""A join that tells of copies that failed comes after their end: until then they use memory."""
 
 
 @pytest.fixture(scope="module")
@@ -55,33 +55,11 @@ def assert_as_ever(
     assert used_bytes(activations) == 0
 
 
-class FailingCall:
-    """Stands for ``call``: fails from a given number on, but for functions that do not fail so. A
-    join that tells of copies that failed comes after their end: until then they use memory."""
-
-    def __init__(
-        self, at: int, error: BaseException, times: int = 1, never: tuple[str, ...] = ()
-    ) -> None:
-        self.at, self.error, self.times, self.never = at, error, times, never
-        self.count = 0
-        self.failed: list[str] = []
-        self.real = refit.activations.call
-
-    def __call__(self, function: Any, *arguments: Any) -> None:
-        self.count += function.__name__ not in self.never
-        fails = self.at <= self.count < self.at + self.times and function.__name__ not in self.never
-        if not fails or function.__name__.endswith(("_join", "_wait")):
-            self.real(function, *arguments)
-        if fails:
-            self.failed.append(function.__name__)
-            raise copy.copy(self.error)  # whose traceback nothing holds
-
-
 @pytest.mark.parametrize(
     ("times", "aim"), [(1, "memory"), (2, "memory"), (500, "memory"), (1, "overlap")]
 )
 def test_every_call_of_the_library_may_fail(
-    monkeypatch: pytest.MonkeyPatch, expected: list[torch.Tensor], times: int, aim: str
+    expected: list[torch.Tensor], times: int, aim: str
 ) -> None:
     """In the forward pass what should leave stays; in the backward pass an error names the layer,
     and the pass can be done again."""
@@ -90,11 +68,11 @@ def test_every_call_of_the_library_may_fail(
         model = net(LAYERS)
         with offloaded(model, aim=aim) as (activations, block):
             stepped(model, block)
-            release = ("refit_activations_release",)
-            failing = FailingCall(at, CopyError("the link is down"), times, release)
-            with monkeypatch.context() as patch, warnings.catch_warnings():
+            never = ("refit_activations_release",)
+            error = CopyError("the link is down")
+            failing = FailingCall(at, error, times=times, late=ENDS, never=never)
+            with failing, warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
-                patch.setattr(refit.activations, "call", failing)
                 loss = loss_of(model, block)  # which never raises
                 forward = failing.count
                 raised: BaseException | None = None
@@ -128,9 +106,9 @@ def test_every_call_of_the_library_may_fail(
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_release_that_must_wait_for_a_copy_that_hangs_is_told_and_training_goes_on(
-    monkeypatch: pytest.MonkeyPatch, expected: list[torch.Tensor], times: int
+    expected: list[torch.Tensor], times: int
 ) -> None:
-    others = tuple(
+    never = tuple(
         f"refit_activations_{one}" for one in ("begin", "add", "commit", "join", "wait", "fetch")
     )
     told = 0
@@ -138,9 +116,9 @@ def test_a_release_that_must_wait_for_a_copy_that_hangs_is_told_and_training_goe
         model = net(LAYERS)
         with offloaded(model) as (_, block):
             stepped(model, block)
-            failing = FailingCall(at, DeadlineError("a copy hangs"), times, others)
-            with monkeypatch.context() as patch:
-                patch.setattr(refit.activations, "call", failing)
+            with FailingCall(
+                at, DeadlineError("a copy hangs"), times=times, never=never
+            ) as failing:
                 for _ in range(4):
                     try:
                         assert all(map(same_bits, stepped(model, block), expected))
@@ -227,12 +205,6 @@ def test_an_arena_that_cannot_be_taken_leaves_the_model_as_it_was(
 # ---- Ctrl-C.
 
 
-def press() -> None:
-    handler = signal.getsignal(signal.SIGINT)
-    assert callable(handler)
-    handler(signal.SIGINT, None)  # raises, or notes it for the end of a block that holds it
-
-
 class Press(AtLine):
     """Ctrl-C before a numbered line, but for those of finalizers: what they raise goes nowhere."""
 
@@ -245,16 +217,6 @@ class Press(AtLine):
         return super().trace(frame, event, argument)
 
 
-@pytest.fixture
-def no_collection() -> Iterator[None]:
-    """No ``__del__`` of an earlier run is called at any line: what is raised there goes nowhere."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(
     ("entry", "aim"), [("with", "memory"), ("attach", "memory"), ("with", "overlap")]
 )

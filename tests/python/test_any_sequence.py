@@ -12,10 +12,11 @@ import pytest
 import refit
 import torch
 import training
+from failures import FailingCall, finish_step
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from refit.errors import BusyError, CopyError, StateError
-from schedules import CYCLE, FailingCall, Schedule, assert_alike, finish_step, same
+from schedules import CYCLE, Schedule, assert_alike, same
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("default_device")

@@ -17,11 +17,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np  # noqa: E402
+from forks import said_in_a_fork  # noqa: E402
 from refit import Controller  # noqa: E402
 from refit.away import Absence  # noqa: E402
 from refit.errors import DeviceMemoryError, StateError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
-from training import Run, Wrapper, assert_same, assert_same_states, refusal_in_a_fork, whole_cycle  # noqa: E402
+from training import Run, Wrapper, assert_same, assert_same_states, whole_cycle  # noqa: E402
 
 WAIT_S = 60
 
@@ -457,4 +458,4 @@ def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
 
 def test_a_forked_process_is_told(run: Run, controller: Controller) -> None:  # trap 27
     controller.clear()
-    assert "belongs to process" in refusal_in_a_fork(lambda: run.moments()[0] + 1)
+    assert "belongs to process" in said_in_a_fork(lambda: run.moments()[0] + 1)

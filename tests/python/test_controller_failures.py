@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
+from forks import said_in_a_fork  # noqa: E402
 from interrupts import ctrl_c_after  # noqa: E402
 from refit import Controller  # noqa: E402
 from refit.errors import (  # noqa: E402
@@ -21,7 +22,7 @@ from refit.errors import (  # noqa: E402
     StateError,
 )
 from refit.regions import Regions  # noqa: E402
-from training import Run, refusal_in_a_fork, whole_cycle  # noqa: E402
+from training import Run, whole_cycle  # noqa: E402
 
 
 class Broken(Exception):
@@ -150,5 +151,5 @@ def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(
     run: Run, same: Run, controller: Controller
 ) -> None:  # trap 27
     controller.clear()
-    assert "a forked process opens its own" in refusal_in_a_fork(controller.restore)
+    assert "a forked process opens its own" in said_in_a_fork(controller.restore)
     run.step(), same.step()

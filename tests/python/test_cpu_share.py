@@ -8,12 +8,12 @@ import refit
 import refit.cpu_share
 import torch
 import training
+from changes import CHANGES
 from refit.cpu_share import CpuShare
 from refit.errors import BudgetError, CopyError, StateError
 from refit.host_step import HostStep
 from refit.twin import Stepping
 from schedules import BOTH, SHARE, Schedule, Twins, gone, stepped_by_cpu
-from test_schedules import CHANGES
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("default_device")

@@ -16,10 +16,17 @@ import refit
 import refit.away
 import refit.twin
 import torch
+from failures import (
+    SIZES,
+    Drill,
+    FailingCall,
+    end_step,
+    finish_step,
+    refuse_to_allocate,
+)
 from interrupts import AtLine
 from refit.errors import BusyError, CopyError, DeviceMemoryError
-from schedules import WINDOWS, FailingCall, Twins, finish_step, lives_on_host
-from test_failures import SIZES, Drill, end_step
+from schedules import WINDOWS, Twins, lives_on_host
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
@@ -199,18 +206,6 @@ def test_ctrl_c_while_the_code_runs_waits_for_the_window() -> None:
 
 
 # ---- Memory.
-
-
-def refuse_to_allocate(error: BaseException, room: int = -1) -> Callable[..., torch.Tensor]:
-    """Stands for ``torch.empty``: windows larger than ``room`` find no memory."""
-    real = torch.empty
-
-    def empty(*size: Any, **options: Any) -> torch.Tensor:
-        if options.get("dtype") is torch.uint8 and size[0] > room:
-            raise error
-        return real(*size, **options)
-
-    return empty
 
 
 @pytest.mark.parametrize("kib", [4096, 500, 300, 130, 100, 80])

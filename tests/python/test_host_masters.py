@@ -21,16 +21,15 @@ with warnings.catch_warnings():
 
 import refit.window  # noqa: E402
 import training  # noqa: E402
-from interrupts import MOST, AtLine  # noqa: E402
+from failures import FailingCall, refuse_to_allocate  # noqa: E402
+from interrupts import MOST, AtLine, press  # noqa: E402
 from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
 from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
 from refit.home import Home  # noqa: E402
 from refit.storage_swap import users_of  # noqa: E402
 from refit.twin import Stepping  # noqa: E402
-from schedules import BOTH, CYCLE, SHARE, FailingCall, Schedule  # noqa: E402
-from test_failures import press  # noqa: E402
-from test_host_failures import refuse_to_allocate  # noqa: E402
+from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("default_device")
 

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from forks import said_in_a_fork
 from torch import nn
 
 WIDTH = 24
@@ -67,8 +66,6 @@ class Run:
         """Whether no moment has memory."""
         return all(t.untyped_storage().nbytes() == 0 for t in self.moments())
 
-
-refusal_in_a_fork = said_in_a_fork
 
 HOOKS = [f"_optimizer_{when}_hooks" for when in ("step_pre", "step_post", "state_dict_pre")]
 HOOKS += ["_optimizer_load_state_dict_pre_hooks", "_backward_hooks"]
