@@ -29,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tells it to a process of pytest-xdist, which inherits the environment as it is now."""
+    """Passes REFIT_TEST_CUDA to a worker of pytest-xdist, whose environment lacks it by now."""
     node.workerinput["wanted"] = WANTED
 
 
@@ -53,7 +53,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_option_comes_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith("REFIT_") and name not in OURS:
             monkeypatch.delenv(name)
@@ -101,7 +101,7 @@ def run(torch_device: str) -> Any:
 
 
 @pytest.fixture
-def same(run: Any) -> Iterator[Any]:
+def reference_run(run: Any) -> Iterator[Any]:
     """The same run without refit. When the test ends, both have the same bits."""
     from training import Run, assert_same
 
@@ -113,7 +113,7 @@ def same(run: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def controller(run: Any) -> Iterator[Any]:
-    """The one of ``run``; closed when the test ends."""
+    """A controller of ``run``, which is closed when the test ends."""
     import refit
 
     with refit.Controller(run.optimizer, run.model) as made:
@@ -132,7 +132,7 @@ def torch_device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def options() -> dict[str, Any]:
-    """Of a trainer and its workers (broadcasting.py). A test gives others:
+    """The options of a trainer and its workers (broadcasting.py). A test gives others by
     ``@pytest.mark.parametrize("options", [...])``."""
     return {}
 

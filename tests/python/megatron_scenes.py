@@ -159,11 +159,11 @@ class Pair:
         **options: Any,
     ) -> None:
         self.plain, self.ours = make(sizes), make(sizes)
-        self.controller = self.opens(schedule, **options)
+        self.controller = self.open(schedule, **options)
         self.step(*range(steps))
 
-    def opens(self, schedule: Schedule, **options: Any) -> refit.Controller:
-        return schedule.opens(self.ours.optimizer, self.ours.model, **options)
+    def open(self, schedule: Schedule, **options: Any) -> refit.Controller:
+        return schedule.open(self.ours.optimizer, self.ours.model, **options)
 
     def __iter__(self) -> Iterator[Mastered]:
         yield self.plain

@@ -17,7 +17,7 @@ class Schedule(NamedTuple):
     name: str
     options: dict[str, Any]
 
-    def opens(self, optimizer: Any, model: Any = None, **options: Any) -> refit.Controller:
+    def open(self, optimizer: Any, model: Any = None, **options: Any) -> refit.Controller:
         return refit.Controller(optimizer, model, **{**self.options, **options})
 
     @property
@@ -70,8 +70,8 @@ class Layers(training.Run):
 
 
 class Twins:
-    """A run without refit and one with a schedule, to which the same is done. At the end of its
-    block they are alike, and once more after a step without the controller, which has gone."""
+    """A run without refit and one with a schedule. A test does the same to both. They are alike at
+    the end of the block, and after one more step, which both make without a controller."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Twins:
     ) -> None:
         self.alone, self.moved = run(make), run(make)
         self.step(before)
-        self.controller = schedule.opens(self.moved.optimizer, self.moved.model, **options)
+        self.controller = schedule.open(self.moved.optimizer, self.moved.model, **options)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.alone
@@ -136,7 +136,8 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal to the bit, and of the same type and look; NaN equals NaN."""
+    """Whether two values are equal to the bit and have the same type. Tensors have the same dtype,
+    shape and layout, too. NaN equals NaN."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
             return False
@@ -161,6 +162,6 @@ def stepped_by_cpu(controller: refit.Controller) -> list[str]:
     return [name for name, why in controller.resident if "the CPU steps it" in why]
 
 
-def gone(run: Any) -> int:
-    """How many gradients have left before the step."""
+def count_left(run: Any) -> int:
+    """Counts the gradients that have left before the step."""
     return sum(isinstance(one, Away) for one in run.gradients())

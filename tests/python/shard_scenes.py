@@ -146,7 +146,7 @@ def same(one: Any, other: Any) -> bool:
 def opens(schedule: Schedule | None, run: Any, **options: Any) -> Any:
     if schedule is None:
         return nullcontext()
-    return schedule.opens(run.optimizer, run.model, **options)
+    return schedule.open(run.optimizer, run.model, **options)
 
 
 def stay(run: Any) -> bool:
@@ -494,7 +494,7 @@ def ranks_that_meet_later(rank: int, folder: Path) -> object:
     alone, moved = (nn.Linear(40, 40) for _ in range(2))
     moved.load_state_dict(alone.state_dict())
     makes = [torch.optim.AdamW(one.parameters()) for one in (alone, moved)]
-    with ALL.opens(makes[1], moved):
+    with ALL.open(makes[1], moved):
         left = []
         for number in range(6):
             for one in (alone, moved):
@@ -723,7 +723,7 @@ def accelerated(schedule: Schedule, rank: int) -> object:
         runs.append((host, *host.prepare(model, optimizer, rates)))
     if type(runs[0][1]) is not DistributedDataParallel:
         return f"accelerate trains a {type(runs[0][1]).__name__}"
-    with schedule.opens(runs[1][2], runs[1][1]):
+    with schedule.open(runs[1][2], runs[1][1]):
         for number in range(10):
             for host, model, optimizer, rates in runs:
                 seed = torch.Generator().manual_seed(10 * number + rank)

@@ -341,15 +341,15 @@ BOTH = (
 )
 
 
-class Ours:
-    """What is done with one of the runs alone, and changes nothing."""
+class RefitActions:
+    """Actions on the refit run only; they must change nothing."""
 
     def __init__(self, moved: Trainer, schedule: Schedule, options: dict[str, Any]) -> None:
         self.moved, self.schedule, self.given = moved, schedule, options
         self.controller = self.open()
 
     def open(self) -> refit.Controller:
-        return self.schedule.opens(self.moved.optimizer, **self.given)
+        return self.schedule.open(self.moved.optimizer, **self.given)
 
     def clear(self, _: int) -> None:
         self.controller.clear()
@@ -461,15 +461,15 @@ def play(name: str, schedule: Schedule, draw: Any) -> None:
     mixes = "fused" not in name and name != "LBFGS" and draw(st.booleans())
     dtypes = [MIXED[number % len(MIXED)] if mixes else torch.float32 for number in range(8)]
     alone, moved = (Trainer(name, shapes, dtypes) for _ in range(2))
-    ours = Ours(moved, schedule, options_of(draw, schedule))
+    actions = RefitActions(moved, schedule, options_of(draw, schedule))
     try:
         for verb, which in draw(in_steps() | VERBS):
             if verb == "failing_step":
                 if schedule is not CYCLE and not moved.needs_closure:
                     alone.optimizer.step()
-                    ours.failing_step(which)
+                    actions.failing_step(which)
             elif verb in OURS:
-                getattr(ours, verb)(which)
+                getattr(actions, verb)(which)
                 continue
             else:
                 assert same(*(getattr(run, verb)(which) for run in (alone, moved))), verb
@@ -477,7 +477,7 @@ def play(name: str, schedule: Schedule, draw: Any) -> None:
                 assert_alike(alone, moved)
         assert_alike(alone, moved)
     finally:
-        ours.controller.close()
+        actions.controller.close()
     for run in (alone, moved):
         run.train(127)
     assert_alike(alone, moved)
@@ -513,8 +513,8 @@ def test_any_training_with_each_optimizer_has_the_same_bits(
 @given(verbs=st.lists(st.sampled_from(["clear", "restore", "step", "join"]), max_size=14))
 def test_zeroed_gradients_are_zero_and_no_other_bit_changes(verbs: list[str]) -> None:
     alone, moved = (Trainer("AdamW", SHAPES[3:7], MIXED[:1] * 4) for _ in range(2))
-    ours = Ours(moved, CYCLE, {"grads": "zero"})
-    with ours.controller as controller:
+    actions = RefitActions(moved, CYCLE, {"grads": "zero"})
+    with actions.controller as controller:
         for verb in [*verbs, "clear", "restore"]:
             if verb == "step":
                 for run in (alone, moved):
@@ -522,7 +522,7 @@ def test_zeroed_gradients_are_zero_and_no_other_bit_changes(verbs: list[str]) ->
                     run.backward(127)
                     run.step(0)
             else:
-                getattr(ours, verb)(0)
+                getattr(actions, verb)(0)
         controller.join()
         assert not any(bool(one.grad.any()) for one in moved.having())
         alone.clear_gradients(0)

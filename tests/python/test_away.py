@@ -128,16 +128,16 @@ def told(value: Any) -> Any:
 @pytest.mark.parametrize("when", ["cleared", "returning"])
 @pytest.mark.parametrize("use", USES)
 def test_what_uses_a_state_that_is_away_finds_its_bytes(
-    run: Run, same: Run, controller: Controller, use: str, when: str
+    run: Run, reference_run: Run, controller: Controller, use: str, when: str
 ) -> None:
     controller.clear()
     if when == "returning":
         controller.restore()
     assert controller.state == when
-    assert told(USES[use](run.moments())) == told(USES[use](same.moments()))
+    assert told(USES[use](run.moments())) == told(USES[use](reference_run.moments()))
     assert controller.state == "training"
     assert {type(moment) for moment in run.moments()} == {torch.Tensor}
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 LOOKS: dict[str, Callable[[Any], Any]] = {
@@ -233,12 +233,12 @@ WAYS: list[Callable[[Any], Any]] = [
 
 @pytest.mark.parametrize("way", WAYS, ids=["deepcopy", "pickle", "save"])
 def test_a_state_dict_taken_before_can_be_copied_and_saved(
-    run: Run, same: Run, controller: Controller, way: Callable[[Any], Any]
+    run: Run, reference_run: Run, controller: Controller, way: Callable[[Any], Any]
 ) -> None:
     taken = run.optimizer.state_dict()
     controller.clear()
     copied = way(taken)
-    assert_same_states(copied, same.optimizer.state_dict())
+    assert_same_states(copied, reference_run.optimizer.state_dict())
     kinds = {type(one) for state in copied["state"].values() for one in state.values()}
     assert kinds == {torch.Tensor}
 
@@ -365,7 +365,7 @@ def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device
 
 
 def test_without_memory_a_use_raises_and_the_next_finds_the_bytes(
-    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("out of memory")
@@ -377,9 +377,9 @@ def test_without_memory_a_use_raises_and_the_next_finds_the_bytes(
             with pytest.raises(DeviceMemoryError, match="call restore"):
                 run.moments()[0] + 1
         assert controller.state == "cleared"
-    assert torch.equal(run.moments()[0] + 1, same.moments()[0] + 1)
+    assert torch.equal(run.moments()[0] + 1, reference_run.moments()[0] + 1)
     assert controller.state == "training"
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 def test_a_tensor_that_does_not_come_back_is_refused() -> None:
@@ -410,7 +410,7 @@ def test_a_tensor_given_the_class_is_used(run: Run, controller: Controller, swap
 
 
 def test_another_thread_in_the_midst_of_a_clear_finds_the_bytes(
-    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, found, waits = Offloader.finish, [], []
     begun = threading.Event()
@@ -433,13 +433,13 @@ def test_another_thread_in_the_midst_of_a_clear_finds_the_bytes(
     controller.clear()
     reader.join(WAIT_S)
     assert not reader.is_alive()
-    assert torch.equal(found[0], same.moments()[0])
+    assert torch.equal(found[0], reference_run.moments()[0])
     assert waits == [True]
     assert controller.state == "training"
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
-def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
+def test_an_observer_of_a_phase_may_use_states(run: Run, reference_run: Run) -> None:
     class Timer:
         @contextmanager
         def time(self, _label: str) -> Iterator[None]:
@@ -452,8 +452,8 @@ def test_an_observer_of_a_phase_may_use_states(run: Run, same: Run) -> None:
         controller.clear()
         controller.restore()
         controller.join() if controller.state == "returning" else None
-        assert set(norms) == {float(same.moments()[0].norm())}
-        run.step(), same.step()
+        assert set(norms) == {float(reference_run.moments()[0].norm())}
+        run.step(), reference_run.step()
 
 
 def test_a_forked_process_is_told(run: Run, controller: Controller) -> None:  # trap 27

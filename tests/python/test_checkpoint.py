@@ -110,7 +110,7 @@ def test_several_optimizers_give_a_list(schedule: Schedule) -> None:
     for run in runs:
         run.step()
     expected = [values(run) for run in runs]
-    with schedule.opens([run.optimizer for run in runs]) as controller:
+    with schedule.open([run.optimizer for run in runs]) as controller:
         controller.clear()
         with controller.checkpoint() as states:
             assert same(saved(states), saved(expected))
@@ -164,7 +164,7 @@ def cleared() -> Any:
     """A run whose states are away, and its controller."""
     run = Layers()
     run.step(2)
-    with CYCLE.opens(run.optimizer) as controller:
+    with CYCLE.open(run.optimizer) as controller:
         controller.clear()
         yield run, controller
 
@@ -184,7 +184,7 @@ def test_strides_and_offsets_are_those_of_the_states() -> None:
     state = run.optimizer.state[run.model[2].weight]
     state["exp_avg"] = torch.stack([state["exp_avg"], state["exp_avg"] + 1])[1].t()
     expected = state["exp_avg"].clone()
-    with CYCLE.opens(run.optimizer) as controller:
+    with CYCLE.open(run.optimizer) as controller:
         controller.clear()
         with controller.checkpoint() as states:
             view = states["state"][2]["exp_avg"]
@@ -283,7 +283,7 @@ ANY = [None, *SCHEDULES]
 
 
 def opened(schedule: Schedule | None, run: Layers) -> Any:
-    return None if schedule is None else schedule.opens(run.optimizer, run.model)
+    return None if schedule is None else schedule.open(run.optimizer, run.model)
 
 
 def name_of(one: Any) -> str:

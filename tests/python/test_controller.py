@@ -16,17 +16,19 @@ from training import Run, assert_same_states, hooks_of, whole_cycle  # noqa: E40
 
 
 @pytest.mark.parametrize("is_pinned", [True, False])
-def test_a_cycle_frees_memory_and_returns_every_bit(run: Run, same: Run, is_pinned: bool) -> None:
+def test_a_cycle_frees_memory_and_returns_every_bit(
+    run: Run, reference_run: Run, is_pinned: bool
+) -> None:
     with Controller(run.optimizer, run.model, use_pinned_optimizer_offload=is_pinned) as controller:
         for number in range(5):
-            assert run.step() == same.step()
+            assert run.step() == reference_run.step()
             controller.clear()
             assert controller.state == "cleared"
             assert run.away()
             controller.restore(non_blocking=number % 2 == 0)
             controller.join()
             assert controller.state == "training"
-            assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+            assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
 
 
 def test_what_is_given_in_anothers_place_is_refused(run: Run, controller: Controller) -> None:
@@ -115,13 +117,15 @@ def test_a_clear_before_the_first_step_moves_nothing(torch_device: str) -> None:
         assert run.away()
 
 
-def test_a_state_dict_is_whole_at_any_time(run: Run, same: Run, controller: Controller) -> None:
+def test_a_state_dict_is_whole_at_any_time(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     # trap 13
     controller.clear()
-    assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+    assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
     controller.clear()
     controller.restore()
-    assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+    assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
 
 
 def test_a_state_dict_loaded_while_away_replaces_states(run: Run, controller: Controller) -> None:
@@ -138,14 +142,18 @@ def test_a_state_dict_loaded_while_away_replaces_states(run: Run, controller: Co
     assert_same_states(run.optimizer.state_dict(), saved)
 
 
-def test_a_live_state_dict_can_be_loaded(run: Run, same: Run, controller: Controller) -> None:
+def test_a_live_state_dict_can_be_loaded(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     live = run.optimizer.state_dict()
     controller.clear()
     run.optimizer.load_state_dict(live)
-    assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+    assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
 
 
-def test_a_load_that_is_refused_loses_nothing(run: Run, same: Run, controller: Controller) -> None:
+def test_a_load_that_is_refused_loses_nothing(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     other = Run(lambda p: torch.optim.SGD(list(p)[:1], momentum=0.9)).optimizer.state_dict()
     controller.clear()
     with pytest.raises(ValueError, match="parameter group"):
@@ -177,20 +185,22 @@ def test_an_optimizer_has_one_controller_at_a_time(run: Run, controller: Control
     Controller(run.optimizer).close()
 
 
-def test_close_brings_the_states_back_and_takes_the_hooks_away(run: Run, same: Run) -> None:
+def test_close_brings_the_states_back_and_takes_the_hooks_away(
+    run: Run, reference_run: Run
+) -> None:
     controller = Controller(run.optimizer)
     controller.clear()
     controller.close()
     controller.close()
     assert controller.state == "closed"
-    assert_same_states(run.optimizer.state_dict(), same.optimizer.state_dict())
+    assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
     assert not hooks_of(run.optimizer)
     for verb in (controller.clear, controller.restore, controller.join, controller.stats):
         with pytest.raises(StateError, match="closed"):
             verb()
 
 
-def test_an_unreferenced_controller_brings_the_states_back(run: Run, same: Run) -> None:
+def test_an_unreferenced_controller_brings_the_states_back(run: Run, reference_run: Run) -> None:
     controller = Controller(run.optimizer)
     controller.clear()
     del controller
@@ -198,7 +208,7 @@ def test_an_unreferenced_controller_brings_the_states_back(run: Run, same: Run) 
     assert not run.away()
     assert {type(moment) for moment in run.moments()} == {torch.Tensor}
     assert not hooks_of(run.optimizer)
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 def test_an_optimizer_is_pickled_without_its_controller(run: Run, controller: Controller) -> None:
@@ -211,11 +221,11 @@ def test_an_optimizer_is_pickled_without_its_controller(run: Run, controller: Co
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
 def test_a_copy_while_away_is_whole(
-    run: Run, same: Run, controller: Controller, again: Any
+    run: Run, reference_run: Run, controller: Controller, again: Any
 ) -> None:  # trap 13: PyTorch fills a copy of an empty storage with whatever there is
     controller.clear()
     twin = again(run.optimizer)
-    assert_same_states(twin.state_dict(), same.optimizer.state_dict())
+    assert_same_states(twin.state_dict(), reference_run.optimizer.state_dict())
     controller.close()
     assert "__getstate__" not in {*vars(twin), *vars(run.optimizer)}
 

@@ -93,26 +93,26 @@ def test_every_verb_that_failed_counts_once(
 @pytest.mark.parametrize("function", ["refit_offloader_close", "refit_device_close"])
 @pytest.mark.parametrize("then", ["close", "go on"])
 def test_ctrl_c_in_the_middle_of_a_close_leaves_the_optimizer_in_use(
-    run: Run, same: Run, function: str, then: str
+    run: Run, reference_run: Run, function: str, then: str
 ) -> None:  # trap 12
     controller = Controller(run.optimizer)
     whole_cycle(controller)
     with ctrl_c_after(function):
         controller.close()
     if then == "go on":
-        run.step(), same.step()
+        run.step(), reference_run.step()
         assert controller.stats()["refit/cycles"] == 1
         whole_cycle(controller)
     controller.close()
     Controller(run.optimizer).close()
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 @pytest.mark.parametrize("then", ["step", "clear"])
 def test_copies_back_that_failed_are_told_and_made_again(
-    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, then: str
+    run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:  # trap 12: the host image stays until the last byte is back
-    run.backward(), same.backward()
+    run.backward(), reference_run.backward()
     controller.clear()
     controller.restore()
     with monkeypatch.context() as patch:
@@ -126,11 +126,11 @@ def test_copies_back_that_failed_are_told_and_made_again(
         controller.clear()
         assert run.away()
         assert all(p.grad.untyped_storage().nbytes() == 0 for p in run.model.parameters())
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 def test_storages_that_nothing_holds_do_not_leave(
-    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
+    run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Regions.leave
 
@@ -148,8 +148,8 @@ def test_storages_that_nothing_holds_do_not_leave(
 
 
 def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(
-    run: Run, same: Run, controller: Controller
+    run: Run, reference_run: Run, controller: Controller
 ) -> None:  # trap 27
     controller.clear()
     assert "a forked process opens its own" in said_in_a_fork(controller.restore)
-    run.step(), same.step()
+    run.step(), reference_run.step()

@@ -13,7 +13,7 @@ from refit.cpu_share import CpuShare
 from refit.errors import BudgetError, CopyError, StateError
 from refit.host_step import HostStep
 from refit.twin import Stepping
-from schedules import BOTH, SHARE, Schedule, Twins, gone, stepped_by_cpu
+from schedules import BOTH, SHARE, Schedule, Twins, count_left, stepped_by_cpu
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -139,7 +139,7 @@ def test_gradients_leave_from_the_second_step_on(
         for number in range(4):
             brought.clear()
             twins.backward()
-            assert gone(twins.moved) == (3 if number else 0)
+            assert count_left(twins.moved) == (3 if number else 0)
             for run in twins:
                 CHANGES[change](run)
             twins.finish()
@@ -152,7 +152,7 @@ def test_gradients_leave_from_the_second_step_on(
 def test_without_overlap_they_leave_at_the_step(schedule: Schedule) -> None:
     with Twins(schedule, overlap=False) as twins:
         begin(twins)
-        assert gone(twins.moved) == 0
+        assert count_left(twins.moved) == 0
         twins.finish()
 
 
@@ -162,10 +162,10 @@ def test_clipping_keeps_gradients_away(change: str) -> None:
         begin(twins)
         for run in twins:
             CHANGES[change](run)
-        assert gone(twins.moved) == 3
+        assert count_left(twins.moved) == 3
         for mine, theirs in zip(*(run.gradients() for run in twins), strict=True):
             assert torch.equal(mine, theirs)
-        assert gone(twins.moved) == 0  # torch.equal is not known to read only
+        assert count_left(twins.moved) == 0  # torch.equal is not known to read only
         twins.finish()
 
 
@@ -175,7 +175,7 @@ def test_gradients_used_before_the_step_stay_for_a_while() -> None:
         seen = []
         for _ in range(12):
             twins.backward()
-            seen.append(gone(twins.moved) > 0)
+            seen.append(count_left(twins.moved) > 0)
             for run in twins:
                 run.gradients()[-2].add_(0.5)
             twins.finish()
@@ -188,7 +188,7 @@ def test_gradients_leave_in_the_last_of_several_backward_passes() -> None:
         for number in range(4):
             for micro in range(3):
                 twins.backward()
-                assert (gone(twins.moved) > 0) == (number >= 1 and micro == 2)
+                assert (count_left(twins.moved) > 0) == (number >= 1 and micro == 2)
             twins.finish()
 
 
@@ -201,7 +201,7 @@ def test_a_gradient_that_has_an_alias_stays_until_the_step() -> None:
             run.optimizer.zero_grad(set_to_none=False)
             run.steps += 1
         twins.backward()
-        assert gone(twins.moved) == 0
+        assert count_left(twins.moved) == 0
         for aliases in held:
             for one in aliases:
                 one.mul_(0.5)
@@ -211,9 +211,9 @@ def test_a_gradient_that_has_an_alias_stays_until_the_step() -> None:
 def test_clear_takes_gradients_back() -> None:
     with Twins(ALL) as twins:
         begin(twins)
-        assert gone(twins.moved) == 3
+        assert count_left(twins.moved) == 3
         twins.cycle()
-        assert gone(twins.moved) == 0
+        assert count_left(twins.moved) == 0
         twins.finish()
 
 
@@ -235,7 +235,7 @@ def test_a_gradient_that_cannot_leave_early_leaves_at_the_step(
             patch.setattr(HostStep, "gradient", failing)
             twins.backward()
         assert calls
-        assert gone(twins.moved) == 0
+        assert count_left(twins.moved) == 0
         twins.finish()
 
 
@@ -270,5 +270,5 @@ def test_too_little_host_memory_is_told_before_any_step() -> None:
         run = twins.moved
         for budget in (states - 1, states + 1000):  # too little for states; for gradients
             with pytest.raises(BudgetError, match="budget"):
-                ALL.opens(run.optimizer, run.model, offload_budget_bytes=budget)
+                ALL.open(run.optimizer, run.model, offload_budget_bytes=budget)
         twins.step(2)

@@ -56,7 +56,7 @@ def one_of_two_ranks() -> Any:
 @pytest.mark.usefixtures("one_of_two_ranks")
 def test_a_rank_ends_with_the_bits_of_one_without_refit(schedule: Schedule) -> None:
     alone, moved = Split(training.adamw), Split(training.adamw)
-    with schedule.opens(moved.optimizer, moved.model) as controller:
+    with schedule.open(moved.optimizer, moved.model) as controller:
         for number in range(4):
             alone.step(), moved.step()
             assert all(map(torch.equal, alone.shards(), moved.shards()))
@@ -132,7 +132,7 @@ def trained(folder: Path, steps: int, schedule: Schedule | None, resume: bool) -
     if schedule is None:
         trainer.train(resume_from_checkpoint=resume)
     else:
-        with schedule.opens(optimizer, model) as controller:
+        with schedule.open(optimizer, model) as controller:
             trainer.train(resume_from_checkpoint=resume)
             assert bool(stepped_by_cpu(controller)) == schedule.has_share
     states = (optimizer.state[one] for one in model.parameters())

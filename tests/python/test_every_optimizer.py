@@ -181,7 +181,7 @@ def compare(schedule: Schedule, make: Callable[[], Drawn], number: int) -> None:
         options["cpu_fraction" if schedule.has_windows else "host_fraction"] = (0.4, 1.0)[
             number % 2
         ]
-    with schedule.opens(moved.optimizer, **options) as controller:
+    with schedule.open(moved.optimizer, **options) as controller:
         for step in range(STEPS):
             step_or_skip(alone)
             moved.step()
@@ -216,7 +216,7 @@ def test_an_optimizer_ends_with_the_bits_of_a_step_without_refit(
 ) -> None:
     if kind is torch.optim.LBFGS and schedule is not CYCLE:
         with pytest.raises(UnsupportedError, match='states="cycle"'):
-            schedule.opens(Drawn(kind, options, 1).optimizer)
+            schedule.open(Drawn(kind, options, 1).optimizer)
         return
     number = sum(map(ord, request.node.name))
     compare(schedule, lambda: Drawn(kind, options, number), number)
@@ -257,7 +257,7 @@ def test_states_born_in_parts_stand_in_the_order_of_one_step(
 
     alone, moved = made(), made()
     alone.step()
-    with schedule.opens(moved):
+    with schedule.open(moved):
         moved.step()
         ordered = moved.state_dict()["state"]
         assert list(ordered) == list(alone.state_dict()["state"]) == [0, 1, 2]

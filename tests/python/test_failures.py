@@ -155,7 +155,7 @@ from failures import Drill
 from schedules import BOTH
 
 drill = Drill()
-with BOTH.opens(drill.optimizer):
+with BOTH.open(drill.optimizer):
     drill.step(3)
     torch.save([list(drill.model), drill.optimizer.state_dict()], {file!r})
     run = refit.host_step.HostStep.run

@@ -45,15 +45,17 @@ def test_kept_gradients_return_as_the_same_objects(run: Run, controller: Control
 
 
 @pytest.mark.parametrize("then", ["backward", "restore", "step"])
-def test_an_accumulation_goes_on(run: Run, same: Run, controller: Controller, then: str) -> None:
+def test_an_accumulation_goes_on(
+    run: Run, reference_run: Run, controller: Controller, then: str
+) -> None:
     # trap 11, and TRL's generation between micro batches
-    run.backward(), same.backward()
+    run.backward(), reference_run.backward()
     controller.clear()
     if then == "restore":
         controller.restore()
     if then != "step":
-        run.backward(), same.backward()  # brings the gradients back before it adds to them
-    run.finish(), same.finish()
+        run.backward(), reference_run.backward()  # brings the gradients back before it adds to them
+    run.finish(), reference_run.finish()
     assert controller.state == "training"
 
 
@@ -176,17 +178,19 @@ READS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("read", READS)
-def test_a_use_finds_its_gradient(run: Run, same: Run, controller: Controller, read: str) -> None:
-    run.backward(), same.backward()
+def test_a_use_finds_its_gradient(
+    run: Run, reference_run: Run, controller: Controller, read: str
+) -> None:
+    run.backward(), reference_run.backward()
     controller.clear()
     grads = gradients(run)
     assert grads[0].shape == next(run.model.parameters()).shape
     assert are_away(grads)
     assert controller.state == "cleared"
-    assert READS[read](run) == READS[read](same)
+    assert READS[read](run) == READS[read](reference_run)
     assert controller.state == "training"
-    assert all(map(torch.equal, gradients(run), gradients(same)))
-    run.finish(), same.finish()
+    assert all(map(torch.equal, gradients(run), gradients(reference_run)))
+    run.finish(), reference_run.finish()
 
 
 @pytest.mark.parametrize("policy", ["discard", "zero"])

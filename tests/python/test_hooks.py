@@ -109,13 +109,13 @@ def test_what_else_a_framework_holds_moves_with_the_states(run: Run) -> None:
         assert all(map(torch.equal, masters, values))
 
 
-def test_hooks_outlive_a_failed_step(run: Run, same: Run, controller: Controller) -> None:
+def test_hooks_outlive_a_failed_step(run: Run, reference_run: Run, controller: Controller) -> None:
     controller.clear()
     with pytest.raises(ZeroDivisionError):
         run.optimizer.step(lambda: 1 / 0)
     assert controller.state == "training"
     controller.clear()
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 def test_a_compiled_step_brings_the_states_back(caplog: pytest.LogCaptureFixture) -> None:

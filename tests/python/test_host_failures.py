@@ -420,7 +420,7 @@ def test_a_thread_that_copies_gets_whole_states_or_is_told() -> None:
         run.optimizer.step()
         run.steps += 1
 
-    with WINDOWS.opens(run.optimizer), concurrent.futures.ThreadPoolExecutor(1) as pool:
+    with WINDOWS.open(run.optimizer), concurrent.futures.ThreadPoolExecutor(1) as pool:
         step()
         copying = pool.submit(copies)
         while not copying.done():

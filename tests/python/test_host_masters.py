@@ -214,7 +214,7 @@ def test_a_share_stays_with_its_masters_and_leaves_in_a_cycle(
 @WAYS
 def test_masters_that_are_rounded_elsewhere_stay_on_the_device(way: Schedule) -> None:
     made = distributed(reuse_grad_buf_for_mxfp8_param_ag=True)
-    with way.opens(made.optimizer) as controller:
+    with way.open(made.optimizer) as controller:
         assert made.held() == ON_DEVICE
         made.give_gradients(3)
         made.optimizer.optimizer.step()
@@ -228,7 +228,7 @@ def test_a_chain_of_both_and_the_end_of_its_controller(way: Schedule) -> None:
     plain, ours = [distributed(), float16()], [distributed(), float16()]
     for one in ours:
         one.optimizer.config = ours[0].optimizer.config
-    controller = way.opens(ChainedOptimizer([one.optimizer for one in ours]))
+    controller = way.open(ChainedOptimizer([one.optimizer for one in ours]))
     for one in plain + ours:
         one.step(0), one.step(1)
     assert [one.held() for one in ours] == [ON_HOST] * 2
@@ -353,7 +353,7 @@ def test_any_sequence_ends_with_the_same_bits(seed: int) -> None:
                 pair.controller.restore(non_blocking=bool(at & 1))
             elif verb == "close":
                 pair.controller.close()
-                pair.controller = pair.opens(CODED, windows=1 + at)
+                pair.controller = pair.open(CODED, windows=1 + at)
             elif verb == "save":
                 saved = [one.saved() for one in pair]
             for number, one in enumerate(pair):

@@ -133,7 +133,7 @@ def test_a_backward_pass_in_a_thread_does_not_wait_for_a_step() -> None:
             return super().step(closure)
 
     run = Layers(lambda parameters: Differentiating(parameters, lr=0.1, momentum=0.9))
-    with WINDOWS.opens(run.optimizer, run.model, any_optimizer=True):
+    with WINDOWS.open(run.optimizer, run.model, any_optimizer=True):
         run.step(2)
     assert late
     assert not any(late)
@@ -197,7 +197,7 @@ def test_a_large_parameter_is_stepped_in_parts() -> None:
             optimizer.step()
 
     (one, alone), (other, moved) = make(), make()
-    with WINDOWS.opens(moved) as controller:
+    with WINDOWS.open(moved) as controller:
         counters = []
         for number in range(3):
             step(number, 200, 301)
@@ -219,7 +219,7 @@ def test_a_large_parameter_is_stepped_in_parts() -> None:
 def test_a_large_state_that_cannot_be_split_grows_its_window() -> None:
     parameter = nn.Parameter(drawn(200, 200))
     optimizer = torch.optim.Muon([parameter])
-    with WINDOWS.opens(optimizer) as controller:
+    with WINDOWS.open(optimizer) as controller:
         for _ in range(2):
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
@@ -267,7 +267,7 @@ def test_windows_are_stepped_by_foreach_if_the_group_would_be(
 
     parameters = [kind(drawn(9000)), *(nn.Parameter(drawn(9000)) for _ in range(3))]
     optimizer = Watched(parameters)
-    with WINDOWS.opens(optimizer):
+    with WINDOWS.open(optimizer):
         for has_none in (None, None, 0, None):
             for at, one in enumerate(parameters):
                 one.grad = None if at == has_none else torch.ones_like(one.data)
@@ -281,7 +281,7 @@ def test_a_frozen_parameter_with_a_gradient_has_its_windows() -> None:
     parameter = torch.ones(40_000, device=training.DEVICE)
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     optimizer.param_groups[0]["params"] = [parameter]
-    with WINDOWS.opens(optimizer) as controller:
+    with WINDOWS.open(optimizer) as controller:
         for _ in range(2):
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
@@ -376,7 +376,7 @@ def test_a_state_on_another_device_stays_where_it_is() -> None:
 @pytest.mark.usefixtures("apart")
 def test_code_that_fails_after_a_change_of_a_state_is_torn() -> None:
     run = Layers(Apart)
-    with WINDOWS.opens(run.optimizer, run.model) as controller:
+    with WINDOWS.open(run.optimizer, run.model) as controller:
         run.step()
         run.optimizer.fails = True  # type: ignore[attr-defined]
         run.backward()
@@ -390,7 +390,7 @@ def test_code_that_fails_after_a_change_of_a_state_is_torn() -> None:
 
 def test_a_load_that_leaves_none_as_a_state() -> None:
     run = Layers(lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9))
-    with WINDOWS.opens(run.optimizer, run.model):
+    with WINDOWS.open(run.optimizer, run.model):
         run.step()
         groups = run.optimizer.state_dict()["param_groups"]
         run.optimizer.load_state_dict({"state": {0: None}, "param_groups": groups})
@@ -403,7 +403,7 @@ def test_a_load_that_leaves_none_as_a_state() -> None:
 
 def test_a_tensor_over_the_image_outlives_the_controller() -> None:
     run = Layers()
-    controller = WINDOWS.opens(run.optimizer, run.model)
+    controller = WINDOWS.open(run.optimizer, run.model)
     run.step(2)
     state = run.optimizer.state[run.model[0].weight]["exp_avg"]
     expected = state.clone()
@@ -428,7 +428,7 @@ def test_the_device_has_no_memory_for_the_states_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alone, moved = Layers(), Layers()
-    held = [WINDOWS.opens(moved.optimizer, moved.model)]
+    held = [WINDOWS.open(moved.optimizer, moved.model)]
     alone.step(2), moved.step(2)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty_like", no_memory)
@@ -491,7 +491,7 @@ def make(size: int = SIZE, count: int = COUNT) -> tuple[list[Any], Any]:
 
 
 def in_windows(optimizer: Optimizer, **options: Any) -> refit.Controller:
-    return WINDOWS.opens(optimizer, **{"window_bytes": WINDOW, "windows": 3, **options})
+    return WINDOWS.open(optimizer, **{"window_bytes": WINDOW, "windows": 3, **options})
 
 
 def test_the_measure_sees_the_states_of_a_step_without_refit() -> None:
@@ -570,7 +570,7 @@ def test_steps_over_ever_other_parameters_keep_no_more_tensors() -> None:
 
     parameters, optimizer = make(size=300, count=60)
     draw = random.Random(0)
-    with WINDOWS.opens(optimizer):
+    with WINDOWS.open(optimizer):
         optimizer.step()
         least = tensors() - len(parameters)  # gradients
         for _ in range(40):
@@ -587,7 +587,7 @@ def test_nothing_is_left_of_a_controller_and_its_optimizer() -> None:
 
     before = homes()
     run = Layers()
-    controller = WINDOWS.opens(run.optimizer, run.model)
+    controller = WINDOWS.open(run.optimizer, run.model)
     run.step(2)
     assert homes() - before
     controller.close()

@@ -65,7 +65,9 @@ def addresses_of(tensors: list[Any]) -> list[int]:
     return [t.data_ptr() for t in tensors]
 
 
-def test_states_in_a_pool_leave_and_keep_their_addresses(pool: Arena, run: Run, same: Run) -> None:
+def test_states_in_a_pool_leave_and_keep_their_addresses(
+    pool: Arena, run: Run, reference_run: Run
+) -> None:
     moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
     addresses, used = addresses_of(moved), pool.handle.info.used_bytes
     with Controller(run.optimizer, run.model, pool=pool) as controller:
@@ -76,9 +78,9 @@ def test_states_in_a_pool_leave_and_keep_their_addresses(pool: Arena, run: Run, 
             with controller.checkpoint() as state_dict:  # brought back: a segment has no view
                 assert state_dict["state"][0]["exp_avg"] is moved[0]
             controller.clear()
-            run.step(), same.step()
+            run.step(), reference_run.step()
             assert addresses_of(moved) == addresses
-            assert_same(run, same)
+            assert_same(run, reference_run)
 
 
 def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None:
@@ -98,11 +100,13 @@ def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None
     next(run.model.parameters()).data = weight.clone()
 
 
-def test_a_use_of_a_state_finds_its_bytes_and_address(pool: Arena, run: Run, same: Run) -> None:
+def test_a_use_of_a_state_finds_its_bytes_and_address(
+    pool: Arena, run: Run, reference_run: Run
+) -> None:
     moved = move_into(pool, run, "exp_avg", "exp_avg_sq")
     addresses = addresses_of(moved)
     with Controller(run.optimizer, run.model, pool=pool) as controller:
-        for mine, theirs in zip(run.moments(), same.moments(), strict=True):
+        for mine, theirs in zip(run.moments(), reference_run.moments(), strict=True):
             controller.clear()
             assert mine.shape == theirs.shape
             assert controller.state == "cleared"
@@ -112,10 +116,12 @@ def test_a_use_of_a_state_finds_its_bytes_and_address(pool: Arena, run: Run, sam
         assert moved[0].data_ptr() == addresses[0]  # the address that PyTorch shows
         assert controller.state == "training"
         assert addresses_of(moved) == addresses
-        run.step(), same.step()
+        run.step(), reference_run.step()
 
 
-def test_states_in_a_pool_and_others_move_together(pool: Arena, run: Run, same: Run) -> None:
+def test_states_in_a_pool_and_others_move_together(
+    pool: Arena, run: Run, reference_run: Run
+) -> None:
     move_into(pool, run, "exp_avg")
     with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
@@ -123,7 +129,7 @@ def test_states_in_a_pool_and_others_move_together(pool: Arena, run: Run, same: 
             assert controller.stats()["refit/regions"] == 5
             with pytest.raises(BusyError):
                 pool.close()
-            run.step(), same.step()
+            run.step(), reference_run.step()
 
 
 def test_without_a_gpu_a_pool_is_refused_with_a_sentence() -> None:
@@ -335,9 +341,9 @@ def test_segments_that_cannot_be_switched_off_are_refused(cuda: StandIn, pool: A
 
 
 def test_adopted_states_find_their_addresses_and_gradients_stay(
-    cuda: StandIn, pool: Arena, run: Run, same: Run
+    cuda: StandIn, pool: Arena, run: Run, reference_run: Run
 ) -> None:
-    for one in (run, same):
+    for one in (run, reference_run):
         for number, parameter in enumerate(one.model.parameters()):
             parameter.grad = torch.full_like(parameter, 0.5 * number)
     grads = [parameter.grad for parameter in run.model.parameters()]
@@ -350,13 +356,13 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
     assert not set(before) & set(now)
     assert addresses_of(run.moments()) == now[:-4]  # the objects are what they were
     assert {address for address, _ in pool.pieces()} == set(now)
-    assert_same(run, same)
+    assert_same(run, reference_run)
     with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
             controller.clear()
             assert controller.stats()["refit/regions"] == len(now) - len(grads)
             assert all(grad.untyped_storage().nbytes() for grad in grads)
-            run.optimizer.step(), same.optimizer.step()
+            run.optimizer.step(), reference_run.optimizer.step()
             assert addresses_of(moved) == now
             assert [parameter.grad.data_ptr() for parameter in run.model.parameters()] == now[-4:]
     calls = list(cuda.calls)
@@ -365,7 +371,7 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
 
 
 def test_a_move_that_fails_half_way_goes_on_when_it_is_called_again(
-    cuda: StandIn, pool: Arena, run: Run, same: Run, monkeypatch: pytest.MonkeyPatch
+    cuda: StandIn, pool: Arena, run: Run, reference_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adoption, "ROOM", 1)  # each storage is a batch of its own
     moments = run.moments()
@@ -373,9 +379,9 @@ def test_a_move_that_fails_half_way_goes_on_when_it_is_called_again(
     with pytest.raises(DeviceMemoryError, match=r"nothing is lost.*call adopt\(\) again") as caught:
         pool.adopt(run.optimizer, run.model)
     assert "0.weight.exp_avg" in str(caught.value)
-    assert_same(run, same)
-    run.step(), same.step()
-    assert_same(run, same)
+    assert_same(run, reference_run)
+    run.step(), reference_run.step()
+    assert_same(run, reference_run)
     cuda.largest = 1 << 40
     pool.adopt(run.optimizer, run.model)
     assert {address for address, _ in pool.pieces()} == set(addresses_of(moments))
@@ -400,7 +406,9 @@ def test_between_batches_freed_memory_goes_back(
     assert cuda.calls == ["empty_cache", "use"] * 3
 
 
-def test_shared_states_stay_together(cuda: StandIn, pool: Arena, run: Run, same: Run) -> None:
+def test_shared_states_stay_together(
+    cuda: StandIn, pool: Arena, run: Run, reference_run: Run
+) -> None:
     state = next(iter(run.optimizer.state.values()))
     both = torch.stack([state["exp_avg"], state["exp_avg_sq"]])
     whole = both.untyped_storage()

@@ -55,7 +55,7 @@ def test_what_left_is_free_and_taken_once_on_the_host() -> None:  # trap 26
 
 def test_two_hundred_cycles_take_no_memory_files_or_threads(schedule: Schedule) -> None:
     model, optimizer = wide_run(512)
-    with schedule.opens(optimizer, model) as controller:
+    with schedule.open(optimizer, model) as controller:
 
         def cycle() -> None:
             model(torch.ones(1, 1024)).sum().backward()  # gradients leave, too
@@ -88,7 +88,7 @@ def test_controllers_that_come_and_go_leave_nothing(schedule: Schedule) -> None:
     model, optimizer = wide_run(512)
 
     def life() -> None:
-        with schedule.opens(optimizer, model) as controller:
+        with schedule.open(optimizer, model) as controller:
             controller.clear()
 
     for _ in range(5):

@@ -28,7 +28,7 @@ from schedules import (
     Schedule,
     Twins,
     assert_alike,
-    gone,
+    count_left,
     lives_on_host,
     same,
     stepped_by_cpu,
@@ -203,7 +203,7 @@ def test_a_parameter_that_needs_a_gradient_later(schedule: Schedule) -> None:
     for run in twins:
         run.model[2].weight.requires_grad_(False)
     twins.controller.close()
-    twins.controller = schedule.opens(twins.moved.optimizer, twins.moved.model)
+    twins.controller = schedule.open(twins.moved.optimizer, twins.moved.model)
     with twins:
         for number in range(4):
             for run in twins:
@@ -350,12 +350,12 @@ def test_several_optimizers_in_one_controller(schedule: Schedule, shared: bool) 
             sets[-1].append(torch.optim.Adam(every, lr=1e-3))
     for order in (1, -1):
         stays = {"host_fraction": 0.5} if schedule is WINDOWS and order < 0 else {}
-        with schedule.opens(sets[1][::order], runs[1].model, **stays) as controller:
+        with schedule.open(sets[1][::order], runs[1].model, **stays) as controller:
             for number in range(4):
                 for run, every in zip(runs, sets, strict=True):
                     run.backward()
                     left = run is runs[1] and number > 1 and schedule.has_share
-                    assert not left or gone(run) > 0
+                    assert not left or count_left(run) > 0
                     for one in every:
                         one.step()
                     run.optimizer.zero_grad(set_to_none=False)
@@ -401,7 +401,7 @@ def assert_same_with_and_without(
         parameters = make()
         trained = [one for one in parameters if one.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=0.1)
-        controller = schedule.opens(optimizer) if opens else None
+        controller = schedule.open(optimizer) if opens else None
         for _ in range(4):
             loss(parameters).backward()
             optimizer.step()
@@ -432,7 +432,7 @@ def test_hooks_run_once_a_step_at_their_places(schedule: Schedule) -> None:
 
         return hook
 
-    with schedule.opens(run.optimizer, run.model):
+    with schedule.open(run.optimizer, run.model):
         handle = run.optimizer.register_step_pre_hook(says("pre"))
         run.optimizer.register_step_post_hook(says("post"))
         every = register_optimizer_step_pre_hook(says("all"))
@@ -538,7 +538,7 @@ def test_schedulers_made_before_and_after_the_controller(schedule: Schedule, fir
     if first:
         twins.controller.close()
         schedulers = [rates(run) for run in twins]
-        twins.controller = schedule.opens(twins.moved.optimizer, twins.moved.model)
+        twins.controller = schedule.open(twins.moved.optimizer, twins.moved.model)
     else:
         schedulers = [rates(run) for run in twins]
     with twins, warnings.catch_warnings():
@@ -595,7 +595,7 @@ def test_the_optimizer_of_accelerate(
 
     alone, run = Layers(), Layers()
     wrapped = wrap() if wrapped_first else None
-    with schedule.opens(wrapped or run.optimizer, run.model):
+    with schedule.open(wrapped or run.optimizer, run.model):
         wrapped = wrapped or wrap()
         for _ in range(3):
             alone.step()
@@ -642,7 +642,7 @@ def test_a_backward_pass_that_torch_compiles(schedule: Schedule) -> None:
             backward_of(twins.alone, batch)
             compiled(twins.moved, batch)
             leave = len(stepped_by_cpu(twins.controller)) if number else 0
-            assert gone(twins.moved) == leave
+            assert count_left(twins.moved) == leave
             twins.finish()
     torch.compiler.reset()
 
@@ -660,7 +660,7 @@ def test_steps_in_inference_mode(schedule: Schedule) -> None:
 
 def test_states_that_are_born_in_inference_mode(schedule: Schedule) -> None:
     runs = alone, moved = Layers(momentum), Layers(momentum)
-    with schedule.opens(moved.optimizer, moved.model) as controller:
+    with schedule.open(moved.optimizer, moved.model) as controller:
         for _ in range(3):
             for run in runs:
                 run.backward()
@@ -683,7 +683,7 @@ def test_another_default_device(schedule: Schedule) -> None:
         for one in model.parameters():
             one.fill_(1)
     optimizer = momentum(model.parameters())
-    with torch.device("meta"), schedule.opens(optimizer, model) as controller:
+    with torch.device("meta"), schedule.open(optimizer, model) as controller:
         for one in model.parameters():
             one.grad = torch.ones_like(one)
         for _ in range(2):
@@ -734,7 +734,7 @@ def test_a_forked_process_is_refused_and_has_the_gradients(schedule: Schedule) -
         run = twins.moved
         twins.step(3)
         twins.backward()
-        assert (gone(run) > 0) == schedule.has_share
+        assert (count_left(run) > 0) == schedule.has_share
 
         def use() -> None:
             for one in run.gradients():
@@ -758,7 +758,7 @@ def test_a_second_controller_is_refused(schedule: Schedule) -> None:
     with Twins(schedule) as twins:
         for other in SCHEDULES:
             with pytest.raises(BusyError, match="has a controller already"):
-                other.opens(twins.moved.optimizer)
+                other.open(twins.moved.optimizer)
         twins.step(2)
 
 
@@ -766,11 +766,11 @@ def test_an_optimizer_that_cannot_be_divided_stays_as_it_was(schedule: Schedule)
     run = Layers()
     optimizer = torch.optim.LBFGS(run.model.parameters())
     if schedule is CYCLE:
-        schedule.opens(optimizer, run.model).close()
+        schedule.open(optimizer, run.model).close()
         return
     with pytest.raises(UnsupportedError, match='states="cycle"'):
-        schedule.opens(optimizer, run.model)
-    CYCLE.opens(optimizer, run.model).close()
+        schedule.open(optimizer, run.model)
+    CYCLE.open(optimizer, run.model).close()
 
 
 def test_pageable_host_memory_is_for_the_cycle_alone(schedule: Schedule) -> None:
@@ -778,7 +778,7 @@ def test_pageable_host_memory_is_for_the_cycle_alone(schedule: Schedule) -> None
     options = {"use_pinned_optimizer_offload": False}
     if schedule is not CYCLE:
         with pytest.raises(UnsupportedError, match="pinned"):
-            schedule.opens(run.optimizer, run.model, **options)
+            schedule.open(run.optimizer, run.model, **options)
         schedule = CYCLE
     with Twins(schedule, **options) as twins:
         twins.step()
@@ -790,9 +790,9 @@ def test_too_small_a_budget_leaves_everything_as_it_was(schedule: Schedule) -> N
         twins.controller.close()
         run = twins.moved
         with pytest.raises(BudgetError, match="budget"):
-            schedule.opens(run.optimizer, run.model, offload_budget_bytes="4KiB").clear()
+            schedule.open(run.optimizer, run.model, offload_budget_bytes="4KiB").clear()
         gc.collect()  # that of the cycle
-        with schedule.opens(run.optimizer, run.model, offload_budget_bytes="64MiB") as controller:
+        with schedule.open(run.optimizer, run.model, offload_budget_bytes="64MiB") as controller:
             twins.step(2)
             training.whole_cycle(controller)
 
@@ -838,9 +838,9 @@ def test_a_controller_without_references_gives_the_states_back(schedule: Schedul
     gc.collect()
     assert reference() is None
     assert not any(map(lives_on_host, twins.moved.moments()))
-    assert gone(twins.moved) == 0
+    assert count_left(twins.moved) == 0
     twins.finish()
-    twins.controller = schedule.opens(twins.moved.optimizer)
+    twins.controller = schedule.open(twins.moved.optimizer)
     with twins:
         twins.step()
 
@@ -861,7 +861,7 @@ def test_a_closed_controller_is_refused_and_may_be_closed_again(schedule: Schedu
 def test_one_schedule_after_another() -> None:
     alone, moved = Layers(), Layers()
     for schedule in (WINDOWS, CYCLE, BOTH, SHARE, WINDOWS):
-        with schedule.opens(moved.optimizer, moved.model) as controller:
+        with schedule.open(moved.optimizer, moved.model) as controller:
             alone.step(2), moved.step(2)
             training.whole_cycle(controller)
             alone.step(), moved.step()

@@ -59,7 +59,7 @@ FIXES: dict[str, Callable[[Run, Any], Any]] = {
 @pytest.mark.parametrize("when", ["training", "cleared", "returning"])
 @pytest.mark.parametrize("fix", FIXES)
 def test_states_that_pytorch_fixes_leave_and_return(
-    run: Run, same: Run, controller: Controller, fix: str, when: str
+    run: Run, reference_run: Run, controller: Controller, fix: str, when: str
 ) -> None:
     for _ in range(3):
         view = first(run).detach()
@@ -74,7 +74,7 @@ def test_states_that_pytorch_fixes_leave_and_return(
         controller.clear()
         assert all(freed(run))
         controller.restore()
-        run.step(), same.step()
+        run.step(), reference_run.step()
         assert all(a is b for a, b in zip(moments, run.moments(), strict=True))
         assert not numpys or np.array_equal(*numpys)  # nothing of refit's is written there
     with controller.checkpoint() as states:
@@ -94,16 +94,20 @@ def share_memory(state: dict[str, Any]) -> bool:
     return bool(one.data_ptr() == other.data_ptr())
 
 
-def test_tensors_of_one_buffer_still_share_it(run: Run, same: Run, controller: Controller) -> None:
+def test_tensors_of_one_buffer_still_share_it(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     state, flat = in_one_buffer(run)
     controller.clear()
     flat.numpy()
     controller.restore()
     assert share_memory(state)
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
-def test_ctrl_c_in_a_swap_loses_nothing(run: Run, same: Run, controller: Controller) -> None:
+def test_ctrl_c_in_a_swap_loses_nothing(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     for at in range(1, 100):
         state, flat = in_one_buffer(run)
         controller.clear()
@@ -113,28 +117,30 @@ def test_ctrl_c_in_a_swap_loses_nothing(run: Run, same: Run, controller: Control
             controller.restore()
         controller.restore()
         assert share_memory(state)
-        run.step(), same.step()
+        run.step(), reference_run.step()
         if not interrupt.done:
             break
     assert at > 10
 
 
-def test_an_array_that_is_held_keeps_its_state(run: Run, same: Run, controller: Controller) -> None:
+def test_an_array_that_is_held_keeps_its_state(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     array = first(run).numpy()
     controller.clear()
     assert freed(run).count(False) == 1
     assert any("drop the NumPy array" in reason for _, reason in controller.resident)
-    run.step(), same.step()
+    run.step(), reference_run.step()
     assert np.array_equal(array, first(run).numpy())  # still one memory
     del array
     controller.clear()
     assert all(freed(run))
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 @pytest.mark.parametrize("verb", ["clear", "restore"])
 def test_without_memory_for_others_a_verb_is_called_again(
-    run: Run, same: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, verb: str
+    run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     def fails(*_: Any) -> Any:
         raise RuntimeError("not enough memory")
@@ -152,14 +158,14 @@ def test_without_memory_for_others_a_verb_is_called_again(
         getattr(controller, verb)()
     assert any(freed(run)) == (verb == "restore")
     getattr(controller, verb)()
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 @pytest.mark.parametrize("away", [False, True])
 def test_kept_gradients_that_were_made_arrays_leave_and_return(
-    run: Run, same: Run, controller: Controller, away: bool
+    run: Run, reference_run: Run, controller: Controller, away: bool
 ) -> None:
-    run.backward(), same.backward()
+    run.backward(), reference_run.backward()
     gradient = next(run.model.parameters()).grad
     view = gradient.detach() if away else None
     for _ in range(2):
@@ -171,8 +177,8 @@ def test_kept_gradients_that_were_made_arrays_leave_and_return(
             view.numpy()
         controller.prepare_for_training()
     assert next(run.model.parameters()).grad is gradient
-    assert torch.equal(gradient, next(same.model.parameters()).grad)
-    run.step(), same.step()
+    assert torch.equal(gradient, next(reference_run.model.parameters()).grad)
+    run.step(), reference_run.step()
 
 
 def test_it_is_said_once_that_no_state_leaves(run: Run, controller: Controller) -> None:

@@ -84,7 +84,9 @@ def test_a_storage_with_one_tensor_that_stays_stays_whole(run: Run, controller: 
     assert why(controller, NAME) == "its memory is also that of 0.weight.step, which stays"
 
 
-def test_states_in_one_buffer_leave_as_one(run: Run, same: Run, controller: Controller) -> None:
+def test_states_in_one_buffer_leave_as_one(
+    run: Run, reference_run: Run, controller: Controller
+) -> None:
     # traps 1 and 2
     moments = run.moments()
     flat = torch.cat([t.reshape(-1) for t in moments])
@@ -95,7 +97,7 @@ def test_states_in_one_buffer_leave_as_one(run: Run, same: Run, controller: Cont
     controller.clear()
     assert flat.untyped_storage().nbytes() == 0
     assert controller.stats()["refit/regions"] == 1
-    run.step(), same.step()
+    run.step(), reference_run.step()
 
 
 @pytest.mark.parametrize(
