@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations.activations import SWITCHES, keywords, take
 
+pytestmark = pytest.mark.filterwarnings("error")
 Make = Callable[[dict[str, Any]], Any]
 
 
@@ -46,13 +46,6 @@ def parsed(line: str = "") -> argparse.Namespace:
     parser.add_argument("--fine-grained-offloading-max-inflight-offloads", type=int, default=None)
     parser.add_argument("--cuda-graph-impl", default="none")
     return parser.parse_args(line.split())
-
-
-@pytest.fixture(autouse=True)
-def no_warning() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 @pytest.mark.parametrize("options", [None, "cpu_offloading", 1, [("cpu_offloading", True)]])

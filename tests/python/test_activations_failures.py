@@ -145,10 +145,8 @@ def test_what_fails_in_a_forward_pass_is_told_with_its_layer(
             commit(self, group, stream)
 
         monkeypatch.setattr(refit.activations.Arena, "commit", fails)
-        with (
-            pytest.warns(
-                RuntimeWarning, match=r"layers\.1 stay on the device: no more descriptors"
-            ),
+        with pytest.warns(
+            RuntimeWarning, match=r"layers\.1 stay on the device: no more descriptors"
         ):
             loss = loss_of(model, block)
         assert left_bytes(activations) > 0

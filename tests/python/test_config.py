@@ -170,9 +170,7 @@ def test_unknown_variable_is_refused_with_the_nearest(monkeypatch: pytest.Monkey
     assert load_config(environment=False) == Config()
 
 
-def test_the_variable_of_the_library_is_not_an_option(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_variable_of_the_library_is_not_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFIT_LIBRARY", "/opt/refit/librefit.so")
     assert load_config() == Config()
 

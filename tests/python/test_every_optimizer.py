@@ -246,9 +246,7 @@ def test_the_optimizers_that_are_compared_are_those_of_torch() -> None:
     assert found - {"Optimizer"} == set(KINDS)
 
 
-def test_states_born_in_parts_stand_in_the_order_of_one_step(
-    schedule: Schedule,
-) -> None:
+def test_states_born_in_parts_stand_in_the_order_of_one_step(schedule: Schedule) -> None:
     def made() -> torch.optim.Optimizer:
         parameters = [torch.nn.Parameter(training.drawn(size)) for size in (300, 40_000, 4)]
         for one in parameters:

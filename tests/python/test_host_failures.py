@@ -16,14 +16,7 @@ import refit
 import refit.away
 import refit.twin
 import torch
-from failures import (
-    SIZES,
-    Drill,
-    FailingCall,
-    end_step,
-    finish_step,
-    refuse_to_allocate,
-)
+from failures import SIZES, Drill, FailingCall, end_step, finish_step, refuse_to_allocate
 from interrupts import AtLine
 from refit.errors import BusyError, CopyError, DeviceMemoryError
 from schedules import WINDOWS, Twins, lives_on_host
@@ -314,9 +307,7 @@ def test_states_that_cannot_be_born_are_told_and_born_later(
         twins.step()
 
 
-def test_little_memory_means_fewer_parameters_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_little_memory_means_fewer_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     real = refit.twin.Stepping.run_on
     sizes: list[int] = []
 
@@ -354,9 +345,7 @@ class Late(torch.optim.Optimizer):
                 p.sub_(p.grad * state["codes"][0], alpha=0.01)
 
 
-def test_late_states_stay_until_there_is_host_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_late_states_stay_until_there_is_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any, **__: Any) -> None:
         raise refit.BudgetError("no budget")
 

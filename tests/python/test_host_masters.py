@@ -198,9 +198,7 @@ def test_megatron_rounds_weights_that_refit_does_not(way: Schedule, make: Any) -
 
 
 @WAYS
-def test_a_share_stays_with_its_masters_and_leaves_in_a_cycle(
-    way: Schedule,
-) -> None:
+def test_a_share_stays_with_its_masters_and_leaves_in_a_cycle(way: Schedule) -> None:
     with Pair(way, steps=0, resident_bytes=8 * 53_000) as pair:
         for seed in range(3):
             assert pair.ours.held()[:2] == ON_DEVICE[:2]
@@ -715,9 +713,7 @@ def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
     monkeypatch.setattr(Home, "done", failing)
 
 
-def test_a_write_after_a_failed_departure_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_write_after_a_failed_departure_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     with Pair(CODED) as pair:
         for one in pair:
             one.masters[1].mul_(1.5)

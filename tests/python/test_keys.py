@@ -33,11 +33,7 @@ def test_files_that_are_there_are_kept_unless_replaced(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "name", "error"),
-    [
-        (".", "../w0", InvalidError),
-        (".", "w\0", InvalidError),
-        ("no/such", "w0", InputOutputError),
-    ],
+    [(".", "../w0", InvalidError), (".", "w\0", InvalidError), ("no/such", "w0", InputOutputError)],
 )
 def test_a_pair_that_cannot_be_is_refused(
     tmp_path: Path, folder: str, name: str, error: type[Exception]

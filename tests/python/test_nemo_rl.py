@@ -204,9 +204,7 @@ def test_megatron_save_checkpoint_onloads_before_save(patched: Make) -> None:  #
     assert not nemo_rl.mover_of(worker).blocking
 
 
-def test_megatron_prepare_for_training_leaves_native_cpu_optimizer_placement(
-    patched: Make,
-) -> None:
+def test_megatron_prepare_for_training_leaves_native_cpu_optimizer_placement(patched: Make) -> None:
     worker = patched(stepped())
     worker.optimizer_cpu_offload = True
     worker.offload_before_refit()
@@ -586,10 +584,7 @@ def test_a_fixed_address_is_bound_by_the_first_policy_rank_only(runtime_dir: Pat
 def _alone(rollouts: int) -> Any:
     engine = nemo_rl.RefitCheckpointEngine(1 << 20, timeout_s=300.0)
     engine.init_policy_process_group(
-        worker_rank=0,
-        train_world_size=1,
-        rollout_world_size=rollouts,
-        metadata=[engine.prepare()],
+        worker_rank=0, train_world_size=1, rollout_world_size=rollouts, metadata=[engine.prepare()]
     )
     return engine
 

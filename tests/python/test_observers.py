@@ -124,9 +124,7 @@ def test_a_hidden_bar_is_given_where_bars_are_not_wanted() -> None:
         assert not shown.visible
 
 
-def test_a_phase_that_moves_bytes_fills_a_bar(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_phase_that_moves_bytes_fills_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[str, int, bool | None]] = []
     made = Bar(None, 7)
 

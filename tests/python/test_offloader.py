@@ -11,13 +11,7 @@ from interrupts import ctrl_c_after
 from refit import _abi
 from refit.config import load_config
 from refit.device import Device
-from refit.errors import (
-    BusyError,
-    ExistsError,
-    InvalidError,
-    NotFoundError,
-    StateError,
-)
+from refit.errors import BusyError, ExistsError, InvalidError, NotFoundError, StateError
 from refit.offloader import DISCARD, KEEP, ZERO, Offloader
 
 SIZE = 70_000

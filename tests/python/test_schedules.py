@@ -391,9 +391,7 @@ def test_parameters_and_gradients_that_wrap_others(schedule: Schedule) -> None:
 
 
 def assert_same_with_and_without(
-    schedule: Schedule,
-    make: Callable[[], list[Any]],
-    loss: Callable[[list[Any]], torch.Tensor],
+    schedule: Schedule, make: Callable[[], list[Any]], loss: Callable[[list[Any]], torch.Tensor]
 ) -> None:
     ends = []
     for opens in (False, True):

@@ -27,10 +27,7 @@ from stand_ins.trainer import WAIT_S, Trainer, trainer  # noqa: E402
 
 
 def _weights(value: float) -> list[tuple[str, Any]]:
-    return [
-        ("layer.weight", torch.full((3, 4), value)),
-        ("layer.bias", torch.full((3,), value)),
-    ]
+    return [("layer.weight", torch.full((3, 4), value)), ("layer.bias", torch.full((3,), value))]
 
 
 @pytest.fixture

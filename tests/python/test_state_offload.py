@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import warnings
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -11,6 +10,8 @@ import pytest
 from refit.config import load_config
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations.state_offload import SMALLEST_WINDOW, keywords, take
+
+pytestmark = pytest.mark.filterwarnings("error")
 
 
 def megatron(**said: Any) -> dict[str, Any]:
@@ -54,13 +55,6 @@ def parsed(line: str) -> argparse.Namespace:
     return parser.parse_args(line.split())
 
 
-@pytest.fixture(autouse=True)
-def no_warning() -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-
-
 @pytest.mark.parametrize("options", [None, "swap_optimizer", 1, [("swap_optimizer", True)]])
 def test_what_is_no_options_is_refused(options: Any) -> None:
     for read in (keywords, take):
@@ -92,10 +86,7 @@ SHARE = "--optimizer-cpu-offload --optimizer-offload-fraction 0.25"
             {**WINDOWS, "window_bytes": 64 << 20, "host_fraction": 0.25},
         ),
         (
-            {
-                "--chunked-optimizer-state-offload": True,
-                "optimizer-state-offload-chunk-size-mb": 1,
-            },
+            {"--chunked-optimizer-state-offload": True, "optimizer-state-offload-chunk-size-mb": 1},
             {**WINDOWS, "window_bytes": 1 << 20},
         ),
         (megatron(optimizer_state_offload_fraction=0.0), {}),  # off, as in Megatron
@@ -152,11 +143,7 @@ def test_times_divide_the_bytes_of_the_states_where_these_are_known() -> None:
             r"=0 brings all states .* offload\.window_bytes",
             {**WINDOWS, "host_fraction": 1.0},
         ),
-        (
-            parsed("--swap-optimizer"),
-            "swap_optimizer_times=16 is not used.*state_bytes",
-            WINDOWS,
-        ),
+        (parsed("--swap-optimizer"), "swap_optimizer_times=16 is not used.*state_bytes", WINDOWS),
         (
             stepped(optimizer_offload_fraction=0),
             "optimizer_offload_fraction is 0, .* steps nothing",

@@ -448,7 +448,7 @@ LEAVING = {"host_bytes": "8MiB", "min_bytes": "1KiB", "aim": "memory", "keep_las
             {
                 "gradient_checkpointing": True,
                 "gradient_checkpointing_kwargs": {"offload": True, "use_reentrant": False},
-            },
+            }
         ),
     ],
     ids=str,

@@ -334,9 +334,7 @@ def test_a_number_that_is_used_up_is_replaced_by_the_next_one(pair: Pair) -> Non
     assert (pair.trainer.version, pair.rollout.version) == (8, 8)
 
 
-def test_a_version_that_could_not_be_loaded_does_not_take_the_place_of_the_next(
-    pair: Pair,
-) -> None:
+def test_a_version_that_could_not_be_loaded_does_not_take_the_place_of_the_next(pair: Pair) -> None:
     pair.update(_plus(1), 1)
 
     async def stops() -> None:

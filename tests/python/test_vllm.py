@@ -142,11 +142,7 @@ def test_the_trainer_sends_through_the_engine_class(
 
 @pytest.mark.parametrize(
     ("version", "engine"),
-    [
-        ("0.15.2", None),
-        ("1.0.0", fake.EngineOfTomorrow),
-        ("nightly", fake.EngineOfTomorrow),
-    ],
+    [("0.15.2", None), ("1.0.0", fake.EngineOfTomorrow), ("nightly", fake.EngineOfTomorrow)],
 )
 def test_an_unknown_vllm_is_warned_of_and_starts(
     monkeypatch: pytest.MonkeyPatch,

@@ -42,8 +42,5 @@ class Trainer:
 @contextmanager
 def trainer(endpoint: str = "tcp://127.0.0.1:0", **overrides: Any) -> Iterator[Trainer]:
     """A trainer that is closed at the end, after what it was doing."""
-    with (
-        Publisher(endpoint, **overrides) as publisher,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with Publisher(endpoint, **overrides) as publisher, ThreadPoolExecutor(1) as pool:
         yield Trainer(publisher, pool)
