@@ -1,7 +1,5 @@
 """A trainer and workers in one process, for tests of the broadcast; conftest.py makes fixtures."""
 
-import os
-import signal
 import threading
 import time
 from array import array
@@ -9,8 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-import pytest
-from refit._library import lib
 from refit.errors import CancelledError, RefitError, StateError
 from refit.publisher import Publisher
 from refit.subscriber import Subscriber
@@ -42,25 +38,6 @@ def contents(update: Update) -> dict[str, bytes]:
 def same(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """Whether two mappings have equal PyTorch tensors."""
     return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
-
-
-@contextmanager
-def ctrl_c(name: str, done: bool = True) -> Iterator[None]:
-    """Ctrl-C comes when this function of the C library has returned, or in its place, and ends the
-    block."""
-    real = getattr(lib, name)
-
-    def interrupted(*arguments: Any) -> Any:
-        if not done:
-            raise KeyboardInterrupt
-        status = real(*arguments)
-        os.kill(os.getpid(), signal.SIGINT)
-        return status
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lib, name, interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            yield
 
 
 class WorkerThread:

@@ -45,11 +45,6 @@ def lines(every: bool, name: str) -> Iterator[int]:
     raise AssertionError("the call never ends")
 
 
-def ctrl_c() -> None:
-    """What Python's own handler of SIGINT does."""
-    raise KeyboardInterrupt
-
-
 def press() -> None:
     handler = signal.getsignal(signal.SIGINT)
     assert callable(handler)
@@ -60,7 +55,7 @@ class AtLine:
     """Calls ``what`` once, before a numbered line of refit's Python code, or of one file's. No
     garbage of an earlier run is collected in the block: what a ``__del__`` raises goes nowhere."""
 
-    def __init__(self, at: int, what: Callable[[], Any] = ctrl_c, within: str = PACKAGE) -> None:
+    def __init__(self, at: int, what: Callable[[], Any] = press, within: str = PACKAGE) -> None:
         self.what, self.left, self.within = what, at, within
 
     @property
@@ -90,16 +85,19 @@ class AtLine:
 
 
 @contextmanager
-def ctrl_c_after(function: str) -> Iterator[None]:
-    """A block in which a function of the C library does its work, and then Ctrl-C comes."""
-    real = getattr(lib, function)
+def ctrl_c_after(name: str, done: bool = True) -> Iterator[None]:
+    """Ctrl-C comes when this function of the C library has returned, or in its place, and ends the
+    block."""
+    real = getattr(lib, name)
 
-    def interrupted(*arguments: Any) -> int:
-        status: int = real(*arguments)
-        signal.raise_signal(signal.SIGINT)
+    def interrupted(*arguments: Any) -> Any:
+        if not done:
+            raise KeyboardInterrupt
+        status = real(*arguments)
+        os.kill(os.getpid(), signal.SIGINT)
         return status
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lib, function, interrupted)
+        patch.setattr(lib, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
             yield

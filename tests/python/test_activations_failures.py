@@ -29,7 +29,7 @@ from activation_scenes import (
     used_bytes,
 )
 from failures import FailingCall
-from interrupts import AtLine, lines, press
+from interrupts import AtLine, lines
 from refit.errors import CopyError, DeadlineError, HostMemoryError
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -205,9 +205,6 @@ def test_an_arena_that_cannot_be_taken_leaves_the_model_as_it_was(
 
 class Press(AtLine):
     """Ctrl-C before a numbered line, but for those of finalizers: what they raise goes nowhere."""
-
-    def __init__(self, at: int) -> None:
-        super().__init__(at, press)
 
     def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code.co_name in ("__del__", "forget"):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import Trainer, ctrl_c, same
+from broadcasting import Trainer, same
+from interrupts import ctrl_c_after
 from refit.errors import InvalidError, StateError
 from refit.update import Update
 
@@ -173,7 +174,7 @@ def test_what_is_bound_lives_until_it_is_unbound_trap_12(
 ) -> None:
     engine = {"a": torch.zeros(4)}
     alive = weakref.ref(engine["a"])
-    with ctrl_c("refit_subscriber_bind") if interrupted else nullcontext():
+    with ctrl_c_after("refit_subscriber_bind") if interrupted else nullcontext():
         trainer.subscriber.bind(engine)
     del engine
     gc.collect()

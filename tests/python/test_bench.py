@@ -220,6 +220,14 @@ def test_every_way_to_step_is_reported_with_the_bytes_that_it_moves() -> None:
     assert "two slots" in table.window(result)
 
 
+def test_chunks_have_every_parameter_once_and_fit_into_a_slot() -> None:
+    weights = [torch.zeros(count) for count in (100, 4000, 10, 10, 300, 20000, 1)]
+    way = steps.TwoSlots(steps.Model(weights, list(map(torch.ones_like, weights)), 40_000))
+    assert way._chunks == [[0, 1, 2, 3, 4], [5], [6]]
+    assert way.peak_device_bytes == 2 * 160_768
+    way.close()
+
+
 @pytest.mark.parametrize("make", steps.WAYS, ids=lambda make: make.name)
 def test_a_way_that_leaves_other_bits_makes_no_report(
     make: type[steps.Way], monkeypatch: pytest.MonkeyPatch

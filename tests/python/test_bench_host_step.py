@@ -48,6 +48,20 @@ def small_model() -> Model:
     return Model(weights, [torch.randn(it.shape, generator=made) for it in weights])
 
 
+def test_backward_and_step_are_held_against_the_longer_of_the_two_alone() -> None:
+    cases = []
+    for name, backward, step in (
+        ("PLAIN", 2.0, 9.0),
+        ("OVERLAPPED", 3.0, 1.0),
+        ("ALONE", 2.5, 4.0),
+    ):
+        made = host_sweep.Case(getattr(host_sweep, name), 0.5, host_sweep.Plain)
+        made.take([1.0], {"backward_s": backward, "optimizer_s": step}, cold=1.0)
+        cases.append(made)
+    found = [host_sweep._over_longer(one, cases) for one in cases]
+    assert found == [11.0 / 9.0, 4.0 / 4.0, 6.5 / 4.0]
+
+
 # ---- the step alone ----
 
 

@@ -16,7 +16,7 @@ import pytest
 import refit
 import torch
 from failures import Drill, FailingCall, end_step
-from interrupts import MOST, AtLine, press
+from interrupts import MOST, AtLine
 from refit.errors import CopyError, RefitError
 from schedules import BOTH, CYCLE, SHARE, WINDOWS, Schedule, Twins
 
@@ -125,7 +125,7 @@ def test_ctrl_c_before_any_line_of_a_backward_pass_and_of_a_step(
         if what == "step":
             run.backward()
         why: BaseException | None = None
-        pressed = AtLine(at, press)
+        pressed = AtLine(at)
         try:
             with pressed:
                 (run.optimizer.step if what == "step" else run.backward)()

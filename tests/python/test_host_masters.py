@@ -22,7 +22,7 @@ with warnings.catch_warnings():
 import refit.window  # noqa: E402
 import training  # noqa: E402
 from failures import FailingCall, refuse_to_allocate  # noqa: E402
-from interrupts import MOST, AtLine, press  # noqa: E402
+from interrupts import MOST, AtLine  # noqa: E402
 from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
 from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
@@ -683,7 +683,7 @@ def test_ctrl_c_before_any_line_outside_a_step(act: Callable[[Pair], None], ever
     broken = 0
     for at in range(1, MOST, 23 if every else 173):
         with begun(act) as pair:
-            pressed = AtLine(at, press)
+            pressed = AtLine(at)
             try:
                 with pressed:
                     act(pair)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import refit
 import torch
-from interrupts import STRIDE, AtLine, ctrl_c, lines
+from interrupts import STRIDE, AtLine, lines, press
 from refit.errors import BusyError, StateError
 from training import Run
 
@@ -32,7 +32,7 @@ def read_checkpoint(run: Run, controller: refit.Controller) -> None:
 
 Action = Callable[[Run, refit.Controller], Any]
 USES: dict[str, Action] = {
-    "Ctrl-C": lambda *_: ctrl_c(),
+    "Ctrl-C": lambda *_: press(),
     "state_dict": lambda run, _: run.optimizer.state_dict(),
     "use": lambda run, _: [float(one.sum()) for one in run.moments()],
     "zero gradients": lambda run, _: run.optimizer.zero_grad(set_to_none=False),

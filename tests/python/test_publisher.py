@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, Pair, WorkerThread, ctrl_c
+from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, Pair, WorkerThread
+from interrupts import ctrl_c_after
 from refit import _abi, dtypes
 from refit import device as devices
 from refit._library import call as call_c
@@ -455,7 +456,7 @@ def test_a_device_that_it_opened_is_closed_after_it_trap_12(
         for name in ("refit_device_close", f"refit_{what}_close"):
             monkeypatch.setattr(lib, name, noting(name))
         with opened(end) as one:
-            with ctrl_c(f"refit_{what}_use_device") if interrupted else nullcontext():
+            with ctrl_c_after(f"refit_{what}_use_device") if interrupted else nullcontext():
                 one.use_device("host")
             gc.collect()
             assert ended == []

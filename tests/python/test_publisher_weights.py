@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import ONE, Pair, ctrl_c
+from broadcasting import ONE, Pair
+from interrupts import ctrl_c_after
 from refit._library import lib
 from refit.errors import CancelledError, InvalidError, NotFoundError, StateError
 from refit.manifest import Alias, TensorSpec
@@ -220,7 +221,7 @@ def test_ctrl_c_is_heard_between_two_parts(pair: Pair, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("step", ["begin", "write_all", "commit"])
 def test_ctrl_c_right_after_a_step_leaves_nothing_open(pair: Pair, step: str) -> None:
     publisher, worker = pair
-    with ctrl_c(f"refit_publisher_{step}"):
+    with ctrl_c_after(f"refit_publisher_{step}"):
         publisher.publish(ONE)
     assert publisher.version == (step == "commit")
     publisher.begin()
@@ -232,7 +233,7 @@ def test_ctrl_c_right_after_a_step_leaves_nothing_open(pair: Pair, step: str) ->
 def test_ctrl_c_right_after_a_declaration_mixes_up_nothing_trap_33(pair: Pair) -> None:
     weights = {"a": bytes(4), "b": bytes([1] * 4)}
     pair.publisher.publish(weights)
-    with ctrl_c("refit_publisher_declare"):
+    with ctrl_c_after("refit_publisher_declare"):
         pair.publisher.declare(dict(reversed(weights.items())))
     pair.publisher.publish(weights)
     assert pair.worker.seen == [weights] * 2

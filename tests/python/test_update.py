@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import PATIENCE, Pair, Trainer, ctrl_c, wait_until
+from broadcasting import PATIENCE, Pair, Trainer, wait_until
+from interrupts import ctrl_c_after
 from refit import _abi
 from refit._library import lib
 from refit.errors import DeadlineError, HostMemoryError, NotFoundError, StateError, UnsupportedError
@@ -250,7 +251,7 @@ def test_views_taken_by_many_threads_share_what_keeps_them(trainer: Trainer) -> 
 def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped_trap_12(trainer: Trainer) -> None:
     update = trainer.offer({"w": MATRIX})
     place = update["w"].torch().data_ptr()
-    with ctrl_c("refit_update_keep"):
+    with ctrl_c_after("refit_update_keep"):
         update["w"].__dlpack__()
     trainer.subscriber.close()
     del update
@@ -412,7 +413,7 @@ def test_a_close_cut_short_by_ctrl_c_leaves_the_next_update_trap_12(
 ) -> None:
     first = trainer.offer({"w": MATRIX})
     first.accept()
-    with ctrl_c("refit_update_close", done=ended):
+    with ctrl_c_after("refit_update_close", done=ended):
         first.close()
     with trainer.offer({"w": MATRIX}) as second:
         for call in (first.views().__next__, first.refuse, first.accept):
