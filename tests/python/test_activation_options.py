@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from refit.errors import InvalidError, UnsupportedError
+from refit.integrations import state_offload
 from refit.integrations.activations import SWITCHES, keywords, take
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -50,7 +51,7 @@ def parsed(line: str = "") -> argparse.Namespace:
 
 @pytest.mark.parametrize("options", [None, "cpu_offloading", 1, [("cpu_offloading", True)]])
 def test_what_is_no_options_is_refused(options: Any) -> None:
-    for read in (keywords, take):
+    for read in (keywords, take, state_offload.keywords, state_offload.take):
         with pytest.raises(InvalidError, match="a mapping or an object with attributes, and not"):
             read(options)
 

@@ -48,13 +48,20 @@ def small_model() -> Model:
     return Model(weights, [torch.randn(it.shape, generator=made) for it in weights])
 
 
+def test_the_limit_is_the_faster_of_both_whose_loops_move_each_byte_of_a_step() -> None:
+    against = host_step.Round()
+    for loops, program in ((5.0, 6.0), (1.0, 2.0), (4.0, 3.0)):
+        against.loops.add(loops), against.command.add(program)
+    assert (against.limit.cold, against.limit.seconds) == (5.0, [1.0, 3.0])
+    limit = host_ways.Limit(1000)
+    limit()
+    assert [float(one.sum()) for one in limit._arrays] == [1000, 1000, 2000, 1000]
+
+
 def test_backward_and_step_are_held_against_the_longer_of_the_two_alone() -> None:
     cases = []
-    for name, backward, step in (
-        ("PLAIN", 2.0, 9.0),
-        ("OVERLAPPED", 3.0, 1.0),
-        ("ALONE", 2.5, 4.0),
-    ):
+    phases = {"PLAIN": (2.0, 9.0), "OVERLAPPED": (3.0, 1.0), "ALONE": (2.5, 4.0)}
+    for name, (backward, step) in phases.items():
         made = host_sweep.Case(getattr(host_sweep, name), 0.5, host_sweep.Plain)
         made.take([1.0], {"backward_s": backward, "optimizer_s": step}, cold=1.0)
         cases.append(made)

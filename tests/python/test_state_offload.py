@@ -55,13 +55,6 @@ def parsed(line: str) -> argparse.Namespace:
     return parser.parse_args(line.split())
 
 
-@pytest.mark.parametrize("options", [None, "swap_optimizer", 1, [("swap_optimizer", True)]])
-def test_what_is_no_options_is_refused(options: Any) -> None:
-    for read in (keywords, take):
-        with pytest.raises(InvalidError, match="a mapping or an object with attributes, and not"):
-            read(options)
-
-
 WINDOWS = {"states": "host"}
 LOOSE = {"host_fraction": 1.0, "overlap": False, "offload_pin": "off"}
 CHUNKS = "--chunked-optimizer-state-offload --optimizer-state-offload-chunk-size-mb 64"
