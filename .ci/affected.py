@@ -83,6 +83,11 @@ class Build:
                 found[made] = set()
         return found
 
+    def compiled_from(self, changed: set[str]) -> set[str]:
+        """The C sources that were compiled from such a file, which may be a header."""
+        compiled = [used for used in self.sources.values() if used & changed]
+        return {path for used in compiled for path in used if path.endswith(".c")}
+
     def made_from(self, outputs: set[str]) -> set[str]:
         """What programs and libraries are made from, but for refit's library; of tests/support what
         they include."""
@@ -129,7 +134,7 @@ def folder_of_test(path: str) -> str:
 def c_tests(changed: set[str], build: Build) -> list[str]:
     tests, table = build.tests(), module_table()
     changed = {path for path in changed if not NOT_OF_C.match(path)}
-    modules = {module_of(path) for path in changed} - {""}
+    modules = {module_of(path) for path in changed | build.compiled_from(changed)} - {""}
     unclaimed = changed.difference(*tests.values())
     unclaimed = {path for path in unclaimed if not module_of(path) and not DOCUMENT.match(path)}
     folders = {folder_of_test(path) for path in unclaimed}
@@ -175,10 +180,7 @@ def main() -> None:
     build = Build(folder)
     changed = {line for line in sys.stdin.read().splitlines() if line}
     if options == ["--sources"]:
-        compiled = [used for used in build.sources.values() if used & changed]
-        print(
-            *sorted({path for used in compiled for path in used if path.endswith(".c")}), sep="\n"
-        )
+        print(*sorted(build.compiled_from(changed)), sep="\n")
         return
     chosen = c_tests(changed, build)
     print(f"^({'|'.join(map(re.escape, chosen))})$" if chosen else "")
