@@ -37,7 +37,7 @@ void fake_span_drop(fake_span *span, const char *verb)
     if (!span->foreign) fake.kinds[span->kind]--;
 }
 
-/* The byte behind its last. */
+/* The first byte past its end. */
 static uint64_t span_end(const fake_span *span)
 {
     return span->node.base + span->node.size;

@@ -1,5 +1,5 @@
 /* The GPU's kernels do what their C twins do, bit for bit, on random data: wherever it lies,
- * however it is aligned, whatever lies beside it. TEST_SEED (a number) makes other data. */
+ * however it is aligned, whatever lies next to it. TEST_SEED (a number) makes other data. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -78,7 +78,8 @@ static void await(chaos_run *run, bool (*holds)(const chaos_run *run, const void
 
 static void await_trainer(chaos_run *run)
 {
-    await(run, trainer_is_ready, run_timeout_ms() + 3000, "there is no trainer in time");
+    await(run, trainer_is_ready, run_timeout_ms() + 3000,
+          "no trainer has started before the deadline");
 }
 
 static void await_current(chaos_run *run)
