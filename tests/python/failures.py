@@ -13,7 +13,7 @@ import refit.offloader
 import refit.window
 import torch
 import training
-from refit.errors import StateError
+from refit.errors import CopyError, StateError
 from schedules import Layers, Twins
 from torch import nn
 from training import drawn
@@ -127,8 +127,8 @@ def end_step(twins: Twins, why: BaseException | None) -> None:
     run = twins.moved
     if getattr(why, "stepped", None) is not None:
         finish_step(twins.controller, run.optimizer, why)  # type: ignore[arg-type]
-    elif set(run.counters()) != {run.steps + 1}:  # before the step had begun
-        assert isinstance(why, KeyboardInterrupt)
+    elif set(run.counters()) != {run.steps + 1}:  # before it had begun: a join of copies may fail
+        assert isinstance(why, CopyError | KeyboardInterrupt)
         run.optimizer.step()
     run.optimizer.zero_grad()
     run.steps += 1
