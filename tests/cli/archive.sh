@@ -34,9 +34,14 @@ file() {
 }
 
 publish "$scratch"/[1-5].in
-run 0 inspect "$endpoint" # before there is a version, and before a worker
-prints "version   none yet, of epoch "
-prints "     15 B  -                 bool  BOOL [3, 5]"
+# declares PART: inspect shows it. Before there is a version, and before a worker.
+# shellcheck disable=SC2317 # eventually calls it.
+declares() {
+    run 0 inspect "$endpoint"
+    prints "version   none yet, of epoch "
+    grep -qF "$1" "$scratch/out"
+}
+eventually declares "     15 B  -                 bool  BOOL [3, 5]"
 run 0 inspect "$endpoint" --json
 prints '"kind":"publisher"'
 refuses 4 "no trainer has answered" inspect "ipc://$scratch/absent" --timeout 1

@@ -45,6 +45,17 @@ prints() {
     grep -qF -- "$1" "$scratch/out" || complain "no '$1' in: $(head -20 "$scratch/out")"
 }
 
+# eventually WORD…: calls it until it succeeds, for 20 s: a command does some things a moment after it has
+# said where it is.
+eventually() {
+    local tries
+    for ((tries = 0; tries < 400; tries++)); do
+        "$@" && return
+        sleep 0.05
+    done
+    complain "$* did not hold"
+}
+
 # number NAME ROW: a number of a row of JSON.
 number() {
     sed -n "$2p" "$scratch/out" | grep -o "\"$1\":[0-9.e+-]*" | cut -d: -f2
