@@ -153,6 +153,7 @@ void raw_frames(raw_publisher *raw, sample_version *sample, const sample_version
 void raw_stage(raw_publisher *raw, sample_version *sample, const sample_version *base)
 {
     raw_offer(raw, sample, base == NULL ? 0 : base->version);
+    raw_hear(raw, RFT_PULL); /* frames that come before it are dropped */
     raw_frames(raw, sample, base);
     raw_say(raw, sample_seal(sample));
     raw_hear_staged(raw, sample);
