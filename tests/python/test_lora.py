@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
 from broadcasting import Trainer, same  # noqa: E402
-from refit.errors import InvalidError, UnsupportedError  # noqa: E402
+from refit.errors import InvalidError, StateError, UnsupportedError  # noqa: E402
 from refit.weights import named_weights  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -38,8 +38,8 @@ def shaken(model: nn.Module) -> nn.Module:
     """Every adapter does something: they begin as zeros."""
     torch.manual_seed(5)
     with torch.no_grad():
-        for name, one in model.named_parameters():
-            if any(part in name for part in ("lora_", "hada_", "ia3_", "tokens_", "to_save")):
+        for one in model.parameters():
+            if one.requires_grad:
                 one.add_(torch.randn_like(one) * 0.3)
     return model
 
@@ -89,6 +89,12 @@ MODELS: dict[str, Callable[[], Any]] = {
     "ia3": lambda: adapted(
         peft.IA3Config(target_modules=["up", "down"], feedforward_modules=["down"])
     ),
+    "modules exchanged": lambda: adapted(peft.LNTuningConfig(target_modules=["norm"])),
+    "weights rotated": lambda: adapted(
+        peft.OFTConfig(target_modules=["up"], r=4, oft_block_size=0)
+    ),
+    "weights reflected": lambda: adapted(peft.HRAConfig(target_modules=["up", "down"], r=4)),
+    "banks shared": lambda: adapted(peft.VeraConfig(target_modules=["up"], r=4)),
 }
 
 
@@ -108,9 +114,10 @@ def merged_by_peft(model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_merged_weights_are_those_that_peft_makes(kind: str) -> None:
     model = MODELS[kind]()
-    before = copy.deepcopy(model.state_dict())
+    before, parameters = copy.deepcopy(model.state_dict()), list(model.parameters())
     found = dict(named_weights(model, lora="merged"))
     assert same(before, model.state_dict())
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert same(found, merged_by_peft(model))
     assert found.keys() == base_of(model).keys()
     assert not same(found, base_of(model))
@@ -122,8 +129,41 @@ def test_merged_weights_are_those_that_peft_makes(kind: str) -> None:
 def test_a_plain_worker_computes_what_the_policy_does(trainer: Trainer, kind: str) -> None:
     model, worker = MODELS[kind](), Tiny()
     trainer.offer(named_weights(model, lora="merged")).load_into(worker)
-    tokens = torch.arange(22).remainder(11).view(2, 11)
-    torch.testing.assert_close(worker(tokens), model(tokens))
+    torch.testing.assert_close(worker(TOKENS), model(TOKENS))
+
+
+TOKENS = torch.arange(22).remainder(11).view(2, 11)
+
+
+@pytest.mark.parametrize("kind", sorted(MODELS.keys() - {"fan_in_fan_out", "bfloat16", "half"}))
+@pytest.mark.parametrize("way", ["merged", None])
+def test_with_adapters_off_the_reference_is_sent(kind: str, way: Any) -> None:
+    model, plain = MODELS[kind]().eval(), Tiny().eval()
+    if kind == "parameters" and way is None:
+        pytest.skip("PEFT changes the parameter for each forward pass")
+    with model.disable_adapter(), torch.no_grad():
+        plain.load_state_dict(dict(named_weights(model, lora=way)))
+        torch.testing.assert_close(plain(TOKENS), model(TOKENS))
+
+
+def test_the_module_that_is_saved_is_that_of_the_active_adapter() -> None:
+    model = adapted(lora(modules_to_save=["norm"]))
+    model.add_adapter("second", lora(modules_to_save=["norm"]))
+    model.set_adapter("second")
+    saved = model.base_model.model.norm.modules_to_save["second"]
+    nn.init.constant_(saved.weight, 3.0)
+    assert dict(named_weights(model, lora="merged"))["norm.weight"].equal(saved.weight)
+
+
+def merged_and_off() -> Any:
+    model = adapted(lora())
+    model.merge_adapter()
+    return off(model)
+
+
+def off(model: Any) -> Any:
+    model.base_model.disable_adapter_layers()
+    return model
 
 
 def test_weights_are_merged_again_at_each_iteration() -> None:
@@ -242,6 +282,9 @@ def prompted() -> Any:
         (prompted, None, UnsupportedError, "a prompt that was learnt"),
         (prompted, "merged", UnsupportedError, "a prompt that was learnt"),
         (two_adapters, "adapter", UnsupportedError, r"2 adapters are active \(default, second\)"),
+        (merged_and_off, "merged", UnsupportedError, '"up" are off, but merged'),
+        (merged_and_off, None, UnsupportedError, '"up" are off, but merged'),
+        (lambda: off(adapted(lora())), "adapter", StateError, "they are off now"),
         (Tiny, "adapter", InvalidError, "a Tiny has none"),
         (Tiny, "merge", InvalidError, 'lora must be "merged"'),
     ],

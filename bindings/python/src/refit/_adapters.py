@@ -10,15 +10,21 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from refit.errors import InvalidError, UnsupportedError
+from refit._merged import is_adapted, is_off
+from refit.errors import InvalidError, StateError, UnsupportedError
 from refit.module_walk import WRAPPED, Found, unwrapped
 
 
 def adapter_weights(model: nn.Module) -> list[Found]:
     """What PEFT would save of the active adapter. InvalidError: there is none. UnsupportedError:
-    there are several."""
+    there are several. StateError: adapters are off."""
     root = _root_of(model)
     adapter = _active_in(root)
+    if any(is_adapted(one) and is_off(one) for one in root.modules()):
+        raise StateError(
+            'lora="adapter" sends adapters that the model computes with, and they are off now: '
+            "send them outside of disable_adapter()"
+        )
     from peft import get_peft_model_state_dict
 
     for module in root.modules():

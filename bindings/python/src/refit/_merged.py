@@ -1,10 +1,11 @@
 """The weights that a layer has with its adapters merged, made beside the model.
 
 PEFT merges into the weights of the layer itself, and what unmerging leaves is not the same to the
-last bit. So the layer is copied without its memory: another object with the same adapters, in which
-the weights to merge into are clones. PEFT's own ``merge`` is called on that, so the result is what
-``merge_adapter`` gives, whatever kind of adapter it is; and the model is never changed. What is
-sharded is gathered first, so that ranks merge what one process would.
+last bit; some methods exchange modules instead. So the layer and its adapters are copied without
+their memory: other objects with the same parameters, but for the weights to merge into, which are
+clones. PEFT's own ``merge`` is called on that, so the result is what ``merge_adapter`` gives,
+whatever kind of adapter it is; and the model is never changed. What is sharded is gathered first,
+so that ranks merge what one process would.
 
 PEFT is not imported: a layer of it is known by its attributes.
 """
@@ -49,13 +50,14 @@ class MergedLayer:
 
     def _merge(self) -> dict[str, torch.Tensor]:
         with torch.no_grad(), gathered(self.layer.parameters()):
-            chain, base = _twin(self.layer)
+            twin = _twin(self.layer)
             try:
-                for one in chain:
-                    if not one.merged:
+                for one in chain_of(twin)[:-1]:
+                    if is_open(one):
                         one.merge()
             except Exception as why:
                 raise self._unsupported(str(why) or type(why).__name__) from why
+            base = chain_of(twin)[-1]  # another one, where a method exchanges them
         return {name: one.data for name, one in base._parameters.items() if one is not None}
 
     def _unsupported(self, why: str) -> UnsupportedError:
@@ -70,6 +72,16 @@ def is_adapted(module: nn.Module) -> bool:
     return "base_layer" in module._modules and hasattr(module, "merged")
 
 
+def is_off(layer: Any) -> bool:
+    """Whether the model computes without these adapters now (``disable_adapter``)."""
+    return bool(getattr(layer, "disable_adapters", False))
+
+
+def is_open(layer: Any) -> bool:
+    """Whether the model computes with these adapters, and the weights below are without them."""
+    return not layer.merged and not is_off(layer) and bool(layer.active_adapters)
+
+
 def chain_of(layer: Any) -> list[Any]:
     """The layer, those of PEFT's within it, and last the one of the model's own."""
     chain = [layer]
@@ -78,17 +90,15 @@ def chain_of(layer: Any) -> list[Any]:
     return chain
 
 
-def _twin(layer: Any) -> tuple[list[Any], nn.Module]:
-    """The copies of the layers of adapters, the outer one first, and of the layer below them."""
+def _twin(layer: Any) -> Any:
+    """A copy of a layer with adapters, and of the layers below it."""
     chain = [_shell(one) for one in chain_of(layer)]
     for outer, inner in pairwise(chain):
         for name, child in outer._modules.items():
-            outer._modules[name] = inner if name == "base_layer" else _gathered(child)
-    base = chain.pop()
-    _replace(base, _own)
-    for one in chain:
-        _replace(one, _whole)
-    return chain, base
+            outer._modules[name] = inner if name == "base_layer" else _apart(child)
+        _replace(outer, _whole)
+    _replace(chain[-1], _own)
+    return chain[0]
 
 
 def _shell(module: Any) -> Any:
@@ -100,14 +110,14 @@ def _shell(module: Any) -> Any:
     return shell
 
 
-def _gathered(module: Any) -> Any:
-    """The same module if none of it is sharded."""
-    if module is None or not any(isinstance(one, DTensor) for one in module.parameters()):
-        return module
+def _apart(module: Any) -> Any:
+    """Other modules with the same parameters, gathered if they are sharded."""
+    if module is None:
+        return None
     shell = _shell(module)
     _replace(shell, _whole)
     for name, child in shell._modules.items():
-        shell._modules[name] = _gathered(child)
+        shell._modules[name] = _apart(child)
     return shell
 
 

@@ -6,14 +6,14 @@ wrappers wherever they sit, so a name is the one that the plain model has, which
 Hugging Face checkpoint. It knows names and wrappers only, not what becomes of the tensors.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from refit._merged import MergedLayer, chain_of, is_adapted
+from refit._merged import MergedLayer, chain_of, is_adapted, is_off, is_open
 from refit._zero import unwrapped_engine
 from refit.errors import UnsupportedError
 
@@ -60,7 +60,9 @@ class _Walk:
 
     def _through_adapters(self, layer: nn.Module, prefix: str) -> None:
         *adapters, base = chain_of(layer)
-        open_ones = [one for one in adapters if not one.merged and one.active_adapters]
+        for one in adapters:
+            _refuse_merged_and_off(one, prefix)
+        open_ones = [one for one in adapters if is_open(one)]
         if open_ones and "MultiheadAttention" in type(layer).__name__:
             raise UnsupportedError(
                 f'the adapter of "{prefix.rstrip(".")}" cannot be merged into a copy, since its '
@@ -133,7 +135,8 @@ def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
         base = _as_module(module._modules["base_model"])
         return _as_module(base._modules["model"]) if "model" in base._modules else base
     if is_adapted(module):
-        if not module.merged:
+        _refuse_merged_and_off(module, prefix)
+        if not module.merged and not is_off(module):
             raise UnsupportedError(
                 f'the adapter of "{prefix.rstrip(".")}" is not merged, so these are not the '
                 'weights that the policy has: use named_weights(model, lora="merged") for the '
@@ -143,11 +146,20 @@ def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
     if "token_adapter" in module._modules and "original_module" in module._modules:
         return _as_module(module._modules["token_adapter"])
     if "original_module" in module._modules and "modules_to_save" in module._modules:
-        saved = _as_module(module._modules["modules_to_save"])
-        active = getattr(module, "active_adapter", None)
-        chosen = active if isinstance(active, str) else "default"
-        return _as_module(saved._modules.get(chosen) or module._modules["original_module"])
+        saved = _as_module(module._modules["modules_to_save"])._modules
+        active: Any = [] if is_off(module) else module.active_adapters
+        if not active or any(one not in saved for one in active):
+            return _as_module(module._modules["original_module"])
+        return _as_module(saved[active[0]])
     return None
+
+
+def _refuse_merged_and_off(layer: Any, prefix: str) -> None:
+    if layer.merged and is_off(layer):
+        raise UnsupportedError(
+            f'the adapters of "{prefix.rstrip(".")}" are off, but merged: PEFT takes them out of '
+            "the weights in the next forward pass; call unmerge_adapter before"
+        )
 
 
 def _as_module(found: object) -> nn.Module:
