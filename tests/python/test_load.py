@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from broadcasting import Trainer, same
-from refit.errors import InvalidError, StaleError
+from refit.errors import InvalidError, StaleError, StateError, UnsupportedError
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -243,3 +243,103 @@ def test_tensors_that_overlap_are_not_targets(
         with pytest.raises(InvalidError, match="the memory of a and b overlaps"):
             update.load_into({"a": a, "b": b})
         assert not BASE.any()
+
+
+class Copying(torch.nn.Sequential):
+    """Its ``state_dict()`` gives copies, under names that ``rename`` gives."""
+
+    def __init__(self, rename: Any = str) -> None:
+        super().__init__(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+        def copied(_module: Any, found: dict[str, Any], *_: Any) -> None:
+            for name in list(found):
+                found[rename(name)] = found.pop(name).clone()
+
+        self.register_state_dict_post_hook(copied)
+
+
+def test_an_engine_is_written_itself_where_its_state_dict_gives_copies(trainer: Trainer) -> None:
+    source, engine = Copying(), Copying()
+    assert trainer.offer(source.state_dict()).load_into(engine) == ([], [])
+    assert all(map(torch.equal, source.parameters(), engine.parameters()))
+    assert all(map(torch.equal, source.buffers(), engine.buffers()))
+
+
+def test_copies_under_other_names_are_no_places(trainer: Trainer) -> None:
+    engine = Copying(lambda name: f"other.{name}")
+    before = [one.clone() for one in engine.parameters()]
+    update = trainer.offer(engine.state_dict())
+    with pytest.raises(InvalidError, match=r"other\.0\.weight is a copy that state_dict\(\) makes"):
+        update.load_into(engine)
+    assert "other.0.weight" in update.load_into(engine, strict=False).unexpected
+    assert all(map(torch.equal, before, engine.parameters()))
+
+
+def test_an_engine_in_fsdp1_is_refused_with_a_way_out(trainer: Trainer, tmp_path: Any) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
+
+    weights = {"weight": MATRIX, "bias": torch.ones(2)}
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        engine = Fsdp(torch.nn.Linear(3, 2), use_orig_params=True, device_id=torch.device("cpu"))
+        update = trainer.offer(weights)
+        with pytest.raises(UnsupportedError, match="summon_full_params"):
+            update.load_into(engine)
+        with Fsdp.summon_full_params(engine):
+            update.load_into(dict(engine.module.named_parameters()))
+        assert engine(torch.eye(3)).equal(MATRIX.t() + 1)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["whole", "a layer"])
+@pytest.mark.parametrize("bound", [False, True])
+def test_engines_in_wrappers_have_plain_names(trainer: Trainer, within: bool, bound: bool) -> None:
+    source, engine = torch.nn.Sequential(torch.nn.Linear(3, 2)), torch.nn.Sequential()
+    engine.append(torch.compile(torch.nn.Linear(3, 2)) if within else torch.nn.Linear(3, 2))
+    target = engine if within else torch.nn.DataParallel(torch.compile(engine))
+    if bound:
+        trainer.subscriber.bind(target)
+    with trainer.offer(source.state_dict()) as update:
+        assert (update.apply() if bound else update.load_into(target)) == ([], [])
+    assert all(map(torch.equal, source.parameters(), engine.parameters()))
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_buffers_of_no_checkpoint_are_written_if_they_come(trainer: Trainer, bound: bool) -> None:
+    engine = torch.nn.Linear(3, 2)
+    engine.register_buffer("frequencies", torch.zeros(4), persistent=False)
+    weights = {"weight": MATRIX, "bias": torch.ones(2)}
+    if bound:
+        trainer.subscriber.bind(engine)
+    for more in ({}, {"frequencies": torch.arange(4.0)}):
+        with trainer.offer({**weights, **more}) as update:
+            assert (update.apply() if bound else update.load_into(engine)) == ([], [])
+    assert engine.frequencies.equal(torch.arange(4.0))
+
+
+def emptied(tensor: Any) -> Any:
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize("place", [torch.zeros(2, 3), torch.zeros(9)[3:].view(2, 3)])
+def test_an_engine_that_sleeps_is_refused_by_name(trainer: Trainer, place: Any) -> None:
+    other, place = torch.zeros(2, 3), emptied(place)
+    with pytest.raises(StateError, match="asleep: it has no memory now"):
+        trainer.subscriber.bind({"other": other, "asleep": place})
+    update = trainer.offer({"other": MATRIX, "asleep": MATRIX})
+    with pytest.raises(InvalidError, match="asleep: it has no memory now"):
+        update.load_into({"other": other, "asleep": place})
+    assert not other.any()
+
+
+@pytest.mark.parametrize(
+    "give", [dict, lambda pairs: iter(pairs.items())], ids=["dict", "iterator"]
+)
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x.t(), lambda x: x[1:]])
+def test_weights_without_memory_are_not_published(trainer: Trainer, give: Any, view: Any) -> None:
+    with pytest.raises(StateError, match="asleep: it has no memory now"):
+        trainer.publisher.publish(give({"a": MATRIX, "asleep": emptied(view(torch.ones(9, 3)))}))

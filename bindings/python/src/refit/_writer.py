@@ -8,7 +8,6 @@ its ties go. When a version begins and ends is unknown here.
 
 import ctypes
 import struct
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from refit._waiting import run_interruptibly
 from refit.device import Device, stream_of
 from refit.errors import CancelledError, UnsupportedError
 from refit.manifest import Alias, Collected, Declared, Tensors, is_settled, pairs_of
-from refit.source import Typed, Weight, in_row_order, weight_of
+from refit.source import Typed, Weight, in_row_order, weight_named
 
 # ---- Copies of weights that do not stay what they are while others are looked at.
 #
@@ -37,7 +36,7 @@ def settled(weights: Tensors) -> Tensors:
     """Weights that can be looked at before they are sent: of what an iterator gives, copies."""
     if is_settled(weights) or callable(getattr(weights, "manifest", None)):
         return weights
-    return [(name, _copy_of(tensor)) for name, tensor in pairs_of(weights)]
+    return [(name, _copy_of(name, tensor)) for name, tensor in pairs_of(weights)]
 
 
 def copied(weight: Weight) -> Weight | None:
@@ -58,15 +57,15 @@ def copied(weight: Weight) -> Weight | None:
     return weight._replace(tensor=made, pointer=made.data_ptr())
 
 
-def _copy_of(tensor: Any) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return tensor.detach().to("cpu", copy=True)
+def _copy_of(name: str, tensor: Any) -> Any:
     if isinstance(tensor, Alias):
         return tensor
+    weight = weight_named(name, tensor)
+    if hasattr(tensor, "data_ptr"):
+        return tensor.detach().to("cpu", copy=True)
     if hasattr(tensor, "copy"):
         return tensor.copy()
-    return _copy_of_bytes(weight_of(tensor))
+    return _copy_of_bytes(weight)
 
 
 def _copy_of_bytes(weight: Weight) -> Typed:

@@ -14,8 +14,8 @@ from typing import Any
 from refit import _abi
 from refit.device import Device
 from refit.errors import InvalidError, RefitError, StateError
-from refit.load import places_of
-from refit.source import Weight, weight_of
+from refit.source import Weight, weight_named
+from refit.target import target_of
 
 
 class Bound:
@@ -82,11 +82,14 @@ class Bound:
 
 
 def _weights_of(target: Any) -> Mapping[str, Weight]:
-    """Entries that are no tensors are left out: a strict apply names them."""
+    """Entries that are no tensors are left out: a strict apply names them. StateError: one has no
+    memory."""
     found: dict[str, Weight] = {}
-    for name, place in places_of(target).items():
+    for name, place in target_of(target).places.items():
         try:
-            found[name] = weight_of(place)
+            found[name] = weight_named(name, place)
+        except StateError:
+            raise
         except RefitError:
             continue
     return found

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from refit import dtypes
 from refit.errors import InvalidError, RefitError, UnsupportedError
 from refit.source import Weight, weight_of
+from refit.target import Made, target_of
 from refit.view import View, same_bytes
 
 _NAMED = 8
@@ -34,7 +35,7 @@ class Plan(NamedTuple):
 def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
     """Compares names, types, shapes, and the bytes of two tensors that go into one memory; writes
     nothing. InvalidError names what does not fit."""
-    places = places_of(target)
+    places, optional = target_of(target)
     wrong: list[str] = []
     copies: list[tuple[View, Weight]] = []
     known: dict[str, Weight] = {}
@@ -53,7 +54,8 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
         if name in views:
             wrong += _misfit(views[name], known[name], cast)
             copies.append((views[name], known[name]))
-    left_out = Loaded(_missing(views, known), [name for name in views if name not in places])
+    missing = [name for name in _missing(views, known) if name not in optional]
+    left_out = Loaded(missing, [name for name in views if name not in places])
     if strict:
         wrong += _absent(left_out)
     if not wrong:
@@ -84,20 +86,9 @@ def _fill_tensors(copies: list[tuple[View, Any]]) -> None:
 
     with torch.inference_mode():  # in it, tensors made in and out of it may be changed
         for view, place in copies:
-            place.copy_(view.torch())
+            place.detach().copy_(view.torch())
     for device in {place.device for _, place in copies if place.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()
-
-
-def places_of(target: Any) -> Mapping[str, Any]:
-    if isinstance(target, Mapping):
-        return target
-    if callable(getattr(target, "state_dict", None)):
-        found: Mapping[str, Any] = target.state_dict()
-        return found
-    raise InvalidError(
-        f"a {type(target).__name__} cannot be loaded into: give a module or a mapping of tensors"
-    )
 
 
 def _is_tensor(place: Any) -> bool:
@@ -105,7 +96,10 @@ def _is_tensor(place: Any) -> bool:
 
 
 def _no_tensor(name: str, place: Any) -> str:
-    return f"{name} is a {type(place).__name__}, no tensor (strict=False leaves it as it is)"
+    what = (
+        str(place) if isinstance(place, Made) else f"{name} is a {type(place).__name__}, no tensor"
+    )
+    return f"{what} (strict=False leaves it as it is)"
 
 
 def _misfit(view: View, place: Weight, cast: bool) -> list[str]:

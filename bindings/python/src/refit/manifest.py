@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from refit import _abi, dtypes
 from refit._ties import Ties
-from refit.errors import InvalidError, NotFoundError, UnsupportedError
-from refit.source import Typed, Weight, weight_of
+from refit.errors import InvalidError, NotFoundError
+from refit.source import Typed, Weight, weight_named
 
 __all__ = [
     "Alias",
@@ -122,7 +122,7 @@ def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
         if type(tensor) is Alias:
             spec = _spec_of_alias(name, tensor, known)
         else:
-            weight = _weight_named(name, tensor)
+            weight = weight_named(name, tensor)
             tied = seen.find(name, weight.pointer, weight) if ties and weight.nbytes else None
             spec = TensorSpec(name, weight.dtype.name, weight.shape, tied)
             if tied is None:
@@ -130,13 +130,6 @@ def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
         specs.append(spec)
         known[name] = spec
     return Collected(tuple(specs), weights)
-
-
-def _weight_named(name: str, tensor: Any) -> Weight:
-    try:
-        return weight_of(tensor)
-    except (InvalidError, UnsupportedError) as why:
-        raise type(why)(f"{name}: {why.text}") from why
 
 
 def _spec_of_alias(name: str, alias: Alias, known: Mapping[str, TensorSpec]) -> TensorSpec:
@@ -164,7 +157,7 @@ class Declared:
             if spec.alias_of is None:
                 raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
             return index, None
-        weight = weight_of(tensor)
+        weight = weight_named(name, tensor)
         if weight.shape != spec.shape or weight.dtype.name != spec.dtype:
             raise InvalidError(
                 f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "

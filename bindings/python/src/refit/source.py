@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from refit import _buffers, dtypes
 from refit._buffers import Span
-from refit.errors import InvalidError, UnsupportedError
+from refit.errors import InvalidError, StateError, UnsupportedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +104,14 @@ def _of_torch(tensor: Any, torch: Any) -> Weight:
     device = -1 if tensor.is_cpu else _cuda_number(tensor)
     shape = tuple(tensor.shape)
     layout = layout_of(tensor)
+    nbytes = tensor.nbytes
+    if nbytes and tensor.untyped_storage().nbytes() < (nbytes if layout is None else 1):
+        raise StateError(
+            "it has no memory now, as in an engine that sleeps: bring it back before a refit"
+        )
     if dtype.pack > 1:
         shape = _unpacked(shape, dtype)
-    return Weight(dtype, shape, device, tensor.nbytes, tensor.data_ptr(), layout, tensor)
+    return Weight(dtype, shape, device, nbytes, tensor.data_ptr(), layout, tensor)
 
 
 # ---- Others
@@ -137,7 +142,8 @@ def _of_span(span: Span) -> Weight:
 
 
 def weight_of(tensor: Any) -> Weight:
-    """The description of a tensor, without a copy. InvalidError, UnsupportedError."""
+    """The description of a tensor, without a copy. InvalidError, UnsupportedError; StateError: it
+    has no memory now."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return _of_torch(tensor, torch)
@@ -149,6 +155,14 @@ def weight_of(tensor: Any) -> Weight:
     if hasattr(tensor, "__dlpack__"):
         return _of_span(_buffers.of_dlpack(tensor))
     return _of_span(_buffers.of_buffer(tensor))
+
+
+def weight_named(name: str, tensor: Any) -> Weight:
+    """The same, with the name in the sentence of an error."""
+    try:
+        return weight_of(tensor)
+    except (InvalidError, StateError, UnsupportedError) as why:
+        raise type(why)(f"{name}: {why.text}") from why
 
 
 def in_row_order(weight: Weight) -> Weight:

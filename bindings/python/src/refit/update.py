@@ -148,14 +148,17 @@ class Update(Handle):
     def load_into(self, target: Any, *, strict: bool = True, cast: bool = False) -> load.Loaded:
         """Copies into existing tensors: a module, or a mapping of names to tensors or arrays.
 
-        Names, types and shapes are checked before the first byte is written: a version that does
-        not fit leaves ``target`` as it was. So does one with two tensors that differ, for which
-        ``target`` has one memory (a worker ties what the trainer does not). ``strict=False`` allows
-        names on one side only, and entries of ``target`` that are no tensors (``_extra_state``),
-        which stay as they are; both are returned. ``cast=True`` converts to the target's types
-        where they differ; without it that is refused. Tensors of ``target`` that are tied to one
-        that is loaded count as loaded. Blocks for the copies, those to a GPU included. Raises
-        InvalidError, StateError.
+        Of a module, its own parameters and buffers are written, whatever its ``state_dict()``
+        gives; its names come without what DDP and ``torch.compile`` put into them, and buffers that
+        are in no checkpoint are written if the version has them. Names, types and shapes are
+        checked before the first byte is written: a version that does not fit leaves ``target`` as
+        it was. So does one with two tensors that differ, for which ``target`` has one memory (a
+        worker ties what the trainer does not). ``strict=False`` allows names on one side only, and
+        entries of ``target`` that are no tensors (``_extra_state``), which stay as they are; both
+        are returned. ``cast=True`` converts to the target's types where they differ; without it
+        that is refused. Tensors of ``target`` that are tied to one that is loaded count as loaded.
+        Blocks for the copies, those to a GPU included. Raises InvalidError, StateError,
+        UnsupportedError (FSDP1, which has no parameters of its own).
         """
         views = {view.name: view for view in self.views()}
         plan = load.check(views, target, strict=strict, cast=cast)

@@ -124,12 +124,9 @@ def _place(name: str, tensor: torch.Tensor) -> int | tuple[str, int]:
     _refuse_strange(name, tensor)
     if is_divided(tensor):
         return ("sharded", id(tensor))
-    place = tensor.data_ptr()
-    if place:
-        return place
-    if tensor.numel():
+    if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
         raise StateError(f'weight "{name}" has no memory now: bring it back before you publish it')
-    return ("empty", id(tensor))
+    return tensor.data_ptr() or ("empty", id(tensor))
 
 
 def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
