@@ -34,14 +34,15 @@ class Keeper(Protocol):
 
 
 def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer within wrappers that keep it as ``.optimizer``.
+    """The torch optimizer within wrappers that keep it as ``.optimizer``, or as ``.optim``, as
+    torch's ZeroRedundancyOptimizer does, whose own states are empty.
 
     InvalidError if there is none.
     """
     found, seen = optimizer, set()
     while id(found) not in seen:
         seen.add(id(found))
-        inner = getattr(found, "optimizer", None)
+        inner = getattr(found, "optim" if shards_states(found) else "optimizer", None)
         if inner is None or inner is found:
             break
         found = inner
@@ -51,6 +52,18 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
             "give the optimizers that step, one or a list of them"
         )
     return found
+
+
+def shards_states(optimizer: Any) -> bool:
+    """Whether it is torch's ZeroRedundancyOptimizer. InvalidError: it steps within DDP's hooks."""
+    if not any(one.__name__ == "ZeroRedundancyOptimizer" for one in type(optimizer).__mro__):
+        return False
+    if getattr(optimizer, "_overlap_with_ddp", False):
+        raise InvalidError(
+            "a ZeroRedundancyOptimizer with overlap_with_ddp=True steps within the backward pass, "
+            "by an optimizer that has no hooks: make it without"
+        )
+    return True
 
 
 def innermost_of(optimizers: Any) -> list[torch.optim.Optimizer]:

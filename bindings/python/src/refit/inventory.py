@@ -12,7 +12,7 @@ import torch
 
 from refit.config import Config
 from refit.grads import Policy
-from refit.hooks import innermost_of
+from refit.hooks import innermost_of, shards_states
 from refit.regions import spec_of
 from refit.storage_swap import swap_fixed
 from refit.storages import (
@@ -146,6 +146,7 @@ class Holdings:
         for one in opened:
             found += one.inner if isinstance(one, Held) else [one]
         self.optimizers = innermost_of(found)
+        self._sharding = [one for one in found if shards_states(one)]
         self._engines = [one for one in self._held if isinstance(one, HeldEngine)]
 
     @property
@@ -183,7 +184,9 @@ class Holdings:
         self, step: Callable[[], None], use: Callable[[], None]
     ) -> list[Callable[[], None]]:
         """Tells frameworks what to call before they use the states."""
-        return [undo for one in self._engines for undo in one.before_uses(step, use)]
+        loads = [one.register_load_state_dict_pre_hook(use) for one in self._sharding]
+        undo = [handle.remove for handle in loads]
+        return undo + [undo for one in self._engines for undo in one.before_uses(step, use)]
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Tensors that leave besides the states."""
@@ -328,6 +331,7 @@ class Inventory:
         if any(STATES in slots.groups for slots in found.slots.values()):
             return
         if all("step" in path for path in stock.paths):
+            self._warn_of_inner()
             return
         self._warned = True
         stays = [one for one in found.resident if "a step counter" not in one[1]]
@@ -336,6 +340,18 @@ class Inventory:
             f"no optimizer state leaves: {name}: {reason}; controller.resident names all",
             stacklevel=2,
         )
+
+    def _warn_of_inner(self) -> None:
+        """Says, once, that states are with an optimizer within another one, which is not known."""
+        for optimizer in self.optimizers:
+            for name, inner in vars(optimizer).items():
+                if isinstance(inner, torch.optim.Optimizer) and inner.state:
+                    self._warned = True
+                    warnings.warn(
+                        f"no optimizer state leaves: the states of this {type(optimizer).__name__} "
+                        f"are those of its .{name}: give that to the controller",
+                        stacklevel=2,
+                    )
 
     def _names_in_model(self) -> dict[int, str]:
         """The names of the model's parameters, by their identity."""
