@@ -19,7 +19,7 @@ import torch
 import training
 from refit.errors import StateError
 from refit.home import Home
-from schedules import WINDOWS, Layers, Twins, lives_on_host, same
+from schedules import SHARE, WINDOWS, Layers, Schedule, Twins, lives_on_host, same
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from training import drawn
@@ -594,3 +594,24 @@ def test_nothing_is_left_of_a_controller_and_its_optimizer() -> None:
     del controller
     run.optimizer.state.clear()
     assert homes() <= before
+
+
+@pytest.mark.parametrize("schedule", [WINDOWS, SHARE], ids=["windows", "share"])
+def test_groups_that_differ_by_a_rate_are_tried_once(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule
+) -> None:
+    plain, calls = torch.optim.adam.adam, 0
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        plain(*arguments, **options)
+
+    monkeypatch.setattr(torch.optim.adam, "adam", counted)
+    made = []
+    for count in (10, 40):
+        calls, weights = 0, [torch.ones(300, 2).requires_grad_() for _ in range(count)]
+        groups = [{"params": [one], "lr": 1e-3 * (at + 1)} for at, one in enumerate(weights)]
+        schedule.open(torch.optim.AdamW(groups)).close()
+        made.append(calls)
+    assert 0 < made[1] <= 5 * made[0]

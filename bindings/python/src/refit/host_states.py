@@ -45,7 +45,7 @@ from refit.observers import Observers
 from refit.regions import Devices, lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
-from refit.twin import Habits, Kind, Stepping, is_many, kind_of_parameter, learn, local
+from refit.twin import Habits, Stepping, alike, is_many, kind_of_parameter, learn, local
 from refit.window import UNIT
 from refit.windowed_step import Entry, WindowedStep, entries_of
 
@@ -95,7 +95,7 @@ class HostStates:
         self._may_step = may_step
         self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
-        self._habits: dict[tuple[int, Kind], Habits] = {}
+        self._habits: dict[tuple[int, Any], Habits] = {}
         self._elsewhere: dict[int, frozenset[Any]] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
         self._resident: dict[tuple[int, int], Any] = {}
@@ -312,9 +312,10 @@ class HostStates:
         return sum(map(extent, inner)) > SMALL
 
     def _habits_of(self, number: int, optimizer: Optimizer, group: int, parameter: Any) -> Habits:
-        key = number, kind_of_parameter(group, parameter)
+        kind = kind_of_parameter(group, parameter)
+        key = number, alike(optimizer, kind)
         if key not in self._habits:
-            self._habits[key] = found = learn(optimizer, key[1], self._any_optimizer)
+            self._habits[key] = found = learn(optimizer, kind, self._any_optimizer)
             known = self._elsewhere.get(id(optimizer), frozenset())
             self._elsewhere[id(optimizer)] = known | found.elsewhere
         return self._habits[key]

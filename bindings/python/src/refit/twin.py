@@ -341,6 +341,25 @@ class Habits:
     """The keys of states that are made on another device than that of the parameter."""
 
 
+def alike(optimizer: Optimizer, kind: Kind) -> Any:
+    """Equal for kinds of an optimizer of which the same is learned. PyTorch's own classes read no
+    more of a group than their options, and of a number at most whether it is 0: hundreds of groups
+    that differ by their learning rates are one kind."""
+    if type(optimizer) not in ELEMENTWISE:
+        return kind
+    group = optimizer.param_groups[kind.group]
+    options = tuple((key, _option(group.get(key))) for key in sorted(optimizer.defaults))
+    return options, kind._replace(group=-1)
+
+
+def _option(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return "a tensor", value.device
+    if isinstance(value, tuple | list):
+        return tuple(map(_option, value))
+    return value == 0 if type(value) is float else value
+
+
 def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habits:
     """Steps a twin, and says what is seen. Changes neither the optimizer nor random numbers.
 
