@@ -4,6 +4,7 @@ travels, when and in which parts, where states stay, and what they take of the d
 import contextlib
 import copy
 import gc
+import importlib
 import random
 import sys
 import threading
@@ -600,14 +601,15 @@ def test_nothing_is_left_of_a_controller_and_its_optimizer() -> None:
 def test_groups_that_differ_by_a_rate_are_tried_once(
     monkeypatch: pytest.MonkeyPatch, schedule: Schedule
 ) -> None:
-    plain, calls = torch.optim.adam.adam, 0
+    code: Any = importlib.import_module("torch.optim.adam")
+    plain, calls = code.adam, 0
 
     def counted(*arguments: Any, **options: Any) -> None:
         nonlocal calls
         calls += 1
         plain(*arguments, **options)
 
-    monkeypatch.setattr(torch.optim.adam, "adam", counted)
+    monkeypatch.setattr(code, "adam", counted)
     made = []
     for count in (10, 40):
         calls, weights = 0, [torch.ones(300, 2).requires_grad_() for _ in range(count)]
@@ -615,3 +617,17 @@ def test_groups_that_differ_by_a_rate_are_tried_once(
         schedule.open(torch.optim.AdamW(groups)).close()
         made.append(calls)
     assert 0 < made[1] <= 5 * made[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (lambda: nn.LazyLinear(8), r"0\.weight has no shape yet: run the model once"),
+        (lambda: nn.Linear(4, 8, device="meta"), r"0\.weight is on the meta device"),
+    ],
+)
+def test_parameters_that_are_not_made_yet_are_refused_by_name(layer: Any, sentence: str) -> None:
+    model = nn.Sequential(layer(), nn.Linear(8, 8))
+    for schedule in (WINDOWS, SHARE):
+        with pytest.raises(StateError, match=sentence):
+            schedule.open(torch.optim.AdamW(model.parameters()), model)

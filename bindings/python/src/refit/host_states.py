@@ -117,6 +117,7 @@ class HostStates:
         for number, optimizer in enumerate(self._optimizers):
             for group, parameter in parameters_of(optimizer):
                 if self._is_trained(parameter):
+                    self._refuse_unmade(parameter)
                     self._habits_of(number, optimizer, group, parameter)
         self._hooks = _StepHooks(self, self._optimizers)
         self._prefetch = _Prefetch(self) if prefetch else None
@@ -288,6 +289,16 @@ class HostStates:
             if (one is None or one.plain(value) is None) and self._moves(optimizer, key, value):
                 return False
         return True
+
+    def _refuse_unmade(self, parameter: Any) -> None:
+        why = ""
+        if torch.nn.parameter.is_lazy(parameter):
+            why = "has no shape yet: run the model once"
+        elif parameter.is_meta:
+            why = "is on the meta device: give it memory"
+        if why:
+            name = self._names().get(id(parameter), "a parameter")
+            raise StateError(f"{name} {why} before states live on the host")
 
     def _needs_none(self, place: tuple[int, int], parameter: Any) -> bool:
         return place in self._bare or not self._is_trained(parameter)
