@@ -2,8 +2,11 @@
 apart, whether one may be stepped in parts. And what it does not disturb."""
 
 import inspect
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import training
@@ -160,8 +163,23 @@ class Squared(Base):
 class Rounding(Base):
     """Rounds at random."""
 
+    def __init__(self, parameters: Any, draw: Callable[[], Any] = lambda: torch.rand(())) -> None:
+        super().__init__(parameters)
+        self.draw = draw
+
     def direction(self, group: dict[str, Any], p: Any) -> Any:
-        return p.grad * torch.rand_like(p)
+        return p.grad * float(self.draw())
+
+
+class RoundingByItsOwn(Base):
+    """The same, by a generator that it holds."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.source = torch.Generator().manual_seed(3)
+
+    def direction(self, group: dict[str, Any], p: Any) -> Any:
+        return p.grad * torch.rand((), generator=self.source)
 
 
 class Closed(Base):
@@ -197,7 +215,7 @@ class Evaluated(Base):
 
 
 TOGETHER = (Normalized, Clipped, CountingInPlace, Accumulating)
-APART = (Counting, CountingBesides, OutOfPlace, Constant, Flattened, Squared, Rounding)
+APART = (Counting, CountingBesides, OutOfPlace, Constant, Flattened, Squared)
 
 
 @pytest.mark.parametrize("kind", TOGETHER)
@@ -211,6 +229,31 @@ def test_parameters_that_depend_on_each_other_are_refused(kind: Any) -> None:
 @pytest.mark.parametrize("kind", APART)
 def test_an_optimizer_that_steps_each_parameter_by_itself_is_taken(kind: Any) -> None:
     assert not learned(kind([matrix()])).elementwise
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(()), random.random, np.random.rand])
+def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Any) -> None:
+    optimizer = Rounding([matrix()], draw)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with pytest.raises(UnsupportedError, match="Rounding draws random numbers"):
+        learned(optimizer)
+    learned(optimizer, any_optimizer=True)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
+
+
+def test_a_generator_of_the_optimizer_is_not_advanced() -> None:
+    optimizer = RoundingByItsOwn([matrix()])
+    before = optimizer.source.get_state()
+    with pytest.raises(UnsupportedError, match="draws random numbers"):
+        learned(optimizer)
+    assert torch.equal(before, optimizer.source.get_state())
+
+
+def test_classes_that_begin_to_depend_later_are_refused_by_name() -> None:
+    kind = type("Prodigy", (torch.optim.SGD,), {})
+    with pytest.raises(UnsupportedError, match="a Prodigy estimates a rate from all parameters"):
+        learned(kind([matrix()]))
 
 
 def test_an_optimizer_that_cannot_be_tried_is_refused() -> None:

@@ -71,7 +71,10 @@ class Controller(Closing):
     where PyTorch's arithmetic is element by element; else the window grows, and ``resident`` says
     so. An optimizer is tried on a twin with two tiny parameters: one whose update of a parameter
     reads another is refused, unless ``any_optimizer=True``; then each window is a step of its own
-    for it. ``pool`` holds none of these states.
+    for it. ``verify_steps``: so many first steps are made on copies as well, of all parameters at
+    once, and UnsupportedError names what has other bits: for an optimizer that nobody has tried,
+    once; it takes the memory of parameters, gradients and states on the device again. ``pool``
+    holds none of these states.
 
     ``host_fraction`` (0 to 1) without ``states="host"``: parameters with so large a share of the
     states' bytes are stepped on the CPU, where their states live; the others take part in the
@@ -118,6 +121,7 @@ class Controller(Closing):
         overlap: bool = True,
         host_step: Literal["auto", "torch"] = "auto",
         any_optimizer: bool = False,
+        verify_steps: int = 0,
         **overrides: Any,
     ) -> None:
         division = division_of(
@@ -128,6 +132,7 @@ class Controller(Closing):
             host_pick=host_pick,
             host_step=host_step,
             any_optimizer=any_optimizer,
+            verify_steps=verify_steps,
         )
         whole = None if model is None else _whole(model)
         holdings = Holdings(optimizer, whole)
@@ -161,6 +166,7 @@ class Controller(Closing):
                 may_step=self._cycle.refuse_step,
                 observers=observers,
                 framework=holdings,
+                verify_steps=verify_steps,
             )
             inventory.lives_elsewhere = self._host.owns
             inventory.masters_elsewhere = self._host.owns_master
@@ -442,6 +448,7 @@ def division_of(
     host_pick: Pick = "late",
     host_step: str = "auto",
     any_optimizer: bool = False,
+    verify_steps: int = 0,
 ) -> Division | None:
     """Where states live that a cycle does not move; None: it moves all. InvalidError for keywords
     that cannot be, or not together."""
@@ -450,10 +457,10 @@ def division_of(
     if host_step not in ("auto", "torch"):
         raise InvalidError(f"host_step={host_step!r}: say auto or torch")
     division = _shares(states, resident_bytes, host_fraction, cpu_fraction, host_pick)
-    if division is None and any_optimizer:
+    if division is None and (any_optimizer or verify_steps):
         raise InvalidError(
-            'any_optimizer is for states="host" and for host_fraction: in a cycle each step is '
-            "the optimizer's own"
+            f'{"any_optimizer" if any_optimizer else "verify_steps"} is for states="host" and for '
+            "host_fraction: in a cycle each step is the optimizer's own"
         )
     return division
 

@@ -36,7 +36,7 @@ from refit.away import Absence
 from refit.config import Config
 from refit.cpu_share import CpuShare
 from refit.division import CPU, STAYS, Division
-from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError
+from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError, UnsupportedError
 from refit.home import Home
 from refit.hooks import on_accumulation
 from refit.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
@@ -46,6 +46,7 @@ from refit.regions import Devices, lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
 from refit.twin import Habits, Stepping, alike, is_many, kind_of_parameter, learn, local
+from refit.verified_step import WholeStep
 from refit.window import UNIT
 from refit.windowed_step import Entry, WindowedStep, entries_of
 
@@ -84,6 +85,7 @@ class HostStates:
         may_step: Callable[[], None] = lambda: None,
         observers: Observers | None = None,
         framework: Framework | None = None,
+        verify_steps: int = 0,
     ) -> None:
         self._optimizers = list(optimizers)
         self._names = names
@@ -95,6 +97,7 @@ class HostStates:
         self._may_step = may_step
         self._observers = observers or Observers()
         self._any_optimizer = any_optimizer
+        self._verify_steps = verify_steps
         self._habits: dict[tuple[int, Any], Habits] = {}
         self._elsewhere: dict[int, frozenset[Any]] = {}
         self._kept: dict[tuple[int, int], Kept] = {}
@@ -485,6 +488,20 @@ class HostStates:
             )
         return stepping
 
+    def rehearse(
+        self, optimizer: Optimizer, number: int, args: tuple[Any, ...], kwargs: Any
+    ) -> Callable[[], None] | None:
+        """Makes step ``number`` on copies, if it is one of the first that are verified. What it
+        gives compares: UnsupportedError."""
+        if number > self._verify_steps or self._broken is not None or _found_inf(optimizer):
+            return None
+        mine = list(self._kept_of(optimizer))
+        if any(one.master is not None for one in mine):
+            raise UnsupportedError("verify_steps cannot copy masters that live on the host")
+        shared = {id(one.parameter) for one in mine if one.share is not None}
+        made = WholeStep(optimizer, lambda one: id(one) in shared, args, kwargs)
+        return lambda: made.check(number, self._names())
+
     def resume(self) -> None:
         """Steps what a step that was broken off has not. Does nothing if none was."""
         self._refuse()
@@ -827,6 +844,8 @@ class _Calls:
         self._states = states
         self._optimizer = weakref.ref(optimizer)
         self._idle: tuple[Optimizer, Stepping] | None = None
+        self._steps = 0
+        self._check: Callable[[], None] | None = None
 
     def _known(self, optimizer: Optimizer) -> HostStates | None:
         """The owner of the states; None for a copy of the optimizer that took the hooks along."""
@@ -838,6 +857,8 @@ class _Calls:
         if states is None:
             return None
         more, kwargs = _with_loss(args[1:], kwargs)
+        self._steps += 1
+        self._check = states.rehearse(optimizer, self._steps, more, kwargs)
         stepping = states.step(optimizer, more, kwargs)
         idle = stepping.empty()
         self._idle = idle, stepping
@@ -849,6 +870,9 @@ class _Calls:
         if idle is not None and args[0] is idle[0]:
             idle[1].take(idle[0])
             idle[1].finish()
+            check, self._check = self._check, None
+            if check is not None:
+                check()
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> Any:
         states = self._known(optimizer)

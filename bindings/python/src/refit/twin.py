@@ -10,14 +10,22 @@ A *twin* is a stand-in with tiny parameters. Three things are learned from it:
 - the states that a parameter will have, and their shapes: its sizes are prime numbers, so a size of
   a state tells which sizes of the parameter it comes from;
 - whether a step may be made for some parameters at a time: parameters that are stepped together and
-  apart must end with the same bits, at several magnitudes of gradients;
+  apart must end with the same bits, at several magnitudes of gradients, and no random number may be
+  drawn, which parts of a step would draw in another order;
 - whether a step may be made for a part of a parameter: the bits of two halves must be those of the
   whole.
+
+Four steps of two parameters do not show everything: parameters that depend on each other from a
+later step on, above a size or a threshold, or only where there are more of them; or a step that is
+skipped where any gradient is not finite. Classes that are known for it are refused by name.
 
 Nothing here knows where states are kept.
 """
 
 import math
+import pickle
+import random
+import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -370,10 +378,12 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
     refuse_entangled(optimizer)
     if not any_optimizer:
         refuse_outside(optimizer)
+        refuse_known(optimizer)
     devices = [kind.device] if kind.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         try:
-            born, elsewhere, independent = _tried(optimizer, kind)
+            with _Draws(optimizer, kind.device) as draws:
+                born, elsewhere, independent = _tried(optimizer, kind)
         except UnsupportedError:
             raise
         except Exception as why:
@@ -386,6 +396,12 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
                 "is unknown whether its step can be made for some parameters at a time "
                 f"(any_optimizer=True goes on without): {type(why).__name__}: {why}"
             ) from why
+        if draws.any and not any_optimizer:
+            raise UnsupportedError(
+                f"a {type(optimizer).__name__} draws random numbers in its step, and would draw "
+                "them in another order for some parameters at a time. Keep its states with "
+                'states="cycle", or say any_optimizer=True if another result will do'
+            )
         if not independent and not any_optimizer:
             raise UnsupportedError(
                 f"a {type(optimizer).__name__} ends with other values when parameters are stepped "
@@ -413,7 +429,7 @@ def _tried(
         for key, one in state.items()
         if is_many(one) and is_elsewhere(one, parameter)
     )
-    return born, elsewhere, _same(together.outcome(), apart.outcome())
+    return born, elsewhere, is_same(together.outcome(), apart.outcome())
 
 
 def is_elsewhere(state: torch.Tensor, parameter: torch.Tensor) -> bool:
@@ -461,6 +477,76 @@ def refuse_outside(optimizer: Optimizer) -> None:
                 f"a {type(optimizer).__name__} uses its states in {name}() as well, where they are "
                 'not on the device: keep them with states="cycle" (any_optimizer=True insists)'
             )
+
+
+_LATER = frozenset(
+    {
+        "Prodigy",
+        "ProdigyPlusScheduleFree",
+        "DAdaptAdaGrad",
+        "DAdaptAdam",
+        "DAdaptAdamIP",
+        "DAdaptAdan",
+        "DAdaptLion",
+        "DAdaptSGD",
+        "DoG",
+        "LDoG",
+    }
+)
+"""Classes that estimate one rate from all parameters, which a few steps need not show."""
+
+
+def refuse_known(optimizer: Optimizer) -> None:
+    """UnsupportedError for classes whose parameters are known to depend on each other."""
+    if any(one.__name__ in _LATER for one in type(optimizer).__mro__):
+        raise UnsupportedError(
+            f"a {type(optimizer).__name__} estimates a rate from all parameters together: keep its "
+            'states with states="cycle" (any_optimizer=True insists)'
+        )
+
+
+class _Draws:
+    """Whether a block draws random numbers: of PyTorch, NumPy, Python, or of a generator that the
+    optimizer holds. What it has drawn of the last three is as if it had not been."""
+
+    any = False
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        held = [*vars(optimizer).items(), *enumerate(optimizer.param_groups)]
+        found = [one for name, value in held if name not in _HOOKS for one in _walk(value)]
+        self._own = [one for one in found if isinstance(one, torch.Generator)]
+        self._torch = [torch.default_generator]
+        if device.type == "cuda":
+            self._torch.append(torch.cuda.default_generators[device.index])
+
+    def _states(self) -> list[Any]:
+        return [one.get_state() for one in self._own]
+
+    def __enter__(self) -> "_Draws":
+        for one in self._torch:
+            one.manual_seed(7)
+        self._before = self._states(), [one.get_state() for one in self._torch]
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state(legacy=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        own, ours = self._before
+        drawn = [
+            not torch.equal(one.get_state(), before)
+            for one, before in zip([*self._own, *self._torch], [*own, *ours], strict=True)
+        ]
+        drawn.append(random.getstate() != self._python)
+        random.setstate(self._python)
+        if self._numpy is not None:
+            numpy = sys.modules["numpy"]
+            now = numpy.random.get_state(legacy=False)
+            drawn.append(pickle.dumps(now) != pickle.dumps(self._numpy))
+            numpy.random.set_state(self._numpy)
+        for one, before in zip(self._own, own, strict=True):
+            one.set_state(before)
+        self.any = any(drawn)
 
 
 def _walk(value: Any, depth: int = 4) -> Iterator[Any]:
@@ -529,7 +615,7 @@ class _Twin:
 
     def steps(self, windows: Sequence[Sequence[int]]) -> tuple[Foreseen, ...] | None:
         """All steps; the states that the first has made."""
-        torch.default_generator.manual_seed(7)  # of an optimizer that rounds at random
+        torch.default_generator.manual_seed(7)  # equal draws, where any_optimizer allows them
         if self.kind.device.type == "cuda":
             with torch.cuda.device(self.kind.device):
                 torch.cuda.manual_seed(7)
@@ -599,7 +685,7 @@ def _halves_agree(optimizer: Optimizer, kind: Kind) -> bool:
         for scales in _SCALES:
             parted.give_gradients(scales)
             _step_parted(parted)
-        return _same(whole.outcome()[:2], parted.outcome()[:2])
+        return is_same(whole.outcome()[:2], parted.outcome()[:2])
     except Exception:
         return False  # then the parameter is stepped as a whole
 
@@ -661,18 +747,18 @@ def _copied(value: Any, depth: int = 4) -> Any:
     return value
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether values are equal to the bit, whatever they are."""
+def is_same(one: Any, other: Any) -> bool:
+    """Whether values are equal to the bit, whatever they are, and wherever."""
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and _same_bits(one, other)
     if isinstance(one, Mapping):
         return (
             isinstance(other, Mapping)
             and list(one) == list(other)
-            and all(_same(one[key], other[key]) for key in one)
+            and all(is_same(one[key], other[key]) for key in one)
         )
     if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(_same, one, other))
+        return type(one) is type(other) and len(one) == len(other) and all(map(is_same, one, other))
     if one is other:
         return True
     try:
@@ -696,6 +782,6 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
             if a.shape != b.shape:
                 return False
         a, b = (x.detach().contiguous().flatten().view(torch.uint8) for x in (a, b))
-        if not torch.equal(a, b):
+        if not torch.equal(a, b.to(a.device)):
             return False
     return True
