@@ -18,7 +18,7 @@ import refit.twin
 import refit.window
 import torch
 import training
-from refit.errors import StateError
+from refit.errors import StateError, UnsupportedError
 from refit.home import Home
 from schedules import SHARE, WINDOWS, Layers, Schedule, Twins, lives_on_host, same
 from torch import nn
@@ -631,3 +631,28 @@ def test_parameters_that_are_not_made_yet_are_refused_by_name(layer: Any, senten
     for schedule in (WINDOWS, SHARE):
         with pytest.raises(StateError, match=sentence):
             schedule.open(torch.optim.AdamW(model.parameters()), model)
+
+
+class Ahead(torch.optim.AdamW):
+    """Evaluates its closure where the parameters will be, as schedule-free ones do."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.scale(2.0)
+        loss = None if closure is None else closure()
+        self.scale(0.5)
+        super().step()
+        return loss
+
+    @torch.no_grad()
+    def scale(self, by: float) -> None:
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.mul_(by)
+
+
+def test_a_closure_that_is_evaluated_in_between_is_refused() -> None:
+    run = Layers(Ahead)
+    with WINDOWS.open(run.optimizer, run.model):
+        run.step()
+        with pytest.raises(UnsupportedError, match="a Ahead evaluates its closure"):
+            run.optimizer.step(run.backward)

@@ -100,6 +100,8 @@ class HostStates:
         self._verify_steps = verify_steps
         self._habits: dict[tuple[int, Any], Habits] = {}
         self._elsewhere: dict[int, frozenset[Any]] = {}
+        self._entwined: set[int] = set()
+        """Optimizers that evaluate a closure in between."""
         self._kept: dict[tuple[int, int], Kept] = {}
         self._resident: dict[tuple[int, int], Any] = {}
         self._bare: dict[tuple[int, int], Any] = {}
@@ -332,6 +334,8 @@ class HostStates:
             self._habits[key] = found = learn(optimizer, kind, self._any_optimizer)
             known = self._elsewhere.get(id(optimizer), frozenset())
             self._elsewhere[id(optimizer)] = known | found.elsewhere
+            if not found.closure_first:
+                self._entwined.add(id(optimizer))
         return self._habits[key]
 
     def _likes(self, optimizer: Optimizer, parameter: Any, habits: Habits) -> dict[Any, Any]:
@@ -487,6 +491,17 @@ class HostStates:
                 WindowedStep(optimizer, stepping, entries, self._names, weight_of, args, kwargs)
             )
         return stepping
+
+    def refuse_closure(
+        self, optimizer: Optimizer, closure: Any = None, *_: object, **_more: object
+    ) -> None:
+        """UnsupportedError for a closure that can only be evaluated in the midst of a step."""
+        if closure is not None and id(optimizer) in self._entwined and not self._any_optimizer:
+            raise UnsupportedError(
+                f"a {type(optimizer).__name__} evaluates its closure more than once, or after it "
+                "has changed parameters, while refit evaluates it before the step: call backward() "
+                'before step() without a closure, or keep the states with states="cycle"'
+            )
 
     def rehearse(
         self, optimizer: Optimizer, number: int, args: tuple[Any, ...], kwargs: Any
@@ -856,6 +871,7 @@ class _Calls:
         states = self._known(optimizer)
         if states is None:
             return None
+        states.refuse_closure(optimizer, *args[1:], **kwargs)
         more, kwargs = _with_loss(args[1:], kwargs)
         self._steps += 1
         self._check = states.rehearse(optimizer, self._steps, more, kwargs)

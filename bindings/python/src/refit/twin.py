@@ -28,6 +28,7 @@ import random
 import sys
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -347,6 +348,8 @@ class Habits:
     """Whether a parameter may be stepped part by part."""
     elsewhere: frozenset[Any] = frozenset()
     """The keys of states that are made on another device than that of the parameter."""
+    closure_first: bool = True
+    """Whether a step evaluates a closure once, before it changes a parameter."""
 
 
 def alike(optimizer: Optimizer, kind: Kind) -> Any:
@@ -384,6 +387,7 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
         try:
             with _Draws(optimizer, kind.device) as draws:
                 born, elsewhere, independent = _tried(optimizer, kind)
+                first = type(optimizer) in ELEMENTWISE or _evaluates_first(optimizer, kind)
         except UnsupportedError:
             raise
         except Exception as why:
@@ -411,7 +415,7 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
             )
         elementwise = type(optimizer) in ELEMENTWISE and not kind.sparse
         elementwise = elementwise and _halves_agree(optimizer, kind)
-        return Habits(born, elementwise, elsewhere)
+        return Habits(born, elementwise, elsewhere, first)
 
 
 def _tried(
@@ -435,6 +439,24 @@ def _tried(
 def is_elsewhere(state: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a state is on another device than its parameter."""
     return state.device != parameter.device
+
+
+def _evaluates_first(optimizer: Optimizer, kind: Kind) -> bool:
+    """True for an optimizer that takes no closure."""
+    twin = _Twin(optimizer, kind)
+    twin.give_gradients(_SCALES[0])
+    before = [one.detach().clone() for one in twin.parameters]
+    seen: list[list[torch.Tensor]] = []
+
+    def closure() -> torch.Tensor:
+        seen.append([one.detach().clone() for one in twin.parameters])
+        return torch.zeros((), device=kind.device)
+
+    chosen: list[Sequence[Any]] = [[] for _ in optimizer.param_groups]
+    chosen[kind.group] = twin.parameters
+    with suppress(Exception):  # of code that takes none
+        Stepping(twin.optimizer).run(chosen, {}, (closure,))
+    return len(seen) <= 1 and all(is_same(one, before) for one in seen)
 
 
 def _takes_sparse(optimizer: Optimizer, kind: Kind) -> bool:
