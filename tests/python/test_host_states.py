@@ -656,3 +656,52 @@ def test_a_closure_that_is_evaluated_in_between_is_refused() -> None:
         run.step()
         with pytest.raises(UnsupportedError, match="a Ahead evaluates its closure"):
             run.optimizer.step(run.backward)
+
+
+ON_BOTH = [
+    WINDOWS,
+    SHARE,
+    Schedule("half a share", {"host_fraction": 0.5}),
+    Schedule("some resident", {**WINDOWS.options, "resident_bytes": 40000}),
+]
+HANDS_ON = pytest.mark.parametrize("schedule", ON_BOTH, ids=[one.name for one in ON_BOTH])
+
+
+def large_states(run: Layers) -> list[dict[str, Any]]:
+    return [run.optimizer.state[one] for one in run.parameters() if one.shape == (96, 96)]
+
+
+def exchange(one: dict[str, Any], other: dict[str, Any]) -> None:
+    one["exp_avg"], other["exp_avg"] = other["exp_avg"], one["exp_avg"]
+
+
+def transpose(one: dict[str, Any], _: dict[str, Any]) -> None:
+    one["exp_avg"].t_()
+
+
+def replace(one: dict[str, Any], _: dict[str, Any]) -> None:
+    one["exp_avg"].data = torch.full_like(one["exp_avg"], 0.5)
+
+
+@HANDS_ON
+@pytest.mark.parametrize("change", [exchange, transpose, replace])
+def test_states_that_are_changed_by_hand_are_taken(schedule: Schedule, change: Any) -> None:
+    with Twins(schedule) as twins:
+        twins.step(3)
+        for run in twins:
+            change(*large_states(run))
+        twins.step(3)
+
+
+@HANDS_ON
+def test_one_state_of_two_parameters_is_refused_by_name(schedule: Schedule) -> None:
+    run = Layers()
+    with schedule.open(run.optimizer, run.model):
+        run.step()
+        one, other = large_states(run)
+        kept, other["exp_avg"] = other["exp_avg"], one["exp_avg"]
+        with pytest.raises(StateError, match=r"4\.weight\.exp_avg and 2\.weight\.exp_avg are one"):
+            run.step()
+        other["exp_avg"] = kept
+        run.finish()
+        run.step()

@@ -32,7 +32,7 @@ import torch
 from refit._call_lock import WaitingCallLock
 from refit._handle import refuse_fork
 from refit._library import lib
-from refit.away import Absence
+from refit.away import Absence, untouched
 from refit.config import Config
 from refit.cpu_share import CpuShare
 from refit.division import CPU, STAYS, Division
@@ -100,6 +100,8 @@ class HostStates:
         self._verify_steps = verify_steps
         self._habits: dict[tuple[int, Any], Habits] = {}
         self._elsewhere: dict[int, frozenset[Any]] = {}
+        self._image: set[int] = set()
+        """The memory of all places."""
         self._entwined: set[int] = set()
         """Optimizers that evaluate a closure in between."""
         self._kept: dict[tuple[int, int], Kept] = {}
@@ -204,6 +206,7 @@ class HostStates:
             for group, parameter in parameters_of(optimizer)
             if not self._is_in_place(optimizer, parameter)
         ]
+        self._take_apart(changed)
         known = [(one, self._kept.get(_key(one, parameter))) for _, one, _, parameter in changed]
         astray = [(one, kept) for one, kept in known if kept and self._is_astray(one, kept)]
         if astray:
@@ -241,6 +244,58 @@ class HostStates:
         for (device, stepper), entries in found.items():
             entries.sort(key=lambda one: order.get(id(one[1].parameter), len(order)))
             self._open_home(device, entries, stepper)
+
+    def _take_apart(self, changed: Iterable[tuple[int, Optimizer, int, Any]]) -> None:
+        """Copies states out of the places of other parameters, which code has exchanged, where no
+        place of their own takes them. StateError: two parameters have one state."""
+        seen: dict[int, tuple[bool, Any, Any]] = {}
+        for _, optimizer, _, parameter in changed:
+            place = _key(optimizer, parameter)
+            kept = self._kept.get(place)
+            state = optimizer.state.get(parameter) or {}
+            for key, value in state.items():
+                if not is_many(value) or any(map(why_tensor_stays, plain_of(value))):
+                    continue
+                own = None if kept is None else kept.states.get(key)
+                if own is not None and own.shown is value:
+                    continue
+                owner = self._owner_of(value)
+                if owner is not None and owner[1].states[owner[2]] is not own:
+                    there = owner[0].state.get(owner[1].parameter) or {}
+                    if there.get(owner[2]) is value:
+                        self._refuse_shared(parameter, key, f"{owner[1].name}.{owner[2]}")
+                    if own is None:
+                        self._settle()
+                        state[key] = value.detach().to(local(parameter).device, copy=True)
+                    continue
+                with untouched():
+                    moves = place not in self._resident and self._moves(optimizer, key, value)
+                    at = plain_of(value)[0].data_ptr()
+                if not at:  # it is away
+                    continue
+                before, whose, name = seen.setdefault(at, (moves, parameter, key))
+                if whose is not parameter and (moves or before):
+                    self._refuse_shared(parameter, key, f"{self._name_of(whose)}.{name}")
+
+    def _owner_of(self, value: torch.Tensor) -> tuple[Optimizer, Kept, Any] | None:
+        """Whose place a state lies over; None: over none."""
+        with untouched():
+            storages = {one.untyped_storage()._cdata for one in plain_of(value)}
+        if not storages & self._image:
+            return None
+        for optimizer in self._optimizers:
+            for kept in self._kept_of(optimizer):
+                for key, one in kept.states.items():
+                    if any(slot.storage_id in storages for slot in one.slots):
+                        return optimizer, kept, key
+        return None
+
+    def _refuse_shared(self, parameter: Any, key: Any, other: str) -> None:
+        raise StateError(
+            f"{self._name_of(parameter)}.{key} and {other} are one tensor, while states that live "
+            "on the host have a place each: give each parameter a state of its own, or keep them "
+            'with states="cycle"'
+        )
 
     def _forget_others(self) -> None:
         """Lets go of parameters that no optimizer has any longer."""
@@ -295,6 +350,9 @@ class HostStates:
                 return False
         return True
 
+    def _name_of(self, parameter: Any) -> str:
+        return self._names().get(id(parameter), "a parameter")
+
     def _refuse_unmade(self, parameter: Any) -> None:
         why = ""
         if torch.nn.parameter.is_lazy(parameter):
@@ -302,8 +360,7 @@ class HostStates:
         elif parameter.is_meta:
             why = "is on the meta device: give it memory"
         if why:
-            name = self._names().get(id(parameter), "a parameter")
-            raise StateError(f"{name} {why} before states live on the host")
+            raise StateError(f"{self._name_of(parameter)} {why} before states live on the host")
 
     def _needs_none(self, place: tuple[int, int], parameter: Any) -> bool:
         return place in self._bare or not self._is_trained(parameter)
@@ -438,7 +495,7 @@ class HostStates:
         with torch.no_grad():
             for _, _, _, inner in moves:  # other code has exchanged states: none is overwritten
                 for at, tensor in enumerate(inner):
-                    if len(moves) > 1 and tensor.untyped_storage().data_ptr() in places:
+                    if tensor.untyped_storage().data_ptr() in places:
                         inner[at] = tensor.clone()
             for state, key, one, inner in moves:
                 for slot, tensor in zip(one.slots, inner, strict=True):
@@ -454,6 +511,8 @@ class HostStates:
         for home in [one for one in self._homes if id(one) not in used]:
             home.close()
             self._homes.remove(home)
+        states = [one for kept in self._kept.values() for one in kept.states.values()]
+        self._image = {slot.storage_id for one in states for slot in one.slots} - {0}
         self._observers.hold(IMAGE, self.nbytes)
 
     def _kept_of(self, optimizer: Optimizer) -> Iterator[Kept]:

@@ -17,7 +17,12 @@ from refit.storages import opened, why_tensor_stays
 from refit.twin import PART, is_dense, local
 from refit.window import UNIT, Part
 
-_DATA_PTR = methodcaller("data_ptr")
+_READ = methodcaller("data_ptr"), methodcaller("size"), methodcaller("stride")
+
+
+def _look_at(tensor: torch.Tensor) -> list[Any]:
+    """Where a tensor lies, and how it is read."""
+    return [call_untouched(one, tensor) for one in _READ]
 
 
 def plain_of(value: Any) -> list[Any]:
@@ -69,12 +74,18 @@ class Slot:
             self.view = torch.empty(0, dtype=self.dtype, device="cpu")
             if self._storage is not None:
                 self.view.set_(self._storage, 0, self.shape, self.stride)
-        self._at = self.view.data_ptr()
+        self._look = _look_at(self.view)
 
     @property
     def is_displaced(self) -> bool:
-        """Whether ``view`` has other memory now: by ``swap_tensors``, or ``view.data = x``."""
-        return not self.is_coded and call_untouched(_DATA_PTR, self.view) != self._at
+        """Whether ``view`` has other memory now (``swap_tensors``, ``view.data = x``), or is read
+        in another way (``t_()``)."""
+        return not self.is_coded and _look_at(self.view) != self._look
+
+    @property
+    def storage_id(self) -> int:
+        """Of the memory of the image that it is over; 0: of none."""
+        return 0 if self.is_coded or self._storage is None else self._storage._cdata
 
     def whole(self, flags: int) -> Part:
         """All of it as a part of a step. The same object for the same flags: there are many."""
