@@ -15,7 +15,7 @@ from refit import _abi
 from refit.device import Device
 from refit.errors import InvalidError, RefitError, StateError
 from refit.source import Weight, weight_named
-from refit.target import target_of
+from refit.target import Target, target_of
 
 
 class Bound:
@@ -81,11 +81,17 @@ class Bound:
             self._devices.popitem()[1].close()
 
 
+def bound_names(target: Any) -> Target:
+    """What is written, under the names that ``named_weights`` gives."""
+    found = target_of(target)
+    return found.checkpoint or found
+
+
 def _weights_of(target: Any) -> Mapping[str, Weight]:
     """Entries that are no tensors are left out: a strict apply names them. StateError: one has no
     memory."""
     found: dict[str, Weight] = {}
-    for name, place in target_of(target).places.items():
+    for name, place in bound_names(target).places.items():
         try:
             found[name] = weight_named(name, place)
         except StateError:

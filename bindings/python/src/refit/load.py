@@ -35,7 +35,7 @@ class Plan(NamedTuple):
 def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -> Plan:
     """Compares names, types, shapes, and the bytes of two tensors that go into one memory; writes
     nothing. InvalidError names what does not fit."""
-    places, optional = target_of(target)
+    places, optional, _ = target_of(target).named_as(views)
     wrong: list[str] = []
     copies: list[tuple[View, Weight]] = []
     known: dict[str, Weight] = {}

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from refit._merged import MergedLayer, chain_of, is_adapted, is_off, is_open
-from refit._zero import unwrapped_engine
+from refit._zero import is_divided, shape_of, unwrapped_engine
+from refit.checkpoint_names import Piece, pieces_of
 from refit.errors import UnsupportedError
 
 WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
@@ -30,6 +32,13 @@ class Found(NamedTuple):
     saved: bool
     merged: MergedLayer | None = None
     """Makes the parameter with the adapters merged; `tensor` is without them then."""
+    piece: Piece | None = None
+    """What it is of `tensor`, which has to be gathered or merged first; None: all of it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return tuple(shape_of(self.tensor)) if self.piece is None else self.piece.shape
 
 
 def walk_weights(model: nn.Module, *, merge: bool = False) -> list[Found]:
@@ -40,7 +49,31 @@ def walk_weights(model: nn.Module, *, merge: bool = False) -> list[Found]:
     """
     walk = _Walk(merge)
     walk.through(model, "")
-    return walk.found
+    return _as_in_a_checkpoint(innermost(model), walk.found)
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The model in all that is around it."""
+    while model._modules and (inner := _inside(model, "")) is not None:
+        model = inner
+    return model
+
+
+def _as_in_a_checkpoint(model: nn.Module, found: list[Found]) -> list[Found]:
+    pieces = pieces_of(model, ((one.name, one.shape, one.tensor.dtype) for one in found))
+    if pieces is None:
+        return found
+    sources = {one.name: one for one in found}
+    return [_piece_of(sources[piece.source], name, piece) for name, piece in pieces.items()]
+
+
+def _piece_of(source: Found, name: str, piece: Piece) -> Found:
+    if piece.shape == source.shape:
+        return source._replace(name=name)
+    tensor = source.tensor
+    if source.merged is not None or isinstance(tensor, DTensor) or is_divided(tensor):
+        return source._replace(name=name, piece=piece)
+    return source._replace(name=name, tensor=piece.of(tensor.detach()))
 
 
 class _Walk:

@@ -3,13 +3,14 @@
 A target is a mapping of names to tensors, or an engine: a module, whose own parameters and buffers
 are written. Its ``state_dict()`` tells their names, but may give copies of them (hooks, FSDP1):
 bytes that are written there reach nobody. Names come without what DDP and ``torch.compile`` put
-into them. Buffers that are in no checkpoint may be there as well: a trainer may send them.
+into them. Buffers that are in no checkpoint may be there as well: a trainer may send them. A model
+of transformers is also known by the names of its checkpoint.
 
 Versions are unknown here. PyTorch is not imported: a module of it shows that it is.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from refit.errors import InvalidError, UnsupportedError
@@ -22,6 +23,14 @@ class Target(NamedTuple):
     """Tensors, arrays, and what is neither; ``Made`` is no memory of the engine."""
     optional: frozenset[str] = frozenset()
     """Names that a version need not bring."""
+
+    checkpoint: "Target | None" = None
+    """The same under the names of a checkpoint, where these are others."""
+
+    def named_as(self, names: Collection[str]) -> "Target":
+        """Under the names that a version has: those of a checkpoint, or the model's own."""
+        other = self.checkpoint
+        return self if other is None or self.places.keys() >= set(names) else other
 
 
 class Made(NamedTuple):
@@ -38,6 +47,8 @@ class Made(NamedTuple):
 
 def target_of(target: Any) -> Target:
     """InvalidError: it has no tensors. UnsupportedError: an engine in FSDP1."""
+    if isinstance(target, Target):
+        return target
     if isinstance(target, Mapping):
         return Target(target)
     torch = sys.modules.get("torch")
@@ -77,7 +88,23 @@ def _of_module(module: Any) -> Target:
             one = Made(name) if mine is None or mine.shape != one.shape else mine
         places[plain(name)] = one
     more = {plain(name): one for name, one in buffers.items() if plain(name) not in places}
-    return Target({**places, **more}, frozenset(more))
+    return _with_checkpoint(module, Target({**places, **more}, frozenset(more)))
+
+
+def _with_checkpoint(module: Any, own: Target) -> Target:
+    from refit.checkpoint_names import pieces_of
+
+    tensors = {name: one for name, one in own.places.items() if hasattr(one, "data_ptr")}
+    looks = [(name, tuple(one.shape), one.dtype) for name, one in tensors.items()]
+    pieces = pieces_of(module, looks)
+    if pieces is None:
+        return own
+    places = {name: one for name, one in own.places.items() if name not in tensors}
+    for name, piece in pieces.items():
+        whole = tensors[piece.source]
+        places[name] = piece.of(whole.detach()) if whole.is_contiguous() else Made(name)
+    optional = [name for name, one in pieces.items() if one.source in own.optional]
+    return own._replace(checkpoint=Target(places, frozenset(optional)))
 
 
 def _is_within(tensor: Any, own: Mapping[str, Any]) -> bool:

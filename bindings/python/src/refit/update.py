@@ -23,7 +23,7 @@ from refit import load
 from refit._call_lock import CallLock
 from refit._handle import Handle
 from refit._library import call, lib
-from refit.bound import Bound
+from refit.bound import Bound, bound_names
 from refit.errors import NotFoundError, RefitError, StateError
 from refit.view import Lifetime, View, entries_of
 
@@ -184,7 +184,7 @@ class Update(Handle):
             self._failed = True
             bound.check_in_place()
             views = {view.name: view for view in self.views()}
-            plan = load.check(views, bound.target, strict=strict, cast=bound.cast)
+            plan = load.check(views, bound_names(bound.target), strict=strict, cast=bound.cast)
             bound.settle()
             call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
             self._failed = False

@@ -34,6 +34,7 @@ from refit._adapters import adapter_weights
 from refit._merged import MergedLayer
 from refit._ties import Ties
 from refit._zero import AT_ONCE, gathered, is_divided, nbytes_of, shape_of
+from refit.checkpoint_names import Piece
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
 from refit.module_walk import Found, walk_weights
@@ -65,12 +66,14 @@ class PlannedWeight(NamedTuple):
     """Makes its values; None: `tensor` has them."""
     parameter: str = ""
     """Its name there."""
+    piece: Piece | None = None
+    """What it is of these values; None: all."""
 
     @property
     def spec(self) -> TensorSpec:
         """The declaration of it."""
         dtype = dtypes.of_torch(self.dtype)
-        shape = tuple(shape_of(self.tensor))
+        shape = tuple(shape_of(self.tensor)) if self.piece is None else self.piece.shape
         if dtype.pack > 1 and shape:
             shape = (*shape[:-1], shape[-1] * dtype.pack)
         return TensorSpec(self.name, dtype.name, shape, self.tie)
@@ -81,7 +84,9 @@ class PlannedWeight(NamedTuple):
         tensor = self.tensor
         layer = None if self.merged is None else id(self.merged.layer)
         if isinstance(tensor, DTensor) or is_divided(tensor):
-            return layer, self.dtype, id(tensor)
+            return layer, self.dtype, id(tensor), self.piece
+        if self.piece is not None:
+            return layer, self.dtype, id(tensor), self.piece
         return layer, self.dtype, tensor.dtype, tensor.shape, layout_of(tensor)
 
     @property
@@ -108,8 +113,9 @@ class PlannedWeight(NamedTuple):
 
 def _planned(ties: Ties, name: str, found: Found, dtype: torch.dtype) -> PlannedWeight:
     """The weight, and what it is tied to of those before. StateError, UnsupportedError."""
-    parameter = found.name.rpartition(".")[2]
-    one = PlannedWeight(name, found.tensor, dtype, None, found.merged, parameter)
+    source = found.name if found.piece is None else found.piece.source
+    parameter = source.rpartition(".")[2]
+    one = PlannedWeight(name, found.tensor, dtype, None, found.merged, parameter, found.piece)
     tie = ties.find(name, _place(name, found.tensor), one)
     if tie is None and found.merged is not None:
         found.merged.want(parameter)
@@ -164,6 +170,7 @@ class _Gathered:
         self._next = 0
         self._ready: dict[int, torch.Tensor] = {}
         self._values = torch.empty(0)
+        self._whole: tuple[Any, torch.Tensor] | None = None
 
     def __iter__(self) -> Iterator[tuple[PlannedWeight, torch.Tensor]]:
         return self
@@ -175,10 +182,21 @@ class _Gathered:
         self._next += 1
         one = self._plan[number]
         if one.tie is None:
+            if one.piece is not None:
+                self._values = one.piece.of(self._whole_of(one))
+                return one, self._values
+            self._whole = None
             if one.is_divided and number not in self._ready:
                 self._gather_from(number)
             self._values = self._ready.pop(number) if one.is_divided else one.gather()
         return one, self._values
+
+    def _whole_of(self, one: PlannedWeight) -> torch.Tensor:
+        """The parameter that it is a piece of, which is gathered once for pieces in a row."""
+        if self._whole is None or self._whole[0] is not one.tensor:
+            with gathered([one.tensor] if one.is_divided else []):
+                self._whole = one.tensor, one.gather()
+        return self._whole[1]
 
     def _gather_from(self, first: int) -> None:
         """Gathers a divided weight, and those behind it up to a number of bytes."""
@@ -186,7 +204,7 @@ class _Gathered:
         left = AT_ONCE
         for number in range(first, len(self._plan)):
             one = self._plan[number]
-            if one.tie is None and one.is_divided:
+            if one.tie is None and one.is_divided and one.piece is None:
                 left -= nbytes_of(one.tensor)
                 if chosen and left < 0:
                     break
@@ -402,7 +420,8 @@ def named_weights(
     so do buffers, integers and fp8. `names`: the ones to take, or a function that gives the name to
     publish under, None to leave one out. `buffers`: "persistent" (those a checkpoint has), "all",
     or "none". Names come without what DDP, torch.compile, activation checkpointing and PEFT's
-    adapters put into them.
+    adapters put into them. A model of transformers has the names of its checkpoint: of experts that
+    it holds as one parameter each is a weight, and a view.
 
     `lora`: "merged" gives the weights of a PEFT model with its active adapters in them, equal to
     the bit to what ``merge_adapter`` makes, by PEFT's own ``merge`` on a copy of one layer after
