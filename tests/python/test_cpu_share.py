@@ -272,3 +272,19 @@ def test_too_little_host_memory_is_told_before_any_step() -> None:
             with pytest.raises(BudgetError, match="budget"):
                 ALL.open(run.optimizer, run.model, offload_budget_bytes=budget)
         twins.step(2)
+
+
+@pytest.mark.parametrize("schedule", [SHARE, BOTH], ids=["share", "both"])
+def test_a_parameter_with_a_gradient_may_be_frozen(schedule: Schedule) -> None:
+    with Twins(schedule) as twins:
+        twins.step(2)
+        twins.backward()
+        for run in twins:
+            run.optimizer.step()  # its gradients stay
+            run.parameters()[4].requires_grad_(False)
+        twins.backward()
+        twins.finish()
+        twins.step()
+        for run in twins:
+            run.parameters()[4].requires_grad_(True)
+        twins.step(2)
