@@ -694,12 +694,19 @@ def test_states_that_are_changed_by_hand_are_taken(schedule: Schedule, change: A
 
 
 @HANDS_ON
-def test_one_state_of_two_parameters_is_refused_by_name(schedule: Schedule) -> None:
+@pytest.mark.parametrize("key", ["exp_avg", "step"])
+def test_one_state_of_two_parameters_is_refused_by_name(schedule: Schedule, key: str) -> None:
     run = Layers()
+    for _ in range(2):
+        run.step()
+    one, other = large_states(run)
+    kept, other[key] = other[key], one[key]
+    with pytest.raises(StateError, match=rf"4\.weight\.{key} and 2\.weight\.{key} are one"):
+        schedule.open(run.optimizer, run.model)
+    other[key] = kept
     with schedule.open(run.optimizer, run.model):
         run.step()
-        one, other = large_states(run)
-        kept, other["exp_avg"] = other["exp_avg"], one["exp_avg"]
+        other["exp_avg"], kept = one["exp_avg"], other["exp_avg"]
         with pytest.raises(StateError, match=r"4\.weight\.exp_avg and 2\.weight\.exp_avg are one"):
             run.step()
         other["exp_avg"] = kept

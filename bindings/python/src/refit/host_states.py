@@ -254,7 +254,9 @@ class HostStates:
             kept = self._kept.get(place)
             state = optimizer.state.get(parameter) or {}
             for key, value in state.items():
-                if not is_many(value) or any(map(why_tensor_stays, plain_of(value))):
+                if not isinstance(value, torch.Tensor):
+                    continue
+                if any(map(why_tensor_stays, plain_of(value))):
                     continue
                 own = None if kept is None else kept.states.get(key)
                 if own is not None and own.shown is value:
@@ -269,7 +271,9 @@ class HostStates:
                         state[key] = value.detach().to(local(parameter).device, copy=True)
                     continue
                 with untouched():
-                    moves = place not in self._resident and self._moves(optimizer, key, value)
+                    moves = place not in self._resident and (
+                        value.dim() == 0 or self._moves(optimizer, key, value)
+                    )
                     at = plain_of(value)[0].data_ptr()
                 if not at:  # it is away
                     continue
