@@ -12,7 +12,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from refit._merged import is_adapted, is_off
 from refit.errors import InvalidError, StateError, UnsupportedError
-from refit.module_walk import WRAPPED, Found, unwrapped
+from refit.module_walk import Found
+from refit.wrappers import WRAPPED, unwrapped
 
 
 def adapter_weights(model: nn.Module) -> list[Found]:

@@ -12,15 +12,12 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from refit._merged import MergedLayer, chain_of, is_adapted, is_off, is_open
-from refit._zero import is_divided, shape_of, unwrapped_engine
+from refit._zero import is_divided, shape_of
 from refit.checkpoint_names import Piece, pieces_of
 from refit.errors import UnsupportedError
-
-WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module")
-"""Where torch.compile and the checkpoint wrapper keep the module that they wrap."""
+from refit.wrappers import as_module, unwrapped
 
 
 class Found(NamedTuple):
@@ -129,20 +126,6 @@ class _Walk:
                 self.through(child, f"{prefix}{name}.")
 
 
-def unwrapped(module: nn.Module) -> nn.Module | None:
-    """The module in a wrapper of DDP, DeepSpeed, torch.compile or checkpointing; None for another
-    module."""
-    if isinstance(module, DistributedDataParallel | DataParallel):
-        return _as_module(module.module)
-    engine = unwrapped_engine(module)
-    if engine is not None:
-        return _as_module(engine)
-    for name in WRAPPED:
-        if name in module._modules:
-            return _as_module(module._modules[name])
-    return None
-
-
 def _inside(module: nn.Module, prefix: str) -> nn.Module | None:
     """The module that `module` merely wraps; None if it is one of the model's own."""
     plain = unwrapped(module)
@@ -165,8 +148,8 @@ def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
                 "the model has a prompt that was learnt, which is in none of its weights: send "
                 "dict(model.prompt_encoder.named_parameters()) to an engine that takes it"
             )
-        base = _as_module(module._modules["base_model"])
-        return _as_module(base._modules["model"]) if "model" in base._modules else base
+        base = as_module(module._modules["base_model"])
+        return as_module(base._modules["model"]) if "model" in base._modules else base
     if is_adapted(module):
         _refuse_merged_and_off(module, prefix)
         if not module.merged and not is_off(module):
@@ -175,15 +158,15 @@ def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
                 'weights that the policy has: use named_weights(model, lora="merged") for the '
                 'weights with the adapters in them, or lora="adapter" for the adapters alone'
             )
-        return _as_module(module._modules["base_layer"])
+        return as_module(module._modules["base_layer"])
     if "token_adapter" in module._modules and "original_module" in module._modules:
-        return _as_module(module._modules["token_adapter"])
+        return as_module(module._modules["token_adapter"])
     if "original_module" in module._modules and "modules_to_save" in module._modules:
-        saved = _as_module(module._modules["modules_to_save"])._modules
+        saved = as_module(module._modules["modules_to_save"])._modules
         active: Any = [] if is_off(module) else module.active_adapters
         if not active or any(one not in saved for one in active):
-            return _as_module(module._modules["original_module"])
-        return _as_module(saved[active[0]])
+            return as_module(module._modules["original_module"])
+        return as_module(saved[active[0]])
     return None
 
 
@@ -193,9 +176,3 @@ def _refuse_merged_and_off(layer: Any, prefix: str) -> None:
             f'the adapters of "{prefix.rstrip(".")}" are off, but merged: PEFT takes them out of '
             "the weights in the next forward pass; call unmerge_adapter before"
         )
-
-
-def _as_module(found: object) -> nn.Module:
-    if not isinstance(found, nn.Module):
-        raise UnsupportedError(f"a wrapper holds a {type(found).__name__} instead of a module")
-    return found

@@ -64,7 +64,7 @@ def target_of(target: Any) -> Target:
 def _of_module(module: Any) -> Target:
     import torch
 
-    from refit.module_walk import WRAPPED, unwrapped
+    from refit.wrappers import WRAPPED, unwrapped
 
     while (inner := unwrapped(module)) is not None:
         module = inner
