@@ -47,6 +47,23 @@ class Layer(torch.nn.Module):
         return x + beside
 
 
+class Beside(torch.nn.Module):
+    """Saves what a side stream has made, which waits for nothing. Autograd holds it, so it needs no
+    record_stream."""
+
+    def __init__(self, device, number, stream):
+        super().__init__()
+        self.gain = torch.nn.Parameter(torch.ones((), device=device))
+        self.number, self.stream = number, stream
+
+    def forward(self, x):
+        with torch.cuda.stream(self.stream):
+            made = torch.full_like(x.detach(), self.number + 1)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        pause(x.device)
+        return x + torch.tanh(x * made) * self.gain
+
+
 class Model(torch.nn.Module):
     def __init__(self, device, stream=None, kept=None):
         super().__init__()
@@ -157,6 +174,26 @@ def side_streams(device):
     activations.close()
 
 
+def taken_elsewhere(device):
+    """What is saved belongs to a stream that waits for no copy, and takes memory again at once."""
+    if not on_gpu(device):
+        return
+    side = torch.cuda.Stream()
+    model = Model(device)
+    model.layers = torch.nn.ModuleList(Beside(device, number, side) for number in range(LAYERS))
+
+    def taken(block=None):
+        torch.cuda.synchronize()
+        return gradients(model, device, [1], block)
+
+    plain = taken()
+    activations = refit.ActivationOffload(model, **OPTIONS)
+    for number in range(5):
+        assert_same(plain, taken(activations), f"pass {number}")
+    assert activations.stats()["refit/activation_left_bytes_last"] > 0
+    activations.close()
+
+
 def threads(device):
     """A backward pass in another thread than its forward pass."""
     model = Model(device)
@@ -227,7 +264,7 @@ def device_memory(device):
         activations.close()
 
 
-SCENES = (options, orders, side_streams, threads, mixed, device_memory)
+SCENES = (options, orders, side_streams, taken_elsewhere, threads, mixed, device_memory)
 
 if __name__ == "__main__":
     device = parser().parse_args().device

@@ -50,7 +50,7 @@ from refit.activation_plan import Plan
 from refit.activations import Arena
 from refit.config import ConfigLike, make_config
 from refit.errors import DeadlineError, InvalidError, RefitError, StateError, UnsupportedError
-from refit.regions import Devices, current_stream, lacks_memory
+from refit.regions import Devices, current_stream, lacks_memory, stream_objects, used_on
 from refit.saved_tensors import (
     Kept,
     Saved,
@@ -133,7 +133,7 @@ class _Group:
         self.stream = 0
         """On which its last copies were ordered."""
         self.streams: list[int] = []
-        """Others on which the layer has worked."""
+        """On which the layer has worked, and which wait for the copies out."""
 
     def returning(self) -> list[Storage]:
         """What is away and returns with it."""
@@ -161,6 +161,7 @@ class _Forward:
         "stayed",
         "storages",
         "streams",
+        "streams_of_all",
         "thread",
         "unfinished",
         "waiting",
@@ -181,6 +182,8 @@ class _Forward:
         """Those that did not leave because others held them to the end, the forward pass before."""
         self.streams: dict[int, Any] = {}
         """The streams of a GPU on which the layer that runs has saved."""
+        self.streams_of_all: dict[int, Any] = {}
+        """Those on which all of its layers have worked, as far as that is seen."""
         self.order = 0
         self.thread = threading.get_ident()
         self.has_saved = False
@@ -477,8 +480,7 @@ class ActivationOffload(Closing):
         identity = device._cdata
         if nbytes < self._min_bytes:
             return keep(tensor)
-        if self._on.type == "cuda":
-            forward.streams[current_stream(self._on)] = torch.cuda.current_stream(self._on)
+        forward.streams |= stream_objects(self._on)
         storage = forward.storages.get(identity)
         if storage is None or storage.device is not device:
             storage = Storage(device, nbytes, forward.order, len(forward.unfinished))
@@ -519,6 +521,7 @@ class ActivationOffload(Closing):
             return
         with self._lock, interrupts_held():
             self._tidy()
+            self._note_streams(forward)
             found, forward.unfinished = forward.unfinished, []
             order, forward.order = forward.order, forward.order + 1
             measures = self._plan.measures
@@ -538,6 +541,10 @@ class ActivationOffload(Closing):
                 self._plan.note(order, nbytes, forward_s, self._copied(group))
             if measures:
                 forward.since = self._now()
+
+    def _note_streams(self, forward: _Forward) -> None:
+        """The streams of a layer that has ended, before memory of those before it is let go."""
+        forward.streams_of_all |= {**forward.streams, **stream_objects(self._on)}
 
     def _group(self, forward: _Forward, name: str, order: int) -> _Group:
         """The group of a layer that has ended, with what it shares with those before it."""
@@ -573,8 +580,8 @@ class ActivationOffload(Closing):
         if not chosen:
             return
         group.stream = current_stream(self._on)
-        group.streams = [one for one in streams if one != group.stream]
-        for one in group.streams:
+        group.streams = list({group.stream: None, **streams})
+        for one in group.streams[1:]:
             torch.cuda.current_stream(self._on).wait_stream(streams[one])
         try:
             group.number = self._arena.begin()
@@ -609,7 +616,7 @@ class ActivationOffload(Closing):
                 if not self._arena.is_still(group.number):
                     if len(self._leaving) <= most:
                         return
-                    for stream in (group.stream, *group.streams):
+                    for stream in group.streams:
                         self._arena.join(group.number, stream)
             except RefitError as why:
                 self._leaving.popleft()
@@ -635,7 +642,10 @@ class ActivationOffload(Closing):
             self._release(group)
 
     def _let_go(self, forward: _Forward, storage: Storage) -> None:
-        """Its identity may be another storage's from now on."""
+        """Its identity may be another storage's from now on, and its memory, too: that belongs to
+        the stream on which it was taken, which need not be one of those that wait for the copies.
+        Nor do copies alone read it: a layer behind its own may, which has not saved it."""
+        used_on([storage.device], forward.streams_of_all.values())
         if forward.storages.get(storage.device._cdata) is storage:
             del forward.storages[storage.device._cdata]
         forward.freed += storage.nbytes
@@ -674,6 +684,7 @@ class ActivationOffload(Closing):
         forward.unfinished.clear()
         with self._lock, interrupts_held():
             self._tidy()
+            self._note_streams(forward)
             self._give_back(len(self._leaving))
             if forward.shared:
                 self._group(forward, "the end of the forward pass", forward.order)

@@ -26,7 +26,7 @@ from refit.device import Device
 from refit.errors import DeviceMemoryError
 from refit.observers import COPIES, Observers
 from refit.offloader import KEEP, Offloader
-from refit.regions import current_stream, guard, lacks_memory
+from refit.regions import current_stream, guard, lacks_memory, stream_objects, used_on
 from refit.window import BORN, TOGETHER, UNIT, Part, Window
 
 _ALIGNMENT = 512
@@ -66,6 +66,8 @@ class Home(Closing):
         self._memory: torch.Tensor | None = None
         self._base = 0
         self._room = (0, 0)
+        self._streams: dict[int, Any] = {}
+        """On which the memory of the windows was used last, by its handle."""
         self._tensors: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
         """What lies in the windows' memory, by address, region and shape: mostly the same in each
         step. Steps over other parts have others; ``begin`` bounds how many are kept."""
@@ -158,6 +160,7 @@ class Home(Closing):
         self._memory, self._base = memory, memory.data_ptr()  # held as long as C may know of it
         self.window.set_memory(base, size, count)
         self._room = size, count
+        self._streams = stream_objects(self.device)
         return True
 
     def tensor(
@@ -191,10 +194,22 @@ class Home(Closing):
         self._take(parts)
         if len(self._tensors) > _KEPT * len(parts):
             self._tensors.clear()
+        self._follow()
         self._may_step = True  # from here on, for Ctrl-C may come right behind the call
         self.window.begin(parts, current_stream(self.device))
         self.begun = tuple(parts)
         self._tell_copies()  # of the step before, which are over
+
+    def _follow(self) -> None:
+        """The memory belongs to the stream on which it was taken, and a step may run on another.
+        Behind a step that was broken off, or ``fetch``, that one may have work left on it which no
+        copy out has waited for."""
+        for handle, stream in stream_objects(self.device).items():
+            if self._memory is not None and handle not in self._streams:
+                for before in self._streams.values():
+                    stream.wait_stream(before)
+                used_on([self._memory.untyped_storage()], [stream])
+                self._streams = {handle: stream}
 
     def next(self) -> tuple[int, list[int]]:
         """Waits for the next window; see ``Window.next``. What was born in the window before the
@@ -204,6 +219,7 @@ class Home(Closing):
             self._born.clear()
         if self._began is None:
             self._began = time.perf_counter()
+        self._follow()  # copies may have come in early, behind another stream
         found = self.window.next()
         self._born.append([])
         while len(self._born) > 2:

@@ -10,7 +10,7 @@ Which storages those are, and when they leave, is unknown here.
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
@@ -52,6 +52,31 @@ def current_stream(device: torch.device) -> int:
     if device.type != "cuda":
         return NO_STREAM
     return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
+
+
+def stream_objects(device: torch.device) -> dict[int, Any]:
+    """torch's current stream as PyTorch's functions take it, by its handle; none for the CPU."""
+    stream = current_stream(device)
+    return {} if stream == NO_STREAM else {stream: torch.cuda.current_stream(device)}
+
+
+def used_on(storages: Iterable[torch.UntypedStorage], streams: Iterable[Any]) -> None:
+    """Tells PyTorch's allocator that these streams of a GPU use storages.
+
+    Freed memory goes back to the stream on which it was taken, which PyTorch does not tell, and
+    whose next work may write to it. From now on it goes there once these streams have done what
+    they had queued when it was freed. For the stream on which it was taken that changes nothing.
+    """
+    streams = list(streams)
+    if not streams:
+        return
+    # Neither a mode nor a subclass of others is to see these calls: checkpointing counts calls.
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        for storage in storages:
+            tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            tensor.set_(storage, 0, (storage.nbytes(),), (1,))
+            for stream in streams:
+                tensor.record_stream(stream)
 
 
 def guard(device: torch.device) -> AbstractContextManager[Any]:
@@ -143,6 +168,10 @@ class Regions:
         self._weights_at: list[int] = []
         self._fresh: dict[int, torch.UntypedStorage] = {}
         self._future: Future | None = None
+        self._streams: dict[int, Any] = {}
+        """The stream of a GPU behind which the storages left, and which may use them again."""
+        self._users: set[int] = set()
+        """Streams of which PyTorch's allocator knows that they use the storages."""
 
     @property
     def closed(self) -> bool:
@@ -239,6 +268,7 @@ class Regions:
             self._tell_weights()
         if self.offloader.state == _abi.REFIT_RESTORING:
             self.offloader.finish()
+        self._streams = stream_objects(self.device)
         self.offloader.offload(current_stream(self.device))
 
     @property
@@ -360,9 +390,18 @@ class Regions:
             for number, storage in enumerate(self._storages):
                 if storage.nbytes() != self.slots.nbytes[number]:
                     self._allocate(number, by_storage)
+        self._users = set(stream_objects(self.device))
+        self._used_on(self._streams)
         addresses = self.addresses()
         self.offloader.bind_each(self._movable(), addresses)
         self._bound[: len(addresses)] = addresses
+
+    def _used_on(self, streams: Mapping[int, Any]) -> None:
+        """These streams use the storages, which belong to the stream of the restore from now on:
+        one that restores ahead, say. Other code frees them without knowing of it."""
+        fresh = {handle: one for handle, one in streams.items() if handle not in self._users}
+        used_on(self._storages, fresh.values())
+        self._users |= fresh.keys()
 
     def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
         nbytes, storage = self.slots.nbytes[number], self._storages[number]
@@ -396,6 +435,8 @@ class Regions:
         CopyError: call ``come_back`` again.
         """
         checked = any(self._weights_at)  # masters: then the join itself would wait, in one piece
+        if self._future is not None:
+            self._used_on(stream_objects(self.device))
         if self.device.type != "cuda" or self._future is None or checked:
             self._wait(group)  # no future: Ctrl-C came before it was
         elif group is None:

@@ -1,0 +1,241 @@
+"""Memory that one stream of a GPU has taken and others use: it is not used again before they have
+done with it. The streams, and PyTorch's allocator with its memory of each stream, are played."""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import refit
+import refit.activation_offload
+import refit.home
+import refit.regions
+import torch
+from activation_scenes import figures, gradients, offloaded, same_bits
+from refit.activations import Arena
+from torch import nn
+from training import Run
+
+MAIN, SIDE = 7, 8
+ELEMENTS = 512
+LAYERS = 6
+
+
+@dataclass
+class Stream:
+    number: int
+    behind: set[int] = field(default_factory=set)
+    """Groups whose copies out its further work waits for."""
+    after: list[int] = field(default_factory=list)
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.behind |= other.behind
+        self.after.append(other.number)
+
+
+@dataclass(eq=False)
+class Block:
+    memory: bytearray
+    owner: int
+    users: set[int] = field(default_factory=set)
+    until: set[int] = field(default_factory=set)
+    """Groups whose copies out come before what its users had queued when it was freed."""
+
+
+class Machine:
+    """Copies out are made as late as they may be, and memory is used again as early."""
+
+    def __init__(self) -> None:
+        self.streams = {one: Stream(one) for one in (MAIN, SIDE)}
+        self.current = MAIN
+        self.late: dict[int, Callable[[], None]] = {}
+        self.blocks: list[Block] = []
+        self.free: list[Block] = []
+        self.freed_behind: list[set[int]] = []
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    # ---- the allocator
+
+    def take(self) -> torch.Tensor:
+        """Memory of the current stream."""
+        fits = [one for one in self.free if one.owner == self.current and not self.waits(one)]
+        if fits:
+            block = fits[-1]
+            self.free.remove(block)
+        else:
+            block = Block(bytearray(4 * ELEMENTS), self.current)
+            self.blocks.append(block)
+        block.users.clear()
+        array = (ctypes.c_char * len(block.memory)).from_buffer(block.memory)
+        weakref.finalize(array, self.give_back, block)
+        return torch.frombuffer(array, dtype=torch.float32)
+
+    def waits(self, block: Block) -> bool:
+        return not block.until.isdisjoint(self.late)
+
+    def give_back(self, block: Block) -> None:
+        block.until = set().union(*(self.streams[one].behind for one in block.users))
+        self.free.append(block)
+        self.freed_behind.append(set(block.users))
+
+    def used_on(self, storages: Iterable[torch.UntypedStorage], streams: Iterable[Stream]) -> None:
+        at = {ctypes.addressof(ctypes.c_char.from_buffer(one.memory)): one for one in self.blocks}
+        for storage in storages:
+            at[storage.data_ptr()].users |= {one.number for one in streams}
+
+    def write(self, tensor: torch.Tensor, value: float) -> None:
+        """By work that the current stream gets."""
+        for group in self.streams[self.current].behind & self.late.keys():
+            self.copy(group)
+        tensor.fill_(value)
+
+    # ---- refit's copies
+
+    def copy(self, group: int) -> None:
+        if group in self.late:
+            self.late.pop(group)()
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        real = {name: getattr(Arena, name) for name in ("commit", "join", "fetch", "release")}
+
+        def commit(arena: Arena, group: int, _: int) -> None:
+            def copies() -> None:
+                real["commit"](arena, group, 0)
+                real["join"](arena, group, 0)
+
+            self.late[group] = copies
+
+        def join(arena: Arena, group: int, stream: int) -> None:
+            if group in self.late:
+                self.streams[stream].behind.add(group)
+            else:
+                real["join"](arena, group, 0)
+
+        def fetch(arena: Arena, group: int, memories: list[int], _: int) -> None:
+            self.copy(group)
+            real["fetch"](arena, group, memories, 0)
+
+        def release(arena: Arena, group: int, _: int) -> None:
+            self.copy(group)
+            real["release"](arena, group, 0)
+
+        for one in (commit, join, fetch, release):
+            patch.setattr(Arena, one.__name__, one)
+        patch.setattr(Arena, "is_still", lambda _, group: group not in self.late)
+        where = refit.activation_offload
+        patch.setattr(where, "current_stream", lambda _: self.current)
+        patch.setattr(where, "stream_objects", self.stream_objects)
+        patch.setattr(where, "used_on", self.used_on)
+        patch.setattr(torch.cuda, "current_stream", lambda _: self.streams[self.current])
+
+    def stream_objects(self, _: torch.device) -> dict[int, Any]:
+        return {self.current: self.streams[self.current]}
+
+
+class Beside(nn.Module):
+    """Saves on the main stream what a side stream has made, which waits for nothing."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((ELEMENTS,), 1 / ELEMENTS))
+        self.machine = machine
+        self.number = number
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.machine.on(SIDE):
+            made = self.machine.take()
+            self.machine.write(made, self.number + 1)
+        torch.cuda.current_stream().wait_stream(self.machine.streams[SIDE])
+        return x * (self.weight * made).sum()
+
+
+class Model(nn.Module):
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Beside(machine, number) for number in range(LAYERS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_what_a_side_stream_has_taken_is_not_used_again_while_it_is_copied(
+    in_flight: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine()
+    machine.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: machine.streams[machine.current])
+    model = Model(machine)
+    model(torch.ones(())).backward()
+    expected = gradients(model)
+    options = {"min_bytes": 4 * ELEMENTS, "in_flight": in_flight}
+    with offloaded(model, **options) as (activations, block):
+        for _ in range(3):
+            machine.freed_behind.clear()
+            with block():
+                loss = model(torch.ones(()))
+            let_go = list(machine.freed_behind)
+            loss.backward()
+            assert all(map(same_bits, gradients(model), expected))
+            assert figures(activations)["activation_left_bytes_last"] > 0
+            # A layer behind the copies may read on the main stream what it has not saved.
+            assert let_go
+            assert all(MAIN in one for one in let_go)
+
+
+class Told:
+    """What PyTorch's allocator was told: the streams that use memory, besides its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, where: Any) -> None:
+        self.stream = Stream(MAIN)
+        self.streams: list[int] = []
+        patch.setattr(where, "stream_objects", lambda _: {self.stream.number: self.stream})
+        patch.setattr(where, "used_on", self.used_on)
+
+    def used_on(self, storages: Iterable[Any], streams: Iterable[Stream]) -> None:
+        self.streams += [one.number for one in streams for _ in storages]
+
+
+def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_the_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch, refit.regions)
+    run = Run()
+    run.step()
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        controller.restore()
+        assert told.streams == []  # one stream alone: memory may be used again at once
+        controller.clear()
+        told.stream = Stream(SIDE)
+        controller.restore()
+        count = len(told.streams)
+        assert count > 0
+        told.stream = Stream(9)
+        for _ in range(2):
+            controller.prepare_for_training()
+        assert told.streams == [MAIN] * count + [9] * count
+
+
+def test_windows_follow_the_steps_to_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told(monkeypatch, refit.home)
+    run = Run()
+    with refit.Controller(run.optimizer, run.model, states="host"):
+        for _ in range(3):
+            run.step()
+        assert told.streams == told.stream.after == []
+        told.stream = Stream(SIDE)
+        for _ in range(2):
+            run.step()
+        assert told.streams == [SIDE]
+        assert told.stream.after == [MAIN]
