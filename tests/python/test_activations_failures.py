@@ -4,8 +4,11 @@ bits of a run without refit."""
 
 import gc
 import itertools
+import signal
 import sys
 import warnings
+import weakref
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -29,7 +32,7 @@ from activation_scenes import (
     used_bytes,
 )
 from failures import FailingCall
-from interrupts import AtLine, lines
+from interrupts import AtLine, lines, press
 from refit.errors import CopyError, DeadlineError, HostMemoryError
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -212,23 +215,50 @@ class Press(AtLine):
         return super().trace(frame, event, argument)
 
 
+class Alarm(Exception):
+    """What the handler of a time limit raises, or another thread in this one."""
+
+
+def alarm(*_: object) -> None:
+    raise Alarm
+
+
+@pytest.fixture
+def alarms() -> Iterator[None]:
+    """SIGALRM raises."""
+    before = signal.signal(signal.SIGALRM, alarm)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+def ring() -> None:
+    signal.raise_signal(signal.SIGALRM)
+
+
+@pytest.mark.usefixtures("alarms")
 @pytest.mark.parametrize(
-    ("entry", "aim"), [("with", "memory"), ("attach", "memory"), ("with", "overlap")]
+    ("entry", "aim", "what"),
+    [
+        ("with", "memory", press),
+        ("attach", "memory", press),
+        ("with", "overlap", press),
+        ("with", "memory", ring),
+    ],
 )
-def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
-    entry: str, aim: str, expected: list[torch.Tensor]
+def test_a_signal_before_any_line_of_the_backward_pass_loses_nothing(
+    entry: str, aim: str, what: Any, expected: list[torch.Tensor]
 ) -> None:
     broken = 0
-    for at in lines(False, f"{entry} {aim}"):
+    for at in lines(False, f"{entry} {aim} {what.__name__}"):
         model = net(LAYERS)
         with offloaded(model, entry, aim=aim) as (activations, block):
             stepped(model, block)
             loss = loss_of(model, block)
-            handler = Press(at)
+            handler = Press(at, what)
             try:
                 with handler:
                     loss.backward(retain_graph=True)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, Alarm):
                 broken += 1
             model.zero_grad()
             loss.backward(retain_graph=True)
@@ -239,6 +269,57 @@ def test_ctrl_c_before_any_line_of_the_backward_pass_loses_nothing(
         if not handler.done:
             break
     assert broken > 20
+
+
+@pytest.mark.usefixtures("alarms")
+@pytest.mark.parametrize("name", ["add", "commit", "join", "fetch", "release"])
+@pytest.mark.parametrize("how", [ring, alarm], ids=["signal", "other thread"])
+def test_an_exception_right_behind_a_call_takes_no_memory_from_under_a_copy(
+    how: Any, name: str, expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's waits for the end of the call that holds it; another thread's does not."""
+    made: list[weakref.ref[Any]] = []
+    real_memory = refit.activation_offload._memory
+    real = getattr(refit.activations.Arena, name)
+
+    def memory(*arguments: Any) -> Any:
+        found = real_memory(*arguments)
+        made.append(weakref.ref(found))
+        return found
+
+    def interrupted(*arguments: Any) -> Any:
+        result = real(*arguments)
+        if next(calls) == at:
+            how()
+        return result
+
+    monkeypatch.setattr(refit.activation_offload, "_memory", memory)
+    for at in range(1, 100):
+        calls = itertools.count(1)
+        model = net(LAYERS)
+        with offloaded(model, prefetch=2) as (activations, block):
+            with monkeypatch.context() as patch:
+                patch.setattr(refit.activations.Arena, name, interrupted)
+                loss: Any = None
+                raised = False
+                try:
+                    stepped(model, block)
+                    loss = loss_of(model, block)
+                    loss.backward(retain_graph=True)
+                except Alarm:
+                    raised = True  # its frames go with it
+                if name == "fetch" and raised:
+                    assert made[-1]() is not None
+            model.zero_grad()
+            if loss is not None:
+                loss.backward()
+                assert all(map(same_bits, gradients(model), expected))
+            del loss
+            gc.collect()
+            assert_as_ever(model, activations, block, expected)
+        if next(calls) <= at:
+            break
+    assert at > LAYERS - 2
 
 
 def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena(

@@ -165,8 +165,16 @@ def test_code_that_fails_half_way_is_told(size: int, monkeypatch: pytest.MonkeyP
         twins.alone.finish()
 
 
-def test_ctrl_c_while_the_code_runs_waits_for_the_window() -> None:
+def stop(*_: object) -> None:
+    raise SystemExit
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_code_runs_waits_for_the_window(number: signal.Signals) -> None:
     pressed: list[int] = []
+    before = signal.getsignal(number)
+    if number != signal.SIGINT:
+        signal.signal(number, stop)
 
     class Pressing(torch.optim.AdamW):
         presses = False
@@ -174,7 +182,7 @@ def test_ctrl_c_while_the_code_runs_waits_for_the_window() -> None:
         @torch.no_grad()
         def step(self, closure: Any = None) -> Any:
             if self.presses and any(group["params"] for group in self.param_groups):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
                 pressed.extend(1 for _ in range(100))
             return super().step(closure)
 
@@ -182,20 +190,22 @@ def test_ctrl_c_while_the_code_runs_waits_for_the_window() -> None:
         twins.backward()
         Pressing.presses = True
         times = 0
-        with pytest.raises(KeyboardInterrupt) as seen:
+        with pytest.raises((KeyboardInterrupt, SystemExit)) as seen:
             twins.moved.optimizer.step()
-        assert seen.value.stepped  # type: ignore[attr-defined]
+        assert seen.value.stepped  # type: ignore[union-attr]
+        assert seen.value.torn == []  # type: ignore[union-attr]
         while True:
             times += 1
             try:
                 twins.controller.resume_step()
                 break
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 assert times < 20
         assert len(pressed) == 100 * times
         Pressing.presses = False
         end_step(twins, None)
         twins.alone.finish()
+    signal.signal(number, before)
 
 
 # ---- Memory.

@@ -8,12 +8,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from refit._waiting import SLICE_MS, run_interruptibly, wait_in_slices
+import refit._waiting
+from interrupts import AtLine, lines
+from refit._waiting import SLICE_MS, interrupts_held, run_interruptibly, wait_in_slices
 from refit.errors import CancelledError, DeadlineError, InvalidError, PeerError
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -288,6 +290,74 @@ def test_second_handler_does_not_leave_the_call_running(bell: Bell) -> None:
         assert threads_of_calls() == []
         sender.join()
         ringers[0].join()
+
+
+def test_handlers_of_all_signals_wait_for_the_end_of_a_block() -> None:
+    seen: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        seen.append(number)
+
+    def raise_in_a_block(numbers: Iterable[int]) -> None:
+        with interrupts_held():
+            for one in numbers:
+                signal.raise_signal(one)
+            assert seen == []
+
+    came = signal.SIGUSR2, signal.SIGUSR1, signal.SIGALRM, signal.SIGUSR2, signal.SIGINT
+    with (
+        handled(signal.SIGUSR1, terminate),
+        handled(signal.SIGUSR2, note),
+        handled(signal.SIGALRM, note),
+    ):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            raise_in_a_block(came)
+        assert isinstance(caught.value.__context__, Terminated)
+        assert signal.getsignal(signal.SIGUSR1) is terminate
+        assert signal.getsignal(signal.SIGUSR2) is note
+    assert seen == [signal.SIGUSR2, signal.SIGALRM]  # also behind one that raised
+
+
+def test_a_handler_that_is_chosen_in_a_block_stays() -> None:
+    with handled(signal.SIGUSR1, terminate):
+        with interrupts_held():
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+
+
+def held() -> None:
+    with interrupts_held():
+        pass
+
+
+@pytest.mark.parametrize("call", [held, lambda: run_interruptibly(lambda: 42)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, None])
+def test_what_is_raised_before_any_line_leaves_all_handlers_as_they_were(
+    number: signal.Signals | None, call: Callable[[], object]
+) -> None:
+    """By a handler, or without one, as another thread can."""
+
+    def interrupts() -> None:
+        if number is None:
+            raise Terminated
+        signal.raise_signal(number)
+
+    raised = 0
+    with handled(signal.SIGUSR1, terminate), handled(signal.SIGUSR2, terminate):
+        for at in lines(True, ""):
+            interrupt = AtLine(at, interrupts, refit._waiting.__file__)
+            try:
+                with interrupt:
+                    call()
+            except (KeyboardInterrupt, Terminated):
+                raised += 1
+            assert raised == at if interrupt.done else raised == at - 1
+            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+            assert signal.getsignal(signal.SIGUSR1) is terminate
+            assert signal.getsignal(signal.SIGUSR2) is terminate
+            if not interrupt.done:
+                break
+    assert raised > 10
 
 
 def test_other_threads_call_plainly() -> None:

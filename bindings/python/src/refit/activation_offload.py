@@ -49,7 +49,14 @@ from refit._waiting import interrupts_held
 from refit.activation_plan import Plan
 from refit.activations import Arena
 from refit.config import ConfigLike, make_config
-from refit.errors import DeadlineError, InvalidError, RefitError, StateError, UnsupportedError
+from refit.errors import (
+    DeadlineError,
+    InvalidError,
+    NotFoundError,
+    RefitError,
+    StateError,
+    UnsupportedError,
+)
 from refit.regions import Devices, current_stream, lacks_memory, stream_objects, used_on
 from refit.saved_tensors import (
     Kept,
@@ -590,6 +597,9 @@ class ActivationOffload(Closing):
         except RefitError as why:
             self._stays(group, why)
             return
+        except BaseException:
+            self._keep(group)
+            raise
         if group.storages:
             self._leaving.append(group)
         else:  # the arena has room for none
@@ -663,12 +673,15 @@ class ActivationOffload(Closing):
 
     def _stays(self, group: _Group, why: RefitError) -> None:
         """The copies out of a group have failed: all of it is on the device, and stays there."""
-        for storage in _alive(group.storages):
-            self._keep_storage(storage)
-        self._release(group)
+        self._keep(group)
         warnings.warn(
             f"activations of {group.name} stay on the device: {why}", RuntimeWarning, stacklevel=5
         )
+
+    def _keep(self, group: _Group) -> None:
+        for storage in _alive(group.storages):
+            self._keep_storage(storage)
+        self._release(group)
 
     def _copied(self, group: _Group) -> float:
         """Waits for the copies out of a group that is measured: how long they took."""
@@ -823,16 +836,21 @@ class ActivationOffload(Closing):
             memories = [0] * len(source.storages)
             for storage, made in zip(storages, taken, strict=True):
                 memories[storage.place] = made.data_ptr()
+            # Before the call: an exception that another thread sends to this one may come right
+            # behind it, and copies be under way. Where none is, a join does nothing.
+            group.held.extend(taken)
+            source.arriving = group
+            source.stream = group.stream = stream
+            group.sources.append(source)
             try:
                 self._arena.fetch(source.number, memories, stream)
             except RefitError as why:
                 if isinstance(why, DeadlineError):
                     self._stuck.append((0, taken))
+                source.arriving = None
+                group.sources.pop()
+                del group.held[-len(taken) :]
                 raise _named(why, group) from why
-            source.arriving = group
-            source.stream = group.stream = stream
-            group.sources.append(source)
-            group.held.extend(taken)
             for storage, made in zip(storages, taken, strict=True):
                 storage.return_to(made, stream)
 
@@ -931,30 +949,31 @@ class ActivationOffload(Closing):
         if group in self._leaving:
             self._leaving.remove(group)
         self._end_copies(group)
-        number, group.number = group.number, 0
-        try:
-            self._arena.release(number, group.stream)
-        except RefitError:
-            self._stuck.append((number, group))
-            raise
+        number = group.number
+        self._stuck.append((number, group))  # until it is known that no copy uses what it holds
+        group.number = 0
+        self._arena.release(number, group.stream)
+        self._stuck.pop()
         group.storages.clear()  # they know the group, too: a cycle would wait for the collector
         if not group.sources:
             group.held.clear()
 
     def _release_stuck(self) -> None:
         """Releases groups whose copies hung, and are over by now."""
-        stuck, self._stuck = self._stuck, []
-        for number, holds in stuck:
+        for one in list(self._stuck):
+            number, _ = one
             try:
                 if number == 0 or not self._arena.is_still(number):
-                    self._stuck.append((number, holds))
                     continue
             except RefitError:
                 pass  # the copies have failed, which ends them, too
             try:
                 self._arena.release(number, current_stream(self._on))
+            except NotFoundError:
+                pass  # an exception came right behind its release
             except RefitError:
-                self._stuck.append((number, holds))
+                continue
+            self._stuck.remove(one)
 
     def _settle(self) -> None:
         """Brings all groups back for good."""

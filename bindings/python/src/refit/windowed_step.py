@@ -13,7 +13,8 @@ If PyTorch finds no memory in a window, for new states or for what it calculates
 changed a parameter, all memory of the windows is given back, and the rest is stepped with fewer
 parameters at a time and nothing under way meanwhile; DeviceMemoryError if that is one already.
 
-Ctrl-C is held back while the code of a window runs. Where states live is unknown here.
+Python's signal handlers, Ctrl-C's among them, wait while the code of a window runs. Where states
+live is unknown here.
 """
 
 import time
