@@ -232,6 +232,68 @@ class Parametrized(nn.Module):
             return x + self.inner(self.inner(x).tanh()) * 0.3
 
 
+PARTS = [1, 3, ROWS - 4]
+"""Rows of which a batch of sequences of different lengths is made."""
+
+
+class Jagged(nn.Module):
+    """Its ragged size is known by the identity of its offsets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts: Any = torch.nested.as_nested_tensor(list(x.split(PARTS)), layout=torch.jagged)
+        y = F.gelu(self.inner(self.norm(parts))) * parts
+        return x + y.values().sin() * 0.3
+
+
+class Nested(nn.Module):
+    """The older layout, whose tensors have no sizes and strides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts: Any = torch.nested.as_nested_tensor(list(x.split(PARTS)), layout=torch.strided)
+        y = F.gelu(self.inner(parts))
+        return x + torch.cat([one.sin() for one in y.unbind()]) * 0.3
+
+
+class SavesUnusual(torch.autograd.Function):
+    """Saves a quantized tensor, and zeros that have no memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        coarse = torch.quantize_per_tensor(x.detach().cpu(), 0.01, 128, torch.quint8)
+        ctx.save_for_backward(coarse, torch._efficientzerotensor(x.shape, device=x.device))
+        return x * coarse.dequantize().to(x.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        coarse, zeros = ctx.saved_tensors
+        return gradient * coarse.dequantize().to(gradient.device) + zeros
+
+
+class Unusual(nn.Module):
+    """Besides, tensors that ``torch.func`` wraps are saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = SavesUnusual.apply(self.inner(x))
+        _, slope = torch.func.jvp(lambda one: one.sin() * one, (y,), (torch.ones_like(y),))
+        return x + slope * 0.1 + torch.vmap(lambda one: one.tanh() * one)(y)
+
+
+RARE: dict[str, type[nn.Module]] = {one.__name__: one for one in (Jagged, Nested, Unusual)}
+"""Layers that not every way of checkpointing takes."""
+
 KINDS: dict[str, type[nn.Module]] = {
     one.__name__: one
     for one in (
@@ -247,7 +309,7 @@ class Stack(nn.Module):
     def __init__(self, kinds: list[str]) -> None:
         super().__init__()
         self.table = nn.Embedding(40, WIDTH)
-        self.layers = nn.ModuleList(KINDS[kind]() for kind in kinds)
+        self.layers = nn.ModuleList({**KINDS, **RARE}[kind]() for kind in kinds)
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, 40, bias=False)
         self.head.weight = self.table.weight
@@ -456,6 +518,8 @@ STACKS: dict[str, Scene] = {
     "drops": stack("Dropout", "Attention", "Dropout", "Parametrized", "Dropout"),
 }
 
+RARELY = {kind: stack(kind, "Relu", kind) for kind in RARE}
+
 SCENES = {**STACKS, **MODELS}
 
 # ---- Checkpointing.
@@ -618,7 +682,7 @@ def assert_same(alone: Run, moved: Run) -> None:
 
 @functools.cache
 def _plain(scene: str, checkpointing: str, accumulation: int, order: str, steps: int) -> Run:
-    run = Run(SCENES[scene], checkpointing, accumulation, order)
+    run = Run({**SCENES, **RARELY}[scene], checkpointing, accumulation, order)
     for _ in range(steps):
         run.step()
     run.model = nn.Module()
@@ -691,7 +755,7 @@ def compare(
     """Trains with and without; all bits are equal. Gives the statistics."""
     alone = plain(scene, checkpointing, accumulation, order, steps)
     with quiet():
-        moved = Run(SCENES[scene], checkpointing, accumulation, order)
+        moved = Run({**SCENES, **RARELY}[scene], checkpointing, accumulation, order)
         with offloaded(moved, entry, **options) as (activations, block):
             for _ in range(steps):
                 moved.step(block)

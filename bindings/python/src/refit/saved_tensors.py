@@ -168,22 +168,35 @@ def kept(one: Kept) -> torch.Tensor:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a view of one storage and nothing else."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided
+    """Whether a tensor is a view of one storage and nothing else: neither a nested nor a quantized
+    one, which has more than sizes and strides, nor one that a transform of ``torch.func`` wraps."""
+    return (
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and not (tensor.is_nested or tensor.is_quantized or tensor._is_zerotensor())
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
 
 
 def wrap(tensor: torch.Tensor, save: Callable[[torch.Tensor], Any]) -> Any:
     """Saves what a tensor subclass is made of: tensors, and others, a device mesh for one, as they
     are. One that cannot be taken apart is kept, and so is one of whose tensors none is ``Saved``.
-    The result of a collective that may be under way is never looked into."""
+    The result of a collective that may be under way is never looked into. Of a jagged tensor its
+    values may leave: it is known by which tensor its offsets are, and not by what they say."""
     if not is_traceable_wrapper_subclass(tensor) or hasattr(tensor, "trigger_wait"):
         return keep(tensor)
     names, context = tensor.__tensor_flatten__()
     inside = {name: getattr(tensor, name) for name in names}
-    inside = {n: save(one) if isinstance(one, torch.Tensor) else one for n, one in inside.items()}
+    inside = {n: save(one) if _may_leave(tensor, one) else one for n, one in inside.items()}
     if not any(isinstance(one, (Saved, Wrapped)) for one in inside.values()):
         return keep(tensor)
     return Wrapped(type(tensor), inside, context, tensor.size(), tensor.stride())
+
+
+def _may_leave(tensor: torch.Tensor, inner: Any) -> bool:
+    return isinstance(inner, torch.Tensor) and not (
+        tensor.is_nested and not (inner.is_floating_point() or inner.is_complex())
+    )
 
 
 def unwrap(one: Wrapped, load: Callable[[Any], torch.Tensor]) -> torch.Tensor:
