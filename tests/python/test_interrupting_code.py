@@ -3,12 +3,13 @@ does with the states, training is the same to the bit as without refit, or it ge
 
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
 import refit
 import torch
-from interrupts import STRIDE, AtLine, lines, press
+from interrupts import PACKAGE, STRIDE, AtLine, lines, press
 from refit.errors import BusyError, StateError
 from training import Run
 
@@ -98,3 +99,46 @@ def test_a_handler_before_any_line_is_safe(use: str, verb: str, caught: bool, ev
                 break
     assert at > 3 * STRIDE
     assert caught or use == "accumulating" or refused > 2
+
+
+class InMode(AtLine):
+    """Before a line of PyTorch's code that enters or leaves a mode for refit's."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(at, within=torch.autograd.grad_mode.__file__)
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        back = frame.f_back
+        if event == "call" and (back is None or not back.f_code.co_filename.startswith(PACKAGE)):
+            return None
+        return super().trace(frame, event, argument)
+
+
+@pytest.mark.parametrize("states", ["cycle", "host"])
+def test_ctrl_c_leaves_no_mode_of_pytorch_on(states: Any) -> None:
+    """Without a gradient mode the next backward pass raises."""
+    run = Small()
+    run.step()
+    interrupted = 0
+    with refit.Controller(run.optimizer, run.model, states=states) as controller:
+        for at in lines(True, ""):
+            run.backward()
+            interrupt = InMode(at)
+            try:
+                with interrupt:
+                    run.optimizer.step()
+                    run.optimizer.zero_grad(set_to_none=False)
+                    assert not controller.accumulating
+                    controller.clear()
+                    run.optimizer.zero_grad(set_to_none=False)
+                    controller.restore()
+                    controller.prepare_for_training()
+            except KeyboardInterrupt:
+                interrupted += 1
+            assert torch.is_grad_enabled()
+            assert not torch.is_inference_mode_enabled()
+            controller.resume_step()
+            controller.prepare_for_training()
+            if not interrupt.done:
+                break
+    assert interrupted > 3

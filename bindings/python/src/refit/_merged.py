@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from refit._waiting import interrupts_held
 from refit._zero import gathered
 from refit.errors import UnsupportedError
 
@@ -49,7 +50,7 @@ class MergedLayer:
         return self._made.pop(parameter)
 
     def _merge(self) -> dict[str, torch.Tensor]:
-        with torch.no_grad(), gathered(self.layer.parameters()):
+        with interrupts_held(), torch.no_grad(), gathered(self.layer.parameters()):
             twin = _twin(self.layer)
             try:
                 for one in chain_of(twin)[:-1]:

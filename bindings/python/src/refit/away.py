@@ -44,6 +44,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import torch
 
+from refit._waiting import interrupts_held
 from refit.errors import BusyError, StateError
 
 _PROPERTIES = (
@@ -393,7 +394,7 @@ class Absence:
             self._tensors[group] = ()
 
     def _fill_zeros(self) -> None:
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             for tensor in self._zeroed.values():
                 call_untouched(methodcaller("zero_"), tensor)
         self._zeroed.clear()

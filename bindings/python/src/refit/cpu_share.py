@@ -33,6 +33,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from refit._call_lock import WaitingCallLock
+from refit._waiting import interrupts_held
 from refit.away import Absence, kind_of, untouched
 from refit.errors import RefitError
 from refit.home import Home
@@ -582,7 +583,7 @@ class CpuShare:
         counters = [self.optimizer.state[kept.parameter].get("step") for kept in stepped]
         if not counters or counters[0] is None:
             return
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             torch._foreach_add_(counters, 1)
         for kept in stepped:
             self._counts[id(kept)] += 1

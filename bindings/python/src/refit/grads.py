@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias, cast
 
 import torch
 
+from refit._waiting import interrupts_held
 from refit.away import untouched
 from refit.errors import InvalidError
 from refit.saved_tensors import counter_of
@@ -77,7 +78,7 @@ class Accumulation:
     def step_done(self) -> None:
         """All gradients as they are now have been used."""
         self.said = None
-        with untouched(), torch.no_grad():
+        with interrupts_held(), untouched(), torch.no_grad():
             self._used = {owner: _counters(grad) for owner, grad in self._gradients()}
 
     @property
@@ -88,9 +89,9 @@ class Accumulation:
         """
         if self.said is not None:
             return self.said
-        return any(
-            self._changed(owner, grad) and self._holds(grad) for owner, grad in self._gradients()
-        )
+        with interrupts_held():  # an exception could leave a counter other than it was
+            changed = [grad for owner, grad in self._gradients() if self._changed(owner, grad)]
+        return any(map(self._holds, changed))
 
     def _changed(self, owner: int, grad: torch.Tensor) -> bool:
         used = self._used.get(owner)

@@ -21,6 +21,7 @@ import torch
 
 from refit import _abi
 from refit._closing import Closing
+from refit._waiting import interrupts_held
 from refit.config import Config
 from refit.device import Device
 from refit.errors import DeviceMemoryError
@@ -292,7 +293,7 @@ class Home(Closing):
         for parts, targets in _shares(masters, most):
             self.begin(parts)
             _, addresses = self.window.next()
-            with torch.no_grad():
+            with interrupts_held(), torch.no_grad():
                 for part, address, one in zip(parts, addresses, targets, strict=True):
                     there = self.tensor(address, part.region, one.dtype, one.shape, one.stride())
                     one.copy_(there)

@@ -238,9 +238,9 @@ class HostMasters:
         whole = {id(one.parameter): one.parameter.detach().to("cpu", copy=True) for one in apart}
         coded = [one for one in leaving if one.is_coded and id(one.parameter) not in whole]
         self.tell_weights(coded)
-        with torch.no_grad():
-            for one in leaving:
-                if not one.is_coded:
+        for one in leaving:
+            if not one.is_coded:
+                with interrupts_held(), torch.no_grad():
                     _slot(one).view.copy_(one.parameter.detach())
         for home, ones in _by_home(coded).items():
             home.store([(_slot(one).region, one.parameter.detach().view(-1)) for one in ones])
@@ -328,8 +328,8 @@ class HostMasters:
         if without:
             self.bring_back()
             self.look_again()
-            with torch.no_grad():
-                for one in without:
+            for one in without:
+                with interrupts_held(), torch.no_grad():
                     self.weight_of(one).copy_(one.parameter.detach().view(-1))
         self._used.difference_update(id(one.parameter) for one in mine)
 

@@ -32,6 +32,7 @@ import torch
 from refit._call_lock import WaitingCallLock
 from refit._handle import refuse_fork
 from refit._library import lib
+from refit._waiting import interrupts_held
 from refit.away import Absence, untouched
 from refit.config import Config
 from refit.cpu_share import CpuShare
@@ -496,15 +497,16 @@ class HostStates:
                 if inner is not None:
                     moves.append((state, key, one, inner))
         places = {slot.view.data_ptr() for *_, one, _ in moves for slot in one.slots}
-        with torch.no_grad():
-            for _, _, _, inner in moves:  # other code has exchanged states: none is overwritten
-                for at, tensor in enumerate(inner):
-                    if tensor.untyped_storage().data_ptr() in places:
+        for _, _, _, inner in moves:  # other code has exchanged states: none is overwritten
+            for at, tensor in enumerate(inner):
+                if tensor.untyped_storage().data_ptr() in places:
+                    with interrupts_held(), torch.no_grad():
                         inner[at] = tensor.clone()
-            for state, key, one, inner in moves:
+        for state, key, one, inner in moves:
+            with interrupts_held(), torch.no_grad():
                 for slot, tensor in zip(one.slots, inner, strict=True):
                     slot.view.copy_(tensor)
-                state[key] = one.shown
+            state[key] = one.shown
 
     def _close_unused(self) -> None:
         """Gives back images whose states have all got another place."""
@@ -853,7 +855,7 @@ def _move_out(optimizer: Optimizer, kept: Kept) -> None:
         if state.get(key) is not one.shown:
             continue
         try:
-            with torch.no_grad():
+            with interrupts_held(), torch.no_grad():
                 fresh = [
                     torch.empty_like(s.view, device=device, memory_format=torch.preserve_format)
                     for s in one.slots

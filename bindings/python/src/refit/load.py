@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from refit import dtypes
+from refit._waiting import interrupts_held
 from refit.errors import InvalidError, RefitError, UnsupportedError
 from refit.source import Weight, weight_of
 from refit.target import Made, target_of
@@ -84,8 +85,9 @@ def apply(plan: Plan) -> Loaded:
 def _fill_tensors(copies: list[tuple[View, Any]]) -> None:
     import torch
 
-    with torch.inference_mode():  # in it, tensors made in and out of it may be changed
-        for view, place in copies:
+    for view, place in copies:
+        # In this mode tensors that were made in it and out of it may be changed.
+        with interrupts_held(), torch.inference_mode():
             place.detach().copy_(view.torch())
     for device in {place.device for _, place in copies if place.device.type == "cuda"}:
         torch.cuda.current_stream(device).synchronize()

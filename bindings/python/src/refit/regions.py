@@ -11,13 +11,14 @@ Which storages those are, and when they leave, is unknown here.
 import ctypes
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 
 from refit import _abi, _memory_now
 from refit._library import lib
+from refit._waiting import interrupts_held
 from refit.away import untouched
 from refit.config import Config
 from refit.device import Device
@@ -81,7 +82,13 @@ def used_on(storages: Iterable[torch.UntypedStorage], streams: Iterable[Any]) ->
 
 def guard(device: torch.device) -> AbstractContextManager[Any]:
     """Makes ``device`` the current one, where memory is then allocated."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    return _current(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    with interrupts_held(), torch.cuda.device(device):
+        yield
 
 
 def lacks_memory(why: BaseException) -> bool:

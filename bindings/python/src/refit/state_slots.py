@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 
+from refit._waiting import interrupts_held
 from refit.away import call_untouched, kind_of, untouched
 from refit.home import Home
 from refit.storages import opened, why_tensor_stays
@@ -70,7 +71,8 @@ class Slot:
 
     def show(self) -> None:
         """Makes ``view``, another tensor than before."""
-        with torch.inference_mode(False), torch.no_grad():  # to be written in any mode
+        # To be written in any mode.
+        with interrupts_held(), torch.inference_mode(False), torch.no_grad():
             self.view = torch.empty(0, dtype=self.dtype, device="cpu")
             if self._storage is not None:
                 self.view.set_(self._storage, 0, self.shape, self.stride)
@@ -138,7 +140,7 @@ class State:
         """The state over other memory: a plain tensor for each slot."""
         if self._recipe.is_plain:
             return tensors[0]
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             return self._recipe.made(tensors)
 
     def show_again(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from refit._waiting import interrupts_held
 from refit.errors import HostMemoryError
 from refit.storages import Place, Stock, place_of, why_tensor_stays
 
@@ -128,5 +129,5 @@ class TensorsByStorage:
 
 
 def _put(tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
-    with torch.no_grad():
+    with interrupts_held(), torch.no_grad():
         tensor.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from refit._waiting import interrupts_held
 from refit.away import kind_of
 from refit.errors import UnsupportedError
 from refit.storages import opened
@@ -383,7 +384,7 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
         refuse_outside(optimizer)
         refuse_known(optimizer)
     devices = [kind.device] if kind.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with interrupts_held(), torch.random.fork_rng(devices=devices):
         try:
             with _Draws(optimizer, kind.device) as draws:
                 born, elsewhere, independent = _tried(optimizer, kind)

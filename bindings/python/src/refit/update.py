@@ -23,6 +23,7 @@ from refit import load
 from refit._call_lock import CallLock
 from refit._handle import Handle
 from refit._library import call, lib
+from refit._waiting import interrupts_held
 from refit.bound import Bound, bound_names
 from refit.errors import NotFoundError, RefitError, StateError
 from refit.view import Lifetime, View, entries_of
@@ -275,7 +276,8 @@ class Update(Handle):
             return
         import torch
 
-        with torch.inference_mode():  # in it, tensors made in and out of it may be changed
+        # In this mode tensors that were made in it and out of it may be changed.
+        with interrupts_held(), torch.inference_mode():
             for tensor in kept:
                 tensor.set_()
 

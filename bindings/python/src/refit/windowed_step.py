@@ -549,7 +549,7 @@ class WindowedStep:
                 elif entry.count is None:
                     use.versions.append((local(value), _version(local(value))))
 
-        with torch.no_grad():  # one copy of all: on a GPU each takes a call
+        with interrupts_held(), torch.no_grad():  # one copy of all: on a GPU each takes a call
             use.saved += [
                 ([*ones], [*map(_version, ones)], torch.stack(ones)) for ones in single.values()
             ]
@@ -618,7 +618,7 @@ class WindowedStep:
     ) -> None:
         """A parameter that the CPU has stepped, and states that are on its device, get the values
         of their copies."""
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             local(entry.parameter).copy_(stepped)
             for key, value in entry.state.items():
                 is_there = isinstance(value, torch.Tensor) and value.device.type != "cpu"
@@ -631,7 +631,7 @@ class WindowedStep:
         _write(master, stepped)  # of an optimizer that gives a parameter other memory
         weight = self._weight_of(cast(Kept, entry.kept))
         count = weight.numel() if entry.count is None else entry.count
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             weight.narrow(0, entry.first, count).copy_(master.detach().view(-1))
 
     # ---- when it is broken off ------------------------------------------------------------------
@@ -774,7 +774,7 @@ def _as_born(
 def _write(held: torch.Tensor, made: torch.Tensor) -> None:
     """A state that the code has made anew is written over the one that came."""
     if held is not made and (held.data_ptr(), held.stride()) != (made.data_ptr(), made.stride()):
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             held.copy_(made)
 
 
@@ -818,7 +818,7 @@ def _set(state: dict[Any, Any], key: Any, value: Any, parted: bool) -> None:
     the object that it is."""
     there = state.get(key)
     if parted and isinstance(there, torch.Tensor) and isinstance(value, torch.Tensor):
-        with torch.no_grad():
+        with interrupts_held(), torch.no_grad():
             there.copy_(value)
     else:
         state[key] = value
