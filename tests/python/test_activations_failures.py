@@ -9,6 +9,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import FrameType
 from typing import Any
 
@@ -269,6 +270,37 @@ def test_a_signal_before_any_line_of_the_backward_pass_loses_nothing(
         if not handler.done:
             break
     assert broken > 20
+
+
+class InHook(Press):
+    """In the hooks by which ``attach`` follows a forward pass."""
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_name not in ("_begin_attached", "_end_attached"):
+            return None
+        return super().trace(frame, event, argument)
+
+
+def test_ctrl_c_where_a_forward_pass_that_is_followed_begins_and_ends_leaves_no_block_open(
+    expected: list[torch.Tensor],
+) -> None:
+    broken = 0
+    for at in lines(True, ""):
+        model = net(LAYERS)
+        handler = InHook(at)
+        with offloaded(model, "attach") as (activations, _):
+            stepped(model)
+            try:
+                with handler:
+                    loss_of(model)
+            except KeyboardInterrupt:
+                broken += 1
+                if at % 2:
+                    continue  # closes it
+            assert_as_ever(model, activations, nullcontext, expected)
+        if not handler.done:
+            break
+    assert broken > 4
 
 
 @pytest.mark.usefixtures("alarms")

@@ -408,19 +408,21 @@ class ActivationOffload(Closing):
         return self
 
     def _begin_attached(self, wanted: bool) -> None:
-        if self._begun.passes:
-            # Ctrl-C ended the forward pass before: hooks are not told of that.
-            self._begun.passes.clear()
-            self._end_block(whole=False)
-        if wanted:
-            self.__enter__()
-        self._begun.passes.append((wanted, sys.exception()))
+        with interrupts_held():  # a block that no pass is known for would never end
+            if self._begun.passes:
+                # Ctrl-C ended the forward pass before: hooks are not told of that.
+                self._begun.passes.clear()
+                self._end_block(whole=False)
+            if wanted:
+                self.__enter__()
+            self._begun.passes.append((wanted, sys.exception()))
 
     def _end_attached(self) -> None:
-        wanted, before = self._begun.passes.pop() if self._begun.passes else (False, None)
-        if wanted:
-            failed = sys.exception()  # a hook that is called behind a failure runs as its handler
-            self.__exit__(None if failed is before else type(failed), None, None)
+        failed = sys.exception()  # a hook that is called behind a failure runs as its handler
+        with interrupts_held():
+            wanted, before = self._begun.passes.pop() if self._begun.passes else (False, None)
+            if wanted:
+                self.__exit__(None if failed is before else type(failed), None, None)
 
     def detach(self) -> None:
         """Ends what ``attach`` began."""
@@ -956,6 +958,7 @@ class ActivationOffload(Closing):
         self._stuck.pop()
         group.storages.clear()  # they know the group, too: a cycle would wait for the collector
         if not group.sources:
+            # Copies out may go on: then no one needs their bytes, and what they read may change.
             group.held.clear()
 
     def _release_stuck(self) -> None:

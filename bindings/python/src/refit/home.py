@@ -329,7 +329,7 @@ class Home(Closing):
         self._tensors.clear()
         if self._memory is not None:
             self._room = 0, 0
-            self.window.trim()
+            self.window.trim()  # waits for copies; and what steps have queued, _follow has told of
             self._memory = None
 
     def close(self) -> None:

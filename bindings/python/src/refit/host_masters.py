@@ -248,7 +248,7 @@ class HostMasters:
             self._apart.update(whole)
             self._away.update((id(one.parameter), one) for one in leaving)
             self._absence.put(_MASTERS, [one.parameter for one in self._away.values()])
-            for one in leaving:
+            for one in leaving:  # each copy was waited for, on the CPU
                 one.parameter.untyped_storage().resize_(0)
         self.release()
 

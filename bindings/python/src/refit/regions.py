@@ -350,6 +350,8 @@ class Regions:
         held = [storage for storage in self._storages if storage.nbytes()]
         if not held:
             return 0
+        # The CPU has waited for the copies out, which follow what the stream of the departure had
+        # queued: no work of it uses this memory, to whichever stream it goes back.
         with guard(self.device):
             before = self._taken()
             for storage in held:
