@@ -34,11 +34,11 @@
  * the last of what the process may open (RESERVE). That is noticed after ZeroMQ has accepted: on
  * a machine that is overloaded the last descriptors may be taken for a moment. When accept(2) fails
  * for want of descriptors, ZeroMQ tries again at once, without end: so the listener is emptied by
- * means of a spare descriptor, and held off. On ipc ZeroMQ aborts on that failure instead
- * (ipc_listener.cpp). So there the free descriptors are counted all the time (LOOK_MS, and after
- * each connection), and the listener is held off while few are left (IPC_RESERVE): four times as
- * many as may wait to be accepted. What remains: all of these are taken before they are counted
- * again, by the process or by workers that connect together, while one more worker connects.
+ * means of a spare descriptor, and held off. On ipc ZeroMQ would abort on that failure; shortage.c
+ * sees to it that it does not. Where that cannot be arranged, and so that a worker that comes then
+ * is not refused, the free descriptors are counted there all the time (LOOK_MS, and after each
+ * connection), and the listener is held off while few are left (IPC_RESERVE): four times as many as
+ * may wait to be accepted.
  *
  * The listener is held off on TCP by a filter on its socket that drops what arrives: the system of
  * the other side tries again by itself, and nothing is closed. (zmq_unbind would end all

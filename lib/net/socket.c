@@ -4,9 +4,9 @@
  * The context is counted: inproc endpoints are only visible inside one context, and each context
  * costs two threads, so the process shares one; it is the only state here that no object owns. The
  * process id tells a fork: a context that was made by another process is forgotten, never ended,
- * since its threads do not run here. The lock is held for no call that waits. It also covers the
- * making of sockets whose first id must not be guessed: rand(), where ZeroMQ takes that id from, is
- * one for the process, too.
+ * since its threads do not run here. The lock is held for no call that waits, but for the start of
+ * two threads. It also covers the making of sockets whose first id must not be guessed: rand(),
+ * where ZeroMQ takes that id from, is one for the process, too.
  *
  * A socket has one security mechanism: with CURVE it talks to no peer without. A secret key is in
  * memory of rft_secret_open until ZeroMQ has its copy.
@@ -28,6 +28,7 @@
 
 #include "base/random.h"
 #include "base/thread.h"
+#include "net/shortage.h"
 #include "trust/key.h"
 
 /* ZeroMQ 4.3 knows it in every build, but its header names it to some only. One that does not know
@@ -43,30 +44,45 @@ static void *shared;   /* guarded by guard */
 static uint64_t users; /* guarded by guard */
 static pid_t maker;    /* guarded by guard */
 
+/* ZeroMQ starts the context's threads with its first socket: so one is made right after the probe,
+ * and closed. */
+static refit_status context_start(void **out, refit_error *error)
+{
+    rft_shortage_guard();
+    RFT_TRY(rft_shortage_probe(error));
+    void *context = zmq_ctx_new();
+    void *first = context == NULL ? NULL : zmq_socket(context, ZMQ_PAIR);
+    int code = errno;
+    if (first == NULL) {
+        if (context != NULL) (void)zmq_ctx_term(context);
+        return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "ZeroMQ gave no context: %s",
+                            zmq_strerror(code));
+    }
+    zmq_close(first);
+    *out = context;
+    return REFIT_OK;
+}
+
 /* Called with the lock held. */
-static void *shared_take(void)
+static refit_status shared_take(void **out, refit_error *error)
 {
     if (shared == NULL || maker != getpid()) {
-        shared = zmq_ctx_new();
+        shared = NULL;
+        RFT_TRY(context_start(&shared, error));
         maker = getpid();
         users = 0;
     }
-    if (shared != NULL) users++;
-    return shared;
+    users++;
+    *out = shared;
+    return REFIT_OK;
 }
 
 refit_status rft_context_acquire(void **out, refit_error *error)
 {
     rft_lock(&guard);
-    void *context = shared_take();
-    int code = errno;
+    refit_status status = shared_take(out, error);
     rft_unlock(&guard);
-    if (context == NULL) {
-        return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "ZeroMQ gave no context: %s",
-                            zmq_strerror(code));
-    }
-    *out = context;
-    return REFIT_OK;
+    return status;
 }
 
 /* ZeroMQ asks rand(), which nothing has seeded: so it is given a series of its own meanwhile. The

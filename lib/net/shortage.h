@@ -1,0 +1,25 @@
+/*
+ * shortage: what ZeroMQ needs of the system, where ZeroMQ would abort the process if it did not get
+ * it.
+ */
+#ifndef RFT_SHORTAGE_H
+#define RFT_SHORTAGE_H
+
+#include <sys/socket.h>
+
+#include "base/error.h"
+
+/* From here on ZeroMQ's accept calls lead to rft_shortage_accept, where that can be arranged. Not
+ * for two threads at once. */
+void rft_shortage_guard(void);
+
+/* Whether the process may open the descriptors and start the threads that a context begins with.
+ * REFIT_ERR_SYSTEM says which it lacks. */
+refit_status rft_shortage_probe(refit_error *error);
+
+/* accept4(2), which fails with no other errors than EAGAIN, EINTR, ECONNABORTED and ENFILE, except
+ * for what a caller's mistake makes. A bundled libzmq is compiled to call it (lib/package/parts).
+ */
+int rft_shortage_accept(int listener, struct sockaddr *address, socklen_t *room, int flags);
+
+#endif
