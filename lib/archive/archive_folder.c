@@ -21,6 +21,7 @@
 
 #include "base/alloc.h"
 #include "base/log.h"
+#include "base/user.h"
 
 #define LOCK_NAME   ".lock"
 #define LOCK_MODE   0600
@@ -285,7 +286,7 @@ static refit_status lock_failed(const rft_archive_folder *folder, refit_error *e
     int code = errno;
     bool others = code == EACCES &&
                   fstatat(folder->dir, LOCK_NAME, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
-                  found.st_uid != geteuid();
+                  !rft_user_is_own(found.st_uid);
     errno = code;
     if (!others) return rft_disk_fail(error, "create", LOCK_NAME);
     return rft_fail_sub(error, REFIT_ERR_IO, code,

@@ -33,6 +33,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/user.h"
 #include "trust/trusted_path.h"
 
 #define BACKLOG     32 /* fewer than the descriptors that connections.c keeps free */
@@ -149,10 +150,10 @@ static refit_status path_clear(const char *path, refit_error *error)
     RFT_REFUSE_IF(!S_ISSOCK(found.st_mode), error, REFIT_ERR_EXISTS,
                   "%s is not a socket: remove it, or use another endpoint", path);
     RFT_REFUSE_IF(
-        found.st_uid != geteuid(), error, REFIT_ERR_BUSY,
-        "the socket %s belongs to user %u, not to user %u: have it removed, or use another "
+        !rft_user_is_own(found.st_uid), error, REFIT_ERR_BUSY,
+        "the socket %s belongs to user %u, not to user %u%s: have it removed, or use another "
         "endpoint",
-        path, (unsigned)found.st_uid, (unsigned)geteuid());
+        path, (unsigned)found.st_uid, (unsigned)geteuid(), rft_user_doubt(found.st_uid));
     RFT_REFUSE_IF(rft_ipc_is_listening(path), error, REFIT_ERR_BUSY,
                   "another process listens at ipc://%s: close it, or use another endpoint", path);
     (void)unlink(path);
@@ -317,7 +318,7 @@ void rft_ipc_sweep(const char *folder, const char *prefix)
 
 static bool is_trusted(uid_t user)
 {
-    return user == geteuid() || user == 0;
+    return rft_user_is_own(user) || user == 0;
 }
 
 refit_status rft_ipc_check_socket(const char *path, refit_error *error)
@@ -326,18 +327,19 @@ refit_status rft_ipc_check_socket(const char *path, refit_error *error)
     if (lstat(path, &found) != 0) return REFIT_OK;
     RFT_REFUSE_IF(
         !is_trusted(found.st_uid), error, REFIT_ERR_SECURITY,
-        "%s belongs to user %u, not to user %u: run both ends as one user, use a path in a "
+        "%s belongs to user %u, not to user %u%s: run both ends as one user, use a path in a "
         "folder of your own (user://NAME), or keys (security.key)",
-        path, (unsigned)found.st_uid, (unsigned)geteuid());
+        path, (unsigned)found.st_uid, (unsigned)geteuid(), rft_user_doubt(found.st_uid));
     return REFIT_OK;
 }
 
 static refit_status check_listener(const char *path, uid_t listener, refit_error *error)
 {
-    RFT_REFUSE_IF(!is_trusted(listener), error, REFIT_ERR_SECURITY,
-                  "user %u listens at ipc://%s, not user %u: run both ends as one user, use a path "
-                  "in a folder of your own (user://NAME), or keys (security.key)",
-                  (unsigned)listener, path, (unsigned)geteuid());
+    RFT_REFUSE_IF(
+        !is_trusted(listener), error, REFIT_ERR_SECURITY,
+        "user %u listens at ipc://%s, not user %u%s: run both ends as one user, use a path "
+        "in a folder of your own (user://NAME), or keys (security.key)",
+        (unsigned)listener, path, (unsigned)geteuid(), rft_user_doubt(listener));
     return REFIT_OK;
 }
 

@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/user.h"
 #include "memory/budget.h"
 
 /* Of Linux, where the C library's headers are older. */
@@ -256,7 +257,7 @@ static bool is_ours(int fd, const struct stat *file)
 {
     char path[PLACE_BYTES], link[sizeof MEMFD_LINK];
     own_place(fd, path);
-    return S_ISREG(file->st_mode) && file->st_uid == geteuid() &&
+    return S_ISREG(file->st_mode) && rft_user_is_own(file->st_uid) &&
            readlink(path, link, sizeof link) == (ssize_t)strlen(MEMFD_LINK) &&
            memcmp(link, MEMFD_LINK, strlen(MEMFD_LINK)) == 0;
 }

@@ -25,6 +25,7 @@
 #include "base/alloc.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "base/user.h"
 #include "trust/trusted_path.h"
 
 #define SETTLED_S 2 /* times are no coarser than that */
@@ -128,10 +129,10 @@ static refit_status check_folder(const rft_allow_list *list, const struct stat *
                                  refit_error *error)
 {
     RFT_REFUSE_IF(
-        found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
+        !rft_user_is_own(found->st_uid) && found->st_uid != 0, error, REFIT_ERR_SECURITY,
         "security.allow: folder %.120s belongs to user %u, which could admit any key: own "
-        "it (chown)",
-        list->folder, (unsigned)found->st_uid);
+        "it (chown)%s",
+        list->folder, (unsigned)found->st_uid, rft_user_doubt(found->st_uid));
     RFT_REFUSE_IF((found->st_mode & 022) != 0, error, REFIT_ERR_SECURITY,
                   "security.allow: others may write to folder %.120s, and so admit any key: chmod "
                   "go-w",

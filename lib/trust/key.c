@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/user.h"
 #include "trust/trusted_path.h"
 
 #define FILE_MOST    1024u /* bytes of a key file: comments are short */
@@ -137,9 +138,9 @@ static refit_status check_file(const struct stat *found, const char *path, refit
 {
     RFT_REFUSE_IF(!S_ISREG(found->st_mode), error, REFIT_ERR_SECURITY,
                   "key file %.120s is no regular file", path);
-    RFT_REFUSE_IF(found->st_uid != geteuid() && found->st_uid != 0, error, REFIT_ERR_SECURITY,
-                  "key file %.120s belongs to user %u, which could change it: own it (chown)", path,
-                  (unsigned)found->st_uid);
+    RFT_REFUSE_IF(!rft_user_is_own(found->st_uid) && found->st_uid != 0, error, REFIT_ERR_SECURITY,
+                  "key file %.120s belongs to user %u, which could change it: own it (chown)%s",
+                  path, (unsigned)found->st_uid, rft_user_doubt(found->st_uid));
     return REFIT_OK;
 }
 

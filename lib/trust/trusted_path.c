@@ -19,6 +19,7 @@
 #include <linux/magic.h>
 
 #include "base/log.h"
+#include "base/user.h"
 
 #define LINKS_MOST 40 /* as the kernel */
 #define OTHERS     (S_IRWXG | S_IRWXO)
@@ -28,6 +29,7 @@ typedef struct walk {
     int at;                  /* the folder reached; owned */
     int links;
     uid_t owner_of_all;   /* of "/": it could lead any path elsewhere */
+    bool shared;          /* others make names in `at` */
     char rest[PATH_MAX];  /* the names that were not followed yet */
     char where[PATH_MAX]; /* the path of `at` */
 } walk;
@@ -38,14 +40,17 @@ static refit_status fail(const walk *it, int code, refit_error *error)
                         it->path, strerror(code));
 }
 
+/* Where the owner of "/" is a user that this user namespace does not map, all such users have its
+ * number: so what lies where others make names is not believed to be that owner's. */
 static bool is_trusted(const walk *it, const struct stat *found)
 {
-    return found->st_uid == geteuid() || found->st_uid == 0 || found->st_uid == it->owner_of_all;
+    if (rft_user_is_own(found->st_uid) || found->st_uid == 0) return true;
+    return found->st_uid == it->owner_of_all && !(it->shared && rft_user_is_unknown(found->st_uid));
 }
 
 /* ---- Folders */
 
-static refit_status judge_folder(const walk *it, const struct stat *found, refit_error *error)
+static refit_status judge_folder(walk *it, const struct stat *found, refit_error *error)
 {
     RFT_REFUSE_IF(!is_trusted(it, found), error, REFIT_ERR_SECURITY,
                   "%s %.50s: folder %.70s belongs to user %u: own it (chown), or use another place",
@@ -55,6 +60,7 @@ static refit_status judge_folder(const walk *it, const struct stat *found, refit
         "%s %.50s: others may write to folder %.70s, and so put another there: chmod go-w, "
         "or use another place",
         it->what, it->path, it->where);
+    it->shared = (found->st_mode & 022) != 0;
     return REFIT_OK;
 }
 
@@ -75,6 +81,7 @@ static refit_status enter(walk *it, int fd, refit_error *error)
 static refit_status enter_root(walk *it, refit_error *error)
 {
     strcpy(it->where, "/");
+    it->shared = false;
     return enter(it, open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), error);
 }
 
@@ -241,7 +248,7 @@ refit_status rft_trusted_open(int folder, const char *path, const char *what, in
 static bool is_own(int fd)
 {
     struct stat found;
-    return fstat(fd, &found) == 0 && S_ISDIR(found.st_mode) && found.st_uid == geteuid() &&
+    return fstat(fd, &found) == 0 && S_ISDIR(found.st_mode) && rft_user_is_own(found.st_uid) &&
            (found.st_mode & OTHERS) == 0;
 }
 
@@ -332,11 +339,11 @@ static refit_status judge(const char *path, int fd, refit_error *error)
     if (fstat(fd, &found) != 0)
         return rft_fail_sub(error, REFIT_ERR_IO, errno, "folder %s cannot be looked at: %s", path,
                             strerror(errno));
-    RFT_REFUSE_IF(found.st_uid != geteuid(), error, REFIT_ERR_SECURITY,
-                  "folder %s belongs to user %u, not to user %u: have it removed, set "
+    RFT_REFUSE_IF(!rft_user_is_own(found.st_uid), error, REFIT_ERR_SECURITY,
+                  "folder %s belongs to user %u, not to user %u%s: have it removed, set "
                   "XDG_RUNTIME_DIR to a folder of yours (mode 0700), or name an endpoint in a "
                   "folder of yours (ipc://PATH)",
-                  path, (unsigned)found.st_uid, (unsigned)geteuid());
+                  path, (unsigned)found.st_uid, (unsigned)geteuid(), rft_user_doubt(found.st_uid));
     RFT_REFUSE_IF(!is_own(fd), error, REFIT_ERR_SECURITY,
                   "folder %s is open to other users (mode %04o): chmod 700 %s", path,
                   (unsigned)found.st_mode & 07777, path);

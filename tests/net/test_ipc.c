@@ -2,6 +2,8 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+
+#include <sched.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -163,6 +165,18 @@ TEST(only_this_user_and_root_may_listen)
     assert_ok(rft_ipc_check_peer("/s", "localhost:0:0:1", NULL));
     assert_refused(rft_ipc_check_peer("/s", "localhost:61002:0:1", error), REFIT_ERR_SECURITY,
                    "user 61002 listens at ipc:///s");
+}
+
+TEST(a_listener_that_a_user_namespace_does_not_map_is_refused)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        char peer[64];
+        if (unshare(CLONE_NEWUSER) != 0) _exit(0); /* not everywhere */
+        (void)snprintf(peer, sizeof peer, "localhost:%u:5:6", (unsigned)geteuid());
+        _exit(rft_ipc_check_peer("/s", peer, NULL) == REFIT_ERR_SECURITY ? 0 : 1);
+    }
+    assert_child_succeeds(child);
 }
 
 TEST(a_listener_that_is_not_told_is_refused)

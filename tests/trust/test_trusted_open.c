@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -206,6 +207,32 @@ TEST(what_the_kernel_makes_up_is_refused)
         link_to(&tree, name, files[i]);
         expect_refused(&tree, name, "makes files up: use another place");
     }
+    file_tree_close(&tree);
+}
+
+/* There the owner of "/" has the number of all users that are not mapped. */
+static void open_as_unmapped(const char *path)
+{
+    refit_error error;
+    if (setresgid(STRANGER, STRANGER, STRANGER) != 0 ||
+        setresuid(STRANGER, STRANGER, STRANGER) != 0)
+        _exit(0);
+    if (unshare(CLONE_NEWUSER) != 0) _exit(0);
+    bool system = try_from(AT_FDCWD, "/etc/passwd", NULL) == REFIT_OK;
+    bool others = try_from(AT_FDCWD, path, &error) == REFIT_ERR_SECURITY;
+    _exit(system && others ? 0 : 1);
+}
+
+TEST(a_stranger_that_a_user_namespace_does_not_map_is_not_the_owner_of_all)
+{
+    char path[256];
+    file_tree tree = tree_open();
+    assert_int_equal(chmod(tree.root, 0755), 0);
+    set_mode(&tree, "keys", 0755);
+    set_mode(&tree, "keys/file", 0644);
+    pid_t child = fork();
+    if (child == 0) open_as_unmapped(at(&tree, "keys/file", path));
+    assert_child_succeeds(child);
     file_tree_close(&tree);
 }
 
