@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/forks.h"
 #include "base/log.h"
 #include "base/user.h"
 
@@ -300,6 +301,7 @@ static refit_status take_lock(rft_archive_folder *folder, refit_error *error)
     int flags = O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW;
     folder->lock = openat(folder->dir, LOCK_NAME, flags, LOCK_MODE);
     if (folder->lock < 0) return lock_failed(folder, error);
+    rft_forks_keep(folder->lock);
     close_to_others(folder->lock);
     if (flock(folder->lock, LOCK_EX | LOCK_NB) == 0) return REFIT_OK;
     RFT_REFUSE_IF(errno == EWOULDBLOCK, error, REFIT_ERR_BUSY,
@@ -340,7 +342,7 @@ refit_status rft_archive_folder_open(const char *path, bool write, rft_archive_f
 
 void rft_archive_folder_close(rft_archive_folder *folder)
 {
-    if (folder->lock >= 0) (void)close(folder->lock);
+    rft_forks_close(folder->lock);
     (void)close(folder->dir);
     rft_free(folder->entries);
     *folder = (rft_archive_folder){.dir = -1, .lock = -1};

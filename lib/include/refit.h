@@ -64,7 +64,7 @@
  *  - refit never aborts, never prints, never installs a signal handler, and keeps no thread beyond
  *    those that the object's header names.
  *  - An object belongs to the process that opened it: a forked child uses none, not even to close
- *    it.
+ *    it. The child starts without its parent's sockets and locks, so that it keeps none taken.
  *  - Structs that may grow start with their size.
  *  - Timeouts are in milliseconds; 0 means: do not wait. No call waits without a limit.
  *  - Strings are UTF-8 and end with NUL.

@@ -19,6 +19,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <zmq.h>
@@ -415,21 +416,34 @@ refit_status rft_channel_connect(const char *endpoint, const refit_config *confi
     return status;
 }
 
+/* Ends it for a child as well, which may not have come to its handler yet (forks.h). Not before
+ * ZeroMQ has closed its own: it would take the end of a listener for a mistake. */
+static void listener_end(int listener, bool closed)
+{
+    if (listener < 0) return;
+    if (closed) (void)shutdown(listener, SHUT_RDWR);
+    (void)close(listener);
+}
+
 /* ZeroMQ closes a listener on its own thread, some time after it was told to; until then the port
  * is busy for the next publisher. */
-static void unbind(rft_channel *channel)
+static void unbind(rft_channel *channel, int listener)
 {
     char name[64];
     uint64_t unique; /* names of closed sockets stay taken for a while */
     void *monitor = zmq_socket(channel->context, ZMQ_PAIR);
-    if (monitor == NULL) return;
+    if (monitor == NULL) {
+        listener_end(listener, false);
+        return;
+    }
     if (rft_random_u64(&unique, NULL) != REFIT_OK) unique = (uintptr_t)monitor;
     snprintf(name, sizeof name, "inproc://refit-closed-%" PRIx64, unique);
     bool heard = zmq_socket_monitor(channel->socket, name, ZMQ_EVENT_CLOSED) == 0 &&
                  zmq_connect(monitor, name) == 0 &&
                  zmq_unbind(channel->socket, channel->endpoint) == 0;
     zmq_pollitem_t item = {.socket = monitor, .events = ZMQ_POLLIN};
-    if (heard) (void)zmq_poll(&item, 1, UNBIND_MS);
+    bool closed = heard && zmq_poll(&item, 1, UNBIND_MS) > 0;
+    listener_end(listener, closed);
     (void)zmq_socket_monitor(channel->socket, NULL, 0);
     zmq_close(monitor);
 }
@@ -438,8 +452,10 @@ void rft_channel_close(rft_channel *channel)
 {
     if (channel == NULL) return;
     bool listens = channel->router && channel->endpoint[0] != '\0';
+    listens = listens && channel->asked.transport == RFT_TRANSPORT_TCP;
+    int listener = listens ? rft_connections_copy_listener(channel->connections) : -1;
     rft_connections_close(channel->connections);
-    if (listens && channel->asked.transport == RFT_TRANSPORT_TCP) unbind(channel);
+    if (listens) unbind(channel, listener);
     for (int i = 0; i < PARTS_MOST; i++) {
         zmq_msg_close(&channel->parts[i]);
     }

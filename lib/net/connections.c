@@ -70,6 +70,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/forks.h"
 #include "base/log.h"
 #include "net/socket.h"
 
@@ -264,6 +265,7 @@ static void note_accepted(rft_connections *all, int fd, int64_t now)
     all->of[fd].device = about.st_dev;
     all->of[fd].inode = about.st_ino;
     row_add(all, fd, UNCLAIMED, now);
+    rft_forks_keep(fd);
     if (is_in_last(fd, RESERVE, 4)) all->crowd++;
 }
 
@@ -284,6 +286,7 @@ static void note_listener(rft_connections *all, int fd)
     all->tcp = domain == AF_INET || domain == AF_INET6;
     if (!all->tcp) (void)listen(fd, ipc_reserve() / 4); /* again: the backlog changes */
     all->listener = fd;
+    rft_forks_keep(fd);
 }
 
 static void note_handshake(rft_connections *all, int64_t now)
@@ -542,6 +545,12 @@ rft_connection_counts rft_connections_count(const rft_connections *connections)
 void *rft_connections_monitor(const rft_connections *connections)
 {
     return connections->monitor;
+}
+
+int rft_connections_copy_listener(const rft_connections *connections)
+{
+    int listener = connections == NULL ? -1 : connections->listener;
+    return listener < 0 ? -1 : fcntl(listener, F_DUPFD_CLOEXEC, 0);
 }
 
 /* ---- Opening and closing */

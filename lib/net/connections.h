@@ -39,6 +39,9 @@ void rft_connections_close(rft_connections *connections);
 /* The ZeroMQ socket that is readable when there is something to tend. */
 void *rft_connections_monitor(const rft_connections *connections);
 
+/* A descriptor of the listening socket, which the caller owns; -1: there is none. */
+int rft_connections_copy_listener(const rft_connections *connections);
+
 /* Reads what ZeroMQ tells, ends connections that are too many or too old, and holds off new ones.
  */
 void rft_connections_tend(rft_connections *connections, int64_t now);

@@ -15,6 +15,7 @@
 #include <zmq.h>
 
 #include "base/clock.h"
+#include "base/forks.h"
 #include "net/ipc.h"
 #include "net/socket.h"
 
@@ -114,6 +115,7 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
         if (event == ZMQ_EVENT_CONNECT_RETRIED) handshake->missed = true;
         if (event == ZMQ_EVENT_CONNECTED) handshake->missed = false;
         handshake->fresh = event == ZMQ_EVENT_CONNECTED ? (int)value : -1;
+        rft_forks_keep(handshake->fresh);
         if (handshake->refused)
             continue; /* ZeroMQ makes no more attempts, though an earlier event may say so */
         if ((event & TRIES) != 0) {

@@ -33,6 +33,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "base/forks.h"
 #include "base/user.h"
 #include "trust/trusted_path.h"
 
@@ -124,8 +125,9 @@ static refit_status lock_take(rft_ipc *ipc, refit_error *error)
                             ipc->path);
         }
         ipc->lock_fd = fd;
+        rft_forks_keep(fd);
         if (same_file(fd, path)) return REFIT_OK;
-        close(fd);
+        rft_forks_close(fd);
         ipc->lock_fd = -1;
     }
 }
@@ -169,13 +171,14 @@ static refit_status socket_listen(rft_ipc *ipc, int *out, refit_error *error)
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd >= 0 && bind(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
         chmod(path, 0600) == 0 && lstat(path, &made) == 0 && listen(fd, BACKLOG) == 0) {
+        rft_forks_keep(fd);
         ipc->device = made.st_dev;
         ipc->inode = made.st_ino;
         *out = fd;
         return REFIT_OK;
     }
     int code = errno;
-    if (fd >= 0) close(fd);
+    rft_forks_close(fd);
     return rft_fail_sub(error, REFIT_ERR_SYSTEM, code, "cannot listen at ipc://%s: %s", path,
                         strerror(code));
 }
@@ -255,7 +258,7 @@ refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_
 
 undo_lock:
     (void)unlink(ipc->lock);
-    close(ipc->lock_fd);
+    rft_forks_close(ipc->lock_fd);
     ipc->lock_fd = -1;
     return status;
 }
@@ -268,7 +271,7 @@ void rft_ipc_close(rft_ipc *ipc)
         (void)unlink(ipc->path);
         (void)unlink(ipc->lock);
     }
-    close(ipc->lock_fd);
+    rft_forks_close(ipc->lock_fd);
     ipc->lock_fd = -1;
 }
 

@@ -203,6 +203,23 @@ RIG_TEST(only_one_writes)
     refit_archive_close(second);
 }
 
+RIG_TEST(a_child_that_goes_on_does_not_keep_the_writer_out)
+{
+    int line[2];
+    char none;
+    rig_open(rig, 10);
+    assert_int_equal(pipe(line), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(line[1]);
+        _exit((int)read(line[0], &none, 1));
+    }
+    rig_reopen(rig);
+    close(line[1]);
+    assert_child_succeeds(child);
+    close(line[0]);
+}
+
 RIG_TEST(wrong_versions_are_refused)
 {
     rig_open(rig, 10);

@@ -1,0 +1,144 @@
+/* A forked child that goes on keeps no endpoint, connection or lock of its parent taken. */
+#include <stdio.h>
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/forks.h"
+#include "net/channel.h"
+#include "tests/support/quick_config.h"
+#include "tests/support/test.h"
+
+typedef struct lasting {
+    pid_t pid;
+    int line; /* it ends when this is closed */
+} lasting;
+
+static lasting child_that_lasts(void)
+{
+    int line[2];
+    char none;
+    assert_int_equal(pipe2(line, O_CLOEXEC), 0);
+    lasting child = {.pid = fork(), .line = line[1]};
+    if (child.pid == 0) {
+        close(line[1]);
+        _exit((int)read(line[0], &none, 1));
+    }
+    close(line[0]);
+    return child;
+}
+
+static void child_end(lasting *child)
+{
+    close(child->line);
+    assert_child_succeeds(child->pid);
+}
+
+/* The port that was found stands in it. */
+typedef struct found {
+    char endpoint[128];
+} found;
+
+static rft_channel *bind_at(const char *endpoint, found *at)
+{
+    refit_config config = quick_config();
+    rft_channel *channel;
+    assert_ok(rft_channel_bind(endpoint, &config, &channel, NULL));
+    (void)snprintf(at->endpoint, sizeof at->endpoint, "%s", rft_channel_endpoint(channel));
+    return channel;
+}
+
+static void name_endpoint(found *out)
+{
+    (void)snprintf(out->endpoint, sizeof out->endpoint, "ipc:///tmp/refit-forks-%ld",
+                   (long)getpid());
+}
+
+static void close_behind_a_child(const char *endpoint)
+{
+    found at;
+    rft_channel *channel = bind_at(endpoint, &at);
+    lasting child = child_that_lasts();
+    rft_channel_close(channel);
+    rft_channel_close(bind_at(at.endpoint, &at));
+    child_end(&child);
+}
+
+TEST(a_closed_endpoint_is_free_behind_a_child)
+{
+    found own;
+    name_endpoint(&own);
+    close_behind_a_child(own.endpoint);
+    close_behind_a_child("user://*");
+    close_behind_a_child("tcp://127.0.0.1:*");
+}
+
+/* A trainer that forks a child and is killed; the child lives until `line` is closed. */
+static void trainer_with_child(const char *endpoint, int told, int line)
+{
+    found at;
+    char none;
+    (void)bind_at(endpoint, &at);
+    if (fork() == 0) {
+        (void)!write(told, &at, sizeof at); /* it has closed its copies */
+        close(told);
+        _exit((int)read(line, &none, 1));
+    }
+    for (;;)
+        (void)pause();
+}
+
+static void kill_before_a_child(const char *endpoint)
+{
+    int told[2], line[2], how;
+    found at;
+    assert_int_equal(pipe2(told, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(line, O_CLOEXEC), 0);
+    pid_t trainer = fork();
+    if (trainer == 0) {
+        close(line[1]);
+        trainer_with_child(endpoint, told[1], line[0]);
+    }
+    assert_int_equal(read(told[0], &at, sizeof at), sizeof at);
+    assert_int_equal(kill(trainer, SIGKILL), 0);
+    assert_int_equal(waitpid(trainer, &how, 0), trainer);
+    rft_channel_close(bind_at(at.endpoint, &at));
+    for (int i = 0; i < 2; i++) {
+        close(told[i]);
+        close(line[i]);
+    }
+}
+
+TEST(the_endpoint_of_a_killed_trainer_is_free_behind_its_child)
+{
+    found own;
+    name_endpoint(&own);
+    kill_before_a_child(own.endpoint);
+    kill_before_a_child("tcp://127.0.0.1:*");
+}
+
+TEST(a_number_that_was_used_again_is_left_to_the_child)
+{
+    int kept = dup(0);
+    rft_forks_keep(kept);
+    assert_int_equal(close(kept), 0);
+    int other = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(other, kept);
+    pid_t child = fork();
+    if (child == 0) _exit(fcntl(other, F_GETFD) >= 0 ? 0 : 1);
+    assert_child_succeeds(child);
+    rft_forks_keep(other);
+    child = fork();
+    if (child == 0) _exit(fcntl(other, F_GETFD) >= 0 ? 1 : 0);
+    assert_child_succeeds(child);
+    rft_forks_close(other);
+    rft_forks_close(-1);
+}
+
+int main(void)
+{
+    return test_run("forks");
+}
