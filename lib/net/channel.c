@@ -136,7 +136,8 @@ static bool options_of_kind(const rft_channel *channel)
     const channel_option dealer[] = {
         /* Nothing queues up for a trainer that is not there. The price: when a connection ends,
          * ZeroMQ drops what was received but not read, so a BYE or ABORT that was sent right before
-         * the trainer closed may be lost. The worker then notices the trainer's silence. */
+         * the trainer closed may be lost: so a publisher awaits its workers' goodbyes
+         * (publisher_service.c). A worker that is late notices the trainer's silence. */
         {ZMQ_IMMEDIATE, 1, false},
         {ZMQ_RECONNECT_IVL, RECONNECT_MS, false},
         {ZMQ_RECONNECT_IVL_MAX, RECONNECT_MAX, false},
@@ -446,6 +447,12 @@ static void unbind(rft_channel *channel, int listener)
     listener_end(listener, closed);
     (void)zmq_socket_monitor(channel->socket, NULL, 0);
     zmq_close(monitor);
+}
+
+void rft_channel_set_linger(rft_channel *channel, uint32_t linger_ms)
+{
+    int linger = linger_ms < INT32_MAX ? (int)linger_ms : INT32_MAX;
+    (void)zmq_setsockopt(channel->socket, ZMQ_LINGER, &linger, sizeof linger);
 }
 
 void rft_channel_close(rft_channel *channel)

@@ -54,6 +54,9 @@ refit_status rft_channel_bind(const char *endpoint, const refit_config *config, 
 refit_status rft_channel_connect(const char *endpoint, const refit_config *config,
                                  rft_channel **out, refit_error *error);
 
+/* Instead of broadcast.linger_ms. */
+void rft_channel_set_linger(rft_channel *channel, uint32_t linger_ms);
+
 /* Tries to send what is queued for at most broadcast.linger_ms (in the background), then frees it.
  */
 void rft_channel_close(rft_channel *channel);

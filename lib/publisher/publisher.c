@@ -25,8 +25,9 @@
 #include "config/config.h"
 #include "device/device_uuid.h"
 
-#define CLOSE_MORE_MS 2000 /* beyond the linger time, for the transport to let go */
-#define WAIT_STEP_MS  1000 /* waits look again at least so often */
+#define GOODBYE_MOST_MS 500  /* for the workers' goodbyes: one may be dead, and not missed yet */
+#define CLOSE_MORE_MS   2000 /* beyond the linger time, for the transport to let go */
+#define WAIT_STEP_MS    1000 /* waits look again at least so often */
 
 /* ---- Opening and closing */
 
@@ -111,14 +112,15 @@ refit_status refit_publisher_open(const char *endpoint, const refit_config *conf
     return status;
 }
 
-static void say_goodbye(refit_publisher *publisher)
+static void say_goodbye(refit_publisher *publisher, bool final, int64_t leave_at)
 {
     rft_lock(&publisher->lock);
     rft_transaction_state state = publisher->server.transaction.state;
     if (state == RFT_TRANSACTION_WRITING || state == RFT_TRANSACTION_STAGING) {
         rft_transaction_abort(&publisher->server, REFIT_ERR_CLOSED, "the trainer closes");
     }
-    rft_server_leave(&publisher->server);
+    rft_server_leave(&publisher->server, final);
+    publisher->leave_at = leave_at;
     publisher->stopping = true;
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
@@ -149,10 +151,13 @@ static void memory_close(refit_publisher *publisher, int64_t deadline)
     report_left(rft_retire_list_close(&publisher->retired, deadline));
 }
 
-void refit_publisher_close(refit_publisher *publisher)
+static void publisher_close(refit_publisher *publisher, bool final)
 {
-    if (publisher == NULL) return;
-    say_goodbye(publisher);
+    uint32_t linger_ms = publisher->config.broadcast_linger_ms;
+    int64_t gone_at = rft_deadline(linger_ms);
+    say_goodbye(publisher, final,
+                rft_deadline(linger_ms < GOODBYE_MOST_MS ? linger_ms : GOODBYE_MOST_MS));
+    rft_channel_set_linger(publisher->channel, (uint32_t)rft_ms_until(gone_at));
     rft_channel_close(publisher->channel);
     rft_pool_close(&publisher->encoders);
     rft_frames_close(publisher->frames, &publisher->retired);
@@ -163,6 +168,16 @@ void refit_publisher_close(refit_publisher *publisher)
     rft_wake_fd_close(publisher->wake);
     lock_close(publisher);
     rft_free(publisher);
+}
+
+void refit_publisher_close(refit_publisher *publisher)
+{
+    if (publisher != NULL) publisher_close(publisher, false);
+}
+
+void refit_publisher_end(refit_publisher *publisher)
+{
+    if (publisher != NULL) publisher_close(publisher, true);
 }
 
 /* ---- Between two calls */

@@ -38,6 +38,7 @@ struct refit_publisher {
     rft_cond changed;    /* the server may have changed, or `sending` has ended */
     rft_server server;   /* guarded by lock */
     bool stopping;       /* guarded by lock */
+    int64_t leave_at;    /* guarded by lock: stopping waits for goodbyes no longer */
     bool sending;        /* guarded by lock: the service thread uses store and frames unlocked */
     uint64_t sent_bytes; /* guarded by lock */
     rft_frames_counts coded; /* guarded by lock: the counts of `frames` after its last use */

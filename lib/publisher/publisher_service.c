@@ -8,6 +8,9 @@
  *
  * Messages are received before the time is handed in: a trainer that was stopped and goes on must
  * not take its workers' queued beats for silence. Nothing is sent under the lock.
+ *
+ * At the end the workers' goodbyes are awaited: where a connection ends, ZeroMQ drops what the
+ * other side has received but not read, ours among it.
  */
 #include "publisher/publisher.h"
 
@@ -29,6 +32,10 @@ static void hand_in(refit_publisher *publisher, const rft_envelope *envelope, re
         status = rft_message_decode(envelope->message, &publisher->server.limits, &message, why);
     }
     rft_lock(&publisher->lock);
+    if (publisher->stopping && (status != REFIT_OK || message.kind != RFT_BYE)) {
+        rft_unlock(&publisher->lock); /* nobody is let in any more */
+        return;
+    }
     if (status == REFIT_OK) {
         rft_server_message(&publisher->server, &envelope->from, &message, rft_now());
     } else {
@@ -136,8 +143,11 @@ static bool send_frames(refit_publisher *publisher)
 static bool is_over(refit_publisher *publisher, int64_t *tick_at)
 {
     rft_lock(&publisher->lock);
-    bool over = publisher->stopping && rft_send_queue_is_empty(&publisher->server.send_queue);
-    *tick_at = publisher->stopping ? INT64_MIN : rft_server_tick_at(&publisher->server);
+    bool waits =
+        rft_peers_count_subscribed(&publisher->server.peers) > 0 && rft_now() < publisher->leave_at;
+    bool over =
+        publisher->stopping && !waits && rft_send_queue_is_empty(&publisher->server.send_queue);
+    *tick_at = publisher->stopping ? publisher->leave_at : rft_server_tick_at(&publisher->server);
     rft_unlock(&publisher->lock);
     return over;
 }
@@ -160,7 +170,7 @@ void *rft_publisher_serve(void *user)
     bool more = false;
     int64_t tick_at;
     while (!is_over(publisher, &tick_at)) {
-        int wait = more || tick_at == INT64_MIN ? 0 : rft_ms_until(tick_at);
+        int wait = more ? 0 : rft_ms_until(tick_at);
         rft_channel_poll(publisher->channel, publisher->wake, wait);
         rft_wake_fd_clear(publisher->wake);
         receive_all(publisher);

@@ -58,10 +58,13 @@ void rft_server_adopt(rft_server *server, rft_store *store)
     server->store = store;
 }
 
-void rft_server_leave(rft_server *server)
+void rft_server_leave(rft_server *server, bool final)
 {
     for (uint32_t i = 0; i < server->peers.count; i++) {
-        rft_server_send_bye(server, server->peers.live[i], REFIT_OK, "the trainer closes");
+        if (final)
+            rft_server_send_end(server, server->peers.live[i]);
+        else
+            rft_server_send_bye(server, server->peers.live[i], REFIT_OK, "the trainer closes");
     }
 }
 

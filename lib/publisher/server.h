@@ -125,8 +125,9 @@ void rft_server_use_gpu(rft_server *server, rft_gpu_store *gpu);
 /* Blocks of the GPU's memory were taken away: workers on it are sent a beat, on which they unmap
  * what they no longer need. */
 void rft_server_recall_gpu(rft_server *server);
-/* All workers are told BYE. */
-void rft_server_leave(rft_server *server);
+/* All workers are told BYE; `final`: and that no trainer follows. They are gone once they have
+ * answered. */
+void rft_server_leave(rft_server *server, bool final);
 
 /* Whether a worker may be reading the slot that the next version goes to. */
 bool rft_server_has_readers(const rft_server *server);
@@ -198,6 +199,8 @@ bool rft_server_send(rft_server *server, rft_peer *peer, const rft_message *mess
 void rft_server_refuse(rft_server *server, const rft_peer_id *to, refit_status code, bool final,
                        const char *reason);
 void rft_server_send_bye(rft_server *server, rft_peer *peer, refit_status code, const char *reason);
+/* BYE, for good. */
+void rft_server_send_end(rft_server *server, rft_peer *peer);
 void rft_server_send_beat(rft_server *server, rft_peer *peer);
 void rft_server_send_seal(rft_server *server, rft_peer *peer);
 /* MANIFEST and SEAL of the committed version, as far as there are any. */

@@ -44,12 +44,24 @@ void rft_server_refuse(rft_server *server, const rft_peer_id *to, refit_status c
     (void)rft_send_queue_put(&server->send_queue, to, &message, &server->limits, NULL);
 }
 
-void rft_server_send_bye(rft_server *server, rft_peer *peer, refit_status code, const char *reason)
+static void send_bye(rft_server *server, rft_peer *peer, refit_status code, const char *reason,
+                     bool final)
 {
     rft_message message = {.kind = RFT_BYE};
     message.as.bye.code = (uint32_t)code;
     message.as.bye.reason = rft_view_text(reason);
+    message.as.bye.final = final;
     (void)rft_send_queue_put(&server->send_queue, &peer->id, &message, &server->limits, NULL);
+}
+
+void rft_server_send_bye(rft_server *server, rft_peer *peer, refit_status code, const char *reason)
+{
+    send_bye(server, peer, code, reason, false);
+}
+
+void rft_server_send_end(rft_server *server, rft_peer *peer)
+{
+    send_bye(server, peer, REFIT_ERR_CLOSED, "the training has ended", true);
 }
 
 void rft_server_send_beat(rft_server *server, rft_peer *peer)

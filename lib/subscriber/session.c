@@ -610,6 +610,10 @@ static void answer_bye(rft_session *session, const rft_message *message, rft_vie
     rft_view_print(message->as.bye.reason, reason, sizeof reason);
     rft_log(REFIT_LOG_INFO, "worker %s: the trainer says goodbye: %s", session->identity->worker,
             reason);
+    if (is_joined(session)) send_bye(session, REFIT_OK, "the trainer closed");
+    if (message->as.bye.final)
+        (void)rft_fail(&session->report.final, REFIT_ERR_CLOSED, "the trainer has ended: %s",
+                       reason);
     rft_session_disconnect(session, session->config->broadcast_heartbeat_ms, now);
 }
 

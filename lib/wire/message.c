@@ -151,6 +151,7 @@ static const rft_field beat_fields[] = {
 static const rft_field bye_fields[] = {
     {"code", U32(bye.code)},
     {"reason", TEXT(bye.reason), .optional = true, .most = TEXT_MOST},
+    {"final", BOOL(bye.final), .optional = true},
 };
 
 #define LIST(fields)                                                                               \

@@ -179,6 +179,7 @@ typedef struct rft_message {
         struct {
             uint32_t code;
             rft_view reason;
+            bool final; /* P→S: no trainer follows */
         } bye;
     } as;
 } rft_message;

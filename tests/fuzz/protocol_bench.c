@@ -354,7 +354,7 @@ void bench_trainer_restarts(protocol_bench *bench, bool says_goodbye)
     bool leaves =
         says_goodbye && (state == RFT_TRANSACTION_WRITING || state == RFT_TRANSACTION_STAGING);
     if (leaves) rft_transaction_abort(&bench->server, REFIT_ERR_CLOSED, "the trainer closes");
-    if (says_goodbye) rft_server_leave(&bench->server);
+    if (says_goodbye) rft_server_leave(&bench->server, false);
     bench_server_sends(bench);
     close_server(bench);
     open_server(bench, epoch);

@@ -205,6 +205,7 @@ static void fill(protocol_bench *bench, uint32_t *seed, rft_message *message)
     case RFT_BYE:
         message->as.bye.code = draw(seed, 30);
         message->as.bye.reason = draw_text(seed);
+        message->as.bye.final = draw(seed, 4) == 0;
         break;
     case RFT_MESSAGE_KINDS: break;
     }

@@ -441,6 +441,7 @@ def test_a_device_that_it_opened_is_closed_after_it_trap_12(
     end: type[Publisher | Subscriber], interrupted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = end.__name__.lower()
+    closing = "refit_publisher_end" if end is Publisher else "refit_subscriber_close"
     ended: list[str] = []
 
     def noting(name: str) -> Any:
@@ -453,14 +454,14 @@ def test_a_device_that_it_opened_is_closed_after_it_trap_12(
         return close
 
     with Device("host") as mine:
-        for name in ("refit_device_close", f"refit_{what}_close"):
+        for name in ("refit_device_close", closing):
             monkeypatch.setattr(lib, name, noting(name))
         with opened(end) as one:
             with ctrl_c_after(f"refit_{what}_use_device") if interrupted else nullcontext():
                 one.use_device("host")
             gc.collect()
             assert ended == []
-        assert ended == [f"refit_{what}_close", "refit_device_close"]
+        assert ended == [closing, "refit_device_close"]
         with opened(end) as one:
             monkeypatch.undo()
             one.use_device(mine)

@@ -4,14 +4,17 @@ import asyncio
 import math
 import select
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from broadcasting import NOWHERE, ONE, PATIENCE, PATIENT, Trainer, contents, wait_until
+from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, PATIENT, Trainer, contents, wait_until
 from refit._library import lib
 from refit.errors import (
     CancelledError,
@@ -24,6 +27,7 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
+from refit.publisher import Publisher
 from refit.subscriber import Subscriber
 
 WHOLE = {"w": ONE["w"].tobytes()}
@@ -76,6 +80,36 @@ def test_a_worker_that_hears_no_trainer_ends_its_loop_and_its_wait() -> None:
         for _ in range(2):
             with pytest.raises(ClosedError, match="no trainer was heard for 100 ms"):
                 subscriber.next(0)
+
+
+def test_a_trainer_that_ends_the_training_ends_all_loops_at_once() -> None:
+    publisher = Publisher(LOCAL, **PATIENT)
+    workers = [Subscriber(publisher.endpoint, **PATIENT) for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        loops = [pool.submit(list, worker) for worker in workers]
+        publisher.wait_workers(6, PATIENCE)
+        publisher.close(end=True)
+        assert [loop.result(PATIENCE) for loop in loops] == [[]] * 6
+    for worker in workers:
+        with worker, pytest.raises(ClosedError, match="the training has ended"):
+            worker.next(0)
+
+
+TRAINER = "import refit; p = refit.Publisher({0!r}); print(p.endpoint, flush=True); input(); {1}"
+
+
+@pytest.mark.parametrize(("last", "ends"), [("pass", True), ("1 / 0", False), ("p.close()", False)])
+def test_a_process_that_exits_in_order_ends_the_training(last: str, ends: bool) -> None:
+    command = [sys.executable, "-c", TRAINER.format(LOCAL, last)]
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes) as trainer:
+        subscriber = Subscriber(trainer.stdout.readline().strip(), **PATIENT)
+        wait_until(lambda: subscriber.describe().connected)
+        trainer.communicate("\n", timeout=PATIENCE)
+    if not ends:  # it has said goodbye, and another one may come
+        wait_until(lambda: not subscriber.describe().connected)
+    with subscriber, pytest.raises(ClosedError if ends else DeadlineError):
+        subscriber.next(PATIENCE if ends else 0)
 
 
 def test_a_loop_takes_version_after_version(trainer: Trainer) -> None:

@@ -153,6 +153,7 @@ static const field FIELDS[] = {
 
     NUMBER(BYE, bye.code, 0, UINT32_MAX),
     TEXT(BYE, bye.reason),
+    NUMBER(BYE, bye.final, 0, 1),
 };
 
 /* A bool, or an unsigned number of four or eight bytes. */

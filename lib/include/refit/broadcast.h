@@ -145,6 +145,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_open(const char *endpoin
 REFIT_API void refit_publisher_close(refit_publisher *publisher);
 
 /*
+ * The same, and tells the workers that no trainer follows: their refit_subscriber_next answers
+ * REFIT_ERR_CLOSED at once, where it would wait for another trainer until
+ * broadcast.idle_timeout_ms. A worker that is not subscribed then is not told.
+ */
+REFIT_API void refit_publisher_end(refit_publisher *publisher);
+
+/*
  * The endpoint that workers connect to, with the port that was found; borrowed until close. Any
  * thread.
  */
@@ -412,8 +419,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_subscriber_use_device(refit_subscr
  *   removed; or the trainer has not allowed it, one end has keys and the other none, or another
  *   user has listened at an ipc path that is used without keys, each for
  *   broadcast.heartbeat_timeout_ms; or the trainer speaks another version of the protocol
- * - REFIT_ERR_CLOSED, from then on: no trainer was heard for broadcast.idle_timeout_ms; a trainer
- *   that is there is heard however long it trains
+ * - REFIT_ERR_CLOSED, from then on: the trainer has ended (refit_publisher_end), or none was heard
+ *   for broadcast.idle_timeout_ms; a trainer that is there is heard however long it trains
  * - REFIT_ERR_CANCELLED: after refit_subscriber_wake
  * - REFIT_ERR_SYSTEM: broadcast.shm is require and the trainer's memory cannot be shared
  * - with broadcast.gpu: require: REFIT_ERR_UNSUPPORTED if the trainer is on another GPU, and those

@@ -810,6 +810,9 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_publisher_close": (None, [
         c_void_p,
     ]),
+    "refit_publisher_end": (None, [
+        c_void_p,
+    ]),
     "refit_publisher_endpoint": (c_char_p, [
         c_void_p,
     ]),

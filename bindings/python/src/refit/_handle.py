@@ -79,6 +79,9 @@ class Handle(Closing):
         if self._at_exit is not None:
             self._at_exit.detach()
 
+    def _close_at_exit(self) -> None:
+        self.close()
+
     def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not _is_ending():
             with log.quiet():
@@ -100,10 +103,13 @@ def refuse_fork(process: int, what: str) -> None:
         )
 
 
-def _close_silently(handle: Handle) -> None:
+def _close_silently(handle: Handle, at_exit: bool = False) -> None:
     """Closes it where no caller could catch an exception."""
     try:
-        handle.close()
+        if at_exit:
+            handle._close_at_exit()
+        else:
+            handle.close()
     except RefitError as why:
         what = type(handle).__name__
         warnings.warn(f"a {what} could not be closed: {why}", ResourceWarning, stacklevel=2)
@@ -112,4 +118,4 @@ def _close_silently(handle: Handle) -> None:
 def _close_late(reference: "weakref.ref[Handle]") -> None:
     handle = reference()
     if handle is not None:
-        _close_silently(handle)
+        _close_silently(handle, at_exit=True)

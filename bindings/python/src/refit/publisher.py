@@ -13,8 +13,10 @@ optimizer states, are unknown here.
 import ctypes
 import operator
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from types import TracebackType
 from typing import Any
 
 from refit import _abi, manifest, stats
@@ -54,6 +56,7 @@ class Publisher(Handle):
         self._guard = threading.RLock()
         self._declared: Declared | None = None
         self._writer = Writer()
+        self._ends = False
         self._own_devices: list[Device] = []
         settled = make_config(config, overrides)
         self._begin_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
@@ -63,20 +66,37 @@ class Publisher(Handle):
 
     def _close(self, pointer: int) -> None:
         with self._call_lock, self._guard:
-            lib.refit_publisher_close(pointer)
+            close = lib.refit_publisher_end if self._ends else lib.refit_publisher_close
+            close(pointer)
 
-    def close(self) -> None:
+    def close(self, end: bool = False) -> None:
         """Aborts a version under way and says goodbye to the workers.
 
-        Blocks at most broadcast.linger_ms and a moment. A second close does nothing. StateError
-        while another thread is in a call of it.
+        ``end=True`` tells them that the training is over: their loops end at once, and
+        ``Subscriber.next`` raises ClosedError. Otherwise they look for the next trainer until
+        ``idle_timeout``. A ``with`` block that no exception leaves ends the training, and so does a
+        process that exits without one. Blocks at most broadcast.linger_ms and a moment. A second
+        close does nothing. StateError while another thread is in a call of it.
         """
+        self._ends = end
         super().close()
         if not self.closed:  # a forked process has its parent's
             return
         self._writer.close()
         while self._own_devices:
             self._own_devices.pop().close()
+
+    def _close_at_exit(self) -> None:
+        # Set by an exception that ended the program, or was printed where there is a prompt.
+        self.close(end=getattr(sys, "last_value", None) is None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(end=kind is None)
 
     # ---- One call for a version
 

@@ -68,8 +68,9 @@ class Subscriber(Handle):
     none of their own; None waits without a limit. ``idle_timeout`` in seconds
     (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
     heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
-    ClosedError, for good. A trainer that is there is heard, however long it trains; give more than
-    one takes to start, and more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
+    ClosedError, for good. A trainer that ends the training does so at once (``Publisher.close``). A
+    trainer that is there is heard, however long it trains; give more than one takes to start, and
+    more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
     ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the
     C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
     thread". Raises InvalidError, ConfigError, SecurityError (without keys: an address beyond this
@@ -113,12 +114,12 @@ class Subscriber(Handle):
         ``timeout`` in seconds; 0 polls once, None is the subscriber's own, which has no limit
         unless it was given (``math.inf``: no limit in any case). Raises DeadlineError (a
         TimeoutError: nothing new in time; the sentence says whether there is a trainer),
-        CancelledError after ``wake``, ClosedError (no trainer was heard for ``idle_timeout``),
-        StateError (an update is still open, the subscriber was closed meanwhile, or broadcast.gpu
-        requires a GPU and ``use_device`` was not called), InvalidError (no such timeout),
-        SecurityError or ProtocolError (the trainer refused this worker for good), SystemCallError
-        and UnsupportedError (what broadcast.shm or broadcast.gpu require is not to be had). Ctrl-C
-        ends the wait.
+        CancelledError after ``wake``, ClosedError (the trainer has ended, or none was heard for
+        ``idle_timeout``), StateError (an update is still open, the subscriber was closed meanwhile,
+        or broadcast.gpu requires a GPU and ``use_device`` was not called), InvalidError (no such
+        timeout), SecurityError or ProtocolError (the trainer refused this worker for good),
+        SystemCallError and UnsupportedError (what broadcast.shm or broadcast.gpu require is not to
+        be had). Ctrl-C ends the wait.
         """
         seconds = self._timeout if timeout is None else timeout
         if seconds is not None and not seconds >= 0:
