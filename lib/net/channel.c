@@ -6,12 +6,10 @@
  * payload. Zero-copy payloads are counted by their rft_pending, which is the only memory
  * of ours that ZeroMQ's threads write.
  *
- * What is not bounded: ZeroMQ limits the bytes of a part and the number of whole messages, but it
- * keeps the parts of a message that has no end yet, however many, until the connection ends. No
- * option of 4.3 changes that. A connection that belongs to no worker is ended (connections.c), but
- * only after a while. So a peer that is let in can fill this process's memory: the owner of an
- * allowed key; for that while the owner of a removed one, through a connection that stands; and
- * where there are no keys, all that reach the address.
+ * ZeroMQ limits the bytes of a part and the number of whole messages, but it keeps the parts of a
+ * message that has no end yet, however many. A ROUTER's connections by TCP are ended for that
+ * (connections.c). What is not bounded: those by ipc, which lets in this user alone, and what a
+ * DEALER takes from the trainer that it trusts.
  */
 #include "net/channel.h"
 
@@ -653,6 +651,7 @@ refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_
                   "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
     if (channel->zap != NULL && count > head) key_read(&channel->parts[head], &out->from);
     out->connection = count > head ? zmq_msg_get(&channel->parts[head], ZMQ_SRCFD) : -1;
+    if (channel->connections != NULL) rft_connections_hear(channel->connections, out->connection);
     RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
                   "a message of %u parts instead of one or two", count - head);
     out->message = part_view(&channel->parts[head]);

@@ -40,6 +40,13 @@
  * connection), and the listener is held off while few are left (IPC_RESERVE): four times as many as
  * may wait to be accepted.
  *
+ * A message that never ends. ZeroMQ limits the bytes of a part and the number of whole messages;
+ * the parts of a message that has no end yet it keeps, however many, and shows them to nobody. On
+ * TCP the system tells how many bytes have come through a connection: one that has brought more
+ * than four of the largest messages (or 1 MiB) without making one is ended. That is looked at every
+ * WEIGH_MS, so what a peer can send meanwhile comes on top: tens of megabytes on a fast network. A
+ * part of no bytes takes two on the wire and 64 in memory. On ipc the system tells no such number.
+ *
  * The listener is held off on TCP by a filter on its socket that drops what arrives: the system of
  * the other side tries again by itself, and nothing is closed. (zmq_unbind would end all
  * connections.) An ipc socket takes no filter, and its file is renamed; its workers try again. On
@@ -58,7 +65,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/filter.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -87,6 +97,8 @@
 #define LOOK_MS         20
 #define COUNTED_MOST    4096
 #define LOG_MS          10000
+#define WEIGH_MS        100
+#define WEIGHT_LEAST    (UINT64_C(1) << 20)
 #define EVENTS                                                                                     \
     (ZMQ_EVENT_LISTENING | ZMQ_EVENT_ACCEPTED | ZMQ_EVENT_ACCEPT_FAILED |                          \
      ZMQ_EVENT_HANDSHAKE_SUCCEEDED | ZMQ_EVENT_DISCONNECTED)
@@ -105,6 +117,8 @@ typedef struct connection {
     dev_t device;  /* with `inode`: which socket it is */
     ino_t inode;
     int before, after; /* in the list of its claim, oldest first; -1: none */
+    bool spoke;        /* a message has come since it was weighed */
+    uint64_t weighed;  /* bytes that had come by then */
 } connection;
 
 typedef struct row {
@@ -131,6 +145,8 @@ struct rft_connections {
     int64_t spent;    /* the moment at which all handshakes so far are paid for */
     int64_t hold_to;  /* when the listener opens again; 0: it is open */
     int64_t count_at; /* when free descriptors are counted again */
+    int64_t weigh_at; /* when connections are weighed again */
+    uint64_t most;    /* bytes that may come without making a message */
     uint32_t crowd;   /* accepted into the reserve since the last look */
     bool accepted;    /* any, since descriptors were counted */
     int failure;      /* of accept, since the last look; 0: none */
@@ -264,6 +280,7 @@ static void note_accepted(rft_connections *all, int fd, int64_t now)
     if (!look_at(fd, &about)) return; /* it has ended already */
     all->of[fd].device = about.st_dev;
     all->of[fd].inode = about.st_ino;
+    all->of[fd].spoke = true;
     row_add(all, fd, UNCLAIMED, now);
     rft_forks_keep(fd);
     if (is_in_last(fd, RESERVE, 4)) all->crowd++;
@@ -362,6 +379,45 @@ static void end_surplus(rft_connections *all, int64_t now)
                 "processes connect "
                 "to the trainer's endpoint",
                 before);
+    }
+}
+
+/* By TCP; 0: not known. */
+static uint64_t bytes_received(int fd)
+{
+    struct tcp_info info;
+    socklen_t room = sizeof info;
+    const size_t least = offsetof(struct tcp_info, tcpi_bytes_received) + sizeof(uint64_t);
+    if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &room) != 0 || room < least) return 0;
+    return info.tcpi_bytes_received;
+}
+
+static void weigh(rft_connections *all, int fd, int64_t now)
+{
+    connection *it = &all->of[fd];
+    uint64_t received = bytes_received(fd);
+    bool ahead = !it->spoke && received > it->weighed && received - it->weighed > all->most;
+    if (it->spoke) it->weighed = received;
+    it->spoke = false;
+    if (!ahead) return;
+    end(all, fd);
+    if (may_log(&all->log_at, now)) {
+        rft_log(REFIT_LOG_WARNING,
+                "a connection was closed: it has sent %llu bytes of a message without an end; look "
+                "which processes connect to the trainer's endpoint",
+                (unsigned long long)(received - it->weighed));
+    }
+}
+
+static void weigh_all(rft_connections *all, int64_t now)
+{
+    if (!all->tcp || now < all->weigh_at) return;
+    all->weigh_at = rft_after_ms(now, WEIGH_MS);
+    for (claim which = UNCLAIMED; which < CLAIMS; which++) {
+        for (int fd = all->rows[which].first, after; fd >= 0; fd = after) {
+            after = all->of[fd].after;
+            weigh(all, fd, now);
+        }
     }
 }
 
@@ -506,6 +562,7 @@ void rft_connections_tend(rft_connections *connections, int64_t now)
     read_all(connections, now);
     end_surplus(connections, now);
     end_old(connections, now);
+    weigh_all(connections, now);
     answer_failure(connections, now);
     regain_entry(connections);
     hold_to_rate(connections, now);
@@ -525,7 +582,14 @@ int64_t rft_connections_tend_at(const rft_connections *connections)
     int64_t unclaimed = old_at(connections, UNCLAIMED), claimed = old_at(connections, CLAIMED);
     if (unclaimed < at) at = unclaimed;
     if (is_watched(connections) && connections->count_at < at) at = connections->count_at;
+    bool any = unclaimed != INT64_MAX || claimed != INT64_MAX;
+    if (any && connections->tcp && connections->weigh_at < at) at = connections->weigh_at;
     return claimed < at ? claimed : at;
+}
+
+void rft_connections_hear(rft_connections *connections, int fd)
+{
+    if (is_known(connections, fd)) connections->of[fd].spoke = true;
 }
 
 void rft_connections_claim(rft_connections *connections, int fd, int64_t now)
@@ -560,6 +624,7 @@ static void set_bounds(rft_connections *all, const refit_config *config)
     uint64_t workers = config->limits_workers;
     uint64_t silence = config->broadcast_heartbeat_timeout_ms;
     uint64_t stay = rft_min_u64(rft_max_u64(silence * 10, STAY_LEAST_MS), STAY_MOST_MS);
+    all->most = rft_max_u64(config->limits_message_bytes * 4, WEIGHT_LEAST);
     all->stay_ms = (uint32_t)rft_max_u64(stay, silence * 2);
     all->unclaimed_most = (uint32_t)rft_max_u64(workers * 2, UNCLAIMED_LEAST);
     all->burst_ns = (int64_t)rft_max_u64(workers * 8, BURST_LEAST) * RATE_NS;

@@ -51,6 +51,9 @@ int64_t rft_connections_tend_at(const rft_connections *connections);
 /* A worker's message came through the connection with this descriptor (any number is allowed). */
 void rft_connections_claim(rft_connections *connections, int fd, int64_t now);
 
+/* Any message came through it whole. */
+void rft_connections_hear(rft_connections *connections, int fd);
+
 rft_connection_counts rft_connections_count(const rft_connections *connections);
 
 #endif
