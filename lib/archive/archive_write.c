@@ -466,7 +466,10 @@ static refit_status write_next(archive_work *work, const refit_archive_version *
     archive->held = (rft_held){0};
     memset(archive->sums, 0, archive->manifest->count * sizeof *archive->sums);
     memset(archive->changes, 0, archive->manifest->count * sizeof *archive->changes);
-    int flags = O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
+    /* A new file, never one that lies there: it may be a link to a file that is not ours. */
+    int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+    if (unlinkat(archive->folder.dir, RFT_ARCHIVE_NEXT, 0) != 0 && errno != ENOENT)
+        return rft_disk_fail(work->error, "remove", RFT_ARCHIVE_NEXT);
     work->file = openat(archive->folder.dir, RFT_ARCHIVE_NEXT, flags, 0666);
     if (work->file < 0) return rft_disk_fail(work->error, "create", RFT_ARCHIVE_NEXT);
     refit_status status = write_sections(work, version);

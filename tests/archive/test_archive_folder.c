@@ -48,10 +48,7 @@ RIG_TEST(what_is_removed_or_written_is_never_behind_a_link)
     rig_store(next_to(rig, "victim"), (const unsigned char *)"precious", 8);
     assert_int_equal(symlink(next_to(rig, "victim"), inside(rig, ".next")), 0);
     assert_ok(open_writer(rig, NULL));
-    assert_int_equal(symlink(next_to(rig, "victim"), inside(rig, ".next")), 0);
-    const refit_archive_version two = rig_version(rig, RIG_EPOCH, 2);
-    assert_int_equal(refit_archive_write(rig->archive, &two, NULL), REFIT_ERR_IO);
-    (void)unlink(inside(rig, ".next"));
+    assert_int_equal(link(next_to(rig, "victim"), inside(rig, ".next")), 0);
     rig_keep(rig, RIG_EPOCH, 2);
     rig_expect(rig, RIG_EPOCH, 2);
     unsigned char *bytes = rig_load(next_to(rig, "victim"), &count);

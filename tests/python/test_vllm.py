@@ -1,7 +1,9 @@
 """vLLM's workers take whole versions, and say so or why not. vLLM is a stand-in, refit is real."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ from stand_ins import vllm as fake
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.errors import DeadlineError, InvalidError, PeerError, UnsupportedError  # noqa: E402
+from refit.integrations import _vllm_extension as extension  # noqa: E402
 from refit.integrations import vllm  # noqa: E402
 from refit.integrations._vllm_extension import load  # noqa: E402
 from stand_ins.trainer import WAIT_S, Trainer, trainer  # noqa: E402
@@ -30,6 +33,25 @@ def _weights(value: float) -> dict[str, Any]:
 def publishing() -> Iterator[Trainer]:
     with trainer() as one:
         yield one
+
+
+KILLED = """
+import os, signal
+from refit.integrations import _vllm_extension as extension
+print(extension._Folder().path, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_killed_engines_left_of_adapters_is_removed() -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED], stdout=subprocess.PIPE, text=True)
+    left, mine = Path(killed.stdout.strip()), extension._Folder()
+    assert left.is_dir()
+    extension._remove_left()
+    assert not left.exists()
+    assert mine.path.is_dir()
+    mine.remove()
+    assert not mine.path.exists()
 
 
 # ---- The worker extension: what no engine on a CPU can be brought to

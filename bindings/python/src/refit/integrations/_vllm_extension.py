@@ -12,6 +12,7 @@ Drawn after vllm/v1/worker/{worker_base,gpu_worker,gpu_model_runner}.py, vllm/v1
 vllm/model_executor/model_loader/reload and vllm/lora. vLLM is imported only by what needs it.
 """
 
+import fcntl
 import importlib
 import inspect
 import json
@@ -307,20 +308,21 @@ class _Adapter:
         self._name = name
         self._id = id
         self._peft = json.loads(peft)
-        self._folder: Path | None = None
-        self._next: Path | None = None
+        self._folder: _Folder | None = None
+        self._next: _Folder | None = None
         self._loaded = False
+        _remove_left()
 
     def load(self, update: "Update") -> None:
         """Writes the tensors to files, and has vLLM load them in place of the version before."""
         from safetensors.torch import save_file
 
-        self._next = Path(tempfile.mkdtemp(prefix="refit-lora-", dir=_in_memory()))
+        self._next = _Folder()
         tensors = {name: tensor.contiguous() for name, tensor in update.tensors()}
-        save_file(tensors, self._next / "adapter_model.safetensors")
-        (self._next / "adapter_config.json").write_text(json.dumps(self._peft))
+        save_file(tensors, self._next.path / "adapter_model.safetensors")
+        (self._next.path / "adapter_config.json").write_text(json.dumps(self._peft))
         self._loaded = False
-        self._put(self._next)
+        self._put(self._next.path)
         self._loaded = True
 
     def settle(self) -> None:
@@ -331,7 +333,7 @@ class _Adapter:
     def go_back(self) -> None:
         """The version before is the adapter's again."""
         if self._loaded:
-            self._take_out() if self._folder is None else self._put(self._folder)
+            self._take_out() if self._folder is None else self._put(self._folder.path)
         self._loaded = False
         self._remove(self._next)
         self._next = None
@@ -353,9 +355,55 @@ class _Adapter:
         self._worker.remove_lora(self._id)
 
     @staticmethod
-    def _remove(folder: Path | None) -> None:
+    def _remove(folder: "_Folder | None") -> None:
         if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            folder.remove()
+
+
+class _Folder:
+    """A new folder for one version. Its lock, which ends with the process however that ends, tells
+    it from what killed engines have left: a process id would not, as containers share /dev/shm."""
+
+    def __init__(self) -> None:
+        while True:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_in_memory()))
+            lock = _lock(self.path)
+            if lock is not None:
+                self._lock = lock
+                return
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+_PREFIX = "refit-lora-"
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor that holds the folder; None if another one does, or it is gone."""
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock), os.stat(folder)):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def _remove_left() -> None:
+    """Removes what engines of this user left that were killed."""
+    for folder in Path(_in_memory() or tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        lock = _lock(folder)
+        if lock is not None:
+            if os.fstat(lock).st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _in_memory() -> str | None:
