@@ -7,8 +7,11 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ import pytest
 from forks import said_in_a_fork
 from refit import _abi
 from refit._handle import Handle
-from refit._library import lib
+from refit._library import call, lib, using
 from refit.archive import Archive
 from refit.config import make_config
 from refit.device import Device
@@ -67,6 +70,63 @@ def test_failed_close_can_be_called_again() -> None:
     assert not thing.closed
     thing.close()
     assert thing.log == [7]
+
+
+@pytest.mark.parametrize("way", ["given", "needed"])
+def test_what_another_thread_uses_stays_open(way: str) -> None:
+    thing, entered, may_end = Thing(), threading.Event(), threading.Event()
+
+    def function(*_: Any) -> int:
+        entered.set()
+        return 0 if may_end.wait(60) else 1
+
+    def use() -> None:
+        with using(thing.use()) if way == "needed" else nullcontext():
+            call(function, thing.use() if way == "given" else 8)
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    assert entered.wait(60)
+    with pytest.raises(StateError, match="a call of another thread"):
+        thing.close()
+    assert (thing.closed, thing.log) == (False, [])
+    may_end.set()
+    thread.join()
+    thing.close()
+    assert thing.log == [7]
+
+
+def test_an_archive_that_another_thread_reads_stays_open(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "a", write=True)
+    with ThreadPoolExecutor(1) as pool:
+        with archive._call_lock, pytest.raises(StateError, match="in the middle of a call"):
+            pool.submit(archive.close).result()
+        assert len(archive) == 0
+        archive.close()
+
+
+AT_EXIT = """
+import threading, time, refit
+from refit._library import call, lib
+from refit.offloader import Offloader
+offloader = Offloader(refit.Device("host"), refit.Config())
+entered = threading.Event()
+real = lib.refit_offloader_close
+def closing(*arguments):
+    print("closed", flush=True)
+    return real(*arguments)
+lib.refit_offloader_close = closing
+def hang(*_):
+    entered.set()
+    time.sleep(600)
+threading.Thread(target=call, args=(hang, offloader._live), daemon=True).start()
+entered.wait()
+"""
+
+
+def test_at_exit_what_a_daemon_thread_uses_stays_open() -> None:
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_an_unreferenced_object_is_closed_and_forgotten() -> None:

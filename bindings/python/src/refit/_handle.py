@@ -3,7 +3,8 @@
 Such an object belongs to the process that opened it and to no other: a forked child is refused, and
 so is pickling, each with a sentence. It is closed once, by ``close``, by ``with``, when no
 reference to it is left, or when the interpreter ends, the youngest first; a second close does
-nothing. A close that fails where no caller could catch it is a ResourceWarning.
+nothing. One that another thread uses stays open. A close that fails where no caller could catch it
+is a ResourceWarning.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from refit._closing import Closing
-from refit._library import call, log
+from refit._library import call, is_used_elsewhere, log
 from refit.errors import RefitError, StateError
 
 
@@ -67,6 +68,7 @@ class Handle(Closing):
         """Closes it; does nothing if it is closed, or was opened by the process that forked."""
         if self._pointer is None or self._process != os.getpid():
             return
+        self._refuse_use(self._pointer)
         # Taken before: C gives up the GIL, and another thread may close it meanwhile.
         pointer, self._pointer = self._pointer, None
         if pointer is None:  # it just has
@@ -78,6 +80,15 @@ class Handle(Closing):
             raise
         if self._at_exit is not None:
             self._at_exit.detach()
+
+    def _refuse_use(self, pointer: int) -> None:
+        """StateError while another thread is in a call of it, as a daemon thread may be when the
+        interpreter ends. For what has a lock of its own, ``_close`` does that."""
+        if is_used_elsewhere(pointer):
+            raise StateError(
+                f"this {type(self).__name__} is in the middle of a call of another thread: close "
+                "it after that"
+            )
 
     def _close_at_exit(self) -> None:
         self.close()

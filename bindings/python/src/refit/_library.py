@@ -10,7 +10,10 @@ What arguments mean is unknown here: see the C headers, which ``_abi`` is made f
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from refit import _abi
@@ -62,10 +65,47 @@ def encoded(text: str, what: str) -> bytes:
     return os.fsencode(text)
 
 
+_in_use: dict[int, tuple[Any, ...]] = {}
+"""By thread: the objects that its calls under way are about. What Ctrl-C leaves behind is the main
+thread's, and lasts until its next call."""
+
+
+def _leave(me: int, before: tuple[Any, ...]) -> None:
+    if before:
+        _in_use[me] = before
+    else:
+        _in_use.pop(me, None)
+
+
+@contextmanager
+def using(pointer: int) -> Iterator[None]:
+    """A block whose calls need that object, too, though they are not given it."""
+    me = get_ident()
+    before = _in_use.get(me, ())
+    _in_use[me] = (*before, pointer)
+    try:
+        yield
+    finally:
+        _leave(me, before)
+
+
+def is_used_elsewhere(pointer: int) -> bool:
+    """Whether another thread is in a call about that object: to free it would be to free memory
+    that is read."""
+    me = get_ident()
+    return any(who != me and pointer in used for who, used in list(_in_use.items()))
+
+
 def call(function: Any, *arguments: Any) -> None:
     """Calls a function that ends with a ``refit_error *``; raises its failure, sentence and all."""
     error = _abi.refit_error()
-    status = function(*arguments, ctypes.byref(error))
+    me = get_ident()
+    before = _in_use.get(me, ())
+    _in_use[me] = (*before, *arguments[:1])
+    try:
+        status = function(*arguments, ctypes.byref(error))
+    finally:
+        _leave(me, before)
     if _count.value != log.seen:
         log.drain()
     if status != _abi.REFIT_OK:

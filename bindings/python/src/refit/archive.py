@@ -291,7 +291,8 @@ class Archive(Handle):
         return removed.value
 
     def _close(self, pointer: int) -> None:
-        lib.refit_archive_close(pointer)
+        with self._call_lock:
+            lib.refit_archive_close(pointer)
 
     def __repr__(self) -> str:
         if self.closed or self._process != os.getpid():

@@ -16,7 +16,7 @@ from typing import Final
 
 from refit import _abi
 from refit._handle import Handle
-from refit._library import call, encoded, lib
+from refit._library import call, encoded, lib, using
 from refit._waiting import run_interruptibly, wait_in_slices
 from refit.config import Config
 from refit.device import Device
@@ -143,10 +143,11 @@ class Offloader(Handle):
 
     def _wait(self, function: object, timeout: float | None, *arguments: object) -> None:
         """A C call whose last argument is a deadline, in slices; DeadlineError once it passed."""
-        wait_in_slices(
-            lambda slice_ms: call(function, *arguments, slice_ms),
-            self._timeout_s if timeout is None else timeout,
-        )
+        with using(self._live):  # the call may be a future's, which is part of it
+            wait_in_slices(
+                lambda slice_ms: call(function, *arguments, slice_ms),
+                self._timeout_s if timeout is None else timeout,
+            )
 
     def add(
         self,

@@ -64,6 +64,9 @@ class Publisher(Handle):
         self._open(lib.refit_publisher_open, text, settled._as_c)
         self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
 
+    def _refuse_use(self, pointer: int) -> None:
+        pass  # some calls may be made from any thread, and are waited for
+
     def _close(self, pointer: int) -> None:
         with self._call_lock, self._guard:
             close = lib.refit_publisher_end if self._ends else lib.refit_publisher_close

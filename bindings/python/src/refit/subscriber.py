@@ -337,6 +337,9 @@ class Subscriber(Handle):
             lib.refit_subscriber_wake(self._live)
         self._call_lock.wait()
 
+    def _refuse_use(self, pointer: int) -> None:
+        pass  # some calls may be made from any thread, and are waited for
+
     def _close(self, pointer: int) -> None:
         update = None if self._update is None else self._update()
         if update is not None:
