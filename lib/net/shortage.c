@@ -35,7 +35,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <zmq.h>
@@ -55,10 +54,10 @@
 
 /* ---- Accepting */
 
-/* By number, as the name may be the entry that leads here. */
+/* The entry of this library leads to the system still. */
 int rft_shortage_accept(int listener, struct sockaddr *address, socklen_t *room, int flags)
 {
-    int fd = (int)syscall(SYS_accept4, listener, address, room, flags);
+    int fd = accept4(listener, address, room, flags);
     if (fd >= 0) return fd;
     switch (errno) {
     case EAGAIN:
