@@ -763,7 +763,7 @@ class _Early:
     def __init__(self, share: CpuShare) -> None:
         self._share = weakref.ref(share)
         self._hook = cast(Any, torch.compiler).disable(self._final)  # it is no part of a graph
-        self._handles: dict[int, tuple[weakref.ref[Any], Any]] = {}
+        self._handles: dict[int, tuple[Any, Any]] = {}
         self._added: dict[int, int] = {}
         self._expected: dict[int, int] = {}
         self._pause = self._next_pause = 0
@@ -774,7 +774,7 @@ class _Early:
         """From the next backward pass on gradients of these leave."""
         for one in parameters:
             if id(one) not in self._handles and one.is_leaf and one.requires_grad:
-                self._handles[id(one)] = weakref.ref(one), on_accumulation(one, self._hook)
+                self._handles[id(one)] = one, on_accumulation(one, self._hook)
 
     def _final(self, parameter: torch.Tensor) -> None:
         share = self._share()
@@ -788,15 +788,14 @@ class _Early:
     def step_begins(self, had_left: bool) -> None:
         """The counts of this step are those of the next; had_left: gradients stayed away. A hook
         that was not called, though there is a gradient, may have been lost: it is registered again.
-        Parameters that are frozen, or gone, have none."""
-        for number, (reference, handle) in list(self._handles.items()):
-            one = reference()
-            if one is None or not one.requires_grad:
+        A parameter that is frozen has none."""
+        for number, (one, handle) in list(self._handles.items()):
+            if not one.requires_grad:
                 handle.remove()
                 del self._handles[number]
             elif number not in self._added and one.grad is not None:
                 handle.remove()
-                self._handles[number] = reference, on_accumulation(one, self._hook)
+                self._handles[number] = one, on_accumulation(one, self._hook)
         self._expected, self._added = self._added, {}
         if self.was_used:
             self._next_pause = min(_LONGEST_PAUSE, 2 * self._next_pause or 1)
