@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from broadcasting import Trainer
-from refit.errors import InvalidError
+from refit.errors import InvalidError, StateError, UnsupportedError
 from refit.weights import named_weights
 from torch.distributed.fsdp import fully_shard
 
@@ -94,11 +94,53 @@ def test_a_model_takes_what_another_one_gives(trainer: Trainer, make: Any, bound
 
 def test_its_own_names_are_taken_too(trainer: Trainer) -> None:
     source, engine = made(qwen3_moe), made(qwen3_moe, seed=2)
-    trainer.offer(source.state_dict()).load_into(engine)
+    weights = {**source.state_dict(), "another": torch.ones(3)}
+    assert trainer.offer(weights).load_into(engine, strict=False) == ([], ["another"])
     assert all(map(torch.equal, source.parameters(), engine.parameters()))
     trainer.subscriber.bind(engine)
-    with pytest.raises(InvalidError, match=r"it lacks .*experts\.0\.gate_proj"):
+    with pytest.raises(InvalidError, match="those of its checkpoint are bound"):
         trainer.offer(source.state_dict()).apply()
+    trainer.subscriber.unbind()
+    trainer.subscriber.bind(dict(engine.named_parameters()))
+    with trainer.offer(dict(made(qwen3_moe, seed=3).named_parameters())) as update:
+        assert update.apply() == ([], [])
+
+
+def nomic_bert() -> Any:
+    """Its checkpoint joins three parameters."""
+    few = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "intermediate_size")}
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.NomicBertModel(transformers.NomicBertConfig(**few, **heads))
+
+
+@pytest.mark.skipif(not hasattr(transformers, "NomicBertModel"), reason="of transformers 5.13")
+def test_weights_that_a_checkpoint_joins_are_known_by_their_own_names(trainer: Trainer) -> None:
+    source, engine = made(nomic_bert), made(nomic_bert, seed=2)
+    with pytest.raises(UnsupportedError, match="joined of several parameters"):
+        dict(named_weights(source))
+    assert trainer.offer(dict(source.named_parameters())).load_into(engine) == ([], [])
+    assert all(map(torch.equal, source.parameters(), engine.parameters()))
+
+
+def test_experts_that_sleep_are_refused_by_name(trainer: Trainer) -> None:
+    engine = made(qwen3_moe)
+    update = trainer.offer(named_weights(made(qwen3_moe)))
+    engine.model.layers[1].mlp.experts.down_proj.untyped_storage().resize_(0)
+    for use in (update.load_into, trainer.subscriber.bind, lambda one: dict(named_weights(one))):
+        with pytest.raises(StateError, match=r"1\.mlp\.experts\.down_proj: it has no memory now"):
+            use(engine)
+
+
+def test_experts_may_lie_in_another_order(trainer: Trainer) -> None:
+    source = made(qwen3_moe)
+    expected = {name: one.clone() for name, one in named_weights(source)}
+    experts = source.model.layers[0].mlp.experts
+    large = torch.zeros(experts.down_proj.numel() + 5)
+    moved = large[5:].view(experts.down_proj.shape[::-1]).permute(2, 1, 0)
+    experts.down_proj.data = moved.copy_(experts.down_proj.data)
+    assert_equal(dict(named_weights(source)), expected)
+    with pytest.raises(InvalidError, match="another order than its rows: make it contiguous"):
+        trainer.offer(expected).load_into(source)
 
 
 @pytest.fixture

@@ -253,6 +253,28 @@ def test_adapters_within_wrappers_have_plain_names() -> None:
     assert {"up.weight", "up.bias", "down.weight"} <= merged.keys()
 
 
+def test_with_a_prompt_off_the_base_model_is_sent() -> None:
+    model = prompted()
+    with model.disable_adapter():
+        found = dict(named_weights(model))
+    assert same(found, dict(named_weights(model.get_base_model())))
+    with pytest.raises(UnsupportedError, match="a prompt that was learnt"):
+        list(named_weights(model))
+
+
+def test_adapters_around_others_are_merged_behind_them(trainer: Trainer) -> None:
+    """A rotation around a layer that adds turns what is added, too."""
+    torch.manual_seed(3)
+    inner = peft.LoHaConfig(r=2, target_modules=["up"], init_weights=False)
+    outer = peft.OFTConfig(r=0, oft_block_size=4, target_modules=["up"], init_weights=False)
+    model = peft.PeftMixedModel(Tiny(), inner, "inner")
+    model.add_adapter("outer", outer)
+    model.set_adapter(["outer", "inner"])
+    worker = Tiny()
+    trainer.offer(named_weights(shaken(model), lora="merged")).load_into(worker)
+    torch.testing.assert_close(worker(TOKENS), model(TOKENS))
+
+
 # ---- What is refused
 
 
@@ -265,13 +287,22 @@ def broken() -> Any:
     return model
 
 
-def prompted() -> Any:
-    """Has learnt a prompt, which no weight holds."""
+def llama(config: Any) -> Any:
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 11, "hidden_size": 8, "intermediate_size": 16}
     small = transformers.LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2)
-    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     return peft.get_peft_model(transformers.LlamaForCausalLM(small), config)
+
+
+def prompted() -> Any:
+    """Has learnt a prompt, which no weight holds."""
+    return llama(peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
+
+
+def prompted_within() -> Any:
+    """Has learnt one for its attention."""
+    few = {"adapter_len": 4, "adapter_layers": 1}
+    return llama(peft.AdaptionPromptConfig(task_type="CAUSAL_LM", **few))
 
 
 @pytest.mark.parametrize(
@@ -281,6 +312,8 @@ def prompted() -> Any:
         (broken, "merged", UnsupportedError, r'"up" cannot be merged .*no way.*lora="adapter"'),
         (prompted, None, UnsupportedError, "a prompt that was learnt"),
         (prompted, "merged", UnsupportedError, "a prompt that was learnt"),
+        (prompted_within, None, UnsupportedError, r'self_attn" has a prompt .*AdaptionPrompt'),
+        (prompted_within, "merged", UnsupportedError, "AdaptionPrompt"),
         (two_adapters, "adapter", UnsupportedError, r"2 adapters are active \(default, second\)"),
         (merged_and_off, "merged", UnsupportedError, '"up" are off, but merged'),
         (merged_and_off, None, UnsupportedError, '"up" are off, but merged'),

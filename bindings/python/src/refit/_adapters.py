@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from refit._merged import is_adapted, is_off
 from refit.errors import InvalidError, StateError, UnsupportedError
 from refit.module_walk import Found
-from refit.wrappers import WRAPPED, unwrapped
+from refit.wrappers import plain_names, unwrapped
 
 
 def adapter_weights(model: nn.Module) -> list[Found]:
@@ -34,7 +34,8 @@ def adapter_weights(model: nn.Module) -> list[Found]:
     tensors = get_peft_model_state_dict(
         root, root.state_dict(), adapter_name=adapter, save_embedding_layers=False
     )
-    return [Found(_plain(name), tensor, True, True) for name, tensor in tensors.items()]
+    plain = plain_names(root)
+    return [Found(plain(name), tensor, True, True) for name, tensor in tensors.items()]
 
 
 def _root_of(model: nn.Module) -> Any:
@@ -57,8 +58,3 @@ def _active_in(root: Any) -> str:
             'same: activate one with model.set_adapter, or send lora="merged"'
         )
     return str(names[0])
-
-
-def _plain(name: str) -> str:
-    """Without what wrappers within the model put into it."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPED)

@@ -53,7 +53,8 @@ class MergedLayer:
         with interrupts_held(), torch.no_grad(), gathered(self.layer.parameters()):
             twin = _twin(self.layer)
             try:
-                for one in chain_of(twin)[:-1]:
+                # The outer one computes with what the inner ones give: a rotation turns their part.
+                for one in reversed(chain_of(twin)[:-1]):
                     if is_open(one):
                         one.merge()
             except Exception as why:

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from refit.errors import UnsupportedError
+from refit.errors import StateError, UnsupportedError
+from refit.source import ASLEEP, lacks_memory
 
 
 class Piece(NamedTuple):
@@ -29,11 +30,13 @@ class Piece(NamedTuple):
     offset: int
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The view of the parameter."""
+        """The view of the parameter, or of a copy in row order. StateError: it has no memory."""
         if tuple(whole.shape) == self.shape:
             return whole
-        first = whole.storage_offset() + self.offset
-        return whole.contiguous().as_strided(self.shape, self.stride, first)
+        if lacks_memory(whole):
+            raise StateError(f"{self.source}: {ASLEEP}")
+        rows = whole.contiguous()
+        return rows.as_strided(self.shape, self.stride, rows.storage_offset() + self.offset)
 
 
 Look = tuple[str, tuple[int, ...], torch.dtype]
@@ -73,7 +76,8 @@ def _found(model: Any, looks: list[Look], revert: Any) -> dict[str, Piece] | Non
         if source is None:
             raise UnsupportedError(
                 f'weight "{name}" of the checkpoint is joined of several parameters of this '
-                f"{type(model).__name__}, and would be copied: send what save_pretrained saves"
+                f"{type(model).__name__}, and would be copied: send what save_pretrained saves, or "
+                "dict(model.named_parameters()) to an engine that has the same"
             )
         found[name] = Piece(source, tuple(one.shape), one.stride(), one.storage_offset())
     return found

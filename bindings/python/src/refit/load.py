@@ -11,7 +11,7 @@ from refit import dtypes
 from refit._waiting import interrupts_held
 from refit.errors import InvalidError, RefitError, UnsupportedError
 from refit.source import Weight, weight_of
-from refit.target import Made, target_of
+from refit.target import NoPlace, target_of
 from refit.view import View, same_bytes
 
 _NAMED = 8
@@ -42,6 +42,8 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
     known: dict[str, Weight] = {}
     other: list[str] = []
     for name, place in places.items():
+        if name in optional and name not in views:
+            continue
         if not _is_tensor(place):
             other.append(name)
             if strict:
@@ -55,8 +57,7 @@ def check(views: Mapping[str, View], target: Any, *, strict: bool, cast: bool) -
         if name in views:
             wrong += _misfit(views[name], known[name], cast)
             copies.append((views[name], known[name]))
-    missing = [name for name in _missing(views, known) if name not in optional]
-    left_out = Loaded(missing, [name for name in views if name not in places])
+    left_out = Loaded(_missing(views, known), _unexpected(views, places))
     if strict:
         wrong += _absent(left_out)
     if not wrong:
@@ -98,10 +99,8 @@ def _is_tensor(place: Any) -> bool:
 
 
 def _no_tensor(name: str, place: Any) -> str:
-    what = (
-        str(place) if isinstance(place, Made) else f"{name} is a {type(place).__name__}, no tensor"
-    )
-    return f"{what} (strict=False leaves it as it is)"
+    kind = f"{name} is a {type(place).__name__}, no tensor"
+    return f"{place if isinstance(place, NoPlace) else kind} (strict=False leaves it as it is)"
 
 
 def _misfit(view: View, place: Weight, cast: bool) -> list[str]:
@@ -151,6 +150,16 @@ def _missing(views: Mapping[str, View], places: Mapping[str, Weight]) -> list[st
         name
         for name, place in places.items()
         if name not in views and (place.identity is None or place.identity not in loaded)
+    ]
+
+
+def _unexpected(views: Mapping[str, View], places: Mapping[str, Any]) -> list[str]:
+    """Names without a place in the target, but for those tied to one that has one."""
+    loaded = {view.alias_of or name for name, view in views.items() if name in places}
+    return [
+        name
+        for name, view in views.items()
+        if name not in places and (view.alias_of or name) not in loaded
     ]
 
 

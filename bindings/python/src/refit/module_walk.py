@@ -143,13 +143,20 @@ def _inside(module: nn.Module, prefix: str) -> nn.Module | None:
 def _inside_peft(module: nn.Module, prefix: str) -> nn.Module | None:
     """The same for what PEFT puts in, told by its attributes: the package may not be there."""
     if hasattr(module, "peft_config") and "base_model" in module._modules:
-        if any(True for _ in getattr(module, "prompt_encoder", nn.Module()).parameters()):
+        base = as_module(module._modules["base_model"])
+        if not any(True for _ in getattr(module, "prompt_encoder", nn.Module()).parameters()):
+            return as_module(base._modules["model"]) if "model" in base._modules else base
+        if vars(module).get("forward") != base.forward:  # what disable_adapter() puts there
             raise UnsupportedError(
                 "the model has a prompt that was learnt, which is in none of its weights: send "
                 "dict(model.prompt_encoder.named_parameters()) to an engine that takes it"
             )
-        base = as_module(module._modules["base_model"])
-        return as_module(base._modules["model"]) if "model" in base._modules else base
+        return base
+    if "adaption_prompt" in module._parameters:
+        raise UnsupportedError(
+            f'"{prefix.rstrip(".")}" has a prompt that was learnt (AdaptionPrompt), which is in '
+            "none of the model's weights: no engine takes it"
+        )
     if is_adapted(module):
         _refuse_merged_and_off(module, prefix)
         if not module.merged and not is_off(module):

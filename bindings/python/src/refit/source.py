@@ -95,6 +95,20 @@ def layout_of(tensor: Any) -> Any:
     return tensor.stride(), tensor.is_neg(), tensor.is_conj()
 
 
+ASLEEP = "it has no memory now, as in an engine that sleeps: bring it back before a refit"
+
+
+def lacks_memory(tensor: Any) -> bool:
+    """Whether elements of a tensor of PyTorch lie beyond the end of its storage, which was emptied
+    or cut."""
+    if tensor.numel() == 0:
+        return False
+    last = tensor.storage_offset() + sum(
+        (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return bool(tensor.untyped_storage().nbytes() < (last + 1) * tensor.element_size())
+
+
 def _of_torch(tensor: Any, torch: Any) -> Weight:
     if type(tensor) is not torch.Tensor:
         _check_kind(tensor, torch)
@@ -105,10 +119,8 @@ def _of_torch(tensor: Any, torch: Any) -> Weight:
     shape = tuple(tensor.shape)
     layout = layout_of(tensor)
     nbytes = tensor.nbytes
-    if nbytes and tensor.untyped_storage().nbytes() < (nbytes if layout is None else 1):
-        raise StateError(
-            "it has no memory now, as in an engine that sleeps: bring it back before a refit"
-        )
+    if lacks_memory(tensor):
+        raise StateError(ASLEEP)
     if dtype.pack > 1:
         shape = _unpacked(shape, dtype)
     return Weight(dtype, shape, device, nbytes, tensor.data_ptr(), layout, tensor)

@@ -20,33 +20,34 @@ class Target(NamedTuple):
     """What can be written, by name."""
 
     places: Mapping[str, Any]
-    """Tensors, arrays, and what is neither; ``Made`` is no memory of the engine."""
+    """Tensors, arrays, and what is neither; ``NoPlace`` is no memory of the engine."""
     optional: frozenset[str] = frozenset()
-    """Names that a version need not bring."""
+    """Names that count only for a version that brings them."""
 
     checkpoint: "Target | None" = None
     """The same under the names of a checkpoint, where these are others."""
 
     def named_as(self, names: Collection[str]) -> "Target":
-        """Under the names that a version has: those of a checkpoint, or the model's own."""
+        """Under the names of which a version has more: its checkpoint's, or the model's own."""
         other = self.checkpoint
-        return self if other is None or self.places.keys() >= set(names) else other
+        if other is None:
+            return self
+        mine, theirs = (len(one.places.keys() & set(names)) for one in (self, other))
+        return other if theirs > mine else self
 
 
-class Made(NamedTuple):
-    """Stands for a tensor that an engine's ``state_dict()`` makes."""
+class NoPlace(NamedTuple):
+    """Stands for a tensor that cannot be written; the sentence says why."""
 
-    name: str
+    sentence: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.name} is a copy that state_dict() makes, and none of the engine's own tensors: "
-            "load into a mapping of those"
-        )
+        return self.sentence
 
 
 def target_of(target: Any) -> Target:
-    """InvalidError: it has no tensors. UnsupportedError: an engine in FSDP1."""
+    """InvalidError: it has no tensors. UnsupportedError: an engine in FSDP1. StateError: one of
+    its weights has no memory now."""
     if isinstance(target, Target):
         return target
     if isinstance(target, Mapping):
@@ -62,9 +63,7 @@ def target_of(target: Any) -> Target:
 
 
 def _of_module(module: Any) -> Target:
-    import torch
-
-    from refit.wrappers import WRAPPED, unwrapped
+    from refit.wrappers import plain_names, unwrapped
 
     while (inner := unwrapped(module)) is not None:
         module = inner
@@ -73,22 +72,63 @@ def _of_module(module: Any) -> Target:
             "the engine is wrapped by FullyShardedDataParallel, whose state_dict() makes copies: "
             "within FSDP.summon_full_params(engine), load into dict(engine.named_parameters())"
         )
-
-    def plain(name: str) -> str:
-        return ".".join(part for part in name.split(".") if part not in WRAPPED)
-
-    own = dict(module.named_parameters(remove_duplicate=False))
+    plain = plain_names(module)
     buffers = dict(module.named_buffers(remove_duplicate=False))
-    own.update(buffers)
-    known = {id(one) for one in own.values()}
-    places: dict[str, Any] = {}
-    for name, one in module.state_dict(keep_vars=True).items():
-        if isinstance(one, torch.Tensor) and id(one) not in known and not _is_within(one, own):
-            mine = own.get(name)
-            one = Made(name) if mine is None or mine.shape != one.shape else mine
-        places[plain(name)] = one
+    places = {plain(name): one for name, one in _own_of(module).items()}
     more = {plain(name): one for name, one in buffers.items() if plain(name) not in places}
     return _with_checkpoint(module, Target({**places, **more}, frozenset(more)))
+
+
+def _own_of(module: Any) -> dict[str, Any]:
+    """What ``state_dict()`` names, as the module has it."""
+    import torch
+
+    def state() -> Any:
+        try:
+            return module.state_dict(keep_vars=True)
+        except TypeError:  # one that takes no keywords
+            return module.state_dict()
+
+    own = dict(module.named_parameters(remove_duplicate=False))
+    own.update(module.named_buffers(remove_duplicate=False))
+    known = set(map(id, own.values()))
+    storages: set[int] = set()
+    again: Any = None
+    found: dict[str, Any] = {}
+    for name, one in state().items():
+        if isinstance(one, torch.Tensor) and id(one) not in known:
+            storages = storages or {storage_of(tensor) for tensor in own.values()}
+            if storage_of(one) not in storages:
+                again = again or state()
+                one = _written(name, one, again.get(name), own.get(name))
+        found[name] = one
+    return found
+
+
+def storage_of(tensor: Any) -> int:
+    """Which memory of PyTorch a tensor lies in."""
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def _written(name: str, one: Any, again: Any, mine: Any) -> Any:
+    """What has to be written for a tensor that is no parameter or buffer: itself if the module has
+    it, so that a second ``state_dict()`` gives it again; the parameter of which it is a copy."""
+    import torch
+
+    if isinstance(again, torch.Tensor) and storage_of(one) == storage_of(again):
+        return one
+    if mine is not None and one.shape == mine.shape:
+        if mine.untyped_storage().nbytes() == 0:
+            return mine  # whose bytes are away
+        as_copied = mine.detach().to(one.device, one.dtype).contiguous().flatten()
+        copy = one.detach().contiguous().flatten()
+        if torch.equal(as_copied.view(torch.uint8), copy.view(torch.uint8)):
+            return mine
+    return NoPlace(
+        f"{name} is a copy that state_dict() makes, and none of the engine's own tensors: load "
+        "into a mapping of those"
+    )
 
 
 def _with_checkpoint(module: Any, own: Target) -> Target:
@@ -96,18 +136,21 @@ def _with_checkpoint(module: Any, own: Target) -> Target:
 
     tensors = {name: one for name, one in own.places.items() if hasattr(one, "data_ptr")}
     looks = [(name, tuple(one.shape), one.dtype) for name, one in tensors.items()]
-    pieces = pieces_of(module, looks)
+    try:
+        pieces = pieces_of(module, looks)
+    except UnsupportedError:  # then its own names are all that it has
+        return own
     if pieces is None:
         return own
     places = {name: one for name, one in own.places.items() if name not in tensors}
     for name, piece in pieces.items():
-        whole = tensors[piece.source]
-        places[name] = piece.of(whole.detach()) if whole.is_contiguous() else Made(name)
+        whole = tensors[piece.source].detach()
+        if whole.is_contiguous():
+            places[name] = piece.of(whole)
+        else:
+            places[name] = NoPlace(
+                f"{name} is a part of {piece.source}, which has its elements in another order than "
+                "its rows: make it contiguous"
+            )
     optional = [name for name, one in pieces.items() if one.source in own.optional]
     return own._replace(checkpoint=Target(places, frozenset(optional)))
-
-
-def _is_within(tensor: Any, own: Mapping[str, Any]) -> bool:
-    """Whether it lies in the memory of one of these."""
-    storage = tensor.untyped_storage()._cdata
-    return any(one.untyped_storage()._cdata == storage for one in own.values())

@@ -24,7 +24,7 @@ from refit._call_lock import CallLock
 from refit._handle import Handle
 from refit._library import call, lib
 from refit._waiting import interrupts_held
-from refit.bound import Bound, bound_names
+from refit.bound import Bound
 from refit.errors import NotFoundError, RefitError, StateError
 from refit.view import Lifetime, View, entries_of
 
@@ -157,7 +157,7 @@ class Update(Handle):
         worker ties what the trainer does not). ``strict=False`` allows names on one side only, and
         entries of ``target`` that are no tensors (``_extra_state``), which stay as they are; both
         are returned. ``cast=True`` converts to the target's types where they differ; without it
-        that is refused. Tensors of ``target`` that are tied to one that is loaded count as loaded.
+        that is refused. Names of either side that are tied to one that is loaded count as loaded.
         Blocks for the copies, those to a GPU included. Raises InvalidError, StateError,
         UnsupportedError (FSDP1, which has no parameters of its own).
         """
@@ -183,9 +183,8 @@ class Update(Handle):
             if bound is None:
                 raise StateError("nothing is bound: call Subscriber.bind(model) first")
             self._failed = True
-            bound.check_in_place()
             views = {view.name: view for view in self.views()}
-            plan = load.check(views, bound_names(bound.target), strict=strict, cast=bound.cast)
+            plan = load.check(views, bound.as_bound(views), strict=strict, cast=bound.cast)
             bound.settle()
             call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
             self._failed = False

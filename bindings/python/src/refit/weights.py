@@ -38,7 +38,7 @@ from refit.checkpoint_names import Piece
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
 from refit.manifest import TensorSpec
 from refit.module_walk import Found, walk_weights
-from refit.source import layout_of
+from refit.source import lacks_memory, layout_of
 
 Names: TypeAlias = Collection[str] | Callable[[str], str | None]
 Keep: TypeAlias = Sequence[str] | Callable[[str, torch.Tensor], bool]
@@ -130,7 +130,7 @@ def _place(name: str, tensor: torch.Tensor) -> int | tuple[str, int]:
     _refuse_strange(name, tensor)
     if is_divided(tensor):
         return ("sharded", id(tensor))
-    if tensor.numel() and tensor.untyped_storage().nbytes() == 0:
+    if lacks_memory(tensor):
         raise StateError(f'weight "{name}" has no memory now: bring it back before you publish it')
     return tensor.data_ptr() or ("empty", id(tensor))
 
