@@ -6,10 +6,12 @@ import asyncio
 import copy
 import gc
 import importlib
+import os
 import pickle
 import select
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,7 @@ from stand_ins import verl as fake
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from hooked import calls_refit  # noqa: E402
-from refit import ActivationOffload  # noqa: E402
+from refit import ActivationOffload, Publisher  # noqa: E402
 from refit.errors import (  # noqa: E402
     BudgetError,
     ConfigError,
@@ -29,6 +31,7 @@ from refit.errors import (  # noqa: E402
     StateError,
 )
 from refit.integrations import verl  # noqa: E402
+from refit.integrations._receiver import subscribe  # noqa: E402
 from refit.integrations.verl import attached  # noqa: E402
 from stand_ins.optimizers import adamw, is_away, step, stepped  # noqa: E402
 
@@ -414,3 +417,22 @@ def test_a_wait_for_a_trainer_that_was_replaced_ends_and_the_new_one_is_heard() 
 
     asyncio.run(play())
     rollout.close(), made.close()
+
+
+def test_a_rollout_outlives_the_training() -> None:
+    """Another trainer that begins at the endpoint is heard."""
+    endpoint = f"user://outlived-{os.getpid()}"
+    receiver = subscribe(endpoint)
+
+    async def received(version: int) -> Any:
+        update = await receiver.arrival(60.0, version)
+        with receiver.loading(update):
+            return update["a"].torch().clone()
+
+    for value in (1.0, 2.0):
+        with Publisher(endpoint) as trainer, ThreadPoolExecutor() as threads:
+            done = threads.submit(trainer.publish, {"a": torch.full((3,), value)})
+            assert asyncio.run(received(1)).eq(value).all()
+            receiver.let_go()
+            assert done.result() == 1
+    receiver.close()

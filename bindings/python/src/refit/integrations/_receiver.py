@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from refit.errors import DeadlineError, StateError
+from refit.errors import ClosedError, DeadlineError, StateError
 
 if TYPE_CHECKING:
     from refit.subscriber import Subscriber
@@ -102,6 +102,9 @@ class Receiver:
         while True:
             try:
                 update = self.subscriber.next(0)
+            except ClosedError:
+                self.join_again(kept=True)
+                continue
             except DeadlineError as why:
                 if time.monotonic() >= end:
                     _raise_late(why, version, offered)
@@ -185,6 +188,8 @@ class Receiver:
             last = end if absent is None else min(end, heard + absent)
             try:
                 return self.subscriber.next(min(max(0.0, last - now), LOOK_S))
+            except ClosedError:  # the engine outlives a training that has ended
+                self.join_again(kept=True)
             except DeadlineError as why:
                 if time.monotonic() < last:
                     continue
