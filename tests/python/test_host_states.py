@@ -712,3 +712,85 @@ def test_one_state_of_two_parameters_is_refused_by_name(schedule: Schedule, key:
         other["exp_avg"] = kept
         run.finish()
         run.step()
+
+
+class Reading(torch.optim.Optimizer):
+    """Keeps a table, a part of it and a number of it in every state, and only reads them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-2})
+        self.table = torch.linspace(1, 2, 500, device=training.DEVICE)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if p.grad is None:
+                continue
+            state = self.state[p]
+            if not state:
+                state.update(mean=torch.zeros_like(p), at=0)
+                state.update(table=self.table, part=self.table[:9], one=self.table[3])
+            state["mean"].mul_(0.9).add_(p.grad * state["one"] * state["part"][1])
+            p.sub_(state["mean"], alpha=float(state["table"][state["at"]]) * 1e-2)
+            state["at"] += 1
+
+
+@HANDS_ON
+@pytest.mark.parametrize("before", [0, 2])
+def test_what_states_share_and_a_step_only_reads_stays_one(schedule: Schedule, before: int) -> None:
+    with Twins(schedule, Reading, before=before, verify_steps=2) as twins:
+        twins.step(2)
+        twins.cycle()
+        twins.step()
+        optimizer = twins.moved.optimizer
+        assert all(one["table"] is optimizer.table for one in optimizer.state.values())
+        assert not lives_on_host(optimizer.table)
+        reason = "parameters share it and only read it"
+        assert ("0.weight.table", reason) in twins.controller.resident
+        assert "0.weight.part" not in dict(twins.controller.resident)
+        for run in twins:
+            run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        twins.step()
+
+
+class MadeAnew(torch.optim.Optimizer):
+    """Makes its state anew in each step, and only reads another."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 1e-2})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for p in self.param_groups[0]["params"]:
+            if p.grad is None:
+                continue
+            state = self.state[p]
+            start = state.setdefault("start", p.detach().clone())
+            state["mean"] = state.get("mean", torch.zeros_like(p)) * 0.9 + p.grad
+            p.sub_(state["mean"] + 0.01 * start, alpha=1e-2)
+
+
+@HANDS_ON
+@pytest.mark.parametrize("key", ["start", "mean"])
+def test_states_without_changes_in_place_may_be_shared_by_hand(
+    schedule: Schedule, key: str
+) -> None:
+    def share(run: Layers) -> None:
+        one, other = large_states(run)
+        other[key] = one[key]
+
+    with Twins(schedule, MadeAnew, before=2) as twins:
+        twins.step()
+        for run in twins:
+            share(run)
+        twins.step(2)
+
+
+def test_any_optimizer_takes_states_apart_that_a_step_changes() -> None:
+    run = Layers()
+    run.step()
+    one, other = large_states(run)
+    other["exp_avg"] = one["exp_avg"]
+    with WINDOWS.open(run.optimizer, run.model, any_optimizer=True):
+        run.step()
+        assert not same(one["exp_avg"], other["exp_avg"])

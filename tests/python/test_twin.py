@@ -3,7 +3,10 @@ apart, whether one may be stepped in parts. And what it does not disturb."""
 
 import inspect
 import random
+import threading
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,7 +49,6 @@ class Base(Optimizer):
 
     def __init__(self, parameters: Any, **defaults: Any) -> None:
         super().__init__(parameters, {"lr": 0.1, **defaults})
-        self.counts = [0]
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -97,14 +99,39 @@ class Counting(Base):
         return mean.lerp_(p.grad, 1 / group["k"]) / group["k"]
 
 
+class Counter:
+    """Counts calls, as a schedule may."""
+
+    def __init__(self, *held: Any) -> None:
+        self.calls = 0
+        self.held = held
+
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+@dataclass(slots=True)
+class SlotCounter:
+    """The same without a dict."""
+
+    calls: int = 0
+
+    def count(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
 class CountingInPlace(Base):
-    """Counts in a list that stays the same object."""
+    """Counts by something that stays the same object."""
+
+    def __init__(self, parameters: Any, counter: Any, count: Callable[[Any], Any]) -> None:
+        super().__init__(parameters)
+        self.counter = counter
+        self.count = count
 
     def begin(self, group: dict[str, Any], parameters: list[Any]) -> None:
-        self.counts[0] += 1
-
-    def direction(self, group: dict[str, Any], p: Any) -> Any:
-        return p.grad / self.counts[0]
+        group["lr"] = 1 / (self.count(self.counter) or 1)
 
 
 class CountingBesides(Base):
@@ -172,14 +199,15 @@ class Rounding(Base):
 
 
 class RoundingByItsOwn(Base):
-    """The same, by a generator that it holds."""
+    """The same, by a generator that it holds, at least once for a step."""
 
-    def __init__(self, parameters: Any) -> None:
+    def __init__(self, parameters: Any, source: Any, draw: Callable[[Any], Any]) -> None:
         super().__init__(parameters)
-        self.source = torch.Generator().manual_seed(3)
+        self.source = source
+        self.draw = draw
 
-    def direction(self, group: dict[str, Any], p: Any) -> Any:
-        return p.grad * torch.rand((), generator=self.source)
+    def begin(self, group: dict[str, Any], parameters: list[Any]) -> None:
+        self.draw(self.source)
 
 
 class Closed(Base):
@@ -206,6 +234,46 @@ class Holding(Base):
         self.table = {"all": [(p, 0) for p in self.param_groups[0]["params"]]}
 
 
+class HoldingInAnObject(Base):
+    """Holds them in an object of another class."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.table = Counter(*self.param_groups[0]["params"])
+
+
+class SteppingByItself(Base):
+    """Makes states by a method that it holds: of the optimizer, whichever object is stepped."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.mean_of = self.make_mean
+
+    def make_mean(self, p: Any) -> Any:
+        return self.state[p].setdefault("mean", torch.zeros_like(p))
+
+    def direction(self, group: dict[str, Any], p: Any) -> Any:
+        return self.mean_of(p).add_(p.grad)
+
+
+class Sharing(Base):
+    """Keeps some of what it holds in the state of each parameter."""
+
+    def __init__(self, parameters: Any, is_changed: bool = False) -> None:
+        super().__init__(parameters)
+        self.table = torch.ones(500, device=training.DEVICE)
+        self.sum = torch.zeros(500, device=training.DEVICE)
+        self.is_changed = is_changed
+
+    def direction(self, group: dict[str, Any], p: Any) -> Any:
+        state = self.state[p]
+        if not state:
+            state.update(mean=torch.zeros_like(p), part=self.table[:300], one=self.table[3])
+        if self.is_changed:
+            state.setdefault("sum", self.sum).add_(1)
+        return state["mean"].add_(p.grad) * state["one"] * state["part"][0]
+
+
 class Evaluated(Base):
     """Uses its states outside of step."""
 
@@ -214,7 +282,7 @@ class Evaluated(Base):
             state.clear()
 
 
-TOGETHER = (Normalized, Clipped, CountingInPlace, Accumulating)
+TOGETHER = (Normalized, Clipped, Accumulating)
 APART = (Counting, CountingBesides, OutOfPlace, Constant, Flattened, Squared)
 
 
@@ -242,12 +310,99 @@ def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Any) -> None:
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
 
-def test_a_generator_of_the_optimizer_is_not_advanced() -> None:
-    optimizer = RoundingByItsOwn([matrix()])
-    before = optimizer.source.get_state()
+@pytest.mark.parametrize(
+    ("hold", "held_by"),
+    [
+        (lambda one: one, lambda held: held),
+        (lambda one: [one], lambda held: held[0]),
+        (lambda one: Counter(one), lambda held: held.held[0]),
+    ],
+    ids=["itself", "in a list", "in an object"],
+)
+@pytest.mark.parametrize(
+    ("make", "draw"),
+    [
+        (lambda: torch.Generator().manual_seed(3), lambda one: torch.rand((), generator=one)),
+        (lambda: random.Random(3), lambda one: one.random()),
+        (lambda: np.random.default_rng(3), lambda one: one.random()),
+        (lambda: np.random.RandomState(3), lambda one: one.rand()),
+    ],
+    ids=["torch", "random", "numpy", "legacy"],
+)
+def test_a_generator_of_the_optimizer_is_not_advanced(
+    make: Any, draw: Any, hold: Any, held_by: Any
+) -> None:
+    source = make()
+    optimizer = RoundingByItsOwn([matrix()], hold(source), lambda held: draw(held_by(held)))
     with pytest.raises(UnsupportedError, match="draws random numbers"):
         learned(optimizer)
-    assert torch.equal(before, optimizer.source.get_state())
+    learned(optimizer, any_optimizer=True)
+    assert draw(source) == draw(make())
+
+
+def test_a_method_of_a_generator_draws_from_a_copy() -> None:
+    source = random.Random(3)
+    with pytest.raises(UnsupportedError, match="draws random numbers"):
+        learned(Rounding([matrix()], source.random))
+    assert source.random() == random.Random(3).random()
+
+
+def add_one(held: Any) -> Any:
+    held[-1] += 1
+    return held[-1]
+
+
+@pytest.mark.parametrize(
+    ("counter", "count"),
+    [
+        (Counter(), lambda one: one.count()),
+        (Counter(threading.Lock()), lambda one: one.count()),
+        (SlotCounter(), lambda one: one.count()),
+        (Counter().count, lambda one: one()),
+        ([Counter()], lambda one: one[0].count()),
+        ({"n": [0]}, lambda one: add_one(one["n"])),
+        (deque([0]), add_one),
+        (torch.zeros(1), add_one),
+        (np.zeros(1), add_one),
+    ],
+    ids=["object", "lock", "slots", "method", "in a list", "dict", "deque", "tensor", "array"],
+)
+def test_an_object_that_a_step_changes_is_refused_by_name(counter: Any, count: Any) -> None:
+    optimizer = CountingInPlace([matrix()], counter, count)
+    with pytest.raises(UnsupportedError, match="a CountingInPlace changes counter in its step"):
+        learned(optimizer)
+    learned(optimizer, any_optimizer=True)
+    assert count(counter) == 1
+
+
+def test_what_a_step_only_reads_is_no_reason_to_refuse() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = CountingInPlace([matrix()], Counter(model, threading.Lock()), lambda one: one.calls)
+    optimizer.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    optimizer.table = np.ones(3)
+    optimizer.text = Counter
+    assert learned(optimizer).states == ()
+
+
+def test_an_optimizer_that_makes_states_by_a_method_it_holds_is_refused() -> None:
+    optimizer = SteppingByItself([matrix()])
+    with pytest.raises(UnsupportedError, match="makes states by something that it holds"):
+        learned(optimizer, any_optimizer=True)
+    assert not optimizer.state
+
+
+def test_what_parameters_share_and_only_read_stays() -> None:
+    found = learned(Sharing([matrix()]))
+    assert found.states == (Foreseen("mean", torch.float32, None),)
+    assert found.stays == dict.fromkeys(("part", "one"), "parameters share it and only read it")
+    assert found.written == {"mean"}
+
+
+def test_a_state_that_parameters_share_and_change_is_refused() -> None:
+    optimizer = Sharing([matrix()], is_changed=True)
+    with pytest.raises(UnsupportedError, match="has one sum for several parameters"):
+        learned(optimizer)
+    assert learned(optimizer, any_optimizer=True).written == {"mean", "sum"}
 
 
 def test_classes_that_begin_to_depend_later_are_refused_by_name() -> None:
@@ -265,7 +420,7 @@ def test_an_optimizer_that_cannot_be_tried_is_refused() -> None:
 
 
 @pytest.mark.parametrize("any_optimizer", [False, True])
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Holding, Outer])
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, Holding, HoldingInAnObject, Outer])
 def test_an_optimizer_that_holds_parameters_is_refused(kind: Any, any_optimizer: bool) -> None:
     with pytest.raises(UnsupportedError, match="not in its groups alone"):
         learned(kind([matrix()]), any_optimizer=any_optimizer)

@@ -60,7 +60,8 @@ class Run:
     def moments(self) -> list[torch.Tensor]:
         """The state tensors that a clear moves."""
         states = self.optimizer.state.values()
-        return [t for state in states for t in state.values() if t.dim() > 0]
+        found = [t for state in states for t in state.values()]
+        return [t for t in found if isinstance(t, torch.Tensor) and t.dim() > 0]
 
     def away(self) -> bool:
         """Whether no moment has memory."""

@@ -46,7 +46,7 @@ from refit.observers import Observers
 from refit.regions import Devices, lacks_memory, refuse_capture
 from refit.state_slots import Kept, Recipe, Slot, State, dense_like, extent, plain_of
 from refit.storages import opened, why_tensor_stays
-from refit.twin import Habits, Stepping, alike, is_many, kind_of_parameter, learn, local
+from refit.twin import Habits, Stepping, alike, kind_of_parameter, learn, local
 from refit.verified_step import WholeStep
 from refit.window import UNIT
 from refit.windowed_step import Entry, WindowedStep, entries_of
@@ -100,7 +100,9 @@ class HostStates:
         self._any_optimizer = any_optimizer
         self._verify_steps = verify_steps
         self._habits: dict[tuple[int, Any], Habits] = {}
-        self._elsewhere: dict[int, frozenset[Any]] = {}
+        self._stays: dict[int, dict[Any, str]] = {}
+        self._written: dict[int, set[Any]] = {}
+        """Of each optimizer, by the keys of states: see ``Habits``."""
         self._image: set[int] = set()
         """The memory of all places."""
         self._entwined: set[int] = set()
@@ -161,8 +163,8 @@ class HostStates:
             for _, parameter in parameters_of(optimizer):
                 for key, value in optimizer.state.get(parameter, {}).items():
                     why = _why_it_stays(value)
-                    if key in self._elsewhere.get(id(optimizer), ()) and is_many(value):
-                        why = f"the optimizer keeps it on {value.device}"
+                    if isinstance(value, torch.Tensor) and _nbytes(value) > SMALL:
+                        why = self._stays.get(id(optimizer), {}).get(key, why)
                     if why is not None:
                         found.append((f"{names.get(id(parameter), 'state')}.{key}", why))
         return found
@@ -248,7 +250,8 @@ class HostStates:
 
     def _take_apart(self, changed: Iterable[tuple[int, Optimizer, int, Any]]) -> None:
         """Copies states out of the places of other parameters, which code has exchanged, where no
-        place of their own takes them. StateError: two parameters have one state."""
+        place of their own takes them. StateError: two parameters have one state, and a step changes
+        it. One that is only read may stay on the device for both, or get two places."""
         seen: dict[int, tuple[bool, Any, Any]] = {}
         for _, optimizer, _, parameter in changed:
             place = _key(optimizer, parameter)
@@ -262,24 +265,23 @@ class HostStates:
                 own = None if kept is None else kept.states.get(key)
                 if own is not None and own.shown is value:
                     continue
+                is_written = not self._any_optimizer and key in self._written.get(id(optimizer), ())
                 owner = self._owner_of(value)
                 if owner is not None and owner[1].states[owner[2]] is not own:
                     there = owner[0].state.get(owner[1].parameter) or {}
-                    if there.get(owner[2]) is value:
+                    if is_written and there.get(owner[2]) is value:
                         self._refuse_shared(parameter, key, f"{owner[1].name}.{owner[2]}")
                     if own is None:
                         self._settle()
                         state[key] = value.detach().to(local(parameter).device, copy=True)
                     continue
                 with untouched():
-                    moves = place not in self._resident and (
-                        value.dim() == 0 or self._moves(optimizer, key, value)
-                    )
                     at = plain_of(value)[0].data_ptr()
                 if not at:  # it is away
                     continue
-                before, whose, name = seen.setdefault(at, (moves, parameter, key))
-                if whose is not parameter and (moves or before):
+                splits = is_written and place not in self._resident
+                before, whose, name = seen.setdefault(at, (splits, parameter, key))
+                if whose is not parameter and (splits or before):
                     self._refuse_shared(parameter, key, f"{self._name_of(whose)}.{name}")
 
     def _owner_of(self, value: torch.Tensor) -> tuple[Optimizer, Kept, Any] | None:
@@ -297,9 +299,9 @@ class HostStates:
 
     def _refuse_shared(self, parameter: Any, key: Any, other: str) -> None:
         raise StateError(
-            f"{self._name_of(parameter)}.{key} and {other} are one tensor, while states that live "
-            "on the host have a place each: give each parameter a state of its own, or keep them "
-            'with states="cycle"'
+            f"{self._name_of(parameter)}.{key} and {other} are one tensor, which a step changes, "
+            "while states that live on the host have a place each: give each parameter a state of "
+            'its own, or keep them with states="cycle"'
         )
 
     def _forget_others(self) -> None:
@@ -380,7 +382,7 @@ class HostStates:
         """Whether a value in a state is one that lives on the host."""
         if not isinstance(value, torch.Tensor) or value.dim() == 0:
             return False
-        if key in self._elsewhere.get(id(optimizer), ()):
+        if key in self._stays.get(id(optimizer), ()):
             return False
         if type(value) is torch.Tensor and value.numel() * value.element_size() <= SMALL:
             return False
@@ -394,8 +396,8 @@ class HostStates:
         key = number, alike(optimizer, kind)
         if key not in self._habits:
             self._habits[key] = found = learn(optimizer, kind, self._any_optimizer)
-            known = self._elsewhere.get(id(optimizer), frozenset())
-            self._elsewhere[id(optimizer)] = known | found.elsewhere
+            self._stays.setdefault(id(optimizer), {}).update(found.stays)
+            self._written.setdefault(id(optimizer), set()).update(found.written)
             if not found.closure_first:
                 self._entwined.add(id(optimizer))
         return self._habits[key]

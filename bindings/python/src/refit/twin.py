@@ -10,8 +10,9 @@ A *twin* is a stand-in with tiny parameters. Three things are learned from it:
 - the states that a parameter will have, and their shapes: its sizes are prime numbers, so a size of
   a state tells which sizes of the parameter it comes from;
 - whether a step may be made for some parameters at a time: parameters that are stepped together and
-  apart must end with the same bits, at several magnitudes of gradients, and no random number may be
-  drawn, which parts of a step would draw in another order;
+  apart must end with the same bits, at several magnitudes of gradients, and so must all that the
+  optimizer holds, such as a schedule that counts its calls: the code runs once for each window. No
+  random number may be drawn, which parts of a step would draw in another order;
 - whether a step may be made for a part of a parameter: the bits of two halves must be those of the
   whole.
 
@@ -19,25 +20,30 @@ Four steps of two parameters do not show everything: parameters that depend on e
 later step on, above a size or a threshold, or only where there are more of them; or a step that is
 skipped where any gradient is not finite. Classes that are known for it are refused by name.
 
+A twin holds copies (see ``copying``), and generators are as they were afterwards: a trial changes
+nothing that the optimizer holds. What cannot be copied, as what a function closes over, is the same
+for a twin, and what a step changes there is changed.
+
 Nothing here knows where states are kept.
 """
 
 import math
-import pickle
-import random
-import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from refit import random_numbers
 from refit._waiting import interrupts_held
 from refit.away import kind_of
+from refit.copying import Copies, copied, held_in, is_same
 from refit.errors import UnsupportedError
+from refit.random_numbers import Draws
 from refit.storages import opened
 
 Optimizer = torch.optim.Optimizer
@@ -94,8 +100,7 @@ def stand_in(
     UnsupportedError for a class that does not let them be set.
     """
     made: Optimizer = object.__new__(type(optimizer))
-    attributes = {key: one for key, one in vars(optimizer).items() if key not in _OWN}
-    vars(made).update(attributes, **{name: OrderedDict() for name in _HOOKS})
+    vars(made).update(_attributes(optimizer), **{name: OrderedDict() for name in _HOOKS})
     try:
         made.param_groups = groups
         made.state = defaultdict(dict, state)
@@ -111,6 +116,31 @@ _OWN = {"param_groups", "state", "step", "__getstate__", *_HOOKS}
 """Attributes that a stand-in does not get from the optimizer."""
 
 
+def _attributes(optimizer: Optimizer) -> dict[str, Any]:
+    return {key: value for key, value in vars(optimizer).items() if key not in _OWN}
+
+
+def loose(optimizer: Optimizer) -> dict[Any, Any]:
+    """What an optimizer keeps in its state beside the states of its parameters."""
+    return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
+
+
+def stand_in_of_copies(
+    optimizer: Optimizer, copies: Copies, state: Mapping[Any, Any] = MappingProxyType({})
+) -> Optimizer:
+    """A stand-in whose steps change nothing that the optimizer holds, with a copy of ``state``. Its
+    groups have the parameters of the optimizer. ``copies``: see ``copied``."""
+    made = stand_in(optimizer, [], {})
+    copies[id(optimizer)] = optimizer, made
+    groups = [{**group, "params": None} for group in optimizer.param_groups]
+    attributes, groups, state = copied((_attributes(optimizer), groups, dict(state)), copies)
+    vars(made).update(attributes)
+    made.state.update(state)
+    for group, theirs in zip(groups, optimizer.param_groups, strict=True):
+        made.param_groups.append({**group, "params": list(theirs["params"])})
+    return made
+
+
 class Stepping:
     """One step of an optimizer, made for some of its parameters at a time.
 
@@ -124,8 +154,8 @@ class Stepping:
         self._optimizer = optimizer
         self._step = arithmetic_of(optimizer)
         self._groups = [{**group, **_decided(group)} for group in optimizer.param_groups]
-        self._attributes = {k: v for k, v in vars(optimizer).items() if k not in _OWN}
-        self._loose = _loose(optimizer)
+        self._attributes = _attributes(optimizer)
+        self._loose = loose(optimizer)
         self._changed: list[dict[str, Any] | None] = [None] * len(self._groups)
         self._bound: dict[str, Any] | None = None
         self._loose_now: dict[Any, Any] = {}
@@ -173,10 +203,8 @@ class Stepping:
         for number in others if numbers is None else numbers:
             self._changed[number] = _changes(self._groups[number], made.param_groups[number])
         if numbers is not None or self._bound is None:
-            before = self._attributes
-            now = {k: v for k, v in vars(made).items() if k not in _OWN}
-            self._bound = _changes(before, now)
-            self._loose_now = _loose(made)
+            self._bound = _changes(self._attributes, _attributes(made))
+            self._loose_now = loose(made)
 
     def finish(self) -> None:
         """Gives the groups' values and the attributes to the optimizer. A second call, and one
@@ -185,11 +213,6 @@ class Stepping:
             group.update(changed or {})
         vars(self._optimizer).update(self._bound or {})
         self._optimizer.state.update(self._loose_now)
-
-
-def _loose(optimizer: Optimizer) -> dict[Any, Any]:
-    """What an optimizer keeps in its state beside the states of its parameters."""
-    return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
 
 
 def _decided(group: Mapping[str, Any]) -> dict[str, bool]:
@@ -347,8 +370,11 @@ class Habits:
     """The states that a first step makes; None: their shapes are not to be foreseen."""
     elementwise: bool
     """Whether a parameter may be stepped part by part."""
-    elsewhere: frozenset[Any] = frozenset()
-    """The keys of states that are made on another device than that of the parameter."""
+    stays: Mapping[Any, str] = field(default_factory=dict)
+    """Why states under a key stay where they are: on another device than the parameter, or shared
+    by parameters and only read."""
+    written: frozenset[Any] = frozenset()
+    """The keys of states that a step changes in place."""
     closure_first: bool = True
     """Whether a step evaluates a closure once, before it changes a parameter."""
 
@@ -383,12 +409,10 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
     if not any_optimizer:
         refuse_outside(optimizer)
         refuse_known(optimizer)
-    devices = [kind.device] if kind.device.type == "cuda" else []
-    with interrupts_held(), torch.random.fork_rng(devices=devices):
+    with interrupts_held(), Draws([kind.device]):
         try:
-            with _Draws(optimizer, kind.device) as draws:
-                born, elsewhere, independent = _tried(optimizer, kind)
-                first = type(optimizer) in ELEMENTWISE or _evaluates_first(optimizer, kind)
+            together, apart = _tried(optimizer, kind)
+            first = type(optimizer) in ELEMENTWISE or _evaluates_first(optimizer, kind)
         except UnsupportedError:
             raise
         except Exception as why:
@@ -401,45 +425,56 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
                 "is unknown whether its step can be made for some parameters at a time "
                 f"(any_optimizer=True goes on without): {type(why).__name__}: {why}"
             ) from why
-        if draws.any and not any_optimizer:
+        if any(isinstance(one, torch.Tensor) for one in together.optimizer.state):
             raise UnsupportedError(
-                f"a {type(optimizer).__name__} draws random numbers in its step, and would draw "
-                "them in another order for some parameters at a time. Keep its states with "
-                'states="cycle", or say any_optimizer=True if another result will do'
+                f"a {type(optimizer).__name__} makes states by something that it holds, such as a "
+                "method of its own: its step cannot be made for some parameters at a time. Keep "
+                'its states with states="cycle"'
             )
-        if not independent and not any_optimizer:
-            raise UnsupportedError(
-                f"a {type(optimizer).__name__} ends with other values when parameters are stepped "
-                "apart than when they are stepped together: its update of one parameter reads "
-                'others. Keep its states with states="cycle", or say any_optimizer=True if another '
-                "result will do"
-            )
+        if not any_optimizer:
+            _refuse_dependent(optimizer, together, apart)
         elementwise = type(optimizer) in ELEMENTWISE and not kind.sparse
         elementwise = elementwise and _halves_agree(optimizer, kind)
-        return Habits(born, elementwise, elsewhere, first)
+        stays = together.stays()
+        written = frozenset(together.written)
+        return Habits(together.foreseen(stays), elementwise, stays, written, first)
 
 
-def _tried(
-    optimizer: Optimizer, kind: Kind
-) -> tuple[tuple[Foreseen, ...] | None, frozenset[Any], bool]:
-    """The states that a first step makes, the keys of those on another device, and whether
-    parameters do not depend on each other."""
+def _tried(optimizer: Optimizer, kind: Kind) -> tuple["_Twin", "_Twin"]:
+    """Twins whose parameters were stepped together, and apart."""
     together, apart = _Twin(optimizer, kind), _Twin(optimizer, kind)
-    born = together.steps([[0, 1]])
+    together.steps([[0, 1]])
     apart.steps([[0], [1]])
-    elsewhere = frozenset(
-        key
-        for parameter, state in together.states.items()
-        if isinstance(parameter, torch.Tensor) and isinstance(state, Mapping)
-        for key, one in state.items()
-        if is_many(one) and is_elsewhere(one, parameter)
-    )
-    return born, elsewhere, is_same(together.outcome(), apart.outcome())
+    return together, apart
 
 
-def is_elsewhere(state: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether a state is on another device than its parameter."""
-    return state.device != parameter.device
+def _refuse_dependent(optimizer: Optimizer, together: "_Twin", apart: "_Twin") -> None:
+    """UnsupportedError for one that makes another step for some parameters at a time."""
+    why = ""
+    changed = together.changed_otherwise(apart)
+    common = sorted(map(str, together.shared() & together.written))
+    if together.has_drawn:
+        why = (
+            "draws random numbers in its step, and would draw them in another order for some "
+            "parameters at a time"
+        )
+    elif changed:
+        why = (
+            f"changes {changed} in its step, which would be changed once for each window, and not "
+            "once for each step"
+        )
+    elif common:
+        why = f"has one {common[0]} for several parameters, and changes it for each"
+    elif not is_same(together.outcome(), apart.outcome()):
+        why = (
+            "ends with other values when parameters are stepped apart than when they are stepped "
+            "together: its update of one parameter reads others"
+        )
+    if why:
+        raise UnsupportedError(
+            f'a {type(optimizer).__name__} {why}. Keep its states with states="cycle", or say '
+            "any_optimizer=True if another result will do"
+        )
 
 
 def _evaluates_first(optimizer: Optimizer, kind: Kind) -> bool:
@@ -479,12 +514,11 @@ def refuse_entangled(optimizer: Optimizer) -> None:
             'states="cycle"'
         )
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for name, value in vars(optimizer).items():
-        if name in _OWN:
-            continue
-        for one in _walk(value):
-            if id(one) in parameters or isinstance(one, Optimizer):
-                held = "another optimizer" if isinstance(one, Optimizer) else "its parameters"
+    for name, value in _attributes(optimizer).items():
+        for one in held_in(value):
+            is_other = isinstance(one, Optimizer) and one is not optimizer
+            if id(one) in parameters or is_other:
+                held = "another optimizer" if is_other else "its parameters"
                 raise UnsupportedError(
                     f"a {type(optimizer).__name__} holds {held} as {name}, and not in its groups "
                     "alone: its step cannot be made for some parameters at a time. Keep its states "
@@ -528,63 +562,6 @@ def refuse_known(optimizer: Optimizer) -> None:
         )
 
 
-class _Draws:
-    """Whether a block draws random numbers: of PyTorch, NumPy, Python, or of a generator that the
-    optimizer holds. What it has drawn of the last three is as if it had not been."""
-
-    any = False
-
-    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
-        held = [*vars(optimizer).items(), *enumerate(optimizer.param_groups)]
-        found = [one for name, value in held if name not in _HOOKS for one in _walk(value)]
-        self._own = [one for one in found if isinstance(one, torch.Generator)]
-        self._torch = [torch.default_generator]
-        if device.type == "cuda":
-            self._torch.append(torch.cuda.default_generators[device.index])
-
-    def _states(self) -> list[Any]:
-        return [one.get_state() for one in self._own]
-
-    def __enter__(self) -> "_Draws":
-        for one in self._torch:
-            one.manual_seed(7)
-        self._before = self._states(), [one.get_state() for one in self._torch]
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
-        self._numpy = None if numpy is None else numpy.random.get_state(legacy=False)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        own, ours = self._before
-        drawn = [
-            not torch.equal(one.get_state(), before)
-            for one, before in zip([*self._own, *self._torch], [*own, *ours], strict=True)
-        ]
-        drawn.append(random.getstate() != self._python)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            numpy = sys.modules["numpy"]
-            now = numpy.random.get_state(legacy=False)
-            drawn.append(pickle.dumps(now) != pickle.dumps(self._numpy))
-            numpy.random.set_state(self._numpy)
-        for one, before in zip(self._own, own, strict=True):
-            one.set_state(before)
-        self.any = any(drawn)
-
-
-def _walk(value: Any, depth: int = 4) -> Iterator[Any]:
-    yield value
-    if depth == 0 or isinstance(value, torch.Tensor | str | bytes):
-        return
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield from _walk(key, depth - 1)
-            yield from _walk(one, depth - 1)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for one in value:
-            yield from _walk(one, depth - 1)
-
-
 class _Twin:
     """Two tiny parameters of a kind, and an optimizer of the class for them."""
 
@@ -594,18 +571,19 @@ class _Twin:
         primes = iter(_PRIMES if kind.ones.count(False) > 1 else _PRIMES[-1:])
         shape = [1 if one else next(primes) for one in kind.ones]
         self.parameters = [self._tensor(shape).requires_grad_() for _ in range(2)]
-        groups = [
-            {key: _copied(value) for key, value in group.items() if key not in _NAMED}
-            for group in optimizer.param_groups
-        ]
-        for number, group in enumerate(groups):
+        self._copies: Copies = {}
+        self.optimizer = stand_in_of_copies(optimizer, self._copies)
+        for number, group in enumerate(self.optimizer.param_groups):
             group["params"] = list(self.parameters) if number == kind.group else []
-        self.optimizer = stand_in(optimizer, groups, {})
-        for name, value in vars(optimizer).items():
-            if name not in _OWN:
-                vars(self.optimizer)[name] = _copied(value)
+            group.pop("param_names", None)
         for name in ("grad_scale", "found_inf"):  # of a GradScaler, for one step
             vars(self.optimizer).pop(name, None)
+        self._held = self.held()
+        self.states: dict[Any, Any] = {}
+        self.written: set[Any] = set()
+        """The keys of states that a step has changed in place."""
+        self.has_drawn = False
+        self._born: dict[Any, Foreseen | None] | None = None
 
     def _tensor(self, shape: Sequence[int]) -> torch.Tensor:
         kind = self.kind
@@ -636,53 +614,114 @@ class _Twin:
         stepping.take(idle)
         stepping.finish()
 
-    def steps(self, windows: Sequence[Sequence[int]]) -> tuple[Foreseen, ...] | None:
-        """All steps; the states that the first has made."""
-        torch.default_generator.manual_seed(7)  # equal draws, where any_optimizer allows them
-        if self.kind.device.type == "cuda":
-            with torch.cuda.device(self.kind.device):
-                torch.cuda.manual_seed(7)
-        born: tuple[Foreseen, ...] | None = None
-        self.states: dict[Any, Any] = {}
-        for number, scales in enumerate(_SCALES):
-            self.give_gradients(scales)
-            self.step([[self.parameters[at] for at in one] for one in windows], self.states)
-            if number == 0:
-                born = _foreseen(self.parameters[0], self.states.get(self.parameters[0], {}))
-        return born
+    def steps(self, windows: Sequence[Sequence[int]]) -> None:
+        """All steps. They draw the same random numbers each time."""
+        with Draws([self.kind.device]) as draws:
+            for number, scales in enumerate(_SCALES):
+                self.give_gradients(scales)
+                before = self._states_now()
+                self.step([[self.parameters[at] for at in one] for one in windows], self.states)
+                if number == 0:
+                    self._born = _born(self.parameters[0], self.states.get(self.parameters[0], {}))
+                self.written |= {key for key, one, copy in before if not is_same(one, copy)}
+            own = [pair for pair in self._copies.values() if random_numbers.is_generator(pair[0])]
+            self.has_drawn = draws.any or not all(is_same(*pair) for pair in own)
+
+    def _states_now(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """The tensors in the states, by their keys, and a copy of each."""
+        return [
+            (key, one, one.detach().clone())
+            for state in map(self._state_of, self.parameters)
+            for key, one in state.items()
+            if isinstance(one, torch.Tensor)
+        ]
+
+    def _state_of(self, parameter: torch.Tensor) -> Mapping[Any, Any]:
+        found = self.states.get(parameter)
+        return found if isinstance(found, Mapping) else {}
+
+    def foreseen(self, stays: Mapping[Any, str]) -> tuple[Foreseen, ...] | None:
+        """The states that the first step has made, but for those that stay where they are. None:
+        the shape of one does not come from the parameter."""
+        if self._born is None:
+            return None
+        found = [one for key, one in self._born.items() if key not in stays]
+        known = tuple(one for one in found if one is not None)
+        return known if len(known) == len(found) else None
+
+    def stays(self) -> dict[Any, str]:
+        """Why states stay where they are, by their keys."""
+        found = {
+            key: f"the optimizer keeps it on {one.device}"
+            for parameter in self.parameters
+            for key, one in self._state_of(parameter).items()
+            if is_many(one) and is_elsewhere(one, parameter)
+        }
+        read = dict.fromkeys(self.shared() - self.written, "parameters share it and only read it")
+        return {**read, **found}
+
+    def shared(self) -> frozenset[Any]:
+        """The keys of states that are one tensor for both parameters."""
+        one, other = map(self._state_of, self.parameters)
+        return frozenset(
+            key for key in one.keys() & other.keys() if _places(one[key]) & _places(other[key])
+        )
+
+    def held(self) -> dict[str, Any]:
+        """What the optimizer holds beside parameters and their states, by name."""
+        found = dict(_attributes(self.optimizer))
+        for number, group in enumerate(self.optimizer.param_groups):
+            found.update(
+                (f"param_groups[{number}][{key!r}]", value)
+                for key, value in group.items()
+                if key != "params"
+            )
+        found.update((f"state[{key!r}]", value) for key, value in loose(self.optimizer).items())
+        return found
+
+    def changed_otherwise(self, other: "_Twin") -> str | None:
+        """The name of an object that the steps have changed in place, and those of another twin
+        in another way; None if there is none."""
+        mine, theirs = self.held(), other.held()
+        for name, value in self._held.items():
+            if mine.get(name) is value and not is_same(value, theirs.get(name)):
+                return name
+        return None
 
     def outcome(self) -> Any:
         """All that the steps have made."""
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
-        ]
-        attributes = {k: v for k, v in vars(self.optimizer).items() if k not in _OWN}
         states = [self.states.get(one, {}) for one in self.parameters]
-        kept = groups, attributes, _loose(self.optimizer)
-        return [one.detach() for one in self.parameters], states, kept
+        return [one.detach() for one in self.parameters], states, self.held()
 
 
-_NAMED = ("params", "param_names")
+def is_elsewhere(state: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a state is on another device than its parameter."""
+    return state.device != parameter.device
 
 
-def _foreseen(parameter: torch.Tensor, state: Any) -> tuple[Foreseen, ...] | None:
+def _places(state: Any) -> set[int]:
+    """Where the memory of a state is."""
+    if not isinstance(state, torch.Tensor):
+        return set()
+    plain = [one for _, one in opened(state) if type(one) is torch.Tensor]
+    return {one.data_ptr() for one in plain if one.layout is torch.strided} - {0}
+
+
+def _born(parameter: torch.Tensor, state: Any) -> dict[Any, Foreseen | None] | None:
+    """Of each state how it looks; None: its shape does not come from the parameter."""
     if not isinstance(state, Mapping):
         return None
-    found = []
-    for key, one in state.items():
-        if not is_many(one) or is_elsewhere(one, parameter):
-            continue
-        if type(one) is not torch.Tensor or one.layout is not torch.strided:
-            return None
-        sizes = None
-        like = torch.empty_like(parameter.detach(), device="meta")
-        if one.shape != like.shape or one.stride() != like.stride():
-            sizes = _sizes(parameter.shape, one)
-            if sizes is None:
-                return None
-        found.append(Foreseen(key, one.dtype, sizes))
-    return tuple(found)
+    return {key: _foreseen(parameter, key, one) for key, one in state.items() if is_many(one)}
+
+
+def _foreseen(parameter: torch.Tensor, key: Any, one: torch.Tensor) -> Foreseen | None:
+    if type(one) is not torch.Tensor or one.layout is not torch.strided:
+        return None
+    like = torch.empty_like(parameter.detach(), device="meta")
+    if one.shape == like.shape and one.stride() == like.stride():
+        return Foreseen(key, one.dtype, None)
+    sizes = _sizes(parameter.shape, one)
+    return None if sizes is None else Foreseen(key, one.dtype, sizes)
 
 
 def _sizes(shape: Sequence[int], state: torch.Tensor) -> tuple[tuple[int, ...], ...] | None:
@@ -704,7 +743,6 @@ def _halves_agree(optimizer: Optimizer, kind: Kind) -> bool:
     try:
         whole, parted = _Twin(optimizer, kind), _Twin(optimizer, kind)
         whole.steps([[0, 1]])
-        parted.states = {}
         for scales in _SCALES:
             parted.give_gradients(scales)
             _step_parted(parted)
@@ -751,60 +789,3 @@ def is_many(value: Any) -> bool:
 
 def _single(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-def _copied(value: Any, depth: int = 4) -> Any:
-    """A copy that a twin may change. Objects of other classes are the same ones."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if depth == 0:
-        return value
-    if type(value) in (list, tuple, set):
-        return type(value)(_copied(one, depth - 1) for one in value)
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _copied(one, depth - 1)) for key, one in value.items())
-    if type(value) is defaultdict:
-        made: defaultdict[Any, Any] = defaultdict(value.default_factory)
-        made.update((key, _copied(one, depth - 1)) for key, one in value.items())
-        return made
-    return value
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether values are equal to the bit, whatever they are, and wherever."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and _same_bits(one, other)
-    if isinstance(one, Mapping):
-        return (
-            isinstance(other, Mapping)
-            and list(one) == list(other)
-            and all(is_same(one[key], other[key]) for key in one)
-        )
-    if isinstance(one, list | tuple):
-        return type(one) is type(other) and len(one) == len(other) and all(map(is_same, one, other))
-    if one is other:
-        return True
-    try:
-        return bool(one == other) or bool(one != one and other != other)
-    except Exception:  # whatever a comparison of other code raises
-        return False
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    pairs = list(zip(opened(one), opened(other), strict=False))
-    if len(list(opened(one))) != len(list(opened(other))):
-        return False
-    for (_, a), (_, b) in pairs:
-        if (a.dtype, a.shape, a.layout) != (b.dtype, b.shape, b.layout):
-            return False
-        if a.layout is not torch.strided:
-            a, b = a.coalesce(), b.coalesce()
-            if not _same_bits(a.indices(), b.indices()):
-                return False
-            a, b = a.values(), b.values()
-            if a.shape != b.shape:
-                return False
-        a, b = (x.detach().contiguous().flatten().view(torch.uint8) for x in (a, b))
-        if not torch.equal(a, b.to(a.device)):
-            return False
-    return True
