@@ -581,7 +581,7 @@ class HostStates:
         if any(one.master is not None for one in mine):
             raise UnsupportedError("verify_steps cannot copy masters that live on the host")
         shared = {id(one.parameter) for one in mine if one.share is not None}
-        made = WholeStep(optimizer, lambda one: id(one) in shared, args, kwargs)
+        made = WholeStep(optimizer, lambda one: id(one) in shared, self.owns, args, kwargs)
         return lambda: made.check(number, self._names())
 
     def resume(self) -> None:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from refit.copying import Copies, is_same
 from refit.errors import UnsupportedError
-from refit.twin import Stepping, is_same
+from refit.random_numbers import Draws
+from refit.twin import Stepping, loose, stand_in_of_copies
 
 Optimizer = torch.optim.Optimizer
 
@@ -30,44 +32,46 @@ class WholeStep:
         self,
         optimizer: Optimizer,
         on_cpu: Callable[[Any], bool],
+        lives_on_host: Callable[[Any, Any, Any], bool],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> None:
+        """``on_cpu``: whether the CPU steps a parameter. ``lives_on_host``: whether a state, of a
+        parameter and under a key, visits the parameter's device for a step."""
         self._optimizer = optimizer
+        self._lives_on_host = lives_on_host
         self._copies: list[_Copy] = []
         self._states: dict[Any, Any] = {}
         groups = [
             [p for p in group["params"] if p.grad is not None] for group in optimizer.param_groups
         ]
+        stepped = [parameter for group in groups for parameter in group]
 
-        def place_of(parameter: Any) -> bool:
+        def moves(parameter: Any) -> bool:
             return on_cpu(parameter) and parameter.device.type != "cpu"
 
-        stepping = Stepping(optimizer)
-        for place in {place_of(p) for group in groups for p in group}:
-            states: dict[Any, dict[Any, Any]] = {}
-            chosen = [[self._copy(p, place, states) for p in group] for group in groups]
-            self._states.update(stepping.run(chosen, states, args, kwargs))
-            self._copies += [
-                _Copy(parameter, made)
-                for group, copies in zip(groups, chosen, strict=True)
-                for parameter, made in zip(group, copies, strict=True)
-                if place_of(parameter) == place
-            ]
+        with Draws({parameter.device for parameter in stepped}):
+            for to_cpu in set(map(moves, stepped)):
+                copies: Copies = {}
+                for parameter in stepped:
+                    self._copy(parameter, to_cpu, copies)
+                held = {p: optimizer.state[p] for p in stepped if p in optimizer.state}
+                alone = stand_in_of_copies(optimizer, copies, {**loose(optimizer), **held})
+                states = {p: one for p, one in alone.state.items() if isinstance(p, torch.Tensor)}
+                chosen = [[copies[id(p)][1] for p in group] for group in groups]
+                self._states.update(Stepping(alone).run(chosen, states, args, kwargs))
+                self._copies += [_Copy(*copies[id(one)]) for one in stepped if moves(one) == to_cpu]
 
-    def _copy(self, parameter: Any, to_cpu: bool, states: dict[Any, dict[Any, Any]]) -> Any:
-        def copied(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            there = value.device if value.dim() == 0 else parameter.device
-            return value.detach().to("cpu" if to_cpu else there, copy=True)
-
-        made = copied(parameter).requires_grad_()
-        made.grad = copied(parameter.grad)
-        states[made] = {
-            key: copied(one) for key, one in self._optimizer.state.get(parameter, {}).items()
-        }
-        return made
+    def _copy(self, parameter: Any, to_cpu: bool, copies: Copies) -> None:
+        """Copies a parameter, its gradient, and its states that are not where it is stepped."""
+        device = "cpu" if to_cpu else parameter.device
+        made = parameter.detach().to(device, copy=True).requires_grad_()
+        made.grad = parameter.grad.detach().to(device, copy=True)
+        copies[id(parameter)] = parameter, made
+        for key, one in self._optimizer.state.get(parameter, {}).items():
+            is_there = not to_cpu and not self._lives_on_host(parameter, key, one)
+            if isinstance(one, torch.Tensor) and not is_there:
+                copies[id(one)] = one, one.detach().to(device, copy=True)
 
     def check(self, number: int, names: Mapping[int, str]) -> None:
         """UnsupportedError names the first that has other bits. Waits for the step's copies."""
