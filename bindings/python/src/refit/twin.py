@@ -380,13 +380,13 @@ class Habits:
 
 
 def alike(optimizer: Optimizer, kind: Kind) -> Any:
-    """Equal for kinds of an optimizer of which the same is learned. PyTorch's own classes read no
-    more of a group than their options, and of a number at most whether it is 0: hundreds of groups
-    that differ by their learning rates are one kind."""
-    if type(optimizer) not in ELEMENTWISE:
-        return kind
+    """Equal for kinds of an optimizer of which the same is learned: hundreds of groups that differ
+    by their learning rates are one kind. What is learned depends at most on whether a number is 0.
+    PyTorch's own classes read no more of a group than their options; others may read all of it."""
     group = optimizer.param_groups[kind.group]
-    options = tuple((key, _option(group.get(key))) for key in sorted(optimizer.defaults))
+    own = type(optimizer) in ELEMENTWISE
+    keys = optimizer.defaults if own else group.keys() - {"params", "param_names"}
+    options = tuple((key, _option(group.get(key))) for key in sorted(keys))
     return options, kind._replace(group=-1)
 
 
@@ -395,7 +395,9 @@ def _option(value: Any) -> Any:
         return "a tensor", value.device
     if isinstance(value, tuple | list):
         return tuple(map(_option, value))
-    return value == 0 if type(value) is float else value
+    if type(value) is float:
+        return value == 0
+    return value if isinstance(value, int | str | None) else id(value)
 
 
 def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habits:
