@@ -4,8 +4,10 @@ Signals are real ones, sent to this process while it waits in C.
 """
 
 import ctypes
+import faulthandler
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -316,6 +318,22 @@ def test_handlers_of_all_signals_wait_for_the_end_of_a_block() -> None:
         assert signal.getsignal(signal.SIGUSR1) is terminate
         assert signal.getsignal(signal.SIGUSR2) is note
     assert seen == [signal.SIGUSR2, signal.SIGALRM]  # also behind one that raised
+
+
+def test_what_stands_before_a_handler_stays_behind_a_block() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    with tempfile.TemporaryFile() as file:
+        try:
+            faulthandler.register(signal.SIGUSR1, file, chain=True)
+            for _ in range(2):
+                with interrupts_held(), interrupts_held():
+                    pass
+                at = file.seek(0, os.SEEK_END)
+                signal.raise_signal(signal.SIGUSR1)
+                assert file.seek(0, os.SEEK_END) > at
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_handler_that_is_chosen_in_a_block_stays() -> None:

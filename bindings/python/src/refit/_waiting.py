@@ -12,6 +12,7 @@ SIGALRM's raise in many programs, too.
 """
 
 import _signal  # type: ignore[import-not-found]
+import ctypes
 import math
 import signal
 import threading
@@ -35,6 +36,12 @@ _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 # Those of ``signal`` look for a name for each handler: 60 microseconds for 64 signals, and not 3.
 _handler_of: Callable[[int], Any] = _signal.getsignal
 _handle_by: Callable[[int, Any], Any] = _signal.signal
+
+_action_of = ctypes.PyDLL(None).sigaction
+"""The system's. Python takes the place of a handler in C that stands before its own, as
+faulthandler's may, and forgets ``signal.siginterrupt``."""
+_Action = ctypes.c_char * 256
+"""Room for a struct sigaction, which has 152 bytes or fewer."""
 
 
 def wait_in_slices(step: Callable[[int], T], timeout_s: float | None) -> T:
@@ -145,6 +152,7 @@ class _Held:
     def __init__(self, cancel: Callable[[], object] | None = None) -> None:
         self._cancel = cancel
         self._handlers: dict[int, _Handler] = {}
+        self._actions: dict[int, Any] = {}
         self._held: list[int] = []
         """Signals that have no handler of their own yet."""
         self._came: dict[int, FrameType | None] = {}
@@ -165,6 +173,8 @@ class _Held:
                 handler = _handler_of(number)
                 if callable(handler):
                     self._handlers[number] = handler
+                    self._actions[number] = action = _Action()
+                    _action_of(number, None, action)
                     self._held.append(number)
                     _handle_by(number, self._note)
             return self
@@ -178,8 +188,11 @@ class _Held:
         try:
             while self._held:
                 number = self._held[-1]
-                if _handler_of(number) == self._note:
-                    _handle_by(number, self._handlers[number])
+                found, before = _handler_of(number), self._handlers[number]
+                if found == self._note:
+                    _handle_by(number, before)
+                if found == self._note or found is before:
+                    _action_of(number, self._actions[number], None)
                 self._held.pop()
         except BaseException:
             self._put_back()
