@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from forks import said_in_a_fork
+from interrupts import AtLine, lines
 from refit import _abi
 from refit._handle import Handle
 from refit._library import call, lib, using
@@ -254,6 +255,33 @@ def test_ctrl_c_at_an_open_leaves_nothing_open_trap_12(
     assert len(ended) == len(made) == 1
     monkeypatch.undo()
     OPENED[what](tmp_path).close()  # its endpoint is free
+
+
+@pytest.mark.parametrize("what", OPENED)
+def test_ctrl_c_at_a_close_leaves_nothing_open(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[int] = []
+    closes = getattr(lib, f"refit_{what}_close")
+
+    def close(pointer: int, *more: Any) -> Any:
+        ended.append(pointer)
+        return closes(pointer, *more)
+
+    monkeypatch.setattr(lib, f"refit_{what}_close", close)
+    for at in lines(True, what):
+        opened = OPENED[what](tmp_path)
+        pointer = opened._live
+        ended.clear()
+        interrupt = AtLine(at)
+        try:
+            with interrupt:
+                opened.close()
+        except KeyboardInterrupt:
+            opened.close()
+        assert ended == [pointer], at
+        if not interrupt.done:
+            break
 
 
 @pytest.mark.parametrize("where", ["os.getpid", "weakref.finalize", "weakref.ref"])

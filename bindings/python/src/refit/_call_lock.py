@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal
 
+from refit._waiting import SLICE_MS, interrupts_held
 from refit.errors import BusyError, RefitError, StateError
 
 _RLock: Any = type(threading.RLock())
@@ -61,11 +62,12 @@ class CallLock(_RLock):  # type: ignore[misc]
 
     def wait(self) -> None:
         """Waits until no other thread holds it. Not for a thread that holds it."""
-        try:
-            self.acquire()
-        finally:
-            if self.is_mine:
-                self.release()
+        is_free = False
+        while not is_free:
+            with interrupts_held():  # between the two Ctrl-C would leave the lock held for good
+                is_free = self.acquire(timeout=SLICE_MS / 1000)
+                if is_free:
+                    self.release()
 
 
 class _AtOnce:

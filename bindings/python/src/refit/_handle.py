@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from refit._closing import Closing
 from refit._library import call, is_used_elsewhere, log
+from refit._waiting import interrupts_held
 from refit.errors import RefitError, StateError
 
 
@@ -69,17 +70,18 @@ class Handle(Closing):
         if self._pointer is None or self._process != os.getpid():
             return
         self._refuse_use(self._pointer)
-        # Taken before: C gives up the GIL, and another thread may close it meanwhile.
-        pointer, self._pointer = self._pointer, None
-        if pointer is None:  # it just has
-            return
-        try:
-            self._close(pointer)
-        except RefitError:  # refused. After anything else, Ctrl-C for one, C may have freed it
-            self._pointer = pointer
-            raise
-        if self._at_exit is not None:
-            self._at_exit.detach()
+        with interrupts_held():  # else Ctrl-C before the call of C would leave it open for good
+            # Taken before: C gives up the GIL, and another thread may close it meanwhile.
+            pointer, self._pointer = self._pointer, None
+            if pointer is None:  # it just has
+                return
+            try:
+                self._close(pointer)
+            except RefitError:  # refused. After anything else C may have freed it
+                self._pointer = pointer
+                raise
+            if self._at_exit is not None:
+                self._at_exit.detach()
 
     def _refuse_use(self, pointer: int) -> None:
         """StateError while another thread is in a call of it, as a daemon thread may be when the

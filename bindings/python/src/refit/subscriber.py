@@ -316,14 +316,15 @@ class Subscriber(Handle):
         Any thread: a ``next`` that waits in another one ends with StateError. Blocks at most for
         the message being handled and broadcast.linger_ms. A second close does nothing.
         """
-        if self.closed or self._process != os.getpid():
+        if self._process != os.getpid():
             return
-        if self._call_lock.is_mine:  # a signal handler within next, which closes it when it returns
-            self._ending = True
-            lib.refit_subscriber_wake(self._live)
-            return
-        self._end_waits()
-        super().close()
+        if not self.closed:  # else Ctrl-C may have come right behind
+            if self._call_lock.is_mine:  # a signal handler within next, which closes it at its end
+                self._ending = True
+                lib.refit_subscriber_wake(self._live)
+                return
+            self._end_waits()
+            super().close()
         self._end_bound()
         device, self._device = self._device, None
         if device is not None and self._device_is_ours:
