@@ -84,6 +84,27 @@ class AtLine:
         return self.trace
 
 
+class AtCall(AtLine):
+    """The same where Python may run a handler for certain: as a function of refit's begins, or a
+    call of C in one ends."""
+
+    def __enter__(self) -> "AtCall":
+        gc.disable()
+        sys.setprofile(self.profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        gc.enable()
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(self.within):
+            self.left -= 1
+            if self.left == 0:
+                sys.setprofile(None)
+                self.what()
+
+
 @contextmanager
 def ctrl_c_after(name: str, done: bool = True) -> Iterator[None]:
     """Ctrl-C comes when this function of the C library has returned, or in its place, and ends the

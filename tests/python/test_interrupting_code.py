@@ -1,6 +1,7 @@
 """Code that runs in the middle of a verb, in its thread: a signal handler, a finalizer. Whatever it
 does with the states, training is the same to the bit as without refit, or it gets a BusyError."""
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import refit
 import torch
-from interrupts import PACKAGE, STRIDE, AtLine, lines, press
+from interrupts import PACKAGE, STRIDE, AtCall, AtLine, lines, press
 from refit.errors import BusyError, StateError
 from training import Run
 
@@ -99,6 +100,32 @@ def test_a_handler_before_any_line_is_safe(use: str, verb: str, caught: bool, ev
                 break
     assert at > 3 * STRIDE
     assert caught or use == "accumulating" or refused > 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_leaves_no_checkpoint_open() -> None:
+    """States of which one is read cannot leave."""
+    run = Small()
+    run.step()
+    interrupted = 0
+    with refit.Controller(run.optimizer, run.model) as controller:
+        for at in lines(True, ""):
+            controller.clear()
+            interrupt = AtCall(at)
+            try:
+                with interrupt:
+                    read_checkpoint(run, controller)
+            except KeyboardInterrupt:
+                interrupted += 1
+            try:
+                controller.prepare_for_training()
+                controller.clear()
+            except BusyError:  # the exception still holds what it came through
+                gc.collect()
+                controller.clear()
+            if not interrupt.done:
+                break
+    assert interrupted > STRIDE
 
 
 class InMode(AtLine):

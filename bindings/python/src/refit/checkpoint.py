@@ -21,12 +21,13 @@ from refit.image import Image, Unshowable
 @contextmanager
 def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
-    cycle.begin_reading()  # a clear that ended by its deadline may still be copying
-    try:
+    reader = object()
+    try:  # from here on, for Ctrl-C may come right behind the call
+        cycle.begin_reading(reader)  # a clear that ended by its deadline may still be copying
         with ExitStack() as stack:
             yield _state_dicts(cycle, stack)
     finally:
-        cycle.readers -= 1
+        cycle.readers.discard(reader)
         if cycle.abandoned and not cycle.readers:
             cycle.close()
 

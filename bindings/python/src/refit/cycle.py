@@ -142,7 +142,7 @@ class Cycle:
         self.figures = Figures(observers)
         self.accumulation = Accumulation(self._gradients, self._holds)
         self.phase = TRAINING
-        self.readers = 0
+        self.readers: set[object] = set()
         self.abandoned = False
         self.resident: list[tuple[str, str]] = []
         self._inventory = inventory
@@ -359,6 +359,8 @@ class Cycle:
             for group in EARLY:  # a backward pass writes to them, long before the step
                 regions.join(group)
         self._absence.lift(*EARLY)
+        for regions in self.per_device:
+            regions.are_there(EARLY)
         if self._stock is not None and self._scan is not None and self._scan.others_move:
             self._addresses = self._stock.addresses(self._scan.others)
         self._stock = None
@@ -444,14 +446,14 @@ class Cycle:
         """Nothing that was decided holds any longer."""
         self._scan = None
 
-    def begin_reading(self) -> None:
-        """No copy is under way when this returns, and no ``clear`` begins until ``readers``, which
-        counts one more, is counted down."""
+    def begin_reading(self, reader: object) -> None:
+        """No copy is under way when this returns, and no ``clear`` begins until the reader has left
+        ``readers``."""
         with self._moving:
             if self.phase == RETURNING:
                 self._join()
             self._settle()
-            self.readers += 1
+            self.readers.add(reader)
 
     # ---- the rest -------------------------------------------------------------------------------
 

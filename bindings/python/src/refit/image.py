@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from refit._closing import Closing
+from refit._waiting import interrupts_held
 from refit.away import untouched
 from refit.offloader import Lease
 from refit.storages import opened
@@ -36,13 +37,14 @@ class Image(Closing):
         try:
             for regions in per_device:
                 if regions.slots:
-                    self._hold(regions.lease(), regions.region_of())
+                    with interrupts_held():  # a lease that no one knows of would keep all here
+                        self._leases.append(regions.lease())
+                    self._know(self._leases[-1], regions.region_of())
         except BaseException:
             self.close()
             raise
 
-    def _hold(self, lease: Lease, regions: dict[int, int]) -> None:
-        self._leases.append(lease)
+    def _know(self, lease: Lease, regions: dict[int, int]) -> None:
         self._regions.update({storage: (lease, region) for storage, region in regions.items()})
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -77,11 +79,12 @@ class Image(Closing):
 
     def close(self) -> None:
         """No view shows bytes any longer that an offload may overwrite."""
-        for view in self._made:
-            view.set_(torch.empty(0, dtype=view.dtype).untyped_storage())
-        self._made.clear()
-        self._storages.clear()
-        self._regions.clear()
-        for lease in self._leases:
-            lease.close()
-        self._leases.clear()
+        with interrupts_held():  # it is called once
+            for view in self._made:
+                view.set_(torch.empty(0, dtype=view.dtype).untyped_storage())
+            self._made.clear()
+            self._storages.clear()
+            self._regions.clear()
+            for lease in self._leases:
+                lease.close()
+            self._leases.clear()

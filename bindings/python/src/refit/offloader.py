@@ -8,8 +8,9 @@ Whose memory a region is, and what its bytes mean, is unknown here.
 """
 
 import ctypes
+import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
@@ -98,10 +99,14 @@ class Future:
 
 
 class Lease:
-    """A reader's hold on the host image: until ``close`` no offload overwrites it."""
+    """A reader's hold on the host image: until ``close``, or the end of the last reference, no
+    offload overwrites it."""
+
+    _process = 0
 
     def __init__(self, pointer: int) -> None:
         self._pointer: int | None = pointer
+        self._process = os.getpid()
 
     def read(self, region: int) -> tuple[int, int]:
         """Address and length of a region's host bytes; read-only, valid until ``close``.
@@ -122,6 +127,14 @@ class Lease:
         """Ends it. A second call does nothing."""
         pointer, self._pointer = self._pointer, None
         lib.refit_lease_release(pointer)
+
+    def __del__(
+        self,
+        _release: Callable[[int | None], None] = lib.refit_lease_release,
+        _pid: Callable[[], int] = os.getpid,
+    ) -> None:
+        if self._process == _pid():
+            _release(self._pointer)
 
 
 class Offloader(Handle):
