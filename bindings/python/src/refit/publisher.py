@@ -298,8 +298,15 @@ class Publisher(Handle):
     # ---- Below: the call lock is held
 
     def _begin(self, version: int | None) -> None:
-        _begin(self._live, version)
-        self._writer.forget()
+        pointer = self._live
+        try:
+            _begin(pointer, version)
+            self._writer.forget()
+        except RefitError:
+            raise
+        except BaseException:  # Ctrl-C may come right behind it
+            _drop(pointer)
+            raise
 
     def _prepare(self, weights: Tensors) -> Callable[[], None]:
         """Declares what there is; gives what writes it."""
