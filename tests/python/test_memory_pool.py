@@ -8,7 +8,7 @@ import importlib.util
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 from arena import Arena  # noqa: E402
+from interrupts import press  # noqa: E402
 from refit import Controller, _torch_pool, adoption  # noqa: E402
 from refit._library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
@@ -326,6 +327,29 @@ def test_the_last_of_two_threads_switches_segments_on(cuda: StandIn, pool: Arena
     leave.set()
     thread.join()
     assert cuda.settings["expandable_segments"] is True
+
+
+def test_ctrl_c_as_a_pool_is_taken_leaves_it_not_in_use(
+    cuda: StandIn, pool: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = cuda.use_mem_pool
+
+    @contextmanager
+    def interrupted(*arguments: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            entering = begin(*arguments)
+            entering.__enter__()
+            press()  # PyTorch's code tries nothing yet
+            stack.push(entering)
+            yield
+
+    cuda.apply("expandable_segments:True")
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", interrupted)
+    with pytest.raises(KeyboardInterrupt) as held, pool.use():
+        pass
+    assert cuda.inside == 0
+    assert cuda.settings["expandable_segments"] is True
+    del held
 
 
 def test_segments_that_cannot_be_switched_off_are_refused(cuda: StandIn, pool: Arena) -> None:

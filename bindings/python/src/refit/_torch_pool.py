@@ -9,12 +9,13 @@ import functools
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from refit._library import lib
+from refit._waiting import interrupts_held
 from refit.errors import UnsupportedError
 from refit.regions import guard
 
@@ -63,10 +64,16 @@ def allocating(pool: "torch.cuda.MemPool", device: torch.device) -> Iterator[Non
     Gives PyTorch's cached memory back first: PyTorch does not while a pool is in use, and reports
     out of memory instead.
     """
-    with _fixed_segments():
-        torch.cuda.empty_cache()
-        with torch.cuda.use_mem_pool(pool, device):
-            yield
+    entered = ExitStack()
+    try:
+        with interrupts_held():  # else Ctrl-C could leave the pool in use
+            entered.enter_context(_fixed_segments())
+            torch.cuda.empty_cache()
+            entered.enter_context(torch.cuda.use_mem_pool(pool, device))
+        yield
+    finally:
+        with interrupts_held():
+            entered.close()
 
 
 def live_bytes(pool: Any) -> int:
