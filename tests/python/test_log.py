@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -111,6 +112,29 @@ def test_a_handler_may_call_refit(caplog: pytest.LogCaptureFixture) -> None:
         speak()
         some_call()
     assert len(seen) == 3
+
+
+def test_ctrl_c_as_lines_come_keeps_no_later_ones_back(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = log._draining
+
+    class Interrupted:
+        release = real.release
+
+        def acquire(self, blocking: bool) -> bool:
+            found = real.acquire(blocking)
+            signal.raise_signal(signal.SIGINT)
+            return found
+
+    speak()
+    monkeypatch.setattr(log, "_draining", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        some_call()
+    monkeypatch.undo()
+    assert not real.locked()
+    some_call()
+    assert any(NO_ARENA in one.getMessage() for one in caplog.records)
 
 
 def test_nothing_is_handed_over_where_the_collector_runs(caplog: pytest.LogCaptureFixture) -> None:

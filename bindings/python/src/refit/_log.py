@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from refit import _abi
+from refit._waiting import interrupts_held
 
 LOGGER = logging.getLogger("refit")
 
@@ -69,15 +70,21 @@ class LogRing:
     def drain(self) -> None:
         """Hands what is new to the logger; does nothing while that is done already, or where it
         must not be done."""
-        if getattr(self._here, "quiet", False) or not self._draining.acquire(blocking=False):
+        if getattr(self._here, "quiet", False):
             return
+        is_mine = False
         try:
+            with interrupts_held():  # else Ctrl-C right behind could leave it taken for good
+                is_mine = self._draining.acquire(blocking=False)
+            if not is_mine:
+                return
             self.follow()
             while self.seen != self.count.value:
                 self.seen = self.count.value
                 self._hand_over()
         finally:
-            self._draining.release()
+            if is_mine:
+                self._draining.release()
 
     def _hand_over(self) -> None:
         level, line = ctypes.c_int(), ctypes.create_string_buffer(_LINE_ROOM)
