@@ -227,6 +227,63 @@ def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_th
         assert told.streams == [MAIN] * count + [9] * count
 
 
+def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch, refit.regions)
+    steps = told.stream
+    run = Run()
+    run.step()
+    run.backward()  # adds to them without a join
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.accumulating = False
+        controller.clear()
+        controller.restore()
+        assert steps.after == []
+        controller.clear()
+        told.stream = Stream(SIDE)
+        controller.restore()
+        assert steps.after == [SIDE]
+        told.stream = steps
+        run.optimizer.zero_grad()
+        controller.clear()
+        told.stream = Stream(SIDE)
+        controller.restore()
+        assert steps.after == [SIDE]  # there are none
+
+
+def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(monkeypatch, refit.regions)
+    run = Run()
+    run.step()
+    with refit.Controller(run.optimizer, run.model) as controller:
+        controller.clear()
+        ahead, told.stream = told.stream, Stream(SIDE)
+        real, left = torch.UntypedStorage.resize_, [2]
+
+        def resize(storage: Any, nbytes: int) -> Any:
+            if nbytes and not left[0]:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            left[0] -= bool(nbytes)
+            return real(storage, nbytes)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.UntypedStorage, "resize_", resize)
+            with pytest.raises(refit.DeviceMemoryError):
+                controller.restore()
+        told.stream = ahead
+        controller.prepare_for_training()
+        assert told.stream.after == [SIDE]  # its work may have used that memory last
+        assert set(told.streams) == {MAIN}  # and it does not own all of it
+        told.streams.clear()
+        controller.clear()
+        controller.prepare_for_training()
+        assert told.stream.after == [SIDE]
+        assert told.streams == []
+
+
 def test_windows_follow_the_steps_to_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch, refit.home)
     run = Run()

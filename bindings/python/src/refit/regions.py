@@ -80,6 +80,13 @@ def used_on(storages: Iterable[torch.UntypedStorage], streams: Iterable[Any]) ->
                 tensor.record_stream(stream)
 
 
+def _wait_for(waiting: Mapping[int, Any], others: Mapping[int, Any]) -> None:
+    """Streams wait for what others have queued by now."""
+    for handle, stream in waiting.items():
+        for other in others.keys() - {handle}:
+            stream.wait_stream(others[other])
+
+
 def guard(device: torch.device) -> AbstractContextManager[Any]:
     """Makes ``device`` the current one, where memory is then allocated."""
     return _current(device) if device.type == "cuda" else nullcontext()
@@ -177,6 +184,9 @@ class Regions:
         self._future: Future | None = None
         self._streams: dict[int, Any] = {}
         """The stream of a GPU behind which the storages left, and which may use them again."""
+        self._taken_on: dict[int, Any] = {}
+        """The streams of a GPU on which the storages were taken: a restore that found no memory may
+        have gone on on another one."""
         self._users: set[int] = set()
         """Streams of which PyTorch's allocator knows that they use the storages."""
 
@@ -354,6 +364,7 @@ class Regions:
         # queued: no work of it uses this memory, to whichever stream it goes back.
         with guard(self.device):
             before = self._taken()
+            self._taken_on.clear()
             for storage in held:
                 storage.resize_(0)
             if self.device.type == "cuda":
@@ -395,12 +406,15 @@ class Regions:
 
     def _take(self) -> None:
         by_storage = TensorsByStorage(self._tensors)
+        here = stream_objects(self.device)
         with guard(self.device):
             for number, storage in enumerate(self._storages):
                 if storage.nbytes() != self.slots.nbytes[number]:
+                    self._taken_on.update(here)
                     self._allocate(number, by_storage)
-        self._users = set(stream_objects(self.device))
-        self._used_on(self._streams)
+        _wait_for(here, self._taken_on)  # whose work may have used this memory last
+        self._users = set() if self._taken_on.keys() - here.keys() else set(here)
+        self._used_on({**self._streams, **here})
         addresses = self.addresses()
         self.offloader.bind_each(self._movable(), addresses)
         self._bound[: len(addresses)] = addresses
@@ -411,6 +425,12 @@ class Regions:
         fresh = {handle: one for handle, one in streams.items() if handle not in self._users}
         used_on(self._storages, fresh.values())
         self._users |= fresh.keys()
+
+    def are_there(self, groups: Iterable[int]) -> None:
+        """Groups that were joined are used without another join: the stream behind which they left
+        waits for what the current one has queued."""
+        if not set(groups).isdisjoint(self.slots.groups):
+            _wait_for(self._streams, stream_objects(self.device))
 
     def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
         nbytes, storage = self.slots.nbytes[number], self._storages[number]
