@@ -186,6 +186,9 @@ def test_what_a_side_stream_has_taken_is_not_used_again_while_it_is_copied(
                 loss = model(torch.ones(()))
             let_go = list(machine.freed_behind)
             loss.backward()
+            # What was asked for while it left stays mapped until the copies are over.
+            asked = machine.freed_behind[len(let_go) :]
+            assert sum(MAIN in one for one in asked) == in_flight - 1
             assert all(map(same_bits, gradients(model), expected))
             assert figures(activations)["activation_left_bytes_last"] > 0
             # A layer behind the copies may read on the main stream what it has not saved.

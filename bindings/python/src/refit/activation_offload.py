@@ -950,15 +950,19 @@ class ActivationOffload(Closing):
             return
         if group in self._leaving:
             self._leaving.remove(group)
+        leaving = [] if group.is_away else list(group.held)
         self._end_copies(group)
         number = group.number
-        self._stuck.append((number, group))  # until it is known that no copy uses what it holds
+        # until it is known that no copy uses what it holds
+        self._stuck.append((number, (group, leaving)))
         group.number = 0
         self._arena.release(number, group.stream)
         self._stuck.pop()
         group.storages.clear()  # they know the group, too: a cycle would wait for the collector
+        # Copies out may go on: then no one needs their bytes, and what they read may change. It
+        # must not be unmapped, and belongs to streams that need not wait for them.
+        used_on(leaving, group.forward.streams_of_all.values())
         if not group.sources:
-            # Copies out may go on: then no one needs their bytes, and what they read may change.
             group.held.clear()
 
     def _release_stuck(self) -> None:
