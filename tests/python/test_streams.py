@@ -6,16 +6,21 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import refit
+import refit._writer
 import refit.activation_offload
 import refit.home
 import refit.regions
 import torch
 from activation_scenes import figures, gradients, offloaded, same_bits
+from refit._writer import Writer
 from refit.activations import Arena
+from refit.manifest import Declared, TensorSpec
+from refit.source import Weight, weight_of
 from torch import nn
 from training import Run
 
@@ -285,6 +290,38 @@ def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some
         controller.prepare_for_training()
         assert told.stream.after == [SIDE]
         assert told.streams == []
+
+
+def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current = [MAIN]
+    read: list[tuple[int, list[int]]] = []
+
+    def write_all(_: Any, __: int, part: Any, count: int, ___: Any, stream: Any) -> None:
+        read.append((stream, [part[at].tensor for at in range(count)]))
+
+    def match(_: Declared, name: str, tensor: torch.Tensor) -> tuple[int, Weight]:
+        return int(name), weight_of(tensor)._replace(device=0)
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "0", torch.ones(4)
+        current[0] = SIDE
+        yield "1", torch.ones(4)
+        yield "2", torch.ones(4).view(2, 2).T
+        current[0] = MAIN
+
+    monkeypatch.setattr(refit._writer, "stream_of", lambda _: current[0])
+    monkeypatch.setattr(refit._writer, "call", write_all)
+    monkeypatch.setattr(Declared, "match", match)
+    specs = tuple(TensorSpec(str(number), "F32", (4,)) for number in range(3))
+    for together in (False, True):
+        writer = Writer()
+        monkeypatch.setattr(writer, "_device", lambda _: SimpleNamespace(pointer=0))
+        write = writer.write_together if together else writer.write_each
+        write(0, Declared(specs), weights())
+        assert [(one.native, which) for one, which in read] == [(MAIN, [0]), (SIDE, [1, 2])]
+        read.clear()
 
 
 def test_windows_follow_the_steps_to_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:

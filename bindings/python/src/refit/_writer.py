@@ -83,9 +83,10 @@ def _copy_of_bytes(weight: Weight) -> Typed:
 
 # ---- Many tensors' bytes on their way into a version, as one list for C.
 #
-# A batch is of one device. It holds what would go away before it is written: tensors that a
-# generator made, and copies in row order of those that are scattered. So much of that makes
-# it full.
+# A batch is of one device, and of one stream, which was the current one when its tensors were
+# taken: an iterator may make them on a stream of its own. It holds what would go away before
+# it is written: tensors that a generator made, and copies in row order of those that are
+# scattered. So much of that makes it full.
 
 HELD_BYTES = 64 << 20
 PART_BYTES = 256 << 20
@@ -95,10 +96,12 @@ assert _ENTRY.size == ctypes.sizeof(_abi.refit_weight)
 
 
 class Batch:
-    """Tensors of one device; ``device`` is a CUDA device's number, or -1."""
+    """Tensors of one device; ``device`` is a CUDA device's number, or -1. They are read behind
+    what ``stream`` has queued."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int = -1, stream: int | None = None) -> None:
         self.device = device
+        self.stream = stream
         self._items: list[tuple[int, int, int]] = []
         self._held: list[Any] = []
         self._held_bytes = 0
@@ -158,14 +161,14 @@ class Writer:
 
     def write_collected(self, publisher: int, found: Collected) -> None:
         """The tensors are held by the caller: only copies are bounded."""
-        batch = Batch(-1)
+        batch = Batch()
         for index, weight in found.weights:
             batch = self._add(publisher, batch, index, weight, hold=False)
         self._flush(publisher, batch)
 
     def write_together(self, publisher: int, declared: Declared, weights: Tensors) -> None:
         """The tensors may be made as they are taken, and stay: what is held is bounded."""
-        batch, ties = Batch(-1), self._ties_of(declared)
+        batch, ties = Batch(), self._ties_of(declared)
         try:
             for name, tensor in manifest.pairs_of(weights):
                 index, weight = declared.match(name, tensor)
@@ -179,7 +182,7 @@ class Writer:
 
     def write_each(self, publisher: int, declared: Declared, weights: Tensors) -> None:
         """Each tensor counts only until the next one is asked for."""
-        batch, ties = Batch(-1), self._ties_of(declared)
+        batch, ties = Batch(), self._ties_of(declared)
         for name, tensor in manifest.pairs_of(weights):
             index, weight = declared.match(name, tensor)
             if ties.concerns(name):
@@ -199,26 +202,25 @@ class Writer:
         return self._ties
 
     def _write_alone(self, publisher: int, index: int, weight: Weight) -> None:
-        self._flush(publisher, self._add(publisher, Batch(-1), index, weight, hold=True))
+        self._flush(publisher, self._add(publisher, Batch(), index, weight, hold=True))
 
     def _add(
         self, publisher: int, batch: Batch, index: int, weight: Weight, *, hold: bool
     ) -> Batch:
         """Adds a tensor's bytes to the batch, which is written first if it is full."""
-        if weight.device != batch.device or batch.full:
+        stream = stream_of(weight.device) if weight.device >= 0 else None
+        if (weight.device, stream) != (batch.device, batch.stream) or batch.full:
             self._flush(publisher, batch)
-            batch = Batch(weight.device)
+            batch = Batch(weight.device, stream)
         batch.add(index, weight, hold=hold)
         return batch
 
     def _flush(self, publisher: int, batch: Batch) -> None:
         if len(batch) == 0:
             return
-        device, after = None, None
-        if batch.device >= 0:
-            device, after = self._device(batch.device).pointer, stream_of(batch.device)
+        device = self._device(batch.device).pointer if batch.device >= 0 else None
         stop = threading.Event()
-        stream = _abi.refit_stream_ref(after)
+        stream = _abi.refit_stream_ref(batch.stream)
 
         def write() -> None:
             for part in batch.parts():
