@@ -11,6 +11,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,7 +21,9 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/log.h"
 #include "memory/budget.h"
+#include "memory/fork_map.h"
 #include "memory/machine_lock.h"
 #include "memory/numa.h"
 #include "memory/procfile.h"
@@ -86,6 +89,26 @@ static double probe_rate(char **at, uint64_t bytes, uint64_t step)
     return taken <= 0 ? 0 : (double)done / rft_seconds(taken);
 }
 
+/* Does the file, of a choice that the kernel shows as "never [advise] always", have one that lets
+ * shared memory ask for huge pages? */
+static bool lets_ask(const char *text)
+{
+    return strstr(text, "[advise]") != NULL || strstr(text, "[within_size]") != NULL ||
+           strstr(text, "[always]") != NULL || strstr(text, "[force]") != NULL;
+}
+
+bool rft_huge_pages_can_be_shared(void)
+{
+    static const char whole[] = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    char file[128], text[128];
+    (void)snprintf(file, sizeof file,
+                   "/sys/kernel/mm/transparent_hugepage/hugepages-%" PRIu64 "kB/shmem_enabled",
+                   huge_page_bytes() >> 10);
+    if (rft_procfile_read(file, text, sizeof text) && strstr(text, "[inherit]") == NULL)
+        return lets_ask(text);
+    return rft_procfile_read(whole, text, sizeof text) && lets_ask(text);
+}
+
 static bool are_cheap(char *base, uint64_t bytes, uint64_t page)
 {
     char *at = base;
@@ -119,17 +142,23 @@ bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted)
  * the page-lock, which would otherwise touch page by page on one thread. If a step fails, the drop
  * undoes the steps before it. Knows nothing of what the bytes are.
  *
- * The mapping is kept from forked children (MADV_DONTFORK): page locks are not inherited, a fork
- * would have to copy the page tables of the whole image, and a write after it would move the page
- * away from under a device that copies to its old place.
+ * A fork must not turn it into memory that is copied on a write: the write would move the page away
+ * from under a device that copies to its old place. What states live in is read by children that
+ * write checkpoints: it is shared memory (fork_map.h). What no one else reads is private, and kept
+ * from children (MADV_DONTFORK).
+ *
+ * Most kernels give huge pages to private memory alone. Where the user insists on them
+ * (offload.huge_pages: always), the memory is private, and children cannot read it.
  */
 
 typedef struct rft_image_memory {
-    rft_slab_pins pins; /* pins.base NULL: nothing is mapped */
-    bool huge_pages;    /* asked for, after the probe */
-    int numa_node;      /* the node it is placed on, or a REFIT_NUMA_* */
-    int64_t spent;      /* ns of touch and page-lock */
-    bool claimed;       /* the device counts its bytes */
+    rft_slab_pins pins;     /* pins.base NULL: nothing is mapped */
+    bool huge_pages;        /* asked for, after the probe */
+    int numa_node;          /* the node it is placed on, or a REFIT_NUMA_* */
+    int64_t spent;          /* ns of touch and page-lock */
+    bool claimed;           /* the device counts its bytes */
+    bool hidden;            /* from forked children; the caller's wish */
+    rft_fork_map *fork_map; /* NULL: it is private */
 } rft_image_memory;
 
 static refit_status check_budget(uint64_t bytes, uint64_t others, const refit_config *config,
@@ -190,6 +219,36 @@ static refit_status map_image(uint64_t bytes, char **out, refit_error *error)
     return REFIT_OK;
 }
 
+/* Lets children read the memory, unless that costs what the user insists on. Where the kernel has
+ * no such memory, all else works. */
+static refit_status show_children(rft_image_memory *memory, const refit_config *config,
+                                  refit_error *error)
+{
+    refit_error why;
+    bool huge = config->offload_huge_pages == REFIT_HUGE_PAGES_ALWAYS;
+    if (memory->hidden || (huge && !rft_huge_pages_can_be_shared())) return REFIT_OK;
+    refit_status status =
+        rft_fork_map_open(memory->pins.base, memory->pins.bytes, &memory->fork_map, &why);
+    if (status == REFIT_ERR_SYSTEM) {
+        rft_log(REFIT_LOG_WARNING,
+                "%s: a process that is forked must not read states that are "
+                "on the host",
+                why.text);
+        return REFIT_OK;
+    }
+    if (status != REFIT_OK && error != NULL) *error = why;
+    return status;
+}
+
+/* What the kernel would not give to shared memory is not asked for. */
+static bool ask_huge_pages(const rft_image_memory *memory, const refit_config *config)
+{
+    refit_huge_pages wanted = (refit_huge_pages)config->offload_huge_pages;
+    if (memory->fork_map != NULL && !rft_huge_pages_can_be_shared())
+        wanted = REFIT_HUGE_PAGES_NEVER;
+    return rft_huge_pages_ask(memory->pins.base, memory->pins.bytes, wanted);
+}
+
 static refit_pin choose_pin(refit_device *device, const refit_config *config)
 {
     refit_pin wanted = (refit_pin)config->offload_pin;
@@ -215,10 +274,10 @@ static refit_status take_steps(rft_image_memory *memory, const refit_config *con
     rft_slab_pins *pins = &memory->pins;
     RFT_TRY(claim_bytes(memory, config, error));
     RFT_TRY(map_image(pins->bytes, &pins->base, error));
+    RFT_TRY(show_children(memory, config, error));
     RFT_TRY(place(memory, config, error));
     int64_t start = rft_now();
-    memory->huge_pages =
-        rft_huge_pages_ask(pins->base, pins->bytes, (refit_huge_pages)config->offload_huge_pages);
+    memory->huge_pages = ask_huge_pages(memory, config);
     pins->touch_threads = config->offload_touch_threads;
     RFT_TRY(rft_slab_pins_take(pins, choose_pin(pins->device, config), token, error));
     memory->spent = rft_now() - start;
@@ -229,6 +288,8 @@ static refit_status take_steps(rft_image_memory *memory, const refit_config *con
 static void image_memory_drop(rft_image_memory *memory)
 {
     rft_slab_pins_drop(&memory->pins);
+    rft_fork_map_close(memory->fork_map);
+    memory->fork_map = NULL;
     if (memory->pins.base != NULL) (void)munmap(memory->pins.base, memory->pins.bytes);
     if (memory->claimed) atomic_fetch_sub(&memory->pins.device->host_bytes, memory->pins.bytes);
     memory->claimed = false;
@@ -317,6 +378,11 @@ refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
     rft_machine_lock_find(&arena->machine_lock, "");
     *out = arena;
     return REFIT_OK;
+}
+
+void rft_host_arena_hide(rft_host_arena *arena)
+{
+    arena->memory.hidden = true;
 }
 
 static refit_status take_memory(rft_host_arena *arena, refit_error *error)

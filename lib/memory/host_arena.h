@@ -4,6 +4,9 @@
  * Opened for a layout, it has no memory yet. The memory is taken once: by the thread that calls
  * rft_host_arena_take, or by a thread of the arena's own while its owner goes on
  * (rft_host_arena_begin). It is kept between cycles and given back by close.
+ *
+ * Forked children can read it (fork_map.h), unless it is hidden from them, or private for the sake
+ * of huge pages that offload.huge_pages asks for and the kernel does not give to shared memory.
  */
 #ifndef RFT_HOST_ARENA_H
 #define RFT_HOST_ARENA_H
@@ -36,6 +39,10 @@ typedef struct rft_host_arena_info {
 refit_status rft_host_arena_open(refit_device *device, const rft_layout *layout,
                                  const refit_config *config, rft_host_arena **out,
                                  refit_error *error);
+
+/* Before its memory is taken: forked children have none of it. Private memory has huge pages on
+ * more kernels. */
+void rft_host_arena_hide(rft_host_arena *arena);
 
 /* Takes the memory on the calling thread. Blocks. On failure it holds nothing. REFIT_ERR_BUDGET,
  * _PIN, _HOST_MEMORY, _CONFIG, _SYSTEM, _TIMEOUT, _CANCELLED. */
@@ -75,6 +82,10 @@ rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena);
  */
 
 #define RFT_HUGE_PAGE (UINT64_C(2) << 20) /* with base pages of 4 KiB */
+
+/* Does the kernel give huge pages to shared memory that asks for them? Most are set up to give
+ * none: /sys/kernel/mm/transparent_hugepage/shmem_enabled. */
+bool rft_huge_pages_can_be_shared(void);
 
 /* Asks for huge pages in [base, base + bytes), or for none, as `wanted` says; true if they were
  * asked for. REFIT_HUGE_PAGES_AUTO touches up to 80 MiB of the range to find out. */

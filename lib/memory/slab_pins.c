@@ -55,6 +55,7 @@ refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error)
         write_pages(base, bytes);
         return REFIT_OK;
     }
+    if (errno == EFAULT) errno = ENOMEM; /* how shared memory says that there is none */
     return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, errno,
                         "the kernel gave no memory for %" PRIu64
                         " bytes of the host image: %s; lower offload.budget_share or free memory",

@@ -175,6 +175,7 @@ static refit_status open_arena(refit_activations *activations, refit_error *erro
     const refit_config *config = &activations->config;
     rft_host_arena *arena;
     RFT_TRY(rft_host_arena_open(activations->device, &activations->layout, config, &arena, error));
+    rft_host_arena_hide(arena); /* what autograd saves is no business of a child's */
     refit_status status = config->offload_background ? rft_host_arena_begin(arena, error)
                                                      : rft_host_arena_take(arena, error);
     if (status != REFIT_OK) {

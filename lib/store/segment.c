@@ -30,11 +30,9 @@
 #include "base/alloc.h"
 #include "base/user.h"
 #include "memory/budget.h"
+#include "memory/fork_map.h"
 
 /* Of Linux, where the C library's headers are older. */
-#ifndef MFD_NOEXEC_SEAL
-#define MFD_NOEXEC_SEAL 0x0008U
-#endif
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
@@ -42,8 +40,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-#define MEMFD_NAME  "refit"
-#define MEMFD_LINK  "/memfd:" MEMFD_NAME " (deleted)"
+#define MEMFD_LINK  "/memfd:refit (deleted)" /* of rft_memory_file */
 #define MAKE_TRIES  8
 #define BLOCK_BYTES 512 /* of st_blocks */
 #define PLACE_BYTES 40  /* "/proc/PID/fd/FD" */
@@ -118,17 +115,10 @@ static refit_status room_failed(uint64_t bytes, const rft_budget *room, int code
                         room->source == NULL ? "no account" : room->source);
 }
 
-/* Memory that must not be run is refused by some systems unless it says so, and unknown to older
- * ones. */
 static refit_status file_make(rft_segment *segment, uint64_t bytes, refit_error *error)
 {
-    segment->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC | MFD_NOEXEC_SEAL);
-    if (segment->fd < 0 && errno == EINVAL) {
-        segment->fd = memfd_create(MEMFD_NAME, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    }
-    bool made = segment->fd >= 0 && fchmod(segment->fd, 0600) == 0 &&
-                ftruncate(segment->fd, (off_t)bytes) == 0;
-    return made ? REFIT_OK : file_failed(errno, error);
+    segment->fd = rft_memory_file(bytes);
+    return segment->fd >= 0 ? REFIT_OK : file_failed(errno, error);
 }
 
 /* The lease is given back at once. A process that opens the file meanwhile makes the kernel send a

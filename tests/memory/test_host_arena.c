@@ -2,6 +2,9 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "memory/host_arena.h"
@@ -226,15 +229,146 @@ static bool reads_mark(const char *at, char mark)
     return read_it && byte == mark;
 }
 
-IMAGE_TEST(forked_child_does_not_have_it)
+/* ---- Children. Each speaks by its exit status: 0 says that all is as it should be. */
+
+/* Reads, and writes: 'm' becomes 'n' in this process alone. */
+static int use_mark(char *at)
+{
+    if (!reads_mark(at, 'm')) return 1;
+    *at = 'n';
+    return reads_mark(at, 'n') ? 0 : 2;
+}
+
+IMAGE_TEST(forked_child_reads_it_and_writes_a_copy_of_its_own)
 {
     assert_ok(open_arena(NULL));
+    char *end = rft_host_arena_base(all.arena) + rft_host_arena_describe(all.arena).bytes - 1;
+    rft_host_arena_base(all.arena)[0] = *end = 'm';
+    pid_t child = fork();
+    if (child == 0) _exit(use_mark(rft_host_arena_base(all.arena)) + use_mark(end));
+    assert_child_succeeds(child);
+    assert_int_equal(rft_host_arena_base(all.arena)[0], 'm');
+    assert_int_equal(*end, 'm');
+}
+
+/* What the child has is what there is when it looks. */
+IMAGE_TEST(forked_child_sees_what_is_written_later)
+{
+    int to_child[2];
+    char byte = 0;
+    assert_ok(open_arena(NULL));
+    assert_int_equal(pipe(to_child), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        bool told = read(to_child[0], &byte, 1) == 1;
+        _exit(told && reads_mark(rft_host_arena_base(all.arena), 'm') ? 0 : 1);
+    }
+    rft_host_arena_base(all.arena)[0] = 'm';
+    assert_int_equal(write(to_child[1], &byte, 1), 1);
+    assert_child_succeeds(child);
+    close(to_child[0]);
+    close(to_child[1]);
+}
+
+/* The physical page stays: a device that page-locked it goes on with it. */
+IMAGE_TEST(writes_after_a_fork_copy_no_page)
+{
+    struct rusage before, after;
+    int held[2];
+    char byte;
+    assert_ok(open_arena(NULL));
+    char *base = rft_host_arena_base(all.arena);
+    uint64_t bytes = rft_host_arena_describe(all.arena).bytes;
+    assert_int_equal(pipe(held), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(held[1]);
+        _exit(read(held[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    assert_int_equal(getrusage(RUSAGE_SELF, &before), 0);
+    memset(base, 0x5a, bytes);
+    assert_int_equal(getrusage(RUSAGE_SELF, &after), 0);
+    close(held[0]);
+    close(held[1]);
+    assert_child_succeeds(child);
+    /* The stack, and what a sanitizer has, may be copied. */
+    assert_true(after.ru_minflt - before.ru_minflt < (long)(bytes / 4096 / 2));
+}
+
+IMAGE_TEST(child_of_a_child_reads_it)
+{
+    assert_ok(open_arena(NULL));
+    rft_host_arena_base(all.arena)[0] = 'm';
+    pid_t child = fork();
+    if (child == 0) {
+        pid_t second = fork();
+        if (second == 0) _exit(use_mark(rft_host_arena_base(all.arena)));
+        int status = 1;
+        _exit(waitpid(second, &status, 0) == second && status == 0 ? 0 : 1);
+    }
+    assert_child_succeeds(child);
+}
+
+/* Nor does a descriptor stay that would keep the memory. */
+IMAGE_TEST(forked_child_has_nothing_of_a_closed_one)
+{
+    struct stat file;
+    int next = dup(0);
+    close(next);
+    assert_ok(open_arena(NULL));
+    char *base = rft_host_arena_base(all.arena);
+    base[0] = 'm';
+    assert_int_equal(fstat(next, &file), 0);
+    rft_host_arena_close(all.arena);
+    all.arena = NULL;
+    assert_int_equal(fstat(next, &file), -1);
+    pid_t child = fork();
+    if (child == 0) _exit(reads_mark(base, 'm') ? 1 : 0);
+    assert_child_succeeds(child);
+}
+
+/* A descriptor of the map is none of the child's. */
+IMAGE_TEST(forked_child_has_no_descriptor_of_it)
+{
+    struct stat file;
+    int next = dup(0);
+    close(next);
+    assert_ok(open_arena(NULL));
+    pid_t child = fork();
+    if (child == 0) _exit(fstat(next, &file) == 0 ? 1 : 0);
+    assert_child_succeeds(child);
+}
+
+static void open_hidden(void)
+{
+    assert_ok(rft_host_arena_open(all.device, &all.layout, &all.config, &all.arena, NULL));
+    rft_host_arena_hide(all.arena);
+    assert_ok(rft_host_arena_take(all.arena, NULL));
+}
+
+IMAGE_TEST(forked_child_does_not_have_what_is_hidden)
+{
+    open_hidden();
     char *base = rft_host_arena_base(all.arena);
     base[0] = 'm';
     assert_true(reads_mark(base, 'm'));
     pid_t child = fork();
     if (child == 0) _exit(reads_mark(base, 'm') ? 1 : 0);
     assert_child_succeeds(child);
+}
+
+/* A file that is longer than the limit allows would be a signal. */
+IMAGE_TEST(limit_on_files_leaves_it_private)
+{
+    struct rlimit before, small;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = 100 * KIB;
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    refit_status status = open_arena(NULL);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_ok(status);
+    memset(rft_host_arena_base(all.arena), 0x5a, rft_host_arena_describe(all.arena).bytes);
 }
 
 TEST(every_failed_allocation_is_an_error)

@@ -8,12 +8,19 @@
 #include "tests/support/test.h"
 
 static const char *told; /* what the kernel says of its huge pages; NULL: there is no such file */
+static const char *of_shared[2]; /* which of them shared memory gets: all sizes, and this one */
 
 bool __real_rft_procfile_read(const char *path, char *text, size_t room);
 bool __wrap_rft_procfile_read(const char *path, char *text, size_t room);
 
 bool __wrap_rft_procfile_read(const char *path, char *text, size_t room)
 {
+    bool one_size = strstr(path, "kB/shmem_enabled") != NULL;
+    if (one_size || strstr(path, "/shmem_enabled") != NULL) {
+        const char *says = of_shared[one_size ? 1 : 0];
+        if (says != NULL) snprintf(text, room, "%s", says);
+        return says != NULL;
+    }
     if (strstr(path, "hpage_pmd_size") == NULL) return __real_rft_procfile_read(path, text, room);
     if (told == NULL) return false;
     snprintf(text, room, "%s", told);
@@ -74,6 +81,31 @@ TEST(sizes_that_mean_nothing_are_those_of_small_pages)
         assert_true(ask(2 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
         assert_false(ask(1 * MIB, REFIT_HUGE_PAGES_ALWAYS, &touched));
     }
+}
+
+TEST(shared_memory_has_them_where_the_kernel_is_set_up_so)
+{
+    static const char never[] = "always within_size advise [never] deny force\n";
+    static const char advise[] = "always within_size [advise] never deny force\n";
+    static const struct {
+        const char *all_sizes, *this_size;
+        bool shared;
+    } rows[] = {
+        {NULL, NULL, false},
+        {never, NULL, false},
+        {advise, NULL, true},
+        {"[always] within_size advise never deny force\n", NULL, true},
+        {never, "always [inherit] within_size advise never\n", false},
+        {advise, "always [inherit] within_size advise never\n", true},
+        {never, "always inherit within_size [advise] never\n", true},
+        {advise, "always inherit within_size advise [never]\n", false},
+    };
+    for (size_t i = 0; i < COUNT_OF(rows); i++) {
+        of_shared[0] = rows[i].all_sizes;
+        of_shared[1] = rows[i].this_size;
+        assert_int_equal(rft_huge_pages_can_be_shared(), rows[i].shared);
+    }
+    of_shared[0] = of_shared[1] = NULL;
 }
 
 /* Several at a time: one alone would begin there by chance. */

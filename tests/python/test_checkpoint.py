@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import refit  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
+from forks import said_in_a_fork  # noqa: E402
 from refit.errors import BusyError, DeadlineError  # noqa: E402
 from refit.offloader import Offloader  # noqa: E402
 from schedules import (  # noqa: E402
@@ -68,6 +69,35 @@ def test_a_checkpoint_has_all_states_wherever_they_are(schedule: Schedule, phase
             for refused in (controller.close, *([] if is_away else [controller.clear])):
                 with pytest.raises(BusyError, match="leave its block"):
                     refused()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_writer_reads_states_on_the_host(schedule: Schedule) -> None:
+    """Megatron and NeMo-RL write checkpoints so."""
+    with Twins(schedule, before=2) as twins:
+        run, controller = twins.moved, twins.controller
+        expected = values(twins.alone)
+        controller.clear()
+        with controller.checkpoint() as states:
+            assert said_in_a_fork(lambda: same(saved(states), saved(expected))) == "True"
+        assert same(values(run), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_what_a_fork_writes_into_states_is_its_own(schedule: Schedule) -> None:
+    if schedule is CYCLE:
+        pytest.skip("states that are there are PyTorch's memory")
+    with Twins(schedule, before=2) as twins:
+        run = twins.moved
+        states = run.optimizer.state_dict()["state"].values()
+        first = next(state["exp_avg"] for state in states if lives_on_host(state["exp_avg"]))
+
+        def overwrite() -> float:
+            first.fill_(7.0)
+            return float(first.max())
+
+        assert said_in_a_fork(overwrite) == "7.0"
+        assert same(values(run), values(twins.alone))
 
 
 def test_no_step_tears_a_checkpoint_of_states_on_the_host(schedule: Schedule) -> None:

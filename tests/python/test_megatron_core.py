@@ -4,7 +4,10 @@ They are made without their constructors, which ask for a GPU, and given what th
 their own code runs: chains, states, state_dict, and the offload and restore of buffers.
 """
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +29,7 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig  # noqa: E4
 from refit.controller import Controller  # noqa: E402
 from refit.errors import UnsupportedError  # noqa: E402
 from refit.integrations import megatron, nemo_rl, state_offload, verl  # noqa: E402
+import megatron_checkpoint  # noqa: E402
 from stand_ins.optimizers import is_away, moments, step  # noqa: E402
 
 KEYS = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": True}
@@ -176,3 +180,21 @@ def test_its_default_share_is_0_and_a_warning_says_so() -> None:
     with pytest.warns(UserWarning, match="optimizer_offload_fraction is 0"):
         found = state_offload.keywords(OptimizerConfig(optimizer_cpu_offload=True))
     assert found == {"host_fraction": 0.0, "overlap": False}
+
+
+@pytest.mark.parametrize("way", list(megatron_checkpoint.WAYS))
+def test_forked_writers_of_megatron_write_states_that_are_on_the_host(
+    way: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("psutil", reason="Megatron's writers ask for it")
+    import torch.distributed.checkpoint as dcp
+
+    folder = tmp_path / "checkpoint"
+    script = str(Path(megatron_checkpoint.__file__))
+    subprocess.run([sys.executable, script, str(folder), way], check=True, timeout=120)
+    model, optimizer = megatron_checkpoint.trained()
+    megatron_checkpoint.step(model, optimizer)
+    expected = megatron_checkpoint.moments(optimizer.state_dict())
+    loaded = {name: torch.empty_like(value) for name, value in expected.items()}
+    dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+    assert all(torch.equal(loaded[name], value) for name, value in expected.items())

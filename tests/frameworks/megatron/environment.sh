@@ -5,5 +5,5 @@ megabytes=5000
 minutes="2 3"
 tests="python/test_megatron_core.py python/test_activation_megatron.py python/test_host_masters.py"
 install() {
-    "$pip" -q install torch==2.13.0 numpy packaging && "$pip" -q install --no-deps "megatron-core==$1"
+    "$pip" -q install torch==2.13.0 numpy packaging psutil && "$pip" -q install --no-deps "megatron-core==$1"
 }
