@@ -8,6 +8,10 @@
  * where no process has, so the owner asks for one once the seals are on, and else makes another
  * file.
  *
+ * A user of a reader may write what it is given, as engines do with the weights that they load. It
+ * is given a mapping of its own for that, in which a write copies a page. Seqlock, digests and the
+ * base of the next version are read in the other one, where nothing but the owner's bytes is.
+ *
  * The memory is taken when the segment is made, so that too little of it is an error and not a
  * signal later. It does not count against the size of /dev/shm, and the kernel ends processes
  * rather than refuse such memory: what is free is looked at first.
@@ -73,14 +77,17 @@ static bool name_read(const char *name, segment_place *place)
 
 /* ---- Mapping */
 
+static refit_status map_failed(uint64_t bytes, int fd, refit_error *error)
+{
+    return rft_fail_sub(error, fd < 0 ? REFIT_ERR_HOST_MEMORY : REFIT_ERR_SYSTEM, errno,
+                        "%" PRIu64 " bytes could not be mapped: %s", bytes, strerror(errno));
+}
+
 static refit_status memory_map(rft_segment *segment, uint64_t bytes, int protection, int flags,
                                int fd, refit_error *error)
 {
     void *memory = bytes > SIZE_MAX ? MAP_FAILED : mmap(NULL, bytes, protection, flags, fd, 0);
-    if (memory == MAP_FAILED) {
-        return rft_fail_sub(error, fd < 0 ? REFIT_ERR_HOST_MEMORY : REFIT_ERR_SYSTEM, errno,
-                            "%" PRIu64 " bytes could not be mapped: %s", bytes, strerror(errno));
-    }
+    if (memory == MAP_FAILED) return map_failed(bytes, fd, error);
     /* A forked child has no use for any of it, and would make the owner copy every page that it
      * writes. */
     (void)madvise(memory, bytes, MADV_DONTFORK);
@@ -317,13 +324,67 @@ undo_file:
     return status;
 }
 
+/* A system that counts all that could be written (vm.overcommit_memory 2) may refuse that much:
+ * then the view can be read. */
+static refit_status view_map(rft_segment *segment, refit_error *error)
+{
+    int flags = MAP_PRIVATE | MAP_NORESERVE;
+    void *view = mmap(NULL, segment->bytes, PROT_READ | PROT_WRITE, flags, segment->fd, 0);
+    if (view == MAP_FAILED) view = mmap(NULL, segment->bytes, PROT_READ, flags, segment->fd, 0);
+    if (view == MAP_FAILED) return map_failed(segment->bytes, segment->fd, error);
+    (void)madvise(view, segment->bytes, MADV_DONTFORK);
+    segment->view = view;
+    return REFIT_OK;
+}
+
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error)
 {
     RFT_TRY(rft_segment_attach_open(segment, name, bytes, error));
+    refit_status status = view_map(segment, error);
     close(segment->fd);
     segment->fd = -1;
-    return REFIT_OK;
+    if (status != REFIT_OK) rft_segment_close(segment);
+    return status;
+}
+
+/* Of /proc/self/pagemap: a page that is there, in memory or swapped out, and is no file's is a copy
+ * of this process's. */
+#define PAGE_THERE (UINT64_C(3) << 62)
+#define PAGE_FILE  (UINT64_C(1) << 61)
+#define PAGES_READ 1024
+
+static bool has_copies(const uint64_t *pages, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if ((pages[i] & PAGE_THERE) != 0 && (pages[i] & PAGE_FILE) == 0) return true;
+    }
+    return false;
+}
+
+/* True, too, where the system does not tell. */
+static bool view_is_written(const rft_segment *segment)
+{
+    uint64_t pages[PAGES_READ];
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t at = (uintptr_t)segment->view / page, end = at + (segment->bytes + page - 1) / page;
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    bool written = fd < 0;
+    while (!written && at < end) {
+        size_t wanted = end - at < PAGES_READ ? (size_t)(end - at) : PAGES_READ;
+        ssize_t got = pread(fd, pages, wanted * sizeof *pages, (off_t)(at * sizeof *pages));
+        written = got != (ssize_t)(wanted * sizeof *pages) || has_copies(pages, wanted);
+        at += wanted;
+    }
+    if (fd >= 0) close(fd);
+    return written;
+}
+
+/* To let all pages go costs the next reader a fault for each: to look first is cheaper. */
+void rft_segment_reset_view(rft_segment *segment)
+{
+    if (segment->view == NULL || !view_is_written(segment)) return;
+    (void)madvise(segment->view, segment->bytes, MADV_DONTNEED);
 }
 
 bool rft_segment_is_retired(const rft_segment *segment)
@@ -349,6 +410,7 @@ struct rft_kept {
     atomic_uint users; /* the segment is one until it is closed */
     pid_t process;     /* a forked child has nothing there, or by then something of its own */
     void *memory;
+    void *view; /* may be NULL */
     uint64_t bytes;
 };
 
@@ -357,12 +419,18 @@ typedef struct keep_header {
     alignas(max_align_t) rft_kept *kept;
 } keep_header;
 
+static void both_unmap(void *memory, void *view, uint64_t bytes)
+{
+    munmap(memory, bytes);
+    if (view != NULL) munmap(view, bytes);
+}
+
 /* To count down releases what the thread has done with the memory, and the last to do so acquires
  * what all others have: nothing is read or written there behind the unmapping. */
 static void kept_leave(rft_kept *kept)
 {
     if (atomic_fetch_sub(&kept->users, 1) > 1) return;
-    if (kept->process == getpid()) munmap(kept->memory, kept->bytes);
+    if (kept->process == getpid()) both_unmap(kept->memory, kept->view, kept->bytes);
     rft_free(kept);
 }
 
@@ -373,6 +441,7 @@ static refit_status segment_share(rft_segment *segment, refit_error *error)
     RFT_REFUSE_IF(kept == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory to keep a mapping");
     kept->process = getpid();
     kept->memory = segment->memory;
+    kept->view = segment->view;
     kept->bytes = segment->bytes;
     atomic_init(&kept->users, 1);
     segment->kept = kept;
@@ -410,7 +479,7 @@ void rft_segment_close(rft_segment *segment)
     if (segment->kept != NULL) {
         kept_leave(segment->kept);
     } else {
-        munmap(segment->memory, segment->bytes);
+        both_unmap(segment->memory, segment->view, segment->bytes);
     }
     segment_reset(segment);
 }

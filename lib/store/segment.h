@@ -31,6 +31,7 @@ typedef struct rft_kept rft_kept;
 typedef struct rft_segment {
     char name[RFT_SEGMENT_NAME_BYTES]; /* empty: private memory, or retired */
     unsigned char *memory;             /* NULL: not open */
+    unsigned char *view;               /* what the user of a reader is given; else NULL */
     uint64_t bytes;
     int fd;         /* opened by the owner for writing, or by rft_segment_attach_open; else -1 */
     rft_kept *kept; /* NULL: unmapped by close */
@@ -47,14 +48,19 @@ refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, re
  * page, and the system is not asked whether there is so much of it. */
 refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error);
 
-/* Maps another process's, read-only. REFIT_ERR_PROTOCOL: not the name of a segment, or shorter than
+/* Maps another process's twice: `memory`, read-only, and `view`, in which a page that is written
+ * becomes this process's own. REFIT_ERR_PROTOCOL: not the name of a segment, or shorter than
  * `bytes`; REFIT_ERR_NOT_FOUND: it is gone, or its owner is in another PID namespace;
  * REFIT_ERR_SECURITY: another user's, not sealed, or not filled; REFIT_ERR_SYSTEM. */
 refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t bytes,
                                 refit_error *error);
 
-/* As rft_segment_attach, and keeps the descriptor, for locks. A child that is forked meanwhile has
- * it too, and with it the memory, for as long as the child lives: so for little memory alone. */
+/* The view has the owner's bytes again, whatever was written there. Nothing reads it. */
+void rft_segment_reset_view(rft_segment *segment);
+
+/* As rft_segment_attach, without a view, and keeps the descriptor, for locks. A child that is
+ * forked meanwhile has it too, and with it the memory, for as long as the child lives: so for
+ * little memory alone. */
 refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
                                      refit_error *error);
 

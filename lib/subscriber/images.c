@@ -59,6 +59,7 @@ static void begin_use(rft_image *image, rft_catalog *catalog, const unsigned cha
     image->uses = RFT_IMAGE_STAGED;
     image->catalog = rft_catalog_acquire(catalog);
     image->bytes = bytes;
+    image->view = bytes;
     image->held = (rft_held){0};
 }
 
@@ -136,6 +137,7 @@ refit_status rft_images_take_mapped(rft_images *images, rft_catalog *catalog, co
     image->seqlock =
         (const rft_seqlock *)(const void *)(mapping->segment.memory + offset - RFT_SEQLOCK_BYTES);
     begin_use(image, catalog, mapping->segment.memory + offset);
+    image->view = mapping->segment.view + offset;
     *out = image;
     return REFIT_OK;
 }
@@ -322,11 +324,13 @@ void rft_image_drop_use(rft_image *image, rft_image_use use)
     if (image == NULL || image->uses == 0) return;
     bool returned = (image->uses & (unsigned)use & RFT_IMAGE_LENT) != 0;
     if (returned && image->gpu != NULL) gpu_mapping_unread(image->gpu);
+    if (returned && image->mapping != NULL) rft_segment_reset_view(&image->mapping->segment);
     image->uses &= ~(unsigned)use;
     if (image->uses != 0) return;
     rft_catalog_release(image->catalog);
     image->catalog = NULL;
     image->bytes = NULL;
+    image->view = NULL;
     leave_mappings(image);
 }
 

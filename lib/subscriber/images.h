@@ -10,7 +10,8 @@
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
  * images a version can be fetched while the update before it, accepted, is still open; but not
  * while an update is undecided, because then the one image is lent and the other is still held: the
- * offer waits until the user has decided. Mapped images are never written here.
+ * offer waits until the user has decided. Mapped images are never written: what a user writes lands
+ * in copies of pages, which end when the image is no longer lent.
  *
  * Belongs to the subscriber's service thread; the user reads bytes and manifest of a lent image.
  */
@@ -58,6 +59,8 @@ typedef struct rft_image {
     unsigned uses;              /* of rft_image_use; 0: free */
     const unsigned char *bytes; /* catalog->manifest->store_bytes of them; of the device where
                                    `gpu` is not NULL */
+    const unsigned char *view;  /* what the user is given of them: the same, or such that what is
+                                   written there stays there */
     rft_catalog *catalog;       /* NULL when free */
     rft_held held;              /* which version it is, once verified */
     rft_segment memory;         /* private images: kept while free, for the next version */

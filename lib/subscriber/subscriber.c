@@ -412,7 +412,7 @@ refit_status refit_update_tensor(const refit_update *update, uint32_t index, ref
                   "tensor.size is %zu: set it to sizeof(refit_tensor), %zu", tensor->size,
                   sizeof *tensor);
     if (tensor != NULL) rft_manifest_describe(manifest, index, tensor);
-    if (bytes != NULL) *bytes = update->image->bytes + manifest->tensors[index].offset;
+    if (bytes != NULL) *bytes = update->image->view + manifest->tensors[index].offset;
     return REFIT_OK;
 }
 

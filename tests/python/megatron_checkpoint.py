@@ -1,6 +1,8 @@
-"""``megatron_checkpoint.py FOLDER WAY``: Megatron's ``dist_checkpointing.save`` of states that live on
-the host. Its writers are forked; one that ends leaves their parent waiting, so that this is a
-process that can be given up."""
+"""``megatron_checkpoint.py FOLDER WAY``: Megatron's ``dist_checkpointing.save`` of states on the host.
+
+Its writers are forked; one that ends leaves their parent waiting, so that this is a process that
+can be given up.
+"""
 
 import sys
 import warnings

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("megatron.core.optimizer", reason="megatron-core is not installed")
 
+import megatron_checkpoint  # noqa: E402
 from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer  # noqa: E402
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer  # noqa: E402
 from megatron.core.optimizer.optimizer import (  # noqa: E402
@@ -29,7 +30,6 @@ from megatron.core.optimizer.optimizer_config import OptimizerConfig  # noqa: E4
 from refit.controller import Controller  # noqa: E402
 from refit.errors import UnsupportedError  # noqa: E402
 from refit.integrations import megatron, nemo_rl, state_offload, verl  # noqa: E402
-import megatron_checkpoint  # noqa: E402
 from stand_ins.optimizers import is_away, moments, step  # noqa: E402
 
 KEYS = {"use_pinned_optimizer_offload": True, "use_coalesced_optimizer_offload": True}

@@ -8,10 +8,11 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import broadcasting
 import numpy as np
 import pytest
 import torch
-from broadcasting import PATIENCE, Pair, Trainer, wait_until
+from broadcasting import PATIENCE, Pair, Trainer, same, wait_until
 from interrupts import ctrl_c_after
 from refit import _abi
 from refit._library import lib
@@ -143,6 +144,28 @@ def test_tensors_from_a_socket_are_whole_and_aligned_traps_29_30(trainer: Traine
     for name, tensor in trainer.offer(weights).tensors():
         assert torch.equal(tensor, weights[name])
         assert tensor.data_ptr() % 64 == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("path", ["require", "off"])
+def test_a_loader_may_write_what_it_loads(path: str, slots: int) -> None:
+    """As vLLM does with the norms of PLaMo 2. Each version comes as it was sent,
+    also where the one before it is its base."""
+    options = {"broadcast_shm": path, "broadcast_slots": slots}
+
+    def add_one(update: Update) -> Any:
+        for _, tensor in update.tensors():
+            tensor += 1
+        return {name: tensor.clone() for name, tensor in update.tensors()}
+
+    weights = {"norm": torch.arange(40_000.0), "w": torch.zeros(7)}
+    with broadcasting.pair(add_one, **options) as (publisher, worker):
+        for number in range(4):
+            weights["norm"][number] = 100.0 + number
+            publisher.publish(weights)
+        assert not worker.failures
+        assert len(worker.seen) == 4
+        assert same(worker.seen[-1], {name: one + 1 for name, one in weights.items()})
 
 
 # ---- The end

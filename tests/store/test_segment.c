@@ -511,6 +511,68 @@ TEST(forked_child_unmaps_nothing_of_its_own)
     assert_false(is_mapped(there));
 }
 
+/* An engine that changes a weight while it loads it. */
+TEST(what_is_written_into_a_view_stays_there_until_it_is_reset)
+{
+    rft_segment owner, reader;
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    memset(owner.memory, 5, BYTES);
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
+    assert_ptr_not_equal(reader.view, reader.memory);
+    reader.view[BYTES / 2] += 2;
+    assert_int_equal(reader.view[BYTES / 2], 7);
+    assert_int_equal(reader.memory[BYTES / 2], 5);
+    assert_int_equal(owner.memory[BYTES / 2], 5);
+    owner.memory[BYTES / 2] = 6;
+    rft_segment_reset_view(&reader);
+    assert_int_equal(reader.view[BYTES / 2], 6);
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+static bool is_resident(unsigned char *at)
+{
+    uint64_t page = 0, bytes = (uint64_t)sysconf(_SC_PAGESIZE);
+    int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    off_t place = (off_t)((uintptr_t)at / bytes * sizeof page);
+    assert_int_equal(pread(fd, &page, sizeof page, place), sizeof page);
+    close(fd);
+    return page >> 63 != 0;
+}
+
+/* Its pages stay mapped for the next reader. */
+TEST(a_view_that_was_only_read_is_left_as_it_is)
+{
+    rft_segment owner, reader;
+    volatile unsigned char *bytes;
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
+    bytes = reader.view;
+    assert_int_equal(bytes[BYTES - 1], 0);
+    rft_segment_reset_view(&reader);
+    assert_true(is_resident(reader.view + BYTES - 1));
+    reader.view[0] = 1;
+    rft_segment_reset_view(&reader);
+    assert_false(is_resident(reader.view));
+    rft_segment_close(&reader);
+    rft_segment_close(&owner);
+}
+
+TEST(a_view_is_kept_with_its_segment)
+{
+    rft_segment owner, reader;
+    void *kept;
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
+    unsigned char *view = reader.view;
+    assert_ok(rft_segment_keep(&reader, 1, &kept, NULL));
+    rft_segment_close(&reader);
+    assert_true(is_mapped(view));
+    rft_segment_unkeep(kept);
+    assert_false(is_mapped(view));
+    rft_segment_close(&owner);
+}
+
 TEST(keeping_survives_every_failed_allocation)
 {
     rft_segment memory;

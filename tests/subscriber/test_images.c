@@ -116,6 +116,28 @@ TEST(a_segment_is_mapped_once_for_all_its_images)
     close_bench(&bench);
 }
 
+TEST(what_a_user_writes_ends_with_the_loan)
+{
+    pool bench;
+    rft_segment slot;
+    rft_image *image = NULL, *again = NULL;
+    open_bench(&bench);
+    raw_slot_open(&slot, &bench.sample);
+    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                     &image, NULL));
+    assert_ok(rft_image_lend(image, NULL));
+    rft_image_add_use(image, RFT_IMAGE_HELD);
+    memset((unsigned char *)(uintptr_t)image->view, 7, bench.sample.manifest->store_bytes);
+    assert_memory_equal(image->bytes, bench.sample.image, bench.sample.manifest->store_bytes);
+    rft_image_drop_use(image, RFT_IMAGE_LENT);
+    assert_memory_equal(image->view, bench.sample.image, bench.sample.manifest->store_bytes);
+    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                     &again, NULL));
+    assert_memory_equal(again->view, bench.sample.image, bench.sample.manifest->store_bytes);
+    rft_segment_close(&slot);
+    close_bench(&bench);
+}
+
 static void take_and_leave(pool *bench, const rft_segment *slot)
 {
     rft_image *image = NULL;

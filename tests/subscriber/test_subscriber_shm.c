@@ -27,6 +27,25 @@ PAIR_TEST(a_version_in_shared_memory_is_read_in_place)
     rft_segment_close(&slots[1]);
 }
 
+/* An engine changes a weight that it loads. The seqlock lies on the same page. */
+PAIR_TEST(bytes_overwritten_after_the_user_wrote_there_are_not_accepted)
+{
+    rft_segment slot;
+    const void *bytes;
+    pair_open(pair, true, NULL);
+    raw_join(&pair->raw);
+    refit_update *update = pair_take_slot(pair, 0, &slot);
+    assert_ok(refit_update_tensor(update, 0, NULL, &bytes, NULL));
+    unsigned char *first = (unsigned char *)(uintptr_t)bytes;
+    *first ^= 1;
+    assert_int_equal(*first, slot.memory[RFT_SEQLOCK_BYTES] ^ 1);
+    atomic_fetch_add(&raw_slot_seqlock(&slot)->generation, 1);
+    assert_int_equal(refit_update_accept(update, NULL), REFIT_ERR_STALE);
+    raw_hear(&pair->raw, RFT_FAILED);
+    refit_update_close(update);
+    rft_segment_close(&slot);
+}
+
 PAIR_TEST(bytes_overwritten_under_an_update_are_not_accepted)
 {
     rft_segment slot;

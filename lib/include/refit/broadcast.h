@@ -535,9 +535,13 @@ REFIT_API uint32_t refit_update_count(const refit_update *update);
 REFIT_API refit_device *refit_update_device(const refit_update *update);
 
 /*
- * Tensor `index`: what it is, and its bytes, read-only, aligned to 64, in the memory that
- * refit_update_device names. Both are borrowed until refit_update_close. Tied tensors share one
- * pointer.
+ * Tensor `index`: what it is, and its bytes, aligned to 64, in the memory that refit_update_device
+ * names. Both are borrowed until refit_update_close. Tied tensors share one pointer.
+ *
+ * The bytes are for reading. Host memory withstands a write: in shared memory it changes a copy of
+ * the page, which is seen through this update alone and ends with it; what came through a socket is
+ * no base for the next version then, which comes whole. refit_update_apply writes the version as it
+ * was sent all the same where it lies in shared memory. A GPU's memory must not be written.
  *
  * Errors:
  * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID

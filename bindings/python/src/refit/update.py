@@ -128,8 +128,9 @@ class Update(Handle):
     def tensors(self, *, copy: bool = False) -> Iterator[tuple[str, "torch.Tensor"]]:
         """(name, PyTorch tensor) of all, zero-copy on the update's memory, or copies that stay.
 
-        Tied names give tensors on the same bytes. Without ``copy`` see ``View.torch``: read them
-        only, and not beyond the update. Raises UnsupportedError, StateError.
+        Tied names give tensors on the same bytes. Without ``copy`` see ``View.torch``: do not use
+        them beyond the update, and do not write those on a GPU. Raises UnsupportedError,
+        StateError.
         """
         for view in self.views():
             tensor = view.torch()

@@ -5,8 +5,9 @@ the update is closed: a view is asked for through the update, which refuses then
 that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
 was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
 for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
-The memory is never written to. An archive's snapshot has memory of its own, which stays as long as
-anything made of it: what is said here of an update's end does not concern its views.
+What is written into a PyTorch tensor on the host is seen through the update alone and ends with it;
+the memory of a GPU must not be written. An archive's snapshot has memory of its own, which stays as
+long as anything made of it: what is said here of an update's end does not concern its views.
 """
 
 import ctypes
@@ -197,13 +198,17 @@ class View:
         return numpy.frombuffer(memory, dtype).reshape(self.shape)
 
     def torch(self) -> "Tensor":
-        """A PyTorch tensor on the memory, on the host or on the update's GPU: read it only.
+        """A PyTorch tensor on the memory, on the host or on the update's GPU.
 
-        PyTorch knows no read-only tensors: a write is an error of the memory, not an exception.
+        On the host it may be written, as by a loader that adds 1 to a weight. In shared memory that
+        costs the pages that are written; the trainer, other workers and later versions do not see
+        it. A version that came through a socket and was written is no base for the next one, which
+        then comes whole. Tied tensors, and those that are asked for again, are on the same bytes.
+        A GPU's memory is the trainer's: read it only.
+
         When the update is closed this tensor becomes empty, and what was made of it (slices, a
         Parameter) may show another version's bytes; until then ``torch.utils.swap_tensors`` refuses
-        it. UnsupportedError for a type that PyTorch lacks;
-        StateError.
+        it. UnsupportedError for a type that PyTorch lacks; StateError.
         """
         import torch
 
