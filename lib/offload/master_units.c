@@ -82,13 +82,14 @@ static refit_status take_whole(refit_offloader *offloader, rft_region *region, u
     uint64_t page = page_bytes(), bytes = pages_of(region, number);
     refit_error why;
     if (unit->block != NULL) return REFIT_OK;
-    unit->block = rft_calloc(bytes + page, 1);
-    RFT_REFUSE_IF(unit->block == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no host memory for %" PRIu64
-                  " bytes of region %s, whose weights are no rounding "
-                  "of its masters: they are safe on the device; free some memory and call again, "
-                  "or set offload.masters to whole from the start",
-                  bytes, region->name);
+    refit_status room = rft_ration_take(&offloader->unit_ration, bytes + page, &why);
+    if (room == REFIT_OK) unit->block = rft_calloc(bytes + page, 1);
+    RFT_REFUSE_IF(
+        unit->block == NULL, error, REFIT_ERR_HOST_MEMORY,
+        "no host memory for %" PRIu64 " bytes of region %s, whose weights are no rounding "
+        "of its masters%s%s: they are safe on the device; free some memory and call "
+        "again, or set offload.masters to whole from the start",
+        bytes, region->name, room == REFIT_OK ? "" : ", as ", room == REFIT_OK ? "" : why.text);
     unit->whole = (char *)unit->block + (page - (uintptr_t)unit->block % page) % page;
     unit->pinned = wants_pin(offloader) &&
                    rft_device_host_pin(offloader->device, unit->whole, bytes, &why) == REFIT_OK;

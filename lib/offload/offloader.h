@@ -14,6 +14,7 @@
 
 #include "base/thread.h"
 #include "memory/host_arena.h"
+#include "memory/ration.h"
 #include "offload/region.h"
 #include "offload/schedule.h"
 #include "transfer/mover.h"
@@ -87,6 +88,7 @@ struct refit_offloader {
     char *staging;              /* device memory for masters on their way (masters.c), or NULL */
     uint64_t staging_bytes;     /* of each of them */
     uint32_t staging_count;     /* one behind the other */
+    rft_ration unit_ration;     /* of their host memory */
     uint64_t unit_bytes[2];     /* host memory of units that do not fit: pageable, page-locked */
     refit_memory_hooks hooks;   /* both NULL: there are none */
     refit_window *window;       /* that is open on it, or NULL */

@@ -371,9 +371,10 @@ static refit_status store_make(refit_publisher *publisher, const refit_tensor *t
     bool retry =
         shared && status == REFIT_ERR_SYSTEM && publisher->config.broadcast_shm == REFIT_SHM_AUTO;
     if (!retry) return rft_fail_sub(error, status, why.subsystem, "%s", why.text);
-    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only: %s", why.text);
     RFT_TRY(manifest_make(publisher, tensors, count, &manifest, error));
-    return store_open(publisher, manifest, false, out, error);
+    RFT_TRY(store_open(publisher, manifest, false, out, error));
+    rft_log(REFIT_LOG_WARNING, "weights travel through sockets only: %s", why.text);
+    return REFIT_OK;
 }
 
 static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames *frames)

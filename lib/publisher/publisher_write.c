@@ -322,6 +322,7 @@ static refit_status write_one(refit_publisher *publisher, const refit_weight *we
     bool here = device == NULL || rft_device_get_caps(device).host_addressable;
     write_job job = make_job(publisher, weight, device, after);
     RFT_TRY(await_earlier(publisher, job.block, error));
+    RFT_TRY(rft_store_afford(publisher->store, job.bytes, error));
     return here ? write_from_host(publisher, &job, error)
                 : write_from_device(publisher, &job, error);
 }
@@ -430,6 +431,14 @@ typedef struct batch {
     rft_buffer *buffer;   /* NULL: the store keeps no bytes */
     rft_gpu_block *block; /* NULL: they go to no GPU's memory */
 } batch;
+
+static uint64_t batch_bytes(const batch *on)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < on->count; i++)
+        bytes += on->weights[i].bytes;
+    return bytes;
+}
 
 /* At least one. */
 static uint32_t batch_length(const write_list *list, uint32_t first)
@@ -541,6 +550,7 @@ static refit_status write_batches(refit_publisher *publisher, const write_list *
         if (!can_batch(publisher, list, block != NULL, &on.copy_queue)) {
             return write_singly(publisher, list, at, error);
         }
+        RFT_TRY(rft_store_afford(publisher->store, batch_bytes(&on), error));
         on.buffer = target_buffer(publisher);
         RFT_TRY(batch_write(publisher, &on, list, error));
         at += on.count;

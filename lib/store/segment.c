@@ -111,6 +111,11 @@ static refit_status file_failed(int code, refit_error *error)
                         strerror(code));
 }
 
+static const char *source_of(const rft_budget *room)
+{
+    return room->source == NULL ? "no account" : room->source;
+}
+
 static refit_status room_failed(uint64_t bytes, const rft_budget *room, int code,
                                 refit_error *error)
 {
@@ -118,8 +123,7 @@ static refit_status room_failed(uint64_t bytes, const rft_budget *room, int code
                         "%" PRIu64 " bytes of shared memory could not be had (%s; %" PRIu64
                         " are free by %s): make room, or halve what is needed with "
                         "broadcast.slots: 1",
-                        bytes, strerror(code), room->free_bytes,
-                        room->source == NULL ? "no account" : room->source);
+                        bytes, strerror(code), room->free_bytes, source_of(room));
 }
 
 static refit_status file_make(rft_segment *segment, uint64_t bytes, refit_error *error)
@@ -226,7 +230,19 @@ static refit_status create_private(rft_segment *segment, uint64_t bytes, int fla
 
 refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error)
 {
+    rft_budget room;
+    segment_reset(segment);
+    rft_budget_free("", &room);
+    RFT_REFUSE_IF(bytes > room.free_bytes, error, REFIT_ERR_HOST_MEMORY,
+                  "%" PRIu64 " bytes of host memory for a version could not be had: %" PRIu64
+                  " are free by %s; make room, or raise the limit of the container",
+                  bytes, room.free_bytes, source_of(&room));
     return create_private(segment, bytes, 0, error);
+}
+
+void rft_segment_fill(const rft_segment *segment)
+{
+    (void)madvise(segment->memory, segment->bytes, MADV_POPULATE_WRITE);
 }
 
 refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error)

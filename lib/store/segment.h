@@ -41,11 +41,16 @@ typedef struct rft_segment {
  * of it, or another process kept the memory open for writing while it was made. */
 refit_status rft_segment_create(rft_segment *segment, uint64_t bytes, refit_error *error);
 
-/* Private memory of this process, for where no worker shares it. */
+/* Private memory of this process, for where no worker shares it. It is taken page by page, but
+ * refused at once where the machine or the cgroup has not so much: REFIT_ERR_HOST_MEMORY. */
 refit_status rft_segment_create_private(rft_segment *segment, uint64_t bytes, refit_error *error);
 
+/* Takes all of private memory at once, so that what is asked for next finds it gone. */
+void rft_segment_fill(const rft_segment *segment);
+
 /* Private memory for a worst case, of which little is used as a rule: its memory is taken page by
- * page, and the system is not asked whether there is so much of it. */
+ * page, and the system is not asked whether there is so much of it: the caller does, as it goes on
+ * (memory/ration.h). */
 refit_status rft_segment_create_sparse(rft_segment *segment, uint64_t bytes, refit_error *error);
 
 /* Maps another process's twice: `memory`, read-only, and `view`, in which a page that is written

@@ -90,16 +90,21 @@ static rft_seqlock *slot_lock(const rft_slot *slot)
 
 static refit_status slot_make(const rft_store *store, rft_buffer **out, refit_error *error)
 {
+    refit_error why = {0};
     uint64_t bytes = store->manifest->store_bytes + RFT_SEQLOCK_BYTES;
     rft_buffer *buffer = rft_buffer_open();
     RFT_REFUSE_IF(buffer == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a slot");
-    refit_status status = store->shared
-                              ? rft_segment_create(&buffer->segment, bytes, error)
-                              : rft_segment_create_private(&buffer->segment, bytes, error);
+    refit_status status = store->shared ? rft_segment_create(&buffer->segment, bytes, &why)
+                                        : rft_segment_create_private(&buffer->segment, bytes, &why);
     if (status == REFIT_OK) {
+        if (!store->shared) rft_segment_fill(&buffer->segment); /* the next slot is to see it */
         *out = buffer;
     } else {
+        const char *other = store->shared || store->slot_count == 1
+                                ? ""
+                                : ", or halve what is needed with broadcast.slots: 1";
         rft_retire_list_put(store->retired, buffer);
+        (void)rft_fail_sub(error, status, why.subsystem, "%s%s", why.text, other);
     }
     return status;
 }
@@ -344,6 +349,7 @@ void rft_store_commit(rft_store *store)
     store->committed_slot = store->writing_slot;
     store->writing_slot = RFT_NO_SLOT;
     undo_reset(&store->undo);
+    store->ration = (rft_ration){0};
 }
 
 static void ready_fill(rft_store *store)
@@ -364,6 +370,7 @@ void rft_store_undo(rft_store *store)
         rft_seqlock_end(slot_lock(slot));
     }
     undo_reset(&store->undo);
+    store->ration = (rft_ration){0};
 }
 
 void rft_store_rollback(rft_store *store, bool restored)
@@ -509,6 +516,18 @@ void rft_store_add_ready(rft_store *store, uint32_t frame)
 static bool writes_over(const rft_store *store)
 {
     return store->writing_slot == store->committed_slot;
+}
+
+refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *error)
+{
+    refit_error why;
+    if (!store->hosted || !writes_over(store)) return REFIT_OK;
+    refit_status status = rft_ration_take(&store->ration, bytes, &why);
+    RFT_REFUSE_IF(status != REFIT_OK, error, status,
+                  "the bytes that the version writes over could not be kept for a rollback: %s; "
+                  "make room, or raise the limit of the container",
+                  why.text);
+    return REFIT_OK;
 }
 
 unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor)

@@ -16,6 +16,7 @@
 #ifndef RFT_STORE_H
 #define RFT_STORE_H
 
+#include "memory/ration.h"
 #include "store/buffer.h"
 #include "store/segment.h"
 #include "wire/manifest.h"
@@ -55,7 +56,8 @@ typedef struct rft_store {
     bool hosted; /* slots have memory, on this host */
     uint32_t slot_count;
     rft_slot slots[RFT_SLOTS_MOST];
-    rft_undo undo; /* open with one slot */
+    rft_undo undo;     /* open with one slot */
+    rft_ration ration; /* of what it saves */
 
     uint32_t committed_slot; /* or RFT_NO_SLOT */
     uint32_t writing_slot;   /* or RFT_NO_SLOT */
@@ -104,6 +106,9 @@ refit_status rft_store_check(const rft_store *store, uint32_t tensor, const void
  * holder of the lock can append it. As rft_store_check. */
 refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *bytes, uint64_t count,
                              rft_ready_fn ready, void *user, refit_error *error);
+/* Before tensors of `bytes` in all are written: with one slot the bytes below them may be saved,
+ * and there has to be memory for that. REFIT_ERR_HOST_MEMORY. */
+refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *error);
 /* A tensor that a device brings, in steps: prepare says where it goes and saves
  * what it will lie over; when its bytes are there, land notes it; compare_written, later or at
  * once, compares it and tells `ready`. `sum` is that of the digest's parts; NULL: compare_written

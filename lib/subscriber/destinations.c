@@ -379,12 +379,24 @@ refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                         "the destinations were changed so often during one update that there is "
                         "no room to note their old bytes");
     }
+    refit_error why;
+    uint64_t most = sizeof head + rft_delta_bound(head.shape);
+    if (rft_ration_take(&rollback->ration, most, &why) != REFIT_OK) {
+        if (memcmp(block, after, shape_bytes(shape)) == 0) return REFIT_OK;
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY,
+                        "the old bytes of the destinations cannot be noted: %s; make room, raise "
+                        "the limit of the container, or write the version with load_into, which "
+                        "notes nothing",
+                        why.text);
+    }
     unsigned char *to = rollback->memory.memory + rollback->used;
     bool coded = rft_delta_exchange(head.shape, block, after, to + sizeof head, &head.entry);
     *changed = head.entry.changed;
+    if (*changed == 0) rft_ration_return(&rollback->ration, most);
     if (*changed == 0) return REFIT_OK;
     if (!coded) head.entry.changed = 0;
     uint64_t bytes = coded ? head.entry.total : shape_bytes(shape);
+    rft_ration_return(&rollback->ration, most - rft_min_u64(sizeof head + bytes, most));
     memcpy(to, &head, sizeof head);
     rollback->last = rollback->used;
     rollback->used += (sizeof head + bytes + 7) & ~UINT64_C(7);

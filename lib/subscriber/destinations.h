@@ -15,6 +15,7 @@
 #include <refit/broadcast.h>
 
 #include "kernels/delta.h"
+#include "memory/ration.h"
 #include "store/copy_queue.h"
 #include "store/segment.h"
 
@@ -102,6 +103,7 @@ typedef struct rft_rollback {
     rft_segment memory; /* not open: there are no notes */
     uint64_t used;
     uint64_t last; /* where the newest note begins; UINT64_MAX: there is none */
+    rft_ration ration;
 } rft_rollback;
 
 /* Room for notes about `blocks` blocks of `bytes` bytes in all. Notes that are there stay; their
@@ -114,7 +116,8 @@ void rft_rollback_reset(rft_rollback *rollback);
 
 /* Makes `block`, which lies at that place, as `after`, and notes its old elements; tells how many
  * elements differed, and takes no note if that is 0. `after` may change meanwhile: the note has the
- * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, and nothing is changed. */
+ * overwritten elements. REFIT_ERR_HOST_MEMORY: there is no room, or the machine or
+ * the cgroup has no memory for it, and nothing is changed. */
 refit_status rft_rollback_change(rft_rollback *rollback, rft_note_place place,
                                  rft_delta_shape shape, void *block, const void *after,
                                  uint32_t *changed, refit_error *error);
