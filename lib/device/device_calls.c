@@ -37,6 +37,7 @@ typedef struct rft_reservation {
     uint64_t bytes;
     reserve_user *users;
     uint32_t waits; /* threads that walk `users` without the lock */
+    bool given_up;  /* off the list: the last of them closes it */
 } rft_reservation;
 
 /* ---- Reservations, the lock held --------------------------------------------------------- */
@@ -209,7 +210,9 @@ static void end_wait(refit_device *device, rft_reservation *reservation, reserve
     if (leaves != NULL) leaves->native = NULL;
     reservation->waits--;
     sweep(device, reservation);
+    bool last = reservation->given_up && reservation->waits == 0;
     rft_unlock(&device->reserve_lock);
+    if (last) close_reservation(device, reservation);
 }
 
 static refit_status wait_users(refit_device *device, const void *base, uint64_t bytes,
@@ -269,8 +272,10 @@ void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes)
 {
     rft_lock(&device->reserve_lock);
     rft_reservation *reservation = take_out(device, base);
+    bool waited = reservation != NULL && reservation->waits > 0;
+    if (waited) reservation->given_up = true; /* the last to wait closes it */
     rft_unlock(&device->reserve_lock);
-    if (reservation != NULL) close_reservation(device, reservation);
+    if (reservation != NULL && !waited) close_reservation(device, reservation);
     device->ops.unreserve(device->self, base, bytes);
 }
 

@@ -62,14 +62,16 @@ static uint64_t from_kib(uint64_t kib)
     return kib > UINT64_MAX / 1024 ? UINT64_MAX : kib * 1024;
 }
 
-/* Memory of this process that belongs to no file. */
+/* Memory of this process that no file on a disk has: a host arena is shared memory. */
 static uint64_t read_resident(const char *root)
 {
     char text[RFT_PROCFILE_ROOM];
-    uint64_t kib;
+    uint64_t kib, shared = 0;
     bool found = rft_cgroup_read_below(root, "/proc/self/status", text) &&
                  rft_procfile_find(text, "RssAnon", &kib);
-    return found ? from_kib(kib) : 0;
+    if (!found) return 0;
+    (void)rft_procfile_find(text, "RssShmem", &shared);
+    return from_kib(kib > UINT64_MAX - shared ? UINT64_MAX : kib + shared);
 }
 
 /* What is used and cannot be reclaimed. */

@@ -139,20 +139,28 @@ void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline)
 
 /* ---- Page-locks */
 
-/* Where the memory cannot be locked, copies are slower and the figures say so. */
+#define PIN_AGAIN_NS (INT64_C(30) * 1000 * 1000 * 1000)
+
+/* Where the memory cannot be locked, copies are slower and the figures say so. A shortage passes:
+ * it is tried again, but not for each tensor, as a try may take a while. */
 static void pin_slot(refit_publisher *publisher, refit_device *device)
 {
     refit_error why;
     rft_store *store = publisher->store;
     rft_buffer *buffer = store->slots[store->writing_slot].buffer;
-    if (buffer->pin_tried || !rft_device_get_caps(device).needs_pinned) return;
-    buffer->pin_tried = true;
+    if (buffer->pinning.bytes > 0 || !rft_device_get_caps(device).needs_pinned) return;
+    bool first = buffer->pin_at == 0;
+    if (rft_now() < buffer->pin_at) return;
     refit_status status =
         rft_pinning_open(&buffer->pinning, device, buffer->segment.memory, buffer->segment.bytes,
                          publisher->config.offload_slab_bytes, &why);
     if (status != REFIT_OK) {
-        rft_log(REFIT_LOG_WARNING, "the store cannot be page-locked, copies to it are slow: %s",
+        buffer->pin_at = rft_now() + PIN_AGAIN_NS;
+        rft_log(first ? REFIT_LOG_WARNING : REFIT_LOG_INFO,
+                "the store cannot be page-locked, copies to it are slow until it can: %s",
                 why.text);
+    } else if (!first) {
+        rft_log(REFIT_LOG_INFO, "the store is page-locked now");
     }
     rft_publisher_count_pinned(publisher);
 }

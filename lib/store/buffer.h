@@ -36,7 +36,7 @@ uint64_t rft_pinning_reach(const rft_pinning *pinning, const void *memory, uint6
 typedef struct rft_buffer {
     rft_segment segment;     /* a slot's; may be closed */
     rft_pinning pinning;     /* of the segment */
-    bool pin_tried;          /* once is enough */
+    int64_t pin_at;          /* when it may be tried to page-lock the segment, by rft_now */
     rft_bytes gathered;      /* a frame's or a message's; may be empty */
     rft_pending pending;     /* its readers: payloads in flight, and copies of a device */
     struct rft_buffer *next; /* in a retire list */

@@ -301,6 +301,34 @@ ON_GPU(a_store_that_cannot_be_page_locked_is_written_all_the_same)
     assert_int_equal(fake_cuda_calls("cuMemHostRegister"), 3); /* not asked again */
 }
 
+/* The time until the next try has passed. */
+static void let_time_pass(const scene *on)
+{
+    const rft_store *store = on->trainer.publisher->store;
+    for (uint32_t i = 0; i < store->slot_count; i++)
+        store->slots[i].buffer->pin_at = 1;
+}
+
+ON_GPU(a_store_is_page_locked_once_a_shortage_is_over)
+{
+    fake_cuda_fail("cuMemHostRegister", 1, 1000, RFT_CU_OUT_OF_MEMORY);
+    write_and_commit(on, 1);
+    uint64_t one = on->trainer.sample.manifest->store_bytes + RFT_SEQLOCK_BYTES;
+    write_and_commit(on, 2);
+    let_time_pass(on);
+    write_and_commit(on, 3);
+    write_and_commit(on, 4);
+    assert_int_equal(trainer_stats(&on->trainer).publish_pinned_bytes, 0);
+    fake_cuda_forget_faults();
+    write_and_commit(on, 5);
+    assert_int_equal(trainer_stats(&on->trainer).publish_pinned_bytes, 0); /* not asked so soon */
+    let_time_pass(on);
+    write_and_commit(on, 6);
+    assert_int_equal(trainer_stats(&on->trainer).publish_pinned_bytes, one);
+    write_and_commit(on, 7);
+    assert_int_equal(trainer_stats(&on->trainer).publish_pinned_bytes, 2 * one);
+}
+
 /* Another stream of the caller's is blocked meanwhile. */
 ON_GPU(write_waits_for_no_other_stream)
 {

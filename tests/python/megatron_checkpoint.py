@@ -1,4 +1,4 @@
-"""``megatron_checkpoint.py FOLDER WAY``: Megatron's ``dist_checkpointing.save`` of states on the host.
+"""``megatron_checkpoint.py FOLDER WAY``: Megatron's ``dist_checkpointing.save`` of states away.
 
 Its writers are forked; one that ends leaves their parent waiting, so that this is a process that
 can be given up.

@@ -65,6 +65,17 @@ def test_what_is_held_by_name_is_not_the_rest_of_the_process() -> None:
     assert after <= before - 4 * MIB
 
 
+@pytest.mark.parametrize(("arena", "rest", "store"), [(0, 100, 50), (30, 100, 20), (70, 80, 0)])
+def test_an_arena_is_shared_memory_and_no_store_of_weights(
+    monkeypatch: pytest.MonkeyPatch, arena: int, rest: int, store: int
+) -> None:
+    monkeypatch.setattr(_memory_now, "process_bytes", lambda: {"RssAnon": 100, "RssShmem": 50})
+    timeline = Timeline()
+    timeline.hold("arena", arena)
+    last = {name: series.points[-1][1] for name, series in timeline.series.items()}
+    assert (last["process"], last["weights store"]) == (rest, store)
+
+
 def test_what_was_recorded_can_be_forgotten_but_not_what_is_held() -> None:
     timeline = recorded()
     timeline.forget()

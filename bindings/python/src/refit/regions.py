@@ -115,7 +115,9 @@ def lacks_memory(why: BaseException) -> bool:
 
 def refuse_capture(device: torch.device) -> None:
     """StateError while a CUDA graph is being captured: it would hold addresses that change."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    with guard(device):  # what is asked is the current stream of the current device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing:
         raise StateError(
             "a CUDA graph is being captured: states cannot move then, and a captured graph would "
             "hold their old addresses. Capture while they stay, or give them addresses that stay "

@@ -187,10 +187,17 @@ class Timeline:
 
 
 def _found(held: list[tuple[str, Side, int]]) -> list[tuple[str, Side, int]]:
-    """Memory as torch and the kernel report it, less that of the process which is held by name."""
+    """Memory as torch and the kernel report it, less that of the process which is held by name.
+
+    Host images are shared memory, of which the weights' store is the rest; where the kernel gave
+    none, they are memory of the process.
+    """
     gpu, process = _memory_now.gpu_bytes(), _memory_now.process_bytes()
-    rest = max(0, process[_memory_now.ANONYMOUS] - sum(value for *_, value in held))
-    shared: tuple[str, Side, int] = ("weights store", "host", process[_memory_now.SHARED])
+    on_host = sum(value for _, side, value in held if side == "host")
+    images = min(on_host, process[_memory_now.SHARED])
+    others = sum(value for *_, value in held) - images
+    rest = max(0, process[_memory_now.ANONYMOUS] - others)
+    shared: tuple[str, Side, int] = ("weights store", "host", process[_memory_now.SHARED] - images)
     if gpu is None:
         return [("process", "device", rest), shared]
     on_gpu: list[tuple[str, Side, int]] = [(name, "device", value) for name, value in gpu.items()]

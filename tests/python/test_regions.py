@@ -1,0 +1,32 @@
+"""What may move, and when: a CUDA graph that is being captured on any device."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from refit import regions  # noqa: E402
+from refit.errors import StateError  # noqa: E402
+
+
+def test_a_capture_is_looked_for_on_the_device_that_is_asked_about(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PyTorch answers for the device that is current."""
+    current, capturing = [0], 1
+
+    @contextmanager
+    def on(device: Any) -> Iterator[None]:
+        before, current[0] = current[0], device.index
+        yield
+        current[0] = before
+
+    monkeypatch.setattr(torch.cuda, "device", on)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[0] == capturing)
+    regions.refuse_capture(torch.device("cuda", 0))
+    regions.refuse_capture(torch.device("cpu"))
+    with pytest.raises(StateError, match="being captured"):
+        regions.refuse_capture(torch.device("cuda", 1))
