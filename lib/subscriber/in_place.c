@@ -32,6 +32,7 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
     refit_status status = rft_destinations_open(&place->to, list, count, config, error);
     if (status == REFIT_OK) {
         place->tensors = tensors;
+        place->old.dispensable = true; /* what is there is no version that a worker could serve */
         atomic_store(&place->figures.bound, count);
     } else {
         rft_free(tensors);
@@ -41,7 +42,8 @@ refit_status rft_in_place_bind(rft_in_place *place, const refit_destination *lis
 
 refit_status rft_in_place_unbind(rft_in_place *place, refit_error *error)
 {
-    if (rft_in_place_is_torn(place)) RFT_TRY(rft_in_place_undo(place, error));
+    bool lost = place->old.forgone && !place->applied; /* there is nothing to put back */
+    if (rft_in_place_is_torn(place) && !lost) RFT_TRY(rft_in_place_undo(place, error));
     rft_in_place_close(place);
     return REFIT_OK;
 }
@@ -63,7 +65,7 @@ bool rft_in_place_is_bound(const rft_in_place *place)
 
 bool rft_in_place_is_torn(const rft_in_place *place)
 {
-    return !place->applied && !rft_rollback_is_empty(&place->old);
+    return !place->applied && (place->old.forgone || !rft_rollback_is_empty(&place->old));
 }
 
 bool rft_in_place_has_failed(const rft_in_place *place)
@@ -625,6 +627,7 @@ void rft_in_place_forget(rft_in_place *place)
 void rft_in_place_keep(rft_in_place *place)
 {
     if (place->applied) rft_rollback_reset(&place->old);
+    if (place->applied) place->old.dispensable = false;
     place->applied = false;
 }
 
@@ -641,6 +644,9 @@ static refit_status undo_one(rft_in_place *place, const rft_note *note, refit_er
 refit_status rft_in_place_undo(rft_in_place *place, refit_error *error)
 {
     place->applied = false;
+    RFT_REFUSE_IF(place->old.forgone, error, REFIT_ERR_HOST_MEMORY,
+                  "there was no memory to note the bytes before the first version, so they cannot "
+                  "be put back: apply a version, or load the weights anew");
     if (rft_rollback_is_empty(&place->old)) {
         rft_rollback_reset(&place->old);
         return REFIT_OK;

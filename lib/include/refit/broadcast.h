@@ -572,6 +572,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_find(const refit_update *up
  * a destination, and every destination a tensor, or nothing is written (REFIT_ERR_NOT_FOUND).
  * Otherwise `*left` is the number of tensors without one, which the caller loads.
  *
+ * Where machine or cgroup have no memory for the old bytes, nothing is written; but the first
+ * version since the bind is written without notes then, as it replaces none.
+ *
  * If bytes could not be put back either, the sentence says so: from then on only an apply that
  * succeeds makes an accept possible, and a refusal counts with `kept` 0.
  *
