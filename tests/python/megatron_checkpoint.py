@@ -55,8 +55,9 @@ def save(states: Any, folder: Path) -> None:
 
 def main(folder: Path, way: str) -> None:
     warnings.simplefilter("ignore")
-    torch.cuda.synchronize = lambda *_: None  # Megatron asks for a GPU, and does without one
-    torch.cuda.current_device = lambda: torch.device("cpu")
+    gpu: Any = torch.cuda  # Megatron asks for one, and does without
+    gpu.synchronize = lambda *_: None
+    gpu.current_device = lambda: torch.device("cpu")
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}.rendezvous", rank=0, world_size=1
     )

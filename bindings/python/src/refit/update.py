@@ -175,8 +175,9 @@ class Update(Handle):
         returned are those of ``load_into``. Blocks for the copies. Raises InvalidError (it does not
         fit), StateError (nothing is bound, it is no longer where it was, or the update is decided
         or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
-        what a GPU reports; the sentence says so if not every byte could be put back. The first version since
-        ``bind`` is written also where there is no memory for the bytes before; then they are lost.
+        what a GPU reports; the sentence says so if not every byte could be put back. The first
+        version since ``bind`` is written also where there is no memory for the bytes before; then
+        they are lost.
         """
         with self._call_lock:
             pointer = self._live
