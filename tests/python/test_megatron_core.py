@@ -182,6 +182,7 @@ def test_its_default_share_is_0_and_a_warning_says_so() -> None:
     assert found == {"host_fraction": 0.0, "overlap": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(megatron_checkpoint.WAYS))
 def test_forked_writers_of_megatron_write_states_that_are_on_the_host(
     way: str, tmp_path: Path
@@ -191,7 +192,7 @@ def test_forked_writers_of_megatron_write_states_that_are_on_the_host(
 
     folder = tmp_path / "checkpoint"
     script = str(Path(megatron_checkpoint.__file__))
-    subprocess.run([sys.executable, script, str(folder), way], check=True, timeout=120)
+    subprocess.run([sys.executable, script, str(folder), way], check=True, timeout=100)
     model, optimizer = megatron_checkpoint.trained()
     megatron_checkpoint.step(model, optimizer)
     expected = megatron_checkpoint.moments(optimizer.state_dict())
