@@ -24,6 +24,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/user.h"
 
 #define FILE_MODE 0600
 #define ROOM      1  /* byte; the kernel makes a page of it */
@@ -57,7 +58,7 @@ static bool is_own(int fd, struct timespec *since)
     struct stat file;
     if (fstat(fd, &file) != 0) return false;
     *since = file.st_mtim;
-    bool own = S_ISREG(file.st_mode) && file.st_uid == geteuid() &&
+    bool own = S_ISREG(file.st_mode) && rft_user_is_own(file.st_uid) &&
                (file.st_mode & (S_IRWXG | S_IRWXO)) == 0;
     if (!own) errno = EPERM;
     return own;

@@ -306,6 +306,19 @@ LOCK_TEST(a_file_of_another_user_is_not_used)
     go_on_without();
 }
 
+/* In a user namespace that maps no one all have one number, and the file may be anyone's. */
+LOCK_TEST(a_file_whose_user_is_not_mapped_is_not_used)
+{
+    assert_int_equal(close(open(all.path, O_CREAT | O_RDWR, 0600)), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        if (unshare(CLONE_NEWUSER) != 0) _exit(0); /* not everywhere */
+        bool went_on = rft_machine_lock_take(&all.machine_lock, 0, &all.token, NULL) == REFIT_OK;
+        _exit(went_on && all.machine_lock.held == NULL && heard_count("") == 1 ? 0 : 1);
+    }
+    assert_child_succeeds(child);
+}
+
 LOCK_TEST(what_is_no_file_is_not_used)
 {
     char target[128];
