@@ -1,7 +1,7 @@
 /*
- * forks: descriptors that a forked child must not keep: listening sockets, connections and locks. A
- * copy of one keeps the port, the other end or the lock taken after this process has closed its
- * own, or was killed. O_CLOEXEC does not help where no exec follows.
+ * forks: descriptors that a forked child must not keep: listening sockets, connections, locks and
+ * shared memory. A copy of one keeps the port, the other end, the lock or the memory taken after
+ * this process has closed its own, or was killed. O_CLOEXEC does not help where no exec follows.
  */
 #ifndef RFT_FORKS_H
 #define RFT_FORKS_H
@@ -10,8 +10,8 @@
  * example: a file that gets its number later is not touched. -1 is allowed. */
 void rft_forks_keep(int fd);
 
-/* Closes a descriptor that was given to rft_forks_keep, and gives up its lock (flock), whoever has
- * a copy. -1 is allowed. */
+/* Closes a descriptor that was given to rft_forks_keep, and gives up its lock (flock; others are
+ * the caller's), whoever has a copy. -1 is allowed. */
 void rft_forks_close(int fd);
 
 #endif

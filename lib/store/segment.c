@@ -32,6 +32,7 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/forks.h"
 #include "base/user.h"
 #include "memory/budget.h"
 #include "memory/fork_map.h"
@@ -129,7 +130,9 @@ static refit_status room_failed(uint64_t bytes, const rft_budget *room, int code
 static refit_status file_make(rft_segment *segment, uint64_t bytes, refit_error *error)
 {
     segment->fd = rft_memory_file(bytes);
-    return segment->fd >= 0 ? REFIT_OK : file_failed(errno, error);
+    if (segment->fd < 0) return file_failed(errno, error);
+    rft_forks_keep(segment->fd);
+    return REFIT_OK;
 }
 
 /* The lease is given back at once. A process that opens the file meanwhile makes the kernel send a
@@ -172,7 +175,7 @@ static refit_status sealed_make(rft_segment *segment, uint64_t bytes, refit_erro
 
 undo:
     if (segment->memory != NULL) munmap(segment->memory, segment->bytes);
-    if (segment->fd >= 0) close(segment->fd);
+    rft_forks_close(segment->fd);
     segment_reset(segment);
     return status;
 }
@@ -315,6 +318,7 @@ static refit_status file_open(const segment_place *place, int *out, refit_error 
     if (status == REFIT_OK) *out = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
     if (status == REFIT_OK && *out < 0) status = reach_failed(errno, error);
     close(fd);
+    if (status == REFIT_OK) rft_forks_keep(*out);
     return status;
 }
 
@@ -335,7 +339,7 @@ refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uin
     return REFIT_OK;
 
 undo_file:
-    close(segment->fd);
+    rft_forks_close(segment->fd);
     segment_reset(segment);
     return status;
 }
@@ -358,7 +362,7 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
 {
     RFT_TRY(rft_segment_attach_open(segment, name, bytes, error));
     refit_status status = view_map(segment, error);
-    close(segment->fd);
+    rft_forks_close(segment->fd);
     segment->fd = -1;
     if (status != REFIT_OK) rft_segment_close(segment);
     return status;
@@ -415,7 +419,7 @@ bool rft_segment_is_retired(const rft_segment *segment)
 void rft_segment_retire(rft_segment *segment)
 {
     if (segment->memory == NULL || segment->fd < 0) return;
-    close(segment->fd);
+    rft_forks_close(segment->fd);
     segment->fd = -1;
     segment->name[0] = '\0';
 }
@@ -565,8 +569,8 @@ bool rft_seqlock_is_retired(const rft_seqlock *lock)
  *
  * Its locks are those of open file descriptions: the kernel's own account of the processes that
  * have the file open and hold a lock, which no crash leaves behind, and which keep two ends in one
- * process apart as well. A forked child shares its parent's, so a lock may outlive the process that
- * took it: never the other way round. */
+ * process apart as well. A forked child would share its parent's, and begins by closing them
+ * (forks.h), which unlocks nothing. */
 
 /* The bytes of the file that the locks lie on. */
 typedef enum lock_byte { BYTE_MAPPED, BYTE_READ } lock_byte;
@@ -603,6 +607,12 @@ bool rft_share_lock_is_mapped(const rft_share_lock *share_lock)
 bool rft_share_lock_is_read(const rft_share_lock *share_lock)
 {
     return is_locked(share_lock, BYTE_READ);
+}
+
+static void give_lock(const rft_share_lock *share_lock, lock_byte byte)
+{
+    struct flock mine = range(F_UNLCK, byte);
+    (void)fcntl(share_lock->segment.fd, F_OFD_SETLK, &mine); /* to give up a lock takes no memory */
 }
 
 static refit_status take_lock(const rft_share_lock *share_lock, lock_byte byte, refit_error *error)
@@ -643,12 +653,16 @@ refit_status rft_share_lock_read(rft_share_lock *share_lock, refit_error *error)
 
 void rft_share_lock_unread(rft_share_lock *share_lock)
 {
-    struct flock mine = range(F_UNLCK, BYTE_READ);
-    (void)fcntl(share_lock->segment.fd, F_OFD_SETLK, &mine); /* to give up a lock takes no memory */
+    give_lock(share_lock, BYTE_READ);
 }
 
+/* Locks are given up before the descriptor is closed, as forks.h does: a child may still have it.
+ */
 void rft_share_lock_close(rft_share_lock *share_lock)
 {
+    if (share_lock->segment.memory == NULL) return;
+    give_lock(share_lock, BYTE_READ);
+    give_lock(share_lock, BYTE_MAPPED);
     rft_segment_close(&share_lock->segment);
 }
 

@@ -7,7 +7,7 @@
  * and it is written through the mapping of its owner alone. A reader believes the kernel for that,
  * not the owner: it refuses what is not sealed, what has pages that were never written, and what
  * another user owns. The segment has no file and goes with the last process that maps it or has
- * its descriptor, however that process ends: children that the owner forked have the latter.
+ * its descriptor, however that process ends. A forked child has neither.
  *
  * Its name leads to the owner's descriptor, "/proc/PID/fd/FD:INODE": a reader has to have the
  * user, the /proc and the PID namespace of the owner. A process that may trace the owner can write
@@ -63,9 +63,7 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
 /* The view has the owner's bytes again, whatever was written there. Nothing reads it. */
 void rft_segment_reset_view(rft_segment *segment);
 
-/* As rft_segment_attach, without a view, and keeps the descriptor, for locks. A child that is
- * forked meanwhile has it too, and with it the memory, for as long as the child lives: so for
- * little memory alone. */
+/* As rft_segment_attach, without a view, and keeps the descriptor, for locks. */
 refit_status rft_segment_attach_open(rft_segment *segment, const char *name, uint64_t bytes,
                                      refit_error *error);
 

@@ -239,6 +239,18 @@ TEST(a_reader_keeps_no_descriptor)
     rft_segment_close(&owner);
 }
 
+/* Its copy would keep the memory behind the owner's end. */
+TEST(a_forked_child_keeps_no_descriptor_of_an_owner)
+{
+    rft_segment owner;
+    assert_ok(rft_segment_create(&owner, BYTES, NULL));
+    pid_t child = fork();
+    if (child == 0) _exit(fcntl(owner.fd, F_GETFD) >= 0 ? 1 : 0);
+    assert_child_succeeds(child);
+    assert_true(can_attach(owner.name));
+    rft_segment_close(&owner);
+}
+
 /* Opened for reading, it would be waited for as long as the system gives the lease's holder. */
 TEST(a_lease_of_another_process_holds_nothing_up)
 {

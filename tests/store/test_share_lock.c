@@ -1,5 +1,6 @@
 /* A share lock: its owner knows whether a holder maps its memory and whether one reads it, however
- * the holders end. */
+ * the holders end, and whatever children of theirs live on. */
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -130,6 +131,75 @@ TEST(a_holder_that_is_killed_has_let_go)
     assert_false(rft_share_lock_is_mapped(&owner));
     assert_false(rft_share_lock_is_read(&owner));
     close(said);
+    rft_share_lock_close(&owner);
+}
+
+/* A child of a holder that lives until `line` is closed. */
+static pid_t child_that_lasts(int line[2])
+{
+    char none;
+    pid_t child = fork();
+    if (child == 0) {
+        close(line[1]);
+        _exit((int)read(line[0], &none, 1));
+    }
+    return child;
+}
+
+TEST(a_child_keeps_no_lock_that_its_parent_gives)
+{
+    rft_share_lock owner = owner_open();
+    rft_share_lock holder = hold(&owner);
+    int line[2];
+    assert_int_equal(pipe2(line, O_CLOEXEC), 0);
+    assert_ok(rft_share_lock_read(&holder, NULL));
+    pid_t child = child_that_lasts(line);
+    assert_true(rft_share_lock_is_read(&owner));
+    rft_share_lock_close(&holder);
+    assert_false(rft_share_lock_is_mapped(&owner));
+    assert_false(rft_share_lock_is_read(&owner));
+    close(line[0]);
+    close(line[1]);
+    assert_child_succeeds(child);
+    rft_share_lock_close(&owner);
+}
+
+/* A worker that has a child of its own, says when the child is there, and waits to be killed. */
+static pid_t start_holder_with_child(const char *name, int said, int line[2])
+{
+    pid_t child = fork();
+    if (child == 0) {
+        char none = 0;
+        rft_share_lock holder = {0};
+        close(line[1]);
+        if (rft_share_lock_hold(&holder, name, NULL) != REFIT_OK) _exit(1);
+        if (fork() == 0) {
+            if (write(said, &none, 1) != 1) _exit(1);
+            _exit((int)read(line[0], &none, 1));
+        }
+        for (;;)
+            pause();
+    }
+    return child;
+}
+
+TEST(a_child_keeps_no_lock_of_a_killed_holder)
+{
+    rft_share_lock owner = owner_open();
+    int said[2], line[2];
+    char byte;
+    assert_int_equal(pipe2(said, O_CLOEXEC), 0);
+    assert_int_equal(pipe2(line, O_CLOEXEC), 0);
+    pid_t holder = start_holder_with_child(owner.segment.name, said[1], line);
+    assert_int_equal(read(said[0], &byte, 1), 1);
+    assert_true(rft_share_lock_is_mapped(&owner));
+    assert_int_equal(kill(holder, SIGKILL), 0);
+    assert_int_equal(waitpid(holder, NULL, 0), holder);
+    assert_false(rft_share_lock_is_mapped(&owner));
+    for (int i = 0; i < 2; i++) {
+        close(said[i]);
+        close(line[i]);
+    }
     rft_share_lock_close(&owner);
 }
 
