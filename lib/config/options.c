@@ -57,9 +57,10 @@ const rft_option rft_options[] = {
     {"offload.huge_pages", IN(offload_huge_pages), RFT_CHOICE, "auto", 0, REFIT_HUGE_PAGES_NEVER,
      "auto|always|never",
      "Huge pages make the first touch and the copies faster, unless memory is fragmented. auto "
-     "finds out by a short probe, and asks for none where the kernel gives none to memory that "
-     "forked processes can read (shmem_enabled in /sys/kernel/mm/transparent_hugepage). always "
-     "then takes memory that they cannot read: a forked checkpoint writer would end by a signal."},
+     "finds out by a short probe, and asks for none where the kernel has none for memory that "
+     "forked processes can read (before Linux 6.1, unless shmem_enabled in "
+     "/sys/kernel/mm/transparent_hugepage lets them). always then takes memory that they cannot "
+     "read: a forked checkpoint writer would end by a signal."},
     {"offload.numa", IN(offload_numa), RFT_NODE, "auto", 0, 1023 + 3, "auto|off|interleave|N",
      "The NUMA node of the arena. auto takes the device's own; a number forces one; off leaves it "
      "to the kernel."},

@@ -72,15 +72,16 @@ static uint64_t huge_page_bytes(void)
     return known && bytes > RFT_HUGE_PAGE ? bytes : RFT_HUGE_PAGE;
 }
 
-/* Bytes per second of touching from `*at` on, which it moves, `step` at a time; up to `bytes`, or
- * until PROBE_TIME is up. 0 if nothing could be touched: the touch of the whole range then reports
- * the error. */
-static double probe_rate(char **at, uint64_t bytes, uint64_t step)
+/* Bytes per second of touching from `*at` on, which it moves, `step` at a time, with `collapse` by
+ * putting each into a huge page; up to `bytes`, or until PROBE_TIME is up. 0 if nothing could be
+ * touched: the touch of the whole range then reports the error. */
+static double probe_rate(char **at, uint64_t bytes, uint64_t step, bool collapse)
 {
     int64_t start = rft_now() - queued_time();
     int64_t taken = 0;
     uint64_t done = 0;
     while (done < bytes && taken < PROBE_TIME) {
+        if (collapse) (void)rft_touch_huge(*at, step, step);
         if (rft_touch_range(*at, step, NULL) != REFIT_OK) break;
         *at += step;
         done += step;
@@ -109,23 +110,24 @@ bool rft_huge_pages_can_be_shared(void)
     return rft_procfile_read(whole, text, sizeof text) && lets_ask(text);
 }
 
-static bool are_cheap(char *base, uint64_t bytes, uint64_t page)
+static bool are_cheap(char *base, uint64_t bytes, uint64_t page, bool collapse)
 {
     char *at = base;
     if (page > PROBE_BYTES) return false;
-    double huge = probe_rate(&at, rft_min_u64(bytes, PROBE_BYTES) & ~(page - 1), page);
+    uint64_t most = rft_min_u64(bytes, PROBE_BYTES) & ~(page - 1);
+    double huge = probe_rate(&at, most, page, collapse);
     uint64_t left = bytes - (uint64_t)(at - base);
     if (huge >= CHEAP_RATE || left < SECOND_BYTES) return true;
     if (madvise(at, SECOND_BYTES, MADV_NOHUGEPAGE) != 0) return true;
-    return huge * MUCH_FASTER >= probe_rate(&at, SECOND_BYTES, RFT_HUGE_PAGE);
+    return huge * MUCH_FASTER >= probe_rate(&at, SECOND_BYTES, RFT_HUGE_PAGE, false);
 }
 
-bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted)
+bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted, bool collapse)
 {
     uint64_t page = huge_page_bytes();
     bool asked = wanted != REFIT_HUGE_PAGES_NEVER && bytes >= page &&
                  madvise(base, bytes, MADV_HUGEPAGE) == 0;
-    if (asked && wanted == REFIT_HUGE_PAGES_AUTO) asked = are_cheap(base, bytes, page);
+    if (asked && wanted == REFIT_HUGE_PAGES_AUTO) asked = are_cheap(base, bytes, page, collapse);
     (void)madvise(base, bytes, asked ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     return asked;
 }
@@ -147,8 +149,10 @@ bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted)
  * write checkpoints: it is shared memory (fork_map.h). What no one else reads is private, and kept
  * from children (MADV_DONTFORK).
  *
- * Most kernels give huge pages to private memory alone. Where the user insists on them
- * (offload.huge_pages: always), the memory is private, and children cannot read it.
+ * Most kernels give huge pages at a touch to private memory alone. Shared memory is put into them
+ * chunk by chunk as it is touched (rft_touch_huge), which kernels before 6.1 do not do. Where the
+ * user insists on them there (offload.huge_pages: always), the memory is private, and children
+ * cannot read it.
  */
 
 typedef struct rft_image_memory {
@@ -219,14 +223,41 @@ static refit_status map_image(uint64_t bytes, char **out, refit_error *error)
     return REFIT_OK;
 }
 
+/* Does the kernel put shared memory into huge pages of so many bytes? It says so nowhere: one is
+ * tried. */
+static bool can_collapse(uint64_t page)
+{
+    char *base;
+    if (page > PROBE_BYTES || map_image(page, &base, NULL) != REFIT_OK) return false;
+    int shared = MAP_SHARED | MAP_FIXED;
+    int fd = rft_memory_file(page);
+    bool can = fd >= 0 && mmap(base, page, PROT_READ | PROT_WRITE, shared, fd, 0) != MAP_FAILED &&
+               rft_touch_huge(base, page, page);
+    if (fd >= 0) (void)close(fd);
+    (void)munmap(base, page);
+    return can;
+}
+
+/* The bytes of the huge pages that shared memory is to be put into; 0: not needed, or none are to
+ * be had. */
+static uint64_t huge_to_collapse(uint64_t bytes, const refit_config *config)
+{
+    uint64_t page = huge_page_bytes();
+    if (config->offload_huge_pages == REFIT_HUGE_PAGES_NEVER || bytes < page) return 0;
+    return !rft_huge_pages_can_be_shared() && can_collapse(page) ? page : 0;
+}
+
 /* Lets children read the memory, unless that costs what the user insists on. Where the kernel has
  * no such memory, all else works. */
 static refit_status show_children(rft_image_memory *memory, const refit_config *config,
                                   refit_error *error)
 {
     refit_error why;
-    bool huge = config->offload_huge_pages == REFIT_HUGE_PAGES_ALWAYS;
-    if (memory->hidden || (huge && !rft_huge_pages_can_be_shared())) return REFIT_OK;
+    if (memory->hidden) return REFIT_OK;
+    uint64_t huge = huge_to_collapse(memory->pins.bytes, config);
+    if (config->offload_huge_pages == REFIT_HUGE_PAGES_ALWAYS && huge == 0 &&
+        !rft_huge_pages_can_be_shared())
+        return REFIT_OK;
     refit_status status =
         rft_fork_map_open(memory->pins.base, memory->pins.bytes, &memory->fork_map, &why);
     if (status == REFIT_ERR_SYSTEM) {
@@ -236,17 +267,21 @@ static refit_status show_children(rft_image_memory *memory, const refit_config *
                 why.text);
         return REFIT_OK;
     }
+    if (status == REFIT_OK) memory->pins.huge = huge;
     if (status != REFIT_OK && error != NULL) *error = why;
     return status;
 }
 
-/* What the kernel would not give to shared memory is not asked for. */
-static bool ask_huge_pages(const rft_image_memory *memory, const refit_config *config)
+/* What the kernel has for no shared memory is not asked for. */
+static bool ask_huge_pages(rft_image_memory *memory, const refit_config *config)
 {
+    rft_slab_pins *pins = &memory->pins;
     refit_huge_pages wanted = (refit_huge_pages)config->offload_huge_pages;
-    if (memory->fork_map != NULL && !rft_huge_pages_can_be_shared())
+    if (memory->fork_map != NULL && pins->huge == 0 && !rft_huge_pages_can_be_shared())
         wanted = REFIT_HUGE_PAGES_NEVER;
-    return rft_huge_pages_ask(memory->pins.base, memory->pins.bytes, wanted);
+    bool asked = rft_huge_pages_ask(pins->base, pins->bytes, wanted, pins->huge != 0);
+    if (!asked) pins->huge = 0;
+    return asked;
 }
 
 static refit_pin choose_pin(refit_device *device, const refit_config *config)

@@ -6,7 +6,7 @@
  * (rft_host_arena_begin). It is kept between cycles and given back by close.
  *
  * Forked children can read it (fork_map.h), unless it is hidden from them, or private for the sake
- * of huge pages that offload.huge_pages asks for and the kernel does not give to shared memory.
+ * of huge pages that offload.huge_pages insists on and the kernel has for no shared memory.
  */
 #ifndef RFT_HOST_ARENA_H
 #define RFT_HOST_ARENA_H
@@ -83,12 +83,13 @@ rft_host_arena_info rft_host_arena_describe(rft_host_arena *arena);
 
 #define RFT_HUGE_PAGE (UINT64_C(2) << 20) /* with base pages of 4 KiB */
 
-/* Does the kernel give huge pages to shared memory that asks for them? Most are set up to give
- * none: /sys/kernel/mm/transparent_hugepage/shmem_enabled. */
+/* Does the kernel give huge pages, at its touch, to shared memory that asks for them? Most are set
+ * up to give none: /sys/kernel/mm/transparent_hugepage/shmem_enabled. */
 bool rft_huge_pages_can_be_shared(void);
 
 /* Asks for huge pages in [base, base + bytes), or for none, as `wanted` says; true if they were
- * asked for. REFIT_HUGE_PAGES_AUTO touches up to 80 MiB of the range to find out. */
-bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted);
+ * asked for. REFIT_HUGE_PAGES_AUTO touches up to 80 MiB of the range to find out; with `collapse`
+ * by rft_touch_huge, as all of it is to be touched then (slab_pins.h). */
+bool rft_huge_pages_ask(void *base, uint64_t bytes, refit_huge_pages wanted, bool collapse);
 
 #endif

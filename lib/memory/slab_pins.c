@@ -27,8 +27,13 @@
 #define CHUNK   (UINT64_C(16) << 20) /* whole huge pages; some hundred system calls per 10 GiB */
 #define THREADS 8                    /* more do not help: the memory is the limit */
 
+#define COLLAPSE_TRIES 3
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
 #endif
 
 #define NOWHERE UINT64_MAX
@@ -62,6 +67,30 @@ refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error)
                         bytes, strerror(errno));
 }
 
+/* A page that is in use elsewhere at this moment is tried again; any other refusal is an answer. */
+static bool collapse(void *base, uint64_t bytes)
+{
+    int result, tries = COLLAPSE_TRIES;
+    do {
+        result = madvise(base, bytes, MADV_COLLAPSE);
+    } while (result != 0 && errno == EAGAIN && --tries > 0);
+    return result == 0;
+}
+
+/* A huge page is made of one page that is there, and of holes, on the node of that page.
+ * Interleaved memory lies on the nodes by the numbers of its pages: if the first page of each huge
+ * one were touched, one node would get all of them. So the touched page is another one in each. */
+bool rft_touch_huge(void *base, uint64_t bytes, uint64_t huge)
+{
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    char *end = (char *)base + bytes / huge * huge;
+    for (char *at = base; at < end; at += huge) {
+        uint64_t chosen = (uintptr_t)at / huge * 9 % (huge / page);
+        if (rft_touch_range(at + chosen * page, page, NULL) != REFIT_OK) return false;
+    }
+    return collapse(base, (uint64_t)(end - (char *)base));
+}
+
 /* The end of the part that is touched from the start on. Lock held. */
 static uint64_t touched(const rft_touch *touch)
 {
@@ -72,19 +101,32 @@ static uint64_t touched(const rft_touch *touch)
     return end;
 }
 
+/* Whole huge pages, if it is put into such. */
+static uint64_t chunk_bytes(uint64_t huge)
+{
+    return huge > CHUNK ? huge : CHUNK;
+}
+
+static refit_status touch_part(const rft_touch *touch, char *base, uint64_t bytes,
+                               refit_error *error)
+{
+    RFT_TRY(rft_cancel_token_check(touch->token, error));
+    if (touch->huge > 0) (void)rft_touch_huge(base, bytes, touch->huge);
+    return rft_touch_range(base, bytes, error);
+}
+
 /* Lock held, but while a chunk is touched. False: no chunk is left, or a failure stopped the touch.
  */
 static bool touch_chunk(rft_touch *touch, uint32_t seat)
 {
     if (touch->status != REFIT_OK || touch->next >= touch->bytes) return false;
     uint64_t at = touch->next;
-    uint64_t bytes = rft_min_u64(CHUNK, touch->bytes - at);
+    uint64_t bytes = rft_min_u64(chunk_bytes(touch->huge), touch->bytes - at);
     touch->at[seat] = at;
     touch->next = at + bytes;
     rft_unlock(&touch->lock);
     refit_error error = {0};
-    refit_status status = rft_cancel_token_check(touch->token, &error);
-    if (status == REFIT_OK) status = rft_touch_range(touch->base + at, bytes, &error);
+    refit_status status = touch_part(touch, touch->base + at, bytes, &error);
     rft_lock(&touch->lock);
     if (status != REFIT_OK && touch->status == REFIT_OK) {
         touch->status = status;
@@ -115,9 +157,9 @@ static void *run_helper(void *user)
     return NULL;
 }
 
-static uint32_t count_threads(uint64_t bytes, uint32_t wanted)
+static uint32_t count_threads(uint64_t bytes, uint64_t chunk, uint32_t wanted)
 {
-    uint64_t chunks = (bytes + CHUNK - 1) / CHUNK;
+    uint64_t chunks = (bytes + chunk - 1) / chunk;
     uint64_t threads = wanted != 0 ? rft_min_u64(wanted, RFT_TOUCH_THREADS)
                                    : rft_min_u64(rft_cpu_count(), THREADS);
     return (uint32_t)rft_min_u64(threads, chunks);
@@ -131,11 +173,12 @@ static refit_status open_lock(rft_touch *touch, refit_error *error)
     return status;
 }
 
-refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
-                            int near, rft_cancel_token *token, refit_error *error)
+refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint64_t huge,
+                            uint32_t threads, int near, rft_cancel_token *token, refit_error *error)
 {
     touch->base = base;
     touch->bytes = bytes;
+    touch->huge = huge;
     touch->token = token;
     touch->near = near;
     touch->helper_count = 0;
@@ -144,7 +187,7 @@ refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32
     touch->status = REFIT_OK;
     RFT_TRY(open_lock(touch, error));
     (void)take_seat(touch); /* the caller's */
-    uint32_t most = count_threads(bytes, threads);
+    uint32_t most = count_threads(bytes, chunk_bytes(huge), threads);
     uint32_t own = near < 0 ? 1u : 0u;
     while (touch->helper_count + own < most &&
            rft_thread_start(&touch->helpers[touch->helper_count], "refit-touch", run_helper, touch,
@@ -243,8 +286,8 @@ refit_status rft_slab_pins_take(rft_slab_pins *pins, refit_pin wanted, rft_cance
 {
     rft_touch touch;
     pins->pinned = 0;
-    RFT_TRY(rft_touch_open(&touch, pins->base, pins->bytes, pins->touch_threads, pins->near, token,
-                           error));
+    RFT_TRY(rft_touch_open(&touch, pins->base, pins->bytes, pins->huge, pins->touch_threads,
+                           pins->near, token, error));
     refit_status status = take_slabs(pins, &touch, wanted, token, error);
     rft_touch_close(&touch);
     if (status != REFIT_OK) rft_slab_pins_drop(pins);

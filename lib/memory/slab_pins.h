@@ -9,6 +9,7 @@
 #ifndef RFT_SLAB_PINS_H
 #define RFT_SLAB_PINS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "device/device.h"
@@ -24,6 +25,7 @@ typedef struct rft_slab_pins {
     const rft_slab *slabs; /* by offset */
     uint32_t count;
     uint32_t touch_threads;
+    uint64_t huge;   /* put it into huge pages of so many bytes, or 0 (rft_touch_huge) */
     int near;        /* the node whose CPUs are to touch, or -1 */
     uint32_t pinned; /* the first so many are page-locked */
 } rft_slab_pins;
@@ -46,9 +48,9 @@ void rft_slab_pins_drop(rft_slab_pins *pins);
  * would raise a signal; kernels older than 5.14 do not know it and get the write.
  *
  *     rft_touch touch;
- *     RFT_TRY(rft_touch_open(&touch, base, bytes, 0, -1, token, error)); threads begin
- *     status = rft_touch_reach(&touch, bytes / 2, error);                half of it can be used
- *     rft_touch_close(&touch);                                           threads are gone
+ *     RFT_TRY(rft_touch_open(&touch, base, bytes, 0, 0, -1, token, error)); threads begin
+ *     status = rft_touch_reach(&touch, bytes / 2, error);                   half of it can be used
+ *     rft_touch_close(&touch);                                              threads are gone
  */
 
 #define RFT_TOUCH_THREADS 64 /* at most */
@@ -56,6 +58,7 @@ void rft_slab_pins_drop(rft_slab_pins *pins);
 typedef struct rft_touch {
     char *base;
     uint64_t bytes;
+    uint64_t huge; /* of a huge page, which each chunk is put into; 0: it is not */
     rft_cancel_token *token;
     int near; /* the node that helpers go to, or -1 */
     rft_thread helpers[RFT_TOUCH_THREADS];
@@ -72,12 +75,18 @@ typedef struct rft_touch {
 /* Touches whole pages on the calling thread. What they held stays. REFIT_ERR_HOST_MEMORY. */
 refit_status rft_touch_range(void *base, uint64_t bytes, refit_error *error);
 
+/* Puts shared memory, from a huge page's beginning on, into the huge pages of `huge` bytes that the
+ * kernel does not give it at a touch; false: not all of them. It is advice to the kernel (Linux 6.1
+ * or newer): what it does not follow is left to the touch. What the pages held stays. */
+bool rft_touch_huge(void *base, uint64_t bytes, uint64_t huge);
+
 /* Begins to touch whole pages from `base` on, by `threads` threads, the caller's among them (0: one
- * per core, at most 8). Fewer, if some cannot be started. With a node as `near` (-1: none) all are
- * helpers on that node's CPUs, so that the memory lies there. `token` is told how far they are, and
- * stops them. */
-refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint32_t threads,
-                            int near, rft_cancel_token *token, refit_error *error);
+ * per core, at most 8). Fewer, if some cannot be started. `huge`: see rft_touch_huge; 0: without.
+ * With a node as `near` (-1: none) all are helpers on that node's CPUs, so that the memory lies
+ * there. `token` is told how far they are, and stops them. */
+refit_status rft_touch_open(rft_touch *touch, void *base, uint64_t bytes, uint64_t huge,
+                            uint32_t threads, int near, rft_cancel_token *token,
+                            refit_error *error);
 
 /* Until the first `bytes` of it are touched. Blocks. REFIT_ERR_HOST_MEMORY, REFIT_ERR_CANCELLED
  * (`token`). */

@@ -44,7 +44,7 @@ static int end(void **state)
 
 static void open_touch(uint64_t bytes, uint32_t threads, int near)
 {
-    assert_ok(rft_touch_open(&touch, base, bytes, threads, near, &token, NULL));
+    assert_ok(rft_touch_open(&touch, base, bytes, 0, threads, near, &token, NULL));
 }
 
 TOUCH_TEST(every_page_is_touched_by_any_number_of_threads)
@@ -119,11 +119,11 @@ TOUCH_TEST(touching_nothing_is_no_error)
 
 TOUCH_TEST(huge_pages_are_asked_for_as_wanted)
 {
-    assert_false(rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_NEVER));
-    assert_false(rft_huge_pages_ask(base, MIB, REFIT_HUGE_PAGES_ALWAYS)); /* too small for one */
+    assert_false(rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_NEVER, false));
+    assert_false(rft_huge_pages_ask(base, MIB, REFIT_HUGE_PAGES_ALWAYS, false)); /* too small */
     assert_int_equal(count_resident(base, BYTES), 0);
     base[5] = 'x';
-    (void)rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_AUTO); /* the machine decides */
+    (void)rft_huge_pages_ask(base, BYTES, REFIT_HUGE_PAGES_AUTO, false); /* the machine decides */
     assert_int_equal(base[5], 'x');
 }
 
