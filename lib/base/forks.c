@@ -50,14 +50,13 @@ static void after_fork(void)
 
 static void in_child(void)
 {
-    static const rft_mutex unlocked = PTHREAD_MUTEX_INITIALIZER;
     struct stat file;
     for (int i = 0; i < count; i++)
         if (fstat(all[i].fd, &file) == 0 && file.st_dev == all[i].device &&
             file.st_ino == all[i].inode)
             (void)close(all[i].fd);
     count = 0;
-    guard = unlocked;
+    rft_unlock(&guard);
 }
 
 static int place_of(int fd)

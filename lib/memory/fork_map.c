@@ -59,12 +59,11 @@ static void give_to_child(const rft_fork_map *map)
 
 static void in_child(void)
 {
-    static const rft_mutex unlocked = PTHREAD_MUTEX_INITIALIZER;
     int code = errno;
     for (const rft_fork_map *map = maps; map != NULL; map = map->next)
         give_to_child(map);
     maps = NULL;
-    guard = unlocked;
+    rft_unlock(&guard);
     errno = code;
 }
 
