@@ -147,7 +147,9 @@ static bool is_over(refit_publisher *publisher, int64_t *tick_at)
         rft_peers_count_subscribed(&publisher->server.peers) > 0 && rft_now() < publisher->leave_at;
     bool over =
         publisher->stopping && !waits && rft_send_queue_is_empty(&publisher->server.send_queue);
-    *tick_at = publisher->stopping ? publisher->leave_at : rft_server_tick_at(&publisher->server);
+    /* A beat shows who has gone without a word. */
+    *tick_at = rft_server_tick_at(&publisher->server);
+    if (publisher->stopping && publisher->leave_at < *tick_at) *tick_at = publisher->leave_at;
     rft_unlock(&publisher->lock);
     return over;
 }

@@ -504,13 +504,18 @@ static uint32_t written_of(const scene *on, const refit_weight *weights, uint32_
 }
 
 /* The nth call of the driver fails: the rest of the list is written by the next call. */
+static void await_no_goodbye(refit_config *config)
+{
+    config->broadcast_linger_ms = 0;
+}
+
 static void fail_a_call(const char *call, unsigned nth, bool at_once)
 {
     scene on;
     refit_stream_ref stream;
     refit_error error;
     refit_weight weights[SAMPLE_TENSORS];
-    scene_open(&on, true, 1, NULL);
+    scene_open(&on, true, 1, await_no_goodbye);
     on.trainer.at_once = at_once;
     assert_ok(refit_stream_open(on.device, &stream, NULL));
     on.trainer.after = stream;
