@@ -143,6 +143,23 @@ def test_experts_may_lie_in_another_order(trainer: Trainer) -> None:
         trainer.offer(expected).load_into(source)
 
 
+def test_a_square_weight_that_the_checkpoint_has_turned_is_turned(
+    trainer: Trainer, tmp_path: Path
+) -> None:
+    loading = pytest.importorskip("transformers.core_model_loading")
+    name = "self_attn.q_proj.weight"
+    source, engine = made(llama), made(llama, seed=2)
+    for one in (source, engine):
+        turn = loading.Transpose(0, 1)
+        one._weight_conversions = [loading.WeightConverter(name, name, operations=[turn])]
+    expected = saved(source, tmp_path)
+    found = dict(named_weights(source))
+    assert not found[f"model.layers.0.{name}"].equal(source.model.layers[0].self_attn.q_proj.weight)
+    assert_equal({name: found[name] for name in expected}, expected)
+    assert trainer.offer(found).load_into(engine) == ([], [])
+    assert all(map(torch.equal, source.parameters(), engine.parameters()))
+
+
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Iterator[None]:
     where = f"file://{tmp_path}/store"

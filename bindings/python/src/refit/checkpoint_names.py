@@ -11,7 +11,7 @@ transformers is not imported: a model of it shows that it is.
 
 import sys
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -29,9 +29,14 @@ class Piece(NamedTuple):
     stride: tuple[int, ...]
     offset: int
 
+    def is_all_of(self, shape: Sequence[int]) -> bool:
+        """Whether it is the parameter as it is. A square one may be turned, and have its shape."""
+        rows = torch.empty(self.shape, device="meta").stride()
+        return tuple(shape) == self.shape and self.stride == rows
+
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """The view of the parameter, or of a copy in row order. StateError: it has no memory."""
-        if tuple(whole.shape) == self.shape:
+        if self.is_all_of(whole.shape):
             return whole
         if lacks_memory(whole):
             raise StateError(f"{self.source}: {ASLEEP}")
@@ -67,8 +72,6 @@ def _found(model: Any, looks: list[Look], revert: Any) -> dict[str, Piece] | Non
     }
     with cast(Any, _Views)():
         made = revert(model, dict(stand_ins))
-    if made.keys() == stand_ins.keys():
-        return None
     sources = {one.untyped_storage()._cdata: name for name, one in stand_ins.items()}
     found = {}
     for name, one in made.items():
@@ -80,7 +83,11 @@ def _found(model: Any, looks: list[Look], revert: Any) -> dict[str, Piece] | Non
                 "dict(model.named_parameters()) to an engine that has the same"
             )
         found[name] = Piece(source, tuple(one.shape), one.stride(), one.storage_offset())
-    return found
+    same = all(
+        name == piece.source and piece.is_all_of(stand_ins[name].shape)
+        for name, piece in found.items()
+    )
+    return None if same and found.keys() == stand_ins.keys() else found
 
 
 class _Views(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -65,7 +65,7 @@ def _as_in_a_checkpoint(model: nn.Module, found: list[Found]) -> list[Found]:
 
 
 def _piece_of(source: Found, name: str, piece: Piece) -> Found:
-    if piece.shape == source.shape:
+    if piece.is_all_of(source.shape):
         return source._replace(name=name)
     tensor = source.tensor
     if source.merged is not None or isinstance(tensor, DTensor) or is_divided(tensor):

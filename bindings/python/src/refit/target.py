@@ -28,12 +28,13 @@ class Target(NamedTuple):
     """The same under the names of a checkpoint, where these are others."""
 
     def named_as(self, names: Collection[str]) -> "Target":
-        """Under the names of which a version has more: its checkpoint's, or the model's own."""
+        """Under the names of which a version has more: its checkpoint's, or the model's own. Where
+        it has as many of both, it is taken for what ``named_weights`` gives."""
         other = self.checkpoint
         if other is None:
             return self
         mine, theirs = (len(one.places.keys() & set(names)) for one in (self, other))
-        return other if theirs > mine else self
+        return other if theirs >= mine else self
 
 
 class NoPlace(NamedTuple):
