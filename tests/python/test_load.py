@@ -287,6 +287,34 @@ def test_copies_of_other_values_are_no_places(trainer: Trainer, give: Any) -> No
     refuse_copies(trainer, Copying(give), "0.weight")
 
 
+class Holder:
+    """No module: all that is known of its tensors is what its ``state_dict()`` gives."""
+
+    def __init__(self, give: Any) -> None:
+        self.weight, self.bias, self._give = torch.zeros(3), np.zeros(2, np.float32), give
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": self._give(self.weight), "b": self._give(self.bias), "steps": 3}
+
+
+def test_copies_of_what_is_no_module_are_no_places(trainer: Trainer) -> None:
+    update = trainer.offer({"w": torch.ones(3), "b": np.ones(2, np.float32)})
+    engine = Holder(lambda one: one[:])
+    assert update.load_into(engine, strict=False) == (["steps"], [])
+    assert engine.weight.sum() == 3
+    assert engine.bias.sum() == 2
+    with pytest.raises(InvalidError, match=r"w is a copy that .* b is a copy that"):
+        update.load_into(Holder(lambda one: one + 0))
+
+
+def test_a_parameter_whose_memory_was_cut_is_not_compared_with_its_copy(trainer: Trainer) -> None:
+    engine = Copying(lambda one: torch.ones(one.shape))
+    update = trainer.offer(engine.state_dict())
+    engine[0].weight.untyped_storage().resize_(4)
+    with pytest.raises(InvalidError, match=r"0\.weight: it has no memory now"):
+        update.load_into(engine)
+
+
 def refuse_copies(trainer: Trainer, engine: Any, name: str) -> None:
     before = [one.clone() for one in engine.parameters()]
     update = trainer.offer(engine.state_dict())

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from refit.errors import InvalidError, UnsupportedError
+from refit.source import lacks_memory
 
 
 class Target(NamedTuple):
@@ -57,7 +58,9 @@ def target_of(target: Any) -> Target:
     if torch is not None and isinstance(target, torch.nn.Module):
         return _of_module(target)
     if callable(getattr(target, "state_dict", None)):
-        return Target(target.state_dict())
+        found, again = target.state_dict(), target.state_dict()
+        lasting = {name for name, one in found.items() if _lasts(one, again.get(name))}
+        return Target({name: found[name] if name in lasting else _copied(name) for name in found})
     raise InvalidError(
         f"a {type(target).__name__} cannot be loaded into: give a module or a mapping of tensors"
     )
@@ -117,15 +120,27 @@ def _written(name: str, one: Any, again: Any, mine: Any) -> Any:
     it, so that a second ``state_dict()`` gives it again; the parameter of which it is a copy."""
     import torch
 
-    if isinstance(again, torch.Tensor) and storage_of(one) == storage_of(again):
+    if _lasts(one, again):
         return one
     if mine is not None and one.shape == mine.shape:
-        if mine.untyped_storage().nbytes() == 0:
+        if lacks_memory(mine):
             return mine  # whose bytes are away
         as_copied = mine.detach().to(one.device, one.dtype).contiguous().flatten()
         copy = one.detach().contiguous().flatten()
         if torch.equal(as_copied.view(torch.uint8), copy.view(torch.uint8)):
             return mine
+    return _copied(name)
+
+
+def _lasts(one: Any, again: Any) -> bool:
+    """Whether a second ``state_dict()`` gives the same memory. True of what is no memory."""
+    if hasattr(one, "untyped_storage"):
+        return hasattr(again, "untyped_storage") and storage_of(one) == storage_of(again)
+    places = [getattr(array, "__array_interface__", {}).get("data") for array in (one, again)]
+    return places[0] == places[1]
+
+
+def _copied(name: str) -> NoPlace:
     return NoPlace(
         f"{name} is a copy that state_dict() makes, and none of the engine's own tensors: load "
         "into a mapping of those"
