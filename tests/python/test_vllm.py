@@ -12,7 +12,13 @@ from stand_ins import vllm as fake
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.errors import DeadlineError, InvalidError, PeerError, UnsupportedError  # noqa: E402
+from refit.errors import (  # noqa: E402
+    DeadlineError,
+    InvalidError,
+    PeerError,
+    StateError,
+    UnsupportedError,
+)
 from refit.integrations import _vllm_extension as extension  # noqa: E402
 from refit.integrations import vllm  # noqa: E402
 from refit.integrations._vllm_extension import load  # noqa: E402
@@ -92,19 +98,24 @@ def test_a_layer_that_inherits_from_one_that_is_not_quantized_is_taken() -> None
     worker.refit_close()
 
 
+def _put(monkeypatch: pytest.MonkeyPatch, name: str, members: dict[str, Any]) -> None:
+    module = ModuleType(name)
+    vars(module).update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def _let_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = {1: SimpleNamespace(tag="weights", is_asleep=True)}
+    allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=parts))
+    _put(monkeypatch, "vllm.device_allocator.cumem", {"CuMemAllocator": allocator})
+
+
 def test_weights_that_sleep_are_not_written(
     monkeypatch: pytest.MonkeyPatch, publishing: Trainer
 ) -> None:
     groups = {f"get_{name}_group": lambda: SimpleNamespace(world_size=1) for name in GROUPS}
-    parts = {1: SimpleNamespace(tag="weights", is_asleep=True)}
-    allocator = SimpleNamespace(instance=SimpleNamespace(pointer_to_data=parts))
-    for name, members in {
-        "vllm.distributed.parallel_state": groups,
-        "vllm.device_allocator.cumem": {"CuMemAllocator": allocator},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(members)
-        monkeypatch.setitem(sys.modules, name, module)
+    _put(monkeypatch, "vllm.distributed.parallel_state", groups)
+    _let_sleep(monkeypatch)
     model = fake.Model(_weights(0))
     worker = _worker(fake.ModelRunner(model), parallel_config=SimpleNamespace(world_size=1))
     assert "error" not in worker.refit_connect(publishing.endpoint)
@@ -140,6 +151,19 @@ def test_an_engine_does_not_wait_for_a_trainer_that_is_gone(
     said = engine.parse_init_info({"endpoint": "user://absent", "connect_s": 0.1})
     with pytest.raises(DeadlineError, match=r"hears no trainer .* after 0\.1 s"):
         engine.init_transfer_engine(said)
+    engine.shutdown()
+
+
+def test_the_weight_transfer_does_not_write_weights_that_sleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = _modern(monkeypatch)
+    _let_sleep(monkeypatch)
+    engine.init_transfer_engine(engine.parse_init_info({"endpoint": "user://absent"}))
+    engine.start_weight_update()
+    with pytest.raises(StateError, match=r'wake_up\(tags=\["weights"\]\)'):
+        engine.update_weights({"timeout_s": WAIT_S})
+    assert engine.model.loads == 0
     engine.shutdown()
 
 

@@ -18,7 +18,6 @@ import inspect
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +29,13 @@ from typing import TYPE_CHECKING, Any
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import PATIENCE_S, Receiver, naming, subscribe, words_of
-from refit.integrations._vllm_worker import restoring, synchronize, together, worker_name
+from refit.integrations._vllm_worker import (
+    refuse_asleep,
+    restoring,
+    synchronize,
+    together,
+    worker_name,
+)
 
 if TYPE_CHECKING:
     from refit.update import Update
@@ -192,7 +197,7 @@ def _take_the_same(
     while True:
         failed: Exception | None = None
         try:
-            _refuse_asleep()
+            refuse_asleep()
             if update is None:
                 update = receiver.take(version, max(0.0, end - time.monotonic()))
         except Exception as why:
@@ -275,20 +280,6 @@ def load(worker: Any, weights: Named) -> None:
 
 def _takes_weights(reload_weights: Any) -> bool:
     return "weights_iterator" in inspect.signature(reload_weights).parameters
-
-
-def _refuse_asleep() -> None:
-    """StateError if the memory of the weights is given back: a write there ends the process."""
-    module = sys.modules.get("vllm.device_allocator.cumem")
-    allocator = None if module is None else getattr(module.CuMemAllocator, "instance", None)
-    if allocator is None:
-        return
-    parts = allocator.pointer_to_data.values()
-    if any(getattr(one, "is_asleep", False) and one.tag == "weights" for one in parts):
-        raise StateError(
-            'the engine sleeps, and its weights have no memory: wake_up(tags=["weights"]) before '
-            'an update, and wake_up(tags=["kv_cache"]) behind it'
-        )
 
 
 # ---- Adapters of PEFT

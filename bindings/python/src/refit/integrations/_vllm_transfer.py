@@ -20,7 +20,13 @@ from refit._log import LOGGER
 from refit.errors import PeerError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import ABSENT_S, Receiver, naming, subscribe, words_of
-from refit.integrations._vllm_worker import put_back, synchronize, together, worker_name
+from refit.integrations._vllm_worker import (
+    put_back,
+    refuse_asleep,
+    synchronize,
+    together,
+    worker_name,
+)
 
 if TYPE_CHECKING:
     from refit.update import Update
@@ -110,6 +116,7 @@ class _Engine:
         taken: list[Update] = []
 
         def take() -> None:
+            refuse_asleep()
             wanted, timeout = update_info.version, update_info.timeout_s
             taken.append(self._connected().take(wanted, timeout, absent=ABSENT_S))
 

@@ -1,4 +1,4 @@
-"""What refit's two ways into a vLLM worker share: its name, and the ends of a load.
+"""What refit's two ways into a vLLM worker share: its name, and the beginning and ends of a load.
 
 The ways are in _vllm_extension.py (the worker extension) and _vllm_transfer.py (vLLM's weight
 transfer).
@@ -8,9 +8,12 @@ Drawn after vllm/model_executor/model_loader/reload/layerwise.py.
 import importlib
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from refit.errors import StateError
 
 LAYERWISE = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -28,6 +31,20 @@ def synchronize(device: Any) -> None:
 
     if device is not None and torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def refuse_asleep() -> None:
+    """StateError if the memory of the weights is given back: a write there ends the process."""
+    module = sys.modules.get("vllm.device_allocator.cumem")
+    allocator = None if module is None else getattr(module.CuMemAllocator, "instance", None)
+    if allocator is None:
+        return
+    parts = allocator.pointer_to_data.values()
+    if any(getattr(one, "is_asleep", False) and one.tag == "weights" for one in parts):
+        raise StateError(
+            'the engine sleeps, and its weights have no memory: wake_up(tags=["weights"]) before '
+            'an update, and wake_up(tags=["kv_cache"]) behind it'
+        )
 
 
 def together(value: Any) -> list[Any]:
