@@ -6,7 +6,8 @@
  * process id tells a fork: a context that was made by another process is forgotten, never ended,
  * since its threads do not run here. The lock is held for no call that waits, but for the start of
  * two threads. It also covers the making of sockets whose first id must not be guessed: rand(),
- * where ZeroMQ takes that id from, is one for the process, too.
+ * where ZeroMQ takes that id from, is one for the process, too. A fork waits for it: a child would
+ * find it held, and rand() at a series on the stack of a thread that it does not have.
  *
  * A socket has one security mechanism: with CURVE it talks to no peer without. A secret key is in
  * memory of rft_secret_open until ZeroMQ has its copy.
@@ -77,8 +78,32 @@ static refit_status shared_take(void **out, refit_error *error)
     return REFIT_OK;
 }
 
+static void before_fork(void)
+{
+    rft_lock(&guard);
+}
+
+static void after_fork(void)
+{
+    rft_unlock(&guard);
+}
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int unprepared;
+
+static void prepare_for_forks(void)
+{
+    unprepared = pthread_atfork(before_fork, after_fork, after_fork);
+}
+
 refit_status rft_context_acquire(void **out, refit_error *error)
 {
+    (void)pthread_once(&once, prepare_for_forks);
+    if (unprepared != 0) {
+        return rft_fail_sub(error, REFIT_ERR_HOST_MEMORY, unprepared,
+                            "ZeroMQ's context cannot be made ready for forks: %s",
+                            strerror(unprepared));
+    }
     rft_lock(&guard);
     refit_status status = shared_take(out, error);
     rft_unlock(&guard);

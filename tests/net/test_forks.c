@@ -1,4 +1,5 @@
 /* A forked child that goes on keeps no endpoint, connection or lock of its parent taken. */
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include <fcntl.h>
@@ -8,9 +9,14 @@
 #include <unistd.h>
 
 #include "base/forks.h"
+#include "base/thread.h"
 #include "net/channel.h"
+#include "net/socket.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
+
+#define CHILDREN 20
+#define CHILD_S  20u
 
 typedef struct lasting {
     pid_t pid;
@@ -137,6 +143,41 @@ TEST(a_number_that_was_used_again_is_left_to_the_child)
     rft_forks_close(other);
     rft_forks_close(-1);
 }
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* as in test_zap_fork.c */
+
+static void *open_again_and_again(void *user)
+{
+    void *context;
+    atomic_bool *ends = user;
+    while (!atomic_load(ends))
+        if (rft_context_acquire(&context, NULL) == REFIT_OK) rft_context_release(context);
+    return NULL;
+}
+
+/* The alarm ends a child that waits for a lock of a thread that it does not have. */
+TEST(a_child_opens_although_its_parent_was_opening_on_another_thread)
+{
+    rft_thread thread;
+    atomic_bool ends;
+    void *context;
+    atomic_init(&ends, false);
+    assert_ok(rft_thread_start(&thread, "opens", open_again_and_again, &ends, NULL));
+    for (int i = 0; i < CHILDREN; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            (void)alarm(CHILD_S);
+            if (rft_context_acquire(&context, NULL) != REFIT_OK) _exit(1);
+            rft_context_release(context);
+            _exit(0);
+        }
+        assert_child_succeeds(child);
+    }
+    atomic_store(&ends, true);
+    rft_thread_join(thread);
+}
+
+#endif
 
 int main(void)
 {
