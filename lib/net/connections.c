@@ -148,6 +148,7 @@ struct rft_connections {
     int64_t weigh_at; /* when connections are weighed again */
     uint64_t most;    /* bytes that may come without making a message */
     uint32_t crowd;   /* accepted into the reserve since the last look */
+    uint32_t fresh;   /* accepted, and not kept from forked children yet */
     bool accepted;    /* any, since descriptors were counted */
     int failure;      /* of accept, since the last look; 0: none */
     int64_t log_at;   /* of connections that were closed */
@@ -282,7 +283,7 @@ static void note_accepted(rft_connections *all, int fd, int64_t now)
     all->of[fd].inode = about.st_ino;
     all->of[fd].spoke = true;
     row_add(all, fd, UNCLAIMED, now);
-    rft_forks_keep(fd);
+    all->fresh++;
     if (is_in_last(fd, RESERVE, 4)) all->crowd++;
 }
 
@@ -330,6 +331,16 @@ static void read_all(rft_connections *all, int64_t now)
         default: break;
         }
     }
+}
+
+/* Of connections that have gone since, the number may be a file's that the child needs. */
+static void keep_from_children(rft_connections *all)
+{
+    for (int fd = all->rows[UNCLAIMED].last; fd >= 0 && all->fresh > 0; fd = all->of[fd].before) {
+        rft_forks_keep(fd);
+        all->fresh--;
+    }
+    all->fresh = 0;
 }
 
 /* ---- What is done about it */
@@ -560,6 +571,7 @@ static void open_again(rft_connections *all, int64_t now)
 void rft_connections_tend(rft_connections *connections, int64_t now)
 {
     read_all(connections, now);
+    keep_from_children(connections);
     end_surplus(connections, now);
     end_old(connections, now);
     weigh_all(connections, now);

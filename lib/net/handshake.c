@@ -115,7 +115,6 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
         if (event == ZMQ_EVENT_CONNECT_RETRIED) handshake->missed = true;
         if (event == ZMQ_EVENT_CONNECTED) handshake->missed = false;
         handshake->fresh = event == ZMQ_EVENT_CONNECTED ? (int)value : -1;
-        rft_forks_keep(handshake->fresh);
         if (handshake->refused)
             continue; /* ZeroMQ makes no more attempts, though an earlier event may say so */
         if ((event & TRIES) != 0) {
@@ -124,6 +123,7 @@ void rft_handshake_hear(rft_handshake *handshake, int64_t now)
             handshake->retry_at = rft_after_ms(now, RETRY_MS);
         }
     }
+    rft_forks_keep(handshake->fresh); /* not one that has gone since: its number may be a file's */
     check_listener(handshake, now);
 }
 

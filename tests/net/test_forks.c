@@ -1,8 +1,10 @@
 /* A forked child that goes on keeps no endpoint, connection or lock of its parent taken. */
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -17,6 +19,7 @@
 
 #define CHILDREN 20
 #define CHILD_S  20u
+#define FILES    8
 
 typedef struct lasting {
     pid_t pid;
@@ -142,6 +145,35 @@ TEST(a_number_that_was_used_again_is_left_to_the_child)
     assert_child_succeeds(child);
     rft_forks_close(other);
     rft_forks_close(-1);
+}
+
+/* Between two looks of the trainer a connection came and went, and files got its number. */
+TEST(files_with_the_number_of_a_connection_that_has_gone_are_left_to_the_child)
+{
+    found at;
+    int files[FILES];
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    rft_channel *channel = bind_at("tcp://127.0.0.1:*", &at);
+    int peer = socket(AF_INET, SOCK_STREAM, 0);
+    address.sin_port = htons((uint16_t)atoi(strrchr(at.endpoint, ':') + 1));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    assert_int_equal(connect(peer, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(close(peer), 0);
+    (void)usleep(200000); /* ZeroMQ has closed it, too */
+    for (int i = 0; i < FILES; i++)
+        files[i] = dup(0);
+    rft_channel_poll(channel, -1, 50);
+    pid_t child = fork();
+    if (child == 0) {
+        int lost = 0;
+        for (int i = 0; i < FILES; i++)
+            lost += fcntl(files[i], F_GETFD) < 0;
+        _exit(lost);
+    }
+    assert_child_succeeds(child);
+    for (int i = 0; i < FILES; i++)
+        close(files[i]);
+    rft_channel_close(channel);
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__) /* as in test_zap_fork.c */
