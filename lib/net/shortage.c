@@ -1,9 +1,11 @@
 /*
- * ZeroMQ asserts what it has no answer to, and a failed assertion aborts the process. Three of them
+ * ZeroMQ asserts what it has no answer to, and a failed assertion aborts the process. Four of them
  * are reached by a process that is short of something, as the trainer's may be at any time:
  *
  *   - accept(2) at an ipc endpoint, in all of 4.3: EMFILE is not among the errors that it expects
  *     (at tcp it is; errors of the network that the system reports there are not).
+ *   - getifaddrs(3), which looks for an interface of the name that a tcp endpoint binds, be it a
+ *     number: for want of a descriptor, or where a sandbox has no netlink.
  *   - epoll_create1(2) for each of a context's two threads.
  *   - pthread_create(3) for these.
  *
@@ -14,10 +16,14 @@
  * would be used up like the first one. So the call itself is led through here: the entry of accept4
  * in libzmq's table of imports is replaced, and an error that ZeroMQ does not expect becomes ENFILE
  * or ECONNABORTED, which it does. It then tells the monitor, and connections.c does the rest as for
- * tcp. This holds for all sockets of that libzmq in the process, none of which could want to abort.
+ * tcp. This holds for all sockets of that libzmq in the process, none of which could want to abort;
+ * so what holds this code stays loaded for as long as they may call it.
  * A libzmq that is part of this program or library imports nothing: a bundled one is compiled to
- * call rft_shortage_accept; for another one, and where the table cannot be written or is of another
- * kind of machine, what connections.c keeps free has to do.
+ * call what is here; for another one, and where the table cannot be written or is of another kind
+ * of machine, what connections.c keeps free has to do.
+ *
+ * Interfaces are looked for by way of here likewise: an error becomes EOPNOTSUPP, after which
+ * ZeroMQ takes the address for a number.
  *
  * Contexts. What a context begins with is tried out right before, and given back: as many
  * descriptors, and two threads at once. What remains: that another thread of the process takes what
@@ -25,6 +31,7 @@
  */
 #include "net/shortage.h"
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -52,9 +59,8 @@
 #define IMPORTED_DATA R_AARCH64_GLOB_DAT
 #endif
 
-/* ---- Accepting */
+/* ---- What ZeroMQ calls. The entries of this library lead to the system still. */
 
-/* The entry of this library leads to the system still. */
 int rft_shortage_accept(int listener, struct sockaddr *address, socklen_t *room, int flags)
 {
     int fd = accept4(listener, address, room, flags);
@@ -76,7 +82,25 @@ int rft_shortage_accept(int listener, struct sockaddr *address, socklen_t *room,
     return -1;
 }
 
+/* ZeroMQ tries again after ECONNREFUSED. */
+int rft_shortage_interfaces(struct ifaddrs **list)
+{
+    int result = getifaddrs(list);
+    if (result != 0 && errno != ECONNREFUSED) errno = EOPNOTSUPP;
+    return result;
+}
+
+/* ---- How it comes to call that */
+
 #if defined(IMPORTED_CALL)
+
+static const struct led {
+    const char *name;
+    void (*to)(void);
+} all_led[] = {
+    {"accept4", (void (*)(void))rft_shortage_accept},
+    {"getifaddrs", (void (*)(void))rft_shortage_interfaces},
+};
 
 /* The library that ZeroMQ's functions lie in, and what its dynamic section says. */
 typedef struct library {
@@ -131,14 +155,14 @@ static const void *place_of(const library *in, ElfW(Sxword) tag)
     return (const void *)place; /* NOLINT(performance-no-int-to-ptr) */
 }
 
-static void lead_here(const library *in, uintptr_t entry)
+static void lead(const library *in, uintptr_t entry, void (*here)(void))
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     void *from = (void *)(entry / page * page);         /* NOLINT(performance-no-int-to-ptr) */
     _Atomic uintptr_t *to = (_Atomic uintptr_t *)entry; /* NOLINT(performance-no-int-to-ptr) */
     bool sealed = entry >= in->sealed && entry < in->sealed_end;
     if (sealed && mprotect(from, page, PROT_READ | PROT_WRITE) != 0) return;
-    atomic_store(to, (uintptr_t)rft_shortage_accept);
+    atomic_store(to, (uintptr_t)here);
     if (sealed) (void)mprotect(from, page, PROT_READ);
 }
 
@@ -147,9 +171,19 @@ static void lead_all_here(const library *in, const ElfW(Rela) * list, size_t byt
     for (size_t i = 0; list != NULL && i < bytes / sizeof *list; i++) {
         ElfW(Xword) kind = ELF64_R_TYPE(list[i].r_info);
         const char *name = in->names + in->symbols[ELF64_R_SYM(list[i].r_info)].st_name;
-        if ((kind == IMPORTED_CALL || kind == IMPORTED_DATA) && strcmp(name, "accept4") == 0)
-            lead_here(in, in->base + list[i].r_offset);
+        if (kind != IMPORTED_CALL && kind != IMPORTED_DATA) continue;
+        for (size_t at = 0; at < sizeof all_led / sizeof all_led[0]; at++)
+            if (strcmp(name, all_led[at].name) == 0)
+                lead(in, in->base + list[i].r_offset, all_led[at].to);
     }
+}
+
+/* Of a program, which cannot go, there is no such file to open. */
+static void stay_loaded(void)
+{
+    Dl_info own;
+    if (dladdr((const void *)(uintptr_t)rft_shortage_accept, &own) != 0 && own.dli_fname != NULL)
+        (void)dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
 void rft_shortage_guard(void)
@@ -162,6 +196,7 @@ void rft_shortage_guard(void)
     zmq.symbols = place_of(&zmq, DT_SYMTAB);
     zmq.names = place_of(&zmq, DT_STRTAB);
     if (zmq.symbols == NULL || zmq.names == NULL) return;
+    stay_loaded();
     lead_all_here(&zmq, place_of(&zmq, DT_JMPREL), number_of(&zmq, DT_PLTRELSZ));
     lead_all_here(&zmq, place_of(&zmq, DT_RELA), number_of(&zmq, DT_RELASZ));
 }

@@ -154,6 +154,26 @@ TEST(ends_that_open_with_hardly_a_descriptor_fail_with_an_error)
     }
 }
 
+/* With a context that is there, a second publisher is short of what binding takes alone. */
+TEST(a_trainer_that_binds_a_port_with_hardly_a_descriptor_fails_with_an_error)
+{
+    refit_config config = quick_config();
+    rft_channel *first, *channel;
+    refit_status status = REFIT_ERR_SYSTEM;
+    hoard files;
+    limit_descriptors();
+    assert_ok(rft_channel_bind("user://*", &config, &first, NULL));
+    for (int left = 0; status != REFIT_OK; left++) {
+        hoard_all(&files, left);
+        status = rft_channel_bind("tcp://127.0.0.1:*", &config, &channel, NULL);
+        hoard_end(&files);
+        assert_true(left < LIMIT / 2);
+        if (status != REFIT_OK) assert_int_equal(status, REFIT_ERR_SYSTEM);
+    }
+    rft_channel_close(channel);
+    rft_channel_close(first);
+}
+
 TEST(ends_that_open_where_threads_cannot_start_fail_with_an_error)
 {
     refit_config config = quick_config();

@@ -52,3 +52,25 @@ except ImportError as why:
 """
     said = "refit.Controller needs PyTorch 2.6 or later, which is not installed"
     assert in_a_new_process(program).startswith(said)
+
+
+def test_a_library_that_zeromq_calls_stays_when_it_is_unloaded() -> None:
+    """Only a ZeroMQ of its own file is led to it, which others in the process may use on."""
+    program = """
+import ctypes
+from refit import _library
+library = ctypes.CDLL(_library._path())
+publisher = ctypes.c_void_p()
+assert library.refit_publisher_open(b"user://*", None, ctypes.byref(publisher), None) == 0
+library.refit_publisher_close(publisher)
+maps = open("/proc/self/maps").read().split()
+others = [ctypes.CDLL(one) for one in maps if "/libzmq" in one]
+close = ctypes.CDLL(None).dlclose
+close.argtypes = [ctypes.c_void_p]
+for one in (library, _library.lib):
+    assert close(one._handle) == 0
+there = "librefit.so" in open("/proc/self/maps").read()
+print(there or not others, flush=True)
+__import__("os")._exit(0)
+"""
+    assert in_a_new_process(program) == "True\n"
