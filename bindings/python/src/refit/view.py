@@ -5,6 +5,7 @@ the update is closed: a view is asked for through the update, which refuses then
 that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
 was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
 for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
+A process that is forked meanwhile has none of this memory, and ends by a signal where it reads it.
 What is written into a PyTorch tensor on the host is seen through the update alone and ends with it;
 the memory of a GPU must not be written. An archive's snapshot has memory of its own, which stays as
 long as anything made of it: what is said here of an update's end does not concern its views.
