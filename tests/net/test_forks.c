@@ -152,14 +152,17 @@ TEST(files_with_the_number_of_a_connection_that_has_gone_are_left_to_the_child)
 {
     found at;
     int files[FILES];
+    char greeting[64];
     struct sockaddr_in address = {.sin_family = AF_INET};
     rft_channel *channel = bind_at("tcp://127.0.0.1:*", &at);
     int peer = socket(AF_INET, SOCK_STREAM, 0);
     address.sin_port = htons((uint16_t)atoi(strrchr(at.endpoint, ':') + 1));
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     assert_int_equal(connect(peer, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(shutdown(peer, SHUT_WR), 0);
+    while (recv(peer, greeting, sizeof greeting, 0) > 0) /* until ZeroMQ has closed it, too */
+        continue;
     assert_int_equal(close(peer), 0);
-    (void)usleep(200000); /* ZeroMQ has closed it, too */
     for (int i = 0; i < FILES; i++)
         files[i] = dup(0);
     rft_channel_poll(channel, -1, 50);

@@ -119,7 +119,7 @@ def closing(*arguments):
 lib.refit_offloader_close = closing
 def hang(*_):
     entered.set()
-    time.sleep(600)
+    threading.Event().wait()
 threading.Thread(target=call, args=(hang, offloader._live), daemon=True).start()
 entered.wait()
 """
