@@ -10,9 +10,14 @@
  * look the same. REFIT_STREAM_NONE is the calling thread: work put there is done before the call
  * returns.
  *
- * Failures of queued work: a stream keeps the first one until the next event is recorded on it;
- * that event completes with it, and the stream is clean again. An event that closes before its
- * failure was asked for leaves the failure to the stream.
+ * Failures:
+ * - A call that puts work on a stream and fails has put none of it there, or a part of it, which
+ *   ends by itself. It may be made again. What it was to write is undefined until then.
+ * - Work that fails on its stream loses the device, as a GPU's context breaks. From then on each
+ *   wait for an event, and each call but those that free or close, answers REFIT_ERR_DEVICE with
+ *   the sentence of the first failure; no work is carried out any more, so nothing is to be waited
+ *   for. What device memory holds is undefined; host memory that no such work was to write is as it
+ *   was.
  */
 #ifndef RFT_DEVICE_H
 #define RFT_DEVICE_H
@@ -76,7 +81,7 @@ typedef struct rft_share {
                          in another process it leads nowhere */
 } rft_share;
 
-#define RFT_DEVICE_OPS_VERSION 3
+#define RFT_DEVICE_OPS_VERSION 4
 
 /* `self` is the device's own state. Every slot is thread-safe. */
 typedef struct rft_device_ops {
@@ -87,6 +92,7 @@ typedef struct rft_device_ops {
     void (*close)(void *self);
     void (*describe)(void *self, refit_device_info *info); /* fills all but `size` and `kind` */
     void (*caps)(void *self, rft_device_caps *caps);
+    bool (*is_lost)(void *self); /* see above */
 
     /* Memory, aligned to 512 bytes. */
     refit_status (*memory_alloc)(void *self, uint64_t bytes, void **out, refit_error *error);
@@ -161,11 +167,10 @@ typedef struct rft_device_ops {
     void (*event_close)(void *self, rft_event *event);
     refit_status (*event_record)(void *self, rft_event *event, refit_stream_ref stream,
                                  refit_error *error);
-    /* Makes the work put on `stream` from now on wait for the event as it is recorded now. It waits
-     * for the end of the work, not for its success: that is what event_wait answers. */
+    /* Makes the work put on `stream` from now on wait for the event as it is recorded now. */
     refit_status (*event_join)(void *self, rft_event *event, refit_stream_ref stream,
                                refit_error *error);
-    /* REFIT_OK done, REFIT_ERR_TIMEOUT not yet, or the failure of the work before it. 0: only look.
+    /* REFIT_OK done, REFIT_ERR_TIMEOUT not yet, REFIT_ERR_DEVICE: the device is lost. 0: only look.
      */
     refit_status (*event_wait)(void *self, rft_event *event, uint32_t timeout_ms,
                                refit_error *error);
@@ -228,9 +233,8 @@ refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
                                refit_error *error);
 /* First waits, at most wait_most_ms, for what the streams of rft_device_reserve_use have queued by
- * now: REFIT_ERR_TIMEOUT, REFIT_ERR_STATE (a capture is in progress on one) or the first failure of
- * that work, and then nothing has gone; what failed is told once, so the next call goes on. `freed`
- * may be NULL. */
+ * now: REFIT_ERR_TIMEOUT or REFIT_ERR_STATE (a capture is in progress on one), and then nothing has
+ * gone. `freed` may be NULL. */
 refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
                                  refit_error *error);
 /* Nothing queued may use it any more. */
@@ -276,6 +280,9 @@ refit_status rft_device_event_join(refit_device *device, rft_event *event, refit
                                    refit_error *error);
 refit_status rft_device_event_wait(refit_device *device, rft_event *event, uint32_t timeout_ms,
                                    refit_error *error);
+
+/* Is the device lost (see above)? Any thread. */
+bool rft_device_is_lost(refit_device *device);
 
 /* The implementations. `rest` is what follows the colon of the spec ("capacity=2GiB"), or "";
  * `config` is resolved and not kept. */

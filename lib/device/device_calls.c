@@ -27,7 +27,6 @@ typedef struct reserve_user {
     struct reserve_user *next;
     void *native;     /* NULL: has left; guarded by reserve_lock, like next */
     rft_event *event; /* owned */
-    atomic_bool owed; /* it was recorded, and what it has taken since was not asked for */
 } reserve_user;
 
 /* All guarded by the device's reserve_lock. */
@@ -124,7 +123,6 @@ static refit_status open_user(refit_device *device, refit_stream_ref stream, res
     RFT_TRY_GOTO(device->ops.event_open(device->self, &user->event, error), free_user);
     status = record(device, user, error);
     if (status != REFIT_OK && status != REFIT_ERR_STATE) goto close_event;
-    atomic_init(&user->owed, status == REFIT_OK);
     *out = user;
     return REFIT_OK;
 
@@ -162,31 +160,22 @@ static void forget_stream(refit_device *device, refit_stream_ref stream)
 
 /* ---- Waiting, without the lock ----------------------------------------------------------- */
 
-static refit_status wait_event(refit_device *device, reserve_user *user, int64_t deadline,
-                               refit_error *error)
+/* Waits for what the stream has queued by now. */
+static refit_status wait_for_stream(refit_device *device, const reserve_user *user,
+                                    int64_t deadline, refit_error *error)
 {
-    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status status = device->ops.event_wait(device->self, user->event, left_ms, error);
-    atomic_store(&user->owed, status == REFIT_ERR_TIMEOUT);
-    RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_TIMEOUT,
-                  "a stream that uses an arena still had work after %" PRIu32
-                  " ms, so the memory stays: call again later",
-                  device->wait_most_ms);
-    return status;
-}
-
-/* Waits for what the stream has queued by now. A record would wipe out a failure that its event
- * has taken since a wait that timed out, so that one is asked for first. */
-static refit_status wait_for_stream(refit_device *device, reserve_user *user, int64_t deadline,
-                                    refit_error *error)
-{
-    if (atomic_load(&user->owed)) RFT_TRY(wait_event(device, user, deadline, error));
     rft_lock(&device->reserve_lock);
     bool left = user->native == NULL;
     refit_status status = left ? REFIT_OK : record(device, user, error);
     rft_unlock(&device->reserve_lock);
     if (left || status != REFIT_OK) return status;
-    return wait_event(device, user, deadline, error);
+    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
+    status = device->ops.event_wait(device->self, user->event, left_ms, error);
+    RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_TIMEOUT,
+                  "a stream that uses an arena still had work after %" PRIu32
+                  " ms, so the memory stays: call again later",
+                  device->wait_most_ms);
+    return status;
 }
 
 /* Keeps the users as they are until end_wait. NULL if none uses that range. */
@@ -425,8 +414,6 @@ static void spare_give(refit_device *device, rft_event *event)
     if (extra != NULL) device->ops.event_close(device->self, extra);
 }
 
-/* An event that is still under way is closed, not kept: then a failure of the work before it stays
- * with the stream and is reported by the next wait. */
 refit_status refit_stream_wait(refit_device *device, refit_stream_ref stream, uint32_t timeout_ms,
                                refit_error *error)
 {
@@ -437,11 +424,7 @@ refit_status refit_stream_wait(refit_device *device, refit_stream_ref stream, ui
     if (status == REFIT_OK) {
         status = device->ops.event_wait(device->self, event, timeout_ms, error);
     }
-    if (status == REFIT_ERR_TIMEOUT) {
-        device->ops.event_close(device->self, event);
-    } else {
-        spare_give(device, event);
-    }
+    spare_give(device, event);
     return status;
 }
 
@@ -605,4 +588,9 @@ refit_status rft_device_event_wait(refit_device *device, rft_event *event, uint3
                                    refit_error *error)
 {
     return device->ops.event_wait(device->self, event, timeout_ms, error);
+}
+
+bool rft_device_is_lost(refit_device *device)
+{
+    return device->ops.is_lost(device->self);
 }

@@ -9,6 +9,12 @@ static refit_status refuse(refit_error *error, const char *what)
     return rft_fail(error, REFIT_ERR_UNSUPPORTED, "this kind of device has no %s", what);
 }
 
+static bool never_lost(void *self)
+{
+    (void)self;
+    return false;
+}
+
 static refit_status no_reserve(void *self, uint64_t bytes, void **out, uint64_t *granule,
                                refit_error *error)
 {
@@ -146,6 +152,7 @@ static refit_status no_stream_call(void *self, refit_stream_ref stream, refit_st
 
 static void fill(rft_device_ops *ops)
 {
+    FILL(is_lost, never_lost);
     FILL(memory_check, no_memory_check);
     FILL(reserve, no_reserve);
     FILL(commit, no_commit);

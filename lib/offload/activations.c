@@ -1,9 +1,9 @@
 /*
  * Activations: groups of tensors leave for an arena of host memory and return from it.
  *
- * A group has a trip out and a trip in. A trip is made of copies on one lane, an event on the
- * caller's stream before them and an event behind them. A lane is a stream, one for each direction.
- * What a group is doing follows from three facts:
+ * A group has a trip out and a trip in. A trip is made of copies on one lane, which wait for the
+ * caller's stream, and an event behind them. A lane is a stream, one for each direction. What a
+ * group is doing follows from three facts:
  *
  *     OPEN       open
  *     LEAVING    out.moving, and not in.moving
@@ -18,8 +18,6 @@
  * - Room in the arena is given back while copies in may still read it: then the lane out joins
  *   these, before the room can be written again. Copies out that still write it are before all
  *   others on their lane.
- * - A released group keeps its events until its copies are over, in `draining`: a failure of theirs
- *   would else be taken for one of another group.
  *
  * A call that fails after it has put copies on a lane waits for them. If it cannot, the lane hangs
  * (lane_settle), and the calls behind it try again before they do anything.
@@ -59,14 +57,12 @@ typedef struct saved_tensor {
 
 /* Copies in one direction. */
 typedef struct trip {
-    rft_event *before; /* on the caller's stream */
-    rft_event *end;    /* behind the copies */
-    bool follows;      /* `before` belongs to it, and has not been asked for failures */
-    bool moving;       /* it was not seen to be over */
+    rft_event *end; /* behind the copies */
+    bool moving;    /* it was not seen to be over */
 } trip;
 
 typedef struct saved_group {
-    struct saved_group *next; /* of those that drain, or of the pool */
+    struct saved_group *next; /* of the pool */
     saved_tensor *first;
     saved_tensor *last;
     uint64_t bytes;
@@ -120,7 +116,8 @@ struct refit_activations {
     rft_stack stack;
     lane out;
     lane in;
-    rft_plan plan;     /* of the trip that is being started */
+    rft_event *before; /* on the caller's stream, for the trip that is being started */
+    rft_plan plan;     /* of that trip */
     rft_piece *pieces; /* owned; as many as plan.limits has */
 
     group_entry *table; /* owned; by number */
@@ -130,8 +127,6 @@ struct refit_activations {
 
     saved_group *spare_groups;
     saved_tensor *spare_tensors;
-    saved_group *draining; /* released, in this order; the first */
-    saved_group *draining_last;
     group_chunk *group_chunks;   /* owned */
     tensor_chunk *tensor_chunks; /* owned */
     uint32_t groups_made;
@@ -150,22 +145,13 @@ static void tally(atomic_uint_fast64_t *figure, uint64_t by)
     atomic_fetch_add(figure, by);
 }
 
-/* Is the event over? A wait that itself fails does not say so. */
-static bool is_over(const refit_activations *activations, rft_event *event)
-{
-    return rft_device_event_wait(activations->device, event, 0, NULL) != REFIT_ERR_TIMEOUT;
-}
-
-/* Waits until the event is over; `*status` is what it then says. False, with the status of the wait
- * itself: it is not over. */
-static bool await_event(refit_activations *activations, rft_event *event, uint32_t timeout_ms,
-                        refit_status *status, refit_error *error)
+static refit_status await_event(refit_activations *activations, rft_event *event,
+                                uint32_t timeout_ms, refit_error *error)
 {
     int64_t began = rft_now();
-    *status = rft_device_event_wait(activations->device, event, timeout_ms, error);
+    refit_status status = rft_device_event_wait(activations->device, event, timeout_ms, error);
     if (timeout_ms > 0) tally(&activations->figures.exposed, (uint64_t)(rft_now() - began));
-    if (*status == REFIT_OK) return true;
-    return *status != REFIT_ERR_TIMEOUT && is_over(activations, event);
+    return status;
 }
 
 /* ---- The arena ------------------------------------------------------------------------------- */
@@ -220,23 +206,11 @@ static uint32_t limit_count(uint32_t wanted, uint32_t least, uint32_t most)
     return wanted < least ? least : wanted > most ? most : wanted;
 }
 
-static void close_trip(const refit_activations *activations, const trip *of)
-{
-    rft_device_event_close(activations->device, of->before);
-    rft_device_event_close(activations->device, of->end);
-}
-
-static refit_status open_trip(const refit_activations *activations, trip *of, refit_error *error)
-{
-    RFT_TRY(rft_device_event_open(activations->device, &of->before, error));
-    return rft_device_event_open(activations->device, &of->end, error);
-}
-
 static void close_group_chunk(const refit_activations *activations, group_chunk *chunk)
 {
     for (uint32_t i = 0; i < chunk->count; i++) {
-        close_trip(activations, &chunk->items[i].out);
-        close_trip(activations, &chunk->items[i].in);
+        rft_device_event_close(activations->device, chunk->items[i].out.end);
+        rft_device_event_close(activations->device, chunk->items[i].in.end);
     }
     rft_free(chunk);
 }
@@ -245,8 +219,9 @@ static refit_status fill_group_chunk(const refit_activations *activations, group
                                      refit_error *error)
 {
     for (uint32_t i = 0; i < chunk->count; i++) {
-        RFT_TRY(open_trip(activations, &chunk->items[i].out, error));
-        RFT_TRY(open_trip(activations, &chunk->items[i].in, error));
+        saved_group *group = &chunk->items[i];
+        RFT_TRY(rft_device_event_open(activations->device, &group->out.end, error));
+        RFT_TRY(rft_device_event_open(activations->device, &group->in.end, error));
     }
     return REFIT_OK;
 }
@@ -348,12 +323,11 @@ static refit_status lane_settle(refit_activations *activations, lane *on, uint32
 {
     refit_device *device = activations->device;
     if (!on->hangs) return REFIT_OK;
-    refit_status status;
     if (!on->marked) on->marked = rft_device_event_record(device, on->end, on->stream, NULL) == 0;
     if (on->marked) {
-        bool over = await_event(activations, on->end, timeout_ms, &status, error);
-        if (!over && status == REFIT_ERR_TIMEOUT) return status;
-        if (over) on->hangs = false;
+        refit_status status = await_event(activations, on->end, timeout_ms, error);
+        if (status == REFIT_ERR_TIMEOUT) return status;
+        on->hangs = status != REFIT_OK;
     }
     if (on->hangs) {
         RFT_TRY(refit_stream_close(device, on->stream, error));
@@ -378,58 +352,29 @@ static refit_status lane_ready(refit_activations *activations, lane *on, refit_e
 
 /* ---- Trips ----------------------------------------------------------------------------------- */
 
-/* How the work ended that a trip follows, which is over. Asked once. */
-static refit_status ask_before(const refit_activations *activations, trip *of, refit_error *error)
-{
-    if (!of->follows) return REFIT_OK;
-    of->follows = false;
-    return rft_device_event_wait(activations->device, of->before, 0, error);
-}
-
-/* How a trip ended that is over. The work before it counts first: the copies move what it has made.
- */
-static refit_status outcome(const refit_activations *activations, trip *of, refit_error *error)
-{
-    if (!of->moving) return REFIT_OK;
-    of->moving = false;
-    refit_status end = rft_device_event_wait(activations->device, of->end, 0, error);
-    refit_error earlier;
-    refit_status before = ask_before(activations, of, &earlier);
-    if (before == REFIT_OK) return end;
-    if (error != NULL) *error = earlier;
-    return before;
-}
-
-/* Looks whether the group's copies are over, or waits for them. REFIT_ERR_TIMEOUT: not yet. A
- * failure of theirs leaves the group as refit_activations_wait says. */
+/* Looks whether the group's copies are over, or waits for them. REFIT_ERR_TIMEOUT: not yet.
+ * REFIT_ERR_DEVICE: the device is lost, and they are over, too. */
 static refit_status see(refit_activations *activations, saved_group *group, uint32_t timeout_ms,
                         refit_error *error)
 {
     const trip *last = group->in.moving ? &group->in : &group->out;
-    refit_status status;
     if (!last->moving) return REFIT_OK;
-    if (!await_event(activations, last->end, timeout_ms, &status, error)) return status;
-    group->joined = false;
-    refit_error in_failure;
-    refit_error out_failure;
-    refit_status in = outcome(activations, &group->in, &in_failure);
-    refit_status out = outcome(activations, &group->out, &out_failure);
-    if (in == REFIT_OK && out == REFIT_OK) return REFIT_OK;
-    tally(&activations->figures.failures, 1);
-    if (out != REFIT_OK) group->open = true;
-    if (error != NULL) *error = out != REFIT_OK ? out_failure : in_failure;
-    return out != REFIT_OK ? out : in;
+    refit_status status = await_event(activations, last->end, timeout_ms, error);
+    if (status == REFIT_ERR_DEVICE) tally(&activations->figures.failures, 1);
+    if (status == REFIT_OK || status == REFIT_ERR_DEVICE) {
+        group->joined = group->in.moving = group->out.moving = false;
+    }
+    return status;
 }
 
-static refit_status submit(refit_activations *activations, trip *of, const lane *on,
+static refit_status submit(refit_activations *activations, const trip *of, const lane *on,
                            const trip *behind, refit_stream_ref after, refit_error *error)
 {
     refit_device *device = activations->device;
     const rft_plan *plan = &activations->plan;
     if (after.native != NULL) {
-        RFT_TRY(rft_device_event_record(device, of->before, after, error));
-        of->follows = true;
-        RFT_TRY(rft_device_event_join(device, of->before, on->stream, error));
+        RFT_TRY(rft_device_event_record(device, activations->before, after, error));
+        RFT_TRY(rft_device_event_join(device, activations->before, on->stream, error));
     }
     /* Host bytes that copies out still write are not to be read early. */
     bool changes = behind == NULL || behind->moving;
@@ -446,7 +391,7 @@ static refit_status submit(refit_activations *activations, trip *of, const lane 
 
 /* A start has failed: waits for the copies that it has put on the lane. If it cannot, that is what
  * the caller has to know. */
-static refit_status undo(refit_activations *activations, trip *of, lane *on, refit_status status,
+static refit_status undo(refit_activations *activations, lane *on, refit_status status,
                          refit_error *error)
 {
     refit_error earlier;
@@ -454,9 +399,6 @@ static refit_status undo(refit_activations *activations, trip *of, lane *on, ref
     on->hangs = true;
     on->marked = false;
     refit_status settled = lane_settle(activations, on, patience(activations), &earlier);
-    if (settled == REFIT_OK && of->follows && is_over(activations, of->before)) {
-        settled = ask_before(activations, of, &earlier);
-    }
     if (settled == REFIT_OK) return status;
     if (error != NULL) *error = earlier;
     return settled;
@@ -468,14 +410,8 @@ static refit_status start(refit_activations *activations, trip *of, lane *on, co
                           refit_stream_ref after, refit_error *error)
 {
     RFT_TRY(lane_ready(activations, on, error));
-    if (of->follows) {
-        refit_status status;
-        bool over = await_event(activations, of->before, patience(activations), &status, error);
-        if (!over) return status;
-        RFT_TRY(ask_before(activations, of, error));
-    }
     refit_status status = submit(activations, of, on, behind, after, error);
-    if (status != REFIT_OK) return undo(activations, of, on, status, error);
+    if (status != REFIT_OK) return undo(activations, on, status, error);
     of->moving = true;
     return REFIT_OK;
 }
@@ -584,6 +520,7 @@ static refit_status close_parts(refit_activations *activations, refit_error *err
         RFT_TRY(refit_stream_close(device, lanes[i]->stream, error));
         lanes[i]->stream = REFIT_STREAM_NONE;
     }
+    rft_device_event_close(device, activations->before);
     rft_device_event_close(device, activations->out.end);
     rft_device_event_close(device, activations->in.end);
     close_records(activations);
@@ -604,6 +541,7 @@ static refit_status open_parts(refit_activations *activations, refit_error *erro
                             .batch_most = limit_count(config->offload_batch, 1, most)};
     RFT_TRY(rft_plan_open(&activations->plan, &none, error));
     RFT_TRY(open_layout(activations, error));
+    RFT_TRY(rft_device_event_open(device, &activations->before, error));
     RFT_TRY(rft_device_event_open(device, &activations->out.end, error));
     RFT_TRY(rft_device_event_open(device, &activations->in.end, error));
     RFT_TRY(refit_stream_open(device, &activations->out.stream, error));
@@ -642,19 +580,12 @@ refit_status refit_activations_open(refit_device *device, const refit_config *co
     return REFIT_OK;
 }
 
-/* All copies are over by then. */
+/* All copies are over by then, also those of groups that were released. */
 static refit_status await_all(refit_activations *activations, refit_error *error)
 {
-    int64_t deadline = rft_deadline(patience(activations));
-    for (uint32_t i = 0; i < activations->table_count; i++) {
-        saved_group *group = activations->table[i].group;
-        refit_status status = see(activations, group, (uint32_t)rft_ms_until(deadline), error);
-        if (group->in.moving || group->out.moving) return status;
-    }
-    for (saved_group *group = activations->draining; group != NULL; group = group->next) {
-        refit_status status = see(activations, group, (uint32_t)rft_ms_until(deadline), error);
-        if (group->in.moving || group->out.moving) return status;
-    }
+    activations->out.hangs = activations->out.stream.native != NULL;
+    activations->in.hangs = activations->in.stream.native != NULL;
+    activations->out.marked = activations->in.marked = false;
     return lanes_settle(activations, patience(activations), error);
 }
 
@@ -685,32 +616,15 @@ static refit_status enter(refit_activations *activations, refit_error *error)
 
 /* ---- Forward --------------------------------------------------------------------------------- */
 
-/* The records of released groups whose copies are over go back to the pool, oldest first. */
-static void sweep(refit_activations *activations)
-{
-    while (activations->draining != NULL) {
-        saved_group *group = activations->draining;
-        (void)see(activations, group, 0, NULL);
-        if (group->in.moving || group->out.moving) return;
-        activations->draining = group->next;
-        group->next = activations->spare_groups;
-        activations->spare_groups = group;
-    }
-}
-
 static refit_status begin(refit_activations *activations, refit_activation_group *number,
                           refit_error *error)
 {
     RFT_TRY(await_arena(activations, error));
     RFT_TRY(grow_table(activations, error));
-    if (activations->spare_groups == NULL) sweep(activations);
     if (activations->spare_groups == NULL) RFT_TRY(add_groups(activations, error));
     saved_group *group = activations->spare_groups;
     activations->spare_groups = group->next;
-    trip out = group->out;
-    trip in = group->in;
-    out.follows = in.follows = false;
-    *group = (saved_group){.open = true, .out = out, .in = in};
+    *group = (saved_group){.open = true, .out.end = group->out.end, .in.end = group->in.end};
     *number = ++activations->last_number;
     activations->table[activations->table_count++] = (group_entry){*number, group};
     atomic_store(&activations->figures.groups, activations->table_count);
@@ -998,13 +912,8 @@ static refit_status release(refit_activations *activations, refit_activation_gro
     RFT_TRY(leave_behind(activations, group, stream, error));
     give_room(activations, group);
     forget(activations, number);
-    group->next = NULL;
-    if (activations->draining == NULL) {
-        activations->draining = group;
-    } else {
-        activations->draining_last->next = group;
-    }
-    activations->draining_last = group;
+    group->next = activations->spare_groups;
+    activations->spare_groups = group;
     return REFIT_OK;
 }
 

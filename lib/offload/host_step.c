@@ -4,15 +4,14 @@
  * Each parameter has the same things done to it in a step, in this order, and a flag for each that
  * is done:
  *
- *     named ──copying──► landed ──► stepped ──sending──► returned
- *                           └─► summed
+ *     named ──copies──► landed ──► stepped ──sending──► returned
+ *                          └─► summed
  *
- * `copying` and `sending` are copies under way, on a stream for each direction, with an event
- * behind each parameter's; a copy that failed clears the flag and sets nothing, so the next call
- * starts it again. Nothing is stepped before its gradient has landed, and arithmetic cannot fail:
- * so a parameter is stepped whole or not at all, and once. The host's copy of a parameter, which is
- * the source of its copy back, changes in the next run alone, before which begin has seen the copy
- * end.
+ * There is a stream for each direction, with an event behind each parameter's copy. Nothing is
+ * stepped before its gradient has landed, and arithmetic cannot fail: so a parameter is stepped
+ * whole or not at all, and once. A copy back that could not be started leaves its parameter
+ * stepped, and the next call starts it. The host's copy of a parameter, which is the source of its
+ * copy back, changes in the next run alone, before which begin has seen the copy end.
  *
  * Work for the CPU is cut into chunks of CHUNK elements of one parameter, whatever the threads. The
  * norm's sums are one a chunk. A step gathers chunks, of several parameters if these are small,
@@ -71,12 +70,9 @@ typedef enum step_state {
 typedef struct step_arrival {
     uint64_t at; /* in the arena */
     uint64_t bytes;
-    rft_event *ready;  /* on the stream that made the bytes */
     rft_event *landed; /* behind their copy to the host */
     /* This step's. */
-    const void *from;
-    bool asked, copying, has_landed;
-    bool follows; /* `ready` belongs to these bytes */
+    bool asked, has_landed;
 } step_arrival;
 
 typedef struct step_parameter {
@@ -107,7 +103,6 @@ struct refit_host_step {
     step_state state;
     bool closing;      /* a close was begun: its streams may be gone */
     bool unnamed_read; /* a gradient that counts as not named may still be read */
-    bool follows;      /* `before` belongs to this step */
 
     step_parameter *parameters; /* owned */
     uint32_t count;
@@ -122,7 +117,7 @@ struct refit_host_step {
     rft_host_arena *arena; /* gradients and parameters */
     refit_stream_ref in;   /* to the host */
     refit_stream_ref out;
-    rft_event *before;  /* on the stream of run and load */
+    rft_event *before;  /* on the caller's stream that copies come after */
     rft_event *drained; /* behind all that is on `in` */
     rft_step_threads threads;
 
@@ -471,9 +466,7 @@ static refit_status open_events(refit_host_step *step, refit_error *error)
     RFT_TRY(rft_device_event_open(device, &step->drained, error));
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
-        RFT_TRY(rft_device_event_open(device, &parameter->gradient.ready, error));
         RFT_TRY(rft_device_event_open(device, &parameter->gradient.landed, error));
-        RFT_TRY(rft_device_event_open(device, &parameter->weights.ready, error));
         RFT_TRY(rft_device_event_open(device, &parameter->weights.landed, error));
         RFT_TRY(rft_device_event_open(device, &parameter->back, error));
     }
@@ -550,9 +543,7 @@ static void close_events(refit_host_step *step)
     rft_device_event_close(device, step->drained);
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
-        rft_device_event_close(device, parameter->gradient.ready);
         rft_device_event_close(device, parameter->gradient.landed);
-        rft_device_event_close(device, parameter->weights.ready);
         rft_device_event_close(device, parameter->weights.landed);
         rft_device_event_close(device, parameter->back);
     }
@@ -690,92 +681,31 @@ static refit_status copy_range(refit_host_step *step, bool to_host, uint64_t at,
     return REFIT_OK;
 }
 
-/* Waits for an event; `*over`: it is done, well or not. A wait that itself failed does not say so.
- */
 static refit_status wait_event(refit_host_step *step, rft_event *event, uint32_t timeout_ms,
-                               bool *over, refit_error *error)
+                               refit_error *error)
 {
     int64_t began = rft_now();
     refit_status status = rft_device_event_wait(device_of(step), event, timeout_ms, error);
-    *over = status == REFIT_OK;
-    if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
-        *over = rft_device_event_wait(device_of(step), event, 0, NULL) != REFIT_ERR_TIMEOUT;
-    }
     if (timeout_ms > 0) step->exposed += rft_now() - began;
     return status;
 }
 
-/* Waits for the work of the caller that an event stands behind, and tells its failure, once.
- * `*follows`: this has not been told yet; it stays so while the work is under way. */
-static refit_status wait_before(refit_host_step *step, rft_event *event, uint32_t timeout_ms,
-                                bool *follows, refit_error *error)
+/* Makes `follower` wait for what `stream` has queued. */
+static refit_status follow(refit_host_step *step, refit_stream_ref stream,
+                           refit_stream_ref follower, refit_error *error)
 {
-    bool over;
-    if (!*follows) return REFIT_OK;
-    refit_status status = wait_event(step, event, timeout_ms, &over, error);
-    *follows = !over;
-    return status;
-}
-
-/* Makes `follower` wait for what `stream` has queued. `*follows`: there is anything to wait for. An
- * event that is recorded again forgets the failure that it has taken from its stream: so that is
- * told first, and nothing is recorded. While the event is under way, the failure is still the
- * stream's. */
-static refit_status follow(refit_host_step *step, rft_event *event, refit_stream_ref stream,
-                           refit_stream_ref follower, bool *follows, refit_error *error)
-{
-    refit_error said = {0};
-    refit_status status = wait_before(step, event, 0, follows, &said);
-    if (status != REFIT_OK && status != REFIT_ERR_TIMEOUT) {
-        if (error != NULL) *error = said;
-        return status;
-    }
     if (stream.native == NULL) return REFIT_OK;
-    RFT_TRY(rft_device_event_record(device_of(step), event, stream, error));
-    *follows = true;
-    return rft_device_event_join(device_of(step), event, follower, error);
+    RFT_TRY(rft_device_event_record(device_of(step), step->before, stream, error));
+    return rft_device_event_join(device_of(step), step->before, follower, error);
 }
 
-/* All that was put on `in` is over. Waits for the work that made these bytes, and tells its
- * failure. A parameter that has arrived nevertheless is known. */
-static refit_status give_up(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
-                            refit_error *error)
+/* Waits until nothing that was put on `in` reads device memory any more. */
+static refit_status drain_in(refit_host_step *step, refit_error *error)
 {
-    refit_status status = wait_before(step, arrival->ready, timeout_ms, &arrival->follows, error);
-    if (status != REFIT_OK || !arrival->copying) return status;
-    bool over;
-    arrival->has_landed = wait_event(step, arrival->landed, 0, &over, NULL) == REFIT_OK;
-    arrival->copying = false;
-    return REFIT_OK;
-}
-
-/* Waits until nothing that was put on `in` reads device memory any more, and for the work that made
- * bytes which will not be stepped: `all`, or those that are not asked for. `*over`: both have
- * ended, well or not. A failure of that work is told; one of the copies does not matter. */
-static refit_status drain_in(refit_host_step *step, bool all, bool *over, refit_error *error)
-{
-    uint32_t timeout_ms = patience(step);
-    int64_t deadline = rft_deadline(timeout_ms);
-    refit_error first = {0}, said = {0};
-    *over = false;
     RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
-    refit_status status = wait_event(step, step->drained, timeout_ms, over, &said);
-    if (!*over) {
-        if (error != NULL) *error = said;
-        return status;
-    }
-    for (uint32_t at = 0; at < 2 * step->count && *over; at++) {
-        step_parameter *parameter = &step->parameters[at / 2];
-        step_arrival *arrival = at % 2 == 0 ? &parameter->gradient : &parameter->weights;
-        if (arrival->asked && !all) continue;
-        status = give_up(step, arrival, (uint32_t)rft_ms_until(deadline), &said);
-        keep_first(&first, status, &said);
-        *over = !arrival->follows;
-        parameter->is_known = parameter->is_known || parameter->weights.has_landed;
-    }
-    if (*over) step->unnamed_read = false;
-    if (error != NULL && first.status != REFIT_OK) *error = first;
-    return (refit_status)first.status;
+    RFT_TRY(wait_event(step, step->drained, patience(step), error));
+    step->unnamed_read = false;
+    return REFIT_OK;
 }
 
 /* ---- Gradients come -------------------------------------------------------------------------- */
@@ -809,86 +739,43 @@ static void list_last(refit_host_step *step, uint32_t number)
     it->is_listed = true;
 }
 
-static refit_status put_arrival(refit_host_step *step, step_arrival *arrival,
-                                refit_stream_ref stream, refit_error *error)
+static refit_status put_arrival(refit_host_step *step, const step_arrival *arrival,
+                                const void *from, refit_stream_ref stream, refit_error *error)
 {
-    RFT_TRY(follow(step, arrival->ready, stream, step->in, &arrival->follows, error));
-    RFT_TRY(copy_range(step, true, arrival->at, (char *)(uintptr_t)arrival->from, arrival->bytes,
-                       error));
+    RFT_TRY(follow(step, stream, step->in, error));
+    RFT_TRY(copy_range(step, true, arrival->at, (char *)(uintptr_t)from, arrival->bytes, error));
     return rft_device_event_record(device_of(step), arrival->landed, step->in, error);
 }
 
 /* Behind what `stream` has queued. After a failure a part of the copy may be under way. */
-static refit_status start_arrival(refit_host_step *step, step_arrival *arrival,
+static refit_status start_arrival(refit_host_step *step, step_arrival *arrival, const void *from,
                                   refit_stream_ref stream, refit_error *error)
 {
-    refit_status status = put_arrival(step, arrival, stream, error);
-    arrival->copying = status == REFIT_OK;
+    refit_status status = put_arrival(step, arrival, from, stream, error);
+    arrival->asked = status == REFIT_OK;
     if (status != REFIT_OK) step->unnamed_read = true;
-    return status;
+    return account(step, status);
 }
 
-/* Waits until it has landed. A copy that has failed is not under way any more. If the work that
- * made the bytes has failed too, that is what is told: the caller has to make them again. */
 static refit_status wait_arrival(refit_host_step *step, step_arrival *arrival, uint32_t timeout_ms,
                                  refit_error *error)
 {
-    bool over;
-    refit_error said = {0};
-    int64_t deadline = rft_deadline(timeout_ms);
-    if (!arrival->copying) return REFIT_OK;
-    refit_status status = wait_event(step, arrival->landed, timeout_ms, &over, error);
-    if (!over) return status;
-    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status made = wait_before(step, arrival->ready, left_ms, &arrival->follows, &said);
-    arrival->copying = arrival->follows;
-    if (made != REFIT_OK && error != NULL) *error = said;
-    if (made != REFIT_OK) status = made;
-    if (status != REFIT_OK) return status;
+    if (!arrival->asked || arrival->has_landed) return REFIT_OK;
+    RFT_TRY(wait_event(step, arrival->landed, timeout_ms, error));
     arrival->has_landed = true;
     step->in_bytes += arrival->bytes;
     return REFIT_OK;
 }
 
-static bool is_missing(const step_arrival *arrival)
-{
-    return arrival->asked && !arrival->has_landed && !arrival->copying;
-}
-
-/* Copies that have failed in a call before start again. */
-static void restart_arrivals(refit_host_step *step, refit_error *first)
-{
-    refit_error said = {0};
-    for (uint32_t at = step->first; at != NO_ONE; at = step->parameters[at].after) {
-        step_arrival *const arrivals[] = {&step->parameters[at].gradient,
-                                          &step->parameters[at].weights};
-        for (uint32_t i = 0; i < 2; i++) {
-            if (!is_missing(arrivals[i])) continue;
-            keep_first(first, start_arrival(step, arrivals[i], REFIT_STREAM_NONE, &said), &said);
-        }
-    }
-}
-
-/* Waits until all that comes of a parameter has landed, or has failed, which `first` then says. An
- * error: something is still under way. */
+/* Waits until all that comes of a parameter has landed. */
 static refit_status wait_parameter(refit_host_step *step, step_parameter *parameter,
-                                   uint32_t timeout_ms, refit_error *first, refit_error *error)
+                                   uint32_t timeout_ms, refit_error *error)
 {
-    refit_error said = {0};
     int64_t deadline = rft_deadline(timeout_ms);
-    refit_status status = wait_arrival(step, &parameter->gradient, timeout_ms, &said);
-    if (!parameter->gradient.copying) {
-        keep_first(first, status, &said);
-        uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-        status = wait_arrival(step, &parameter->weights, left_ms, &said);
-        parameter->is_known = parameter->is_known || parameter->weights.has_landed;
-    }
-    if (!parameter->gradient.copying && !parameter->weights.copying) {
-        keep_first(first, status, &said);
-        return REFIT_OK;
-    }
-    *error = said;
-    return status;
+    RFT_TRY(wait_arrival(step, &parameter->gradient, timeout_ms, error));
+    RFT_TRY(wait_arrival(step, &parameter->weights, (uint32_t)rft_ms_until(deadline), error));
+    parameter->is_known = parameter->is_known || parameter->weights.has_landed;
+    return REFIT_OK;
 }
 
 /* What has landed is work for the next on_landed. */
@@ -910,18 +797,17 @@ static void tell_landed(refit_host_step *step, landed_fn on_landed, refit_error 
     if (from < to) on_landed(step, from, to, first);
 }
 
-/* Calls `on_landed` whenever gradients have landed, until all have, or have failed; each is waited
- * for in turn, but only when there is nothing else to do. */
+/* Calls `on_landed` whenever gradients have landed, until all have; each is waited for in turn, but
+ * only when there is nothing else to do. */
 static refit_status gather(refit_host_step *step, landed_fn on_landed, refit_error *error)
 {
     refit_error first = {0}, said = {0};
-    restart_arrivals(step, &first);
     step->new_from = 0; /* what has landed in a call before */
     step->new_to = step->count;
     uint32_t timeout_ms = 0;
     for (uint32_t at = step->first; at != NO_ONE;) {
         step_parameter *parameter = &step->parameters[at];
-        refit_status status = wait_parameter(step, parameter, timeout_ms, &first, &said);
+        refit_status status = wait_parameter(step, parameter, timeout_ms, &said);
         if (status == REFIT_OK) {
             mark_landed(step, at);
             timeout_ms = 0;
@@ -936,9 +822,8 @@ static refit_status gather(refit_host_step *step, landed_fn on_landed, refit_err
         timeout_ms = patience(step);
     }
     tell_landed(step, on_landed, &first);
-    bool over;
     if (first.status == REFIT_OK && step->unnamed_read) {
-        keep_first(&first, drain_in(step, false, &over, &said), &said);
+        keep_first(&first, drain_in(step, &said), &said);
     }
     if (error != NULL && first.status != REFIT_OK) *error = first;
     return (refit_status)first.status;
@@ -1175,7 +1060,7 @@ static refit_status take_groups(refit_host_step *step, const refit_optimizer_opt
 
 static void forget(step_arrival *arrival)
 {
-    arrival->asked = arrival->copying = arrival->has_landed = false;
+    arrival->asked = arrival->has_landed = false;
 }
 
 static void forget_gradient(step_parameter *parameter)
@@ -1190,11 +1075,10 @@ static void reset_step(refit_host_step *step)
         step_parameter *parameter = &step->parameters[at];
         forget_gradient(parameter);
         forget(&parameter->weights);
-        parameter->gradient.follows = parameter->weights.follows = parameter->send_lost = false;
-        parameter->stepped = parameter->sending = parameter->returned = false;
+        parameter->stepped = parameter->sending = parameter->returned = parameter->send_lost =
+            false;
     }
     clear_list(step);
-    step->follows = false;
     step->began = step->exposed = step->computed = 0;
     step->finish_is_last = false;
     step->in_bytes = step->out_bytes = 0;
@@ -1239,10 +1123,8 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
     /* The copy of a former one is on the same stream, so this one comes behind it. */
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);
-    it->gradient.from = gradient;
     it->rule = rft_adam_rule_at(&step->groups[it->is.group], (double)number);
-    RFT_TRY(account(step, start_arrival(step, &it->gradient, stream, error)));
-    it->gradient.asked = true;
+    RFT_TRY(start_arrival(step, &it->gradient, gradient, stream, error));
     list_last(step, parameter);
     return REFIT_OK;
 }
@@ -1254,7 +1136,7 @@ refit_status refit_host_step_drop(refit_host_step *step, uint32_t parameter, ref
                   "gradients are dropped between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
-    if (it->gradient.copying) step->unnamed_read = true;
+    if (it->gradient.asked && !it->gradient.has_landed) step->unnamed_read = true;
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);
     return REFIT_OK;
@@ -1277,9 +1159,7 @@ refit_status refit_host_step_refresh(refit_host_step *step, uint32_t parameter,
     it->is_known = false;
     forget(&it->weights);
     if (!it->gradient.asked) unlist(step, parameter);
-    it->weights.from = it->is.memory;
-    RFT_TRY(account(step, start_arrival(step, &it->weights, stream, error)));
-    it->weights.asked = true;
+    RFT_TRY(start_arrival(step, &it->weights, it->is.memory, stream, error));
     if (!it->is_listed) list_last(step, parameter);
     return REFIT_OK;
 }
@@ -1288,20 +1168,22 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
 {
     RFT_TRY(check_usable(step, error));
     if (step->state == STEP_IDLE || step->state == STEP_RETURNING) return REFIT_OK;
-    bool any = false, over;
-    refit_status status = drain_in(step, true, &over, error);
-    if (!over) return account(step, status);
+    bool any = false;
+    refit_status status = drain_in(step, error);
+    bool lost = status != REFIT_OK && rft_device_is_lost(device_of(step));
+    if (status != REFIT_OK && !lost) return account(step, status);
     for (uint32_t at = 0; at < step->count; at++) {
         step_parameter *parameter = &step->parameters[at];
         any = any || parameter->stepped;
         if (!parameter->stepped) forget_gradient(parameter);
+        if (parameter->weights.asked && !lost) parameter->is_known = true;
         forget(&parameter->weights);
     }
     clear_list(step);
     if (!any) step->began = 0;
     set_stepping(step->offloader, false);
-    step->state = any || step->follows ? STEP_RETURNING : STEP_IDLE;
-    return account(step, status);
+    step->state = any ? STEP_RETURNING : STEP_IDLE;
+    return REFIT_OK;
 }
 
 /* ---- Parameters return ----------------------------------------------------------------------- */
@@ -1325,7 +1207,7 @@ static refit_status send_range(refit_host_step *step, uint32_t number, uint64_t 
                       error);
 }
 
-/* Copies back that have failed, or were not started, start again. */
+/* Copies back that could not be started, or not all of them, start. */
 static void send_again(refit_host_step *step, refit_error *first)
 {
     refit_error said = {0};
@@ -1342,16 +1224,12 @@ static void send_again(refit_host_step *step, refit_error *first)
 static refit_status wait_return(refit_host_step *step, step_parameter *parameter,
                                 uint32_t timeout_ms, refit_error *error)
 {
-    bool over;
     if (!parameter->sending) return REFIT_OK;
-    refit_status status = wait_event(step, parameter->back, timeout_ms, &over, error);
-    if (!over) return status;
+    RFT_TRY(wait_event(step, parameter->back, timeout_ms, error));
     parameter->sending = false;
-    parameter->returned = status == REFIT_OK;
-    if (parameter->returned) {
-        step->out_bytes += bytes_of(parameter->is.type, parameter->is.elements);
-    }
-    return status;
+    parameter->returned = true;
+    step->out_bytes += bytes_of(parameter->is.type, parameter->is.elements);
+    return REFIT_OK;
 }
 
 /* Every parameter is where it should be: the step's figures are known. */
@@ -1392,16 +1270,7 @@ refit_status refit_host_step_wait(refit_host_step *step, uint32_t timeout_ms, re
         }
         keep_first(&first, status, &said);
     }
-    if (!all_returned(step)) return answer(step, &first, error);
-    /* Where nothing was sent, or sent again behind it, the caller's work may be under way. */
-    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status status = wait_before(step, step->before, left_ms, &step->follows, &said);
-    if (status == REFIT_ERR_TIMEOUT && first.status == REFIT_OK) {
-        if (error != NULL) *error = said;
-        return status;
-    }
-    keep_first(&first, status, &said);
-    if (step->state == STEP_RETURNING && !step->follows) {
+    if (step->state == STEP_RETURNING && all_returned(step)) {
         if (step->out_bytes != 0) tell_figures(step); /* 0: nothing was stepped */
         step->state = STEP_IDLE;
     }
@@ -1424,8 +1293,8 @@ refit_status refit_host_step_join(refit_host_step *step, uint32_t parameter,
     for (uint32_t at = from; at < to; at++) {
         const step_parameter *it = &step->parameters[at];
         RFT_REFUSE_IF(it->stepped && !it->sending && !it->returned, error, REFIT_ERR_COPY,
-                      "parameter %s is not on its way to the device, since its copy failed: call "
-                      "refit_host_step_wait",
+                      "parameter %s is not on its way to the device, since its copy could not be "
+                      "started: call refit_host_step_wait",
                       it->is.name);
         any = any || it->sending;
     }
@@ -1571,10 +1440,7 @@ static refit_status run(refit_host_step *step, refit_stream_ref stream, refit_er
 {
     refit_error first = {0}, said = {0};
     if (step->began == 0) step->began = rft_now();
-    /* Of a run that failed: told behind the step. */
-    refit_status status = wait_before(step, step->before, 0, &step->follows, &said);
-    if (status != REFIT_ERR_TIMEOUT) keep_first(&first, status, &said);
-    status = follow(step, step->before, stream, step->out, &step->follows, &said);
+    refit_status status = follow(step, stream, step->out, &said);
     keep_first(&first, status, &said);
     if (status == REFIT_OK) {
         send_again(step, &first);
@@ -1650,26 +1516,13 @@ static void renew_all(refit_host_step *step)
 
 static refit_status load_all(refit_host_step *step, refit_stream_ref after, refit_error *error)
 {
-    bool over;
-    refit_error said = {0};
-    uint32_t timeout_ms = patience(step);
-    int64_t deadline = rft_deadline(timeout_ms);
-    RFT_TRY(follow(step, step->before, after, step->in, &step->follows, error));
-    refit_status status = REFIT_OK;
-    for (uint32_t at = 0; at < step->count && status == REFIT_OK; at++) {
+    RFT_TRY(follow(step, after, step->in, error));
+    for (uint32_t at = 0; at < step->count; at++) {
         const step_parameter *parameter = &step->parameters[at];
-        status = copy_range(step, true, parameter->weights.at, parameter->is.memory,
-                            bytes_of(parameter->is.type, parameter->is.elements), error);
+        RFT_TRY(copy_range(step, true, parameter->weights.at, parameter->is.memory,
+                           bytes_of(parameter->is.type, parameter->is.elements), error));
     }
-    if (status == REFIT_OK) {
-        status = rft_device_event_record(device_of(step), step->drained, step->in, error);
-    }
-    if (status == REFIT_OK) status = wait_event(step, step->drained, timeout_ms, &over, error);
-    uint32_t left_ms = (uint32_t)rft_ms_until(deadline);
-    refit_status made = wait_before(step, step->before, left_ms, &step->follows, &said);
-    if (made == REFIT_OK || (made == REFIT_ERR_TIMEOUT && status != REFIT_OK)) return status;
-    if (error != NULL) *error = said;
-    return made;
+    return drain_in(step, error);
 }
 
 static void set_known(refit_host_step *step, bool known)

@@ -4,11 +4,11 @@
  *
  *        seal            offload                copies end
  *   OPEN ────► RESIDENT ─────────► OFFLOADING ──────────────► OFFLOADED
- *        ◄────     ▲                  ▲  │ copies fail            │
+ *        ◄────     ▲                  ▲  │ refused, lost          │
  *       unseal     │          offload │  ▼                        │
  *                  │                FAILED                        │ restore
  *                  │          restore │  ▲                        │
- *                  │ copies end       ▼  │ copies fail            │
+ *                  │ copies end       ▼  │ refused, lost          │
  *                  └───────────── RESTORING ◄─────────────────────┘
  *
  *   state       bytes of a region count       the image             device memory
@@ -28,9 +28,13 @@
  *
  * When copies have ended, the next look moves the state on: a verb on the offloader's thread, or on
  * any thread a future or refit_offloader_get_state. An offload changes the place of all its regions
- * at once, when the last copy has ended well. A restore that fails has changed the place of the
- * groups that arrived whole: their users may have gone on with them. A verb that fails before its
- * copies are under way leaves the state as it was.
+ * at once, when the last copy has ended. Copies do not fail, unless the device is lost; but what
+ * they brought may be refused, by a digest or a verdict on masters. A restore of which a part was
+ * refused has changed the place of the other groups: their users may have gone on with them. A verb
+ * that fails before its copies are under way leaves the state as it was.
+ *
+ * On a lost device an offload or restore ends in FAILED and changes no place; no verb starts
+ * anything any more. The image is what it was: a lease reads it, if it is whole.
  *
  * Must not know: sockets, workers, what the bytes mean.
  */
@@ -520,11 +524,12 @@ struct refit_lease {
     lease_copy **copies; /* owned; the first; guarded by the offloader's lock */
 };
 
-/* Does the image hold every byte that is kept? Not so during a restore after a failure, when some
- * regions never left or have been used since. Lock held. */
+/* Does the image hold every byte that is kept? Not so after an offload or a restore that was
+ * refused, when some regions never left or have been used since. Lock held. */
 static bool image_is_whole(const refit_offloader *offloader)
 {
-    if (offloader->state != REFIT_OFFLOADED && offloader->state != REFIT_RESTORING) return false;
+    refit_offloader_state state = offloader->state;
+    if (state != REFIT_OFFLOADED && state != REFIT_RESTORING && state != REFIT_FAILED) return false;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         const rft_region *region = &offloader->regions.items[id];
         if (region->policy == REFIT_KEEP && region->place != REFIT_ON_HOST) return false;
@@ -617,6 +622,12 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
     if (whole && ready && !stepping) offloader->leases++;
     refit_offloader_state state = offloader->state;
     rft_unlock(&offloader->lock);
+    if (stepping && rft_device_is_lost(offloader->device)) {
+        close_lease(lease);
+        return rft_fail(error, REFIT_ERR_DEVICE,
+                        "the device was lost during a step, so the host image holds some states "
+                        "from before the step and some from after it");
+    }
     if (stepping) {
         close_lease(lease);
         return rft_fail(error, REFIT_ERR_BUSY,
@@ -626,8 +637,8 @@ refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, 
     if (!whole) {
         close_lease(lease);
         return rft_fail(error, REFIT_ERR_STATE,
-                        "the host image is not whole in %s: a lease begins in OFFLOADED or "
-                        "RESTORING",
+                        "the host image does not hold all states in %s: a lease begins in "
+                        "OFFLOADED or RESTORING, or in FAILED if all are away",
                         refit_offloader_state_name(state));
     }
     if (!ready) {

@@ -163,14 +163,9 @@ bool rft_offloader_is_away(const refit_offloader *offloader)
 
 refit_status rft_offloader_check_movers(refit_offloader *offloader, refit_error *error)
 {
-    refit_error why = {0};
     for (int direction = RFT_OFFLOAD; direction <= RFT_RESTORE; direction++) {
         rft_mover *mover = offloader->movers[direction];
-        if (mover == NULL || rft_mover_check(mover, &why) == REFIT_OK) continue;
-        return rft_fail(error, REFIT_ERR_DEVICE,
-                        "copies that could not be waited for may still use the host image: close "
-                        "the offloader (%s)",
-                        why.text);
+        if (mover != NULL) RFT_TRY(rft_mover_check(mover, error));
     }
     return REFIT_OK;
 }
@@ -185,19 +180,6 @@ static void lock_checking(refit_offloader *offloader)
 static void unlock_checking(refit_offloader *offloader)
 {
     if (offloader->config.offload_verify) rft_unlock(&offloader->verify_lock);
-}
-
-/* The groups whose copies ended well; all of them if the whole did. Copies have ended. */
-static uint64_t arrived_groups(rft_mover *mover, refit_status status)
-{
-    if (status == REFIT_OK) return RFT_ALL_GROUPS;
-    uint64_t groups = 0;
-    for (uint32_t group = 0; group < REFIT_GROUPS; group++) {
-        if (rft_mover_wait_group(mover, group, 0, NULL) == REFIT_OK) {
-            groups |= UINT64_C(1) << group;
-        }
-    }
-    return groups;
 }
 
 static void move_places(refit_offloader *offloader, uint64_t groups)
@@ -246,9 +228,8 @@ static void end_operation(refit_offloader *offloader, refit_status status,
 {
     rft_operation *operation = &offloader->operation;
     bool out = operation->direction == RFT_OFFLOAD;
-    uint64_t groups = arrived_groups(operation->mover, status);
-    judge_masters(offloader, groups);
-    groups &= ~operation->corrupt;
+    if (status == REFIT_OK) judge_masters(offloader, RFT_ALL_GROUPS);
+    uint64_t groups = status == REFIT_OK ? ~operation->corrupt : 0;
     if (status == REFIT_OK && operation->corrupt != 0) {
         status = (refit_status)operation->corruption.status;
         detail = &operation->corruption;
@@ -270,14 +251,13 @@ static void end_operation(refit_offloader *offloader, refit_status status,
 }
 
 /* The copies of `number` ended with `status`: ends it, unless another thread has. */
-static void conclude(refit_offloader *offloader, uint64_t number, rft_mover *mover,
-                     refit_status status, const refit_error *detail)
+static void conclude(refit_offloader *offloader, uint64_t number, refit_status status,
+                     const refit_error *detail)
 {
     lock_checking(offloader);
-    if (offloader->config.offload_verify) {
-        uint64_t groups = arrived_groups(mover, status);
-        judge_group(offloader, number, groups);
-        check_groups(offloader, number, groups);
+    if (offloader->config.offload_verify && status == REFIT_OK) {
+        judge_group(offloader, number, RFT_ALL_GROUPS);
+        check_groups(offloader, number, RFT_ALL_GROUPS);
     }
     rft_lock(&offloader->lock);
     if (rft_offloader_is_moving(offloader) && offloader->operation.number == number) {
@@ -299,7 +279,7 @@ void rft_operation_begin(refit_offloader *offloader, const rft_operation *operat
     if (operation->direction == RFT_OFFLOAD) offloader->figures.reclaimed_last = 0;
     if (future != NULL) future->operation = number;
     rft_unlock(&offloader->lock);
-    if (operation->mover == NULL) conclude(offloader, number, NULL, REFIT_OK, NULL);
+    if (operation->mover == NULL) conclude(offloader, number, REFIT_OK, NULL);
 }
 
 refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,
@@ -312,10 +292,10 @@ refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *f
     return status;
 }
 
-/* Did a wait find that the copies have ended? A wait that itself failed does not tell. */
-static bool is_over(const rft_mover *mover, refit_status status)
+/* Did a wait for the mover find that the copies have ended? */
+static bool is_over(refit_status status)
 {
-    return status == REFIT_OK || (status != REFIT_ERR_TIMEOUT && rft_mover_finished_at(mover) != 0);
+    return status == REFIT_OK || status == REFIT_ERR_DEVICE;
 }
 
 void rft_operation_notice(refit_offloader *offloader)
@@ -325,7 +305,7 @@ void rft_operation_notice(refit_offloader *offloader)
     if (!moving || offloader->config.offload_verify) return;
     refit_error detail = {0};
     refit_status status = rft_mover_wait(mover, 0, &detail);
-    if (is_over(mover, status)) end_operation(offloader, status, &detail);
+    if (is_over(status)) end_operation(offloader, status, &detail);
 }
 
 /* Is `number` under way, and by which mover? */
@@ -346,8 +326,8 @@ refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uin
     int64_t began = rft_now();
     refit_error detail = {0};
     refit_status status = rft_mover_wait(mover, timeout_ms, &detail);
-    bool over = is_over(mover, status);
-    if (over) conclude(offloader, number, mover, status, &detail);
+    bool over = is_over(status);
+    if (over) conclude(offloader, number, status, &detail);
     rft_operation_expose(offloader, number, began);
     if (over || mover_of(offloader, number) == NULL) return REFIT_OK;
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_TIMEOUT,

@@ -13,12 +13,9 @@
  * The copies are those of the offloader's two movers, which are idle while all regions are in the
  * image. Each has one operation at a time: the copies in of window `arrived`, and the copies out of
  * window `left`. Copies in start once their slot is free, which is when window - slots has left. An
- * operation that failed leaves its counter as it was, so the next call starts it again: copies in
- * from the image, which does not change before the copies out, copies out from the slot, which
- * nothing else writes before they have ended well.
- *
- * That is why one end of each operation is seen by the CPU before anything is built on it. The cost
- * is one wake-up a window.
+ * operation that could not be started, or whose masters are refused, leaves its counter as it was,
+ * so the next call starts it again: copies in from the image, which does not change before the
+ * copies out, copies out from the slot, which nothing else writes before they have ended.
  *
  * Must not know: what parts mean, which of them belong to one parameter, how they are stepped.
  */
@@ -622,7 +619,7 @@ static refit_status judge_in(const refit_window *window, uint32_t number, refit_
     return REFIT_OK;
 }
 
-/* Copies that fail are to be made again, and count once. */
+/* Copies whose masters are refused are to be made again, and count once. */
 static refit_status see_in(refit_window *window, uint32_t timeout_ms, refit_error *error)
 {
     if (!window->arriving) return REFIT_OK;
@@ -675,7 +672,7 @@ static refit_status end_out(refit_window *window, uint32_t timeout_ms, refit_err
     refit_status status = rft_mover_wait(mover, timeout_ms, error);
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->leaving = false;
-    window->worked = window->left + 1; /* copies that are repeated need its stream no more */
+    window->worked = window->left + 1; /* further copies out of it need its stream no more */
     if (status == REFIT_OK) status = judge_out(window, error);
     if (status != REFIT_OK) {
         window->out_bytes -= moved_bytes(&window->plans[window->left % window->slot_count]);
@@ -709,7 +706,7 @@ static uint32_t patience(const refit_window *window)
 }
 
 /* Starts the copies out of the last window that was stepped, once those of the one before have
- * ended; and starts again those that have failed. */
+ * ended. */
 static refit_status leave(refit_window *window, refit_error *error)
 {
     if (window->left + 1 < window->stepped) {
@@ -1168,26 +1165,15 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
 
 /* ---- Close ----------------------------------------------------------------------------------- */
 
-/* A device that is lost has taken the bytes of its memory along. It gives no memory either, and not
- * for want of it. */
-static bool is_lost(refit_device *device)
-{
-    void *memory = NULL;
-    refit_status status = refit_memory_alloc(device, SLOT_ALIGNMENT, &memory, NULL);
-    if (status == REFIT_OK) status = refit_memory_free(device, memory, NULL);
-    return status == REFIT_ERR_DEVICE;
-}
-
-/* Ends the step and waits for its copies; where those of one direction hang for good, only for
- * those of the other; where the device is lost, for none that cannot end. */
+/* Ends the step and waits for its copies. A lost device has taken the bytes of its memory along;
+ * and where the copies of one direction hang for good, only those of the other are waited for. */
 static refit_status end_for_good(refit_window *window, refit_error *error)
 {
     refit_offloader *offloader = window->offloader;
     refit_status status = refit_window_end(window, error);
     if (status == REFIT_OK) status = refit_window_wait(window, patience(window), error);
     if (status == REFIT_OK) return REFIT_OK;
-    bool gone = status == REFIT_ERR_DEVICE && is_lost(offloader->device);
-    if (!gone && rft_offloader_check_movers(offloader, NULL) == REFIT_OK) return status;
+    if (rft_offloader_check_movers(offloader, NULL) == REFIT_OK) return status;
     status = see_in(window, patience(window), error);
     if (window->arriving) return status;
     status = see_out(window, patience(window), error);

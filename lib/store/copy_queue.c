@@ -331,14 +331,12 @@ refit_status rft_copy_queue_wait(rft_copy_queue *queue, uint32_t timeout_ms, ref
 {
     refit_device *device = queue->device;
     refit_status status = rft_device_event_record(device, queue->behind, queue->stream, error);
-    if (status != REFIT_OK) {
-        /* A lost device fails this, too, and does nothing any more. */
-        refit_status last = rft_device_event_wait(device, queue->behind, 0, NULL);
-        if (last != REFIT_OK && last != REFIT_ERR_TIMEOUT) finish(queue);
-        return status;
+    if (status == REFIT_OK) {
+        status = rft_device_event_wait(device, queue->behind, timeout_ms, error);
     }
-    status = rft_device_event_wait(device, queue->behind, timeout_ms, error);
-    if (status != REFIT_ERR_TIMEOUT) finish(queue);
+    /* A lost device does nothing any more. */
+    bool lost = status == REFIT_ERR_DEVICE && rft_device_is_lost(device);
+    if (status == REFIT_OK || lost) finish(queue);
     return status;
 }
 

@@ -1,22 +1,21 @@
 /*
  * The mover: one operation at a time on a stream of its own.
  *
- *     IDLE ──start──► STARTING ──submitted──► MOVING ──seen done──► DONE ──start──► STARTING
- *       ▲               │   │
- *       └─failed, over──┘   └──failed, hangs──► BROKEN
+ *     IDLE ──start──► STARTING ──submitted──► MOVING ──seen done──► IDLE
+ *                        │   │                  │
+ *          IDLE ◄─failed─┘   └─failed, hangs──► BROKEN ◄─lost
  *
- * IDLE      Nothing is under way, no status is kept.
+ * IDLE      Nothing is under way; all copies so far have ended well.
  * STARTING  One thread submits, without the lock; all others wait until it has.
  * MOVING    All is on the stream; no event moves.
- * DONE      Nothing is under way; status and failure stay as they are until the next start.
- * BROKEN    Copies may be under way that cannot be waited for; only close is left.
+ * BROKEN    The device is lost, or copies may be under way that cannot be waited for. Every wait
+ *           answers the sentence that says which; only close is left.
  *
  * Completion, exactly once:
  * - The first thread that sees the last event done completes the operation. No thread of refit
  *   watches, and a late look loses nothing: the stream itself notes the time.
- * - Every call that waits, and every call that asks until the next start, gets the same status and
- *   sentence. A start first lets the waiters of the operation before it pick up theirs (they no
- *   longer block on anything), so no event moves under a waiter.
+ * - A start first lets the waiters of the operation before it go (they no longer block on
+ *   anything), so no event moves under a waiter.
  * - An operation that fails to start leaves no trace: the copies that it had submitted are waited
  *   for, and only its caller gets the failure.
  * - No copy is cancelled: copies end by themselves. Close waits for them, or is refused.
@@ -34,160 +33,69 @@
 #include "base/thread.h"
 #include "transfer/plan.h"
 
-/* ---- Completion: the events of one operation -------------------------------------------------
- * The events that one operation leaves on its stream, and its status, which is read off them.
- *
- * One event stands on the caller's stream, one behind the last batch of each group, one behind
- * everything. The device gives a failure to the event behind it, once; a group's batches may lie
- * between events of other groups. So the status of a group is the first failure of any event from
- * its first batch to its own event, and the status of all that of any event. The caller's stream
- * counts first in both, since the operation moves what that stream has made.
- *
- * No lock: one thread records, then any thread reads; the mover keeps the two apart. An index into
- * `recorded` is a place in the order of the stream, so "from its first batch to its own event" is a
- * range of it. Knows nothing of waiters or time.
+/* ---- The events of one operation -------------------------------------------------------------
+ * One stands on the caller's stream, one behind the last batch of each group, one behind
+ * everything. No lock: one thread records, then any thread reads; the mover keeps the two apart.
  */
 
-typedef struct rft_completion_group {
-    bool used;
-    uint32_t last_batch;
-    uint32_t first_event; /* in `recorded`: the first behind its first batch */
-    uint32_t own_event;   /* behind its last batch */
-} rft_completion_group;
-
-typedef struct rft_completion {
+typedef struct mover_events {
     refit_device *device; /* borrowed */
-    bool follows;         /* `before` belongs to this operation */
-    rft_event *before;
+    rft_event *before;    /* on the caller's stream */
     rft_event *all;
-    rft_event *events[REFIT_GROUPS]; /* by group */
-    rft_completion_group groups[REFIT_GROUPS];
-    uint32_t recorded[REFIT_GROUPS]; /* groups in the order of their events */
-    uint32_t recorded_count;
-} rft_completion;
+    rft_event *groups[REFIT_GROUPS];
+    uint32_t last_batch[REFIT_GROUPS];
+    bool used[REFIT_GROUPS]; /* the operation has batches of the group */
+} mover_events;
 
-static refit_status open_groups(rft_completion *completion, refit_error *error)
+static void close_events(mover_events *events)
 {
+    rft_device_event_close(events->device, events->before);
+    rft_device_event_close(events->device, events->all);
     for (uint32_t group = 0; group < REFIT_GROUPS; group++) {
-        RFT_TRY(rft_device_event_open(completion->device, &completion->events[group], error));
+        rft_device_event_close(events->device, events->groups[group]);
     }
-    return REFIT_OK;
 }
 
-static void completion_close(rft_completion *completion)
+static refit_status open_each(mover_events *events, refit_error *error)
 {
-    rft_device_event_close(completion->device, completion->before);
-    rft_device_event_close(completion->device, completion->all);
+    RFT_TRY(rft_device_event_open(events->device, &events->before, error));
+    RFT_TRY(rft_device_event_open(events->device, &events->all, error));
     for (uint32_t group = 0; group < REFIT_GROUPS; group++) {
-        rft_device_event_close(completion->device, completion->events[group]);
+        RFT_TRY(rft_device_event_open(events->device, &events->groups[group], error));
     }
+    return REFIT_OK;
 }
 
 /* Opens all events, so that recording allocates nothing. On failure nothing is owned. */
-static refit_status completion_open(rft_completion *completion, refit_device *device,
-                                    refit_error *error)
+static refit_status open_events(mover_events *events, refit_device *device, refit_error *error)
 {
-    refit_status status;
-    memset(completion, 0, sizeof *completion);
-    completion->device = device;
-    RFT_TRY_GOTO(rft_device_event_open(device, &completion->before, error), close_events);
-    RFT_TRY_GOTO(rft_device_event_open(device, &completion->all, error), close_events);
-    RFT_TRY_GOTO(open_groups(completion, error), close_events);
-    return REFIT_OK;
-
-close_events:
-    completion_close(completion);
+    *events = (mover_events){.device = device};
+    refit_status status = open_each(events, error);
+    if (status != REFIT_OK) close_events(events);
     return status;
 }
 
-static refit_status mark_groups(rft_completion *completion, const rft_plan *plan,
-                                refit_error *error)
+static refit_status mark_groups(mover_events *events, const rft_plan *plan, refit_error *error)
 {
-    memset(completion->groups, 0, sizeof completion->groups);
-    completion->recorded_count = 0;
+    memset(events->used, 0, sizeof events->used);
     for (uint32_t i = 0; i < plan->batch_count; i++) {
         uint32_t group = plan->batches[i].group;
         RFT_REFUSE_IF(group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
                       "group %" PRIu32 " is not below %d", group, REFIT_GROUPS);
-        completion->groups[group].last_batch = i;
+        events->used[group] = true;
+        events->last_batch[group] = i;
     }
     return REFIT_OK;
 }
 
-/* A new operation that submits `plan` on `stream` behind what `after` has queued.
- * REFIT_ERR_INVALID for a group that is not below REFIT_GROUPS. For REFIT_STREAM_NONE there is
- * nothing to follow: all that the caller did is done. */
-static refit_status completion_begin(rft_completion *completion, const rft_plan *plan,
-                                     refit_stream_ref after, refit_stream_ref stream,
-                                     refit_error *error)
+/* Makes `stream` wait for what `after` has queued. For REFIT_STREAM_NONE there is nothing to wait
+ * for: all that the caller did is done. */
+static refit_status follow(const mover_events *events, refit_stream_ref after,
+                           refit_stream_ref stream, refit_error *error)
 {
-    completion->follows = false;
-    RFT_TRY(mark_groups(completion, plan, error));
     if (after.native == NULL) return REFIT_OK;
-    RFT_TRY(rft_device_event_record(completion->device, completion->before, after, error));
-    completion->follows = true;
-    return rft_device_event_join(completion->device, completion->before, stream, error);
-}
-
-/* Around each batch, in order. */
-static void completion_enter(rft_completion *completion, const rft_plan *plan, uint32_t batch)
-{
-    rft_completion_group *group = &completion->groups[plan->batches[batch].group];
-    if (!group->used) group->first_event = completion->recorded_count;
-    group->used = true;
-}
-
-static refit_status completion_leave(rft_completion *completion, const rft_plan *plan,
-                                     uint32_t batch, refit_stream_ref stream, refit_error *error)
-{
-    uint32_t number = plan->batches[batch].group;
-    rft_completion_group *group = &completion->groups[number];
-    if (batch != group->last_batch) return REFIT_OK;
-    RFT_TRY(rft_device_event_record(completion->device, completion->events[number], stream, error));
-    group->own_event = completion->recorded_count;
-    completion->recorded[completion->recorded_count++] = number;
-    return REFIT_OK;
-}
-
-/* Behind everything. */
-static refit_status completion_end(rft_completion *completion, refit_stream_ref stream,
-                                   refit_error *error)
-{
-    return rft_device_event_record(completion->device, completion->all, stream, error);
-}
-
-/* The first failure among the caller's stream and the events from place `from` up to `to`, all of
- * which are over. */
-static refit_status first_failure(rft_completion *completion, uint32_t from, uint32_t to,
-                                  refit_error *error)
-{
-    refit_status status = REFIT_OK;
-    if (completion->follows)
-        status = rft_device_event_wait(completion->device, completion->before, 0, error);
-    for (uint32_t i = from; i < to && status == REFIT_OK; i++) {
-        rft_event *event = completion->events[completion->recorded[i]];
-        status = rft_device_event_wait(completion->device, event, 0, error);
-    }
-    return status;
-}
-
-/* The operation's status, once the last event is done; `last` is the status of that event. */
-static refit_status completion_outcome(rft_completion *completion, refit_status last,
-                                       refit_error *error)
-{
-    refit_error earlier;
-    refit_status status = first_failure(completion, 0, completion->recorded_count, &earlier);
-    if (status == REFIT_OK) return last;
-    if (error != NULL) *error = earlier;
-    return status;
-}
-
-/* The group's status, once its event is done. */
-static refit_status completion_group_outcome(rft_completion *completion, uint32_t group,
-                                             refit_error *error)
-{
-    const rft_completion_group *part = &completion->groups[group];
-    return first_failure(completion, part->first_event, part->own_event + 1, error);
+    RFT_TRY(rft_device_event_record(events->device, events->before, after, error));
+    return rft_device_event_join(events->device, events->before, stream, error);
 }
 
 /* ---- The rate limiter ------------------------------------------------------------------------
@@ -353,42 +261,42 @@ static void limiter_hurry(rate_limiter *limiter)
  */
 
 /* What goes where, and how. */
-typedef struct rft_submission {
+typedef struct mover_submission {
     const rft_plan *plan;
     refit_stream_ref stream;
     rft_copy_order order;
-    rft_completion *completion;
+    const mover_events *events;
     rate_limiter *limiter; /* NULL: as fast as the link goes */
-} rft_submission;
+} mover_submission;
 
-static refit_status submit_zeroes(const rft_submission *submission, const rft_batch *batch,
+static refit_status submit_zeroes(const mover_submission *submission, const rft_batch *batch,
                                   refit_error *error)
 {
     const rft_copy *copies = &submission->plan->copies[batch->first];
     for (uint32_t i = 0; i < batch->count; i++) {
-        RFT_TRY(rft_device_zero(submission->completion->device, submission->stream, copies[i].to,
+        RFT_TRY(rft_device_zero(submission->events->device, submission->stream, copies[i].to,
                                 copies[i].bytes, error));
     }
     return REFIT_OK;
 }
 
-static refit_status submit_copies(const rft_submission *submission, const rft_batch *batch,
+static refit_status submit_copies(const mover_submission *submission, const rft_batch *batch,
                                   refit_error *error)
 {
-    return rft_device_copy_batch(submission->completion->device, submission->stream,
+    return rft_device_copy_batch(submission->events->device, submission->stream,
                                  &submission->plan->copies[batch->first], batch->count,
                                  submission->order, error);
 }
 
 /* In calls of as many as the device takes. The memory of the device is used again by the next
  * stretch, so these are never read early. */
-static refit_status submit_stretch(const rft_submission *submission, const rft_batch *batch,
+static refit_status submit_stretch(const mover_submission *submission, const rft_batch *batch,
                                    refit_error *error)
 {
     uint32_t most = submission->plan->limits.batch_most;
     for (uint32_t done = 0; done < batch->count;) {
         uint32_t count = batch->count - done < most ? batch->count - done : most;
-        RFT_TRY(rft_device_copy_batch(submission->completion->device, submission->stream,
+        RFT_TRY(rft_device_copy_batch(submission->events->device, submission->stream,
                                       &submission->plan->copies[batch->first + done], count,
                                       RFT_COPY_STREAM, error));
         done += count;
@@ -397,10 +305,10 @@ static refit_status submit_stretch(const rft_submission *submission, const rft_b
 }
 
 /* The copies stand between what makes them and what reads them. */
-static refit_status submit_recode(const rft_submission *submission, const rft_batch *batch,
+static refit_status submit_recode(const mover_submission *submission, const rft_batch *batch,
                                   refit_error *error)
 {
-    refit_device *device = submission->completion->device;
+    refit_device *device = submission->events->device;
     const rft_recode *recode = batch->recode;
     const rft_master_job *job = &recode->job;
     rft_copy verdict = {.to = recode->verdict,
@@ -418,7 +326,7 @@ static refit_status submit_recode(const rft_submission *submission, const rft_ba
     return rft_device_copy_batch(device, submission->stream, &verdict, 1, RFT_COPY_STREAM, error);
 }
 
-static refit_status submit_batch(const rft_submission *submission, const rft_batch *batch,
+static refit_status submit_batch(const mover_submission *submission, const rft_batch *batch,
                                  refit_error *error)
 {
     if (submission->plan->copies[batch->first].from == NULL)
@@ -429,66 +337,84 @@ static refit_status submit_batch(const rft_submission *submission, const rft_bat
 
 /* Where a step of the rate limiter begins, its wait; `*next` is then where the one behind it does.
  */
-static refit_status submit_wait(const rft_submission *submission, uint32_t batch, uint32_t *next,
+static refit_status submit_wait(const mover_submission *submission, uint32_t batch, uint32_t *next,
                                 refit_error *error)
 {
     rate_limiter *limiter = submission->limiter;
     if (limiter == NULL || batch < *next || !has_source(submission->plan, batch)) return REFIT_OK;
     *next = batch;
     (void)take_step(limiter, next);
-    return limiter_put(limiter, submission->completion->device, submission->stream, error);
+    return limiter_put(limiter, submission->events->device, submission->stream, error);
 }
 
 /* Takes no memory and does not wait. On failure some of it may be on the stream.
  * REFIT_ERR_UNSUPPORTED: there is a rate limiter, and streams of the device cannot call it. */
-static refit_status submit_plan(const rft_submission *submission, refit_error *error)
+static refit_status submit_plan(const mover_submission *submission, refit_error *error)
 {
     uint32_t next_step = 0;
+    const mover_events *events = submission->events;
     for (uint32_t i = 0; i < submission->plan->batch_count; i++) {
         RFT_TRY(submit_wait(submission, i, &next_step, error));
-        completion_enter(submission->completion, submission->plan, i);
         RFT_TRY(submit_batch(submission, &submission->plan->batches[i], error));
-        RFT_TRY(completion_leave(submission->completion, submission->plan, i, submission->stream,
-                                 error));
+        uint32_t group = submission->plan->batches[i].group;
+        if (events->last_batch[group] != i) continue;
+        RFT_TRY(rft_device_event_record(events->device, events->groups[group], submission->stream,
+                                        error));
     }
     return REFIT_OK;
 }
 
 /* ---- The mover ---------------------------------------------------------------------------- */
 
-#define RFT_MOVER_SHORT_MS 30000 /* for what ends by itself, unless the device hangs */
+#define SHORT_MS 30000 /* for what ends by itself, unless the device hangs */
 
-typedef enum rft_mover_state {
-    RFT_MOVER_IDLE,
-    RFT_MOVER_STARTING,
-    RFT_MOVER_MOVING,
-    RFT_MOVER_DONE,
-    RFT_MOVER_BROKEN,
-} rft_mover_state;
+typedef enum mover_state {
+    MOVER_IDLE,
+    MOVER_STARTING,
+    MOVER_MOVING,
+    MOVER_BROKEN,
+} mover_state;
 
 struct rft_mover {
     refit_device *device; /* retained */
     rft_mutex lock;
     rft_cond changed;             /* the state, or the last waiter has left */
-    rft_mover_state state;        /* guarded by lock */
+    mover_state state;            /* guarded by lock */
     uint32_t waiters;             /* threads in an event's wait; guarded by lock */
-    refit_status status;          /* in DONE and BROKEN; guarded by lock */
-    refit_error failure;          /* its sentence; guarded by lock */
+    refit_error failure;          /* why it is BROKEN; guarded by lock */
     atomic_int_fast64_t finished; /* when the last byte moved, or 0 */
     rate_limiter *limiter;        /* owned; NULL: as fast as the link goes */
     /* The thread that is STARTING writes these without the lock; else guarded by lock. */
     refit_stream_ref stream; /* owned; none after a failure: the next start opens it */
-    rft_completion completion;
+    mover_events events;
 };
 
 /* ---- Waiting ---------------------------------------------------------------------------------
- * The end of an operation is noticed exactly once, and returned to every waiter, as promised above.
+ * The end of an operation is noticed exactly once, as promised above.
  */
 
-/* Is the event over? A wait that itself fails does not say so. */
-static bool is_over(rft_mover *mover, rft_event *event)
+static void set_state(rft_mover *mover, mover_state state)
 {
-    return rft_device_event_wait(mover->device, event, 0, NULL) != REFIT_ERR_TIMEOUT;
+    mover->state = state;
+    rft_cond_wake_all(&mover->changed);
+}
+
+/* What there is to say while nothing is under way. */
+static refit_status answer(const rft_mover *mover, refit_error *error)
+{
+    if (mover->state != MOVER_BROKEN) return REFIT_OK;
+    if (error != NULL) *error = mover->failure;
+    return REFIT_ERR_DEVICE;
+}
+
+/* Waits only for a thread that starts an operation, and only while it submits. */
+static refit_status wait_started(rft_mover *mover, int64_t deadline, refit_error *error)
+{
+    while (mover->state == MOVER_STARTING) {
+        RFT_REFUSE_IF(!rft_cond_wait(&mover->changed, &mover->lock, deadline), error,
+                      REFIT_ERR_TIMEOUT, "the copies were not yet submitted when the time was up");
+    }
+    return REFIT_OK;
 }
 
 /* Nothing blocks on the device with the lock held, and no event moves while a thread waits for one.
@@ -496,73 +422,41 @@ static bool is_over(rft_mover *mover, rft_event *event)
 static refit_status wait_event(rft_mover *mover, rft_event *event, int64_t deadline,
                                refit_error *error)
 {
+    refit_error why = {0};
     mover->waiters++;
     rft_unlock(&mover->lock);
     refit_status status =
-        rft_device_event_wait(mover->device, event, (uint32_t)rft_ms_until(deadline), error);
+        rft_device_event_wait(mover->device, event, (uint32_t)rft_ms_until(deadline), &why);
     rft_lock(&mover->lock);
     mover->waiters--;
     if (mover->waiters == 0) rft_cond_wake_all(&mover->changed);
+    if (status == REFIT_ERR_DEVICE && mover->state != MOVER_BROKEN) {
+        mover->failure = why;
+        set_state(mover, MOVER_BROKEN);
+    }
+    if (status != REFIT_OK && error != NULL) *error = why;
     return status;
 }
 
-/* Waits only for a thread that starts an operation, and only while it submits. */
-static refit_status wait_started(rft_mover *mover, int64_t deadline, refit_error *error)
-{
-    while (mover->state == RFT_MOVER_STARTING) {
-        RFT_REFUSE_IF(!rft_cond_wait(&mover->changed, &mover->lock, deadline), error,
-                      REFIT_ERR_TIMEOUT, "the copies were not yet submitted when the time was up");
-    }
-    return REFIT_OK;
-}
-
-/* The last event is done with `last` and its sentence: the operation is over. */
-static void complete(rft_mover *mover, refit_status last, const refit_error *sentence)
-{
-    mover->failure = *sentence;
-    mover->status = completion_outcome(&mover->completion, last, &mover->failure);
-    if (atomic_load(&mover->finished) == 0) atomic_store(&mover->finished, rft_now());
-    mover->state = RFT_MOVER_DONE;
-    rft_cond_wake_all(&mover->changed);
-}
-
-static refit_status answer(const rft_mover *mover, refit_error *error)
-{
-    if (mover->state != RFT_MOVER_DONE && mover->state != RFT_MOVER_BROKEN) return REFIT_OK;
-    if (mover->status != REFIT_OK && error != NULL) *error = mover->failure;
-    return mover->status;
-}
-
-/* rft_mover_wait and what a finished or broken operation answers, with the lock held. */
+/* rft_mover_wait, with the lock held. */
 static refit_status wait_all(rft_mover *mover, int64_t deadline, refit_error *error)
 {
-    refit_error sentence = {0};
     RFT_TRY(wait_started(mover, deadline, error));
-    if (mover->state != RFT_MOVER_MOVING) return answer(mover, error);
-    refit_status last = wait_event(mover, mover->completion.all, deadline, &sentence);
-    bool over =
-        last == REFIT_OK || (last != REFIT_ERR_TIMEOUT && is_over(mover, mover->completion.all));
-    if (mover->state == RFT_MOVER_MOVING && !over) {
-        if (error != NULL) *error = sentence;
-        return last;
-    }
-    if (mover->state == RFT_MOVER_MOVING) complete(mover, last, &sentence);
-    return answer(mover, error);
+    if (mover->state != MOVER_MOVING) return answer(mover, error);
+    RFT_TRY(wait_event(mover, mover->events.all, deadline, error));
+    if (mover->state != MOVER_MOVING) return answer(mover, error);
+    if (atomic_load(&mover->finished) == 0) atomic_store(&mover->finished, rft_now());
+    set_state(mover, MOVER_IDLE);
+    return REFIT_OK;
 }
 
 static refit_status wait_group(rft_mover *mover, uint32_t group, int64_t deadline,
                                refit_error *error)
 {
     RFT_TRY(wait_started(mover, deadline, error));
-    if (mover->state != RFT_MOVER_MOVING && mover->state != RFT_MOVER_DONE)
-        return answer(mover, error);
-    if (!mover->completion.groups[group].used) return REFIT_OK;
-    /* Work before the group may have failed long ago: that is reported once the group's copies are
-     * over. */
-    rft_event *event = mover->completion.events[group];
-    refit_status own = wait_event(mover, event, deadline, error);
-    if (own == REFIT_ERR_TIMEOUT || (own != REFIT_OK && !is_over(mover, event))) return own;
-    return completion_group_outcome(&mover->completion, group, error);
+    if (mover->state != MOVER_MOVING) return answer(mover, error);
+    if (!mover->events.used[group]) return REFIT_OK;
+    return wait_event(mover, mover->events.groups[group], deadline, error);
 }
 
 static refit_status check_group(uint32_t group, refit_error *error)
@@ -577,8 +471,7 @@ static refit_status check_group(uint32_t group, refit_error *error)
 refit_status rft_mover_check(rft_mover *mover, refit_error *error)
 {
     rft_lock(&mover->lock);
-    bool broken = mover->state == RFT_MOVER_BROKEN;
-    refit_status status = broken ? answer(mover, error) : REFIT_OK;
+    refit_status status = answer(mover, error);
     rft_unlock(&mover->lock);
     return status;
 }
@@ -586,7 +479,7 @@ refit_status rft_mover_check(rft_mover *mover, refit_error *error)
 bool rft_mover_is_moving(rft_mover *mover)
 {
     rft_lock(&mover->lock);
-    bool moving = mover->state == RFT_MOVER_STARTING || mover->state == RFT_MOVER_MOVING;
+    bool moving = mover->state == MOVER_STARTING || mover->state == MOVER_MOVING;
     rft_unlock(&mover->lock);
     return moving;
 }
@@ -620,8 +513,7 @@ static refit_status check_joins(refit_stream_ref stream, refit_error *error)
 static refit_status join_event(rft_mover *mover, rft_event *event, refit_stream_ref stream,
                                refit_error *error)
 {
-    if (mover->state == RFT_MOVER_BROKEN) return answer(mover, error);
-    if (mover->state != RFT_MOVER_MOVING) return REFIT_OK;
+    if (mover->state != MOVER_MOVING) return answer(mover, error);
     return rft_device_event_join(mover->device, event, stream, error);
 }
 
@@ -629,8 +521,8 @@ refit_status rft_mover_join(rft_mover *mover, refit_stream_ref stream, refit_err
 {
     RFT_TRY(check_joins(stream, error));
     rft_lock(&mover->lock);
-    refit_status status = wait_started(mover, rft_deadline(RFT_MOVER_SHORT_MS), error);
-    if (status == REFIT_OK) status = join_event(mover, mover->completion.all, stream, error);
+    refit_status status = wait_started(mover, rft_deadline(SHORT_MS), error);
+    if (status == REFIT_OK) status = join_event(mover, mover->events.all, stream, error);
     rft_unlock(&mover->lock);
     return status;
 }
@@ -641,9 +533,9 @@ refit_status rft_mover_join_group(rft_mover *mover, uint32_t group, refit_stream
     RFT_TRY(check_joins(stream, error));
     RFT_TRY(check_group(group, error));
     rft_lock(&mover->lock);
-    refit_status status = wait_started(mover, rft_deadline(RFT_MOVER_SHORT_MS), error);
-    if (status == REFIT_OK && mover->completion.groups[group].used) {
-        status = join_event(mover, mover->completion.events[group], stream, error);
+    refit_status status = wait_started(mover, rft_deadline(SHORT_MS), error);
+    if (status == REFIT_OK && mover->events.used[group]) {
+        status = join_event(mover, mover->events.groups[group], stream, error);
     }
     rft_unlock(&mover->lock);
     return status;
@@ -670,32 +562,50 @@ static refit_status submit_all(rft_mover *mover, const rft_plan *plan, refit_str
         RFT_TRY(refit_stream_open(mover->device, &mover->stream, error));
     }
     if (mover->limiter != NULL) limiter_begin(mover->limiter, plan);
-    RFT_TRY(completion_begin(&mover->completion, plan, after, mover->stream, error));
-    RFT_TRY(submit_plan(&(rft_submission){.plan = plan,
-                                          .stream = mover->stream,
-                                          .order = order,
-                                          .completion = &mover->completion,
-                                          .limiter = mover->limiter},
+    RFT_TRY(mark_groups(&mover->events, plan, error));
+    RFT_TRY(follow(&mover->events, after, mover->stream, error));
+    RFT_TRY(submit_plan(&(mover_submission){.plan = plan,
+                                            .stream = mover->stream,
+                                            .order = order,
+                                            .events = &mover->events,
+                                            .limiter = mover->limiter},
                         error));
     refit_status status =
         refit_stream_call(mover->device, mover->stream, note_finish, mover, error);
     if (status != REFIT_OK && status != REFIT_ERR_UNSUPPORTED) return status;
-    return completion_end(&mover->completion, mover->stream, error);
+    return rft_device_event_record(mover->device, mover->events.all, mover->stream, error);
 }
 
 /* Waits for what was submitted before a failure; false if it hangs. A stream that takes no event is
  * closed, which waits too and needs no event. */
 static bool drain(rft_mover *mover)
 {
+    rft_event *all = mover->events.all;
     if (mover->stream.native == NULL) return true;
     limiter_hurry(mover->limiter);
-    if (completion_end(&mover->completion, mover->stream, NULL) == REFIT_OK) {
-        (void)rft_device_event_wait(mover->device, mover->completion.all, RFT_MOVER_SHORT_MS, NULL);
-        if (is_over(mover, mover->completion.all)) return true;
+    if (rft_device_event_record(mover->device, all, mover->stream, NULL) == REFIT_OK &&
+        rft_device_event_wait(mover->device, all, SHORT_MS, NULL) == REFIT_OK) {
+        return true;
     }
     if (refit_stream_close(mover->device, mover->stream, NULL) != REFIT_OK) return false;
     mover->stream = REFIT_STREAM_NONE;
     return true;
+}
+
+/* What the mover is after a start that has failed with `failure`. Lock held. */
+static void end_failed_start(rft_mover *mover, bool drained, const refit_error *failure)
+{
+    bool lost = failure->status == REFIT_ERR_DEVICE && rft_device_is_lost(mover->device);
+    atomic_store(&mover->finished, 0);
+    if (lost) {
+        mover->failure = *failure;
+    } else if (!drained) {
+        (void)rft_fail(&mover->failure, REFIT_ERR_DEVICE,
+                       "copies that could not be waited for may still use host memory of states: "
+                       "close what they belong to (%s)",
+                       failure->text);
+    }
+    set_state(mover, lost || !drained ? MOVER_BROKEN : MOVER_IDLE);
 }
 
 /* ---- Open, close, start ------------------------------------------------------------------- */
@@ -711,14 +621,14 @@ refit_status rft_mover_open(refit_device *device, uint64_t rate_limit, rft_mover
     RFT_TRY_GOTO(rft_mutex_open(&mover->lock, error), free_mover);
     RFT_TRY_GOTO(rft_cond_open(&mover->changed, error), close_lock);
     RFT_TRY_GOTO(limiter_open(rate_limit, &mover->limiter, error), close_changed);
-    RFT_TRY_GOTO(completion_open(&mover->completion, device, error), close_limiter);
-    RFT_TRY_GOTO(refit_stream_open(device, &mover->stream, error), close_completion);
+    RFT_TRY_GOTO(open_events(&mover->events, device, error), close_limiter);
+    RFT_TRY_GOTO(refit_stream_open(device, &mover->stream, error), close_opened_events);
     rft_device_retain(device);
     *out = mover;
     return REFIT_OK;
 
-close_completion:
-    completion_close(&mover->completion);
+close_opened_events:
+    close_events(&mover->events);
 close_limiter:
     limiter_close(mover->limiter);
 close_changed:
@@ -734,14 +644,11 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
 {
     if (mover == NULL) return REFIT_OK;
     rft_mover_hurry(mover);
-    bool broken = rft_mover_check(mover, NULL) != REFIT_OK; /* by whatever, a timeout too */
-    if (!broken && rft_mover_wait(mover, timeout_ms, error) == REFIT_ERR_TIMEOUT) {
-        return REFIT_ERR_TIMEOUT;
-    }
+    if (rft_mover_wait(mover, timeout_ms, error) == REFIT_ERR_TIMEOUT) return REFIT_ERR_TIMEOUT;
     if (mover->stream.native != NULL) {
         RFT_TRY(refit_stream_close(mover->device, mover->stream, error));
     }
-    completion_close(&mover->completion);
+    close_events(&mover->events);
     limiter_close(mover->limiter);
     rft_cond_close(&mover->changed);
     rft_mutex_close(&mover->lock);
@@ -750,36 +657,22 @@ refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error 
     return REFIT_OK;
 }
 
-/* To STARTING, once all waiters have picked up the status of the operation before. */
+/* To STARTING, once all who wait for the operation before have gone. */
 static refit_status begin_start(rft_mover *mover, refit_error *error)
 {
-    int64_t deadline = rft_deadline(RFT_MOVER_SHORT_MS);
+    int64_t deadline = rft_deadline(SHORT_MS);
     (void)wait_all(mover, rft_now(), NULL);
-    while ((mover->state == RFT_MOVER_IDLE || mover->state == RFT_MOVER_DONE) &&
-           mover->waiters > 0) {
+    while (mover->state == MOVER_IDLE && mover->waiters > 0) {
         RFT_REFUSE_IF(
             !rft_cond_wait(&mover->changed, &mover->lock, deadline), error, REFIT_ERR_TIMEOUT,
             "%" PRIu32 " threads did not stop waiting for the last operation", mover->waiters);
     }
-    if (mover->state == RFT_MOVER_BROKEN) return answer(mover, error);
-    RFT_REFUSE_IF(mover->state != RFT_MOVER_IDLE && mover->state != RFT_MOVER_DONE, error,
-                  REFIT_ERR_STATE,
+    RFT_TRY(answer(mover, error));
+    RFT_REFUSE_IF(mover->state != MOVER_IDLE, error, REFIT_ERR_STATE,
                   "copies are under way: wait for them before the next are started");
-    mover->state = RFT_MOVER_STARTING;
+    mover->state = MOVER_STARTING;
     atomic_store(&mover->finished, 0);
     return REFIT_OK;
-}
-
-static void end_start(rft_mover *mover, rft_mover_state state, refit_status status,
-                      const refit_error *failure)
-{
-    rft_lock(&mover->lock);
-    mover->state = state;
-    mover->status = status;
-    mover->failure = *failure;
-    if (state == RFT_MOVER_IDLE) atomic_store(&mover->finished, 0);
-    rft_cond_wake_all(&mover->changed);
-    rft_unlock(&mover->lock);
 }
 
 refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
@@ -791,12 +684,15 @@ refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_strea
     rft_unlock(&mover->lock);
     RFT_TRY(status);
     status = submit_all(mover, plan, after, order, &failure);
+    bool drained = status == REFIT_OK || drain(mover);
+    rft_lock(&mover->lock);
     if (status == REFIT_OK) {
-        end_start(mover, RFT_MOVER_MOVING, REFIT_OK, &failure);
-        return REFIT_OK;
+        set_state(mover, MOVER_MOVING);
+    } else {
+        end_failed_start(mover, drained, &failure);
     }
-    end_start(mover, drain(mover) ? RFT_MOVER_IDLE : RFT_MOVER_BROKEN, status, &failure);
-    if (error != NULL) *error = failure;
+    rft_unlock(&mover->lock);
+    if (status != REFIT_OK && error != NULL) *error = failure;
     return status;
 }
 

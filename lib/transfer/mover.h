@@ -28,34 +28,33 @@ uint64_t rft_mover_step_bytes(uint64_t rate_limit);
 void rft_mover_hurry(rft_mover *mover);
 
 /* Hurries and waits for what is under way (at most `timeout_ms`: REFIT_ERR_TIMEOUT, nothing
- * closed), then frees it. How the last operation ended is not told again. NULL is allowed. No other
- * thread may use the mover any more. */
+ * closed), then frees it. NULL is allowed. No other thread may use the mover any more. */
 refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error *error);
 
 /* Starts `plan` behind what `after` has queued; copies without a source (from == NULL) zero their
  * memory. The plan and its memory must stay as they are until the operation is done. Groups are
  * below REFIT_GROUPS (REFIT_ERR_INVALID). REFIT_ERR_STATE if an operation is under way. On any
- * other failure nothing is under way, unless the device hangs: what cannot be waited for within 30
- * s breaks the mover, every wait then returns this failure, and all that is left is to close it. */
+ * other failure nothing is under way, and it may be started again, unless the device is lost, or
+ * hangs: what cannot be waited for within 30 s. Both break the mover. */
 refit_status rft_mover_start(rft_mover *mover, const rft_plan *plan, refit_stream_ref after,
                              rft_copy_order order, refit_error *error);
 
-/* REFIT_OK, or the failure that broke the mover: then copies that cannot be waited for may use its
- * memory. Does not block. Any thread. */
+/* REFIT_OK, or REFIT_ERR_DEVICE: the mover is broken. Then all calls answer the same sentence, and
+ * all that is left is to close it. Does not block. Any thread. */
 refit_status rft_mover_check(rft_mover *mover, refit_error *error);
 
-/* Is an operation under way? A wait that itself failed leaves it so. Does not block. Any thread. */
+/* Is an operation under way? Does not block. Any thread. */
 bool rft_mover_is_moving(rft_mover *mover);
 
-/* REFIT_OK, REFIT_ERR_TIMEOUT, or how the operation (or the group's part of it) failed: a failure
- * of what was queued on `after` counts. With nothing started, or no such group in it: REFIT_OK. 0:
+/* REFIT_OK once the operation (or the group's part of it) is over, or nothing was started;
+ * REFIT_ERR_TIMEOUT; REFIT_ERR_DEVICE: the mover is broken, by the loss of the device as a rule. 0:
  * only look. Any thread. */
 refit_status rft_mover_wait(rft_mover *mover, uint32_t timeout_ms, refit_error *error);
 refit_status rft_mover_wait_group(rft_mover *mover, uint32_t group, uint32_t timeout_ms,
                                   refit_error *error);
 
-/* Makes `stream` wait, on the device, for all or for one group: that they are over, not that they
- * went well. REFIT_ERR_INVALID for REFIT_STREAM_NONE, which waits by rft_mover_wait. Any thread. */
+/* Makes `stream` wait, on the device, for all or for one group. REFIT_ERR_INVALID for
+ * REFIT_STREAM_NONE, which waits by rft_mover_wait. Any thread. */
 refit_status rft_mover_join(rft_mover *mover, refit_stream_ref stream, refit_error *error);
 refit_status rft_mover_join_group(rft_mover *mover, uint32_t group, refit_stream_ref stream,
                                   refit_error *error);

@@ -54,16 +54,44 @@ static void open_publisher(cycle_bench *on)
     assert_ok(refit_publisher_declare(on->publisher, tensors, 2, &on->error));
 }
 
-void bench_open(cycle_bench *on, bool with_offloader, bool with_publisher)
+static void open_with(cycle_bench *on, const char *verify, bool with_offloader, bool with_publisher)
 {
     memset(on, 0, sizeof *on);
     refit_config_init(&on->config, sizeof on->config);
     assert_ok(refit_config_set(&on->config, "offload.timeout_ms", "20s", &on->error));
+    assert_ok(refit_config_set(&on->config, "offload.verify", verify, &on->error));
     assert_ok(faulty_device_open(test_device_spec("host:capacity=16MiB"), &on->device, &on->error));
     if (with_offloader) open_offloader(on);
     if (with_publisher) open_publisher(on);
     assert_ok(refit_controller_open(on->offloader, on->publisher, &on->config, &on->controller,
                                     &on->error));
+}
+
+void bench_open(cycle_bench *on, bool with_offloader, bool with_publisher)
+{
+    open_with(on, "false", with_offloader, with_publisher);
+}
+
+void bench_open_verified(cycle_bench *on, bool with_offloader, bool with_publisher)
+{
+    open_with(on, "true", with_offloader, with_publisher);
+}
+
+void bench_tear(cycle_bench *on)
+{
+    faulty_device_order(on->device,
+                        &(faulty_order){.slot = FAULTY_COPY_BATCH, .nth = 1, .kind = FAULTY_TEARS});
+}
+
+void bench_check_image(cycle_bench *on)
+{
+    refit_lease *lease;
+    const void *bytes;
+    uint64_t count;
+    assert_ok(refit_lease_acquire(on->offloader, &lease, &on->error));
+    assert_ok(refit_lease_read(lease, 0, &bytes, &count, &on->error));
+    assert_memory_equal(bytes, on->expected, BENCH_BYTES);
+    refit_lease_release(lease);
 }
 
 void bench_close(cycle_bench *on)

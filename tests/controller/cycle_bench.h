@@ -31,6 +31,15 @@ typedef struct cycle_bench {
 
 /* `with_*`: which halves there are. */
 void bench_open(cycle_bench *on, bool with_offloader, bool with_publisher);
+
+/* The same with offload.verify, so that copies can be refused. */
+void bench_open_verified(cycle_bench *on, bool with_offloader, bool with_publisher);
+
+/* The next copy writes a half, which offload.verify finds. */
+void bench_tear(cycle_bench *on);
+
+/* The image holds what was filled in. */
+void bench_check_image(cycle_bench *on);
 void bench_close(cycle_bench *on);
 
 /* The region holds what was filled in. */

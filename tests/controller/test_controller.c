@@ -9,6 +9,12 @@ static int open_both(void **state)
     return 0;
 }
 
+static int open_verified(void **state)
+{
+    bench_open_verified(&on, true, true);
+    return 0;
+}
+
 static int open_states(void **state)
 {
     bench_open(&on, true, false);
@@ -32,6 +38,8 @@ static int close_all(void **state)
 #define STATES(name) TEST_WITH(name, open_states, close_all)
 
 #define BOTH(name) TEST_WITH(name, open_both, close_all)
+
+#define VERIFIED(name) TEST_WITH(name, open_verified, close_all)
 
 static refit_status clear(void)
 {
@@ -255,10 +263,10 @@ static void finish_cycle(void)
     bench_check(&on);
 }
 
-BOTH(a_failed_offload_leaves_training)
+VERIFIED(a_refused_offload_leaves_training)
 {
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(clear(), REFIT_ERR_COPY);
+    bench_tear(&on);
+    assert_int_equal(clear(), REFIT_ERR_CORRUPT);
     assert_int_equal(bench_state(&on), REFIT_TRAINING);
     bench_check(&on);
     assert_ok(join());
@@ -268,10 +276,10 @@ BOTH(a_failed_offload_leaves_training)
     assert_int_equal(bench_stats(&on).cycles, 1);
 }
 
-STATES(a_failed_offload_can_be_given_up)
+VERIFIED(a_refused_offload_can_be_given_up)
 {
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(clear(), REFIT_ERR_COPY);
+    bench_tear(&on);
+    assert_int_equal(clear(), REFIT_ERR_CORRUPT);
     assert_ok(bring_back());
     assert_int_equal(bench_state(&on), REFIT_RETURNING);
     assert_ok(join());
@@ -317,14 +325,14 @@ BOTH(memory_that_is_not_to_be_had_can_be_asked_for_again)
     finish_cycle();
 }
 
-BOTH(a_failed_restore_is_reported_by_join_and_retried)
+VERIFIED(a_refused_restore_is_reported_by_join_and_retried)
 {
     assert_ok(clear());
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    bench_tear(&on);
     assert_ok(bring_back());
-    assert_int_equal(join(), REFIT_ERR_COPY);
+    assert_int_equal(join(), REFIT_ERR_CORRUPT);
     assert_int_equal(bench_state(&on), REFIT_RETURNING);
-    assert_int_equal(join(), REFIT_ERR_COPY);
+    assert_int_equal(join(), REFIT_ERR_CORRUPT);
     finish_cycle();
 }
 
@@ -350,19 +358,22 @@ BOTH(a_joined_stream_waits_on_the_device)
     assert_ok(refit_stream_close(on.device, stream, &on.error));
 }
 
-BOTH(clear_reports_a_restore_that_fails_after_a_joined_stream)
+BOTH(clear_reports_a_device_that_is_lost_after_a_joined_stream)
 {
     refit_stream_ref stream;
     assert_ok(refit_stream_open(on.device, &stream, &on.error));
     assert_ok(clear());
     faulty_device_stop(on.device);
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    faulty_device_lose(on.device, FAULTY_COPY_BATCH, 1);
     assert_ok(bring_back());
     assert_ok(refit_controller_join(on.controller, stream, &on.error));
     faulty_device_go(on.device);
-    assert_int_equal(clear(), REFIT_ERR_COPY);
+    assert_int_equal(clear(), REFIT_ERR_DEVICE);
+    assert_non_null(strstr(on.error.text, "lost"));
     assert_int_equal(bench_state(&on), REFIT_TRAINING);
-    finish_cycle();
+    assert_int_equal(bring_back(), REFIT_ERR_DEVICE);
+    assert_int_equal(join(), REFIT_ERR_STATE);
+    bench_check_image(&on);
     assert_ok(refit_stream_close(on.device, stream, &on.error));
 }
 

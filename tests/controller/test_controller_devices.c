@@ -25,16 +25,22 @@ static refit_status add(int number, refit_stream_ref stream)
                                 &ours.on[0].error);
 }
 
-static void open_fleet(int count)
+static void open_fleet_by(void (*open)(cycle_bench *on, bool with_offloader, bool with_publisher),
+                          int count)
 {
     ours.count = count;
     for (int i = 0; i < count; i++) {
-        bench_open(&ours.on[i], true, i == 0);
+        open(&ours.on[i], true, i == 0);
         if (i == 0) continue;
         refit_controller_close(ours.on[i].controller);
         ours.on[i].controller = NULL;
         assert_ok(add(i, REFIT_STREAM_NONE));
     }
+}
+
+static void open_fleet(int count)
+{
+    open_fleet_by(bench_open, count);
 }
 
 static void stop_copies(int count)
@@ -131,19 +137,18 @@ FLEET(all_devices_take_part_in_a_cycle)
 }
 
 /* The states of the others leave; then the clear goes on with the rest, or `return` gives it up. */
-FLEET(a_device_that_breaks_during_the_offload)
+FLEET(a_device_that_fails_during_the_offload)
 {
     for (int broken = 0; broken < MOST; broken++) {
         for (int variant = 0; variant < 4; variant++) {
             bool starts = variant % 2 == 0;
-            open_fleet(MOST);
-            refit_device *device = ours.on[broken].device;
+            open_fleet_by(bench_open_verified, MOST);
             if (starts) {
-                faulty_device_fail_later(device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+                bench_tear(&ours.on[broken]);
             } else {
-                faulty_device_fail(device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+                faulty_device_fail(ours.on[broken].device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
             }
-            assert_int_equal(clear(), REFIT_ERR_COPY);
+            assert_int_equal(clear(), starts ? REFIT_ERR_CORRUPT : REFIT_ERR_COPY);
             assert_int_equal(state_of(), REFIT_TRAINING);
             for (int i = 0; i < MOST; i++) {
                 if (i == broken) {
@@ -200,14 +205,14 @@ FLEET(memory_that_one_device_lacks_can_be_asked_for_again)
     }
 }
 
-FLEET(a_device_that_breaks_during_the_restore_is_reported_by_join)
+FLEET(a_device_that_fails_during_the_restore_is_reported_by_join)
 {
     for (int broken = 0; broken < MOST; broken++) {
-        open_fleet(MOST);
+        open_fleet_by(bench_open_verified, MOST);
         assert_ok(clear());
-        faulty_device_fail_later(ours.on[broken].device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        bench_tear(&ours.on[broken]);
         assert_ok(bring_back());
-        assert_int_equal(join(), REFIT_ERR_COPY);
+        assert_int_equal(join(), REFIT_ERR_CORRUPT);
         assert_int_equal(state_of(), REFIT_RETURNING);
         finish_cycle();
         assert_int_equal(bench_stats(&ours.on[0]).cycles, 1);
@@ -317,24 +322,25 @@ FLEET(each_device_has_its_stream)
     close_streams();
 }
 
-/* All copies fail behind joined streams: `clear` tells one, and until then no step is agreed to. */
-FLEET(clear_reports_copies_that_broke_after_joined_streams)
+/* All devices are lost after joined streams: `clear` tells one, and no step is agreed to. */
+FLEET(clear_reports_devices_that_are_lost_after_joined_streams)
 {
     open_fleet_with_streams();
     stop_copies(MOST);
     for (int i = 0; i < MOST; i++)
-        faulty_device_fail_later(ours.on[i].device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+        faulty_device_lose(ours.on[i].device, FAULTY_COPY_BATCH, 1);
     return_and_join();
     let_copies_go();
     for (int i = 0; i < MOST; i++)
         wait_until(ours.on[i].offloader, REFIT_FAILED);
     assert_int_equal(join(), REFIT_ERR_STATE);
-    assert_int_equal(clear(), REFIT_ERR_COPY);
+    assert_int_equal(clear(), REFIT_ERR_DEVICE);
     assert_int_equal(state_of(), REFIT_TRAINING);
     assert_int_equal(join(), REFIT_ERR_STATE);
-    return_and_join();
-    wait_for_streams();
-    close_streams();
+    for (int i = 0; i < MOST; i++)
+        bench_check_image(&ours.on[i]);
+    for (int i = 0; i < MOST; i++)
+        assert_ok(refit_stream_close(ours.on[i].device, streams[i], &ours.on[i].error));
 }
 
 FLEET(what_can_be_added)

@@ -120,12 +120,6 @@ void wait_stream(void)
     assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
 }
 
-void wait_failed(void)
-{
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
-}
-
 rft_event *open_event(void)
 {
     rft_event *event;

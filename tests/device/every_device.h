@@ -35,9 +35,8 @@ int run_on_every_device(const char *name);
 void gate_put(refit_stream_ref stream);
 void gate_open(void);
 
-/* Until the work on the device's own stream is over, which succeeds, or which failed as a copy. */
+/* Until the work on the device's own stream is over. */
 void wait_stream(void);
-void wait_failed(void);
 
 rft_event *open_event(void);
 void *device_alloc(uint64_t bytes);

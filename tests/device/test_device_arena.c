@@ -225,68 +225,73 @@ TEST(a_copy_to_memory_that_is_gone_fails)
     unreserve(&in);
 }
 
-TEST(a_copy_to_memory_that_is_gone_fails_once)
+TEST(a_copy_to_memory_that_is_gone_is_not_queued)
 {
     if (!on.strict) skip();
     arena in = reserve(4);
     char bytes[64] = {0};
-    rft_event *event = open_event();
+    const refit_stream_ref streams[] = {on.stream, REFIT_STREAM_NONE};
     assert_ok(commit(&in, 0, 1));
-    /* The second copy crosses the end of the committed page. */
+    for (unsigned i = 0; i < COUNT_OF(streams); i++) {
+        /* It crosses the end of the committed page. */
+        assert_refused(refit_stream_copy(on.device, streams[i], in.base + in.page - 32, bytes,
+                                         sizeof bytes, error),
+                       REFIT_ERR_COPY, "commit it");
+        assert_refused(
+            refit_stream_copy(on.device, streams[i], bytes, in.base + in.page, sizeof bytes, error),
+            REFIT_ERR_COPY, "commit it");
+        assert_refused(rft_device_zero(on.device, streams[i], in.base, 4 * in.page, error),
+                       REFIT_ERR_COPY, "commit it");
+    }
     assert_ok(refit_stream_copy(on.device, on.stream, in.base, bytes, sizeof bytes, &on.error));
-    assert_ok(refit_stream_copy(on.device, on.stream, in.base + in.page - 32, bytes, sizeof bytes,
-                                &on.error));
-    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
-    assert_int_equal(rft_device_event_wait(on.device, event, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
-    assert_int_equal(on.error.status, REFIT_ERR_COPY);
-    /* Every waiter hears it, until the event is recorded again; then the stream is clean. */
-    assert_int_equal(rft_device_event_wait(on.device, event, 0, NULL), REFIT_ERR_COPY);
     wait_stream();
-    assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
-    assert_ok(rft_device_event_wait(on.device, event, TIMEOUT_MS, &on.error));
-
-    assert_int_equal(refit_stream_copy(on.device, REFIT_STREAM_NONE, bytes, in.base + in.page,
-                                       sizeof bytes, &on.error),
-                     REFIT_ERR_COPY);
-    assert_int_equal(rft_device_zero(on.device, REFIT_STREAM_NONE, in.base, 4 * in.page, NULL),
-                     REFIT_ERR_COPY);
-    rft_device_event_close(on.device, event);
     rft_device_unreserve(on.device, in.base, 4 * in.page);
 }
 
-TEST(a_failure_outlives_an_event_that_left)
+/* The memory goes after the copy was queued: by a caller who has not said that the stream uses it.
+ */
+TEST(work_that_fails_in_a_queue_loses_the_device)
 {
     if (!on.strict) skip();
     arena in = reserve(1);
-    char byte = 0;
-    rft_event *event = open_event();
+    char from = 1, to = 2;
+    void *memory = device_alloc(1);
+    refit_stream_ref other;
+    rft_event *event = open_event(), *passed = open_event();
+    refit_error first, next;
+    assert_ok(refit_stream_open(on.device, &other, &on.error));
+    assert_ok(rft_device_event_record(on.device, passed, other, &on.error));
+    assert_ok(rft_device_event_wait(on.device, passed, TIMEOUT_MS, &on.error));
+    assert_ok(commit(&in, 0, 1));
     gate_put(on.stream);
-    assert_ok(refit_stream_copy(on.device, on.stream, in.base, &byte, 1, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, in.base, &from, 1, &on.error));
     assert_ok(rft_device_event_record(on.device, event, on.stream, &on.error));
-    assert_int_equal(refit_stream_wait(on.device, on.stream, 0, NULL), REFIT_ERR_TIMEOUT);
-    rft_device_event_close(on.device, event);
+    assert_ok(rft_device_event_join(on.device, event, other, &on.error));
+    assert_ok(refit_stream_copy(on.device, other, &to, &from, 1, &on.error));
+    assert_ok(decommit(&in, 0, 1));
+    assert_false(rft_device_is_lost(on.device));
     gate_open();
-    wait_failed();
-    wait_stream();
-    rft_device_unreserve(on.device, in.base, in.page);
-}
 
-/* As when a wait times out just before the work fails, and its event is closed just after. */
-TEST(a_failure_outlives_an_event_that_was_not_asked)
-{
-    if (!on.strict) skip();
-    arena in = reserve(1);
-    char byte = 0;
-    rft_event *first = open_event(), *second = open_event();
-    assert_ok(refit_stream_copy(on.device, on.stream, in.base, &byte, 1, &on.error));
-    assert_ok(rft_device_event_record(on.device, first, on.stream, &on.error));
-    assert_ok(rft_device_event_record(on.device, second, on.stream, &on.error));
-    assert_ok(rft_device_event_wait(on.device, second, TIMEOUT_MS, &on.error));
-    rft_device_event_close(on.device, first);
-    rft_device_event_close(on.device, second);
-    wait_failed();
-    wait_stream();
+    assert_int_equal(rft_device_event_wait(on.device, event, TIMEOUT_MS, &first), REFIT_ERR_DEVICE);
+    assert_non_null(strstr(first.text, "lost"));
+    assert_true(rft_device_is_lost(on.device));
+    /* One sentence, whoever asks, whatever for; what was queued behind it is not done. */
+    assert_int_equal(rft_device_event_wait(on.device, passed, 0, &next), REFIT_ERR_DEVICE);
+    assert_string_equal(next.text, first.text);
+    assert_int_equal(refit_stream_copy(on.device, other, &to, &from, 1, &next), REFIT_ERR_DEVICE);
+    assert_string_equal(next.text, first.text);
+    void *more;
+    assert_int_equal(refit_memory_alloc(on.device, 1, &more, &next), REFIT_ERR_DEVICE);
+    assert_string_equal(next.text, first.text);
+    assert_int_equal(rft_device_commit(on.device, in.base, in.page, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_device_event_record(on.device, event, other, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_device_event_join(on.device, event, other, NULL), REFIT_ERR_DEVICE);
+    assert_ok(refit_stream_close(on.device, other, &on.error));
+    assert_int_equal(to, 2);
+
+    rft_device_event_close(on.device, passed);
+    rft_device_event_close(on.device, event);
+    device_free(memory);
     rft_device_unreserve(on.device, in.base, in.page);
 }
 
@@ -354,33 +359,6 @@ TEST(a_closed_stream_uses_nothing)
     }
     unreserve(&other);
     unreserve(&in);
-}
-
-/* At once, or as when a wait timed out, the work then failed, and the caller tries again. */
-TEST(work_that_failed_is_reported_once_and_keeps_the_memory)
-{
-    if (!on.strict) skip();
-    for (int late = 0; late < 2; late++) {
-        arena in = reserve(2);
-        char byte = 0;
-        come(&in, 0, 1);
-        assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
-        /* What the use itself has put there is passed: a timeout is that of the copy. */
-        wait_stream();
-        if (late) gate_put(on.stream);
-        assert_ok(refit_stream_copy(on.device, on.stream, in.base + in.page, &byte, 1, &on.error));
-        if (late) {
-            on.device->wait_most_ms = 1;
-            assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_TIMEOUT);
-            gate_open();
-            wait_stream();
-            on.device->wait_most_ms = TIMEOUT_MS;
-        }
-        assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_COPY);
-        assert_int_equal(device_used(), taken(&in));
-        go(&in, 0, 1);
-        unreserve(&in);
-    }
 }
 
 TEST(only_streams_and_reservations_are_used)

@@ -53,41 +53,34 @@ FAULTY_TEST(calls_fail_as_often_as_ordered)
         assert_int_equal(rft_device_event_open(on.device, &event, NULL), REFIT_ERR_DEVICE);
 }
 
-FAULTY_TEST(a_copy_that_breaks_later_is_told_by_the_event)
+FAULTY_TEST(a_copy_that_loses_the_device_writes_a_half)
 {
     char from[8], to[8];
+    void *memory;
     memset(from, 1, sizeof from);
     memset(to, 2, sizeof to);
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(refit_stream_copy(on.device, on.stream, to, from, sizeof to, &on.error));
+    assert_ok(refit_memory_alloc(on.device, 1, &memory, &on.error));
+    faulty_device_lose(on.device, FAULTY_COPY_BATCH, 2);
+    assert_ok(refit_stream_copy(on.device, on.stream, &to[7], from, 1, &on.error));
+    assert_ok(refit_stream_copy(on.device, on.stream, to, from, 4, &on.error));
     assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error),
-                     REFIT_ERR_COPY);
-    const char torn[] = {0, 0, 0, 0, 2, 2, 2, 2};
+                     REFIT_ERR_DEVICE);
+    const char torn[] = {0, 0, 2, 2, 2, 2, 2, 1};
     assert_memory_equal(to, torn, sizeof to);
-    assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
-    assert_ok(refit_stream_copy(on.device, on.stream, to, from, sizeof to, &on.error));
-    assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
-    assert_memory_equal(to, from, sizeof to);
+    assert_int_equal(refit_stream_copy(on.device, on.stream, to, from, 1, NULL), REFIT_ERR_DEVICE);
+    assert_int_equal(refit_stream_copy(on.device, REFIT_STREAM_NONE, to, from, 1, NULL),
+                     REFIT_ERR_DEVICE);
+    assert_true(rft_device_is_lost(on.device));
+    assert_ok(refit_memory_free(on.device, memory, &on.error));
 }
 
-FAULTY_TEST(the_first_of_two_failures_is_reported)
+FAULTY_TEST(a_copy_on_the_calling_thread_loses_the_device_at_once)
 {
     char from[8] = {0}, to[8];
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    faulty_device_fail_later(on.device, FAULTY_ZERO, 1, REFIT_ERR_DEVICE);
-    assert_ok(refit_stream_copy(on.device, on.stream, to, from, sizeof to, &on.error));
-    assert_ok(rft_device_zero(on.device, on.stream, to, sizeof to, &on.error));
-    assert_int_equal(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, NULL), REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on.device, on.stream, TIMEOUT_MS, &on.error));
-}
-
-FAULTY_TEST(a_copy_on_the_calling_thread_breaks_at_once)
-{
-    char from[8] = {0}, to[8];
-    faulty_device_fail_later(on.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    faulty_device_lose(on.device, FAULTY_COPY_BATCH, 1);
     assert_int_equal(refit_stream_copy(on.device, REFIT_STREAM_NONE, to, from, sizeof to, NULL),
-                     REFIT_ERR_COPY);
-    assert_ok(refit_stream_wait(on.device, REFIT_STREAM_NONE, 0, &on.error));
+                     REFIT_ERR_DEVICE);
+    assert_int_equal(refit_stream_wait(on.device, REFIT_STREAM_NONE, 0, NULL), REFIT_ERR_DEVICE);
 }
 
 FAULTY_TEST(a_stopped_stream_goes_on_when_told)

@@ -135,12 +135,7 @@ static void configure(whole *on, whole_path path, const char *const *settings)
 static refit_status device_open(whole *on)
 {
     RFT_TRY(faulty_device_open(test_device_spec("host:capacity=32MiB"), &on->device, &on->error));
-    if (on->order == NULL) return REFIT_OK;
-    if (on->order->later) {
-        faulty_device_fail_later(on->device, on->order->slot, on->order->nth, on->order->status);
-    } else {
-        faulty_device_fail(on->device, on->order->slot, on->order->nth, on->order->status);
-    }
+    if (on->order != NULL) faulty_device_order(on->device, on->order);
     return REFIT_OK;
 }
 
@@ -184,7 +179,7 @@ static refit_status open_all(whole *on, const char *endpoint)
 }
 
 refit_status whole_open_ordered(whole *on, whole_path path, const char *const *settings,
-                                const whole_order *order)
+                                const faulty_order *order)
 {
     memset(on, 0, sizeof *on);
     on->order = order;

@@ -35,14 +35,6 @@ typedef enum whole_path {
     WHOLE_SHM,    /* in shared memory, messages over a socket file */
 } whole_path;
 
-/* What the device is to fail with, the first time it is opened. */
-typedef struct whole_order {
-    faulty_slot slot;
-    uint32_t nth; /* call of the slot, the first being 1 */
-    refit_status status;
-    bool later; /* as faulty_device_fail_later */
-} whole_order;
-
 typedef struct whole_region {
     void *memory; /* NULL while the hooks have given it back */
     unsigned char *expected;
@@ -63,10 +55,10 @@ typedef struct whole {
     uint64_t digests[WHOLE_VERSIONS + 1]; /* of what was published as this version */
     uint64_t version;                     /* the last one that was tried */
     uint64_t random;
-    file_tree folder;         /* of the socket */
-    const whole_order *order; /* NULL: none */
-    bool order_met;           /* known once the device is closed */
-    uint32_t fail_release;    /* calls of the hooks until one fails; 0: none does */
+    file_tree folder;          /* of the socket */
+    const faulty_order *order; /* of the device, the first time it is opened; NULL: none */
+    bool order_met;            /* known once the device is closed */
+    uint32_t fail_release;     /* calls of the hooks until one fails; 0: none does */
     uint32_t fail_acquire;
     refit_error error; /* of the call that failed last */
 } whole;
@@ -88,7 +80,7 @@ refit_status whole_open(whole *on, whole_path path, const char *const *settings)
 
 /* Opens all on a device with an order, which must stay. */
 refit_status whole_open_ordered(whole *on, whole_path path, const char *const *settings,
-                                const whole_order *order);
+                                const faulty_order *order);
 
 /* Whether the device has met its order. */
 bool whole_order_met(const whole *on);

@@ -50,8 +50,7 @@ refit_status restore_all(refit_offloader *offloader, refit_error *error)
 
 void order_fault(refit_device *device, const fault *it, uint32_t nth)
 {
-    if (it->later) faulty_device_fail_later(device, it->slot, nth, it->status);
-    if (!it->later) faulty_device_fail(device, it->slot, nth, it->status);
+    faulty_device_fail(device, it->slot, nth, it->status);
 }
 
 void check_hung(refit_device *device, refit_status status)

@@ -25,11 +25,10 @@ refit_status restore_all(refit_offloader *offloader, refit_error *error);
 void begin_without_blocks(void);
 void end_without_blocks(void);
 
-/* Calls of `slot` that fail: at once, or when their stream comes to them. */
+/* Calls of `slot` that fail. */
 typedef struct fault {
     const char *name;
     faulty_slot slot;
-    bool later;
     refit_status status;
     bool may_succeed; /* the library has a fallback */
 } fault;

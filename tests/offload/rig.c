@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "base/checked.h"
+#include "offload/offloader.h"
 
 static int release_memory(void *user, refit_region_id region, void *memory, uint64_t bytes)
 {
@@ -245,6 +246,25 @@ void rig_cycle(rig *on)
     rig_offload(on);
     rig_restore(on);
     rig_check_bytes(on, true);
+}
+
+void rig_flip(rig *on, uint64_t at)
+{
+    unsigned char byte;
+    unsigned char *place = (unsigned char *)on->regions[3].memory + at;
+    assert_ok(rft_mover_wait(on->offloader->operation.mover, TIMEOUT_MS, &on->error));
+    test_read(on->plain, &byte, place, 1);
+    byte ^= 0x10;
+    test_write(on->plain, place, &byte, 1);
+}
+
+void rig_fail_offload(rig *on)
+{
+    assert_ok(offload(on));
+    rig_flip(on, 0);
+    assert_int_equal(finish(on), REFIT_ERR_CORRUPT);
+    assert_int_equal(rig_state(on), REFIT_FAILED);
+    rig_flip(on, 0);
 }
 
 void rig_free(rig *on, refit_region_id region)

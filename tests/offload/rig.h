@@ -96,6 +96,14 @@ refit_status lease(rig *on);
 void rig_offload(rig *on);
 void rig_restore(rig *on);
 
+/* With offload.verify: changes a byte of region 3 on the device, or changes it back, once the
+ * copies under way are over and before digests are taken: as a copy that went wrong would leave it.
+ */
+void rig_flip(rig *on, uint64_t at);
+
+/* With offload.verify: an offload that is refused for that. */
+void rig_fail_offload(rig *on);
+
 /* Starts one of them. */
 refit_future *rig_start(rig *on, bool back);
 

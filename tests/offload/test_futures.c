@@ -22,20 +22,21 @@ SCENE(a_future_waits_and_says_when_it_is_done, 0)
     refit_future_close(NULL);
 }
 
-SCENE(a_future_outlives_the_next_operations, .memory = RIG_HOOKS)
+SCENE(a_future_outlives_the_next_operations, .memory = RIG_HOOKS, .settings = verified)
 {
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
     refit_future *failed = rig_start(on, false);
-    assert_int_equal(finish(on), REFIT_ERR_COPY);
+    rig_flip(on, 0);
+    assert_int_equal(finish(on), REFIT_ERR_CORRUPT);
+    rig_flip(on, 0);
     refit_future *out = rig_start(on, false);
     assert_ok(finish(on));
     refit_future *back = rig_start(on, true);
     assert_ok(finish(on));
     faulty_device_stop(on->device);
     refit_future *running = rig_start(on, false);
-    assert_int_equal(refit_future_wait(failed, 0, &on->error), REFIT_ERR_COPY);
-    assert_int_equal(on->error.status, REFIT_ERR_COPY);
-    assert_int_equal(refit_future_wait_group(failed, 0, 0, &on->error), REFIT_ERR_COPY);
+    assert_int_equal(refit_future_wait(failed, 0, &on->error), REFIT_ERR_CORRUPT);
+    assert_int_equal(on->error.status, REFIT_ERR_CORRUPT);
+    assert_int_equal(refit_future_wait_group(failed, 0, 0, &on->error), REFIT_ERR_CORRUPT);
     assert_ok(refit_future_wait(out, 0, &on->error));
     assert_ok(refit_future_wait(back, 0, &on->error));
     assert_int_equal(refit_future_wait(running, 0, &on->error), REFIT_ERR_TIMEOUT);
@@ -143,12 +144,11 @@ static void *wait_long(void *user)
 SCENE(every_waiter_gets_the_same_status, .memory = RIG_HOOKS)
 {
     enum { WAITERS = 6 };
-    static const refit_status ends[] = {REFIT_OK, REFIT_ERR_COPY};
+    static const refit_status ends[] = {REFIT_OK, REFIT_ERR_DEVICE};
     for (size_t at = 0; at < COUNT_OF(ends); at++) {
         waiter waiters[WAITERS];
         faulty_device_stop(on->device);
-        if (ends[at] != REFIT_OK)
-            faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 2, ends[at]);
+        if (ends[at] != REFIT_OK) faulty_device_lose(on->device, FAULTY_COPY_BATCH, 2);
         for (int i = 0; i < WAITERS; i++) {
             waiters[i].future = rig_start(on, false);
             assert_ok(rft_thread_start(&waiters[i].thread, "waiter", wait_long, &waiters[i], NULL));
@@ -160,6 +160,7 @@ SCENE(every_waiter_gets_the_same_status, .memory = RIG_HOOKS)
             assert_int_equal(waiters[i].status, ends[at]);
             refit_future_close(waiters[i].future);
         }
+        if (ends[at] != REFIT_OK) continue;
         rig_restore(on);
         rig_check_kept(on);
     }

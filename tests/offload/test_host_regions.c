@@ -34,20 +34,6 @@ SCENE(what_was_never_stepped_is_restored_verified, .kind = THREE, .empty = true,
     check_device(on);
 }
 
-/* Some groups have returned when a restore fails, and leave again; the others stayed. All of them
- * still pass the digests. */
-SCENE(what_stayed_when_a_restore_failed_is_restored_verified, .kind = THREE, .settings = verified)
-{
-    bind_all(on);
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 2, REFIT_ERR_COPY);
-    assert_int_equal(restore(on), REFIT_ERR_COPY);
-    assert_int_equal(state_of(on), REFIT_FAILED);
-    assert_ok(offload_all(on->offloader, &on->error));
-    bind_all(on);
-    assert_ok(restore(on));
-    check_device(on);
-}
-
 SCENE(a_second_seal_leaves_them_where_they_are, .kind = THREE, .windows = "2")
 {
     bind_all(on);

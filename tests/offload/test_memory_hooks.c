@@ -122,11 +122,10 @@ SCENE(a_caller_may_move_a_resident_storage, 0)
     rig_cycle(on);
 }
 
-SCENE(unbinding_needs_bytes_on_the_host, 0)
+SCENE(unbinding_needs_bytes_on_the_host, .settings = SETTINGS("offload.verify=true"))
 {
     assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_COPY);
+    rig_fail_offload(on);
     assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
     assert_int_equal(unbind(on, RIG_REGIONS), REFIT_ERR_NOT_FOUND);
     assert_int_equal(bind(on, RIG_REGIONS, on), REFIT_ERR_NOT_FOUND);

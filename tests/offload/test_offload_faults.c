@@ -1,4 +1,5 @@
-/* Faults: each device call fails in turn; no byte is lost, and both verbs can be called again. */
+/* Faults: each device call fails in turn; no byte is lost, and both verbs can be called again. A
+ * device that is lost leaves what was away in the image. */
 #include "tests/offload/rig.h"
 
 static const char *const verified[] = {"offload.verify=true", NULL};
@@ -9,16 +10,6 @@ static refit_status try_cycle(rig *on)
 {
     RFT_TRY(offload_all(on->offloader, &on->error));
     return restore_all(on->offloader, &on->error);
-}
-
-/* An OFFLOADING or RESTORING that a wait could not see the end of: the next wait does. */
-static void settle(rig *on)
-{
-    refit_offloader_state state = rig_state(on);
-    if (state == REFIT_OFFLOADING || state == REFIT_RESTORING) {
-        refit_status status = finish(on);
-        assert_true(status == REFIT_OK || rig_state(on) == REFIT_FAILED);
-    }
 }
 
 /* A region that says its bytes are on the device has them there. */
@@ -43,13 +34,8 @@ static void recover_by_restore(rig *on)
     rig_cycle(on);
 }
 
-/* Or they leave for good first. */
-static void recover_by_offload(rig *on)
+static void check_lease(rig *on)
 {
-    check_places(on);
-    rig_offload(on);
-    for (uint32_t at = 0; at < RIG_REGIONS; at++)
-        assert_int_equal(rig_region_info(on, at).place, REFIT_ON_HOST);
     refit_lease *lease;
     assert_ok(refit_lease_acquire(on->offloader, &lease, &on->error));
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
@@ -60,6 +46,21 @@ static void recover_by_offload(rig *on)
         assert_memory_equal(bytes, on->regions[at].expected, count);
     }
     refit_lease_release(lease);
+}
+
+static void check_all_at(rig *on, refit_place place)
+{
+    for (uint32_t at = 0; at < RIG_REGIONS; at++)
+        assert_int_equal(rig_region_info(on, at).place, place);
+}
+
+/* Or they leave for good first. */
+static void recover_by_offload(rig *on)
+{
+    check_places(on);
+    rig_offload(on);
+    check_all_at(on, REFIT_ON_HOST);
+    check_lease(on);
     rig_restore(on);
     rig_check_bytes(on, true);
 }
@@ -72,48 +73,23 @@ typedef struct fault_case {
 } fault_case;
 
 static const fault_case faults[] = {
-    {{"a copy is refused, memory bound", FAULTY_COPY_BATCH, false, REFIT_ERR_COPY, false},
+    {{"a copy is refused, memory bound", FAULTY_COPY_BATCH, REFIT_ERR_COPY, false},
      RIG_BOUND,
      NULL},
-    {{"a copy is refused, with hooks", FAULTY_COPY_BATCH, false, REFIT_ERR_COPY, false},
-     RIG_HOOKS,
-     NULL},
-    {{"a copy is refused, in an arena, verified", FAULTY_COPY_BATCH, false, REFIT_ERR_COPY, false},
+    {{"a copy is refused, with hooks", FAULTY_COPY_BATCH, REFIT_ERR_COPY, false}, RIG_HOOKS, NULL},
+    {{"a copy is refused, in an arena, verified", FAULTY_COPY_BATCH, REFIT_ERR_COPY, false},
      RIG_ARENA,
      verified},
-    {{"a copy breaks, memory bound", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
-     RIG_BOUND,
-     NULL},
-    {{"a copy breaks, with hooks", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
-     RIG_HOOKS,
-     NULL},
-    {{"a copy breaks, in an arena", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
-     RIG_ARENA,
-     NULL},
-    {{"a copy breaks, in an arena, verified", FAULTY_COPY_BATCH, true, REFIT_ERR_COPY, false},
-     RIG_ARENA,
-     verified},
-    {{"zeroing is refused", FAULTY_ZERO, false, REFIT_ERR_COPY, false}, RIG_HOOKS, NULL},
-    {{"zeroing breaks", FAULTY_ZERO, true, REFIT_ERR_COPY, false}, RIG_HOOKS, NULL},
-    {{"zeroing is refused, pageable", FAULTY_ZERO, false, REFIT_ERR_COPY, false},
+    {{"zeroing is refused", FAULTY_ZERO, REFIT_ERR_COPY, false}, RIG_HOOKS, NULL},
+    {{"zeroing is refused, pageable", FAULTY_ZERO, REFIT_ERR_COPY, false}, RIG_ARENA, pageable},
+    {{"no device memory", FAULTY_COMMIT, REFIT_ERR_DEVICE_MEMORY, false}, RIG_ARENA, NULL},
+    {{"no device memory, pageable", FAULTY_COMMIT, REFIT_ERR_DEVICE_MEMORY, false},
      RIG_ARENA,
      pageable},
-    {{"no device memory", FAULTY_COMMIT, false, REFIT_ERR_DEVICE_MEMORY, false}, RIG_ARENA, NULL},
-    {{"no device memory, pageable", FAULTY_COMMIT, false, REFIT_ERR_DEVICE_MEMORY, false},
-     RIG_ARENA,
-     pageable},
-    {{"device memory is not given back", FAULTY_DECOMMIT, false, REFIT_ERR_DEVICE, false},
+    {{"device memory is not given back", FAULTY_DECOMMIT, REFIT_ERR_DEVICE, false},
      RIG_ARENA,
      NULL},
-    {{"no event is recorded", FAULTY_EVENT_RECORD, false, REFIT_ERR_DEVICE, false},
-     RIG_HOOKS,
-     NULL},
-    {{"a wait for an event fails", FAULTY_EVENT_WAIT, false, REFIT_ERR_DEVICE, true},
-     RIG_HOOKS,
-     NULL},
-    {{"a wait for an event fails, verified", FAULTY_EVENT_WAIT, false, REFIT_ERR_DEVICE, true},
-     RIG_ARENA,
-     verified},
+    {{"no event is recorded", FAULTY_EVENT_RECORD, REFIT_ERR_DEVICE, false}, RIG_HOOKS, NULL},
 };
 
 static void recover(rig *on, bool by_offload)
@@ -149,7 +125,6 @@ static void a_fault_loses_nothing(void **state)
         if (!it->is.may_succeed) assert_int_equal(status, it->is.status);
         if (status != REFIT_OK) assert_int_equal(on->error.status, status);
         faulty_device_reset(on->device);
-        settle(on);
         recover(on, run % 2 == 1);
         close_scene(on);
     }
@@ -172,48 +147,63 @@ TEST(failing_hooks_lose_nothing)
     }
 }
 
-/* A group that arrived may have been stepped: it must not be overwritten by a second restore. */
-SCENE(groups_that_arrived_are_not_restored_again, .memory = RIG_HOOKS)
+/* All copies are on the streams before one of them may lose the device. */
+static refit_status start_and_finish(rig *on, bool back)
 {
-    refit_future *future;
-    rig_offload(on);
-    faulty_device_reset(on->device);
-    rig_restore(on);
-    uint32_t batches = faulty_device_calls(on->device, FAULTY_COPY_BATCH);
-    rig_offload(on);
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, batches, REFIT_ERR_COPY);
-    assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, &future, &on->error));
-    assert_ok(refit_future_wait_group(future, 0, TIMEOUT_MS, &on->error));
-    test_fill(on->plain, on->regions[8].memory, 0x11, on->regions[8].bytes);
-    memset(on->regions[8].expected, 0x11, on->regions[8].bytes);
-    assert_int_equal(finish(on), REFIT_ERR_COPY);
-    assert_int_equal(finish(on), REFIT_ERR_COPY);
-    assert_int_equal(refit_future_wait(future, 0, &on->error), REFIT_ERR_COPY);
-    assert_ok(refit_future_wait_group(future, 0, 0, &on->error));
-    refit_future_close(future);
-    assert_int_equal(rig_state(on), REFIT_FAILED);
-    assert_int_equal(rig_region_info(on, 8).place, REFIT_ON_DEVICE);
-    assert_int_equal(rig_region_info(on, 7).place, REFIT_ON_HOST);
-    assert_int_equal(rig_stats(on).offload_failures, 1);
-    assert_int_equal(lease(on), REFIT_ERR_STATE);
-    rig_restore(on);
-    rig_check_bytes(on, true);
+    faulty_device_stop(on->device);
+    assert_ok(back ? restore(on) : offload(on));
+    faulty_device_go(on->device);
+    return finish(on);
 }
 
-SCENE(a_stream_that_failed_before_is_not_copied_after, 0)
+/* Each copy of a cycle loses the device in turn: nothing is repeated, and what was away can be
+ * read. */
+static void a_loss_leaves_what_was_away(const opening *how)
 {
-    refit_stream_ref stream;
-    assert_ok(refit_stream_open(on->device, &stream, &on->error));
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(refit_stream_copy(on->device, stream, rig_extra(on, 16), "0123456789abcde", 16,
-                                &on->error));
-    assert_ok(refit_offloader_offload(on->offloader, stream, NULL, &on->error));
-    assert_int_equal(finish(on), REFIT_ERR_COPY);
-    assert_int_equal(rig_state(on), REFIT_FAILED);
-    assert_int_equal(rig_region_info(on, 0).place, REFIT_ON_DEVICE);
-    rig_restore(on);
-    rig_check_bytes(on, false);
-    assert_ok(refit_stream_close(on->device, stream, &on->error));
+    rig *on = open_scene(how);
+    assert_ok(try_cycle(on));
+    uint32_t copies = faulty_device_calls(on->device, FAULTY_COPY_BATCH);
+    assert_true(copies > 1);
+    close_scene(on);
+    for (uint32_t nth = 1; nth <= copies; nth++) {
+        on = open_scene(how);
+        faulty_device_lose(on->device, FAULTY_COPY_BATCH, nth);
+        bool away = start_and_finish(on, false) == REFIT_OK;
+        if (away) assert_int_equal(start_and_finish(on, true), REFIT_ERR_DEVICE);
+        assert_says(&on->error, "lost");
+        assert_int_equal(rig_state(on), REFIT_FAILED);
+        check_all_at(on, away ? REFIT_ON_HOST : REFIT_ON_DEVICE);
+        assert_int_equal(finish(on), REFIT_ERR_DEVICE);
+        assert_int_equal(offload(on), REFIT_ERR_DEVICE);
+        assert_int_equal(restore(on), REFIT_ERR_DEVICE);
+        assert_says(&on->error, "lost");
+        if (away) check_lease(on);
+        if (!away) assert_int_equal(lease(on), REFIT_ERR_STATE);
+        close_scene(on);
+    }
+}
+
+TEST(a_loss_leaves_what_was_away_memory_bound)
+{
+    a_loss_leaves_what_was_away(&(opening){.memory = RIG_BOUND});
+}
+
+TEST(a_loss_leaves_what_was_away_verified)
+{
+    a_loss_leaves_what_was_away(&(opening){.memory = RIG_BOUND, .settings = verified});
+}
+
+/* As when other work on the device has lost it, while states are away. */
+SCENE(a_device_lost_while_states_are_away_leaves_them, .memory = RIG_ARENA)
+{
+    rig_offload(on);
+    faulty_device_lose(on->device, FAULTY_ZERO, 1);
+    assert_int_equal(rft_device_zero(on->device, REFIT_STREAM_NONE, rig_extra(on, 16), 16, NULL),
+                     REFIT_ERR_DEVICE);
+    check_lease(on);
+    assert_int_equal(restore(on), REFIT_ERR_DEVICE);
+    assert_int_equal(rig_state(on), REFIT_OFFLOADED);
+    check_lease(on);
 }
 
 /* The second copy is refused, and the first can neither be waited for nor does its stream close. */
@@ -227,7 +217,7 @@ static void order_hang(rig *on)
 static void assert_no_way_out(rig *on, refit_status status)
 {
     assert_int_equal(status, REFIT_ERR_DEVICE);
-    assert_says(&on->error, "close the offloader");
+    assert_says(&on->error, "could not be waited for");
 }
 
 /* Such copies may still write to the image and read the plan. */

@@ -42,16 +42,14 @@ static refit_status accumulate(rig *on)
 /* A fresh rig in a state; copies under way stand still. */
 static rig *enter(refit_offloader_state wanted)
 {
-    rig *on = open_scene(&(opening){.unsealed = wanted == REFIT_OPEN});
+    static const char *const verified[] = {"offload.verify=true", NULL};
+    rig *on = open_scene(&(opening){.unsealed = wanted == REFIT_OPEN,
+                                    .settings = wanted == REFIT_FAILED ? verified : NULL});
     if (wanted == REFIT_OFFLOADED || wanted == REFIT_RESTORING) rig_offload(on);
     if (wanted == REFIT_OFFLOADING || wanted == REFIT_RESTORING) faulty_device_stop(on->device);
     if (wanted == REFIT_OFFLOADING) assert_ok(offload(on));
     if (wanted == REFIT_RESTORING) assert_ok(restore(on));
-    if (wanted == REFIT_FAILED) {
-        faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-        assert_ok(offload(on));
-        assert_int_equal(finish(on), REFIT_ERR_COPY);
-    }
+    if (wanted == REFIT_FAILED) rig_fail_offload(on);
     assert_int_equal(rig_state(on), wanted);
     return on;
 }
@@ -80,7 +78,7 @@ static const row rows[] = {
      unseal,
      {STATE, OK, STATE, STATE, STATE, STATE},
      {SAME, REFIT_OPEN, SAME, SAME, SAME, SAME}},
-    {"finish", look, {OK, OK, TIMEOUT, OK, TIMEOUT, REFIT_ERR_COPY}, ALL_SAME},
+    {"finish", look, {OK, OK, TIMEOUT, OK, TIMEOUT, REFIT_ERR_CORRUPT}, ALL_SAME},
     {"restore", restore, {STATE, OK, STATE, OK, OK, OK}, {SAME, SAME, SAME, -1, SAME, -1}},
     {"offload", offload, {STATE, OK, OK, OK, STATE, OK}, {SAME, -1, SAME, SAME, SAME, -1}},
     {"trim", trim, {OK, OK, STATE, STATE, STATE, OK}, ALL_SAME},

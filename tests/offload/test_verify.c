@@ -76,27 +76,15 @@ SCENE(only_a_call_that_waits_sees_the_end, .settings = verified)
     rig_check_bytes(on, true);
 }
 
-/* One byte of state 3 on the device, once the copies are over and before digests are taken: as a
- * copy that went wrong would leave it. */
-static void flip(rig *on, uint64_t at)
-{
-    unsigned char byte;
-    unsigned char *place = (unsigned char *)on->regions[3].memory + at;
-    assert_ok(rft_mover_wait(on->offloader->operation.mover, TIMEOUT_MS, &on->error));
-    test_read(on->plain, &byte, place, 1);
-    byte ^= 0x10;
-    test_write(on->plain, place, &byte, 1);
-}
-
 SCENE(a_copy_that_went_wrong_is_found, .settings = verified)
 {
     assert_ok(offload(on));
-    flip(on, 70000);
+    rig_flip(on, 70000);
     finish_corrupt(on, REFIT_ON_DEVICE);
-    flip(on, 70000);
+    rig_flip(on, 70000);
     rig_offload(on);
     assert_ok(restore(on));
-    flip(on, 0);
+    rig_flip(on, 0);
     finish_corrupt(on, REFIT_ON_HOST);
     rig_restore(on);
     rig_check_bytes(on, true);

@@ -463,7 +463,7 @@ TEST(a_failed_step_can_be_given_up)
     for (uint32_t run = 0; run < 24; run++) {
         scene *on = open_scene(&(opening){.kind = run % 2 == 0 ? STATES : LITTLE});
         on->spoiled = run % 4 == 3 ? 9000 : 0;
-        faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1 + run / 2, REFIT_ERR_COPY);
+        faulty_device_fail(on->device, FAULTY_COPY_BATCH, 1 + run / 2, REFIT_ERR_COPY);
         refit_status status = begin(on);
         while (status == REFIT_OK) {
             status = next(on);
@@ -530,22 +530,43 @@ SCENE(a_trim_lets_the_windows_be_as_configured_again, .windows = "3")
     check_image(on);
 }
 
-/* Copies that are repeated do not need the stream of the arithmetic, which may be closed by then.
- */
-SCENE(copies_are_repeated_without_the_stream, 0)
+SCENE(a_device_lost_before_a_part_is_stepped_leaves_the_image, 0)
 {
-    list_part(on, 5, 0, 0, 65536);
-    assert_ok(begin(on));
-    step_next(on);
-    faulty_device_fail_later(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
+    faulty_device_lose(on->device, FAULTY_COPY_BATCH, 1);
     faulty_device_stop(on->device);
-    assert_ok(refit_window_done(on->window, on->stream, &on->error));
-    assert_ok(end(on));
-    assert_ok(refit_stream_close(on->device, on->stream, &on->error));
+    assert_ok(begin(on));
     faulty_device_go(on->device);
-    assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_COPY);
+    assert_int_equal(next(on), REFIT_ERR_DEVICE);
+    assert_says(&on->error, "lost");
+    assert_int_equal(next(on), REFIT_ERR_DEVICE);
+    assert_ok(end(on));
+    assert_int_equal(begin(on), REFIT_ERR_DEVICE);
     check_image(on);
-    assert_ok(refit_stream_open(on->device, &on->stream, &on->error));
+}
+
+/* What was stepped and has not arrived is lost; no reader is given a mixture. */
+TEST(a_device_lost_while_a_part_leaves_ends_the_step)
+{
+    for (int closed = 0; closed < 2; closed++) {
+        scene *on = open_scene(&(opening){0});
+        assert_ok(begin(on));
+        step_next(on);
+        faulty_device_lose(on->device, FAULTY_COPY_BATCH, 1);
+        faulty_device_stop(on->device);
+        assert_ok(done(on));
+        faulty_device_go(on->device);
+        assert_int_equal(wait_for(on, TIMEOUT_MS), REFIT_ERR_DEVICE);
+        assert_int_equal(next(on), REFIT_ERR_DEVICE);
+        assert_int_equal(end(on), REFIT_ERR_DEVICE);
+        assert_int_not_equal(refit_window_progress(on->window), 0);
+        if (closed) {
+            assert_ok(refit_window_close(on->window, &on->error));
+            on->window = NULL;
+        }
+        assert_int_equal(lease(on), REFIT_ERR_DEVICE);
+        assert_says(&on->error, "during a step");
+        close_scene(on);
+    }
 }
 
 /* A done that ran out of time is repeated, as often as it takes. */

@@ -540,21 +540,14 @@ static void call_offload(scene *on)
 static void order_any(scene *on)
 {
     static const faulty_slot slots[] = {
-        FAULTY_COPY_BATCH,    FAULTY_COPY_BATCH,    FAULTY_EVENT_RECORD, FAULTY_EVENT_JOIN,
-        FAULTY_MEMORY_ALLOC,  FAULTY_EVENT_WAIT,    FAULTY_STREAM_CALL,  FAULTY_MEMORY_FREE,
-        FAULTY_MASTER_ENCODE, FAULTY_MASTER_DECODE, FAULTY_HOST_PIN};
+        FAULTY_COPY_BATCH,    FAULTY_COPY_BATCH,  FAULTY_EVENT_RECORD, FAULTY_EVENT_JOIN,
+        FAULTY_MEMORY_ALLOC,  FAULTY_STREAM_CALL, FAULTY_MEMORY_FREE,  FAULTY_MASTER_ENCODE,
+        FAULTY_MASTER_DECODE, FAULTY_HOST_PIN};
     faulty_slot slot = slots[below(on, COUNT_OF(slots))];
     uint32_t nth = 1 + below(on, 4);
     now.faulty = true;
-    if (slot == FAULTY_COPY_BATCH && below(on, 2) == 0) {
-        faulty_device_fail_later(on->device, slot, nth, REFIT_ERR_COPY);
-    } else {
-        refit_status status =
-            slot == FAULTY_MEMORY_ALLOC ? REFIT_ERR_DEVICE_MEMORY : REFIT_ERR_DEVICE;
-        /* An event that cannot be asked twice in a row counts as over. */
-        uint32_t times = slot == FAULTY_EVENT_WAIT ? 1 : 1 + below(on, 3);
-        faulty_device_fail_times(on->device, slot, nth, times, status);
-    }
+    refit_status status = slot == FAULTY_MEMORY_ALLOC ? REFIT_ERR_DEVICE_MEMORY : REFIT_ERR_DEVICE;
+    faulty_device_fail_times(on->device, slot, nth, 1 + below(on, 3), status);
 }
 
 /* Calls that do not wait, while nothing moves. Not with faults: a copy that fails to start is

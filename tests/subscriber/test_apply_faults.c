@@ -20,7 +20,9 @@ BOUND_TEST(a_wrong_digest_is_taken_back)
         bound_run_first(it);
         refit_update *update = bound_take(it, 1, 1);
         faulty_device_reset(it->device);
-        faulty_device_fail_later(it->device, FAULTY_COPY_BATCH, nth, REFIT_OK);
+        faulty_device_order(
+            it->device,
+            &(faulty_order){.slot = FAULTY_COPY_BATCH, .nth = nth, .kind = FAULTY_TEARS});
         refit_status status = refit_update_apply(update, NULL, NULL);
         bool made = faulty_device_calls(it->device, FAULTY_COPY_BATCH) >= nth;
         faulty_device_reset(it->device);
@@ -39,16 +41,13 @@ BOUND_TEST(a_wrong_digest_is_taken_back)
 
 /* ---- Whatever fails */
 
-static bool fail_one(bound_pair *it, faulty_slot slot, uint32_t nth, bool later, bool again)
+static bool fail_one(bound_pair *it, const faulty_order *order, bool again)
 {
     refit_update *update = bound_take_second(it, true);
     faulty_device_reset(it->device);
-    if (later)
-        faulty_device_fail_later(it->device, slot, nth, REFIT_ERR_COPY);
-    else
-        faulty_device_fail(it->device, slot, nth, REFIT_ERR_COPY);
+    faulty_device_order(it->device, order);
     refit_status status = refit_update_apply(update, NULL, NULL);
-    bool made = faulty_device_calls(it->device, slot) >= nth;
+    bool made = faulty_device_calls(it->device, order->slot) >= order->nth;
     faulty_device_reset(it->device);
     assert_int_equal(status, made ? REFIT_ERR_COPY : REFIT_OK);
     if (made) assert_true(engine_is_as_saved(&it->engine));
@@ -64,17 +63,18 @@ static bool fail_one(bound_pair *it, faulty_slot slot, uint32_t nth, bool later,
 
 BOUND_TEST(a_device_that_fails_at_any_step_leaves_the_old_version)
 {
-    const faulty_slot slots[] = {FAULTY_COPY_BATCH, FAULTY_EVENT_RECORD, FAULTY_EVENT_WAIT};
-    for (size_t i = 0; i < COUNT_OF(slots); i++) {
-        uint32_t nth = 1;
-        while (fail_one(it, slots[i], nth, false, nth / STRIDE % 2 == 0))
-            nth += STRIDE;
-        assert_true(nth > 5);
+    const faulty_order orders[] = {
+        {FAULTY_COPY_BATCH, .status = REFIT_ERR_COPY},
+        {FAULTY_COPY_BATCH, .status = REFIT_ERR_COPY, .kind = FAULTY_HALVES},
+        {FAULTY_EVENT_RECORD, .status = REFIT_ERR_COPY},
+    };
+    for (size_t i = 0; i < COUNT_OF(orders); i++) {
+        faulty_order order = orders[i];
+        order.nth = 1;
+        while (fail_one(it, &order, (order.nth / STRIDE + i) % 2 == 0))
+            order.nth += STRIDE;
+        assert_true(order.nth > 5);
     }
-    uint32_t nth = 1;
-    while (fail_one(it, FAULTY_COPY_BATCH, nth, true, nth / STRIDE % 2 == 1))
-        nth += STRIDE;
-    assert_true(nth > 5);
 }
 
 /* The device also fails when the version is to be taken back. */
@@ -141,15 +141,20 @@ static void make_almost(bound_pair *it, const refit_update *update)
     engine_save(&it->engine);
 }
 
-/* The device goes amid its nth copy, and comes back before the version is applied again; then it is
- * refused. Whether there was such a copy, and whether it was one into the engine. */
+/* The device takes no copy any more, and half of the nth; it does again before the version is
+ * applied again; then it is refused. Whether there was such a copy, and whether it was one into the
+ * engine. */
 static bool tear_and_refuse(bound_pair *it, uint32_t nth, bool *torn)
 {
     refit_error error;
     refit_update *update = bound_take_second(it, true);
     make_almost(it, update);
     faulty_device_reset(it->device);
-    faulty_device_break(it->device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+    faulty_device_order(it->device, &(faulty_order){.slot = FAULTY_COPY_BATCH,
+                                                    .nth = nth,
+                                                    .times = FAULTY_ALWAYS,
+                                                    .status = REFIT_ERR_COPY,
+                                                    .kind = FAULTY_HALVES});
     refit_status status = refit_update_apply(update, NULL, &error);
     *torn = status != REFIT_OK && strstr(error.text, "could not be taken back") != NULL;
     faulty_device_reset(it->device);

@@ -2,10 +2,10 @@
  * The faulty device: every slot asks `meet` whether an order is due, then forwards to the device
  * inside.
  *
- * Failures that come later are kept per stream as they are ordered, which is the order in which the
- * stream meets them, and move into the next event that is recorded there. Its own events pair an
- * event of the device inside with that failure. It takes memory from malloc, so that a failing
- * allocator meets the code under test only.
+ * It is lost, when that is ordered, by a call in the order of the stream, behind work that writes
+ * half of what it should. The device inside is not: what it has queued goes on, and waits for it
+ * are forwarded before they answer that the device is lost. It takes memory from malloc, so that a
+ * failing allocator meets the code under test only.
  */
 #include "tests/support/faulty_device.h"
 
@@ -20,19 +20,6 @@
 #define STREAMS_MOST 64
 #define HANG_MS      20
 
-typedef struct order {
-    uint32_t nth; /* calls until it is due, 0: no order */
-    uint32_t times;
-    refit_status status;
-    bool later;
-    bool gone; /* afterwards all fail at once */
-} order;
-
-typedef struct broken_stream {
-    void *native;
-    refit_status status; /* REFIT_OK: an empty place */
-} broken_stream;
-
 typedef struct joined_stream {
     void *native; /* NULL: an empty place */
     uint32_t joins;
@@ -41,11 +28,11 @@ typedef struct joined_stream {
 typedef struct faulty_device {
     refit_device *inner;
     rft_mutex lock;
-    rft_cond go;                /* signalled when a state below changes */
-    order orders[FAULTY_SLOTS]; /* guarded by lock, like the rest */
+    rft_cond go;                       /* signalled when a state below changes */
+    faulty_order orders[FAULTY_SLOTS]; /* guarded by lock, like the rest; nth 0: none */
     uint32_t calls[FAULTY_SLOTS];
-    broken_stream broken[STREAMS_MOST];
     joined_stream joined[STREAMS_MOST];
+    bool lost;
     bool stopped;
     bool go_at_wait;       /* the next wait for an event lets the streams go */
     bool hangs;            /* a wait for an event takes no longer than HANG_MS */
@@ -53,11 +40,6 @@ typedef struct faulty_device {
     uint32_t hold_pins;    /* page-locks until one stands, 0: none does */
     uint32_t held_pins;    /* that stand now */
 } faulty_device;
-
-typedef struct faulty_event {
-    rft_event *inner;
-    refit_status status; /* guarded by the device's lock */
-} faulty_event;
 
 static faulty_device *faulty_of(refit_device *device)
 {
@@ -76,59 +58,61 @@ static const char *slot_name(faulty_slot slot)
     return names[slot];
 }
 
-/* Counts a call; what it is to fail with, and how. */
-static refit_status meet(faulty_device *faulty, faulty_slot slot, bool *later, refit_error *error)
+static refit_status fail_lost(refit_error *error)
 {
-    refit_status status = REFIT_OK;
+    return rft_fail(error, REFIT_ERR_DEVICE, "the device was lost, as ordered by the test");
+}
+
+static refit_status check_lost(faulty_device *faulty, refit_error *error)
+{
     rft_lock(&faulty->lock);
-    order *due = &faulty->orders[slot];
+    bool lost = faulty->lost;
+    rft_unlock(&faulty->lock);
+    return lost ? fail_lost(error) : REFIT_OK;
+}
+
+/* Counts a call, and says what is ordered for it; the order's `nth` is 0: nothing. */
+static faulty_order meet(faulty_device *faulty, faulty_slot slot)
+{
+    rft_lock(&faulty->lock);
+    faulty_order met = {0}, *due = &faulty->orders[slot];
     faulty->calls[slot]++;
     if (due->nth > 1) {
         due->nth--;
     } else if (due->nth == 1) {
-        status = due->status;
-        *later = due->later;
-        if (due->gone) due->later = false;
+        met = *due;
         if (due->times != FAULTY_ALWAYS && --due->times == 0) due->nth = 0;
     }
     rft_unlock(&faulty->lock);
-    if (status == REFIT_OK) return REFIT_OK;
-    return rft_fail(error, status, "%s fails as ordered by the test", slot_name(slot));
+    return met;
 }
+
+static refit_status answer(const faulty_order *met, refit_error *error)
+{
+    if (met->nth == 0 || met->status == REFIT_OK) return REFIT_OK;
+    return rft_fail(error, met->status, "%s fails as ordered by the test", slot_name(met->slot));
+}
+
+/* A call that frees is made on a lost device, too. */
+#define MEET_FREE(faulty, slot, error)                                                             \
+    do {                                                                                           \
+        faulty_order met = meet((faulty), (slot));                                                 \
+        RFT_TRY(answer(&met, (error)));                                                            \
+    } while (0)
 
 #define MEET(faulty, slot, error)                                                                  \
     do {                                                                                           \
-        bool unused = false;                                                                       \
-        RFT_TRY(meet((faulty), (slot), &unused, (error)));                                         \
+        RFT_TRY(check_lost((faulty), (error)));                                                    \
+        MEET_FREE((faulty), (slot), (error));                                                      \
     } while (0)
 
-static void break_stream(faulty_device *faulty, refit_stream_ref stream, refit_status status)
+/* On the stream's thread. */
+static void lose(void *user)
 {
+    faulty_device *faulty = user;
     rft_lock(&faulty->lock);
-    broken_stream *place = NULL;
-    for (size_t i = STREAMS_MOST; i-- > 0;) {
-        broken_stream *it = &faulty->broken[i];
-        if (it->status == REFIT_OK && (place == NULL || place->status == REFIT_OK)) place = it;
-        if (it->status != REFIT_OK && it->native == stream.native) place = it;
-    }
-    /* The first failure is the one that is told. */
-    if (place != NULL && place->status == REFIT_OK) {
-        *place = (broken_stream){stream.native, status};
-    }
+    faulty->lost = true;
     rft_unlock(&faulty->lock);
-}
-
-/* Clears and returns the error of a broken stream. The lock is held. */
-static refit_status mend_stream(faulty_device *faulty, refit_stream_ref stream)
-{
-    for (size_t i = 0; i < STREAMS_MOST; i++) {
-        broken_stream *it = &faulty->broken[i];
-        if (it->status == REFIT_OK || it->native != stream.native) continue;
-        refit_status status = it->status;
-        it->status = REFIT_OK;
-        return status;
-    }
-    return REFIT_OK;
 }
 
 static void stand(void *user)
@@ -200,6 +184,12 @@ static void faulty_caps(void *self, rft_device_caps *caps)
     *caps = rft_device_get_caps(faulty->inner);
 }
 
+static bool faulty_is_lost(void *self)
+{
+    faulty_device *faulty = self;
+    return check_lost(faulty, NULL) != REFIT_OK || rft_device_is_lost(faulty->inner);
+}
+
 static refit_status faulty_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
 {
     faulty_device *faulty = self;
@@ -210,7 +200,7 @@ static refit_status faulty_memory_alloc(void *self, uint64_t bytes, void **out, 
 static refit_status faulty_memory_free(void *self, void *memory, refit_error *error)
 {
     faulty_device *faulty = self;
-    MEET(faulty, FAULTY_MEMORY_FREE, error);
+    MEET_FREE(faulty, FAULTY_MEMORY_FREE, error);
     return refit_memory_free(faulty->inner, memory, error);
 }
 
@@ -233,7 +223,7 @@ static refit_status faulty_decommit(void *self, void *base, uint64_t bytes, uint
                                     refit_error *error)
 {
     faulty_device *faulty = self;
-    MEET(faulty, FAULTY_DECOMMIT, error);
+    MEET_FREE(faulty, FAULTY_DECOMMIT, error);
     return rft_device_decommit(faulty->inner, base, bytes, freed, error);
 }
 
@@ -352,12 +342,8 @@ static refit_status faulty_stream_open(void *self, refit_stream_ref *out, refit_
 static refit_status faulty_stream_close(void *self, refit_stream_ref stream, refit_error *error)
 {
     faulty_device *faulty = self;
-    MEET(faulty, FAULTY_STREAM_CLOSE, error);
-    RFT_TRY(refit_stream_close(faulty->inner, stream, error));
-    rft_lock(&faulty->lock);
-    (void)mend_stream(faulty, stream); /* the next stream may get the same handle */
-    rft_unlock(&faulty->lock);
-    return REFIT_OK;
+    MEET_FREE(faulty, FAULTY_STREAM_CLOSE, error);
+    return refit_stream_close(faulty->inner, stream, error);
 }
 
 static refit_status faulty_stream_call(void *self, refit_stream_ref stream,
@@ -378,26 +364,37 @@ static void tear_one(faulty_device *faulty, refit_stream_ref stream, const rft_c
     memset(copy->to, 0, half);
 }
 
-/* Work that breaks: half of what it should have written is lost. */
-static refit_status tear(faulty_device *faulty, refit_stream_ref stream, const rft_copy *copies,
-                         uint32_t count, refit_status status, refit_error *error)
+/* Work of which a half is written. */
+static refit_status tear(faulty_device *faulty, const faulty_order *met, refit_stream_ref stream,
+                         const rft_copy *copies, uint32_t count, refit_error *error)
 {
     for (uint32_t i = 0; i < count; i++)
         tear_one(faulty, stream, &copies[i]);
-    if (stream.native == NULL) return rft_fail(error, status, "the copy broke as ordered");
-    break_stream(faulty, stream, status);
-    return REFIT_OK;
+    if (met->kind != FAULTY_LOSES) return answer(met, error);
+    RFT_TRY(refit_stream_call(faulty->inner, stream, lose, faulty, error));
+    return stream.native == NULL ? fail_lost(error) : REFIT_OK;
+}
+
+/* Meets the order for work that writes. `*torn`: it has been done, as ordered. */
+static refit_status meet_work(faulty_device *faulty, faulty_slot slot, refit_stream_ref stream,
+                              const rft_copy *copies, uint32_t count, bool *torn,
+                              refit_error *error)
+{
+    RFT_TRY(check_lost(faulty, error));
+    faulty_order met = meet(faulty, slot);
+    *torn = met.nth != 0 && met.kind != FAULTY_REFUSES;
+    if (!*torn) RFT_TRY(answer(&met, error));
+    RFT_TRY(put_stop(faulty, stream, error));
+    return *torn ? tear(faulty, &met, stream, copies, count, error) : REFIT_OK;
 }
 
 static refit_status faulty_copy_batch(void *self, refit_stream_ref stream, const rft_copy *copies,
                                       uint32_t count, rft_copy_order copy_order, refit_error *error)
 {
     faulty_device *faulty = self;
-    bool later = false;
-    refit_status status = meet(faulty, FAULTY_COPY_BATCH, &later, error);
-    if (status != REFIT_OK && !later) return status;
-    RFT_TRY(put_stop(faulty, stream, error));
-    if (later) return tear(faulty, stream, copies, count, status, error);
+    bool torn;
+    RFT_TRY(meet_work(faulty, FAULTY_COPY_BATCH, stream, copies, count, &torn, error));
+    if (torn) return REFIT_OK;
     return rft_device_copy_batch(faulty->inner, stream, copies, count, copy_order, error);
 }
 
@@ -405,12 +402,10 @@ static refit_status faulty_zero(void *self, refit_stream_ref stream, void *memor
                                 refit_error *error)
 {
     faulty_device *faulty = self;
-    bool later = false;
-    refit_status status = meet(faulty, FAULTY_ZERO, &later, error);
-    if (status != REFIT_OK && !later) return status;
-    RFT_TRY(put_stop(faulty, stream, error));
+    bool torn;
     const rft_copy zeroed = {.to = memory, .bytes = bytes};
-    if (later) return tear(faulty, stream, &zeroed, 1, status, error);
+    RFT_TRY(meet_work(faulty, FAULTY_ZERO, stream, &zeroed, 1, &torn, error));
+    if (torn) return REFIT_OK;
     return rft_device_zero(faulty->inner, stream, memory, bytes, error);
 }
 
@@ -418,36 +413,21 @@ static refit_status faulty_event_open(void *self, rft_event **out, refit_error *
 {
     faulty_device *faulty = self;
     MEET(faulty, FAULTY_EVENT_OPEN, error);
-    faulty_event *event = calloc(1, sizeof *event);
-    RFT_REFUSE_IF(event == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a faulty event");
-    refit_status status = rft_device_event_open(faulty->inner, &event->inner, error);
-    if (status != REFIT_OK) {
-        free(event);
-        return status;
-    }
-    *out = (rft_event *)event;
-    return REFIT_OK;
+    return rft_device_event_open(faulty->inner, out, error);
 }
 
-static void faulty_event_close(void *self, rft_event *opaque)
+static void faulty_event_close(void *self, rft_event *event)
 {
     faulty_device *faulty = self;
-    faulty_event *event = (faulty_event *)opaque;
-    rft_device_event_close(faulty->inner, event->inner);
-    free(event);
+    rft_device_event_close(faulty->inner, event);
 }
 
-static refit_status faulty_event_record(void *self, rft_event *opaque, refit_stream_ref stream,
+static refit_status faulty_event_record(void *self, rft_event *event, refit_stream_ref stream,
                                         refit_error *error)
 {
     faulty_device *faulty = self;
-    faulty_event *event = (faulty_event *)opaque;
     MEET(faulty, FAULTY_EVENT_RECORD, error);
-    RFT_TRY(rft_device_event_record(faulty->inner, event->inner, stream, error));
-    rft_lock(&faulty->lock);
-    event->status = mend_stream(faulty, stream);
-    rft_unlock(&faulty->lock);
-    return REFIT_OK;
+    return rft_device_event_record(faulty->inner, event, stream, error);
 }
 
 /* The place of a stream, or an empty one that becomes it. The lock is held. */
@@ -462,32 +442,26 @@ static joined_stream *find_joined(faulty_device *faulty, refit_stream_ref stream
     return NULL;
 }
 
-static refit_status faulty_event_join(void *self, rft_event *opaque, refit_stream_ref stream,
+static refit_status faulty_event_join(void *self, rft_event *event, refit_stream_ref stream,
                                       refit_error *error)
 {
     faulty_device *faulty = self;
-    faulty_event *event = (faulty_event *)opaque;
     MEET(faulty, FAULTY_EVENT_JOIN, error);
-    RFT_TRY(rft_device_event_join(faulty->inner, event->inner, stream, error));
+    RFT_TRY(rft_device_event_join(faulty->inner, event, stream, error));
     rft_lock(&faulty->lock);
     find_joined(faulty, stream)->joins++;
     rft_unlock(&faulty->lock);
     return REFIT_OK;
 }
 
-static refit_status faulty_event_wait(void *self, rft_event *opaque, uint32_t timeout_ms,
+static refit_status faulty_event_wait(void *self, rft_event *event, uint32_t timeout_ms,
                                       refit_error *error)
 {
     faulty_device *faulty = self;
-    faulty_event *event = (faulty_event *)opaque;
-    MEET(faulty, FAULTY_EVENT_WAIT, error);
+    MEET_FREE(faulty, FAULTY_EVENT_WAIT, error);
     uint32_t most_ms = note_wait(faulty, timeout_ms);
-    RFT_TRY(rft_device_event_wait(faulty->inner, event->inner, most_ms, error));
-    rft_lock(&faulty->lock);
-    refit_status status = event->status;
-    rft_unlock(&faulty->lock);
-    if (status == REFIT_OK) return REFIT_OK;
-    return rft_fail(error, status, "the work before the event broke as ordered by the test");
+    RFT_TRY(rft_device_event_wait(faulty->inner, event, most_ms, error));
+    return check_lost(faulty, error);
 }
 
 static const rft_device_ops faulty_ops = {
@@ -497,6 +471,7 @@ static const rft_device_ops faulty_ops = {
     .close = faulty_close,
     .describe = faulty_describe,
     .caps = faulty_caps,
+    .is_lost = faulty_is_lost,
     .memory_alloc = faulty_memory_alloc,
     .memory_free = faulty_memory_free,
     .reserve = faulty_reserve,
@@ -558,38 +533,32 @@ refit_device *faulty_device_inner(refit_device *device)
     return faulty_of(device)->inner;
 }
 
-static void give_order(refit_device *device, faulty_slot slot, order given)
+void faulty_device_order(refit_device *device, const faulty_order *order)
 {
     faulty_device *faulty = faulty_of(device);
+    assert_true(order->kind == FAULTY_REFUSES || order->slot == FAULTY_COPY_BATCH ||
+                order->slot == FAULTY_ZERO);
     rft_lock(&faulty->lock);
-    faulty->orders[slot] = given;
+    faulty->orders[order->slot] = *order;
+    if (order->times == 0) faulty->orders[order->slot].times = 1;
     rft_unlock(&faulty->lock);
 }
 
 void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status)
 {
-    give_order(device, slot, (order){.nth = nth, .times = 1, .status = status});
+    faulty_device_order(device, &(faulty_order){.slot = slot, .nth = nth, .status = status});
 }
 
 void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t nth, uint32_t times,
                               refit_status status)
 {
-    give_order(device, slot, (order){.nth = nth, .times = times, .status = status});
+    faulty_device_order(
+        device, &(faulty_order){.slot = slot, .nth = nth, .times = times, .status = status});
 }
 
-void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
-                              refit_status status)
+void faulty_device_lose(refit_device *device, faulty_slot slot, uint32_t nth)
 {
-    assert_true(slot == FAULTY_COPY_BATCH || slot == FAULTY_ZERO);
-    give_order(device, slot, (order){.nth = nth, .times = 1, .status = status, .later = true});
-}
-
-void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status)
-{
-    assert_true(slot == FAULTY_COPY_BATCH || slot == FAULTY_ZERO);
-    give_order(
-        device, slot,
-        (order){.nth = nth, .times = FAULTY_ALWAYS, .status = status, .later = true, .gone = true});
+    faulty_device_order(device, &(faulty_order){.slot = slot, .nth = nth, .kind = FAULTY_LOSES});
 }
 
 void faulty_device_stop(refit_device *device)

@@ -44,13 +44,32 @@ typedef enum faulty_slot {
 
 #define FAULTY_ALWAYS UINT32_MAX
 
+/* What goes wrong with a call that is ordered to. The last three are for FAULTY_COPY_BATCH and
+ * FAULTY_ZERO, and write a half: the first half of every destination is zeroed, the rest left. */
+typedef enum faulty_kind {
+    FAULTY_REFUSES, /* it answers the status, and does nothing */
+    FAULTY_HALVES,  /* it answers the status, and has put a half on the stream */
+    FAULTY_TEARS,   /* it answers REFIT_OK, and so does every wait: memory is at fault */
+    FAULTY_LOSES,   /* it answers REFIT_OK, and the device is lost when the stream comes to it */
+} faulty_kind;
+
+typedef struct faulty_order {
+    faulty_slot slot;
+    uint32_t nth;   /* call of the slot from now on; 1: the next one */
+    uint32_t times; /* that many in a row; 0: one */
+    refit_status status;
+    faulty_kind kind;
+} faulty_order;
+
 /* Opens `spec` and wraps it; `config` may be NULL. */
 refit_status faulty_device_open(const char *spec, refit_device **out, refit_error *error);
 refit_status faulty_device_open_with(const char *spec, const refit_config *config,
                                      refit_device **out, refit_error *error);
 
-/* The nth call of `slot` from now on (1: the next one) answers `status` and does nothing. One order
- * per slot: a new one takes the place of the old one. */
+/* One order per slot: a new one takes the place of the old one. */
+void faulty_device_order(refit_device *device, const faulty_order *order);
+
+/* The nth call of `slot` from now on answers `status` and does nothing. */
 void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status);
 
 /* Fails the nth call and the `times - 1` calls after it; FAULTY_ALWAYS: all calls from the nth on.
@@ -58,16 +77,10 @@ void faulty_device_fail(refit_device *device, faulty_slot slot, uint32_t nth, re
 void faulty_device_fail_times(refit_device *device, faulty_slot slot, uint32_t nth, uint32_t times,
                               refit_status status);
 
-/* FAULTY_COPY_BATCH or FAULTY_ZERO: the nth call answers REFIT_OK, but the work breaks when the
- * stream comes to it: the first half of every destination is zeroed, the rest left as it was, and
- * the next event that is recorded on the stream completes with `status`. On REFIT_STREAM_NONE the
- * call itself answers `status`. */
-void faulty_device_fail_later(refit_device *device, faulty_slot slot, uint32_t nth,
-                              refit_status status);
-
-/* As faulty_device_fail_later, and all calls after the nth fail: the device went in the middle of a
- * copy. */
-void faulty_device_break(refit_device *device, faulty_slot slot, uint32_t nth, refit_status status);
+/* FAULTY_COPY_BATCH or FAULTY_ZERO: the device is lost when a stream comes to the work of the nth
+ * call. From then on waits for events, and all calls but those that free or close, answer
+ * REFIT_ERR_DEVICE. On REFIT_STREAM_NONE the call itself does. */
+void faulty_device_lose(refit_device *device, faulty_slot slot, uint32_t nth);
 
 /* The one inside, which meets no order and counts no call. */
 refit_device *faulty_device_inner(refit_device *device);

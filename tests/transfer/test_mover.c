@@ -265,23 +265,17 @@ MOVER_TEST(any_thread_waits_while_another_starts)
     assert_moved();
 }
 
-/* ---- A device that fails: each failure is returned to its own waiters, the next start works. */
+/* ---- A device that fails: what cannot be started may be started again, a lost device may not. */
 
 static const uint32_t grouped[PIECES] = {0, 0, 1, 2};
-static const uint32_t mixed[PIECES] = {0, 1, 0, 2};
-
-static void fill_groups(const uint32_t *groups)
-{
-    rft_piece pieces[PIECES];
-    for (uint32_t i = 0; i < PIECES; i++)
-        pieces[i] = piece_at(i, groups[i]);
-    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
-}
 
 static int set_up_faults(void **state)
 {
+    rft_piece pieces[PIECES];
     open_all(&singly);
-    fill_groups(grouped);
+    for (uint32_t i = 0; i < PIECES; i++)
+        pieces[i] = piece_at(i, grouped[i]);
+    assert_ok(rft_plan_fill(&all.plan, pieces, PIECES, NULL));
     return 0;
 }
 
@@ -296,58 +290,53 @@ static void assert_next_start_works(void)
     assert_device_equal(all.plain, all.to, all.from, ALL);
 }
 
-FAULT(copy_that_breaks_fails_its_group_and_the_whole)
+/* The copy that is lost is the first of group 1, or work of the caller's that all copies wait for.
+ */
+FAULT(a_device_that_is_lost_breaks_the_mover)
 {
-    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 3, REFIT_ERR_COPY);
-    assert_ok(start(all.stream));
-    assert_ok(wait_group(0));
-    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_ok(wait_group(2));
-    for (int i = 0; i < 2; i++) { /* every time the same */
+    for (uint32_t nth = 1; nth <= 3; nth += 2) {
         refit_error error = {0};
-        assert_int_equal(rft_mover_wait(all.mover, TIMEOUT_MS, &error), REFIT_ERR_COPY);
-        assert_int_equal(error.status, REFIT_ERR_COPY);
-        assert_int_not_equal(error.text[0], '\0');
+        if (nth == 3) {
+            (void)tear_down(NULL);
+            (void)set_up_faults(NULL);
+        }
+        faulty_device_lose(all.device, FAULTY_COPY_BATCH, nth);
+        if (nth == 1) {
+            assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
+        }
+        assert_ok(start(all.stream));
+        assert_int_equal(wait_group(1), REFIT_ERR_DEVICE);
+        assert_int_equal(wait_all(), REFIT_ERR_DEVICE);
+        assert_false(rft_mover_is_moving(all.mover));
+        assert_int_equal(rft_mover_check(all.mover, &error), REFIT_ERR_DEVICE);
+        assert_non_null(strstr(error.text, "lost"));
+        assert_int_equal(wait_group(0), REFIT_ERR_DEVICE);
+        assert_int_equal(rft_mover_join(all.mover, all.stream, NULL), REFIT_ERR_DEVICE);
+        assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
     }
-    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_next_start_works();
 }
 
-/* The failure of group 0's first batch stands with the event of group 1, which lies between. */
-FAULT(failure_before_another_group_s_event_is_not_lost)
+/* As when other work on the device has lost it. */
+FAULT(a_start_on_a_lost_device_breaks_the_mover)
 {
-    fill_groups(mixed);
-    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(start(all.stream));
-    assert_int_equal(wait_group(0), REFIT_ERR_COPY);
-    assert_ok(wait_group(2));
-    assert_int_equal(wait_all(), REFIT_ERR_COPY);
-    assert_next_start_works();
+    refit_error error = {0};
+    faulty_device_lose(all.device, FAULTY_ZERO, 1);
+    assert_int_equal(rft_device_zero(all.device, REFIT_STREAM_NONE, all.to, 1, NULL),
+                     REFIT_ERR_DEVICE);
+    assert_int_equal(start(all.stream), REFIT_ERR_DEVICE);
+    assert_int_equal(rft_mover_check(all.mover, &error), REFIT_ERR_DEVICE);
+    assert_non_null(strstr(error.text, "lost"));
 }
 
-FAULT(failure_of_the_caller_s_work_is_the_operation_s)
+/* A caller that is told may free the group's memory: no copy may still write there. */
+FAULT(a_loss_is_told_once_the_group_s_copies_are_over)
 {
-    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
-    assert_ok(start(all.stream));
-    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_int_equal(wait_all(), REFIT_ERR_COPY);
-    assert_next_start_works();
-}
-
-/* A caller that is told may reuse the group's memory: no copy may still write there. */
-FAULT(failure_is_returned_once_the_group_s_copies_are_over)
-{
-    faulty_device_fail_later(all.device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY);
-    assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
+    faulty_device_lose(all.device, FAULTY_COPY_BATCH, 1);
     faulty_device_stop(all.device);
     assert_ok(start(all.stream));
-    assert_ok(refit_stream_wait(all.device, all.stream, TIMEOUT_MS, NULL));
     assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_TIMEOUT);
     faulty_device_go(all.device);
-    assert_int_equal(wait_group(1), REFIT_ERR_COPY);
-    assert_int_equal(wait_all(), REFIT_ERR_COPY);
-    assert_next_start_works();
+    assert_int_equal(wait_group(1), REFIT_ERR_DEVICE);
 }
 
 /* Each call that a start makes fails once: the start fails, nothing is under way, and no waiter is
@@ -410,23 +399,8 @@ FAULT(a_mover_that_a_timeout_broke_can_be_closed)
     faulty_device_fail(all.device, FAULTY_STREAM_CLOSE, 1, REFIT_ERR_DEVICE);
     assert_int_equal(start(all.stream), REFIT_ERR_TIMEOUT);
     faulty_device_reset(all.device);
-    assert_int_equal(rft_mover_check(all.mover, &error), REFIT_ERR_TIMEOUT);
-    assert_true(error.text[0] != '\0');
-}
-
-/* A wait that fails by itself is not the end of the operation. */
-FAULT(wait_that_fails_does_not_complete_the_operation)
-{
-    faulty_device_stop(all.device);
-    assert_ok(start(all.stream));
-    faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(rft_mover_wait(all.mover, 0, NULL), REFIT_ERR_DEVICE);
-    assert_int_equal(start(all.stream), REFIT_ERR_STATE);
-    faulty_device_fail(all.device, FAULTY_EVENT_WAIT, 1, REFIT_ERR_DEVICE);
-    assert_int_equal(rft_mover_wait_group(all.mover, 1, 0, NULL), REFIT_ERR_DEVICE);
-    faulty_device_go(all.device);
-    assert_ok(wait_all());
-    assert_next_start_works();
+    assert_int_equal(rft_mover_check(all.mover, &error), REFIT_ERR_DEVICE);
+    assert_non_null(strstr(error.text, "could not be waited for"));
 }
 
 /* A device whose streams cannot call back: the time is that of the first look. */

@@ -41,10 +41,11 @@ static void order_a_fault(theatre *play)
 {
     uint32_t nth = 1 + (uint32_t)seeded_below(&play->worker_seed, 14);
     if (play->device == NULL || seeded_below(&play->worker_seed, 2) == 0) return;
-    if (seeded_below(&play->worker_seed, 2) == 0)
-        faulty_device_fail(play->device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
-    else
-        faulty_device_fail_later(play->device, FAULTY_COPY_BATCH, nth, REFIT_ERR_COPY);
+    faulty_kind kind = seeded_below(&play->worker_seed, 2) == 0 ? FAULTY_REFUSES : FAULTY_HALVES;
+    faulty_device_order(play->device, &(faulty_order){.slot = FAULTY_COPY_BATCH,
+                                                      .nth = nth,
+                                                      .status = REFIT_ERR_COPY,
+                                                      .kind = kind});
 }
 
 static bool apply(theatre *play, refit_update *update)

@@ -47,6 +47,12 @@ refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_guard *guard
     return status;
 }
 
+bool rft_cuda_context_is_lost(const rft_cuda_device *cuda)
+{
+    size_t left, total;
+    return rft_cuda_is_lost(cuda->driver.memory_info(&left, &total));
+}
+
 /* An attribute that the driver does not know reads as `otherwise`. */
 static int attribute(const rft_cuda_device *cuda, int which, int otherwise)
 {

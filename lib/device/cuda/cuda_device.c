@@ -79,6 +79,18 @@ static void cuda_caps(void *self, rft_device_caps *caps)
     memcpy(caps->uuid, cuda->facts.uuid.bytes, sizeof caps->uuid);
 }
 
+static bool cuda_is_lost(void *self)
+{
+    rft_cuda_device *cuda = self;
+    bool inside;
+    rft_cuda_guard guard;
+    if (rft_cuda_enter_to_free(cuda, &guard, &inside, NULL) != REFIT_OK) return false;
+    if (!inside) return true;
+    bool lost = rft_cuda_context_is_lost(cuda);
+    rft_cuda_leave(cuda, &guard);
+    return lost;
+}
+
 /* "", "3", "3:capacity=2GiB". */
 static refit_status read_rest(const char *rest, int *ordinal, uint64_t *capacity,
                               refit_error *error)
@@ -107,7 +119,8 @@ static refit_status make(rft_cuda_device *cuda, refit_device **out, refit_error 
                           .kind = "cuda",
                           .close = cuda_close,
                           .describe = cuda_describe,
-                          .caps = cuda_caps};
+                          .caps = cuda_caps,
+                          .is_lost = cuda_is_lost};
     rft_cuda_memory_slots(&ops);
     rft_cuda_vmm_slots(&ops);
     rft_cuda_stream_slots(&ops);

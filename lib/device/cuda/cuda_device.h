@@ -78,6 +78,9 @@ typedef struct rft_cuda_guard {
 refit_status rft_cuda_enter(rft_cuda_device *cuda, rft_cuda_guard *guard, refit_error *error);
 void rft_cuda_leave(rft_cuda_device *cuda, const rft_cuda_guard *guard);
 
+/* Inside: has the context broken, so that nothing on the GPU goes on? */
+bool rft_cuda_context_is_lost(const rft_cuda_device *cuda);
+
 /* To free something whatever has happened to the GPU: REFIT_OK with `*inside` false means that its
  * context is lost, or the driver has ended with the process, and there is only our side to free. */
 refit_status rft_cuda_enter_to_free(rft_cuda_device *cuda, rft_cuda_guard *guard, bool *inside,

@@ -323,11 +323,10 @@ static void free_compute(rft_cuda_compute *compute)
 /* A lost GPU calls no host function any more. */
 static bool is_owed(rft_cuda_device *cuda, rft_cuda_compute *compute)
 {
-    size_t left, total;
     rft_lock(&compute->lock);
     bool owed = compute->owed > 0;
     rft_unlock(&compute->lock);
-    return owed && !rft_cuda_is_lost(cuda->driver.memory_info(&left, &total));
+    return owed && !rft_cuda_context_is_lost(cuda);
 }
 
 /* Inside a context guard. false: digests are still under way, and the last one frees the rest. */

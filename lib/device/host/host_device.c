@@ -49,9 +49,24 @@ static void host_caps(void *self, rft_device_caps *caps)
                               .chunk_bytes = host->memory.granule};
 }
 
+static bool host_is_lost(void *self)
+{
+    host_device *host = self;
+    return rft_host_check_lost(&host->memory, NULL) != REFIT_OK;
+}
+
+/* May work be put on this stream? REFIT_STREAM_NONE is the calling thread. */
+static refit_status check(host_device *host, refit_stream_ref stream, refit_error *error)
+{
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
+    if (stream.native == NULL) return REFIT_OK;
+    return rft_host_streams_check(&host->streams, stream, error);
+}
+
 static refit_status host_memory_alloc(void *self, uint64_t bytes, void **out, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
     return rft_host_memory_alloc(&host->memory, bytes, out, error);
 }
 
@@ -65,12 +80,14 @@ static refit_status host_reserve(void *self, uint64_t bytes, void **out, uint64_
                                  refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
     return rft_host_memory_reserve(&host->memory, bytes, out, granule, error);
 }
 
 static refit_status host_commit(void *self, void *base, uint64_t bytes, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
     return rft_host_memory_commit(&host->memory, base, bytes, error);
 }
 
@@ -90,7 +107,8 @@ static void host_unreserve(void *self, void *base, uint64_t bytes)
 
 static refit_status host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)
 {
-    (void)self;
+    host_device *host = self;
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
     return rft_host_pin(memory, bytes, error);
 }
 
@@ -103,6 +121,7 @@ static void host_unpin(void *self, void *memory, uint64_t bytes)
 static refit_status host_stream_open(void *self, refit_stream_ref *out, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
     return rft_host_streams_start(&host->streams, &host->memory, &host->pool, out, error);
 }
 
@@ -116,11 +135,11 @@ static refit_status host_stream_call(void *self, refit_stream_ref stream, refit_
                                      void *user, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) {
         function(user);
         return REFIT_OK;
     }
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_call(stream.native, function, user, error);
 }
 
@@ -130,10 +149,11 @@ static refit_status host_copy_batch(void *self, refit_stream_ref stream, const r
 {
     host_device *host = self;
     (void)order;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) {
         return rft_host_copy_now(&host->memory, &host->pool, copies, count, error);
     }
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    RFT_TRY(rft_host_check_copies(&host->memory, copies, count, error));
     return rft_host_stream_copy(stream.native, copies, count, error);
 }
 
@@ -148,10 +168,10 @@ static refit_status host_digest(void *self, refit_stream_ref stream, const void 
                                 uint64_t bytes, uint64_t offset, uint64_t *sum, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) {
         return rft_host_digest_now(&host->memory, memory, bytes, offset, sum, error);
     }
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_digest(stream.native, memory, bytes, offset, sum, error);
 }
 
@@ -160,10 +180,10 @@ static refit_status host_digest_copy(void *self, refit_stream_ref stream, void *
                                      refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) {
         return rft_host_digest_copy_now(&host->memory, to, from, bytes, offset, sum, error);
     }
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_digest_copy(stream.native, to, from, bytes, offset, sum, error);
 }
 
@@ -171,10 +191,10 @@ static refit_status host_cast_bf16(void *self, refit_stream_ref stream, uint16_t
                                    const float *from, uint64_t count, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) {
         return rft_host_cast_now(&host->memory, to, from, count, error);
     }
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_cast(stream.native, to, from, count, error);
 }
 
@@ -182,8 +202,8 @@ static refit_status host_master_encode(void *self, refit_stream_ref stream,
                                        const rft_master_job *job, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) return rft_host_encode_now(&host->memory, &host->pool, job, error);
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_encode(stream.native, job, error);
 }
 
@@ -191,15 +211,16 @@ static refit_status host_master_decode(void *self, refit_stream_ref stream,
                                        const rft_master_job *job, refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) return rft_host_decode_now(&host->memory, &host->pool, job, error);
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_decode(stream.native, job, error);
 }
 
 static refit_status host_event_open(void *self, rft_event **out, refit_error *error)
 {
-    (void)self;
+    host_device *host = self;
     rft_host_event *event;
+    RFT_TRY(rft_host_check_lost(&host->memory, error));
     RFT_TRY(rft_host_event_open(&event, error));
     *out = (rft_event *)event;
     return REFIT_OK;
@@ -215,35 +236,31 @@ static refit_status host_event_record(void *self, rft_event *event, refit_stream
                                       refit_error *error)
 {
     host_device *host = self;
+    RFT_TRY(check(host, stream, error));
     if (stream.native == NULL) {
         rft_host_event_pass((rft_host_event *)event);
         return REFIT_OK;
     }
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
     return rft_host_stream_record(stream.native, (rft_host_event *)event, error);
-}
-
-static refit_status join_here(const host_device *host, rft_host_event *event, refit_error *error)
-{
-    RFT_REFUSE_IF(!rft_host_event_await(event, host->wait_most_ms), error, REFIT_ERR_TIMEOUT,
-                  "the work to be joined was not done within %u ms", host->wait_most_ms);
-    return REFIT_OK;
 }
 
 static refit_status host_event_join(void *self, rft_event *event, refit_stream_ref stream,
                                     refit_error *error)
 {
     host_device *host = self;
-    if (stream.native == NULL) return join_here(host, (rft_host_event *)event, error);
-    RFT_TRY(rft_host_streams_check(&host->streams, stream, error));
+    RFT_TRY(check(host, stream, error));
+    if (stream.native == NULL) {
+        return rft_host_event_wait((rft_host_event *)event, host->wait_most_ms, error);
+    }
     return rft_host_stream_join(stream.native, (rft_host_event *)event, error);
 }
 
 static refit_status host_event_wait(void *self, rft_event *event, uint32_t timeout_ms,
                                     refit_error *error)
 {
-    (void)self;
-    return rft_host_event_wait((rft_host_event *)event, timeout_ms, error);
+    host_device *host = self;
+    RFT_TRY(rft_host_event_wait((rft_host_event *)event, timeout_ms, error));
+    return rft_host_check_lost(&host->memory, error);
 }
 
 static const rft_device_ops host_ops = {
@@ -253,6 +270,7 @@ static const rft_device_ops host_ops = {
     .close = host_close,
     .describe = host_describe,
     .caps = host_caps,
+    .is_lost = host_is_lost,
     .memory_alloc = host_memory_alloc,
     .memory_free = host_memory_free,
     .reserve = host_reserve,

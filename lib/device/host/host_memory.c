@@ -167,6 +167,24 @@ void rft_host_memory_close(rft_host_memory *memory)
     rft_mutex_close(&memory->lock);
 }
 
+void rft_host_lose(rft_host_memory *memory, const refit_error *why)
+{
+    rft_lock(&memory->lock);
+    if (!atomic_load(&memory->is_lost)) {
+        (void)rft_fail(&memory->loss, REFIT_ERR_DEVICE,
+                       "the device is lost, with all that its memory held: %s", why->text);
+        atomic_store(&memory->is_lost, true);
+    }
+    rft_unlock(&memory->lock);
+}
+
+refit_status rft_host_check_lost(rft_host_memory *memory, refit_error *error)
+{
+    if (!atomic_load(&memory->is_lost)) return REFIT_OK;
+    if (error != NULL) *error = memory->loss;
+    return REFIT_ERR_DEVICE;
+}
+
 uint64_t rft_host_memory_used(rft_host_memory *memory)
 {
     rft_lock(&memory->lock);
@@ -597,14 +615,21 @@ static void copy_all(rft_pool *pool, const rft_copy *copies, uint32_t count)
     }
 }
 
-refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
-                               uint32_t count, refit_error *error)
+refit_status rft_host_check_copies(rft_host_memory *memory, const rft_copy *copies, uint32_t count,
+                                   refit_error *error)
 {
     uint32_t lost = find_lost(memory, copies, count);
     RFT_REFUSE_IF(lost != count, error, REFIT_ERR_COPY,
                   "%" PRIu64 " bytes from %p to %p touch memory of an arena that is not there now: "
                   "commit it first",
                   copies[lost].bytes, copies[lost].from, copies[lost].to);
+    return REFIT_OK;
+}
+
+refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
+                               uint32_t count, refit_error *error)
+{
+    RFT_TRY(rft_host_check_copies(memory, copies, count, error));
     copy_all(pool, copies, count);
     return REFIT_OK;
 }

@@ -44,11 +44,20 @@ typedef struct rft_host_memory {
     uint64_t used;                      /* guarded by lock, like the rest */
     rft_allocations allocations;        /* given by alloc */
     rft_host_reservation *reservations; /* given by reserve */
+    atomic_bool is_lost;                /* set once */
+    refit_error loss;                   /* why; written before is_lost is set */
 } rft_host_memory;
 
 refit_status rft_host_memory_open(rft_host_memory *memory, uint64_t capacity, refit_error *error);
 void rft_host_memory_close(rft_host_memory *memory);
 uint64_t rft_host_memory_used(rft_host_memory *memory);
+
+/* Work in a queue has failed with `why`: the device is lost, as a GPU is. The first failure counts.
+ * Any thread. */
+void rft_host_lose(rft_host_memory *memory, const refit_error *why);
+
+/* REFIT_OK, or REFIT_ERR_DEVICE: the device is lost, and why. Any thread. */
+refit_status rft_host_check_lost(rft_host_memory *memory, refit_error *error);
 
 /* The slots of device.h. */
 refit_status rft_host_memory_alloc(rft_host_memory *memory, uint64_t bytes, void **out,
@@ -76,9 +85,12 @@ void rft_host_unpin(const void *memory, uint64_t bytes);
 /* A pool for copies; close it with rft_pool_close. `threads` 0: one per core, at most 8. */
 refit_status rft_host_copy_open(rft_pool *pool, uint32_t threads, refit_error *error);
 
+/* REFIT_ERR_COPY if one of them touches memory of an arena that is not committed. Any thread. */
+refit_status rft_host_check_copies(rft_host_memory *memory, const rft_copy *copies, uint32_t count,
+                                   refit_error *error);
+
 /* Does all `copies` and returns when they are done; one without a source is zeroed. Any thread.
- * REFIT_ERR_COPY, and nothing is copied, if one of them touches memory of an arena that is not
- * committed. */
+ * REFIT_ERR_COPY, and nothing is copied, as rft_host_check_copies says. */
 refit_status rft_host_copy_now(rft_host_memory *memory, rft_pool *pool, const rft_copy *copies,
                                uint32_t count, refit_error *error);
 

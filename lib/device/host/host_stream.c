@@ -5,8 +5,8 @@
  *              push                     first                  pop
  *     caller ────────► queue (under lock) ────► done without the lock ────► idle, or the next
  *
- * A command that fails leaves its failure with the stream until the next record takes it; what is
- * queued behind it is done all the same, as on a GPU. Knows nothing of the callers of a device.
+ * A command that fails loses the device: what is queued, on any stream, is passed over from then
+ * on, but for records and joins, so that waits end. Knows nothing of the callers of a device.
  */
 #include "device/host/host_stream.h"
 
@@ -22,20 +22,10 @@
  * while a thread still waits for its old place, and a stream may be closed while its events live:
  * the line stays until its last holder lets go.
  *
- *     never recorded ──move──► under way ──reach──► done (REFIT_OK, or the failure it took)
- *                                  ▲                  │
- *                                  └──────move────────┘
- *
- * A failure goes to the event whose record the stream reaches next. An event that was moved or
- * closed meanwhile takes nothing. One that is closed before its failure was asked for gives it back
- * to the line: the failure waits for the next record, so that none is lost.
+ *     never recorded ──move──► under way ──the line passes it──► done
+ *                                  ▲                             │
+ *                                  └────────────move─────────────┘
  */
-
-/* The first failure of a stream's work that no event has taken yet; REFIT_OK: none. */
-typedef struct host_failure {
-    refit_status status;
-    refit_error error;
-} host_failure;
 
 /* The records of one stream, numbered 1, 2, … Outlives the stream while an event or a join knows
  * it. */
@@ -43,18 +33,13 @@ typedef struct host_line {
     atomic_uint_fast32_t holders;
     rft_mutex lock;
     rft_cond moved;
-    uint64_t passed;       /* the records up to this one are done; guarded by lock */
-    host_failure returned; /* of an event that closed before it was asked for; guarded by lock */
+    uint64_t passed; /* the records up to this one are done; guarded by lock */
 } host_line;
 
 struct rft_host_event {
-    atomic_uint_fast32_t holders; /* the owner, and each queued record */
     rft_mutex lock;
-    bool open;            /* guarded by lock, like the rest */
-    host_line *line;      /* retained; NULL: nothing to wait for */
-    uint64_t place;       /* on it */
-    host_failure failure; /* of the work before the place */
-    bool untold;          /* there is one, and it was not asked for */
+    host_line *line; /* retained; NULL: nothing to wait for. Guarded by lock */
+    uint64_t place;  /* on it; guarded by lock */
 };
 
 static refit_status line_open(host_line **out, refit_error *error)
@@ -101,22 +86,6 @@ static void line_pass(host_line *line, uint64_t place)
     rft_unlock(&line->lock);
 }
 
-static void return_failure(host_line *line, const host_failure *failure)
-{
-    rft_lock(&line->lock);
-    if (line->returned.status == REFIT_OK) line->returned = *failure;
-    rft_unlock(&line->lock);
-}
-
-/* If a failure came back to the line, it takes the place of `failure`, which is younger. */
-static void line_take_returned(host_line *line, host_failure *failure)
-{
-    rft_lock(&line->lock);
-    if (line->returned.status != REFIT_OK) *failure = line->returned;
-    line->returned.status = REFIT_OK;
-    rft_unlock(&line->lock);
-}
-
 /* Waits until record `place` is done; false at the deadline. */
 static bool line_wait(host_line *line, uint64_t place, int64_t deadline)
 {
@@ -148,59 +117,28 @@ refit_status rft_host_event_open(rft_host_event **out, refit_error *error)
         rft_free(event);
         return status;
     }
-    atomic_init(&event->holders, 1);
-    event->open = true;
     *out = event;
     return REFIT_OK;
 }
 
-static void let_go(rft_host_event *event)
+void rft_host_event_close(rft_host_event *event)
 {
-    if (atomic_fetch_sub(&event->holders, 1) != 1) return;
     line_release(event->line);
     rft_mutex_close(&event->lock);
     rft_free(event);
 }
 
-void rft_host_event_close(rft_host_event *event)
-{
-    rft_lock(&event->lock);
-    event->open = false;
-    if (event->untold) return_failure(event->line, &event->failure);
-    rft_unlock(&event->lock);
-    let_go(event);
-}
-
-/* Moves the event to `place` of `line`, which will be passed; holds the event until event_reach.
- * `line` NULL: a place that is passed already, and nothing is held. */
+/* Moves the event to `place` of `line`, which will be passed. `line` NULL: a place that is passed
+ * already. */
 static void event_move(rft_host_event *event, host_line *line, uint64_t place)
 {
-    if (line != NULL) {
-        line_retain(line);
-        atomic_fetch_add(&event->holders, 1);
-    }
+    if (line != NULL) line_retain(line);
     rft_lock(&event->lock);
     host_line *before = event->line;
     event->line = line;
     event->place = place;
-    event->failure.status = REFIT_OK;
-    event->untold = false;
     rft_unlock(&event->lock);
     line_release(before);
-}
-
-/* The stream has come to the record: takes the failure along, if the event is still there. */
-static void event_reach(rft_host_event *event, const host_line *line, uint64_t place,
-                        host_failure *failure)
-{
-    rft_lock(&event->lock);
-    if (event->open && event->line == line && event->place == place) {
-        event->failure = *failure;
-        event->untold = failure->status != REFIT_OK;
-        failure->status = REFIT_OK;
-    }
-    rft_unlock(&event->lock);
-    let_go(event);
 }
 
 /* Where the event is now; retains the line. NULL: there is nothing to wait for. */
@@ -213,35 +151,20 @@ static host_line *event_where(rft_host_event *event, uint64_t *place)
     return line;
 }
 
-static refit_status outcome(rft_host_event *event, refit_error *error)
-{
-    rft_lock(&event->lock);
-    refit_status status = event->failure.status;
-    if (status != REFIT_OK && error != NULL) *error = event->failure.error;
-    event->untold = false;
-    rft_unlock(&event->lock);
-    return status;
-}
-
 void rft_host_event_pass(rft_host_event *event)
 {
     event_move(event, NULL, 0);
 }
 
-bool rft_host_event_await(rft_host_event *event, uint32_t timeout_ms)
+refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, refit_error *error)
 {
     uint64_t place;
     host_line *line = event_where(event, &place);
     bool passed = line == NULL || line_wait(line, place, rft_deadline(timeout_ms));
     line_release(line);
-    return passed;
-}
-
-refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, refit_error *error)
-{
-    RFT_REFUSE_IF(!rft_host_event_await(event, timeout_ms), error, REFIT_ERR_TIMEOUT,
-                  "the stream's work was not done within %u ms", timeout_ms);
-    return outcome(event, error);
+    RFT_REFUSE_IF(!passed, error, REFIT_ERR_TIMEOUT, "the stream's work was not done within %u ms",
+                  timeout_ms);
+    return REFIT_OK;
 }
 
 /* ---- The queue -------------------------------------------------------------------------------
@@ -277,10 +200,7 @@ typedef struct host_command {
             uint64_t offset;
             uint64_t *sum; /* of DIGEST_COPY */
         } digest;
-        struct {
-            rft_host_event *event; /* held */
-            uint64_t place;
-        } record;
+        uint64_t record; /* its place on the stream's line */
         struct {
             host_line *line; /* retained */
             uint64_t place;
@@ -417,7 +337,6 @@ struct rft_host_stream {
     rft_host_memory *memory;
     rft_pool *pool;
     host_line *line;
-    host_failure failure; /* the thread's own */
     rft_thread thread;
     rft_mutex lock;
     rft_cond work;     /* the queue is not empty, or closing */
@@ -425,48 +344,6 @@ struct rft_host_stream {
     uint64_t recorded; /* records queued: the last place on the line */
     bool closing;
 };
-
-static void keep_failure(rft_host_stream *stream, refit_status status, const refit_error *error)
-{
-    if (status == REFIT_OK || stream->failure.status != REFIT_OK) return;
-    stream->failure = (host_failure){status, *error};
-}
-
-static void do_copies(rft_host_stream *stream, host_command *command)
-{
-    refit_error error;
-    refit_status status = rft_host_copy_now(stream->memory, stream->pool, command_copies(command),
-                                            command->count, &error);
-    keep_failure(stream, status, &error);
-}
-
-static void do_digest(rft_host_stream *stream, host_command *command)
-{
-    refit_error error;
-    const rft_copy *work = command_copies(command);
-    refit_status status = rft_host_digest_now(stream->memory, work->from, work->bytes,
-                                              command->digest.offset, work->to, &error);
-    keep_failure(stream, status, &error);
-}
-
-static void do_digest_copy(rft_host_stream *stream, host_command *command)
-{
-    refit_error error;
-    const rft_copy *work = command_copies(command);
-    refit_status status =
-        rft_host_digest_copy_now(stream->memory, work->to, work->from, work->bytes,
-                                 command->digest.offset, command->digest.sum, &error);
-    keep_failure(stream, status, &error);
-}
-
-static void do_cast(rft_host_stream *stream, host_command *command)
-{
-    refit_error error;
-    const rft_copy *work = command_copies(command);
-    refit_status status = rft_host_cast_now(stream->memory, work->to, work->from,
-                                            work->bytes / sizeof(float), &error);
-    keep_failure(stream, status, &error);
-}
 
 /* A job on its way through the queue. */
 static void put_job(rft_copy *to, const rft_master_job *job)
@@ -490,22 +367,30 @@ static rft_master_job get_job(const rft_copy *from)
                             .compares = from[0].known_memory};
 }
 
-static void do_master(rft_host_stream *stream, host_command *command)
+/* The work of a command on memory. */
+static refit_status do_work(rft_host_stream *stream, host_command *command, refit_error *error)
 {
-    refit_error error;
-    rft_master_job job = get_job(command_copies(command));
-    refit_status status = command->verb == HOST_ENCODE
-                              ? rft_host_encode_now(stream->memory, stream->pool, &job, &error)
-                              : rft_host_decode_now(stream->memory, stream->pool, &job, &error);
-    keep_failure(stream, status, &error);
-}
-
-static void do_record(rft_host_stream *stream, const host_command *command)
-{
-    uint64_t place = command->record.place;
-    line_take_returned(stream->line, &stream->failure);
-    event_reach(command->record.event, stream->line, place, &stream->failure);
-    line_pass(stream->line, place);
+    rft_host_memory *memory = stream->memory;
+    const rft_copy *work = command_copies(command);
+    rft_master_job job;
+    switch (command->verb) {
+    case HOST_COPY: return rft_host_copy_now(memory, stream->pool, work, command->count, error);
+    case HOST_DIGEST:
+        return rft_host_digest_now(memory, work->from, work->bytes, command->digest.offset,
+                                   work->to, error);
+    case HOST_DIGEST_COPY:
+        return rft_host_digest_copy_now(memory, work->to, work->from, work->bytes,
+                                        command->digest.offset, command->digest.sum, error);
+    case HOST_CAST:
+        return rft_host_cast_now(memory, work->to, work->from, work->bytes / sizeof(float), error);
+    case HOST_ENCODE:
+        job = get_job(work);
+        return rft_host_encode_now(memory, stream->pool, &job, error);
+    case HOST_DECODE:
+        job = get_job(work);
+        return rft_host_decode_now(memory, stream->pool, &job, error);
+    default: return REFIT_OK;
+    }
 }
 
 static void do_join(const host_command *command)
@@ -516,16 +401,18 @@ static void do_join(const host_command *command)
 
 static void do_command(rft_host_stream *stream, host_command *command)
 {
+    refit_error why;
+    bool lost = rft_host_check_lost(stream->memory, NULL) != REFIT_OK;
     switch (command->verb) {
-    case HOST_COPY: do_copies(stream, command); break;
-    case HOST_DIGEST: do_digest(stream, command); break;
-    case HOST_DIGEST_COPY: do_digest_copy(stream, command); break;
-    case HOST_CAST: do_cast(stream, command); break;
-    case HOST_ENCODE:
-    case HOST_DECODE: do_master(stream, command); break;
-    case HOST_CALL: command->call.function(command->call.user); break;
-    case HOST_RECORD: do_record(stream, command); break;
+    case HOST_RECORD: line_pass(stream->line, command->record); break;
     case HOST_JOIN: do_join(command); break;
+    case HOST_CALL:
+        if (!lost) command->call.function(command->call.user);
+        break;
+    default:
+        if (!lost && do_work(stream, command, &why) != REFIT_OK) {
+            rft_host_lose(stream->memory, &why);
+        }
     }
 }
 
@@ -735,10 +622,8 @@ refit_status rft_host_stream_record(rft_host_stream *stream, rft_host_event *eve
 {
     host_command *command;
     RFT_TRY(begin_command(stream, HOST_RECORD, 0, &command, error));
-    uint64_t place = ++stream->recorded;
-    event_move(event, stream->line, place);
-    command->record.event = event;
-    command->record.place = place;
+    command->record = ++stream->recorded;
+    event_move(event, stream->line, command->record);
     end_command(stream);
     return REFIT_OK;
 }

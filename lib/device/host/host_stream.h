@@ -15,16 +15,13 @@ typedef struct rft_host_event rft_host_event;
 
 refit_status rft_host_event_open(rft_host_event **out, refit_error *error);
 
-/* Closed by its owner; queued records still hold it. */
 void rft_host_event_close(rft_host_event *event);
 
 /* Recorded by the calling thread: its place is passed already. */
 void rft_host_event_pass(rft_host_event *event);
 
-/* Waits until its place is passed; false after `timeout_ms`. Its failure stays with it. */
-bool rft_host_event_await(rft_host_event *event, uint32_t timeout_ms);
-
-/* The slot event_wait of device.h: waits in the same way, and takes the failure. */
+/* Waits until its place is passed, also on a lost device, where streams come to it without doing
+ * their work. REFIT_ERR_TIMEOUT. */
 refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, refit_error *error);
 
 /* ---- The stream --------------------------------------------------------------------------- */

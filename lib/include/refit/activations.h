@@ -2,8 +2,7 @@
  * refit/activations.h: saved tensors leave in the forward pass and return in the backward pass.
  *
  *     OPEN ──commit──► LEAVING ──►  AWAY ──fetch──► RETURNING ──► RETURNED ──fetch──► RETURNING
- *       ▲                 │           ▲                 │
- *       └──a copy failed──┘           └──a copy failed──┘        release: from any of them
+ *                                                              release: from any of them
  *
  * Tensors leave in groups: those that one layer saves, say. The host memory is one page-locked
  * arena of activations.host_bytes, taken once. What leaves in the forward pass returns in reverse
@@ -29,8 +28,7 @@
  *
  * Calls take turns: any thread may call, and one that waits delays the others. No thread of its
  * own, but that which takes the arena with offload.background. After the first iteration nothing is
- * allocated, unless more groups or more tensors are there at once than ever before. A group that
- * was released counts until its copies are over.
+ * allocated, unless more groups or more tensors are there at once than ever before.
  */
 #ifndef REFIT_ACTIVATIONS_H
 #define REFIT_ACTIVATIONS_H
@@ -121,7 +119,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_add(refit_activations 
  * - REFIT_ERR_STATE: not OPEN
  * - REFIT_ERR_NOT_FOUND
  * - REFIT_ERR_COPY and others: the group is OPEN, and no copy reads its memory; commit again, or
- *   release. Also what failed in the work on `stream` before
+ *   release
  * - REFIT_ERR_TIMEOUT: copies that a call started before it failed go on; the same
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_activations_commit(refit_activations *activations,
@@ -131,16 +129,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_commit(refit_activatio
 
 /*
  * Makes the work that `stream` gets from now on wait for the group's copies, in either direction:
- * behind it memory that has left may be freed or used again, and memory that has returned may be
- * read. With REFIT_STREAM_NONE the call waits, at most offload.timeout_ms. With a stream it does
- * not wait, and reports only failures of copies that are over by now: later ones are reported by
- * refit_activations_wait and refit_activations_fetch. With no copy under way it does nothing.
+ * after it memory that has left may be freed or used again, and memory that has returned may be
+ * read. With REFIT_STREAM_NONE the call waits, at most offload.timeout_ms; with a stream it does
+ * not. With no copy under way it does nothing.
  *
  * Errors:
  * - REFIT_ERR_STATE: OPEN
  * - REFIT_ERR_NOT_FOUND
- * - REFIT_ERR_COPY and others: those of refit_activations_wait
- * - REFIT_ERR_TIMEOUT
+ * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_activations_join(refit_activations *activations,
                                                                refit_activation_group group,
@@ -149,14 +145,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_join(refit_activations
 
 /*
  * Waits until the group's copies are over, at most `timeout_ms` (0: only looks). With no copy under
- * way: REFIT_OK at once. What failed in the work that they followed is a failure of theirs.
+ * way: REFIT_OK at once.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT
  * - REFIT_ERR_NOT_FOUND
- * - REFIT_ERR_COPY and others: the copies failed. Of copies out: the group is OPEN again and its
- *   memory on the device counts: commit again, or release. Of copies in: the group is AWAY again
- *   and its bytes are in the arena: fetch again. Told once
+ * - REFIT_ERR_DEVICE: the device is lost (refit/device.h): all that is left is to release and close
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_activations_wait(refit_activations *activations,
                                                                refit_activation_group group,
@@ -176,9 +170,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_wait(refit_activations
  * - REFIT_ERR_STATE: OPEN, or RETURNING and not joined: wait or join first
  * - REFIT_ERR_NOT_FOUND
  * - REFIT_ERR_INVALID: more addresses than tensors, or one that is no memory of this device
- * - REFIT_ERR_COPY and others: no copy in is under way; fetch again. Also those of
- *   refit_activations_wait, if earlier copies are over by now and have failed: then the group is as
- *   described there
+ * - REFIT_ERR_COPY and others: no copy in is under way; fetch again
  * - REFIT_ERR_TIMEOUT: earlier copies go on; fetch again
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_activations_fetch(
@@ -189,8 +181,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_fetch(
  * Gives the group back: its number means nothing any more, and its room in the arena is free. Work
  * that `stream` gets from now on waits for copies that are still under way, as with a join; then
  * device memory that they use may be freed. In any state. Where `stream` cannot be made to wait,
- * and with REFIT_STREAM_NONE, the call waits, at most offload.timeout_ms. A copy that failed is no
- * error here.
+ * and with REFIT_STREAM_NONE, the call waits, at most offload.timeout_ms; on a lost device for
+ * nothing.
  *
  * Errors:
  * - REFIT_ERR_NOT_FOUND

@@ -32,11 +32,11 @@
  * tell whether anything has calls refit_host_step_refresh in each step instead.
  *
  * After a failure it is known what happened to each parameter (refit_host_step_progress), and the
- * call that failed can be repeated: each parameter is stepped once. A copy to the host that failed
- * leaves its parameter as it was, and is done again by the next norm or run. A copy back that
- * failed may have left some of the new bytes on the device: until REFIT_PARAMETER_RETURNED shows,
- * the device's parameter is neither the old nor the new one; the host's is the new one. wait, run
- * and begin send it again.
+ * call that failed can be repeated: each parameter is stepped once. Until REFIT_PARAMETER_RETURNED
+ * shows, the device's parameter is neither the old nor the new one; the host's is the new one. A
+ * copy back that could not be started is started by wait, run and begin. When the device is lost
+ * (refit/device.h), states and parameters on the host stay: skip the step, or close it, to read
+ * them.
  *
  * A host step is used by the thread that uses its offloader. Its threads compute while run, norm or
  * load do, and sleep otherwise. A window may be open on the same offloader, for other regions, and
@@ -136,7 +136,7 @@ typedef enum refit_parameter_flag {
  * Starts offload.host_step_threads threads, less one: the calling thread computes too. If a thread
  * cannot be started, fewer compute, with the same bits, and the log says so. They are bound to the
  * NUMA node that holds the states (offload.host_step_bind); the log says if they cannot be. Takes,
- * touches and page-locks its host memory, two streams, and five events a parameter. Blocks as
+ * touches and page-locks its host memory, two streams, and three events a parameter. Blocks as
  * refit_offloader_seal does.
  *
  * Errors:
@@ -189,8 +189,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *st
 
 /*
  * Begins a step with the options of each group, which are copied; `size` as in open. First waits
- * for the parameters of the last step, and sends those again whose copies failed; then for the
- * image, if its memory is being taken: for each at most offload.timeout_ms.
+ * for the parameters of the last step, as refit_host_step_wait does; then for the image, if its
+ * memory is being taken: for each at most offload.timeout_ms.
  *
  * Errors:
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
@@ -228,8 +228,8 @@ refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *
 /*
  * The parameter is not stepped in this step, unless its gradient is named again: a gradient that
  * was named is not there any more, or is not to count. One that was not named stays so. Until norm,
- * run or skip has returned REFIT_OK the gradient may still be read, as if it were named, and norm
- * and run tell if the work that was to make it has failed. Does not block.
+ * run or skip has returned REFIT_OK the gradient may still be read, as if it were named. Does not
+ * block.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way, or run was called
@@ -244,12 +244,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *st
  * and the step begins from it. For REFIT_BESIDE_NONE only: masters and remainders are the parameter
  * themselves. It may be called before or after the gradient is named, or without one, and again.
  * The parameter stays as it is until norm, run or skip has returned REFIT_OK, or it is refreshed
- * again behind the change. norm and run wait for
- * the copy as for a gradient, and repeat it as they do a gradient's. If the step is skipped, the
- * host has either copy. Does not wait for the copy.
- *
- * Until the copy has arrived, the host's parameter is neither the old nor the new one: if it does
- * not arrive, and the step is skipped, run steps it no more before another refresh, or a load, has
+ * again after the change. norm and run wait for the copy as for a gradient. Does not wait for the
+ * copy. If the call fails, run does not step the parameter before another refresh, or a load, has
  * brought it.
  *
  * Errors:
@@ -277,10 +273,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_refresh(refit_host_step 
  * Errors:
  * - REFIT_ERR_STATE: not in GATHERING
  * - REFIT_ERR_INVALID: one place
- * - REFIT_ERR_COPY and others: a gradient, or a parameter that is refreshed, has not arrived, or
- * work on its stream failed, which is told before a failure of the copy; the next call copies it
- * again, as the device then has it
- * - REFIT_ERR_TIMEOUT
+ * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *step, double *squared,
                                                              int *found_inf, refit_error *error);
@@ -300,9 +293,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *st
  * stepped
  * - REFIT_ERR_INVALID: a factor that is not finite, or another than the first run had
  * - REFIT_ERR_BUSY: a lease reads the image; nothing was stepped
- * - REFIT_ERR_COPY and others: a gradient, or a parameter that is refreshed, has not arrived, or a
- * copy back could not be started. All others were stepped and are on their way
- * - REFIT_ERR_TIMEOUT
+ * - REFIT_ERR_COPY and others: a copy back could not be started; all that has landed was stepped
+ * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE: a gradient, or a parameter that is refreshed, has not
+ * arrived
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_run(refit_host_step *step, double unscale,
                                                             double clip, refit_stream_ref stream,
@@ -311,20 +304,17 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_run(refit_host_step *ste
 /*
  * Drops the gradients of the parameters that were not stepped: all of them, unless a run has
  * failed. Nothing moves. Waits for copies to the host that are under way, at most
- * offload.timeout_ms. In IDLE and RETURNING it does nothing.
+ * offload.timeout_ms; on a lost device for none. In IDLE and RETURNING it does nothing.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE: gradients are still being read; skip tries again
- * - REFIT_ERR_COPY and others: work that was to make a gradient has failed. This is told once, and
- * the gradients are dropped, unless skip called again answers an error too
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_skip(refit_host_step *step,
                                                              refit_error *error);
 
 /*
  * Makes `stream` wait, on the device, until `parameter` (REFIT_EACH_PARAMETER: all of them) is
- * back: that its copy is over, not that it went well, which wait and begin say. One that was not
- * stepped is not waited for. Does not block.
+ * back. One that was not stepped is not waited for. Does not block.
  *
  * Errors:
  * - REFIT_ERR_STATE: in GATHERING and STEPPING, when it has not left
@@ -339,12 +329,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_join(refit_host_step *st
                                                              refit_error *error);
 
 /*
- * Waits until every stepped parameter is back, and until what the stream of run had queued is done,
- * at most `timeout_ms` (0: only looks). Copies that failed are started again, once a call.
+ * Waits until every stepped parameter is back, at most `timeout_ms` (0: only looks). Starts copies
+ * back that could not be started before.
  *
  * Errors:
- * - REFIT_ERR_TIMEOUT
- * - REFIT_ERR_COPY and others: the first failure of a copy, or of what the stream of run had queued
+ * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE
+ * - REFIT_ERR_COPY and others: a copy could not be started
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_wait(refit_host_step *step,
                                                              uint32_t timeout_ms,

@@ -13,11 +13,16 @@
  * the region; before the restore allocate it again and refit_offloader_bind it. Or set hooks that
  * refit calls: refit_offloader_set_memory.
  *
- * A verb that fails before its copies are under way leaves the state as it was. Copies that fail
- * make it FAILED, and each region is in a known place (refit_offloader_region): its bytes are on
- * the device, or in the host image, which stays authoritative until the last byte is back. After an
- * offload that failed all are still on the device; after a restore, the groups that arrived whole
- * are. Both verbs may be called again from FAILED: they move what is not yet where it should be.
+ * A verb that fails before its copies are under way leaves the state as it was, and may be called
+ * again. Copies under way do not fail, unless the device is lost (refit/device.h). But what they
+ * brought may be refused: by a digest (offload.verify), or by a verdict on masters. That makes the
+ * state FAILED, and each region is in a known place (refit_offloader_region): its bytes are on the
+ * device, or in the host image, which stays authoritative until the last byte is back. After an
+ * offload all are still on the device; after a restore, the groups that were not refused are. Both
+ * verbs may be called again from FAILED: they move what is not yet where it should be.
+ *
+ * When the device is lost, every call but closes, reports and leases answers REFIT_ERR_DEVICE. What
+ * was away stays in the host image, which a lease reads: also in RESTORING, and in FAILED after it.
  *
  * With offload.verify the bytes are checked by the calls that wait: refit_offloader_finish, the
  * waits of a future, and its joins, which then wait too. Until one of them has, the state stays
@@ -326,7 +331,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
  * - REFIT_ERR_TIMEOUT: call again
  * - REFIT_ERR_CORRUPT: offload.verify; weights that were changed while their masters were away
  * - REFIT_ERR_LIMIT: masters did not fit into their room; offload again
- * - REFIT_ERR_COPY, REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK
+ * - REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_finish(refit_offloader *offloader,
                                                                uint32_t timeout_ms,
@@ -450,7 +455,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_trim(refit_offloader *of
 
 /* ---- Futures: an operation under way ------------------------------------------------------------
  * An operation that failed to start has none; one that started completes exactly once, with one
- * status that every wait returns. Any thread may wait; close it from one. */
+ * status that every wait returns. Any thread may wait; one closes it. */
 
 /*
  * Waits until the whole operation is done.
@@ -498,12 +503,13 @@ REFIT_API void refit_future_close(refit_future *future);
  * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
 
 /*
- * Starts a lease. Only in OFFLOADED or RESTORING, and only while the image holds all KEEP regions:
- * after an operation that failed, some may be on the device when the next restore begins. Several
- * leases may be open. Any thread.
+ * Starts a lease, while the image holds all KEEP regions: in OFFLOADED and RESTORING, unless some
+ * are on the device since an operation that was refused; on a lost device in FAILED, too, if none
+ * was there. Several leases may be open. Any thread.
  *
  * Errors:
  * - REFIT_ERR_STATE: another state, or a KEEP region is not in the image
+ * - REFIT_ERR_DEVICE: the device was lost during a step in windows, which stays unfinished
  * - REFIT_ERR_BUSY: a step in windows changes the image; or its host memory is still coming
  * (REFIT_HOME_HOST with offload.background: see refit_offloader_prepare)
  */

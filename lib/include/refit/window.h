@@ -24,7 +24,8 @@
  * bytes of its window, so that arithmetic is only ever started on bytes that have arrived. After a
  * failure it is therefore known which parts were stepped: those of each window that
  * refit_window_done was called for, the first refit_window_progress of the list. A call that failed
- * can be repeated, or the step ended; the parts behind are as they were before it.
+ * can be repeated, or the step ended; the other parts are as they were before it. If the device is
+ * lost (refit/device.h), parts that were stepped and have not reached the image are lost with it.
  *
  * fp32 masters whose bf16 weights were named (refit/offload.h, "Masters") travel as what the
  * weights lack, about 2.04 of 4 bytes, and lie whole in the memory of the window. Their weights are
@@ -36,8 +37,7 @@
  * - The copies out read the weights. Those of the last window are over before what the stream of
  *   its refit_window_done gets behind that call; where the stream is REFIT_STREAM_NONE, or the step
  *   ends before all parts were stepped, refit_window_end waits for them. So weights may be written
- *   after the step, and the next window detects that. Copies out that have failed are made again by
- *   a later call, from the weights as they are then.
+ *   after the step, and the next window detects that.
  * - Parts of such a region are all of it, or begin and end at multiples of 1048576 bytes, or with
  *   the region.
  * - They begin as zeros, and get their first bytes, and any that are not from a step, as
@@ -104,14 +104,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_open(refit_offloader *offlo
 
 /*
  * Closes it in any state and frees its memory; NULL is allowed. A step that has not ended is ended
- * (see refit_window_end). Waits for copies, at most offload.timeout_ms. Of a device that is lost,
- * such as a GPU whose context broke, stepped parts that have not reached the image are lost, too:
- * then neither a lease nor a restore begins any more.
+ * (see refit_window_end). Waits for copies, at most offload.timeout_ms. On a lost device stepped
+ * parts that have not reached the image are lost: then no lease begins any more.
  *
  * Errors, with nothing closed:
  * - REFIT_ERR_TIMEOUT: copies are still under way
- * - REFIT_ERR_COPY, REFIT_ERR_HOST_MEMORY (see wait) and others: bytes of a stepped part have not
- * reached the image; close tries again
+ * - REFIT_ERR_COPY, REFIT_ERR_HOST_MEMORY (see wait) and others: copies out of a stepped part could
+ * not be started; close tries again
  * - those of refit_memory_free
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_close(refit_window *window,
@@ -168,8 +167,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  * those with REFIT_HOME_HOST visit it
  * - REFIT_ERR_LIMIT: parts that stay together are larger than the windows of set_memory
  * - REFIT_ERR_DEVICE_MEMORY: none of these sizes is to be had
- * - REFIT_ERR_COPY and others: bytes of the step before have not reached the image; begin tries
- * again
+ * - REFIT_ERR_COPY and others: copies could not be started; begin tries again
  * - REFIT_ERR_TIMEOUT, REFIT_ERR_HOST_MEMORY, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_begin(refit_window *window,
@@ -183,8 +181,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_begin(refit_window *window,
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way
- * - REFIT_ERR_COPY and others: the parts have not arrived, or those of a window before have not
- * left; next tries again
+ * - REFIT_ERR_COPY and others: copies could not be started; next tries again
  * - REFIT_ERR_CORRUPT: weights of a part that comes in were changed since its masters left. Nothing
  * was written over the masters that are in the image: make the weights what they were and call next
  * again, or end the step
@@ -231,20 +228,21 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_done(refit_window *window,
  * weights and no stream waits for them. In IDLE it does nothing.
  *
  * Errors:
- * - REFIT_ERR_COPY and others: copies out could not be started, or have failed; end tries again
+ * - REFIT_ERR_COPY and others: copies out could not be started; end tries again
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_end(refit_window *window, refit_error *error);
 
 /*
- * Waits until every stepped part is back in the image, at most `timeout_ms` (0: only looks). Copies
- * out that failed are tried again, once a call.
+ * Waits until every stepped part is back in the image, at most `timeout_ms` (0: only looks). Starts
+ * copies out that could not be started before.
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT
  * - REFIT_ERR_HOST_MEMORY: none for masters that do not fit into the image. done, next and end
  * answer it too, when they try
- * - REFIT_ERR_COPY and others: their bytes are safe on the device
+ * - REFIT_ERR_COPY and others: copies could not be started; their bytes are safe on the device
+ * - REFIT_ERR_DEVICE: the device is lost, and the parts that are not back
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_wait(refit_window *window, uint32_t timeout_ms,
                                                           refit_error *error);
