@@ -60,6 +60,8 @@
  *  - A call that fails has changed nothing, unless its comment says what it left.
  *  - An argument that cannot be (NULL, a size field too small) is REFIT_ERR_INVALID, also where the
  *    comment does not name it.
+ *  - A device that is lost answers REFIT_ERR_DEVICE to every call (refit/device.h). What lies in host
+ *    memory can be read.
  *  - One thread at a time uses an object, but for calls marked "any thread".
  *  - refit never aborts, never prints, never installs a signal handler, and keeps no thread beyond
  *    those that the object's header names.

@@ -87,8 +87,8 @@ REFIT_API void refit_controller_close(refit_controller *controller);
  * Errors:
  * - REFIT_ERR_STATE: in RETURNING
  * - those of refit_offloader_offload and refit_offloader_finish
- * - once, the error of the last return's copies, if the last join only made a stream wait for them
- *   and they failed later
+ * - once, the error of the last return, if the last join only made a stream wait for its copies
+ *   and the device was lost later
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller *controller,
                                                                refit_stream_ref after,
@@ -111,8 +111,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
 
 /*
  * Starts the return of the states, without waiting for it; does nothing if they are on the device.
- * After a failure (no device memory yet, say, or copies that failed) call it again. After a clear
- * that timed out it waits for the clear first.
+ * After a failure (no device memory yet, say) call it again. After a clear that timed out it waits
+ * for the clear first.
  *
  * Errors:
  * - those of refit_offloader_restore; after a clear that timed out also those of

@@ -6,6 +6,12 @@
  *     "cuda:0"              a GPU, through the driver found at run time ("cuda" is the first)
  *     "cuda:0:capacity=2GiB"  the same, but refit takes no more of its memory
  *     "auto"                the first GPU, or the host if there is no driver or no GPU
+ *
+ * A call that puts work on a stream and fails may be made again. Work that fails on its stream
+ * loses the device, as an illegal address or an uncorrectable error of its memory loses a GPU's
+ * context: from then on all calls on it, and on what was opened on it, answer REFIT_ERR_DEVICE with
+ * the sentence of the first failure, but for those that close, free or describe. What was in device
+ * memory is gone. What was in host memory is there: see refit_lease_read.
  */
 #ifndef REFIT_DEVICE_H
 #define REFIT_DEVICE_H
@@ -141,7 +147,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_stream_close(refit_device *device,
  *
  * Errors:
  * - REFIT_ERR_TIMEOUT
- * - the first failure of the work queued since the last wait
+ * - REFIT_ERR_DEVICE: the device is lost
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_stream_wait(refit_device *device,
                                                           refit_stream_ref stream,

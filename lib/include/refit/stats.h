@@ -114,7 +114,7 @@ extern "C" {
     X(u64, activation_refused_bytes_total, counter, "bytes that stayed: the arena had no room")    \
     X(u64, activation_out_of_order, counter, "groups released below others that stay")             \
     X(u64, activation_reused, counter, "tensors placed in free pieces below the top")              \
-    X(u64, activation_failures, counter, "copies of groups that failed, or failed to start")       \
+    X(u64, activation_failures, counter, "groups whose copies did not start, or were lost")        \
     X(f64, activation_exposed_seconds_total, counter, "time that calls waited for copies of groups")
 
 typedef struct refit_stats {

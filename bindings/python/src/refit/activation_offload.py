@@ -51,6 +51,7 @@ from refit.activations import Arena
 from refit.config import ConfigLike, make_config
 from refit.errors import (
     DeadlineError,
+    DeviceError,
     InvalidError,
     NotFoundError,
     RefitError,
@@ -674,8 +675,10 @@ class ActivationOffload(Closing):
             self._release(group)
 
     def _stays(self, group: _Group, why: RefitError) -> None:
-        """The copies out of a group have failed: all of it is on the device, and stays there."""
+        """The copies out of a group could not be started, or waited for: it stays on the device."""
         self._keep(group)
+        if isinstance(why, DeviceError):
+            raise _named(why, group) from why
         warnings.warn(
             f"activations of {group.name} stay on the device: {why}", RuntimeWarning, stacklevel=5
         )
@@ -859,30 +862,17 @@ class ActivationOffload(Closing):
     def _join(self, group: _Group) -> None:
         """The stream of the backward pass waits for the copies in."""
         stream = current_stream(self._on)
-        failed: RefitError | None = None
         while group.sources:
             source = group.sources[-1]
             try:
                 # The stream of the fetch, too: its allocator gets the memory back.
                 for one in {stream, source.stream} if source.number else ():
                     self._arena.join(source.number, one)
-            except DeadlineError as why:
-                raise _named(why, group) from why  # the copies go on, and can be waited for again
             except RefitError as why:
-                failed = why
-                self._lose(group, source)
+                raise _named(why, group) from why  # the copies go on, and can be waited for again
             source.arriving = None
             group.sources.pop()
         group.held.clear()
-        if failed is not None:
-            raise _named(failed, group) from failed
-
-    def _lose(self, group: _Group, source: _Group) -> None:
-        """Copies in have failed. Their bytes are in the arena, and are brought another time."""
-        arrived = {id(one) for one in group.held}
-        for storage in _alive(source.storages):
-            if storage.back is group and id(storage.device) in arrived:
-                storage.device = None
 
     def _begin_returns(self) -> None:
         """The backward pass has come to the layers that stay: those before them are next."""
@@ -973,7 +963,7 @@ class ActivationOffload(Closing):
                 if number == 0 or not self._arena.is_still(number):
                     continue
             except RefitError:
-                pass  # the copies have failed, which ends them, too
+                pass  # the device is lost, which ends the copies, too
             try:
                 self._arena.release(number, current_stream(self._on))
             except NotFoundError:

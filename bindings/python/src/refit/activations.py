@@ -61,15 +61,15 @@ class Arena(Handle):
         call(lib.refit_activations_commit, self._live, group, _abi.refit_stream_ref(stream))
 
     def join(self, group: int, stream: int) -> None:
-        """Lets ``stream`` wait for the group's copies; 0: waits here. CopyError, DeadlineError."""
+        """Lets ``stream`` wait for the group's copies; 0: waits here. DeadlineError."""
         call(lib.refit_activations_join, self._live, group, _abi.refit_stream_ref(stream))
 
     def wait(self, group: int, timeout_ms: int) -> None:
-        """Waits until the group's copies are over; 0 only looks. DeadlineError, CopyError."""
+        """Waits until the group's copies are over; 0 only looks. DeadlineError."""
         call(lib.refit_activations_wait, self._live, group, timeout_ms)
 
     def is_still(self, group: int) -> bool:
-        """Whether no copy of the group is under way. Does not wait. CopyError."""
+        """Whether no copy of the group is under way. Does not wait."""
         return status_of(lib.refit_activations_wait, self._live, group, 0) == _abi.REFIT_OK
 
     def fetch(self, group: int, memories: Sequence[int], stream: int) -> None:

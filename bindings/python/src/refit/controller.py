@@ -229,7 +229,7 @@ class Controller(Closing):
         """Makes the current stream wait for the states; ``step()`` does this.
 
         On a GPU the stream waits and the CPU goes on; on a CPU this blocks. Call it on every stream
-        that uses the states. StateError before ``restore``; CopyError: restore again.
+        that uses the states. StateError before ``restore``; CorruptError: restore again.
         """
         self._open().join()
 
@@ -316,8 +316,7 @@ class Controller(Closing):
         """Whether gradients hold what no step has used; found by itself, or set by hand.
 
         Also of gradients that are away. While it is True, ``clear`` refuses to discard or zero
-        them. What was set holds until the next step. May wait for the device. CopyError if copies
-        have failed: ``restore`` first.
+        them. What was set holds until the next step. May wait for the device.
         """
         return self._open().is_accumulating
 

@@ -79,13 +79,13 @@ class CancelledError(RefitError):
 
 
 class CopyError(RefitError, RuntimeError):
-    """A copy failed."""
+    """A copy could not be started."""
 
     default_status = _abi.REFIT_ERR_COPY
 
 
 class DeviceError(RefitError, RuntimeError):
-    """The device or its driver failed."""
+    """The device or its driver failed; also of a device that is lost, for good."""
 
     default_status = _abi.REFIT_ERR_DEVICE
 

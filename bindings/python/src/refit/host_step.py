@@ -86,8 +86,8 @@ class HostStep(Handle):
         call(lib.refit_host_step_close, pointer)
 
     def begin(self, groups: Sequence[Options]) -> None:
-        """Begins a step with the options of each group. Waits for the parameters of the last step,
-        and sends those again whose copies failed. CopyError and others: call again."""
+        """Begins a step with the options of each group. Waits for the parameters of the last
+        step. CopyError and others: call again."""
         array = (_abi.refit_optimizer_options * len(groups))()
         for entry, one in zip(array, groups, strict=True):
             entry.size = ctypes.sizeof(_abi.refit_optimizer_options)
@@ -115,7 +115,7 @@ class HostStep(Handle):
             call(lib.refit_host_step_refresh, pointer, parameter, after)
 
     def gather(self) -> None:
-        """Waits for the gradients that were named, which may be changed then. CopyError,
+        """Waits for the gradients that were named, which may be changed then.
         DeadlineError: call again."""
         pointer = self._live
         run_interruptibly(lambda: call(lib.refit_host_step_norm, pointer, None, None))
@@ -140,7 +140,7 @@ class HostStep(Handle):
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until all parameters are back, at most ``timeout`` seconds (None:
-        offload.timeout_ms). CopyError and others: call again, copies that failed are repeated."""
+        offload.timeout_ms). CopyError and others: call again."""
         pointer = self._live
         wait_in_slices(
             lambda slice_ms: call(lib.refit_host_step_wait, pointer, slice_ms),

@@ -306,7 +306,7 @@ class Regions:
     def free(self) -> None:
         """Waits until all bytes are on the host, then gives the device memory back.
 
-        DeadlineError, CopyError and others: call again; what is not on the host is not freed.
+        DeadlineError and others: call again; what is not on the host is not freed.
         StateError if the storages were let go of.
         """
         self._finish_leaving()
@@ -463,7 +463,7 @@ class Regions:
     def join(self, group: int | None = None) -> None:
         """Makes the current stream wait for the copies back, all or one group; a CPU waits itself.
 
-        CopyError: call ``come_back`` again.
+        CorruptError, if what the copies brought was refused: call ``come_back`` again.
         """
         checked = any(self._weights_at)  # masters: then the join itself would wait, in one piece
         if self._future is not None:
@@ -482,8 +482,8 @@ class Regions:
             self._future.wait_group(group)
 
     def settle(self) -> None:
-        """Waits, on the CPU, until no copy is under way. CopyError also if they have failed by
-        now; DeadlineError."""
+        """Waits, on the CPU, until no copy is under way. DeadlineError; CorruptError, if what they
+        brought was refused."""
         if not self.home and self.offloader.state in _UNSETTLED:
             self.offloader.finish()
         if self.home:

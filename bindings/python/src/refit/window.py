@@ -104,7 +104,7 @@ class Window(Handle):
     def wait(self, timeout: float | None = None) -> None:
         """Waits until no copy is under way, at most ``timeout`` seconds (None: offload.timeout_ms).
 
-        Copies out that have failed are tried again. DeadlineError, CopyError: call again.
+        Starts copies out that could not be started. DeadlineError, CopyError: call again.
         """
         pointer = self._live
         wait_in_slices(
