@@ -26,27 +26,18 @@ enum {
     FLAG_WORKERS,
     FLAG_BIND,
     FLAG_NETNS,
-    FLAG_ROOTS,
     FLAG_CONFIG,
     FLAG_SET
 };
 
 static const cli_flag flags[] = {
-    [FLAG_JSON] = {"--json", false},
-    [FLAG_MIB] = {"--mib", true},
-    [FLAG_ROUNDS] = {"--rounds", true},
-    [FLAG_DEVICE] = {"--device", true},
-    [FLAG_TENSORS] = {"--tensors", true},
-    [FLAG_CONFIG] = {"--config", true},
-    [FLAG_FROM] = {"--from", true},
-    [FLAG_TO] = {"--to", true},
-    [FLAG_DENSITY] = {"--density", true},
-    [FLAG_WORKERS] = {"--workers", true},
-    [FLAG_BIND] = {"--bind", true},
-    [FLAG_NETNS] = {"--netns", true},
-    [FLAG_ROOTS] = {"--roots", true},
-    [FLAG_SET] = {"--set", true},
-    {NULL, false},
+    [FLAG_JSON] = {"--json", false},      [FLAG_MIB] = {"--mib", true},
+    [FLAG_ROUNDS] = {"--rounds", true},   [FLAG_DEVICE] = {"--device", true},
+    [FLAG_TENSORS] = {"--tensors", true}, [FLAG_CONFIG] = {"--config", true},
+    [FLAG_FROM] = {"--from", true},       [FLAG_TO] = {"--to", true},
+    [FLAG_DENSITY] = {"--density", true}, [FLAG_WORKERS] = {"--workers", true},
+    [FLAG_BIND] = {"--bind", true},       [FLAG_NETNS] = {"--netns", true},
+    [FLAG_SET] = {"--set", true},         {NULL, false},
 };
 
 enum { WORDS_MOST = 4 };
@@ -129,7 +120,6 @@ static bool take(int found, const char *value, bench_request *request)
     case FLAG_WORKERS: return take_workers(value, request);
     case FLAG_BIND: request->options.bind = value; return true;
     case FLAG_NETNS: request->options.netns = value; return true;
-    case FLAG_ROOTS: request->options.roots = value; return true;
     case FLAG_CONFIG: request->settings.file = value; return true;
     case FLAG_SET: return cli_settings_add(&request->settings, value);
     case CLI_ARGS_WORD: return take_word(value, request);
@@ -150,9 +140,6 @@ static const struct benchmark {
     {"offload", bench_offload, ON_DEVICE | TAKES(TENSORS)},
     {"remap", bench_remap, ON_DEVICE | TAKES(TENSORS)},
     {"handover", bench_handover, ON_DEVICE | TAKES(TENSORS)},
-    {"window", bench_window, ON_DEVICE | TAKES(TENSORS)},
-    {"host-step", bench_host_step, ON_DEVICE | TAKES(ROOTS)},
-    {"activations", bench_activations, ON_DEVICE},
     {"pin", bench_pin, ON_DEVICE},
     {"broadcast", bench_broadcast, MEASURES | TAKES(DENSITY) | TAKES(WORKERS)},
     {"link", bench_link, MEASURES | TAKES(DENSITY) | TAKES(BIND) | TAKES(NETNS)},
@@ -226,9 +213,6 @@ const cli_command cli_bench = {
     .summary = "measure this machine, each figure beside its baseline",
     .usage = "usage: refit bench NAME [OPTION...]\n\n"
              "  offload     states out and back, beside one large copy and today's trainers\n"
-             "  window      states on the host stepped on the device, beside today's trainers\n"
-             "  host-step   parameters stepped on the CPU, beside the memory's limit\n"
-             "  activations saved tensors out and back in a step, beside today's trainers\n"
              "  remap       device memory given back and taken again at its addresses\n"
              "  handover    weights to a process on the same GPU, beside a copy of them there\n"
              "  broadcast   a version to 1 to 16 workers, beside a copy and raw ZeroMQ\n"
@@ -243,7 +227,6 @@ const cli_command cli_bench = {
              "  --density SHARE  of what changes: broadcast (all), link (0.01)\n"
              "  --workers N,N    broadcast: to so many workers\n"
              "  --from A --to B  delta: two safetensors files instead of made-up updates\n"
-             "  --roots LIBRARY  host-step: square roots of its MKL, as of libtorch_cpu.so\n"
              "  --rounds N       counted rounds, behind some that are not (5 to 15)\n"
              "  --config FILE, --set KEY=VALUE  options\n",
     .run = run,

@@ -31,7 +31,6 @@ typedef struct bench_options {
     uint32_t workers[BENCH_COUNTS_MOST]; /* of bench_broadcast, up to a 0; none: its default */
     const char *bind;                    /* bench_link: where; NULL: loopback */
     const char *netns; /* bench_link: the network namespace of the workers; NULL: this one */
-    const char *roots; /* bench_host_step: a library with MKL; NULL: roots are rounded to nearest */
     const cli_settings *settings; /* what `config` was made from */
     refit_config config;
 } bench_options;
@@ -44,9 +43,6 @@ int bench_broadcast(const bench_options *options);
 int bench_link(const bench_options *options);
 int bench_pin(const bench_options *options);
 int bench_delta(const bench_options *options);
-int bench_window(const bench_options *options);
-int bench_host_step(const bench_options *options);
-int bench_activations(const bench_options *options);
 
 /* The tensors that bench_offload takes, one a line: their name and their bytes. */
 int bench_show_list(const bench_options *options);
@@ -122,10 +118,6 @@ typedef struct bench_list {
  * weights: "qwen2.5-1.5b-weights"; "small"; or what a file lists. Of a model as many bytes as are
  * asked for, 0: all. */
 refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
-                             refit_error *error);
-
-/* `parameters` of equal size, each with the two moments of Adam; `bytes` are those of all. */
-refit_status bench_list_even(uint32_t parameters, uint64_t bytes, bench_list *out,
                              refit_error *error);
 void bench_list_close(bench_list *list);
 

@@ -33,7 +33,6 @@ typedef unsigned long long address;
 /* X(field, "symbol", version, arguments…) */
 #define SYMBOLS(X)                                                                                 \
     X(init, "cuInit", 2000, unsigned)                                                              \
-    X(version, "cuDriverGetVersion", 2020, int *)                                                  \
     X(get_device, "cuDeviceGet", 2000, int *, int)                                                 \
     X(retain, "cuDevicePrimaryCtxRetain", 7000, void **, int)                                      \
     X(release, "cuDevicePrimaryCtxRelease", 11000, int)                                            \
@@ -169,12 +168,6 @@ void bench_cuda_close(bench_cuda *cuda)
 const char *bench_cuda_why(const bench_cuda *cuda)
 {
     return cuda->why;
-}
-
-int bench_cuda_version(const bench_cuda *cuda)
-{
-    int version = 0;
-    return cuda->version(&version) == 0 ? version : 0;
 }
 
 uint64_t bench_cuda_free_bytes(const bench_cuda *cuda)

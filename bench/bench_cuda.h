@@ -24,8 +24,6 @@ bench_cuda *bench_cuda_open(int ordinal, char *why, size_t room);
 void bench_cuda_close(bench_cuda *cuda);
 const char *bench_cuda_why(const bench_cuda *cuda);
 
-/* 13000 for CUDA 13.0: what the driver speaks. */
-int bench_cuda_version(const bench_cuda *cuda);
 uint64_t bench_cuda_free_bytes(const bench_cuda *cuda);
 
 void *bench_cuda_alloc(bench_cuda *cuda, uint64_t bytes);

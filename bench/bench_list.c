@@ -211,22 +211,6 @@ refit_status bench_list_open(const char *which, uint64_t bytes, bench_list *out,
     return status;
 }
 
-refit_status bench_list_even(uint32_t parameters, uint64_t bytes, bench_list *out,
-                             refit_error *error)
-{
-    char name[BENCH_NAME];
-    uint64_t each = bytes / parameters / 2 / ALIGNMENT * ALIGNMENT;
-    *out = (bench_list){.name = "even"};
-    if (each < ALIGNMENT) each = ALIGNMENT;
-    for (uint32_t i = 0; i < parameters * 2; i++) {
-        snprintf(name, sizeof name, "even.%" PRIu32 ".%s", i / 2, states[i % 2]);
-        if (add(out, name, each)) continue;
-        bench_list_close(out);
-        return cli_refuse(error, REFIT_ERR_HOST_MEMORY, 0, "no memory for the list");
-    }
-    return REFIT_OK;
-}
-
 void bench_list_close(bench_list *list)
 {
     free(list->all);

@@ -80,14 +80,9 @@ check_user() {
     while IFS=: read -r line text; do
         text=${text#*\"}
         text=${text%%\"*}
-        # Benchmarks of the kernels that code deltas and that step, the latter with as many threads as
-        # the library takes, and what judges free memory; no more of refit.
+        # The benchmark of the kernels that code deltas, and what judges free memory; no more of refit.
         case $file:$text in bench/bench_codec.c:kernels/delta.h | \
             bench/bench_codec.c:kernels/digest.h | \
-            bench/bench_host_step.c:kernels/adam.h | \
-            bench/bench_host_step.c:kernels/cpu.h | \
-            bench/bench_host_step.c:base/pool.h | \
-            bench/bench_host_step.c:memory/cpu_share.h | \
             bindings/cli/complain.c:base/text.h | \
             bench/bench_report.c:memory/budget.h) continue ;; esac
         [ "$folder" = bench ] && [ -f "bindings/cli/$text" ] && continue

@@ -48,9 +48,9 @@ refuses 2 "--density is for broadcast and link: bench delta takes all densities"
 refuses 2 "--density is for broadcast and link: bench offload does not take it" bench offload --density 0.01
 refuses 2 "--from is for delta: bench pin does not take it" bench pin --from x --mib 1
 refuses 2 "--workers is for broadcast: bench delta does not take it" bench --workers 3 delta
-refuses 2 "--device is for offload, remap, handover, window, host-step, activations, pin and tensors: bench broadcast does not take it" \
+refuses 2 "--device is for offload, remap, handover, pin and tensors: bench broadcast does not take it" \
     bench broadcast --device cuda:0
-refuses 2 "--rounds is for offload, remap, handover, window, host-step, activations, pin, broadcast, link and delta: bench tensors" \
+refuses 2 "--rounds is for offload, remap, handover, pin, broadcast, link and delta: bench tensors" \
     bench tensors --rounds 1
 refuses 1 "neither a known list of tensors nor a file" bench tensors --tensors gpt5
 printf 'a 4096\nb\n' >"$scratch/list"

@@ -55,12 +55,6 @@ function hold_against_goals(    small) {
         goal("exposed behind work", "exposed_busy_ratio", "<=", 0.02)
     }
     if (value["bench"] == "offload") goal("allocations a cycle", "allocations_per_cycle", "<=", 0)
-    if (value["bench"] == "window" && value["way"] == "window") {
-        goal("step in windows over its longest part", "overlap", "<=", 1.1)
-        goal("step in windows over copies in both directions", "ratio_to_copies_both", ">=", 0.8)
-        goal("step in windows over the form without overlap", "speedup_over_no_overlap", ">=", 1.5)
-        goal("allocations a step", "allocations_per_step", "<=", 0)
-    }
     if (value["bench"] == "remap") {
         goal("unmap, ms a GiB", "unmap_ms_per_gib", "<=", 5)
         goal("map, ms a GiB", "map_ms_per_gib", "<=", 5)

@@ -199,10 +199,10 @@ facts() {
 # ---- what is run
 
 device=cuda:0
-sizes=() whole=(--mib 8192) part=(--mib 6144) few=(--rounds 5) many=(--rounds 9)
+sizes=() whole=(--mib 8192) few=(--rounds 5) many=(--rounds 9)
 if [ -n "$fake" ]; then
     sizes=(--mib 4 --tensors "$out/rows/few")
-    whole=("${sizes[@]}") part=("${sizes[@]}") few=(--rounds 1) many=(--rounds 2)
+    whole=("${sizes[@]}") few=(--rounds 1) many=(--rounds 2)
 fi
 as_test=(env "REFIT_TEST_CUDA=$([ -n "$fake" ] && echo fake || echo real)" "TEST_SEED=$seed")
 as_package=(env "REFIT_LIBRARY=$build/lib/librefit.so" "PYTHONPATH=$root/bindings/python/src"
@@ -245,7 +245,6 @@ bench "bench offload, small" 60 "$refit" bench offload --json --device $device "
     --tensors small "${few[@]}"
 bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
 bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]:0:2}" "${few[@]}"
-bench "bench window" 60 "$refit" bench window --json --device $device "${part[@]}" "${few[@]}"
 bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
 if [ $torch = yes ]; then
     timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"

@@ -1,31 +1,18 @@
 """bench host_step and host_sweep: steps on the CPU are measured with those of others in turn."""
 
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from refit.bench import __main__ as entry
-from refit.bench import command, figures, host_picture, host_step, host_sweep, host_ways, table
+from refit.bench import figures, host_picture, host_step, host_sweep, host_ways, table
 from refit.bench.steps import Model
 
 TINY = 2e5
 HERE = tuple(way for way in host_ways.WAYS if way is not host_ways.DeepSpeed)
 EXACT = ("torch, for-loop", "torch, foreach", "refit, host_fraction=1")
-
-
-@pytest.fixture
-def refit_command() -> str:
-    """The program of the build under test."""
-    ours = os.environ.get("REFIT_LIBRARY")
-    root = Path(__file__).resolve().parents[2]
-    path = (Path(ours).resolve().parents[1] if ours else root / "build") / "bin" / "refit"
-    if not path.exists():
-        pytest.skip(f"{path} is not built")
-    return str(path)
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +22,13 @@ def without_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed.ops.adam", None)
 
 
-def script(folder: Path, text: str) -> str:
-    path = folder / "refit"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
 def small_model() -> Model:
     made = torch.Generator().manual_seed(3)
     weights = [torch.randn(shape, generator=made) for shape in ((30, 40), (7,), (400,))]
     return Model(weights, [torch.randn(it.shape, generator=made) for it in weights])
 
 
-def test_the_limit_is_the_faster_of_both_whose_loops_move_each_byte_of_a_step() -> None:
-    against = host_step.Round()
-    for loops, program in ((5.0, 6.0), (1.0, 2.0), (4.0, 3.0)):
-        against.loops.add(loops), against.command.add(program)
-    assert (against.limit.cold, against.limit.seconds) == (5.0, [1.0, 3.0])
+def test_the_limit_moves_each_byte_of_a_step() -> None:
     limit = host_ways.Limit(1000)
     limit()
     assert [float(one.sum()) for one in limit._arrays] == [1000, 1000, 2000, 1000]
@@ -72,17 +48,11 @@ def test_backward_and_step_are_held_against_the_longer_of_the_two_alone() -> Non
 # ---- the step alone ----
 
 
-def test_every_way_is_reported_for_each_number_of_tensors(refit_command: str) -> None:
-    result = host_step.measure(TINY, rounds=2, program=refit_command, finer=(1, 10))
+def test_every_way_is_reported_for_each_number_of_tensors() -> None:
+    result = host_step.measure(TINY, rounds=2, finer=(1, 10))
     names = [way.name for way in HERE]
     rows = result["ways"]
-    kernels = rows[len(names) : -len(names)]
-    assert [row["way"] for row in rows if row not in kernels] == [*names, *names]
-    found = [row["way"] for row in kernels]
-    assert found == [name for name in host_step.KERNELS.values() if name in found]
-    assert len(found) >= 2
-    assert [row["bytes_per_parameter"] for row in kernels] == [28] * (len(kernels) - 1) + [26]
-    assert all(row["bit_equal"] is None for row in kernels)
+    assert [row["way"] for row in rows] == [*names, *names]
     assert result["parameters"] == 200_064
     tensors = sorted({row["tensors"] for row in rows})
     assert tensors[0] * 10 == tensors[1]
@@ -95,7 +65,7 @@ def test_every_way_is_reported_for_each_number_of_tensors(refit_command: str) ->
     assert [row["speedup_over_faster"] for row in rows if row["way"] == "torch, fused"] == [1, 1]
     assert list(result["left_out"]) == ["DeepSpeedCPUAdam"]
     shown = table.host_step(result).splitlines()
-    assert len(shown) == 2 + 2 + len(names) + len(kernels)
+    assert len(shown) == 2 + 2 + len(names)
     assert f"of {tensors[0]} tensors" in shown[2]
     assert f"step of {tensors[1]}" in shown[2]
 
@@ -136,81 +106,15 @@ def test_one_bit_is_counted_and_other_steps_are_refused(make: type[host_ways.Hos
 
 
 def test_a_way_that_is_not_installed_is_left_out_and_said(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    absent = str(tmp_path / "refit")
-    asked = ["host_step", "--parameters", "1e5", "--rounds", "1", "--refit", absent, "--json", "-"]
+    asked = ["host_step", "--parameters", "1e5", "--rounds", "1", "--json", "-"]
     assert entry.main([*asked, "--lines"]) == 0
     said = capsys.readouterr()
     assert "DeepSpeedCPUAdam is left out: pip install deepspeed ninja" in said.err
-    assert (
-        f"refit, kernel is left out: there is no command {absent}: name it by --refit" in said.err
-    )
     rows = [json.loads(line) for line in said.out.splitlines()]
     assert [row["way"] for row in rows] == [way.name for way in HERE] * 3
     assert all(row["bench"] == "host_step" and row["cores"] >= 1 for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("found", "takes_pytorchs"),
-    [(None, False), ((0, 0), False), ((4096, 8192), True)],
-    ids=["none", "nearest", "MKL"],
-)
-def test_the_kernel_is_measured_with_the_roots_that_pytorch_takes(
-    found: tuple[int, int] | None, takes_pytorchs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def noted(*arguments: Any) -> list[command.Row]:
-        library = arguments[-1]
-        asked.append(library and Path(library).name)
-        return []
-
-    monkeypatch.setattr(command, "host_step", noted)
-    monkeypatch.setattr(host_step, "root_of_torch", lambda: found)
-    host_step.measure(1e5, rounds=1, program=sys.executable, finer=(1,))
-    assert asked == [None, *(["libtorch_cpu.so"] if takes_pytorchs else [])] * 2
-
-
-# ---- the command ----
-
-
-def test_the_command_is_asked_for_as_many_parameters_and_threads(tmp_path: Path) -> None:
-    row = '{"bench":"host step","way":"kernel"}'
-    program = script(tmp_path, f"echo \"$@\" > '{tmp_path}/asked'\necho '{row}'")
-    assert command.host_step(program, 1_000_000, threads=3, rounds=2)[0]["way"] == "kernel"
-    asked = (tmp_path / "asked").read_text().split()
-    assert asked[:3] == ["bench", "host-step", "--json"]
-    assert asked[asked.index("--mib") + 1] == "27"  # 28e6 bytes
-    assert asked[asked.index("--rounds") + 1] == "2"
-    assert asked[-1] == "offload.host_step_threads=3"
-    command.host_step(program, 1_000_000, threads=3, rounds=2, roots="a library")
-    assert (tmp_path / "asked").read_text().endswith(" --roots a library\n")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("echo refit: no memory >&2; exit 1", "host-step .*: refit: no memory$"),
-        ("echo no rows", "does not write rows"),
-        ("echo '[]'", "does not write rows"),
-        ("echo '{}'", "does not write rows"),
-        ("exec sleep 60", "timed out after 0.2 seconds"),
-    ],
-)
-def test_a_command_that_fails_is_told(
-    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "PATIENCE_S", 0.2 if "sleep" in text else 600.0)
-    with pytest.raises(RuntimeError, match=said):
-        command.host_step(script(tmp_path, text), 1000, threads=1, rounds=1)
-
-
-def test_a_file_that_is_no_program_is_no_command(tmp_path: Path) -> None:
-    plain = tmp_path / "refit"
-    plain.write_text("no program")
-    assert command.found(str(plain)) is None
-    assert command.found(str(tmp_path)) is None
 
 
 # ---- Megatron's form ----

@@ -261,7 +261,7 @@ class Offloader(Handle):
         self._copy(lib.refit_offloader_offload, self._live, stream, None, blocks=anew)
 
     def finish(self, timeout: float | None = None) -> None:
-        """Waits for the operation under way. DeadlineError: call again; CorruptError, DeviceError."""
+        """Waits for the operation under way. DeadlineError: call again."""
         self._wait(lib.refit_offloader_finish, timeout, self._live)
 
     def unbind(self, region: int) -> None:

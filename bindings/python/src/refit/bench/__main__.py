@@ -124,7 +124,7 @@ def _host_step(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     from refit.bench import host_step
 
     wanted = options.parameters_given or host_step.PARAMETERS
-    result = host_step.measure(wanted, options.rounds, options.refit, tell=_say)
+    result = host_step.measure(wanted, options.rounds, tell=_say)
     return result, table.host_step(result)
 
 
@@ -203,11 +203,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         type=lengths,
         metavar="N,N",
         help="of activations: one sequence of each length, in place of its own shapes",
-    )
-    parser.add_argument(
-        "--refit",
-        metavar="FILE",
-        help="the command that measures the kernel for host_step (refit, if it is on the path)",
     )
     options = parser.parse_args(arguments)
     if options.lines and options.json is None:

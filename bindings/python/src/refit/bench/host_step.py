@@ -2,26 +2,23 @@
 
 A round is, for each way in turn, one step that is not timed, so that threads and caches are the
 way's own, and then some that are. With them go a loop that reads and writes the bytes of a step,
-which is what the memory gives, and ``refit bench host-step``, the kernel alone, with as many
-threads. A share of the limit is the time of the faster of the two loops over the way's. Then the
-same bytes are divided into 10 and 100 times as many tensors.
+which is what the memory gives. A share of the limit is the time of that loop over the way's. Then
+the same bytes are divided into 10 and 100 times as many tensors.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from refit.bench import command, machine
+from refit.bench import machine
 from refit.bench.host_ways import WAYS, HostWay, Limit, NotInstalled, differing
 from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.states import shapes
 from refit.bench.steps import Model, Tensors
-from refit.cpu_share import root_of_torch
 
 PARAMETERS = 50e6
 STEPS = 3
@@ -31,18 +28,9 @@ FINER = (1, 10, 100)
 BYTES = 28
 """That must move for a parameter: weight and two states in and out, and the gradient in."""
 
-_OF_WAYS, _OF_LIMIT, _OF_COMMAND, _AT_ONCE = 120, 16, 56, 16
-NEED = MemoryNeed("host_step", _OF_WAYS + _OF_LIMIT + _OF_COMMAND + _AT_ONCE, 1 << 30)
+_OF_WAYS, _OF_LIMIT, _AT_ONCE = 120, 16, 16
+NEED = MemoryNeed("host_step", _OF_WAYS + _OF_LIMIT + _AT_ONCE, 1 << 30)
 """What all begin with, weights, states and copies of each way, and what an op takes meanwhile."""
-
-KERNELS = {
-    ("fp32", False): "refit, kernel",
-    ("fp32", True): "refit, kernel, PyTorch's roots",
-    ("bf16 with remainders", False): "refit, kernel, bf16 with remainders",
-}
-"""Names of the rows that the command measures, by its names of the formats, and by whether square
-roots are PyTorch's or rounded to nearest. Where these are the same, there is no row of the former.
-"""
 
 
 @dataclass
@@ -53,52 +41,23 @@ class Measured:
     step: Series = field(default_factory=Series)
 
 
-@dataclass
-class Kernel:
-    """The figures of one way of the command, for as many parameters as the others have."""
-
-    name: str
-    bytes_per_parameter: int
-    step: Series = field(default_factory=Series)
-
-
-@dataclass
-class Round:
-    """What all ways of a round are held against: seconds for 28 bytes a parameter."""
-
-    loops: Series = field(default_factory=Series)
-    command: Series = field(default_factory=Series)
-
-    @property
-    def limit(self) -> Series:
-        """The faster of the two, round by round."""
-        if not self.command.seconds and self.command.cold == 0:
-            return self.loops
-        pairs = zip(self.loops.seconds, self.command.seconds, strict=True)
-        return Series(min(self.loops.cold, self.command.cold), [min(both) for both in pairs])
-
-
 def measure(
     parameters: float,
     rounds: int,
-    program: str | None = None,
     finer: Sequence[int] = FINER,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, Any]:
     """Every way that is installed; ``tell`` gets a sentence about each other one.
 
-    ``program``: the command ``refit``. HostMemoryError if even a small model does not fit.
-    RuntimeError if a way ends elsewhere than the loop over tensors, or if the command fails.
+    HostMemoryError if even a small model does not fit. RuntimeError if a way ends elsewhere than
+    the loop over tensors.
     """
     fits = NEED.fitting(parameters, machine.available_bytes())
     left_out: dict[str, str] = {}
-    path = command.found(program)
-    if path is None:
-        left_out["refit, kernel"] = f"there is no command {program or 'refit'}: name it by --refit"
     rows = []
     for times in finer:
         model = _model(fits, times)
-        rows += _of_one_model(model, rounds, path if times == 1 else None, left_out)
+        rows += _of_one_model(model, rounds, left_out)
     for name, why in left_out.items():
         tell(f"{name} is left out: {why}")
     return {
@@ -127,19 +86,12 @@ def _divided(whole: torch.Tensor, times: int) -> Tensors:
     return [part for part in whole.view(-1).tensor_split(times) if part.numel() > 0]
 
 
-def _of_one_model(
-    model: Model, rounds: int, program: str | None, left_out: dict[str, str]
-) -> list[dict[str, Any]]:
+def _of_one_model(model: Model, rounds: int, left_out: dict[str, str]) -> list[dict[str, Any]]:
     ways = _opened(model, left_out)
     try:
         found = [Measured(way) for way in ways]
-        kernels = {which: Kernel(shown, 0) for which, shown in KERNELS.items()}
-        against = _rounds(found, kernels, model, rounds, program)
-        measured = [kernel for kernel in kernels.values() if kernel.step.cold > 0]
-        return [
-            *_report(found, against.limit, model),
-            *(_kernel_row(kernel, found, against, model) for kernel in measured),
-        ]
+        limit = _rounds(found, model, rounds)
+        return _report(found, limit, model)
     finally:
         for way in reversed(ways):
             way.close()
@@ -159,17 +111,10 @@ def _opened(model: Model, left_out: dict[str, str]) -> list[HostWay]:
     return ways
 
 
-def _rounds(
-    found: list[Measured],
-    kernels: dict[tuple[str, bool], Kernel],
-    model: Model,
-    rounds: int,
-    program: str | None,
-) -> Round:
-    """The first round is cold: it is one step, in which states are made."""
-    against = Round()
-    elements = sum(it.numel() for it in model.weights)
-    loops = Limit(elements)
+def _rounds(found: list[Measured], model: Model, rounds: int) -> Series:
+    """The first round is cold: it is one step, in which states are made. Gives the limit."""
+    limit = Series()
+    loops = Limit(sum(it.numel() for it in model.weights))
     for number in range(rounds + 1):
         count = STEPS if number > 0 else 1
         for it in found:
@@ -177,20 +122,8 @@ def _rounds(
                 it.way.step()
             it.step.add(_mean(it.way.step, count))
         loops()
-        against.loops.add(_mean(loops, count))
-        for library in _roots() if program is not None else ():
-            asked = elements, torch.get_num_threads(), count, library
-            _take(command.host_step(str(program), *asked), kernels, against, elements)
-    return against
-
-
-def _roots() -> tuple[str | None, ...]:
-    """What the kernel takes square roots from: None: it rounds to nearest; the library of PyTorch,
-    where that does not."""
-    found = root_of_torch()
-    if found is None or found[0] == 0:
-        return (None,)
-    return None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+        limit.add(_mean(loops, count))
+    return limit
 
 
 def _mean(action: Callable[[], None], count: int) -> float:
@@ -198,26 +131,6 @@ def _mean(action: Callable[[], None], count: int) -> float:
     for _ in range(count):
         action()
     return (time.perf_counter() - start) / count
-
-
-def _take(
-    rows: list[command.Row],
-    kernels: dict[tuple[str, bool], Kernel],
-    against: Round,
-    elements: int,
-) -> None:
-    """What the command says, as seconds for so many parameters."""
-    to_nearest = any(row.get("roots") == "to nearest" for row in rows)
-    for row in rows:
-        seconds = elements / row["parameters_per_s"]
-        which = row["format"], not to_nearest
-        if row["way"] == "kernel" and which in kernels:
-            kernel = kernels[which]
-            kernel.bytes_per_parameter = row["bytes_per_parameter"]
-            first = row["cold_step_s"] * elements / row["parameters"]
-            kernel.step.add(first if kernel.step.cold == 0 else seconds)
-        elif row["way"] == "memory limit" and which == ("fp32", False):
-            against.command.add(seconds)
 
 
 def _report(found: list[Measured], limit: Series, model: Model) -> list[dict[str, Any]]:
@@ -248,18 +161,6 @@ def _row(
         "speedup_over_faster": ratio(_faster(rivals), step),
         "limit_s_median": limit.median,
     }
-
-
-def _kernel_row(
-    kernel: Kernel, found: list[Measured], against: Round, model: Model
-) -> dict[str, Any]:
-    """Its bits are those that tests compare with PyTorch's; here it steps other numbers."""
-    share = kernel.bytes_per_parameter / BYTES
-    limit = against.limit
-    scaled = Series(limit.cold * share, [seconds * share for seconds in limit.seconds])
-    row = _row(kernel.name, kernel.step, found, scaled, model)
-    row["bytes_per_parameter"] = kernel.bytes_per_parameter
-    return row | {"bit_equal": None, "different_share": None}
 
 
 def _faster(rivals: list[Series]) -> Series:
