@@ -27,6 +27,7 @@ SCALARS = {
     "int": "c_int",
     "unsigned int": "c_uint",
     "unsigned": "c_uint",
+    "long long": "c_longlong",
     "size_t": "c_size_t",
     "ptrdiff_t": "c_ssize_t",
     "uint8_t": "c_uint8",

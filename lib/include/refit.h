@@ -20,6 +20,7 @@
  *   refit/device.h       where tensors live; streams
  *   refit/arena.h        device memory whose addresses never change
  *   refit/torch.h        PyTorch allocates from it
+ *   refit/dtype.h        element types
  *   refit/stats.h        what was done, as numbers
  *   refit/host.h         the allocator and the log that refit borrows from its process
  *   refit/status.h       what calls answer
@@ -81,6 +82,7 @@
 #include <refit/config.h>
 #include <refit/controller.h>
 #include <refit/device.h>
+#include <refit/dtype.h>
 #include <refit/host.h>
 #include <refit/host_step.h>
 #include <refit/keys.h>

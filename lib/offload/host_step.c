@@ -48,9 +48,6 @@
 #define NO_ONE      UINT32_MAX /* no parameter */
 
 /* What callers name is what the kernels take. */
-_Static_assert((int)REFIT_NUMBER_FP32 == (int)RFT_FP32 && (int)REFIT_NUMBER_BF16 == (int)RFT_BF16 &&
-                   (int)REFIT_NUMBER_FP16 == (int)RFT_FP16,
-               "refit_number_type is rft_float_type");
 _Static_assert((int)REFIT_BESIDE_NONE == (int)RFT_ADAM_ALONE &&
                    (int)REFIT_BESIDE_MASTER == (int)RFT_ADAM_MASTER &&
                    (int)REFIT_BESIDE_REMAINDER == (int)RFT_ADAM_REMAINDER,
@@ -111,7 +108,9 @@ struct refit_host_step {
     uint32_t new_to;          /* ... from new_from on and below new_to */
     uint32_t last_sent;       /* the last parameter that was put on `out` */
     rft_adam_options *groups; /* owned; of this step */
-    uint32_t group_count;     /* that parameters have */
+    rft_adam_root root;       /* of the steps that begin from now on; NULL: rounded to nearest */
+    rft_adam_root_threads root_threads;
+    uint32_t group_count; /* that parameters have */
 
     rft_layout layout;
     rft_host_arena *arena; /* gradients and parameters */
@@ -152,9 +151,15 @@ static refit_device *device_of(const refit_host_step *step)
     return step->offloader->device;
 }
 
+/* Of a type that check_kind has seen. */
+static rft_float_type float_type(int32_t type)
+{
+    return type == REFIT_F32 ? RFT_FP32 : type == REFIT_BF16 ? RFT_BF16 : RFT_FP16;
+}
+
 static uint64_t bytes_of(int32_t type, uint64_t elements)
 {
-    return elements * rft_float_bytes((rft_float_type)type);
+    return elements * rft_float_bytes(float_type(type));
 }
 
 static uint64_t chunks_of(uint64_t elements)
@@ -247,7 +252,7 @@ static refit_status read_parameter(const refit_host_parameter *list, uint32_t at
 
 static bool is_type(int32_t type)
 {
-    return type >= REFIT_NUMBER_FP32 && type <= REFIT_NUMBER_FP16;
+    return type == REFIT_F32 || type == REFIT_BF16 || type == REFIT_F16;
 }
 
 static refit_status check_kind(const refit_host_parameter *parameter, refit_error *error)
@@ -273,14 +278,14 @@ static refit_status check_kind(const refit_host_parameter *parameter, refit_erro
                       parameter->beside > REFIT_BESIDE_REMAINDER,
                   error, REFIT_ERR_INVALID, "parameter %s: beside is %d, which is no refit_beside",
                   name, parameter->beside);
-    RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_MASTER && parameter->type == REFIT_NUMBER_FP32,
-                  error, REFIT_ERR_INVALID,
+    RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_MASTER && parameter->type == REFIT_F32, error,
+                  REFIT_ERR_INVALID,
                   "parameter %s is fp32 and has masters: step the parameter itself "
                   "(REFIT_BESIDE_NONE)",
                   name);
-    RFT_REFUSE_IF(
-        parameter->beside == REFIT_BESIDE_REMAINDER && parameter->type != REFIT_NUMBER_BF16, error,
-        REFIT_ERR_INVALID, "parameter %s has remainders, which only bf16 parameters have", name);
+    RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_REMAINDER && parameter->type != REFIT_BF16,
+                  error, REFIT_ERR_INVALID,
+                  "parameter %s has remainders, which only bf16 parameters have", name);
     return REFIT_OK;
 }
 
@@ -650,6 +655,18 @@ refit_status refit_host_step_close(refit_host_step *step, refit_error *error)
     return REFIT_OK;
 }
 
+refit_status refit_host_step_set_sqrt(refit_host_step *step, refit_sqrt_fn root,
+                                      refit_sqrt_threads_fn threads, refit_error *error)
+{
+    RFT_TRY(check_usable(step, error));
+    RFT_REFUSE_IF(step->state == STEP_GATHERING || step->state == STEP_STEPPING, error,
+                  REFIT_ERR_STATE,
+                  "a step is under way: call refit_host_step_run or refit_host_step_skip first");
+    step->root = root;
+    step->root_threads = threads;
+    return REFIT_OK;
+}
+
 /* ---- Copies ---------------------------------------------------------------------------------- */
 
 /* Between the arena, from byte `at` on, and device memory: cut at the ends of slabs, each of which
@@ -874,7 +891,7 @@ static void sum_chunk(void *user, uint32_t item, uint32_t worker)
     double sums[CHUNK / RFT_NORM_BLOCK];
     rft_norm_sum(
         &(rft_norm_span){
-            .count = chunk->count, .gradient = gradient, .type = (rft_float_type)type, .scale = 1},
+            .count = chunk->count, .gradient = gradient, .type = float_type(type), .scale = 1},
         sums);
     step->sums[parameter->first_sum + chunk->from / CHUNK] =
         rft_norm_total(sums, rft_norm_blocks(chunk->count));
@@ -989,8 +1006,6 @@ static refit_status take_options(const refit_optimizer_options *given, uint32_t 
     }
     if (kind == REFIT_ADAM || kind == REFIT_ADAGRAD) {
         options->eps = given->eps;
-        memcpy(&options->root, &given->root, sizeof options->root);
-        memcpy(&options->root_threads, &given->root_threads, sizeof options->root_threads);
         RFT_TRY(check_number(at, "eps", given->eps, INFINITY, error));
     }
     if (kind == REFIT_ADAM) {
@@ -1042,6 +1057,8 @@ static refit_status take_groups(refit_host_step *step, const refit_optimizer_opt
     for (uint32_t at = 0; at < count; at++) {
         rft_adam_options options;
         RFT_TRY(read_options(groups, at, &options, error));
+        options.root = step->root;
+        options.root_threads = step->root_threads;
         if (at < step->group_count) step->groups[at] = options;
     }
     for (uint32_t at = 0; at < step->count; at++) {
@@ -1316,8 +1333,8 @@ static rft_adam_span span_of(const refit_host_step *step, const step_chunk *chun
     const step_parameter *parameter = &step->parameters[chunk->parameter];
     const refit_host_parameter *is = &parameter->is;
     rft_adam_span span = {.count = chunk->count,
-                          .gradient_type = (rft_float_type)is->gradient_type,
-                          .weights_type = (rft_float_type)is->type,
+                          .gradient_type = float_type(is->gradient_type),
+                          .weights_type = float_type(is->type),
                           .beside_is = (rft_adam_beside)is->beside};
     span.gradient =
         host_at(step, parameter->gradient.at + bytes_of(is->gradient_type, chunk->from));
@@ -1491,7 +1508,7 @@ static void renew_chunk(void *user, uint32_t item, uint32_t worker)
     (void)worker;
     if (is->beside == REFIT_BESIDE_REMAINDER) {
         memset(span.beside, 0, 2 * span.count);
-    } else if (is->type == REFIT_NUMBER_BF16) {
+    } else if (is->type == REFIT_BF16) {
         rft_floats_from_bf16(span.beside, span.weights, span.count);
     } else {
         rft_floats_from_half(span.beside, span.weights, span.count);

@@ -252,15 +252,13 @@ static const place places[] = {
     {OFFSET(refit_window_view, count, 12)},
     {OFFSET(refit_window_view, memory, 16)},
 
-    {SIZE(refit_optimizer_options, 104)},
+    {SIZE(refit_optimizer_options, 88)},
     {OFFSET(refit_optimizer_options, optimizer, 8)},
     {OFFSET(refit_optimizer_options, decoupled, 12)},
     {OFFSET(refit_optimizer_options, maximize, 15)},
     {OFFSET(refit_optimizer_options, lr, 16)},
     {OFFSET(refit_optimizer_options, dampening, 72)},
-    {OFFSET(refit_optimizer_options, root, 80)},
-    {OFFSET(refit_optimizer_options, root_threads, 88)},
-    {OFFSET(refit_optimizer_options, lr_is_tensor, 96)},
+    {OFFSET(refit_optimizer_options, lr_is_tensor, 80)},
 
     {SIZE(refit_host_parameter, 72)},
     {OFFSET(refit_host_parameter, name, 8)},

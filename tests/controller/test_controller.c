@@ -135,7 +135,8 @@ TEST(every_verb_from_every_state)
             fail_msg("%s: %s, then %s", rows[i].name, refit_status_name(status),
                      refit_controller_state_name(bench_state(&on)));
         }
-        assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
+        assert_ok(bring_back());
+        assert_ok(join());
         bench_check(&on);
         bench_close(&on);
     }
@@ -152,23 +153,6 @@ BOTH(a_refusal_names_the_verb_that_would_do)
     assert_ok(join());
 }
 
-BOTH(other_names_do_the_same)
-{
-    assert_ok(refit_offload_before_refit(on.controller, REFIT_STREAM_NONE, &on.error));
-    assert_int_equal(bench_state(&on), REFIT_CLEARED);
-    assert_ok(publish());
-    assert_ok(refit_offload_after_refit(on.controller, REFIT_STREAM_NONE, &on.error));
-    assert_int_equal(bench_state(&on), REFIT_REFITTED);
-    assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
-    assert_int_equal(bench_state(&on), REFIT_TRAINING);
-    assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
-    bench_check(&on);
-    assert_ok(refit_offload_after_refit(on.controller, REFIT_STREAM_NONE, &on.error));
-    assert_int_equal(bench_state(&on), REFIT_CLEARED);
-    assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
-    bench_check(&on);
-}
-
 WEIGHTS(arguments_are_checked)
 {
     refit_error error;
@@ -178,7 +162,6 @@ WEIGHTS(arguments_are_checked)
     assert_invalid(refit_controller_clear(NULL, REFIT_STREAM_NONE, &error));
     assert_invalid(refit_controller_return(NULL, REFIT_STREAM_NONE, &error));
     assert_invalid(refit_controller_join(NULL, REFIT_STREAM_NONE, &error));
-    assert_invalid(refit_offload_after_refit(NULL, REFIT_STREAM_NONE, &error));
     refit_controller_close(NULL);
     assert_invalid(
         refit_controller_publish(on.controller, 0, NULL, 2, NULL, REFIT_STREAM_NONE, &on.error));
@@ -228,7 +211,8 @@ BOTH(a_verb_called_again_adds_to_its_figure)
     assert_true(bench_stats(&on).clear_seconds_last > once);
     assert_ok(bring_back());
     assert_ok(join());
-    assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
+    assert_ok(bring_back());
+    assert_ok(join());
 }
 
 /* The version is aborted or has not begun, the states stay away, and the next publish goes. */

@@ -361,11 +361,13 @@ FLEET(what_can_be_added)
     assert_int_equal(refit_controller_add(alone, ours.on[1].offloader, REFIT_STREAM_NONE, error),
                      REFIT_ERR_STATE);
     assert_non_null(strstr(error->text, "CLEARED"));
-    assert_ok(refit_prepare_for_training(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_return(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_join(alone, REFIT_STREAM_NONE, error));
     assert_ok(refit_controller_add(alone, ours.on[1].offloader, REFIT_STREAM_NONE, error));
     assert_ok(refit_controller_clear(alone, REFIT_STREAM_NONE, error));
     assert_null(ours.on[1].memory);
-    assert_ok(refit_prepare_for_training(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_return(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_join(alone, REFIT_STREAM_NONE, error));
     refit_controller_close(alone);
     check_home();
 }

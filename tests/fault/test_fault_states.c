@@ -157,7 +157,8 @@ whole_test(a_checkpoint_that_is_being_read_is_not_overwritten)
     assert_memory_equal(bytes, on.regions[0].expected, count);
     unsigned char *before = test_malloc(count);
     memcpy(before, bytes, count);
-    assert_ok(refit_prepare_for_training(on.controller, REFIT_STREAM_NONE, &on.error));
+    assert_ok(refit_controller_return(on.controller, REFIT_STREAM_NONE, &on.error));
+    assert_ok(refit_controller_join(on.controller, REFIT_STREAM_NONE, &on.error));
     assert_ok(whole_step(&on));
     refit_status status = refit_controller_clear(on.controller, on.stream, &on.error);
     assert_int_equal(status, REFIT_ERR_BUSY);

@@ -67,7 +67,12 @@ static uint64_t below(scene *on, uint64_t bound)
 
 static uint64_t width(int32_t type)
 {
-    return type == REFIT_NUMBER_FP32 ? 4 : 2;
+    return type == REFIT_F32 ? 4 : 2;
+}
+
+static rft_float_type float_type(int32_t type)
+{
+    return type == REFIT_F32 ? RFT_FP32 : type == REFIT_BF16 ? RFT_BF16 : RFT_FP16;
 }
 
 static uint64_t weight_bytes(const scene *on, uint32_t at)
@@ -117,9 +122,9 @@ static void fill_typed(scene *on, void *to, int32_t type, uint64_t count)
 {
     for (uint64_t i = 0; i < count; i++) {
         float value = random_float(on);
-        if (type == REFIT_NUMBER_FP32) ((float *)to)[i] = value;
-        if (type == REFIT_NUMBER_BF16) rft_cast_bf16((uint16_t *)to + i, &value, 1);
-        if (type == REFIT_NUMBER_FP16) rft_floats_to_half((uint16_t *)to + i, &value, 1);
+        if (type == REFIT_F32) ((float *)to)[i] = value;
+        if (type == REFIT_BF16) rft_cast_bf16((uint16_t *)to + i, &value, 1);
+        if (type == REFIT_F16) rft_floats_to_half((uint16_t *)to + i, &value, 1);
     }
 }
 
@@ -134,24 +139,25 @@ static void *zeros(uint64_t bytes)
 static void make_parameter(scene *on, uint32_t at)
 {
     static const uint32_t states_of[GROUPS] = {2, 1, 1, 1, 3};
+    static const int32_t types[] = {REFIT_F32, REFIT_BF16, REFIT_F16};
     refit_host_parameter *it = &on->list[at];
     plain *expected = &on->expected[at];
     snprintf(on->names[at], sizeof on->names[at], "layer.%u", at);
     *it = (refit_host_parameter){.size = sizeof *it, .name = on->names[at], .elements = sizes[at]};
     it->group = (uint32_t)below(on, GROUPS);
-    it->type = (int32_t)below(on, 3);
-    it->gradient_type = (int32_t)below(on, 3);
+    it->type = types[below(on, 3)];
+    it->gradient_type = types[below(on, 3)];
     it->state_count = states_of[it->group];
-    if (it->type != REFIT_NUMBER_FP32) it->beside = (int32_t)below(on, 3);
-    if (it->beside == REFIT_BESIDE_REMAINDER) it->type = REFIT_NUMBER_BF16;
+    if (it->type != REFIT_F32) it->beside = (int32_t)below(on, 3);
+    if (it->beside == REFIT_BESIDE_REMAINDER) it->type = REFIT_BF16;
     expected->weights = zeros(weight_bytes(on, at));
     fill_typed(on, expected->weights, it->type, it->elements);
     for (uint32_t state = 0; state < it->state_count; state++)
         expected->states[state] = zeros(4 * it->elements);
     if (it->beside != REFIT_BESIDE_NONE) expected->beside = zeros(beside_bytes(on, at));
-    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_NUMBER_BF16)
+    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_BF16)
         rft_floats_from_bf16(expected->beside, expected->weights, it->elements);
-    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_NUMBER_FP16)
+    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_F16)
         rft_floats_from_half(expected->beside, expected->weights, it->elements);
     assert_ok(refit_memory_alloc(on->device, weight_bytes(on, at), &it->memory, &on->error));
     test_write(on->inner, it->memory, expected->weights, weight_bytes(on, at));
@@ -391,8 +397,8 @@ static void expect_step(scene *on, uint32_t at)
                           .gradient = on->given[at],
                           .weights = expected->weights,
                           .beside = expected->beside,
-                          .gradient_type = (rft_float_type)it->gradient_type,
-                          .weights_type = (rft_float_type)it->type,
+                          .gradient_type = float_type(it->gradient_type),
+                          .weights_type = float_type(it->type),
                           .beside_is = (rft_adam_beside)it->beside};
     memcpy(span.states, expected->states, sizeof span.states);
     rft_adam_step(&rule, &span);
@@ -551,7 +557,7 @@ static double squares(const void *gradient, int32_t type, uint64_t count)
     double sums[BLOCK / RFT_NORM_BLOCK];
     rft_norm_sum(
         &(rft_norm_span){
-            .count = count, .gradient = gradient, .type = (rft_float_type)type, .scale = 1},
+            .count = count, .gradient = gradient, .type = float_type(type), .scale = 1},
         sums);
     return rft_norm_total(sums, rft_norm_blocks(count));
 }
@@ -760,7 +766,7 @@ SCENE(a_number_that_is_not_finite_is_found, .seed = 7)
         uint32_t spoiled = 0;
         choose(on, 10);
         for (uint32_t it = 0; it < PARAMETERS; it++) {
-            if (on->list[it].gradient_type != REFIT_NUMBER_FP32) continue;
+            if (on->list[it].gradient_type != REFIT_F32) continue;
             ((float *)on->given[it])[on->list[it].elements - 1] = bad[at];
             spoiled++;
         }
@@ -817,7 +823,7 @@ SCENE(what_a_checkpoint_brings_is_stepped, .seed = 6)
         test_write(on->inner, it->memory, expected->weights, weight_bytes(on, at));
         expected->number = below(on, 100);
         for (uint32_t i = 0; i < it->state_count; i++) {
-            fill_typed(on, expected->states[i], REFIT_NUMBER_FP32, it->elements);
+            fill_typed(on, expected->states[i], REFIT_F32, it->elements);
             for (uint64_t k = 0; k < it->elements; k++)
                 expected->states[i][k] = fabsf(expected->states[i][k]);
             assert_ok(image_of(on, it->states[i], &image, &count));
@@ -897,14 +903,12 @@ SCENE(a_wrong_parameter_is_refused, .seed = 9, .bare = true)
     REFUSED(wrong.elements = 0, REFIT_ERR_INVALID);
     REFUSED(wrong.elements = UINT64_MAX, REFIT_ERR_LIMIT);
     REFUSED(wrong.elements++, REFIT_ERR_INVALID);
-    REFUSED(wrong.type = 3, REFIT_ERR_INVALID);
+    REFUSED(wrong.type = REFIT_F64, REFIT_ERR_INVALID);
     REFUSED(wrong.gradient_type = -1, REFIT_ERR_INVALID);
     REFUSED(wrong.group = UINT32_MAX, REFIT_ERR_LIMIT);
     REFUSED(wrong.beside = 3, REFIT_ERR_INVALID);
-    REFUSED((wrong.type = REFIT_NUMBER_FP32, wrong.beside = REFIT_BESIDE_MASTER),
-            REFIT_ERR_INVALID);
-    REFUSED((wrong.type = REFIT_NUMBER_FP16, wrong.beside = REFIT_BESIDE_REMAINDER),
-            REFIT_ERR_INVALID);
+    REFUSED((wrong.type = REFIT_F32, wrong.beside = REFIT_BESIDE_MASTER), REFIT_ERR_INVALID);
+    REFUSED((wrong.type = REFIT_F16, wrong.beside = REFIT_BESIDE_REMAINDER), REFIT_ERR_INVALID);
     REFUSED(wrong.state_count = 4, REFIT_ERR_INVALID);
     REFUSED(wrong.states[0] = 1000, REFIT_ERR_NOT_FOUND);
     REFUSED(wrong.states[0] = on->list[2].states[0], REFIT_ERR_INVALID);
@@ -1017,7 +1021,6 @@ SCENE(options_of_other_optimizers_are_not_read, .seed = 115)
             if (!sgd) group->momentum = group->dampening = NAN;
             if (!sgd) group->nesterov = 1;
             if (!adam) group->amsgrad = group->decoupled = 1;
-            if (sgd || group->optimizer == REFIT_LION) group->root = on->list;
         }
         begin_and_name(on);
         assert_ok(run(on));
@@ -1028,7 +1031,7 @@ SCENE(options_of_other_optimizers_are_not_read, .seed = 115)
 
 /* As MKL_Set_Num_Threads_Local is. */
 static _Thread_local int threads_of_root;
-static atomic_bool root_has_a_team;
+static atomic_bool root_has_a_team, root_was_called;
 
 static int set_threads_of_root(int count)
 {
@@ -1041,6 +1044,7 @@ static int set_threads_of_root(int count)
 static void root_of_the_test(int count, const float *from, float *to, long long mode)
 {
     (void)mode;
+    atomic_store(&root_was_called, true);
     if (threads_of_root != 1) atomic_store(&root_has_a_team, true);
     for (int i = 0; i < count; i++)
         to[i] = sqrtf(from[i]);
@@ -1049,19 +1053,20 @@ static void root_of_the_test(int count, const float *from, float *to, long long 
 /* All threads call the root that is given, and have told it before that it has one thread. */
 SCENE(roots_of_the_process_are_taken, .seed = 116, .threads = "4", .piece = "32MiB")
 {
-    rft_adam_root root = root_of_the_test;
-    rft_adam_root_threads threads = set_threads_of_root;
     threads_of_root = 7;
-    for (uint32_t at = 0; at < GROUPS; at++) {
-        memcpy(&on->groups[at].root, &root, sizeof root);
-        memcpy(&on->groups[at].root_threads, &threads, sizeof threads);
-    }
+    assert_ok(
+        refit_host_step_set_sqrt(on->step, root_of_the_test, set_threads_of_root, &on->error));
     for (uint32_t round = 0; round < 3; round++)
         step(on, 10);
     wait_all(on);
     check_all(on);
+    assert_true(atomic_load(&root_was_called));
     assert_false(atomic_load(&root_has_a_team));
     assert_int_equal(threads_of_root, 7);
+    assert_ok(begin(on));
+    assert_int_equal(refit_host_step_set_sqrt(on->step, NULL, NULL, &on->error), REFIT_ERR_STATE);
+    assert_ok(give_up(on));
+    assert_invalid(refit_host_step_set_sqrt(NULL, NULL, NULL, &on->error));
 }
 
 /* ---- Others of the same offloader ------------------------------------------------------------ */

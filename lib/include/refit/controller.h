@@ -150,23 +150,6 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_stats(refit_controller 
                                                                refit_stats *stats,
                                                                refit_error *error);
 
-/* ---- The same verbs under the names that NeMo-RL's loops use -------------------------------- */
-
-/* refit_controller_clear. */
-REFIT_API REFIT_MUST_CHECK refit_status refit_offload_before_refit(refit_controller *controller,
-                                                                   refit_stream_ref after,
-                                                                   refit_error *error);
-
-/* Nothing if the states are away already; else refit_controller_clear. */
-REFIT_API REFIT_MUST_CHECK refit_status refit_offload_after_refit(refit_controller *controller,
-                                                                  refit_stream_ref after,
-                                                                  refit_error *error);
-
-/* refit_controller_return and refit_controller_join in one: afterwards the optimizer may step. */
-REFIT_API REFIT_MUST_CHECK refit_status refit_prepare_for_training(refit_controller *controller,
-                                                                   refit_stream_ref stream,
-                                                                   refit_error *error);
-
 #ifdef __cplusplus
 }
 #endif

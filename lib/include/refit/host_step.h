@@ -46,6 +46,7 @@
 #ifndef REFIT_HOST_STEP_H
 #define REFIT_HOST_STEP_H
 
+#include <refit/dtype.h>
 #include <refit/offload.h>
 
 #ifdef __cplusplus
@@ -56,12 +57,6 @@ typedef struct refit_host_step refit_host_step;
 
 #define REFIT_HOST_STATES    3          /* most states of one parameter */
 #define REFIT_EACH_PARAMETER UINT32_MAX /* of refit_host_step_join */
-
-typedef enum refit_number_type {
-    REFIT_NUMBER_FP32 = 0,
-    REFIT_NUMBER_BF16 = 1,
-    REFIT_NUMBER_FP16 = 2,
-} refit_number_type;
 
 /* What is kept of a parameter beside itself. */
 typedef enum refit_beside {
@@ -94,12 +89,6 @@ typedef struct refit_optimizer_options {
     double lr_decay; /* Adagrad */
     double momentum; /* SGD */
     double dampening;
-    void *root; /* Adam, Adagrad: the function vmsSqrt of the process's MKL, whose roots PyTorch
-                   takes, or NULL: roots are rounded to nearest. All threads of the host step call
-                   it at once, for 1,024 elements at most */
-    void *root_threads; /* with `root`: the function MKL_Set_Num_Threads_Local of the same library,
-                           by which each thread gives MKL one thread for the time of its work, and
-                           sets what was before. NULL: `root` starts no threads */
     uint8_t lr_is_tensor; /* 1: `lr` is an fp32 tensor, and what is computed of it is in fp32 */
     uint8_t reserved[7];  /* not read */
 } refit_optimizer_options;
@@ -109,8 +98,8 @@ typedef struct refit_host_parameter {
     const char *name; /* for errors; copied */
     void *memory;     /* the parameter, in device memory; borrowed until close */
     uint64_t elements;
-    int32_t type;          /* refit_number_type */
-    int32_t gradient_type; /* refit_number_type */
+    int32_t type;          /* refit_dtype: REFIT_F32, REFIT_BF16 or REFIT_F16 */
+    int32_t gradient_type; /* likewise */
     uint32_t group;        /* whose options it takes, below the count of refit_host_step_begin */
     int32_t beside;        /* refit_beside */
     refit_region_id beside_region; /* not for REFIT_BESIDE_NONE: 4 bytes an element, 2 of a
@@ -169,6 +158,28 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_open(refit_offloader *of
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_close(refit_host_step *step,
                                                               refit_error *error);
+
+/* Square roots of `count` numbers, as vmsSqrt of Intel's MKL takes them; `to` may be `from`. */
+typedef void (*refit_sqrt_fn)(int count, const float *from, float *to, long long mode);
+
+/* Sets how many threads that library's calls on the calling thread may have, as
+ * MKL_Set_Num_Threads_Local does, and returns what was set before. */
+typedef int (*refit_sqrt_threads_fn)(int count);
+
+/*
+ * From the next begin on Adam and Adagrad take their square roots by `root`: PyTorch that was built
+ * with MKL takes them so, and they are not always those rounded to nearest. All threads of the host
+ * step call it at once, for 1,024 numbers at most. `threads`: how each gives the library one thread
+ * for the time of its work; NULL: `root` starts no threads. `root` NULL, as at first: roots are
+ * rounded to nearest. Does not block.
+ *
+ * Errors:
+ * - REFIT_ERR_STATE: a step is under way
+ */
+REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_set_sqrt(refit_host_step *step,
+                                                                 refit_sqrt_fn root,
+                                                                 refit_sqrt_threads_fn threads,
+                                                                 refit_error *error);
 
 /*
  * Brings all parameters from the device to the host, behind what `after` has queued. It is called

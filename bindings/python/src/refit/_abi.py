@@ -10,6 +10,7 @@ from ctypes import (
     c_float,
     c_int,
     c_int32,
+    c_longlong,
     c_size_t,
     c_ssize_t,
     c_ubyte,
@@ -126,9 +127,6 @@ REFIT_LOG_ERROR: Final = 0
 REFIT_LOG_WARNING: Final = 1
 REFIT_LOG_INFO: Final = 2
 REFIT_LOG_DEBUG: Final = 3
-REFIT_NUMBER_FP32: Final = 0
-REFIT_NUMBER_BF16: Final = 1
-REFIT_NUMBER_FP16: Final = 2
 REFIT_BESIDE_NONE: Final = 0
 REFIT_BESIDE_MASTER: Final = 1
 REFIT_BESIDE_REMAINDER: Final = 2
@@ -558,8 +556,6 @@ class refit_optimizer_options(Structure):
         ("lr_decay", c_double),
         ("momentum", c_double),
         ("dampening", c_double),
-        ("root", c_void_p),
-        ("root_threads", c_void_p),
         ("lr_is_tensor", c_uint8),
         ("reserved", c_uint8 * 7),
     ]
@@ -580,6 +576,12 @@ class refit_host_parameter(Structure):
         ("states", c_uint32 * 3),
         ("reserved", c_uint32),
     ]
+
+
+refit_sqrt_fn = CFUNCTYPE(None, c_int, POINTER(c_float), POINTER(c_float), c_longlong)
+
+
+refit_sqrt_threads_fn = CFUNCTYPE(c_int, c_int)
 
 
 class refit_window_part(Structure):
@@ -1356,21 +1358,6 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_stats),
         POINTER(refit_error),
     ]),
-    "refit_offload_before_refit": (c_int, [
-        c_void_p,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_offload_after_refit": (c_int, [
-        c_void_p,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_prepare_for_training": (c_int, [
-        c_void_p,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
     "refit_set_allocator": (c_int, [
         POINTER(refit_allocator),
     ]),
@@ -1414,6 +1401,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     ]),
     "refit_host_step_close": (c_int, [
         c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_host_step_set_sqrt": (c_int, [
+        c_void_p,
+        refit_sqrt_fn,
+        refit_sqrt_threads_fn,
         POINTER(refit_error),
     ]),
     "refit_host_step_load": (c_int, [

@@ -107,14 +107,11 @@ def options_of(
     number = _NUMBERS.get(type(optimizer))
     if number is None or arithmetic_of(optimizer) is not _CODE[type(optimizer)]:
         return None
-    roots = (0, 0)
     if device.type == "cpu":
         if group.get("fused") or group.get("capturable"):
             return None
-        found = root_of_torch()
-        if found is None:
+        if root_of_torch() is None:
             return None
-        roots = found
     betas = group.get("betas", (0.0, 0.0))
     lr = group["lr"]
     lr_is_tensor = isinstance(lr, torch.Tensor)
@@ -129,8 +126,6 @@ def options_of(
         **numbers,
         decoupled=bool(group.get("decoupled_weight_decay", False)),
         lr_is_tensor=lr_is_tensor,
-        root=roots[0],
-        root_threads=roots[1],
         amsgrad=bool(group.get("amsgrad", False)),
         nesterov=bool(group.get("nesterov", False)),
         maximize=bool(group.get("maximize", False)),
@@ -522,6 +517,8 @@ class CpuShare:
                     for kept, look in found
                 ],
             )
+            roots = root_of_torch() if self.home.device.type == "cpu" else None
+            self._step.take_roots(*(roots or (0, 0)))
         self._seen = set(map(id, self.parameters()))
         self._plan_of = self._groups_of(known)
         self._places = {

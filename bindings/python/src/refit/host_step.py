@@ -24,8 +24,7 @@ STEPPED: Final = _abi.REFIT_PARAMETER_STEPPED
 
 
 class Options(NamedTuple):
-    """What a group of an optimizer has, under PyTorch's names; the last two are addresses of
-    functions, or 0, as in refit/host_step.h."""
+    """What a group of an optimizer has, under PyTorch's names."""
 
     optimizer: int
     lr: float
@@ -41,8 +40,6 @@ class Options(NamedTuple):
     nesterov: bool = False
     maximize: bool = False
     lr_is_tensor: bool = False
-    root: int = 0
-    root_threads: int = 0
 
 
 class Parameter(NamedTuple):
@@ -72,7 +69,7 @@ class HostStep(Handle):
             entry.name = encoded(one.name, "the name of a parameter")
             entry.memory = one.memory
             entry.elements = one.elements
-            entry.type = entry.gradient_type = _abi.REFIT_NUMBER_FP32
+            entry.type = entry.gradient_type = _abi.REFIT_F32
             entry.group = one.group
             entry.beside = _abi.REFIT_BESIDE_NONE
             entry.state_count = len(one.states)
@@ -84,6 +81,12 @@ class HostStep(Handle):
 
     def _close(self, pointer: int) -> None:
         call(lib.refit_host_step_close, pointer)
+
+    def take_roots(self, root: int, threads: int) -> None:
+        """From the next step on square roots are taken by the function at ``root``, 0: rounded to
+        nearest; see refit_host_step_set_sqrt."""
+        functions = _abi.refit_sqrt_fn(root), _abi.refit_sqrt_threads_fn(threads)
+        call(lib.refit_host_step_set_sqrt, self._live, *functions)
 
     def begin(self, groups: Sequence[Options]) -> None:
         """Begins a step with the options of each group. Waits for the parameters of the last
