@@ -33,13 +33,10 @@ done. How memory comes back is unknown here.
 """
 
 import sys
-import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from operator import methodcaller
-from types import FrameType
 from typing import Any, ClassVar, Protocol, cast
 
 import torch
@@ -86,9 +83,6 @@ def _reads() -> frozenset[Any]:
 _READS = _reads()
 _DEEPCOPY = torch.Tensor.__deepcopy__.__code__
 """The code that copies a tensor. It fails if the class of the tensor changes meanwhile."""
-_PATIENCE = 10.0
-"""Seconds that a step waits for another thread to copy a state."""
-_PAUSE = 0.0005
 _HOOK = "refit"
 """The key of the hook among a parameter's others, whose keys are numbers."""
 
@@ -187,9 +181,6 @@ def _scaling_of(func: Any, args: Any, kwargs: Any) -> tuple[Sequence[Any], Any] 
     return (tensors, factor) if fits else None
 
 
-_BROUGHT_BACK = cast(Any, Away.__torch_function__).__func__.__code__
-
-
 def _unmark(value: Any) -> None:
     """Gives tensors their own class that ``lift`` did not know of: ``swap_tensors`` exchanged their
     class, or ``as_subclass`` gave it to them. StateError for one whose memory may still be away.
@@ -227,20 +218,6 @@ def kind_of(tensor: Any) -> type:
     return kind.kind if issubclass(kind, Away) else kind
 
 
-def _copied_elsewhere() -> dict[int, Any]:
-    """Plain tensors that other threads are in the middle of copying, by their identity. A thread
-    that waits for a tensor to come back copies none yet."""
-    found: dict[int, Any] = {}
-    mine = threading.get_ident()
-    for thread, innermost in sys._current_frames().items():
-        frame: FrameType | None = innermost if thread != mine else None
-        while frame is not None and frame.f_code is not _BROUGHT_BACK:
-            if frame.f_code is _DEEPCOPY and kind_of(one := frame.f_locals["self"]) is torch.Tensor:
-                found[id(one)] = one
-            frame = frame.f_back
-    return found
-
-
 class Absence:
     """The tensors of one cycle whose memory is away, in groups that come back together."""
 
@@ -254,9 +231,9 @@ class Absence:
     ) -> None:
         """``bring_back`` brings all back and lifts all groups, in any thread; ``lock`` is held
         by ``put`` and ``lift``; ``zeroable`` is the group that nothing else reads meanwhile.
-        ``at_hand``: as ``bring_back``, for a thread that holds the lock. With it tensors do not go
-        away in another thread while ``copy.deepcopy`` reads one. ``lender``: the memory is there,
-        and what only reads the tensors, or multiplies them by a factor, brings nothing back."""
+        ``at_hand``: as ``bring_back``, for a thread that holds the lock. ``lender``: the memory is
+        there, and what only reads the tensors, or multiplies them by a factor, brings nothing back.
+        """
         self.bring_back = bring_back
         self.lender = lender
         self._lock = lock
@@ -276,38 +253,13 @@ class Absence:
         self._tensors[group] = tensors
         if group == self._zeroable:
             self._can_be_zeroed = set(map(id, tensors))
-        if self._at_hand is None:
-            self._mark(tensors, {})
-        else:
-            self._mark_behind_copies(tensors)
-
-    def _mark(self, tensors: Iterable[Any], spared: Mapping[int, Any]) -> None:
         plain = self._class_of(torch.Tensor)
         for tensor in tensors:
             kind = type(tensor)
             if kind is torch.Tensor:
-                if not spared or id(tensor) not in spared:
-                    tensor.__class__ = plain
+                tensor.__class__ = plain
             elif not issubclass(kind, Away):
                 tensor.__class__ = self._class_of(kind)
-
-    def _mark_behind_copies(self, tensors: Iterable[Any]) -> None:
-        """Tensors that other threads are in the middle of copying get their class when that is
-        over. The others have it by then, so these threads wait at the next of them. A copy that
-        takes longer than ``_PATIENCE`` fails."""
-        copied = _copied_elsewhere()
-        self._mark(tensors, copied)
-        if not copied and not (copied := _copied_elsewhere()):
-            return
-        until = time.monotonic() + _PATIENCE
-        mine = set(map(id, tensors))
-        while any(one in mine for one in copied) and time.monotonic() < until:
-            for one in copied.values():
-                if isinstance(one, Away) and one.absence is self:  # it began just before
-                    cast(Any, one).__class__ = kind_of(one)
-            time.sleep(_PAUSE)
-            copied = _copied_elsewhere()
-        self._mark(tensors, {})
 
     def watch(self, group: int, parameters: Iterable[Any]) -> None:
         """Brings back before a backward pass adds to a gradient of one of the parameters, whose
