@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/refit/_abi.py, the door of the C library in the words of ctypes, from its headers.
+"""Writes src/refit/_c/abi.py, the door of the C library in the words of ctypes, from its headers.
 
     bindings/python/make_abi.py            writes the file
     bindings/python/make_abi.py --check    says whether it is what the headers say; exit 1: no
@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 HEADERS = HERE.parents[1] / "lib" / "include"
-TARGET = HERE / "src" / "refit" / "_abi.py"
+TARGET = HERE / "src" / "refit" / "_c" / "abi.py"
 
 SCALARS = {
     "char": "c_char",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from refit._library import call, lib
+from refit._c.library import call, lib
 from refit.memory_pool import MemPool
 
 

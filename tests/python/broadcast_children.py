@@ -8,8 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from broadcasting import LOCAL, PATIENCE, PATIENT, Trainer, contents
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 
 
 def weights_of(version: int) -> dict[str, bytes]:

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from refit.errors import CancelledError, RefitError, StateError
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
-from refit.update import Update
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
+from refit.weights.update import Update
 
 LOCAL = "tcp://127.0.0.1:0"
 NOWHERE = "ipc:///nowhere/refit.sock"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import refit
-import refit.activations
-import refit.host_step
-import refit.offloader
-import refit.window
+import refit.activations.arena
+import refit.states.offloader
+import refit.step.host_step
+import refit.step.window
 import torch
 import training
 from refit.errors import CopyError, DeadlineError, StateError
@@ -18,7 +18,12 @@ from schedules import Layers, Twins
 from torch import nn
 from training import drawn
 
-MODULES: tuple[Any, ...] = (refit.window, refit.host_step, refit.offloader, refit.activations)
+MODULES: tuple[Any, ...] = (
+    refit.step.window,
+    refit.step.host_step,
+    refit.states.offloader,
+    refit.activations.arena,
+)
 SIZES = (9000, 70, 8000, 12000, 5)
 """Parameters: two of them fill a window alone, one is stepped in parts, one stays on the device."""
 
@@ -72,7 +77,7 @@ class FailingCall:
 
     def __enter__(self) -> "FailingCall":
         gc.disable()
-        self.real = refit.window.call
+        self.real = refit.step.window.call
         for module in MODULES:
             module.call = self
         return self

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import refit
-from refit._library import lib
+from refit._c.library import lib
 
 PACKAGE = str(Path(refit.__file__).parent) + os.sep
 SEED = int(os.environ.get("TEST_SEED") or random.SystemRandom().randrange(1 << 30))

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from ranks import join
 from refit.errors import StateError
-from refit.lockstep import LockstepError, agree
-from refit.publisher import Publisher
-from refit.transaction import Transaction
-from refit.weights import named_weights
+from refit.weights.lockstep import LockstepError, agree
+from refit.weights.named_weights import named_weights
+from refit.weights.publisher import Publisher
+from refit.weights.transaction import Transaction
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -7,7 +7,7 @@ import refit
 import torch
 import training
 from hooked import calls_refit
-from refit.away import Away
+from refit.states.offloaded_tensor import Away
 from torch import nn
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refit import _abi
+from refit._c import abi
 
 COMPILER = shlex.split(os.environ.get("CC", "cc"))
 
@@ -21,7 +21,7 @@ needs_compiler = pytest.mark.skipif(
 def structures() -> list[type[ctypes.Structure]]:
     return [
         one
-        for one in vars(_abi).values()
+        for one in vars(abi).values()
         if isinstance(one, type)
         and issubclass(one, ctypes.Structure)
         and one is not ctypes.Structure
@@ -29,7 +29,7 @@ def structures() -> list[type[ctypes.Structure]]:
 
 
 def constants() -> dict[str, int]:
-    return {name: value for name, value in vars(_abi).items() if isinstance(value, int)}
+    return {name: value for name, value in vars(abi).items() if isinstance(value, int)}
 
 
 def facts_of_ctypes() -> dict[str, int]:
@@ -95,7 +95,7 @@ def test_every_exported_function_has_a_prototype(root: Path) -> None:
     listed = (root / "tests" / "abi" / "symbols.txt").read_text().split()
     functions = {name for name in listed if name.startswith("refit_")}
     assert len(functions) > 50
-    assert functions == set(_abi.PROTOTYPES)
+    assert functions == set(abi.PROTOTYPES)
 
 
 def test_structs_say_their_size_first_or_never() -> None:

@@ -249,7 +249,7 @@ def test_options_that_cannot_be_changed_are_read_and_not_taken() -> None:
 
 def test_what_is_asked_for_are_keywords_of_an_activation_offload() -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    from refit.activation_offload import ActivationOffload
+    from refit.activations.offload import ActivationOffload
 
     known = set(inspect.signature(ActivationOffload).parameters)
     assert {"keep_last", "prefetch", "min_bytes", "in_flight", "host_bytes"} <= known

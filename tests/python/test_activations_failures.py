@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import refit.activation_offload
-import refit.activations
+import refit.activations.arena
+import refit.activations.offload
 import torch
 from activation_scenes import (
     Block,
@@ -141,14 +141,14 @@ def test_what_fails_in_a_forward_pass_is_told_with_its_layer(
 ) -> None:
     model = net(LAYERS)
     with offloaded(model) as (activations, block):
-        commit = refit.activations.Arena.commit
+        commit = refit.activations.arena.Arena.commit
 
         def fails(self: Any, group: int, stream: int) -> None:
             if group == 2:
                 raise CopyError("no more descriptors")
             commit(self, group, stream)
 
-        monkeypatch.setattr(refit.activations.Arena, "commit", fails)
+        monkeypatch.setattr(refit.activations.arena.Arena, "commit", fails)
         with pytest.warns(
             RuntimeWarning, match=r"layers\.1 stay on the device: no more descriptors"
         ):
@@ -198,7 +198,7 @@ def test_an_arena_that_cannot_be_taken_leaves_the_model_as_it_was(
         raise error
 
     model = net(LAYERS)
-    monkeypatch.setattr(refit.activation_offload, "Arena", fails)
+    monkeypatch.setattr(refit.activations.offload, "Arena", fails)
     with pytest.raises(type(error)):
         refit.ActivationOffload(model, model.layers, host_bytes="1MiB")
     assert not is_hooked(model)
@@ -311,8 +311,8 @@ def test_an_exception_right_behind_a_call_takes_no_memory_from_under_a_copy(
 ) -> None:
     """A signal's waits for the end of the call that holds it; another thread's does not."""
     made: list[weakref.ref[Any]] = []
-    real_memory = refit.activation_offload._memory
-    real = getattr(refit.activations.Arena, name)
+    real_memory = refit.activations.offload._memory
+    real = getattr(refit.activations.arena.Arena, name)
 
     def memory(*arguments: Any) -> Any:
         found = real_memory(*arguments)
@@ -325,13 +325,13 @@ def test_an_exception_right_behind_a_call_takes_no_memory_from_under_a_copy(
             how()
         return result
 
-    monkeypatch.setattr(refit.activation_offload, "_memory", memory)
+    monkeypatch.setattr(refit.activations.offload, "_memory", memory)
     for at in range(1, 100):
         calls = itertools.count(1)
         model = net(LAYERS)
         with offloaded(model, prefetch=2) as (activations, block):
             with monkeypatch.context() as patch:
-                patch.setattr(refit.activations.Arena, name, interrupted)
+                patch.setattr(refit.activations.arena.Arena, name, interrupted)
                 loss: Any = None
                 raised = False
                 try:
@@ -408,7 +408,7 @@ def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
     expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PyTorch 2.6 has the count in its builds for GPUs alone.
-    monkeypatch.setattr(refit.activation_offload, "users_of", lambda _: 0)
+    monkeypatch.setattr(refit.activations.offload, "users_of", lambda _: 0)
     model = net(LAYERS)
     with offloaded(model) as (activations, block):
         for _ in range(4):

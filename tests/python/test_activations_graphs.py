@@ -40,7 +40,7 @@ from activation_scenes import (
     stepped,
     used_bytes,
 )
-from refit.activations import Arena
+from refit.activations.arena import Arena
 from refit.errors import InvalidError, RefitError, StateError
 from torch import nn
 from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks

@@ -26,7 +26,7 @@ from activation_scenes import (
     stepped,
     used_bytes,
 )
-from refit.activations import Arena
+from refit.activations.arena import Arena
 from refit.bench.device_memory import DeviceMemory
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -11,7 +11,7 @@ import torch
 from broadcasting import Trainer, same
 from interrupts import ctrl_c_after
 from refit.errors import InvalidError, StateError
-from refit.update import Update
+from refit.weights.update import Update
 
 
 def model(seed: int) -> torch.nn.Module:

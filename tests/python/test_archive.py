@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import refit
 from broadcasting import Pair, contents, pair
-from refit.archive import Archive, Snapshot
-from refit.update import Update
+from refit.weights.archive import Archive, Snapshot
+from refit.weights.update import Update
 
 numpy = pytest.importorskip("numpy")
 

@@ -19,9 +19,9 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import numpy as np  # noqa: E402
 from forks import said_in_a_fork  # noqa: E402
 from refit import Controller  # noqa: E402
-from refit.away import Absence  # noqa: E402
 from refit.errors import DeviceMemoryError, StateError  # noqa: E402
-from refit.offloader import Offloader  # noqa: E402
+from refit.states.offloaded_tensor import Absence  # noqa: E402
+from refit.states.offloader import Offloader  # noqa: E402
 from training import Run, Wrapper, assert_same, assert_same_states, whole_cycle  # noqa: E402
 
 WAIT_S = 60

@@ -9,7 +9,7 @@ import pytest
 from refit.bench import __main__ as entry
 from refit.bench import figures, host_picture, picture
 from refit.bench.activation_ways import CHECKPOINT, MEMORY, NONE, OVERLAP
-from refit.timeline import Timeline
+from refit.observe.timeline import Timeline
 
 Written = dict[str, Any]
 

@@ -14,7 +14,7 @@ import broadcast_children as children
 import pytest
 from broadcast_children import weights_of
 from broadcasting import LOCAL, PATIENT
-from refit.publisher import Publisher
+from refit.weights.publisher import Publisher
 
 SPAWN = multiprocessing.get_context("spawn")
 PATIENCE = 60.0  # seconds, for a process that starts

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from types import FrameType
 
 import pytest
-from refit import _call_lock
-from refit._call_lock import CallLock, WaitingCallLock
+from refit._c import call_lock
+from refit._c.call_lock import CallLock, WaitingCallLock
 from refit.errors import BusyError, StateError
 
 
@@ -77,7 +77,7 @@ class CtrlC:
         self.left = at
 
     def __call__(self, frame: FrameType, event: str, _argument: object) -> None:
-        if frame.f_code.co_filename != _call_lock.__file__ or event not in ("call", "c_return"):
+        if frame.f_code.co_filename != call_lock.__file__ or event not in ("call", "c_return"):
             return
         self.left -= 1
         if self.left == 0:

@@ -17,7 +17,7 @@ import refit  # noqa: E402
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from forks import said_in_a_fork  # noqa: E402
 from refit.errors import BusyError, DeadlineError  # noqa: E402
-from refit.offloader import Offloader  # noqa: E402
+from refit.states.offloader import Offloader  # noqa: E402
 from schedules import (  # noqa: E402
     CYCLE,
     SCHEDULES,

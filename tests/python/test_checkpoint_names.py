@@ -9,7 +9,7 @@ import pytest
 import torch
 from broadcasting import Trainer
 from refit.errors import InvalidError, StateError, UnsupportedError
-from refit.weights import named_weights
+from refit.weights.named_weights import named_weights
 from torch.distributed.fsdp import fully_shard
 
 transformers = pytest.importorskip("transformers")

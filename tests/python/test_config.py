@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refit.config import Config, load_config, make_config
+from refit._c.config import Config, load_config, make_config
 from refit.errors import ConfigError, InputOutputError, InvalidError, NotFoundError
 
 

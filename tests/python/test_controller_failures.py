@@ -21,7 +21,7 @@ from refit.errors import (  # noqa: E402
     PeerError,
     StateError,
 )
-from refit.regions import Regions  # noqa: E402
+from refit.states.device_states import Regions  # noqa: E402
 from training import Run, whole_cycle  # noqa: E402
 
 

@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.errors import CopyError, StateError  # noqa: E402
-from refit.offloader import Offloader  # noqa: E402
-from refit.regions import Regions  # noqa: E402
-from refit.storages import Stock  # noqa: E402
+from refit.states.device_states import Regions  # noqa: E402
+from refit.states.offloader import Offloader  # noqa: E402
+from refit.states.storages import Stock  # noqa: E402
 from training import WIDTH, Run, whole_cycle  # noqa: E402
 
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import refit
-import refit.cpu_share
+import refit.step.cpu_step
 import torch
 import training
 from changes import CHANGES
-from refit.cpu_share import CpuShare
 from refit.errors import BudgetError, CopyError, StateError
-from refit.host_step import HostStep
-from refit.twin import Stepping
+from refit.step.cpu_step import CpuShare
+from refit.step.host_step import HostStep
+from refit.step.probe import Stepping
 from schedules import BOTH, SHARE, Schedule, Twins, count_left, stepped_by_cpu
 from torch import nn
 
@@ -50,7 +50,7 @@ def test_kernels_step_what_they_know_and_pytorch_the_rest(kind: str) -> None:
     with Twins(ALL, make) as twins:
         twins.step(3)
         assert stepped_by_cpu(twins.controller) == WEIGHTS
-        is_known = is_known and refit.cpu_share.root_of_torch() is not None
+        is_known = is_known and refit.step.cpu_step.root_of_torch() is not None
         assert by_kernels(twins.controller) == (ELEMENTS if is_known else 0)
 
 
@@ -73,16 +73,16 @@ def test_parameters_of_another_device_are_stepped_by_copies(
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_the_kernels_are_found_whatever_the_defaults_are(kind: torch.dtype) -> None:
-    found = refit.cpu_share.root_of_torch()
+    found = refit.step.cpu_step.root_of_torch()
     before = torch.get_default_dtype()
-    refit.cpu_share.root_of_torch.cache_clear()
+    refit.step.cpu_step.root_of_torch.cache_clear()
     torch.set_default_dtype(kind)
     try:
         with torch.device("meta"):
-            assert refit.cpu_share.root_of_torch() == found
+            assert refit.step.cpu_step.root_of_torch() == found
     finally:
         torch.set_default_dtype(before)
-        refit.cpu_share.root_of_torch.cache_clear()
+        refit.step.cpu_step.root_of_torch.cache_clear()
 
 
 # ---- Which parameters.

@@ -4,8 +4,8 @@ import ctypes
 from typing import Any
 
 import pytest
-from refit._library import call, lib
-from refit.device import Device, DeviceInfo
+from refit._c.device import Device, DeviceInfo
+from refit._c.library import call, lib
 from refit.errors import BusyError, ConfigError, InvalidError, NotFoundError, StateError
 
 

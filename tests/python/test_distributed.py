@@ -12,7 +12,7 @@ import shard_scenes
 import torch
 import torch.distributed as dist
 import training
-from refit.away import kind_of
+from refit.states.offloaded_tensor import kind_of
 from schedules import BOTH, CYCLE, SHARE, Layers, Schedule, lives_on_host, stepped_by_cpu
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

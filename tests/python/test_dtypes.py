@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from refit import dtypes
+from refit._c import dtypes
 from refit.errors import InvalidError, UnsupportedError
-from refit.offloader import lib
+from refit.states.offloader import lib
 
 
 def test_types_are_those_of_the_c_library_and_of_its_header(root: Path) -> None:

@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 import refit
-from refit import _abi, errors
-from refit._library import call, lib, status_of
+from refit import errors
+from refit._c import abi
+from refit._c.library import call, lib, status_of
 from refit.errors import RefitError, error_of
 
 SENTENCE = "the arena needs 3GiB and 2GiB are free: lower offload.budget_share"
@@ -15,7 +16,7 @@ SENTENCE = "the arena needs 3GiB and 2GiB are free: lower offload.budget_share"
 def statuses() -> list[tuple[str, int]]:
     return [
         (name.removeprefix("REFIT_"), value)
-        for name, value in vars(_abi).items()
+        for name, value in vars(abi).items()
         if name.startswith("REFIT_ERR_")
     ]
 
@@ -40,7 +41,7 @@ def test_status_is_the_librarys(name: str, number: int) -> None:
 
 
 def test_the_library_knows_no_status_that_python_does_not() -> None:
-    known = {number for _, number in statuses()} | {_abi.REFIT_OK}
+    known = {number for _, number in statuses()} | {abi.REFIT_OK}
     for number in range(max(known) + 50):
         unknown = lib.refit_status_name(number) == b"ERR_UNKNOWN"
         assert unknown == (number not in known), number
@@ -87,17 +88,17 @@ def test_an_unknown_status_is_of_the_family() -> None:
 
 
 def test_call_raises_with_the_sentence_of_the_library() -> None:
-    config = _abi.refit_config()
-    lib.refit_config_init(config, _abi.refit_config.size.offset + 8)  # too small: does nothing
+    config = abi.refit_config()
+    lib.refit_config_init(config, abi.refit_config.size.offset + 8)  # too small: does nothing
     with pytest.raises(errors.InvalidError, match="call refit_config_init before anything else"):
         call(lib.refit_config_set, config, b"device", b"host")
 
 
 def test_status_of_raises_all_but_a_deadline() -> None:
-    for answer in (_abi.REFIT_OK, _abi.REFIT_ERR_TIMEOUT):
+    for answer in (abi.REFIT_OK, abi.REFIT_ERR_TIMEOUT):
         assert status_of(lambda _error, answer=answer: answer) == answer
     with pytest.raises(errors.PeerError):
-        status_of(lambda _error: _abi.REFIT_ERR_PEER)
+        status_of(lambda _error: abi.REFIT_ERR_PEER)
 
 
 @pytest.mark.parametrize("kind", [RefitError, *KINDS])

@@ -12,7 +12,7 @@ import pytest
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.config import make_config  # noqa: E402
+from refit._c.config import make_config  # noqa: E402
 from refit.integrations import activations, nemo_rl, state_offload, verl  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("runtime_dir")

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit import Controller  # noqa: E402
 from refit.errors import InvalidError, StateError  # noqa: E402
-from refit.grads import Accumulation  # noqa: E402
-from refit.storages import opened  # noqa: E402
+from refit.states.grads import Accumulation  # noqa: E402
+from refit.states.storages import opened  # noqa: E402
 from training import Run, Wrapper, hooks_of  # noqa: E402
 
 

@@ -18,16 +18,16 @@ from typing import Any
 import pytest
 from forks import said_in_a_fork
 from interrupts import AtLine, lines
-from refit import _abi
-from refit._handle import Handle
-from refit._library import call, lib, using
-from refit.archive import Archive
-from refit.config import make_config
-from refit.device import Device
+from refit._c import abi
+from refit._c.config import make_config
+from refit._c.device import Device
+from refit._c.handle import Handle
+from refit._c.library import call, lib, using
 from refit.errors import BusyError, StateError
-from refit.offloader import Offloader
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
+from refit.states.offloader import Offloader
+from refit.weights.archive import Archive
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 
 
 class Thing(Handle):
@@ -108,8 +108,8 @@ def test_an_archive_that_another_thread_reads_stays_open(tmp_path: Path) -> None
 
 AT_EXIT = """
 import threading, time, refit
-from refit._library import call, lib
-from refit.offloader import Offloader
+from refit._c.library import call, lib
+from refit.states.offloader import Offloader
 offloader = Offloader(refit.Device("host"), refit.Config())
 entered = threading.Event()
 real = lib.refit_offloader_close
@@ -154,7 +154,7 @@ def test_one_that_was_never_opened_is_not_closed(is_asked: bool) -> None:
         def begin(self) -> None:
             if not is_asked:
                 raise BusyError("another process has the endpoint")
-            self._open(lambda *_: _abi.REFIT_ERR_BUSY)
+            self._open(lambda *_: abi.REFIT_ERR_BUSY)
 
     with pytest.raises(BusyError):
         Unopened(log=log)
@@ -163,8 +163,8 @@ def test_one_that_was_never_opened_is_not_closed(is_asked: bool) -> None:
 
 
 AT_THE_END = """
-from refit import _abi
-from refit._handle import Handle
+from refit._c import abi
+from refit._c.handle import Handle
 from refit.errors import BusyError
 
 class Thing(Handle):
@@ -191,7 +191,7 @@ def test_a_close_that_another_one_overtakes_does_nothing(monkeypatch: pytest.Mon
         thing.close()
         return real()
 
-    monkeypatch.setattr("refit._handle.os.getpid", overtaken)
+    monkeypatch.setattr("refit._c.handle.os.getpid", overtaken)
     thing.close()
     assert thing.log == [7]
 
@@ -296,7 +296,7 @@ def test_ctrl_c_after_an_open_closes_it_trap_12(
 
     def give(out: Any, _: object) -> int:
         out._obj.value = 7
-        monkeypatch.setattr(f"refit._handle.{where}", interrupted)
+        monkeypatch.setattr(f"refit._c.handle.{where}", interrupted)
         return 0
 
     def interrupted(*_: object) -> None:

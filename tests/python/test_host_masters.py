@@ -19,16 +19,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("megatron.core.optimizer", reason="megatron-core is not installed")
 
-import refit.window  # noqa: E402
+import refit.step.window  # noqa: E402
 import training  # noqa: E402
 from failures import FailingCall, refuse_to_allocate  # noqa: E402
 from interrupts import MOST, AtLine  # noqa: E402
 from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
 from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
-from refit.home import Home  # noqa: E402
-from refit.storage_swap import users_of  # noqa: E402
-from refit.twin import Stepping  # noqa: E402
+from refit.states.storage_swap import users_of  # noqa: E402
+from refit.step.host_buffer import Home  # noqa: E402
+from refit.step.probe import Stepping  # noqa: E402
 from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -240,7 +240,7 @@ def test_a_chain_of_both_and_the_end_of_its_controller(way: Schedule) -> None:
 
 def test_large_masters_are_stepped_in_parts_of_whole_units() -> None:
     seen: set[tuple[int, int]] = set()
-    call = refit.window.call
+    call = refit.step.window.call
 
     def watched(function: Any, *arguments: Any) -> None:
         if function.__name__ == "refit_window_begin":
@@ -250,7 +250,7 @@ def test_large_masters_are_stepped_in_parts_of_whole_units() -> None:
     sizes = [2 * UNIT + 999, 5000]
     with Pair(CODED, sizes=sizes, steps=3, window_bytes="4MiB") as pair:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(refit.window, "call", watched)
+            patch.setattr(refit.step.window, "call", watched)
             pair.step(3)
         parts = [(0, 4 * UNIT), (4 * UNIT, 4 * UNIT), (8 * UNIT, 4 * 999), (0, 4 * 5000)]
         assert seen == set(parts)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import refit
-import refit.host_states
-import refit.twin
-import refit.window
+import refit.step.host_states
+import refit.step.probe
+import refit.step.window
 import torch
 import training
 from refit.errors import StateError, UnsupportedError
-from refit.home import Home
+from refit.step.host_buffer import Home
 from schedules import SHARE, WINDOWS, Layers, Schedule, Twins, lives_on_host, same
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -69,7 +69,7 @@ def test_a_step_like_the_one_before_prepares_nothing_anew(monkeypatch: pytest.Mo
     """Thousands of small parameters would pay for each list and each tensor over a window."""
     lists: list[Any] = []
     made: list[Any] = []
-    call, empty = refit.window.call, torch.empty
+    call, empty = refit.step.window.call, torch.empty
 
     def watched_call(function: Any, *arguments: Any) -> None:
         if function.__name__ == "refit_window_begin":
@@ -80,7 +80,7 @@ def test_a_step_like_the_one_before_prepares_nothing_anew(monkeypatch: pytest.Mo
         made.append(options)
         return empty(*size, **options)
 
-    monkeypatch.setattr(refit.window, "call", watched_call)
+    monkeypatch.setattr(refit.step.window, "call", watched_call)
     with Twins(WINDOWS) as twins:
         twins.step(3)
         room = window_bytes(twins.controller)
@@ -149,7 +149,7 @@ def test_a_step_that_a_cuda_graph_would_capture_is_refused(monkeypatch: pytest.M
                 raise StateError("a CUDA graph is being captured")
 
             captured: Callable[[], Any] = contextlib.nullcontext
-            monkeypatch.setattr(refit.host_states, "refuse_capture", capturing)
+            monkeypatch.setattr(refit.step.host_states, "refuse_capture", capturing)
         else:
 
             def captured() -> Any:
@@ -349,7 +349,9 @@ class Apart(Optimizer):
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     if training.DEVICE == "cpu":  # there is no other device with memory: doubles stand for it
-        monkeypatch.setattr(refit.twin, "is_elsewhere", lambda one, _: one.dtype == torch.float64)
+        monkeypatch.setattr(
+            refit.step.probe, "is_elsewhere", lambda one, _: one.dtype == torch.float64
+        )
 
 
 @pytest.mark.usefixtures("apart")

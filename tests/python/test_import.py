@@ -1,7 +1,10 @@
 """`import refit` is quick: it imports no PyTorch and no pyzmq, and starts no thread."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import refit
@@ -18,7 +21,7 @@ def in_a_new_process(program: str) -> str:
 def test_import_brings_neither_torch_nor_numpy_nor_threads() -> None:
     program = """
 import sys, threading, os
-import refit, refit.stats
+import refit, refit._c.stats
 refit.Config, refit.Device, refit.load_config
 refit.Timeline().sample()
 others = ("torch", "numpy", "zmq", "tqdm", "ray", "matplotlib")
@@ -58,8 +61,8 @@ def test_a_library_that_zeromq_calls_stays_when_it_is_unloaded() -> None:
     """Only a ZeroMQ of its own file is led to it, which others in the process may use on."""
     program = """
 import ctypes
-from refit import _library
-library = ctypes.CDLL(_library._path())
+from refit._c import library as opened
+library = ctypes.CDLL(opened._path())
 publisher = ctypes.c_void_p()
 assert library.refit_publisher_open(b"user://*", None, ctypes.byref(publisher), None) == 0
 library.refit_publisher_close(publisher)
@@ -67,10 +70,78 @@ maps = open("/proc/self/maps").read().split()
 others = [ctypes.CDLL(one) for one in maps if "/libzmq" in one]
 close = ctypes.CDLL(None).dlclose
 close.argtypes = [ctypes.c_void_p]
-for one in (library, _library.lib):
+for one in (library, opened.lib):
     assert close(one._handle) == 0
 there = "librefit.so" in open("/proc/self/maps").read()
 print(there or not others, flush=True)
 __import__("os")._exit(0)
 """
     assert in_a_new_process(program) == "True\n"
+
+
+# Which rooms a room may import, besides itself; bindings/python/README.md tours them in this order.
+ROOMS: dict[str, set[str]] = {
+    "errors": {"_c"},  # the numbers of the C library's statuses
+    "_c": {"errors"},
+    "observe": {"errors", "_c"},
+    "weights": {"errors", "_c"},
+    "states": {"errors", "_c", "observe"},
+    "step": {"errors", "_c", "observe", "states"},
+    "activations": {"errors", "_c", "states"},
+}
+ABOVE = {"controller", "memory_pool", "integrations", "bench"}  # may import all
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    root = Path(refit.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        yield ".".join(path.relative_to(root).with_suffix("").parts), path
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+def imported(path: Path) -> Iterator[str]:
+    """The modules of refit that a file imports when it runs, wherever in it."""
+    tree = ast.parse(path.read_text())
+    tree.body = [one for one in tree.body if not is_for_types(one)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports say the whole name"
+            found = [f"{node.module}.{one.name}" for one in node.names]
+        elif isinstance(node, ast.Import):
+            found = [one.name for one in node.names]
+        else:
+            continue
+        yield from (one.removeprefix("refit.") for one in found if one.startswith("refit."))
+
+
+def test_a_room_imports_only_the_rooms_below_it() -> None:
+    wrong = []
+    for name, path in modules():
+        room = name.split(".")[0]
+        if room in ABOVE or room in ("__init__", "_version"):
+            continue
+        for other in imported(path):
+            if other.split(".")[0] not in {room, "_version", *ROOMS[room]}:
+                wrong.append(f"{name} imports {other}")
+    assert wrong == []
+
+
+def test_no_two_modules_import_each_other() -> None:
+    files = dict(modules())
+    uses = {
+        name: {
+            known
+            for one in imported(path)
+            for known in (one, one.rpartition(".")[0])
+            if known in files and known != name
+        }
+        for name, path in files.items()
+        if name.split(".")[0] in ROOMS
+    }
+    while free := [name for name, others in uses.items() if not others & uses.keys()]:
+        for name in free:
+            del uses[name]
+    assert sorted(uses) == []

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from broadcasting import ONE, PATIENCE, PATIENT, WorkerThread
 from refit.errors import ExistsError, InputOutputError, InvalidError, SecurityError
-from refit.keys import keygen
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
+from refit.weights.keys import keygen
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 
 
 def mode(path: Path) -> int:

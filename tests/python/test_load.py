@@ -186,7 +186,7 @@ def test_a_stale_version_is_raised_out_of_the_block(
         raise StaleError("what was read of it may be torn")
 
     update = trainer.offer({"w": MATRIX})
-    monkeypatch.setattr("refit.update.call", stale)
+    monkeypatch.setattr("refit.weights.update.call", stale)
     with pytest.raises(StaleError, match="torn"), update:
         list(update.tensors())
     assert update.closed

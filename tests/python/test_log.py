@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 import pytest
 from forks import said_in_a_fork
-from refit import _abi
-from refit._handle import Handle
-from refit._library import lib, log
-from refit.device import Device
+from refit._c import abi
+from refit._c.device import Device
+from refit._c.handle import Handle
+from refit._c.library import lib, log
 
 NO_ARENA = "no arena is attached"
 
@@ -162,12 +162,12 @@ def test_nothing_is_handed_over_where_the_collector_runs(caplog: pytest.LogCaptu
 
 def test_a_log_function_in_c_hears_the_same(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[bytes] = []
-    function = _abi.refit_log_fn(lambda _user, _level, line: heard.append(line))
-    lib.refit_set_log(function, None, _abi.REFIT_LOG_ERROR)
+    function = abi.refit_log_fn(lambda _user, _level, line: heard.append(line))
+    lib.refit_set_log(function, None, abi.REFIT_LOG_ERROR)
     try:
         speak()
     finally:
-        lib.refit_set_log(_abi.refit_log_fn(), None, _abi.REFIT_LOG_ERROR)
+        lib.refit_set_log(abi.refit_log_fn(), None, abi.REFIT_LOG_ERROR)
     some_call()
     assert len(heard) == len(caplog.records) == 1
     assert NO_ARENA.encode() in heard[0]
@@ -214,7 +214,7 @@ def test_a_child_of_a_fork_in_the_middle_can_hand_over(caplog: pytest.LogCapture
 
 
 def test_the_last_lines_come_when_the_interpreter_ends() -> None:
-    script = "from refit._library import lib; lib.refit_torch_alloc(512, 63, None)"
+    script = "from refit._c.library import lib; lib.refit_torch_alloc(512, 63, None)"
     ended = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )

@@ -12,7 +12,7 @@ peft = pytest.importorskip("peft", reason="PEFT is not installed")
 
 from broadcasting import Trainer, same  # noqa: E402
 from refit.errors import InvalidError, StateError, UnsupportedError  # noqa: E402
-from refit.weights import named_weights  # noqa: E402
+from refit.weights.named_weights import named_weights  # noqa: E402
 from torch import nn  # noqa: E402
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refit import manifest
 from refit.errors import InvalidError, RefitError, UnsupportedError
-from refit.manifest import Alias, TensorSpec, Typed
-from refit.source import in_row_order, weight_of
+from refit.weights import manifest
+from refit.weights.manifest import Alias, TensorSpec, Typed
+from refit.weights.source import in_row_order, weight_of
 
 
 def bytes_at(tensor: Any) -> bytes:

@@ -9,7 +9,7 @@ from stand_ins import megatron_core as mcore
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit.config import load_config  # noqa: E402
+from refit._c.config import load_config  # noqa: E402
 from refit.controller import Controller  # noqa: E402
 from refit.errors import CorruptError, StateError  # noqa: E402
 

@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import refit  # noqa: E402
 from arena import Arena  # noqa: E402
 from interrupts import press  # noqa: E402
-from refit import Controller, _torch_pool, adoption  # noqa: E402
-from refit._library import lib  # noqa: E402
+from refit import Controller  # noqa: E402
+from refit._c.library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
     DeviceMemoryError,
@@ -28,6 +28,7 @@ from refit.errors import (  # noqa: E402
     StateError,
     UnsupportedError,
 )
+from refit.states import adoption, torch_pool  # noqa: E402
 from training import WIDTH, Run, assert_same  # noqa: E402
 
 
@@ -245,15 +246,15 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(torch.cuda, "use_mem_pool", stand_in.use_mem_pool)
     monkeypatch.setattr(torch.cuda, "empty_cache", stand_in.empty_cache)
     monkeypatch.setattr(adoption, "empty_storage", stand_in.empty_storage)
-    importlib.reload(_torch_pool)  # it keeps the allocator that it made
+    importlib.reload(torch_pool)  # it keeps the allocator that it made
     yield stand_in
-    importlib.reload(_torch_pool)
+    importlib.reload(torch_pool)
 
 
 def test_the_allocator_outlives_its_user(cuda: StandIn, pool: Arena) -> None:
     with pool.use():
         pass
-    importlib.reload(_torch_pool)  # as when the interpreter ends
+    importlib.reload(torch_pool)  # as when the interpreter ends
     gc.collect()
     assert pool.pool.allocator() is not None
 
@@ -271,7 +272,7 @@ def test_a_pool_is_made_on_its_own_device(cuda: StandIn, monkeypatch: pytest.Mon
     made = torch.cuda.MemPool
     monkeypatch.setattr(torch.cuda, "device", make_current)
     monkeypatch.setattr(torch.cuda, "MemPool", lambda given: (current[-1], made(given)))
-    where, _ = _torch_pool.make_pool(torch.device("cuda", 1))
+    where, _ = torch_pool.make_pool(torch.device("cuda", 1))
     assert where == torch.device("cuda", 1)
 
 
@@ -506,7 +507,7 @@ def test_the_scene_for_a_gpu_plays(
 @pytest.mark.parametrize("version", ["2.8.0a0+git1234", "2.13.0", "3.0"])
 def test_a_later_pytorch_fits(cuda: StandIn, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(torch, "__version__", version)
-    _torch_pool.refuse_unfit()
+    torch_pool.refuse_unfit()
 
 
 OLD, NEW, NATIVE = "2.7.1+cu126", "2.13.0", "native"

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 from refit.errors import InvalidError
-from refit.observers import Observers, nvtx_range
-from refit.progress import Bar
+from refit.observe.observers import Observers, nvtx_range
+from refit.observe.progress import Bar
 
 
 class NemoTimer:
@@ -132,7 +132,7 @@ def test_a_phase_that_moves_bytes_fills_a_bar(monkeypatch: pytest.MonkeyPatch) -
         shown.append((what, nbytes, wanted))
         return made
 
-    monkeypatch.setattr("refit.observers.bar", recorded)
+    monkeypatch.setattr("refit.observe.observers.bar", recorded)
     with Observers(progress=True).phase("offload", nbytes=7):
         assert made.done == 0
     assert made.done == 7

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from interrupts import ctrl_c_after
-from refit import _abi
-from refit.config import load_config
-from refit.device import Device
+from refit._c import abi
+from refit._c.config import load_config
+from refit._c.device import Device
 from refit.errors import BusyError, ExistsError, InvalidError, NotFoundError, StateError
-from refit.offloader import DISCARD, KEEP, ZERO, Offloader
+from refit.states.offloader import DISCARD, KEEP, ZERO, Offloader
 
 SIZE = 70_000
 
@@ -61,7 +61,7 @@ def bench() -> Iterator[Bench]:
 
 def test_bytes_leave_and_return_to_new_memory(bench: Bench) -> None:
     bench.leave()
-    assert bench.offloader.state == _abi.REFIT_OFFLOADED
+    assert bench.offloader.state == abi.REFIT_OFFLOADED
     bench.offloader.unbind_each(range(3))
     for one in bench.memory:
         ctypes.memset(one, 0x5A, SIZE)

@@ -7,8 +7,8 @@ import types
 from typing import Any
 
 import pytest
-from refit import progress
-from refit.progress import LARGE, bar, rank
+from refit.observe import progress
+from refit.observe.progress import LARGE, bar, rank
 
 
 class Terminal(io.StringIO):

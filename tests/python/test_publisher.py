@@ -18,11 +18,11 @@ import pytest
 import torch
 from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, Pair, WorkerThread
 from interrupts import AtCall, ctrl_c_after, lines
-from refit import _abi, dtypes
-from refit import device as devices
-from refit._library import call as call_c
-from refit._library import lib
-from refit.device import Device
+from refit._c import abi, dtypes
+from refit._c import device as devices
+from refit._c.device import Device
+from refit._c.library import call as call_c
+from refit._c.library import lib
 from refit.errors import (
     BusyError,
     CancelledError,
@@ -37,11 +37,11 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.manifest import Alias, TensorSpec, Typed
-from refit.publisher import Publisher
-from refit.source import weight_of
-from refit.subscriber import Subscriber
-from refit.update import Update
+from refit.weights.manifest import Alias, TensorSpec, Typed
+from refit.weights.publisher import Publisher
+from refit.weights.source import weight_of
+from refit.weights.subscriber import Subscriber
+from refit.weights.update import Update
 
 
 def test_a_version_reaches_a_worker_whole(pair: Pair, torch_device: str) -> None:
@@ -511,9 +511,9 @@ class Streams:
 def test_bytes_on_a_device_are_read_after_the_callers_work_trap_17(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, stream = Device("host"), _abi.refit_stream_ref()
+    device, stream = Device("host"), abi.refit_stream_ref()
     call_c(lib.refit_stream_open, device.pointer, ctypes.byref(stream))
-    monkeypatch.setattr("refit._writer.Device", {"cuda:3": device}.__getitem__)
+    monkeypatch.setattr("refit.weights.writer.Device", {"cuda:3": device}.__getitem__)
     streams = Streams(monkeypatch, stream.native)
     there = {
         name: OfAnotherLibrary([value] * 4) for name, value in zip("abd", range(3), strict=True)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from broadcasting import ONE, Pair
 from interrupts import ctrl_c_after
-from refit._library import lib
+from refit._c.library import lib
 from refit.errors import CancelledError, InvalidError, NotFoundError, StateError
-from refit.manifest import Alias, TensorSpec
-from refit.publisher import Publisher
-from refit.weights import named_weights
+from refit.weights.manifest import Alias, TensorSpec
+from refit.weights.named_weights import named_weights
+from refit.weights.publisher import Publisher
 
 
 class Failing:
@@ -89,7 +89,7 @@ def test_weights_that_say_what_they_are_need_not_be_held_together(
                 Counted.most = max(Counted.most, Counted.alive)
                 yield f"w{i}", made
 
-    monkeypatch.setattr("refit._writer.HELD_BYTES", 300)
+    monkeypatch.setattr("refit.weights.writer.HELD_BYTES", 300)
     pair.publisher.publish(Gathered())
     assert pair.worker.seen == [{f"w{i}": bytes([i]) * 100 for i in range(50)}]
     assert Counted.most <= 6
@@ -167,7 +167,7 @@ def test_an_iterator_gives_what_was_declared_or_is_refused_trap_33(pair: Pair) -
 def test_copies_of_scattered_tensors_are_bounded_trap_30(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, torch_device: str
 ) -> None:
-    monkeypatch.setattr("refit._writer.HELD_BYTES", 64)  # a larger one travels alone
+    monkeypatch.setattr("refit.weights.writer.HELD_BYTES", 64)  # a larger one travels alone
     scattered = {
         f"w{i}": torch.arange(8 * (i + 1.0), device=torch_device).view(-1, 4).t() for i in range(12)
     }
@@ -186,7 +186,7 @@ def test_casts_of_a_model_are_held_until_they_are_written_trap_31(pair: Pair) ->
 
 
 def test_many_bytes_are_written_part_by_part(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refit._writer.PART_BYTES", 100)
+    monkeypatch.setattr("refit.weights.writer.PART_BYTES", 100)
     weights = {f"w{i}": os.urandom(size) for i, size in enumerate([10, 300, 0, 60, 40, 1, 99])}
     pair.publisher.publish(weights)
     assert pair.worker.seen == [weights]
@@ -207,8 +207,8 @@ def test_ctrl_c_is_heard_between_two_parts(pair: Pair, monkeypatch: pytest.Monke
         return function()
 
     with monkeypatch.context() as patch:
-        patch.setattr("refit._writer.PART_BYTES", 100)
-        patch.setattr("refit._writer.run_interruptibly", run)
+        patch.setattr("refit.weights.writer.PART_BYTES", 100)
+        patch.setattr("refit.weights.writer.run_interruptibly", run)
         patch.setattr(lib, "refit_publisher_write_all", write_all)
         with pytest.raises(CancelledError, match="interrupted"):
             pair.publisher.publish({f"w{i}": bytes([i]) * 100 for i in range(10)})

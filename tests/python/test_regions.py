@@ -8,8 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from refit import regions  # noqa: E402
 from refit.errors import StateError  # noqa: E402
+from refit.states import device_states  # noqa: E402
 
 
 def test_a_capture_is_looked_for_on_the_device_that_is_asked_about(
@@ -26,7 +26,7 @@ def test_a_capture_is_looked_for_on_the_device_that_is_asked_about(
 
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[0] == capturing)
-    regions.refuse_capture(torch.device("cuda", 0))
-    regions.refuse_capture(torch.device("cpu"))
+    device_states.refuse_capture(torch.device("cuda", 0))
+    device_states.refuse_capture(torch.device("cpu"))
     with pytest.raises(StateError, match="being captured"):
-        regions.refuse_capture(torch.device("cuda", 1))
+        device_states.refuse_capture(torch.device("cuda", 1))

@@ -7,7 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
-from refit.config import load_config
+from refit._c.config import load_config
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations.state_offload import SMALLEST_WINDOW, keywords, take
 

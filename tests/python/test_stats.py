@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refit import _abi, stats
-from refit._library import lib
+from refit._c import abi, stats
+from refit._c.library import lib
 from refit.errors import InvalidError
 
 
-def filled(every: int | None = None) -> _abi.refit_stats:
+def filled(every: int | None = None) -> abi.refit_stats:
     """A struct in which every figure is another number, or the same one."""
     made = stats.empty()
     for number, (name, _) in enumerate(made._fields_[1:], start=1):
@@ -69,7 +69,7 @@ def test_what_python_knows_replaces_what_c_says() -> None:
 @pytest.mark.parametrize("largest", [None, 2**63])
 def test_prometheus_has_every_figure_with_its_kind(largest: int | None) -> None:
     text = stats.prometheus(filled(largest))
-    for name, _ in _abi.refit_stats._fields_[1:]:
+    for name, _ in abi.refit_stats._fields_[1:]:
         assert f"# TYPE refit_{name} " in text
     assert text.endswith("\n")
 
@@ -77,13 +77,13 @@ def test_prometheus_has_every_figure_with_its_kind(largest: int | None) -> None:
 def test_json_is_one_object_of_all_figures() -> None:
     read = json.loads(stats.json_line(filled()))
     assert read["offload_regions"] == 1
-    assert set(read) == {name for name, _ in _abi.refit_stats._fields_[1:]}
+    assert set(read) == {name for name, _ in abi.refit_stats._fields_[1:]}
 
 
 def test_figures_of_several_objects_add_up_and_a_failure_is_raised() -> None:
     def device(seconds: int, figures: Any, _error: Any) -> int:
         figures._obj.offload_regions, figures._obj.restore_seconds_last = 3, seconds
-        return _abi.REFIT_OK
+        return abi.REFIT_OK
 
     both = stats.gather((device, 5), (device, 4))
     assert (both.offload_regions, both.restore_seconds_last) == (6, 5)

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import numpy as np  # noqa: E402
 import refit  # noqa: E402
-import refit.storage_swap  # noqa: E402
+import refit.states.storage_swap  # noqa: E402
 from interrupts import AtLine  # noqa: E402
 from refit import Controller  # noqa: E402
 from training import Run  # noqa: E402
@@ -112,7 +112,7 @@ def test_ctrl_c_in_a_swap_loses_nothing(
         state, flat = in_one_buffer(run)
         controller.clear()
         flat.numpy()
-        interrupt = AtLine(at, within=refit.storage_swap.__file__)
+        interrupt = AtLine(at, within=refit.states.storage_swap.__file__)
         with suppress(KeyboardInterrupt), interrupt:
             controller.restore()
         controller.restore()

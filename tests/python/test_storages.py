@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit import Controller  # noqa: E402
-from refit.storages import opened  # noqa: E402
+from refit.states.storages import opened  # noqa: E402
 from training import Run, assert_same, whole_cycle  # noqa: E402
 
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import refit
-import refit._writer
-import refit.activation_offload
-import refit.home
-import refit.regions
+import refit.activations.offload
+import refit.states.device_states
+import refit.step.host_buffer
+import refit.weights.writer
 import torch
 from activation_scenes import figures, gradients, offloaded, same_bits
-from refit._writer import Writer
-from refit.activations import Arena
-from refit.manifest import Declared, TensorSpec
-from refit.source import Weight, weight_of
+from refit.activations.arena import Arena
+from refit.weights.manifest import Declared, TensorSpec
+from refit.weights.source import Weight, weight_of
+from refit.weights.writer import Writer
 from torch import nn
 from training import Run
 
@@ -135,7 +135,7 @@ class Machine:
         for one in (commit, join, fetch, release):
             patch.setattr(Arena, one.__name__, one)
         patch.setattr(Arena, "is_still", lambda _, group: group not in self.late)
-        where = refit.activation_offload
+        where = refit.activations.offload
         patch.setattr(where, "current_stream", lambda _: self.current)
         patch.setattr(where, "stream_objects", self.stream_objects)
         patch.setattr(where, "used_on", self.used_on)
@@ -217,7 +217,7 @@ class Told:
 def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_the_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(monkeypatch, refit.regions)
+    told = Told(monkeypatch, refit.states.device_states)
     run = Run()
     run.step()
     with refit.Controller(run.optimizer, run.model) as controller:
@@ -238,7 +238,7 @@ def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_th
 def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(monkeypatch, refit.regions)
+    told = Told(monkeypatch, refit.states.device_states)
     steps = told.stream
     run = Run()
     run.step()
@@ -263,7 +263,7 @@ def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_res
 def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(monkeypatch, refit.regions)
+    told = Told(monkeypatch, refit.states.device_states)
     run = Run()
     run.step()
     with refit.Controller(run.optimizer, run.model) as controller:
@@ -311,8 +311,8 @@ def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_behind_it(
         yield "2", torch.ones(4).view(2, 2).T
         current[0] = MAIN
 
-    monkeypatch.setattr(refit._writer, "stream_of", lambda _: current[0])
-    monkeypatch.setattr(refit._writer, "call", write_all)
+    monkeypatch.setattr(refit.weights.writer, "stream_of", lambda _: current[0])
+    monkeypatch.setattr(refit.weights.writer, "call", write_all)
     monkeypatch.setattr(Declared, "match", match)
     specs = tuple(TensorSpec(str(number), "F32", (4,)) for number in range(3))
     for together in (False, True):
@@ -325,7 +325,7 @@ def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_behind_it(
 
 
 def test_windows_follow_the_steps_to_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told(monkeypatch, refit.home)
+    told = Told(monkeypatch, refit.step.host_buffer)
     run = Run()
     with refit.Controller(run.optimizer, run.model, states="host"):
         for _ in range(3):

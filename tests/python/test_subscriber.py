@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, PATIENT, Trainer, contents, wait_until
-from refit._library import lib
+from refit._c.library import lib
 from refit.errors import (
     CancelledError,
     ClosedError,
@@ -27,8 +27,8 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 
 WHOLE = {"w": ONE["w"].tobytes()}
 
@@ -262,7 +262,7 @@ def test_an_update_that_did_not_reach_the_caller_is_given_again(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr("refit.subscriber.Update", lambda *_: 1 / 0)
+        broken.setattr("refit.weights.subscriber.Update", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             trainer.offer()
     with trainer.subscriber.next(0) as update:

@@ -11,8 +11,8 @@ import ranks
 import refit
 import torch
 import torch.distributed as dist
-from refit.away import Away
-from refit.host_states import HostStates
+from refit.states.offloaded_tensor import Away
+from refit.step.host_states import HostStates
 from shard_scenes import Sharded
 from shard_scenes import same as same_shards
 from torch import nn

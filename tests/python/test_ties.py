@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 from broadcasting import LOCAL, contents, pair
-from refit._ties import TieCheck
-from refit.archive import Archive
 from refit.controller import Controller
 from refit.errors import InvalidError, UnsupportedError
-from refit.manifest import Alias, TensorSpec, Typed
-from refit.publisher import Publisher
-from refit.source import weight_of
-from refit.transaction import Transaction
-from refit.update import Update
-from refit.weights import named_weights
+from refit.weights.archive import Archive
+from refit.weights.manifest import Alias, TensorSpec, Typed
+from refit.weights.named_weights import named_weights
+from refit.weights.publisher import Publisher
+from refit.weights.source import weight_of
+from refit.weights.ties import TieCheck
+from refit.weights.transaction import Transaction
+from refit.weights.update import Update
 
 Pair = tuple[str, torch.Tensor]
 Way = Callable[[Publisher, Pair, Pair], None]

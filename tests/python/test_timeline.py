@@ -9,10 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from refit import _memory_now, _picture
 from refit.errors import InvalidError, StateError
-from refit.observers import Observers
-from refit.timeline import Series, Span, Timeline
+from refit.observe import memory_now, picture
+from refit.observe.observers import Observers
+from refit.observe.timeline import Series, Span, Timeline
 
 MIB = 1 << 20
 
@@ -69,7 +69,7 @@ def test_what_is_held_by_name_is_not_the_rest_of_the_process() -> None:
 def test_an_arena_is_shared_memory_and_no_store_of_weights(
     monkeypatch: pytest.MonkeyPatch, arena: int, rest: int, store: int
 ) -> None:
-    monkeypatch.setattr(_memory_now, "process_bytes", lambda: {"RssAnon": 100, "RssShmem": 50})
+    monkeypatch.setattr(memory_now, "process_bytes", lambda: {"RssAnon": 100, "RssShmem": 50})
     timeline = Timeline()
     timeline.hold("arena", arena)
     last = {name: series.points[-1][1] for name, series in timeline.series.items()}
@@ -86,7 +86,7 @@ def test_what_was_recorded_can_be_forgotten_but_not_what_is_held() -> None:
 
 def test_memory_that_is_really_taken_is_seen() -> None:
     said = "Name:\tx\nRssAnon:\t 3 kB\nRssShmem:\t 2 kB\n"
-    assert _memory_now.process_bytes(lambda: said) == {"RssAnon": 3072, "RssShmem": 2048}
+    assert memory_now.process_bytes(lambda: said) == {"RssAnon": 3072, "RssShmem": 2048}
     timeline = Timeline()
     timeline.sample()
     # not from the heap, which may have as much that is free and resident
@@ -121,7 +121,7 @@ def test_an_open_timeline_samples_until_it_is_closed(monkeypatch: pytest.MonkeyP
             several.set()
         return {"RssAnon": 1, "RssShmem": 1}
 
-    monkeypatch.setattr(_memory_now, "process_bytes", count)
+    monkeypatch.setattr(memory_now, "process_bytes", count)
     timeline = Timeline(sample_every_s=0.001)
     with timeline:
         assert several.wait(60)
@@ -168,7 +168,7 @@ def test_the_picture_names_every_phase_and_unit(tmp_path: Path) -> None:
 def test_a_gpus_memory_is_drawn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     held = {"allocated": 3 * MIB, "reserved": 5 * MIB}
-    monkeypatch.setattr(_memory_now, "gpu_bytes", lambda: held)
+    monkeypatch.setattr(memory_now, "gpu_bytes", lambda: held)
     timeline = recorded()
     sides = {name: it.side for name, it in timeline.series.items()}
     assert sides["allocated"] == sides["reserved"] == "device"
@@ -184,29 +184,29 @@ def test_a_gpus_memory_is_drawn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_refits_own_phases_always_have_their_colours_and_all_differ() -> None:
     names = ["rollout", "restore", "step", "offload", "publish", "commit", "join"]
-    colours = _picture.colours_of(names)
-    assert colours["offload"] == _picture.PHASES["offload"]
+    colours = picture.colours_of(names)
+    assert colours["offload"] == picture.PHASES["offload"]
     assert len(set(colours.values())) == len(names)
     assert list(colours) == names
 
 
 def test_the_pictures_time_begins_with_the_first_thing_recorded() -> None:
     series = [Series("arena", "host", [(5.0, 1), (7.0, 2)])]
-    spans, moved = _picture.from_the_first([Span("offload", 6.0, 1.0)], series)
+    spans, moved = picture.from_the_first([Span("offload", 6.0, 1.0)], series)
     assert (spans[0].start, moved[0].points) == (1.0, [(0.0, 1), (2.0, 2)])
     assert series[0].points[0] == (5.0, 1)
 
 
 def test_words_of_the_picture() -> None:
-    rows = {name: _picture.row_of(name) for name in ("offload", "copies behind", "rollouts")}
+    rows = {name: picture.row_of(name) for name in ("offload", "copies behind", "rollouts")}
     assert rows == {"offload": "refit", "copies behind": "behind", "rollouts": "loop"}
-    durations = [_picture.duration(seconds) for seconds in (2.345, 0.25, 0.0012, 0)]
+    durations = [picture.duration(seconds) for seconds in (2.345, 0.25, 0.0012, 0)]
     assert durations == ["2.35 s", "250 ms", "1.2 ms", "0 ms"]
 
 
 def test_a_series_has_its_last_value_until_the_next_sample() -> None:
     series = Series("arena", "host", [(1.0, 5), (2.0, 7)])
-    assert [_picture.value_at(series, at) for at in (0.5, 1.0, 1.5, 2.0, 9.0)] == [0, 5, 5, 7, 7]
+    assert [picture.value_at(series, at) for at in (0.5, 1.0, 1.5, 2.0, 9.0)] == [0, 5, 5, 7, 7]
 
 
 def test_a_controller_draws_its_phases_its_arena_and_its_copies() -> None:

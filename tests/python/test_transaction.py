@@ -9,13 +9,13 @@ import numpy
 import pytest
 import torch
 from broadcasting import Pair, Trainer
-from refit import module_walk
 from refit.controller import Controller
 from refit.errors import InvalidError, PeerError, StaleError, StateError
-from refit.manifest import Typed
-from refit.publisher import Publisher
-from refit.transaction import Transaction
-from refit.weights import named_weights
+from refit.weights import layers
+from refit.weights.manifest import Typed
+from refit.weights.named_weights import named_weights
+from refit.weights.publisher import Publisher
+from refit.weights.transaction import Transaction
 from torch import nn
 
 
@@ -299,11 +299,11 @@ def test_a_publish_looks_at_the_model_once(
 ) -> None:
     looks: list[nn.Module] = []
 
-    def walk(model: nn.Module, *, merge: bool = False) -> list[module_walk.Found]:
+    def walk(model: nn.Module, *, merge: bool = False) -> list[layers.Found]:
         looks.append(model)
-        return module_walk.walk_weights(model, merge=merge)
+        return layers.walk_weights(model, merge=merge)
 
-    monkeypatch.setattr("refit.weights.walk_weights", walk)
+    monkeypatch.setattr("refit.weights.named_weights.walk_weights", walk)
     model = nn.Linear(3, 2)
     for cycle in range(1, 4):
         with Transaction(publisher) as tx:

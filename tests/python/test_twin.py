@@ -14,7 +14,7 @@ import pytest
 import torch
 import training
 from refit.errors import UnsupportedError
-from refit.twin import (
+from refit.step.probe import (
     ELEMENTWISE,
     Foreseen,
     Habits,

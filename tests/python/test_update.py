@@ -14,12 +14,12 @@ import pytest
 import torch
 from broadcasting import PATIENCE, Pair, Trainer, same, wait_until
 from interrupts import ctrl_c_after
-from refit import _abi
-from refit._library import lib
+from refit._c import abi
+from refit._c.library import lib
 from refit.errors import DeadlineError, HostMemoryError, NotFoundError, StateError, UnsupportedError
-from refit.manifest import Typed
-from refit.update import Update
-from refit.view import View
+from refit.weights.manifest import Typed
+from refit.weights.update import Update
+from refit.weights.view import View
 
 MATRIX = torch.arange(6.0).view(2, 3)
 
@@ -306,7 +306,7 @@ def test_a_memory_that_cannot_be_kept_is_an_error_and_no_view(
 ) -> None:
     update = trainer.offer({"w": MATRIX})
     with monkeypatch.context() as patch:
-        patch.setattr(lib, "refit_update_keep", lambda *_: _abi.REFIT_ERR_HOST_MEMORY)
+        patch.setattr(lib, "refit_update_keep", lambda *_: abi.REFIT_ERR_HOST_MEMORY)
         for take in (lambda: update["w"].numpy(), lambda: np.from_dlpack(update["w"])):
             with pytest.raises(HostMemoryError):
                 take()

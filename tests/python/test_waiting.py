@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import refit._waiting
+import refit._c.waiting
 from interrupts import AtLine, lines
-from refit._waiting import SLICE_MS, interrupts_held, run_interruptibly, wait_in_slices
+from refit._c.waiting import SLICE_MS, interrupts_held, run_interruptibly, wait_in_slices
 from refit.errors import CancelledError, DeadlineError, InvalidError, PeerError
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -363,7 +363,7 @@ def test_what_is_raised_before_any_line_leaves_all_handlers_as_they_were(
     raised = 0
     with handled(signal.SIGUSR1, terminate), handled(signal.SIGUSR2, terminate):
         for at in lines(True, ""):
-            interrupt = AtLine(at, interrupts, refit._waiting.__file__)
+            interrupt = AtLine(at, interrupts, refit._c.waiting.__file__)
             try:
                 with interrupt:
                     call()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from refit.errors import InvalidError, NotFoundError, StateError, UnsupportedError
-from refit.weights import is_sharded, named_weights
+from refit.weights.named_weights import is_sharded, named_weights
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DataParallel

@@ -152,7 +152,7 @@ def states_of(engine: Any) -> list[torch.Tensor]:
 
 def bytes_on_device(tensors: Iterable[torch.Tensor]) -> int:
     """Of these tensors, which are found before they leave."""
-    with refit.away.untouched():
+    with refit.states.offloaded_tensor.untouched():
         return sum(one.untyped_storage().nbytes() for one in tensors)
 
 

@@ -11,7 +11,7 @@ import refit
 import torch
 from broadcasting import pair
 from ranks import leave
-from refit.lockstep import LockstepError
+from refit.weights.lockstep import LockstepError
 
 
 def play(

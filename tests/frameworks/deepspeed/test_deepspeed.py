@@ -259,7 +259,7 @@ def test_zero_3_is_gathered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -
 
     bound = 30_000
     monkeypatch.setattr(deepspeed.zero.GatheredParameters, "__enter__", enter)
-    monkeypatch.setattr(refit.weights, "AT_ONCE", bound)
+    monkeypatch.setattr(refit.weights.named_weights, "AT_ONCE", bound)
     weights = refit.named_weights(engine)
     assert weights.ties == {"head.weight": "embedding.weight"}
     kept = dict(weights)

@@ -71,7 +71,7 @@ class Probe(TrainerCallback):
     def _bytes(self) -> int:
         """Of the states and masters, on the device."""
         engine = self._trainer[0].model_wrapped
-        with refit.away.untouched():
+        with refit.states.offloaded_tensor.untouched():
             states = [one for one in engines.states_of(engine) if one.dim()]
             return engines.bytes_on_device([*engines.masters_of(engine), *states])
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from refit.publisher import Publisher
+from refit.weights.publisher import Publisher
 
 WAIT_S = 30.0
 """Long enough for a loaded machine; nothing here waits for it to pass."""

@@ -41,23 +41,23 @@ from refit.errors import (
 )
 
 if TYPE_CHECKING:
-    from refit.activation_offload import ActivationOffload
-    from refit.archive import Archive, ArchivedVersion, Snapshot, materialize
-    from refit.config import Config, load_config
+    from refit._c.config import Config, load_config
+    from refit._c.device import Device
+    from refit.activations.offload import ActivationOffload
     from refit.controller import Controller
-    from refit.device import Device
-    from refit.keys import keygen
-    from refit.lockstep import LockstepError
-    from refit.manifest import Alias, TensorSpec, Typed
     from refit.memory_pool import MemPool, mem_pool
-    from refit.publisher import Publisher
-    from refit.subscriber import Subscriber, SubscriberInfo
-    from refit.timeline import Timeline
-    from refit.transaction import Transaction
-    from refit.update import Update
-    from refit.view import View
-    from refit.weights import NamedWeights, named_weights
-    from refit.worker import Worker
+    from refit.observe.timeline import Timeline
+    from refit.weights.archive import Archive, ArchivedVersion, Snapshot, materialize
+    from refit.weights.keys import keygen
+    from refit.weights.lockstep import LockstepError
+    from refit.weights.manifest import Alias, TensorSpec, Typed
+    from refit.weights.named_weights import NamedWeights, named_weights
+    from refit.weights.publisher import Publisher
+    from refit.weights.subscriber import Subscriber, SubscriberInfo
+    from refit.weights.transaction import Transaction
+    from refit.weights.update import Update
+    from refit.weights.view import View
+    from refit.weights.worker import Worker
 
 __all__ = [
     "ActivationOffload",
@@ -118,32 +118,32 @@ __all__ = [
 # Where the other public names are. They are imported when they are first asked for, so that what
 # needs PyTorch is loaded only for its users.
 _PLACES = {
-    "ActivationOffload": "refit.activation_offload",
-    "Alias": "refit.manifest",
-    "Archive": "refit.archive",
-    "ArchivedVersion": "refit.archive",
-    "Config": "refit.config",
+    "ActivationOffload": "refit.activations.offload",
+    "Alias": "refit.weights.manifest",
+    "Archive": "refit.weights.archive",
+    "ArchivedVersion": "refit.weights.archive",
+    "Config": "refit._c.config",
     "Controller": "refit.controller",
-    "Device": "refit.device",
-    "LockstepError": "refit.lockstep",
+    "Device": "refit._c.device",
+    "LockstepError": "refit.weights.lockstep",
     "MemPool": "refit.memory_pool",
-    "NamedWeights": "refit.weights",
-    "Publisher": "refit.publisher",
-    "Snapshot": "refit.archive",
-    "Subscriber": "refit.subscriber",
-    "SubscriberInfo": "refit.subscriber",
-    "TensorSpec": "refit.manifest",
-    "Timeline": "refit.timeline",
-    "Transaction": "refit.transaction",
-    "Typed": "refit.manifest",
-    "Update": "refit.update",
-    "View": "refit.view",
-    "Worker": "refit.worker",
-    "keygen": "refit.keys",
-    "load_config": "refit.config",
-    "materialize": "refit.archive",
+    "NamedWeights": "refit.weights.named_weights",
+    "Publisher": "refit.weights.publisher",
+    "Snapshot": "refit.weights.archive",
+    "Subscriber": "refit.weights.subscriber",
+    "SubscriberInfo": "refit.weights.subscriber",
+    "TensorSpec": "refit.weights.manifest",
+    "Timeline": "refit.observe.timeline",
+    "Transaction": "refit.weights.transaction",
+    "Typed": "refit.weights.manifest",
+    "Update": "refit.weights.update",
+    "View": "refit.weights.view",
+    "Worker": "refit.weights.worker",
+    "keygen": "refit.weights.keys",
+    "load_config": "refit._c.config",
+    "materialize": "refit.weights.archive",
     "mem_pool": "refit.memory_pool",
-    "named_weights": "refit.weights",
+    "named_weights": "refit.weights.named_weights",
 }
 
 

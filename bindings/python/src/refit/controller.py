@@ -8,7 +8,7 @@
 
 With ``states="host"`` there is a second schedule: states live on the host, and visit the device in
 windows while ``optimizer.step()`` runs (see ``host_states``). With ``host_fraction`` a third: a
-share of the parameters is stepped on the CPU (see ``cpu_share``).
+share of the parameters is stepped on the CPU (see ``step.cpu_step``).
 
 A controller owns a ``Cycle``, which moves bytes, and hooks on the optimizers, which call it when
 states are used. How bytes move is unknown here; so is what a transaction sends.
@@ -22,24 +22,25 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from refit._closing import Closing
-from refit._handle import refuse_fork
-from refit._library import lib, log
-from refit.checkpoint import reading
-from refit.config import ConfigLike, bytes_of, make_config
-from refit.cycle import CLEARED, TRAINING, Cycle
-from refit.division import Division, Pick
+from refit._c.closing import Closing
+from refit._c.config import ConfigLike, bytes_of, make_config
+from refit._c.handle import refuse_fork
+from refit._c.library import lib, log
 from refit.errors import BusyError, InvalidError, StateError, UnsupportedError
-from refit.grads import Policy, policy_of
-from refit.hooks import Hooks, refuse_second
-from refit.host_states import HostStates
-from refit.inventory import Holdings, Inventory
+from refit.integrations._recognized import opened
 from refit.memory_pool import MemPool
-from refit.observers import Observers, PhaseWatcher, TimerLike
-from refit.publisher import Publisher
-from refit.regions import Devices
-from refit.transaction import Transaction
-from refit.weights import is_sharded
+from refit.observe.observers import Observers, PhaseWatcher, TimerLike
+from refit.states.checkpoint import reading
+from refit.states.cycle import CLEARED, TRAINING, Cycle
+from refit.states.device_states import Devices
+from refit.states.grads import Policy, policy_of
+from refit.states.hooks import Hooks, refuse_second
+from refit.states.inventory import Holdings, Inventory
+from refit.step.division import Division, Pick
+from refit.step.host_states import HostStates
+from refit.weights.named_weights import is_sharded
+from refit.weights.publisher import Publisher
+from refit.weights.transaction import Transaction
 
 REFITTED = "refitted"
 CLOSED = "closed"
@@ -54,9 +55,9 @@ class Controller(Closing):
     theirs; Megatron's is a list of chunks. ``config``: as for ``load_config``; ``overrides`` go
     over it, ``use_pinned_optimizer_offload=False`` say, and None is as if not given. ``grads``:
     what becomes of gradients that are there when states leave: "keep", "discard" or "zero", see
-    ``refit.grads``. ``pool``: what ``refit.mem_pool`` gave; states that were born in it keep their
-    addresses. ``timer``, ``timeline``, ``progress``: what is told of the phases, see
-    ``refit.observers``.
+    ``refit.states.grads``. ``pool``: what ``refit.mem_pool`` gave; states that were born in it keep
+    their addresses. ``timer``, ``timeline``, ``progress``: what is told of the phases, see
+    ``refit.observe.observers``.
 
     ``states="host"``: states live on the host, and visit the device in ``windows`` (1 to 4) of
     ``window_bytes`` while ``optimizer.step()`` runs; both may also come from the configuration. The
@@ -90,8 +91,8 @@ class Controller(Closing):
     ``step()`` returns, the current stream waits for the new parameters.
 
     What reads or writes a state or a gradient while it is away brings all back first, or raises
-    what ``restore`` raises; ``refit.away`` names what is not seen. A state that lives on the host
-    stays there, and what uses it waits for the copies of the last step.
+    what ``restore`` raises; ``refit.states.offloaded_tensor`` names what is not seen. A state that
+    lives on the host stays there, and what uses it waits for the copies of the last step.
 
     Used by one thread at a time. It holds the optimizers; it is closed by ``close`` or ``with``, or
     when no reference to it is left, and brings the states back in each case. InvalidError,
@@ -135,7 +136,7 @@ class Controller(Closing):
             verify_steps=verify_steps,
         )
         whole = None if model is None else _whole(model)
-        holdings = Holdings(optimizer, whole)
+        holdings = Holdings(opened(optimizer, whole))
         optimizers = holdings.optimizers
         whole = holdings.model if whole is None else whole
         if division is not None and holdings.why_cycle_only is not None:

@@ -17,16 +17,17 @@ from typing import Any
 
 import torch
 
-from refit import _torch_pool
-from refit._handle import Handle
-from refit._library import call, lib
-from refit.adoption import adopt
-from refit.config import ConfigLike, make_config
-from refit.device import Device
+from refit._c.config import ConfigLike, make_config
+from refit._c.device import Device
+from refit._c.handle import Handle
+from refit._c.library import call, lib
 from refit.errors import BusyError, InvalidError, NotFoundError, UnsupportedError
-from refit.hooks import refuse_second
-from refit.inventory import Holdings, Inventory
-from refit.regions import refuse_capture
+from refit.integrations._recognized import opened
+from refit.states import torch_pool
+from refit.states.adoption import adopt
+from refit.states.device_states import refuse_capture
+from refit.states.hooks import refuse_second
+from refit.states.inventory import Holdings, Inventory
 
 
 def mem_pool(
@@ -46,7 +47,7 @@ def mem_pool(
     found = torch.device("cuda" if device is None else device)
     if found.type != "cuda":
         raise InvalidError(f"a pool is for a GPU: {found} is none")
-    _torch_pool.refuse_unfit()
+    torch_pool.refuse_unfit()
     index = torch.cuda.current_device() if found.index is None else found.index
     return MemPool(torch.device("cuda", index), nbytes, config)
 
@@ -72,7 +73,7 @@ class MemPool(Handle):
             if not self._attached:
                 call(lib.refit_torch_attach, self._live)
                 self._attached = True
-            self._pool = _torch_pool.make_pool(self.device)
+            self._pool = torch_pool.make_pool(self.device)
         made: torch.cuda.MemPool = self._pool
         return made
 
@@ -85,7 +86,7 @@ class MemPool(Handle):
         whole process within the block, however they were switched on; its end brings back the
         allocator's settings as they were. UnsupportedError if they cannot be switched off.
         """
-        return _torch_pool.allocating(self.pool, self.device)
+        return torch_pool.allocating(self.pool, self.device)
 
     def adopt(self, optimizer: Any, model: torch.nn.Module | None = None) -> list[tuple[str, str]]:
         """Moves the states that an optimizer has, after its first step, into the pool.
@@ -103,7 +104,7 @@ class MemPool(Handle):
         lost. StateError, UnsupportedError (see ``use``).
         """
         refuse_capture(self.device)
-        held = Holdings(optimizer, model)
+        held = Holdings(opened(optimizer, model))
         for one in held.optimizers:
             refuse_second(one)
         inventory = Inventory(held.optimizers, model, self._config, "keep", held)
@@ -130,7 +131,7 @@ class MemPool(Handle):
 
     def _close(self, pointer: int) -> None:
         """BusyError while tensors or a controller use it; then it stays open, close it again."""
-        used = 0 if self._pool is None else _torch_pool.live_bytes(self._pool)
+        used = 0 if self._pool is None else torch_pool.live_bytes(self._pool)
         if used > 0:
             raise BusyError(
                 f"tensors use {used} bytes of the pool: drop them (the optimizer, its states, "

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from refit.activation_offload import ActivationOffload
+from refit.activations.offload import ActivationOffload
 from refit.bench.decoder import Decoder
 from refit.bench.device_memory import HostMemory
 

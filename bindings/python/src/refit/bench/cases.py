@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import torch
 
-from refit._abi import refit_stream_ref
-from refit._library import call, lib
-from refit.config import Config
-from refit.device import Device
-from refit.offloader import Offloader
+from refit._c.abi import refit_stream_ref
+from refit._c.config import Config
+from refit._c.device import Device
+from refit._c.library import call, lib
+from refit.states.offloader import Offloader
 
 LIMIT_BYTES = 1 << 29
 

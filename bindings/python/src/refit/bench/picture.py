@@ -24,9 +24,9 @@ from refit.bench.options import file_to_write, packages_missing, picture_to_writ
 from refit.bench.workers import PATIENCE_S, WorkerProcesses
 from refit.controller import Controller
 from refit.errors import HostMemoryError
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
-from refit.timeline import Timeline
+from refit.observe.timeline import Timeline
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 
 WIDTH, BATCH, ROLLOUTS = 1024, 64, 4
 CYCLES, WORKERS = 2, 2

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from refit.bench.workers import PATIENCE_S, WorkerProcesses
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
 
 Weights = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]

@@ -7,7 +7,7 @@ and neither a state_dict nor a copy of the optimizer has it. Whose optimizer it 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from refit.config import make_config
+from refit._c.config import make_config
 from refit.errors import NotFoundError
 from refit.integrations.deepspeed import is_deepspeed
 from refit.integrations.megatron import is_megatron, unwrap

@@ -16,7 +16,7 @@ from refit.integrations._receiver import Receiver, subscribe
 from refit.integrations._sender import Sender, run_to_the_end
 
 if TYPE_CHECKING:
-    from refit.publisher import Publisher
+    from refit.weights.publisher import Publisher
 
 ANY_HOST = ("0.0.0.0", "*", "::", "[::]")
 
@@ -95,7 +95,7 @@ class Engine:
     def open_publisher(self) -> str:
         """Binds, unless that was done; returns where workers connect."""
         if self._publisher is None:
-            from refit.publisher import Publisher
+            from refit.weights.publisher import Publisher
 
             self._publisher = Publisher(self._bind, config=self._config)
             self._sender = Sender(self._publisher)

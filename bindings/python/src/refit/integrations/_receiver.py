@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from refit.errors import ClosedError, DeadlineError, StateError
 
 if TYPE_CHECKING:
-    from refit.subscriber import Subscriber
-    from refit.update import Update
+    from refit.weights.subscriber import Subscriber
+    from refit.weights.update import Update
 
 PATIENCE_S = 600.0
 """How long a worker waits for a version where its framework says nothing: a trainer that is gone is
@@ -34,7 +34,7 @@ LOOK_S = 1.0
 
 def subscribe(endpoint: str, worker: str | None = None, config: Any = None) -> "Receiver":
     """Subscribes at `endpoint`; returns at once, whether or not the trainer is there."""
-    from refit.subscriber import Subscriber
+    from refit.weights.subscriber import Subscriber
 
     return Receiver(lambda: Subscriber(endpoint, worker=worker, config=config), endpoint)
 

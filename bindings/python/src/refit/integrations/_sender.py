@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from refit.errors import CancelledError, StateError
 
 if TYPE_CHECKING:
-    from refit.publisher import Publisher
+    from refit.weights.publisher import Publisher
 
 Named = Iterable[tuple[str, Any]]
 

@@ -38,7 +38,7 @@ from refit.integrations._vllm_worker import (
 )
 
 if TYPE_CHECKING:
-    from refit.update import Update
+    from refit.weights.update import Update
 
 Named = Iterable[tuple[str, Any]]
 Answer = dict[str, Any]

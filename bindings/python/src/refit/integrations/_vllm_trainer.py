@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Any, Self
 
-from refit import dtypes
+from refit._c import dtypes
 from refit.errors import CancelledError, InvalidError, StateError
 from refit.integrations._sender import run_to_the_end
-from refit.manifest import TensorSpec
+from refit.weights.manifest import TensorSpec
 
 if TYPE_CHECKING:
-    from refit.publisher import Publisher
+    from refit.weights.publisher import Publisher
 
 CONNECT_S = 30.0
 """How long a worker may take to reach the trainer, which waits for it meanwhile."""
@@ -102,7 +102,7 @@ class TrainerEngine:
 
     def _open(self, init_info: Any) -> None:
         from refit.integrations._engine import reachable
-        from refit.publisher import Publisher
+        from refit.weights.publisher import Publisher
 
         self._publisher = Publisher(init_info.bind, config=init_info.config)
         endpoint = reachable(self._publisher.endpoint, init_info.host)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, make_dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from refit._log import LOGGER
+from refit._c.log import LOGGER
 from refit.errors import PeerError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import ABSENT_S, Receiver, naming, subscribe, words_of
@@ -29,7 +29,7 @@ from refit.integrations._vllm_worker import (
 )
 
 if TYPE_CHECKING:
-    from refit.update import Update
+    from refit.weights.update import Update
 
 BASE = "vllm.distributed.weight_transfer.base"
 FACTORY = "vllm.distributed.weight_transfer.factory"

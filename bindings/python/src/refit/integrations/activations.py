@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
 
-from refit.config import bytes_of
+from refit._c.config import bytes_of
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations._options import (
     Change,

@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from refit.errors import StateError, UnsupportedError
-from refit.hooks import innermost
 from refit.integrations._overlay import precede
+from refit.states.hooks import innermost
 
 _USES = (
     "state_dict",

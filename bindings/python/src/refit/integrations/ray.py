@@ -26,10 +26,10 @@ import ray
 from ray.util import get_node_ip_address
 
 from refit.errors import CancelledError, StateError
-from refit.publisher import Publisher
-from refit.subscriber import Subscriber
-from refit.update import Update
-from refit.worker import Worker
+from refit.weights.publisher import Publisher
+from refit.weights.subscriber import Subscriber
+from refit.weights.update import Update
+from refit.weights.worker import Worker
 
 ACTOR: dict[str, Any] = {"max_concurrency": 2}
 """Options for the actors: a second thread, so that ``stop_waiting`` reaches one that waits."""
@@ -72,7 +72,7 @@ class RefitTrainer:
 
     def refit_weights(self) -> Iterable[tuple[str, Any]]:
         """What is published, as pairs of name and tensor: those of ``self.model``."""
-        from refit.weights import named_weights
+        from refit.weights.named_weights import named_weights
 
         return named_weights(self.model)
 

@@ -31,7 +31,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from refit.config import bytes_of
+from refit._c.config import bytes_of
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations._options import Said, changes, make, refuse_none
 

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from refit.activation_offload import ActivationOffload
-from refit.config import ConfigLike, make_config
+from refit._c.config import ConfigLike, make_config
+from refit.activations.offload import ActivationOffload
 from refit.controller import Controller
 from refit.errors import InvalidError, UnsupportedError
-from refit.grads import Policy, policy_of
 from refit.integrations import activations as options
 from refit.integrations._attached import divided
-from refit.observers import PhaseWatcher, TimerLike
-from refit.weights import named_weights
+from refit.observe.observers import PhaseWatcher, TimerLike
+from refit.states.grads import Policy, policy_of
+from refit.weights.named_weights import named_weights
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from refit.publisher import Publisher
+    from refit.weights.publisher import Publisher
 
 Layers = Callable[[torch.nn.Module], Sequence[torch.nn.Module]]
 

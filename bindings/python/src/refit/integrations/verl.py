@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from refit.config import make_config
+from refit._c.config import make_config
 from refit.errors import InvalidError, NotFoundError, StateError
 from refit.integrations import megatron, state_offload
 from refit.integrations._attached import attach, attached, check, divided, lives_on_host
@@ -138,7 +138,7 @@ def enable_activation_offloading(
     layers are those of the model, wrapped or not. A second call for a model does nothing. Raises
     what refit.ActivationOffload raises.
     """
-    from refit.activation_offload import ActivationOffload
+    from refit.activations.offload import ActivationOffload
 
     if getattr(model, _HELD, None) is None or getattr(model, _HELD).offload is None:
         offload = ActivationOffload(model, config=divided(config)[0])

@@ -1,0 +1,1 @@
+"""Optimizer states and gradients leave the device and return: the cycle."""

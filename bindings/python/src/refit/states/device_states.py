@@ -1,0 +1,643 @@
+"""The storages of each device, as regions of one offloader: they leave, are freed, and come back.
+
+The order is what keeps bytes safe. Out: copied, waited for, unbound, freed. Back: allocated on the
+current stream, bound, copied; a storage is emptied only when the C library holds its bytes on the
+host. Every step looks at what is there (the offloader's state, a storage's size) and not at what
+was intended, so that one that failed, or that Ctrl-C ended, is done by calling it again.
+
+Which storages those are, and when they leave, is unknown here.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
+
+import torch
+
+from refit._c import abi
+from refit._c.config import Config
+from refit._c.device import Device
+from refit._c.library import lib
+from refit._c.stats import gather
+from refit._c.waiting import interrupts_held
+from refit.errors import BusyError, DeviceMemoryError, LimitError, RefitError, StateError
+from refit.observe import memory_now
+from refit.states.offloaded_tensor import untouched
+from refit.states.offloader import NO_STREAM, Future, Lease, Offloader
+from refit.states.storage_swap import TensorsByStorage, empty_storage
+from refit.states.storages import Scan, Slots, Stock, is_emptied
+
+_LEGACY_STREAM = 1
+"""cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
+
+_UNSETTLED = (abi.REFIT_OFFLOADING, abi.REFIT_RESTORING, abi.REFIT_FAILED)
+_AWAY = (abi.REFIT_OFFLOADED, abi.REFIT_FAILED)
+
+_PLANS = 3
+"""The most plans of one departure: the C library lets masters travel whole after the second."""
+
+Weights = list[torch.Tensor | None]
+"""Of each region the weights whose masters it holds, or None."""
+
+
+def spec_of(device: torch.device, config: Config) -> str:
+    """The C library's spec of a device of torch; the configuration may bound its capacity."""
+    plain = "host" if device.type == "cpu" else f"cuda:{device.index}"
+    chosen = str(config.get("device"))
+    return chosen if chosen.startswith(f"{plain}:capacity") else plain
+
+
+def current_stream(device: torch.device) -> int:
+    """The native handle of torch's current stream; none for the CPU, whose work is done."""
+    if device.type != "cuda":
+        return NO_STREAM
+    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
+
+
+def stream_objects(device: torch.device) -> dict[int, Any]:
+    """torch's current stream as PyTorch's functions take it, by its handle; none for the CPU."""
+    stream = current_stream(device)
+    return {} if stream == NO_STREAM else {stream: torch.cuda.current_stream(device)}
+
+
+def used_on(storages: Iterable[torch.UntypedStorage], streams: Iterable[Any]) -> None:
+    """Tells PyTorch's allocator that these streams of a GPU use storages.
+
+    Freed memory goes back to the stream on which it was taken, which PyTorch does not tell, and
+    whose next work may write to it. From now on it goes there once these streams have done what
+    they had queued when it was freed. For the stream on which it was taken that changes nothing.
+    """
+    streams = list(streams)
+    if not streams:
+        return
+    # Neither a mode nor a subclass of others is to see these calls: checkpointing counts calls.
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        for storage in storages:
+            tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            tensor.set_(storage, 0, (storage.nbytes(),), (1,))
+            for stream in streams:
+                tensor.record_stream(stream)
+
+
+def _wait_for(waiting: Mapping[int, Any], others: Mapping[int, Any]) -> None:
+    """Streams wait for what others have queued by now."""
+    for handle, stream in waiting.items():
+        for other in others.keys() - {handle}:
+            stream.wait_stream(others[other])
+
+
+def guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes ``device`` the current one, where memory is then allocated."""
+    return _current(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _current(device: torch.device) -> Iterator[None]:
+    with interrupts_held(), torch.cuda.device(device):
+        yield
+
+
+def lacks_memory(why: BaseException) -> bool:
+    """Whether an exception of PyTorch says that the device, or the CPU, has no memory.
+
+    An allocation on a CPU raises a RuntimeError with this text, and one of the CUDA driver, too.
+    """
+    if isinstance(why, RefitError):
+        return False
+    if isinstance(why, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(why)
+    return isinstance(why, RuntimeError) and (
+        "DefaultCPUAllocator" in text or "CUDA error: out of memory" in text
+    )
+
+
+def refuse_capture(device: torch.device) -> None:
+    """StateError while a CUDA graph is being captured: it would hold addresses that change."""
+    with guard(device):  # what is asked is the current stream of the current device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing:
+        raise StateError(
+            "a CUDA graph is being captured: states cannot move then, and a captured graph would "
+            "hold their old addresses. Capture while they stay, or give them addresses that stay "
+            "with refit.mem_pool()"
+        )
+
+
+def give_heap_back() -> None:
+    """Returns freed heap memory to the system, as ``empty_cache`` does on a GPU.
+
+    Freed tensors of a few MiB would stay in the C heap otherwise. A page that also has memory in
+    use stays. Does nothing without glibc.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def resident_bytes() -> int:
+    """Anonymous memory that the system has given this process; 0 if it does not say."""
+    try:
+        return memory_now.process_bytes()[memory_now.ANONYMOUS]
+    except OSError:  # no /proc: the states can leave all the same
+        return 0
+
+
+class Devices:
+    """The handles of devices that several objects share, and with them ``offload.budget_bytes``.
+
+    ``known``: handles that are there. Others are opened when they are first asked for, and live as
+    long as those that asked. One thread at a time.
+    """
+
+    def __init__(self, config: Config, known: Mapping[torch.device, Device]) -> None:
+        self._config = config
+        self._handles: weakref.WeakValueDictionary[torch.device, Device] = (
+            weakref.WeakValueDictionary(known)
+        )
+
+    def __getitem__(self, device: torch.device) -> Device:
+        found = self._handles.get(device)
+        if found is None or found.closed:
+            found = Device(spec_of(device, self._config), self._config)
+            self._handles[device] = found
+        return found
+
+
+class Regions:
+    """The storages of one device, whose ``handle`` others may share. Used by one thread at a
+    time."""
+
+    def __init__(self, device: torch.device, config: Config, handle: Device) -> None:
+        self.device = device
+        self._handle = handle
+        self.offloader = Offloader(self._handle, config)
+        self.slots = Slots()
+        self.nbytes = 0
+        self.reclaimed = 0
+        self._bound: list[int] = []
+        self._policies: dict[int, int] = {}
+        self._storages: list[torch.UntypedStorage] = []
+        self._tensors: Sequence[Any] = ()
+        self._weights: Weights = []
+        self._weights_at: list[int] = []
+        self._fresh: dict[int, torch.UntypedStorage] = {}
+        self._future: Future | None = None
+        self._streams: dict[int, Any] = {}
+        """The stream of a GPU behind which the storages left, and which may use them again."""
+        self._taken_on: dict[int, Any] = {}
+        """The streams of a GPU on which the storages were taken: a restore that found no memory may
+        have gone on on another one."""
+        self._users: set[int] = set()
+        """Streams of which PyTorch's allocator knows that they use the storages."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can leave any more; then all is home, and ``close`` may have to go on."""
+        return self.offloader.closed
+
+    @property
+    def home(self) -> bool:
+        """Whether all bytes are on the device and no copy uses them. Does not block."""
+        return self.closed or self.offloader.state in (abi.REFIT_OPEN, abi.REFIT_RESIDENT)
+
+    @property
+    def back(self) -> bool:
+        """Whether all bytes are on the device or surely on their way. Does not block."""
+        return self.home or self.offloader.state == abi.REFIT_RESTORING
+
+    def addresses(self) -> list[int]:
+        """Where the storages begin."""
+        return [storage.data_ptr() for storage in self._storages]
+
+    # ---- the plan -------------------------------------------------------------------------------
+
+    def hold(
+        self, storages: list[torch.UntypedStorage], tensors: Sequence[Any], weights: Weights
+    ) -> None:
+        """The storages of the plan again, which holds: they ``fit``; the tensors in them; and the
+        weights of those that hold masters."""
+        self._storages, self._tensors, self._fresh = storages, tensors, {}
+        self._weights = weights
+
+    def fits(self, storages: Sequence[torch.UntypedStorage], weights: Weights) -> bool:
+        """Whether the storages of the plan are where the C library was told, and as long.
+
+        They are not if other code has resized them, made them fixed (one ``.numpy()`` does), or
+        given their tensors other ones.
+        """
+        count = len(storages)
+        return (
+            [storage.nbytes() for storage in storages] == self.slots.nbytes[:count]
+            and [storage.data_ptr() for storage in storages] == self._bound[:count]
+            and all(storage.resizable() for storage in storages)
+            and [weight is not None for weight in weights] == list(map(bool, self._weights_at))
+        )
+
+    def plan(
+        self,
+        slots: Slots,
+        storages: list[torch.UntypedStorage],
+        policies: dict[int, int],
+        tensors: Sequence[Any],
+        weights: Weights,
+    ) -> None:
+        """Makes these storages, in which ``tensors`` lie, the regions; only while all are home.
+
+        Nothing happens if they are what they were; the host memory is kept in any case. Blocks for
+        the first page-lock. BudgetError and others: nothing has moved, call again.
+        """
+        at = [0 if weight is None else weight.data_ptr() for weight in weights]
+        same = (slots.names, slots.nbytes, slots.groups, slots.addresses, policies, at) == (
+            *(self.slots.names, self.slots.nbytes, self.slots.groups),
+            *(self._bound, self._policies, self._weights_at),
+        )
+        if not same or self.offloader.state == abi.REFIT_OPEN:
+            self._replan(slots, policies, at)
+        self.slots, self._policies = slots, policies
+        self.hold(storages, tensors, weights)
+        self.nbytes = sum(slots.nbytes)
+
+    def _replan(self, slots: Slots, policies: dict[int, int], weights_at: list[int]) -> None:
+        self._bound = []
+        if self.offloader.state != abi.REFIT_OPEN:
+            self.offloader.unseal()
+        self.offloader.clear()
+        kept = [policies[group] for group in slots.groups]
+        self.offloader.add_each(
+            *(slots.names, slots.addresses, slots.nbytes, kept, slots.groups, slots.groups),
+            weights=weights_at,
+        )
+        self.offloader.seal()
+        self._bound, self._weights_at = list(slots.addresses), weights_at
+
+    @property
+    def has_pieces(self) -> bool:
+        """Whether pieces of an arena are among what leaves."""
+        return len(self.slots) > len(self.slots.tensors)
+
+    # ---- offload --------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Starts the copies out, behind the current stream. Nothing if they have left. StateError
+        if the storages were let go of: nothing leaves."""
+        if self.home:
+            self._refuse_unheld()
+            self._tell_weights()
+        if self.offloader.state == abi.REFIT_RESTORING:
+            self.offloader.finish()
+        self._streams = stream_objects(self.device)
+        self.offloader.offload(current_stream(self.device))
+
+    @property
+    def held(self) -> bool:
+        """Whether the storages of the plan are held."""
+        return len(self._storages) == len(self.slots.tensors)
+
+    def _refuse_unheld(self) -> None:
+        """Refuses storages that are not held: their memory could not be freed and taken again."""
+        if not self.held:
+            raise StateError(
+                f"{len(self.slots.tensors)} storages leave {self.device}, and "
+                f"{len(self._storages)} are held: call restore(), then clear()"
+            )
+
+    def free(self) -> None:
+        """Waits until all bytes are on the host, then gives the device memory back.
+
+        DeadlineError and others: call again; what is not on the host is not freed.
+        StateError if the storages were let go of.
+        """
+        self._finish_leaving()
+        if self.offloader.state != abi.REFIT_OFFLOADED:
+            return
+        self._refuse_unheld()
+        self.offloader.unbind_each(self._movable())
+        self.reclaimed = self._pieces_given() + self._free_storages()
+
+    def _finish_leaving(self) -> None:
+        """Waits until all have left. Masters for which there was too little room have not, and
+        leave by another plan, which the next offload makes; whole, if that is too little again."""
+        for _ in range(_PLANS):
+            try:
+                self.offloader.finish()
+            except LimitError:
+                self.offloader.offload(current_stream(self.device), anew=True)
+            else:
+                return
+        self.offloader.finish()
+
+    def _tell_weights(self) -> None:
+        """Tells the C library of weights that have moved. StateError for those that are away."""
+        for number, weight in enumerate(self._weights):
+            if weight is None:
+                continue
+            if is_emptied(weight) or weight.device != self.device:
+                raise StateError(
+                    f"the weights of {self.slots.names[number]} have left {self.device}, and its "
+                    "bytes cannot be made without them: bring the weights back first, or set "
+                    "offload.masters to whole"
+                )
+            if (at := weight.data_ptr()) != self._weights_at[number]:
+                self.offloader.bind_weights(number, at)
+                self._weights_at[number] = at
+
+    def _movable(self) -> range:
+        """The regions that are storages; pieces of an arena leave and return by themselves."""
+        return range(len(self._storages))
+
+    def _pieces_given(self) -> int:
+        """Bytes of pieces of an arena: the C library counts the regions that were unbound, too."""
+        counted = int(self.offloader.stats().offload_reclaimed_bytes_last)
+        return max(0, counted - sum(self.slots.nbytes[: len(self._storages)]))
+
+    def _free_storages(self) -> int:
+        """Empties the storages, and gives their memory to the system; how many bytes it got.
+
+        That is measured, for an allocator keeps what it cannot give: see ``reclaimed_bytes`` in
+        docs/python.md.
+        """
+        # one that is empty may have become fixed since
+        held = [storage for storage in self._storages if storage.nbytes()]
+        if not held:
+            return 0
+        # The CPU has waited for the copies out, which follow what the stream of the departure had
+        # queued: no work of it uses this memory, to whichever stream it goes back.
+        with guard(self.device):
+            before = self._taken()
+            self._taken_on.clear()
+            for storage in held:
+                storage.resize_(0)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return max(0, before - self._taken())
+
+    def _taken(self) -> int:
+        """Bytes that the allocator of this device has from the system. On a CPU the heap gives back
+        first what is free in it, so that it is not taken for memory of the states."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.memory_reserved(self.device))
+        give_heap_back()
+        return resident_bytes()
+
+    # ---- restore --------------------------------------------------------------------------------
+
+    def come_back(self) -> None:
+        """Allocates the storages on the current stream and starts the copies back.
+
+        Nothing if they are back or on their way. DeviceMemoryError: what was taken stays taken,
+        nothing is lost, call again. A departure that has not ended is waited for first.
+        """
+        self._end_departure()
+        if self.offloader.state not in _AWAY:
+            return
+        self._tell_weights()
+        self._take()
+        self._close_future()
+        self._future = self.offloader.restore(current_stream(self.device))
+
+    def _end_departure(self) -> None:
+        if self.offloader.state != abi.REFIT_OFFLOADING:
+            return
+        try:
+            self.offloader.finish()
+        except RefitError:
+            if self.offloader.state != abi.REFIT_FAILED:  # then all bytes are on the device
+                raise
+
+    def _take(self) -> None:
+        by_storage = TensorsByStorage(self._tensors)
+        here = stream_objects(self.device)
+        with guard(self.device):
+            for number, storage in enumerate(self._storages):
+                if storage.nbytes() != self.slots.nbytes[number]:
+                    self._taken_on.update(here)
+                    self._allocate(number, by_storage)
+        _wait_for(here, self._taken_on)  # whose work may have used this memory last
+        self._users = set() if self._taken_on.keys() - here.keys() else set(here)
+        self._used_on({**self._streams, **here})
+        addresses = self.addresses()
+        self.offloader.bind_each(self._movable(), addresses)
+        self._bound[: len(addresses)] = addresses
+
+    def _used_on(self, streams: Mapping[int, Any]) -> None:
+        """These streams use the storages, which belong to the stream of the restore from now on:
+        one that restores ahead, say. Other code frees them without knowing of it."""
+        fresh = {handle: one for handle, one in streams.items() if handle not in self._users}
+        used_on(self._storages, fresh.values())
+        self._users |= fresh.keys()
+
+    def are_there(self, groups: Iterable[int]) -> None:
+        """Groups that were joined are used without another join: the stream behind which they left
+        waits for what the current one has queued."""
+        if not set(groups).isdisjoint(self.slots.groups):
+            _wait_for(self._streams, stream_objects(self.device))
+
+    def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
+        nbytes, storage = self.slots.nbytes[number], self._storages[number]
+        try:
+            if storage.resizable():
+                storage.resize_(nbytes)
+            else:
+                self._replace(number, storage, by_storage)
+        except RefitError:  # a signal handler came in between, and raised it
+            raise
+        except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
+            raise DeviceMemoryError(
+                f"no memory on {self.device} for the {nbytes} bytes of {self.slots.names[number]}; "
+                "its bytes are safe on the host. Free some (let the inference engine sleep), then "
+                f"call restore() again: {why}"
+            ) from why
+
+    def _replace(
+        self, number: int, fixed: torch.UntypedStorage, by_storage: TensorsByStorage
+    ) -> None:
+        """A storage that became fixed while it was empty is left to the code that did that."""
+        if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
+            self._fresh[number] = empty_storage(self.slots.nbytes[number], self.device)
+        with untouched():
+            by_storage.move(fixed, self._fresh[number])
+        self._storages[number] = self._fresh[number]
+
+    def join(self, group: int | None = None) -> None:
+        """Makes the current stream wait for the copies back, all or one group; a CPU waits itself.
+
+        CorruptError, if what the copies brought was refused: call ``come_back`` again.
+        """
+        checked = any(self._weights_at)  # masters: then the join itself would wait, in one piece
+        if self._future is not None:
+            self._used_on(stream_objects(self.device))
+        if self.device.type != "cuda" or self._future is None or checked:
+            self._wait(group)  # no future: Ctrl-C came before it was
+        elif group is None:
+            self._future.join(current_stream(self.device))
+        else:
+            self._future.join_group(group, current_stream(self.device))
+
+    def _wait(self, group: int | None) -> None:
+        if group is None or self._future is None:
+            self.settle()
+        elif group in self.slots.groups:
+            self._future.wait_group(group)
+
+    def settle(self) -> None:
+        """Waits, on the CPU, until no copy is under way. DeadlineError; CorruptError, if what they
+        brought was refused."""
+        if not self.home and self.offloader.state in _UNSETTLED:
+            self.offloader.finish()
+        if self.home:
+            self.forget()
+
+    def forget(self) -> None:
+        """Lets go of the storages if they are home: states that are replaced can then be freed."""
+        if self.home:
+            self._close_future()
+            self.hold([], (), [])
+
+    def _close_future(self) -> None:
+        if self._future is not None:
+            self._future.close()
+            self._future = None
+
+    def region_of(self) -> dict[int, int]:
+        """The regions by the identity of their storage, which also an empty one has."""
+        return {storage._cdata: number for number, storage in enumerate(self._storages)}
+
+    # ---- readers and the end --------------------------------------------------------------------
+
+    def lease(self) -> Lease:
+        """Holds the host image for a reader. StateError unless it is whole."""
+        if self.offloader.state == abi.REFIT_OFFLOADED:
+            self._tell_weights()
+        return self.offloader.lease()
+
+    def close(self) -> None:
+        """Closes the offloader, and its device unless others use it; bytes that are away are lost,
+        so restore before."""
+        self._close_future()
+        self.offloader.close()
+        with suppress(BusyError):
+            self._handle.close()
+
+
+class PerDevice:
+    """The regions of all devices that hold states, made when a device is first needed.
+
+    Iterates over those that are open. Used by one thread at a time.
+    """
+
+    def __init__(self, config: Config, devices: Devices) -> None:
+        self._config = config
+        self._devices = devices
+        self._by_device: dict[torch.device, Regions] = {}
+
+    def __iter__(self) -> Iterator[Regions]:
+        """A close that Ctrl-C cut short leaves regions behind that are not open; they are home."""
+        return iter([regions for regions in self._by_device.values() if not regions.closed])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all storages that leave."""
+        return sum(regions.nbytes for regions in self)
+
+    @property
+    def home(self) -> bool:
+        """Whether all bytes are on their devices and no copy uses them. Does not block."""
+        return all(regions.home for regions in self)
+
+    @property
+    def held(self) -> bool:
+        """Whether all storages of the plan are held."""
+        return all(regions.held for regions in self)
+
+    @property
+    def back(self) -> bool:
+        """Whether all bytes are on their devices or surely on their way. Does not block."""
+        return all(regions.back for regions in self)
+
+    def plan(self, decided: Scan, stock: Stock, policies: dict[int, int]) -> None:
+        """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
+        for device in {**self._by_device, **decided.slots}:
+            self._open(device)
+            slots = decided.slots.get(device, Slots())
+            storages = _storages(slots, stock)
+            weights = _weights(slots, stock)
+            self._by_device[device].plan(slots, storages, policies, stock.tensors, weights)
+
+    def _open(self, device: torch.device) -> None:
+        known = self._by_device.get(device)
+        if known is not None and known.closed:
+            known.close()  # what Ctrl-C has left of it
+        if known is None or known.closed:
+            self._by_device[device] = Regions(device, self._config, self._devices[device])
+
+    def hold(self, decided: Scan, stock: Stock) -> bool:
+        """Holds the storages of the plan whose regions are home: they are held only while they are
+        to leave. False, and nothing is held, if one is not what was planned."""
+        if any(regions.closed for regions in self._by_device.values()):
+            return False
+        slots_of = {
+            regions: decided.slots.get(device, Slots())
+            for device, regions in self._by_device.items()
+            if regions.home
+        }
+        held = {
+            regions: (_storages(slots, stock), _weights(slots, stock))
+            for regions, slots in slots_of.items()
+        }
+        if not all(regions.fits(*found) for regions, found in held.items()):
+            return False
+        for regions, (storages, weights) in held.items():
+            regions.hold(storages, stock.tensors, weights)
+        return True
+
+    def settle(self) -> None:
+        """Waits, on the CPU, until no copy is under way. CopyError, DeadlineError."""
+        for regions in self:
+            regions.settle()
+
+    def trim(self) -> None:
+        """Gives the host memory back. StateError while anything is away."""
+        for regions in self:
+            regions.settle()
+            regions.offloader.trim()
+
+    def stats(self, *others: tuple[Callable[..., int], int]) -> abi.refit_stats:
+        """The figures of all devices, and of ``others``, in one struct (see ``stats.gather``)."""
+        return gather(
+            *((lib.refit_offloader_stats, regions.offloader._live) for regions in self), *others
+        )
+
+    def close(self) -> None:
+        """Closes all, which are home. After a failure the rest is still there, and after Ctrl-C
+        what it was in the middle of: call again."""
+        for device, regions in list(self._by_device.items()):
+            regions.settle()
+            regions.close()
+            del self._by_device[device]
+
+
+def _storages(slots: Slots, stock: Stock) -> list[torch.UntypedStorage]:
+    return [stock.tensors[number].untyped_storage() for number in slots.tensors]
+
+
+def _weights(slots: Slots, stock: Stock) -> Weights:
+    """Pieces of an arena, which stand behind the storages, hold more than one tensor."""
+    if not stock.weights:
+        return [None] * len(slots)
+    masters = zip((stock.tensors[number] for number in slots.tensors), slots.nbytes, strict=False)
+    found = [_weights_of(master, nbytes, stock) for master, nbytes in masters]
+    return found + [None] * (len(slots) - len(found))
+
+
+def _weights_of(master: Any, nbytes: int, stock: Stock) -> torch.Tensor | None:
+    """The bf16 weights of a master that fills its storage, element by element."""
+    weight = stock.weights.get(id(master))
+    if weight is None or (master.dtype, weight.dtype) != (torch.float32, torch.bfloat16):
+        return None
+    fills = master.is_contiguous() and master.numel() * master.element_size() == nbytes
+    alike = weight.is_contiguous() and weight.numel() == master.numel()
+    placed = weight.device == master.device and not is_emptied(weight)
+    return weight if fills and alike and placed else None

@@ -1,0 +1,133 @@
+"""Storages that PyTorch will not resize: the tensors in them move to fresh ones, which can leave.
+
+A storage is marked so for good by ``torch.load``, and by one ``tensor.numpy()``. The mark cannot be
+taken off; but a tensor can be given another storage and stay the object it is. That is done only
+where every tensor in the storage is known, by the count of its users: a view or a NumPy array
+that other code holds would stay behind, with the old bytes.
+
+When storages leave, and why others stay, is unknown here.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from refit._c.waiting import interrupts_held
+from refit.errors import HostMemoryError
+from refit.states.storages import Place, Stock, place_of, why_tensor_stays
+
+
+def swap_fixed(
+    stock: Stock,
+    others: Mapping[Place, str],
+    why_device_stays: Callable[[torch.device], str | None],
+) -> tuple[bool, bool]:
+    """Gives what lies in plain host memory that cannot be resized memory that can, byte for byte.
+
+    Blocks for the copies. Returns whether anything has moved, and whether some of it could not
+    because other code holds it too: ask again. HostMemoryError: what had moved stays moved,
+    nothing is lost, call again.
+    """
+    moved = held = False
+    for tensors in _fixed(stock):
+        storage = tensors[0].untyped_storage()
+        if place_of(tensors[0]) in others or why_device_stays(storage.device) is not None:
+            continue
+        if users_of(storage) == len(tensors) + 1:  # and the Python object that stands for it
+            move(tensors, storage, _copy(storage))
+            moved = True
+        else:
+            held = True
+    return moved, held
+
+
+def _fixed(stock: Stock) -> Iterable[list[torch.Tensor]]:
+    """The tensors of each storage that is to move, without those that hold a step counter."""
+    found: dict[int, dict[int, torch.Tensor]] = {}
+    stays: set[int] = set()
+    inside = [*zip(stock.tensors, stock.paths, strict=False)]
+    inside += [(grad, ()) for _, grad in stock.grads]
+    for tensor, path in inside:
+        if why_tensor_stays(tensor) is not None or not _is_fixed(tensor):
+            continue
+        storage = tensor.untyped_storage()._cdata
+        found.setdefault(storage, {})[id(tensor)] = tensor
+        if "step" in path:
+            stays.add(storage)
+    groups = [list(one.values()) for storage, one in found.items() if storage not in stays]
+    return [group for group in groups if any(tensor.dim() > 0 for tensor in group)]
+
+
+def _is_fixed(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory is the host's, this process's alone, and cannot be resized."""
+    storage = tensor.untyped_storage()
+    if storage.resizable() or storage.device.type != "cpu" or storage.nbytes() == 0:
+        return False
+    return not (tensor.is_quantized or storage.is_shared() or storage.filename is not None)
+
+
+# PyTorch 2.6 has it in its builds for GPUs alone.
+_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
+
+
+def users_of(storage: torch.UntypedStorage) -> int:
+    """The number of references to a storage; 0 if this PyTorch does not tell."""
+    return _count(storage._cdata)
+
+
+def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    try:
+        fresh = empty_storage(storage.nbytes(), storage.device)
+    except (RuntimeError, MemoryError) as why:
+        raise HostMemoryError(
+            f"no memory for the {storage.nbytes()} bytes of a state that torch.load or .numpy() "
+            f"had fixed in its place; nothing has moved. Free some, then call again: {why}"
+        ) from why
+    fresh.copy_(storage, False)
+    return fresh
+
+
+def empty_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
+    """Memory of PyTorch's own, of any content. RuntimeError or MemoryError if there is none."""
+    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
+
+
+def move(
+    tensors: Sequence[torch.Tensor], old: torch.UntypedStorage, fresh: torch.UntypedStorage
+) -> None:
+    """Puts all tensors on ``fresh``, or none: they may share bytes."""
+    try:
+        for tensor in tensors:
+            _put(tensor, fresh)
+    except BaseException:
+        for tensor in tensors:
+            _put(tensor, old)
+        raise
+
+
+class TensorsByStorage:
+    """The tensors of a stock by the storage in which they lie, to be moved while it is empty."""
+
+    def __init__(self, stock: Iterable[Any]) -> None:
+        """They are looked at when something is moved, as a rule never."""
+        self._stock = stock
+
+    @cached_property
+    def _by_storage(self) -> dict[int, list[torch.Tensor]]:
+        found: dict[int, list[torch.Tensor]] = {}
+        for tensor in self._stock:
+            if why_tensor_stays(tensor) is None:
+                found.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
+        return found
+
+    def move(self, old: torch.UntypedStorage, fresh: torch.UntypedStorage) -> None:
+        """Puts those of ``old`` on ``fresh``. Call again after a failure, with the same two."""
+        for tensor in self._by_storage.get(old._cdata, ()):
+            _put(tensor, fresh)
+
+
+def _put(tensor: torch.Tensor, storage: torch.UntypedStorage) -> None:
+    with interrupts_held(), torch.no_grad():
+        tensor.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

@@ -1,0 +1,810 @@
+"""The parameters of one optimizer on one device that the CPU steps, by kernels of the C library.
+
+Their states lie in the host image (see ``host_buffer``) and never visit the device. In a step
+
+    start    gradients and parameters leave for the host, behind the current stream
+    run      the CPU steps what has landed; each new parameter leaves for the device at once
+    join     the current stream, or on a CPU the caller, waits until the parameters are there
+
+Gradients may leave before, one by one as the backward pass makes them final (``leave_early``). Such
+a gradient has *left*: until the step it has a class by which a use of it is seen (see
+``states.offloaded_tensor``). Code that reads it, or multiplies it by a factor, as clipping and a
+GradScaler do, does so on the device, and the factor is applied to the copy in the step. After any
+other use it is as if the gradient had not left: the step copies it again.
+
+The parameter is copied in each step, too: that of the device is stepped, whatever has changed it.
+
+The kernels know Adam, AdamW, Adagrad and SGD of ``torch.optim``, on fp32 numbers, and give the bits
+of its single-tensor path on the CPU (see kernels/adam.h). What they do not know, PyTorch's own code
+steps, on tensors of the host; that is the business of ``windowed_step``.
+"""
+
+import ctypes
+import functools
+import math
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from refit._c.call_lock import WaitingCallLock
+from refit._c.waiting import interrupts_held
+from refit.errors import RefitError
+from refit.states.device_states import current_stream
+from refit.states.hooks import on_accumulation
+from refit.states.offloaded_tensor import Absence, kind_of, untouched
+from refit.states.offloader import NO_STREAM
+from refit.states.storage_swap import users_of
+from refit.step.host_buffer import Home
+from refit.step.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
+from refit.step.layout import Kept, State
+from refit.step.probe import arithmetic_of, is_dense, local
+
+Optimizer = torch.optim.Optimizer
+
+_NUMBERS: Mapping[type, int] = {
+    torch.optim.Adam: ADAM,
+    torch.optim.AdamW: ADAM,
+    torch.optim.Adagrad: ADAGRAD,
+    torch.optim.SGD: SGD,
+}
+"""What the kernels know, by class. No subclass counts as one."""
+
+_CODE = {kind: arithmetic_of(object.__new__(kind)) for kind in _NUMBERS}
+"""PyTorch's own code of their steps: a class whose step was replaced is another optimizer."""
+
+_NONE = -1
+"""No group of an ``Absence``: a gradient that has left cannot be zeroed without being used."""
+_FACTORS = 2
+"""By as many the C library multiplies a gradient, one after the other."""
+_LARGEST = torch.finfo(torch.float32).max
+_LONGEST_PAUSE = 64
+"""Steps in which gradients stay until the step, at most, since others used them before."""
+
+
+_Look = tuple[int, int, tuple[str, ...]]
+"""Where a parameter is, its group, and the names of its states."""
+
+
+class _Place(NamedTuple):
+    """A parameter in the host step."""
+
+    number: int
+    kept: Kept
+    look: _Look
+
+
+@dataclass(eq=False, slots=True)
+class _Left:
+    """A gradient that is on its way to the host, or there."""
+
+    parameter: Any
+    gradient: torch.Tensor
+    version: int
+    address: int
+    which: int
+    """Which step of the parameter the next one is."""
+    factors: list[Any] = field(default_factory=list)
+    """What it was multiplied by on the device since."""
+
+
+# ---- What the kernels know.
+
+
+def options_of(
+    optimizer: Optimizer, group: Mapping[str, Any], device: torch.device
+) -> Options | None:
+    """What the kernels are told of a group; None where they would not do what its code does.
+
+    On a CPU that is the code's result to the bit. A GPU has its own arithmetic, and the kernels
+    stand for that of the CPU there, whatever ``fused`` and ``foreach`` say.
+    """
+    number = _NUMBERS.get(type(optimizer))
+    if number is None or arithmetic_of(optimizer) is not _CODE[type(optimizer)]:
+        return None
+    if device.type == "cpu":
+        if group.get("fused") or group.get("capturable"):
+            return None
+        if root_of_torch() is None:
+            return None
+    betas = group.get("betas", (0.0, 0.0))
+    lr = group["lr"]
+    lr_is_tensor = isinstance(lr, torch.Tensor)
+    if lr_is_tensor and (lr.dim() > 0 or lr.dtype != torch.float32):
+        return None
+    numbers: dict[str, Any] = {key: group.get(key, 0.0) for key in _NUMBERS_OF_A_GROUP}
+    numbers.update(lr=float(lr), beta1=betas[0], beta2=betas[1])
+    if group.get("differentiable") or not _are_known(number, numbers, bool(group.get("nesterov"))):
+        return None
+    return Options(
+        optimizer=number,
+        **numbers,
+        decoupled=bool(group.get("decoupled_weight_decay", False)),
+        lr_is_tensor=lr_is_tensor,
+        amsgrad=bool(group.get("amsgrad", False)),
+        nesterov=bool(group.get("nesterov", False)),
+        maximize=bool(group.get("maximize", False)),
+    )
+
+
+_NUMBERS_OF_A_GROUP = ("weight_decay", "eps", "lr_decay", "momentum", "dampening")
+
+
+def _are_known(optimizer: int, numbers: Mapping[str, Any], nesterov: bool) -> bool:
+    """Whether the kernels take these numbers: finite ones, from 0 on, and betas below 1."""
+    if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers.values()):
+        return False
+    if any(one < 0 for key, one in numbers.items() if key != "dampening"):
+        return False
+    if optimizer == ADAM:
+        return bool(numbers["beta1"] < 1 and numbers["beta2"] < 1)
+    return not nesterov or bool(numbers["momentum"] > 0 and numbers["dampening"] == 0)
+
+
+def names_of(options: Options) -> tuple[str, ...]:
+    """The names of the states that a step with these options has, in the order of the kernels."""
+    if options.optimizer == ADAM:
+        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
+        return names if options.amsgrad else names[:2]
+    if options.optimizer == ADAGRAD:
+        return ("sum",)
+    return ("momentum_buffer",) if options.momentum else ()
+
+
+@functools.cache
+def root_of_torch() -> tuple[int, int] | None:
+    """What ``sqrt`` of an fp32 tensor calls on this CPU: zeros where it rounds to nearest, as the
+    kernels do, or the addresses of MKL's vmsSqrt and MKL_Set_Num_Threads_Local. None where neither
+    gives its bits, or where PyTorch's other arithmetic is not that of the kernels, as on a CPU
+    without FMA."""
+    plainly: Any = {"dtype": torch.float32, "device": "cpu"}  # the defaults may be others
+    values = torch.linspace(0.25, 4.0, 4099, **plainly)
+    one, nearly = (torch.tensor([v], **plainly).expand(33) for v in (1.0, 1 + 2**-12))
+    if not bool((torch.addcmul(-one, nearly, nearly, value=1.0) == (1 + 2**-12) ** 2 - 1).all()):
+        return None  # the product was rounded before it was added
+    roots = torch.sqrt(values)
+    nearest = torch.tensor([math.sqrt(one) for one in values.tolist()], **plainly)
+    if torch.equal(roots, nearest):
+        return 0, 0
+    if not cast(Any, torch.backends.mkl).is_available():
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        functions = library.vmsSqrt, library.MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):
+        return None
+    root, threads = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
+    return root, threads
+
+
+def _filled(known: Sequence[Options | None]) -> list[Options] | None:
+    """Options for each group: those of one that the kernels do not know are read for no parameter.
+    None if they know no group."""
+    some = next((one for one in known if one is not None), None)
+    return None if some is None else [one or some for one in known]
+
+
+def _look_of(parameter: Any, group: int, options: Options) -> _Look:
+    return local(parameter).data_ptr(), group, names_of(options)
+
+
+def _lies_as(kept: Kept, plain: torch.Tensor) -> bool:
+    """Whether each state is fp32, and one tensor whose elements lie as those of a parameter."""
+    look = tuple(plain.shape), tuple(plain.stride())
+    return all(
+        len(one.slots) == 1
+        and one.slots[0].dtype == torch.float32
+        and (one.slots[0].shape, one.slots[0].stride) == look
+        for _, one in kept.pairs
+    )
+
+
+def _is_alone(grad: torch.Tensor) -> bool:
+    """Whether a gradient has memory of its own: no other tensor changes it unseen."""
+    return (
+        grad._base is None
+        and not grad.requires_grad
+        and grad.untyped_storage().nbytes() == grad.nbytes
+        and not _has_alias(grad)
+    )
+
+
+def _has_alias(grad: torch.Tensor) -> bool:
+    """Whether another tensor or an array has the memory of this one, too."""
+    storage = grad.untyped_storage()
+    return users_of(storage) > 2  # the gradient's, and that of ``storage``
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether a tensor has memory of its own, and is no wrapper of others."""
+    kind = type(tensor)
+    return kind in (torch.nn.Parameter, torch.Tensor) and tensor.layout is torch.strided
+
+
+def _overlapping(parameters: Sequence[Any]) -> set[int]:
+    """The identities of parameters that are there twice, or share memory with another."""
+    found: set[int] = set()
+    before, end = None, 0
+    plain = [(local(one).data_ptr(), local(one).nbytes, one) for one in parameters]
+    plain = [one for one in plain if one[1]]
+    for address, nbytes, one in sorted(plain, key=lambda place: place[0]):
+        if before is not None and address < end:
+            found |= {id(before), id(one)}
+        if address + nbytes > end:
+            before, end = one, address + nbytes
+    return found
+
+
+def _tell_changed(tensors: Iterable[torch.Tensor]) -> None:
+    """Counts a change of tensors whose memory C has written: a backward pass that has saved them is
+    refused, as behind PyTorch's own step."""
+    known = [one for one in tensors if not one.is_inference()]
+    cast(Any, torch.autograd.graph).increment_version(known)
+
+
+def _values_of(counters: list[torch.Tensor]) -> list[float]:
+    """What tensors of one number say. Those of a GPU are brought in one copy."""
+    if not counters or all(one.device.type == "cpu" for one in counters):
+        return [float(one) for one in counters]
+    return cast(list[float], torch.stack([one.double() for one in counters]).tolist())
+
+
+def _placements(tensor: Any) -> Any:
+    """How a DTensor lies on its devices; None of any other."""
+    return getattr(tensor, "placements", None)
+
+
+def _shows(state: Mapping[Any, Any], pairs: Iterable[tuple[Any, State]]) -> bool:
+    """Whether the states of a parameter are the tensors over the image."""
+    for key, one in pairs:  # noqa: SIM110  # asked of each parameter in each step
+        if state.get(key) is not one.shown:
+            return False
+    return True
+
+
+def _has_stayed(one: _Left) -> bool:
+    """Whether a gradient that has left is still its parameter's, and as it was."""
+    with untouched():
+        return (
+            one.parameter.grad is one.gradient
+            and one.gradient._version == one.version
+            and one.gradient.data_ptr() == one.address
+            and not _has_alias(one.gradient)
+        )
+
+
+# ---- The share.
+
+
+class CpuShare:
+    """Parameters of one optimizer whose states are in one home. Used by one thread at a time.
+
+    ``kept`` in the order in which a forward pass uses them. ``lock`` is held by the caller of
+    every method, and taken where a use of a gradient comes here by itself. ``is_early``: gradients
+    leave during the backward pass. ``kernels``: those of the C library step what they know.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        home: Home,
+        kept: Sequence[Kept],
+        lock: WaitingCallLock,
+        *,
+        is_early: bool,
+        kernels: bool,
+    ) -> None:
+        self.home = home
+        self.optimizer = optimizer
+        self._kept = list(kept)
+        self._lock = lock
+        self._kernels = kernels
+        self._step: HostStep | None = None
+        self._seen: set[int] = set()
+        """Parameters for which the host step was opened, or that the kernels cannot step; by their
+        identity."""
+        self._places: dict[int, _Place] = {}
+        """Those in the host step, by their identity."""
+        self._begun: list[Options] | None = None
+        """What the kernels were told of the groups, once gradients have begun to leave."""
+        self._read: list[torch.Tensor] = []
+        """Gradients that the host step may be reading: they are held until it does not."""
+        self._must_skip = False
+        """Whether the host step may know more than ``_left`` says."""
+        self._left: dict[int, _Left] = {}
+        """Gradients that have left before the step, by the number of their parameters."""
+        self._named: list[_Place] = []
+        """What ``run`` is to step."""
+        self._scales: list[float] = []
+        """What ``run`` multiplies gradients by."""
+        self._counts: dict[int, int] = {}
+        """How often each parameter was stepped, as of the last step, by the identity of its place.
+        """
+        self._plan_of: tuple[Any, ...] = ()
+        """The groups when the host step was opened: their lengths, and the states they have."""
+        self._process = os.getpid()
+        touched = cast(Any, torch.compiler).disable(self._touched)
+        self._absence = Absence(touched, lock, zeroable=_NONE, lender=self)
+        self._early = _Early(self) if is_early else None
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the parameters are on another device than the CPU."""
+        return self.home.device.type != "cpu"
+
+    def parameters(self) -> list[Any]:
+        """Those of the share."""
+        return [one.parameter for one in self._kept]
+
+    # ---- what the kernels can step --------------------------------------------------------------
+
+    def _options(self) -> list[Options | None]:
+        """Of each group what the kernels are told; None: they do not know such a step."""
+        groups = self.optimizer.param_groups
+        if not self._kernels:
+            return [None] * len(groups)
+        return [options_of(self.optimizer, group, self.home.device) for group in groups]
+
+    @staticmethod
+    def _look_at(kept: Kept, group: int, options: Options | None) -> _Look | None:
+        """Where a parameter is, its group, and the names of its states; None: the kernels cannot
+        step it, for it is not fp32, or a state's elements do not lie as its own."""
+        if options is None:
+            return None
+        plain = local(kept.parameter)
+        if not _is_plain(plain):
+            return None
+        look = _look_of(kept.parameter, group, options)
+        fits = (
+            tuple(kept.states) == look[2]
+            and plain.dtype == torch.float32
+            and plain.numel() > 0
+            and is_dense(plain)
+            and _lies_as(kept, plain)
+        )
+        return look if fits else None
+
+    def _gradient(self, parameter: Any) -> torch.Tensor | None:
+        """The plain gradient of a parameter as the kernels can read it, or None."""
+        plain, whole = local(parameter), parameter.grad
+        if whole is None:
+            return None
+        with untouched():
+            grad = local(whole)
+            is_unwrapped = plain is parameter and grad is whole
+            alike = (
+                (is_unwrapped or _placements(whole) == _placements(parameter))
+                and kind_of(grad) is torch.Tensor
+                and grad.dtype == plain.dtype
+                and grad.layout is torch.strided
+                and grad.device == plain.device
+                and grad.shape == plain.shape
+                and grad.stride() == plain.stride()
+                and not grad.is_neg()
+            )
+        return cast(torch.Tensor, grad) if alike else None
+
+    def _read_counts(self, places: Sequence[_Place]) -> dict[int, int]:
+        """How often each parameter was stepped, by its number. Without those whose states the
+        optimizer has not all, or has others beside them, or which share a counter. Waits for a
+        counter that is on a GPU."""
+        counters: dict[int, torch.Tensor] = {}
+        found: dict[int, int] = {}
+        for place in places:
+            state = self.optimizer.state.get(place.kept.parameter)
+            pairs = place.kept.pairs
+            if not state or not _shows(state, pairs):
+                continue
+            if type(self.optimizer) is torch.optim.SGD:
+                if len(state) == len(pairs):
+                    found[place.number] = 1  # 0 would make the buffer
+                continue
+            counter = state.get("step")
+            if type(counter) is torch.Tensor and len(state) == len(pairs) + 1:
+                counters[place.number] = counter
+        uses = Counter(map(id, counters.values()))
+        alone = {
+            number: one
+            for number, one in counters.items()
+            if uses[id(one)] == 1 and not one.is_inference()
+        }
+        values = dict(zip(alone, _values_of(list(alone.values())), strict=True))
+        found |= {n: int(v) for n, v in values.items() if 0 <= v < 2**53 and v == int(v)}
+        return found
+
+    # ---- a step ---------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Takes the host memory that the kernels need for the parameters, as they are now. Blocks
+        for the page-lock. What ``HostStep`` raises."""
+        if not self._seen:
+            self._plan(self._options())
+
+    def start(self, entries: Sequence[tuple[Any, int]], unscale: float) -> list[Any]:
+        """Gradients and parameters of these, which are to be stepped, leave; each comes with its
+        group. ``unscale``: the step multiplies gradients by it. Gives those that ``run`` will step;
+        the others are PyTorch's to step.
+
+        What ``HostStep`` raises: nothing was stepped, call again.
+        """
+        known = self._options()
+        if not self._fits(entries, known):
+            self.settle()
+            self._plan(known)
+        twice = Counter(id(parameter) for parameter, _ in entries)
+        places = [
+            place
+            for parameter, _ in entries
+            if (place := self._places.get(id(parameter))) is not None and twice[id(parameter)] == 1
+        ]
+        counts = self._read_counts(places)
+        named: list[tuple[_Place, torch.Tensor, int]] = []
+        for place in places:
+            grad = self._gradient(place.kept.parameter)
+            if grad is not None and place.number in counts:
+                named.append((place, grad, counts[place.number] + 1))
+        chosen = _filled(known)
+        self._check_left(chosen, {place.number: which for place, _, which in named}, unscale)
+        if self._early is not None:
+            self._early.step_begins(bool(self._left))
+        if not named or chosen is None:
+            return []
+        self._begin(chosen)
+        self._absence.lift(*self._left)
+        self._must_skip = True  # until all are stepped
+        self._named = [place for place, *_ in named]
+        self._counts.update((id(place.kept), which - 1) for place, _, which in named)
+        self._read += [grad for place, grad, _ in named if place.number not in self._left]
+        coming = [
+            (place.number, None if place.number in self._left else grad.data_ptr(), which)
+            for place, grad, which in named
+        ]
+        cast(HostStep, self._step).bring(coming, current_stream(self.home.device))
+        return [place.kept.parameter for place in self._named]
+
+    def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
+        """Whether the host step that there is, is right for these parameters."""
+        if self._plan_of != self._groups_of(known):
+            return False
+        for parameter, group in entries:
+            if id(parameter) not in self._seen:
+                return False
+            place, options = self._places.get(id(parameter)), known[group]
+            if place is None:
+                continue
+            if options is None or place.look != _look_of(parameter, group, options):
+                return False
+        return True
+
+    def _groups_of(self, known: Sequence[Options | None]) -> tuple[Any, ...]:
+        lengths = [len(group["params"]) for group in self.optimizer.param_groups]
+        names = [None if one is None else names_of(one) for one in known]
+        return tuple(zip(lengths, names, strict=True))
+
+    def _plan(self, known: Sequence[Options | None]) -> None:
+        """Opens a host step for all parameters that the kernels can step, as they are now. It takes
+        host memory for their gradients and themselves."""
+        groups = {
+            id(p): at for at, one in enumerate(self.optimizer.param_groups) for p in one["params"]
+        }
+        self._close_step()
+        found: list[tuple[Kept, _Look]] = []
+        for kept in self._kept:
+            group = groups.get(id(kept.parameter))
+            if group is not None:
+                look = self._look_at(kept, group, known[group])
+                if look is not None:
+                    found.append((kept, look))
+        every = [one for group in self.optimizer.param_groups for one in group["params"]]
+        shared = _overlapping([one for one in every if _is_plain(local(one))])
+        found = [one for one in found if id(one[0].parameter) not in shared]
+        if found:
+            self._step = HostStep(
+                self.home.offloader,
+                [
+                    Parameter(
+                        kept.name,
+                        look[0],
+                        local(kept.parameter).numel(),
+                        look[1],
+                        tuple(one.slots[0].region for _, one in kept.pairs),
+                    )
+                    for kept, look in found
+                ],
+            )
+            roots = root_of_torch() if self.home.device.type == "cpu" else None
+            self._step.take_roots(*(roots or (0, 0)))
+        self._seen = set(map(id, self.parameters()))
+        self._plan_of = self._groups_of(known)
+        self._places = {
+            id(kept.parameter): _Place(number, kept, look)
+            for number, (kept, look) in enumerate(found)
+        }
+        if self._early is not None:
+            self._early.watch(kept.parameter for kept, _ in found)
+
+    def _check_left(
+        self, chosen: list[Options] | None, counts: Mapping[int, int], unscale: float
+    ) -> None:
+        """Takes all back unless each gradient that has left is still the one to be stepped, and is
+        multiplied by the same as all others."""
+        stays = not self._must_skip and (self._begun is None or self._begun == chosen)
+        for number, one in self._left.items():
+            stays = stays and counts.get(number) == one.which and _has_stayed(one)
+        factors = self._factors()
+        if factors and counts.keys() != self._left.keys():
+            stays = False  # the others bring theirs with them
+        if unscale != 1.0:
+            factors = None if factors is None else [*factors, unscale]
+        if not stays or factors is None or len(factors) > _FACTORS:
+            self.take_back()
+            factors = [] if unscale == 1.0 else [unscale]
+        self._scales = factors
+
+    def _begin(self, chosen: list[Options]) -> None:
+        if self._begun is None:
+            self._must_skip = True  # if Ctrl-C comes right behind the call
+            cast(HostStep, self._step).begin(chosen)
+            self._begun = chosen
+
+    def run(self, done: Callable[[Any], None]) -> None:
+        """The CPU steps what ``start`` has named; ``done`` is called with each parameter that was
+        stepped. Not to be interrupted. What ``HostStep.run`` raises: the others keep their values,
+        and their gradients count as not having left."""
+        step, stream = cast(HostStep, self._step), current_stream(self.home.device)
+        try:
+            first, second, *_ = [*self._scales, 1.0, 1.0]
+            step.run(first, second, stream)
+            stepped = [place.kept for place in self._named]
+        except BaseException:
+            stepped = [place.kept for place in self._named if step.stepped(place.number)]
+            raise
+        finally:
+            _tell_changed(local(kept.parameter) for kept in stepped)
+            self._count_step(stepped)
+            for kept in stepped:
+                done(kept.parameter)
+            self._must_skip = len(stepped) < len(self._named)
+            if not self._must_skip:
+                self._named.clear()
+                self._read.clear()
+                self._begun = None
+                self._left.clear()
+
+    def _count_step(self, stepped: Sequence[Kept]) -> None:
+        counters = [self.optimizer.state[kept.parameter].get("step") for kept in stepped]
+        if not counters or counters[0] is None:
+            return
+        with interrupts_held(), torch.no_grad():
+            torch._foreach_add_(counters, 1)
+        for kept in stepped:
+            self._counts[id(kept)] += 1
+
+    def join(self) -> None:
+        """The current stream waits until the new parameters are there; on a CPU the caller does.
+        What ``HostStep`` raises: call again."""
+        if self._step is None:
+            return
+        stream = current_stream(self.home.device)
+        if stream == NO_STREAM:
+            self._step.wait()
+        else:
+            self._step.join(stream)
+
+    # ---- gradients leave before the step --------------------------------------------------------
+
+    def leave_early(self, parameter: Any) -> None:
+        """The gradient of a parameter is final, and leaves. Nothing, if the kernels will not step
+        it, or if it could be changed unseen. What ``HostStep`` raises: it has not left."""
+        place = self._places.get(id(parameter))
+        if place is None or self._must_skip:
+            return
+        before = self._left.get(place.number)
+        if before is not None:
+            if _has_stayed(before):
+                return
+            self.take_back()  # a step was left out, and the gradients are others
+        grad = self._gradient(parameter)
+        if grad is None or grad is not parameter.grad or not _is_alone(grad):
+            return
+        count = self._counts.get(id(place.kept))
+        if count is None:  # PyTorch's code has made the step before
+            count = self._read_counts([place]).get(place.number)
+        if count is None or local(parameter).data_ptr() != place.look[0]:
+            return
+        chosen = self._begun
+        if chosen is None:
+            known = self._options()
+            chosen = _filled(known)
+            if chosen is None or self._plan_of != self._groups_of(known):
+                return
+        self._begin(chosen)
+        self._must_skip = True
+        self._read.append(grad)
+        stream = current_stream(self.home.device)
+        address, which = grad.data_ptr(), count + 1
+        cast(HostStep, self._step).gradient(place.number, address, which, stream)
+        self._left[place.number] = _Left(parameter, grad, grad._version, address, which)
+        self._absence.put(place.number, [grad])
+        self._absence.watch(place.number, [parameter])
+        self._must_skip = False
+
+    def leave_in_backward(self, parameter: Any) -> None:
+        """The same, from a backward pass, which a GPU runs on a thread of PyTorch's: does not wait.
+        Nothing while ranks train together: others may change gradients behind this one. In the
+        middle of another call nothing, either."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return
+        if self._lock.is_mine or self._process != os.getpid():
+            return
+        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        try:
+            with self._lock.at_once:
+                self.leave_early(parameter)
+        except RefitError:
+            return  # the step copies it, and says what it meets
+
+    def _touched(self) -> None:
+        """Something uses a gradient that has left: then none has. A forked process has the
+        gradients, and not the host step."""
+        with self._lock:
+            if self._process != os.getpid():
+                self._absence.lift(*self._left)
+                self._left.clear()
+                return
+            if self._left and self._early is not None:
+                self._early.was_used = True
+            self.take_back()
+
+    def lend_none_of(self, optimizer: Optimizer) -> None:
+        """Before another optimizer steps: gradients of its parameters have not left. What
+        ``HostStep.skip`` raises."""
+        if self._left:
+            left = {id(one.parameter) for one in self._left.values()}
+            if any(id(one) in left for group in optimizer.param_groups for one in group["params"]):
+                self.take_back()
+
+    def take_back(self) -> None:
+        """Gradients that have left count as not having left. What ``HostStep.skip`` raises: call
+        again."""
+        if self._begun is not None or self._must_skip:
+            cast(HostStep, self._step).skip()
+            self._begun, self._must_skip = None, False
+        self._named.clear()
+        self._read.clear()
+        self._absence.lift(*self._left)
+        self._left.clear()
+
+    # ---- what others do with gradients that have left --------------------------------------------
+
+    def may_scale(self, tensors: Sequence[Any]) -> bool:
+        """Whether gradients may be multiplied on the device, and those that have left again on the
+        host, as the two factors of ``run``. Waits for their copies to the host."""
+        with self._lock:
+            mine = self._left_of(tensors)
+            if self._process != os.getpid() or len(set(map(id, tensors))) < len(tensors):
+                return False
+            if not mine or any(len(one.factors) == _FACTORS for one in mine):
+                return False
+            try:
+                cast(HostStep, self._step).gather()
+            except RefitError:
+                return False  # then none has left: the step copies them, and says what it meets
+            return True
+
+    def scaled(self, tensors: Sequence[Any], factor: Any) -> None:
+        """They were."""
+        with self._lock:
+            if isinstance(factor, torch.Tensor):
+                factor = factor.detach().clone()
+            for one in self._left_of(tensors):
+                one.factors.append(factor)
+                with untouched():
+                    one.version = one.gradient._version
+
+    def _left_of(self, tensors: Sequence[Any]) -> list[_Left]:
+        given = set(map(id, tensors))
+        return [one for one in self._left.values() if id(one.gradient) in given]
+
+    def _factors(self) -> list[float] | None:
+        """What all gradients that have left were multiplied by since, in this order. None: not all
+        by the same, or not by numbers that are finite."""
+        each = [one.factors for one in self._left.values()]
+        if not each or not any(each):
+            return []
+        first = each[0]
+        if any(len(one) != len(first) for one in each):
+            return None
+        values = {id(factor): float(factor) for one in each for factor in one}
+        found = [values[id(factor)] for factor in first]
+        alike = all([values[id(factor)] for factor in one] == found for one in each)
+        return found if alike and all(abs(one) <= _LARGEST for one in found) else None
+
+    # ---- the end --------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """No gradient has left, and all parameters are on the device. Waits for copies."""
+        self.take_back()
+        if self._step is not None:
+            self._step.wait()
+
+    def _close_step(self) -> None:
+        self._seen.clear()
+        self._places.clear()
+        step, self._step = self._step, None
+        if step is not None:
+            step.close()
+
+    def close(self) -> None:
+        """Waits for copies, and gives the host step's memory back; the states stay."""
+        if self._early is not None:
+            self._early.remove()
+        self.settle()
+        self._close_step()
+
+
+class _Early:
+    """Lets gradients leave during the backward pass, as they become final.
+
+    A hook on each parameter counts how often its gradient was added to; the last step tells how
+    often it will be. If code reads gradients before the step, as clipping does, what has left is
+    copied again; then gradients stay until the step, for more and more steps.
+    """
+
+    def __init__(self, share: CpuShare) -> None:
+        self._share = weakref.ref(share)
+        self._hook = cast(Any, torch.compiler).disable(self._final)  # it is no part of a graph
+        self._handles: dict[int, tuple[Any, Any]] = {}
+        self._added: dict[int, int] = {}
+        self._expected: dict[int, int] = {}
+        self._pause = self._next_pause = 0
+        self.was_used = False
+        """Whether a gradient that had left was used before the step."""
+
+    def watch(self, parameters: Iterable[Any]) -> None:
+        """From the next backward pass on gradients of these leave."""
+        for one in parameters:
+            if id(one) not in self._handles and one.is_leaf and one.requires_grad:
+                self._handles[id(one)] = one, on_accumulation(one, self._hook)
+
+    def _final(self, parameter: torch.Tensor) -> None:
+        share = self._share()
+        if share is None:
+            return
+        added = self._added.get(id(parameter), 0) + 1
+        self._added[id(parameter)] = added
+        if self._pause == 0 and added == self._expected.get(id(parameter)):
+            share.leave_in_backward(parameter)
+
+    def step_begins(self, had_left: bool) -> None:
+        """The counts of this step are those of the next; had_left: gradients stayed away. A hook
+        that was not called, though there is a gradient, may have been lost: it is registered again.
+        A parameter that is frozen has none."""
+        for number, (one, handle) in list(self._handles.items()):
+            if not one.requires_grad:
+                handle.remove()
+                del self._handles[number]
+            elif number not in self._added and one.grad is not None:
+                handle.remove()
+                self._handles[number] = one, on_accumulation(one, self._hook)
+        self._expected, self._added = self._added, {}
+        if self.was_used:
+            self._next_pause = min(_LONGEST_PAUSE, 2 * self._next_pause or 1)
+            self._pause = self._next_pause
+        elif self._pause > 0:
+            self._pause -= 1
+        elif had_left:
+            self._next_pause = 0
+        self.was_used = False
+
+    def remove(self) -> None:
+        """Takes the hooks away."""
+        for _, handle in self._handles.values():
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,222 @@
+"""Which tensors a version has: names, types, shapes, and which of them are tied.
+
+Tensors that are there together, and share memory and layout, are found to be tied and travel once;
+``Alias`` says so where that cannot be seen. Where the bytes of a tensor lie is known to source.py;
+nothing is known here of publishers and of versions.
+"""
+
+import ctypes
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from refit._c import abi, dtypes
+from refit.errors import InvalidError, NotFoundError
+from refit.weights.source import Typed, Weight, weight_named
+from refit.weights.ties import Ties
+
+__all__ = [
+    "Alias",
+    "Collected",
+    "Declared",
+    "TensorSpec",
+    "Tensors",
+    "Typed",
+    "collect",
+    "is_settled",
+    "pairs_of",
+    "specs_of",
+    "to_c",
+]
+
+_RANK_MAX = 8
+_NO_ALIAS = 0xFFFFFFFF
+
+Tensors: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]]
+"""Named tensors: a mapping, or (name, tensor) pairs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """In place of a tensor: it is tied to the one of that name, and travels no second time. Where
+    tensors are looked at to learn what there is, that one comes before it."""
+
+    of: str
+
+
+class TensorSpec(NamedTuple):
+    """One tensor of a version, without its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    alias_of: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        return dtypes.by_name(self.dtype).nbytes(self.shape)
+
+
+def pairs_of(tensors: Tensors) -> Iterator[tuple[str, Any]]:
+    """The (name, tensor) pairs of a mapping or of an iterable of pairs. InvalidError."""
+    _check_iterable(tensors)
+    for pair in tensors.items() if isinstance(tensors, Mapping) else tensors:
+        if type(pair) is not tuple or len(pair) != 2:
+            pair = _as_pair(pair)
+        yield pair
+
+
+def _check_iterable(tensors: Any) -> None:
+    if not hasattr(tensors, "__iter__"):
+        raise InvalidError(
+            "weights are a mapping or an iterable of (name, tensor) pairs, not a "
+            f"{type(tensors).__name__}: of a model, give refit.named_weights(model)"
+        )
+
+
+def is_settled(tensors: Any) -> bool:
+    """Whether all its tensors are there together: a mapping, its items, a sequence, or what says so
+    by an attribute ``settled``. What an iterator gave counts only until the next is asked for."""
+    if isinstance(tensors, Mapping | Sequence | ItemsView):
+        return True
+    return getattr(tensors, "settled", False) is True
+
+
+def _as_pair(pair: Any) -> tuple[Any, Any]:
+    try:
+        name, tensor = pair
+    except (TypeError, ValueError):
+        raise InvalidError(
+            "weights are a mapping or an iterable of (name, tensor) pairs, but one of them is "
+            f"a {type(pair).__name__}"
+        ) from None
+    return name, tensor
+
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str):
+        raise InvalidError(f"a tensor's name is text, and {name!r} is a {type(name).__name__}")
+    if not name or "\0" in name:
+        raise InvalidError(f"{name!r} cannot name a tensor: it is empty, or has a NUL in it")
+
+
+class Collected(NamedTuple):
+    """Named tensors, all at hand: what they are, and those that travel, by index."""
+
+    specs: tuple[TensorSpec, ...]
+    weights: list[tuple[int, Weight]]
+
+
+def collect(tensors: Tensors, *, ties: bool = True) -> Collected:
+    """Looks at all tensors, and with ``ties`` finds those that are tied: for tensors that are there
+    together. InvalidError, UnsupportedError."""
+    specs: list[TensorSpec] = []
+    weights: list[tuple[int, Weight]] = []
+    seen = Ties()
+    known: dict[str, TensorSpec] = {}
+    for name, tensor in pairs_of(tensors):
+        _check_name(name)
+        if name in known:
+            raise InvalidError(f"two tensors are named {name!r}")
+        if type(tensor) is Alias:
+            spec = _spec_of_alias(name, tensor, known)
+        else:
+            weight = weight_named(name, tensor)
+            tied = seen.find(name, weight.pointer, weight) if ties and weight.nbytes else None
+            spec = TensorSpec(name, weight.dtype.name, weight.shape, tied)
+            if tied is None:
+                weights.append((len(specs), weight))
+        specs.append(spec)
+        known[name] = spec
+    return Collected(tuple(specs), weights)
+
+
+def _spec_of_alias(name: str, alias: Alias, known: Mapping[str, TensorSpec]) -> TensorSpec:
+    target = known.get(alias.of)
+    if target is None:
+        raise InvalidError(f"{name} is tied to {alias.of!r}, which must come before it")
+    return TensorSpec(name, target.dtype, target.shape, target.alias_of or target.name)
+
+
+class Declared:
+    """The tensors that versions have, as they were declared."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...]) -> None:
+        self.specs = specs
+        self._index = {spec.name: i for i, spec in enumerate(specs)}
+
+    def match(self, name: str, tensor: Any) -> tuple[int, Weight | None]:
+        """Which tensor it is, and its bytes; None for an ``Alias``. InvalidError, NotFoundError,
+        UnsupportedError."""
+        index = self._index.get(name)
+        if index is None:
+            raise NotFoundError(f"{name!r} was not declared: declare the tensors again")
+        spec = self.specs[index]
+        if type(tensor) is Alias:
+            if spec.alias_of is None:
+                raise InvalidError(f"{name} was declared with bytes of its own, not as tied")
+            return index, None
+        weight = weight_named(name, tensor)
+        if weight.shape != spec.shape or weight.dtype.name != spec.dtype:
+            raise InvalidError(
+                f"{name} is {weight.dtype.name} {list(weight.shape)}, but was declared as "
+                f"{spec.dtype} {list(spec.shape)}: declare the tensors again"
+            )
+        return index, weight
+
+    def is_tied(self, index: int) -> bool:
+        """Whether its bytes are another's, so that it is not written."""
+        return self.specs[index].alias_of is not None
+
+
+def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:
+    """The declarations of tensors, ``TensorSpec``s, or an object with ``manifest()``.
+
+    Specs are anything with ``name``, ``dtype`` (a name, or PyTorch's type), ``shape`` and
+    ``alias_of``. InvalidError, UnsupportedError.
+    """
+    if callable(getattr(tensors, "manifest", None)):
+        return tuple(_spec_like(one) for one in tensors.manifest())
+    _check_iterable(tensors)
+    pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
+    if all(hasattr(one, "alias_of") for one in pairs):
+        return tuple(_spec_like(one) for one in pairs)
+    return collect(pairs, ties=is_settled(tensors)).specs
+
+
+def _spec_like(one: Any) -> TensorSpec:
+    if type(one) is TensorSpec:
+        return one
+    kind = one.dtype if isinstance(one.dtype, str) else dtypes.of_torch(one.dtype).name
+    return TensorSpec(one.name, kind, tuple(one.shape), one.alias_of)
+
+
+def to_c(specs: Iterable[TensorSpec]) -> Any:
+    """The manifest as the C library takes it: an array of refit_tensor. InvalidError."""
+    specs = tuple(specs)
+    index = {spec.name: i for i, spec in enumerate(specs)}
+    array = (abi.refit_tensor * len(specs))()
+    for spec, out in zip(specs, array, strict=True):
+        _check_name(spec.name)
+        if len(spec.shape) > _RANK_MAX:
+            raise InvalidError(
+                f"{spec.name} has {len(spec.shape)} dimensions: {_RANK_MAX} are the most"
+            )
+        if spec.alias_of is not None and spec.alias_of not in index:
+            raise InvalidError(f"{spec.name} is tied to {spec.alias_of!r}, which is not there")
+        out.size = ctypes.sizeof(abi.refit_tensor)
+        out.name = _encode(spec.name)
+        out.dtype = dtypes.by_name(spec.dtype).number
+        out.rank = len(spec.shape)
+        out.shape[: out.rank] = spec.shape
+        out.bytes = spec.nbytes
+        out.alias_of = _NO_ALIAS if spec.alias_of is None else index[spec.alias_of]
+    return array
+
+
+def _encode(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise InvalidError(f"{name!r} cannot name a tensor: it is not UTF-8") from None

@@ -1,0 +1,421 @@
+"""The trainer's end of the broadcast: new weights for every rollout worker, as one version.
+
+    publisher = refit.Publisher()
+    publisher.wait_workers(4)
+    publisher.publish(model.state_dict())        # all four switch to it, or none does
+
+``publish`` is the whole of it; ``declare``, ``begin``, ``write``, ``commit`` and ``abort`` are its
+steps, for weights that are made one after another. The store, the digests, the sockets and the
+heartbeats are the C library's (refit/broadcast.h). The model that the weights belong to, and the
+optimizer states, are unknown here.
+"""
+
+import ctypes
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any
+
+from refit._c import abi, stats
+from refit._c.call_lock import CallLock
+from refit._c.config import ConfigLike, make_config
+from refit._c.device import Device, open_device
+from refit._c.handle import Handle
+from refit._c.library import call, encoded, lib
+from refit._c.waiting import run_interruptibly, wait_in_slices
+from refit.errors import CancelledError, InvalidError, NotFoundError, RefitError, StateError
+from refit.weights import manifest
+from refit.weights.manifest import Declared, Tensors, TensorSpec, is_settled
+from refit.weights.worker import Worker, worker_of
+from refit.weights.writer import Writer, settled
+
+
+class Publisher(Handle):
+    """Binds an endpoint and publishes versions. Belongs to the process that opened it.
+
+    ``endpoint`` is None for broadcast.endpoint of the configuration ("user://refit"),
+    "user://NAME", a socket that only this user reaches ("user://*": a free name),
+    "ipc:///run/refit.sock", or "tcp://127.0.0.1:0" (0: any free port). Without keys a tcp endpoint
+    is open to all users of this machine, and a warning in the log says so. ``config`` and
+    ``overrides`` are those of ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a
+    service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
+    is marked "any thread". Raises BusyError (another process has the endpoint, or the socket of
+    another user lies at its path), ExistsError (a file that is no socket has its place),
+    SecurityError (without keys: an address beyond this host, or a path that other users could lead
+    elsewhere; another user made the folder of user:// first), InputOutputError (a key's file, or
+    the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
+    InvalidError, HostMemoryError, SystemCallError.
+    """
+
+    def __init__(
+        self, endpoint: str | None = None, config: ConfigLike = None, **overrides: Any
+    ) -> None:
+        self._call_lock = CallLock("Publisher")
+        self._guard = threading.RLock()
+        self._declared: Declared | None = None
+        self._writer = Writer()
+        self._ends = False
+        self._own_devices: list[Device] = []
+        settled = make_config(config, overrides)
+        self._begin_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
+        text = None if endpoint is None else encoded(endpoint, "an endpoint")
+        self._open(lib.refit_publisher_open, text, settled._as_c)
+        self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
+
+    def _refuse_use(self, pointer: int) -> None:
+        pass  # some calls may be made from any thread, and are waited for
+
+    def _close(self, pointer: int) -> None:
+        with self._call_lock, self._guard:
+            close = lib.refit_publisher_end if self._ends else lib.refit_publisher_close
+            close(pointer)
+
+    def close(self, end: bool = False) -> None:
+        """Aborts a version under way and says goodbye to the workers.
+
+        ``end=True`` tells them that the training is over: their loops end at once, and
+        ``Subscriber.next`` raises ClosedError. Otherwise they look for the next trainer until
+        ``idle_timeout``. A ``with`` block that no exception leaves ends the training, and so does a
+        process that exits without one. Blocks at most broadcast.linger_ms and a moment. A second
+        close does nothing. StateError while another thread is in a call of it.
+        """
+        self._ends = end
+        super().close()
+        if not self.closed:  # a forked process has its parent's
+            return
+        self._writer.close()
+        while self._own_devices:
+            self._own_devices.pop().close()
+
+    def _close_at_exit(self) -> None:
+        # Set by an exception that ended the program, or was printed where there is a prompt.
+        self.close(end=getattr(sys, "last_value", None) is None)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(end=kind is None)
+
+    # ---- One call for a version
+
+    def publish(self, weights: Tensors, version: int | None = None) -> int:
+        """Publishes named tensors as one version and returns its number.
+
+        ``weights`` is a mapping, a list or an iterator of (name, tensor): tensors of PyTorch (host
+        or CUDA), NumPy, DLPack or any buffer, ``Typed`` bytes, or an ``Alias``. They are declared
+        when names, types, shapes or ties differ from the version before. What is not contiguous is
+        made so for the write, at most 64 MiB at a time or one tensor. When it returns, the tensors
+        may change.
+
+        The tensors of a mapping (or its ``items()``) and of a list are there together: those that
+        share memory are tied and travel once. An iterator may make each tensor in the memory of the
+        one before, so each is taken before the next one is asked for, and nothing is seen to be
+        tied: say it with ``Alias``, or use ``refit.named_weights``. Where nothing is declared yet
+        an iterator's tensors are copied to host memory first, to learn what there is; later ones
+        are written as they come, and must be what was declared.
+        Weights with a method ``manifest()``, which gives their ``TensorSpec`` before there are
+        bytes, are also written as they come.
+
+        ``version`` is above all before it, at least 1, or None for the next number. Blocks for the
+        copies, until workers let go of an older version (broadcast.stage_timeout_ms), and for what
+        ``commit`` waits for. On any exception, Ctrl-C included, the version is aborted and workers
+        keep the one before, unless it was committed: ``publisher.version`` tells. Raises what
+        ``declare``, ``begin``, ``write`` and ``commit`` raise.
+        """
+        with self._call_lock:
+            planned = getattr(weights, "planned", None)
+            send = self._prepare(planned() if callable(planned) else weights)
+            self._begin(version)
+            try:
+                send()
+                _commit(self._live)
+            except BaseException:
+                _drop(self._live)
+                raise
+            return self.version
+
+    # ---- Its steps
+
+    def declare(self, tensors: Tensors | Iterable[TensorSpec]) -> None:
+        """Says which tensors versions have from now on: ``TensorSpec``s, or named tensors.
+
+        Takes the store: broadcast.slots copies of all bytes, in shared memory where that is on.
+        Nothing happens if they are the ones declared. Between versions only. Blocks for the store.
+        Raises StateError (a version is under way), InvalidError (duplicate or bad names, ties that
+        lead nowhere), UnsupportedError, LimitError, HostMemoryError, SystemCallError.
+        """
+        with self._call_lock:
+            self._declare(manifest.specs_of(tensors))
+
+    def wait_workers(self, count: int, timeout: float | None = None) -> None:
+        """Waits until ``count`` workers are subscribed.
+
+        ``timeout`` in seconds, None: broadcast.stage_timeout_ms. Raises DeadlineError, which says
+        how many there are, CancelledError after ``cancel``, InvalidError. Ctrl-C ends it.
+        """
+        if not 0 <= count < 2**32:
+            raise InvalidError(f"{count} workers cannot be waited for")
+        pointer = self._live
+
+        def step(slice_ms: int) -> None:
+            call(lib.refit_publisher_wait_workers, pointer, count, slice_ms)
+
+        with self._call_lock:
+            wait_in_slices(step, self._begin_s if timeout is None else timeout)
+
+    def begin(self, version: int | None = None) -> None:
+        """Begins a version: a number above all before it, at least 1, or None for the next one.
+
+        The workers subscribed now are its members. Blocks until they let go of the version whose
+        memory it takes, at most broadcast.stage_timeout_ms. Raises StateError (nothing declared, or
+        one is under way), StaleError (the number was used), InvalidError, HostMemoryError,
+        SystemCallError, DeviceMemoryError, CancelledError; nothing has begun then.
+        """
+        with self._call_lock:
+            self._begin(version)
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Writes one tensor of the version; when it returns, the tensor may change.
+
+        Each name once, in any order. Tied names are not written, but compared (see ``write_all``).
+        A CUDA tensor is read behind PyTorch's current stream. Blocks for the copy. Raises
+        NotFoundError (a name that was not declared), InvalidError (another type or shape than
+        declared, other bytes than what it is tied to), UnsupportedError, StateError (no version
+        begun, or written already), DeadlineError, CopyError, DeviceError.
+        """
+        with self._call_lock:
+            self._write([(name, tensor)], together=True)
+
+    def write_all(self, weights: Tensors, *, together: bool | None = None) -> None:
+        """``write`` for each of the named tensors, faster.
+
+        ``together``: whether the tensors stay as they are while others are taken; they are held
+        then, at most 64 MiB at a time or one tensor. If not, each is taken before the next one is
+        asked for. None: a mapping, its ``items()`` and a list stay, an iterator does not.
+
+        What was declared as tied must be the same tensor in every version: in one call of tensors
+        that stay the same memory is, and else their bytes are read and compared, whichever call
+        they came in. InvalidError if they differ. Raises what ``write`` raises, and what iterating
+        raises.
+        """
+        with self._call_lock:
+            self._write(weights, together=is_settled(weights) if together is None else together)
+
+    def commit(self) -> None:
+        """Ends the version: every worker has it and switches to it, or none does.
+
+        Blocks until all members (or the quorum) have staged it, at most
+        broadcast.stage_timeout_ms, and have applied it, at most broadcast.commit_timeout_ms. Raises
+        PeerError or DeadlineError if workers failed or were lost: ``workers`` of the exception are
+        those, and ``version`` of the publisher tells whether the others have it all the same;
+        CancelledError after ``cancel``; StateError if no version is under way, or if it lacks a
+        tensor and stays open.
+        """
+        with self._call_lock:
+            _commit(self._live)
+            self._writer.forget()
+
+    def cancel(self) -> None:
+        """Ends the wait of another thread in this publisher, or else the next one: CancelledError.
+
+        What that leaves is what Ctrl-C leaves: ``begin`` has begun nothing, a ``commit`` that had
+        not told the workers to switch drops the version, and a later one stands. Any thread.
+        """
+        with self._guard:
+            lib.refit_publisher_cancel(self._live)
+
+    def abort(self) -> None:
+        """Drops the version under way: workers keep the one before. StateError if there is none."""
+        with self._call_lock:
+            call(lib.refit_publisher_abort, self._live)
+            self._writer.forget()
+
+    # ---- What is known
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint for workers, with the port that was bound. Any thread."""
+        return self._endpoint
+
+    @property
+    def version(self) -> int:
+        """The last committed version, 0 if there is none. Any thread."""
+        with self._guard:
+            return int(lib.refit_publisher_version(self._live))
+
+    @property
+    def declared(self) -> tuple[TensorSpec, ...]:
+        """The tensors that a version has now."""
+        return () if self._declared is None else self._declared.specs
+
+    def workers(self) -> list[Worker]:
+        """The subscribed workers and those of the last version that are joining again, then
+        those lost since it began."""
+        with self._guard:
+            return _workers(self._live)
+
+    def stats(self) -> dict[str, float]:
+        """Its figures under their names in refit/stats.h. Any thread."""
+        with self._guard:
+            figures = stats.gather((lib.refit_publisher_stats, self._live))
+        ours = ("publish_", "workers", "messages_")
+        names = [name for name, *_ in figures._fields_ if name.startswith(ours)]
+        return {name: getattr(figures, name) for name in names}
+
+    def __repr__(self) -> str:
+        if self.closed or self._process != os.getpid():
+            return f"<refit.Publisher: {self._endpoint!r}, closed>"
+        count = sum(worker.subscribed for worker in self.workers())
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        return f"<refit.Publisher: {self._endpoint!r}, version {self.version}, {workers}>"
+
+    def use_device(self, device: Any) -> None:
+        """Says which GPU the trainer is on, so that workers on it read the weights in its memory.
+
+        A torch.device, a spec such as "cuda:0", or a ``refit.Device``, which then outlives the
+        publisher. Right after open, once. Nothing happens for a device whose memory cannot be shown
+        to other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
+        (another device, or a version is under way), NotFoundError.
+        """
+        with self._call_lock:
+            pointer = self._live
+            opened, ours = open_device(device)
+            if ours:
+                self._own_devices.append(opened)
+            try:
+                call(lib.refit_publisher_use_device, pointer, opened.pointer)
+            except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
+                if ours:
+                    self._own_devices.remove(opened)
+                    opened.close()
+                raise
+
+    # ---- Below: the call lock is held
+
+    def _begin(self, version: int | None) -> None:
+        pointer = self._live
+        try:
+            _begin(pointer, version)
+            self._writer.forget()
+        except RefitError:
+            raise
+        except BaseException:  # Ctrl-C may come right behind it
+            _drop(pointer)
+            raise
+
+    def _prepare(self, weights: Tensors) -> Callable[[], None]:
+        """Declares what there is; gives what writes it."""
+        pointer = self._live
+        has_manifest = callable(getattr(weights, "manifest", None))
+        if has_manifest or (self._declared is not None and not is_settled(weights)):
+            if has_manifest:
+                self._declare(manifest.specs_of(weights))
+            return lambda: self._write(weights, together=is_settled(weights))
+        found = manifest.collect(settled(weights))
+        self._declare(found.specs)
+        return lambda: self._writer.write_collected(pointer, found)
+
+    def _declare(self, specs: tuple[TensorSpec, ...]) -> None:
+        before = self._declared
+        if before is not None and specs == before.specs:
+            return
+        array = manifest.to_c(specs)
+        self._declared = None  # Ctrl-C is raised also where C has taken the new
+        try:
+            call(lib.refit_publisher_declare, self._live, array, len(array))
+        except RefitError:
+            self._declared = before
+            raise
+        self._declared = Declared(specs)
+
+    def _write(self, weights: Tensors, *, together: bool) -> None:
+        declared = self._declared or Declared(())
+        write = self._writer.write_together if together else self._writer.write_each
+        write(self._live, declared, weights)
+
+
+# ---- One version, as calls of the C library that wait. Ctrl-C ends each wait, and what it leaves
+# is known: a begin that it ended has begun nothing, and a commit's outcome is the publisher's
+# version.
+
+
+def _begin(publisher: int, version: int | None) -> None:
+    """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
+    number = _number(version)
+    try:
+        _wait(publisher, lambda: call(lib.refit_publisher_begin, publisher, number))
+    except RefitError:
+        raise
+    except BaseException:  # Ctrl-C is raised also where the call had succeeded
+        _drop(publisher)
+        raise
+
+
+def _commit(publisher: int) -> None:
+    """Ends it; whose fault a failure is, is in the exception's ``workers``."""
+    try:
+        _wait(publisher, lambda: call(lib.refit_publisher_commit, publisher))
+    except RefitError as why:
+        why.workers = tuple(worker for worker in _workers(publisher) if worker.status)
+        raise
+
+
+def _drop(publisher: int) -> None:
+    """Aborts it; a commit that failed has done so already."""
+    try:
+        call(lib.refit_publisher_abort, publisher)
+    except StateError:
+        return
+
+
+def _workers(publisher: int) -> list[Worker]:
+    """Subscribed workers and those joining again, then those lost since the last version began."""
+    found: list[Worker] = []
+    raw = abi.refit_worker_info(size=ctypes.sizeof(abi.refit_worker_info))
+    while True:
+        try:
+            call(lib.refit_publisher_worker, publisher, len(found), ctypes.byref(raw))
+        except NotFoundError:
+            return found
+        found.append(worker_of(raw))
+
+
+def _wait(publisher: int, function: Callable[[], None]) -> None:
+    """Runs a call that waits; Ctrl-C cancels it."""
+    cancelled = threading.Event()
+
+    def cancel() -> None:
+        cancelled.set()
+        lib.refit_publisher_cancel(publisher)
+
+    try:
+        run_interruptibly(function, cancel)
+    finally:
+        if cancelled.is_set():
+            _take_back_cancel(publisher)
+
+
+def _take_back_cancel(publisher: int) -> None:
+    """One that came too late for its call is not to end the next one."""
+    try:
+        call(lib.refit_publisher_wait_workers, publisher, 0, 0)
+    except CancelledError:
+        return
+
+
+def _number(version: int | None) -> int:
+    if version is None:
+        return 0
+    number = operator.index(version)  # of NumPy's and PyTorch's, too
+    if not 1 <= number < 2**64:
+        raise InvalidError(
+            f"{number} cannot be a version: they count from 1 (0 means that a worker holds "
+            "nothing); None takes the next number"
+        )
+    return number

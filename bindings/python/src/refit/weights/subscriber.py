@@ -1,0 +1,369 @@
+"""A rollout worker's end of the broadcast: whole versions, one after another.
+
+    for update in refit.Subscriber(endpoint, worker="rollout-0"):
+        with update:                              # accepts, or refuses if the block raises
+            model.load_weights(update.tensors())
+
+A subscriber looks for its trainer until ``close``; the trainer may start later, and may come back
+as another process. Versions arrive while the worker generates: only the wait for one is here.
+update.py has the version, and refit/broadcast.h how it travels.
+"""
+
+import ctypes
+import math
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from refit._c import abi, stats
+from refit._c.call_lock import CallLock
+from refit._c.config import ConfigLike, make_config
+from refit._c.device import Device, open_device
+from refit._c.handle import Handle
+from refit._c.library import call, encoded, lib
+from refit._c.waiting import SLICE_MS
+from refit.errors import (
+    CancelledError,
+    ClosedError,
+    DeadlineError,
+    InvalidError,
+    RefitError,
+    StateError,
+)
+from refit.weights.bound import Bound
+from refit.weights.update import Current, Update
+from refit.weights.worker import PATHS
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberInfo:
+    """A subscriber as it is now."""
+
+    worker: str
+    """The name it goes by."""
+    connected: bool
+    """Whether a trainer has welcomed it, and its heart beats."""
+    path: str
+    """How it gets the bytes: "none" (nothing yet), "socket", "shm", "cuda_ipc"."""
+    epoch: int
+    """Of the trainer it knows: another one after a restart; 0 for none."""
+    version: int
+    """Applied; 0 for none."""
+    state: str
+    """ "connecting", "joining", "current", "staging", "staged" or "applying"."""
+
+
+class Subscriber(Handle):
+    """Subscribes at ``endpoint`` (None: broadcast.endpoint of the configuration).
+
+    That is "user://refit" by default, where ``Publisher()`` of the same user binds. Returns at
+    once, whether or not the trainer is there. ``worker`` is the name that the trainer reports it
+    under (None: made of host, process and a random part); with keys the trainer puts the name of
+    the worker's key in front of it (``Worker.name``). ``timeout`` in seconds is for waits that give
+    none of their own; None waits without a limit. ``idle_timeout`` in seconds
+    (broadcast.idle_timeout_ms) ends a worker whose trainer is gone, however that ended: when it has
+    heard no trainer for so long, counted from here on, a ``for`` loop ends and ``next`` raises
+    ClosedError, for good. A trainer that ends the training does so at once (``Publisher.close``). A
+    trainer that is there is heard, however long it trains; give more than one takes to start, and
+    more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
+    ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the
+    C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
+    thread". Raises InvalidError, ConfigError, SecurityError (without keys: an address beyond this
+    host, or an ipc path where another user listens or could), InputOutputError (a key's file, or
+    the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.
+    """
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        worker: str | None = None,
+        config: ConfigLike = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._call_lock = CallLock("Subscriber")
+        self._guard = threading.RLock()
+        self._timeout = timeout
+        self._ending = False
+        self._current = Current()
+        self._update: weakref.ref[Update] | None = None
+        self._device: Device | None = None
+        self._device_is_ours = False
+        self._arrived = ctypes.c_void_p()
+        self._delivered = False
+        if worker is not None:
+            overrides["broadcast_worker"] = worker
+        if idle_timeout is not None:
+            overrides["broadcast_idle_timeout_ms"] = _milliseconds(idle_timeout)
+        settled = make_config(config, overrides)
+        text = None if endpoint is None else encoded(endpoint, "an endpoint")
+        self._open(lib.refit_subscriber_open, text, settled._as_c)
+
+    # ---- Versions
+
+    def next(self, timeout: float | None = None) -> Update:
+        """Waits for the next committed version; the caller closes it (``with update:``).
+
+        ``timeout`` in seconds; 0 polls once, None is the subscriber's own, which has no limit
+        unless it was given (``math.inf``: no limit in any case). Raises DeadlineError (a
+        TimeoutError: nothing new in time; the sentence says whether there is a trainer),
+        CancelledError after ``wake``, ClosedError (the trainer has ended, or none was heard for
+        ``idle_timeout``), StateError (an update is still open, the subscriber was closed meanwhile,
+        or broadcast.gpu requires a GPU and ``use_device`` was not called), InvalidError (no such
+        timeout), SecurityError or ProtocolError (the trainer refused this worker for good),
+        SystemCallError and UnsupportedError (what broadcast.shm or broadcast.gpu require is not to
+        be had). Ctrl-C ends the wait.
+        """
+        seconds = self._timeout if timeout is None else timeout
+        if seconds is not None and not seconds >= 0:
+            raise InvalidError(f"a timeout of {seconds} s: give seconds, 0 or more, or None")
+        end = math.inf if seconds is None else time.monotonic() + seconds
+        try:
+            with self._call_lock:
+                return self._await(end)
+        finally:
+            if self._ending:
+                self.close()
+
+    def _await(self, end: float) -> Update:
+        poller = select.poll()
+        poller.register(lib.refit_subscriber_fd(self._live), select.POLLIN)
+        while True:
+            self._check_not_ending()
+            try:
+                return self._take()
+            except DeadlineError:
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    raise
+            except CancelledError:
+                self._check_not_ending()
+                raise
+            # A signal that came just before, or to another thread, does not end a poll.
+            poller.poll(SLICE_MS if left_s * 1000 > SLICE_MS else math.ceil(left_s * 1000))
+
+    def _take(self) -> Update:
+        """The update that is there. One that an exception kept from the caller is given again."""
+        pointer = self._live
+        if self._delivered or not lib.refit_update_version(self._arrived):
+            self._end_forgotten()
+            call(lib.refit_subscriber_next, pointer, 0, ctypes.byref(self._arrived))
+            self._delivered = False
+        arrived = self._arrived.value
+        assert arrived is not None
+        self._current.serial += 1
+        update = Update(self, self._call_lock, self._current, arrived, self._device_of(arrived))
+        self._update = weakref.ref(update)
+        self._delivered = True
+        return update
+
+    def _end_forgotten(self) -> None:
+        """Ends an update in C whose close an exception, Ctrl-C for one, had cut short, or that was
+        dropped in the middle of a call. StateError for one that is open."""
+        update = None if self._update is None else self._update()
+        if update is not None and not update.closed:
+            raise StateError(
+                f"version {update.version} is still open: close it before the next (with update: "
+                "does so at the end of the block)"
+            )
+        lib.refit_update_close(self._arrived)
+
+    def _device_of(self, update: int) -> int:
+        """The CUDA device that the update lies on, or -1 for host memory."""
+        if not lib.refit_update_device(update):
+            return -1
+        assert self._device is not None
+        return _cuda_number(self._device)
+
+    def _check_not_ending(self) -> None:
+        if self._ending:
+            raise StateError("this Subscriber was closed while it waited")
+
+    def __iter__(self) -> Iterator[Update]:
+        """Versions as they come. ``wake``, ``close`` and ``idle_timeout`` end it; a deadline is
+        raised."""
+        while not self.closed and not self._ending:
+            try:
+                update = self.next()
+            except (CancelledError, ClosedError):
+                return
+            except StateError:
+                if self._ending or self.closed:
+                    return
+                raise
+            yield update
+
+    def wake(self) -> None:
+        """Ends a waiting ``next`` or the next one by CancelledError, and a ``for`` loop cleanly.
+
+        Any thread, and in signal handlers. StateError once closed.
+        """
+        with self._guard:
+            lib.refit_subscriber_wake(self._live)
+
+    def fileno(self) -> int:
+        """A descriptor that polls readable while ``next`` would not wait: for select and asyncio.
+
+        Borrowed until close; do not read it. StateError once closed.
+        """
+        return int(lib.refit_subscriber_fd(self._live))
+
+    # ---- What is known
+
+    def describe(self) -> SubscriberInfo:
+        """The subscriber as of now. Any thread."""
+        raw = abi.refit_subscriber_info(size=ctypes.sizeof(abi.refit_subscriber_info))
+        with self._guard:
+            call(lib.refit_subscriber_describe, self._live, ctypes.byref(raw))
+        return SubscriberInfo(
+            worker=raw.worker.decode("utf-8", "replace"),
+            connected=bool(raw.connected),
+            path=PATHS[raw.path],
+            epoch=raw.epoch,
+            version=raw.version,
+            state=raw.state.decode(),
+        )
+
+    def stats(self) -> dict[str, float]:
+        """Its figures under their names in refit/stats.h. Any thread."""
+        with self._guard:
+            figures = stats.gather((lib.refit_subscriber_stats, self._live))
+        ours = ("receive_", "messages_")
+        names = [name for name, *_ in figures._fields_ if name.startswith(ours)]
+        return {name: getattr(figures, name) for name in names}
+
+    def use_device(self, device: Any) -> None:
+        """Says which GPU the worker is on, to read the weights in the trainer's memory there.
+
+        A torch.device, a spec such as "cuda:0", or a ``refit.Device``, which then outlives the
+        subscriber. Right after open, once. Nothing happens for a device that cannot map memory of
+        other processes, unless broadcast.gpu is "require": UnsupportedError. Raises StateError
+        (another device), NotFoundError.
+        """
+        with self._call_lock:
+            pointer = self._live
+            opened, ours = open_device(device)
+            before = self._device, self._device_is_ours
+            try:
+                if self._device is not None and self._device is not opened:
+                    raise StateError("the subscriber has a device already, until it is closed")
+                self._device, self._device_is_ours = opened, ours
+                call(lib.refit_subscriber_use_device, pointer, opened.pointer)
+            except RefitError:  # after anything else, Ctrl-C for one, C may have it in use
+                self._device, self._device_is_ours = before
+                if ours:
+                    opened.close()
+                raise
+
+    def bind(self, target: Any, *, cast: bool = False) -> None:
+        """Says where the engine has its weights, for ``update.apply()``: a module or a mapping.
+
+        All tensors of it, on the host or on GPUs, row by row; tied ones may share their memory. It
+        is kept alive until ``unbind`` or ``close``. ``cast=True`` converts F32, F16 and BF16 to
+        each other where a tensor has another of these types than the version, to nearest even as
+        ``Tensor.to`` does; old bytes come back as they were all the same. Raises InvalidError
+        (there is no tensor, or two overlap), StateError (bound already), HostMemoryError, and what
+        a GPU reports.
+        """
+        with self._call_lock:
+            pointer = self._live
+            if self._current.bound is not None:
+                raise StateError("this Subscriber has something bound: call unbind first")
+            bound = Bound(target, cast)
+            try:
+                array = bound.as_c()
+            except BaseException:
+                bound.close()
+                raise
+            self._current.bound = bound
+            try:
+                call(lib.refit_subscriber_bind, pointer, array, len(array))
+            except RefitError:  # after anything else, Ctrl-C for one, C may have it
+                self._end_bound()
+                raise
+
+    def unbind(self) -> None:
+        """Gives back what was bound, as it is; does nothing if nothing is. StateError while an
+        update is applied and neither accepted nor refused. What a GPU had kept from being taken
+        back is taken back now, and raises what the GPU reports if that fails."""
+        with self._call_lock:
+            call(lib.refit_subscriber_unbind, self._live)
+            self._end_bound()
+
+    def _end_bound(self) -> None:
+        bound, self._current.bound = self._current.bound, None
+        if bound is not None:
+            bound.close()
+
+    def __repr__(self) -> str:
+        if self.closed or self._process != os.getpid():
+            return "<refit.Subscriber: closed>"
+        now = self.describe()
+        return f"<refit.Subscriber: worker {now.worker!r}, version {now.version}, {now.state}>"
+
+    # ---- The end
+
+    def close(self) -> None:
+        """Leaves in good order. An open update ends with it, refused if it was undecided.
+
+        Any thread: a ``next`` that waits in another one ends with StateError. Blocks at most for
+        the message being handled and broadcast.linger_ms. A second close does nothing.
+        """
+        if self._process != os.getpid():
+            return
+        if not self.closed:  # else Ctrl-C may have come right behind
+            if self._call_lock.is_mine:  # a signal handler within next, which closes it at its end
+                self._ending = True
+                lib.refit_subscriber_wake(self._live)
+                return
+            self._end_waits()
+            super().close()
+        self._end_bound()
+        device, self._device = self._device, None
+        if device is not None and self._device_is_ours:
+            device.close()
+
+    def _end_waits(self) -> None:
+        with self._guard:
+            if self.closed:
+                return
+            self._ending = True
+            lib.refit_subscriber_wake(self._live)
+        self._call_lock.wait()
+
+    def _refuse_use(self, pointer: int) -> None:
+        pass  # some calls may be made from any thread, and are waited for
+
+    def _close(self, pointer: int) -> None:
+        update = None if self._update is None else self._update()
+        if update is not None:
+            update.close()
+        with self._guard:
+            lib.refit_subscriber_close(pointer)
+
+
+def _milliseconds(seconds: float) -> int:
+    if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise InvalidError(
+            f"an idle_timeout of {seconds!r}: give seconds, more than 0, or None for no end"
+        )
+    return math.ceil(seconds * 1000)
+
+
+def _cuda_number(device: Device) -> int:
+    """PyTorch's number of the GPU: its own order, which may differ from the driver's."""
+    import torch
+
+    uuid = device.info.uuid.removeprefix("GPU-")
+    for number in range(torch.cuda.device_count()):
+        theirs = str(torch.cuda.get_device_properties(number).uuid)
+        if theirs.removeprefix("GPU-") == uuid:
+            return number
+    raise StateError(f"PyTorch does not see the GPU {uuid} of this subscriber")

@@ -1,0 +1,363 @@
+"""A received version in the worker's hands: whole, verified, committed by the trainer.
+
+    with update:                                  # accepts, or refuses if the block raises
+        update.load_into(model)
+
+Its bytes are borrowed until it is closed, and the trainer may wait for that. What the C library
+does to bring it is in refit/broadcast.h; how weights are applied is the worker's affair, with
+``load_into`` (load.py) for plain PyTorch models.
+"""
+
+import ctypes
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, KeysView
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from refit._c.call_lock import CallLock
+from refit._c.handle import Handle
+from refit._c.library import call, lib
+from refit._c.waiting import interrupts_held
+from refit.errors import NotFoundError, RefitError, StateError
+from refit.weights import load
+from refit.weights.bound import Bound
+from refit.weights.view import Lifetime, View, entries_of
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+
+class Current:
+    """State that a subscriber and its updates share.
+
+    ``serial`` is the number of the open update: C keeps all updates of a subscriber in one place,
+    one after another. ``bound`` holds the tensors that versions are written into.
+    """
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.bound: Bound | None = None
+
+
+class Update(Handle):
+    """One version. ``Subscriber.next`` gives it; one is open at a time.
+
+    Use it with ``with``: a clean exit accepts it (the engine runs on this version from now on), an
+    exception refuses it with the exception's text and goes on, also KeyboardInterrupt. Both close
+    it. One that is dropped undecided is refused, with a ResourceWarning. ``close`` never waits: if
+    another thread is in a call of the subscriber, the trainer hears of it before the next version.
+    """
+
+    kept: bool | None = None
+    """For a refusal: whether the engine still runs on the version before. None: as long as no
+    tensor was handed out."""
+
+    def __init__(
+        self, subscriber: Handle, call_lock: CallLock, current: Current, pointer: int, device: int
+    ) -> None:
+        self._subscriber = subscriber
+        self._call_lock = call_lock
+        self._current = current
+        self._serial = current.serial
+        self._decided = False
+        self._failed = False  # the last apply
+        self._cuda = device
+        self._lent = False
+        self._tensors: list[weakref.ref[Any]] = []
+        self._lifetime: Lifetime | None = None
+        self._keeping = threading.RLock()  # a signal handler may come back into it
+        self._adopt(pointer)
+        self._version = int(lib.refit_update_version(pointer))
+        self._entries = entries_of(
+            lib.refit_update_count(pointer), partial(call, lib.refit_update_tensor, pointer)
+        )
+
+    # ---- What is in it
+
+    @property
+    def version(self) -> int:
+        """Its number; known also when it is closed."""
+        return self._version
+
+    @property
+    def device(self) -> str:
+        """Where its bytes lie: "cpu", or "cuda:0" in the trainer's memory there."""
+        return "cpu" if self._cuda < 0 else f"cuda:{self._cuda}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors, tied ones once."""
+        return sum(
+            one.dtype.nbytes(one.shape) for one in self._entries.values() if one.alias_of is None
+        )
+
+    def keys(self) -> KeysView[str]:
+        """The tensors' names, in the trainer's order, tied ones included."""
+        return self._entries.keys()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> View:
+        """The tensor as a ``View``: ``.torch()``, ``.numpy()``, ``.bytes``, or for DLPack.
+        NotFoundError, which is a LookupError and no KeyError; StateError once closed."""
+        self._check()
+        found = self._entries.get(name)
+        if found is None:
+            raise NotFoundError(f"version {self._version} has no tensor {name!r}")
+        return View(self, name, found)
+
+    def views(self) -> Iterator[View]:
+        """All tensors as ``View``. StateError."""
+        for name, entry in self._entries.items():
+            self._check()
+            yield View(self, name, entry)
+
+    def tensors(self, *, copy: bool = False) -> Iterator[tuple[str, "torch.Tensor"]]:
+        """(name, PyTorch tensor) of all, zero-copy on the update's memory, or copies that stay.
+
+        Tied names give tensors on the same bytes. Without ``copy`` see ``View.torch``: do not use
+        them beyond the update, and do not write those on a GPU. Raises UnsupportedError,
+        StateError.
+        """
+        for view in self.views():
+            tensor = view.torch()
+            yield view.name, tensor.clone() if copy else tensor
+
+    def arrays(
+        self, *, copy: bool = False, bits: bool = False
+    ) -> Iterator[tuple[str, "numpy.ndarray[Any, Any]"]]:
+        """(name, NumPy array) of all, read-only on the update's memory, or copies that stay.
+
+        ``bits``: see ``View.numpy``. Raises UnsupportedError, StateError.
+        """
+        for view in self.views():
+            array = view.numpy(bits=bits)
+            yield view.name, array.copy() if copy else array
+
+    def load_into(self, target: Any, *, strict: bool = True, cast: bool = False) -> load.Loaded:
+        """Copies into existing tensors: a module, or a mapping of names to tensors or arrays.
+
+        Of a module, its own parameters and buffers are written, whatever its ``state_dict()``
+        gives; its names come without what DDP and ``torch.compile`` put into them, and buffers that
+        are in no checkpoint are written if the version has them. Names, types and shapes are
+        checked before the first byte is written: a version that does not fit leaves ``target`` as
+        it was. So does one with two tensors that differ, for which ``target`` has one memory (a
+        worker ties what the trainer does not). ``strict=False`` allows names on one side only, and
+        entries of ``target`` that are no tensors (``_extra_state``), which stay as they are; both
+        are returned. ``cast=True`` converts to the target's types where they differ; without it
+        that is refused. Names of either side that are tied to one that is loaded count as loaded.
+        Blocks for the copies, those to a GPU included. Raises InvalidError, StateError,
+        UnsupportedError (FSDP1, which has no parameters of its own).
+        """
+        views = {view.name: view for view in self.views()}
+        plan = load.check(views, target, strict=strict, cast=cast)
+        return load.apply(plan)
+
+    def apply(self, *, strict: bool = True) -> load.Loaded:
+        """Writes the version into what ``Subscriber.bind`` was given, whole or not at all.
+
+        Only what differs is written, and can be taken back: ``accept`` makes it final, while
+        ``refuse``, ``close``, an exception in the ``with`` block or a failure of this call put
+        every byte back as it was. The engine must not run meanwhile. ``strict`` and what is
+        returned are those of ``load_into``. Blocks for the copies. Raises InvalidError (it does not
+        fit), StateError (nothing is bound, it is no longer where it was, or the update is decided
+        or closed), StaleError, CorruptError (with broadcast.verify: always), HostMemoryError, and
+        what a GPU reports; the sentence says so if not every byte could be put back. The first
+        version since ``bind`` is written also where there is no memory for the bytes before; then
+        they are lost.
+        """
+        with self._call_lock:
+            pointer = self._live
+            self._check_undecided()
+            bound = self._current.bound
+            if bound is None:
+                raise StateError("nothing is bound: call Subscriber.bind(model) first")
+            self._failed = True
+            views = {view.name: view for view in self.views()}
+            plan = load.check(views, bound.as_bound(views), strict=strict, cast=bound.cast)
+            bound.settle()
+            call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
+            self._failed = False
+            return plan.left_out
+
+    # ---- What becomes of it
+
+    def accept(self) -> None:
+        """Tells the trainer that the engine runs on this version. The views stay until close.
+
+        Raises StaleError if the trainer has evicted this worker meanwhile: what was read may be
+        torn, what was applied is put back, and the next version is to be waited for. StateError if
+        it is decided or closed, or the last ``apply`` failed, or one could not be put back, and the
+        model is still bound (an engine without the version must not say that it has it). With bytes
+        in a GPU's memory it waits for that GPU's work first. Nothing is raised if the trainer was
+        lost: the engine runs on the version, and the next trainer is told so.
+        """
+        with self._call_lock:
+            pointer = self._live
+            self._check_undecided()
+            self._check_applied()
+            self._settle()
+            self._decided = True
+            try:
+                call(lib.refit_update_accept, pointer)
+            except StateError:  # it can still be applied, or refused
+                self._decided = False
+                raise
+
+    def refuse(self, reason: str = "", kept: bool | None = None) -> None:
+        """Tells the trainer that it could not be applied, and why (cut to 160 bytes).
+
+        ``kept``: whether the engine still runs on the version before; None asks the attribute.
+        With False the worker joins again and is offered the current version in full, with True the
+        next one. What was applied is put back first; if a GPU cannot, its error is raised, and the
+        refusal counts with False. StateError if it is decided or closed.
+        """
+        with self._call_lock:
+            pointer = self._live
+            self._check_undecided()
+            self._decided = True
+            text = reason.encode("utf-8", "replace").replace(b"\0", b" ")
+            call(lib.refit_update_refuse, pointer, text, int(self._holds(kept)))
+
+    def _check_applied(self) -> None:
+        if self._failed and self._current.bound is not None:
+            raise StateError(
+                f"version {self.version} could not be applied: apply it again, or refuse it; if it "
+                "was loaded in another way, call Subscriber.unbind first"
+            )
+
+    def _holds(self, kept: bool | None) -> bool:
+        kept = self.kept if kept is None else kept
+        return not self._lent if kept is None else kept
+
+    def _close(self, pointer: int) -> None:
+        """Views end. An undecided update is refused, with nothing held."""
+        try:
+            self._settle()
+        finally:
+            self._end(pointer)
+            self._call_back()
+            self._lifetime = None
+
+    def _end(self, pointer: int) -> None:
+        """Ends it in C, in a call of its own: the collector may come in the middle of another
+        thread's call, or of this one's. The subscriber ends it then, before it takes the next."""
+        if self._subscriber.closed or not self._is_current:
+            return
+        try:
+            with self._call_lock:
+                lib.refit_update_close(pointer)
+        except StateError:
+            return
+
+    def _settle(self) -> None:
+        """Work on a GPU that reads the trainer's memory there must be done before it may go."""
+        if self._cuda >= 0 and self._lent:
+            import torch
+
+            torch.cuda.synchronize(self._cuda)
+
+    def _call_back(self) -> None:
+        """Empties the PyTorch tensors that are still referred to."""
+        kept = [tensor for ref in self._tensors if (tensor := ref()) is not None]
+        self._tensors.clear()
+        if not kept:
+            return
+        import torch
+
+        # In this mode tensors that were made in it and out of it may be changed.
+        with interrupts_held(), torch.inference_mode():
+            for tensor in kept:
+                tensor.set_()
+
+    def _lend(self) -> None:
+        self._check()
+        self._lent = True
+
+    def _keep(self) -> Lifetime:
+        with self._keeping:  # views may be taken by several threads
+            if self._lifetime is None:
+                self._lifetime = Lifetime(self._live)
+            return self._lifetime
+
+    def _room(self, nbytes: int) -> Lifetime:
+        with self._keeping:
+            return Lifetime(self._live, nbytes)
+
+    def _remember(self, tensor: Any) -> None:
+        self._tensors.append(weakref.ref(tensor))
+
+    @property
+    def _is_current(self) -> bool:
+        """False once another one has come: a close that Ctrl-C cut short had ended this one."""
+        return self._serial == self._current.serial
+
+    @property
+    def _live(self) -> int:
+        self._check_open()
+        return super()._live
+
+    def _check(self) -> None:
+        _ = self._live
+
+    def _check_open(self) -> None:
+        if self.closed or not self._is_current:
+            raise StateError(
+                f"version {self._version} is closed, and its tensors ended with it: copy what is "
+                "to stay (copy=True)"
+            )
+
+    def _check_undecided(self) -> None:
+        if self._decided:
+            raise StateError(f"version {self._version} was accepted or refused before")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if not self._decided and not self.closed:
+                self._decide(value)
+        finally:
+            self.close()
+
+    def _decide(self, failure: BaseException | None) -> None:
+        if failure is None:
+            self.accept()
+            return
+        text, name = str(failure), type(failure).__name__
+        try:
+            self.refuse(f"{name}: {text}" if text else name)
+        except RefitError as why:
+            failure.add_note(f"refit: the trainer could not be told: {why}")
+
+    def __del__(self, _is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if _is_ending() or self.closed:
+            return
+        forgotten = not self._decided and self._process == os.getpid()
+        super().__del__()
+        if forgotten:
+            text = (
+                f"version {self._version} was dropped undecided, so the trainer hears that it is "
+                "refused: use it in a block (with update:), which accepts it at its end"
+            )
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "decided" if self._decided else "open"
+        return f"<refit.Update: version {self._version}, {len(self)} tensors, {state}>"

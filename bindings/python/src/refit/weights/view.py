@@ -1,0 +1,289 @@
+"""One tensor of a received version, where it lies: for NumPy, PyTorch, DLPack, or as plain bytes.
+
+Nothing is copied. An update's memory is the subscriber's (or the trainer's, mapped), borrowed until
+the update is closed: a view is asked for through the update, which refuses then. A PyTorch tensor
+that was made of a view before is emptied. A NumPy array, a memoryview, what DLPack gave, and what
+was made of a PyTorch tensor (a slice) cannot be called back: on the host their memory stays mapped
+for as long as they live, but a later version may be written there. A GPU's memory cannot be kept.
+A process that is forked meanwhile has none of this memory, and ends by a signal where it reads it.
+What is written into a PyTorch tensor on the host is seen through the update alone and ends with it;
+the memory of a GPU must not be written. An archive's snapshot has memory of its own, which stays as
+long as anything made of it: what is said here of an update's end does not concern its views.
+"""
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from refit._c import abi, dtypes
+from refit._c.library import call, lib
+from refit.errors import InvalidError, UnsupportedError
+from refit.weights import buffers
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from torch import Tensor
+
+
+_NO_ALIAS = 0xFFFFFFFF
+
+
+class Entry(NamedTuple):
+    """The description of one tensor of a version, and the address of its bytes."""
+
+    dtype: dtypes.Dtype
+    shape: tuple[int, ...]
+    pointer: int
+    alias_of: str | None
+
+
+def entries_of(count: int, tensor: Callable[[int, Any, Any], None]) -> dict[str, Entry]:
+    """What a version of the C library has, by name, in the trainer's order. `tensor` fills in one
+    after the other, by index: a refit_tensor, and where its bytes lie."""
+    raw = abi.refit_tensor(size=ctypes.sizeof(abi.refit_tensor))
+    place = ctypes.c_void_p()
+    entries: dict[str, Entry] = {}
+    ties: list[tuple[str, int]] = []
+    for index in range(count):
+        tensor(index, ctypes.byref(raw), ctypes.byref(place))
+        name, shape = raw.name.decode(), tuple(raw.shape[: raw.rank])
+        entries[name] = Entry(dtypes.by_number(raw.dtype), shape, place.value or 0, None)
+        if raw.alias_of != _NO_ALIAS:
+            ties.append((name, raw.alias_of))
+    names = tuple(entries)
+    for name, original in ties:  # last, since it may be tied to one that comes after it
+        entries[name] = entries[name]._replace(alias_of=names[original])
+    return entries
+
+
+class Owner(Protocol):
+    """The update that a view is of, and that it keeps alive."""
+
+    _cuda: int
+    """The CUDA device that the bytes are on, or -1."""
+
+    def _lend(self) -> None:
+        """StateError if the update is closed; from now on its bytes may have been read."""
+
+    def _remember(self, tensor: Any) -> None:
+        """A PyTorch tensor that is to be emptied at the end."""
+
+    def _keep(self) -> Any:
+        """An object that keeps its host memory mapped."""
+
+    def _room(self, nbytes: int) -> buffers.Room:
+        """A lifetime with so many bytes of the C library's."""
+
+
+class _CudaBytes:
+    """Device memory as PyTorch takes it; holds the update, so that it is not dropped."""
+
+    def __init__(self, pointer: int, nbytes: int, owner: Any) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (pointer, False),
+            "strides": None,
+            "version": 2,
+        }
+
+
+_libc = ctypes.CDLL(None)
+_libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+release_lifetime = lib.refit_update_unkeep
+"""The C function that gives the room of a ``Lifetime`` back, on any thread."""
+
+
+class Lifetime:
+    """Keeps an update's bytes mapped for as long as this object lives.
+
+    A view may be left in a variable, and read after its update or its subscriber is closed. It
+    holds a ``Lifetime``, or the room of one, so that it then reads other bytes, and no memory that
+    is gone. With ``mine`` set to False the bytes stay mapped until ``release_lifetime`` of its
+    ``address``, where ``nbytes`` are for the caller of that.
+    """
+
+    mine = True
+    _out: ctypes.c_void_p | None = None
+
+    def __init__(self, update: int, nbytes: int = 0) -> None:
+        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
+        call(lib.refit_update_keep, update, nbytes, ctypes.byref(self._out))
+
+    @property
+    def address(self) -> int:
+        """Where its room is."""
+        assert self._out is not None
+        assert self._out.value is not None
+        return self._out.value
+
+    def __del__(
+        self, _release: Callable[[ctypes.c_void_p | None], None] = release_lifetime
+    ) -> None:
+        if self.mine:
+            _release(self._out)
+
+
+_COMPARED = 64 << 20
+
+
+def same_bytes(a: "View", b: "View") -> bool:
+    """Whether two views of one version have the same type and bytes. Nothing is handed out, so the
+    version before counts as kept. Blocks for the reading."""
+    one, other = a._entry, b._entry
+    if one.dtype is not other.dtype or a.nbytes != b.nbytes:
+        return False
+    if one.pointer == other.pointer:
+        return True
+    if a._owner._cuda < 0:
+        return bool(_libc.memcmp(one.pointer, other.pointer, a.nbytes) == 0)
+    import torch
+
+    place = f"cuda:{a._owner._cuda}"
+    raw = [_CudaBytes(entry.pointer, a.nbytes, a._owner) for entry in (one, other)]
+    mine, theirs = (torch.as_tensor(memory, device=place) for memory in raw)
+    return all(
+        torch.equal(mine[at : at + _COMPARED], theirs[at : at + _COMPARED])
+        for at in range(0, a.nbytes, _COMPARED)
+    )
+
+
+class View:
+    """A tensor of an ``Update``, read-only and valid until that is closed, or of a ``Snapshot``,
+    for as long as anything refers to it. StateError is for closed updates."""
+
+    __slots__ = ("_entry", "_owner", "name")
+
+    def __init__(self, owner: Owner, name: str, entry: Entry) -> None:
+        self._owner = owner
+        self._entry = entry
+        self.name = name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return self._entry.shape
+
+    @property
+    def alias_of(self) -> str | None:
+        """The name of the tensor that it is tied to and shares its bytes with, or None."""
+        return self._entry.alias_of
+
+    @property
+    def dtype(self) -> str:
+        """The element type's name: "BF16"."""
+        return self._entry.dtype.name
+
+    @property
+    def nbytes(self) -> int:
+        """The number of its bytes; a tied tensor has those of the tensor that it shares."""
+        return self._entry.dtype.nbytes(self.shape)
+
+    @property
+    def bytes(self) -> memoryview:
+        """Its bytes, read-only. UnsupportedError for a GPU's memory; StateError."""
+        return memoryview(self._memory("bytes")).cast("B").toreadonly()
+
+    def numpy(self, *, bits: bool = False) -> "ndarray[Any, Any]":
+        """A read-only NumPy array on the memory; holds the update.
+
+        Do not read it once the update is closed: it may show another version's bytes by then.
+        Types that NumPy lacks are those of ml_dtypes, or with ``bits`` unsigned integers of their
+        width. UnsupportedError otherwise, and for a GPU's memory; StateError.
+        """
+        import numpy
+
+        dtype = dtypes.to_numpy(self._entry.dtype, bits=bits)
+        memory = memoryview(self._memory("a NumPy array")).toreadonly()
+        return numpy.frombuffer(memory, dtype).reshape(self.shape)
+
+    def torch(self) -> "Tensor":
+        """A PyTorch tensor on the memory, on the host or on the update's GPU.
+
+        On the host it may be written, as by a loader that adds 1 to a weight. In shared memory that
+        costs the pages that are written; the trainer, other workers and later versions do not see
+        it. A version that came through a socket and was written is no base for the next one, which
+        then comes whole. Tied tensors, and those that are asked for again, are on the same bytes.
+        A GPU's memory is the trainer's: read it only.
+
+        When the update is closed this tensor becomes empty, and what was made of it (slices, a
+        Parameter) may show another version's bytes; until then ``torch.utils.swap_tensors`` refuses
+        it. UnsupportedError for a type that PyTorch lacks; StateError.
+        """
+        import torch
+
+        dtype = dtypes.to_torch(self._entry.dtype)
+        shape = self.shape
+        if self._entry.dtype.pack > 1:
+            shape = (*shape[:-1], shape[-1] // self._entry.dtype.pack)
+        self._owner._lend()
+        place = "cpu" if self._owner._cuda < 0 else f"cuda:{self._owner._cuda}"
+        if self.nbytes == 0:
+            return torch.empty(shape, dtype=dtype, device=place)
+        if self._owner._cuda < 0:
+            made = torch.frombuffer(self._memory("a tensor"), dtype=dtype).view(shape)
+        else:
+            raw = _CudaBytes(self._entry.pointer, self.nbytes, self._owner)
+            made = torch.as_tensor(raw, device=place).view(dtype).view(shape)
+        self._owner._remember(made)
+        return made
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> "ndarray[Any, Any]":
+        """``numpy()`` for ``numpy.asarray``. InvalidError: another type, and no copy allowed."""
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise InvalidError(f"{self.name} is {array.dtype}: another type needs a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """DLPack's kind of device and its number: the host's memory, or the trainer's GPU."""
+        on_host = self._owner._cuda < 0
+        return (buffers.CPU, 0) if on_host else (buffers.CUDA, self._owner._cuda)
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """The memory as a DLPack capsule: its bytes are all there, so no stream is waited for.
+
+        What is made of it does not hold the update, since DLPack can call nothing of Python: keep
+        it open (``with update:``) while you read. Afterwards it may show another version's bytes,
+        and on a GPU its memory is gone. BufferError for a copy, for another device, and of a
+        ``Snapshot``; UnsupportedError for a type that DLPack lacks; StateError.
+        """
+        if copy or (dl_device is not None and tuple(dl_device) != self.__dlpack_device__()):
+            raise BufferError("a view shows memory where it is: copy it with the library it is for")
+        self._owner._lend()
+        entry, owner = self._entry, self._owner
+        if owner._cuda >= 0:
+            return buffers.to_dlpack(entry.dtype, self.shape, entry.pointer, owner._cuda)
+        return buffers.to_dlpack(
+            entry.dtype, self.shape, entry.pointer, -1, owner._room, release_lifetime
+        )
+
+    def _memory(self, what: str) -> Any:
+        if self._owner._cuda >= 0:
+            raise UnsupportedError(
+                f"{self.name} lies in a GPU's memory and cannot be {what}: take .torch() or DLPack"
+            )
+        self._owner._lend()
+        memory: Any = (ctypes.c_char * self.nbytes).from_address(self._entry.pointer)
+        memory._owner = self._owner  # what reads the memory holds the update,
+        memory._lifetime = self._owner._keep()  # and its memory, which the update's end does not
+        return memory
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name} is a scalar and has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"View({self.name!r}, {self.dtype}, {list(self.shape)})"

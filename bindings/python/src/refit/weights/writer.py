@@ -1,0 +1,239 @@
+"""Brings the bytes of tensors into the version under way, many with one call of the C library.
+
+Tensors that are there together are only pointed to until a batch is written. What an iterator gave
+is taken before the next one is asked for: small tensors are copied, so that they still travel many
+at a time, and large ones are written at once. What came before in the version is known as far as
+its ties go. When a version begins and ends is unknown here.
+"""
+
+import ctypes
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from refit._c import abi
+from refit._c.device import Device, stream_of
+from refit._c.library import call, lib
+from refit._c.waiting import run_interruptibly
+from refit.errors import CancelledError, UnsupportedError
+from refit.weights import manifest
+from refit.weights.manifest import Alias, Collected, Declared, Tensors, is_settled, pairs_of
+from refit.weights.source import Typed, Weight, in_row_order, weight_named
+from refit.weights.ties import TieCheck
+
+# ---- Copies of weights that do not stay what they are while others are looked at.
+#
+# The tensors of a mapping or a list are there together: they may all be held, and two that
+# lie in the same memory are tied. An iterator may make each tensor in the memory of the one
+# before, or put back afterwards what it changed: the tensor that it gave counts only until
+# the next one is asked for.
+
+COPIED_BYTES = 1 << 20
+"""Up to here a copy is cheaper than a call of the C library for this tensor alone."""
+
+
+def settled(weights: Tensors) -> Tensors:
+    """Weights that can be looked at before they are sent: of what an iterator gives, copies."""
+    if is_settled(weights) or callable(getattr(weights, "manifest", None)):
+        return weights
+    return [(name, _copy_of(name, tensor)) for name, tensor in pairs_of(weights)]
+
+
+def copied(weight: Weight) -> Weight | None:
+    """The same in memory of its own; None for what is better, or can only be, read where it is."""
+    if weight.layout is not None:
+        return in_row_order(weight)
+    if weight.nbytes > COPIED_BYTES:
+        return None
+    if weight.device < 0:
+        raw = ctypes.string_at(weight.pointer, weight.nbytes) if weight.nbytes else b""
+        place = ctypes.cast(ctypes.c_char_p(raw), ctypes.c_void_p).value
+        return weight._replace(tensor=raw, pointer=place or 0)
+    if not hasattr(weight.tensor, "data_ptr"):
+        return None
+    import torch
+
+    made = weight.tensor.detach().reshape(-1).view(torch.uint8).clone()
+    return weight._replace(tensor=made, pointer=made.data_ptr())
+
+
+def _copy_of(name: str, tensor: Any) -> Any:
+    if isinstance(tensor, Alias):
+        return tensor
+    weight = weight_named(name, tensor)
+    if hasattr(tensor, "data_ptr"):
+        return tensor.detach().to("cpu", copy=True)
+    if hasattr(tensor, "copy"):
+        return tensor.copy()
+    return _copy_of_bytes(weight)
+
+
+def _copy_of_bytes(weight: Weight) -> Typed:
+    """Of what cannot copy itself: ``Typed`` bytes, a memoryview, a view of an update."""
+    if weight.device >= 0:
+        raise UnsupportedError(
+            "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
+            "declare the tensors before (publisher.declare), or give a mapping"
+        )
+    raw = bytearray()  # not bytes: Python has one object for all that are one byte long and equal
+    if weight.nbytes:
+        raw += (ctypes.c_char * weight.nbytes).from_address(weight.pointer)
+    return Typed(raw, weight.dtype.name, weight.shape)
+
+
+# ---- Many tensors' bytes on their way into a version, as one list for C.
+#
+# A batch is of one device, and of one stream, which was the current one when its tensors were
+# taken: an iterator may make them on a stream of its own. It holds what would go away before
+# it is written: tensors that a generator made, and copies in row order of those that are
+# scattered. So much of that makes it full.
+
+HELD_BYTES = 64 << 20
+PART_BYTES = 256 << 20
+
+_ENTRY = struct.Struct("@IPQ")  # refit_weight
+assert _ENTRY.size == ctypes.sizeof(abi.refit_weight)
+
+
+class Batch:
+    """Tensors of one device; ``device`` is a CUDA device's number, or -1. They are read behind
+    what ``stream`` has queued."""
+
+    def __init__(self, device: int = -1, stream: int | None = None) -> None:
+        self.device = device
+        self.stream = stream
+        self._items: list[tuple[int, int, int]] = []
+        self._held: list[Any] = []
+        self._held_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds as much as it should."""
+        return self._held_bytes >= HELD_BYTES
+
+    def add(self, index: int, weight: Weight, *, hold: bool) -> None:
+        """Adds tensor ``index`` of the manifest; without ``hold`` the caller holds it."""
+        if hold or weight.layout is not None:
+            weight = in_row_order(weight)
+            self._held.append(weight.tensor)
+            self._held_bytes += weight.nbytes
+        self._items.append((index, weight.pointer, weight.nbytes))
+
+    def parts(self) -> Iterator[Any]:
+        """Arrays of refit_weight: so few bytes in each that Ctrl-C is heard between them."""
+        first, nbytes = 0, 0
+        for i, (_, _, more) in enumerate(self._items):
+            if nbytes and nbytes + more > PART_BYTES:
+                yield _pack(self._items[first:i])
+                first, nbytes = i, 0
+            nbytes += more
+        yield _pack(self._items[first:])
+
+
+def _pack(items: list[tuple[int, int, int]]) -> Any:
+    packed = bytearray(len(items) * _ENTRY.size)
+    for i, item in enumerate(items):
+        _ENTRY.pack_into(packed, i * _ENTRY.size, *item)
+    return (abi.refit_weight * len(items)).from_buffer(packed)
+
+
+# ---- The writer
+
+
+class Writer:
+    """Writes for one publisher, whose pointer each call is given. Owns the devices it opens."""
+
+    def __init__(self) -> None:
+        self._devices: dict[int, Device] = {}
+        self._ties: TieCheck | None = None
+
+    def forget(self) -> None:
+        """Later tensors belong to another version."""
+        self._ties = None
+
+    def close(self) -> None:
+        """Closes its devices; after the publisher."""
+        while self._devices:
+            self._devices.popitem()[1].close()
+
+    def write_collected(self, publisher: int, found: Collected) -> None:
+        """The tensors are held by the caller: only copies are bounded."""
+        batch = Batch()
+        for index, weight in found.weights:
+            batch = self._add(publisher, batch, index, weight, hold=False)
+        self._flush(publisher, batch)
+
+    def write_together(self, publisher: int, declared: Declared, weights: Tensors) -> None:
+        """The tensors may be made as they are taken, and stay: what is held is bounded."""
+        batch, ties = Batch(), self._ties_of(declared)
+        try:
+            for name, tensor in manifest.pairs_of(weights):
+                index, weight = declared.match(name, tensor)
+                if ties.concerns(name):
+                    ties.see(name, weight, stays=True)
+                if weight is not None and not declared.is_tied(index):
+                    batch = self._add(publisher, batch, index, weight, hold=True)
+            self._flush(publisher, batch)
+        finally:
+            ties.leave()
+
+    def write_each(self, publisher: int, declared: Declared, weights: Tensors) -> None:
+        """Each tensor counts only until the next one is asked for."""
+        batch, ties = Batch(), self._ties_of(declared)
+        for name, tensor in manifest.pairs_of(weights):
+            index, weight = declared.match(name, tensor)
+            if ties.concerns(name):
+                ties.see(name, weight, stays=False)
+            if weight is None or declared.is_tied(index):
+                continue
+            own = copied(weight)
+            if own is None:
+                self._write_alone(publisher, index, weight)
+            else:
+                batch = self._add(publisher, batch, index, own, hold=True)
+        self._flush(publisher, batch)
+
+    def _ties_of(self, declared: Declared) -> TieCheck:
+        if self._ties is None:
+            self._ties = TieCheck(declared.specs)
+        return self._ties
+
+    def _write_alone(self, publisher: int, index: int, weight: Weight) -> None:
+        self._flush(publisher, self._add(publisher, Batch(), index, weight, hold=True))
+
+    def _add(
+        self, publisher: int, batch: Batch, index: int, weight: Weight, *, hold: bool
+    ) -> Batch:
+        """Adds a tensor's bytes to the batch, which is written first if it is full."""
+        stream = stream_of(weight.device) if weight.device >= 0 else None
+        if (weight.device, stream) != (batch.device, batch.stream) or batch.full:
+            self._flush(publisher, batch)
+            batch = Batch(weight.device, stream)
+        batch.add(index, weight, hold=hold)
+        return batch
+
+    def _flush(self, publisher: int, batch: Batch) -> None:
+        if len(batch) == 0:
+            return
+        device = self._device(batch.device).pointer if batch.device >= 0 else None
+        stop = threading.Event()
+        stream = abi.refit_stream_ref(batch.stream)
+
+        def write() -> None:
+            for part in batch.parts():
+                if stop.is_set():
+                    raise CancelledError("the publish was interrupted")
+                call(lib.refit_publisher_write_all, publisher, part, len(part), device, stream)
+
+        run_interruptibly(write, stop.set)
+
+    def _device(self, number: int) -> Device:
+        """The C library's device for PyTorch's CUDA device of that number; open until close."""
+        found = self._devices.get(number)
+        if found is None:
+            found = self._devices[number] = Device(f"cuda:{number}")
+        return found
