@@ -9,7 +9,7 @@
  * happens there, on the caller's thread, and nowhere else: hooks run code of the caller's.
  */
 #include "base/clock.h"
-#include "offload/master_units.h"
+#include "offload/masters.h"
 #include "offload/offloader.h"
 
 /* ---- May it start? ------------------------------------------------------------------------ */

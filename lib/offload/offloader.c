@@ -48,7 +48,7 @@
 #include "base/clock.h"
 #include "config/config.h"
 #include "memory/budget.h"
-#include "offload/master_units.h"
+#include "offload/masters.h"
 
 /* ---- Open and close ----------------------------------------------------------------------- */
 

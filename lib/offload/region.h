@@ -32,7 +32,7 @@ typedef struct rft_region {
     const uint16_t *weights; /* borrowed; NULL: none */
     uint64_t stretch;        /* coded: elements that leave at a time */
     uint64_t head;           /* coded: bytes of the image before its units */
-    struct rft_unit *units;  /* coded, and lives on the host: owned; see master_units.h */
+    struct rft_unit *units;  /* coded, and lives on the host: owned; see masters.h */
     uint32_t room;           /* coded: of each unit (kernels/master.h) */
     uint32_t need;           /* coded: the room that a unit wanted when it did not fit; guarded */
     uint32_t misfits;        /* coded: how often that was; guarded */

@@ -27,7 +27,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "offload/master_units.h"
+#include "offload/masters.h"
 #include "offload/offloader.h"
 
 #define SLOT_ALIGNMENT UINT64_C(512) /* what suits copy engines */

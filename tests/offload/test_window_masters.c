@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "offload/master_units.h"
+#include "offload/masters.h"
 #include "offload/offloader.h"
 #include "tests/support/failing_alloc.h"
 
