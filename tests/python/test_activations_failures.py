@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 import refit.activations.arena
+import refit.activations.leaving
 import refit.activations.offload
+import refit.activations.returning
 import torch
 from activation_scenes import (
     Block,
@@ -311,7 +313,7 @@ def test_an_exception_right_behind_a_call_takes_no_memory_from_under_a_copy(
 ) -> None:
     """A signal's waits for the end of the call that holds it; another thread's does not."""
     made: list[weakref.ref[Any]] = []
-    real_memory = refit.activations.offload._memory
+    real_memory = refit.activations.returning._memory
     real = getattr(refit.activations.arena.Arena, name)
 
     def memory(*arguments: Any) -> Any:
@@ -325,7 +327,7 @@ def test_an_exception_right_behind_a_call_takes_no_memory_from_under_a_copy(
             how()
         return result
 
-    monkeypatch.setattr(refit.activations.offload, "_memory", memory)
+    monkeypatch.setattr(refit.activations.returning, "_memory", memory)
     for at in range(1, 100):
         calls = itertools.count(1)
         model = net(LAYERS)
@@ -408,7 +410,7 @@ def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
     expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PyTorch 2.6 has the count in its builds for GPUs alone.
-    monkeypatch.setattr(refit.activations.offload, "users_of", lambda _: 0)
+    monkeypatch.setattr(refit.activations.leaving, "users_of", lambda _: 0)
     model = net(LAYERS)
     with offloaded(model) as (activations, block):
         for _ in range(4):

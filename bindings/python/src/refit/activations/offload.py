@@ -15,28 +15,19 @@ queued:
                                  │                                 ▲                     │
                                  └── held by others: it stays      └──asked for by all── returned
 
-When a group is away, our reference to the device's memory is dropped, and with it the memory: those
-who hold a storage besides us are counted, and where there are any it stays, for then its leaving
-would free nothing. In the backward pass the first tensor of a group that is asked for brings back
-the group, and starts the groups before it.
-
-What a group still needs is known by reference counts: ``Storage`` lives as long as autograd holds a
-view of it. Its end is only noted, since it may come at any point of any thread; calls that hold the
-lock act on it (``_tidy``).
-
-How much leaves is for ``plan`` to say; what a saved tensor is, for ``saved_tensors``;
-where the bytes are, for the C library (refit/activations.h).
+Here are the blocks, the ends of the layers, and what autograd hands over and asks for. What a group
+is stands in ``groups``, how one leaves in ``leaving``, and how it returns in ``returning``. How
+much leaves is for ``plan`` to say; what a saved tensor is, for ``saved_tensors``; where the bytes
+are, for the C library (refit/activations.h).
 """
 
 import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -49,22 +40,19 @@ from refit._c.library import lib
 from refit._c.stats import PREFIX, gather, numbered
 from refit._c.waiting import interrupts_held
 from refit.activations.arena import Arena
+from refit.activations.groups import Forward, Groups, alive
+from refit.activations.leaving import Leaving
 from refit.activations.plan import Plan
+from refit.activations.returning import Returning
 from refit.errors import (
-    DeadlineError,
-    DeviceError,
     InvalidError,
-    NotFoundError,
-    RefitError,
     StateError,
     UnsupportedError,
 )
 from refit.states.device_states import (
     Devices,
     current_stream,
-    lacks_memory,
     stream_objects,
-    used_on,
 )
 from refit.states.saved_tensors import (
     Kept,
@@ -78,7 +66,6 @@ from refit.states.saved_tensors import (
     unwrap,
     wrap,
 )
-from refit.states.storage_swap import users_of
 
 _LOOKS_AGAIN = 64
 """Blocks after which an offload that is off measures again."""
@@ -86,128 +73,10 @@ _LOOKS_AGAIN = 64
 _USELESS = 3
 """Forward passes in a row that have freed nothing: then it is off."""
 
-_MEASURE_MS = 60_000
-"""The longest wait for the copies of a group that is measured."""
-
 _SEVERAL = -1
 """The version of a storage whose tensors were saved at several."""
 
 _in_backward = torch._C._current_graph_task_id
-
-
-class _Needed(weakref.ref[Storage]):
-    """A storage that leaves with a group. Its end puts this into a queue, by a callback that runs
-    none of Python's code: what a signal handler raised there, Ctrl-C for one, would be lost, and
-    the note with it."""
-
-    __slots__ = ("group",)
-
-    group: "_Group | None"
-    """None: the storage has stayed on the device, and does not count any more."""
-
-
-class _Group:
-    """What one layer has saved, as far as it leaves or returns. Guarded by the lock."""
-
-    __slots__ = (
-        "also",
-        "arriving",
-        "forward",
-        "held",
-        "is_away",
-        "left",
-        "name",
-        "number",
-        "order",
-        "sources",
-        "storages",
-        "stream",
-        "streams",
-    )
-
-    def __init__(self, name: str, order: int, forward: "_Forward") -> None:
-        self.name = name
-        self.order = order
-        self.forward = forward
-        self.number = 0
-        """Its number in the arena; 0: it has none."""
-        self.storages: list[_Needed] = []
-        """Those that leave with it, by place."""
-        self.also: list[weakref.ref[Storage]] = []
-        """Those that left with groups before it, and return with it."""
-        self.left = 0
-        """Those of ``storages`` that are away or on their way, and still needed."""
-        self.held: list[Any] = []
-        """Memory of the device that copies of it use."""
-        self.is_away = False
-        self.sources: list[_Group] = []
-        """The groups whose bytes are on their way back for this one."""
-        self.arriving: _Group | None = None
-        """The group for which bytes of this one are on their way back."""
-        self.stream = 0
-        """On which its last copies were ordered."""
-        self.streams: list[int] = []
-        """On which the layer has worked, and which wait for the copies out."""
-
-    def returning(self) -> list[Storage]:
-        """What is away and returns with it."""
-        return [
-            one
-            for one in (*_alive(self.storages), *_alive(self.also))
-            if one.back is self and one.device is None and one.group is not None
-        ]
-
-
-class _Forward:
-    """What one block has saved so far. Used by the thread of the block alone."""
-
-    __slots__ = (
-        "freed",
-        "has_saved",
-        "is_alone",
-        "is_over",
-        "order",
-        "passed_over",
-        "saved",
-        "saving",
-        "shared",
-        "since",
-        "stayed",
-        "storages",
-        "streams",
-        "streams_of_all",
-        "thread",
-        "unfinished",
-        "waiting",
-    )
-
-    def __init__(self, saving: Any, is_alone: bool) -> None:
-        self.saving = saving
-        """The hooks, while they are autograd's."""
-        self.storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
-        """Those that are on the device, by an identity that is theirs as long as they are."""
-        self.unfinished: list[Storage] = []
-        """What the layer that runs has saved."""
-        self.shared: list[Storage] = []
-        """What it has saved again that layers before it have."""
-        self.waiting: list[tuple[int, Storage]] = []
-        """Those that have left, and that others still held then; with the order of the group."""
-        self.passed_over: list[tuple[int, weakref.ref[Storage]]] = []
-        """Those that did not leave because others held them to the end, the forward pass before."""
-        self.streams: dict[int, Any] = {}
-        """The streams of a GPU on which the layer that runs has saved."""
-        self.streams_of_all: dict[int, Any] = {}
-        """Those on which all of its layers have worked, as far as that is seen."""
-        self.order = 0
-        self.thread = threading.get_ident()
-        self.has_saved = False
-        self.is_over = False
-        self.is_alone = is_alone
-        """Nothing of other forward passes was away when it began."""
-        self.since = 0.0
-        self.saved = 0
-        self.freed = 0
-        self.stayed = 0
 
 
 class _Begun(threading.local):
@@ -288,26 +157,12 @@ class ActivationOffload(Closing):
         self._on = _device_of(model)
         self._min_bytes = max(1, chosen["activations.min_bytes"])
         self._in_flight = chosen["activations.in_flight"]
-        self._prefetch = chosen["activations.prefetch"]
         self._keep_last = chosen["activations.keep_last"]
         self._plan = Plan(self._in_flight, chosen["activations.aim"] == "memory")
-        self._lock = threading.RLock()
-        self._groups: list[_Group] = []
-        """In the order of the forward passes: all that something may return with."""
-        self._leaving: deque[_Group] = deque()
-        self._stuck: list[tuple[int, Any]] = []
-        """What holds memory under copies that could not be waited for; with the number of a group
-        that is to be released once they are over, or 0."""
-        self._over: deque[_Needed] = deque()
-        """Of storages that are not needed any more."""
-        self._held_anyway: set[tuple[int, int]] = set()
-        """Where storages are saved that others hold: order of the group, place among its own."""
         self._nothing: dict[torch.dtype, torch.Tensor] = {}
         self._process = os.getpid()
-        self._forward: _Forward | None = None
+        self._forward: Forward | None = None
         self._depth = 0
-        self._kept_before = 0
-        """The layers of the last forward pass, until a backward pass has asked for one."""
         self._blocks = 0
         self._lengths = deque([len(self._layers)], maxlen=_USELESS)
         """Layers of the last forward passes; a short one among long ones changes nothing."""
@@ -316,6 +171,9 @@ class ActivationOffload(Closing):
         self._last = (0, 0, 0)
         devices = Devices(chosen, {}) if beside is None else beside._devices
         self._arena = Arena(devices[self._on], chosen)
+        self._groups = Groups(self._arena, self._on)
+        self._leaving = Leaving(self._groups, self._plan)
+        self._returning = Returning(self._groups, chosen["activations.prefetch"])
         self._hooks = [
             _follow(layer, _Boundary(self, number))
             for number, (_, layer) in enumerate(self._layers)
@@ -354,18 +212,18 @@ class ActivationOffload(Closing):
         if self._off is not None and self._blocks % _LOOKS_AGAIN == 0:
             self._off = None
             self._plan.again()
-            self._held_anyway.clear()
-        with self._lock:
-            self._tidy()
-            if self._stuck:
-                self._release_stuck()
-            self._drop_ended()
-            is_alone = not any(group.number for group in self._groups)
+            self._leaving.held_anyway.clear()
+        with self._groups.lock:
+            self._groups.tidy()
+            if self._groups.stuck:
+                self._groups.release_stuck()
+            self._groups.drop_ended()
+            is_alone = not any(group.number for group in self._groups.all)
         if self._off is not None:
             return
         save, load = (partial(_untraced(one), self) for one in ("_save", "_load"))
         saving = torch.autograd.graph.saved_tensors_hooks(save, load)
-        forward = _Forward(saving, is_alone)
+        forward = Forward(saving, is_alone)
         if self._plan.measures:
             forward.since = self._now()
         saving.__enter__()
@@ -392,7 +250,7 @@ class ActivationOffload(Closing):
         if forward is not None:
             self._finish(forward, whole)
 
-    def _abandon(self) -> _Forward | None:
+    def _abandon(self) -> Forward | None:
         """Autograd keeps by itself again what it saves."""
         forward, self._forward, self._depth = self._forward, None, 0
         if forward is not None:
@@ -450,9 +308,9 @@ class ActivationOffload(Closing):
         if self._depth > 0 and not self._begun.passes:
             raise StateError("this ActivationOffload is in the middle of a forward pass")
         self.detach()
-        with self._lock, interrupts_held():
-            self._tidy()
-            self._settle()
+        with self._groups.lock, interrupts_held():
+            self._groups.tidy()
+            self._returning.settle()
         self._end()
         self._arena.close()
 
@@ -470,8 +328,8 @@ class ActivationOffload(Closing):
         Does not block, unless another thread is in a call.
         """
         self._open()
-        with self._lock:
-            self._tidy()
+        with self._groups.lock:
+            self._groups.tidy()
             c_stats = gather((lib.refit_activations_stats, self._arena._live))
         saved, left, stayed = self._last
         return numbered(c_stats, "activation_") | {
@@ -512,16 +370,16 @@ class ActivationOffload(Closing):
                 self._save_changed(forward, storage, tensor._version)
         return Saved(storage, tensor, self._nothing_of(tensor.dtype))
 
-    def _save_changed(self, forward: _Forward, storage: Storage, version: int) -> None:
+    def _save_changed(self, forward: Forward, storage: Storage, version: int) -> None:
         """A storage is saved again at another version. If it has left before it was changed, the
         bytes that count are on the device, and it stays there."""
         if storage.group is None:
             storage.version = _SEVERAL
         elif version != 0:  # at 0 its part of the storage was never changed
-            with self._lock, interrupts_held():
+            with self._groups.lock, interrupts_held():
                 if storage.group is not None:
                     forward.stayed += storage.nbytes
-                    self._keep_storage(storage)
+                    self._groups.keep_storage(storage)
 
     def _nothing_of(self, dtype: torch.dtype) -> torch.Tensor:
         found = self._nothing.get(dtype)
@@ -535,226 +393,61 @@ class ActivationOffload(Closing):
         forward = self._forward
         if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
             return
-        with self._lock, interrupts_held():
-            self._tidy()
+        with self._groups.lock, interrupts_held():
+            self._groups.tidy()
             self._note_streams(forward)
             found, forward.unfinished = forward.unfinished, []
             order, forward.order = forward.order, forward.order + 1
             measures = self._plan.measures
             forward_s = self._now() - forward.since if measures else 0.0
             # Before this group leaves: what it saved is still held by those who called the layer.
-            self._give_back(self._in_flight - 1)
-            self._look_at_waiting(forward)
-            group = self._group(forward, self._layers[number][0], order)
+            self._leaving.give_back(self._in_flight - 1)
+            self._leaving.look_at_waiting(forward)
+            group = self._groups.new(forward, self._layers[number][0], order)
             chosen: list[Storage] = []
             if order < max(self._lengths) - self._keep_last:
-                chosen = self._chosen(forward, group, found)
-                self._leave(group, chosen, forward.streams)
+                chosen = self._leaving.chosen(forward, group, found)
+                self._leaving.leave(group, chosen, forward.streams)
             forward.streams = {}
             nbytes = sum(one.nbytes for one in chosen)
             forward.stayed += sum(one.nbytes for one in found) - nbytes
             if measures:
-                self._plan.note(order, nbytes, forward_s, self._copied(group))
+                self._plan.note(order, nbytes, forward_s, self._leaving.copied(group))
             if measures:
                 forward.since = self._now()
 
-    def _note_streams(self, forward: _Forward) -> None:
+    def _note_streams(self, forward: Forward) -> None:
         """The streams of a layer that has ended, before memory of those before it is let go."""
         forward.streams_of_all |= {**forward.streams, **stream_objects(self._on)}
 
-    def _group(self, forward: _Forward, name: str, order: int) -> _Group:
-        """The group of a layer that has ended, with what it shares with those before it."""
-        group = _Group(name, order, forward)
-        shared, forward.shared = forward.shared, []
-        for storage in shared:
-            storage.back = group
-            group.also.append(weakref.ref(storage))
-        self._groups.append(group)
-        return group
-
-    def _chosen(self, forward: _Forward, group: _Group, found: Sequence[Storage]) -> list[Storage]:
-        """Those that leave, as the plan says; the large ones first where not all do."""
-        may = []
-        for one in found:
-            if (group.order, one.at) in self._held_anyway:
-                forward.passed_over.append((group.order, weakref.ref(one)))
-            elif one.device.nbytes() == one.nbytes:  # its owner has not taken the memory back
-                may.append(one)
-        share = self._plan.share(group.order)
-        if share >= 1.0:
-            return may
-        left = share * sum(one.nbytes for one in may)
-        chosen = []
-        for one in sorted(may, key=lambda one: -one.nbytes):
-            if one.nbytes <= left:
-                left -= one.nbytes
-                chosen.append(one)
-        return sorted(chosen, key=lambda one: one.at)
-
-    def _leave(self, group: _Group, chosen: Sequence[Storage], streams: Mapping[int, Any]) -> None:
-        """Starts the copies out, behind all streams that the layer has worked on."""
-        if not chosen:
-            return
-        group.stream = current_stream(self._on)
-        group.streams = list({group.stream: None, **streams})
-        for one in group.streams[1:]:
-            torch.cuda.current_stream(self._on).wait_stream(streams[one])
-        try:
-            group.number = self._arena.begin()
-            self._add(group, chosen)
-            self._arena.commit(group.number, group.stream)
-        except RefitError as why:
-            self._stays(group, why)
-            return
-        except BaseException:
-            self._keep(group)
-            raise
-        if group.storages:
-            self._leaving.append(group)
-        else:  # the arena has room for none
-            self._release(group)
-
-    def _add(self, group: _Group, chosen: Sequence[Storage]) -> None:
-        for storage in chosen:
-            place = self._arena.add(group.number, storage.device.data_ptr(), storage.nbytes)
-            if place is not None:
-                storage.place = place
-                storage.group = storage.back = group
-                needed = _Needed(storage, self._over.append)
-                needed.group = group
-                group.storages.append(needed)
-                group.held.append(storage.device)
-                group.left += 1
-
-    def _give_back(self, most: int) -> None:
-        """Lets go of the device memory of groups that have left, and of so many that at most
-        ``most`` are on their way."""
-        while self._leaving:
-            group = self._leaving[0]
-            try:
-                if not self._arena.is_still(group.number):
-                    if len(self._leaving) <= most:
-                        return
-                    for stream in group.streams:
-                        self._arena.join(group.number, stream)
-            except RefitError as why:
-                self._leaving.popleft()
-                self._stays(group, why)
-                continue
-            self._leaving.popleft()
-            self._free(group)
-
-    def _free(self, group: _Group) -> None:
-        """The group is away. Its device memory goes, but for what others hold besides us."""
-        group.is_away = True
-        for storage in _alive(group.storages):
-            if storage.group is None:
-                continue
-            if users_of(storage.device) == 1:
-                self._let_go(group.forward, storage)
-            elif not group.forward.is_over:
-                group.forward.waiting.append((group.order, storage))
-            else:
-                self._keep_storage(storage)
-        group.held.clear()
-        if group.left == 0:
-            self._release(group)
-
-    def _let_go(self, forward: _Forward, storage: Storage) -> None:
-        """Its identity may be another storage's from now on, and its memory, too: that belongs to
-        the stream on which it was taken, which need not be one of those that wait for the copies.
-        Nor do copies alone read it: a layer behind its own may, which has not saved it."""
-        used_on([storage.device], forward.streams_of_all.values())
-        if forward.storages.get(storage.device._cdata) is storage:
-            del forward.storages[storage.device._cdata]
-        forward.freed += storage.nbytes
-        storage.device = None
-
-    def _keep_storage(self, storage: Storage) -> None:
-        """It stays on the device for good."""
-        group, storage.group = storage.group, None
-        if group is None:
-            return
-        group.storages[storage.place].group = None
-        group.left -= 1
-        if group.left == 0:
-            self._release(group)
-
-    def _stays(self, group: _Group, why: RefitError) -> None:
-        """The copies out of a group could not be started, or waited for: it stays on the device."""
-        self._keep(group)
-        if isinstance(why, DeviceError):
-            raise _named(why, group) from why
-        warnings.warn(
-            f"activations of {group.name} stay on the device: {why}", RuntimeWarning, stacklevel=5
-        )
-
-    def _keep(self, group: _Group) -> None:
-        for storage in _alive(group.storages):
-            self._keep_storage(storage)
-        self._release(group)
-
-    def _copied(self, group: _Group) -> float:
-        """Waits for the copies out of a group that is measured: how long they took."""
-        began = time.perf_counter()
-        if group.number and self._leaving:
-            with suppress(RefitError):  # _give_back meets it again, or waits on
-                self._arena.wait(group.number, _MEASURE_MS)
-        return time.perf_counter() - began
-
-    def _finish(self, forward: _Forward, whole: bool) -> None:
+    def _finish(self, forward: Forward, whole: bool) -> None:
         """A block has ended; ``whole``: not by an exception. Its groups hold ``forward`` as long as
         they are there, so it holds no storage from here on."""
         forward.unfinished.clear()
-        with self._lock, interrupts_held():
-            self._tidy()
+        with self._groups.lock, interrupts_held():
+            self._groups.tidy()
             self._note_streams(forward)
-            self._give_back(len(self._leaving))
+            self._leaving.give_back(len(self._groups.leaving))
             if forward.shared:
-                self._group(forward, "the end of the forward pass", forward.order)
-            self._learn(forward)
+                self._groups.new(forward, "the end of the forward pass", forward.order)
+            self._leaving.learn(forward)
             forward.is_over = True
-            for group in self._leaving:
+            for group in self._groups.leaving:
                 if group.forward is forward:
                     forward.freed += sum(
-                        one.nbytes for one in _alive(group.storages) if one.group is not None
+                        one.nbytes for one in alive(group.storages) if one.group is not None
                     )
             forward.storages.clear()
             if not whole or forward.order == 0 or not forward.has_saved:
                 return
             self._lengths.append(forward.order)
             self._last = (forward.saved, forward.freed, forward.stayed)
-            self._kept_before = forward.order
+            self._returning.kept_before = forward.order
             if self._plan.measures:
                 self._plan.end()
             self._judge(forward)
 
-    def _look_at_waiting(self, forward: _Forward) -> None:
-        """Lets go of what others held when it left, and do not any more."""
-        waiting, forward.waiting = forward.waiting, []
-        while waiting:
-            order, storage = waiting.pop()
-            if storage.group is None or storage.device is None:
-                continue
-            if users_of(storage.device) == 1:
-                self._let_go(forward, storage)
-            else:
-                forward.waiting.append((order, storage))
-
-    def _learn(self, forward: _Forward) -> None:
-        """What others hold beyond the forward pass does not leave the next time."""
-        self._look_at_waiting(forward)
-        waiting, forward.waiting = forward.waiting, []
-        for order, storage in waiting:
-            self._held_anyway.add((order, storage.at))
-            forward.stayed += storage.nbytes
-            self._keep_storage(storage)
-        for order, reference in forward.passed_over:
-            passed = reference()
-            if passed is not None and users_of(passed.device) == 1:
-                self._held_anyway.discard((order, passed.at))
-
-    def _judge(self, forward: _Forward) -> None:
+    def _judge(self, forward: Forward) -> None:
         """Turns it off where it is of no use."""
         if forward.freed > 0:
             self._useless = 0
@@ -788,205 +481,16 @@ class ActivationOffload(Closing):
             return unwrap(saved, self._load)
         saved.check()
         storage = saved.storage
-        with self._lock:
+        with self._groups.lock:
             device = storage.device
             if storage.group is not None:
-                device = self._brought(saved, storage)
-            elif storage.order < self._kept_before:
-                self._begin_returns()
+                device = self._returning.brought(saved, storage)
+            elif storage.order < self._returning.kept_before:
+                self._returning.begin()
         made: torch.Tensor = saved.rebuilt(device)
         if storage.stream != 0 and storage.stream != current_stream(self._on):
             made.record_stream(torch.cuda.current_stream(self._on))
         return made
-
-    def _brought(self, saved: Saved, storage: Storage) -> Any:
-        """The device memory of a storage that leaves, is away or has returned."""
-        self._tidy()
-        back = storage.back
-        if not storage.group.is_away:
-            with interrupts_held():
-                self._cancel(storage.group)
-            return storage.device
-        if storage.device is None or back.sources:
-            with interrupts_held():
-                if storage.device is None:
-                    self._fetch(back)
-                self._join(back)
-                self._fetch_before(self._groups.index(back))
-        stream = current_stream(self._on)
-        if storage.stream != stream:  # another stream than that which has joined the copies
-            try:
-                self._arena.join(storage.group.number, stream)
-            except RefitError as why:
-                storage.device = None
-                raise _named(why, back) from why
-        device = storage.device
-        storage.ask(saved)
-        return device
-
-    def _cancel(self, group: _Group) -> None:
-        """A group that is asked for while it leaves stays."""
-        for needed in group.storages:
-            needed.group = None
-            storage = needed()
-            if storage is not None:
-                storage.group = None
-        group.left = 0
-        self._release(group)
-
-    def _fetch(self, group: _Group) -> None:
-        """Starts the copies in of all that returns with a group."""
-        stream = current_stream(self._on)
-        by_source: dict[_Group, list[Storage]] = {}
-        for storage in group.returning():
-            by_source.setdefault(storage.group, []).append(storage)
-        for source, storages in by_source.items():
-            if source.arriving is not None:
-                self._join(source.arriving)
-            taken = [_memory(storage.nbytes, self._on) for storage in storages]
-            memories = [0] * len(source.storages)
-            for storage, made in zip(storages, taken, strict=True):
-                memories[storage.place] = made.data_ptr()
-            # Before the call: an exception that another thread sends to this one may come right
-            # behind it, and copies be under way. Where none is, a join does nothing.
-            group.held.extend(taken)
-            source.arriving = group
-            source.stream = group.stream = stream
-            group.sources.append(source)
-            try:
-                self._arena.fetch(source.number, memories, stream)
-            except RefitError as why:
-                if isinstance(why, DeadlineError):
-                    self._stuck.append((0, taken))
-                source.arriving = None
-                group.sources.pop()
-                del group.held[-len(taken) :]
-                raise _named(why, group) from why
-            for storage, made in zip(storages, taken, strict=True):
-                storage.return_to(made, stream)
-
-    def _join(self, group: _Group) -> None:
-        """The stream of the backward pass waits for the copies in."""
-        stream = current_stream(self._on)
-        while group.sources:
-            source = group.sources[-1]
-            try:
-                # The stream of the fetch, too: its allocator gets the memory back.
-                for one in {stream, source.stream} if source.number else ():
-                    self._arena.join(source.number, one)
-            except RefitError as why:
-                raise _named(why, group) from why  # the copies go on, and can be waited for again
-            source.arriving = None
-            group.sources.pop()
-        group.held.clear()
-
-    def _begin_returns(self) -> None:
-        """The backward pass has come to the layers that stay: those before them are next."""
-        self._kept_before = 0
-        with interrupts_held():
-            self._fetch_before(len(self._groups))
-
-    def _fetch_before(self, at: int) -> None:
-        """Starts the groups that the backward pass comes to next, which stand before this one."""
-        left = self._prefetch
-        while at > 0 and left > 0:
-            at -= 1
-            before = self._groups[at]
-            if before.left == 0 and not before.also:
-                continue
-            left -= 1
-            if before.sources:
-                continue
-            try:
-                self._fetch(before)
-            except Exception as why:
-                if isinstance(why, RefitError) or lacks_memory(why):
-                    return  # it is fetched again when it is asked for, and then this is told
-                raise
-
-    # ---- groups end ------------------------------------------------------------------------------
-
-    def _tidy(self) -> None:
-        """Acts on storages that are not needed any more. With the lock."""
-        if self._over:
-            with interrupts_held():
-                self._count_down()
-
-    def _count_down(self) -> None:
-        released = False
-        while self._over:
-            group = self._over.popleft().group
-            if group is None:
-                continue
-            group.left -= 1
-            if group.left == 0 and group.number:
-                self._release(group)
-                released = True
-        if released:
-            self._drop_ended()
-
-    def _drop_ended(self) -> None:
-        """Forgets groups with which nothing returns any more."""
-        ended = [one for one in self._groups if not one.number and not _alive(one.also)]
-        for group in ended:
-            self._end_copies(group)
-            self._groups.remove(group)
-
-    def _end_copies(self, group: _Group) -> None:
-        """The current stream waits for bytes that are on their way and not needed any more, so
-        that their memory may go."""
-        with suppress(RefitError):
-            self._join(group)
-        if group.sources:
-            self._stuck.append((0, group))
-
-    def _release(self, group: _Group) -> None:
-        """Gives its room in the arena back, once all of it is on the device, or not needed."""
-        if not group.number:
-            return
-        if group in self._leaving:
-            self._leaving.remove(group)
-        leaving = [] if group.is_away else list(group.held)
-        self._end_copies(group)
-        number = group.number
-        # until it is known that no copy uses what it holds
-        self._stuck.append((number, (group, leaving)))
-        group.number = 0
-        self._arena.release(number, group.stream)
-        self._stuck.pop()
-        group.storages.clear()  # they know the group, too: a cycle would wait for the collector
-        # Copies out may go on: then no one needs their bytes, and what they read may change. It
-        # must not be unmapped, and belongs to streams that need not wait for them.
-        used_on(leaving, group.forward.streams_of_all.values())
-        if not group.sources:
-            group.held.clear()
-
-    def _release_stuck(self) -> None:
-        """Releases groups whose copies hung, and are over by now."""
-        for one in list(self._stuck):
-            number, _ = one
-            try:
-                if number == 0 or not self._arena.is_still(number):
-                    continue
-            except RefitError:
-                pass  # the device is lost, which ends the copies, too
-            try:
-                self._arena.release(number, current_stream(self._on))
-            except NotFoundError:
-                pass  # an exception came right behind its release
-            except RefitError:
-                continue
-            self._stuck.remove(one)
-
-    def _settle(self) -> None:
-        """Brings all groups back for good."""
-        for group in self._groups:
-            self._fetch(group)
-        for group in self._groups:
-            self._join(group)
-        for group in self._groups:
-            self._cancel(group)
-        self._groups.clear()
 
     # ---- small things ----------------------------------------------------------------------------
 
@@ -1104,25 +608,10 @@ def _is_innermost(saving: Any) -> bool:
     return bool(hooks is not None and hooks[0] == saving.pack_hook)
 
 
-def _alive(storages: Iterable["weakref.ref[Storage]"]) -> list[Storage]:
-    return [one for reference in storages if (one := reference()) is not None]
-
-
-def _memory(nbytes: int, device: torch.device) -> Any:
-    storage: Any = torch.UntypedStorage
-    return storage(nbytes, device=device)
-
-
 def _remove(hooks: list[Any]) -> None:
     for hook in hooks:
         hook.remove()
     hooks.clear()
-
-
-def _named(why: RefitError, group: _Group) -> RefitError:
-    """A failure in the backward pass, with the layer's name."""
-    text = f"activations of {group.name} could not be brought back: {why.text}"
-    return type(why)(text, why.status, why.subsystem)
 
 
 def _layers_of(
