@@ -161,8 +161,8 @@ def python_tests(changed: set[str]) -> list[str]:
             "conftest"
         }:
             touched.add(Path(path).stem)
-        elif path == "tests/kernels/adam_library.c":
-            touched.add("test_adam_kernel")
+        elif path == "tests/kernels/optim_library.c":
+            touched.add("test_optim_kernel")
         elif not NOT_OF_PYTHON.match(path):
             touched |= set(files)
     more = True

@@ -181,11 +181,11 @@ enum { EMPTY_ROUNDS = 50, EMPTY_WORKERS = 4, EMPTY_PART = 64 };
 static refit_status cycle(refit_controller *controller, const refit_weight *weights,
                           refit_error *error)
 {
-    BENCH_TRY(refit_controller_clear(controller, REFIT_STREAM_NONE, error));
+    BENCH_TRY(refit_controller_offload(controller, REFIT_STREAM_NONE, error));
     BENCH_TRY(refit_controller_publish(controller, 0, weights, BENCH_TENSORS, NULL,
                                        REFIT_STREAM_NONE, error));
-    BENCH_TRY(refit_controller_return(controller, REFIT_STREAM_NONE, error));
-    return refit_controller_join(controller, REFIT_STREAM_NONE, error);
+    BENCH_TRY(refit_controller_restore(controller, REFIT_STREAM_NONE, error));
+    return refit_controller_wait(controller, REFIT_STREAM_NONE, error);
 }
 
 static refit_status time_cycles(refit_controller *controller, bench_series *series,

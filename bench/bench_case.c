@@ -191,12 +191,12 @@ refit_status bench_case_out(void *self, refit_error *error)
 {
     bench_case *it = self;
     BENCH_TRY(refit_offloader_offload(it->offloader, REFIT_STREAM_NONE, NULL, error));
-    return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
+    return refit_offloader_wait(it->offloader, BENCH_WAIT_MS, error);
 }
 
 refit_status bench_case_back(void *self, refit_error *error)
 {
     bench_case *it = self;
     BENCH_TRY(refit_offloader_restore(it->offloader, REFIT_STREAM_NONE, NULL, error));
-    return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
+    return refit_offloader_wait(it->offloader, BENCH_WAIT_MS, error);
 }

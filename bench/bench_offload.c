@@ -25,16 +25,16 @@ static const uint64_t host_bytes = UINT64_C(2000000000);
 /* ---- What of the restore shows behind a training step that is twice as long ---- */
 
 /*
- * Behind a pause: the CPU is idle meanwhile; exposed is the time for which refit's calls held the
+ * Behind a pause: the CPU is idle meanwhile; blocked is the time for which refit's calls held the
  * caller. Behind work (a GPU only): the caller's stream is busy writing device memory all the
- * while, and joins the restore at its end; exposed is by how much that made it later. The work is a
+ * while, and joins the restore at its end; blocked is by how much that made it later. The work is a
  * row of writes to a scratch buffer, whose number is found by timing a few. Both begin and end with
  * the tensors on the device; `back` is the time of a restore by itself.
  */
 enum { LONGER = 2, TRIAL = 8 };
 static const uint64_t scratch_most = UINT64_C(1) << 30;
 
-static refit_status behind_pause(bench_case *it, double back, double *exposed, refit_error *error)
+static refit_status behind_pause(bench_case *it, double back, double *blocked, refit_error *error)
 {
     double step = LONGER * back;
     struct timespec pause = {.tv_sec = (time_t)step,
@@ -45,8 +45,8 @@ static refit_status behind_pause(bench_case *it, double back, double *exposed, r
     double waited = bench_now() - start;
     nanosleep(&pause, NULL);
     start = bench_now();
-    BENCH_TRY(refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error));
-    *exposed = waited + bench_now() - start;
+    BENCH_TRY(refit_offloader_wait(it->offloader, BENCH_WAIT_MS, error));
+    *blocked = waited + bench_now() - start;
     return REFIT_OK;
 }
 
@@ -85,10 +85,10 @@ static refit_status together(bench_case *it, const work *on, uint32_t writes, do
     bool done = bench_cuda_wait(on->cuda) && queued;
     *seconds = done ? bench_now() - start : -1.0;
     BENCH_TRY(status);
-    return refit_offloader_finish(it->offloader, BENCH_WAIT_MS, error);
+    return refit_offloader_wait(it->offloader, BENCH_WAIT_MS, error);
 }
 
-static refit_status compare(bench_case *it, const work *on, double back, double *exposed,
+static refit_status compare(bench_case *it, const work *on, double back, double *blocked,
                             refit_error *error)
 {
     double with = -1.0;
@@ -99,11 +99,11 @@ static refit_status compare(bench_case *it, const work *on, double back, double 
     BENCH_TRY(together(it, on, writes, &with, error));
     if (trial < 0.0 || with < 0.0 || without < 0.0)
         return cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(on->cuda));
-    *exposed = with - without;
+    *blocked = with - without;
     return REFIT_OK;
 }
 
-static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, double *exposed,
+static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, double *blocked,
                                 refit_error *error)
 {
     work on = {.cuda = cuda};
@@ -111,7 +111,7 @@ static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, d
     on.scratch = bench_cuda_alloc(cuda, on.bytes);
     if (on.scratch == NULL)
         return cli_refuse(error, REFIT_ERR_DEVICE_MEMORY, 0, "%s", bench_cuda_why(cuda));
-    refit_status status = compare(it, &on, back, exposed, error);
+    refit_status status = compare(it, &on, back, blocked, error);
     if (!bench_cuda_free(cuda, on.scratch) && status == REFIT_OK)
         status = cli_refuse(error, REFIT_ERR_DEVICE, 0, "%s", bench_cuda_why(cuda));
     return status;
@@ -121,7 +121,7 @@ static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, d
 
 typedef struct result {
     bench_times times;
-    bench_series exposed; /* behind a pause */
+    bench_series blocked; /* behind a pause */
     bench_series busy;    /* behind work; empty on the host */
     uint64_t allocations;
     refit_stats stats;
@@ -136,12 +136,12 @@ static refit_status run_round(bench_case *ours, bench_baselines *baselines, uint
     out->allocations = bench_allocations() - before;
     bench_baselines_round(baselines, round);
     if (round == 0) return REFIT_OK;
-    double exposed, back = out->times.back.seconds[out->times.back.count - 1];
-    BENCH_TRY(behind_pause(ours, back, &exposed, error));
-    bench_add(&out->exposed, round, exposed);
+    double blocked, back = out->times.back.seconds[out->times.back.count - 1];
+    BENCH_TRY(behind_pause(ours, back, &blocked, error));
+    bench_add(&out->blocked, round, blocked);
     if (baselines->cuda == NULL) return REFIT_OK;
-    BENCH_TRY(behind_work(ours, baselines->cuda, back, &exposed, error));
-    bench_add(&out->busy, round, exposed);
+    BENCH_TRY(behind_work(ours, baselines->cuda, back, &blocked, error));
+    bench_add(&out->busy, round, blocked);
     return REFIT_OK;
 }
 
@@ -174,7 +174,7 @@ static json_t *describe(const bench_case *ours, const bench_baselines *baselines
         bench_ratio(&pageable->both, &it->times.both), "allocations_per_cycle",
         (json_int_t)it->allocations, "host_bytes_over_payload",
         (double)it->stats.host_bytes / (double)it->stats.host_payload_bytes - 1.0,
-        "exposed_restore_ratio", bench_ratio(&it->exposed, &it->times.back), "host_pinned_bytes",
+        "blocked_restore_ratio", bench_ratio(&it->blocked, &it->times.back), "host_pinned_bytes",
         (json_int_t)it->stats.host_pinned_bytes);
     bench_extend(object, figures);
     bench_set_seconds(object, "cycle_", &it->times.both);
@@ -190,7 +190,7 @@ static void describe_gpu(json_t *object, const bench_case *ours, const bench_bas
     json_t *figures = json_pack("{s:s, s:f, s:f, s:f}", "list", ours->list->name,
                                 "ratio_to_limit_out", bench_ratio(&limit->out, &it->times.out),
                                 "ratio_to_limit_back", bench_ratio(&limit->back, &it->times.back),
-                                "exposed_busy_ratio", bench_ratio(&it->busy, &it->times.back));
+                                "blocked_busy_ratio", bench_ratio(&it->busy, &it->times.back));
     bench_extend(object, figures);
     bench_set_cold(object, "out_", &it->times.out);
     bench_set_cold(object, "back_", &it->times.back);

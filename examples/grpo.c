@@ -6,19 +6,19 @@
  * states away, publishes the weights, rolls out, and brings the states back behind the next
  * backward pass:
  *
- *     clear      states off the device            refit_controller_clear
+ *     clear      states off the device            refit_controller_offload
  *     wake       the engine takes its cache: only now is there room for it
  *     publish    all workers switch to the new weights, or none does
  *     roll out   workers sample; meanwhile the engine evaluates
  *     sleep      the engine frees its cache
- *     return     states start to come back        refit_controller_return
+ *     return     states start to come back        refit_controller_restore
  *     backward   gradients, while the states are still on their way
  *     join       before the optimizer reads the states
  *     step
  *
  * With --window the optimizer's states live on the host instead, and visit the device during the
- * step alone, a few KiB at a time (refit/window.h); the first of them come in behind the backward
- * pass.
+ * step alone, a few KiB at a time (refit/advanced/window.h); the first of them come in behind the
+ * backward pass.
  *
  * The first half is what to copy: the states, the loop (run_cycle) and the worker (worker_run). The
  * second half is this program's own: processes, printing, runs, the command line. grpo_model.h has
@@ -42,6 +42,7 @@
 #include <unistd.h>
 
 #include <refit.h>
+#include <refit/advanced/window.h>
 
 #include "grpo_model.h"
 
@@ -161,7 +162,7 @@ static void list_parts(train_states *it, const refit_config *config)
             it->parts[it->part_count++] =
                 (refit_window_part){.size = sizeof *it->parts,
                                     .region = region,
-                                    .flags = region > 0 ? REFIT_PART_TOGETHER : 0,
+                                    .flags = region > 0 ? REFIT_PART_SAME_WINDOW : 0,
                                     .offset = first * sizeof(float),
                                     .bytes = (left < most ? left : most) * sizeof(float)};
     }
@@ -188,7 +189,7 @@ static void host_states_open(train_states *it, const refit_config *config)
                                     .name = names[i],
                                     .bytes = policy_parameters * sizeof(float),
                                     .policy = REFIT_KEEP,
-                                    .home = REFIT_HOME_HOST};
+                                    .placement = REFIT_PLACEMENT_HOST};
         or_die(refit_offloader_add(it->host, &region, &id, &error), &error);
     }
     or_die(refit_offloader_seal(it->host, &error), &error);
@@ -455,7 +456,7 @@ static void make_room(trainer *it)
     refit_window *window = it->states.window;
     if (window != NULL) or_die(refit_window_trim(window, &error), &error);
     if (it->options->offload)
-        or_die(refit_controller_clear(it->controller, REFIT_STREAM_NONE, &error), &error);
+        or_die(refit_controller_offload(it->controller, REFIT_STREAM_NONE, &error), &error);
     if (engine_wake(&it->engine, &error) == REFIT_OK) return;
     if (it->options->offload) die("the engine's cache does not fit: %s", error.text);
     die("the engine's cache does not fit beside the optimizer's states, which refit would clear "
@@ -522,7 +523,7 @@ static float train_epoch(trainer *it)
     memset(states->grads, 0, policy_parameters * sizeof *states->grads);
     float loss =
         learner_accumulate(&objective, it->compute, it->batches, it->fleet.count, states->grads);
-    or_die(refit_controller_join(it->controller, REFIT_STREAM_NONE, &error), &error);
+    or_die(refit_controller_wait(it->controller, REFIT_STREAM_NONE, &error), &error);
     it->steps++;
     if (states->window != NULL)
         step_in_windows(it);
@@ -558,7 +559,7 @@ static void run_cycle(trainer *it, cycle_report *report)
     fleet_gather(&it->fleet, report->version, it->batches);
     report->reward = learner_mean_reward(it->batches, it->fleet.count);
     engine_sleep(&it->engine);
-    or_die(refit_controller_return(it->controller, REFIT_STREAM_NONE, &error), &error);
+    or_die(refit_controller_restore(it->controller, REFIT_STREAM_NONE, &error), &error);
     for (int epoch = 0; epoch < EPOCHS; epoch++)
         report->loss = train_epoch(it);
     read_stats(it, &report->stats);
@@ -758,7 +759,7 @@ typedef struct show {
 
 static const char header[] = "version  reward    eval     loss  out MB  freed MB  out GB/s  "
                              "publish ms  commit ms  return ms  "
-                             "exposed ms  workers\n";
+                             "blocked ms  workers\n";
 
 static void show_open(show *it, const run_options *options)
 {
@@ -786,7 +787,7 @@ static void print_line(const cycle_report *report)
         (double)stats->offload_bytes_last * MB, (double)stats->offload_reclaimed_bytes_last * MB,
         gigabytes_per_second(stats->offload_bytes_last, stats->offload_seconds_last),
         stats->publish_stage_seconds_last * 1e3, stats->publish_commit_seconds_last * 1e3,
-        stats->restore_seconds_last * 1e3, stats->restore_exposed_seconds_last * 1e3,
+        stats->restore_seconds_last * 1e3, stats->restore_blocked_seconds_last * 1e3,
         stats->workers_committed_last);
 }
 

@@ -439,7 +439,7 @@ def be_deterministic() -> None:
 
 
 HEADER = (
-    "cycle  version  reward     loss   out MB  out ms  publish ms  commit ms  exposed ms  workers"
+    "cycle  version  reward     loss   out MB  out ms  publish ms  commit ms  blocked ms  workers"
 )
 EVERY = 10
 
@@ -507,7 +507,7 @@ def _line(cycle: int, version: int, reward: float, loss: float, stats: dict[str,
         f"{cycle:5}  {version:7}  {reward:6.3f}  {loss:7.4f}"
         f"  {of('refit/offload_bytes', 1e-6):7.2f}  {of('refit/offload_s', 1e3):6.2f}"
         f"  {of('refit/publish_s', 1e3):10.2f}"
-        f"  {of('refit/commit_s', 1e3):9.2f}  {of('refit/restore_exposed_s', 1e3):10.2f}"
+        f"  {of('refit/commit_s', 1e3):9.2f}  {of('refit/restore_blocked_s', 1e3):10.2f}"
         f"  {of('refit/workers_committed', 1):7.0f}"
     )
 

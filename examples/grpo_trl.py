@@ -124,7 +124,7 @@ def printer(fleet: Fleet | None) -> Any:
             step = state.global_step
             if "reward" in logs and (step % 10 == 0 or step <= 2):
                 away = logs["refit/offload_bytes"] / 1e6
-                wait = logs["refit/restore_exposed_s"] * 1e3
+                wait = logs["refit/restore_blocked_s"] * 1e3
                 left = logs.get("refit/activation_left_bytes_last")
                 room = "" if left is None else f"{left / 1e6:14.2f} "
                 held = fleet.held if fleet else ""
@@ -168,7 +168,7 @@ def train(folder: str, steps: int, workers: int, activations: bool) -> Any:
     trainer = trainer_of(folder, steps, [callback, printer(fleet)], rollouts)
     trainer.remove_callback(PrinterCallback)
     shown = ("  MB activations" if activations else "") + ("  ms publish" if fleet else "")
-    print("step  reward  MB offloaded  ms exposed" + shown)
+    print("step  reward  MB offloaded  ms blocked" + shown)
     try:
         if publisher:
             publisher.wait_workers(workers, 120.0)

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include <refit/archive.h>
+#include <refit/advanced/archive.h>
 
 #include "safetensors_write.h"
 

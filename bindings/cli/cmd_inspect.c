@@ -111,28 +111,28 @@ static int inspect_weights(const inspect_job *job, const cli_weights *weights)
 
 /* ---- A publisher ---- */
 
-static int show_glance(const inspect_job *job, const refit_glance *glance)
+static int show_query(const inspect_job *job, const refit_query *query)
 {
     refit_error error;
-    refit_glance_info info = {.size = sizeof info};
-    if (refit_glance_describe(glance, &info, &error) != REFIT_OK) {
+    refit_query_info info = {.size = sizeof info};
+    if (refit_query_describe(query, &info, &error) != REFIT_OK) {
         return cli_complain_error(&error);
     }
     json_t *tensors = job->json ? json_array() : NULL;
-    if (!job->json) cli_inspect_print_glance(job->path, &info);
+    if (!job->json) cli_inspect_print_query(job->path, &info);
     if (!job->json && info.tensors > 0) cli_inspect_print_table(CLI_COLUMNS_BYTES);
     for (uint32_t i = 0; i < info.tensors; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         uint64_t digest = 0;
         const uint64_t *told = info.sealed ? &digest : NULL;
-        (void)!refit_glance_tensor(glance, i, &tensor, &digest, NULL);
+        (void)!refit_query_tensor(query, i, &tensor, &digest, NULL);
         if (job->json)
             (void)json_array_append_new(tensors, cli_inspect_json_tensor(&tensor, told, NULL));
         else
             cli_inspect_print_tensor(CLI_COLUMNS_BYTES, &tensor, told, NULL);
     }
     if (!job->json) return CLI_DONE;
-    json_t *object = cli_inspect_json_glance(job->path, &info);
+    json_t *object = cli_inspect_json_query(job->path, &info);
     (void)json_object_set_new(object, "tensors", tensors);
     return cli_inspect_print_json(object);
 }
@@ -140,13 +140,13 @@ static int show_glance(const inspect_job *job, const refit_glance *glance)
 static int inspect_endpoint(const inspect_job *job)
 {
     refit_error error;
-    refit_glance *glance;
-    if (refit_glance_open(job->path, &job->config, job->timeout_s * 1000, &glance, &error) !=
+    refit_query *query;
+    if (refit_query_open(job->path, &job->config, job->timeout_s * 1000, &query, &error) !=
         REFIT_OK) {
         return cli_complain_error(&error);
     }
-    int result = show_glance(job, glance);
-    refit_glance_close(glance);
+    int result = show_query(job, query);
+    refit_query_close(query);
     return result;
 }
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <refit/archive.h>
+#include <refit/advanced/archive.h>
 #include <refit/broadcast.h>
 
 #include "args.h"

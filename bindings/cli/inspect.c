@@ -117,7 +117,7 @@ json_t *cli_inspect_json_file(const refit_archive_info *info)
 }
 
 /* A publisher that has committed nothing has no digest yet. */
-void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *info)
+void cli_inspect_print_query(const char *endpoint, const refit_query_info *info)
 {
     char size[CLI_SIZE_TEXT], digest[33];
     (void)printf("endpoint  %s\n", endpoint);
@@ -136,7 +136,7 @@ void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *inf
     }
 }
 
-json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *info)
+json_t *cli_inspect_json_query(const char *endpoint, const refit_query_info *info)
 {
     json_t *object =
         json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:i}", "kind", "publisher", "endpoint", endpoint,

@@ -3,7 +3,8 @@
 #define CLI_INSPECT_H
 
 #include <jansson.h>
-#include <refit/archive.h>
+#include <refit/advanced/archive.h>
+#include <refit/advanced/query.h>
 
 /* 32 digits and NUL. */
 const char *cli_digest_text(const unsigned char digest[16], char text[33]);
@@ -17,8 +18,8 @@ void cli_inspect_print_columns(void);
 void cli_inspect_print_line(const refit_archive_info *info);
 
 /* The answer of a publisher to a query. */
-void cli_inspect_print_glance(const char *endpoint, const refit_glance_info *info);
-json_t *cli_inspect_json_glance(const char *endpoint, const refit_glance_info *info);
+void cli_inspect_print_query(const char *endpoint, const refit_query_info *info);
+json_t *cli_inspect_json_query(const char *endpoint, const refit_query_info *info);
 
 /* Which columns a table of tensors has beside their names. */
 typedef enum cli_columns {

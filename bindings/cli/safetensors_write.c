@@ -146,7 +146,7 @@ static refit_status write_tensors(output_file *output, const cli_source *source,
 /* ---- What killed writers have left ---- */
 
 /* ".NAME.PID", of any version if `name` is NULL. */
-static bool is_beside(const char *entry, const char *name)
+static bool is_temporary(const char *entry, const char *name)
 {
     const char *pid = strrchr(entry, '.');
     if (entry[0] != '.' || pid <= entry + 1) return false;
@@ -191,7 +191,7 @@ static void sweep(int dir, const char *name)
         return;
     }
     for (const struct dirent *each; (each = readdir(listing)) != NULL;) {
-        if (is_beside(each->d_name, name)) (void)remove_abandoned(dir, each->d_name);
+        if (is_temporary(each->d_name, name)) (void)remove_abandoned(dir, each->d_name);
     }
     (void)closedir(listing);
 }
@@ -219,24 +219,25 @@ static bool is_ours(int file)
 
 /* The n-th name to try. Another process can have our number in a namespace of its own, so a name
  * may be taken. */
-static void name_beside(cli_output *output, int n)
+static void name_temporary(cli_output *output, int n)
 {
     char suffix[12] = ""; /* of any int */
     if (n > 0) (void)snprintf(suffix, sizeof suffix, "%03d", n);
-    (void)snprintf(output->beside, sizeof output->beside, ".%s.%ld%s", output->name, (long)getpid(),
-                   suffix);
+    (void)snprintf(output->temporary, sizeof output->temporary, ".%s.%ld%s", output->name,
+                   (long)getpid(), suffix);
 }
 
 /* Creates the file and locks it. */
-static refit_status open_beside(cli_output *output, refit_error *error)
+static refit_status open_temporary(cli_output *output, refit_error *error)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
     for (int i = 0, n = 0; i < TRIES_MOST; i++) {
-        name_beside(output, n);
-        output->file = openat(output->dir, output->beside, flags, 0666);
-        if (output->file < 0 && errno != EEXIST) return refuse_io(error, "create", output->beside);
+        name_temporary(output, n);
+        output->file = openat(output->dir, output->temporary, flags, 0666);
+        if (output->file < 0 && errno != EEXIST)
+            return refuse_io(error, "create", output->temporary);
         if (output->file < 0) {
-            if (!remove_abandoned(output->dir, output->beside)) n++;
+            if (!remove_abandoned(output->dir, output->temporary)) n++;
             continue;
         }
         if (is_ours(output->file)) return REFIT_OK;
@@ -244,7 +245,7 @@ static refit_status open_beside(cli_output *output, refit_error *error)
         output->file = -1;
     }
     errno = EBUSY;
-    return refuse_io(error, "create", output->beside);
+    return refuse_io(error, "create", output->temporary);
 }
 
 /* Bytes on the disk, and an error that only close knows; the lock stays with the descriptor. */
@@ -282,7 +283,7 @@ static refit_status check_replaceable(const cli_output *output, const char *name
 static refit_status write_file(cli_output *output, const cli_source *source, cli_progress *progress,
                                refit_error *error)
 {
-    refit_status status = open_beside(output, error);
+    refit_status status = open_temporary(output, error);
     if (status != REFIT_OK) return status;
     output_file target = {.file = output->file, .name = output->name, .progress = progress};
     status = write_header(&target, source, error);
@@ -368,7 +369,7 @@ static void close_output(cli_output *output)
 
 refit_status cli_output_keep(cli_output *output, refit_error *error)
 {
-    if (renameat(output->dir, output->beside, output->dir, output->name) != 0) {
+    if (renameat(output->dir, output->temporary, output->dir, output->name) != 0) {
         refit_status status = refuse_io(error, "name", output->name);
         cli_output_drop(output);
         return status;
@@ -383,7 +384,7 @@ refit_status cli_output_keep(cli_output *output, refit_error *error)
 
 void cli_output_drop(cli_output *output)
 {
-    if (output->file >= 0) (void)unlinkat(output->dir, output->beside, 0);
+    if (output->file >= 0) (void)unlinkat(output->dir, output->temporary, 0);
     close_output(output);
 }
 

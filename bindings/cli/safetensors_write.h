@@ -22,10 +22,10 @@ cli_source cli_source_received(const refit_update *update);
 /* A file whose bytes are on the disk, but which has not got its name yet. */
 typedef struct cli_output {
     int dir;
-    int file;         /* it is locked by this process */
-    char beside[288]; /* its name until it is kept */
-    char name[256];   /* and then */
-    bool latest;      /* a link of this name points to it */
+    int file;            /* it is locked by this process */
+    char temporary[288]; /* its name until it is kept */
+    char name[256];      /* and then */
+    bool latest;         /* a link of this name points to it */
 } cli_output;
 
 /* Removes the unfinished files of killed writers from DIR; what cannot be removed stays. */

@@ -58,9 +58,10 @@ from typing import Any, Final
 def preprocess() -> str:
     """What the preprocessor leaves of refit's own headers, on one line a declaration."""
     command = [*os.environ.get("CC", "cc").split(), "-E", f"-I{HEADERS}", "-x", "c", "-"]
-    text = subprocess.run(
-        command, input="#include <refit.h>\n", capture_output=True, text=True, check=True
-    ).stdout
+    advanced = sorted(path.name for path in (HEADERS / "refit" / "advanced").glob("*.h"))
+    includes = ["refit.h", *(f"refit/advanced/{name}" for name in advanced)]
+    source = "".join(f"#include <{path}>\n" for path in includes)
+    text = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stdout
     kept, ours = [], False
     for line in text.splitlines():
         marker = re.match(r'# \d+ "(.*?)"', line)

@@ -202,7 +202,7 @@ def headers() -> list[PurePosixPath]:
     include = ROOT / "lib" / "include"
     return [
         PurePosixPath(path.relative_to(ROOT))
-        for path in [include / "refit.h", *sorted((include / "refit").glob("*.h"))]
+        for path in [include / "refit.h", *sorted((include / "refit").rglob("*.h"))]
     ]
 
 

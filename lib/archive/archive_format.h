@@ -47,7 +47,7 @@
 #ifndef RFT_ARCHIVE_FORMAT_H
 #define RFT_ARCHIVE_FORMAT_H
 
-#include <refit/archive.h>
+#include <refit/advanced/archive.h>
 
 #include "wire/frame.h"
 

@@ -48,13 +48,13 @@ void refit_stats_init(refit_stats *stats, size_t size)
 
 /* Waits and page-locks come one after the other. */
 static const size_t seconds_that_add_up[] = {
-    offsetof(refit_stats, offload_exposed_seconds_last),
-    offsetof(refit_stats, restore_exposed_seconds_last),
-    offsetof(refit_stats, cycle_exposed_seconds_last),
-    offsetof(refit_stats, step_exposed_seconds_last),
-    offsetof(refit_stats, host_step_exposed_seconds_last),
+    offsetof(refit_stats, offload_blocked_seconds_last),
+    offsetof(refit_stats, restore_blocked_seconds_last),
+    offsetof(refit_stats, cycle_blocked_seconds_last),
+    offsetof(refit_stats, step_blocked_seconds_last),
+    offsetof(refit_stats, host_step_blocked_seconds_last),
     offsetof(refit_stats, host_step_compute_seconds_last),
-    offsetof(refit_stats, activation_exposed_seconds_total),
+    offsetof(refit_stats, activation_blocked_seconds_total),
     offsetof(refit_stats, host_pin_seconds),
 };
 

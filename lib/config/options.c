@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#include <refit/window.h>
+#include <refit/advanced/window.h>
 
 #define KIB ((uint64_t)1 << 10)
 #define MIB ((uint64_t)1 << 20)

@@ -48,12 +48,12 @@ typedef struct cycle {
     bool open;
     bool failed; /* a phase has */
     int64_t began;
-    int64_t exposed;        /* nanoseconds in the verbs so far */
+    int64_t blocked;        /* nanoseconds in the verbs so far */
     int64_t phases[PHASES]; /* nanoseconds in each phase's verb so far */
     uint64_t completed;
     uint64_t failures;       /* cycles in which a phase failed */
     int64_t last_seconds_ns; /* of the last cycle that completed */
-    int64_t last_exposed_ns;
+    int64_t last_blocked_ns;
 } cycle;
 
 /* One device's part in the cycle. */
@@ -100,14 +100,14 @@ static uint32_t ms_until(int64_t deadline)
 }
 
 /* ---- Figures: each verb records its time and its status. Time between the verbs belongs to the
- * cycle but is not exposed: the caller did other work. */
+ * cycle but is not blocked: the caller did other work. */
 
 static void begin_cycle(cycle *on, int64_t began)
 {
     on->open = true;
     on->failed = false;
     on->began = began;
-    on->exposed = 0;
+    on->blocked = 0;
     memset(on->phases, 0, sizeof on->phases);
 }
 
@@ -117,7 +117,7 @@ static refit_status count_phase(cycle *on, phase which, int64_t began, refit_sta
     int64_t spent = rft_now() - began;
     /* A verb may be called again, to go on or without effect. */
     on->phases[which] = (on->open ? on->phases[which] : 0) + spent;
-    on->exposed += spent;
+    on->blocked += spent;
     if (status != REFIT_OK && on->open && !on->failed) {
         on->failed = true;
         on->failures++;
@@ -132,7 +132,7 @@ static void end_cycle(cycle *on)
     on->open = false;
     on->completed++;
     on->last_seconds_ns = rft_now() - on->began;
-    on->last_exposed_ns = on->exposed;
+    on->last_blocked_ns = on->blocked;
 }
 
 /* ---- Opening and closing */
@@ -207,7 +207,7 @@ refit_status refit_controller_add(refit_controller *controller, refit_offloader 
         return REFIT_OK;
     }
     RFT_REFUSE_IF(controller->state != REFIT_TRAINING, error, REFIT_ERR_STATE,
-                  "states are away (%s): call refit_controller_return and _join before another "
+                  "states are away (%s): call refit_controller_restore and _join before another "
                   "offloader is added",
                   refit_controller_state_name(controller->state));
     RFT_TRY(refit_offloader_seal(offloader, error));
@@ -276,7 +276,7 @@ static refit_status finish(member *on, refit_stream_ref stream, int64_t deadline
                            refit_error *error)
 {
     (void)stream;
-    return refit_offloader_finish(on->offloader, ms_until(deadline), error);
+    return refit_offloader_wait(on->offloader, ms_until(deadline), error);
 }
 
 /* Masters that did not fit into their plan leave by the next one: nothing has left by then. One
@@ -314,12 +314,12 @@ static bool is_cleared(const refit_controller *controller)
     return true;
 }
 
-refit_status refit_controller_clear(refit_controller *controller, refit_stream_ref after,
-                                    refit_error *error)
+refit_status refit_controller_offload(refit_controller *controller, refit_stream_ref after,
+                                      refit_error *error)
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
     RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
-                  "states are still returning: call refit_controller_join before the next clear");
+                  "states are still returning: call refit_controller_wait before the next clear");
     int64_t began = rft_now();
     if (controller->state == REFIT_TRAINING) begin_cycle(&controller->cycle, began);
     refit_status status = clear_states(controller, after, error);
@@ -340,7 +340,7 @@ static refit_status check_publish(const refit_controller *controller, const refi
     RFT_REFUSE_IF(weights == NULL && count > 0, error, REFIT_ERR_INVALID,
                   "%" PRIu32 " weights were announced, but none given", count);
     RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
-                  "states are still returning: call refit_controller_join before the next publish");
+                  "states are still returning: call refit_controller_wait before the next publish");
     return REFIT_OK;
 }
 
@@ -403,7 +403,7 @@ static refit_status start_return(member *on, refit_stream_ref stream, int64_t de
     if (!is_away(on)) return REFIT_OK;
     if (refit_offloader_get_state(on->offloader) == REFIT_OFFLOADING) {
         /* An offload that fails is no obstacle: its states have not left. */
-        refit_status status = refit_offloader_finish(on->offloader, ms_until(deadline), error);
+        refit_status status = refit_offloader_wait(on->offloader, ms_until(deadline), error);
         if (status == REFIT_ERR_TIMEOUT) return status;
     }
     refit_future *future;
@@ -413,8 +413,8 @@ static refit_status start_return(member *on, refit_stream_ref stream, int64_t de
     return REFIT_OK;
 }
 
-refit_status refit_controller_return(refit_controller *controller, refit_stream_ref after,
-                                     refit_error *error)
+refit_status refit_controller_restore(refit_controller *controller, refit_stream_ref after,
+                                      refit_error *error)
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
     int64_t began = rft_now();
@@ -433,7 +433,7 @@ static refit_status join_states(member *on, refit_stream_ref stream, int64_t dea
     if (stream.native != NULL && on->returning != NULL) {
         return refit_future_join(on->returning, stream, error);
     }
-    RFT_TRY(refit_offloader_finish(on->offloader, ms_until(deadline), error));
+    RFT_TRY(refit_offloader_wait(on->offloader, ms_until(deadline), error));
     forget_future(on);
     return REFIT_OK;
 }
@@ -453,17 +453,17 @@ static refit_status check_join(const refit_controller *controller, refit_error *
 {
     bool training = controller->state == REFIT_TRAINING;
     RFT_REFUSE_IF(!training && controller->state != REFIT_RETURNING, error, REFIT_ERR_STATE,
-                  "states are away (%s): call refit_controller_return before the join",
+                  "states are away (%s): call refit_controller_restore before the join",
                   refit_controller_state_name(controller->state));
     for (uint32_t at = 0; training && at < controller->count; at++) {
         RFT_REFUSE_IF(has_left(&controller->members[at]), error, REFIT_ERR_STATE,
                       "states are away, or still leaving, since a phase failed: call "
-                      "refit_controller_clear or _return first");
+                      "refit_controller_offload or _return first");
     }
     return REFIT_OK;
 }
 
-refit_status refit_controller_join(refit_controller *controller, refit_stream_ref stream,
+refit_status refit_controller_wait(refit_controller *controller, refit_stream_ref stream,
                                    refit_error *error)
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
@@ -485,7 +485,7 @@ static void add_cycle(const cycle *on, refit_stats *stats)
     stats->cycles = on->completed;
     stats->cycle_failures = on->failures;
     stats->cycle_seconds_last = rft_seconds(on->last_seconds_ns);
-    stats->cycle_exposed_seconds_last = rft_seconds(on->last_exposed_ns);
+    stats->cycle_blocked_seconds_last = rft_seconds(on->last_blocked_ns);
     stats->clear_seconds_last = rft_seconds(on->phases[PHASE_CLEAR]);
     stats->refit_seconds_last = rft_seconds(on->phases[PHASE_PUBLISH]);
     stats->return_seconds_last = stats->restore_seconds_last;

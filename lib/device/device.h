@@ -25,7 +25,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-#include <refit/arena.h>
+#include <refit/advanced/arena.h>
 #include <refit/device.h>
 
 #include "base/error.h"
@@ -232,9 +232,9 @@ refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,
                                refit_error *error);
-/* First waits, at most wait_most_ms, for what the streams of rft_device_reserve_use have queued by
- * now: REFIT_ERR_TIMEOUT or REFIT_ERR_STATE (a capture is in progress on one), and then nothing has
- * gone. `freed` may be NULL. */
+/* First waits, at most wait_most_ms, for what the streams of rft_device_reserve_add_stream have
+ * queued by now: REFIT_ERR_TIMEOUT or REFIT_ERR_STATE (a capture is in progress on one), and then
+ * nothing has gone. `freed` may be NULL. */
 refit_status rft_device_decommit(refit_device *device, void *base, uint64_t bytes, uint64_t *freed,
                                  refit_error *error);
 /* Nothing queued may use it any more. */
@@ -245,10 +245,10 @@ void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes);
  * the next stream's. REFIT_STREAM_NONE uses nothing. Any thread. unuse first waits for what is
  * queued there: REFIT_ERR_TIMEOUT and REFIT_ERR_STATE leave it in use; another failure is that of
  * the work, and it has ended. */
-refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stream_ref stream,
-                                    refit_error *error);
-refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_stream_ref stream,
-                                      refit_error *error);
+refit_status rft_device_reserve_add_stream(refit_device *device, void *base,
+                                           refit_stream_ref stream, refit_error *error);
+refit_status rft_device_reserve_remove_stream(refit_device *device, void *base,
+                                              refit_stream_ref stream, refit_error *error);
 refit_status rft_device_host_pin(refit_device *device, void *memory, uint64_t bytes,
                                  refit_error *error);
 void rft_device_host_unpin(refit_device *device, void *memory, uint64_t bytes);

@@ -268,8 +268,8 @@ void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes)
     device->ops.unreserve(device->self, base, bytes);
 }
 
-refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stream_ref stream,
-                                    refit_error *error)
+refit_status rft_device_reserve_add_stream(refit_device *device, void *base,
+                                           refit_stream_ref stream, refit_error *error)
 {
     if (stream.native == NULL) return REFIT_OK;
     rft_lock(&device->reserve_lock);
@@ -278,8 +278,8 @@ refit_status rft_device_reserve_use(refit_device *device, void *base, refit_stre
     return status;
 }
 
-refit_status rft_device_reserve_unuse(refit_device *device, void *base, refit_stream_ref stream,
-                                      refit_error *error)
+refit_status rft_device_reserve_remove_stream(refit_device *device, void *base,
+                                              refit_stream_ref stream, refit_error *error)
 {
     if (stream.native == NULL) return REFIT_OK;
     reserve_user *user = NULL;

@@ -32,7 +32,7 @@
 typedef struct rft_suballocation {
     uint64_t offset;
     uint64_t bytes; /* as asked for; its pages are these rounded up */
-    uint32_t holds; /* of refit_arena_hold, whose memory must stay */
+    uint32_t holds; /* of refit_arena_pin, whose memory must stay */
     bool moved;     /* by an offloader, of which it is a region */
     bool ready;     /* false: its memory is coming for the first time, or going for good */
     bool doomed;    /* its owner has let go of it: it goes once it has no reference left */
@@ -286,7 +286,7 @@ static refit_status check_unused(refit_arena *arena, refit_error *error)
                   regions);
     RFT_REFUSE_IF(holds > 0, error, REFIT_ERR_BUSY,
                   "pieces of the arena are held %" PRIu64 " times: end what has registered them, "
-                  "then call refit_arena_unhold",
+                  "then call refit_arena_unpin",
                   holds);
     RFT_REFUSE_IF(attached, error, REFIT_ERR_BUSY,
                   "torch allocates from the arena: call refit_torch_detach first");
@@ -382,7 +382,7 @@ static refit_status check_free(const rft_suballocation *sub, const void *memory,
                   "an offloader has the piece at %p as a region: clear or close it first", memory);
     RFT_REFUSE_IF(sub->holds > 0, error, REFIT_ERR_BUSY,
                   "the piece at %p is held: end what has registered it, then call "
-                  "refit_arena_unhold",
+                  "refit_arena_unpin",
                   memory);
     return REFIT_OK;
 }
@@ -463,7 +463,7 @@ static refit_status check_run(refit_arena *arena, const void *memory, uint64_t b
                   "%" PRIu64 " bytes at %p are not pieces that refit_arena_alloc gave", bytes,
                   memory);
     RFT_REFUSE_IF(goes && held, error, REFIT_ERR_BUSY,
-                  "a piece at %p is held (refit_arena_hold), so its memory stays", memory);
+                  "a piece at %p is held (refit_arena_pin), so its memory stays", memory);
     return REFIT_OK;
 }
 
@@ -483,16 +483,17 @@ refit_status rft_arena_decommit(refit_arena *arena, void *memory, uint64_t bytes
 
 /* ---- Streams ----------------------------------------------------------------------------- */
 
-refit_status refit_arena_use(refit_arena *arena, refit_stream_ref stream, refit_error *error)
+refit_status refit_arena_add_stream(refit_arena *arena, refit_stream_ref stream, refit_error *error)
 {
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
-    return rft_device_reserve_use(arena->device, arena->base, stream, error);
+    return rft_device_reserve_add_stream(arena->device, arena->base, stream, error);
 }
 
-refit_status refit_arena_unuse(refit_arena *arena, refit_stream_ref stream, refit_error *error)
+refit_status refit_arena_remove_stream(refit_arena *arena, refit_stream_ref stream,
+                                       refit_error *error)
 {
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
-    return rft_device_reserve_unuse(arena->device, arena->base, stream, error);
+    return rft_device_reserve_remove_stream(arena->device, arena->base, stream, error);
 }
 
 /* ---- References ------------------------------------------------------------------------------
@@ -622,7 +623,7 @@ static refit_status end_hold(refit_arena *arena, const void *memory, refit_error
     return REFIT_OK;
 }
 
-refit_status refit_arena_unhold(refit_arena *arena, void *memory, refit_error *error)
+refit_status refit_arena_unpin(refit_arena *arena, void *memory, refit_error *error)
 {
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
     rft_arena_lock(arena);
@@ -634,7 +635,7 @@ refit_status refit_arena_unhold(refit_arena *arena, void *memory, refit_error *e
 }
 
 /* A piece that an offloader left behind without memory gets it again. */
-refit_status refit_arena_hold(refit_arena *arena, void *memory, refit_error *error)
+refit_status refit_arena_pin(refit_arena *arena, void *memory, refit_error *error)
 {
     RFT_REFUSE_IF(arena == NULL, error, REFIT_ERR_INVALID, "there is no arena");
     uint64_t bytes = 0;

@@ -9,14 +9,14 @@
 #ifndef RFT_DEVICE_ARENA_H
 #define RFT_DEVICE_ARENA_H
 
-#include <refit/arena.h>
+#include <refit/advanced/arena.h>
 
 #include "device/device.h"
 
 /* A region of an offloader begins: `*out` is the arena of [memory, memory + bytes), if that is
  * exactly one piece that refit_arena_alloc gave on this device; else NULL, since what is less than
  * a piece cannot leave without its neighbours. Until rft_arena_leave the piece stays.
- * REFIT_ERR_BUSY: it is held (refit_arena_hold), or another's region; REFIT_ERR_INVALID: it was
+ * REFIT_ERR_BUSY: it is held (refit_arena_pin), or another's region; REFIT_ERR_INVALID: it was
  * given back, and is still to go. */
 refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t bytes,
                              refit_arena **out, refit_error *error);

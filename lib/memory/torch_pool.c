@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include <refit/torch.h>
+#include <refit/advanced/torch.h>
 
 #include "base/log.h"
 #include "memory/device_arena.h"
@@ -110,7 +110,7 @@ static refit_status take_piece(refit_arena *arena, uint64_t bytes, void *stream,
                                refit_error *error)
 {
     rft_arena_sweep(arena);
-    RFT_TRY(refit_arena_use(arena, stream_of(arena, stream), error));
+    RFT_TRY(refit_arena_add_stream(arena, stream_of(arena, stream), error));
     return refit_arena_alloc(arena, bytes, out, error);
 }
 
@@ -138,7 +138,7 @@ static refit_status give_piece(refit_arena *arena, void *memory, void *stream, b
                                refit_error *error)
 {
     *took = true;
-    RFT_TRY(refit_arena_use(arena, stream_of(arena, stream), error));
+    RFT_TRY(refit_arena_add_stream(arena, stream_of(arena, stream), error));
     refit_status status = rft_arena_abandon(arena, memory, error);
     *took = status != REFIT_ERR_INVALID;
     return status;

@@ -31,7 +31,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include <refit/activations.h>
+#include <refit/advanced/activations.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -99,7 +99,7 @@ typedef struct lane {
 
 typedef struct activation_figures {
     atomic_uint_fast64_t groups, host_bytes, used_bytes, used_bytes_peak, out_bytes, in_bytes,
-        refused_bytes, out_of_order, reused, failures, exposed;
+        refused_bytes, out_of_order, reused, failures, blocked;
 } activation_figures;
 
 struct refit_activations {
@@ -150,7 +150,7 @@ static refit_status await_event(refit_activations *activations, rft_event *event
 {
     int64_t began = rft_now();
     refit_status status = rft_device_event_wait(activations->device, event, timeout_ms, error);
-    if (timeout_ms > 0) tally(&activations->figures.exposed, (uint64_t)(rft_now() - began));
+    if (timeout_ms > 0) tally(&activations->figures.blocked, (uint64_t)(rft_now() - began));
     return status;
 }
 
@@ -189,7 +189,7 @@ static refit_status await_arena(refit_activations *activations, refit_error *err
     if (activations->arena == NULL) RFT_TRY(open_arena(activations, error));
     int64_t began = rft_now();
     refit_status status = rft_host_arena_wait(activations->arena, patience(activations), error);
-    tally(&activations->figures.exposed, (uint64_t)(rft_now() - began));
+    tally(&activations->figures.blocked, (uint64_t)(rft_now() - began));
     if (rft_host_arena_has_failed(activations->arena)) {
         /* It may have failed just behind a wait that was too short: then this caller is told. */
         status = rft_host_arena_wait(activations->arena, 0, error);
@@ -949,7 +949,7 @@ refit_status refit_activations_stats(refit_activations *activations, refit_stats
     whole.activation_out_of_order = atomic_load(&figures->out_of_order);
     whole.activation_reused = atomic_load(&figures->reused);
     whole.activation_failures = atomic_load(&figures->failures);
-    whole.activation_exposed_seconds_total = rft_seconds((int64_t)atomic_load(&figures->exposed));
+    whole.activation_blocked_seconds_total = rft_seconds((int64_t)atomic_load(&figures->blocked));
     memcpy(stats, &whole, known);
     return REFIT_OK;
 }

@@ -98,7 +98,7 @@ refit_status rft_pageable_restore(refit_offloader *offloader, refit_stream_ref a
 
 void rft_pageable_trim(refit_offloader *offloader)
 {
-    if (offloader->config.use_pinned_optimizer_offload || offloader->leases != 0) return;
+    if (offloader->config.use_pinned_optimizer_offload || offloader->read_locks != 0) return;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if (region->place != REFIT_ON_DEVICE) continue;

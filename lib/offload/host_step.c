@@ -4,8 +4,8 @@
  * Each parameter has the same things done to it in a step, in this order, and a flag for each that
  * is done:
  *
- *     named ──copies──► landed ──► stepped ──sending──► returned
- *                          └─► summed
+ *     submitted ──copies──► landed ──► stepped ──sending──► returned
+ *         └─► summed
  *
  * There is a stream for each direction, with an event behind each parameter's copy. Nothing is
  * stepped before its gradient has landed, and arithmetic cannot fail: so a parameter is stepped
@@ -23,7 +23,7 @@
  *
  * Must not know: what the parameters are for, which other parameters there are.
  */
-#include <refit/host_step.h>
+#include <refit/advanced/host_step.h>
 
 #include <fenv.h>
 #include <inttypes.h>
@@ -34,9 +34,9 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "kernels/adam.h"
 #include "kernels/floats.h"
 #include "kernels/norm.h"
+#include "kernels/optim.h"
 #include "memory/budget.h"
 #include "memory/numa.h"
 #include "offload/offloader.h"
@@ -48,13 +48,13 @@
 #define NO_ONE      UINT32_MAX /* no parameter */
 
 /* What callers name is what the kernels take. */
-_Static_assert((int)REFIT_BESIDE_NONE == (int)RFT_ADAM_ALONE &&
-                   (int)REFIT_BESIDE_MASTER == (int)RFT_ADAM_MASTER &&
-                   (int)REFIT_BESIDE_REMAINDER == (int)RFT_ADAM_REMAINDER,
-               "refit_beside is rft_adam_beside");
-_Static_assert((int)REFIT_ADAM == (int)RFT_ADAM && (int)REFIT_ADAGRAD == (int)RFT_ADAGRAD &&
+_Static_assert((int)REFIT_MASTER_NONE == (int)RFT_OPTIM_NO_MASTER &&
+                   (int)REFIT_MASTER_FP32 == (int)RFT_OPTIM_FP32_MASTER &&
+                   (int)REFIT_MASTER_REMAINDER == (int)RFT_OPTIM_REMAINDER,
+               "refit_master_form is rft_optim_master");
+_Static_assert((int)REFIT_ADAM == (int)RFT_OPTIM_ADAM && (int)REFIT_ADAGRAD == (int)RFT_ADAGRAD &&
                    (int)REFIT_SGD == (int)RFT_SGD && (int)REFIT_LION == (int)RFT_LION,
-               "refit_optimizer is rft_adam_kind");
+               "refit_optimizer is rft_optim_kind");
 
 typedef enum step_state {
     STEP_IDLE,
@@ -81,7 +81,7 @@ typedef struct step_parameter {
     uint64_t first_sum;
     rft_event *back; /* behind its copy to the device */
     /* This step's. */
-    rft_adam_rule rule;
+    rft_optim_rule rule;
     bool summed, stepped, sending, returned;
     bool send_lost; /* a part of its copy back was not started */
     bool is_listed;
@@ -99,17 +99,17 @@ struct refit_host_step {
     refit_offloader *offloader;
     step_state state;
     bool closing;      /* a close was begun: its streams may be gone */
-    bool unnamed_read; /* a gradient that counts as not named may still be read */
+    bool dropped_read; /* a gradient that does not count may still be read */
 
     step_parameter *parameters; /* owned */
     uint32_t count;
-    uint32_t first, last;     /* of the list: in the order in which they were named */
-    uint32_t new_from;        /* what has landed since the last on_landed is of parameters ... */
-    uint32_t new_to;          /* ... from new_from on and below new_to */
-    uint32_t last_sent;       /* the last parameter that was put on `out` */
-    rft_adam_options *groups; /* owned; of this step */
-    rft_adam_root root;       /* of the steps that begin from now on; NULL: rounded to nearest */
-    rft_adam_root_threads root_threads;
+    uint32_t first, last;      /* of the list: in the order in which they were submitted */
+    uint32_t new_from;         /* what has landed since the last on_landed is of parameters ... */
+    uint32_t new_to;           /* ... from new_from on and below new_to */
+    uint32_t last_sent;        /* the last parameter that was put on `out` */
+    rft_optim_options *groups; /* owned; of this step */
+    rft_optim_sqrt root;       /* of the steps that begin from now on; NULL: rounded to nearest */
+    rft_optim_sqrt_threads root_threads;
     uint32_t group_count; /* that parameters have */
 
     rft_layout layout;
@@ -129,7 +129,7 @@ struct refit_host_step {
     float unscale, clip;
 
     int64_t began; /* run; 0: not yet */
-    int64_t exposed;
+    int64_t blocked;
     int64_t computed;
     uint32_t finish_calls;        /* of stamp_finish, since open */
     atomic_uint_fast32_t stamped; /* of these, those that were made */
@@ -182,7 +182,7 @@ static uint32_t regions_of(const refit_host_parameter *parameter, refit_region_i
 {
     uint32_t count = parameter->state_count;
     memcpy(regions, parameter->states, count * sizeof *regions);
-    if (parameter->beside != REFIT_BESIDE_NONE) regions[count++] = parameter->beside_region;
+    if (parameter->master != REFIT_MASTER_NONE) regions[count++] = parameter->master_region;
     return count;
 }
 
@@ -274,16 +274,16 @@ static refit_status check_kind(const refit_host_parameter *parameter, refit_erro
     RFT_REFUSE_IF(parameter->group >= GROUPS_MOST, error, REFIT_ERR_LIMIT,
                   "parameter %s is of group %" PRIu32 ": they are numbered below %d", name,
                   parameter->group, GROUPS_MOST);
-    RFT_REFUSE_IF(parameter->beside < REFIT_BESIDE_NONE ||
-                      parameter->beside > REFIT_BESIDE_REMAINDER,
-                  error, REFIT_ERR_INVALID, "parameter %s: beside is %d, which is no refit_beside",
-                  name, parameter->beside);
-    RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_MASTER && parameter->type == REFIT_F32, error,
+    RFT_REFUSE_IF(
+        parameter->master < REFIT_MASTER_NONE || parameter->master > REFIT_MASTER_REMAINDER, error,
+        REFIT_ERR_INVALID, "parameter %s: master is %d, which is no refit_master_form", name,
+        parameter->master);
+    RFT_REFUSE_IF(parameter->master == REFIT_MASTER_FP32 && parameter->type == REFIT_F32, error,
                   REFIT_ERR_INVALID,
                   "parameter %s is fp32 and has masters: step the parameter itself "
-                  "(REFIT_BESIDE_NONE)",
+                  "(REFIT_MASTER_NONE)",
                   name);
-    RFT_REFUSE_IF(parameter->beside == REFIT_BESIDE_REMAINDER && parameter->type != REFIT_BF16,
+    RFT_REFUSE_IF(parameter->master == REFIT_MASTER_REMAINDER && parameter->type != REFIT_BF16,
                   error, REFIT_ERR_INVALID,
                   "parameter %s has remainders, which only bf16 parameters have", name);
     return REFIT_OK;
@@ -323,9 +323,9 @@ static refit_status claim_regions(refit_offloader *offloader, const refit_host_p
     for (uint32_t at = 0; at < parameter->state_count; at++) {
         RFT_TRY(claim_region(offloader, parameter, parameter->states[at], 4 * elements, error));
     }
-    if (parameter->beside == REFIT_BESIDE_NONE) return REFIT_OK;
-    uint64_t each = parameter->beside == REFIT_BESIDE_MASTER ? 4 : 2;
-    return claim_region(offloader, parameter, parameter->beside_region, each * elements, error);
+    if (parameter->master == REFIT_MASTER_NONE) return REFIT_OK;
+    uint64_t each = parameter->master == REFIT_MASTER_FP32 ? 4 : 2;
+    return claim_region(offloader, parameter, parameter->master_region, each * elements, error);
 }
 
 static void release_regions(refit_offloader *offloader)
@@ -703,7 +703,7 @@ static refit_status wait_event(refit_host_step *step, rft_event *event, uint32_t
 {
     int64_t began = rft_now();
     refit_status status = rft_device_event_wait(device_of(step), event, timeout_ms, error);
-    if (timeout_ms > 0) step->exposed += rft_now() - began;
+    if (timeout_ms > 0) step->blocked += rft_now() - began;
     return status;
 }
 
@@ -721,7 +721,7 @@ static refit_status drain_in(refit_host_step *step, refit_error *error)
 {
     RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
     RFT_TRY(wait_event(step, step->drained, patience(step), error));
-    step->unnamed_read = false;
+    step->dropped_read = false;
     return REFIT_OK;
 }
 
@@ -770,7 +770,7 @@ static refit_status start_arrival(refit_host_step *step, step_arrival *arrival, 
 {
     refit_status status = put_arrival(step, arrival, from, stream, error);
     arrival->asked = status == REFIT_OK;
-    if (status != REFIT_OK) step->unnamed_read = true;
+    if (status != REFIT_OK) step->dropped_read = true;
     return account(step, status);
 }
 
@@ -839,7 +839,7 @@ static refit_status gather(refit_host_step *step, landed_fn on_landed, refit_err
         timeout_ms = patience(step);
     }
     tell_landed(step, on_landed, &first);
-    if (first.status == REFIT_OK && step->unnamed_read) {
+    if (first.status == REFIT_OK && step->dropped_read) {
         keep_first(&first, drain_in(step, &said), &said);
     }
     if (error != NULL && first.status != REFIT_OK) *error = first;
@@ -924,9 +924,10 @@ refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *f
     RFT_REFUSE_IF(
         (squared == NULL) != (found_inf == NULL), error, REFIT_ERR_INVALID,
         "refit_host_step_norm needs places for the sum and for what it found, or neither");
-    RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
-                  "the norm is that of the gradients that were named: call refit_host_step_begin "
-                  "and refit_host_step_gradient first, and refit_host_step_run later");
+    RFT_REFUSE_IF(
+        step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
+        "the norm is that of the gradients that were submitted: call refit_host_step_begin "
+        "and refit_host_step_gradient first, and refit_host_step_run later");
     if (squared == NULL) return account(step, gather(step, leave_unsummed, error));
     RFT_TRY(account(step, gather(step, sum_landed, error)));
     double sum = 0;
@@ -942,7 +943,7 @@ refit_status refit_host_step_norm(refit_host_step *step, double *squared, int *f
     return REFIT_OK;
 }
 
-/* ---- Begin, name, skip ----------------------------------------------------------------------- */
+/* ---- Begin, submit, skip --------------------------------------------------------------------- */
 
 /* The regions are those that open has seen. */
 static refit_status check_regions(const refit_host_step *step, refit_error *error)
@@ -962,7 +963,8 @@ static refit_status check_regions(const refit_host_step *step, refit_error *erro
     return REFIT_OK;
 }
 
-/* `claim`: from now on no lease begins, and no restore. A lease may be acquired by any thread. */
+/* `claim`: from now on no read lock begins, and no restore. A read lock may be acquired by any
+ * thread. */
 static refit_status check_offloader(refit_host_step *step, bool claim, refit_error *error)
 {
     refit_offloader *offloader = step->offloader;
@@ -970,12 +972,12 @@ static refit_status check_offloader(refit_host_step *step, bool claim, refit_err
     RFT_TRY(check_regions(step, error));
     RFT_TRY(rft_image_await(offloader, patience(step), error));
     rft_lock(&offloader->lock);
-    uint32_t leases = offloader->leases;
-    if (claim && leases == 0) offloader->host_stepping = true;
+    uint32_t read_locks = offloader->read_locks;
+    if (claim && read_locks == 0) offloader->host_stepping = true;
     rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(claim && leases != 0, error, REFIT_ERR_BUSY,
-                  "%u lease(s) read the host image, which a step changes: release them first",
-                  leases);
+    RFT_REFUSE_IF(claim && read_locks != 0, error, REFIT_ERR_BUSY,
+                  "%u read lock(s) read the host image, which a step changes: release them first",
+                  read_locks);
     return REFIT_OK;
 }
 
@@ -991,7 +993,7 @@ static refit_status check_number(uint32_t group, const char *name, double number
 
 /* Takes what the optimizer knows of the options. PyTorch refuses the same, but for infinities. */
 static refit_status take_options(const refit_optimizer_options *given, uint32_t at,
-                                 rft_adam_options *options, refit_error *error)
+                                 rft_optim_options *options, refit_error *error)
 {
     int32_t kind = given->optimizer;
     options->lr = given->lr;
@@ -1031,7 +1033,7 @@ static refit_status take_options(const refit_optimizer_options *given, uint32_t 
 
 /* The options of a group as the kernel takes them. */
 static refit_status read_options(const refit_optimizer_options *list, uint32_t at,
-                                 rft_adam_options *options, refit_error *error)
+                                 rft_optim_options *options, refit_error *error)
 {
     size_t size = list->size;
     const refit_optimizer_options *given = (const void *)((const char *)list + at * size);
@@ -1045,9 +1047,9 @@ static refit_status read_options(const refit_optimizer_options *list, uint32_t a
     RFT_REFUSE_IF(given->optimizer < REFIT_ADAM || given->optimizer > REFIT_LION, error,
                   REFIT_ERR_INVALID, "group %" PRIu32 ": there is no optimizer %d", at,
                   given->optimizer);
-    *options = (rft_adam_options){.kind = (rft_adam_kind)given->optimizer,
-                                  .maximize = given->maximize != 0,
-                                  .lr_is_tensor = given->lr_is_tensor != 0};
+    *options = (rft_optim_options){.kind = (rft_optim_kind)given->optimizer,
+                                   .maximize = given->maximize != 0,
+                                   .lr_is_tensor = given->lr_is_tensor != 0};
     return take_options(given, at, options, error);
 }
 
@@ -1055,7 +1057,7 @@ static refit_status take_groups(refit_host_step *step, const refit_optimizer_opt
                                 uint32_t count, refit_error *error)
 {
     for (uint32_t at = 0; at < count; at++) {
-        rft_adam_options options;
+        rft_optim_options options;
         RFT_TRY(read_options(groups, at, &options, error));
         options.root = step->root;
         options.root_threads = step->root_threads;
@@ -1066,7 +1068,7 @@ static refit_status take_groups(refit_host_step *step, const refit_optimizer_opt
         RFT_REFUSE_IF(is->group >= count, error, REFIT_ERR_INVALID,
                       "parameter %s is of group %" PRIu32 ", and %" PRIu32 " groups were given",
                       is->name, is->group, count);
-        size_t states = rft_adam_states(&step->groups[is->group]);
+        size_t states = rft_optim_states(&step->groups[is->group]);
         RFT_REFUSE_IF(states > is->state_count, error, REFIT_ERR_INVALID,
                       "parameter %s has %" PRIu32 " states, and the optimizer of group %" PRIu32
                       " has %zu",
@@ -1096,7 +1098,7 @@ static void reset_step(refit_host_step *step)
             false;
     }
     clear_list(step);
-    step->began = step->exposed = step->computed = 0;
+    step->began = step->blocked = step->computed = 0;
     step->finish_is_last = false;
     step->in_bytes = step->out_bytes = 0;
 }
@@ -1130,7 +1132,7 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
 {
     RFT_TRY(check_usable(step, error));
     RFT_REFUSE_IF(step->state != STEP_GATHERING, error, REFIT_ERR_STATE,
-                  "gradients are named between refit_host_step_begin and refit_host_step_run");
+                  "gradients are submitted between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
     const void *whole;
@@ -1140,7 +1142,7 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
     /* The copy of a former one is on the same stream, so this one comes behind it. */
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);
-    it->rule = rft_adam_rule_at(&step->groups[it->is.group], (double)number);
+    it->rule = rft_optim_rule_at(&step->groups[it->is.group], (double)number);
     RFT_TRY(start_arrival(step, &it->gradient, gradient, stream, error));
     list_last(step, parameter);
     return REFIT_OK;
@@ -1153,7 +1155,7 @@ refit_status refit_host_step_drop(refit_host_step *step, uint32_t parameter, ref
                   "gradients are dropped between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
-    if (it->gradient.asked && !it->gradient.has_landed) step->unnamed_read = true;
+    if (it->gradient.asked && !it->gradient.has_landed) step->dropped_read = true;
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);
     return REFIT_OK;
@@ -1167,11 +1169,11 @@ refit_status refit_host_step_refresh(refit_host_step *step, uint32_t parameter,
                   "parameters are refreshed between refit_host_step_begin and refit_host_step_run");
     RFT_TRY(find_parameter(step, parameter, error));
     step_parameter *it = &step->parameters[parameter];
-    RFT_REFUSE_IF(it->is.beside != REFIT_BESIDE_NONE, error, REFIT_ERR_UNSUPPORTED,
+    RFT_REFUSE_IF(it->is.master != REFIT_MASTER_NONE, error, REFIT_ERR_UNSUPPORTED,
                   "parameter %s is what its %s say, not the device: write these by "
                   "refit_host_step_region, or call refit_host_step_load between steps",
                   it->is.name,
-                  it->is.beside == REFIT_BESIDE_MASTER ? "masters" : "bits and remainders");
+                  it->is.master == REFIT_MASTER_FP32 ? "masters" : "bits and remainders");
     /* The host's copy is neither the old parameter nor the new one until all of this has landed. */
     it->is_known = false;
     forget(&it->weights);
@@ -1259,7 +1261,7 @@ static void tell_figures(refit_host_step *step)
     steps->in_bytes = step->in_bytes;
     steps->out_bytes = step->out_bytes;
     steps->last = ended > step->began ? ended - step->began : 0;
-    steps->exposed = step->exposed;
+    steps->blocked = step->blocked;
     steps->computed = step->computed;
 }
 
@@ -1328,14 +1330,14 @@ static void *moved(void *array, uint64_t bytes)
     return (char *)array + bytes;
 }
 
-static rft_adam_span span_of(const refit_host_step *step, const step_chunk *chunk)
+static rft_optim_span span_of(const refit_host_step *step, const step_chunk *chunk)
 {
     const step_parameter *parameter = &step->parameters[chunk->parameter];
     const refit_host_parameter *is = &parameter->is;
-    rft_adam_span span = {.count = chunk->count,
-                          .gradient_type = float_type(is->gradient_type),
-                          .weights_type = float_type(is->type),
-                          .beside_is = (rft_adam_beside)is->beside};
+    rft_optim_span span = {.count = chunk->count,
+                           .gradient_type = float_type(is->gradient_type),
+                           .weights_type = float_type(is->type),
+                           .master_form = (rft_optim_master)is->master};
     span.gradient =
         host_at(step, parameter->gradient.at + bytes_of(is->gradient_type, chunk->from));
     span.weights = host_at(step, parameter->weights.at + bytes_of(is->type, chunk->from));
@@ -1343,10 +1345,10 @@ static rft_adam_span span_of(const refit_host_step *step, const step_chunk *chun
         void *state = rft_image_of(step->offloader, region_at(step, is->states[at]));
         span.states[at] = moved(state, 4 * chunk->from);
     }
-    if (is->beside != REFIT_BESIDE_NONE) {
-        void *beside = rft_image_of(step->offloader, region_at(step, is->beside_region));
-        uint64_t each = is->beside == REFIT_BESIDE_MASTER ? 4 : 2;
-        span.beside = moved(beside, each * chunk->from);
+    if (is->master != REFIT_MASTER_NONE) {
+        void *master = rft_image_of(step->offloader, region_at(step, is->master_region));
+        uint64_t each = is->master == REFIT_MASTER_FP32 ? 4 : 2;
+        span.master = moved(master, each * chunk->from);
     }
     return span;
 }
@@ -1355,9 +1357,9 @@ static void step_one(void *user, uint32_t item, uint32_t worker)
 {
     refit_host_step *step = user;
     const step_chunk *chunk = &step->chunks[item];
-    rft_adam_span span = span_of(step, chunk);
+    rft_optim_span span = span_of(step, chunk);
     take_modes(step, worker);
-    rft_adam_step(&step->parameters[chunk->parameter].rule, &span);
+    rft_optim_step(&step->parameters[chunk->parameter].rule, &span);
 }
 
 /* Steps the chunks, and starts their copies back. A copy that cannot be started takes nothing away
@@ -1491,7 +1493,7 @@ uint32_t refit_host_step_progress(const refit_host_step *step, uint32_t paramete
 {
     if (step == NULL || parameter >= step->count) return 0;
     const step_parameter *it = &step->parameters[parameter];
-    return (it->gradient.asked ? REFIT_PARAMETER_NAMED : 0u) |
+    return (it->gradient.asked ? REFIT_PARAMETER_SUBMITTED : 0u) |
            (it->stepped ? REFIT_PARAMETER_STEPPED : 0u) |
            (it->returned ? REFIT_PARAMETER_RETURNED : 0u);
 }
@@ -1504,14 +1506,14 @@ static void renew_chunk(void *user, uint32_t item, uint32_t worker)
     refit_host_step *step = user;
     const step_chunk *chunk = &step->chunks[item];
     const refit_host_parameter *is = &step->parameters[chunk->parameter].is;
-    rft_adam_span span = span_of(step, chunk);
+    rft_optim_span span = span_of(step, chunk);
     (void)worker;
-    if (is->beside == REFIT_BESIDE_REMAINDER) {
-        memset(span.beside, 0, 2 * span.count);
+    if (is->master == REFIT_MASTER_REMAINDER) {
+        memset(span.master, 0, 2 * span.count);
     } else if (is->type == REFIT_BF16) {
-        rft_floats_from_bf16(span.beside, span.weights, span.count);
+        rft_floats_from_bf16(span.master, span.weights, span.count);
     } else {
-        rft_floats_from_half(span.beside, span.weights, span.count);
+        rft_floats_from_half(span.master, span.weights, span.count);
     }
 }
 
@@ -1520,8 +1522,8 @@ static void renew_all(refit_host_step *step)
     clear_chunks(step);
     for (uint32_t at = 0; at < step->count; at++) {
         const refit_host_parameter *is = &step->parameters[at].is;
-        if (is->beside == REFIT_BESIDE_NONE) continue;
-        region_at(step, is->beside_region)->rewritten = true;
+        if (is->master == REFIT_MASTER_NONE) continue;
+        region_at(step, is->master_region)->rewritten = true;
         for (uint64_t from = 0; from < is->elements; from += CHUNK) {
             add_chunk(step, at, from);
         }
@@ -1594,10 +1596,10 @@ refit_status refit_host_step_region(refit_host_step *step, refit_region_id regio
     RFT_TRY(check_state(offloader, error));
     RFT_TRY(rft_image_await(offloader, patience(step), error));
     rft_lock(&offloader->lock);
-    uint32_t leases = offloader->leases;
+    uint32_t read_locks = offloader->read_locks;
     rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(leases != 0, error, REFIT_ERR_BUSY,
-                  "%u lease(s) read the host image: release them first", leases);
+    RFT_REFUSE_IF(read_locks != 0, error, REFIT_ERR_BUSY,
+                  "%u read lock(s) read the host image: release them first", read_locks);
     rft_region *item = region_at(step, region);
     item->rewritten = offloader->image_used = true;
     *bytes = rft_image_of(offloader, item);

@@ -6,7 +6,7 @@
  * optimizer step. So a plan gives each unit a little room at first; an offload for which that was
  * not enough fails before anything has left, and says how much it would have been, and the next
  * plan goes by that. A region that does not fit twice, or would save less than a quarter, leaves
- * whole. Copies are started by the mover; here are only those of offload.verify and of leases,
+ * whole. Copies are started by the mover; here are only those of offload.verify and of read locks,
  * which wait. Independent of windows and plans.
  */
 #include "offload/masters.h"
@@ -144,7 +144,7 @@ void rft_units_drop(refit_offloader *offloader)
 refit_status rft_units_open(refit_offloader *offloader, refit_error *error)
 {
     rft_units_drop(offloader);
-    if (rft_region_table_home(&offloader->regions) == REFIT_HOME_DEVICE) return REFIT_OK;
+    if (rft_region_table_placement(&offloader->regions) == REFIT_PLACEMENT_DEVICE) return REFIT_OK;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if (!region->coded) continue;
@@ -407,7 +407,7 @@ void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part)
 
 static bool lives_on_host(const refit_offloader *offloader)
 {
-    return rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST;
+    return rft_region_table_placement(&offloader->regions) == REFIT_PLACEMENT_HOST;
 }
 
 static bool can_code(const refit_offloader *offloader, const rft_region *region)
@@ -720,7 +720,7 @@ refit_status rft_masters_compare(const refit_offloader *offloader, const rft_reg
     return REFIT_OK;
 }
 
-/* ---- Read by the CPU, for leases */
+/* ---- Read by the CPU, for read locks */
 
 /* Weights from element `first` on, where the CPU can read them. */
 static refit_status fetch_weights(const refit_offloader *offloader, const rft_region *region,

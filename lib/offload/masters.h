@@ -59,12 +59,12 @@ refit_status rft_units_open(refit_offloader *offloader, refit_error *error);
 /* Frees them, and their memory. No copy is under way. */
 void rft_units_drop(refit_offloader *offloader);
 
-/* Frees memory that holds no bytes. No copy is under way. A lease may be open, which may have begun
- * before a restore: it reads the units where they were. */
+/* Frees memory that holds no bytes. No copy is under way. A read lock may be open, which may have
+ * begun before a restore: it reads the units where they were. */
 void rft_units_trim(refit_offloader *offloader);
 
-/* Of regions on the device the image and the units hold nothing that counts, or that a lease reads:
- * the next offload puts all of it into the image. */
+/* Of regions on the device the image and the units hold nothing that counts, or that a read lock
+ * reads: the next offload puts all of it into the image. */
 void rft_units_reset(refit_offloader *offloader);
 
 /* The copies out of units from element `first` on are over, without a failure. Takes memory for

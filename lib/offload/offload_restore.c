@@ -26,9 +26,9 @@ static const rft_region *find_loss(const refit_offloader *offloader)
 
 static refit_status check_offload(const refit_offloader *offloader, refit_error *error)
 {
-    RFT_REFUSE_IF(offloader->leases != 0, error, REFIT_ERR_BUSY,
-                  "%u lease(s) still read the host image: release them before the next offload",
-                  offloader->leases);
+    RFT_REFUSE_IF(offloader->read_locks != 0, error, REFIT_ERR_BUSY,
+                  "%u read lock(s) still read the host image: release them before the next offload",
+                  offloader->read_locks);
     const rft_region *loss = offloader->accumulating ? find_loss(offloader) : NULL;
     RFT_REFUSE_IF(loss != NULL, error, REFIT_ERR_STATE,
                   "an open gradient accumulation would lose region %s: close it first, or keep the "
@@ -45,14 +45,14 @@ static refit_status check_state(const refit_offloader *offloader, rft_direction 
         RFT_REFUSE_IF(offloader->state == REFIT_OPEN, error, REFIT_ERR_STATE,
                       "the offloader is not sealed: call refit_offloader_seal first");
         RFT_REFUSE_IF(offloader->state == REFIT_RESTORING, error, REFIT_ERR_STATE,
-                      "states are still coming back: call refit_offloader_finish before the next "
+                      "states are still coming back: call refit_offloader_wait before the next "
                       "offload");
         return REFIT_OK;
     }
     RFT_REFUSE_IF(offloader->state == REFIT_OPEN, error, REFIT_ERR_STATE,
                   "the offloader is not sealed: nothing has left, so nothing can return");
     RFT_REFUSE_IF(offloader->state == REFIT_OFFLOADING, error, REFIT_ERR_STATE,
-                  "states are still leaving: call refit_offloader_finish before the restore");
+                  "states are still leaving: call refit_offloader_wait before the restore");
     RFT_REFUSE_IF(offloader->stepping, error, REFIT_ERR_BUSY,
                   "a step in windows changes the host image: end it, and call refit_window_wait "
                   "before the restore");
@@ -93,7 +93,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
 {
     bool out = operation->direction == RFT_OFFLOAD;
     rft_schedule *schedule = &offloader->schedule;
-    bool begins_there = rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST;
+    bool begins_there = rft_region_table_placement(&offloader->regions) == REFIT_PLACEMENT_HOST;
     RFT_TRY(rft_offloader_check_movers(offloader, error));
     if (out || begins_there) {
         RFT_TRY(rft_image_await(offloader, offloader->config.offload_timeout_ms, error));
@@ -172,8 +172,8 @@ static refit_status give_back(refit_offloader *offloader, uint64_t number, refit
     return status;
 }
 
-refit_status refit_offloader_finish(refit_offloader *offloader, uint32_t timeout_ms,
-                                    refit_error *error)
+refit_status refit_offloader_wait(refit_offloader *offloader, uint32_t timeout_ms,
+                                  refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
     rft_lock(&offloader->lock);

@@ -1,6 +1,6 @@
 /*
- * The offloader: opening, closing, planning, figures, leases, and the states. offload_restore.c has
- * the verbs of a cycle, offloader_regions.c those of regions.
+ * The offloader: opening, closing, planning, figures, read locks, and the states. offload_restore.c
+ * has the verbs of a cycle, offloader_regions.c those of regions.
  *
  *        seal            offload                copies end
  *   OPEN ────► RESIDENT ─────────► OFFLOADING ──────────────► OFFLOADED
@@ -20,8 +20,8 @@
  *   FAILED      where its `place` says        holds those away      bound if its bytes are there
  *
  * An offloader whose regions live on the host is sealed to OFFLOADED: their bytes begin as zeros in
- * the image. In OFFLOADED a window (window.c) may step parts of the image on the device; a lease
- * and a restore are refused meanwhile.
+ * the image. In OFFLOADED a window (window.c) may step parts of the image on the device; a read
+ * lock and a restore are refused meanwhile.
  *
  * With offload.background the image's memory may still be coming in OPEN and RESIDENT: an
  * offload waits for it.
@@ -34,7 +34,7 @@
  * that fails before its copies are under way leaves the state as it was.
  *
  * On a lost device an offload or restore ends in FAILED and changes no place; no verb starts
- * anything any more. The image is what it was: a lease reads it, if it is whole.
+ * anything any more. The image is what it was: a read lock reads it, if it is whole.
  *
  * Must not know: sockets, workers, what the bytes mean.
  */
@@ -117,11 +117,11 @@ refit_status refit_offloader_open(refit_device *device, const refit_config *conf
 static refit_status end_copies(refit_offloader *offloader, refit_error *error)
 {
     rft_lock(&offloader->lock);
-    bool leased = offloader->leases != 0;
+    bool locked = offloader->read_locks != 0;
     rft_mover *mover = rft_offloader_is_moving(offloader) ? offloader->operation.mover : NULL;
     rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(leased, error, REFIT_ERR_BUSY,
-                  "the offloader cannot close while a lease reads its image: release it first");
+    RFT_REFUSE_IF(locked, error, REFIT_ERR_BUSY,
+                  "the offloader cannot close while a read lock reads its image: release it first");
     if (mover == NULL) return REFIT_OK;
     rft_mover_hurry(mover);
     refit_status status = rft_mover_wait(mover, offloader->config.offload_timeout_ms, error);
@@ -313,11 +313,12 @@ refit_status rft_offloader_renew_plan(refit_offloader *offloader, refit_error *e
 
 /* Regions that live on the host begin in the image; after a restore and an unseal they are on the
  * device. `*away`: they are in the image. */
-static refit_status check_home(const refit_offloader *offloader, bool *away, refit_error *error)
+static refit_status check_placement(const refit_offloader *offloader, bool *away,
+                                    refit_error *error)
 {
     const rft_region_table *regions = &offloader->regions;
     *away = false;
-    if (rft_region_table_home(regions) == REFIT_HOME_DEVICE) return REFIT_OK;
+    if (rft_region_table_placement(regions) == REFIT_PLACEMENT_DEVICE) return REFIT_OK;
     RFT_REFUSE_IF(!offloader->config.use_pinned_optimizer_offload, error, REFIT_ERR_UNSUPPORTED,
                   "regions that live on the host need use_pinned_optimizer_offload: true");
     const rft_region *first = &regions->items[0];
@@ -337,7 +338,7 @@ refit_status refit_offloader_seal(refit_offloader *offloader, refit_error *error
     RFT_REFUSE_IF(offloader == NULL, error, REFIT_ERR_INVALID, "there is no offloader");
     if (refit_offloader_get_state(offloader) != REFIT_OPEN) return REFIT_OK;
     bool away;
-    RFT_TRY(check_home(offloader, &away, error));
+    RFT_TRY(check_placement(offloader, &away, error));
     refit_status status = open_plan(offloader, &offloader->schedule, error);
     if (status != REFIT_OK) goto drop_staging;
     RFT_TRY_GOTO(check_pageable_budget(offloader, error), close_schedule);
@@ -371,10 +372,10 @@ refit_status refit_offloader_prepare(refit_offloader *offloader, uint32_t timeou
 static refit_status check_unused(refit_offloader *offloader, refit_error *error)
 {
     rft_lock(&offloader->lock);
-    uint32_t leases = offloader->leases;
+    uint32_t read_locks = offloader->read_locks;
     rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(leases != 0, error, REFIT_ERR_BUSY,
-                  "%u lease(s) still read the host image: release them first", leases);
+    RFT_REFUSE_IF(read_locks != 0, error, REFIT_ERR_BUSY,
+                  "%u read lock(s) still read the host image: release them first", read_locks);
     return rft_offloader_check_movers(offloader, error);
 }
 
@@ -432,12 +433,12 @@ static void add_directions(const rft_offload_figures *figures, refit_stats *stat
     stats->offload_bytes_last = figures->bytes_last[RFT_OFFLOAD];
     stats->offload_reclaimed_bytes_last = figures->reclaimed_last;
     stats->offload_seconds_last = rft_seconds(figures->last[RFT_OFFLOAD]);
-    stats->offload_exposed_seconds_last = rft_seconds(figures->exposed[RFT_OFFLOAD]);
+    stats->offload_blocked_seconds_last = rft_seconds(figures->blocked[RFT_OFFLOAD]);
     stats->restore_count = figures->count[RFT_RESTORE];
     stats->restore_bytes_total = figures->bytes_total[RFT_RESTORE];
     stats->restore_bytes_last = figures->bytes_last[RFT_RESTORE];
     stats->restore_seconds_last = rft_seconds(figures->last[RFT_RESTORE]);
-    stats->restore_exposed_seconds_last = rft_seconds(figures->exposed[RFT_RESTORE]);
+    stats->restore_blocked_seconds_last = rft_seconds(figures->blocked[RFT_RESTORE]);
     stats->offload_failures = figures->failures;
 }
 
@@ -445,14 +446,14 @@ static void add_directions(const rft_offload_figures *figures, refit_stats *stat
 static void add_steps(const refit_offloader *offloader, refit_stats *stats)
 {
     const rft_step_figures *steps = &offloader->steps;
-    bool visits = rft_region_table_home(&offloader->regions) == REFIT_HOME_HOST;
+    bool visits = rft_region_table_placement(&offloader->regions) == REFIT_PLACEMENT_HOST;
     uint64_t staging = offloader->staging_bytes * offloader->staging_count;
     stats->step_count = steps->count;
     stats->step_failures = steps->failures;
     stats->step_in_bytes_last = steps->in_bytes;
     stats->step_out_bytes_last = steps->out_bytes;
     stats->step_seconds_last = rft_seconds(steps->last);
-    stats->step_exposed_seconds_last = rft_seconds(steps->exposed);
+    stats->step_blocked_seconds_last = rft_seconds(steps->blocked);
     stats->window_bytes = offloader->window_bytes + (visits ? staging : 0);
     steps = &offloader->cpu_steps;
     stats->host_step_count = steps->count;
@@ -460,7 +461,7 @@ static void add_steps(const refit_offloader *offloader, refit_stats *stats)
     stats->host_step_in_bytes_last = steps->in_bytes;
     stats->host_step_out_bytes_last = steps->out_bytes;
     stats->host_step_seconds_last = rft_seconds(steps->last);
-    stats->host_step_exposed_seconds_last = rft_seconds(steps->exposed);
+    stats->host_step_blocked_seconds_last = rft_seconds(steps->blocked);
     stats->host_step_compute_seconds_last = rft_seconds(steps->computed);
     stats->host_step_bytes = offloader->cpu_step_bytes;
 }
@@ -501,27 +502,28 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     whole.host_bytes += pageable;
     whole.host_ready_bytes += pageable;
     whole.host_pageable_bytes += pageable;
-    whole.leases = offloader->leases;
+    whole.read_locks = offloader->read_locks;
     rft_unlock(&offloader->lock);
     memcpy(stats, &whole, known);
     return REFIT_OK;
 }
 
-/* ---- Leases ----------------------------------------------------------------------------------
- * Readers of the host image. A count under the lock is all there is: while it is not zero, nothing
- * that would change or free the image begins. Copies no bytes.
+/* ---- Read locks
+ * ---------------------------------------------------------------------------------- Readers of the
+ * host image. A count under the lock is all there is: while it is not zero, nothing that would
+ * change or free the image begins. Copies no bytes.
  */
 
-/* The masters of a region, decoded for a lease. */
-typedef struct lease_copy {
-    struct lease_copy *next;
+/* The masters of a region, decoded for a read lock. */
+typedef struct read_copy {
+    struct read_copy *next;
     refit_region_id region;
     void *bytes; /* owned */
-} lease_copy;
+} read_copy;
 
-struct refit_lease {
+struct refit_read_lock {
     refit_offloader *offloader;
-    lease_copy **copies; /* owned; the first; guarded by the offloader's lock */
+    read_copy **copies; /* owned; the first; guarded by the offloader's lock */
 };
 
 /* Does the image hold every byte that is kept? Not so after an offload or a restore that was
@@ -537,144 +539,146 @@ static bool image_is_whole(const refit_offloader *offloader)
     return true;
 }
 
-static void close_lease(refit_lease *lease)
+static void close_lock(refit_read_lock *lock)
 {
-    lease_copy *copy = *lease->copies;
+    read_copy *copy = *lock->copies;
     while (copy != NULL) {
-        lease_copy *next = copy->next;
+        read_copy *next = copy->next;
         rft_free(copy->bytes);
         rft_free(copy);
         copy = next;
     }
-    rft_free(lease->copies);
-    rft_free(lease);
+    rft_free(lock->copies);
+    rft_free(lock);
 }
 
-static refit_status open_lease(refit_offloader *offloader, refit_lease **out, refit_error *error)
+static refit_status open_lock(refit_offloader *offloader, refit_read_lock **out, refit_error *error)
 {
-    refit_lease *lease = rft_calloc(1, sizeof *lease);
-    lease_copy **copies = rft_calloc(1, sizeof(lease_copy *));
-    if (lease == NULL || copies == NULL) {
-        rft_free(lease);
+    refit_read_lock *lock = rft_calloc(1, sizeof *lock);
+    read_copy **copies = rft_calloc(1, sizeof(read_copy *));
+    if (lock == NULL || copies == NULL) {
+        rft_free(lock);
         rft_free(copies);
-        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no host memory for a lease");
+        return rft_fail(error, REFIT_ERR_HOST_MEMORY, "no host memory for a read lock");
     }
-    *lease = (refit_lease){.offloader = offloader, .copies = copies};
-    *out = lease;
+    *lock = (refit_read_lock){.offloader = offloader, .copies = copies};
+    *out = lock;
     return REFIT_OK;
 }
 
-static const void *find_copy(const refit_lease *lease, refit_region_id region)
+static const void *find_copy(const refit_read_lock *lock, refit_region_id region)
 {
-    rft_lock(&lease->offloader->lock);
-    const lease_copy *copy = *lease->copies;
+    rft_lock(&lock->offloader->lock);
+    const read_copy *copy = *lock->copies;
     while (copy != NULL && copy->region != region) {
         copy = copy->next;
     }
     const void *bytes = copy == NULL ? NULL : copy->bytes;
-    rft_unlock(&lease->offloader->lock);
+    rft_unlock(&lock->offloader->lock);
     return bytes;
 }
 
 /* Two threads may read the same region at once; each then has a copy of its own. */
-static refit_status read_masters(const refit_lease *lease, refit_region_id region,
+static refit_status read_masters(const refit_read_lock *lock, refit_region_id region,
                                  const void **bytes, refit_error *error)
 {
-    const rft_region *item = &lease->offloader->regions.items[region];
-    *bytes = find_copy(lease, region);
+    const rft_region *item = &lock->offloader->regions.items[region];
+    *bytes = find_copy(lock, region);
     if (*bytes != NULL) return REFIT_OK;
-    lease_copy *copy = rft_calloc(1, sizeof *copy);
+    read_copy *copy = rft_calloc(1, sizeof *copy);
     void *masters = rft_calloc(item->bytes / 4, 4);
     refit_status status = REFIT_OK;
     if (copy == NULL || masters == NULL) {
         status = rft_fail(error, REFIT_ERR_HOST_MEMORY,
                           "no host memory for the %" PRIu64 " bytes of region %s, whose masters a "
-                          "lease reads",
+                          "read lock reads",
                           item->bytes, item->name);
     }
-    if (status == REFIT_OK) status = rft_masters_read(lease->offloader, item, masters, error);
+    if (status == REFIT_OK) status = rft_masters_read(lock->offloader, item, masters, error);
     if (status != REFIT_OK) {
         rft_free(copy);
         rft_free(masters);
         return status;
     }
-    *copy = (lease_copy){.region = region, .bytes = masters};
-    rft_lock(&lease->offloader->lock);
-    copy->next = *lease->copies;
-    *lease->copies = copy;
-    rft_unlock(&lease->offloader->lock);
+    *copy = (read_copy){.region = region, .bytes = masters};
+    rft_lock(&lock->offloader->lock);
+    copy->next = *lock->copies;
+    *lock->copies = copy;
+    rft_unlock(&lock->offloader->lock);
     *bytes = masters;
     return REFIT_OK;
 }
 
-refit_status refit_lease_acquire(refit_offloader *offloader, refit_lease **out, refit_error *error)
+refit_status refit_read_lock_acquire(refit_offloader *offloader, refit_read_lock **out,
+                                     refit_error *error)
 {
     RFT_REFUSE_IF(offloader == NULL || out == NULL, error, REFIT_ERR_INVALID,
-                  "refit_lease_acquire needs an offloader and a place for the lease");
-    refit_lease *lease = NULL;
-    RFT_TRY(open_lease(offloader, &lease, error));
+                  "refit_read_lock_acquire needs an offloader and a place for the read lock");
+    refit_read_lock *lock = NULL;
+    RFT_TRY(open_lock(offloader, &lock, error));
 
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     bool stepping = offloader->stepping || offloader->host_stepping;
     bool ready = rft_image_is_ready(offloader);
     bool whole = image_is_whole(offloader);
-    if (whole && ready && !stepping) offloader->leases++;
+    if (whole && ready && !stepping) offloader->read_locks++;
     refit_offloader_state state = offloader->state;
     rft_unlock(&offloader->lock);
     if (stepping && rft_device_is_lost(offloader->device)) {
-        close_lease(lease);
+        close_lock(lock);
         return rft_fail(error, REFIT_ERR_DEVICE,
                         "the device was lost during a step, so the host image holds some states "
                         "from before the step and some from after it");
     }
     if (stepping) {
-        close_lease(lease);
+        close_lock(lock);
         return rft_fail(error, REFIT_ERR_BUSY,
                         "a step changes the host image: end it, and call refit_window_wait or "
                         "refit_host_step_run first");
     }
     if (!whole) {
-        close_lease(lease);
+        close_lock(lock);
         return rft_fail(error, REFIT_ERR_STATE,
-                        "the host image does not hold all states in %s: a lease begins in "
+                        "the host image does not hold all states in %s: a read lock begins in "
                         "OFFLOADED or RESTORING, or in FAILED if all are away",
                         refit_offloader_state_name(state));
     }
     if (!ready) {
-        close_lease(lease);
+        close_lock(lock);
         return rft_fail(error, REFIT_ERR_BUSY,
                         "the host memory of the image is still coming: call "
                         "refit_offloader_prepare first");
     }
-    *out = lease;
+    *out = lock;
     return REFIT_OK;
 }
 
-refit_status refit_lease_read(const refit_lease *lease, refit_region_id region, const void **bytes,
-                              uint64_t *count, refit_error *error)
+refit_status refit_read_lock_read(const refit_read_lock *lock, refit_region_id region,
+                                  const void **bytes, uint64_t *count, refit_error *error)
 {
-    RFT_REFUSE_IF(lease == NULL || bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
-                  "refit_lease_read needs a lease and places for the bytes and their count");
-    const rft_region_table *regions = &lease->offloader->regions;
+    RFT_REFUSE_IF(
+        lock == NULL || bytes == NULL || count == NULL, error, REFIT_ERR_INVALID,
+        "refit_read_lock_read needs a read lock and places for the bytes and their count");
+    const rft_region_table *regions = &lock->offloader->regions;
     RFT_REFUSE_IF(region >= regions->count, error, REFIT_ERR_NOT_FOUND,
                   "there is no region %u: there are %u", region, regions->count);
     const rft_region *item = &regions->items[region];
     RFT_REFUSE_IF(item->policy != REFIT_KEEP, error, REFIT_ERR_NOT_FOUND,
                   "region %s is not kept, so the image has no bytes of it", item->name);
     *count = item->bytes;
-    if (item->coded) return read_masters(lease, region, bytes, error);
-    *bytes = rft_image_of(lease->offloader, item);
+    if (item->coded) return read_masters(lock, region, bytes, error);
+    *bytes = rft_image_of(lock->offloader, item);
     return REFIT_OK;
 }
 
-void refit_lease_release(refit_lease *lease)
+void refit_read_lock_release(refit_read_lock *lock)
 {
-    if (lease == NULL) return;
-    refit_offloader *offloader = lease->offloader;
+    if (lock == NULL) return;
+    refit_offloader *offloader = lock->offloader;
     rft_lock(&offloader->lock);
-    offloader->leases--;
+    offloader->read_locks--;
     rft_pageable_trim(offloader);
     rft_unlock(&offloader->lock);
-    close_lease(lease);
+    close_lock(lock);
 }

@@ -2,15 +2,15 @@
  * offloader: what the files of this module share. offloader.c draws the states.
  *
  * Threads: one thread at a time calls the verbs; it owns everything but what names a lock. Any
- * thread may look at the state, wait on a future or hold a lease: those go through `lock`, which is
- * never held while bytes move, hooks run or a thread waits. `verify_lock` is held while digests are
- * taken (offload.verify), and is locked before `lock`.
+ * thread may look at the state, wait on a future or hold a read lock: those go through `lock`,
+ * which is never held while bytes move, hooks run or a thread waits. `verify_lock` is held while
+ * digests are taken (offload.verify), and is locked before `lock`.
  */
 #ifndef RFT_OFFLOADER_H
 #define RFT_OFFLOADER_H
 
-#include <refit/host_step.h>
-#include <refit/window.h>
+#include <refit/advanced/host_step.h>
+#include <refit/advanced/window.h>
 
 #include "base/thread.h"
 #include "memory/host_arena.h"
@@ -58,7 +58,7 @@ typedef struct rft_offload_figures {
     uint64_t bytes_total[2];
     uint64_t bytes_last[2];
     int64_t last[2]; /* nanoseconds from the call to the last byte */
-    int64_t exposed[2];
+    int64_t blocked[2];
     uint64_t copies_last;
     uint64_t reclaimed_last;
     uint64_t failures;
@@ -71,7 +71,7 @@ typedef struct rft_step_figures {
     uint64_t in_bytes; /* of the last step, as the rest */
     uint64_t out_bytes;
     int64_t last;
-    int64_t exposed;
+    int64_t blocked;
     int64_t computed; /* on the CPU */
 } rft_step_figures;
 
@@ -106,7 +106,7 @@ struct refit_offloader {
     refit_offloader_state state;       /* guarded by lock */
     rft_operation operation;           /* guarded by lock */
     refit_future futures[RFT_FUTURES]; /* guarded by lock */
-    uint32_t leases;                   /* guarded by lock */
+    uint32_t read_locks;               /* guarded by lock */
     bool image_ready;                  /* its memory is there; guarded by lock */
     bool stepping;                     /* windows change the image; guarded by lock */
     bool host_stepping;                /* the CPU does; guarded by lock */
@@ -198,7 +198,8 @@ refit_status rft_pageable_offload(refit_offloader *offloader, refit_stream_ref a
 refit_status rft_pageable_restore(refit_offloader *offloader, refit_stream_ref after,
                                   rft_operation *operation, refit_error *error);
 
-/* Frees the host copies of regions that are on the device, unless a lease reads them. Lock held. */
+/* Frees the host copies of regions that are on the device, unless a read lock reads them. Lock
+ * held. */
 void rft_pageable_trim(refit_offloader *offloader);
 
 /* What there are host copies of now. Lock held. */

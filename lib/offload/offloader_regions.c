@@ -111,7 +111,7 @@ refit_status refit_offloader_unbind(refit_offloader *offloader, refit_region_id 
     RFT_REFUSE_IF(item->place != REFIT_ON_HOST, error, REFIT_ERR_STATE,
                   "the bytes of region %s are on the device: offload again first", item->name);
     RFT_REFUSE_IF(item->arena != NULL, error, REFIT_ERR_INVALID,
-                  "region %s lies in an arena, which keeps its address: refit_offloader_finish "
+                  "region %s lies in an arena, which keeps its address: refit_offloader_wait "
                   "gives its memory back",
                   item->name);
     if (!item->bound) return REFIT_OK;
@@ -281,7 +281,7 @@ static refit_status give_by_hook(refit_offloader *offloader, refit_region_id id,
     if (code != 0) {
         return rft_fail_sub(error, REFIT_ERR_CALLBACK, code,
                             "the release hook answered %d for region %s: call "
-                            "refit_offloader_finish again",
+                            "refit_offloader_wait again",
                             code, region->name);
     }
     rft_region_detach(&offloader->regions, id);

@@ -275,7 +275,7 @@ void rft_operation_begin(refit_offloader *offloader, const rft_operation *operat
     offloader->operation = *operation;
     offloader->operation.number = number;
     offloader->state = operation->direction == RFT_OFFLOAD ? REFIT_OFFLOADING : REFIT_RESTORING;
-    offloader->figures.exposed[operation->direction] = rft_now() - operation->began;
+    offloader->figures.blocked[operation->direction] = rft_now() - operation->began;
     if (operation->direction == RFT_OFFLOAD) offloader->figures.reclaimed_last = 0;
     if (future != NULL) future->operation = number;
     rft_unlock(&offloader->lock);
@@ -341,7 +341,7 @@ void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t b
     int64_t spent = rft_now() - began;
     rft_lock(&offloader->lock);
     if (offloader->operation.number == number) {
-        offloader->figures.exposed[offloader->operation.direction] += spent;
+        offloader->figures.blocked[offloader->operation.direction] += spent;
     }
     rft_unlock(&offloader->lock);
 }

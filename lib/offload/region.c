@@ -251,23 +251,25 @@ static refit_status check_desc(const refit_region_desc *desc, refit_error *error
     RFT_REFUSE_IF(desc->policy < REFIT_KEEP || desc->policy > REFIT_ZERO, error, REFIT_ERR_INVALID,
                   "region %s has policy %d: use REFIT_KEEP, REFIT_DISCARD or REFIT_ZERO",
                   desc->name, (int)desc->policy);
-    RFT_REFUSE_IF(desc->home != REFIT_HOME_DEVICE && desc->home != REFIT_HOME_HOST, error,
-                  REFIT_ERR_INVALID,
-                  "region %s has home %d: use REFIT_HOME_DEVICE or REFIT_HOME_HOST", desc->name,
-                  (int)desc->home);
-    RFT_REFUSE_IF(
-        desc->home == REFIT_HOME_HOST && (desc->memory != NULL || desc->policy != REFIT_KEEP),
-        error, REFIT_ERR_INVALID,
-        "region %s lives on the host: it has no device memory, and policy REFIT_KEEP", desc->name);
+    RFT_REFUSE_IF(desc->placement != REFIT_PLACEMENT_DEVICE &&
+                      desc->placement != REFIT_PLACEMENT_HOST,
+                  error, REFIT_ERR_INVALID,
+                  "region %s has placement %d: use REFIT_PLACEMENT_DEVICE or REFIT_PLACEMENT_HOST",
+                  desc->name, (int)desc->placement);
+    RFT_REFUSE_IF(desc->placement == REFIT_PLACEMENT_HOST &&
+                      (desc->memory != NULL || desc->policy != REFIT_KEEP),
+                  error, REFIT_ERR_INVALID,
+                  "region %s lives on the host: it has no device memory, and policy REFIT_KEEP",
+                  desc->name);
     RFT_REFUSE_IF(desc->group >= REFIT_GROUPS, error, REFIT_ERR_INVALID,
                   "region %s has group %u: groups are numbered 0 to %d", desc->name, desc->group,
                   REFIT_GROUPS - 1);
     return REFIT_OK;
 }
 
-refit_home rft_region_table_home(const rft_region_table *table)
+refit_placement rft_region_table_placement(const rft_region_table *table)
 {
-    return table->count == 0 ? REFIT_HOME_DEVICE : table->home;
+    return table->count == 0 ? REFIT_PLACEMENT_DEVICE : table->placement;
 }
 
 /* Room for one more region in the array, the index and the tree. */
@@ -293,9 +295,10 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
     const refit_region_desc *desc = &full;
     RFT_TRY(take_desc(given, &full, error));
     RFT_TRY(check_desc(desc, error));
-    RFT_REFUSE_IF(table->count > 0 && desc->home != table->home, error, REFIT_ERR_INVALID,
-                  "region %s has another home than those before it: open an offloader for each",
-                  desc->name);
+    RFT_REFUSE_IF(
+        table->count > 0 && desc->placement != table->placement, error, REFIT_ERR_INVALID,
+        "region %s has another placement than those before it: open an offloader for each",
+        desc->name);
     RFT_REFUSE_IF(rft_name_index_has(&table->names, desc->name), error, REFIT_ERR_EXISTS,
                   "there is a region %s already: names are unique in an offloader", desc->name);
     RFT_TRY(reserve_one(table, error));
@@ -310,7 +313,7 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
     region->name = rft_strdup(desc->name);
     RFT_REFUSE_IF(region->name == NULL, error, REFIT_ERR_HOST_MEMORY,
                   "no host memory for the name of region %s", desc->name);
-    bool on_host = desc->home == REFIT_HOME_HOST;
+    bool on_host = desc->placement == REFIT_PLACEMENT_HOST;
     if (on_host) region->place = REFIT_ON_HOST;
     region->rewritten = on_host; /* no digest was taken of it */
     refit_status status = REFIT_OK;
@@ -321,7 +324,7 @@ refit_status rft_region_table_add(rft_region_table *table, const refit_region_de
         return status;
     }
     rft_name_index_add(&table->names, region->name);
-    table->home = desc->home;
+    table->placement = desc->placement;
     table->count++;
     *out = id;
     return REFIT_OK;

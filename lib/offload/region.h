@@ -80,8 +80,8 @@ typedef struct rft_region_table {
     uint32_t count;
     uint32_t room;
     rft_name_index names;
-    rft_span_tree spans; /* of every region whose `memory` is not NULL, by its number */
-    refit_home home;     /* of all regions; of none, if there is none */
+    rft_span_tree spans;       /* of every region whose `memory` is not NULL, by its number */
+    refit_placement placement; /* of all regions; of none, if there is none */
 } rft_region_table;
 
 void rft_region_table_open(rft_region_table *table, refit_device *device);
@@ -91,8 +91,8 @@ void rft_region_table_close(rft_region_table *table);
 refit_status rft_region_table_add(rft_region_table *table, const refit_region_desc *given,
                                   refit_region_id *out, refit_error *error);
 
-/* Where the regions live: all of them, for one table has regions of one home. */
-refit_home rft_region_table_home(const rft_region_table *table);
+/* Where the regions live: all of them, for one table has regions of one placement. */
+refit_placement rft_region_table_placement(const rft_region_table *table);
 
 /* Removes all regions; the room stays. */
 void rft_region_table_clear(rft_region_table *table);

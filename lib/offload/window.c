@@ -22,7 +22,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include <refit/window.h>
+#include <refit/advanced/window.h>
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -45,7 +45,7 @@ typedef struct window_part {
     uint32_t flags;
     uint64_t offset; /* in the region */
     uint64_t bytes;
-    uint64_t at;       /* in its slot; REFIT_PART_BORN has none */
+    uint64_t at;       /* in its slot; REFIT_PART_NEW has none */
     const void *whole; /* the allocation that contains it */
 } window_part;
 
@@ -98,7 +98,7 @@ struct refit_window {
 
     /* Its figures so far. */
     int64_t began; /* first next; 0: not yet */
-    int64_t exposed;
+    int64_t blocked;
     uint64_t in_bytes;
     uint64_t out_bytes;
 };
@@ -226,7 +226,7 @@ static void reset_step(refit_window *window, refit_stream_ref after)
     window->worked = 0;
     window->after = after;
     window->began = 0;
-    window->exposed = 0;
+    window->blocked = 0;
     window->in_bytes = window->out_bytes = 0;
 }
 
@@ -254,7 +254,7 @@ static refit_status check_coded(const rft_region *region, const refit_window_par
     uint64_t end = part->offset + part->bytes;
     RFT_REFUSE_IF(region->units == NULL, error, REFIT_ERR_UNSUPPORTED,
                   "region %s has left as what its weights lack, which windows do not take: set "
-                  "offload.masters to whole, or give the region no weights or REFIT_HOME_HOST",
+                  "offload.masters to whole, or give the region no weights or REFIT_PLACEMENT_HOST",
                   region->name);
     RFT_REFUSE_IF(part->offset % unit != 0 || (end % unit != 0 && end != region->bytes), error,
                   REFIT_ERR_INVALID,
@@ -286,11 +286,11 @@ static refit_status check_part(const refit_window *window, const refit_window_pa
                   "%s of %" PRIu64 " bytes",
                   at, part->bytes, part->offset, region->name, region->bytes);
     if (region->coded) RFT_TRY(check_coded(region, part, at, error));
-    RFT_REFUSE_IF((part->flags & ~(uint32_t)(REFIT_PART_TOGETHER | REFIT_PART_BORN)) != 0 ||
-                      (at == 0 && (part->flags & REFIT_PART_TOGETHER) != 0),
+    RFT_REFUSE_IF((part->flags & ~(uint32_t)(REFIT_PART_SAME_WINDOW | REFIT_PART_NEW)) != 0 ||
+                      (at == 0 && (part->flags & REFIT_PART_SAME_WINDOW) != 0),
                   error, REFIT_ERR_INVALID,
                   "part %" PRIu32
-                  " has flags %u: use REFIT_PART_BORN, and REFIT_PART_TOGETHER from "
+                  " has flags %u: use REFIT_PART_NEW, and REFIT_PART_SAME_WINDOW from "
                   "the second part on",
                   at, part->flags);
     RFT_REFUSE_IF(part->offset < window->reached[part->region], error, REFIT_ERR_INVALID,
@@ -374,7 +374,7 @@ static uint64_t place_behind(const refit_window *window, uint32_t number, uint64
 {
     const window_part *part = &window->parts[number], *before = part - 1;
     if (end == 0) return 0;
-    if (((part->flags | before->flags) & REFIT_PART_BORN) == 0) {
+    if (((part->flags | before->flags) & REFIT_PART_NEW) == 0) {
         uint64_t from = image_offset(window, before) + before->bytes;
         uint64_t to = image_offset(window, part);
         uint64_t at = end + (to - from);
@@ -394,7 +394,7 @@ static uint32_t place_together(refit_window *window, uint32_t first, uint64_t *e
         *end = part->at + part->bytes;
         number++;
     } while (number < window->part_count &&
-             (window->parts[number].flags & REFIT_PART_TOGETHER) != 0);
+             (window->parts[number].flags & REFIT_PART_SAME_WINDOW) != 0);
     return number;
 }
 
@@ -494,7 +494,7 @@ refit_status refit_window_measure(refit_window *window, const refit_window_part 
 
 static bool is_born(const window_part *part)
 {
-    return (part->flags & REFIT_PART_BORN) != 0;
+    return (part->flags & REFIT_PART_NEW) != 0;
 }
 
 /* The pieces of one part: one for each slab that holds some of it. */
@@ -759,14 +759,15 @@ static refit_status arrive(refit_window *window, refit_error *error)
 /* Counts a call that made its caller wait since `began`, and that may have failed. */
 static refit_status account(refit_window *window, int64_t began, refit_status status)
 {
-    window->exposed += rft_now() - began;
+    window->blocked += rft_now() - began;
     if (status != REFIT_OK) window->offloader->steps.failures++;
     return status;
 }
 
 /* ---- A step ------------------------------------------------------------------------------- */
 
-/* `claim`: from now on no lease begins, and no restore. A lease may be acquired by any thread. */
+/* `claim`: from now on no read lock begins, and no restore. A read lock may be acquired by any
+ * thread. */
 static refit_status check_offloader(refit_offloader *offloader, bool claim, refit_error *error)
 {
     refit_offloader_state state = refit_offloader_get_state(offloader);
@@ -776,12 +777,12 @@ static refit_status check_offloader(refit_offloader *offloader, bool claim, refi
     RFT_REFUSE_IF(offloader->closing, error, REFIT_ERR_STATE,
                   "the offloader is half closed: call refit_offloader_close again");
     rft_lock(&offloader->lock);
-    uint32_t leases = offloader->leases;
-    if (claim && leases == 0) offloader->stepping = true;
+    uint32_t read_locks = offloader->read_locks;
+    if (claim && read_locks == 0) offloader->stepping = true;
     rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(leases != 0, error, REFIT_ERR_BUSY,
-                  "%u lease(s) read the host image, which a step changes: release them first",
-                  leases);
+    RFT_REFUSE_IF(read_locks != 0, error, REFIT_ERR_BUSY,
+                  "%u read lock(s) read the host image, which a step changes: release them first",
+                  read_locks);
     return REFIT_OK;
 }
 
@@ -1009,7 +1010,7 @@ refit_status refit_window_place(refit_window *window, uint32_t part, void *memor
     RFT_REFUSE_IF(part < span->first || part - span->first >= span->count ||
                       !is_born(&window->parts[part]),
                   error, REFIT_ERR_INVALID,
-                  "part %" PRIu32 " is no REFIT_PART_BORN of the window in use, which has parts "
+                  "part %" PRIu32 " is no REFIT_PART_NEW of the window in use, which has parts "
                   "%" PRIu32 " to %" PRIu32,
                   part, span->first, span->first + span->count - 1);
     const rft_region *region = region_of(window, &window->parts[part]);
@@ -1066,7 +1067,7 @@ static void settle(refit_window *window)
     offloader->steps.in_bytes = window->in_bytes;
     offloader->steps.out_bytes = window->out_bytes;
     offloader->steps.last = ended > window->began ? ended - window->began : 0;
-    offloader->steps.exposed = window->exposed;
+    offloader->steps.blocked = window->blocked;
 }
 
 refit_status refit_window_end(refit_window *window, refit_error *error)
@@ -1142,7 +1143,7 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
                   item->name);
     RFT_REFUSE_IF(item->coded, error, REFIT_ERR_UNSUPPORTED,
                   "region %s is in the image as what its weights lack: read it by "
-                  "refit_lease_read, write it by a step in which it is REFIT_PART_BORN, or set "
+                  "refit_read_lock_read, write it by a step in which it is REFIT_PART_NEW, or set "
                   "offload.masters to whole",
                   item->name);
     RFT_TRY(rft_image_await(offloader, patience(window), error));
@@ -1186,7 +1187,7 @@ refit_status refit_window_close(refit_window *window, refit_error *error)
     RFT_TRY(end_for_good(window, error));
     RFT_TRY(drop_memory(window, error));
     close_plans(window);
-    /* Of bytes that have not come back, no lease and no restore may make use. */
+    /* Of bytes that have not come back, no read lock and no restore may make use. */
     if (window->left == window->stepped) set_stepping(window->offloader, false);
     window->offloader->window = NULL;
     rft_free(window->pieces);

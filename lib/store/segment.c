@@ -468,7 +468,7 @@ static refit_status segment_share(rft_segment *segment, refit_error *error)
     return REFIT_OK;
 }
 
-refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, refit_error *error)
+refit_status rft_segment_retain(rft_segment *segment, size_t room, void **out, refit_error *error)
 {
     keep_header *header =
         room > SIZE_MAX - sizeof *header ? NULL : rft_calloc(1, sizeof *header + room);
@@ -484,7 +484,7 @@ refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, ref
     return REFIT_OK;
 }
 
-void rft_segment_unkeep(void *out)
+void rft_segment_release(void *out)
 {
     if (out == NULL) return;
     keep_header *header = (keep_header *)out - 1;

@@ -77,9 +77,9 @@ void rft_segment_retire(rft_segment *segment);
 /* From now on close leaves the memory mapped until all of `out` are given back. `*out` is `room`
  * bytes for the caller, aligned for anything. Not while another thread closes it.
  * REFIT_ERR_HOST_MEMORY. */
-refit_status rft_segment_keep(rft_segment *segment, size_t room, void **out, refit_error *error);
+refit_status rft_segment_retain(rft_segment *segment, size_t room, void **out, refit_error *error);
 /* Gives one back. NULL is allowed. Any thread. */
-void rft_segment_unkeep(void *out);
+void rft_segment_release(void *out);
 
 /* Unmaps; the owner retires it too. Mappings of other processes stay valid. Harmless on a closed
  * one. */

@@ -1,5 +1,5 @@
 /*
- * An observer's query: the version that a publisher holds. refit_glance_*.
+ * An observer's query: the version that a publisher holds. refit_query_*.
  *
  *     HELLO, as an observer ─► WELCOME, MANIFEST, SEAL, BYE
  *
@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <refit/advanced/query.h>
+
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/random.h"
@@ -20,7 +22,7 @@
 
 #define POLL_MOST_MS 100 /* HELLO is said again, in case the publisher came up meanwhile */
 
-struct refit_glance {
+struct refit_query {
     rft_channel *channel; /* while it asks */
     rft_limits limits;
     uint64_t epoch, version, frame_bytes;
@@ -31,7 +33,7 @@ struct refit_glance {
     refit_error shut_out; /* why no connection comes about; status REFIT_OK: unknown */
 };
 
-static refit_status say(refit_glance *query, const rft_message *message, refit_error *error)
+static refit_status say(refit_query *query, const rft_message *message, refit_error *error)
 {
     rft_bytes bytes = {0};
     refit_status status = rft_message_encode(message, &query->limits, &bytes, error);
@@ -59,7 +61,7 @@ static rft_message make_hello(uint64_t instance, char name[32])
 /* ---- The publisher's answers */
 
 /* Forgets digests of tensors that are no longer declared. */
-static void forget_seal(refit_glance *query)
+static void forget_seal(refit_query *query)
 {
     rft_free(query->digests);
     query->digests = NULL;
@@ -68,8 +70,7 @@ static void forget_seal(refit_glance *query)
 }
 
 /* A trainer that greets again says all that follows again, too. */
-static refit_status take_welcome(refit_glance *query, const rft_message *message,
-                                 refit_error *error)
+static refit_status take_welcome(refit_query *query, const rft_message *message, refit_error *error)
 {
     if (message->as.welcome.protocol != RFT_PROTOCOL) {
         char reason[RFT_SENTENCE_BYTES];
@@ -86,7 +87,7 @@ static refit_status take_welcome(refit_glance *query, const rft_message *message
     return REFIT_OK;
 }
 
-static refit_status take_manifest(refit_glance *query, const rft_message *message,
+static refit_status take_manifest(refit_query *query, const rft_message *message,
                                   refit_error *error)
 {
     rft_manifest *manifest;
@@ -98,7 +99,7 @@ static refit_status take_manifest(refit_glance *query, const rft_message *messag
     return REFIT_OK;
 }
 
-static refit_status take_seal(refit_glance *query, const rft_message *message, refit_error *error)
+static refit_status take_seal(refit_query *query, const rft_message *message, refit_error *error)
 {
     rft_view digests = message->as.seal.tensors;
     const rft_manifest *manifest = query->manifest;
@@ -118,7 +119,7 @@ static refit_status take_seal(refit_glance *query, const rft_message *message, r
     return REFIT_OK;
 }
 
-static refit_status take(refit_glance *query, const rft_message *message, refit_error *error)
+static refit_status take(refit_query *query, const rft_message *message, refit_error *error)
 {
     char reason[RFT_SENTENCE_BYTES];
     switch (message->kind) {
@@ -135,7 +136,7 @@ static refit_status take(refit_glance *query, const rft_message *message, refit_
 
 /* Receives until the publisher has sent everything. A publisher that never stops sending does not
  * extend the deadline. */
-static refit_status hear(refit_glance *query, int64_t deadline, refit_error *error)
+static refit_status hear(refit_query *query, int64_t deadline, refit_error *error)
 {
     while (!query->done && rft_ms_until(deadline) > 0) {
         rft_envelope envelope;
@@ -150,14 +151,14 @@ static refit_status hear(refit_glance *query, int64_t deadline, refit_error *err
 }
 
 /* To a publisher that does not know observers, and took this one for a worker. */
-static refit_status say_bye(refit_glance *query, refit_error *error)
+static refit_status say_bye(refit_query *query, refit_error *error)
 {
     const rft_message bye = {.kind = RFT_BYE};
     return say(query, &bye, error);
 }
 
 /* A definite failure of keys is not replaced by an ambiguous one. */
-static void note_failure(refit_glance *query)
+static void note_failure(refit_query *query)
 {
     refit_error why;
     refit_status status = rft_channel_take_failure(query->channel, &why);
@@ -166,7 +167,7 @@ static void note_failure(refit_glance *query)
         query->shut_out = why;
 }
 
-static refit_status no_answer(const refit_glance *query, uint32_t timeout_ms, refit_error *error)
+static refit_status no_answer(const refit_query *query, uint32_t timeout_ms, refit_error *error)
 {
     const char *why = "";
     if (query->shut_out.status != REFIT_OK)
@@ -179,7 +180,7 @@ static refit_status no_answer(const refit_glance *query, uint32_t timeout_ms, re
                     why);
 }
 
-static refit_status ask(refit_glance *query, uint32_t timeout_ms, refit_error *error)
+static refit_status ask(refit_query *query, uint32_t timeout_ms, refit_error *error)
 {
     char name[32];
     uint64_t instance;
@@ -201,14 +202,14 @@ static refit_status ask(refit_glance *query, uint32_t timeout_ms, refit_error *e
 
 /* ---- Public functions */
 
-refit_status refit_glance_open(const char *endpoint, const refit_config *config,
-                               uint32_t timeout_ms, refit_glance **out, refit_error *error)
+refit_status refit_query_open(const char *endpoint, const refit_config *config, uint32_t timeout_ms,
+                              refit_query **out, refit_error *error)
 {
-    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_glance_open needs `out`");
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_query_open needs `out`");
     refit_config own;
     RFT_TRY(rft_config_resolve(config, &own, error));
-    refit_glance *query = rft_calloc(1, sizeof *query);
-    RFT_REFUSE_IF(query == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a glance");
+    refit_query *query = rft_calloc(1, sizeof *query);
+    RFT_REFUSE_IF(query == NULL, error, REFIT_ERR_HOST_MEMORY, "no memory for a query");
     query->limits = rft_limits_from(&own);
     refit_status status = rft_channel_connect(endpoint == NULL ? own.broadcast_endpoint : endpoint,
                                               &own, &query->channel, error);
@@ -220,11 +221,11 @@ refit_status refit_glance_open(const char *endpoint, const refit_config *config,
     if (status == REFIT_OK)
         *out = query;
     else
-        refit_glance_close(query);
+        refit_query_close(query);
     return status;
 }
 
-void refit_glance_close(refit_glance *query)
+void refit_query_close(refit_query *query)
 {
     if (query == NULL) return;
     rft_manifest_close(query->manifest);
@@ -232,13 +233,13 @@ void refit_glance_close(refit_glance *query)
     rft_free(query);
 }
 
-refit_status refit_glance_describe(const refit_glance *query, refit_glance_info *info,
-                                   refit_error *error)
+refit_status refit_query_describe(const refit_query *query, refit_query_info *info,
+                                  refit_error *error)
 {
     RFT_REFUSE_IF(query == NULL || info == NULL || info->size < sizeof *info, error,
-                  REFIT_ERR_INVALID, "refit_glance_describe needs a glance and info.size set");
+                  REFIT_ERR_INVALID, "refit_query_describe needs a query and info.size set");
     size_t size = info->size;
-    *info = (refit_glance_info){
+    *info = (refit_query_info){
         .size = size,
         .epoch = query->epoch,
         .version = query->version,
@@ -253,10 +254,10 @@ refit_status refit_glance_describe(const refit_glance *query, refit_glance_info 
     return REFIT_OK;
 }
 
-refit_status refit_glance_tensor(const refit_glance *query, uint32_t index, refit_tensor *tensor,
-                                 uint64_t *digest, refit_error *error)
+refit_status refit_query_tensor(const refit_query *query, uint32_t index, refit_tensor *tensor,
+                                uint64_t *digest, refit_error *error)
 {
-    RFT_REFUSE_IF(query == NULL, error, REFIT_ERR_INVALID, "there is no glance: it is NULL");
+    RFT_REFUSE_IF(query == NULL, error, REFIT_ERR_INVALID, "there is no query: it is NULL");
     uint32_t count = query->manifest == NULL ? 0 : query->manifest->count;
     RFT_REFUSE_IF(index >= count, error, REFIT_ERR_NOT_FOUND,
                   "there is no tensor %u: the trainer has %u", index, count);

@@ -435,20 +435,20 @@ refit_status refit_update_find(const refit_update *update, const char *name, uin
     return REFIT_OK;
 }
 
-refit_status refit_update_keep(refit_update *update, size_t room, void **out, refit_error *error)
+refit_status refit_update_retain(refit_update *update, size_t room, void **out, refit_error *error)
 {
     RFT_TRY(check_open(update, error));
-    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_update_keep needs `out`");
+    RFT_REFUSE_IF(out == NULL, error, REFIT_ERR_INVALID, "refit_update_retain needs `out`");
     rft_image *image = update->image;
     RFT_REFUSE_IF(image->gpu != NULL, error, REFIT_ERR_UNSUPPORTED,
                   "a GPU's memory cannot be kept beyond the update");
     rft_segment *memory = image->mapping != NULL ? &image->mapping->segment : &image->memory;
-    return rft_segment_keep(memory, room, out, error);
+    return rft_segment_retain(memory, room, out, error);
 }
 
-void refit_update_unkeep(void *kept)
+void refit_update_release(void *kept)
 {
-    rft_segment_unkeep(kept);
+    rft_segment_release(kept);
 }
 
 /* ---- An update: deciding */

@@ -7,7 +7,7 @@ command -v "$compiler" >/dev/null || { echo "no $language compiler: skipped"; ex
 
 cd lib/include
 failed=0
-for header in refit.h refit/*.h; do
+for header in refit.h refit/*.h refit/advanced/*.h; do
     echo "#include <$header>" | "$compiler" -x "$language" -std="$standard" -fsyntax-only -I . \
         -Wall -Wextra -pedantic -Werror - || { echo "$header does not compile alone as $standard"; failed=1; }
 done

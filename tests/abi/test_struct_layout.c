@@ -2,6 +2,13 @@
  * headers runs with the next library. New fields go to the end. The numbers are those of LP64
  * systems. */
 #include <refit.h>
+#include <refit/advanced/activations.h>
+#include <refit/advanced/archive.h>
+#include <refit/advanced/arena.h>
+#include <refit/advanced/host_step.h>
+#include <refit/advanced/query.h>
+#include <refit/advanced/torch.h>
+#include <refit/advanced/window.h>
 
 #include "tests/support/test.h"
 
@@ -134,7 +141,7 @@ static const place places[] = {
     {OFFSET(refit_region_desc, policy, 32)},
     {OFFSET(refit_region_desc, group, 36)},
     {OFFSET(refit_region_desc, priority, 40)},
-    {OFFSET(refit_region_desc, home, 48)},
+    {OFFSET(refit_region_desc, placement, 48)},
     {OFFSET(refit_region_desc, weights, 56)},
 
     {SIZE(refit_region_info, 72)},
@@ -191,16 +198,16 @@ static const place places[] = {
     {OFFSET(refit_weight, memory, 8)},
     {OFFSET(refit_weight, bytes, 16)},
 
-    {SIZE(refit_glance_info, 80)},
-    {OFFSET(refit_glance_info, size, 0)},
-    {OFFSET(refit_glance_info, epoch, 8)},
-    {OFFSET(refit_glance_info, version, 16)},
-    {OFFSET(refit_glance_info, weight_bytes, 24)},
-    {OFFSET(refit_glance_info, frame_bytes, 32)},
-    {OFFSET(refit_glance_info, tensors, 40)},
-    {OFFSET(refit_glance_info, sealed, 44)},
-    {OFFSET(refit_glance_info, digest, 45)},
-    {OFFSET(refit_glance_info, manifest, 61)},
+    {SIZE(refit_query_info, 80)},
+    {OFFSET(refit_query_info, size, 0)},
+    {OFFSET(refit_query_info, epoch, 8)},
+    {OFFSET(refit_query_info, version, 16)},
+    {OFFSET(refit_query_info, weight_bytes, 24)},
+    {OFFSET(refit_query_info, frame_bytes, 32)},
+    {OFFSET(refit_query_info, tensors, 40)},
+    {OFFSET(refit_query_info, sealed, 44)},
+    {OFFSET(refit_query_info, digest, 45)},
+    {OFFSET(refit_query_info, manifest, 61)},
 
     {SIZE(refit_destination, 48)},
     {OFFSET(refit_destination, size, 0)},
@@ -267,8 +274,8 @@ static const place places[] = {
     {OFFSET(refit_host_parameter, type, 32)},
     {OFFSET(refit_host_parameter, gradient_type, 36)},
     {OFFSET(refit_host_parameter, group, 40)},
-    {OFFSET(refit_host_parameter, beside, 44)},
-    {OFFSET(refit_host_parameter, beside_region, 48)},
+    {OFFSET(refit_host_parameter, master, 44)},
+    {OFFSET(refit_host_parameter, master_region, 48)},
     {OFFSET(refit_host_parameter, state_count, 52)},
     {OFFSET(refit_host_parameter, states, 56)},
 
@@ -296,7 +303,7 @@ static const place places[] = {
     {OFFSET(refit_stats, host_step_compute_seconds_last, 672)},
     {OFFSET(refit_stats, activation_groups, 680)},
     {OFFSET(refit_stats, activation_failures, 752)},
-    {OFFSET(refit_stats, activation_exposed_seconds_total, 760)},
+    {OFFSET(refit_stats, activation_blocked_seconds_total, 760)},
 };
 
 TEST(every_struct_keeps_its_places)

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <refit/archive.h>
+#include <refit/advanced/archive.h>
 
 #include "tests/support/test.h"
 

@@ -107,7 +107,7 @@ TEST(figures_of_two_objects_are_merged)
     one.host_huge_pages = other.host_huge_pages = 1;
     one.publish_version = 7;
     other.offload_seconds_last = 1.5;
-    one.offload_exposed_seconds_last = other.offload_exposed_seconds_last = 0.5;
+    one.offload_blocked_seconds_last = other.offload_blocked_seconds_last = 0.5;
     one.host_pin_seconds = 2, other.host_pin_seconds = 0.25;
     refit_stats_merge(&one, &other);
     assert_int_equal(one.offload_count, 7);
@@ -115,7 +115,7 @@ TEST(figures_of_two_objects_are_merged)
     assert_int_equal(one.host_huge_pages, 1);
     assert_int_equal(one.publish_version, 7);
     assert_true(one.offload_seconds_last == 1.5);
-    assert_true(one.offload_exposed_seconds_last == 1.0);
+    assert_true(one.offload_blocked_seconds_last == 1.0);
     assert_true(one.host_pin_seconds == 2.25);
     assert_true(one.join_seconds_last == 1234567.000000001);
     refit_stats_merge(&one, NULL);

@@ -39,13 +39,13 @@ static void check(json_t *samples)
     const char *name = json_string_value(json_object_get(samples, "name")), *key;
     json_t *expected = json_object_get(samples, "figures"), *found = json_object(), *value;
     bench_series series = series_of(samples),
-                 beside = series_of(json_object_get(samples, "beside"));
+                 master = series_of(json_object_get(samples, "beside"));
     bench_set_seconds(found, "case_", &series);
     bench_set_cold(found, "case_", &series);
     assert_int_equal(json_object_size(found), json_object_size(expected));
     json_object_foreach(expected, key, value)
         same(name, key, number(found, key), json_number_value(value));
-    same(name, "ratio", bench_ratio(&series, &beside), number(samples, "ratio"));
+    same(name, "ratio", bench_ratio(&series, &master), number(samples, "ratio"));
     same(name, "gbps", bench_gbps((uint64_t)number(samples, "bytes"), &series),
          number(samples, "gbps"));
     json_decref(found);

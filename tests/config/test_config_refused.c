@@ -1,6 +1,8 @@
 /* Every call that takes a configuration refuses one that is invalid, with its reason, and opens
  * nothing. */
 #include <refit.h>
+#include <refit/advanced/archive.h>
+#include <refit/advanced/query.h>
 
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
@@ -24,7 +26,7 @@ static void assert_all_refuse(const refit_config *config, refit_status status, c
     refused(refit_controller_open(offloader, NULL, config, (refit_controller **)&out, error));
     refused(refit_publisher_open("tcp://127.0.0.1:0", config, (refit_publisher **)&out, error));
     refused(refit_subscriber_open(trainer, config, (refit_subscriber **)&out, error));
-    refused(refit_glance_open(trainer, config, 0, (refit_glance **)&out, error));
+    refused(refit_query_open(trainer, config, 0, (refit_query **)&out, error));
     refused(refit_archive_open("/", REFIT_ARCHIVE_READ, config, (refit_archive **)&out, error));
     refused(refit_snapshot_open("/none.refit", config, (refit_snapshot **)&out, error));
     assert_ok(refit_offloader_close(offloader, NULL));

@@ -85,13 +85,13 @@ void bench_tear(cycle_bench *on)
 
 void bench_check_image(cycle_bench *on)
 {
-    refit_lease *lease;
+    refit_read_lock *lock;
     const void *bytes;
     uint64_t count;
-    assert_ok(refit_lease_acquire(on->offloader, &lease, &on->error));
-    assert_ok(refit_lease_read(lease, 0, &bytes, &count, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &lock, &on->error));
+    assert_ok(refit_read_lock_read(lock, 0, &bytes, &count, &on->error));
     assert_memory_equal(bytes, on->expected, BENCH_BYTES);
-    refit_lease_release(lease);
+    refit_read_lock_release(lock);
 }
 
 void bench_close(cycle_bench *on)
@@ -114,17 +114,17 @@ void bench_check(const cycle_bench *on)
 
 refit_status bench_clear(cycle_bench *on)
 {
-    return refit_controller_clear(on->controller, REFIT_STREAM_NONE, &on->error);
+    return refit_controller_offload(on->controller, REFIT_STREAM_NONE, &on->error);
 }
 
 refit_status bench_return(cycle_bench *on)
 {
-    return refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error);
+    return refit_controller_restore(on->controller, REFIT_STREAM_NONE, &on->error);
 }
 
 refit_status bench_join(cycle_bench *on)
 {
-    return refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error);
+    return refit_controller_wait(on->controller, REFIT_STREAM_NONE, &on->error);
 }
 
 refit_status bench_retry(cycle_bench *on, refit_status (*verb)(cycle_bench *on))

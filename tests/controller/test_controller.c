@@ -146,10 +146,10 @@ BOTH(a_refusal_names_the_verb_that_would_do)
 {
     enter(REFIT_CLEARED);
     assert_int_equal(join(), REFIT_ERR_STATE);
-    assert_non_null(strstr(on.error.text, "refit_controller_return"));
+    assert_non_null(strstr(on.error.text, "refit_controller_restore"));
     assert_ok(bring_back());
     assert_int_equal(clear(), REFIT_ERR_STATE);
-    assert_non_null(strstr(on.error.text, "refit_controller_join"));
+    assert_non_null(strstr(on.error.text, "refit_controller_wait"));
     assert_ok(join());
 }
 
@@ -159,9 +159,9 @@ WEIGHTS(arguments_are_checked)
     refit_controller *controller = NULL;
     assert_invalid(refit_controller_open(NULL, NULL, NULL, &controller, &error));
     assert_null(controller);
-    assert_invalid(refit_controller_clear(NULL, REFIT_STREAM_NONE, &error));
-    assert_invalid(refit_controller_return(NULL, REFIT_STREAM_NONE, &error));
-    assert_invalid(refit_controller_join(NULL, REFIT_STREAM_NONE, &error));
+    assert_invalid(refit_controller_offload(NULL, REFIT_STREAM_NONE, &error));
+    assert_invalid(refit_controller_restore(NULL, REFIT_STREAM_NONE, &error));
+    assert_invalid(refit_controller_wait(NULL, REFIT_STREAM_NONE, &error));
     refit_controller_close(NULL);
     assert_invalid(
         refit_controller_publish(on.controller, 0, NULL, 2, NULL, REFIT_STREAM_NONE, &on.error));
@@ -196,8 +196,8 @@ BOTH(figures_of_a_cycle)
     assert_true(stats.refit_seconds_last > 0);
     assert_true(stats.return_seconds_last > 0);
     assert_true(stats.join_seconds_last > 0);
-    assert_true(stats.cycle_exposed_seconds_last >= phases);
-    assert_true(stats.cycle_seconds_last >= stats.cycle_exposed_seconds_last);
+    assert_true(stats.cycle_blocked_seconds_last >= phases);
+    assert_true(stats.cycle_seconds_last >= stats.cycle_blocked_seconds_last);
     assert_int_equal(stats.offload_bytes_last, BENCH_BYTES);
     assert_int_equal(stats.offload_reclaimed_bytes_last, BENCH_BYTES);
     assert_int_equal(stats.publish_version, 1);
@@ -329,7 +329,7 @@ BOTH(a_joined_stream_waits_on_the_device)
     assert_ok(clear());
     faulty_device_stop(on.device);
     assert_ok(bring_back());
-    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    assert_ok(refit_controller_wait(on.controller, stream, &on.error));
     assert_int_equal(bench_state(&on), REFIT_TRAINING);
     assert_int_equal(refit_stream_wait(on.device, stream, 0, NULL), REFIT_ERR_TIMEOUT);
     assert_ok(refit_stream_copy(on.device, stream, copy, on.memory, BENCH_BYTES, &on.error));
@@ -350,7 +350,7 @@ BOTH(clear_reports_a_device_that_is_lost_after_a_joined_stream)
     faulty_device_stop(on.device);
     faulty_device_lose(on.device, FAULTY_COPY_BATCH, 1);
     assert_ok(bring_back());
-    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    assert_ok(refit_controller_wait(on.controller, stream, &on.error));
     faulty_device_go(on.device);
     assert_int_equal(clear(), REFIT_ERR_DEVICE);
     assert_non_null(strstr(on.error.text, "lost"));
@@ -419,7 +419,7 @@ STATES(states_that_the_offloader_brought_back_can_be_joined)
     assert_ok(clear());
     assert_ok(refit_offloader_restore(on.offloader, REFIT_STREAM_NONE, NULL, &on.error));
     assert_ok(bring_back());
-    assert_ok(refit_controller_join(on.controller, stream, &on.error));
+    assert_ok(refit_controller_wait(on.controller, stream, &on.error));
     assert_int_equal(bench_state(&on), REFIT_TRAINING);
     assert_int_equal(refit_offloader_get_state(on.offloader), REFIT_RESIDENT);
     bench_check(&on);

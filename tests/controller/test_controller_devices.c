@@ -158,7 +158,7 @@ FLEET(a_device_that_fails_during_the_offload)
                 }
             }
             assert_int_equal(join(), REFIT_ERR_STATE);
-            assert_non_null(strstr(ours.on[0].error.text, "refit_controller_clear"));
+            assert_non_null(strstr(ours.on[0].error.text, "refit_controller_offload"));
             if (variant < 2) {
                 assert_ok(clear());
                 check_cleared();
@@ -285,8 +285,8 @@ static void open_fleet_with_streams(void)
 
 static void return_and_join(void)
 {
-    assert_ok(refit_controller_return(controller_of(), streams[0], &ours.on[0].error));
-    assert_ok(refit_controller_join(controller_of(), streams[0], &ours.on[0].error));
+    assert_ok(refit_controller_restore(controller_of(), streams[0], &ours.on[0].error));
+    assert_ok(refit_controller_wait(controller_of(), streams[0], &ours.on[0].error));
     assert_int_equal(state_of(), REFIT_TRAINING);
 }
 
@@ -357,17 +357,17 @@ FLEET(what_can_be_added)
                      REFIT_ERR_STATE);
     assert_non_null(strstr(error->text, "refit_offloader_restore"));
     finish_cycle();
-    assert_ok(refit_controller_clear(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_offload(alone, REFIT_STREAM_NONE, error));
     assert_int_equal(refit_controller_add(alone, ours.on[1].offloader, REFIT_STREAM_NONE, error),
                      REFIT_ERR_STATE);
     assert_non_null(strstr(error->text, "CLEARED"));
-    assert_ok(refit_controller_return(alone, REFIT_STREAM_NONE, error));
-    assert_ok(refit_controller_join(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_restore(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_wait(alone, REFIT_STREAM_NONE, error));
     assert_ok(refit_controller_add(alone, ours.on[1].offloader, REFIT_STREAM_NONE, error));
-    assert_ok(refit_controller_clear(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_offload(alone, REFIT_STREAM_NONE, error));
     assert_null(ours.on[1].memory);
-    assert_ok(refit_controller_return(alone, REFIT_STREAM_NONE, error));
-    assert_ok(refit_controller_join(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_restore(alone, REFIT_STREAM_NONE, error));
+    assert_ok(refit_controller_wait(alone, REFIT_STREAM_NONE, error));
     refit_controller_close(alone);
     check_home();
 }

@@ -274,13 +274,13 @@ ARENA_TEST(queued_work_of_a_callers_stream_keeps_its_memory)
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
     assert_ok(commit(0, all.bytes));
-    assert_ok(rft_device_reserve_use(gpu, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_add_stream(gpu, all.base, stream, &all.error));
     fake_cuda_stop_stream(native);
     assert_ok(rft_device_zero(gpu, stream, all.base, all.bytes, &all.error));
     gpu->wait_most_ms = 1;
     assert_int_equal(decommit(0, all.bytes, &freed), REFIT_ERR_TIMEOUT);
     assert_int_equal(freed, 0);
-    assert_int_equal(rft_device_reserve_unuse(gpu, all.base, stream, &all.error),
+    assert_int_equal(rft_device_reserve_remove_stream(gpu, all.base, stream, &all.error),
                      REFIT_ERR_TIMEOUT);
     assert_taken(all.bytes);
     assert_int_equal(fake_cuda_calls("cuMemUnmap"), 0);
@@ -288,7 +288,7 @@ ARENA_TEST(queued_work_of_a_callers_stream_keeps_its_memory)
     gpu->wait_most_ms = TIMEOUT_MS;
     assert_int_equal(let_go(0, all.bytes), all.bytes);
     /* Once its use has ended it may go, and is not asked again. */
-    assert_ok(rft_device_reserve_unuse(gpu, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_remove_stream(gpu, all.base, stream, &all.error));
     fake_cuda_stream_free(native);
     (void)let_go(0, all.bytes);
 }
@@ -297,14 +297,15 @@ ARENA_TEST(the_legacy_stream_may_use_it_too)
 {
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
     assert_ok(commit(0, PAGE));
-    assert_ok(rft_device_reserve_use(gpu, all.base, legacy, &all.error));
+    assert_ok(rft_device_reserve_add_stream(gpu, all.base, legacy, &all.error));
     assert_int_equal(let_go(0, PAGE), CHUNK);
 }
 
 ARENA_TEST(a_stream_of_another_context_is_refused)
 {
     rft_cu_stream native = fake_cuda_stream(fake_cuda_other_context(0), 0);
-    assert_invalid(rft_device_reserve_use(gpu, all.base, (refit_stream_ref){native}, &all.error));
+    assert_invalid(
+        rft_device_reserve_add_stream(gpu, all.base, (refit_stream_ref){native}, &all.error));
     assert_int_equal(fake_cuda_alive().events, 0);
     fake_cuda_stream_free(native);
 }
@@ -317,13 +318,14 @@ ARENA_TEST(memory_waits_for_the_end_of_a_capture)
     const refit_stream_ref stream = {native};
     fake_cuda_capture_begin(native);
     assert_ok(commit(0, PAGE));
-    assert_ok(rft_device_reserve_use(gpu, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_add_stream(gpu, all.base, stream, &all.error));
     assert_int_equal(decommit(0, PAGE, &freed), REFIT_ERR_STATE);
-    assert_int_equal(rft_device_reserve_unuse(gpu, all.base, stream, &all.error), REFIT_ERR_STATE);
+    assert_int_equal(rft_device_reserve_remove_stream(gpu, all.base, stream, &all.error),
+                     REFIT_ERR_STATE);
     assert_taken(CHUNK);
     assert_true(fake_cuda_capture_end(native));
     assert_int_equal(let_go(0, PAGE), CHUNK);
-    assert_ok(rft_device_reserve_unuse(gpu, all.base, stream, &all.error));
+    assert_ok(rft_device_reserve_remove_stream(gpu, all.base, stream, &all.error));
     fake_cuda_stream_free(native);
 }
 
@@ -423,7 +425,7 @@ static refit_status use_arena(void)
     refit_stream_ref stream = REFIT_STREAM_NONE;
     RFT_TRY(rft_device_reserve(gpu, 2 * CHUNK, &base, &granule, NULL));
     refit_status status = refit_stream_open(gpu, &stream, NULL);
-    if (status == REFIT_OK) status = rft_device_reserve_use(gpu, base, stream, NULL);
+    if (status == REFIT_OK) status = rft_device_reserve_add_stream(gpu, base, stream, NULL);
     uint64_t before = rft_alloc_count();
     if (status == REFIT_OK) status = rft_device_commit(gpu, base, 2 * CHUNK, NULL);
     if (status == REFIT_OK) {

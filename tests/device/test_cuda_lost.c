@@ -218,7 +218,7 @@ BENCH(a_close_that_waits_for_work_blocks_no_other_call)
     while (fake_cuda_calls("cuStreamQuery") == 0 && rft_look_again(&looks)) {
     }
     assert_ok(rft_device_reserve(on.device, MIB, &base, &granule, NULL));
-    assert_ok(rft_device_reserve_use(on.device, base, on.stream, NULL));
+    assert_ok(rft_device_reserve_add_stream(on.device, base, on.stream, NULL));
     assert_ok(rft_device_commit(on.device, base, granule, NULL));
     assert_ok(rft_device_decommit(on.device, base, granule, NULL, NULL));
     rft_device_unreserve(on.device, base, MIB);

@@ -302,8 +302,8 @@ TEST(memory_stays_while_a_stream_uses_it)
     arena in = reserve(2);
     char *bytes = steady_alloc(64);
     come(&in, 0, 2);
-    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
-    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_add_stream(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_add_stream(on.device, in.base, on.stream, &on.error));
     gate_put(on.stream);
     assert_ok(refit_stream_copy(on.device, on.stream, in.base, bytes, 64, &on.error));
     on.device->wait_most_ms = 1;
@@ -324,17 +324,17 @@ TEST(memory_stays_while_a_stream_uses_it)
 TEST(a_stream_that_has_ended_its_use_is_not_waited_for)
 {
     arena in = reserve(1);
-    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_add_stream(on.device, in.base, on.stream, &on.error));
     come(&in, 0, 1);
     gate_put(on.stream);
     on.device->wait_most_ms = 1;
-    assert_int_equal(rft_device_reserve_unuse(on.device, in.base, on.stream, &on.error),
+    assert_int_equal(rft_device_reserve_remove_stream(on.device, in.base, on.stream, &on.error),
                      REFIT_ERR_TIMEOUT);
     assert_int_equal(decommit(&in, 0, 1), REFIT_ERR_TIMEOUT);
     gate_open();
     on.device->wait_most_ms = TIMEOUT_MS;
-    assert_ok(rft_device_reserve_unuse(on.device, in.base, on.stream, &on.error));
-    assert_ok(rft_device_reserve_unuse(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_remove_stream(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_remove_stream(on.device, in.base, on.stream, &on.error));
     wait_stream();
     gate_put(on.stream);
     go(&in, 0, 1);
@@ -351,9 +351,9 @@ TEST(a_closed_stream_uses_nothing)
         refit_stream_ref stream;
         come(&in, 0, 1);
         assert_ok(refit_stream_open(on.device, &stream, &on.error));
-        assert_ok(rft_device_reserve_use(on.device, in.base, stream, &on.error));
-        assert_ok(rft_device_reserve_use(on.device, other.base, stream, &on.error));
-        assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+        assert_ok(rft_device_reserve_add_stream(on.device, in.base, stream, &on.error));
+        assert_ok(rft_device_reserve_add_stream(on.device, other.base, stream, &on.error));
+        assert_ok(rft_device_reserve_add_stream(on.device, in.base, on.stream, &on.error));
         assert_ok(refit_stream_close(on.device, stream, &on.error));
         go(&in, 0, 1);
     }
@@ -364,12 +364,12 @@ TEST(a_closed_stream_uses_nothing)
 TEST(only_streams_and_reservations_are_used)
 {
     arena in = reserve(1);
-    assert_invalid(rft_device_reserve_use(on.device, &on, on.stream, &on.error));
-    assert_ok(rft_device_reserve_use(on.device, in.base, REFIT_STREAM_NONE, &on.error));
-    assert_ok(rft_device_reserve_unuse(on.device, in.base, REFIT_STREAM_NONE, &on.error));
-    assert_ok(rft_device_reserve_unuse(on.device, &on, on.stream, &on.error));
+    assert_invalid(rft_device_reserve_add_stream(on.device, &on, on.stream, &on.error));
+    assert_ok(rft_device_reserve_add_stream(on.device, in.base, REFIT_STREAM_NONE, &on.error));
+    assert_ok(rft_device_reserve_remove_stream(on.device, in.base, REFIT_STREAM_NONE, &on.error));
+    assert_ok(rft_device_reserve_remove_stream(on.device, &on, on.stream, &on.error));
     /* Forgotten with the reservation. */
-    assert_ok(rft_device_reserve_use(on.device, in.base, on.stream, &on.error));
+    assert_ok(rft_device_reserve_add_stream(on.device, in.base, on.stream, &on.error));
     unreserve(&in);
 }
 
@@ -390,10 +390,10 @@ static void *come_and_go(void *user)
         refit_stream_ref stream = REFIT_STREAM_NONE;
         it->status = refit_stream_open(it->device, &stream, NULL);
         if (it->status != REFIT_OK) break;
-        refit_status used = rft_device_reserve_use(it->device, it->base, stream, NULL);
+        refit_status used = rft_device_reserve_add_stream(it->device, it->base, stream, NULL);
         if (used == REFIT_OK) used = refit_stream_copy(it->device, stream, it->at, &byte, 1, NULL);
         if (used == REFIT_OK && i % 2 == 0)
-            used = rft_device_reserve_unuse(it->device, it->base, stream, NULL);
+            used = rft_device_reserve_remove_stream(it->device, it->base, stream, NULL);
         it->status = rft_keep_first(used, refit_stream_close(it->device, stream, NULL));
     }
     return NULL;

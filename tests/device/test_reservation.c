@@ -15,7 +15,7 @@ typedef struct waiter {
 static void *run_unuse(void *user)
 {
     waiter *it = user;
-    it->status = rft_device_reserve_unuse(it->device, it->base, it->stream, NULL);
+    it->status = rft_device_reserve_remove_stream(it->device, it->base, it->stream, NULL);
     return NULL;
 }
 
@@ -31,7 +31,7 @@ TEST(a_reservation_is_closed_behind_the_last_that_waits)
     assert_ok(refit_memory_alloc(it.device, 1, &to, NULL));
     assert_ok(refit_stream_open(it.device, &it.stream, NULL));
     assert_ok(rft_device_reserve(it.device, 1, &it.base, &granule, NULL));
-    assert_ok(rft_device_reserve_use(it.device, it.base, it.stream, NULL));
+    assert_ok(rft_device_reserve_add_stream(it.device, it.base, it.stream, NULL));
     faulty_device_reset(it.device);
     faulty_device_stop(it.device);
     assert_ok(refit_stream_copy(it.device, it.stream, to, &from, 1, NULL));

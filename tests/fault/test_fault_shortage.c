@@ -26,12 +26,12 @@ static void *take_all_but(whole *on, uint64_t left)
 
 static refit_status clear(whole *on)
 {
-    return refit_controller_clear(on->controller, on->stream, &on->error);
+    return refit_controller_offload(on->controller, on->stream, &on->error);
 }
 
 static refit_status bring_back(whole *on)
 {
-    return refit_controller_return(on->controller, on->stream, &on->error);
+    return refit_controller_restore(on->controller, on->stream, &on->error);
 }
 
 whole_test(memory_that_somebody_else_has_taken_delays_the_return)

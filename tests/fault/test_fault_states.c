@@ -23,7 +23,7 @@ static void arrive_leaving(whole *on)
 static void arrive_cleared(whole *on)
 {
     assert_ok(whole_step(on));
-    assert_ok(refit_controller_clear(on->controller, on->stream, &on->error));
+    assert_ok(refit_controller_offload(on->controller, on->stream, &on->error));
 }
 
 static void arrive_begun(whole *on)
@@ -57,13 +57,13 @@ static void arrive_returning(whole *on)
 {
     arrive_refitted(on);
     faulty_device_stop(on->device);
-    assert_ok(refit_controller_return(on->controller, on->stream, &on->error));
+    assert_ok(refit_controller_restore(on->controller, on->stream, &on->error));
 }
 
 static void arrive_joined(whole *on)
 {
     arrive_returning(on);
-    assert_ok(refit_controller_join(on->controller, on->stream, &on->error));
+    assert_ok(refit_controller_wait(on->controller, on->stream, &on->error));
 }
 
 typedef struct place {
@@ -147,27 +147,27 @@ whole_test(a_child_that_only_exits_disturbs_nothing)
 whole_test(a_checkpoint_that_is_being_read_is_not_overwritten)
 {
     whole on;
-    refit_lease *lease;
+    refit_read_lock *lock;
     const void *bytes;
     uint64_t count;
     assert_ok(whole_open(&on, WHOLE_FRAMES, whole_patient));
     arrive_cleared(&on);
-    assert_ok(refit_lease_acquire(on.offloader, &lease, &on.error));
-    assert_ok(refit_lease_read(lease, 0, &bytes, &count, &on.error));
+    assert_ok(refit_read_lock_acquire(on.offloader, &lock, &on.error));
+    assert_ok(refit_read_lock_read(lock, 0, &bytes, &count, &on.error));
     assert_memory_equal(bytes, on.regions[0].expected, count);
     unsigned char *before = test_malloc(count);
     memcpy(before, bytes, count);
-    assert_ok(refit_controller_return(on.controller, REFIT_STREAM_NONE, &on.error));
-    assert_ok(refit_controller_join(on.controller, REFIT_STREAM_NONE, &on.error));
+    assert_ok(refit_controller_restore(on.controller, REFIT_STREAM_NONE, &on.error));
+    assert_ok(refit_controller_wait(on.controller, REFIT_STREAM_NONE, &on.error));
     assert_ok(whole_step(&on));
-    refit_status status = refit_controller_clear(on.controller, on.stream, &on.error);
+    refit_status status = refit_controller_offload(on.controller, on.stream, &on.error);
     assert_int_equal(status, REFIT_ERR_BUSY);
     whole_check_told(status, &on.error);
     assert_int_equal(refit_controller_get_state(on.controller), REFIT_TRAINING);
     assert_int_equal(refit_offloader_close(on.offloader, &on.error), REFIT_ERR_BUSY);
     assert_memory_equal(bytes, before, count);
     assert_ok(whole_publish(&on));
-    refit_lease_release(lease);
+    refit_read_lock_release(lock);
     test_free(before);
     whole_prove(&on);
     whole_close(&on);
@@ -178,7 +178,7 @@ whole_test(a_step_before_the_return_is_refused)
     whole on;
     assert_ok(whole_open(&on, WHOLE_FRAMES, whole_patient));
     arrive_cleared(&on);
-    refit_status status = refit_controller_join(on.controller, on.stream, &on.error);
+    refit_status status = refit_controller_wait(on.controller, on.stream, &on.error);
     assert_int_equal(status, REFIT_ERR_STATE);
     whole_check_told(status, &on.error);
     for (uint32_t at = 0; at < refit_offloader_count(on.offloader); at++) {
@@ -187,7 +187,7 @@ whole_test(a_step_before_the_return_is_refused)
         assert_int_equal(info.place, REFIT_ON_HOST);
         assert_int_equal(info.bound, 0);
     }
-    assert_ok(refit_controller_clear(on.controller, on.stream, &on.error));
+    assert_ok(refit_controller_offload(on.controller, on.stream, &on.error));
     whole_prove(&on);
     whole_close(&on);
 }

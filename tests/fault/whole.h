@@ -95,8 +95,8 @@ refit_status whole_step(whole *on);
 /* Publishes the weights as the next version. */
 refit_status whole_publish(whole *on);
 
-/* One whole refit: step, clear, read the image under a lease, publish, return, join. A phase that
- * fails does not keep the next ones from being tried; gives the first failure. */
+/* One whole refit: step, clear, read the image under a read lock, publish, return, join. A phase
+ * that fails does not keep the next ones from being tried; gives the first failure. */
 refit_status whole_cycle(whole *on);
 
 /* Brings the states home, whatever failed before, and checks them; then a cycle succeeds, as soon

@@ -76,18 +76,18 @@ refit_status whole_publish(whole *on)
 /* A checkpoint writer looks at the image. */
 static refit_status read_image(whole *on)
 {
-    refit_lease *lease;
+    refit_read_lock *lock;
     if (refit_offloader_get_state(on->offloader) != REFIT_OFFLOADED) return REFIT_OK;
-    RFT_TRY(refit_lease_acquire(on->offloader, &lease, &on->error));
+    RFT_TRY(refit_read_lock_acquire(on->offloader, &lock, &on->error));
     for (uint32_t at = 0; at < WHOLE_REGIONS; at++) {
         const void *bytes;
         uint64_t count;
         if (whole_policies[at] != REFIT_KEEP) continue;
-        assert_ok(refit_lease_read(lease, at, &bytes, &count, &on->error));
+        assert_ok(refit_read_lock_read(lock, at, &bytes, &count, &on->error));
         assert_int_equal(count, whole_region_bytes[at]);
         assert_memory_equal(bytes, on->regions[at].expected, count);
     }
-    refit_lease_release(lease);
+    refit_read_lock_release(lock);
     return REFIT_OK;
 }
 
@@ -95,25 +95,25 @@ static refit_status read_image(whole *on)
 static refit_status await_states(whole *on)
 {
     RFT_TRY(refit_stream_wait(on->device, on->stream, LONG_MS, &on->error));
-    return refit_offloader_finish(on->offloader, LONG_MS, &on->error);
+    return refit_offloader_wait(on->offloader, LONG_MS, &on->error);
 }
 
 typedef refit_status (*whole_phase)(whole *on);
 
 static refit_status clear(whole *on)
 {
-    return refit_controller_clear(on->controller, on->stream, &on->error);
+    return refit_controller_offload(on->controller, on->stream, &on->error);
 }
 
 static refit_status bring_back(whole *on)
 {
-    return refit_controller_return(on->controller, on->stream, &on->error);
+    return refit_controller_restore(on->controller, on->stream, &on->error);
 }
 
 static refit_status join(whole *on)
 {
     if (refit_controller_get_state(on->controller) != REFIT_RETURNING) return REFIT_OK;
-    return refit_controller_join(on->controller, on->stream, &on->error);
+    return refit_controller_wait(on->controller, on->stream, &on->error);
 }
 
 refit_status whole_cycle(whole *on)
@@ -156,10 +156,10 @@ static void settle(whole *on)
 {
     /* Both only find out how things stand: what has failed was told, or is told now. */
     refit_status told = refit_stream_wait(on->device, on->stream, LONG_MS, NULL);
-    told = refit_offloader_finish(on->offloader, LONG_MS, NULL);
+    told = refit_offloader_wait(on->offloader, LONG_MS, NULL);
     (void)told;
-    assert_ok(refit_controller_return(on->controller, REFIT_STREAM_NONE, &on->error));
-    assert_ok(refit_controller_join(on->controller, REFIT_STREAM_NONE, &on->error));
+    assert_ok(refit_controller_restore(on->controller, REFIT_STREAM_NONE, &on->error));
+    assert_ok(refit_controller_wait(on->controller, REFIT_STREAM_NONE, &on->error));
     assert_int_equal(refit_offloader_get_state(on->offloader), REFIT_RESIDENT);
     check_states(on);
 }

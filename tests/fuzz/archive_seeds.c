@@ -2,7 +2,7 @@
  * Writes the seeds of fuzz_archive into the folder that it is given: an anchor, a delta of it and
  * one in which nothing changed, packed or not, each as it is, to be mended, and to be applied.
  */
-#include <refit/archive.h>
+#include <refit/advanced/archive.h>
 
 #include "seeds.h"
 

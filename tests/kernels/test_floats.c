@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "kernels/adam.h"
 #include "kernels/cast.h"
 #include "kernels/floats.h"
 #include "kernels/master_rules.h"
+#include "kernels/optim.h"
 #include "tests/kernels/cast_oracle.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
@@ -88,23 +88,23 @@ TEST_WITH(cast_rounds_each_float_right, begin, NULL)
 
 static uint16_t remainders[BLOCK], stepped_remainders[BLOCK], halves[BLOCK];
 
-static void step(double rate, const uint16_t *gradient, rft_adam_span span)
+static void step(double rate, const uint16_t *gradient, rft_optim_span span)
 {
-    rft_adam_rule rule = rft_adam_rule_at(&(rft_adam_options){.kind = RFT_SGD, .lr = rate}, 1);
+    rft_optim_rule rule = rft_optim_rule_at(&(rft_optim_options){.kind = RFT_SGD, .lr = rate}, 1);
     span.count = BLOCK;
     span.gradient = gradient;
-    rft_adam_step(&rule, &span);
+    rft_optim_step(&rule, &span);
 }
 
-static void step_by_nothing(void *beside, rft_float_type type, rft_adam_beside is)
+static void step_by_nothing(void *master, rft_float_type type, rft_optim_master is)
 {
     static const uint16_t zeros[BLOCK];
     step(0, zeros,
-         (rft_adam_span){.weights = found,
-                         .beside = beside,
-                         .gradient_type = RFT_BF16,
-                         .weights_type = type,
-                         .beside_is = is});
+         (rft_optim_span){.weights = found,
+                          .master = master,
+                          .gradient_type = RFT_BF16,
+                          .weights_type = type,
+                          .master_form = is});
 }
 
 /* What a NaN's payload becomes in a master is not said. */
@@ -120,14 +120,14 @@ static void check_parameters(void)
 {
     memcpy(found, weights, sizeof found);
     memcpy(stepped_remainders, remainders, sizeof remainders);
-    step_by_nothing(stepped_remainders, RFT_BF16, RFT_ADAM_REMAINDER);
+    step_by_nothing(stepped_remainders, RFT_BF16, RFT_OPTIM_REMAINDER);
     assert_memory_equal(found, weights, sizeof weights);
     assert_memory_equal(stepped_remainders, remainders, sizeof remainders);
     if (rft_cpu_get_level() == RFT_CPU_BASE) return; /* it calls what it would be compared with */
     memcpy(back, patterns, sizeof back);
-    step_by_nothing(back, RFT_BF16, RFT_ADAM_MASTER);
+    step_by_nothing(back, RFT_BF16, RFT_OPTIM_FP32_MASTER);
     assert_memory_equal(found, expected, sizeof expected);
-    step_by_nothing(back, RFT_FP16, RFT_ADAM_MASTER);
+    step_by_nothing(back, RFT_FP16, RFT_OPTIM_FP32_MASTER);
     assert_memory_equal(found, halves, sizeof halves);
     check_patterns(back, patterns);
 }
@@ -140,8 +140,8 @@ static uint32_t nearest(uint32_t master)
 
 static void check_split(void)
 {
-    rft_adam_split(weights, remainders, values(patterns), BLOCK);
-    rft_adam_join((float *)(void *)back, weights, remainders, BLOCK);
+    rft_optim_split(weights, remainders, values(patterns), BLOCK);
+    rft_optim_join((float *)(void *)back, weights, remainders, BLOCK);
     for (size_t i = 0; i < BLOCK; i++) {
         if (weights[i] != nearest(patterns[i]))
             fail_msg("0x%08x became 0x%04x", patterns[i], weights[i]);
@@ -165,7 +165,7 @@ static void check_gradients(void)
     for (int type = RFT_BF16; type <= RFT_FP16; type++) {
         for (size_t i = 0; i < BLOCK; i++)
             back[i] = 0x80000000u; /* minus zero: the sum is the gradient */
-        step(-1, weights, (rft_adam_span){.weights = back, .gradient_type = (rft_float_type)type});
+        step(-1, weights, (rft_optim_span){.weights = back, .gradient_type = (rft_float_type)type});
         float *widened = (float *)(void *)patterns;
         if (type == RFT_BF16) rft_floats_from_bf16(widened, weights, BLOCK);
         if (type == RFT_FP16) rft_floats_from_half(widened, weights, BLOCK);

@@ -233,7 +233,7 @@ ARENA_TEST(a_piece_that_is_going_cannot_be_used)
     uint64_t bytes;
     taker it = {.piece = arena_take(PAGE)};
     assert_ok(refit_stream_open(rig.device, &stream, NULL));
-    assert_ok(refit_arena_use(rig.arena, stream, NULL));
+    assert_ok(refit_arena_add_stream(rig.arena, stream, NULL));
     faulty_device_stop(rig.device);
     assert_ok(refit_stream_copy(rig.device, stream, it.piece, &byte, 1, NULL));
     assert_ok(rft_thread_start(&it.thread, "taker", free_piece, &it, NULL));
@@ -241,7 +241,7 @@ ARENA_TEST(a_piece_that_is_going_cannot_be_used)
         sched_yield();
     assert_null(arena_find(it.piece, PAGE));
     assert_invalid(refit_arena_free(rig.arena, it.piece, NULL));
-    assert_invalid(refit_arena_hold(rig.arena, it.piece, NULL));
+    assert_invalid(refit_arena_pin(rig.arena, it.piece, NULL));
     assert_ptr_not_equal(arena_take(PAGE), it.piece);
     faulty_device_go(rig.device);
     rft_thread_join(it.thread);

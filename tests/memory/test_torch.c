@@ -1,6 +1,7 @@
 /* PyTorch's two entry points: which arena they use, what they return on a failure, and that no
  * memory leaks. On the host device, and on GPUs of the fake driver. */
 #include <refit.h>
+#include <refit/advanced/torch.h>
 
 #include "base/thread.h"
 #include "device/device.h"
@@ -270,7 +271,7 @@ GPU(a_segment_waits_for_the_stream_it_was_made_on)
     all.device->wait_most_ms = TIMEOUT_MS;
     refit_torch_free(other, 0, 1, NULL); /* the first one goes along */
     assert_int_equal(fake_cuda_used(1), 0);
-    assert_ok(refit_arena_unuse(all.arena, stream, &all.error));
+    assert_ok(refit_arena_remove_stream(all.arena, stream, &all.error));
     fake_cuda_stream_free(side);
 }
 
@@ -288,7 +289,7 @@ GPU(segments_are_made_while_a_graph_is_captured)
     assert_ptr_equal(next, memory);
     refit_torch_free(next, 0, 1, NULL);
     assert_int_equal(fake_cuda_used(1), 0);
-    assert_ok(refit_arena_unuse(all.arena, (refit_stream_ref){side}, &all.error));
+    assert_ok(refit_arena_remove_stream(all.arena, (refit_stream_ref){side}, &all.error));
     fake_cuda_stream_free(side);
 }
 

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <refit/advanced/query.h>
 #include <refit/broadcast.h>
 
 #include "base/clock.h"
@@ -173,14 +174,14 @@ static void *hang_up(void *user)
 TEST(a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing)
 {
     refit_config config = quick_config();
-    refit_glance *glance = NULL;
+    refit_query *query = NULL;
     refit_error why = {0};
     rft_thread thread;
     impostor other = impostor_open();
     bool told = false;
     assert_ok(rft_thread_start(&thread, "hanging-up", hang_up, &other, NULL));
     for (uint32_t timeout_ms = 250; !told && timeout_ms <= WAIT_MS; timeout_ms *= 4) {
-        assert_int_equal(refit_glance_open(other.endpoint, &config, timeout_ms, &glance, &why),
+        assert_int_equal(refit_query_open(other.endpoint, &config, timeout_ms, &query, &why),
                          REFIT_ERR_TIMEOUT);
         told = strstr(why.text, "if the trainer asks for keys, set security.key") != NULL;
     }

@@ -39,13 +39,13 @@ uint64_t used_bytes(refit_device *device)
 refit_status offload_all(refit_offloader *offloader, refit_error *error)
 {
     RFT_TRY(refit_offloader_offload(offloader, REFIT_STREAM_NONE, NULL, error));
-    return refit_offloader_finish(offloader, TIMEOUT_MS, error);
+    return refit_offloader_wait(offloader, TIMEOUT_MS, error);
 }
 
 refit_status restore_all(refit_offloader *offloader, refit_error *error)
 {
     RFT_TRY(refit_offloader_restore(offloader, REFIT_STREAM_NONE, NULL, error));
-    return refit_offloader_finish(offloader, TIMEOUT_MS, error);
+    return refit_offloader_wait(offloader, TIMEOUT_MS, error);
 }
 
 void order_fault(refit_device *device, const fault *it, uint32_t nth)

@@ -3,6 +3,11 @@
 #define OFFLOAD_OFFLOAD_H
 
 #include <refit.h>
+#include <refit/advanced/activations.h>
+#include <refit/advanced/arena.h>
+#include <refit/advanced/host_step.h>
+#include <refit/advanced/torch.h>
+#include <refit/advanced/window.h>
 
 #include "tests/support/faulty_device.h"
 #include "tests/support/seeded.h"

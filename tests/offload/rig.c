@@ -200,7 +200,7 @@ refit_status restore(rig *on)
 
 refit_status finish(rig *on)
 {
-    return refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error);
+    return refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error);
 }
 
 refit_status bind(rig *on, refit_region_id region, void *memory)
@@ -213,11 +213,11 @@ refit_status unbind(rig *on, refit_region_id region)
     return refit_offloader_unbind(on->offloader, region, &on->error);
 }
 
-refit_status lease(rig *on)
+refit_status try_read_lock(rig *on)
 {
-    refit_lease *taken = NULL;
-    refit_status status = refit_lease_acquire(on->offloader, &taken, &on->error);
-    refit_lease_release(taken);
+    refit_read_lock *taken = NULL;
+    refit_status status = refit_read_lock_acquire(on->offloader, &taken, &on->error);
+    refit_read_lock_release(taken);
     return status;
 }
 

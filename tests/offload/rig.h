@@ -89,8 +89,8 @@ refit_status finish(rig *on);
 refit_status bind(rig *on, refit_region_id region, void *memory);
 refit_status unbind(rig *on, refit_region_id region);
 
-/* Takes and frees a lease. */
-refit_status lease(rig *on);
+/* Takes and frees a read lock. */
+refit_status try_read_lock(rig *on);
 
 /* Out and back, to the end. */
 void rig_offload(rig *on);

@@ -275,7 +275,7 @@ SCENE(states_and_activations_share_a_budget, .host_bytes = "2MiB", .settings = b
     refit_activations *other;
     refit_region_id id;
     refit_region_desc desc = {
-        .size = sizeof desc, .name = "state", .bytes = 2 << 20, .home = REFIT_HOME_HOST};
+        .size = sizeof desc, .name = "state", .bytes = 2 << 20, .placement = REFIT_PLACEMENT_HOST};
     assert_ok(refit_offloader_open(on->device, &on->config, &states, &on->error));
     assert_ok(refit_offloader_add(states, &desc, &id, &on->error));
     assert_int_equal(refit_offloader_seal(states, &on->error), REFIT_ERR_BUDGET);
@@ -448,8 +448,8 @@ SCENE(a_release_that_cannot_wait_is_repeated, 0)
     refit_stats stats = figures(on);
     assert_int_equal(stats.activation_groups, 1);
     assert_true(stats.activation_used_bytes > 0);
-    assert_true(stats.activation_exposed_seconds_total >= 0.039);
-    assert_true(stats.activation_exposed_seconds_total < rft_seconds(rft_now() - began));
+    assert_true(stats.activation_blocked_seconds_total >= 0.039);
+    assert_true(stats.activation_blocked_seconds_total < rft_seconds(rft_now() - began));
     faulty_device_go(on->device);
     assert_ok(release(on, &of, REFIT_STREAM_NONE));
     layer_check(on, &of);
@@ -738,11 +738,11 @@ TEST(figures_of_devices_add_up)
     refit_stats_init(&other, sizeof other);
     one.activation_out_bytes_total = 5;
     other.activation_out_bytes_total = 7;
-    one.activation_exposed_seconds_total = 1;
-    other.activation_exposed_seconds_total = 2;
+    one.activation_blocked_seconds_total = 1;
+    other.activation_blocked_seconds_total = 2;
     refit_stats_merge(&one, &other);
     assert_int_equal(one.activation_out_bytes_total, 12);
-    assert_true(one.activation_exposed_seconds_total > 2.9);
+    assert_true(one.activation_blocked_seconds_total > 2.9);
 }
 
 int main(void)

@@ -120,7 +120,7 @@ static void offload(void)
 
 static refit_status finish(void)
 {
-    return refit_offloader_finish(all.offloader, TIMEOUT_MS, &all.error);
+    return refit_offloader_wait(all.offloader, TIMEOUT_MS, &all.error);
 }
 
 static refit_status restore(void)
@@ -230,7 +230,7 @@ CYCLE(memory_waits_for_the_callers_stream)
     const refit_stream_ref stream = {native};
     void *out;
     assert_ok(refit_memory_alloc(all.device, 512, &out, &all.error));
-    assert_ok(refit_arena_use(all.arena, stream, &all.error));
+    assert_ok(refit_arena_add_stream(all.arena, stream, &all.error));
     offload();
     fake_cuda_stop_stream(native);
     assert_ok(refit_stream_copy(all.device, stream, out, all.states[0], 512, &all.error));
@@ -243,7 +243,7 @@ CYCLE(memory_waits_for_the_callers_stream)
     assert_ok(finish());
     assert_int_equal(reclaimed(), 3 * CHUNK);
     come_back();
-    assert_ok(refit_arena_unuse(all.arena, stream, &all.error));
+    assert_ok(refit_arena_remove_stream(all.arena, stream, &all.error));
     assert_ok(refit_memory_free(all.device, out, &all.error));
     fake_cuda_stream_free(native);
 }
@@ -252,7 +252,7 @@ CYCLE(memory_waits_for_the_end_of_a_capture)
 {
     rft_cu_stream native = fake_cuda_stream(fake_cuda_primary(0), RFT_CU_STREAM_NON_BLOCKING);
     const refit_stream_ref stream = {native};
-    assert_ok(refit_arena_use(all.arena, stream, &all.error));
+    assert_ok(refit_arena_add_stream(all.arena, stream, &all.error));
     offload();
     fake_cuda_capture_begin(native);
     assert_int_equal(finish(), REFIT_ERR_STATE);
@@ -260,7 +260,7 @@ CYCLE(memory_waits_for_the_end_of_a_capture)
     assert_true(fake_cuda_capture_end(native));
     assert_ok(finish());
     come_back();
-    assert_ok(refit_arena_unuse(all.arena, stream, &all.error));
+    assert_ok(refit_arena_remove_stream(all.arena, stream, &all.error));
     fake_cuda_stream_free(native);
 }
 
@@ -268,10 +268,10 @@ CYCLE(a_piece_that_is_held_is_not_a_region)
 {
     void *buffer;
     refit_region_id id;
-    assert_int_equal(refit_arena_hold(all.arena, all.states[1], &all.error), REFIT_ERR_BUSY);
+    assert_int_equal(refit_arena_pin(all.arena, all.states[1], &all.error), REFIT_ERR_BUSY);
     assert_ok(refit_offloader_unseal(all.offloader, &all.error));
     assert_ok(refit_arena_alloc(all.arena, PAGE, &buffer, &all.error));
-    assert_ok(refit_arena_hold(all.arena, buffer, &all.error));
+    assert_ok(refit_arena_pin(all.arena, buffer, &all.error));
     refit_region_desc region = {
         .size = sizeof region, .name = "registered", .memory = buffer, .bytes = PAGE};
     assert_int_equal(refit_offloader_add(all.offloader, &region, &id, &all.error), REFIT_ERR_BUSY);
@@ -282,13 +282,13 @@ CYCLE(a_piece_that_is_held_is_not_a_region)
     assert_int_equal(fake_cuda_used(0), CHUNK);
     assert_int_equal(reclaimed(), 3 * CHUNK);
     come_back();
-    assert_ok(refit_arena_unhold(all.arena, buffer, &all.error));
+    assert_ok(refit_arena_unpin(all.arena, buffer, &all.error));
 }
 
 CYCLE(a_lost_gpu_is_reported_and_everything_closes)
 {
     const refit_stream_ref legacy = {RFT_CU_STREAM_LEGACY};
-    assert_ok(refit_arena_use(all.arena, legacy, &all.error));
+    assert_ok(refit_arena_add_stream(all.arena, legacy, &all.error));
     offload();
     fake_cuda_settle();
     fake_cuda_lose(0, RFT_CU_ILLEGAL_ADDRESS);

@@ -65,7 +65,7 @@ SCENE(memory_goes_only_in_finish, .memory = RIG_ARENA)
     await_and_close(on, rig_start(on, false));
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
     assert_true(used_bytes(on->device) > 0);
-    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_ok(refit_offloader_wait(on->offloader, 0, &on->error));
     assert_int_equal(used_bytes(on->device), 0);
     rig_restore(on);
     rig_check_bytes(on, true);
@@ -153,7 +153,7 @@ SCENE(copies_wait_for_the_callers_stream, 0)
         test_fill(on->plain, region->memory, 0, region->bytes);
     } else {
         assert_int_equal(rig_state(on), REFIT_OFFLOADING);
-        assert_int_equal(refit_offloader_finish(on->offloader, 0, &on->error), REFIT_ERR_TIMEOUT);
+        assert_int_equal(refit_offloader_wait(on->offloader, 0, &on->error), REFIT_ERR_TIMEOUT);
         faulty_device_go(on->device);
     }
     assert_ok(finish(on));
@@ -207,9 +207,9 @@ SCENE(figures_add_up, .memory = RIG_HOOKS)
     assert_int_equal(stats.offload_bytes_total, 2 * rig_kept_bytes(on));
     assert_int_equal(stats.restore_bytes_total, stats.restore_bytes_last);
     assert_true(stats.offload_seconds_last > 0);
-    assert_true(stats.offload_exposed_seconds_last > 0);
+    assert_true(stats.offload_blocked_seconds_last > 0);
     assert_true(stats.restore_seconds_last > 0);
-    assert_true(stats.restore_exposed_seconds_last > 0);
+    assert_true(stats.restore_blocked_seconds_last > 0);
 }
 
 SCENE(host_bytes_exceed_the_payload_by_less_than_a_percent, .unsealed = true,
@@ -227,30 +227,30 @@ SCENE(host_bytes_exceed_the_payload_by_less_than_a_percent, .unsealed = true,
     assert_in_range(stats.host_bytes, payload, payload + payload / 100);
 }
 
-static double exposed(rig *on, bool back)
+static double blocked(rig *on, bool back)
 {
     refit_stats stats = rig_stats(on);
-    return back ? stats.restore_exposed_seconds_last : stats.offload_exposed_seconds_last;
+    return back ? stats.restore_blocked_seconds_last : stats.offload_blocked_seconds_last;
 }
 
 /* What a caller waits for is counted at once, also where the wait ended too early; between calls
  * nothing is. */
-SCENE(time_spent_waiting_is_exposed, .memory = RIG_HOOKS)
+SCENE(time_spent_waiting_is_blocked, .memory = RIG_HOOKS)
 {
     for (int back = 0; back < 2; back++) {
         faulty_device_stop(on->device);
         refit_future *future = rig_start(on, back);
-        double last = exposed(on, back);
+        double last = blocked(on, back);
         assert_int_equal(refit_future_wait(future, 30, &on->error), REFIT_ERR_TIMEOUT);
-        assert_true(exposed(on, back) >= last + 0.029);
-        last = exposed(on, back);
+        assert_true(blocked(on, back) >= last + 0.029);
+        last = blocked(on, back);
         assert_int_equal(refit_future_wait_group(future, 2, 30, &on->error), REFIT_ERR_TIMEOUT);
-        assert_true(exposed(on, back) >= last + 0.029);
-        last = exposed(on, back);
+        assert_true(blocked(on, back) >= last + 0.029);
+        last = blocked(on, back);
         faulty_device_go(on->device);
         while (refit_future_done(future) == 0)
             sched_yield();
-        assert_true(exposed(on, back) == last);
+        assert_true(blocked(on, back) == last);
         refit_future_close(future);
         assert_ok(finish(on));
     }
@@ -314,11 +314,11 @@ SCENE(pageable_states_go_through_the_same_states, .memory = RIG_HOOKS, .settings
     assert_int_equal(refit_future_done(future), 1);
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
     assert_int_equal(on->releases, 0);
-    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_ok(refit_offloader_wait(on->offloader, 0, &on->error));
     assert_int_equal(on->releases, RIG_REGIONS);
     refit_future_close(future);
     assert_ok(offload(on)); /* again is nothing */
-    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_ok(refit_offloader_wait(on->offloader, 0, &on->error));
     future = rig_start(on, true);
     assert_int_equal(rig_state(on), REFIT_RESIDENT);
     assert_ok(refit_future_wait_group(future, 1, 0, &on->error));

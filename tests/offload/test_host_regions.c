@@ -1,6 +1,6 @@
 /*
  * Regions that live on the host, at the edges of their life: host memory that is still coming or
- * does not come, digests of what never left, leases while a step begins, a second seal.
+ * does not come, digests of what never left, read locks while a step begins, a second seal.
  */
 #include "tests/offload/windows.h"
 
@@ -51,7 +51,7 @@ SCENE(regions_in_two_places_are_not_sealed, .kind = THREE, .windows = "2")
 {
     refit_region_id id;
     refit_region_desc desc = {
-        .size = sizeof desc, .name = "new", .bytes = 512, .home = REFIT_HOME_HOST};
+        .size = sizeof desc, .name = "new", .bytes = 512, .placement = REFIT_PLACEMENT_HOST};
     bind_all(on);
     assert_ok(restore(on));
     assert_ok(refit_offloader_unseal(on->offloader, &on->error));
@@ -94,10 +94,10 @@ SCENE(a_restore_waits_for_the_host_memory, .kind = THREE, .unsealed = true, .set
     check_device(on);                                                 /* zeros */
 }
 
-SCENE(a_lease_needs_the_host_memory, .kind = THREE, .unsealed = true, .settings = background)
+SCENE(a_read_lock_needs_the_host_memory, .kind = THREE, .unsealed = true, .settings = background)
 {
     seal_waiting(on);
-    assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    assert_int_equal(try_read_lock(on), REFIT_ERR_BUSY);
     faulty_device_let_pins(on->device);
     assert_ok(refit_offloader_prepare(on->offloader, TIMEOUT_MS, &on->error));
     check_image(on);
@@ -112,7 +112,7 @@ SCENE(host_memory_that_fails_is_taken_by_the_next_call, .kind = THREE, .unsealed
     bind_all(on);
     list_all(on, 0);
     assert_int_equal(refit_offloader_prepare(on->offloader, TIMEOUT_MS, &on->error), REFIT_ERR_PIN);
-    assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    assert_int_equal(try_read_lock(on), REFIT_ERR_BUSY);
     assert_int_equal(begin(on), REFIT_ERR_PIN);
     assert_int_equal(restore(on), REFIT_ERR_PIN);
     assert_int_equal(state_of(on), REFIT_OFFLOADED);
@@ -121,7 +121,8 @@ SCENE(host_memory_that_fails_is_taken_by_the_next_call, .kind = THREE, .unsealed
     check_device(on);
 }
 
-/* ---- Leases and a step that begins ----------------------------------------------------------- */
+/* ---- Read locks and a step that begins
+ * ----------------------------------------------------------- */
 
 typedef struct step_call {
     scene *on;
@@ -138,8 +139,8 @@ static void *begin_elsewhere(void *user)
     return NULL;
 }
 
-/* While a step begins, which may take as long as host memory does, no lease does. */
-SCENE(no_lease_slips_into_a_step_that_begins, .kind = THREE, .unsealed = true,
+/* While a step begins, which may take as long as host memory does, no read lock does. */
+SCENE(no_read_lock_slips_into_a_step_that_begins, .kind = THREE, .unsealed = true,
       .settings = background)
 {
     rft_thread thread;
@@ -148,23 +149,23 @@ SCENE(no_lease_slips_into_a_step_that_begins, .kind = THREE, .unsealed = true,
     step_call call = {.on = on};
     assert_ok(rft_thread_start(&thread, "step", begin_elsewhere, &call, &on->error));
     int64_t deadline = rft_deadline(TIMEOUT_MS);
-    do { /* until it is the step that a lease would disturb */
-        assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    do { /* until it is the step that a read lock would disturb */
+        assert_int_equal(try_read_lock(on), REFIT_ERR_BUSY);
     } while (strstr(on->error.text, "a step changes") == NULL && rft_now() < deadline);
     assert_says(&on->error, "a step changes");
     faulty_device_let_pins(on->device);
     rft_thread_join(thread);
     assert_ok(call.status);
     assert_ok(end(on));
-    assert_ok(lease(on));
+    assert_ok(try_read_lock(on));
 }
 
 /* A step that could not begin is none. */
-SCENE(a_begin_that_fails_lets_leases_and_restores_go_on, .kind = THREE, .windows = "2")
+SCENE(a_begin_that_fails_lets_read_locks_and_restores_go_on, .kind = THREE, .windows = "2")
 {
     on->parts[2].bytes++;
     assert_invalid(begin(on));
-    assert_ok(lease(on));
+    assert_ok(try_read_lock(on));
     bind_all(on);
     assert_ok(restore(on));
     check_device(on);

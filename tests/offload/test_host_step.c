@@ -10,10 +10,10 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "kernels/adam.h"
 #include "kernels/cast.h"
 #include "kernels/floats.h"
 #include "kernels/norm.h"
+#include "kernels/optim.h"
 #include "tests/offload/step_tasks.h"
 #include "tests/support/failing_alloc.h"
 
@@ -27,7 +27,7 @@
 /* What a parameter must be. */
 typedef struct plain {
     void *weights;
-    void *beside;
+    void *master;
     float *states[3];
     uint64_t number; /* of its steps */
 } plain;
@@ -86,11 +86,11 @@ static uint64_t gradient_bytes(const scene *on, uint32_t at)
 }
 
 /* Of the region that goes with the weights. */
-static uint64_t beside_bytes(const scene *on, uint32_t at)
+static uint64_t master_bytes(const scene *on, uint32_t at)
 {
     const refit_host_parameter *it = &on->list[at];
-    return it->elements * (it->beside == REFIT_BESIDE_MASTER      ? 4u
-                           : it->beside == REFIT_BESIDE_REMAINDER ? 2u
+    return it->elements * (it->master == REFIT_MASTER_FP32        ? 4u
+                           : it->master == REFIT_MASTER_REMAINDER ? 2u
                                                                   : 0u);
 }
 
@@ -148,17 +148,17 @@ static void make_parameter(scene *on, uint32_t at)
     it->type = types[below(on, 3)];
     it->gradient_type = types[below(on, 3)];
     it->state_count = states_of[it->group];
-    if (it->type != REFIT_F32) it->beside = (int32_t)below(on, 3);
-    if (it->beside == REFIT_BESIDE_REMAINDER) it->type = REFIT_BF16;
+    if (it->type != REFIT_F32) it->master = (int32_t)below(on, 3);
+    if (it->master == REFIT_MASTER_REMAINDER) it->type = REFIT_BF16;
     expected->weights = zeros(weight_bytes(on, at));
     fill_typed(on, expected->weights, it->type, it->elements);
     for (uint32_t state = 0; state < it->state_count; state++)
         expected->states[state] = zeros(4 * it->elements);
-    if (it->beside != REFIT_BESIDE_NONE) expected->beside = zeros(beside_bytes(on, at));
-    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_BF16)
-        rft_floats_from_bf16(expected->beside, expected->weights, it->elements);
-    if (it->beside == REFIT_BESIDE_MASTER && it->type == REFIT_F16)
-        rft_floats_from_half(expected->beside, expected->weights, it->elements);
+    if (it->master != REFIT_MASTER_NONE) expected->master = zeros(master_bytes(on, at));
+    if (it->master == REFIT_MASTER_FP32 && it->type == REFIT_BF16)
+        rft_floats_from_bf16(expected->master, expected->weights, it->elements);
+    if (it->master == REFIT_MASTER_FP32 && it->type == REFIT_F16)
+        rft_floats_from_half(expected->master, expected->weights, it->elements);
     assert_ok(refit_memory_alloc(on->device, weight_bytes(on, at), &it->memory, &on->error));
     test_write(on->inner, it->memory, expected->weights, weight_bytes(on, at));
     assert_ok(
@@ -171,7 +171,7 @@ static refit_region_id add_region(scene *on, const char *name, uint64_t bytes)
 {
     refit_region_id id;
     refit_region_desc desc = {
-        .size = sizeof desc, .name = name, .bytes = bytes, .home = REFIT_HOME_HOST};
+        .size = sizeof desc, .name = name, .bytes = bytes, .placement = REFIT_PLACEMENT_HOST};
     assert_ok(refit_offloader_add(on->offloader, &desc, &id, &on->error));
     return id;
 }
@@ -187,8 +187,8 @@ static void open_offloader(scene *on)
             it->states[state] = add_region(on, name, 4 * it->elements);
         }
         snprintf(name, sizeof name, "layer.%u.beside", at);
-        if (it->beside != REFIT_BESIDE_NONE)
-            it->beside_region = add_region(on, name, beside_bytes(on, at));
+        if (it->master != REFIT_MASTER_NONE)
+            it->master_region = add_region(on, name, master_bytes(on, at));
     }
     on->other = add_region(on, "other", 4096);
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
@@ -264,7 +264,7 @@ void close_scene(scene *on)
     assert_ok(refit_stream_close(on->device, on->stream, &on->error));
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         free(on->expected[at].weights);
-        free(on->expected[at].beside);
+        free(on->expected[at].master);
         for (uint32_t state = 0; state < 3; state++)
             free(on->expected[at].states[state]);
         test_host_free(on->inner, on->given[at], gradient_bytes(on, at));
@@ -366,22 +366,22 @@ static void fail_next(scene *on, faulty_slot slot)
 
 /* ---- What must be ---------------------------------------------------------------------------- */
 
-static rft_adam_options kernel_options(const refit_optimizer_options *options)
+static rft_optim_options kernel_options(const refit_optimizer_options *options)
 {
-    return (rft_adam_options){.kind = (rft_adam_kind)options->optimizer,
-                              .lr = options->lr,
-                              .weight_decay = options->weight_decay,
-                              .beta1 = options->beta1,
-                              .beta2 = options->beta2,
-                              .eps = options->eps,
-                              .lr_decay = options->lr_decay,
-                              .momentum = options->momentum,
-                              .dampening = options->dampening,
-                              .decoupled = options->decoupled != 0,
-                              .amsgrad = options->amsgrad != 0,
-                              .nesterov = options->nesterov != 0,
-                              .maximize = options->maximize != 0,
-                              .lr_is_tensor = options->lr_is_tensor != 0};
+    return (rft_optim_options){.kind = (rft_optim_kind)options->optimizer,
+                               .lr = options->lr,
+                               .weight_decay = options->weight_decay,
+                               .beta1 = options->beta1,
+                               .beta2 = options->beta2,
+                               .eps = options->eps,
+                               .lr_decay = options->lr_decay,
+                               .momentum = options->momentum,
+                               .dampening = options->dampening,
+                               .decoupled = options->decoupled != 0,
+                               .amsgrad = options->amsgrad != 0,
+                               .nesterov = options->nesterov != 0,
+                               .maximize = options->maximize != 0,
+                               .lr_is_tensor = options->lr_is_tensor != 0};
 }
 
 /* The step of one parameter in plain arrays, in one call of the kernel. */
@@ -389,19 +389,19 @@ static void expect_step(scene *on, uint32_t at)
 {
     const refit_host_parameter *it = &on->list[at];
     plain *expected = &on->expected[at];
-    rft_adam_options options = kernel_options(&on->groups[it->group]);
-    rft_adam_rule rule = rft_adam_rule_at(&options, (double)++expected->number);
+    rft_optim_options options = kernel_options(&on->groups[it->group]);
+    rft_optim_rule rule = rft_optim_rule_at(&options, (double)++expected->number);
     rule.unscale = (float)on->unscale;
     rule.clip = (float)on->clip;
-    rft_adam_span span = {.count = it->elements,
-                          .gradient = on->given[at],
-                          .weights = expected->weights,
-                          .beside = expected->beside,
-                          .gradient_type = float_type(it->gradient_type),
-                          .weights_type = float_type(it->type),
-                          .beside_is = (rft_adam_beside)it->beside};
+    rft_optim_span span = {.count = it->elements,
+                           .gradient = on->given[at],
+                           .weights = expected->weights,
+                           .master = expected->master,
+                           .gradient_type = float_type(it->gradient_type),
+                           .weights_type = float_type(it->type),
+                           .master_form = (rft_optim_master)it->master};
     memcpy(span.states, expected->states, sizeof span.states);
-    rft_adam_step(&rule, &span);
+    rft_optim_step(&rule, &span);
 }
 
 static void expect_all(scene *on)
@@ -439,8 +439,8 @@ static void check_all(scene *on)
         check_weights(on, at);
         for (uint32_t state = 0; state < it->state_count; state++)
             check_region(on, it->states[state], expected->states[state], 4 * it->elements);
-        if (it->beside == REFIT_BESIDE_NONE) continue;
-        check_region(on, it->beside_region, expected->beside, beside_bytes(on, at));
+        if (it->master == REFIT_MASTER_NONE) continue;
+        check_region(on, it->master_region, expected->master, master_bytes(on, at));
     }
 }
 
@@ -501,7 +501,8 @@ static void begin_and_name(scene *on)
 static void wait_all(scene *on)
 {
     UNTIL_OK(on, wait_for(on, TIMEOUT_MS));
-    check_progress(on, REFIT_PARAMETER_NAMED | REFIT_PARAMETER_STEPPED | REFIT_PARAMETER_RETURNED);
+    check_progress(on,
+                   REFIT_PARAMETER_SUBMITTED | REFIT_PARAMETER_STEPPED | REFIT_PARAMETER_RETURNED);
 }
 
 /* What was named has been stepped: it is what plain arrays say. */
@@ -609,7 +610,7 @@ static void name_anew(scene *on, uint32_t at, bool elsewhere)
     }
     name(on, at);
     on->named[at] = true;
-    assert_int_equal(progress(on, at), REFIT_PARAMETER_NAMED);
+    assert_int_equal(progress(on, at), REFIT_PARAMETER_SUBMITTED);
 }
 
 static void drop_named(scene *on, uint32_t at)
@@ -621,7 +622,7 @@ static void drop_named(scene *on, uint32_t at)
 
 static bool can_refresh(const scene *on, uint32_t at)
 {
-    return on->list[at].beside == REFIT_BESIDE_NONE;
+    return on->list[at].master == REFIT_MASTER_NONE;
 }
 
 /* Work on the stream changes a parameter, and it is refreshed after that. */
@@ -743,7 +744,7 @@ SCENE(a_refresh_stands_for_a_load, .seed = 150, .bare = true)
             assert_int_equal(run(on), REFIT_ERR_STATE);
             assert_says(&on->error, on->list[last].name);
             assert_int_equal(host_weights(on, last, &bytes, &count), REFIT_ERR_STATE);
-            check_progress(on, REFIT_PARAMETER_NAMED);
+            check_progress(on, REFIT_PARAMETER_SUBMITTED);
         }
         assert_ok(refresh(on, last));
         assert_ok(run(on));
@@ -829,11 +830,11 @@ SCENE(what_a_checkpoint_brings_is_stepped, .seed = 6)
             assert_ok(image_of(on, it->states[i], &image, &count));
             memcpy(image, expected->states[i], count);
         }
-        if (it->beside == REFIT_BESIDE_NONE) continue;
-        assert_ok(image_of(on, it->beside_region, &image, &count));
+        if (it->master == REFIT_MASTER_NONE) continue;
+        assert_ok(image_of(on, it->master_region, &image, &count));
         for (uint64_t k = 0; k < count; k++)
-            ((unsigned char *)expected->beside)[k] = (unsigned char)below(on, 64);
-        memcpy(image, expected->beside, count);
+            ((unsigned char *)expected->master)[k] = (unsigned char)below(on, 64);
+        memcpy(image, expected->master, count);
     }
     assert_ok(refit_host_step_load(on->step, 0, REFIT_STREAM_NONE, &on->error));
     check_all(on);
@@ -860,7 +861,7 @@ SCENE(figures_are_told, .seed = 8)
         assert_true(stats.host_step_bytes >= in + out);
         assert_true(stats.host_step_seconds_last > 0);
         assert_true(stats.host_step_compute_seconds_last > 0);
-        assert_true(stats.host_step_exposed_seconds_last >= 0);
+        assert_true(stats.host_step_blocked_seconds_last >= 0);
         assert_int_equal(stats.step_count, 0); /* of windows */
         assert_true(stats.step_seconds_last == 0);
     }
@@ -906,9 +907,9 @@ SCENE(a_wrong_parameter_is_refused, .seed = 9, .bare = true)
     REFUSED(wrong.type = REFIT_F64, REFIT_ERR_INVALID);
     REFUSED(wrong.gradient_type = -1, REFIT_ERR_INVALID);
     REFUSED(wrong.group = UINT32_MAX, REFIT_ERR_LIMIT);
-    REFUSED(wrong.beside = 3, REFIT_ERR_INVALID);
-    REFUSED((wrong.type = REFIT_F32, wrong.beside = REFIT_BESIDE_MASTER), REFIT_ERR_INVALID);
-    REFUSED((wrong.type = REFIT_F16, wrong.beside = REFIT_BESIDE_REMAINDER), REFIT_ERR_INVALID);
+    REFUSED(wrong.master = 3, REFIT_ERR_INVALID);
+    REFUSED((wrong.type = REFIT_F32, wrong.master = REFIT_MASTER_FP32), REFIT_ERR_INVALID);
+    REFUSED((wrong.type = REFIT_F16, wrong.master = REFIT_MASTER_REMAINDER), REFIT_ERR_INVALID);
     REFUSED(wrong.state_count = 4, REFIT_ERR_INVALID);
     REFUSED(wrong.states[0] = 1000, REFIT_ERR_NOT_FOUND);
     REFUSED(wrong.states[0] = on->list[2].states[0], REFIT_ERR_INVALID);
@@ -1071,18 +1072,18 @@ SCENE(roots_of_the_process_are_taken, .seed = 116, .threads = "4", .piece = "32M
 
 /* ---- Others of the same offloader ------------------------------------------------------------ */
 
-static refit_status lease(scene *on)
+static refit_status try_read_lock(scene *on)
 {
-    refit_lease *taken;
-    RFT_TRY(refit_lease_acquire(on->offloader, &taken, &on->error));
-    refit_lease_release(taken);
+    refit_read_lock *taken;
+    RFT_TRY(refit_read_lock_acquire(on->offloader, &taken, &on->error));
+    refit_read_lock_release(taken);
     return REFIT_OK;
 }
 
-/* Windows step other regions of the same offloader; leases and restores stay out of a step. */
+/* Windows step other regions of the same offloader; read locks and restores stay out of a step. */
 SCENE(others_of_the_image_are_kept_apart, .seed = 12)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     refit_window *window;
     void *bytes;
     uint64_t count;
@@ -1093,22 +1094,22 @@ SCENE(others_of_the_image_are_kept_apart, .seed = 12)
     assert_invalid(refit_window_host(window, states, &bytes, &count, &on->error));
     assert_ok(refit_window_close(window, &on->error));
 
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
     assert_int_equal(load(on, 1), REFIT_ERR_BUSY);
     assert_int_equal(image_of(on, states, &bytes, &count), REFIT_ERR_BUSY);
     start_step(on, 10);
     assert_int_equal(run(on), REFIT_ERR_BUSY);
-    refit_lease_release(held);
+    refit_read_lock_release(held);
     faulty_device_fail(on->device, FAULTY_COPY_BATCH, 1, REFIT_ERR_COPY); /* a copy back */
     assert_int_equal(run(on), REFIT_ERR_COPY);
-    assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    assert_int_equal(try_read_lock(on), REFIT_ERR_BUSY);
     assert_int_equal(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error),
                      REFIT_ERR_BUSY);
     assert_int_equal(image_of(on, states, &bytes, &count), REFIT_ERR_STATE);
     assert_invalid(
         refit_host_step_run(on->step, 0.5, 1, on->stream, &on->error)); /* other factors */
     assert_ok(run(on));
-    assert_ok(lease(on)); /* the image is whole */
+    assert_ok(try_read_lock(on)); /* the image is whole */
     finish(on);
 }
 
@@ -1211,7 +1212,7 @@ SCENE(stepped_states_return_to_the_device, .seed = 15, .bare = true)
 SCENE(new_regions_begin_as_zeros, .seed = 16, .bare = true)
 {
     void *memory[REGIONS_MOST] = {NULL};
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
     assert_ok(open_step(on));
@@ -1223,11 +1224,11 @@ SCENE(new_regions_begin_as_zeros, .seed = 16, .bare = true)
     restore(on, memory);
     refit_region_id id = replace_regions(on, 100000);
     free_all(on, memory);
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
-    assert_ok(refit_lease_read(held, id, &bytes, &count, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_read(held, id, &bytes, &count, &on->error));
     for (uint64_t i = 0; i < count; i++)
         assert_int_equal(((const unsigned char *)bytes)[i], 0);
-    refit_lease_release(held);
+    refit_read_lock_release(held);
 }
 
 /* Regions that were removed and added again are others: the host step says so. */
@@ -1349,22 +1350,22 @@ SCENE(a_copy_back_that_is_refused_is_started_later, .seed = 41)
     }
 }
 
-static void check_lease(scene *on)
+static void check_locked(scene *on)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
     for (uint32_t at = 0; at < PARAMETERS; at++) {
         const refit_host_parameter *it = &on->list[at];
         for (uint32_t state = 0; state < it->state_count; state++) {
-            assert_ok(refit_lease_read(held, it->states[state], &bytes, &count, &on->error));
+            assert_ok(refit_read_lock_read(held, it->states[state], &bytes, &count, &on->error));
             assert_memory_equal(bytes, on->expected[at].states[state], count);
         }
         assert_ok(host_weights(on, at, &bytes, &count));
         assert_memory_equal(bytes, on->expected[at].weights, count);
     }
-    refit_lease_release(held);
+    refit_read_lock_release(held);
 }
 
 /* Nothing is stepped whose gradient has not come. What the CPU has stepped is there to be read. */
@@ -1394,12 +1395,12 @@ TEST(a_lost_device_leaves_what_the_host_has)
         assert_says(&on->error, "lost");
         for (uint32_t at = 0; at < PARAMETERS; at++)
             assert_int_equal(is_stepped(on, at), back);
-        if (!back) assert_int_equal(lease(on), REFIT_ERR_DEVICE);
+        if (!back) assert_int_equal(try_read_lock(on), REFIT_ERR_DEVICE);
         assert_ok(give_up(on));
-        check_lease(on);
+        check_locked(on);
         assert_int_equal(begin(on), back ? REFIT_ERR_DEVICE : REFIT_OK);
         close_step(on);
-        assert_ok(lease(on));
+        assert_ok(try_read_lock(on));
         close_scene(on);
     }
 }
@@ -1535,7 +1536,7 @@ SCENE(copies_that_hang_are_a_timeout, .seed = 92)
     begin_and_name(on);
     assert_hung(on, norm(on));
     assert_hung(on, run(on));
-    check_progress(on, REFIT_PARAMETER_NAMED);
+    check_progress(on, REFIT_PARAMETER_SUBMITTED);
     assert_hung(on, give_up(on));
     faulty_device_go(on->device);
     UNTIL_OK(on, run(on));
@@ -1588,7 +1589,7 @@ TEST(it_closes_in_any_state)
         if (at > HALF_RUN) assert_ok(run(on));
         if (at == RETURNED) assert_ok(wait_for(on, TIMEOUT_MS));
         close_step(on);
-        assert_ok(lease(on));
+        assert_ok(try_read_lock(on));
         assert_ok(open_step(on));
         close_scene(on);
     }

@@ -214,24 +214,24 @@ SCENE(weights_may_move, .kind = MASTERS, .on_device = true)
     cycle(on);
 }
 
-SCENE(a_lease_reads_masters_whole, .kind = MASTERS, .on_device = true)
+SCENE(a_read_lock_reads_masters_whole, .kind = MASTERS, .on_device = true)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes, *again;
     uint64_t count;
     leave(on);
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
     for (uint32_t at = 0; at < on->regions; at++) {
         check_region(on, held, at);
-        assert_ok(refit_lease_read(held, at, &bytes, &count, &on->error));
-        assert_ok(refit_lease_read(held, at, &again, &count, &on->error));
+        assert_ok(refit_read_lock_read(held, at, &bytes, &count, &on->error));
+        assert_ok(refit_read_lock_read(held, at, &again, &count, &on->error));
         assert_ptr_equal(bytes, again);
     }
-    refit_lease_release(held);
+    refit_read_lock_release(held);
     change_weight(on, 1, 0);
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
-    assert_int_equal(refit_lease_read(held, 1, &bytes, &count, &on->error), REFIT_ERR_CORRUPT);
-    refit_lease_release(held);
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    assert_int_equal(refit_read_lock_read(held, 1, &bytes, &count, &on->error), REFIT_ERR_CORRUPT);
+    refit_read_lock_release(held);
 }
 
 /* What verify looks for: bytes of the image that are others. */
@@ -333,11 +333,11 @@ SCENE(a_controller_makes_the_plan_anew_by_itself, .kind = MASTERS, .on_device = 
     assert_ok(refit_controller_open(on->offloader, NULL, &on->config, &controller, &on->error));
     for (uint64_t spoiled = 0; spoiled < on->bytes[1] / 4; spoiled += 130000) {
         spoil(on, 1, spoiled);
-        assert_ok(refit_controller_clear(controller, REFIT_STREAM_NONE, &on->error));
+        assert_ok(refit_controller_offload(controller, REFIT_STREAM_NONE, &on->error));
         assert_int_equal(refit_controller_get_state(controller), REFIT_CLEARED);
         scrub(on);
-        assert_ok(refit_controller_return(controller, REFIT_STREAM_NONE, &on->error));
-        assert_ok(refit_controller_join(controller, REFIT_STREAM_NONE, &on->error));
+        assert_ok(refit_controller_restore(controller, REFIT_STREAM_NONE, &on->error));
+        assert_ok(refit_controller_wait(controller, REFIT_STREAM_NONE, &on->error));
         check_device(on);
     }
     refit_controller_close(controller);
@@ -377,7 +377,7 @@ static void recover(scene *on)
 {
     faulty_device_reset(on->device);
     assert_ok(refit_offloader_seal(on->offloader, &on->error));
-    refit_status status = refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error);
+    refit_status status = refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error);
     (void)status; /* how the operation failed */
     for (uint32_t at = 0; at < on->regions; at++) {
         if (info_of(on, at).place != REFIT_ON_DEVICE) continue;
@@ -419,17 +419,17 @@ TEST(each_call_that_fails_loses_nothing)
 
 static refit_status try_misfit(scene *on)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
     RFT_TRY(refit_offloader_seal(on->offloader, &on->error));
     refit_status status = offload(on);
     if (status == REFIT_ERR_LIMIT) status = offload(on);
     RFT_TRY(status);
-    RFT_TRY(refit_lease_acquire(on->offloader, &held, &on->error));
-    status = refit_lease_read(held, 0, &bytes, &count, &on->error);
+    RFT_TRY(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    status = refit_read_lock_read(held, 0, &bytes, &count, &on->error);
     if (status == REFIT_OK) assert_memory_equal(bytes, on->expected[0], count);
-    refit_lease_release(held);
+    refit_read_lock_release(held);
     return status;
 }
 

@@ -3,7 +3,7 @@
  * that live on the host visit it in windows, and lose nothing either. */
 #include "tests/offload/offload.h"
 
-#include <refit/window.h>
+#include <refit/advanced/window.h>
 
 #include "fake_cuda.h"
 #include "kernels/cast.h"
@@ -61,7 +61,7 @@ static void add_masters(uint32_t i, bool windows)
                               .name = i == 0 ? "large" : "small",
                               .memory = windows ? NULL : on.masters[i],
                               .bytes = bytes,
-                              .home = windows ? REFIT_HOME_HOST : REFIT_HOME_DEVICE,
+                              .placement = windows ? REFIT_PLACEMENT_HOST : REFIT_PLACEMENT_DEVICE,
                               .weights = on.weights[i]};
     assert_ok(refit_offloader_add(on.offloader, &desc, &id, &on.error));
     on.parts[i] = (refit_window_part){.size = sizeof on.parts[i], .region = id, .bytes = bytes};
@@ -150,7 +150,7 @@ static void cycle_and_recover(bool fails)
     if (!fails) assert_ok(status);
     if (!fails) return;
     fake_cuda_forget_faults();
-    status = refit_offloader_finish(on.offloader, TIMEOUT_MS, &on.error);
+    status = refit_offloader_wait(on.offloader, TIMEOUT_MS, &on.error);
     (void)status; /* how the operation failed */
     if (refit_offloader_get_state(on.offloader) != REFIT_RESIDENT)
         assert_ok(restore_all(on.offloader, &on.error));
@@ -228,7 +228,7 @@ static refit_status step(uint32_t flags, uint64_t seed, uint32_t spoiled)
 /* Masters that fit, that do not, and that fit again. */
 static refit_status steps(void)
 {
-    RFT_TRY(step(REFIT_PART_BORN, 1, 0));
+    RFT_TRY(step(REFIT_PART_NEW, 1, 0));
     RFT_TRY(step(0, 11, 20000));
     return step(0, 21, 0);
 }

@@ -72,9 +72,9 @@ SCENE(each_hook_is_called_once_a_region, .memory = RIG_HOOKS)
 {
     rig_offload(on);
     assert_int_equal(on->releases, RIG_REGIONS);
-    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_ok(refit_offloader_wait(on->offloader, 0, &on->error));
     assert_ok(offload(on));
-    assert_ok(refit_offloader_finish(on->offloader, 0, &on->error));
+    assert_ok(refit_offloader_wait(on->offloader, 0, &on->error));
     assert_int_equal(on->releases, RIG_REGIONS);
     rig_restore(on);
     assert_int_equal(on->acquires, RIG_REGIONS);
@@ -253,7 +253,7 @@ SCENE(a_warm_cycle_of_a_used_arena_allocates_nothing, .memory = RIG_ARENA)
     uint64_t before = 0;
     assert_ok(refit_stream_open(on->device, &stream, &on->error));
     for (int i = 0; i < 4; i++) {
-        assert_ok(refit_arena_use(on->arena, stream, &on->error));
+        assert_ok(refit_arena_add_stream(on->arena, stream, &on->error));
         rig_offload(on);
         rig_restore(on);
         if (i == 0) before = rft_alloc_count();

@@ -34,18 +34,18 @@ static void recover_by_restore(rig *on)
     rig_cycle(on);
 }
 
-static void check_lease(rig *on)
+static void check_locked(rig *on)
 {
-    refit_lease *lease;
-    assert_ok(refit_lease_acquire(on->offloader, &lease, &on->error));
+    refit_read_lock *lock;
+    assert_ok(refit_read_lock_acquire(on->offloader, &lock, &on->error));
     for (uint32_t at = 0; at < RIG_REGIONS; at++) {
         const void *bytes;
         uint64_t count;
         if (on->regions[at].policy != REFIT_KEEP) continue;
-        assert_ok(refit_lease_read(lease, at, &bytes, &count, &on->error));
+        assert_ok(refit_read_lock_read(lock, at, &bytes, &count, &on->error));
         assert_memory_equal(bytes, on->regions[at].expected, count);
     }
-    refit_lease_release(lease);
+    refit_read_lock_release(lock);
 }
 
 static void check_all_at(rig *on, refit_place place)
@@ -60,7 +60,7 @@ static void recover_by_offload(rig *on)
     check_places(on);
     rig_offload(on);
     check_all_at(on, REFIT_ON_HOST);
-    check_lease(on);
+    check_locked(on);
     rig_restore(on);
     rig_check_bytes(on, true);
 }
@@ -177,8 +177,8 @@ static void a_loss_leaves_what_was_away(const opening *how)
         assert_int_equal(offload(on), REFIT_ERR_DEVICE);
         assert_int_equal(restore(on), REFIT_ERR_DEVICE);
         assert_says(&on->error, "lost");
-        if (away) check_lease(on);
-        if (!away) assert_int_equal(lease(on), REFIT_ERR_STATE);
+        if (away) check_locked(on);
+        if (!away) assert_int_equal(try_read_lock(on), REFIT_ERR_STATE);
         close_scene(on);
     }
 }
@@ -200,10 +200,10 @@ SCENE(a_device_lost_while_states_are_away_leaves_them, .memory = RIG_ARENA)
     faulty_device_lose(on->device, FAULTY_ZERO, 1);
     assert_int_equal(rft_device_zero(on->device, REFIT_STREAM_NONE, rig_extra(on, 16), 16, NULL),
                      REFIT_ERR_DEVICE);
-    check_lease(on);
+    check_locked(on);
     assert_int_equal(restore(on), REFIT_ERR_DEVICE);
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
-    check_lease(on);
+    check_locked(on);
 }
 
 /* The second copy is refused, and the first can neither be waited for nor does its stream close. */
@@ -243,7 +243,7 @@ SCENE(copies_that_hang_on_the_restore_keep_the_image, 0)
     faulty_device_reset(on->device);
     assert_no_way_out(on, restore(on));
     assert_int_equal(rig_state(on), REFIT_OFFLOADED);
-    assert_ok(lease(on)); /* to save what can be */
+    assert_ok(try_read_lock(on)); /* to save what can be */
 }
 
 int main(void)

@@ -336,7 +336,7 @@ SCENE(trim_gives_host_memory_back_and_offload_takes_it_again, .memory = RIG_HOOK
     rig_check_bytes(on, true);
 }
 
-/* Opens, adds three regions, seals, offloads and leases; the first failure. */
+/* Opens, adds three regions, seals, offloads and read locks; the first failure. */
 static refit_status live(refit_offloader *offloader, void **memory, refit_error *error)
 {
     for (uint32_t i = 0; i < 3; i++) {
@@ -348,9 +348,9 @@ static refit_status live(refit_offloader *offloader, void **memory, refit_error 
     RFT_TRY(refit_offloader_seal(offloader, error));
     RFT_TRY(refit_offloader_prepare(offloader, TIMEOUT_MS, error));
     RFT_TRY(offload_all(offloader, error));
-    refit_lease *taken;
-    RFT_TRY(refit_lease_acquire(offloader, &taken, error));
-    refit_lease_release(taken);
+    refit_read_lock *taken;
+    RFT_TRY(refit_read_lock_acquire(offloader, &taken, error));
+    refit_read_lock_release(taken);
     return REFIT_OK;
 }
 

@@ -148,7 +148,7 @@ static void gate_open(gate *it)
 
 static void finish_and_close(scene *on, refit_future *future)
 {
-    assert_ok(refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error));
+    assert_ok(refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error));
     refit_future_close(future);
 }
 

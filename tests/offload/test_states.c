@@ -5,7 +5,7 @@
 
 static refit_status look(rig *on)
 {
-    return refit_offloader_finish(on->offloader, 0, &on->error);
+    return refit_offloader_wait(on->offloader, 0, &on->error);
 }
 
 static refit_status bind_first(rig *on)
@@ -86,7 +86,7 @@ static const row rows[] = {
     {"bind", bind_first, {OK, OK, STATE, OK, STATE, OK}, ALL_SAME},
     {"unbind", unbind_first, {STATE, STATE, STATE, OK, STATE, STATE}, ALL_SAME},
     {"hooks", hooks, {OK, OK, STATE, STATE, STATE, STATE}, ALL_SAME},
-    {"lease", lease, {STATE, STATE, STATE, OK, OK, STATE}, ALL_SAME},
+    {"read lock", try_read_lock, {STATE, STATE, STATE, OK, OK, STATE}, ALL_SAME},
     {"estimate", estimate, {OK, OK, OK, OK, OK, OK}, ALL_SAME},
     {"prepare", prepare, {STATE, OK, OK, OK, OK, OK}, ALL_SAME},
     {"accumulate", accumulate, {OK, OK, OK, OK, OK, OK}, ALL_SAME},

@@ -7,15 +7,15 @@ static const char *const verified[] = {"offload.verify=true", NULL};
 static const char *const pageable[] = {"offload.verify=true", "use_pinned_optimizer_offload=false",
                                        NULL};
 
-/* Reaches into the host image through a lease, as a stray write would. */
+/* Reaches into the host image through a read lock, as a stray write would. */
 static unsigned char *reach_image(rig *on, refit_region_id region)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
-    assert_ok(refit_lease_read(held, region, &bytes, &count, &on->error));
-    refit_lease_release(held);
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_read(held, region, &bytes, &count, &on->error));
+    refit_read_lock_release(held);
     return (unsigned char *)(uintptr_t)bytes;
 }
 

@@ -132,7 +132,7 @@ SCENE(device_memory_is_that_of_the_windows, .windows = "3")
 SCENE(windows_grow_to_parts_that_stay_together, 0)
 {
     uint64_t least;
-    list_all(on, REFIT_PART_TOGETHER);
+    list_all(on, REFIT_PART_SAME_WINDOW);
     on->parts[0].flags = 0;
     assert_ok(refit_window_measure(on->window, on->parts, on->count, &least, &on->error));
     assert_true(least >= bytes_of_list(on, false, true));
@@ -190,7 +190,7 @@ SCENE(memory_of_the_caller_is_used, 0)
 SCENE(born_parts_need_no_memory_of_the_window, .empty = true)
 {
     void *first;
-    list_all(on, REFIT_PART_BORN);
+    list_all(on, REFIT_PART_NEW);
     assert_ok(begin(on));
     assert_ok(next(on));
     assert_invalid(done(on));
@@ -207,7 +207,7 @@ SCENE(born_parts_need_no_memory_of_the_window, .empty = true)
     check_image(on);
     assert_int_equal(stats_of(on->offloader).window_bytes, 0);
     assert_int_equal(stats_of(on->offloader).step_in_bytes_last, 0);
-    list_part(on, 0, REFIT_PART_BORN, 0, 4096); /* and one that comes */
+    list_part(on, 0, REFIT_PART_NEW, 0, 4096); /* and one that comes */
     add_part(on, 4, 0, 0, 100000);
     step_all(on);
     check_image(on);
@@ -248,8 +248,8 @@ SCENE(times_are_those_of_the_last_step, 0)
         settle(on);
         double elapsed = rft_seconds(rft_now() - began);
         refit_stats stats = stats_of(on->offloader);
-        assert_true(stats.step_exposed_seconds_last > (step % 2 == 0 ? 0.09 : 0));
-        assert_true(stats.step_exposed_seconds_last < elapsed);
+        assert_true(stats.step_blocked_seconds_last > (step % 2 == 0 ? 0.09 : 0));
+        assert_true(stats.step_blocked_seconds_last < elapsed);
         assert_true(stats.step_seconds_last > 0 && stats.step_seconds_last < elapsed);
     }
     check_image(on);
@@ -297,7 +297,7 @@ SCENE(a_wrong_list_is_refused, 0)
         assert_int_equal(status, rows[at].status);
         assert_true(on->error.text[0] != '\0');
     }
-    list_part(on, 0, REFIT_PART_TOGETHER, 0, 4096);
+    list_part(on, 0, REFIT_PART_SAME_WINDOW, 0, 4096);
     assert_invalid(begin(on));
     assert_invalid(refit_window_begin(on->window, NULL, 1, REFIT_STREAM_NONE, &on->error));
     list_all(on, 0);
@@ -311,7 +311,7 @@ SCENE(a_wrong_list_is_refused, 0)
 SCENE(calls_in_a_wrong_state_are_refused, 0)
 {
     refit_window *second;
-    refit_lease *held;
+    refit_read_lock *held;
     void *bytes;
     uint64_t count;
     assert_int_equal(refit_window_open(on->offloader, &second, &on->error), REFIT_ERR_BUSY);
@@ -321,17 +321,17 @@ SCENE(calls_in_a_wrong_state_are_refused, 0)
     assert_int_equal(refit_window_place(on->window, 0, &bytes, &on->error), REFIT_ERR_STATE);
     assert_ok(end(on));
 
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
     assert_int_equal(begin(on), REFIT_ERR_BUSY);
     assert_int_equal(refit_window_host(on->window, 0, &bytes, &count, &on->error), REFIT_ERR_BUSY);
-    refit_lease_release(held);
+    refit_read_lock_release(held);
 
     assert_ok(begin(on));
     assert_int_equal(begin(on), REFIT_ERR_STATE);
     assert_int_equal(done(on), REFIT_ERR_STATE);
     assert_int_equal(refit_window_trim(on->window, &on->error), REFIT_ERR_STATE);
     assert_int_equal(refit_window_host(on->window, 0, &bytes, &count, &on->error), REFIT_ERR_STATE);
-    assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    assert_int_equal(try_read_lock(on), REFIT_ERR_BUSY);
     assert_int_equal(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error),
                      REFIT_ERR_BUSY);
     on->view.size = 8;
@@ -349,14 +349,14 @@ SCENE(homes_do_not_mix, 0)
     assert_ok(refit_memory_alloc(on->device, 4096, &memory, &on->error));
     const struct {
         void *memory;
-        refit_home home;
+        refit_placement placement;
         refit_policy policy;
         refit_status status;
-    } rows[] = {{memory, REFIT_HOME_HOST, REFIT_KEEP, REFIT_ERR_INVALID},
-                {memory, (refit_home)2, REFIT_KEEP, REFIT_ERR_INVALID},
-                {NULL, REFIT_HOME_HOST, REFIT_ZERO, REFIT_ERR_INVALID},
-                {memory, REFIT_HOME_DEVICE, REFIT_KEEP, REFIT_OK},
-                {NULL, REFIT_HOME_HOST, REFIT_KEEP, REFIT_ERR_INVALID}};
+    } rows[] = {{memory, REFIT_PLACEMENT_HOST, REFIT_KEEP, REFIT_ERR_INVALID},
+                {memory, (refit_placement)2, REFIT_KEEP, REFIT_ERR_INVALID},
+                {NULL, REFIT_PLACEMENT_HOST, REFIT_ZERO, REFIT_ERR_INVALID},
+                {memory, REFIT_PLACEMENT_DEVICE, REFIT_KEEP, REFIT_OK},
+                {NULL, REFIT_PLACEMENT_HOST, REFIT_KEEP, REFIT_ERR_INVALID}};
     for (size_t at = 0; at < COUNT_OF(rows); at++) {
         refit_region_id id;
         const char name[] = {(char)('a' + at), '\0'};
@@ -365,7 +365,7 @@ SCENE(homes_do_not_mix, 0)
                                   .memory = rows[at].memory,
                                   .bytes = 4096,
                                   .policy = rows[at].policy,
-                                  .home = rows[at].home};
+                                  .placement = rows[at].placement};
         refit_status status = refit_offloader_add(other, &desc, &id, &on->error);
         if (status != rows[at].status) print_error("row %zu: %s\n", at, on->error.text);
         assert_int_equal(status, rows[at].status);
@@ -563,7 +563,7 @@ TEST(a_device_lost_while_a_part_leaves_ends_the_step)
             assert_ok(refit_window_close(on->window, &on->error));
             on->window = NULL;
         }
-        assert_int_equal(lease(on), REFIT_ERR_DEVICE);
+        assert_int_equal(try_read_lock(on), REFIT_ERR_DEVICE);
         assert_says(&on->error, "during a step");
         close_scene(on);
     }
@@ -629,12 +629,12 @@ static refit_status try_all(scene *on)
     } while (on->view.count > 0);
     RFT_TRY(end(on));
     RFT_TRY(wait_for(on, TIMEOUT_MS));
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
-    RFT_TRY(refit_lease_acquire(on->offloader, &held, &on->error));
-    refit_status status = refit_lease_read(held, 0, &bytes, &count, &on->error);
-    refit_lease_release(held);
+    RFT_TRY(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    refit_status status = refit_read_lock_read(held, 0, &bytes, &count, &on->error);
+    refit_read_lock_release(held);
     return status;
 }
 
@@ -681,7 +681,7 @@ SCENE(a_window_over_copies_that_hang_closes, 0)
     assert_true(end(on) != REFIT_OK);
     assert_ok(refit_window_close(on->window, &on->error));
     on->window = NULL;
-    assert_int_equal(lease(on), REFIT_ERR_BUSY);
+    assert_int_equal(try_read_lock(on), REFIT_ERR_BUSY);
 }
 
 int main(void)

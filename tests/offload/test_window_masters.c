@@ -110,7 +110,7 @@ SCENE(what_does_not_go_by_weights_is_refused, .kind = MASTERS)
     step_and_check(on);
     assert_int_equal(refit_window_host(on->window, 0, &bytes, &count, &on->error),
                      REFIT_ERR_UNSUPPORTED);
-    assert_says(&on->error, "refit_lease_read");
+    assert_says(&on->error, "refit_read_lock_read");
     assert_ok(refit_window_host(on->window, PLAIN, &bytes, &count, &on->error));
     assert_memory_equal(bytes, on->expected[PLAIN], count);
 }
@@ -144,7 +144,7 @@ SCENE(masters_that_are_born_again_replace_those_before, .kind = MASTERS)
         fill(on);
         check_image(on);
     }
-    list_part(on, 0, REFIT_PART_BORN, UNIT, UNIT);
+    list_part(on, 0, REFIT_PART_NEW, UNIT, UNIT);
     assert_ok(begin(on));
     assert_ok(next(on));
     assert_invalid(refit_window_place(on->window, 0, (char *)on->born[1] + 2, &on->error));
@@ -253,20 +253,21 @@ static void step_to_corrupt(scene *on, uint32_t before)
     }
 }
 
-/* A lease says so, too; the others can be read. */
+/* A read lock says so, too; the others can be read. */
 static void check_corrupt(scene *on, uint32_t region)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
     assert_says(&on->error, "weights of region region.");
     settle(on);
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
     for (uint32_t at = 0; at < on->regions; at++) {
         if (at != region) check_region(on, held, at);
     }
-    assert_int_equal(refit_lease_read(held, region, &bytes, &count, &on->error), REFIT_ERR_CORRUPT);
-    refit_lease_release(held);
+    assert_int_equal(refit_read_lock_read(held, region, &bytes, &count, &on->error),
+                     REFIT_ERR_CORRUPT);
+    refit_read_lock_release(held);
 }
 
 /* The second part of one window, as it leaves and as it arrives; a unit in the middle, the units
@@ -280,8 +281,8 @@ SCENE(changed_weights_are_found_before_the_step, .kind = MASTERS, .windows = "1"
         uint32_t first; /* another region of the list */
         uint32_t flags;
         uint32_t before; /* windows */
-    } rows[] = {{2, 3, 1, REFIT_PART_TOGETHER, 0},
-                {0, UNIT / 2 + 5, PLAIN, REFIT_PART_TOGETHER, 0},
+    } rows[] = {{2, 3, 1, REFIT_PART_SAME_WINDOW, 0},
+                {0, UNIT / 2 + 5, PLAIN, REFIT_PART_SAME_WINDOW, 0},
                 {0, UNIT / 2 + 5, 2, 0, 1},
                 {1, 77777, 2, 0, 1}};
     for (size_t at = 0; at < COUNT_OF(rows); at++) {
@@ -398,7 +399,7 @@ SCENE(a_restore_after_steps_is_verified, .kind = MASTERS,
         assert_ok(refit_offloader_restore(on->offloader, REFIT_STREAM_NONE, NULL, &on->error));
         await_copies(on);
         test_fill(on->plain, (char *)on->memory[0] + at[round], 0x77, 1); /* after the copies */
-        assert_int_equal(refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error),
+        assert_int_equal(refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error),
                          REFIT_ERR_CORRUPT);
         assert_says(&on->error, "region.0");
         assert_ok(restore_all(on->offloader, &on->error));
@@ -516,12 +517,12 @@ static void check_written(scene *on)
 {
     assert_ok(wait_for(on, 0));
     change_weight(on, 1, 4711);
-    refit_lease *held;
+    refit_read_lock *held;
     const void *bytes;
     uint64_t count;
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
-    assert_int_equal(refit_lease_read(held, 1, &bytes, &count, &on->error), REFIT_ERR_CORRUPT);
-    refit_lease_release(held);
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    assert_int_equal(refit_read_lock_read(held, 1, &bytes, &count, &on->error), REFIT_ERR_CORRUPT);
+    refit_read_lock_release(held);
     change_weight(on, 1, 4711);
     check_image(on);
 }

@@ -12,7 +12,7 @@
 
 #define LIST_MOST   64
 #define BORN_MOST   512
-#define LEASES      2
+#define READ_LOCKS  2
 #define CALLS       400
 #define SEEDS       40
 #define SLOTS_BYTES (4u * 131072u)
@@ -33,7 +33,7 @@ static struct model {
     bool borrowed;
     void *born[BORN_MOST];
     uint32_t born_count;
-    refit_lease *leases[LEASES];
+    refit_read_lock *read_locks[READ_LOCKS];
     uint32_t stepped; /* parts of the list */
     uint32_t windows; /* that were stepped */
 } now;
@@ -108,9 +108,9 @@ static void settle_model(scene *on)
 
 static void release_leases(void)
 {
-    for (uint32_t at = 0; at < LEASES; at++) {
-        refit_lease_release(now.leases[at]);
-        now.leases[at] = NULL;
+    for (uint32_t at = 0; at < READ_LOCKS; at++) {
+        refit_read_lock_release(now.read_locks[at]);
+        now.read_locks[at] = NULL;
     }
 }
 
@@ -147,9 +147,9 @@ static bool refused_in_step(refit_status status)
     return true;
 }
 
-static bool is_leased(void)
+static bool is_read_locked(void)
 {
-    return now.leases[0] != NULL || now.leases[1] != NULL;
+    return now.read_locks[0] != NULL || now.read_locks[1] != NULL;
 }
 
 /* Is the region in the image as what its weights lack? */
@@ -165,15 +165,15 @@ static void check_model(scene *on)
     if (!passed(on, refit_offloader_prepare(on->offloader, TIMEOUT_MS, &on->error))) return;
     if (now.state == RESIDENT) check_device(on);
     for (uint32_t at = 0; at < on->regions && now.state != RESIDENT; at++) {
-        refit_lease *held = NULL;
+        refit_read_lock *held = NULL;
         void *bytes;
         const void *read;
         uint64_t count;
         if (is_coded(on, at)) {
-            assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
-            bool can = passed(on, refit_lease_read(held, at, &read, &count, &on->error));
+            assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
+            bool can = passed(on, refit_read_lock_read(held, at, &read, &count, &on->error));
             if (can) assert_memory_equal(read, on->expected[at], count);
-            refit_lease_release(held);
+            refit_read_lock_release(held);
             continue;
         }
         assert_ok(refit_window_host(on->window, at, &bytes, &count, &on->error));
@@ -213,13 +213,13 @@ static void make_list(scene *on)
     uint64_t most = 1000 + below(on, 60000);
     for (uint32_t at = 0; at < on->regions; at++) {
         if (below(on, 4) == 0) continue;
-        uint32_t born = births && below(on, 3) == 0 ? REFIT_PART_BORN : 0;
+        uint32_t born = births && below(on, 3) == 0 ? REFIT_PART_NEW : 0;
         bool whole = is_coded(on, at);
         for (uint64_t offset = whole ? 0 : below(on, 2) * below(on, (uint32_t)on->bytes[at]);
              offset < on->bytes[at] && on->count < LIST_MOST;) {
             uint64_t left = on->bytes[at] - offset, bytes = left < most || whole ? left : most;
             bool joins = together && on->count > 0 && below(on, 4) == 0;
-            add_part(on, at, born | (joins ? REFIT_PART_TOGETHER : 0u), offset, bytes);
+            add_part(on, at, born | (joins ? REFIT_PART_SAME_WINDOW : 0u), offset, bytes);
             offset += bytes + 64 * below(on, 3);
         }
     }
@@ -239,7 +239,7 @@ static void call_begin(scene *on)
     if (refused_in_step(status)) return;
     if (now.state == RESIDENT) assert_int_equal(status, REFIT_ERR_STATE);
     if (now.state == RESIDENT) return;
-    if (is_leased()) {
+    if (is_read_locked()) {
         assert_true(status == REFIT_ERR_BUSY || now.faulty);
         assert_int_not_equal(status, REFIT_OK);
         return;
@@ -273,8 +273,8 @@ static void call_next(scene *on)
     for (uint32_t at = 0; at < on->view.count && !again; at++) {
         const refit_window_part *part = &on->parts[on->view.first + at];
         const void *memory = on->view.memory[at], *expected = on->expected[part->region];
-        if ((part->flags & REFIT_PART_BORN) != 0) assert_null(memory);
-        if ((part->flags & REFIT_PART_BORN) != 0) continue;
+        if ((part->flags & REFIT_PART_NEW) != 0) assert_null(memory);
+        if ((part->flags & REFIT_PART_NEW) != 0) continue;
         assert_device_equal(on->plain, memory, (const char *)expected + part->offset, part->bytes);
     }
 }
@@ -283,7 +283,7 @@ static void call_next(scene *on)
 static void *memory_of(scene *on, uint32_t number)
 {
     const refit_window_part *part = &on->parts[number];
-    if ((part->flags & REFIT_PART_BORN) == 0) return on->view.memory[number - on->view.first];
+    if ((part->flags & REFIT_PART_NEW) == 0) return on->view.memory[number - on->view.first];
     assert_true(now.born_count < BORN_MOST);
     void *memory = take(on, part->bytes);
     now.born[now.born_count++] = memory;
@@ -317,7 +317,7 @@ static void call_done(scene *on)
         assert_true(status == REFIT_ERR_STATE || now.faulty);
         return;
     }
-    if (on->view.count > 0 && (on->parts[on->view.first].flags & REFIT_PART_BORN) != 0 &&
+    if (on->view.count > 0 && (on->parts[on->view.first].flags & REFIT_PART_NEW) != 0 &&
         now.born_count == 0 && below(on, 2) == 0) {
         assert_invalid(refit_window_done(on->window, stream, &on->error));
     }
@@ -346,7 +346,7 @@ static void call_wait(scene *on)
     if (!passed(on, status)) return;
     if (now.state != IN_USE) free_born(on);
     now.copies = false;
-    if (now.state == AWAY && !is_leased() && below(on, 3) == 0) check_model(on);
+    if (now.state == AWAY && !is_read_locked() && below(on, 3) == 0) check_model(on);
 }
 
 /* ---- Between steps -------------------------------------------------------------------------- */
@@ -359,7 +359,7 @@ static void call_host(scene *on)
     refit_status status = refit_window_host(on->window, region, &bytes, &count, &on->error);
     if (now.state != AWAY) {
         assert_int_equal(status, REFIT_ERR_STATE);
-    } else if (is_leased()) {
+    } else if (is_read_locked()) {
         assert_int_equal(status, REFIT_ERR_BUSY);
     } else if (now.copies && status == REFIT_ERR_BUSY) {
         return;
@@ -416,13 +416,15 @@ static void call_reopen(scene *on)
     }
 }
 
-/* ---- Leases --------------------------------------------------------------------------------- */
+/* ---- Read locks ---------------------------------------------------------------------------------
+ */
 
-static void call_lease(scene *on)
+static void call_read_lock(scene *on)
 {
-    uint32_t at = below(on, LEASES);
-    if (now.leases[at] == NULL) {
-        refit_status status = refit_lease_acquire(on->offloader, &now.leases[at], &on->error);
+    uint32_t at = below(on, READ_LOCKS);
+    if (now.read_locks[at] == NULL) {
+        refit_status status =
+            refit_read_lock_acquire(on->offloader, &now.read_locks[at], &on->error);
         if (now.state == RESIDENT) assert_int_equal(status, REFIT_ERR_STATE);
         if (now.state == STEPPING || now.state == IN_USE) assert_int_equal(status, REFIT_ERR_BUSY);
         /* BUSY also with copies, or host memory that is still coming. */
@@ -432,13 +434,14 @@ static void call_lease(scene *on)
     for (uint32_t region = 0; region < on->regions; region++) {
         const void *bytes;
         uint64_t count;
-        refit_status status = refit_lease_read(now.leases[at], region, &bytes, &count, &on->error);
+        refit_status status =
+            refit_read_lock_read(now.read_locks[at], region, &bytes, &count, &on->error);
         if (now.state != AWAY && on->weights[region] != NULL) continue; /* they may be others */
         if (passed(on, status) && now.state == AWAY)
             assert_memory_equal(bytes, on->expected[region], count);
     }
-    refit_lease_release(now.leases[at]);
-    now.leases[at] = NULL;
+    refit_read_lock_release(now.read_locks[at]);
+    now.read_locks[at] = NULL;
 }
 
 /* ---- The other schedule --------------------------------------------------------------------- */
@@ -466,10 +469,10 @@ static void call_restore(scene *on)
         return;
     }
     if (now.copies && status == REFIT_ERR_BUSY) return;
-    if (status == REFIT_OK) status = refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error);
+    if (status == REFIT_OK) status = refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error);
     if (!passed(on, status)) {
         heal(on);
-        status = refit_offloader_finish(on->offloader, TIMEOUT_MS, &on->error); /* of before */
+        status = refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error); /* of before */
         assert_ok(restore_all(on->offloader, &on->error));
     }
     now.state = RESIDENT;
@@ -485,7 +488,7 @@ static void call_restore(scene *on)
 /* A second plan for regions that are on the device; sometimes the image goes meanwhile. */
 static void plan_again(scene *on)
 {
-    if (is_leased()) {
+    if (is_read_locked()) {
         assert_int_equal(refit_offloader_unseal(on->offloader, &on->error), REFIT_ERR_BUSY);
         return;
     }
@@ -516,7 +519,7 @@ static void call_offload(scene *on)
     }
     if (below(on, 4) == 0) plan_again(on);
     refit_status status = offload(on);
-    if (is_leased()) {
+    if (is_read_locked()) {
         assert_int_equal(status, REFIT_ERR_BUSY);
         return;
     }
@@ -561,7 +564,7 @@ static void stand_still(scene *on)
             refit_status status = wait_for(on, 0);
             if (status != REFIT_ERR_TIMEOUT) (void)passed(on, status);
         }
-        if (below(on, 2) == 0 && now.state == AWAY && now.leases[0] == NULL) call_lease(on);
+        if (below(on, 2) == 0 && now.state == AWAY && now.read_locks[0] == NULL) call_read_lock(on);
         (void)stats_of(on->offloader);
     }
     faulty_device_go(on->device);
@@ -575,7 +578,7 @@ static const struct {
 } calls[] = {
     {call_next, 34},    {call_done, 32},  {call_begin, 14},     {call_end, 2},
     {call_wait, 8},     {call_host, 3},   {call_set_memory, 2}, {call_trim, 1},
-    {call_measure, 1},  {call_reopen, 1}, {call_lease, 3},      {call_restore, 1},
+    {call_measure, 1},  {call_reopen, 1}, {call_read_lock, 3},  {call_restore, 1},
     {call_offload, 10}, {order_any, 4},   {settle_model, 2},    {stand_still, 1},
 };
 

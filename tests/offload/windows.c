@@ -65,7 +65,8 @@ refit_status add_regions(scene *on)
                                   .memory = on->on_device ? on->memory[at] : NULL,
                                   .group = on->on_device || on->kind >= THREE ? at % 3 : 0,
                                   .priority = on->on_device ? -(int32_t)at : 0,
-                                  .home = on->on_device ? REFIT_HOME_DEVICE : REFIT_HOME_HOST,
+                                  .placement =
+                                      on->on_device ? REFIT_PLACEMENT_DEVICE : REFIT_PLACEMENT_HOST,
                                   .weights = on->weights[at]};
         RFT_TRY(refit_offloader_add(on->offloader, &desc, &id, &on->error));
         assert_int_equal(id, at);
@@ -164,7 +165,7 @@ void close_scene(scene *on)
 
 void fill(scene *on)
 {
-    list_all(on, on->coded > 0 ? REFIT_PART_BORN : 0);
+    list_all(on, on->coded > 0 ? REFIT_PART_NEW : 0);
     if (on->coded > 0) step_all(on); /* masters come from memory of their own */
     for (uint32_t at = 0; at < on->regions && on->coded == 0; at++) {
         void *bytes;
@@ -184,23 +185,23 @@ void settle(scene *on)
     assert_ok(wait_for(on, TIMEOUT_MS));
 }
 
-void check_region(scene *on, const refit_lease *held, uint32_t region)
+void check_region(scene *on, const refit_read_lock *held, uint32_t region)
 {
     const void *bytes;
     uint64_t count;
-    assert_ok(refit_lease_read(held, region, &bytes, &count, &on->error));
+    assert_ok(refit_read_lock_read(held, region, &bytes, &count, &on->error));
     assert_int_equal(count, on->bytes[region]);
     assert_memory_equal(bytes, on->expected[region], count);
 }
 
 void check_image(scene *on)
 {
-    refit_lease *held;
+    refit_read_lock *held;
     settle(on);
-    assert_ok(refit_lease_acquire(on->offloader, &held, &on->error));
+    assert_ok(refit_read_lock_acquire(on->offloader, &held, &on->error));
     for (uint32_t region = 0; region < on->regions; region++)
         check_region(on, held, region);
-    refit_lease_release(held);
+    refit_read_lock_release(held);
 }
 
 void check_device(scene *on)
@@ -249,7 +250,7 @@ void list_some(scene *on, bool with_born)
     for (uint32_t at = 0; at < on->regions; at++) {
         bool units = on->coded > 0;
         if (seeded_below(&on->seed, 4) == 0) continue;
-        uint32_t born = with_born && seeded_below(&on->seed, 5) == 0 ? REFIT_PART_BORN : 0;
+        uint32_t born = with_born && seeded_below(&on->seed, 5) == 0 ? REFIT_PART_NEW : 0;
         uint64_t most = units ? UNIT * (1 + seeded_below(&on->seed, 3))
                               : 1 + on->bytes[at] / 6 + seeded_below(&on->seed, 90000);
         uint64_t offset = units ? 0 : seeded_below(&on->seed, on->bytes[at]);
@@ -257,7 +258,7 @@ void list_some(scene *on, bool with_born)
             uint64_t left = on->bytes[at] - offset, bytes = left < most ? left : most;
             bool joins = on->count > 0 && seeded_below(&on->seed, 4) == 0;
             bool left_out = units && seeded_below(&on->seed, 5) == 0;
-            uint32_t together = joins ? REFIT_PART_TOGETHER : 0;
+            uint32_t together = joins ? REFIT_PART_SAME_WINDOW : 0;
             if (!left_out) add_part(on, at, born | together, offset, bytes);
             offset += bytes + (units ? 0 : 100 * seeded_below(&on->seed, 3));
         }
@@ -270,7 +271,7 @@ uint64_t bytes_of_list(const scene *on, bool coded, bool born)
     for (uint32_t at = 0; at < on->count; at++) {
         const refit_window_part *part = &on->parts[at];
         bool is_coded = part->region < on->coded;
-        bool counts = born || (part->flags & REFIT_PART_BORN) == 0;
+        bool counts = born || (part->flags & REFIT_PART_NEW) == 0;
         if (is_coded == coded && counts) bytes += part->bytes;
     }
     return bytes;
@@ -356,7 +357,7 @@ static void step_part(scene *on, uint32_t number, void *memory)
 {
     const refit_window_part *part = &on->parts[number];
     const unsigned char *expected = on->expected[part->region] + part->offset;
-    if ((part->flags & REFIT_PART_BORN) != 0) {
+    if ((part->flags & REFIT_PART_NEW) != 0) {
         assert_null(memory);
         memory = give_birth(on, number, part->bytes);
     } else {
@@ -437,7 +438,7 @@ static void fail_calls(const fault *it, scene_kind kind)
     uint32_t calls = 1, failed = 0;
     for (uint32_t nth = 0; nth <= calls; nth++) { /* 0: none fails, and all are counted */
         scene *on = open_scene(&(opening){.kind = kind, .windows = nth % 2 == 0 ? "2" : "3"});
-        if (kind == LITTLE) on->parts[2].flags = REFIT_PART_TOGETHER;
+        if (kind == LITTLE) on->parts[2].flags = REFIT_PART_SAME_WINDOW;
         faulty_device_reset(on->device);
         if (nth > 0) order_fault(on->device, it, nth);
         uint32_t failures = step_stubbornly(on);
@@ -488,11 +489,11 @@ void fail_each(scene_kind kind)
 
 /* ---- Others ---------------------------------------------------------------------------------- */
 
-refit_status lease(scene *on)
+refit_status try_read_lock(scene *on)
 {
-    refit_lease *held;
-    RFT_TRY(refit_lease_acquire(on->offloader, &held, &on->error));
-    refit_lease_release(held);
+    refit_read_lock *held;
+    RFT_TRY(refit_read_lock_acquire(on->offloader, &held, &on->error));
+    refit_read_lock_release(held);
     return REFIT_OK;
 }
 

@@ -12,7 +12,7 @@
 #ifndef OFFLOAD_WINDOWS_H
 #define OFFLOAD_WINDOWS_H
 
-#include <refit/window.h>
+#include <refit/advanced/window.h>
 
 #include "kernels/master.h"
 #include "tests/offload/offload.h"
@@ -85,7 +85,7 @@ void settle(scene *on);
 
 /* Every byte is what it must be: in the image, once all has left; on the device, where bound. */
 void check_image(scene *on);
-void check_region(scene *on, const refit_lease *lease, uint32_t region);
+void check_region(scene *on, const refit_read_lock *lock, uint32_t region);
 void check_device(scene *on);
 
 /* Lists of parts. */
@@ -140,8 +140,8 @@ void fail_each(scene_kind kind);
         }                                                                                          \
     } while (0)
 
-/* Takes and frees a lease. */
-refit_status lease(scene *on);
+/* Takes and frees a read lock. */
+refit_status try_read_lock(scene *on);
 
 /* New bytes in regions that are on the device, and weights of them. */
 void renew(scene *on);

@@ -44,7 +44,7 @@ def facts_of_ctypes() -> dict[str, int]:
     return facts
 
 
-def probe_text() -> str:
+def probe_text(include: Path) -> str:
     """A C program that prints the same facts, each from the header."""
     rows = [f'    fact("{name}", (long long){name});' for name in constants()]
     for struct in structures():
@@ -55,8 +55,10 @@ def probe_text() -> str:
                 f'    fact("{name}.{row[0]} at", (long long)offsetof({name}, {row[0]}));\n'
                 f'    fact("{name}.{row[0]} bytes", (long long)sizeof((({name} *)0)->{row[0]}));'
             )
+    headers = sorted(path.name for path in (include / "refit" / "advanced").glob("*.h"))
+    advanced = "".join(f"#include <refit/advanced/{name}>\n" for name in headers)
     return (
-        "#include <refit.h>\n#include <stddef.h>\n#include <stdio.h>\n"
+        f"#include <refit.h>\n{advanced}#include <stddef.h>\n#include <stdio.h>\n"
         "static void fact(const char *what, long long value)\n"
         '{\n    printf("%s\\t%lld\\n", what, value);\n}\n'
         "int main(void)\n{\n" + "\n".join(rows) + "\n    return 0;\n}\n"
@@ -65,9 +67,11 @@ def probe_text() -> str:
 
 def facts_of_compiler(root: Path, folder: Path) -> dict[str, int]:
     source, program = folder / "probe.c", folder / "probe"
-    source.write_text(probe_text())
-    include = f"-I{root / 'lib' / 'include'}"
-    subprocess.run([*COMPILER, "-std=c11", include, str(source), "-o", str(program)], check=True)
+    include = root / "lib" / "include"
+    source.write_text(probe_text(include))
+    subprocess.run(
+        [*COMPILER, "-std=c11", f"-I{include}", str(source), "-o", str(program)], check=True
+    )
     output = subprocess.run([str(program)], capture_output=True, text=True, check=True).stdout
     pairs = (line.split("\t") for line in output.splitlines())
     return {what: int(value) for what, value in pairs}

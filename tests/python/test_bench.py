@@ -215,7 +215,7 @@ def test_every_way_to_step_is_reported_with_the_bytes_that_it_moves() -> None:
     assert resident == sharded == 0
     assert 0 < result["bytes"] - host <= result["tensors"] * 512  # small states stay on the device
     assert per_tensor == two_slots == result["bytes"]
-    assert rows["resident"]["exposed_s"] == 0
+    assert rows["resident"]["blocked_s"] == 0
     assert rows["per tensor, no overlap"]["speedup_over_no_overlap"] == 1
     assert "two slots" in table.window(result)
 

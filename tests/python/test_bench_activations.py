@@ -96,7 +96,7 @@ def test_every_way_is_reported_at_each_shape_and_none_raises_the_peak() -> None:
         assert (row["leavable_share"] is not None) == (ours and row["shape"] == "2x300")
     plain = [row for row in rows if row["way"] == NONE]
     assert all(row["over_none"] == row["peak_over_none"] == 1 for row in plain)
-    assert all(row["exposed_s"] == 0 and row["out_bytes"] == 0 for row in plain)
+    assert all(row["blocked_s"] == 0 and row["out_bytes"] == 0 for row in plain)
     large = {row["way"]: row for row in rows if row["shape"] == "2x300"}
     assert 0.95 <= large[MEMORY]["leavable_share"] <= 1
     assert large[MEMORY]["peak_bytes"] < large[NONE]["peak_bytes"]

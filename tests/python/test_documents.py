@@ -269,5 +269,5 @@ def test_every_document_is_in_the_navigation_of_the_site(root: Path) -> None:
     text = (root / "mkdocs.yml").read_text()
     for path in (root / "docs").glob("*.md"):
         assert re.search(rf": {path.name}$", text, re.M), path.name
-    for path in (root / "lib" / "include" / "refit").glob("*.h"):
+    for path in (root / "lib" / "include" / "refit").rglob("*.h"):
         assert f": reference/c/{path.stem}.md" in text, path.name

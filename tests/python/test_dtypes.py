@@ -16,7 +16,7 @@ def test_types_are_those_of_the_c_library_and_of_its_header(root: Path) -> None:
         assert lib.refit_dtype_name(dtype.number) == name.encode()
         assert lib.refit_dtype_bits(dtype.number) == dtype.bits, name
         assert dtypes.by_number(dtype.number) is dtypes.by_name(name) is dtype
-    header = (root / "lib/include/refit/broadcast.h").read_text()
+    header = (root / "lib/include/refit/dtype.h").read_text()
     assert set(re.findall(r"X\((\w+), \d+, \d+\)", header)) == set(dtypes.DTYPES)
 
 

@@ -48,7 +48,7 @@ def test_a_step_tells_what_it_has_moved() -> None:
             assert stats["refit/step_in_bytes"] == moved
             assert stats["refit/step_out_bytes"] == LARGE
         assert stats["refit/step_s"] > 0
-        assert stats["refit/step_exposed_s"] > 0
+        assert stats["refit/step_blocked_s"] > 0
 
 
 @pytest.mark.parametrize("prefetch", [True, False])

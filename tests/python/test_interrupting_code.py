@@ -52,7 +52,7 @@ VERBS: dict[str, Action] = {
     "a use": lambda run, _: run.moments()[0] + 1,
 }
 REFUSALS = (BusyError, StateError)
-"""StateError: join, release or the checkpoint's lease, asked of states that are away."""
+"""StateError: join, release or the checkpoint's read lock, asked of states that are away."""
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -115,40 +115,40 @@ def test_many_regions_are_added_in_one_call_up_to_one_that_fails() -> None:
     bench.close()
 
 
-def test_a_lease_reads_the_host_image_and_holds_off_the_next_offload(bench: Bench) -> None:
+def test_a_read_lock_reads_the_host_image_and_holds_off_the_next_offload(bench: Bench) -> None:
     bench.leave()
-    lease = bench.offloader.lease()
-    address, count = lease.read(0)
+    lock = bench.offloader.read_lock()
+    address, count = lock.read(0)
     bench.offloader.restore().wait()
     bench.offloader.finish()
     assert ctypes.string_at(address, count) == bench.bytes[0]
     with pytest.raises(NotFoundError):
-        lease.read(1)
+        lock.read(1)
     with pytest.raises(BusyError):
         bench.offloader.offload()
     with pytest.raises(BusyError):
         bench.offloader.close()
-    lease.close()
-    lease.close()
+    lock.close()
+    lock.close()
     bench.leave()
 
 
-def test_ctrl_c_after_a_lease_holds_nothing(bench: Bench) -> None:  # trap 12
+def test_ctrl_c_after_a_read_lock_holds_nothing(bench: Bench) -> None:  # trap 12
     bench.leave()
-    with ctrl_c_after("refit_lease_acquire"):
-        bench.offloader.lease()
+    with ctrl_c_after("refit_read_lock_acquire"):
+        bench.offloader.read_lock()
     for number in range(3):
         bench.offloader.unbind(number)
         bench.offloader.bind(number, bench.address(number))
     bench.offloader.restore().wait()
-    bench.offloader.trim()  # BusyError under a lease
+    bench.offloader.trim()  # BusyError under a read lock
 
 
 def test_verbs_that_do_not_fit_the_state_say_which_would(bench: Bench) -> None:
     with pytest.raises(StateError, match="unseal"):
         bench.offloader.add("late", bench.address(0), 1)
     unbind = functools.partial(bench.offloader.unbind, 0)
-    for verb in (bench.offloader.clear, unbind, bench.offloader.lease):
+    for verb in (bench.offloader.clear, unbind, bench.offloader.read_lock):
         with pytest.raises(StateError):
             verb()
     bench.offloader.set_accumulating(True)

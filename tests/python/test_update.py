@@ -274,7 +274,7 @@ def test_views_taken_by_many_threads_share_what_keeps_them(trainer: Trainer) -> 
 def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped_trap_12(trainer: Trainer) -> None:
     update = trainer.offer({"w": MATRIX})
     place = update["w"].torch().data_ptr()
-    with ctrl_c_after("refit_update_keep"):
+    with ctrl_c_after("refit_update_retain"):
         update["w"].__dlpack__()
     trainer.subscriber.close()
     del update
@@ -285,7 +285,7 @@ def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped_trap_12(trainer: Tr
 def test_a_signal_handler_may_take_a_view_while_one_is_taken(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = lib.refit_update_keep
+    real = lib.refit_update_retain
     taken: list[Any] = []
     update = trainer.offer({"w": MATRIX, "v": MATRIX + 1})
 
@@ -296,7 +296,7 @@ def test_a_signal_handler_may_take_a_view_while_one_is_taken(
         status: int = real(*arguments)
         return status
 
-    monkeypatch.setattr(lib, "refit_update_keep", keep)
+    monkeypatch.setattr(lib, "refit_update_retain", keep)
     taken.append(update["w"].numpy())
     assert [array[0, 0] for array in taken[1:]] == [1, 0]
 
@@ -306,7 +306,7 @@ def test_a_memory_that_cannot_be_kept_is_an_error_and_no_view(
 ) -> None:
     update = trainer.offer({"w": MATRIX})
     with monkeypatch.context() as patch:
-        patch.setattr(lib, "refit_update_keep", lambda *_: abi.REFIT_ERR_HOST_MEMORY)
+        patch.setattr(lib, "refit_update_retain", lambda *_: abi.REFIT_ERR_HOST_MEMORY)
         for take in (lambda: update["w"].numpy(), lambda: np.from_dlpack(update["w"])):
             with pytest.raises(HostMemoryError):
                 take()

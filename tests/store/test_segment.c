@@ -252,7 +252,7 @@ TEST(a_forked_child_keeps_no_descriptor_of_an_owner)
 }
 
 /* Opened for reading, it would be waited for as long as the system gives the lease's holder. */
-TEST(a_lease_of_another_process_holds_nothing_up)
+TEST(a_read_lock_of_another_process_holds_nothing_up)
 {
     rft_segment owner, reader;
     refit_error error;
@@ -482,18 +482,18 @@ TEST(kept_memory_outlives_its_segment)
     assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     owner.memory[7] = 42;
     const unsigned char *there = reader.memory;
-    assert_ok(rft_segment_keep(&reader, 100, &first, NULL));
-    assert_ok(rft_segment_keep(&reader, 0, &second, NULL));
+    assert_ok(rft_segment_retain(&reader, 100, &first, NULL));
+    assert_ok(rft_segment_retain(&reader, 0, &second, NULL));
     assert_int_equal((uintptr_t)first % alignof(max_align_t), 0);
     memset(first, 1, 100);
-    rft_segment_unkeep(first);
+    rft_segment_release(first);
     rft_segment_close(&reader);
     rft_segment_close(&owner);
     assert_int_equal(there[7], 42);
     assert_true(is_mapped(there));
-    rft_segment_unkeep(second);
+    rft_segment_release(second);
     assert_false(is_mapped(there));
-    rft_segment_unkeep(NULL);
+    rft_segment_release(NULL);
 }
 
 /* In a child: 0 if what it has mapped in the place of the parent's is still there afterwards. */
@@ -502,7 +502,7 @@ static int unkeep_in_child(void *kept, unsigned char *there)
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     void *mine = mmap(there, BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (mine != there) return 1;
-    rft_segment_unkeep(kept);
+    rft_segment_release(kept);
     return is_mapped(mine) ? 0 : 2;
 }
 
@@ -513,13 +513,13 @@ TEST(forked_child_unmaps_nothing_of_its_own)
     int status = -1;
     assert_ok(rft_segment_create_private(&memory, BYTES, NULL));
     unsigned char *there = memory.memory;
-    assert_ok(rft_segment_keep(&memory, 1, &kept, NULL));
+    assert_ok(rft_segment_retain(&memory, 1, &kept, NULL));
     rft_segment_close(&memory);
     pid_t child = fork();
     if (child == 0) _exit(unkeep_in_child(kept, there));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
-    rft_segment_unkeep(kept);
+    rft_segment_release(kept);
     assert_false(is_mapped(there));
 }
 
@@ -577,10 +577,10 @@ TEST(a_view_is_kept_with_its_segment)
     assert_ok(rft_segment_create(&owner, BYTES, NULL));
     assert_ok(rft_segment_attach(&reader, owner.name, BYTES, NULL));
     unsigned char *view = reader.view;
-    assert_ok(rft_segment_keep(&reader, 1, &kept, NULL));
+    assert_ok(rft_segment_retain(&reader, 1, &kept, NULL));
     rft_segment_close(&reader);
     assert_true(is_mapped(view));
-    rft_segment_unkeep(kept);
+    rft_segment_release(kept);
     assert_false(is_mapped(view));
     rft_segment_close(&owner);
 }
@@ -590,10 +590,10 @@ TEST(keeping_survives_every_failed_allocation)
     rft_segment memory;
     void *kept = NULL;
     assert_ok(rft_segment_create_private(&memory, BYTES, NULL));
-    assert_int_equal(rft_segment_keep(&memory, SIZE_MAX, &kept, NULL), REFIT_ERR_HOST_MEMORY);
+    assert_int_equal(rft_segment_retain(&memory, SIZE_MAX, &kept, NULL), REFIT_ERR_HOST_MEMORY);
     for (uint64_t nth = 1; nth <= 2; nth++) {
         failing_alloc_begin(nth);
-        refit_status status = rft_segment_keep(&memory, 1, &kept, NULL);
+        refit_status status = rft_segment_retain(&memory, 1, &kept, NULL);
         assert_true(failing_alloc_end());
         assert_int_equal(status, REFIT_ERR_HOST_MEMORY);
     }

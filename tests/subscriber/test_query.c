@@ -2,6 +2,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include <refit/advanced/query.h>
+
 #include "base/clock.h"
 #include "tests/support/raw_publisher.h"
 #include "tests/support/test.h"
@@ -9,20 +11,20 @@
 
 #define WAIT_MS 20000u
 
-static refit_glance_info look_at(const char *endpoint, refit_glance **glance)
+static refit_query_info look_at(const char *endpoint, refit_query **query)
 {
-    refit_glance_info info = {.size = sizeof info};
+    refit_query_info info = {.size = sizeof info};
     const refit_config config = quick_config();
-    assert_done(refit_glance_open(endpoint, &config, WAIT_MS, glance, error));
-    assert_ok(refit_glance_describe(*glance, &info, NULL));
+    assert_done(refit_query_open(endpoint, &config, WAIT_MS, query, error));
+    assert_ok(refit_query_describe(*query, &info, NULL));
     return info;
 }
 
-static refit_glance_info look(const char *endpoint)
+static refit_query_info look(const char *endpoint)
 {
-    refit_glance *glance;
-    refit_glance_info info = look_at(endpoint, &glance);
-    refit_glance_close(glance);
+    refit_query *query;
+    refit_query_info info = look_at(endpoint, &query);
+    refit_query_close(query);
     return info;
 }
 
@@ -31,7 +33,7 @@ TEST(what_is_not_there_yet_is_not_told)
     refit_publisher *publisher;
     const refit_config config = quick_config();
     assert_ok(refit_publisher_open(NULL, &config, &publisher, NULL));
-    refit_glance_info info = look(refit_publisher_endpoint(publisher));
+    refit_query_info info = look(refit_publisher_endpoint(publisher));
     assert_true(info.epoch != 0);
     assert_int_equal(info.version, 0);
     assert_int_equal(info.tensors, 0);
@@ -53,11 +55,11 @@ static void publish(test_trainer *trainer, uint64_t version)
 TEST(a_committed_version_is_told_with_its_digests)
 {
     test_trainer trainer;
-    refit_glance *glance;
+    refit_query *query;
     const refit_config config = trainer_config();
     trainer_open(&trainer, &config);
     publish(&trainer, 3);
-    refit_glance_info info = look_at(refit_publisher_endpoint(trainer.publisher), &glance);
+    refit_query_info info = look_at(refit_publisher_endpoint(trainer.publisher), &query);
     const rft_manifest *manifest = trainer.sample.manifest;
     assert_int_equal(info.version, 3);
     assert_int_equal(info.sealed, 1);
@@ -67,15 +69,15 @@ TEST(a_committed_version_is_told_with_its_digests)
     for (uint32_t i = 0; i < manifest->count; i++) {
         refit_tensor tensor = {.size = sizeof tensor};
         uint64_t digest;
-        assert_ok(refit_glance_tensor(glance, i, &tensor, &digest, NULL));
+        assert_ok(refit_query_tensor(query, i, &tensor, &digest, NULL));
         assert_string_equal(tensor.name, manifest->tensors[i].name);
         assert_true(digest ==
                     refit_tensor_digest(trainer.sample.image + manifest->tensors[i].offset,
                                         manifest->tensors[i].bytes));
     }
-    assert_int_equal(refit_glance_tensor(glance, manifest->count, NULL, NULL, NULL),
+    assert_int_equal(refit_query_tensor(query, manifest->count, NULL, NULL, NULL),
                      REFIT_ERR_NOT_FOUND);
-    refit_glance_close(glance);
+    refit_query_close(query);
     trainer_close(&trainer);
 }
 
@@ -100,7 +102,7 @@ TEST(no_version_waits_for_an_observer)
     assert_int_equal(look(endpoint).version, 1); /* a version that is not committed is not told */
     assert_no_workers(trainer.publisher);
     trainer_write(&trainer);
-    refit_glance_info info = look(endpoint);
+    refit_query_info info = look(endpoint);
     assert_int_equal(info.version, 1);
     assert_int_equal(info.sealed, 1);
     assert_ok(refit_publisher_commit(trainer.publisher, NULL));
@@ -111,16 +113,16 @@ TEST(no_version_waits_for_an_observer)
 
 TEST(without_an_answer_the_wait_ends)
 {
-    refit_glance *glance;
+    refit_query *query;
     refit_config config = quick_config();
-    assert_refused(refit_glance_open("ipc:///nowhere/refit", &config, 50, &glance, error),
+    assert_refused(refit_query_open("ipc:///nowhere/refit", &config, 50, &query, error),
                    REFIT_ERR_TIMEOUT, "no trainer has answered");
-    assert_invalid(refit_glance_open("nonsense", &config, 50, &glance, NULL));
-    assert_invalid(refit_glance_open("ipc:///nowhere/refit", &config, 50, NULL, NULL));
-    refit_glance_info info = {.size = 4};
-    assert_invalid(refit_glance_describe(NULL, &info, NULL));
-    assert_invalid(refit_glance_tensor(NULL, 0, NULL, NULL, NULL));
-    refit_glance_close(NULL);
+    assert_invalid(refit_query_open("nonsense", &config, 50, &query, NULL));
+    assert_invalid(refit_query_open("ipc:///nowhere/refit", &config, 50, NULL, NULL));
+    refit_query_info info = {.size = 4};
+    assert_invalid(refit_query_describe(NULL, &info, NULL));
+    assert_invalid(refit_query_tensor(NULL, 0, NULL, NULL, NULL));
+    refit_query_close(NULL);
 }
 
 /* ---- Publishers that are none of ours */
@@ -129,29 +131,29 @@ typedef struct asker {
     const char *endpoint;
     uint32_t timeout_ms;
     refit_status status;
-    refit_glance_info info;
+    refit_query_info info;
     uint64_t digests; /* of all tensors, one or the other */
     atomic_bool done;
 } asker;
 
-static uint64_t any_digest(const refit_glance *glance, uint32_t tensors)
+static uint64_t any_digest(const refit_query *query, uint32_t tensors)
 {
     uint64_t digest, any = 0;
     for (uint32_t i = 0; i < tensors; i++)
-        if (refit_glance_tensor(glance, i, NULL, &digest, NULL) == REFIT_OK) any |= digest;
+        if (refit_query_tensor(query, i, NULL, &digest, NULL) == REFIT_OK) any |= digest;
     return any;
 }
 
 static void *ask(void *user)
 {
     asker *it = user;
-    refit_glance *glance = NULL;
+    refit_query *query = NULL;
     const refit_config config = quick_config();
-    it->status = refit_glance_open(it->endpoint, &config, it->timeout_ms, &glance, NULL);
-    it->info = (refit_glance_info){.size = sizeof it->info};
-    if (it->status == REFIT_OK) (void)!refit_glance_describe(glance, &it->info, NULL);
-    it->digests = any_digest(glance, it->info.tensors);
-    refit_glance_close(glance);
+    it->status = refit_query_open(it->endpoint, &config, it->timeout_ms, &query, NULL);
+    it->info = (refit_query_info){.size = sizeof it->info};
+    if (it->status == REFIT_OK) (void)!refit_query_describe(query, &it->info, NULL);
+    it->digests = any_digest(query, it->info.tensors);
+    refit_query_close(query);
     atomic_store(&it->done, true);
     return NULL;
 }

@@ -37,8 +37,8 @@ TEST(arguments_are_checked)
     assert_invalid(refit_update_refuse(NULL, NULL, 0, &error));
     assert_invalid(refit_update_tensor(NULL, 0, NULL, NULL, &error));
     assert_invalid(refit_update_find(NULL, "x", NULL, &error));
-    assert_invalid(refit_update_keep(NULL, 0, NULL, &error));
-    refit_update_unkeep(NULL);
+    assert_invalid(refit_update_retain(NULL, 0, NULL, &error));
+    refit_update_release(NULL);
 }
 
 TEST(open_survives_every_failed_allocation)

@@ -172,17 +172,17 @@ PAIR_TEST(kept_bytes_stay_mapped_beyond_update_and_subscriber)
         pair_renew(pair, shm, NULL);
         raw_join(&pair->raw);
         refit_update *update = shm ? pair_take_slot(pair, 0, &slot) : pair_take(pair, 0, NULL);
-        assert_invalid(refit_update_keep(update, 16, NULL, NULL));
-        assert_ok(refit_update_keep(update, 16, &kept, NULL));
+        assert_invalid(refit_update_retain(update, 16, NULL, NULL));
+        assert_ok(refit_update_retain(update, 16, &kept, NULL));
         assert_ok(refit_update_tensor(update, 1, NULL, &bytes, NULL));
         memcpy(before, bytes, sizeof before);
         refit_update_close(update);
-        assert_int_equal(refit_update_keep(update, 16, &late, NULL), REFIT_ERR_STATE);
+        assert_int_equal(refit_update_retain(update, 16, &late, NULL), REFIT_ERR_STATE);
         refit_subscriber_close(pair->subscriber);
         pair->subscriber = NULL;
         rft_segment_close(&slot);
         assert_memory_equal(bytes, before, sizeof before);
-        refit_update_unkeep(kept);
+        refit_update_release(kept);
     }
 }
 

@@ -117,7 +117,7 @@ refit_status rank_seal(test_rank *rank)
 static refit_status go_away(test_rank *rank)
 {
     uint64_t before = fake_cuda_used(rank->gpu);
-    RFT_TRY(refit_controller_clear(rank->controller, REFIT_STREAM_NONE, &rank->error));
+    RFT_TRY(refit_controller_offload(rank->controller, REFIT_STREAM_NONE, &rank->error));
     uint64_t after = fake_cuda_used(rank->gpu);
     RFT_REFUSE_IF(before - after != RANK_IMAGE, &rank->error, REFIT_ERR_CORRUPT,
                   "cuda:%d had %llu bytes in use, and %llu with the states away", rank->gpu,
@@ -143,8 +143,8 @@ refit_status rank_cycle(test_rank *rank)
     RFT_TRY(fill(rank));
     RFT_TRY(go_away(rank));
     RFT_TRY(publish(rank));
-    RFT_TRY(refit_controller_return(rank->controller, REFIT_STREAM_NONE, &rank->error));
-    RFT_TRY(refit_controller_join(rank->controller, REFIT_STREAM_NONE, &rank->error));
+    RFT_TRY(refit_controller_restore(rank->controller, REFIT_STREAM_NONE, &rank->error));
+    RFT_TRY(refit_controller_wait(rank->controller, REFIT_STREAM_NONE, &rank->error));
     return rank_check(rank);
 }
 

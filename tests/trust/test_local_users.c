@@ -13,6 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <refit/advanced/query.h>
 #include <refit/broadcast.h>
 
 #include "base/clock.h"
@@ -232,7 +233,7 @@ static bool stranger_gets_nowhere(const other_self *self, const void *with)
     (void)snprintf(strangers, sizeof strangers, "/tmp/refit-%u", (unsigned)stranger_id);
     const refusal refused = {own_socket, REFIT_ERR_SECURITY, part};
     const refit_config config = default_config();
-    refit_glance *glance = NULL;
+    refit_query *query = NULL;
     bool well = other_holds(cannot_connect(path, EACCES)) && other_holds(cannot_bind(other)) &&
                 other_holds(open(lock, O_RDONLY) < 0 && errno == EACCES) &&
                 other_holds(unlink(path) != 0 && errno == EACCES) &&
@@ -241,7 +242,7 @@ static bool stranger_gets_nowhere(const other_self *self, const void *with)
                 both_are_refused(NULL, &refused);
     /* Its own default is another place, where no process listens. */
     well = well &&
-           other_holds(refit_glance_open(NULL, &config, 100, &glance, NULL) == REFIT_ERR_TIMEOUT);
+           other_holds(refit_query_open(NULL, &config, 100, &query, NULL) == REFIT_ERR_TIMEOUT);
     (void)rmdir(strangers);
     return well;
 }

@@ -581,21 +581,21 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_update_refuse(refit_update *update
 
 /*
  * For views that may outlive the update: its bytes in host memory stay mapped, beyond its close and
- * its subscriber's, until refit_update_unkeep(*out). What lies there after the close may be bytes
+ * its subscriber's, until refit_update_release(*out). What lies there after the close may be bytes
  * of another version. `*out` is `room` zeroed bytes for the caller's use, aligned for any type.
  *
  * Errors:
  * - REFIT_ERR_UNSUPPORTED: a GPU's memory
  * - REFIT_ERR_STATE, REFIT_ERR_HOST_MEMORY
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_update_keep(refit_update *update, size_t room,
-                                                          void **out, refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_update_retain(refit_update *update, size_t room,
+                                                            void **out, refit_error *error);
 
 /*
- * Gives back what one refit_update_keep gave; NULL is allowed. Any thread, also when update and
+ * Gives back what one refit_update_retain gave; NULL is allowed. Any thread, also when update and
  * subscriber are closed, and in a forked child, where it unmaps nothing.
  */
-REFIT_API void refit_update_unkeep(void *kept);
+REFIT_API void refit_update_release(void *kept);
 
 /*
  * Ends the views; NULL is allowed. Nothing may read them any more, but for what was kept, work on a
@@ -603,64 +603,6 @@ REFIT_API void refit_update_unkeep(void *kept);
  * what was applied is taken back.
  */
 REFIT_API void refit_update_close(refit_update *update);
-
-/* ---- Observers ------------------------------------------------------------------------------ */
-
-/* What a publisher holds, asked once. */
-typedef struct refit_glance refit_glance;
-
-/*
- * Asks the publisher at `endpoint` (NULL: broadcast.endpoint) which version it holds. The caller is
- * no subscriber: no version waits for it, no report names it, and no weights travel. `config` may
- * be NULL; security.* counts as for a subscriber. A publisher answers 64 observers in a second, and
- * none of them twice. Blocks for the answer, at most `timeout_ms`.
- *
- * Errors:
- * - REFIT_ERR_TIMEOUT: no publisher answers
- * - REFIT_ERR_PEER: it refuses
- * - REFIT_ERR_PROTOCOL, REFIT_ERR_LIMIT, REFIT_ERR_CORRUPT
- * - those of refit_subscriber_open
- */
-REFIT_API REFIT_MUST_CHECK refit_status refit_glance_open(const char *endpoint,
-                                                          const refit_config *config,
-                                                          uint32_t timeout_ms, refit_glance **out,
-                                                          refit_error *error);
-
-/* NULL is allowed. */
-REFIT_API void refit_glance_close(refit_glance *glance);
-
-typedef struct refit_glance_info {
-    size_t size;                /* sizeof(refit_glance_info), set by the caller */
-    uint64_t epoch;             /* of the trainer */
-    uint64_t version;           /* committed; 0: none */
-    uint64_t weight_bytes;      /* of the tensors that are declared */
-    uint64_t frame_bytes;       /* as it cuts versions */
-    uint32_t tensors;           /* tied ones included; 0: none is declared */
-    uint8_t sealed;             /* 1: digests of the version are known */
-    unsigned char digest[16];   /* of the version */
-    unsigned char manifest[16]; /* of the list of tensors */
-} refit_glance_info;
-
-/*
- * Describes it.
- *
- * Errors:
- * - REFIT_ERR_INVALID
- */
-REFIT_API REFIT_MUST_CHECK refit_status refit_glance_describe(const refit_glance *glance,
-                                                              refit_glance_info *info,
-                                                              refit_error *error);
-
-/*
- * Tensor `index`: what it is, borrowed until refit_glance_close, and the digest of its bytes (0 if
- * not known), each of which may be NULL.
- *
- * Errors:
- * - REFIT_ERR_NOT_FOUND, REFIT_ERR_INVALID
- */
-REFIT_API REFIT_MUST_CHECK refit_status refit_glance_tensor(const refit_glance *glance,
-                                                            uint32_t index, refit_tensor *tensor,
-                                                            uint64_t *digest, refit_error *error);
 
 #ifdef __cplusplus
 }

@@ -174,17 +174,17 @@ typedef struct refit_config {
     /* archive.* */
     uint32_t archive_anchor_every; /* versions, from one that is kept whole to the next */
 
-    /* offload.* : states that visit the device in windows (refit/window.h) */
+    /* offload.* : states that visit the device in windows (refit/advanced/window.h) */
     uint64_t offload_window_bytes; /* device memory of one window */
     uint32_t offload_windows;      /* windows in device memory at once */
     int32_t offload_masters;       /* refit_masters */
 
-    /* offload.* : states that the CPU steps (refit/host_step.h) */
+    /* offload.* : states that the CPU steps (refit/advanced/host_step.h) */
     uint32_t offload_host_step_threads; /* 0: this rank's share of the CPUs */
     int32_t offload_host_step_bind;     /* refit_host_step_bind */
 
-    /* activations.* : saved tensors that leave in the forward pass (refit/activations.h). The
-     * library reads host_bytes; the others are for what forms the groups */
+    /* activations.* : saved tensors that leave in the forward pass (refit/advanced/activations.h).
+     * The library reads host_bytes; the others are for what forms the groups */
     uint64_t activations_host_bytes; /* of the arena; 0: not given */
     uint64_t activations_min_bytes;  /* smaller tensors stay */
     uint32_t activations_in_flight;  /* groups whose memory may still be there behind their pass */

@@ -5,12 +5,12 @@
  *                            └──────────── return (the refit failed or was skipped) ───────┘
  *
  *     optimizer_step();
- *     refit_controller_clear(controller, stream, &error);           states off the device
+ *     refit_controller_offload(controller, stream, &error);           states off the device
  *     refit_controller_publish(controller, 0, weights, n, ...);     all workers switch, or none
  *     generate();                                                   rollouts use the free memory
- *     refit_controller_return(controller, stream, &error);          states come back meanwhile
+ *     refit_controller_restore(controller, stream, &error);          states come back meanwhile
  *     forward(); backward();
- *     refit_controller_join(controller, stream, &error);            before the next optimizer step
+ *     refit_controller_wait(controller, stream, &error);            before the next optimizer step
  *
  * Each verb is idempotent; one that does not fit the state answers REFIT_ERR_STATE and says which
  * would. A failed phase leaves the state where it was, so it can be called again or skipped by
@@ -81,18 +81,18 @@ REFIT_API void refit_controller_close(refit_controller *controller);
  * States leave the device behind the work that `after` has queued; returns when they have left and
  * their memory is given back. If all have left but their memory could not be given back, the state
  * is CLEARED all the same; calling it again goes on with that. In TRAINING after a failure the
- * optimizer steps only once refit_controller_join agrees. Blocks, at most offload.timeout_ms, and
+ * optimizer steps only once refit_controller_wait agrees. Blocks, at most offload.timeout_ms, and
  * with offload.background before as long for host memory that is not there yet.
  *
  * Errors:
  * - REFIT_ERR_STATE: in RETURNING
- * - those of refit_offloader_offload and refit_offloader_finish
+ * - those of refit_offloader_offload and refit_offloader_wait
  * - once, the error of the last return, if the last join only made a stream wait for its copies
  *   and the device was lost later
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_controller_clear(refit_controller *controller,
-                                                               refit_stream_ref after,
-                                                               refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_offload(refit_controller *controller,
+                                                                 refit_stream_ref after,
+                                                                 refit_error *error);
 
 /*
  * Publishes one version (0: the next number) from the weights given, which live on `device` behind
@@ -116,11 +116,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
  *
  * Errors:
  * - those of refit_offloader_restore; after a clear that timed out also those of
- *   refit_offloader_finish
+ *   refit_offloader_wait
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller *controller,
-                                                                refit_stream_ref after,
-                                                                refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_restore(refit_controller *controller,
+                                                                 refit_stream_ref after,
+                                                                 refit_error *error);
 
 /*
  * Makes `stream` wait for the states; with REFIT_STREAM_NONE, blocks until they are back (at most
@@ -130,9 +130,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_return(refit_controller
  * Errors:
  * - REFIT_ERR_STATE: before the return, also in TRAINING where a phase has failed and states are
  *   away or leaving
- * - the error of the return; then call refit_controller_return again
+ * - the error of the return; then call refit_controller_restore again
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_controller_join(refit_controller *controller,
+REFIT_API REFIT_MUST_CHECK refit_status refit_controller_wait(refit_controller *controller,
                                                               refit_stream_ref stream,
                                                               refit_error *error);
 

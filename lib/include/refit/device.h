@@ -11,7 +11,7 @@
  * loses the device, as an illegal address or an uncorrectable error of its memory loses a GPU's
  * context: from then on all calls on it, and on what was opened on it, answer REFIT_ERR_DEVICE with
  * the sentence of the first failure, but for those that close, free or describe. What was in device
- * memory is gone. What was in host memory is there: see refit_lease_read.
+ * memory is gone. What was in host memory is there: see refit_read_lock_read.
  */
 #ifndef REFIT_DEVICE_H
 #define REFIT_DEVICE_H
@@ -111,7 +111,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_memory_alloc(refit_device *device,
 
 /*
  * Gives memory back; NULL is allowed. No queued work may still use it. A GPU's driver may wait for
- * all work on it: let an arena (refit/arena.h) keep what comes and goes. Any thread.
+ * all work on it: let an arena (refit/advanced/arena.h) keep what comes and goes. Any thread.
  *
  * Errors:
  * - REFIT_ERR_INVALID: a pointer that refit_memory_alloc did not give

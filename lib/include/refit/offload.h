@@ -21,10 +21,11 @@
  * offload all are still on the device; after a restore, the groups that were not refused are. Both
  * verbs may be called again from FAILED: they move what is not yet where it should be.
  *
- * When the device is lost, every call but closes, reports and leases answers REFIT_ERR_DEVICE. What
- * was away stays in the host image, which a lease reads: also in RESTORING, and in FAILED after it.
+ * When the device is lost, every call but closes, reports and read locks answers REFIT_ERR_DEVICE.
+ * What was away stays in the host image, which a read lock reads: also in RESTORING, and in FAILED
+ * after it.
  *
- * With offload.verify the bytes are checked by the calls that wait: refit_offloader_finish, the
+ * With offload.verify the bytes are checked by the calls that wait: refit_offloader_wait, the
  * waits of a future, and its joins, which then wait too. Until one of them has, the state stays
  * OFFLOADING or RESTORING.
  *
@@ -43,18 +44,18 @@
  * than REFIT_KEEP; and where the device has no kernels for it, or use_pinned_optimizer_offload is
  * false. refit_region_info.host_bytes is less than `bytes` for a region whose masters do not.
  *
- * Masters with REFIT_HOME_HOST are away all the time, but for their visits in windows, which
- * refit/window.h describes. So their weights change only in a step that has them in its window.
- * Where weights are no rounding, and what they lack does not fit, the masters go whole into host
- * memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image and what
- * refit_offloader_estimate says, and not held against offload.budget_bytes.
+ * Masters with REFIT_PLACEMENT_HOST are away all the time, but for their visits in windows, which
+ * refit/advanced/window.h describes. So their weights change only in a step that has them in its
+ * window. Where weights are no rounding, and what they lack does not fit, the masters go whole into
+ * host memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image and
+ * what refit_offloader_estimate says, and not held against offload.budget_bytes.
  *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
 #ifndef REFIT_OFFLOAD_H
 #define REFIT_OFFLOAD_H
 
-#include <refit/arena.h>
+#include <refit/advanced/arena.h>
 #include <refit/config.h>
 #include <refit/device.h>
 #include <refit/stats.h>
@@ -65,7 +66,7 @@ extern "C" {
 
 typedef struct refit_offloader refit_offloader;
 typedef struct refit_future refit_future;
-typedef struct refit_lease refit_lease;
+typedef struct refit_read_lock refit_read_lock;
 
 /* A region of one offloader: 0, 1, 2 … in the order they were added. */
 typedef uint32_t refit_region_id;
@@ -77,13 +78,13 @@ typedef enum refit_policy {
     REFIT_ZERO = 2,    /* nothing is copied out; the memory returns zeroed */
 } refit_policy;
 
-/* Where a region is when nothing moves. All regions of one offloader have the same home. */
-typedef enum refit_home {
-    REFIT_HOME_DEVICE = 0,
-    REFIT_HOME_HOST = 1, /* in the host image, from zeros on: sealed, the offloader is OFFLOADED.
-                            The region visits the device in windows (refit/window.h), or is bound
-                            and restored */
-} refit_home;
+/* Where a region is when nothing moves. All regions of one offloader have the same placement. */
+typedef enum refit_placement {
+    REFIT_PLACEMENT_DEVICE = 0,
+    REFIT_PLACEMENT_HOST = 1, /* in the host image, from zeros on: sealed, the offloader is
+                            OFFLOADED. The region visits the device in windows
+                            (refit/advanced/window.h), or is bound and restored */
+} refit_placement;
 
 #define REFIT_GROUPS 64 /* groups are numbered below this */
 
@@ -93,12 +94,12 @@ typedef struct refit_region_desc {
     void *memory;     /* device memory; borrowed until unbind or close */
     uint64_t bytes;   /* > 0 */
     refit_policy policy;
-    uint32_t group;          /* what is waited for together, < REFIT_GROUPS */
-    int32_t priority;        /* the higher comes back first */
-    int32_t reserved;        /* not read: shorter structs end in padding here */
-    refit_home home;         /* REFIT_HOME_HOST: `memory` is NULL, the policy REFIT_KEEP */
-    const uint16_t *weights; /* the bf16 weights whose fp32 masters the region holds, one of each;
-                                NULL: none. See "Masters" below */
+    uint32_t group;            /* what is waited for together, < REFIT_GROUPS */
+    int32_t priority;          /* the higher comes back first */
+    int32_t reserved;          /* not read: shorter structs end in padding here */
+    refit_placement placement; /* REFIT_PLACEMENT_HOST: `memory` is NULL, the policy REFIT_KEEP */
+    const uint16_t *weights;   /* the bf16 weights whose fp32 masters the region holds, one of each;
+                                  NULL: none. See "Masters" below */
 } refit_region_desc;
 
 typedef enum refit_offloader_state {
@@ -162,7 +163,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_open(refit_device *devic
  * still away are lost with it: restore before, if they matter. Its futures end with it.
  *
  * Errors:
- * - REFIT_ERR_BUSY: a lease is open; nothing is closed
+ * - REFIT_ERR_BUSY: a read lock is open; nothing is closed
  * - REFIT_ERR_TIMEOUT: a copy or the taking of memory does not end; nothing is closed
  * - REFIT_ERR_DEVICE, REFIT_ERR_TIMEOUT: the device does not close a stream; it starts nothing any
  *   more: close it again
@@ -177,7 +178,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_close(refit_offloader *o
  * Errors:
  * - REFIT_ERR_STATE: sealed
  * - REFIT_ERR_EXISTS: the name, or an overlapping address, is there already
- * - REFIT_ERR_BUSY: a piece that is held (refit_arena_hold), or still a region of another offloader
+ * - REFIT_ERR_BUSY: a piece that is held (refit_arena_pin), or still a region of another offloader
  * - REFIT_ERR_DEVICE_MEMORY: a piece cannot get its memory again
  * - REFIT_ERR_LIMIT, REFIT_ERR_HOST_MEMORY, REFIT_ERR_INVALID
  */
@@ -231,13 +232,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * Errors:
  * - REFIT_ERR_TIMEOUT: not its turn
  * - REFIT_ERR_LIMIT: more regions or bytes than can be planned
- * - REFIT_ERR_UNSUPPORTED: REFIT_HOME_HOST without use_pinned_optimizer_offload
- * - REFIT_ERR_STATE: REFIT_HOME_HOST, and some regions were restored before an unseal while others
- * are new
+ * - REFIT_ERR_UNSUPPORTED: REFIT_PLACEMENT_HOST without use_pinned_optimizer_offload
+ * - REFIT_ERR_STATE: REFIT_PLACEMENT_HOST, and some regions were restored before an unseal while
+ * others are new
  * - REFIT_ERR_CONFIG: a NUMA node that is not there
  * - REFIT_ERR_DEVICE_MEMORY: none for masters on their way
  * - REFIT_ERR_INVALID: weights that lie in a region, with which they would leave; weights that two
- * regions with REFIT_HOME_HOST share
+ * regions with REFIT_PLACEMENT_HOST share
  * - REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
@@ -267,7 +268,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_prepare(refit_offloader 
  *
  * Errors:
  * - REFIT_ERR_STATE: not RESIDENT
- * - REFIT_ERR_BUSY: a lease is open
+ * - REFIT_ERR_BUSY: a read lock is open
  * - REFIT_ERR_DEVICE: copies hang that failed to start; it can only be closed
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_unseal(refit_offloader *offloader,
@@ -294,19 +295,19 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
 /*
  * Starts the offload: the copies wait for the work that `after` has queued, and the call returns.
  * With `out` the caller gets a future, which it closes; NULL for none. If regions in arenas or
- * hooks are to give memory back, that happens in refit_offloader_finish, once the copies are done.
+ * hooks are to give memory back, that happens in refit_offloader_wait, once the copies are done.
  * From OFFLOADING or OFFLOADED it does nothing and gives the future of the operation under way or
  * done.
  *
  * Does not block, with these exceptions: the semantics of REFIT_STREAM_NONE for `after`; host
  * memory that offload.background has not taken yet (at most offload.timeout_ms); masters that did
- * not fit (REFIT_ERR_LIMIT of refit_offloader_finish), for which it plans anew, as seal does;
+ * not fit (REFIT_ERR_LIMIT of refit_offloader_wait), for which it plans anew, as seal does;
  * use_pinned_optimizer_offload: false, where it copies before it returns; and a GPU with a low
  * offload.rate_limit, once the driver's queue is full.
  *
  * Errors:
  * - REFIT_ERR_STATE: not sealed, accumulating, or restoring
- * - REFIT_ERR_BUSY: a lease holds the image, or 64 futures are open
+ * - REFIT_ERR_BUSY: a read lock holds the image, or 64 futures are open
  * - REFIT_ERR_TIMEOUT: the host memory is not there yet; call again
  * - REFIT_ERR_LIMIT: more copies than a stream of the device queues; masters that did not fit,
  * while other regions are away
@@ -322,8 +323,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
 /*
  * Waits for the operation under way and completes it. After an offload: the device memory of arena
  * regions, and of others through the hooks, is given back; that first waits for streams that use
- * the arena (refit_arena_use, which says how long, and what it answers). An arena or a hook that
- * fails leaves the state OFFLOADED, and the next call goes on where it was. After a restore:
+ * the arena (refit_arena_add_stream, which says how long, and what it answers). An arena or a hook
+ * that fails leaves the state OFFLOADED, and the next call goes on where it was. After a restore:
  * nothing but the wait. Idempotent; with no operation under way it returns REFIT_OK at once, or in
  * FAILED how the operation failed.
  *
@@ -333,9 +334,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_offload(refit_offloader 
  * - REFIT_ERR_LIMIT: masters did not fit into their room; offload again
  * - REFIT_ERR_DEVICE, REFIT_ERR_CALLBACK
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_finish(refit_offloader *offloader,
-                                                               uint32_t timeout_ms,
-                                                               refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_wait(refit_offloader *offloader,
+                                                             uint32_t timeout_ms,
+                                                             refit_error *error);
 
 /*
  * Says that the caller has freed the region's memory. Only in OFFLOADED or FAILED, for a region
@@ -415,7 +416,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_restore(refit_offloader 
 
 /*
  * The state now; a finished copy is noticed, but with offload.verify. Memory that
- * refit_offloader_finish is to give back is still taken in an OFFLOADED seen here. OPEN for NULL.
+ * refit_offloader_wait is to give back is still taken in an OFFLOADED seen here. OPEN for NULL.
  * Any thread. Does not block.
  */
 REFIT_API refit_offloader_state refit_offloader_get_state(refit_offloader *offloader);
@@ -499,39 +500,42 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_future_join_group(refit_future *fu
 /* Ends the caller's use of it; NULL is allowed. The operation goes on. Does not block. */
 REFIT_API void refit_future_close(refit_future *future);
 
-/* ---- Leases: reading the host image while states are away --------------------------------------
- * A checkpoint writer holds a lease; until it ends, no offload overwrites what it reads. */
+/* ---- Read locks: reading the host image while states are away
+ * -------------------------------------- A checkpoint writer holds a read lock; until it ends, no
+ * offload overwrites what it reads. */
 
 /*
- * Starts a lease, while the image holds all KEEP regions: in OFFLOADED and RESTORING, unless some
- * are on the device since an operation that was refused; on a lost device in FAILED, too, if none
- * was there. Several leases may be open. Any thread.
+ * Starts a read lock, while the image holds all KEEP regions: in OFFLOADED and RESTORING, unless
+ * some are on the device since an operation that was refused; on a lost device in FAILED, too, if
+ * none was there. Several read locks may be open. Any thread.
  *
  * Errors:
  * - REFIT_ERR_STATE: another state, or a KEEP region is not in the image
  * - REFIT_ERR_DEVICE: the device was lost during a step in windows, which stays unfinished
  * - REFIT_ERR_BUSY: a step in windows changes the image; or its host memory is still coming
- * (REFIT_HOME_HOST with offload.background: see refit_offloader_prepare)
+ * (REFIT_PLACEMENT_HOST with offload.background: see refit_offloader_prepare)
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_lease_acquire(refit_offloader *offloader,
-                                                            refit_lease **out, refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_read_lock_acquire(refit_offloader *offloader,
+                                                                refit_read_lock **out,
+                                                                refit_error *error);
 
 /*
- * The host bytes of a KEEP region, read-only, valid until the lease is released. Any thread. Of
- * masters that left by their weights the first call makes them whole, in host memory that the lease
- * keeps (4 bytes an element, pageable): it reads the weights, and blocks for that.
+ * The host bytes of a KEEP region, read-only, valid until the read lock is released. Any thread. Of
+ * masters that left by their weights the first call makes them whole, in host memory that the read
+ * lock keeps (4 bytes an element, pageable): it reads the weights, and blocks for that.
  *
  * Errors:
  * - REFIT_ERR_NOT_FOUND: a region without a host image
  * - REFIT_ERR_CORRUPT: the weights are not as they were when the masters left
  * - REFIT_ERR_HOST_MEMORY, REFIT_ERR_COPY, REFIT_ERR_DEVICE: masters
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_lease_read(const refit_lease *lease,
-                                                         refit_region_id region, const void **bytes,
-                                                         uint64_t *count, refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_read_lock_read(const refit_read_lock *lock,
+                                                             refit_region_id region,
+                                                             const void **bytes, uint64_t *count,
+                                                             refit_error *error);
 
-/* Ends a lease; NULL is allowed. Any thread. */
-REFIT_API void refit_lease_release(refit_lease *lease);
+/* Ends a read lock; NULL is allowed. Any thread. */
+REFIT_API void refit_read_lock_release(refit_read_lock *lock);
 
 #ifdef __cplusplus
 }

@@ -3,7 +3,7 @@
  *
  * One list gives the struct, the JSON and the Prometheus text. Counters and totals count since the
  * object was opened; "last" figures are those of the most recent operation. Seconds are wall time.
- * *Exposed* is the part of it during which the caller was made to wait.
+ * *Blocked* is the part of it during which the caller was made to wait.
  */
 #ifndef REFIT_STATS_H
 #define REFIT_STATS_H
@@ -25,12 +25,12 @@ extern "C" {
     X(u64, offload_reclaimed_bytes_last, gauge,                                                    \
       "device bytes that the last offload gave to the system or to the caller's allocator")        \
     X(f64, offload_seconds_last, gauge, "last offload, from call to last byte")                    \
-    X(f64, offload_exposed_seconds_last, gauge, "last offload, time the caller waited")            \
+    X(f64, offload_blocked_seconds_last, gauge, "last offload, time the caller waited")            \
     X(u64, restore_count, counter, "restores completed")                                           \
     X(u64, restore_bytes_total, counter, "bytes copied back")                                      \
     X(u64, restore_bytes_last, gauge, "bytes copied back by the last restore")                     \
     X(f64, restore_seconds_last, gauge, "last restore, from call to last byte")                    \
-    X(f64, restore_exposed_seconds_last, gauge, "last restore, time the caller waited")            \
+    X(f64, restore_blocked_seconds_last, gauge, "last restore, time the caller waited")            \
     X(u64, offload_failures, counter, "offloads and restores that failed")                         \
     X(u64, host_payload_bytes, gauge, "bytes that the host image must hold")                       \
     X(u64, host_bytes, gauge, "bytes of host memory taken for the image")                          \
@@ -38,7 +38,7 @@ extern "C" {
     X(u64, host_pageable_bytes, gauge, "of these, not page-locked")                                \
     X(u64, host_huge_pages, gauge, "1 if huge pages were asked for")                               \
     X(f64, host_pin_seconds, gauge, "first touch and page-lock of the image")                      \
-    X(u64, leases, gauge, "open leases on the host image")                                         \
+    X(u64, read_locks, gauge, "open read locks on the host image")                                 \
     X(u64, publish_version, gauge, "last committed version")                                       \
     X(u64, publish_count, counter, "versions committed")                                           \
     X(u64, publish_aborts, counter, "versions aborted")                                            \
@@ -63,7 +63,7 @@ extern "C" {
     X(u64, cycles, counter, "refit cycles completed")                                              \
     X(u64, cycle_failures, counter, "refit cycles in which a phase failed")                        \
     X(f64, cycle_seconds_last, gauge, "last cycle, clear to join")                                 \
-    X(f64, cycle_exposed_seconds_last, gauge, "last cycle, time the caller waited")                \
+    X(f64, cycle_blocked_seconds_last, gauge, "last cycle, time the caller waited")                \
     X(f64, clear_seconds_last, gauge, "last cycle: states off the device and memory given back")   \
     X(f64, refit_seconds_last, gauge, "last cycle: publish and commit")                            \
     X(f64, return_seconds_last, gauge, "last cycle: from return to the last byte back")            \
@@ -93,7 +93,7 @@ extern "C" {
     X(u64, step_in_bytes_last, gauge, "bytes copied to the device by the last step in windows")    \
     X(u64, step_out_bytes_last, gauge, "bytes copied back to the host by it")                      \
     X(f64, step_seconds_last, gauge, "last step, from its first window to the last byte")          \
-    X(f64, step_exposed_seconds_last, gauge, "last step, time the caller waited for copies")       \
+    X(f64, step_blocked_seconds_last, gauge, "last step, time the caller waited for copies")       \
     X(u64, window_bytes, gauge, "device memory that windows have now")                             \
     X(u64, host_step_in_bytes_last, gauge,                                                         \
       "gradients and parameters copied to the host by the last step on the CPU")                   \
@@ -103,7 +103,7 @@ extern "C" {
     X(u64, host_step_failures, counter, "calls of a host step that failed")                        \
     X(f64, host_step_seconds_last, gauge,                                                          \
       "last step on the CPU, from its run to the last byte on the device")                         \
-    X(f64, host_step_exposed_seconds_last, gauge, "last step on the CPU, time that calls waited")  \
+    X(f64, host_step_blocked_seconds_last, gauge, "last step on the CPU, time that calls waited")  \
     X(f64, host_step_compute_seconds_last, gauge, "last step on the CPU, time that it computed")   \
     X(u64, activation_groups, gauge, "groups of activations that were begun and not released")     \
     X(u64, activation_host_bytes, gauge, "host memory of the arena of activations")                \
@@ -115,7 +115,7 @@ extern "C" {
     X(u64, activation_out_of_order, counter, "groups released below others that stay")             \
     X(u64, activation_reused, counter, "tensors placed in free pieces below the top")              \
     X(u64, activation_failures, counter, "groups whose copies did not start, or were lost")        \
-    X(f64, activation_exposed_seconds_total, counter, "time that calls waited for copies of groups")
+    X(f64, activation_blocked_seconds_total, counter, "time that calls waited for copies of groups")
 
 typedef struct refit_stats {
     size_t size; /* sizeof(refit_stats), set by the caller */

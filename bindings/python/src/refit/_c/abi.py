@@ -104,13 +104,11 @@ REFIT_PATH_NONE: Final = 0
 REFIT_PATH_SOCKET: Final = 1
 REFIT_PATH_SHM: Final = 2
 REFIT_PATH_CUDA_IPC: Final = 3
-REFIT_ARCHIVE_READ: Final = 0
-REFIT_ARCHIVE_WRITE: Final = 1
 REFIT_KEEP: Final = 0
 REFIT_DISCARD: Final = 1
 REFIT_ZERO: Final = 2
-REFIT_HOME_DEVICE: Final = 0
-REFIT_HOME_HOST: Final = 1
+REFIT_PLACEMENT_DEVICE: Final = 0
+REFIT_PLACEMENT_HOST: Final = 1
 REFIT_OPEN: Final = 0
 REFIT_RESIDENT: Final = 1
 REFIT_OFFLOADING: Final = 2
@@ -127,18 +125,20 @@ REFIT_LOG_ERROR: Final = 0
 REFIT_LOG_WARNING: Final = 1
 REFIT_LOG_INFO: Final = 2
 REFIT_LOG_DEBUG: Final = 3
-REFIT_BESIDE_NONE: Final = 0
-REFIT_BESIDE_MASTER: Final = 1
-REFIT_BESIDE_REMAINDER: Final = 2
+REFIT_ARCHIVE_READ: Final = 0
+REFIT_ARCHIVE_WRITE: Final = 1
+REFIT_MASTER_NONE: Final = 0
+REFIT_MASTER_FP32: Final = 1
+REFIT_MASTER_REMAINDER: Final = 2
 REFIT_ADAM: Final = 0
 REFIT_ADAGRAD: Final = 1
 REFIT_SGD: Final = 2
 REFIT_LION: Final = 3
-REFIT_PARAMETER_NAMED: Final = 1
+REFIT_PARAMETER_SUBMITTED: Final = 1
 REFIT_PARAMETER_STEPPED: Final = 2
 REFIT_PARAMETER_RETURNED: Final = 4
-REFIT_PART_TOGETHER: Final = 1
-REFIT_PART_BORN: Final = 2
+REFIT_PART_SAME_WINDOW: Final = 1
+REFIT_PART_NEW: Final = 2
 
 
 class refit_error(Structure):
@@ -276,12 +276,12 @@ class refit_stats(Structure):
         ("offload_bytes_last", c_uint64),
         ("offload_reclaimed_bytes_last", c_uint64),
         ("offload_seconds_last", c_double),
-        ("offload_exposed_seconds_last", c_double),
+        ("offload_blocked_seconds_last", c_double),
         ("restore_count", c_uint64),
         ("restore_bytes_total", c_uint64),
         ("restore_bytes_last", c_uint64),
         ("restore_seconds_last", c_double),
-        ("restore_exposed_seconds_last", c_double),
+        ("restore_blocked_seconds_last", c_double),
         ("offload_failures", c_uint64),
         ("host_payload_bytes", c_uint64),
         ("host_bytes", c_uint64),
@@ -289,7 +289,7 @@ class refit_stats(Structure):
         ("host_pageable_bytes", c_uint64),
         ("host_huge_pages", c_uint64),
         ("host_pin_seconds", c_double),
-        ("leases", c_uint64),
+        ("read_locks", c_uint64),
         ("publish_version", c_uint64),
         ("publish_count", c_uint64),
         ("publish_aborts", c_uint64),
@@ -314,7 +314,7 @@ class refit_stats(Structure):
         ("cycles", c_uint64),
         ("cycle_failures", c_uint64),
         ("cycle_seconds_last", c_double),
-        ("cycle_exposed_seconds_last", c_double),
+        ("cycle_blocked_seconds_last", c_double),
         ("clear_seconds_last", c_double),
         ("refit_seconds_last", c_double),
         ("return_seconds_last", c_double),
@@ -343,7 +343,7 @@ class refit_stats(Structure):
         ("step_in_bytes_last", c_uint64),
         ("step_out_bytes_last", c_uint64),
         ("step_seconds_last", c_double),
-        ("step_exposed_seconds_last", c_double),
+        ("step_blocked_seconds_last", c_double),
         ("window_bytes", c_uint64),
         ("host_step_in_bytes_last", c_uint64),
         ("host_step_out_bytes_last", c_uint64),
@@ -351,7 +351,7 @@ class refit_stats(Structure):
         ("host_step_count", c_uint64),
         ("host_step_failures", c_uint64),
         ("host_step_seconds_last", c_double),
-        ("host_step_exposed_seconds_last", c_double),
+        ("host_step_blocked_seconds_last", c_double),
         ("host_step_compute_seconds_last", c_double),
         ("activation_groups", c_uint64),
         ("activation_host_bytes", c_uint64),
@@ -363,7 +363,7 @@ class refit_stats(Structure):
         ("activation_out_of_order", c_uint64),
         ("activation_reused", c_uint64),
         ("activation_failures", c_uint64),
-        ("activation_exposed_seconds_total", c_double),
+        ("activation_blocked_seconds_total", c_double),
     ]
 
 
@@ -425,18 +425,58 @@ class refit_destination(Structure):
     ]
 
 
-class refit_glance_info(Structure):
+class refit_region_desc(Structure):
     _fields_ = [
         ("size", c_size_t),
-        ("epoch", c_uint64),
-        ("version", c_uint64),
-        ("weight_bytes", c_uint64),
-        ("frame_bytes", c_uint64),
-        ("tensors", c_uint32),
-        ("sealed", c_uint8),
-        ("digest", c_ubyte * 16),
-        ("manifest", c_ubyte * 16),
+        ("name", c_char_p),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+        ("policy", c_int),
+        ("group", c_uint32),
+        ("priority", c_int32),
+        ("reserved", c_int32),
+        ("placement", c_int),
+        ("weights", POINTER(c_uint16)),
     ]
+
+
+class refit_region_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("memory", c_void_p),
+        ("bytes", c_uint64),
+        ("host_offset", c_uint64),
+        ("policy", c_int),
+        ("group", c_uint32),
+        ("priority", c_int32),
+        ("place", c_int),
+        ("bound", c_uint8),
+        ("in_arena", c_uint8),
+        ("host_bytes", c_uint64),
+    ]
+
+
+class refit_memory_hooks(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("release", CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64)),
+        ("acquire", CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, POINTER(c_void_p))),
+        ("user", c_void_p),
+    ]
+
+
+class refit_allocator(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("allocate", CFUNCTYPE(c_void_p, c_void_p, c_size_t)),
+        ("reallocate", CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)),
+        ("release", CFUNCTYPE(None, c_void_p, c_void_p)),
+        ("user", c_void_p),
+    ]
+
+
+refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class refit_archive_version(Structure):
@@ -486,60 +526,6 @@ class refit_tensor_change(Structure):
     ]
 
 
-class refit_region_desc(Structure):
-    _fields_ = [
-        ("size", c_size_t),
-        ("name", c_char_p),
-        ("memory", c_void_p),
-        ("bytes", c_uint64),
-        ("policy", c_int),
-        ("group", c_uint32),
-        ("priority", c_int32),
-        ("reserved", c_int32),
-        ("home", c_int),
-        ("weights", POINTER(c_uint16)),
-    ]
-
-
-class refit_region_info(Structure):
-    _fields_ = [
-        ("size", c_size_t),
-        ("name", c_char_p),
-        ("memory", c_void_p),
-        ("bytes", c_uint64),
-        ("host_offset", c_uint64),
-        ("policy", c_int),
-        ("group", c_uint32),
-        ("priority", c_int32),
-        ("place", c_int),
-        ("bound", c_uint8),
-        ("in_arena", c_uint8),
-        ("host_bytes", c_uint64),
-    ]
-
-
-class refit_memory_hooks(Structure):
-    _fields_ = [
-        ("size", c_size_t),
-        ("release", CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64)),
-        ("acquire", CFUNCTYPE(c_int, c_void_p, c_uint32, c_uint64, POINTER(c_void_p))),
-        ("user", c_void_p),
-    ]
-
-
-class refit_allocator(Structure):
-    _fields_ = [
-        ("size", c_size_t),
-        ("allocate", CFUNCTYPE(c_void_p, c_void_p, c_size_t)),
-        ("reallocate", CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_size_t)),
-        ("release", CFUNCTYPE(None, c_void_p, c_void_p)),
-        ("user", c_void_p),
-    ]
-
-
-refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
-
-
 class refit_optimizer_options(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -570,8 +556,8 @@ class refit_host_parameter(Structure):
         ("type", c_int32),
         ("gradient_type", c_int32),
         ("group", c_uint32),
-        ("beside", c_int32),
-        ("beside_region", c_uint32),
+        ("master", c_int32),
+        ("master_region", c_uint32),
         ("state_count", c_uint32),
         ("states", c_uint32 * 3),
         ("reserved", c_uint32),
@@ -582,6 +568,20 @@ refit_sqrt_fn = CFUNCTYPE(None, c_int, POINTER(c_float), POINTER(c_float), c_lon
 
 
 refit_sqrt_threads_fn = CFUNCTYPE(c_int, c_int)
+
+
+class refit_query_info(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("epoch", c_uint64),
+        ("version", c_uint64),
+        ("weight_bytes", c_uint64),
+        ("frame_bytes", c_uint64),
+        ("tensors", c_uint32),
+        ("sealed", c_uint8),
+        ("digest", c_ubyte * 16),
+        ("manifest", c_ubyte * 16),
+    ]
 
 
 class refit_window_part(Structure):
@@ -704,6 +704,16 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_uint64,
         POINTER(refit_error),
     ]),
+    "refit_dtype_name": (c_char_p, [
+        c_int,
+    ]),
+    "refit_dtype_bits": (c_uint32, [
+        c_int,
+    ]),
+    "refit_dtype_parse": (c_int, [
+        c_char_p,
+        POINTER(c_int),
+    ]),
     "refit_stats_init": (None, [
         POINTER(refit_stats),
         c_size_t,
@@ -721,76 +731,6 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(refit_stats),
         c_char_p,
         c_size_t,
-    ]),
-    "refit_activations_open": (c_int, [
-        c_void_p,
-        POINTER(refit_config),
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_activations_close": (c_int, [
-        c_void_p,
-        POINTER(refit_error),
-    ]),
-    "refit_activations_begin": (c_int, [
-        c_void_p,
-        POINTER(c_uint64),
-        POINTER(refit_error),
-    ]),
-    "refit_activations_add": (c_int, [
-        c_void_p,
-        c_uint64,
-        c_void_p,
-        c_uint64,
-        POINTER(c_uint32),
-        POINTER(refit_error),
-    ]),
-    "refit_activations_commit": (c_int, [
-        c_void_p,
-        c_uint64,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_activations_join": (c_int, [
-        c_void_p,
-        c_uint64,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_activations_wait": (c_int, [
-        c_void_p,
-        c_uint64,
-        c_uint32,
-        POINTER(refit_error),
-    ]),
-    "refit_activations_fetch": (c_int, [
-        c_void_p,
-        c_uint64,
-        POINTER(c_void_p),
-        c_uint32,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_activations_release": (c_int, [
-        c_void_p,
-        c_uint64,
-        refit_stream_ref,
-        POINTER(refit_error),
-    ]),
-    "refit_activations_stats": (c_int, [
-        c_void_p,
-        POINTER(refit_stats),
-        POINTER(refit_error),
-    ]),
-    "refit_dtype_name": (c_char_p, [
-        c_int,
-    ]),
-    "refit_dtype_bits": (c_uint32, [
-        c_int,
-    ]),
-    "refit_dtype_parse": (c_int, [
-        c_char_p,
-        POINTER(c_int),
     ]),
     "refit_tensor_digest": (c_uint64, [
         c_void_p,
@@ -973,122 +913,17 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_int,
         POINTER(refit_error),
     ]),
-    "refit_update_keep": (c_int, [
+    "refit_update_retain": (c_int, [
         c_void_p,
         c_size_t,
         POINTER(c_void_p),
         POINTER(refit_error),
     ]),
-    "refit_update_unkeep": (None, [
+    "refit_update_release": (None, [
         c_void_p,
     ]),
     "refit_update_close": (None, [
         c_void_p,
-    ]),
-    "refit_glance_open": (c_int, [
-        c_char_p,
-        POINTER(refit_config),
-        c_uint32,
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_glance_close": (None, [
-        c_void_p,
-    ]),
-    "refit_glance_describe": (c_int, [
-        c_void_p,
-        POINTER(refit_glance_info),
-        POINTER(refit_error),
-    ]),
-    "refit_glance_tensor": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(refit_tensor),
-        POINTER(c_uint64),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_open": (c_int, [
-        c_char_p,
-        c_int,
-        POINTER(refit_config),
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_close": (None, [
-        c_void_p,
-    ]),
-    "refit_archive_write": (c_int, [
-        c_void_p,
-        POINTER(refit_archive_version),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_commit": (c_int, [
-        c_void_p,
-        POINTER(refit_archive_info),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_abort": (c_int, [
-        c_void_p,
-        POINTER(refit_error),
-    ]),
-    "refit_archive_prune": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(c_uint32),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_count": (c_uint32, [
-        c_void_p,
-    ]),
-    "refit_archive_describe": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(refit_archive_info),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_read": (c_int, [
-        c_void_p,
-        c_uint64,
-        c_uint64,
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_snapshot_open": (c_int, [
-        c_char_p,
-        POINTER(refit_config),
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_archive_outline": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(c_void_p),
-        POINTER(refit_error),
-    ]),
-    "refit_snapshot_close": (None, [
-        c_void_p,
-    ]),
-    "refit_snapshot_describe": (c_int, [
-        c_void_p,
-        POINTER(refit_archive_info),
-        POINTER(refit_error),
-    ]),
-    "refit_snapshot_count": (c_uint32, [
-        c_void_p,
-    ]),
-    "refit_snapshot_tensor": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(refit_tensor),
-        POINTER(c_void_p),
-        POINTER(c_uint64),
-        POINTER(refit_error),
-    ]),
-    "refit_snapshot_change": (c_int, [
-        c_void_p,
-        c_uint32,
-        POINTER(refit_tensor_change),
-        POINTER(refit_error),
     ]),
     "refit_arena_open": (c_int, [
         c_void_p,
@@ -1118,22 +953,22 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(c_uint64),
         POINTER(refit_error),
     ]),
-    "refit_arena_use": (c_int, [
+    "refit_arena_add_stream": (c_int, [
         c_void_p,
         refit_stream_ref,
         POINTER(refit_error),
     ]),
-    "refit_arena_unuse": (c_int, [
+    "refit_arena_remove_stream": (c_int, [
         c_void_p,
         refit_stream_ref,
         POINTER(refit_error),
     ]),
-    "refit_arena_hold": (c_int, [
+    "refit_arena_pin": (c_int, [
         c_void_p,
         c_void_p,
         POINTER(refit_error),
     ]),
-    "refit_arena_unhold": (c_int, [
+    "refit_arena_unpin": (c_int, [
         c_void_p,
         c_void_p,
         POINTER(refit_error),
@@ -1199,7 +1034,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(c_void_p),
         POINTER(refit_error),
     ]),
-    "refit_offloader_finish": (c_int, [
+    "refit_offloader_wait": (c_int, [
         c_void_p,
         c_uint32,
         POINTER(refit_error),
@@ -1292,19 +1127,19 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_future_close": (None, [
         c_void_p,
     ]),
-    "refit_lease_acquire": (c_int, [
+    "refit_read_lock_acquire": (c_int, [
         c_void_p,
         POINTER(c_void_p),
         POINTER(refit_error),
     ]),
-    "refit_lease_read": (c_int, [
+    "refit_read_lock_read": (c_int, [
         c_void_p,
         c_uint32,
         POINTER(c_void_p),
         POINTER(c_uint64),
         POINTER(refit_error),
     ]),
-    "refit_lease_release": (None, [
+    "refit_read_lock_release": (None, [
         c_void_p,
     ]),
     "refit_controller_open": (c_int, [
@@ -1323,7 +1158,7 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     "refit_controller_close": (None, [
         c_void_p,
     ]),
-    "refit_controller_clear": (c_int, [
+    "refit_controller_offload": (c_int, [
         c_void_p,
         refit_stream_ref,
         POINTER(refit_error),
@@ -1337,12 +1172,12 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         refit_stream_ref,
         POINTER(refit_error),
     ]),
-    "refit_controller_return": (c_int, [
+    "refit_controller_restore": (c_int, [
         c_void_p,
         refit_stream_ref,
         POINTER(refit_error),
     ]),
-    "refit_controller_join": (c_int, [
+    "refit_controller_wait": (c_int, [
         c_void_p,
         refit_stream_ref,
         POINTER(refit_error),
@@ -1391,6 +1226,156 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
     ]),
     "refit_log_ring_close": (None, [
         c_void_p,
+    ]),
+    "refit_keys_generate": (c_int, [
+        c_char_p,
+        c_char_p,
+        c_int,
+        POINTER(refit_error),
+    ]),
+    "refit_version": (c_char_p, []),
+    "refit_activations_open": (c_int, [
+        c_void_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_activations_close": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_begin": (c_int, [
+        c_void_p,
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_activations_add": (c_int, [
+        c_void_p,
+        c_uint64,
+        c_void_p,
+        c_uint64,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_activations_commit": (c_int, [
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_join": (c_int, [
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_wait": (c_int, [
+        c_void_p,
+        c_uint64,
+        c_uint32,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_fetch": (c_int, [
+        c_void_p,
+        c_uint64,
+        POINTER(c_void_p),
+        c_uint32,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_release": (c_int, [
+        c_void_p,
+        c_uint64,
+        refit_stream_ref,
+        POINTER(refit_error),
+    ]),
+    "refit_activations_stats": (c_int, [
+        c_void_p,
+        POINTER(refit_stats),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_open": (c_int, [
+        c_char_p,
+        c_int,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_close": (None, [
+        c_void_p,
+    ]),
+    "refit_archive_write": (c_int, [
+        c_void_p,
+        POINTER(refit_archive_version),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_commit": (c_int, [
+        c_void_p,
+        POINTER(refit_archive_info),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_abort": (c_int, [
+        c_void_p,
+        POINTER(refit_error),
+    ]),
+    "refit_archive_prune": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_uint32),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_archive_describe": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_archive_info),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_read": (c_int, [
+        c_void_p,
+        c_uint64,
+        c_uint64,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_open": (c_int, [
+        c_char_p,
+        POINTER(refit_config),
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_archive_outline": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_close": (None, [
+        c_void_p,
+    ]),
+    "refit_snapshot_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_archive_info),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_count": (c_uint32, [
+        c_void_p,
+    ]),
+    "refit_snapshot_tensor": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor),
+        POINTER(c_void_p),
+        POINTER(c_uint64),
+        POINTER(refit_error),
+    ]),
+    "refit_snapshot_change": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor_change),
+        POINTER(refit_error),
     ]),
     "refit_host_step_open": (c_int, [
         c_void_p,
@@ -1486,10 +1471,26 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         POINTER(c_uint64),
         POINTER(refit_error),
     ]),
-    "refit_keys_generate": (c_int, [
+    "refit_query_open": (c_int, [
         c_char_p,
-        c_char_p,
-        c_int,
+        POINTER(refit_config),
+        c_uint32,
+        POINTER(c_void_p),
+        POINTER(refit_error),
+    ]),
+    "refit_query_close": (None, [
+        c_void_p,
+    ]),
+    "refit_query_describe": (c_int, [
+        c_void_p,
+        POINTER(refit_query_info),
+        POINTER(refit_error),
+    ]),
+    "refit_query_tensor": (c_int, [
+        c_void_p,
+        c_uint32,
+        POINTER(refit_tensor),
+        POINTER(c_uint64),
         POINTER(refit_error),
     ]),
     "refit_torch_attach": (c_int, [
@@ -1511,7 +1512,6 @@ PROTOTYPES: Final[dict[str, tuple[Any, list[Any]]]] = {
         c_int,
         c_void_p,
     ]),
-    "refit_version": (c_char_p, []),
     "refit_window_open": (c_int, [
         c_void_p,
         POINTER(c_void_p),

@@ -1,8 +1,8 @@
 """The C arena of activations as a Python object: groups of tensors leave the device and return.
 
-One method for each verb of refit/activations.h, which says in which order they come and what each
-failure leaves; addresses are plain numbers. Whose memory a tensor is, and when it is wanted again,
-is unknown here.
+One method for each verb of refit/advanced/activations.h, which says in which order they come and
+what each failure leaves; addresses are plain numbers. Whose memory a tensor is, and when it is
+wanted again, is unknown here.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ queued:
 Here are the blocks, the ends of the layers, and what autograd hands over and asks for. What a group
 is stands in ``groups``, how one leaves in ``leaving``, and how it returns in ``returning``. How
 much leaves is for ``plan`` to say; what a saved tensor is, for ``saved_tensors``; where the bytes
-are, for the C library (refit/activations.h).
+are, for the C library (refit/advanced/activations.h).
 """
 
 import os

@@ -283,7 +283,7 @@ def _row(case: Case, cases: list[Case], scene: Scene) -> dict[str, Any]:
         "step_s_p95": case.step.p95,
         "cold_step_s": case.step.cold,
         "over_none": ratio(case.step, plain.step),
-        "exposed_s": statistics.median(later),
+        "blocked_s": statistics.median(later),
         "peak_bytes": case.peak_bytes,
         "cold_peak_bytes": case.cold_peak_bytes,
         "peak_over_none": case.peak_bytes / plain.peak_bytes,

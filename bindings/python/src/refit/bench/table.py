@@ -91,7 +91,7 @@ def window(result: Result) -> str:
         f"{_seconds(result['copies_out_seconds_median'])} out\n\n"
     )
     heads = (
-        "way", "step median", "p95", "first step", "exposed", "over its longest part",
+        "way", "step median", "p95", "first step", "blocked", "over its longest part",
         "speed-up over no overlap", "in", "out", "windows", "peak of states on the device",
     )  # fmt: skip
     return head + table(heads, (_window_row(row) for row in result["ways"]))
@@ -104,7 +104,7 @@ def _window_row(row: Result) -> list[str]:
         _seconds(row["step_s_median"]),
         _seconds(row["step_s_p95"]),
         _seconds(row["cold_step_s"]),
-        _seconds(row["exposed_s"]),
+        _seconds(row["blocked_s"]),
         f"{row['overlap']:.2f}",
         f"{row['speedup_over_no_overlap']:.2f}",
         *(f"{size / 1e6:.0f} MB" for size in sizes),
@@ -189,7 +189,7 @@ def activations(result: Result) -> str:
         f"threads, {result['rounds']} rounds\n\n"
     )
     heads = (
-        "batch x length", "way", "step median", "p95", "first step", "over none", "exposed",
+        "batch x length", "way", "step median", "p95", "first step", "over none", "blocked",
         "peak", "over none's", "of the first step", "out", "back", "share of what can leave",
         "same bits",
     )  # fmt: skip
@@ -211,7 +211,7 @@ def _activations_row(row: Result) -> list[str]:
         row["way"],
         *(_seconds(row[name]) for name in ("step_s_median", "step_s_p95", "cold_step_s")),
         f"{row['over_none']:.2f}",
-        _seconds(row["exposed_s"]),
+        _seconds(row["blocked_s"]),
         f"{row['peak_bytes'] / 1e6:.1f} MB",
         f"{row['peak_over_none']:.2f}",
         f"{row['cold_peak_bytes'] / 1e6:.1f} MB",

@@ -122,13 +122,13 @@ def _report(found: list[Measured], coming: Series, leaving: Series) -> list[dict
 
 def _row(it: Measured, resident: Series, longest: Series, slow: Series) -> dict[str, Any]:
     pairs = zip(it.step.seconds, resident.seconds, strict=True)
-    exposed = Series(it.step.cold - resident.cold, [mine - alone for mine, alone in pairs])
+    blocked = Series(it.step.cold - resident.cold, [mine - alone for mine, alone in pairs])
     return {
         "way": it.way.name,
         "step_s_median": it.step.median,
         "step_s_p95": it.step.p95,
         "cold_step_s": it.step.cold,
-        "exposed_s": exposed.median,
+        "blocked_s": blocked.median,
         "in_bytes": it.way.in_bytes,
         "out_bytes": it.way.out_bytes,
         "window_bytes": it.way.window_bytes,

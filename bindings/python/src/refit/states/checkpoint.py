@@ -1,11 +1,11 @@
 """A state_dict that can be read now, wherever the states are, and that nothing tears meanwhile.
 
 While states are on the device it is the optimizer's own, and no clear is allowed until the block
-ends. While they are away its tensors lie over the bytes in the host image, held by a lease: they
-are CPU tensors with the dtypes, shapes and strides of the states, read-only by agreement, and empty
-once the block ends; what stayed on the device is copied, so that all is of one moment. What cannot
-be shown like that (a DTensor, a segment of a pool, an optimizer that makes its state_dict by its
-own ways) is brought back first.
+ends. While they are away its tensors lie over the bytes in the host image, held by a read lock:
+they are CPU tensors with the dtypes, shapes and strides of the states, read-only by agreement, and
+empty once the block ends; what stayed on the device is copied, so that all is of one moment. What
+cannot be shown like that (a DTensor, a segment of a pool, an optimizer that makes its state_dict by
+its own ways) is brought back first.
 """
 
 from collections.abc import Iterator

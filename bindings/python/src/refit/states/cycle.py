@@ -66,8 +66,8 @@ class Figures:
         self.early_returns = 0
         self._verbs = 0
         self._counted: BaseException | None = None
-        self._began = self._returned = self._exposed = 0.0
-        self._cycle_s = self._exposed_s = 0.0
+        self._began = self._returned = self._blocked = 0.0
+        self._cycle_s = self._blocked_s = 0.0
 
     @contextmanager
     def verb(self) -> Iterator[None]:
@@ -91,11 +91,11 @@ class Figures:
 
     def begin(self, now: float) -> None:
         """A cycle begins."""
-        self._began, self._exposed = now, 0.0
+        self._began, self._blocked = now, 0.0
 
     def waited(self, since: float) -> None:
         """The caller has waited for the cycle since then."""
-        self._exposed += time.perf_counter() - since
+        self._blocked += time.perf_counter() - since
 
     def returns(self, now: float) -> None:
         """The restore begins."""
@@ -105,7 +105,7 @@ class Figures:
         """A cycle is over; for its last verb the caller has waited since ``since``."""
         now = time.perf_counter()
         self._cycles += 1
-        self._cycle_s, self._exposed_s = now - self._began, self._exposed + now - since
+        self._cycle_s, self._blocked_s = now - self._began, self._blocked + now - since
         self._tell_restore(now, per_device)
 
     def fill(self, figures: abi.refit_stats) -> None:
@@ -113,7 +113,7 @@ class Figures:
         figures.cycles = self._cycles
         figures.cycle_failures = self._failures
         figures.cycle_seconds_last = self._cycle_s
-        figures.cycle_exposed_seconds_last = self._exposed_s
+        figures.cycle_blocked_seconds_last = self._blocked_s
 
     def tell_host_memory(self, per_device: PerDevice) -> None:
         """Tells the timeline what the arenas take."""

@@ -25,7 +25,7 @@ from refit._c.waiting import interrupts_held
 from refit.errors import BusyError, DeviceMemoryError, LimitError, RefitError, StateError
 from refit.observe import memory_now
 from refit.states.offloaded_tensor import untouched
-from refit.states.offloader import NO_STREAM, Future, Lease, Offloader
+from refit.states.offloader import NO_STREAM, Future, Offloader, ReadLock
 from refit.states.storage_swap import TensorsByStorage, empty_storage
 from refit.states.storages import Scan, Slots, Stock, is_emptied
 
@@ -507,11 +507,11 @@ class Regions:
 
     # ---- readers and the end --------------------------------------------------------------------
 
-    def lease(self) -> Lease:
+    def read_lock(self) -> ReadLock:
         """Holds the host image for a reader. StateError unless it is whole."""
         if self.offloader.state == abi.REFIT_OFFLOADED:
             self._tell_weights()
-        return self.offloader.lease()
+        return self.offloader.read_lock()
 
     def close(self) -> None:
         """Closes the offloader, and its device unless others use it; bytes that are away are lost,

@@ -1,8 +1,8 @@
 """The host image of what is away, as CPU tensors that can be read.
 
 A tensor whose storage is empty keeps its dtype, shape and strides. A view with the same dtype,
-shape and strides is made over its bytes in the image, which a lease holds. The readers of a view
-are unknown here.
+shape and strides is made over its bytes in the image, which a read lock holds. The readers of a
+view are unknown here.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import torch
 from refit._c.closing import Closing
 from refit._c.waiting import interrupts_held
 from refit.states.offloaded_tensor import untouched
-from refit.states.offloader import Lease
+from refit.states.offloader import ReadLock
 from refit.states.storages import opened
 
 if TYPE_CHECKING:
@@ -30,22 +30,22 @@ class Image(Closing):
     lets the image go. StateError unless the image is whole."""
 
     def __init__(self, per_device: Iterable["Regions"]) -> None:
-        self._leases: list[Lease] = []
-        self._regions: dict[int, tuple[Lease, int]] = {}
+        self._locks: list[ReadLock] = []
+        self._regions: dict[int, tuple[ReadLock, int]] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._made: list[torch.Tensor] = []
         try:
             for regions in per_device:
                 if regions.slots:
-                    with interrupts_held():  # a lease that no one knows of would keep all here
-                        self._leases.append(regions.lease())
-                    self._know(self._leases[-1], regions.region_of())
+                    with interrupts_held():  # a read lock that no one knows of would keep all here
+                        self._locks.append(regions.read_lock())
+                    self._know(self._locks[-1], regions.region_of())
         except BaseException:
             self.close()
             raise
 
-    def _know(self, lease: Lease, regions: dict[int, int]) -> None:
-        self._regions.update({storage: (lease, region) for storage, region in regions.items()})
+    def _know(self, lock: ReadLock, regions: dict[int, int]) -> None:
+        self._regions.update({storage: (lock, region) for storage, region in regions.items()})
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A read-only CPU tensor like ``tensor``, with its bytes; None if they are not away.
@@ -71,8 +71,8 @@ class Image(Closing):
 
     def _storage(self, identity: int) -> torch.UntypedStorage:
         if identity not in self._storages:
-            lease, region = self._regions[identity]
-            address, count = lease.read(region)
+            lock, region = self._regions[identity]
+            address, count = lock.read(region)
             memory = (ctypes.c_char * count).from_address(address)
             self._storages[identity] = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
         return self._storages[identity]
@@ -85,6 +85,6 @@ class Image(Closing):
             self._made.clear()
             self._storages.clear()
             self._regions.clear()
-            for lease in self._leases:
-                lease.close()
-            self._leases.clear()
+            for lock in self._locks:
+                lock.close()
+            self._locks.clear()

@@ -98,7 +98,7 @@ class Future:
         self._pointer = None
 
 
-class Lease:
+class ReadLock:
     """A reader's hold on the host image: until ``close``, or the end of the last reference, no
     offload overwrites it."""
 
@@ -115,7 +115,7 @@ class Lease:
         """
         address, count = ctypes.c_void_p(), ctypes.c_uint64()
         call(
-            lib.refit_lease_read,
+            lib.refit_read_lock_read,
             self._pointer,
             region,
             ctypes.byref(address),
@@ -126,11 +126,11 @@ class Lease:
     def close(self) -> None:
         """Ends it. A second call does nothing."""
         pointer, self._pointer = self._pointer, None
-        lib.refit_lease_release(pointer)
+        lib.refit_read_lock_release(pointer)
 
     def __del__(
         self,
-        _release: Callable[[int | None], None] = lib.refit_lease_release,
+        _release: Callable[[int | None], None] = lib.refit_read_lock_release,
         _pid: Callable[[], int] = os.getpid,
     ) -> None:
         if self._process == _pid():
@@ -193,12 +193,13 @@ class Offloader(Handle):
         policies: Iterable[int],
         groups: Iterable[int],
         priorities: Iterable[int],
-        home: int = abi.REFIT_HOME_DEVICE,
+        home: int = abi.REFIT_PLACEMENT_DEVICE,
         weights: Iterable[int] | None = None,
     ) -> None:
         """``add`` for many, in order; those before one that fails are added.
 
-        ``home``: ``REFIT_HOME_HOST`` for regions that live in the image and have no ``memory``.
+        ``home``: ``REFIT_PLACEMENT_HOST`` for regions that live in the image and have no
+        ``memory``.
         ``weights``: of each region the address of the bf16 weights whose fp32 masters it holds, or
         0 (see "Masters" in refit/offload.h).
         """
@@ -252,8 +253,8 @@ class Offloader(Handle):
 
         ``anew``: ``finish`` raised LimitError, so that it plans again and may take host memory.
 
-        StateError, BusyError (a lease holds the image), CopyError and others; then all stays where
-        it is. Does not wait for copies, but with use_pinned_optimizer_offload: false.
+        StateError, BusyError (a read lock holds the image), CopyError and others; then all stays
+        where it is. Does not wait for copies, but with use_pinned_optimizer_offload: false.
         """
         if self._background and self.state == abi.REFIT_RESIDENT:
             self.prepare()  # in slices: the call itself would wait for the host memory in one
@@ -262,7 +263,7 @@ class Offloader(Handle):
 
     def finish(self, timeout: float | None = None) -> None:
         """Waits for the operation under way. DeadlineError: call again."""
-        self._wait(lib.refit_offloader_finish, timeout, self._live)
+        self._wait(lib.refit_offloader_wait, timeout, self._live)
 
     def unbind(self, region: int) -> None:
         """Says that the memory of an offloaded region is the caller's again."""
@@ -354,19 +355,19 @@ class Offloader(Handle):
 
     def trim(self) -> None:
         """Gives the host memory back; the next offload takes it again. StateError while anything
-        is away, BusyError under a lease. Blocks at most offload.timeout_ms."""
+        is away, BusyError under a read lock. Blocks at most offload.timeout_ms."""
         pointer = self._live
         run_interruptibly(lambda: call(lib.refit_offloader_trim, pointer))
 
-    def lease(self) -> Lease:
+    def read_lock(self) -> ReadLock:
         """Holds the host image for a reader. StateError unless states are away."""
         out = ctypes.c_void_p()
         try:
-            call(lib.refit_lease_acquire, self._live, ctypes.byref(out))
+            call(lib.refit_read_lock_acquire, self._live, ctypes.byref(out))
             assert out.value is not None
-            return Lease(out.value)
+            return ReadLock(out.value)
         except BaseException:
-            lib.refit_lease_release(
+            lib.refit_read_lock_release(
                 out
             )  # Ctrl-C may come right behind, and leave it without an owner
             raise

@@ -15,8 +15,8 @@ other use it is as if the gradient had not left: the step copies it again.
 The parameter is copied in each step, too: that of the device is stepped, whatever has changed it.
 
 The kernels know Adam, AdamW, Adagrad and SGD of ``torch.optim``, on fp32 numbers, and give the bits
-of its single-tensor path on the CPU (see kernels/adam.h). What they do not know, PyTorch's own code
-steps, on tensors of the host; that is the business of ``windowed_step``.
+of its single-tensor path on the CPU (see kernels/optim.h). What they do not know, PyTorch's own
+code steps, on tensors of the host; that is the business of ``windowed_step``.
 """
 
 import ctypes

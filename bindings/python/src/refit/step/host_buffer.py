@@ -5,8 +5,8 @@ over these bytes; the image is there as long as one of them is. The memory in wh
 they visit the device is PyTorch's own, taken for a step, and given back once no copy uses it.
 
 fp32 masters whose bf16 weights are told lie in the image as what the weights lack (*coded*; see
-refit/window.h). No tensor lies over them: ``store`` takes them from the device, ``fetch`` brings
-them there.
+refit/advanced/window.h). No tensor lies over them: ``store`` takes them from the device, ``fetch``
+brings them there.
 
 Which states these are, and when they visit, is unknown here.
 """
@@ -28,7 +28,7 @@ from refit.errors import DeviceMemoryError
 from refit.observe.observers import COPIES, Observers
 from refit.states.device_states import current_stream, guard, lacks_memory, stream_objects, used_on
 from refit.states.offloader import KEEP, Offloader
-from refit.step.window import BORN, TOGETHER, UNIT, Part, Window
+from refit.step.window import NEW, SAME_WINDOW, UNIT, Part, Window
 
 _ALIGNMENT = 512
 """Of the windows' memory, in bytes."""
@@ -80,7 +80,7 @@ class Home(Closing):
         zeros, kept = [0] * len(names), [KEEP] * len(names)
         self.offloader.add_each(
             *(names, zeros, nbytes, kept, zeros, zeros),
-            home=abi.REFIT_HOME_HOST,
+            home=abi.REFIT_PLACEMENT_HOST,
             weights=weights,
         )
         self.offloader.seal()
@@ -117,7 +117,7 @@ class Home(Closing):
 
     def _needs(self, parts: Sequence[Part]) -> tuple[int, int]:
         """How large windows are in which these parts are stepped, in bytes, and how many."""
-        travelling = [part for part in parts if not part.flags & BORN]
+        travelling = [part for part in parts if not part.flags & NEW]
         if not travelling:
             return 0, 0
         total = sum(_aligned(part.nbytes) for part in travelling)
@@ -271,7 +271,7 @@ class Home(Closing):
         CopyError and others: some of the regions have other bytes than before; call again.
         """
         self.end()
-        self.begin([Part(region, BORN, 0, master.nbytes) for region, master in masters])
+        self.begin([Part(region, NEW, 0, master.nbytes) for region, master in masters])
         while True:
             first, addresses = self.next()
             if not addresses:
@@ -352,7 +352,7 @@ def _shares(
             if nbytes > room:
                 nbytes = room // UNIT * UNIT
             if nbytes:
-                parts.append(Part(region, TOGETHER if parts else 0, at, nbytes))
+                parts.append(Part(region, SAME_WINDOW if parts else 0, at, nbytes))
                 targets.append(master[at // master.itemsize : (at + nbytes) // master.itemsize])
                 at += nbytes
                 room -= nbytes

@@ -1,8 +1,8 @@
 """The C host step as a Python object: parameters whose states live on the host, stepped by the CPU.
 
-One method for each verb of refit/host_step.h, which says in which order they come and what each
-failure leaves; addresses are plain numbers. Whose memory a parameter is, and which optimizer steps
-it, is unknown here.
+One method for each verb of refit/advanced/host_step.h, which says in which order they come and what
+each failure leaves; addresses are plain numbers. Whose memory a parameter is, and which optimizer
+steps it, is unknown here.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ class HostStep(Handle):
             entry.elements = one.elements
             entry.type = entry.gradient_type = abi.REFIT_F32
             entry.group = one.group
-            entry.beside = abi.REFIT_BESIDE_NONE
+            entry.beside = abi.REFIT_MASTER_NONE
             entry.state_count = len(one.states)
             entry.states[: len(one.states)] = one.states
         pointer = offloader._live

@@ -1,7 +1,8 @@
 """The C window as a Python object: parts of regions visit the device while an optimizer steps.
 
-One method for each verb of refit/window.h, which says what parts are and in which order the verbs
-come; addresses are plain numbers. Whose memory a part is, and what steps it, is unknown here.
+One method for each verb of refit/advanced/window.h, which says what parts are and in which order
+the verbs come; addresses are plain numbers. Whose memory a part is, and what steps it, is unknown
+here.
 """
 
 import ctypes
@@ -15,8 +16,8 @@ from refit._c.library import call, lib
 from refit._c.waiting import wait_in_slices
 from refit.states.offloader import Offloader
 
-TOGETHER: Final = abi.REFIT_PART_TOGETHER
-BORN: Final = abi.REFIT_PART_BORN
+SAME_WINDOW: Final = abi.REFIT_PART_SAME_WINDOW
+NEW: Final = abi.REFIT_PART_NEW
 UNIT: Final = 1 << 20
 """Bytes of fp32 masters that travel together: parts of masters that travel by their weights begin
 and end at multiples of it, or with their region."""
@@ -30,7 +31,7 @@ class Part(NamedTuple):
 
     region: int
     flags: int
-    """``TOGETHER``: in the same window as the part before it; ``BORN``: the step makes its bytes.
+    """``SAME_WINDOW``: in the same window as the part before it; ``NEW``: the step makes its bytes.
     """
     offset: int
     nbytes: int

@@ -34,7 +34,7 @@ from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import Home
 from refit.step.layout import Kept, Slot, State
 from refit.step.probe import Stepping, can_be_parted, flat, is_many, local, part_of
-from refit.step.window import BORN, TOGETHER, Part
+from refit.step.window import NEW, SAME_WINDOW, Part
 
 Optimizer = torch.optim.Optimizer
 
@@ -428,7 +428,7 @@ class WindowedStep:
         parts: list[Part] = []
         numbers: list[list[int]] = []
         for entry in entries:
-            born = BORN if entry.unborn else 0
+            born = NEW if entry.unborn else 0
             mine: list[int] = []
             masters = entry.kept.master.slots if entry.kept and entry.kept.master else []
             slots = [(slot, 0) for slot in masters]
@@ -437,7 +437,7 @@ class WindowedStep:
                 offset, nbytes, _, _ = entry.place_of(slot)
                 if nbytes:
                     mine.append(len(parts))
-                    flags |= TOGETHER if len(mine) > 1 else 0
+                    flags |= SAME_WINDOW if len(mine) > 1 else 0
                     if entry.count is None:
                         parts.append(slot.whole(flags))
                     else:

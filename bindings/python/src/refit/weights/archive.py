@@ -8,7 +8,8 @@
                 archive.keep(update)
 
 An archive is a folder with whole versions and, between them, what changed since the one before. How
-a file looks, and how one is rebuilt and checked, is known to the C library (refit/archive.h).
+a file looks, and how one is rebuilt and checked, is known to the C library
+(refit/advanced/archive.h).
 """
 
 import ctypes

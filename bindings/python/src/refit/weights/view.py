@@ -92,7 +92,7 @@ class _CudaBytes:
 _libc = ctypes.CDLL(None)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
-release_lifetime = lib.refit_update_unkeep
+release_lifetime = lib.refit_update_release
 """The C function that gives the room of a ``Lifetime`` back, on any thread."""
 
 
@@ -110,7 +110,7 @@ class Lifetime:
 
     def __init__(self, update: int, nbytes: int = 0) -> None:
         self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
-        call(lib.refit_update_keep, update, nbytes, ctypes.byref(self._out))
+        call(lib.refit_update_retain, update, nbytes, ctypes.byref(self._out))
 
     @property
     def address(self) -> int:

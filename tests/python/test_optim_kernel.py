@@ -1,6 +1,6 @@
-"""A step of ``kernels/adam.h`` gives the bits of ``torch.optim``'s single-tensor path on the CPU.
+"""A step of ``kernels/optim.h`` gives the bits of ``torch.optim``'s single-tensor path on the CPU.
 
-The kernel is internal; ``tests/kernels/adam_library.c`` shows it to this test. Each level of the
+The kernel is internal; ``tests/kernels/optim_library.c`` shows it to this test. Each level of the
 CPU's vectors is tried. What 16-bit gradients and parameters become with fp32 masters is written
 out here with PyTorch's own ops.
 """
@@ -43,7 +43,7 @@ class Span(ctypes.Structure):
         ("count", ctypes.c_size_t),
         *((name, ctypes.c_void_p) for name in ("gradient", "weights", "beside")),
         ("states", ctypes.c_void_p * 3),
-        *((name, ctypes.c_int) for name in ("gradient_type", "weights_type", "beside_is")),
+        *((name, ctypes.c_int) for name in ("gradient_type", "weights_type", "master_form")),
     ]
 
 
@@ -174,7 +174,7 @@ class Stepped:
             states=(ctypes.c_void_p * 3)(*states, *[None] * (3 - len(states))),
             gradient_type=TYPES[gradient.dtype],
             weights_type=TYPES[self.weights.dtype],
-            beside_is=self._is,
+            master_form=self._is,
         )
         self._library.adam_step(self._options, step, unscale, clip, span)
 

@@ -9,22 +9,22 @@
  * With a root of the caller's, a step goes through blocks that stay in the cache: the moments of a
  * block and the squares whose roots are asked for, their roots, and what the roots are for.
  */
-#include "kernels/adam.h"
+#include "kernels/optim.h"
 
 #include <math.h>
 #include <string.h>
 
-#include "kernels/adam_wide.h"
 #include "kernels/cast.h"
 #include "kernels/cpu.h"
 #include "kernels/floats.h"
+#include "kernels/optim_wide.h"
 
 /* ---- Numbers of a step */
 
-size_t rft_adam_states(const rft_adam_options *options)
+size_t rft_optim_states(const rft_optim_options *options)
 {
     switch (options->kind) {
-    case RFT_ADAM: return options->amsgrad ? 3 : 2;
+    case RFT_OPTIM_ADAM: return options->amsgrad ? 3 : 2;
     case RFT_SGD: return options->momentum != 0 ? 1 : 0;
     case RFT_ADAGRAD:
     case RFT_LION: break;
@@ -33,19 +33,19 @@ size_t rft_adam_states(const rft_adam_options *options)
 }
 
 /* lr / by, and 1 - lr * by. */
-static double rate_over(const rft_adam_options *options, double by)
+static double rate_over(const rft_optim_options *options, double by)
 {
     return options->lr_is_tensor ? (double)((float)options->lr / (float)by) : options->lr / by;
 }
 
-static float kept_of(const rft_adam_options *options)
+static float kept_of(const rft_optim_options *options)
 {
     if (!options->lr_is_tensor) return (float)(1 - options->lr * options->weight_decay);
     float lost = (float)options->lr * (float)options->weight_decay;
     return 1.0f - lost;
 }
 
-static void set_adam(rft_adam_rule *rule, const rft_adam_options *options, double step)
+static void set_adam(rft_optim_rule *rule, const rft_optim_options *options, double step)
 {
     float weight = (float)(1 - options->beta1);
     rule->amsgrad = options->amsgrad;
@@ -55,32 +55,33 @@ static void set_adam(rft_adam_rule *rule, const rft_adam_options *options, doubl
     rule->rate = (float)-rate_over(options, 1 - pow(options->beta1, step));
 }
 
-rft_adam_rule rft_adam_rule_at(const rft_adam_options *options, double step)
+rft_optim_rule rft_optim_rule_at(const rft_optim_options *options, double step)
 {
     bool decays = options->weight_decay != 0;
-    bool decoupled = options->kind == RFT_LION || (options->kind == RFT_ADAM && options->decoupled);
-    rft_adam_rule rule = {.kind = options->kind,
-                          .maximize = options->maximize,
-                          .nesterov = options->nesterov,
-                          .has_l2 = decays && !decoupled,
-                          .has_momentum = options->momentum != 0,
-                          .is_first = step <= 1,
-                          .unscale = 1,
-                          .clip = 1,
-                          .l2 = (float)options->weight_decay,
-                          .decay = decays && decoupled ? kept_of(options) : 1.0f,
-                          .beta1 = (float)options->beta1,
-                          .one_minus_beta1 = (float)(1 - options->beta1),
-                          .beta2 = (float)options->beta2,
-                          .one_minus_beta2 = (float)(1 - options->beta2),
-                          .correction = 1,
-                          .eps = (float)options->eps,
-                          .momentum = (float)options->momentum,
-                          .one_minus_dampening = (float)(1 - options->dampening),
-                          .rate = (float)-options->lr,
-                          .root = options->root,
-                          .root_threads = options->root_threads};
-    if (options->kind == RFT_ADAM) set_adam(&rule, options, step);
+    bool decoupled =
+        options->kind == RFT_LION || (options->kind == RFT_OPTIM_ADAM && options->decoupled);
+    rft_optim_rule rule = {.kind = options->kind,
+                           .maximize = options->maximize,
+                           .nesterov = options->nesterov,
+                           .has_l2 = decays && !decoupled,
+                           .has_momentum = options->momentum != 0,
+                           .is_first = step <= 1,
+                           .unscale = 1,
+                           .clip = 1,
+                           .l2 = (float)options->weight_decay,
+                           .decay = decays && decoupled ? kept_of(options) : 1.0f,
+                           .beta1 = (float)options->beta1,
+                           .one_minus_beta1 = (float)(1 - options->beta1),
+                           .beta2 = (float)options->beta2,
+                           .one_minus_beta2 = (float)(1 - options->beta2),
+                           .correction = 1,
+                           .eps = (float)options->eps,
+                           .momentum = (float)options->momentum,
+                           .one_minus_dampening = (float)(1 - options->dampening),
+                           .rate = (float)-options->lr,
+                           .root = options->root,
+                           .root_threads = options->root_threads};
+    if (options->kind == RFT_OPTIM_ADAM) set_adam(&rule, options, step);
     if (options->kind == RFT_ADAGRAD) {
         rule.rate = (float)-rate_over(options, 1 + (step - 1) * options->lr_decay);
     }
@@ -160,41 +161,41 @@ static float join_one(const void *weights, const void *remainders, size_t i)
     return master;
 }
 
-void rft_adam_split(uint16_t *weights, uint16_t *remainders, const float *masters, size_t count)
+void rft_optim_split(uint16_t *weights, uint16_t *remainders, const float *masters, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         split_one(weights, remainders, i, load_float(masters, i));
 }
 
-void rft_adam_join(float *masters, const uint16_t *weights, const uint16_t *remainders,
-                   size_t count)
+void rft_optim_join(float *masters, const uint16_t *weights, const uint16_t *remainders,
+                    size_t count)
 {
     for (size_t i = 0; i < count; i++)
         store_float(masters, i, join_one(weights, remainders, i));
 }
 
-static float load_parameter(const rft_adam_span *span, size_t i)
+static float load_parameter(const rft_optim_span *span, size_t i)
 {
-    switch (span->beside_is) {
-    case RFT_ADAM_MASTER: return load_float(span->beside, i);
-    case RFT_ADAM_REMAINDER: return join_one(span->weights, span->beside, i);
-    case RFT_ADAM_ALONE: break;
+    switch (span->master_form) {
+    case RFT_OPTIM_FP32_MASTER: return load_float(span->master, i);
+    case RFT_OPTIM_REMAINDER: return join_one(span->weights, span->master, i);
+    case RFT_OPTIM_NO_MASTER: break;
     }
     return load_typed(span->weights, span->weights_type, i);
 }
 
-static void store_parameter(const rft_adam_span *span, size_t i, float value)
+static void store_parameter(const rft_optim_span *span, size_t i, float value)
 {
-    if (span->beside_is == RFT_ADAM_REMAINDER) {
-        split_one(span->weights, span->beside, i, value);
+    if (span->master_form == RFT_OPTIM_REMAINDER) {
+        split_one(span->weights, span->master, i, value);
         return;
     }
-    if (span->beside_is == RFT_ADAM_MASTER) store_float(span->beside, i, value);
+    if (span->master_form == RFT_OPTIM_FP32_MASTER) store_float(span->master, i, value);
     store_typed(span->weights, span->weights_type, i, value);
 }
 
 /* The gradient as the moments take it. */
-static float load_gradient(const rft_adam_rule *rule, const rft_adam_span *span, size_t i,
+static float load_gradient(const rft_optim_rule *rule, const rft_optim_span *span, size_t i,
                            float parameter)
 {
     float gradient = load_typed(span->gradient, span->gradient_type, i);
@@ -212,7 +213,7 @@ static float larger(float a, float b)
 }
 
 /* The moments; what the root is asked of. */
-static float adam_moments(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
+static float adam_moments(const rft_optim_rule *rule, const rft_optim_span *span, size_t i)
 {
     float gradient = load_gradient(rule, span, i, load_parameter(span, i));
     float first = load_float(span->states[0], i), change = gradient - first;
@@ -227,7 +228,7 @@ static float adam_moments(const rft_adam_rule *rule, const rft_adam_span *span, 
     return most;
 }
 
-static float adagrad_moments(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
+static float adagrad_moments(const rft_optim_rule *rule, const rft_optim_span *span, size_t i)
 {
     float gradient = load_gradient(rule, span, i, load_parameter(span, i));
     float sum = fmaf(gradient, gradient, load_float(span->states[0], i));
@@ -235,22 +236,23 @@ static float adagrad_moments(const rft_adam_rule *rule, const rft_adam_span *spa
     return sum;
 }
 
-static float moments(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
+static float moments(const rft_optim_rule *rule, const rft_optim_span *span, size_t i)
 {
-    return rule->kind == RFT_ADAM ? adam_moments(rule, span, i) : adagrad_moments(rule, span, i);
+    return rule->kind == RFT_OPTIM_ADAM ? adam_moments(rule, span, i)
+                                        : adagrad_moments(rule, span, i);
 }
 
 /* The parameter, of the moments and the root; Adam and Adagrad. */
-static void apply(const rft_adam_rule *rule, const rft_adam_span *span, size_t i, float root)
+static void apply(const rft_optim_rule *rule, const rft_optim_span *span, size_t i, float root)
 {
     float parameter = load_parameter(span, i);
-    float along = rule->kind == RFT_ADAM ? load_float(span->states[0], i)
-                                         : load_gradient(rule, span, i, parameter);
+    float along = rule->kind == RFT_OPTIM_ADAM ? load_float(span->states[0], i)
+                                               : load_gradient(rule, span, i, parameter);
     float least = root / rule->correction + rule->eps;
     store_parameter(span, i, parameter * rule->decay + rule->rate * along / least);
 }
 
-static void sgd(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
+static void sgd(const rft_optim_rule *rule, const rft_optim_span *span, size_t i)
 {
     float parameter = load_parameter(span, i);
     float gradient = load_gradient(rule, span, i, parameter), along = gradient;
@@ -266,7 +268,7 @@ static void sgd(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
     store_parameter(span, i, fmaf(rule->rate, along, parameter));
 }
 
-static void lion(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
+static void lion(const rft_optim_rule *rule, const rft_optim_span *span, size_t i)
 {
     float parameter = load_parameter(span, i);
     float gradient = load_gradient(rule, span, i, parameter);
@@ -278,14 +280,14 @@ static void lion(const rft_adam_rule *rule, const rft_adam_span *span, size_t i)
     store_float(span->states[0], i, first);
 }
 
-static void scalar_pass(const rft_adam_rule *rule, const rft_adam_span *span, rft_adam_part part,
+static void scalar_pass(const rft_optim_rule *rule, const rft_optim_span *span, rft_optim_part part,
                         float *roots)
 {
     for (size_t i = 0; i < span->count; i++) {
         switch (part) {
-        case RFT_ADAM_MOMENTS: roots[i] = moments(rule, span, i); break;
-        case RFT_ADAM_APPLY: apply(rule, span, i, roots[i]); break;
-        case RFT_ADAM_WHOLE:
+        case RFT_OPTIM_MOMENTS: roots[i] = moments(rule, span, i); break;
+        case RFT_OPTIM_APPLY: apply(rule, span, i, roots[i]); break;
+        case RFT_OPTIM_WHOLE:
             if (rule->kind == RFT_SGD) {
                 sgd(rule, span, i);
             } else if (rule->kind == RFT_LION) {
@@ -305,30 +307,30 @@ static void *moved(void *array, size_t bytes)
 }
 
 /* `count` elements of it from `first` on. */
-static rft_adam_span slice(const rft_adam_span *span, size_t first, size_t count)
+static rft_optim_span slice(const rft_optim_span *span, size_t first, size_t count)
 {
-    rft_adam_span part = *span;
+    rft_optim_span part = *span;
     part.count = count;
     part.gradient = (const char *)span->gradient + first * rft_float_bytes(span->gradient_type);
     part.weights = moved(span->weights, first * rft_float_bytes(span->weights_type));
-    part.beside = moved(span->beside, first * (span->beside_is == RFT_ADAM_MASTER ? 4 : 2));
+    part.master = moved(span->master, first * (span->master_form == RFT_OPTIM_FP32_MASTER ? 4 : 2));
     for (size_t i = 0; i < 3; i++)
         part.states[i] = moved(span->states[i], 4 * first);
     return part;
 }
 
 /* How many elements the wide form has done, from the first on. */
-static size_t wide_pass(const rft_adam_rule *rule, const rft_adam_span *span, rft_adam_part part,
+static size_t wide_pass(const rft_optim_rule *rule, const rft_optim_span *span, rft_optim_part part,
                         float *roots)
 {
 #if defined(__x86_64__)
     switch (rft_cpu_get_level()) {
-    case RFT_CPU_AVX512: return rft_adam_avx512(rule, span, part, roots);
-    case RFT_CPU_AVX2: return rft_adam_avx2(rule, span, part, roots);
+    case RFT_CPU_AVX512: return rft_optim_avx512(rule, span, part, roots);
+    case RFT_CPU_AVX2: return rft_optim_avx2(rule, span, part, roots);
     case RFT_CPU_BASE: break;
     }
 #elif defined(__aarch64__)
-    if (rft_cpu_get_level() == RFT_CPU_NEON) return rft_adam_neon(rule, span, part, roots);
+    if (rft_cpu_get_level() == RFT_CPU_NEON) return rft_optim_neon(rule, span, part, roots);
 #endif
     (void)rule;
     (void)span;
@@ -337,28 +339,28 @@ static size_t wide_pass(const rft_adam_rule *rule, const rft_adam_span *span, rf
     return 0;
 }
 
-static void run_pass(const rft_adam_rule *rule, const rft_adam_span *span, rft_adam_part part,
+static void run_pass(const rft_optim_rule *rule, const rft_optim_span *span, rft_optim_part part,
                      float *roots)
 {
     size_t done = wide_pass(rule, span, part, roots);
-    rft_adam_span rest = slice(span, done, span->count - done);
+    rft_optim_span rest = slice(span, done, span->count - done);
     scalar_pass(rule, &rest, part, roots == NULL ? NULL : roots + done);
 }
 
-void rft_adam_step(const rft_adam_rule *rule, const rft_adam_span *span)
+void rft_optim_step(const rft_optim_rule *rule, const rft_optim_span *span)
 {
     if (rule->root == NULL || rule->kind == RFT_SGD || rule->kind == RFT_LION) {
-        run_pass(rule, span, RFT_ADAM_WHOLE, NULL);
+        run_pass(rule, span, RFT_OPTIM_WHOLE, NULL);
         return;
     }
-    _Alignas(64) float roots[RFT_ADAM_ROOTS];
+    _Alignas(64) float roots[RFT_OPTIM_SQRTS];
     int former = rule->root_threads == NULL ? 0 : rule->root_threads(1);
-    for (size_t first = 0; first < span->count; first += RFT_ADAM_ROOTS) {
-        size_t left = span->count - first, count = left < RFT_ADAM_ROOTS ? left : RFT_ADAM_ROOTS;
-        rft_adam_span block = slice(span, first, count);
-        run_pass(rule, &block, RFT_ADAM_MOMENTS, roots);
-        rule->root((int)count, roots, roots, RFT_ADAM_ROOT_MODE);
-        run_pass(rule, &block, RFT_ADAM_APPLY, roots);
+    for (size_t first = 0; first < span->count; first += RFT_OPTIM_SQRTS) {
+        size_t left = span->count - first, count = left < RFT_OPTIM_SQRTS ? left : RFT_OPTIM_SQRTS;
+        rft_optim_span block = slice(span, first, count);
+        run_pass(rule, &block, RFT_OPTIM_MOMENTS, roots);
+        rule->root((int)count, roots, roots, RFT_OPTIM_SQRT_MODE);
+        run_pass(rule, &block, RFT_OPTIM_APPLY, roots);
     }
     if (rule->root_threads != NULL) (void)rule->root_threads(former);
 }

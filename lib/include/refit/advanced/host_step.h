@@ -1,5 +1,5 @@
 /*
- * refit/host_step.h: a share of the parameters is stepped on the CPU.
+ * refit/advanced/host_step.h: a share of the parameters is stepped on the CPU.
  *
  *     IDLE ──begin──► GATHERING ──run──► RETURNING ──wait, begin──► IDLE
  *      ▲                │   │                ▲
@@ -7,9 +7,9 @@
  *                           └──► STEPPING ───┘
  *
  * The optimizer states of these parameters are regions of an OFFLOADED offloader, with
- * REFIT_HOME_HOST as a rule, and do not visit the device; if the caller restores them, they come as
- * they were stepped, and no step begins before they are away again. Their gradients come to the
- * host while the backward pass goes on, the CPU steps them, and the new parameters return:
+ * REFIT_PLACEMENT_HOST as a rule, and do not visit the device; if the caller restores them, they
+ * come as they were stepped, and no step begins before they are away again. Their gradients come to
+ * the host while the backward pass goes on, the CPU steps them, and the new parameters return:
  *
  *     refit_host_step_begin(step, groups, count, &error);
  *     refit_host_step_gradient(step, p, gradient, n, stream, &error);    as each becomes final
@@ -18,7 +18,7 @@
  *     refit_host_step_join(step, p, stream, &error);                     before its next use
  *
  * The bits are those of torch.optim's single-tensor path on the CPU, in any division between
- * threads (kernels/adam.h says op by op which bits are meant). Arithmetic follows the rounding and
+ * threads (kernels/optim.h says op by op which bits are meant). Arithmetic follows the rounding and
  * the treatment of subnormal numbers of the thread that calls run.
  *
  * Host memory, page-locked like the image, is taken at open: for each parameter its gradient, all
@@ -43,8 +43,8 @@
  * may be stepped at any time between the calls below. Copies go as fast as they can:
  * offload.rate_limit is not for them.
  */
-#ifndef REFIT_HOST_STEP_H
-#define REFIT_HOST_STEP_H
+#ifndef REFIT_ADVANCED_HOST_STEP_H
+#define REFIT_ADVANCED_HOST_STEP_H
 
 #include <refit/dtype.h>
 #include <refit/offload.h>
@@ -59,12 +59,12 @@ typedef struct refit_host_step refit_host_step;
 #define REFIT_EACH_PARAMETER UINT32_MAX /* of refit_host_step_join */
 
 /* What is kept of a parameter beside itself. */
-typedef enum refit_beside {
-    REFIT_BESIDE_NONE = 0,      /* the parameter is stepped itself, and rounded if it has 16 bits */
-    REFIT_BESIDE_MASTER = 1,    /* fp32 masters are stepped, and rounded to the parameter */
-    REFIT_BESIDE_REMAINDER = 2, /* bf16 parameters: the lower 16 bits of the master that they and
+typedef enum refit_master_form {
+    REFIT_MASTER_NONE = 0,      /* the parameter is stepped itself, and rounded if it has 16 bits */
+    REFIT_MASTER_FP32 = 1,      /* fp32 masters are stepped, and rounded to the parameter */
+    REFIT_MASTER_REMAINDER = 2, /* bf16 parameters: the lower 16 bits of the master that they and
                                    the remainder make, as Transformer Engine keeps it */
-} refit_beside;
+} refit_master_form;
 
 typedef enum refit_optimizer {
     REFIT_ADAM = 0,    /* exp_avg, exp_avg_sq, with amsgrad max_exp_avg_sq */
@@ -101,8 +101,8 @@ typedef struct refit_host_parameter {
     int32_t type;          /* refit_dtype: REFIT_F32, REFIT_BF16 or REFIT_F16 */
     int32_t gradient_type; /* likewise */
     uint32_t group;        /* whose options it takes, below the count of refit_host_step_begin */
-    int32_t beside;        /* refit_beside */
-    refit_region_id beside_region; /* not for REFIT_BESIDE_NONE: 4 bytes an element, 2 of a
+    int32_t master;        /* refit_master_form */
+    refit_region_id master_region; /* not for REFIT_MASTER_NONE: 4 bytes an element, 2 of a
                                       remainder */
     uint32_t state_count;
     refit_region_id states[REFIT_HOST_STATES]; /* fp32, in the order of refit_optimizer */
@@ -111,9 +111,9 @@ typedef struct refit_host_parameter {
 
 /* What has happened to a parameter since the last begin. */
 typedef enum refit_parameter_flag {
-    REFIT_PARAMETER_NAMED = 1,    /* its gradient was named, and was not dropped */
-    REFIT_PARAMETER_STEPPED = 2,  /* on the host */
-    REFIT_PARAMETER_RETURNED = 4, /* the device has it; seen by wait, run or begin */
+    REFIT_PARAMETER_SUBMITTED = 1, /* its gradient was submitted, and was not dropped */
+    REFIT_PARAMETER_STEPPED = 2,   /* on the host */
+    REFIT_PARAMETER_RETURNED = 4,  /* the device has it; seen by wait, run or begin */
 } refit_parameter_flag;
 
 /*
@@ -191,7 +191,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_set_sqrt(refit_host_step
  *
  * Errors, with which no parameter is on the host until it is called again:
  * - REFIT_ERR_STATE: not IDLE, or the offloader is not OFFLOADED
- * - REFIT_ERR_BUSY: `renew`, and a lease reads the image
+ * - REFIT_ERR_BUSY: `renew`, and a read lock reads the image
  * - REFIT_ERR_COPY, REFIT_ERR_TIMEOUT and others
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *step, int renew,
@@ -216,31 +216,32 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *s
 /*
  * The gradient of `parameter` is what `stream` has made of it by now: its copy to the host starts
  * behind that. REFIT_STREAM_NONE: it is there already. `number` counts the steps of this parameter,
- * this one included, from 1 on. A parameter that is not named is not stepped. Does not wait for
+ * this one included, from 1 on. A parameter that is not submitted is not stepped. Does not wait for
  * the copy.
  *
- * A gradient that is named again, because the caller has clipped it or added to it, replaces the
- * former one, which may have lain elsewhere: the squares are summed anew. The memory of each
- * gradient that was named stays until norm, run or skip has returned REFIT_OK. Its bytes may change
- * before: what a copy brings that is under way is not used, if the gradient is named again or
- * dropped.
+ * A gradient that is submitted again, because the caller has clipped it or added to it, replaces
+ * the former one, which may have lain elsewhere: the squares are summed anew. The memory of each
+ * gradient that was submitted stays until norm, run or skip has returned REFIT_OK. Its bytes may
+ * change before: what a copy brings that is under way is not used, if the gradient is submitted
+ * again or dropped.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way, or run was called
  * - REFIT_ERR_NOT_FOUND: no such parameter
  * - REFIT_ERR_INVALID: not device memory, or `number` is not from 1 on
- * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: it is not named, and neither is the former one;
- * name it again. Until norm, run or skip has returned REFIT_OK a part of it may still be read
+ * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: it is not submitted, and neither is the former
+ * one; submit it again. Until norm, run or skip has returned REFIT_OK a part of it may still be
+ * read
  */
 REFIT_API REFIT_MUST_CHECK refit_status
 refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *gradient,
                          uint64_t number, refit_stream_ref stream, refit_error *error);
 
 /*
- * The parameter is not stepped in this step, unless its gradient is named again: a gradient that
- * was named is not there any more, or is not to count. One that was not named stays so. Until norm,
- * run or skip has returned REFIT_OK the gradient may still be read, as if it were named. Does not
- * block.
+ * The parameter is not stepped in this step, unless its gradient is submitted again: a gradient
+ * that was submitted is not there any more, or is not to count. One that was not submitted stays
+ * so. Until norm, run or skip has returned REFIT_OK the gradient may still be read, as if it were
+ * submitted. Does not block.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way, or run was called
@@ -252,12 +253,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *st
 
 /*
  * The parameter is what `stream` has made of it by now: its copy to the host starts behind that,
- * and the step begins from it. For REFIT_BESIDE_NONE only: masters and remainders are the parameter
- * themselves. It may be called before or after the gradient is named, or without one, and again.
- * The parameter stays as it is until norm, run or skip has returned REFIT_OK, or it is refreshed
- * again after the change. norm and run wait for the copy as for a gradient. Does not wait for the
- * copy. If the call fails, run does not step the parameter before another refresh, or a load, has
- * brought it.
+ * and the step begins from it. For REFIT_MASTER_NONE only: masters and remainders are the parameter
+ * themselves. It may be called before or after the gradient is submitted, or without one, and
+ * again. The parameter stays as it is until norm, run or skip has returned REFIT_OK, or it is
+ * refreshed again after the change. norm and run wait for the copy as for a gradient. Does not wait
+ * for the copy. If the call fails, run does not step the parameter before another refresh, or a
+ * load, has brought it.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way, or run was called
@@ -272,14 +273,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_refresh(refit_host_step 
                                                                 refit_error *error);
 
 /*
- * Waits for the gradients that were named, and writes the sum of their squares, in double, and
+ * Waits for the gradients that were submitted, and writes the sum of their squares, in double, and
  * whether any number is infinite or a NaN (1). Gradients count as they came: the caller multiplies
  * by the square of what run is given as `unscale`. The bits do not depend on threads. The sums of
- * ranks or of parameters elsewhere are the caller's to add. More gradients may be named afterwards.
- * Blocks while the CPU computes, and for each gradient and each parameter that is refreshed at most
- * offload.timeout_ms, and once more if one could not be named, or was dropped: the backward pass
- * that makes them may take longer than the limit. NULL for both places: only waits, so that the
- * gradients may be changed or freed.
+ * ranks or of parameters elsewhere are the caller's to add. More gradients may be submitted
+ * afterwards. Blocks while the CPU computes, and for each gradient and each parameter that is
+ * refreshed at most offload.timeout_ms, and once more if one could not be submitted, or was
+ * dropped: the backward pass that makes them may take longer than the limit. NULL for both places:
+ * only waits, so that the gradients may be changed or freed.
  *
  * Errors:
  * - REFIT_ERR_STATE: not in GATHERING
@@ -290,20 +291,20 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *st
                                                              int *found_inf, refit_error *error);
 
 /*
- * Steps the parameters whose gradients were named: the gradient is multiplied by `unscale`, then by
- * `clip` (1: as it is). Steps what has landed, in the order of open, and starts each new
+ * Steps the parameters whose gradients were submitted: the gradient is multiplied by `unscale`,
+ * then by `clip` (1: as it is). Steps what has landed, in the order of open, and starts each new
  * parameter's copy back at once, behind what `stream` has queued by the call: its last uses of the
  * old ones. Blocks while the CPU computes, and for each gradient and each parameter that is
- * refreshed at most offload.timeout_ms; not for the copies back. A lease on the image may be open
- * until here.
+ * refreshed at most offload.timeout_ms; not for the copies back. A read lock on the image may be
+ * open until here.
  *
  * Errors, with REFIT_PARAMETER_STEPPED saying what was stepped; call run again with the same two
  * factors, or skip the rest:
  * - REFIT_ERR_STATE: no step is under way, or the offloader is not OFFLOADED; a parameter whose
- * gradient was named is not on the host, since it was neither loaded nor refreshed: nothing was
+ * gradient was submitted is not on the host, since it was neither loaded nor refreshed: nothing was
  * stepped
  * - REFIT_ERR_INVALID: a factor that is not finite, or another than the first run had
- * - REFIT_ERR_BUSY: a lease reads the image; nothing was stepped
+ * - REFIT_ERR_BUSY: a read lock reads the image; nothing was stepped
  * - REFIT_ERR_COPY and others: a copy back could not be started; all that has landed was stepped
  * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE: a gradient, or a parameter that is refreshed, has not
  * arrived
@@ -372,12 +373,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_parameter(const refit_ho
 /*
  * The bytes of a state, master or remainder in the image, for the caller to read and write between
  * steps: what a checkpoint brings is written here. They may be used until the next run, load,
- * refit_lease_acquire, or restore, after which they may lie elsewhere: then call this again. Waits
- * for the image, if its memory is being taken, at most offload.timeout_ms.
+ * refit_read_lock_acquire, or restore, after which they may lie elsewhere: then call this again.
+ * Waits for the image, if its memory is being taken, at most offload.timeout_ms.
  *
  * Errors:
  * - REFIT_ERR_STATE: in STEPPING, or the offloader is not OFFLOADED
- * - REFIT_ERR_BUSY: a lease is open
+ * - REFIT_ERR_BUSY: a read lock is open
  * - REFIT_ERR_NOT_FOUND: no region of this host step
  * - those of refit_offloader_seal about memory, and REFIT_ERR_TIMEOUT
  */

@@ -1,6 +1,6 @@
 /*
- * adam_lanes: a step in vectors, one text for all widths, op by op what adam.c does to an element.
- * A file that includes it has defined, for its width:
+ * optim_lanes: a step in vectors, one text for all widths, op by op what optim.c does to an
+ * element. A file that includes it has defined, for its width:
  *
  *     LANES, TARGET, FORM(name)      elements of a vector; what functions are compiled for; their
  *                                    names
@@ -21,7 +21,7 @@ typedef struct FORM(numbers) {
     lanes correction, eps, momentum, one_minus_dampening, rate;
 } FORM(numbers);
 
-TARGET static INLINE FORM(numbers) FORM(spread)(const rft_adam_rule *rule)
+TARGET static INLINE FORM(numbers) FORM(spread)(const rft_optim_rule *rule)
 {
     return (FORM(numbers)){.unscale = FORM(set)(rule->unscale),
                            .clip = FORM(set)(rule->clip),
@@ -59,32 +59,33 @@ TARGET static INLINE void FORM(store_typed)(void *to, rft_float_type type, size_
     }
 }
 
-TARGET static INLINE lanes FORM(load_parameter)(const rft_adam_span *span, size_t i)
+TARGET static INLINE lanes FORM(load_parameter)(const rft_optim_span *span, size_t i)
 {
-    switch (span->beside_is) {
-    case RFT_ADAM_MASTER: return FORM(load)((const char *)span->beside + 4 * i);
-    case RFT_ADAM_REMAINDER:
-        return FORM(join)((const char *)span->weights + 2 * i, (const char *)span->beside + 2 * i);
-    case RFT_ADAM_ALONE: break;
+    switch (span->master_form) {
+    case RFT_OPTIM_FP32_MASTER: return FORM(load)((const char *)span->master + 4 * i);
+    case RFT_OPTIM_REMAINDER:
+        return FORM(join)((const char *)span->weights + 2 * i, (const char *)span->master + 2 * i);
+    case RFT_OPTIM_NO_MASTER: break;
     }
     return FORM(load_typed)(span->weights, span->weights_type, i);
 }
 
-TARGET static INLINE void FORM(store_parameter)(const rft_adam_span *span, size_t i, lanes value,
+TARGET static INLINE void FORM(store_parameter)(const rft_optim_span *span, size_t i, lanes value,
                                                 bool streams)
 {
-    switch (span->beside_is) {
-    case RFT_ADAM_REMAINDER:
-        FORM(split)((char *)span->weights + 2 * i, (char *)span->beside + 2 * i, value);
+    switch (span->master_form) {
+    case RFT_OPTIM_REMAINDER:
+        FORM(split)((char *)span->weights + 2 * i, (char *)span->master + 2 * i, value);
         return;
-    case RFT_ADAM_MASTER: FORM(store)((char *)span->beside + 4 * i, value); break;
-    case RFT_ADAM_ALONE: break;
+    case RFT_OPTIM_FP32_MASTER: FORM(store)((char *)span->master + 4 * i, value); break;
+    case RFT_OPTIM_NO_MASTER: break;
     }
     FORM(store_typed)(span->weights, span->weights_type, i, value, streams);
 }
 
-TARGET static INLINE lanes FORM(load_gradient)(const rft_adam_rule *rule, FORM(numbers) by,
-                                               const rft_adam_span *span, size_t i, lanes parameter)
+TARGET static INLINE lanes FORM(load_gradient)(const rft_optim_rule *rule, FORM(numbers) by,
+                                               const rft_optim_span *span, size_t i,
+                                               lanes parameter)
 {
     lanes gradient = FORM(load_typed)(span->gradient, span->gradient_type, i);
     gradient = FORM(mul)(FORM(mul)(gradient, by.unscale), by.clip);
@@ -92,19 +93,19 @@ TARGET static INLINE lanes FORM(load_gradient)(const rft_adam_rule *rule, FORM(n
     return rule->has_l2 ? FORM(fused)(by.l2, parameter, gradient) : gradient;
 }
 
-TARGET static INLINE lanes FORM(load_state)(const rft_adam_span *span, size_t state, size_t i)
+TARGET static INLINE lanes FORM(load_state)(const rft_optim_span *span, size_t state, size_t i)
 {
     return FORM(load)((const char *)span->states[state] + 4 * i);
 }
 
-TARGET static INLINE void FORM(store_state)(const rft_adam_span *span, size_t state, size_t i,
+TARGET static INLINE void FORM(store_state)(const rft_optim_span *span, size_t state, size_t i,
                                             lanes value)
 {
     FORM(store)((char *)span->states[state] + 4 * i, value);
 }
 
-TARGET static INLINE lanes FORM(adam_moments)(const rft_adam_rule *rule, FORM(numbers) by,
-                                              const rft_adam_span *span, size_t i, lanes gradient)
+TARGET static INLINE lanes FORM(adam_moments)(const rft_optim_rule *rule, FORM(numbers) by,
+                                              const rft_optim_span *span, size_t i, lanes gradient)
 {
     lanes first = FORM(load_state)(span, 0, i), change = FORM(sub)(gradient, first);
     first = FORM(fused)(by.lerp, change, rule->lerp_is_far ? gradient : first);
@@ -118,47 +119,47 @@ TARGET static INLINE lanes FORM(adam_moments)(const rft_adam_rule *rule, FORM(nu
     return most;
 }
 
-TARGET static INLINE lanes FORM(moments)(const rft_adam_rule *rule, rft_adam_kind kind,
-                                         FORM(numbers) by, const rft_adam_span *span, size_t i,
+TARGET static INLINE lanes FORM(moments)(const rft_optim_rule *rule, rft_optim_kind kind,
+                                         FORM(numbers) by, const rft_optim_span *span, size_t i,
                                          lanes gradient)
 {
-    if (kind == RFT_ADAM) return FORM(adam_moments)(rule, by, span, i, gradient);
+    if (kind == RFT_OPTIM_ADAM) return FORM(adam_moments)(rule, by, span, i, gradient);
     lanes sum = FORM(fused)(gradient, gradient, FORM(load_state)(span, 0, i));
     FORM(store_state)(span, 0, i, sum);
     return sum;
 }
 
 /* The new parameter. `along`: the first moment of Adam, the gradient of Adagrad. */
-TARGET static INLINE lanes FORM(applied)(rft_adam_kind kind, FORM(numbers) by, lanes parameter,
+TARGET static INLINE lanes FORM(applied)(rft_optim_kind kind, FORM(numbers) by, lanes parameter,
                                          lanes along, lanes root)
 {
-    lanes least = FORM(add)(kind == RFT_ADAM ? FORM(div)(root, by.correction) : root, by.eps);
+    lanes least = FORM(add)(kind == RFT_OPTIM_ADAM ? FORM(div)(root, by.correction) : root, by.eps);
     lanes change = FORM(div)(FORM(mul)(by.rate, along), least);
     return FORM(add)(FORM(mul)(parameter, by.decay), change);
 }
 
-TARGET static INLINE void FORM(rooted)(const rft_adam_rule *rule, rft_adam_kind kind,
-                                       FORM(numbers) by, const rft_adam_span *span,
-                                       rft_adam_part part, float *roots, size_t i, bool streams)
+TARGET static INLINE void FORM(rooted)(const rft_optim_rule *rule, rft_optim_kind kind,
+                                       FORM(numbers) by, const rft_optim_span *span,
+                                       rft_optim_part part, float *roots, size_t i, bool streams)
 {
     lanes parameter = FORM(load_parameter)(span, i), root;
     lanes gradient = FORM(load_gradient)(rule, by, span, i, parameter);
-    if (part == RFT_ADAM_APPLY) {
+    if (part == RFT_OPTIM_APPLY) {
         root = FORM(load)((const char *)(roots + i));
     } else {
         lanes square = FORM(moments)(rule, kind, by, span, i, gradient);
-        if (part == RFT_ADAM_MOMENTS) {
+        if (part == RFT_OPTIM_MOMENTS) {
             FORM(store)((char *)(roots + i), square);
             return;
         }
         root = FORM(root)(square);
     }
-    lanes along = kind == RFT_ADAM ? FORM(load_state)(span, 0, i) : gradient;
+    lanes along = kind == RFT_OPTIM_ADAM ? FORM(load_state)(span, 0, i) : gradient;
     FORM(store_parameter)(span, i, FORM(applied)(kind, by, parameter, along, root), streams);
 }
 
-TARGET static INLINE void FORM(sgd)(const rft_adam_rule *rule, FORM(numbers) by,
-                                    const rft_adam_span *span, size_t i, bool streams)
+TARGET static INLINE void FORM(sgd)(const rft_optim_rule *rule, FORM(numbers) by,
+                                    const rft_optim_span *span, size_t i, bool streams)
 {
     lanes parameter = FORM(load_parameter)(span, i);
     lanes gradient = FORM(load_gradient)(rule, by, span, i, parameter), along = gradient;
@@ -174,8 +175,8 @@ TARGET static INLINE void FORM(sgd)(const rft_adam_rule *rule, FORM(numbers) by,
     FORM(store_parameter)(span, i, FORM(fused)(by.rate, along, parameter), streams);
 }
 
-TARGET static INLINE void FORM(lion)(const rft_adam_rule *rule, FORM(numbers) by,
-                                     const rft_adam_span *span, size_t i, bool streams)
+TARGET static INLINE void FORM(lion)(const rft_optim_rule *rule, FORM(numbers) by,
+                                     const rft_optim_span *span, size_t i, bool streams)
 {
     lanes parameter = FORM(load_parameter)(span, i);
     lanes gradient = FORM(load_gradient)(rule, by, span, i, parameter);
@@ -194,36 +195,37 @@ TARGET static INLINE void FORM(fetch)(const void *array, size_t byte)
 }
 
 /* What the steps to come read: eight or more streams, of which the hardware follows but some. */
-TARGET static INLINE void FORM(fetch_all)(rft_adam_kind kind, const rft_adam_span *span, size_t i)
+TARGET static INLINE void FORM(fetch_all)(rft_optim_kind kind, const rft_optim_span *span, size_t i)
 {
     FORM(fetch)(span->gradient, (span->gradient_type == RFT_FP32 ? 4 : 2) * i);
     FORM(fetch)(span->states[0], 4 * i);
-    if (kind == RFT_ADAM) FORM(fetch)(span->states[1], 4 * i);
-    if (span->beside_is == RFT_ADAM_MASTER) {
-        FORM(fetch)(span->beside, 4 * i);
+    if (kind == RFT_OPTIM_ADAM) FORM(fetch)(span->states[1], 4 * i);
+    if (span->master_form == RFT_OPTIM_FP32_MASTER) {
+        FORM(fetch)(span->master, 4 * i);
         return;
     }
     FORM(fetch)(span->weights, (span->weights_type == RFT_FP32 ? 4 : 2) * i);
-    if (span->beside_is == RFT_ADAM_REMAINDER) FORM(fetch)(span->beside, 2 * i);
+    if (span->master_form == RFT_OPTIM_REMAINDER) FORM(fetch)(span->master, 2 * i);
 }
 
 /* Weights beside masters are not read, and streamed where that is possible. */
-TARGET static INLINE bool FORM(can_stream)(const rft_adam_span *span)
+TARGET static INLINE bool FORM(can_stream)(const rft_optim_span *span)
 {
-    return span->beside_is == RFT_ADAM_MASTER && span->count >= STREAM_LEAST &&
+    return span->master_form == RFT_OPTIM_FP32_MASTER && span->count >= STREAM_LEAST &&
            (uintptr_t)span->weights % (2 * LANES) == 0;
 }
 
-TARGET static INLINE size_t FORM(loop)(const rft_adam_rule *rule, rft_adam_kind kind,
-                                       const rft_adam_span *span, rft_adam_part part, float *roots)
+TARGET static INLINE size_t FORM(loop)(const rft_optim_rule *rule, rft_optim_kind kind,
+                                       const rft_optim_span *span, rft_optim_part part,
+                                       float *roots)
 {
     const FORM(numbers) by = FORM(spread)(rule);
     const size_t count = span->count / LANES * LANES;
     const bool streams = FORM(can_stream)(span);
     for (size_t i = 0; i < count; i += LANES) {
-        if (part != RFT_ADAM_APPLY) FORM(fetch_all)(kind, span, i);
+        if (part != RFT_OPTIM_APPLY) FORM(fetch_all)(kind, span, i);
         switch (kind) {
-        case RFT_ADAM:
+        case RFT_OPTIM_ADAM:
         case RFT_ADAGRAD: FORM(rooted)(rule, kind, by, span, part, roots, i, streams); break;
         case RFT_SGD: FORM(sgd)(rule, by, span, i, streams); break;
         case RFT_LION: FORM(lion)(rule, by, span, i, streams); break;
@@ -234,39 +236,40 @@ TARGET static INLINE size_t FORM(loop)(const rft_adam_rule *rule, rft_adam_kind 
 }
 
 /* With the types known where it is compiled, the loop has no branches. */
-TARGET static INLINE size_t FORM(known)(const rft_adam_rule *rule, const rft_adam_span *span,
+TARGET static INLINE size_t FORM(known)(const rft_optim_rule *rule, const rft_optim_span *span,
                                         rft_float_type gradient, rft_float_type weights,
-                                        rft_adam_beside beside)
+                                        rft_optim_master master)
 {
-    rft_adam_rule plain = *rule;
-    rft_adam_span typed = *span;
+    rft_optim_rule plain = *rule;
+    rft_optim_span typed = *span;
     plain.maximize = plain.amsgrad = plain.has_l2 = plain.lerp_is_far = false;
     typed.gradient_type = gradient;
     typed.weights_type = weights;
-    typed.beside_is = beside;
-    return FORM(loop)(&plain, RFT_ADAM, &typed, RFT_ADAM_WHOLE, NULL);
+    typed.master_form = master;
+    return FORM(loop)(&plain, RFT_OPTIM_ADAM, &typed, RFT_OPTIM_WHOLE, NULL);
 }
 
-TARGET static INLINE size_t FORM(by_weights)(const rft_adam_rule *rule, const rft_adam_span *span,
+TARGET static INLINE size_t FORM(by_weights)(const rft_optim_rule *rule, const rft_optim_span *span,
                                              rft_float_type gradient)
 {
     bool is_half = span->weights_type == RFT_FP16;
-    switch (span->beside_is) {
-    case RFT_ADAM_REMAINDER: return FORM(known)(rule, span, gradient, RFT_BF16, RFT_ADAM_REMAINDER);
-    case RFT_ADAM_MASTER:
-        return is_half ? FORM(known)(rule, span, gradient, RFT_FP16, RFT_ADAM_MASTER)
-                       : FORM(known)(rule, span, gradient, RFT_BF16, RFT_ADAM_MASTER);
-    case RFT_ADAM_ALONE: break;
+    switch (span->master_form) {
+    case RFT_OPTIM_REMAINDER:
+        return FORM(known)(rule, span, gradient, RFT_BF16, RFT_OPTIM_REMAINDER);
+    case RFT_OPTIM_FP32_MASTER:
+        return is_half ? FORM(known)(rule, span, gradient, RFT_FP16, RFT_OPTIM_FP32_MASTER)
+                       : FORM(known)(rule, span, gradient, RFT_BF16, RFT_OPTIM_FP32_MASTER);
+    case RFT_OPTIM_NO_MASTER: break;
     }
-    if (is_half) return FORM(known)(rule, span, gradient, RFT_FP16, RFT_ADAM_ALONE);
+    if (is_half) return FORM(known)(rule, span, gradient, RFT_FP16, RFT_OPTIM_NO_MASTER);
     if (span->weights_type == RFT_BF16) {
-        return FORM(known)(rule, span, gradient, RFT_BF16, RFT_ADAM_ALONE);
+        return FORM(known)(rule, span, gradient, RFT_BF16, RFT_OPTIM_NO_MASTER);
     }
-    return FORM(known)(rule, span, gradient, RFT_FP32, RFT_ADAM_ALONE);
+    return FORM(known)(rule, span, gradient, RFT_FP32, RFT_OPTIM_NO_MASTER);
 }
 
 /* AdamW, and Adam without decay, as most train. */
-TARGET static size_t FORM(common)(const rft_adam_rule *rule, const rft_adam_span *span)
+TARGET static size_t FORM(common)(const rft_optim_rule *rule, const rft_optim_span *span)
 {
     switch (span->gradient_type) {
     case RFT_BF16: return FORM(by_weights)(rule, span, RFT_BF16);
@@ -276,20 +279,20 @@ TARGET static size_t FORM(common)(const rft_adam_rule *rule, const rft_adam_span
     return FORM(by_weights)(rule, span, RFT_FP32);
 }
 
-TARGET size_t FORM(rft_adam)(const rft_adam_rule *rule, const rft_adam_span *span,
-                             rft_adam_part part, float *roots)
+TARGET size_t FORM(rft_optim)(const rft_optim_rule *rule, const rft_optim_span *span,
+                              rft_optim_part part, float *roots)
 {
     bool is_plain = !rule->maximize && !rule->amsgrad && !rule->has_l2 && !rule->lerp_is_far;
-    if (rule->kind == RFT_ADAM && part == RFT_ADAM_WHOLE && is_plain) {
+    if (rule->kind == RFT_OPTIM_ADAM && part == RFT_OPTIM_WHOLE && is_plain) {
         return FORM(common)(rule, span);
     }
-    const rft_adam_rule any = *rule;
-    const rft_adam_span all = *span;
+    const rft_optim_rule any = *rule;
+    const rft_optim_span all = *span;
     switch (rule->kind) {
     case RFT_ADAGRAD: return FORM(loop)(&any, RFT_ADAGRAD, &all, part, roots);
-    case RFT_SGD: return FORM(loop)(&any, RFT_SGD, &all, RFT_ADAM_WHOLE, NULL);
-    case RFT_LION: return FORM(loop)(&any, RFT_LION, &all, RFT_ADAM_WHOLE, NULL);
-    case RFT_ADAM: break;
+    case RFT_SGD: return FORM(loop)(&any, RFT_SGD, &all, RFT_OPTIM_WHOLE, NULL);
+    case RFT_LION: return FORM(loop)(&any, RFT_LION, &all, RFT_OPTIM_WHOLE, NULL);
+    case RFT_OPTIM_ADAM: break;
     }
-    return FORM(loop)(&any, RFT_ADAM, &all, part, roots);
+    return FORM(loop)(&any, RFT_OPTIM_ADAM, &all, part, roots);
 }

@@ -1,8 +1,8 @@
 /*
- * A step with NEON, which every 64-bit ARM has: the ops of adam_lanes.h, four elements a vector.
+ * A step with NEON, which every 64-bit ARM has: the ops of optim_lanes.h, four elements a vector.
  * Only `fused` contracts; all of refit is compiled with -ffp-contract=off.
  */
-#include "kernels/adam_wide.h"
+#include "kernels/optim_wide.h"
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -147,5 +147,5 @@ static INLINE void split_neon(char *weights, char *remainders, lanes value)
     put_halves_neon(remainders, vmovn_u32(low));
 }
 
-#include "kernels/adam_lanes.h"
+#include "kernels/optim_lanes.h"
 #endif

@@ -22,7 +22,7 @@
  *
  * Numbers of Python are doubles until an op takes one, which rounds it to fp32 once: 1 - beta1, 1 -
  * beta2, 1 - lr * weight_decay, -(lr / (1 - beta1 ** step)) and (1 - beta2 ** step) ** 0.5 are
- * computed in double (rft_adam_rule_at). foreach=True has the same bits on the CPU. fused=True has
+ * computed in double (rft_optim_rule_at). foreach=True has the same bits on the CPU. fused=True has
  * those of roots rounded to nearest (below), but for the last elements of a parameter, which are
  * less than a vector: there it rounds products that are fused elsewhere.
  * ATEN_CPU_CAPABILITY=default, which has no FMA, rounds each product. The last two are not meant.
@@ -33,11 +33,11 @@
  * vmsSqrt, whose rounding depends on the processor: on AMD's, a fifth of the results is the
  * neighbour of the nearest (up to 0.75 units in the last place). With `root` NULL, roots are
  * rounded to nearest, in the same pass. With `root` the vmsSqrt of PyTorch's own library, the bits
- * are those of torch.optim in this process; it is called for blocks of RFT_ADAM_ROOTS elements, on
+ * are those of torch.optim in this process; it is called for blocks of RFT_OPTIM_SQRTS elements, on
  * the calling thread. MKL then starts a team of threads for each block, unless it has one thread
  * there. torch.set_num_threads() sets the threads of the process and forbids MKL to take fewer (two
  * threads that step, two of MKL's each, two cores: 18 times slower). `root_threads`, which is
- * MKL_Set_Num_Threads_Local, gives the calling thread one for the time of a call of rft_adam_step.
+ * MKL_Set_Num_Threads_Local, gives the calling thread one for the time of a call of rft_optim_step.
  *
  * Lion is not in torch.optim. Meant is the form that its authors published (google/automl,
  * lion/lion_pytorch.py; Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023):
@@ -78,22 +78,22 @@
 
 #include "kernels/floats.h"
 
-typedef enum rft_adam_kind { RFT_ADAM, RFT_ADAGRAD, RFT_SGD, RFT_LION } rft_adam_kind;
+typedef enum rft_optim_kind { RFT_OPTIM_ADAM, RFT_ADAGRAD, RFT_SGD, RFT_LION } rft_optim_kind;
 
 /* vmsSqrt of Intel's Vector Mathematics: `to` may be `from`. */
-typedef void (*rft_adam_root)(int count, const float *from, float *to, long long mode);
+typedef void (*rft_optim_sqrt)(int count, const float *from, float *to, long long mode);
 
 /* MKL_Set_Num_Threads_Local: sets the threads of MKL's calls on the calling thread, 0: as many as
  * the process has set; what was set before. */
-typedef int (*rft_adam_root_threads)(int count);
+typedef int (*rft_optim_sqrt_threads)(int count);
 
 /* As torch::vml calls it: VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE. */
-#define RFT_ADAM_ROOT_MODE 0x140102LL
-#define RFT_ADAM_ROOTS     ((size_t)1024)
+#define RFT_OPTIM_SQRT_MODE 0x140102LL
+#define RFT_OPTIM_SQRTS     ((size_t)1024)
 
 /* What param_groups has, under PyTorch's names. What a kind does not know is not read. */
-typedef struct rft_adam_options {
-    rft_adam_kind kind;
+typedef struct rft_optim_options {
+    rft_optim_kind kind;
     double lr, weight_decay;
     double beta1, beta2;        /* Adam, Lion */
     double eps;                 /* Adam, Adagrad */
@@ -103,15 +103,15 @@ typedef struct rft_adam_options {
     bool amsgrad;               /* Adam */
     bool nesterov;              /* SGD */
     bool maximize;
-    bool lr_is_tensor;  /* `lr` is an fp32 tensor of no dimensions: what is computed of it, is in
-                           fp32 */
-    rft_adam_root root; /* or NULL */
-    rft_adam_root_threads root_threads; /* or NULL: it needs no telling */
-} rft_adam_options;
+    bool lr_is_tensor;   /* `lr` is an fp32 tensor of no dimensions: what is computed of it, is in
+                            fp32 */
+    rft_optim_sqrt root; /* or NULL */
+    rft_optim_sqrt_threads root_threads; /* or NULL: it needs no telling */
+} rft_optim_options;
 
 /* One step, as the numbers that its ops take. */
-typedef struct rft_adam_rule {
-    rft_adam_kind kind;
+typedef struct rft_optim_rule {
+    rft_optim_kind kind;
     bool maximize, amsgrad, nesterov;
     bool has_l2;       /* weight decay is added to the gradient */
     bool has_momentum; /* SGD */
@@ -129,44 +129,45 @@ typedef struct rft_adam_rule {
     float eps;
     float momentum, one_minus_dampening;
     float rate; /* negative */
-    rft_adam_root root;
-    rft_adam_root_threads root_threads;
-} rft_adam_rule;
+    rft_optim_sqrt root;
+    rft_optim_sqrt_threads root_threads;
+} rft_optim_rule;
 
-typedef enum rft_adam_beside {
-    RFT_ADAM_ALONE,  /* the weights are the parameter */
-    RFT_ADAM_MASTER, /* 16-bit weights; `beside` are fp32 masters, and the weights only written */
-    RFT_ADAM_REMAINDER, /* bf16 weights; `beside` are 16-bit remainders */
-} rft_adam_beside;
+typedef enum rft_optim_master {
+    RFT_OPTIM_NO_MASTER,   /* the weights are the parameter */
+    RFT_OPTIM_FP32_MASTER, /* 16-bit weights; `beside` are fp32 masters, and the weights only
+                              written */
+    RFT_OPTIM_REMAINDER,   /* bf16 weights; `beside` are 16-bit remainders */
+} rft_optim_master;
 
 /* Elements of one parameter. Arrays do not overlap and may lie at any address; the scalar form asks
  * for no alignment, the others are faster at multiples of 64. */
-typedef struct rft_adam_span {
+typedef struct rft_optim_span {
     size_t count;
     const void *gradient;
     void *weights;
-    void *beside;
+    void *master;
     /* fp32. Adam: exp_avg, exp_avg_sq, max_exp_avg_sq if amsgrad; Adagrad: sum; SGD:
      * momentum_buffer if there is momentum; Lion: exp_avg. */
     void *states[3];
     rft_float_type gradient_type;
     rft_float_type weights_type;
-    rft_adam_beside beside_is;
-} rft_adam_span;
+    rft_optim_master master_form;
+} rft_optim_span;
 
 /* How many arrays of `states` a step uses. */
-size_t rft_adam_states(const rft_adam_options *options);
+size_t rft_optim_states(const rft_optim_options *options);
 
 /* The rule of step number `step`, from 1 on, with no unscaling and no clipping. */
-rft_adam_rule rft_adam_rule_at(const rft_adam_options *options, double step);
+rft_optim_rule rft_optim_rule_at(const rft_optim_options *options, double step);
 
 /* Steps a range. No thread is started and nothing is allocated: the caller divides the work. When
  * it returns, other threads that are told so see the bytes (fenced). */
-void rft_adam_step(const rft_adam_rule *rule, const rft_adam_span *span);
+void rft_optim_step(const rft_optim_rule *rule, const rft_optim_span *span);
 
 /* Weights and remainders of masters, and back. A NaN becomes 0x7FC00000. */
-void rft_adam_split(uint16_t *weights, uint16_t *remainders, const float *masters, size_t count);
-void rft_adam_join(float *masters, const uint16_t *weights, const uint16_t *remainders,
-                   size_t count);
+void rft_optim_split(uint16_t *weights, uint16_t *remainders, const float *masters, size_t count);
+void rft_optim_join(float *masters, const uint16_t *weights, const uint16_t *remainders,
+                    size_t count);
 
 #endif

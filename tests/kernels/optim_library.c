@@ -1,15 +1,15 @@
 /*
- * The steps of kernels/adam.h as a library for tests/python/test_adam_kernel.py, which holds them
+ * The steps of kernels/optim.h as a library for tests/python/test_optim_kernel.py, which holds them
  * against torch.optim. Its structures are those of the header, field by field.
  */
-#include "kernels/adam.h"
 #include "kernels/cpu.h"
+#include "kernels/optim.h"
 
 #define SHOWN __attribute__((visibility("default")))
 
 SHOWN int adam_limit(int level);
-SHOWN void adam_step(const rft_adam_options *options, double step, float unscale, float clip,
-                     const rft_adam_span *span);
+SHOWN void adam_step(const rft_optim_options *options, double step, float unscale, float clip,
+                     const rft_optim_span *span);
 SHOWN void adam_split(uint16_t *weights, uint16_t *remainders, const float *masters, size_t count);
 SHOWN void adam_join(float *masters, const uint16_t *weights, const uint16_t *remainders,
                      size_t count);
@@ -21,21 +21,21 @@ int adam_limit(int level)
     return (int)rft_cpu_get_level();
 }
 
-void adam_step(const rft_adam_options *options, double step, float unscale, float clip,
-               const rft_adam_span *span)
+void adam_step(const rft_optim_options *options, double step, float unscale, float clip,
+               const rft_optim_span *span)
 {
-    rft_adam_rule rule = rft_adam_rule_at(options, step);
+    rft_optim_rule rule = rft_optim_rule_at(options, step);
     rule.unscale = unscale;
     rule.clip = clip;
-    rft_adam_step(&rule, span);
+    rft_optim_step(&rule, span);
 }
 
 void adam_split(uint16_t *weights, uint16_t *remainders, const float *masters, size_t count)
 {
-    rft_adam_split(weights, remainders, masters, count);
+    rft_optim_split(weights, remainders, masters, count);
 }
 
 void adam_join(float *masters, const uint16_t *weights, const uint16_t *remainders, size_t count)
 {
-    rft_adam_join(masters, weights, remainders, count);
+    rft_optim_join(masters, weights, remainders, count);
 }

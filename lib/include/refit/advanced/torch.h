@@ -1,6 +1,6 @@
 /*
- * refit/torch.h: PyTorch allocates from an arena, so that optimizer states have addresses that
- * never change.
+ * refit/advanced/torch.h: PyTorch allocates from an arena, so that optimizer states have addresses
+ * that never change.
  *
  *     allocator = torch.cuda.memory.CUDAPluggableAllocator(
  *         "librefit.so", "refit_torch_alloc", "refit_torch_free").allocator()    # kept for good
@@ -20,18 +20,18 @@
  *    stays attached until the pool is gone and torch.cuda.empty_cache() was called.
  *  - expandable_segments is off for the pool: with it PyTorch maps memory by itself.
  *  - If a tensor is used on another stream than the one it was made on, name that stream with
- *    refit_arena_use.
+ *    refit_arena_add_stream.
  *  - PyTorch's own streams live as long as the process. Before a stream of another library
  *    (torch.cuda.ExternalStream) is destroyed that was current when memory was allocated, call
- *    refit_arena_unuse.
+ *    refit_arena_remove_stream.
  *  - A pool in use gives no memory back, and neither does PyTorch's cache meanwhile: call
  *    torch.cuda.empty_cache() before. All that is allocated in the pool stays there, the
  *    temporaries of an optimizer step too: allocate only states in it.
  */
-#ifndef REFIT_TORCH_H
-#define REFIT_TORCH_H
+#ifndef REFIT_ADVANCED_TORCH_H
+#define REFIT_ADVANCED_TORCH_H
 
-#include <refit/arena.h>
+#include <refit/advanced/arena.h>
 
 #ifdef __cplusplus
 extern "C" {

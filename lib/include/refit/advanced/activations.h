@@ -1,5 +1,6 @@
 /*
- * refit/activations.h: saved tensors leave in the forward pass and return in the backward pass.
+ * refit/advanced/activations.h: saved tensors leave in the forward pass and return in the backward
+ * pass.
  *
  *     OPEN ──commit──► LEAVING ──►  AWAY ──fetch──► RETURNING ──► RETURNED ──fetch──► RETURNING
  *                                                              release: from any of them
@@ -30,8 +31,8 @@
  * own, but that which takes the arena with offload.background. After the first iteration nothing is
  * allocated, unless more groups or more tensors are there at once than ever before.
  */
-#ifndef REFIT_ACTIVATIONS_H
-#define REFIT_ACTIVATIONS_H
+#ifndef REFIT_ADVANCED_ACTIVATIONS_H
+#define REFIT_ADVANCED_ACTIVATIONS_H
 
 #include <refit/config.h>
 #include <refit/device.h>

@@ -7,14 +7,14 @@
  */
 #include <math.h>
 
-#include "kernels/adam.h"
 #include "kernels/cast.h"
 #include "kernels/floats.h"
+#include "kernels/optim.h"
 #include "tests/kernels/levels.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
-enum { GRADIENT, WEIGHTS, BESIDE, FIRST, SECOND, THIRD, ARRAYS };
+enum { GRADIENT, WEIGHTS, MASTER, FIRST, SECOND, THIRD, ARRAYS };
 
 #define MOST  ((size_t)5008) /* arrays are multiples of 64 bytes */
 #define GUARD ((size_t)64)
@@ -57,9 +57,9 @@ static unsigned char *start_of(unsigned char *array, size_t aside)
 }
 
 typedef struct scene {
-    rft_adam_options options;
+    rft_optim_options options;
     rft_float_type gradient, weights;
-    rft_adam_beside beside;
+    rft_optim_master master;
     double step;
     float unscale, clip;
     size_t count, aside;
@@ -74,7 +74,7 @@ static size_t array_width(const scene *of, int array)
 {
     if (array == GRADIENT) return width_of(of->gradient);
     if (array == WEIGHTS) return width_of(of->weights);
-    return array == BESIDE && of->beside == RFT_ADAM_REMAINDER ? 2 : 4;
+    return array == MASTER && of->master == RFT_OPTIM_REMAINDER ? 2 : 4;
 }
 
 static void fill(const scene *of)
@@ -89,40 +89,40 @@ static void fill(const scene *of)
             put_any(start_of(given[array], of->aside) + width * i, type, array >= SECOND);
         }
     }
-    if (of->beside != RFT_ADAM_REMAINDER) return;
+    if (of->master != RFT_OPTIM_REMAINDER) return;
     for (size_t i = 0; i < of->count; i++) { /* any remainder beside any weight */
         uint16_t low = (uint16_t)(seeded_next(&seed) >> 30);
-        memcpy(start_of(given[BESIDE], of->aside) + 2 * i, &low, sizeof low);
+        memcpy(start_of(given[MASTER], of->aside) + 2 * i, &low, sizeof low);
     }
 }
 
-static rft_adam_span span_of(const scene *of, unsigned char (*arrays)[BYTES], size_t first,
-                             size_t count)
+static rft_optim_span span_of(const scene *of, unsigned char (*arrays)[BYTES], size_t first,
+                              size_t count)
 {
     unsigned char *at[ARRAYS];
     for (int array = 0; array < ARRAYS; array++)
         at[array] = start_of(arrays[array], of->aside) + first * array_width(of, array);
-    return (rft_adam_span){.count = count,
-                           .gradient = at[GRADIENT],
-                           .weights = at[WEIGHTS],
-                           .beside = of->beside == RFT_ADAM_ALONE ? NULL : at[BESIDE],
-                           .states = {at[FIRST], at[SECOND], at[THIRD]},
-                           .gradient_type = of->gradient,
-                           .weights_type = of->weights,
-                           .beside_is = of->beside};
+    return (rft_optim_span){.count = count,
+                            .gradient = at[GRADIENT],
+                            .weights = at[WEIGHTS],
+                            .master = of->master == RFT_OPTIM_NO_MASTER ? NULL : at[MASTER],
+                            .states = {at[FIRST], at[SECOND], at[THIRD]},
+                            .gradient_type = of->gradient,
+                            .weights_type = of->weights,
+                            .master_form = of->master};
 }
 
 /* In ranges of at most `most` elements. */
 static void step(const scene *of, unsigned char (*arrays)[BYTES], size_t most)
 {
-    rft_adam_rule rule = rft_adam_rule_at(&of->options, of->step);
+    rft_optim_rule rule = rft_optim_rule_at(&of->options, of->step);
     rule.unscale = of->unscale;
     rule.clip = of->clip;
     memcpy(arrays, given, sizeof given);
     for (size_t first = 0; first < of->count; first += most) {
         size_t left = of->count - first;
-        rft_adam_span span = span_of(of, arrays, first, left < most ? left : most);
-        rft_adam_step(&rule, &span);
+        rft_optim_span span = span_of(of, arrays, first, left < most ? left : most);
+        rft_optim_step(&rule, &span);
     }
 }
 
@@ -184,7 +184,7 @@ static int set_threads_of_root(int count)
  * many as are promised at most. */
 static void other_root(int count, const float *from, float *to, long long mode)
 {
-    assert_true(count > 0 && (size_t)count <= RFT_ADAM_ROOTS);
+    assert_true(count > 0 && (size_t)count <= RFT_OPTIM_SQRTS);
     assert_int_equal(mode, 0x140102);
     assert_true(threads_of_root == 1 || !asks_for_threads);
     for (int i = 0; i < count; i++)
@@ -196,37 +196,38 @@ static bool by_chance(void)
     return (seeded_next(&seed) >> 40) % 2 == 0;
 }
 
-static rft_adam_options any_options(void)
+static rft_optim_options any_options(void)
 {
     static const double betas[] = {0, 0.3, 0.5, 0.9, 0.95, 0.999};
-    return (rft_adam_options){.kind = (rft_adam_kind)seeded_below(&seed, 4),
-                              .lr = 1e-3 * (1 + (double)seeded_below(&seed, 9)),
-                              .weight_decay = by_chance() ? 0.01 : 0,
-                              .beta1 = betas[seeded_below(&seed, 6)],
-                              .beta2 = betas[seeded_below(&seed, 6)],
-                              .eps = by_chance() ? 1e-8 : 0,
-                              .lr_decay = by_chance() ? 0.01 : 0,
-                              .momentum = by_chance() ? 0.9 : 0,
-                              .dampening = by_chance() ? 0.2 : 0,
-                              .decoupled = by_chance(),
-                              .amsgrad = by_chance(),
-                              .nesterov = by_chance(),
-                              .maximize = by_chance(),
-                              .lr_is_tensor = by_chance(),
-                              .root = by_chance() ? other_root : NULL};
+    return (rft_optim_options){.kind = (rft_optim_kind)seeded_below(&seed, 4),
+                               .lr = 1e-3 * (1 + (double)seeded_below(&seed, 9)),
+                               .weight_decay = by_chance() ? 0.01 : 0,
+                               .beta1 = betas[seeded_below(&seed, 6)],
+                               .beta2 = betas[seeded_below(&seed, 6)],
+                               .eps = by_chance() ? 1e-8 : 0,
+                               .lr_decay = by_chance() ? 0.01 : 0,
+                               .momentum = by_chance() ? 0.9 : 0,
+                               .dampening = by_chance() ? 0.2 : 0,
+                               .decoupled = by_chance(),
+                               .amsgrad = by_chance(),
+                               .nesterov = by_chance(),
+                               .maximize = by_chance(),
+                               .lr_is_tensor = by_chance(),
+                               .root = by_chance() ? other_root : NULL};
 }
 
 static scene any_scene(size_t count)
 {
     static const rft_float_type weights[] = {RFT_FP32, RFT_BF16, RFT_FP16,
                                              RFT_BF16, RFT_FP16, RFT_BF16};
-    static const rft_adam_beside beside[] = {RFT_ADAM_ALONE,  RFT_ADAM_ALONE,  RFT_ADAM_ALONE,
-                                             RFT_ADAM_MASTER, RFT_ADAM_MASTER, RFT_ADAM_REMAINDER};
+    static const rft_optim_master master[] = {RFT_OPTIM_NO_MASTER,   RFT_OPTIM_NO_MASTER,
+                                              RFT_OPTIM_NO_MASTER,   RFT_OPTIM_FP32_MASTER,
+                                              RFT_OPTIM_FP32_MASTER, RFT_OPTIM_REMAINDER};
     size_t way = (size_t)seeded_below(&seed, 6);
     return (scene){.options = any_options(),
                    .gradient = (rft_float_type)seeded_below(&seed, 3),
                    .weights = weights[way],
-                   .beside = beside[way],
+                   .master = master[way],
                    .step = 1 + (double)seeded_below(&seed, 4),
                    .unscale = by_chance() ? 1 : 1.0f / 3,
                    .clip = by_chance() ? 1 : 0.7f,
@@ -269,14 +270,14 @@ TEST(roots_are_taken_on_one_thread)
 
 /* ---- Known answers */
 
-static float adam_once(rft_adam_options options, float gradient, float parameter, float *states)
+static float adam_once(rft_optim_options options, float gradient, float parameter, float *states)
 {
-    rft_adam_rule rule = rft_adam_rule_at(&options, 1);
-    rft_adam_span span = {.count = 1,
-                          .gradient = &gradient,
-                          .weights = &parameter,
-                          .states = {&states[0], &states[1], &states[2]}};
-    rft_adam_step(&rule, &span);
+    rft_optim_rule rule = rft_optim_rule_at(&options, 1);
+    rft_optim_span span = {.count = 1,
+                           .gradient = &gradient,
+                           .weights = &parameter,
+                           .states = {&states[0], &states[1], &states[2]}};
+    rft_optim_step(&rule, &span);
     return parameter;
 }
 
@@ -284,13 +285,13 @@ static float adam_once(rft_adam_options options, float gradient, float parameter
 TEST(a_step_of_adamw_is_that_of_pytorch)
 {
     float states[3] = {0};
-    rft_adam_options options = {.kind = RFT_ADAM,
-                                .lr = 0.1,
-                                .beta1 = 0.9,
-                                .beta2 = 0.999,
-                                .eps = 1e-8,
-                                .weight_decay = 0.01,
-                                .decoupled = true};
+    rft_optim_options options = {.kind = RFT_OPTIM_ADAM,
+                                 .lr = 0.1,
+                                 .beta1 = 0.9,
+                                 .beta2 = 0.999,
+                                 .eps = 1e-8,
+                                 .weight_decay = 0.01,
+                                 .decoupled = true};
     float parameter = adam_once(options, 0.3f, 0.7f, states);
     assert_true(parameter == 0x1.32d774p-1f);
     assert_true(states[0] == 0x1.eb852p-6f);
@@ -300,17 +301,17 @@ TEST(a_step_of_adamw_is_that_of_pytorch)
 /* A product that is not fused would be zero, or lose its last bits. */
 TEST(products_are_fused_where_pytorch_fuses_them)
 {
-    rft_adam_options options = {.kind = RFT_SGD, .lr = 0x1.000002p0};
+    rft_optim_options options = {.kind = RFT_SGD, .lr = 0x1.000002p0};
     float states[3] = {0};
     assert_true(adam_once(options, 0x1.000002p0f, 0x1.000004p0f, states) == -0x1p-46f);
-    options = (rft_adam_options){.kind = RFT_LION, .lr = 1, .beta1 = 0x1.000002p0, .beta2 = 1};
+    options = (rft_optim_options){.kind = RFT_LION, .lr = 1, .beta1 = 0x1.000002p0, .beta2 = 1};
     states[0] = 0x1.000002p0f; /* the sum of two products is not fused: the update is zero */
-    rft_adam_rule rule = rft_adam_rule_at(&options, 1);
+    rft_optim_rule rule = rft_optim_rule_at(&options, 1);
     rule.one_minus_beta1 = -0x1.000004p0f;
     float gradient = 1, parameter = 5;
-    rft_adam_span span = {
+    rft_optim_span span = {
         .count = 1, .gradient = &gradient, .weights = &parameter, .states = {&states[0]}};
-    rft_adam_step(&rule, &span);
+    rft_optim_step(&rule, &span);
     assert_true(parameter == 5);
 }
 
@@ -319,7 +320,7 @@ static void expect_split(uint32_t master, uint16_t weight, uint16_t remainder)
     float value;
     uint16_t weights[1], remainders[1];
     memcpy(&value, &master, sizeof value);
-    rft_adam_split(weights, remainders, &value, 1);
+    rft_optim_split(weights, remainders, &value, 1);
     assert_int_equal(weights[0], weight);
     assert_int_equal(remainders[0], remainder);
 }
@@ -342,12 +343,13 @@ TEST(remainders_are_those_of_transformer_engine)
 
 TEST(states_are_counted)
 {
-    assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAM}), 2);
-    assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAM, .amsgrad = true}), 3);
-    assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_ADAGRAD}), 1);
-    assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_SGD}), 0);
-    assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_SGD, .momentum = 0.9}), 1);
-    assert_int_equal(rft_adam_states(&(rft_adam_options){.kind = RFT_LION}), 1);
+    assert_int_equal(rft_optim_states(&(rft_optim_options){.kind = RFT_OPTIM_ADAM}), 2);
+    assert_int_equal(
+        rft_optim_states(&(rft_optim_options){.kind = RFT_OPTIM_ADAM, .amsgrad = true}), 3);
+    assert_int_equal(rft_optim_states(&(rft_optim_options){.kind = RFT_ADAGRAD}), 1);
+    assert_int_equal(rft_optim_states(&(rft_optim_options){.kind = RFT_SGD}), 0);
+    assert_int_equal(rft_optim_states(&(rft_optim_options){.kind = RFT_SGD, .momentum = 0.9}), 1);
+    assert_int_equal(rft_optim_states(&(rft_optim_options){.kind = RFT_LION}), 1);
 }
 
 int main(void)

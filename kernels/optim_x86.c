@@ -1,9 +1,9 @@
 /*
- * A step with vectors: the ops of adam_lanes.h for AVX2 (with FMA and F16C) and for AVX-512. Only
+ * A step with vectors: the ops of optim_lanes.h for AVX2 (with FMA and F16C) and for AVX-512. Only
  * `fused` contracts; all of refit is compiled with -ffp-contract=off, since the compiler would also
  * contract the intrinsics of a product and a sum.
  */
-#include "kernels/adam_wide.h"
+#include "kernels/optim_wide.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -160,7 +160,7 @@ TARGET static INLINE void split_avx2(char *weights, char *remainders, lanes valu
     _mm_storeu_si128((__m128i *)remainders, pack_avx2(low));
 }
 
-#include "kernels/adam_lanes.h"
+#include "kernels/optim_lanes.h"
 
 #undef TARGET
 #undef FORM
@@ -325,5 +325,5 @@ TARGET static INLINE void split_avx512(char *weights, char *remainders, lanes va
     _mm256_storeu_si256((__m256i *)remainders, low);
 }
 
-#include "kernels/adam_lanes.h"
+#include "kernels/optim_lanes.h"
 #endif

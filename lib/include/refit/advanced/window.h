@@ -1,5 +1,5 @@
 /*
- * refit/window.h: states that live on the host visit the device while the optimizer steps.
+ * refit/advanced/window.h: states that live on the host visit the device while the optimizer steps.
  *
  *     IDLE ──begin──► STEPPING ──next──► IN_USE ──done──► STEPPING ──next──► … ──end──► IDLE
  *
@@ -41,8 +41,8 @@
  * - Parts of such a region are all of it, or begin and end at multiples of 1048576 bytes, or with
  *   the region.
  * - They begin as zeros, and get their first bytes, and any that are not from a step, as
- *   REFIT_PART_BORN, with their weights on the device before done. Between steps
- *   refit_lease_read shows them; refit_window_host does not.
+ *   REFIT_PART_NEW, with their weights on the device before done. Between steps
+ *   refit_read_lock_read shows them; refit_window_host does not.
  * - Weights that are no rounding of their masters are all right. Where too many are, those masters
  *   go whole, 262144 at a time, into host memory of their own; until that is done their bytes are
  *   in the window. Each later step tries whether they fit again, and less often where they do not.
@@ -52,8 +52,8 @@
  * A window is used by the thread that uses its offloader. It has no thread of its own: the next
  * copies start in the calls below.
  */
-#ifndef REFIT_WINDOW_H
-#define REFIT_WINDOW_H
+#ifndef REFIT_ADVANCED_WINDOW_H
+#define REFIT_ADVANCED_WINDOW_H
 
 #include <refit/offload.h>
 
@@ -66,10 +66,10 @@ typedef struct refit_window refit_window;
 #define REFIT_WINDOWS 4 /* most windows in device memory at once */
 
 typedef enum refit_part_flag {
-    REFIT_PART_TOGETHER = 1, /* in the same window as the part before it */
-    REFIT_PART_BORN = 2,     /* the step makes its bytes, in memory of the caller: nothing comes in,
-                                and it has no place in the memory of the windows. It counts towards
-                                offload.window_bytes all the same. See refit_window_place */
+    REFIT_PART_SAME_WINDOW = 1, /* in the same window as the part before it */
+    REFIT_PART_NEW = 2, /* the step makes its bytes, in memory of the caller: nothing comes in,
+                            and it has no place in the memory of the windows. It counts towards
+                            offload.window_bytes all the same. See refit_window_place */
 } refit_part_flag;
 
 /* Bytes of one region that a step uses. */
@@ -87,7 +87,7 @@ typedef struct refit_window_view {
     uint32_t first;
     uint32_t count;      /* 0: every part was stepped */
     void *const *memory; /* the device address of each of them, aligned to 64 bytes where offset is
-                            0; NULL for REFIT_PART_BORN. Borrowed until done or end */
+                            0; NULL for REFIT_PART_NEW. Borrowed until done or end */
 } refit_window_view;
 
 /*
@@ -105,7 +105,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_open(refit_offloader *offlo
 /*
  * Closes it in any state and frees its memory; NULL is allowed. A step that has not ended is ended
  * (see refit_window_end). Waits for copies, at most offload.timeout_ms. On a lost device stepped
- * parts that have not reached the image are lost: then no lease begins any more.
+ * parts that have not reached the image are lost: then no read lock begins any more.
  *
  * Errors, with nothing closed:
  * - REFIT_ERR_TIMEOUT: copies are still under way
@@ -159,12 +159,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  *
  * Errors:
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
- * - REFIT_ERR_BUSY: a lease reads the image
+ * - REFIT_ERR_BUSY: a read lock reads the image
  * - REFIT_ERR_INVALID, REFIT_ERR_NOT_FOUND: a part that cannot be: of no region, of a region that
  * is not kept, of bytes behind its end, of bytes that an earlier part has, or of masters and not of
  * whole units
  * - REFIT_ERR_UNSUPPORTED: masters that have left the device by their weights (offload.masters);
- * those with REFIT_HOME_HOST visit it
+ * those with REFIT_PLACEMENT_HOST visit it
  * - REFIT_ERR_LIMIT: parts that stay together are larger than the windows of set_memory
  * - REFIT_ERR_DEVICE_MEMORY: none of these sizes is to be had
  * - REFIT_ERR_COPY and others: copies could not be started; begin tries again
@@ -192,7 +192,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_next(refit_window *window,
                                                           refit_error *error);
 
 /*
- * Says where the bytes of a REFIT_PART_BORN of the window in use are; `part` is its number in the
+ * Says where the bytes of a REFIT_PART_NEW of the window in use are; `part` is its number in the
  * list. The memory must stay until refit_window_done of the next window, or refit_window_wait, has
  * returned REFIT_OK. Does not block.
  *
@@ -213,7 +213,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_place(refit_window *window,
  *
  * Errors:
  * - REFIT_ERR_STATE: no window is in use
- * - REFIT_ERR_INVALID: a REFIT_PART_BORN has no memory; the window stays in use
+ * - REFIT_ERR_INVALID: a REFIT_PART_NEW has no memory; the window stays in use
  * - REFIT_ERR_COPY and others
  * - REFIT_ERR_TIMEOUT
  */
@@ -260,12 +260,12 @@ REFIT_API uint32_t refit_window_progress(const refit_window *window);
  *
  * Errors:
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
- * - REFIT_ERR_BUSY: the last copies are under way (call refit_window_wait first), or a lease is
+ * - REFIT_ERR_BUSY: the last copies are under way (call refit_window_wait first), or a read lock is
  * open
  * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
  * - REFIT_ERR_INVALID: a region that a host step steps: see refit_host_step_region
- * - REFIT_ERR_UNSUPPORTED: masters that travel by their weights: read them by refit_lease_read,
- * write them as REFIT_PART_BORN
+ * - REFIT_ERR_UNSUPPORTED: masters that travel by their weights: read them by refit_read_lock_read,
+ * write them as REFIT_PART_NEW
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_host(refit_window *window,
                                                           refit_region_id region, void **bytes,

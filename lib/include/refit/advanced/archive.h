@@ -1,5 +1,5 @@
 /*
- * refit/archive.h: versions kept as files, each of which can be rebuilt, byte for byte.
+ * refit/advanced/archive.h: versions kept as files, each of which can be rebuilt, byte for byte.
  *
  *     writing                                    reading
  *     refit_archive_open(WRITE)                  refit_archive_open(READ)
@@ -22,8 +22,8 @@
  * One process writes, any number read meanwhile. The writer keeps the last version's weights in
  * memory, once, and a few frames; a snapshot has its own weights, once. No thread of its own.
  */
-#ifndef REFIT_ARCHIVE_H
-#define REFIT_ARCHIVE_H
+#ifndef REFIT_ADVANCED_ARCHIVE_H
+#define REFIT_ADVANCED_ARCHIVE_H
 
 #include <refit/broadcast.h>
 

@@ -1,5 +1,5 @@
 /*
- * refit/arena.h: device memory whose addresses never change.
+ * refit/advanced/arena.h: device memory whose addresses never change.
  *
  * An arena reserves addresses once. Regions that lie in it lose their physical memory when they are
  * offloaded and get it back, at the same address, when they return: pointers, views and captured
@@ -14,15 +14,15 @@
  * A GPU that comes into use later reaches it once it has been away and is back.
  *
  * Other users of the memory have to be named:
- *  - Streams whose queued work uses the arena are named once (refit_arena_use): memory then goes
- *    only when that work is done.
+ *  - Streams whose queued work uses the arena are named once (refit_arena_add_stream): memory then
+ * goes only when that work is done.
  *  - NCCL, where it registers buffers of captured graphs (its default; NCCL_GRAPH_REGISTER=0 turns
  *    that off), and network cards keep the physical pages, not the addresses. A piece that they
- *    know is held (refit_arena_hold). refit cannot see it: the driver's mark for such memory
+ *    know is held (refit_arena_pin). refit cannot see it: the driver's mark for such memory
  *    (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS) does not exist for memory of this kind.
  */
-#ifndef REFIT_ARENA_H
-#define REFIT_ARENA_H
+#ifndef REFIT_ADVANCED_ARENA_H
+#define REFIT_ADVANCED_ARENA_H
 
 #include <refit/device.h>
 
@@ -45,8 +45,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_open(refit_device *device, u
 
 /*
  * Gives everything back; NULL is allowed. Waits, at most offload.timeout_ms of the device's
- * configuration, for the streams of refit_arena_use; no other queued work may still use its pieces.
- * Any thread, once no other uses it.
+ * configuration, for the streams of refit_arena_add_stream; no other queued work may still use its
+ * pieces. Any thread, once no other uses it.
  *
  * Errors:
  * - REFIT_ERR_BUSY: an offloader has a region in it, a piece is held, or torch allocates from
@@ -99,18 +99,19 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, ui
 
 /*
  * Says that work on `stream` uses the arena: before memory of the arena goes
- * (refit_offloader_finish, refit_arena_free, refit_arena_close), what is queued there by then is
+ * (refit_offloader_wait, refit_arena_free, refit_arena_close), what is queued there by then is
  * waited for, at most offload.timeout_ms of the device's configuration. Idempotent; it ends with
- * refit_arena_unuse, or with refit_stream_close. A stream that refit did not open must end its use
- * before it is destroyed: CUDA does not detect the handle of a destroyed stream and may reuse it
- * for a new stream. For REFIT_STREAM_NONE it does nothing. Any thread.
+ * refit_arena_remove_stream, or with refit_stream_close. A stream that refit did not open must end
+ * its use before it is destroyed: CUDA does not detect the handle of a destroyed stream and may
+ * reuse it for a new stream. For REFIT_STREAM_NONE it does nothing. Any thread.
  *
  * Errors:
  * - REFIT_ERR_INVALID: no stream of this device
  * - REFIT_ERR_HOST_MEMORY
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_arena_use(refit_arena *arena, refit_stream_ref stream,
-                                                        refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_arena_add_stream(refit_arena *arena,
+                                                               refit_stream_ref stream,
+                                                               refit_error *error);
 
 /*
  * Ends the use, once the work that is queued there is done (waits as above). Any thread.
@@ -120,13 +121,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_use(refit_arena *arena, refi
  *   that of the work, and the use has ended
  * - REFIT_ERR_TIMEOUT
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unuse(refit_arena *arena,
-                                                          refit_stream_ref stream,
-                                                          refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_arena_remove_stream(refit_arena *arena,
+                                                                  refit_stream_ref stream,
+                                                                  refit_error *error);
 
 /*
  * Says that the physical memory of a piece is known outside of refit: to NCCL, to a network card,
- * to the buffers of a captured graph. Its memory is there and stays until refit_arena_unhold, once
+ * to the buffers of a captured graph. Its memory is there and stays until refit_arena_unpin, once
  * for each hold; an offloader that is given it as a region answers REFIT_ERR_BUSY. May block for
  * the driver. Any thread.
  *
@@ -135,8 +136,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unuse(refit_arena *arena,
  * - REFIT_ERR_INVALID: no piece of the arena
  * - REFIT_ERR_DEVICE_MEMORY
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_arena_hold(refit_arena *arena, void *memory,
-                                                         refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_arena_pin(refit_arena *arena, void *memory,
+                                                        refit_error *error);
 
 /*
  * Ends one hold. Any thread.
@@ -144,8 +145,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_hold(refit_arena *arena, voi
  * Errors:
  * - REFIT_ERR_INVALID: it is not held
  */
-REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unhold(refit_arena *arena, void *memory,
-                                                           refit_error *error);
+REFIT_API REFIT_MUST_CHECK refit_status refit_arena_unpin(refit_arena *arena, void *memory,
+                                                          refit_error *error);
 
 #ifdef __cplusplus
 }
