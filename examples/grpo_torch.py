@@ -93,37 +93,39 @@ def train(options: argparse.Namespace, show: "Show") -> Result:
     worker = partial(work, size_of(options))
     with (
         refit.Publisher("user://*", options.config) as publisher,
-        refit.Controller(optimizer, policy, options.config, **places(options)) as controller,
         Fleet(options.workers, worker, publisher.endpoint, options.seed) as workers,
         ExitStack() as opened,
     ):
         activations = None
         if options.activations:
-            activations = opened.enter_context(closing(activations_of(policy, controller, options)))
+            activations = opened.enter_context(closing(activations_of(policy, options)))
+        schedule = schedule_of(options)
+        controller = opened.enter_context(
+            refit.Controller(
+                optimizer, policy, options.config, schedule=schedule, activations=activations
+            )
+        )
         publisher.wait_workers(options.workers, WORKERS_TIMEOUT_S)
         for cycle in range(1, options.cycles + 1):
             version = refit_workers(controller, publisher, workers, policy)
             batches = workers.gather(version)
-            controller.restore()  # the copies run behind what follows; optimizer.step() waits
+            controller.restore()  # the copies overlap what follows; optimizer.step() waits
             loss = update_policy(policy, optimizer, batches, cycle, options, activations)
             result.losses.append(loss)
             result.rewards.append(mean_reward(batches))
-            figures = controller.stats() | (activations.stats() if activations else {})
-            show.cycle(cycle, version, result.rewards[-1], loss, figures)
+            show.cycle(cycle, version, result.rewards[-1], loss, controller.stats())
             if options.save_every and cycle % options.save_every == 0:
                 save(controller, policy, cycle, options.save_dir)
     result = finished(result, policy, optimizer)
     if options.activations:
         part = next(shuffled(samples_of(policy, batches), MINIBATCHES))
-        with closing(activations_of(policy, None, options)) as activations:
+        with closing(activations_of(policy, options)) as activations:
             lines = memory_picture(policy, partial(objective, policy, part, ENTROPY), activations)
         result.pictures.extend(lines)
     return result
 
 
-def activations_of(
-    policy: Policy, controller: refit.Controller | None, options: argparse.Namespace
-) -> refit.ActivationOffload:
+def activations_of(policy: Policy, options: argparse.Namespace) -> refit.ActivationOffload:
     """What the policy's blocks save in the forward pass leaves until the backward pass comes to
     it. Each block is a group; the last one stays, since it is needed first."""
     return refit.ActivationOffload(
@@ -131,18 +133,17 @@ def activations_of(
         policy.blocks,
         host_bytes=options.activation_bytes,
         aim="memory",
-        beside=controller,
         config=options.config,
     )
 
 
-def places(options: argparse.Namespace) -> dict[str, Any]:
-    """Where states live: on the device between restore and clear, or on the host, from where they
-    visit the device in windows while the optimizer steps, or where the CPU steps a share."""
+def schedule_of(options: argparse.Namespace) -> list[Any]:
+    """Where states live: on the device between restore and offload, or on the host, from where they
+    visit the device in windows while the optimizer steps; and the share that the CPU steps."""
+    share = refit.CpuStep(fraction=options.host_fraction)
     if options.states == "cycle":
-        return {"host_fraction": options.host_fraction}
-    share = {"window_bytes": options.window_bytes, "cpu_fraction": options.host_fraction}
-    return {"states": "host", **share}
+        return [share]
+    return [refit.HostStates(window_bytes=options.window_bytes), share]
 
 
 def refit_workers(
@@ -529,7 +530,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--target", type=float, help="mean of the last 10 cycles, or status 1 (0.9 of a long run)")
     add("--states", choices=("cycle", "host"), default="cycle", help="where they live (cycle)")
     add("--window-bytes", default="256KiB", help="of a window, with --states host (256KiB)")
-    add("--host-fraction", type=float, help="share of the states that the CPU steps (none)")
+    add("--host-fraction", type=float, default=0.0, help="share that the CPU steps (none)")
     add("--activations", action="store_true", help="leave the device until the backward pass")
     add("--activation-bytes", default="16MiB", help="host memory for them (16MiB)")
     add("--check", action="store_true", help="train with and without refit, and compare all bits")

@@ -1,6 +1,6 @@
 """host_steps.py [--mib N] [--rounds N] [--device cpu]: states on the host, with the real PyTorch.
 
-First scenes: a model is trained with states="host" beside one that refit never saw, and both must
+First scenes: a model is trained with HostStates beside one that refit never saw, and both must
 have the same bits, whatever the optimizer's way, the streams, a scaler, cycles and the memory are.
 Then each way to step --mib MiB of states is measured, and written as one JSON object, like those of
 `refit bench`: ``step`` is optimizer.step() alone, ``train`` a forward and backward pass and a step,
@@ -76,8 +76,8 @@ class Training:
 
 
 def on_host(run, **options):
-    options = {"window_bytes": "1MiB", "windows": WINDOWS, **options}
-    return refit.Controller(run.optimizer, run.model, states="host", **options)
+    schedule = refit.HostStates(**{"window_bytes": "1MiB", "windows": WINDOWS, **options})
+    return refit.Controller(run.optimizer, run.model, schedule=schedule)
 
 
 def compare(alone, moved):

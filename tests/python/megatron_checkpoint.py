@@ -13,7 +13,7 @@ import refit
 import torch
 
 WAYS: dict[str, dict[str, Any]] = {
-    "host": {"states": "host"},
+    "host": {"schedule": refit.HostStates()},
     "cycle": {},
 }
 

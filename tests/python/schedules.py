@@ -1,7 +1,8 @@
 """The schedules that a controller offers, and twins: training with one and without refit."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import refit
 import torch
@@ -11,32 +12,41 @@ from refit.states.offloaded_tensor import Away
 from torch import nn
 
 
-class Schedule(NamedTuple):
-    """When the states of a controller's optimizers are on the device."""
+@dataclass(frozen=True)
+class Schedule:
+    """When the states of a controller's optimizers are on the device: its ``parts``."""
 
     name: str
-    options: dict[str, Any]
+    parts: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
 
     def open(self, optimizer: Any, model: Any = None, **options: Any) -> refit.Controller:
-        return refit.Controller(optimizer, model, **{**self.options, **options})
+        """``options``: those of the controller, and of a part: the last that has a field of the
+        name."""
+        options = {**self.options, **options}
+        parts = list(self.parts)
+        for number, one in reversed(list(enumerate(parts))):
+            own = {its.name for its in fields(one)} & options.keys()
+            parts[number] = replace(one, **{name: options.pop(name) for name in own})
+        return refit.Controller(optimizer, model, schedule=parts, **options)
 
     @property
     def has_windows(self) -> bool:
-        return self.options.get("states") == "host"
+        return any(isinstance(one, refit.HostStates) for one in self.parts)
 
     @property
     def has_share(self) -> bool:
         return self.name in ("share", "both")
 
 
-WIDE = {"states": "host", "window_bytes": "64KiB", "windows": 2}
-CYCLE = Schedule("cycle", {})
+WIDE = refit.HostStates(window_bytes="64KiB", windows=2)
+CYCLE = Schedule("cycle")
 """States leave between steps, and return."""
-WINDOWS = Schedule("windows", WIDE)
+WINDOWS = Schedule("windows", (WIDE,))
 """States live on the host, and visit the device while the optimizer steps."""
-SHARE = Schedule("share", {"host_fraction": 0.95})
+SHARE = Schedule("share", (refit.CpuStep(fraction=0.95),))
 """The CPU steps some parameters, where their states live; the others' take part in the cycle."""
-BOTH = Schedule("both", {**WIDE, "cpu_fraction": 0.5})
+BOTH = Schedule("both", (WIDE, refit.CpuStep(fraction=0.5)))
 """The CPU steps some parameters; the others' states visit the device."""
 SCHEDULES = (CYCLE, WINDOWS, SHARE, BOTH)
 

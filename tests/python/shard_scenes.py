@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 Maker = Callable[..., torch.optim.Optimizer]
-ALL = Schedule("all on the CPU", {"host_fraction": 1.0})
+ALL = Schedule("all on the CPU", (refit.CpuStep(fraction=1.0),))
 SCHEDULES = (CYCLE, WINDOWS, SHARE, BOTH, ALL)
 WIDTH = 301
 """Of the hidden layer: each rank's shard of it has states that can live on the host."""
@@ -184,7 +184,7 @@ def looks(run: Any) -> list[Any]:
 
 def flat_options(schedule: Schedule, kind: str) -> dict[str, Any]:
     """Of two flat parameters, one of which has 70 % of the elements."""
-    return {"cpu_fraction": 0.75} if schedule is BOTH and kind == "fsdp1_flat" else {}
+    return {"fraction": 0.75} if schedule is BOTH and kind == "fsdp1_flat" else {}
 
 
 def trains(
@@ -775,7 +775,7 @@ EACH: dict[str, Scene] = {
 }
 """What is played with each schedule."""
 
-PICKED = {"host_fraction": None, "host_pick": ["1.weight", "0.2.*"]}
+PICKED = {"fraction": 1.0, "params": ["1.weight", "0.2.*"]}
 SOME: dict[str, tuple[Schedule, Scene]] = {
     "used while away": (CYCLE, lambda s, *_: used_while_away(s)),
     "policies of fsdp1": (CYCLE, lambda s, *_: policies(s, "fsdp1")),

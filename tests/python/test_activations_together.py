@@ -116,9 +116,9 @@ def test_compiled_layers_have_the_same_bits(entry: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"states": "host", "window_bytes": "64KiB"},
-        {"states": "cycle", "host_fraction": 0.5},
-        {"states": "cycle"},
+        {"schedule": refit.HostStates(window_bytes="64KiB")},
+        {"schedule": refit.CpuStep(fraction=0.5)},
+        {"schedule": refit.Cycle()},
     ],
     ids=str,
 )
@@ -129,8 +129,8 @@ def test_states_of_the_optimizer_leave_too(options: dict[str, Any]) -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         entry = "attach" if moved else "with"
         with (
-            refit.Controller(optimizer, model, **options) as controller,
-            offloaded(model, entry, layers=None, beside=controller) as (activations, _),
+            offloaded(model, entry, layers=None) as (activations, _),
+            refit.Controller(optimizer, model, activations=activations, **options) as controller,
         ):
             for number in range(4):
                 torch.manual_seed(number)

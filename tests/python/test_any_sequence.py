@@ -446,12 +446,11 @@ def options_of(draw: Any, schedule: Schedule) -> dict[str, Any]:
         said["prefetch"] = draw(st.booleans())
     if schedule.has_share:
         said["overlap"] = draw(st.booleans())
-        said["host_pick"] = draw(st.sampled_from(["late", "largest"]))
-        said["host_step"] = draw(st.sampled_from(["auto", "auto", "torch"]))
-        share = "cpu_fraction" if schedule.has_windows else "host_fraction"
-        said[share] = draw(st.sampled_from([0.0, 0.3, 0.3, 1.0, 1.0]))
+        said["params"] = draw(st.sampled_from(["last", "largest"]))
+        said["backend"] = draw(st.sampled_from(["auto", "auto", "torch"]))
+        said["fraction"] = draw(st.sampled_from([0.0, 0.3, 0.3, 1.0, 1.0]))
     elif draw(st.booleans()):
-        said["host_fraction"] = 0.6
+        said["fraction"] = 0.6
     return said
 
 

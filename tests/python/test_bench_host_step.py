@@ -12,7 +12,7 @@ from refit.bench.steps import Model
 
 TINY = 2e5
 HERE = tuple(way for way in host_ways.WAYS if way is not host_ways.DeepSpeed)
-EXACT = ("torch, for-loop", "torch, foreach", "refit, host_fraction=1")
+EXACT = ("torch, for-loop", "torch, foreach", "refit, CpuStep")
 
 
 @pytest.fixture(autouse=True)

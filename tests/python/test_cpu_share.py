@@ -1,4 +1,4 @@
-"""Controller(host_fraction=...): a share of the parameters is stepped on the CPU, where its states
+"""CpuStep: a share of the parameters is stepped on the CPU, where its states
 live. Which parameters these are, what steps them, and when their gradients leave."""
 
 from typing import Any
@@ -18,7 +18,7 @@ from torch import nn
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
-ALL = Schedule("all", {"host_fraction": 1.0})
+ALL = Schedule("all", (refit.CpuStep(fraction=1.0),))
 """The CPU steps all that it can."""
 WEIGHTS = ["0.weight", "2.weight", "4.weight"]
 ELEMENTS = 24 * 96 + 2 * 96 * 96
@@ -55,7 +55,7 @@ def test_kernels_step_what_they_know_and_pytorch_the_rest(kind: str) -> None:
 
 
 def test_pytorchs_own_code_steps_if_it_is_asked_to() -> None:
-    with Twins(ALL, host_step="torch") as twins:
+    with Twins(ALL, backend="torch") as twins:
         twins.step(3)
         assert stepped_by_cpu(twins.controller) == WEIGHTS
         assert by_kernels(twins.controller) == 0
@@ -89,24 +89,25 @@ def test_the_kernels_are_found_whatever_the_defaults_are(kind: torch.dtype) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "picked"),
+    ("parts", "picked"),
     [
-        ({"host_fraction": 0.0}, []),
-        ({"host_fraction": 0.01}, []),
-        ({"host_fraction": 0.5}, ["4.weight"]),
-        ({"host_fraction": 0.95}, ["2.weight", "4.weight"]),
-        ({"host_fraction": 1.0}, WEIGHTS),
-        ({"host_fraction": 0.5, "host_pick": "largest"}, ["4.weight"]),
-        ({"host_fraction": 0.5, "host_pick": ["2.*", "4.*"]}, ["2.weight"]),
-        ({"host_pick": ["2.*", "0.weight"]}, ["0.weight", "2.weight"]),
-        ({"host_pick": ["0.bias", "4.weight"]}, ["4.weight"]),  # states of a bias are small
-        ({"states": "host", "cpu_fraction": 0.5}, ["4.weight"]),
-        ({"states": "host", "cpu_fraction": 0.4, "host_fraction": 0.5}, []),
+        ((refit.CpuStep(fraction=0.0),), []),
+        ((refit.CpuStep(fraction=0.01),), []),
+        ((refit.CpuStep(fraction=0.5),), ["4.weight"]),
+        ((refit.CpuStep(fraction=0.95),), ["2.weight", "4.weight"]),
+        ((refit.CpuStep(fraction=1.0),), WEIGHTS),
+        ((refit.CpuStep(fraction=0.5, params="largest"),), ["4.weight"]),
+        ((refit.CpuStep(fraction=0.5, params=["2.*", "4.*"]),), ["2.weight"]),
+        ((refit.CpuStep(params=["2.*", "0.weight"]),), ["0.weight", "2.weight"]),
+        # States of a bias are small.
+        ((refit.CpuStep(params=["0.bias", "4.weight"]),), ["4.weight"]),
+        ((refit.HostStates(), refit.CpuStep(fraction=0.5)), ["4.weight"]),
+        ((refit.HostStates(fraction=0.5), refit.CpuStep(fraction=0.4)), []),
     ],
     ids=str,
 )
-def test_a_share_is_of_whole_parameters(options: dict[str, Any], picked: list[str]) -> None:
-    with Twins(Schedule("", options), lambda p: torch.optim.AdamW(list(p)[::-1])) as twins:
+def test_a_share_is_of_whole_parameters(parts: tuple[Any, ...], picked: list[str]) -> None:
+    with Twins(Schedule("", parts), lambda p: torch.optim.AdamW(list(p)[::-1])) as twins:
         assert stepped_by_cpu(twins.controller) == picked
         twins.step(3)
 
@@ -114,7 +115,9 @@ def test_a_share_is_of_whole_parameters(options: dict[str, Any], picked: list[st
 def test_the_largest_parameters() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 16), nn.Linear(16, 40))
     optimizer = torch.optim.AdamW(model.parameters())
-    with refit.Controller(optimizer, model, host_fraction=0.8, host_pick="largest") as controller:
+    with refit.Controller(
+        optimizer, model, schedule=refit.CpuStep(fraction=0.8, params="largest")
+    ) as controller:
         assert stepped_by_cpu(controller) == ["0.weight"]
 
 

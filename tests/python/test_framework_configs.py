@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import refit
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -101,9 +102,9 @@ def test_sglang_names_loaders(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("megatron", {"states": "host", "window_bytes": 256 << 20, "host_fraction": 1.0}),
-        ("megatron_cpu_offload", {"host_fraction": 0.5, "overlap": True}),
-        ("deepspeed", {"host_fraction": 0.3}),
+        ("megatron", {"schedule": refit.HostStates(window_bytes=256 << 20, fraction=1.0)}),
+        ("megatron_cpu_offload", {"schedule": refit.CpuStep(fraction=0.5, overlap=True)}),
+        ("deepspeed", {"schedule": refit.CpuStep(fraction=0.3)}),
     ],
 )
 def test_options_become_keywords(root: Path, name: str, expected: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ def test_xtuner_options_become_keywords(root: Path) -> None:
     said = _read(root, "xtuner")
     assert set(said) == {state_offload.SWAP, state_offload.TIMES}
     found = state_offload.keywords(said, state_bytes=16 << 30)
-    assert found == {"states": "host", "window_bytes": 1 << 30}
+    assert found == {"schedule": refit.HostStates(window_bytes=1 << 30)}
 
 
 def test_megatron_arguments_for_activations_become_keywords(root: Path) -> None:

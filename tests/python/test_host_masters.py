@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("megatron.core.optimizer", reason="megatron-core is not installed")
 
+import refit  # noqa: E402
 import refit.step.window  # noqa: E402
 import training  # noqa: E402
 from failures import FailingCall, refuse_to_allocate  # noqa: E402
@@ -33,15 +34,16 @@ from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
-HOST = {"states": "host", "windows": 2}
-CODED = Schedule("by their weights", {**HOST, "window_bytes": "608KiB"})
-SMALL = Schedule("the small by their weights", {**HOST, "window_bytes": "128KiB"})
+CODED = Schedule("by their weights", (refit.HostStates(windows=2, window_bytes="608KiB"),))
+SMALL = Schedule(
+    "the small by their weights", (refit.HostStates(windows=2, window_bytes="128KiB"),)
+)
 """Windows are too small for a unit of the others."""
-WHOLE = Schedule("whole", {**HOST, "window_bytes": "128KiB", "offload_masters": "whole"})
+WHOLE = Schedule("whole", SMALL.parts, {"offload_masters": "whole"})
 WINDOWED = (CODED, SMALL, WHOLE)
 OF_CPU = (
-    Schedule("all on the CPU", {"host_fraction": 1.0}),
-    Schedule("half, at the step", {"host_fraction": 0.5, "overlap": False}),
+    Schedule("all on the CPU", (refit.CpuStep(fraction=1.0),)),
+    Schedule("half, at the step", (refit.CpuStep(fraction=0.5, overlap=False),)),
 )
 AWAY = [0] * 4
 ON_DEVICE = [4 * size for size in SIZES]
@@ -150,7 +152,7 @@ def test_masters_travel_as_a_step_tells(way: Schedule, make: Any) -> None:
         assert 1.9 * coded <= whole - into <= 2 * coded
         pair.step(2)
         on_their_way = 2 * 4 * coded  # device memory of its own for either direction
-        windows = 2 * int(way.options["window_bytes"].removesuffix("KiB")) << 10
+        windows = 2 * int(way.parts[0].window_bytes.removesuffix("KiB")) << 10
         assert pair.controller.stats()["refit/window_bytes"] <= windows + on_their_way
 
 

@@ -1,4 +1,4 @@
-"""Controller(states="host"): states visit the device in windows while the optimizer steps. What
+"""HostStates: states visit the device in windows while the optimizer steps. What
 travels, when and in which parts, where states stay, and what they take of the device's memory."""
 
 import contextlib
@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -134,7 +135,7 @@ def test_a_backward_pass_in_a_thread_does_not_wait_for_a_step() -> None:
             return super().step(closure)
 
     run = Layers(lambda parameters: Differentiating(parameters, lr=0.1, momentum=0.9))
-    with WINDOWS.open(run.optimizer, run.model, any_optimizer=True):
+    with WINDOWS.open(run.optimizer, run.model, allow_unverified=True):
         run.step(2)
     assert late
     assert not any(late)
@@ -174,7 +175,7 @@ def test_states_are_born_next_to_smaller_windows() -> None:
     for run in runs:
         small = torch.optim.Adagrad([run.model[0].weight], lr=0.1)
         pairs.append([small, torch.optim.Adam([run.model[2].weight], lr=1e-2)])
-    with refit.Controller(pairs[1], runs[1].model, states="host", prefetch=False):
+    with refit.Controller(pairs[1], runs[1].model, schedule=refit.HostStates(prefetch=False)):
         for run, both in zip(runs, pairs, strict=True):
             for _ in range(3):
                 run.backward()
@@ -233,11 +234,12 @@ def test_a_large_state_that_cannot_be_split_grows_its_window() -> None:
 
 
 @pytest.mark.parametrize(("given", "size"), [({}, 128 << 10), ({"window_bytes": 1 << 18}, 1 << 18)])
-def test_keywords_go_over_sizes_of_the_configuration(given: dict[str, int], size: int) -> None:
+def test_keywords_go_over_sizes_of_the_configuration(given: dict[str, Any], size: int) -> None:
     config = refit.load_config(offload={"window_bytes": "128KiB", "windows": 2})
     parameter = nn.Parameter(drawn(200_000))
     optimizer = torch.optim.AdamW([parameter])
-    with refit.Controller(optimizer, config=config, states="host", **given) as controller:
+    schedule = refit.HostStates(**given)
+    with refit.Controller(optimizer, config=config, schedule=schedule) as controller:
         for _ in range(2):
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
@@ -301,9 +303,9 @@ def test_a_frozen_parameter_with_a_gradient_has_its_windows() -> None:
         ({"resident_bytes": 0}, 0),
         ({"resident_bytes": 8 * 24 * 96}, 1),
         ({"resident_bytes": "1GiB"}, 3),
-        ({"host_fraction": 1.0}, 0),
-        ({"host_fraction": 0.0}, 3),
-        ({"host_fraction": 0.5}, 1),
+        ({"fraction": 1.0}, 0),
+        ({"fraction": 0.0}, 3),
+        ({"fraction": 0.5}, 1),
     ],
     ids=str,
 )
@@ -550,7 +552,7 @@ def test_states_that_are_there_leave_their_memory() -> None:
 
 def test_the_windows_are_no_larger_than_what_travels() -> None:
     _, optimizer = make(size=300, count=2)
-    with refit.Controller(optimizer, states="host") as controller:  # windows of 256 MiB
+    with refit.Controller(optimizer, schedule=refit.HostStates()) as controller:  # of 256 MiB
         optimizer.step()
         assert peak_of(optimizer.step) < SLACK
         assert window_bytes(controller) < SLACK
@@ -668,8 +670,8 @@ def test_a_closure_that_is_evaluated_in_between_is_refused() -> None:
 ON_BOTH = [
     WINDOWS,
     SHARE,
-    Schedule("half a share", {"host_fraction": 0.5}),
-    Schedule("some resident", {**WINDOWS.options, "resident_bytes": 40000}),
+    Schedule("half a share", (refit.CpuStep(fraction=0.5),)),
+    Schedule("some resident", (replace(WINDOWS.parts[0], resident_bytes=40000),)),
 ]
 HANDS_ON = pytest.mark.parametrize("schedule", ON_BOTH, ids=[one.name for one in ON_BOTH])
 
@@ -793,11 +795,11 @@ def test_states_without_changes_in_place_may_be_shared_by_hand(
         twins.step(2)
 
 
-def test_any_optimizer_takes_states_apart_that_a_step_changes() -> None:
+def test_allow_unverified_takes_states_apart_that_a_step_changes() -> None:
     run = Layers()
     run.step()
     one, other = large_states(run)
     other["exp_avg"] = one["exp_avg"]
-    with WINDOWS.open(run.optimizer, run.model, any_optimizer=True):
+    with WINDOWS.open(run.optimizer, run.model, allow_unverified=True):
         run.step()
         assert not same(one["exp_avg"], other["exp_avg"])

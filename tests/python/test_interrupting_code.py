@@ -141,13 +141,13 @@ class InMode(AtLine):
         return super().trace(frame, event, argument)
 
 
-@pytest.mark.parametrize("states", ["cycle", "host"])
-def test_ctrl_c_leaves_no_mode_of_pytorch_on(states: Any) -> None:
+@pytest.mark.parametrize("schedule", ["cycle", "host_states"])
+def test_ctrl_c_leaves_no_mode_of_pytorch_on(schedule: str) -> None:
     """Without a gradient mode the next backward pass raises."""
     run = Small()
     run.step()
     interrupted = 0
-    with refit.Controller(run.optimizer, run.model, states=states) as controller:
+    with refit.Controller(run.optimizer, run.model, schedule=schedule) as controller:
         for at in lines(True, ""):
             run.backward()
             interrupt = InMode(at)

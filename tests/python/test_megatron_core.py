@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import refit
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 with warnings.catch_warnings():
@@ -153,7 +154,7 @@ def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> Non
     optimizer = _distributed(masters)
     optimizer.optimizer.use_decoupled_grad = True  # Transformer Engine's FusedAdam
     with pytest.raises(UnsupportedError, match="decoupled_grad"):
-        Controller(optimizer, states="host")
+        Controller(optimizer, schedule=refit.HostStates())
     with Controller(optimizer) as controller:
         controller.clear()
         assert is_away(masters)
@@ -168,9 +169,7 @@ def test_its_own_options_become_keywords_and_are_off_there() -> None:
     )
     assert state_offload.keywords(OptimizerConfig()) == {}
     assert state_offload.take(config) == {
-        "host_fraction": 0.5,
-        "overlap": True,
-        "host_step": "torch",
+        "schedule": refit.CpuStep(fraction=0.5, overlap=True, backend="torch")
     }
     assert not config.optimizer_cpu_offload
     assert state_offload.keywords(config) == {}
@@ -179,7 +178,7 @@ def test_its_own_options_become_keywords_and_are_off_there() -> None:
 def test_its_default_share_is_0_and_a_warning_says_so() -> None:
     with pytest.warns(UserWarning, match="optimizer_offload_fraction is 0"):
         found = state_offload.keywords(OptimizerConfig(optimizer_cpu_offload=True))
-    assert found == {"host_fraction": 0.0, "overlap": False}
+    assert found == {"schedule": refit.CpuStep(fraction=0.0, overlap=False)}
 
 
 @pytest.mark.slow

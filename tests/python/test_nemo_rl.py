@@ -105,7 +105,10 @@ def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(
 
 def test_states_live_on_the_host_where_the_policys_configuration_says_so(patched: Make) -> None:
     plain, ours = stepped(), stepped()
-    refit_options = {"states": "host", "windows": 2, "offload": {"window_bytes": "64KiB"}}
+    refit_options = {
+        "offload": {"window_bytes": "64KiB"},
+        "schedule": {"host_states": {"windows": 2}},
+    }
     worker = patched(ours, **MODES["coalesced-pinned"], refit=refit_options)
     for _ in range(2):
         worker.offload_before_refit()
@@ -119,7 +122,7 @@ def test_states_live_on_the_host_where_the_policys_configuration_says_so(patched
 
 
 def test_states_on_the_host_are_refused_without_pinned_memory(patched: Make) -> None:
-    worker = patched(stepped(), **MODES["pageable"], refit={"states": "host"})
+    worker = patched(stepped(), **MODES["pageable"], refit={"schedule": "host_states"})
     with pytest.raises(UnsupportedError, match="use_pinned_optimizer_offload"):
         worker.offload_before_refit()
 
@@ -271,7 +274,7 @@ def test_megatrons_switches_are_refits_where_states_leave_through_pinned_memory(
 
     assert (worker.optimizer_cpu_offload, policy["refit"]) == (
         False,
-        {"host_fraction": 0.5, "overlap": True},
+        {"schedule": {"cpu_step": {"fraction": 0.5}}},
     )
     assert policy["megatron_cfg"]["optimizer"]["use_precision_aware_optimizer"] is False
     found = _trained(worker)
@@ -303,16 +306,18 @@ def test_megatrons_own_offload_stays_where_states_leave_through_pageable_memory(
 
 
 def test_options_that_contradict_are_refused_and_nothing_is_changed() -> None:
-    policy = {**_asked(), "refit": {"host_fraction": 0.25}}
+    policy = {**_asked(), "refit": {"schedule": {"cpu_step": {"fraction": 0.25}}}}
     before = repr(policy)
-    with pytest.raises(ConfigError, match=r"refit.host_fraction is 0.25, and .* asks for 0.5"):
+    with pytest.raises(
+        ConfigError, match=r"schedule.cpu_step.fraction is 0.25, and .* asks for 0.5"
+    ):
         nemo_rl.take_offload(policy)
     with pytest.raises(InvalidError, match="share from 0 to 1"):
         nemo_rl.take_offload(_asked(optimizer_offload_fraction=2))
     assert repr(policy) == before
-    policy["refit"] = {"host_fraction": 0.5, "host_pick": "largest"}
-    assert nemo_rl.take_offload(policy) == {"host_fraction": 0.5, "overlap": True}
-    assert policy["refit"] == {"host_fraction": 0.5, "host_pick": "largest", "overlap": True}
+    picked = {"schedule": {"cpu_step": {"fraction": 0.5, "params": "largest"}}}
+    policy["refit"] = picked
+    assert nemo_rl.take_offload(policy) == policy["refit"] == picked
     assert nemo_rl.take_offload(policy) == {}
 
 
@@ -338,15 +343,15 @@ def test_megatrons_own_offload_stays_where_its_optimizers_step_on_gpus_only(
         "chunked_optimizer_state_offload": True,
         "optimizer_state_offload_chunk_size_mb": 1,
     }
-    assert nemo_rl.take_offload(policy) == {"states": "host", "window_bytes": 1 << 20}
+    assert nemo_rl.take_offload(policy) == {"schedule": {"host_states": {"window_bytes": 1 << 20}}}
 
 
 def test_windows_of_megatron_are_refits_too() -> None:
     policy = _asked(optimizer_cpu_offload=False, chunked_optimizer_state_offload=True)
     with pytest.warns(UserWarning, match="=0 brings all states") as seen:
-        assert nemo_rl.take_offload(policy) == {"states": "host"}
+        assert nemo_rl.take_offload(policy) == {"schedule": {"host_states": {}}}
     assert len(seen) == 1
-    assert policy["refit"] == {"states": "host"}
+    assert policy["refit"] == {"schedule": {"host_states": {}}}
 
 
 # ---- patching

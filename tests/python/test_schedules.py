@@ -101,7 +101,9 @@ def test_gradients_leave_and_return_as_their_policy_says(schedule: Schedule, gra
 # ---- Between a backward pass and its step.
 
 
-AT_THE_STEP = Schedule("share at the step", {"host_fraction": 1.0, "overlap": False})
+AT_THE_STEP = Schedule(
+    "share at the step", {"schedule": refit.CpuStep(fraction=1.0, overlap=False)}
+)
 """Gradients leave for the CPU when the step begins."""
 LATE = pytest.param(AT_THE_STEP, marks=pytest.mark.slow)
 
@@ -349,7 +351,9 @@ def test_several_optimizers_in_one_controller(schedule: Schedule, shared: bool) 
         if shared:
             sets[-1].append(torch.optim.Adam(every, lr=1e-3))
     for order in (1, -1):
-        stays = {"host_fraction": 0.5} if schedule is WINDOWS and order < 0 else {}
+        stays = (
+            {"schedule": refit.CpuStep(fraction=0.5)} if schedule is WINDOWS and order < 0 else {}
+        )
         with schedule.open(sets[1][::order], runs[1].model, **stays) as controller:
             for number in range(4):
                 for run, every in zip(runs, sets, strict=True):
@@ -766,7 +770,7 @@ def test_an_optimizer_that_cannot_be_divided_stays_as_it_was(schedule: Schedule)
     if schedule is CYCLE:
         schedule.open(optimizer, run.model).close()
         return
-    with pytest.raises(UnsupportedError, match='states="cycle"'):
+    with pytest.raises(UnsupportedError, match=r"refit\.Cycle"):
         schedule.open(optimizer, run.model)
     CYCLE.open(optimizer, run.model).close()
 
@@ -796,30 +800,50 @@ def test_too_small_a_budget_leaves_everything_as_it_was(schedule: Schedule) -> N
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"states": "disk"}, "cycle or host"),
-    ({"states": "host", "resident_bytes": 1, "host_fraction": 0.5}, "say the same"),
-    ({"states": "host", "resident_bytes": "2GB"}, "resident_bytes="),
-    ({"states": "host", "resident_bytes": -1}, "resident_bytes="),
-    ({"states": "host", "resident_bytes": "much"}, "resident_bytes="),
-    ({"states": "cycle", "resident_bytes": 1}, 'states="host"'),
-    ({"states": "cycle", "any_optimizer": True}, "host_fraction"),
-    *(({"host_fraction": one}, "host_fraction.*0 to 1") for one in (1.5, -0.1, math.nan, "half")),
-    *(({"states": "host", "host_fraction": one}, "0 to 1") for one in (1.5, math.nan)),
-    ({"cpu_fraction": 0.5}, 'states="host"'),
-    ({"states": "host", "host_fraction": 0.5, "cpu_fraction": 0.8}, "more than host_fraction"),
-    ({"host_fraction": 0.5, "host_pick": "early"}, "late, largest"),
-    ({"host_pick": ["9.weight"]}, "9.weight"),
-    ({"host_pick": [3]}, "texts"),
-    ({"host_fraction": 0.5, "host_step": "fast"}, "auto or torch"),
-    ({"states": "host", "window_bytes": 1}, "window_bytes"),
-    *(({"states": "host", "windows": one}, "windows") for one in (0, 5)),
+    ({"disk": {}}, "'disk' is none"),
+    ({"host_states": {"resident_bytes": 1, "fraction": 0.5}}, "say the same"),
+    *(({"host_states": {"resident_bytes": one}}, "resident_bytes=") for one in ("2GB", -1, "much")),
+    *(({"host_states": {"fraction": one}}, "0 to 1") for one in (1.5, math.nan)),
+    *(({"cpu_step": {"fraction": one}}, "0 to 1") for one in (1.5, -0.1, math.nan, "half")),
+    ({"host_states": {"fraction": 0.5}, "cpu_step": {"fraction": 0.8}}, "more than HostStates"),
+    ({"cycle": {}, "cpu_step": {}}, "do not combine"),
+    ({"cycle": {"fraction": 0.5}}, "cycle has no 'fraction'"),
+    ({"cpu_step": {"windows": 2}}, "cpu_step has no 'windows'"),
+    ({"cpu_step": 0.5}, "not a mapping"),
+    ({"cpu_step": {"fraction": 0.5, "params": "early"}}, "last, largest"),
+    ({"cpu_step": {"params": ["9.weight"]}}, "9.weight"),
+    ({"cpu_step": {"params": [3]}}, "as text"),
+    ({"cpu_step": {"fraction": 0.5, "backend": "fast"}}, "auto or torch"),
+    ({"host_states": {"window_bytes": 1}}, "window_bytes"),
+    *(({"host_states": {"windows": one}}, "windows") for one in (0, 5)),
 ]
 
 
-@pytest.mark.parametrize(("options", "sentence"), REFUSED, ids=str)
-def test_keywords_that_cannot_be_are_refused(options: dict[str, Any], sentence: str) -> None:
+@pytest.mark.parametrize(("schedule", "sentence"), REFUSED, ids=str)
+def test_a_schedule_that_cannot_be_is_refused(schedule: dict[str, Any], sentence: str) -> None:
     run = Layers()
     with pytest.raises((InvalidError, refit.ConfigError), match=sentence):
+        refit.Controller(run.optimizer, run.model, schedule=schedule)
+    refit.Controller(run.optimizer, run.model).close()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"states": "host"}, "schedule=refit.HostStates"),
+        ({"host_fraction": 0.5}, r"schedule=refit.CpuStep\(fraction"),
+        ({"windows": 2}, "HostStates.windows"),
+        ({"any_optimizer": True}, "allow_unverified"),
+        ({"schedule": 3}, "give refit.Cycle"),
+        ({"schedule": refit.HostStates}, "give refit.Cycle"),
+    ],
+    ids=str,
+)
+def test_a_keyword_of_a_schedule_says_where_it_belongs(
+    options: dict[str, Any], sentence: str
+) -> None:
+    run = Layers()
+    with pytest.raises(TypeError, match=sentence):
         refit.Controller(run.optimizer, run.model, **options)
     refit.Controller(run.optimizer, run.model).close()
 

@@ -1,12 +1,12 @@
 """Frameworks' options for states on the host, and the keywords that they become."""
 
 import argparse
-import inspect
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
+import refit
 from refit._c.config import load_config
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations.state_offload import SMALLEST_WINDOW, keywords, take
@@ -55,8 +55,8 @@ def parsed(line: str) -> argparse.Namespace:
     return parser.parse_args(line.split())
 
 
-WINDOWS = {"states": "host"}
-LOOSE = {"host_fraction": 1.0, "overlap": False, "offload_pin": "off"}
+WINDOWS = {"schedule": refit.HostStates()}
+LOOSE = {"offload_pin": "off", "schedule": refit.CpuStep(fraction=1.0, overlap=False)}
 CHUNKS = "--chunked-optimizer-state-offload --optimizer-state-offload-chunk-size-mb 64"
 SHARE = "--optimizer-cpu-offload --optimizer-offload-fraction 0.25"
 
@@ -76,36 +76,39 @@ SHARE = "--optimizer-cpu-offload --optimizer-offload-fraction 0.25"
         # windows
         (
             parsed(f"{CHUNKS} --optimizer-state-offload-fraction 0.25"),
-            {**WINDOWS, "window_bytes": 64 << 20, "host_fraction": 0.25},
+            {"schedule": refit.HostStates(window_bytes=64 << 20, fraction=0.25)},
         ),
         (
             {"--chunked-optimizer-state-offload": True, "optimizer-state-offload-chunk-size-mb": 1},
-            {**WINDOWS, "window_bytes": 1 << 20},
+            {"schedule": refit.HostStates(window_bytes=1 << 20)},
         ),
         (megatron(optimizer_state_offload_fraction=0.0), {}),  # off, as in Megatron
         (swap(), WINDOWS),
         # a share that the CPU steps
-        (parsed(SHARE), {"host_fraction": 0.25, "overlap": False}),
+        (parsed(SHARE), {"schedule": refit.CpuStep(fraction=0.25, overlap=False)}),
         (
             parsed(
                 f"{SHARE} --overlap-cpu-optimizer-d2h-h2d --use-torch-optimizer-for-cpu-offload"
             ),
-            {"host_fraction": 0.25, "overlap": True, "host_step": "torch"},
+            {"schedule": refit.CpuStep(fraction=0.25, overlap=True, backend="torch")},
         ),
-        (parsed("--optimizer-cpu-offload"), {"host_fraction": 1.0, "overlap": False}),
+        (
+            parsed("--optimizer-cpu-offload"),
+            {"schedule": refit.CpuStep(fraction=1.0, overlap=False)},
+        ),
         (parsed("--optimizer-cpu-offload --no-pin-cpu-grads"), LOOSE),
         (parsed("--optimizer-cpu-offload --no-pin-cpu-params"), LOOSE),
-        (stepped(), {"host_fraction": 0.5}),
-        (stepped(optimizer_offload_fraction=1), {"host_fraction": 1}),
+        (stepped(), {"schedule": refit.CpuStep(fraction=0.5)}),
+        (stepped(optimizer_offload_fraction=1), {"schedule": refit.CpuStep(fraction=1)}),
         # DeepSpeed
-        (zero(), {"host_fraction": 1.0}),
-        (zero(ratio=0.3, pin_memory=True), {"host_fraction": 0.3}),
-        (zero(ratio=0.0), {"host_fraction": 0.0}),
-        (zero(pin_memory=False), {"host_fraction": 1.0, "offload_pin": "off"}),
-        (zero(ratio=0.3)["zero_optimization"], {"host_fraction": 0.3}),
+        (zero(), {"schedule": refit.CpuStep(fraction=1.0)}),
+        (zero(ratio=0.3, pin_memory=True), {"schedule": refit.CpuStep(fraction=0.3)}),
+        (zero(ratio=0.0), {"schedule": refit.CpuStep(fraction=0.0)}),
+        (zero(pin_memory=False), {"offload_pin": "off", "schedule": refit.CpuStep(fraction=1.0)}),
+        (zero(ratio=0.3)["zero_optimization"], {"schedule": refit.CpuStep(fraction=0.3)}),
         (
             SimpleNamespace(offload_optimizer=SimpleNamespace(device="cpu", ratio=0.5)),
-            {"host_fraction": 0.5},
+            {"schedule": refit.CpuStep(fraction=0.5)},
         ),
         (zero(device="none", ratio=0.3), {}),
         (zero(device=None), {}),
@@ -121,9 +124,13 @@ def test_options_become_keywords(options: Any, expected: dict[str, Any]) -> None
 
 def test_times_divide_the_bytes_of_the_states_where_these_are_known() -> None:
     said = swap(16)
-    assert keywords(said, state_bytes="12GiB") == {**WINDOWS, "window_bytes": 768 << 20}
-    assert keywords(said, state_bytes=(16 << 20) + 1)["window_bytes"] == (1 << 20) + 1
-    assert keywords(said, state_bytes=0)["window_bytes"] == SMALLEST_WINDOW
+    for state_bytes, window_bytes in (
+        ("12GiB", 768 << 20),
+        ((16 << 20) + 1, (1 << 20) + 1),
+        (0, SMALLEST_WINDOW),
+    ):
+        expected = {"schedule": refit.HostStates(window_bytes=window_bytes)}
+        assert keywords(said, state_bytes=state_bytes) == expected
     with pytest.raises(InvalidError, match="state_bytes=-1"):
         keywords(said, state_bytes=-1)
 
@@ -134,13 +141,13 @@ def test_times_divide_the_bytes_of_the_states_where_these_are_known() -> None:
         (
             parsed("--offload-optimizer-states"),
             r"=0 brings all states .* offload\.window_bytes",
-            {**WINDOWS, "host_fraction": 1.0},
+            {"schedule": refit.HostStates(fraction=1.0)},
         ),
         (parsed("--swap-optimizer"), "swap_optimizer_times=16 is not used.*state_bytes", WINDOWS),
         (
             stepped(optimizer_offload_fraction=0),
             "optimizer_offload_fraction is 0, .* steps nothing",
-            {"host_fraction": 0},
+            {"schedule": refit.CpuStep(fraction=0)},
         ),
     ],
 )
@@ -218,7 +225,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_changed(
 @pytest.mark.parametrize("make", [dict, lambda said: SimpleNamespace(**said)])
 def test_what_is_taken_is_switched_off_in_the_framework(make: Any) -> None:
     options = make(megatron(offload_optimizer_states=True, **BF16))
-    assert take(options) == {"states": "host", "window_bytes": 256 << 20}
+    assert take(options) == {"schedule": refit.HostStates(window_bytes=256 << 20)}
     assert (options if isinstance(options, dict) else vars(options)) == {
         "chunked_optimizer_state_offload": False,
         "offload_optimizer_states": False,
@@ -240,14 +247,14 @@ def test_what_is_taken_from_megatron_is_off_with_what_only_its_own_optimizer_rea
     types = {"exp_avg_dtype": "torch.float32", "main_grads_dtype": "fp32"}
     kept = {"optimizer_offload_fraction": 0.5, **types}
     config = SimpleNamespace(**dict.fromkeys(switches, True), **kept)
-    assert take(config) == {"host_fraction": 0.5, "overlap": True, "host_step": "torch"}
+    assert take(config) == {"schedule": refit.CpuStep(fraction=0.5, overlap=True, backend="torch")}
     assert vars(config) == {**dict.fromkeys(switches, False), **kept}
     assert take(config) == {}
 
 
 def test_what_is_taken_from_deepspeed_is_off_there() -> None:
     said = zero(ratio=0.3, pin_memory=True)
-    assert take(said) == {"host_fraction": 0.3}
+    assert take(said) == {"schedule": refit.CpuStep(fraction=0.3)}
     inner = {"device": "none", "ratio": 0.3, "pin_memory": True}
     assert said["zero_optimization"] == {"stage": 3, "offload_optimizer": inner}
     assert take(said) == {}
@@ -264,7 +271,7 @@ def test_options_that_cannot_be_changed_are_refused_and_read() -> None:
         (Frozen(), WINDOWS, theirs),
         (
             {"offload_optimizer": MappingProxyType({"device": "cpu"})},
-            {"host_fraction": 1.0},
+            {"schedule": refit.CpuStep(fraction=1.0)},
             "cannot be switched off",
         ),
     ]
@@ -277,9 +284,7 @@ def test_options_that_cannot_be_changed_are_refused_and_read() -> None:
 def test_what_is_asked_for_are_keywords_of_a_controller() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from refit.controller import Controller
-    from refit.integrations._attached import KEYWORDS
 
-    assert set(KEYWORDS) <= set(inspect.signature(Controller).parameters)
     model = torch.nn.Linear(256, 256)
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 256)).sum().backward()

@@ -327,7 +327,7 @@ def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_behind_it(
 def test_windows_follow_the_steps_to_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told(monkeypatch, refit.step.host_buffer)
     run = Run()
-    with refit.Controller(run.optimizer, run.model, states="host"):
+    with refit.Controller(run.optimizer, run.model, schedule=refit.HostStates()):
         for _ in range(3):
             run.step()
         assert told.streams == told.stream.after == []

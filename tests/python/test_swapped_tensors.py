@@ -12,22 +12,24 @@ import refit
 import torch
 import torch.distributed as dist
 from refit.states.offloaded_tensor import Away
-from refit.step.host_states import HostStates
+from refit.step.host_states import HostedStates
 from shard_scenes import Sharded
 from shard_scenes import same as same_shards
 from torch import nn
 from training import Run, assert_same
 
 SCHEDULES: dict[str, dict[str, Any]] = {
-    "cycle": {"states": "cycle"},
+    "cycle": {"schedule": refit.Cycle()},
     "discard": {"grads": "discard"},
     "zero": {"grads": "zero"},
-    "host": {"states": "host", "window_bytes": "64KiB"},
-    "host, resident": {"states": "host", "window_bytes": "64KiB", "host_fraction": 0.5},
-    "host_fraction": {"host_fraction": 0.5},
-    "all on the CPU": {"host_fraction": 1.0},
-    "PyTorch on the CPU": {"host_fraction": 1.0, "host_step": "torch"},
-    "host and CPU": {"states": "host", "window_bytes": "64KiB", "cpu_fraction": 0.5},
+    "host": {"schedule": refit.HostStates(window_bytes="64KiB")},
+    "host, resident": {"schedule": refit.HostStates(window_bytes="64KiB", fraction=0.5)},
+    "host_fraction": {"schedule": refit.CpuStep(fraction=0.5)},
+    "all on the CPU": {"schedule": refit.CpuStep(fraction=1.0)},
+    "PyTorch on the CPU": {"schedule": refit.CpuStep(fraction=1.0, backend="torch")},
+    "host and CPU": {
+        "schedule": [refit.HostStates(window_bytes="64KiB"), refit.CpuStep(fraction=0.5)]
+    },
 }
 
 
@@ -136,7 +138,7 @@ def test_states_are_swapped_like_other_tensors(schedule: str) -> None:
 
 def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
     alone, moved = Wide(), Wide()
-    with refit.Controller(moved.optimizer, moved.model, host_fraction=1.0):
+    with refit.Controller(moved.optimizer, moved.model, schedule=refit.CpuStep(fraction=1.0)):
         left = []
         for number in range(5):
             if number == 2:
@@ -150,7 +152,7 @@ def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
 
 def test_windows_come_early_again_after_swaps(swaps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     moved, calls = Wide(), []
-    monkeypatch.setattr(HostStates, "come_in_early", lambda *_: calls.append(moved.steps))
+    monkeypatch.setattr(HostedStates, "come_in_early", lambda *_: calls.append(moved.steps))
     with refit.Controller(moved.optimizer, moved.model, **SCHEDULES["host"]):
         for number in range(5):
             if number == 2:
@@ -164,7 +166,7 @@ def test_hooks_that_a_swap_has_left_are_not_called_by_refit(swaps: None) -> None
     calls: list[int] = []
     first = next(moved.model.parameters())
     first.register_post_accumulate_grad_hook(lambda _parameter: calls.append(moved.steps))
-    with refit.Controller(moved.optimizer, moved.model, host_fraction=1.0):
+    with refit.Controller(moved.optimizer, moved.model, schedule=refit.CpuStep(fraction=1.0)):
         for number in range(4):
             if number == 2:
                 converted(moved.model)

@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import refit
 from refit.errors import InvalidError, StateError
 from refit.observe import memory_now, picture
 from refit.observe.observers import Observers
@@ -234,13 +235,15 @@ def test_a_controller_draws_its_phases_its_arena_and_its_copies() -> None:
 
 def test_a_step_in_windows_has_its_windows_copies_and_memory() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    import refit
 
     model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8)))
     optimizer = torch.optim.AdamW(model.parameters())
     timeline = Timeline()
     with refit.Controller(
-        optimizer, model, states="host", window_bytes="1MiB", windows=2, timeline=timeline
+        optimizer,
+        model,
+        timeline=timeline,
+        schedule=refit.HostStates(window_bytes="1MiB", windows=2),
     ) as controller:
         for _ in range(2):
             timeline.forget()

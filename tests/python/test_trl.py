@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import refit
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch = pytest.importorskip("torch")
@@ -130,8 +131,8 @@ LOOPS: dict[str, dict[str, Any]] = {
 QUICK = ("a generation for each step", "with evaluations")
 MODES: dict[str, dict[str, Any]] = {
     "in cycles": {},
-    "in windows": {"states": "host", "window_bytes": "64KiB", "windows": 2},
-    "a share that the CPU steps": {"host_fraction": 0.5},
+    "in windows": {"schedule": refit.HostStates(window_bytes="64KiB", windows=2)},
+    "a share that the CPU steps": {"schedule": refit.CpuStep(fraction=0.5)},
 }
 FUSED, OF_TENSORS = "adamw_torch_fused", "adamw_torch"
 
@@ -472,7 +473,9 @@ def test_activations_leave_with_the_states(tmp_path: Path, loop: dict[str, Any])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", [{"states": "host"}, {"host_fraction": 0.5}], ids=str)
+@pytest.mark.parametrize(
+    "chosen", [{"schedule": refit.HostStates()}, {"schedule": refit.CpuStep(fraction=0.5)}], ids=str
+)
 def test_activations_share_a_budget_with_states_on_the_host(
     tmp_path: Path, chosen: dict[str, Any]
 ) -> None:

@@ -291,7 +291,7 @@ def test_parameters_that_depend_on_each_other_are_refused(kind: Any) -> None:
     optimizer = kind([matrix()])
     with pytest.raises(UnsupportedError, match=f"{kind.__name__} ends with other values"):
         learned(optimizer)
-    assert isinstance(learned(optimizer, any_optimizer=True), Habits)
+    assert isinstance(learned(optimizer, allow_unverified=True), Habits)
 
 
 @pytest.mark.parametrize("kind", APART)
@@ -305,7 +305,7 @@ def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Any) -> None:
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     with pytest.raises(UnsupportedError, match="Rounding draws random numbers"):
         learned(optimizer)
-    learned(optimizer, any_optimizer=True)
+    learned(optimizer, allow_unverified=True)
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), np.random.get_state()[1].tolist())
 
@@ -336,7 +336,7 @@ def test_a_generator_of_the_optimizer_is_not_advanced(
     optimizer = RoundingByItsOwn([matrix()], hold(source), lambda held: draw(held_by(held)))
     with pytest.raises(UnsupportedError, match="draws random numbers"):
         learned(optimizer)
-    learned(optimizer, any_optimizer=True)
+    learned(optimizer, allow_unverified=True)
     assert draw(source) == draw(make())
 
 
@@ -371,7 +371,7 @@ def test_an_object_that_a_step_changes_is_refused_by_name(counter: Any, count: A
     optimizer = CountingInPlace([matrix()], counter, count)
     with pytest.raises(UnsupportedError, match="a CountingInPlace changes counter in its step"):
         learned(optimizer)
-    learned(optimizer, any_optimizer=True)
+    learned(optimizer, allow_unverified=True)
     assert count(counter) == 1
 
 
@@ -387,7 +387,7 @@ def test_what_a_step_only_reads_is_no_reason_to_refuse() -> None:
 def test_an_optimizer_that_makes_states_by_a_method_it_holds_is_refused() -> None:
     optimizer = SteppingByItself([matrix()])
     with pytest.raises(UnsupportedError, match="makes states by something that it holds"):
-        learned(optimizer, any_optimizer=True)
+        learned(optimizer, allow_unverified=True)
     assert not optimizer.state
 
 
@@ -402,7 +402,7 @@ def test_a_state_that_parameters_share_and_change_is_refused() -> None:
     optimizer = Sharing([matrix()], is_changed=True)
     with pytest.raises(UnsupportedError, match="has one sum for several parameters"):
         learned(optimizer)
-    assert learned(optimizer, any_optimizer=True).written == {"mean", "sum"}
+    assert learned(optimizer, allow_unverified=True).written == {"mean", "sum"}
 
 
 def test_classes_that_begin_to_depend_later_are_refused_by_name() -> None:
@@ -416,21 +416,21 @@ def test_an_optimizer_that_cannot_be_tried_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="could not be tried") as seen:
         learned(optimizer)
     assert isinstance(seen.value.__cause__, TypeError)
-    assert learned(optimizer, any_optimizer=True) == Habits(None, False)
+    assert learned(optimizer, allow_unverified=True) == Habits(None, False)
 
 
-@pytest.mark.parametrize("any_optimizer", [False, True])
+@pytest.mark.parametrize("allow_unverified", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, Holding, HoldingInAnObject, Outer])
-def test_an_optimizer_that_holds_parameters_is_refused(kind: Any, any_optimizer: bool) -> None:
+def test_an_optimizer_that_holds_parameters_is_refused(kind: Any, allow_unverified: bool) -> None:
     with pytest.raises(UnsupportedError, match="not in its groups alone"):
-        learned(kind([matrix()]), any_optimizer=any_optimizer)
+        learned(kind([matrix()]), allow_unverified=allow_unverified)
 
 
 def test_an_optimizer_that_uses_states_outside_of_step_is_refused() -> None:
     optimizer = Evaluated([matrix()])
     with pytest.raises(UnsupportedError, match=r"uses its states in eval\(\)"):
         learned(optimizer)
-    assert learned(optimizer, any_optimizer=True).states == ()
+    assert learned(optimizer, allow_unverified=True).states == ()
 
 
 @pytest.mark.parametrize(

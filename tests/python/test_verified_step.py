@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refit.errors import InvalidError, UnsupportedError
+from refit.errors import UnsupportedError
 from schedules import BOTH, CYCLE, SHARE, WINDOWS, Layers, Schedule, Twins, assert_alike
 
 ELSEWHERE = pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_steps_that_are_right_are_as_if_nobody_had_looked(schedule: Schedule) ->
 
 def test_a_cycle_has_nothing_to_verify() -> None:
     run = Layers()
-    with pytest.raises(InvalidError, match="verify_steps is for"):
+    with pytest.raises(TypeError, match="verify_steps"):
         CYCLE.open(run.optimizer, run.model, verify_steps=1)
 
 
@@ -125,7 +125,7 @@ class Noisy(torch.optim.Optimizer):
 
 def test_a_verified_step_draws_no_random_numbers() -> None:
     runs = [Layers(Noisy), Layers(Noisy)]
-    for run, options in zip(runs, ({}, {"any_optimizer": True, "verify_steps": 3}), strict=True):
+    for run, options in zip(runs, ({}, {"allow_unverified": True, "verify_steps": 3}), strict=True):
         torch.manual_seed(5)
         random.seed(5)
         np.random.seed(5)

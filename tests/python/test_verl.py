@@ -253,10 +253,10 @@ def test_options_reach_the_controller_and_bad_ones_are_refused(engine: Any) -> N
     for bad, kind, words in (
         ({"offload": {"slabs": 1}}, NotFoundError, "slab_bytes"),
         ({"window_byte": 1}, NotFoundError, "window_bytes"),
-        ({"state": "host"}, NotFoundError, "beside refit's options stand states"),
-        ({"states": "hots"}, InvalidError, "say cycle or host"),
-        ({"states": "host", "windows": 9}, ConfigError, "1 to 4"),
-        ({"host_fraction": 2}, InvalidError, "a share from 0 to 1"),
+        ({"state": "host"}, NotFoundError, "or schedule"),
+        ({"schedule": "hosts"}, InvalidError, "say cycle, host_states"),
+        ({"schedule": {"host_states": {"windows": 9}}}, ConfigError, "1 to 4"),
+        ({"schedule": {"cpu_step": {"fraction": 2}}}, InvalidError, "a share from 0 to 1"),
     ):
         with pytest.raises(kind, match=words):
             verl.install(bad)

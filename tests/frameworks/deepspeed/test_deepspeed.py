@@ -276,7 +276,7 @@ def test_zero_3_is_gathered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_is_refused() -> None:
     engine = engines.make(2)
-    for keywords in ({"states": "host"}, {"host_fraction": 0.5}):
+    for keywords in ({"schedule": refit.HostStates()}, {"schedule": refit.CpuStep(fraction=0.5)}):
         with pytest.raises(UnsupportedError, match="offload_optimizer"):
             refit.Controller(engine, **keywords, **OFF)
     controller = refit.Controller(engine, **OFF)
@@ -331,7 +331,7 @@ def test_copies_that_fail(stage: int) -> None:
 
 def test_an_engine_of_options_that_were_taken_keeps_its_states_on_the_device() -> None:
     said: dict[str, Any] = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
-    assert state_offload.take(said) == {"host_fraction": 1.0}
+    assert state_offload.take(said) == {"schedule": refit.CpuStep(fraction=1.0)}
     engine = engines.make(2, **said["zero_optimization"])
     assert engine.zero_cpu_offload() is False
     assert type(engine.optimizer.optimizer) is torch.optim.AdamW

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import refit
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import OffloadDeviceEnum
 from refit.errors import UnsupportedError
@@ -16,9 +17,9 @@ def parsed(**offload: Any) -> DeepSpeedZeroConfig:
 @pytest.mark.parametrize(
     ("offload", "expected"),
     [
-        ({}, {"host_fraction": 1.0}),
-        ({"ratio": 0.3}, {"host_fraction": 0.3}),
-        ({"pin_memory": False}, {"host_fraction": 1.0, "offload_pin": "off"}),
+        ({}, {"schedule": refit.CpuStep(fraction=1.0)}),
+        ({"ratio": 0.3}, {"schedule": refit.CpuStep(fraction=0.3)}),
+        ({"pin_memory": False}, {"offload_pin": "off", "schedule": refit.CpuStep(fraction=1.0)}),
         ({"device": "none"}, {}),
     ],
 )

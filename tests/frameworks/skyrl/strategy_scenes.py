@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import refit
 import shards
 import strategy as skyrl
 import torch
@@ -17,8 +18,8 @@ SAVED_AT, LOADED_AT = 2, 5
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "cycle": {},
-    "host": {"states": "host", "window_bytes": "64KiB"},
-    "host_fraction": {"host_fraction": 0.5},
+    "host": {"schedule": refit.HostStates(window_bytes="64KiB")},
+    "cpu_step": {"schedule": refit.CpuStep(fraction=0.5)},
 }
 
 PLACES = {

@@ -32,7 +32,7 @@ def test_a_strategy_trains_to_the_bits_of_skyrl_alone(
         stats = rank[schedule]["stats"]
         if schedule == "host":
             assert stats["refit/step_in_bytes"] > 0
-        elif schedule == "host_fraction":
+        elif schedule == "cpu_step":
             assert stats["refit/host_step_s"] > 0
         else:
             assert stats["refit/cycles"] >= strategy_scenes.STEPS

@@ -15,13 +15,14 @@ from refit.integrations._attached import attached, detach
 
 STEPS = 12
 SAVED_AT, LOADED_AT = 4, 8
-HOST = {"states": "host", "window_bytes": "64KiB", "offload": {"timeout_ms": 60_000}}
+WINDOWS = {"host_states": {"window_bytes": "64KiB"}}
+HOST = {"offload": {"timeout_ms": 60_000}, "schedule": WINDOWS}
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "cycle": {},
     "host": HOST,
-    "host_fraction": {"host_fraction": 0.5},
-    "host and CPU": {**HOST, "cpu_fraction": 0.5},
+    "cpu_step": {"schedule": {"cpu_step": {"fraction": 0.5}}},
+    "host and CPU": {**HOST, "schedule": {**WINDOWS, "cpu_step": {"fraction": 0.5}}},
     "activations": {
         "activations": {"host_bytes": "16MiB", "min_bytes": "1KiB", "aim": "memory"},
     },

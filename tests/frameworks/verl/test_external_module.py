@@ -28,7 +28,7 @@ def test_a_module_that_verl_imports_first_installs_and_registers(
     module: str, where: str, tmp_path: Path
 ) -> None:
     (tmp_path / "installs.py").write_text(
-        'from refit.integrations import verl\nverl.install({"states": "host"})\n'
+        'from refit.integrations import verl\nverl.install({"schedule": "host_states"})\n'
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "VERL_USE_EXTERNAL_MODULES": module, "PYTHONPATH": path}

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from refit.controller import Controller
     from refit.memory_pool import MemPool, mem_pool
     from refit.observe.timeline import Timeline
+    from refit.step.schedule import CpuStep, Cycle, HostStates
     from refit.weights.archive import Archive, ArchivedVersion, Snapshot, materialize
     from refit.weights.keys import keygen
     from refit.weights.lockstep import LockstepError
@@ -74,12 +75,15 @@ __all__ = [
     "Controller",
     "CopyError",
     "CorruptError",
+    "CpuStep",
+    "Cycle",
     "DeadlineError",
     "Device",
     "DeviceError",
     "DeviceMemoryError",
     "ExistsError",
     "HostMemoryError",
+    "HostStates",
     "InputOutputError",
     "InvalidError",
     "LimitError",
@@ -124,7 +128,10 @@ _PLACES = {
     "ArchivedVersion": "refit.weights.archive",
     "Config": "refit._c.config",
     "Controller": "refit.controller",
+    "CpuStep": "refit.step.schedule",
+    "Cycle": "refit.step.schedule",
     "Device": "refit._c.device",
+    "HostStates": "refit.step.schedule",
     "LockstepError": "refit.weights.lockstep",
     "MemPool": "refit.memory_pool",
     "NamedWeights": "refit.weights.named_weights",

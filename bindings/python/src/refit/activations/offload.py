@@ -29,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -67,6 +67,9 @@ from refit.states.saved_tensors import (
     wrap,
 )
 
+if TYPE_CHECKING:
+    from refit.memory_pool import MemPool
+
 _LOOKS_AGAIN = 64
 """Blocks after which an offload that is off measures again."""
 
@@ -99,8 +102,8 @@ class ActivationOffload(Closing):
     ``aim``: "overlap": no more leaves than copies take behind the compute, which the first two
     forward passes measure; "memory": all that can. Sizes are numbers of bytes or text ("8GiB");
     None asks the configuration (``activations.*``), which ``config`` and ``overrides`` give as for
-    ``load_config``. ``beside``: a ``Controller`` with whose states it shares
-    ``offload.budget_bytes``, and whose configuration it has unless another one is given.
+    ``load_config``. ``pool``: what the controller of the same model has as its ``pool``, if it is
+    given this offload as its ``activations``.
 
     Saved tensors of a ``with`` block leave, and between ``attach`` and ``detach`` those of every
     forward pass of ``model`` in training mode. Parameters, buffers, what others hold anyway, what
@@ -127,7 +130,7 @@ class ActivationOffload(Closing):
         prefetch: int | None = None,
         keep_last: int | None = None,
         aim: Literal["overlap", "memory"] | None = None,
-        beside: Any = None,
+        pool: "MemPool | None" = None,
         config: ConfigLike = None,
         **overrides: Any,
     ) -> None:
@@ -139,10 +142,11 @@ class ActivationOffload(Closing):
             "activations_keep_last": keep_last,
             "activations_aim": aim,
         }
-        if beside is not None and not isinstance(getattr(beside, "_devices", None), Devices):
-            raise InvalidError(f"beside is a {type(beside).__name__}: give a refit.Controller")
-        if config is None and beside is not None:
-            config = beside._config
+        if "beside" in overrides:
+            raise TypeError(
+                "beside= is not a keyword of ActivationOffload: say "
+                "refit.Controller(optimizer, model, activations=...)"
+            )
         chosen = make_config(
             config, {**overrides, **{k: v for k, v in options.items() if v is not None}}
         )
@@ -169,8 +173,9 @@ class ActivationOffload(Closing):
         self._useless = 0
         self._off: str | None = None
         self._last = (0, 0, 0)
-        devices = Devices(chosen, {}) if beside is None else beside._devices
-        self._arena = Arena(devices[self._on], chosen)
+        self._config = chosen
+        self._devices = Devices(chosen, {} if pool is None else {pool.device: pool.handle})
+        self._arena = Arena(self._devices[self._on], chosen)
         self._groups = Groups(self._arena, self._on)
         self._leaving = Leaving(self._groups, self._plan)
         self._returning = Returning(self._groups, chosen["activations.prefetch"])

@@ -26,6 +26,7 @@ from refit.bench.memory import MemoryNeed
 from refit.bench.series import Series, ratio
 from refit.bench.steps import MOMENTS
 from refit.controller import Controller
+from refit.step.schedule import CpuStep
 
 PARAMETERS = 25e6
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -116,9 +117,8 @@ class Refit(Plain):
         self._controller = Controller(
             self._optimizer,
             model,
-            host_fraction=fraction,
-            overlap=overlap,
             offload_host_step_threads=torch.get_num_threads(),
+            schedule=CpuStep(fraction=fraction, overlap=overlap),
         )
 
     @property
@@ -344,7 +344,6 @@ def _row(case: Case, cases: list[Case]) -> dict[str, Any]:
     plain = cases[0]
     return {
         "way": case.name,
-        "host_fraction": case.fraction,
         "step_s_median": case.step.median,
         "step_s_p95": case.step.p95,
         "cold_step_s": case.step.cold,
@@ -354,4 +353,5 @@ def _row(case: Case, cases: list[Case]) -> dict[str, Any]:
         "host_state_bytes": case.host_bytes,
         "peak_device_bytes": case.peak_device_bytes or on_device,
         "bit_equal": case.is_equal,
+        "host_fraction": case.fraction,
     }

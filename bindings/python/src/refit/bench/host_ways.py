@@ -15,6 +15,7 @@ import torch
 
 from refit.bench.steps import MOMENTS, Model, Tensors
 from refit.controller import Controller
+from refit.step.schedule import CpuStep
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
@@ -117,12 +118,14 @@ class Refit(ForLoop):
     and the new ones are copied back, as if they were on a device. With as many threads as PyTorch.
     """
 
-    name = "refit, host_fraction=1"
+    name = "refit, CpuStep"
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._controller = Controller(
-            self._optimizer, host_fraction=1.0, offload_host_step_threads=torch.get_num_threads()
+            self._optimizer,
+            offload_host_step_threads=torch.get_num_threads(),
+            schedule=CpuStep(fraction=1.0),
         )
 
     def close(self) -> None:

@@ -25,6 +25,7 @@ from refit.bench.workers import PATIENCE_S, WorkerProcesses
 from refit.controller import Controller
 from refit.errors import HostMemoryError
 from refit.observe.timeline import Timeline
+from refit.step.schedule import HostStates
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 
@@ -144,9 +145,7 @@ def record_steps(parameters: float) -> Timeline:
         model,
         device="host",
         timeline=timeline,
-        states="host",
-        window_bytes=window_bytes,
-        windows=3,
+        schedule=HostStates(window_bytes=window_bytes, windows=3),
     ) as controller:
         _step_in_phases(model, optimizer, inputs, timeline)  # which makes the states
         controller.clear()

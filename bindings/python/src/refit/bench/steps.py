@@ -14,6 +14,7 @@ import torch
 from torch.optim.adamw import adamw
 
 from refit.controller import Controller
+from refit.step.schedule import HostStates
 
 Tensors = list[torch.Tensor]
 
@@ -93,18 +94,15 @@ class Resident(WithOptimizer):
 
 
 class Host(WithOptimizer):
-    """refit's controller, with ``states="host"``."""
+    """refit's controller, with ``HostStates``."""
 
-    name = 'refit, states="host"'
+    name = "refit, HostStates"
 
     def __init__(self, model: Model) -> None:
         super().__init__(model)
         self._controller = Controller(
             self._optimizer,
-            states="host",
-            window_bytes=model.window_bytes,
-            windows=WINDOWS,
-            prefetch=False,
+            schedule=HostStates(window_bytes=model.window_bytes, windows=WINDOWS, prefetch=False),
         )
         self.window_bytes = WINDOWS * model.window_bytes
 

@@ -11,63 +11,42 @@ from refit._c.config import make_config
 from refit.errors import NotFoundError
 from refit.integrations.deepspeed import is_deepspeed
 from refit.integrations.megatron import is_megatron, unwrap
+from refit.step.schedule import chosen, refuse_keywords
 
 if TYPE_CHECKING:
     from refit.controller import Controller
 
 _NAME = "_refit_controller"
 
-KEYWORDS = (
-    "states",
-    "window_bytes",
-    "windows",
-    "prefetch",
-    "resident_bytes",
-    "host_fraction",
-    "host_pick",
-    "cpu_fraction",
-    "overlap",
-    "host_step",
-    "any_optimizer",
-)
-"""Keywords of ``refit.Controller`` that say where states live. In a mapping that a framework has as
-refit's configuration they may stand beside the options."""
+SCHEDULE = "schedule"
+"""Keyword of ``refit.Controller``. In a mapping that a framework has as refit's configuration it
+may stand with the options, as ``refit.step.schedule`` says."""
 
 
 def divided(config: Any) -> tuple[Any, dict[str, Any]]:
-    """The options of a configuration, and the keywords of the controller beside them."""
+    """The options of a configuration, and the keywords of the controller in it."""
     if not isinstance(config, Mapping):
         return config, {}
-    chosen = {key: config[key] for key in KEYWORDS if config.get(key) is not None}
-    return {key: value for key, value in config.items() if key not in KEYWORDS}, chosen
+    refuse_keywords(config)
+    options = {key: value for key, value in config.items() if key != SCHEDULE}
+    return options, {SCHEDULE: config[SCHEDULE]} if config.get(SCHEDULE) is not None else {}
 
 
 def lives_on_host(config: Any) -> bool:
     """Whether a configuration asks for states that live on the host, or for a share that the CPU
     steps, where the controller has to be there before the first step."""
-    chosen = divided(config)[1]
-    return chosen.get("states") == "host" or "host_fraction" in chosen
+    return chosen(divided(config)[1].get(SCHEDULE)).lives_on_host
 
 
 def check(config: Any) -> None:
     """Raises for a configuration what a controller would raise for it: InvalidError, NotFoundError,
-    ConfigError, InputOutputError."""
-    from refit.controller import division_of
-
-    options, chosen = divided(config)
-    sizes = {
-        f"offload_{name}": chosen.pop(name)
-        for name in ("window_bytes", "windows")
-        if name in chosen
-    }
+    ConfigError, InputOutputError, TypeError."""
+    options, keywords = divided(config)
+    sizes = chosen(keywords.get(SCHEDULE)).sizes
     try:
         make_config(options, sizes)
     except NotFoundError as why:
-        beside = ", ".join(KEYWORDS)
-        raise NotFoundError(f"{why}; beside refit's options stand {beside}") from None
-    division_of(
-        **{key: value for key, value in chosen.items() if key not in ("prefetch", "overlap")}
-    )
+        raise NotFoundError(f"{why}, or schedule, which refit.Controller has") from None
 
 
 def attached(optimizer: Any) -> "Controller | None":
@@ -89,15 +68,15 @@ def attach(optimizer: Any, config: Any = None, **keywords: Any) -> "Controller |
 
 def controller_of(optimizer: Any, model: Any, config: Any, **keywords: Any) -> "Controller | None":
     """A new controller; Megatron's optimizers are looked into. None for one that has no parameters
-    on this rank, or that places its states by itself. `config` may have ``KEYWORDS``."""
+    on this rank, or that places its states by itself. `config` may have a ``schedule``."""
     from refit.controller import Controller
 
-    options, chosen = divided(config)
-    chosen.update(keywords)
+    options, of_config = divided(config)
+    keywords = {**of_config, **keywords}
     if not is_deepspeed(optimizer) and is_megatron(optimizer):
         held = unwrap(optimizer, model)
-        return Controller(held, config=options, **chosen) if held.inner else None
-    return Controller(optimizer, model=model, config=options, **chosen)
+        return Controller(held, config=options, **keywords) if held.inner else None
+    return Controller(optimizer, model=model, config=options, **keywords)
 
 
 def detach(optimizer: Any) -> None:

@@ -29,6 +29,7 @@ import torch
 from refit.errors import StateError, UnsupportedError
 from refit.integrations import state_offload
 from refit.integrations._overlay import Overlay, precede
+from refit.step.schedule import CpuStep
 
 MASTERS = ("shard_fp32_from_float16_groups", "fp32_from_float16_groups")
 """Where wrappers keep fp32 masters: the distributed optimizer, and the plain fp16/bf16 one."""
@@ -294,7 +295,7 @@ def offload_keywords(options: Any) -> dict[str, Any]:
     offload then.
     """
     found = state_offload.keywords(options)
-    if not found or "states" in found or _makes_optimizers_of_pytorch():
+    if not isinstance(found.get("schedule"), CpuStep) or _makes_optimizers_of_pytorch():
         return found
     warnings.warn(
         f"{state_offload.CPU_STEP} stays Megatron's own: the optimizer that it makes without it is "

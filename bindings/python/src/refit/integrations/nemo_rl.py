@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from refit.errors import ConfigError, InvalidError, StateError
 from refit.integrations import _attached, megatron, state_offload
 from refit.integrations._nemo_rl_weights import RefitCheckpointEngine, RefitWeightSynchronizer
+from refit.step.schedule import named
 
 if TYPE_CHECKING:
     from refit.controller import Controller
@@ -101,17 +102,29 @@ def take_offload(policy: MutableMapping[str, Any]) -> dict[str, Any]:
     if not policy.get(PINNED) or not options or backend.get("enabled") is False:
         return {}
     found = megatron.offload_keywords(options)
+    if not found:
+        return {}
     ours = dict(policy.get("refit") or {})
-    for key, value in found.items():
-        if ours.get(key, value) != value:
-            raise ConfigError(
-                f"policy.refit.{key} is {ours[key]}, and policy.megatron_cfg.optimizer asks for "
-                f"{value}: leave one of them out"
-            )
-    if found:
-        state_offload.switch_off(options)
-        policy["refit"] = {**ours, **found}
+    schedule = named(ours.get("schedule"))
+    for word, keywords in named(found["schedule"]).items():
+        there = schedule.get(word, {})
+        _refuse_another(f"schedule.{word}", there, keywords)
+        schedule[word] = {**there, **keywords}
+    found["schedule"] = schedule
+    _refuse_another("", {key: ours[key] for key in ours if key != "schedule"}, found)
+    state_offload.switch_off(options)
+    policy["refit"] = {**ours, **found}
     return found
+
+
+def _refuse_another(place: str, ours: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    for key, value in asked.items():
+        if ours.get(key, value) != value:
+            path = ".".join(filter(None, ("policy.refit", place, key)))
+            raise ConfigError(
+                f"{path} is {ours[key]}, and policy.megatron_cfg.optimizer asks for {value}: leave "
+                "one of them out"
+            )
 
 
 class OptimizerMover:

@@ -1,22 +1,22 @@
 """Options by which frameworks let states live on the host, and the CPU step a share of them, as
-keywords of ``refit.Controller``.
+a ``schedule`` of ``refit.Controller``, and options.
 
     chosen = refit.integrations.state_offload.take(args)      # before the optimizer is made
     ...
     controller = refit.Controller(optimizer, model, **chosen)
 
-| option | framework | keyword |
+| option | framework | here |
 |---|---|---|
-| ``swap_optimizer`` | xtuner, MindSpeed | ``states="host"`` |
-| ``swap_optimizer_times`` | xtuner, MindSpeed | ``window_bytes``, if ``state_bytes`` is given |
-| ``chunked_optimizer_state_offload``, ``offload_optimizer_states`` | Megatron | ``states="host"`` |
-| ``optimizer_state_offload_chunk_size_mb`` | Megatron | ``window_bytes`` |
-| ``optimizer_state_offload_fraction`` | Megatron | ``host_fraction`` |
-| ``optimizer_cpu_offload``, ``optimizer_offload_fraction`` | Megatron | ``host_fraction`` |
-| ``overlap_cpu_optimizer_d2h_h2d`` | Megatron | ``overlap`` |
-| ``use_torch_optimizer_for_cpu_offload`` | Megatron | ``host_step="torch"``, if true |
+| ``swap_optimizer`` | xtuner, MindSpeed | ``HostStates()`` |
+| ``swap_optimizer_times`` | xtuner, MindSpeed | its ``window_bytes``, if ``state_bytes`` is given |
+| ``chunked_optimizer_state_offload``, ``offload_optimizer_states`` | Megatron | ``HostStates()`` |
+| ``optimizer_state_offload_chunk_size_mb`` | Megatron | its ``window_bytes`` |
+| ``optimizer_state_offload_fraction`` | Megatron | its ``fraction`` |
+| ``optimizer_cpu_offload``, ``optimizer_offload_fraction`` | Megatron | ``CpuStep(fraction)`` |
+| ``overlap_cpu_optimizer_d2h_h2d`` | Megatron | its ``overlap`` |
+| ``use_torch_optimizer_for_cpu_offload`` | Megatron | its ``backend="torch"``, if true |
 | ``pin_cpu_grads``, ``pin_cpu_params`` | Megatron | ``offload_pin="off"``, if false |
-| ``offload_optimizer.device``, ``.ratio`` | DeepSpeed | ``host_fraction`` |
+| ``offload_optimizer.device``, ``.ratio`` | DeepSpeed | ``CpuStep(fraction)`` |
 | ``offload_optimizer.pin_memory`` | DeepSpeed | ``offload_pin="off"``, if false |
 
 What a name means there and not here is a warning, or an error where the training would be another.
@@ -34,6 +34,7 @@ from typing import Any
 from refit._c.config import bytes_of
 from refit.errors import InvalidError, UnsupportedError
 from refit.integrations._options import Said, changes, make, refuse_none
+from refit.step.schedule import CpuStep, HostStates
 
 SWAP = "swap_optimizer"
 TIMES = "swap_optimizer_times"
@@ -142,13 +143,13 @@ def _of_swap(said: Said, state_bytes: int | str | None) -> dict[str, Any]:
     for name in SIZES:
         if said.has(name):
             raise UnsupportedError(
-                f"{name} says how many GiB of states live on the host: give refit.Controller "
+                f"{name} says how many GiB of states live on the host: give refit.HostStates "
                 "resident_bytes, the bytes of states that stay on the device, and leave it out"
             )
     times = said.number(TIMES)
-    found: dict[str, Any] = {"states": "host"}
+    whole: dict[str, Any] = {"schedule": HostStates()}
     if times is None:
-        return found
+        return whole
     if times < 1 or times != int(times):
         raise InvalidError(f"{TIMES} is {times}: it is a whole number from 1 on")
     if state_bytes is None:
@@ -158,9 +159,9 @@ def _of_swap(said: Said, state_bytes: int | str | None) -> dict[str, Any]:
             "state_bytes or window_bytes is given",
             stacklevel=_CALLER,
         )
-        return found
+        return whole
     window_bytes = max(-(-bytes_of("state_bytes", state_bytes) // int(times)), SMALLEST_WINDOW)
-    return {**found, "window_bytes": window_bytes}
+    return {"schedule": HostStates(window_bytes=window_bytes)}
 
 
 def _of_chunks(said: Said) -> dict[str, Any]:
@@ -170,18 +171,18 @@ def _of_chunks(said: Said) -> dict[str, Any]:
         raise InvalidError(f"{CHUNK} is {chunk}: it is 0 or more")
     if fraction == 0:  # to Megatron this is the same as without the switch
         return {}
-    found: dict[str, Any] = {"states": "host"}
-    if chunk:
-        found["window_bytes"] = int(chunk * (1 << 20))
-    else:
+    if not chunk:
         warnings.warn(
             f"{CHUNK}=0 brings all states to the device at once in Megatron; here they come in "
             "windows of offload.window_bytes",
             stacklevel=_CALLER,
         )
-    if fraction is not None:
-        found["host_fraction"] = float(fraction)
-    return found
+    return {
+        "schedule": HostStates(
+            window_bytes=int(chunk * (1 << 20)) if chunk else None,
+            fraction=None if fraction is None else float(fraction),
+        )
+    }
 
 
 def _of_cpu_step(said: Said) -> dict[str, Any]:
@@ -200,11 +201,12 @@ def _of_cpu_step(said: Said) -> dict[str, Any]:
             "OptimizerConfig: the CPU steps nothing",
             stacklevel=_CALLER,
         )
-    found: dict[str, Any] = {"host_fraction": float(fraction)}
-    if said.flag(CPU_TORCH):
-        found["host_step"] = "torch"
-    if overlap is not None:
-        found["overlap"] = said.flag(CPU_OVERLAP)
+    step = CpuStep(
+        fraction=float(fraction),
+        overlap=overlap is None or said.flag(CPU_OVERLAP),
+        backend="torch" if said.flag(CPU_TORCH) else "auto",
+    )
+    found: dict[str, Any] = {"schedule": step}
     pins = [said.flag(name) for name in CPU_PINS if said.get(name) is not None]
     if not all(pins):
         found.update(NOT_LOCKED)
@@ -213,7 +215,7 @@ def _of_cpu_step(said: Said) -> dict[str, Any]:
 
 def _of_zero(said: Said) -> dict[str, Any]:
     ratio = said.share("ratio", of=f"{ZERO_OFFLOAD}.")
-    found: dict[str, Any] = {"host_fraction": 1.0 if ratio is None else float(ratio)}
+    found: dict[str, Any] = {"schedule": CpuStep(fraction=1.0 if ratio is None else float(ratio))}
     if said.get("pin_memory") is not None and not said.flag("pin_memory"):
         found.update(NOT_LOCKED)
     return found

@@ -29,6 +29,7 @@ from refit.integrations import activations as options
 from refit.integrations._attached import divided
 from refit.observe.observers import PhaseWatcher, TimerLike
 from refit.states.grads import Policy, policy_of
+from refit.step.schedule import ScheduleLike, refuse_keywords
 from refit.weights.named_weights import named_weights
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     nothing is published. ``weights``: what is published of the model, as pairs of name and tensor;
     ``policy_weights`` unless said otherwise, which merges adapters, while
     ``partial(named_weights, lora="adapter")`` sends them alone. ``config``,
-    ``overrides``, ``timer``, ``timeline`` and ``progress`` are the controller's, and so are the
-    keywords that say where states live (``states="host"``, ``window_bytes``; docs/windows.md): then
-    states are on the device within a step only. So is ``grads``: what becomes of grads that exist
-    when states leave. ``activations``: keywords of ``refit.ActivationOffload``, such as
+    ``overrides``, ``timer``, ``timeline`` and ``progress`` are the controller's, and so is the
+    ``schedule``, which says where states live (docs/windows.md). So is ``grads``: what becomes of
+    grads that exist when states leave. ``activations``: keywords of ``refit.ActivationOffload``,
+    such as
     ``host_bytes``, over ``config``; then activations leave in each forward pass of the training,
     and switches of transformers that ask for the same are refit's (``ActivationCallback`` says
     how). ``lockstep``: for a job of several ranks, on all of them: one has the publisher, the
@@ -137,6 +138,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         *,
         publish_steps: int = 1,
         weights: Weights = policy_weights,
+        schedule: ScheduleLike = None,
         grads: Policy = "keep",
         activations: Mapping[str, Any] | None = None,
         lockstep: bool = False,
@@ -155,15 +157,17 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self.publisher = publisher
         self.controller: Controller | None = None
         self.activations: ActivationOffload | None = None
-        options, chosen = divided(config)
-        more, over = divided(overrides)
+        options, of_config = divided(config)
+        refuse_keywords(overrides)
+        if schedule is None:
+            schedule = of_config.get("schedule")
         self._publish_steps = publish_steps
         self._activation_keywords = None if activations is None else dict(activations)
-        self._config = make_config(options, more)
+        self._config = make_config(options, overrides)
         self._controller_of: Callable[..., Controller] = partial(
             Controller,
             config=self._config,
-            **{**chosen, **over},
+            schedule=schedule,
             grads=policy_of(grads),
             timer=timer,
             timeline=timeline,
@@ -203,9 +207,13 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         if self._activation_keywords is not None:
             refuse_another(args, model)
-        self.controller = self._controller_of(optimizer, model)
+        if self._activation_keywords is not None:
+            keywords = {"config": self._config, **self._activation_keywords}
+            self.activations = ActivationOffload(model, **keywords)
         try:
-            self._attach_activations(model)
+            self.controller = self._controller_of(optimizer, model, activations=self.activations)
+            if self.activations is not None:
+                self.activations.attach()
         except BaseException:
             self.close()
             raise
@@ -236,10 +244,7 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         """Adds the figures of the last cycle to what is logged, as refit/*."""
         if self.controller is None:
             return
-        figures = self.controller.stats()
-        if self.activations is not None:
-            figures.update(self.activations.stats())
-        add_figures(figures, state, kwargs["logs"])
+        add_figures(self.controller.stats(), state, kwargs["logs"])
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -265,16 +270,10 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
             self._hook = None
         activations, self.activations = self.activations, None
         if activations is not None:
-            activations.close()  # before the controller, whose device it uses
+            activations.close()
         if self.controller is not None:
             self.controller.close()
             self.controller = None
-
-    def _attach_activations(self, model: torch.nn.Module) -> None:
-        if self._activation_keywords is not None:
-            keywords = {"config": self._config, **self._activation_keywords}
-            self.activations = ActivationOffload(model, beside=self.controller, **keywords)
-            self.activations.attach()
 
     @property
     def _publishes(self) -> bool:

@@ -18,13 +18,13 @@ WINDOWS = 1
 CPU = 2
 """On the host, where the CPU steps the parameter."""
 
-Pick: TypeAlias = Literal["late", "largest"] | Sequence[str]
+Params: TypeAlias = Literal["last", "largest"] | Sequence[str]
 
 
 class Division:
     """Divides parameters. ``stays``: ``resident_bytes`` of the first stay, or all but
-    ``host_fraction``. ``cpu``: the share of all states that the CPU steps. ``pick``: which these
-    are: "late": the last parameters of the model, whose gradients are final first; "largest"; or
+    ``host_fraction``. ``cpu``: the share of all states that the CPU steps. ``params``: which these
+    are: "last": the last parameters of the model, whose gradients are final first; "largest"; or
     names, with ``*`` and ``?`` as in a shell. ``windows``: the others visit the device; without,
     they stay."""
 
@@ -33,23 +33,23 @@ class Division:
         resident_bytes: int | None = None,
         host_fraction: float | None = None,
         cpu_fraction: float = 0.0,
-        pick: Pick = "late",
+        params: Params = "last",
         *,
         windows: bool = True,
     ) -> None:
         self._resident_bytes = resident_bytes
         self._host_fraction = host_fraction
         self._cpu_fraction = cpu_fraction
-        self._pick = pick
+        self._params = params
         self._windows = windows
         self._total = self._on_cpu = 0
-        self._unmatched = set() if isinstance(pick, str) else set(pick)
+        self._unmatched = set() if isinstance(params, str) else set(params)
 
     @property
     def why_it_stays(self) -> str:
         """What is told of a parameter whose states stay on the device."""
-        options = "resident_bytes, host_fraction" if self._windows else "host_fraction"
-        return f"its states stay on the device ({options})"
+        options = "HostStates(resident_bytes, fraction)" if self._windows else "CpuStep(fraction)"
+        return f"its states stay on the device, by {options}"
 
     def divide(self, names: Sequence[str], order: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """Where each parameter belongs, by its name, its place in the order of the forward pass,
@@ -86,21 +86,21 @@ class Division:
     ) -> list[int]:
         """Those that the CPU may step, first those that it is to step first."""
         found = [at for at, nbytes in enumerate(sizes) if nbytes]
-        if self._pick == "largest":
+        if self._params == "largest":
             return sorted(found, key=lambda at: (-sizes[at], -order[at]))
-        if self._pick == "late":
+        if self._params == "last":
             found.sort(key=lambda at: -order[at])
             is_all = self._cpu_fraction >= 1 or len(found) < 2
             return found if is_all else found[:-1]  # not the gradient that is final last
-        matched = {one: [at for at in found if fnmatchcase(names[at], one)] for one in self._pick}
+        matched = {one: [at for at in found if fnmatchcase(names[at], one)] for one in self._params}
         # A rank may have no element of a parameter that it names as the others do.
         self._unmatched -= {
             one for one in self._unmatched if any(fnmatchcase(name, one) for name in names)
         }
         if self._unmatched:
             raise InvalidError(
-                f"host_pick names {sorted(self._unmatched)[0]!r}, and no parameter that is trained "
-                "has that name: say names as model.named_parameters() gives them, with * and ? if "
-                "need be"
+                f"CpuStep: params names {sorted(self._unmatched)[0]!r}, and no parameter that is "
+                "trained has that name: say names as model.named_parameters() gives them, with * "
+                "and ? if need be"
             )
         return list(dict.fromkeys(at for numbers in matched.values() for at in numbers))

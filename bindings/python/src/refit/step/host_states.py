@@ -65,7 +65,7 @@ _NONE = -1
 """Groups of an ``Absence``: all states are one, and none of them can be zeroed while away."""
 
 
-class HostStates:
+class HostedStates:
     """The states of some optimizers, on the host. Used by one thread at a time.
 
     ``names``: of all parameters, by their identity; ``may_step`` raises while no step is allowed.
@@ -83,7 +83,7 @@ class HostStates:
         prefetch: bool = True,
         overlap: bool = True,
         kernels: bool = True,
-        any_optimizer: bool = False,
+        allow_unverified: bool = False,
         may_step: Callable[[], None] = lambda: None,
         observers: Observers | None = None,
         framework: Framework | None = None,
@@ -98,7 +98,7 @@ class HostStates:
         self._kernels = kernels
         self._may_step = may_step
         self._observers = observers or Observers()
-        self._any_optimizer = any_optimizer
+        self._allow_unverified = allow_unverified
         self._verify_steps = verify_steps
         self._habits: dict[tuple[int, Any], Habits] = {}
         self._stays: dict[int, dict[Any, str]] = {}
@@ -266,7 +266,8 @@ class HostStates:
                 own = None if kept is None else kept.states.get(key)
                 if own is not None and own.shown is value:
                     continue
-                is_written = not self._any_optimizer and key in self._written.get(id(optimizer), ())
+                is_written = key in self._written.get(id(optimizer), ())
+                is_written &= not self._allow_unverified
                 owner = self._owner_of(value)
                 if owner is not None and owner[1].states[owner[2]] is not own:
                     there = owner[0].state.get(owner[1].parameter) or {}
@@ -302,7 +303,7 @@ class HostStates:
         raise StateError(
             f"{self._name_of(parameter)}.{key} and {other} are one tensor, which a step changes, "
             "while states that live on the host have a place each: give each parameter a state of "
-            'its own, or keep them with states="cycle"'
+            "its own, or keep them with refit.Cycle()"
         )
 
     def _forget_others(self) -> None:
@@ -396,7 +397,7 @@ class HostStates:
         kind = kind_of_parameter(group, parameter)
         key = number, alike(optimizer, kind)
         if key not in self._habits:
-            self._habits[key] = found = learn(optimizer, kind, self._any_optimizer)
+            self._habits[key] = found = learn(optimizer, kind, self._allow_unverified)
             self._stays.setdefault(id(optimizer), {}).update(found.stays)
             self._written.setdefault(id(optimizer), set()).update(found.written)
             if not found.closure_first:
@@ -564,11 +565,11 @@ class HostStates:
         self, optimizer: Optimizer, closure: Any = None, *_: object, **_more: object
     ) -> None:
         """UnsupportedError for a closure that can only be evaluated in the midst of a step."""
-        if closure is not None and id(optimizer) in self._entwined and not self._any_optimizer:
+        if closure is not None and id(optimizer) in self._entwined and not self._allow_unverified:
             raise UnsupportedError(
                 f"a {type(optimizer).__name__} evaluates its closure more than once, or after it "
                 "has changed parameters, while refit evaluates it before the step: call backward() "
-                'before step() without a closure, or keep the states with states="cycle"'
+                "before step() without a closure, or keep the states with refit.Cycle()"
             )
 
     def rehearse(
@@ -895,7 +896,7 @@ def _can_leave(parameter: Any, habits: Habits) -> bool:
 class _StepHooks:
     """The hooks by which a step, and what is loaded, come here. ``remove`` takes them away."""
 
-    def __init__(self, states: HostStates, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, states: HostedStates, optimizers: Sequence[Optimizer]) -> None:
         self._handles: list[Any] = []
         disable = cast(Any, torch.compiler).disable
         reference = weakref.ref(states)
@@ -923,14 +924,14 @@ class _StepHooks:
 class _Calls:
     """What the hooks of one optimizer do while its states live on the host."""
 
-    def __init__(self, states: "weakref.ref[HostStates]", optimizer: Optimizer) -> None:
+    def __init__(self, states: "weakref.ref[HostedStates]", optimizer: Optimizer) -> None:
         self._states = states
         self._optimizer = weakref.ref(optimizer)
         self._idle: tuple[Optimizer, Stepping] | None = None
         self._steps = 0
         self._check: Callable[[], None] | None = None
 
-    def _known(self, optimizer: Optimizer) -> HostStates | None:
+    def _known(self, optimizer: Optimizer) -> HostedStates | None:
         """The owner of the states; None for a copy of the optimizer that took the hooks along."""
         return self._states() if self._optimizer() is optimizer else None
 
@@ -984,7 +985,7 @@ class _Prefetch:
     gradient is there first, the last one that was stepped. FSDP2 calls no such hook: there the
     step itself begins the copies."""
 
-    def __init__(self, states: HostStates) -> None:
+    def __init__(self, states: HostedStates) -> None:
         self._states = weakref.ref(states)
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._called: set[int] = set()

@@ -400,15 +400,15 @@ def _option(value: Any) -> Any:
     return value if isinstance(value, int | str | None) else id(value)
 
 
-def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habits:
+def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> Habits:
     """Steps a twin, and says what is seen. Changes neither the optimizer nor random numbers.
 
-    A twin that cannot be stepped is given sparse gradients. ``any_optimizer``: an optimizer whose
-    parameters depend on each other is not refused. UnsupportedError for one that is, or that holds
-    its parameters by itself.
+    A twin that cannot be stepped is given sparse gradients. ``allow_unverified``: an optimizer
+    whose parameters depend on each other is not refused. UnsupportedError for one that is, or that
+    holds its parameters by itself.
     """
     refuse_entangled(optimizer)
-    if not any_optimizer:
+    if not allow_unverified:
         refuse_outside(optimizer)
         refuse_known(optimizer)
     with interrupts_held(), Draws([kind.device]):
@@ -419,21 +419,21 @@ def learn(optimizer: Optimizer, kind: Kind, any_optimizer: bool = False) -> Habi
             raise
         except Exception as why:
             if not kind.sparse and len(kind.ones) > 0 and _takes_sparse(optimizer, kind):
-                return learn(optimizer, kind._replace(sparse=True), any_optimizer)
-            if any_optimizer:
+                return learn(optimizer, kind._replace(sparse=True), allow_unverified)
+            if allow_unverified:
                 return Habits(None, False)
             raise UnsupportedError(
                 f"a {type(optimizer).__name__} could not be tried on parameters of its own, so it "
                 "is unknown whether its step can be made for some parameters at a time "
-                f"(any_optimizer=True goes on without): {type(why).__name__}: {why}"
+                f"(allow_unverified=True goes on without): {type(why).__name__}: {why}"
             ) from why
         if any(isinstance(one, torch.Tensor) for one in together.optimizer.state):
             raise UnsupportedError(
                 f"a {type(optimizer).__name__} makes states by something that it holds, such as a "
                 "method of its own: its step cannot be made for some parameters at a time. Keep "
-                'its states with states="cycle"'
+                "its states with refit.Cycle()"
             )
-        if not any_optimizer:
+        if not allow_unverified:
             _refuse_dependent(optimizer, together, apart)
         elementwise = type(optimizer) in ELEMENTWISE and not kind.sparse
         elementwise = elementwise and _halves_agree(optimizer, kind)
@@ -474,8 +474,8 @@ def _refuse_dependent(optimizer: Optimizer, together: "_Twin", apart: "_Twin") -
         )
     if why:
         raise UnsupportedError(
-            f'a {type(optimizer).__name__} {why}. Keep its states with states="cycle", or say '
-            "any_optimizer=True if another result will do"
+            f"a {type(optimizer).__name__} {why}. Keep its states with refit.Cycle(), or say "
+            "allow_unverified=True if another result will do"
         )
 
 
@@ -513,7 +513,7 @@ def refuse_entangled(optimizer: Optimizer) -> None:
             f"a {type(optimizer).__name__} reads gradients from decoupled_grad and not from grad, "
             "so which parameters a step is for cannot be seen (Megatron's "
             "use_precision_aware_optimizer sets it). Leave that out, or keep the states with "
-            'states="cycle"'
+            "refit.Cycle()"
         )
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, value in _attributes(optimizer).items():
@@ -524,7 +524,7 @@ def refuse_entangled(optimizer: Optimizer) -> None:
                 raise UnsupportedError(
                     f"a {type(optimizer).__name__} holds {held} as {name}, and not in its groups "
                     "alone: its step cannot be made for some parameters at a time. Keep its states "
-                    'with states="cycle"'
+                    "with refit.Cycle()"
                 )
 
 
@@ -534,7 +534,7 @@ def refuse_outside(optimizer: Optimizer) -> None:
         if callable(getattr(type(optimizer), name, None)):
             raise UnsupportedError(
                 f"a {type(optimizer).__name__} uses its states in {name}() as well, where they are "
-                'not on the device: keep them with states="cycle" (any_optimizer=True insists)'
+                "not on the device: keep them with refit.Cycle() (allow_unverified=True insists)"
             )
 
 
@@ -560,7 +560,7 @@ def refuse_known(optimizer: Optimizer) -> None:
     if any(one.__name__ in _LATER for one in type(optimizer).__mro__):
         raise UnsupportedError(
             f"a {type(optimizer).__name__} estimates a rate from all parameters together: keep its "
-            'states with states="cycle" (any_optimizer=True insists)'
+            "states with refit.Cycle() (allow_unverified=True insists)"
         )
 
 

@@ -85,5 +85,5 @@ class WholeStep:
                 raise UnsupportedError(
                     f"step {number} of a {type(self._optimizer).__name__} has made other bits of "
                     f"{name if key is None else f'{name}.{key}'} than a step of all parameters at "
-                    'once makes: keep its states with states="cycle"'
+                    "once makes: keep its states with refit.Cycle()"
                 )
