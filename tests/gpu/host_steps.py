@@ -114,13 +114,13 @@ def optimizers(device):
                 moved.optimizer.zero_grad()
                 moved.steps += 1
                 if number in (1, 3):
-                    controller.clear()
+                    controller.offload()
                     assert controller.stats()["refit/window_bytes"] == 0
                     if on_gpu(device):
                         torch.cuda.empty_cache()
                     torch.full((8 * MIB,), 255, dtype=torch.uint8, device=device)
                     controller.restore()
-                    controller.join()
+                    controller.wait()
                 if number != 2:  # once two steps follow each other
                     compare(alone, moved)
         alone.step(), moved.step()
@@ -170,7 +170,7 @@ def side_streams(device):
                     del noise
             if number % 4 == 3:
                 with torch.cuda.stream(stream):
-                    controller.clear()
+                    controller.offload()
                     controller.restore()
         torch.cuda.synchronize()
         compare(alone, moved)
@@ -186,8 +186,8 @@ def device_memory(device):
     with on_host(moved, window_bytes=window, prefetch=False) as controller:
         for _ in range(3):
             moved.backward()
-            controller.clear()
-            controller.restore(), controller.join()
+            controller.offload()
+            controller.restore(), controller.wait()
             peak = peak_of(moved.optimizer.step)
             assert peak <= WINDOWS * window + MIB, f"a step has taken {peak} bytes"
             moved.optimizer.zero_grad()
@@ -223,7 +223,7 @@ def little_memory(device):
         for number in range(3):
             alone.step()
             moved.backward(), plain.backward()
-            controller.clear()
+            controller.offload()
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             total = torch.cuda.get_device_properties(device).total_memory

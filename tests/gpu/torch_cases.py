@@ -125,7 +125,7 @@ class Refit(Tensors):
         self.controller = refit.Controller(optimizer)
 
     def out(self):
-        self.controller.clear()
+        self.controller.offload()
         assert not any(tensor.untyped_storage().nbytes() for tensor in self.device)
 
     def back(self):

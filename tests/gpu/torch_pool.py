@@ -66,7 +66,7 @@ def scene(torch, pool, device, capture=captured):
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(CYCLES):
             full = pool.handle.info.used_bytes
-            controller.clear()
+            controller.offload()
             torch.cuda.empty_cache()
             away = pool.handle.info.used_bytes
             assert away < full, f"{away} of {full} bytes are still taken"
@@ -74,7 +74,7 @@ def scene(torch, pool, device, capture=captured):
             del noise
             torch.cuda.empty_cache()
             controller.restore()
-            controller.join()
+            controller.wait()
             replay()
             alone.optimizer.step()
             assert [tensor.data_ptr() for tensor in run.moments()] == addresses

@@ -64,7 +64,7 @@ def main(folder: Path, way: str) -> None:
     model, optimizer = trained()
     controller = refit.Controller(optimizer, model, **WAYS[way])
     step(model, optimizer)
-    controller.clear()
+    controller.offload()
     folder.mkdir()
     if way == "cycle":
         with controller.checkpoint() as states:

@@ -212,7 +212,7 @@ def trains(
             if not all(type(mine) is kind_of(theirs) for mine, theirs in kinds):
                 return "states are other kinds of tensors"
             before = looks(moved)
-            controller.clear()
+            controller.offload()
             leaves = sum(local(t).nbytes for t in alone.moments() if schedule is CYCLE)
             if controller.stats()["refit/offload_bytes"] < leaves:
                 return "a state has not left"
@@ -285,7 +285,7 @@ def used_while_away(schedule: Schedule) -> object:
     with opens(schedule, moved) as controller:
         alone.step(), moved.step()
         for number, use in enumerate(USES):
-            controller.clear()
+            controller.offload()
             one, two = moved.moments()[:2]
             shapes = (one.shape, one.device_mesh, one.placements, isinstance(one, DTensor))  # type: ignore[attr-defined]
             if controller.state != "cleared" or shapes[-1] is not True:
@@ -308,7 +308,7 @@ def policies(schedule: Schedule, kind: str) -> object:
                     run.step()
                     if policy == "keep":
                         run.backward()
-                controller.clear()
+                controller.offload()
                 if any(t.untyped_storage().nbytes() for t in moved.moments() if t.numel()):
                     return "the states did not leave"
                 for run in (alone, moved):
@@ -319,7 +319,7 @@ def policies(schedule: Schedule, kind: str) -> object:
                 for run in (alone, moved):
                     run.backward()
             alone.step(), moved.step()
-            controller.clear()
+            controller.offload()
             mine, yours = (
                 FullyShardedDataParallel.optim_state_dict(run.model, run.optimizer)["state"]
                 for run in (moved, alone)
@@ -484,7 +484,7 @@ def replicas(schedule: Schedule, make: Callable[[], Replica]) -> object:
             if not same(alone, moved):
                 return f"step {number}: other bits"
             if number % 2:
-                controller.clear()
+                controller.offload()
         return bool(stepped_by_cpu(controller)) == (schedule.has_share or schedule is ALL)
 
 
@@ -526,11 +526,11 @@ def state_of(run: Sharded) -> dict[str, Any]:
 
 def load(run: Sharded, controller: Any, name: Path) -> None:
     if controller is not None:
-        controller.clear()
+        controller.offload()
     loaded = state_of(run)
     dcp.load(loaded, checkpoint_id=name)
     if controller is not None:
-        controller.clear()
+        controller.offload()
     set_model_state_dict(run.model, loaded["model"])
     set_optimizer_state_dict(run.model, run.optimizer, loaded["optimizer"])
 
@@ -540,7 +540,7 @@ def save(run: Sharded, controller: Any, name: Path, asynchronous: bool = False) 
     if controller is None:
         dcp.save(state_of(run), checkpoint_id=name)
         return True
-    controller.clear()
+    controller.offload()
     with controller.checkpoint():
         state = state_of(run)
         if controller.state != "training":
@@ -551,7 +551,7 @@ def save(run: Sharded, controller: Any, name: Path, asynchronous: bool = False) 
         else:
             dcp.save(state, checkpoint_id=name)
         try:
-            controller.clear()
+            controller.offload()
             return False
         except BusyError:
             pass
@@ -597,7 +597,7 @@ def flat_shards_are_saved_whole(schedule: Schedule) -> object:
     with opens(schedule, moved, **flat_options(schedule, "fsdp1_flat")) as controller:
         for _ in range(3):
             alone.step(), moved.step()
-        controller.clear()
+        controller.offload()
         mine, theirs = (whole.optim_state_dict(r.model, r.optimizer) for r in (moved, alone))
         for name, state in theirs["state"].items():
             for key, value in state.items():

@@ -138,7 +138,7 @@ def test_states_of_the_optimizer_leave_too(options: dict[str, Any]) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
                 if number % 2:
-                    controller.clear()
+                    controller.offload()
                     controller.restore()
             assert (left_bytes(activations) > 0) == moved
         return [one.detach() for one in model.parameters()]

@@ -352,7 +352,7 @@ class RefitActions:
         return self.schedule.open(self.moved.optimizer, **self.given)
 
     def clear(self, _: int) -> None:
-        self.controller.clear()
+        self.controller.offload()
 
     def restore(self, which: int) -> None:
         self.controller.restore(non_blocking=bool(which & 1))
@@ -364,7 +364,7 @@ class RefitActions:
             assert self.controller.state in ("cleared", "refitted")
 
     def join(self, _: int) -> None:
-        self.unless_away(self.controller.join)
+        self.unless_away(self.controller.wait)
 
     def release(self, _: int) -> None:
         self.unless_away(self.controller.release)
@@ -402,7 +402,7 @@ class RefitActions:
 
     def fail_in_a_cycle(self, which: int) -> None:
         with FailingCall(1 + which % 12, CopyError("down")), suppress(CopyError):
-            self.controller.clear()
+            self.controller.offload()
             self.controller.restore(non_blocking=False)
         self.controller.restore()
 
@@ -522,7 +522,7 @@ def test_zeroed_gradients_are_zero_and_no_other_bit_changes(verbs: list[str]) ->
                     run.step(0)
             else:
                 getattr(actions, verb)(0)
-        controller.join()
+        controller.wait()
         assert not any(bool(one.grad.any()) for one in moved.having())
         alone.clear_gradients(0)
         assert_alike(alone, moved)

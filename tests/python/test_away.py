@@ -130,7 +130,7 @@ def told(value: Any) -> Any:
 def test_what_uses_a_state_that_is_away_finds_its_bytes(
     run: Run, reference_run: Run, controller: Controller, use: str, when: str
 ) -> None:
-    controller.clear()
+    controller.offload()
     if when == "returning":
         controller.restore()
     assert controller.state == when
@@ -161,7 +161,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 def test_a_look_at_a_state_brings_nothing_back(run: Run, controller: Controller, look: str) -> None:
     moment = run.moments()[0]
     seen = LOOKS[look](moment)
-    controller.clear()
+    controller.offload()
     assert LOOKS[look](moment) == seen
     assert run.away()
     assert controller.state == "cleared"
@@ -171,10 +171,10 @@ def test_returns_before_restore_are_counted(run: Run, controller: Controller) ->
     whole_cycle(controller)
     run.step()
     assert controller.stats()["refit/early_returns"] == 0
-    controller.clear()
+    controller.offload()
     run.moments()[0].norm()
     assert controller.stats()["refit/early_returns"] == 1
-    controller.clear()
+    controller.offload()
     run.optimizer.state_dict()
     run.moments()[0].norm()
     assert controller.stats()["refit/early_returns"] == 2
@@ -199,9 +199,9 @@ def test_schedule_free_may_change_its_mode(torch_device: str, name: str, foreach
         for number in range(6):
             run.optimizer.train(), same.optimizer.train()
             run.step(), same.step()
-            controller.clear()
+            controller.offload()
             run.optimizer.eval(), same.optimizer.eval()
-            controller.clear()
+            controller.offload()
             assert run.away()
             run.optimizer.eval(), same.optimizer.eval()  # it is in that mode
             assert controller.state == "cleared"
@@ -219,7 +219,7 @@ def test_a_state_dict_of_before_is_loaded(run: Run, controller: Controller, tmp_
     expected = [moment.clone() for moment in run.moments()]
     run.step()
     taken = run.optimizer.state_dict()
-    controller.clear()
+    controller.offload()
     dcp.load({"optimizer": taken}, checkpoint_id=tmp_path, no_dist=True)
     assert all(map(torch.equal, run.moments(), expected))
 
@@ -236,7 +236,7 @@ def test_a_state_dict_taken_before_can_be_copied_and_saved(
     run: Run, reference_run: Run, controller: Controller, way: Callable[[Any], Any]
 ) -> None:
     taken = run.optimizer.state_dict()
-    controller.clear()
+    controller.offload()
     copied = way(taken)
     assert_same_states(copied, reference_run.optimizer.state_dict())
     kinds = {type(one) for state in copied["state"].values() for one in state.values()}
@@ -248,7 +248,7 @@ def test_states_of_two_controllers_meet_in_one_operation(run: Run, controller: C
     other.step(3)
     expected = [a + b for a, b in zip(run.moments(), other.moments(), strict=True)]
     with Controller(other.optimizer) as second:
-        controller.clear(), second.clear()
+        controller.offload(), second.clear()
         assert all(map(torch.equal, torch._foreach_add(run.moments(), other.moments()), expected))
         assert (controller.state, second.state) == ("training", "training")
 
@@ -306,7 +306,7 @@ def test_wrappers_and_what_is_in_them_are_found(torch_device: str) -> None:
             lambda: inner.codes * 2,
         ]
         for use in uses:
-            controller.clear()
+            controller.offload()
             assert codes.untyped_storage().nbytes() == scale.untyped_storage().nbytes() == 0
             assert (inner.shape, inner.dtype, inner.device) == ((6,), torch.float32, codes.device)
             assert isinstance(inner, Scaled)
@@ -314,7 +314,7 @@ def test_wrappers_and_what_is_in_them_are_found(torch_device: str) -> None:
             assert torch.equal(use(), expected)
             assert controller.state == "training"
             assert type(inner) is Scaled
-        controller.clear()
+        controller.offload()
         inner.mul_(3)
         assert torch.equal(inner + 0, 3 * expected)
 
@@ -328,7 +328,7 @@ def test_a_wrapper_of_a_final_class_is_found_by_its_tensor(
     state = Final(inner)
     with Controller(holding(state, torch_device)) as controller:
         for use in (lambda: inner + 0, lambda: state + 0):
-            controller.clear()
+            controller.offload()
             assert bytes_of.untyped_storage().nbytes() == 0
             assert type(state) is Final
             assert torch.equal(use(), expected)
@@ -338,7 +338,7 @@ def test_a_wrapper_of_a_final_class_is_found_by_its_tensor(
 def test_a_parameter_that_is_a_state_stays_a_parameter(torch_device: str) -> None:
     master = torch.nn.Parameter(torch.arange(4.0, device=torch_device))
     with Controller(holding(master, torch_device)) as controller:
-        controller.clear()
+        controller.offload()
         assert isinstance(master, torch.nn.Parameter)
         assert (master.requires_grad, master.grad, master.shape) == (True, None, (4,))
         assert controller.state == "cleared"
@@ -353,10 +353,10 @@ def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device
     flat = torch.arange(8.0, device=torch_device)
     first, second = flat[:4], flat[4:]
     with Controller(holding([first, second, flat], torch_device)) as controller:
-        controller.clear()
+        controller.offload()
         view = second[1:]
         assert view.tolist() == [5, 6, 7]
-        controller.clear()
+        controller.offload()
         first.add_(1)
         assert flat.tolist() == [1, 2, 3, 4, 4, 5, 6, 7]
 
@@ -370,7 +370,7 @@ def test_without_memory_a_use_raises_and_the_next_finds_the_bytes(
     def fails(*_: Any) -> Any:
         raise RuntimeError("out of memory")
 
-    controller.clear()
+    controller.offload()
     with monkeypatch.context() as patch:
         patch.setattr(torch.UntypedStorage, "resize_", fails)
         for _ in range(2):
@@ -396,7 +396,7 @@ def test_a_tensor_that_does_not_come_back_is_refused() -> None:
 def test_a_tensor_given_the_class_is_used(run: Run, controller: Controller, swapped: bool) -> None:
     state = run.moments()[0]
     value = state.clone()
-    controller.clear()
+    controller.offload()
     other = torch.ones_like(value)
     if swapped:
         torch.utils.swap_tensors(state, other)
@@ -430,7 +430,7 @@ def test_another_thread_in_the_midst_of_a_clear_finds_the_bytes(
         return real(*arguments)
 
     monkeypatch.setattr(Offloader, "finish", finish)
-    controller.clear()
+    controller.offload()
     reader.join(WAIT_S)
     assert not reader.is_alive()
     assert torch.equal(found[0], reference_run.moments()[0])
@@ -449,13 +449,13 @@ def test_an_observer_of_a_phase_may_use_states(run: Run, reference_run: Run) -> 
 
     norms: list[float] = []
     with Controller(run.optimizer, timer=Timer()) as controller:
-        controller.clear()
+        controller.offload()
         controller.restore()
-        controller.join() if controller.state == "returning" else None
+        controller.wait() if controller.state == "returning" else None
         assert set(norms) == {float(reference_run.moments()[0].norm())}
         run.step(), reference_run.step()
 
 
 def test_a_forked_process_is_told(run: Run, controller: Controller) -> None:  # trap 27
-    controller.clear()
+    controller.offload()
     assert "belongs to process" in said_in_a_fork(lambda: run.moments()[0] + 1)

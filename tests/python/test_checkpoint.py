@@ -54,7 +54,7 @@ def test_a_checkpoint_has_all_states_wherever_they_are(schedule: Schedule, phase
         run, controller = twins.moved, twins.controller
         expected = values(twins.alone)
         if phase != "training":
-            controller.clear()
+            controller.offload()
         if phase == "returning":
             controller.restore()
         with controller.checkpoint() as states:
@@ -66,7 +66,7 @@ def test_a_checkpoint_has_all_states_wherever_they_are(schedule: Schedule, phase
             assert same(saved(states), saved(expected))
             live = run.optimizer.state[run.model[4].weight]["exp_avg"]
             assert (states["state"][4]["exp_avg"] is live) == (not is_away)
-            for refused in (controller.close, *([] if is_away else [controller.clear])):
+            for refused in (controller.close, *([] if is_away else [controller.offload])):
                 with pytest.raises(BusyError, match="leave its block"):
                     refused()
 
@@ -77,7 +77,7 @@ def test_a_forked_writer_reads_states_on_the_host(schedule: Schedule) -> None:
     with Twins(schedule, before=2) as twins:
         run, controller = twins.moved, twins.controller
         expected = values(twins.alone)
-        controller.clear()
+        controller.offload()
         with controller.checkpoint() as states:
             assert said_in_a_fork(lambda: same(saved(states), saved(expected))) == "True"
         assert same(values(run), expected)
@@ -104,7 +104,7 @@ def test_no_step_tears_a_checkpoint_of_states_on_the_host(schedule: Schedule) ->
     with Twins(schedule, before=2) as twins:
         run, controller = twins.moved, twins.controller
         expected = values(twins.alone)
-        controller.clear()
+        controller.offload()
         with controller.checkpoint() as states:
             controller.restore()
             twins.backward()
@@ -116,7 +116,7 @@ def test_no_step_tears_a_checkpoint_of_states_on_the_host(schedule: Schedule) ->
                         run.optimizer.step()
             assert same(saved(states), saved(expected))
             with pytest.raises(BusyError, match="leave its block"):
-                controller.clear()
+                controller.offload()
         for one in (twins.alone, run) if schedule is not CYCLE else (twins.alone,):
             one.optimizer.step()
         for one in twins:
@@ -129,7 +129,7 @@ def test_checkpoints_may_be_nested_and_end_with_an_exception(schedule: Schedule)
         controller = twins.controller
         for _ in range(2):
             twins.backward()
-            controller.clear()
+            controller.offload()
             with pytest.raises(ZeroDivisionError), controller.checkpoint(), controller.checkpoint():
                 raise ZeroDivisionError
             twins.finish()
@@ -141,7 +141,7 @@ def test_several_optimizers_give_a_list(schedule: Schedule) -> None:
         run.step()
     expected = [values(run) for run in runs]
     with schedule.open([run.optimizer for run in runs]) as controller:
-        controller.clear()
+        controller.offload()
         with controller.checkpoint() as states:
             assert same(saved(states), saved(expected))
 
@@ -156,7 +156,7 @@ def test_a_state_dict_with_a_hook_brings_the_states_back(schedule: Schedule) -> 
         for run in twins:
             run.optimizer.register_state_dict_post_hook(reads_bytes)
         expected = values(twins.alone)
-        twins.controller.clear()
+        twins.controller.offload()
         with twins.controller.checkpoint() as states:
             assert twins.controller.state == "training"
             assert same(saved(states), saved(expected))
@@ -168,7 +168,7 @@ def test_distributed_checkpoints_are_whole(schedule: Schedule, tmp_path: Path) -
         warnings.simplefilter("ignore")
         controller = twins.controller
         expected = values(twins.alone)
-        controller.clear()
+        controller.offload()
         with controller.checkpoint() as state:
             dcp.save({"optimizer": state}, checkpoint_id=tmp_path / "a")
         controller.prepare_for_training()
@@ -195,7 +195,7 @@ def cleared() -> Any:
     run = Layers()
     run.step(2)
     with CYCLE.open(run.optimizer) as controller:
-        controller.clear()
+        controller.offload()
         yield run, controller
 
 
@@ -215,7 +215,7 @@ def test_strides_and_offsets_are_those_of_the_states() -> None:
     state["exp_avg"] = torch.stack([state["exp_avg"], state["exp_avg"] + 1])[1].t()
     expected = state["exp_avg"].clone()
     with CYCLE.open(run.optimizer) as controller:
-        controller.clear()
+        controller.offload()
         with controller.checkpoint() as states:
             view = states["state"][2]["exp_avg"]
             assert view.stride() == state["exp_avg"].stride()
@@ -224,7 +224,7 @@ def test_strides_and_offsets_are_those_of_the_states() -> None:
 
 def test_the_pageable_path_has_a_checkpoint_too() -> None:
     with Twins(CYCLE, before=2, use_pinned_optimizer_offload=False) as twins:
-        twins.controller.clear()
+        twins.controller.offload()
         with twins.controller.checkpoint() as states:
             assert same(saved(states), saved(values(twins.alone)))
 
@@ -239,10 +239,10 @@ def test_a_checkpoint_waits_for_a_clear_that_met_its_deadline(
         with monkeypatch.context() as patch:
             patch.setattr(Offloader, "finish", too_late)
             with pytest.raises(DeadlineError):
-                twins.controller.clear()
+                twins.controller.offload()
         with twins.controller.checkpoint() as states:
             assert same(saved(states), saved(values(twins.alone)))
-        twins.controller.clear()
+        twins.controller.offload()
         assert twins.moved.away()
 
 
@@ -251,7 +251,7 @@ class Owner:
 
     def __init__(self, run: Layers) -> None:
         self.controller = refit.Controller(run.optimizer)
-        self.controller.clear()
+        self.controller.offload()
         self.block = self.controller.checkpoint()
         self.states = self.block.__enter__()
         self.myself = self
@@ -275,7 +275,7 @@ def test_a_controller_dropped_in_its_checkpoint_leaves_nothing(
     before = opened()
     if within == "a block":
         controller = refit.Controller(run.optimizer)
-        controller.clear()
+        controller.offload()
         with controller.checkpoint() as states:
             del controller
             gc.collect()

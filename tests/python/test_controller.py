@@ -22,11 +22,11 @@ def test_a_cycle_frees_memory_and_returns_every_bit(
     with Controller(run.optimizer, run.model, use_pinned_optimizer_offload=is_pinned) as controller:
         for number in range(5):
             assert run.step() == reference_run.step()
-            controller.clear()
+            controller.offload()
             assert controller.state == "cleared"
             assert run.away()
             controller.restore(non_blocking=number % 2 == 0)
-            controller.join()
+            controller.wait()
             assert controller.state == "training"
             assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
 
@@ -63,7 +63,7 @@ def test_a_model_may_be_a_list_of_megatrons_chunks(chunks: int, is_listed: bool)
         layer(torch.ones(2, 64)).sum().backward()
     optimizer.step()
     with Controller(optimizer, whole) as controller:
-        controller.clear()
+        controller.offload()
         assert controller.stats()["refit/offload_bytes"] > 0
     for nothing in ([], [optimizer], "model"):
         with pytest.raises(InvalidError, match=r"model is a .*give a torch\.nn\.Module, or a list"):
@@ -71,7 +71,7 @@ def test_a_model_may_be_a_list_of_megatrons_chunks(chunks: int, is_listed: bool)
 
 
 def test_every_verb_may_be_called_twice(run: Run, controller: Controller) -> None:
-    for verb in (controller.clear, controller.restore, controller.join):
+    for verb in (controller.offload, controller.restore, controller.wait):
         verb()
         verb()
     controller.offload_before_refit()
@@ -101,7 +101,7 @@ def test_objects_views_strides_and_groups_stay_the_same(run: Run, controller: Co
 def test_step_counters_stay_where_they_are(run: Run, controller: Controller) -> None:
     # trap 8
     counters = [state["step"] for state in run.optimizer.state.values()]
-    controller.clear()
+    controller.offload()
     assert all(float(one) == 2.0 for one in counters)
     assert ("0.weight.step", "a step counter stays where it is") in controller.resident
 
@@ -109,11 +109,11 @@ def test_step_counters_stay_where_they_are(run: Run, controller: Controller) -> 
 def test_a_clear_before_the_first_step_moves_nothing(torch_device: str) -> None:  # trap 9
     run = Run(device=torch_device)
     with Controller(run.optimizer) as controller:
-        controller.clear()
+        controller.offload()
         assert controller.state == "cleared"
         assert len(run.optimizer.state) == 0
         run.step()
-        controller.clear()
+        controller.offload()
         assert run.away()
 
 
@@ -121,9 +121,9 @@ def test_a_state_dict_is_whole_at_any_time(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:
     # trap 13
-    controller.clear()
+    controller.offload()
     assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
-    controller.clear()
+    controller.offload()
     controller.restore()
     assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
 
@@ -133,10 +133,10 @@ def test_a_state_dict_loaded_while_away_replaces_states(run: Run, controller: Co
     other = Run(device=run.device)
     other.step(4)
     saved = copy.deepcopy(other.optimizer.state_dict())
-    controller.clear()
+    controller.offload()
     run.optimizer.load_state_dict(saved)
     assert_same_states(run.optimizer.state_dict(), saved)
-    controller.clear()
+    controller.offload()
     assert run.away()
     controller.close()
     assert_same_states(run.optimizer.state_dict(), saved)
@@ -146,7 +146,7 @@ def test_a_live_state_dict_can_be_loaded(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:
     live = run.optimizer.state_dict()
-    controller.clear()
+    controller.offload()
     run.optimizer.load_state_dict(live)
     assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
 
@@ -155,7 +155,7 @@ def test_a_load_that_is_refused_loses_nothing(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:
     other = Run(lambda p: torch.optim.SGD(list(p)[:1], momentum=0.9)).optimizer.state_dict()
-    controller.clear()
+    controller.offload()
     with pytest.raises(ValueError, match="parameter group"):
         run.optimizer.load_state_dict(other)
 
@@ -164,7 +164,7 @@ def test_several_optimizers_are_one_cycle(run: Run) -> None:
     other = Run(lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), device=run.device)
     other.step()
     with Controller([run.optimizer, other.optimizer]) as controller:
-        controller.clear()
+        controller.offload()
         assert run.away()
         assert other.away()
         other.step()  # any of them brings all back
@@ -189,20 +189,20 @@ def test_close_brings_the_states_back_and_takes_the_hooks_away(
     run: Run, reference_run: Run
 ) -> None:
     controller = Controller(run.optimizer)
-    controller.clear()
+    controller.offload()
     controller.close()
     controller.close()
     assert controller.state == "closed"
     assert_same_states(run.optimizer.state_dict(), reference_run.optimizer.state_dict())
     assert not hooks_of(run.optimizer)
-    for verb in (controller.clear, controller.restore, controller.join, controller.stats):
+    for verb in (controller.offload, controller.restore, controller.wait, controller.stats):
         with pytest.raises(StateError, match="closed"):
             verb()
 
 
 def test_an_unreferenced_controller_brings_the_states_back(run: Run, reference_run: Run) -> None:
     controller = Controller(run.optimizer)
-    controller.clear()
+    controller.offload()
     del controller
     gc.collect()
     assert not run.away()
@@ -223,7 +223,7 @@ def test_an_optimizer_is_pickled_without_its_controller(run: Run, controller: Co
 def test_a_copy_while_away_is_whole(
     run: Run, reference_run: Run, controller: Controller, again: Any
 ) -> None:  # trap 13: PyTorch fills a copy of an empty storage with whatever there is
-    controller.clear()
+    controller.offload()
     twin = again(run.optimizer)
     assert_same_states(twin.state_dict(), reference_run.optimizer.state_dict())
     controller.close()
@@ -231,15 +231,15 @@ def test_a_copy_while_away_is_whole(
 
 
 def test_host_memory_is_given_back_and_taken_again(run: Run, controller: Controller) -> None:
-    controller.clear()
-    for verb in (controller.release, controller.join):
+    controller.offload()
+    for verb in (controller.release, controller.wait):
         with pytest.raises(StateError, match="restore"):
             verb()
     controller.prepare_for_training()
     assert controller.stats()["refit/host_bytes"] > 0
     controller.release()
     assert controller.stats()["refit/host_bytes"] == 0
-    controller.clear()
+    controller.offload()
     assert run.away()
 
 
@@ -264,7 +264,7 @@ def test_figures_are_of_the_cycle_and_its_publisher(run: Run, controller: Contro
 def test_a_controller_says_where_its_states_are(run: Run, controller: Controller) -> None:
     moved = sum(t.nbytes for t in run.moments())
     assert repr(controller) == "Controller(training, tensors=0, bytes=0)"
-    controller.clear()
+    controller.offload()
     assert repr(controller) == f"Controller(cleared, tensors=8, bytes={moved})"
     with controller.refit(5):
         pass

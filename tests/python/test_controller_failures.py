@@ -71,7 +71,7 @@ def test_every_verb_that_failed_counts_once(
         attempt(send, StateError)
         attempt(fail_in_the_block, Broken)
         attempt(lambda: send("text"), InvalidError)
-        attempt(controller.join, StateError)
+        attempt(controller.wait, StateError)
         with monkeypatch.context() as patch:
             patch.setattr(refit.Publisher, "commit", raising(PeerError))
             attempt(lambda: send(torch.ones(4)), PeerError)
@@ -80,7 +80,7 @@ def test_every_verb_that_failed_counts_once(
             attempt(controller.restore, DeviceMemoryError)
         controller.prepare_for_training()
         with controller.checkpoint():
-            attempt(controller.clear, BusyError)
+            attempt(controller.offload, BusyError)
             attempt(clear_in_a_refit, BusyError)
         before = failures()
         whole_cycle(controller)
@@ -113,17 +113,17 @@ def test_copies_back_that_failed_are_told_and_made_again(
     run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:  # trap 12: the host image stays until the last byte is back
     run.backward(), reference_run.backward()
-    controller.clear()
+    controller.offload()
     controller.restore()
     with monkeypatch.context() as patch:
         patch.setattr(Regions, "home", property(lambda _: False))
         patch.setattr(Regions, "back", property(lambda _: False))
         patch.setattr(Regions, "settle", raising(CopyError))
         with pytest.raises(CopyError):
-            controller.join()
+            controller.wait()
     assert controller.state == "cleared"
     if then == "clear":  # gradients leave again: a backward pass would write to freed memory
-        controller.clear()
+        controller.offload()
         assert run.away()
         assert all(p.grad.untyped_storage().nbytes() == 0 for p in run.model.parameters())
     run.step(), reference_run.step()
@@ -141,15 +141,15 @@ def test_storages_that_nothing_holds_do_not_leave(
     with monkeypatch.context() as patch:
         patch.setattr(Regions, "leave", leave)
         with pytest.raises(StateError, match="0 are held"):
-            controller.clear()
+            controller.offload()
     assert controller.state == "training"
-    controller.clear()
+    controller.offload()
     assert run.away()
 
 
 def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:  # trap 27
-    controller.clear()
+    controller.offload()
     assert "a forked process opens its own" in said_in_a_fork(controller.restore)
     run.step(), reference_run.step()

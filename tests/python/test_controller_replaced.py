@@ -20,7 +20,7 @@ def test_states_that_were_replaced_by_hand_are_found_again(run: Run, controller:
     state = next(iter(run.optimizer.state.values()))
     state["exp_avg"] = torch.full_like(state["exp_avg"], 3.0)
     state["exp_avg_sq"].data = torch.full_like(state["exp_avg_sq"], 4.0)
-    controller.clear()
+    controller.offload()
     assert run.away()
     controller.prepare_for_training()
     assert bool((state["exp_avg"] == 3.0).all())
@@ -77,7 +77,7 @@ def test_a_storage_that_was_resized_or_replaced_is_found_again(
         whole_cycle(controller)
     other = change(moment)
     values = [one.clone() for one in (*run.moments(), *other)]
-    controller.clear()
+    controller.offload()
     assert run.away()
     assert all(one.untyped_storage().nbytes() == 0 for one in other)
     controller.prepare_for_training()
@@ -90,7 +90,7 @@ def clear_in_vain(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(Offloader, "offload", fail_to_offload)
         patch.setattr(Regions, "home", property(lambda _: False))
         with pytest.raises(CopyError):
-            controller.clear()
+            controller.offload()
     assert controller.state == "cleared"
 
 
@@ -102,7 +102,7 @@ def test_a_view_of_a_state_that_moved_elsewhere_is_found_again(run: Run, control
     whole_cycle(controller)
     view.data = torch.full_like(view, 7.0)
     kept = moment.clone()
-    controller.clear()
+    controller.offload()
     assert moment.untyped_storage().nbytes() == 0
     assert view.untyped_storage().nbytes() == 0
     controller.prepare_for_training()
@@ -119,9 +119,9 @@ def test_a_storage_resized_after_a_failed_clear_is_copied_anew(
     storage = run.moments()[0].untyped_storage()
     storage.resize_(2 * storage.nbytes())
     with pytest.raises(StateError, match=r"restore\(\), then clear"):
-        controller.clear()
+        controller.offload()
     controller.restore()
-    controller.clear()
+    controller.offload()
     assert run.away()
     controller.prepare_for_training()
     assert all(map(torch.equal, run.moments(), values))
@@ -135,7 +135,7 @@ def test_a_state_replaced_after_a_failed_clear_comes_back_first(
     replace(run.moments()[0])
     assert controller.state == "training"
     values = [one.clone() for one in run.moments()]
-    controller.clear()
+    controller.offload()
     assert run.away()
     controller.prepare_for_training()
     assert all(map(torch.equal, run.moments(), values))
@@ -148,11 +148,11 @@ def fail_to_offload(_offloader: Offloader, _after: int = 0) -> None:
 def test_states_that_were_dropped_leave_nothing_to_move(run: Run, controller: Any) -> None:
     whole_cycle(controller)
     run.optimizer.state.clear()
-    controller.clear()
+    controller.offload()
     assert controller.stats()["refit/regions"] == 0
     controller.prepare_for_training()
     run.step()
-    controller.clear()
+    controller.offload()
     assert run.away()
 
 

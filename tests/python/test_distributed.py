@@ -65,7 +65,7 @@ def test_a_rank_ends_with_the_bits_of_one_without_refit(schedule: Schedule) -> N
             assert bool(stepped_by_cpu(controller)) == schedule.has_share
             kinds = zip(alone.moments(), moved.moments(), strict=True)
             assert all(type(mine) is kind_of(theirs) for mine, theirs in kinds)
-            controller.clear()
+            controller.offload()
             if number % 2:
                 controller.restore()
     alone.step(), moved.step()

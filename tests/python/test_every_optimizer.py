@@ -186,7 +186,7 @@ def compare(schedule: Schedule, make: Callable[[], Drawn], number: int) -> None:
             if (step + number) % 2:
                 looks = [(id(t), t.shape, t.stride(), t.storage_offset()) for t in moved.tensors()]
                 sizes = {id(t): t.untyped_storage().nbytes() for t in moved.tensors()}
-                controller.clear()
+                controller.offload()
                 stay = [t for t in moved.tensors() if t.untyped_storage().nbytes() == sizes[id(t)]]
                 stay = [t for t in stay if sizes[id(t)] > 0 and not lives_on_host(t)]
                 assert all(t.numel() == 1 for t in stay) or alone.alone  # trap 8
@@ -194,7 +194,7 @@ def compare(schedule: Schedule, make: Callable[[], Drawn], number: int) -> None:
                 assert all(reason for _, reason in controller.resident)
                 if step > 1:  # otherwise the step brings them back  # trap 10
                     controller.restore()
-                    controller.join()
+                    controller.wait()
                     assert same(alone.everything(), moved.everything())
                     found = moved.tensors()
                     assert looks == [

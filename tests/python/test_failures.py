@@ -49,7 +49,7 @@ def test_every_call_of_the_library_may_fail_once(
             run, controller = twins.moved, twins.controller
             why: BaseException | None = None
             with FailingCall(at, error, after=after) as failing:
-                for verb in () if schedule.has_windows else (controller.clear, controller.restore):
+                for verb in () if schedule.has_windows else (controller.offload, controller.restore):
                     with suppress(CopyError, KeyboardInterrupt):
                         verb()
                 try:
@@ -119,7 +119,7 @@ def test_ctrl_c_before_any_line_of_a_backward_pass_and_of_a_step(
         run = twins.moved
         run.step(before)
         if schedule is CYCLE:
-            twins.controller.clear()
+            twins.controller.offload()
             if at & 1:
                 twins.controller.restore()
         if what == "step":
@@ -210,7 +210,7 @@ def test_a_storage_that_cannot_be_resized_is_tried_again(  # trap 12
     for at in range(1, 100):
         with Twins(CYCLE, before=2) as twins:
             if verb == "restore":
-                twins.controller.clear()
+                twins.controller.offload()
             act = getattr(twins.controller, verb.partition(",")[0])
             with monkeypatch.context() as patch:
                 failing = Failing(torch.UntypedStorage.resize_, error, at)

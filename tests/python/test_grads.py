@@ -37,7 +37,7 @@ def test_kept_gradients_return_as_the_same_objects(run: Run, controller: Control
     run.backward()
     before = gradients(run)
     values = [grad.clone() for grad in before]
-    controller.clear()
+    controller.offload()
     assert are_away(before)
     controller.restore()
     assert all(map(lambda a, b: a is b, gradients(run), before))
@@ -50,7 +50,7 @@ def test_an_accumulation_goes_on(
 ) -> None:
     # trap 11, and TRL's generation between micro batches
     run.backward(), reference_run.backward()
-    controller.clear()
+    controller.offload()
     if then == "restore":
         controller.restore()
     if then != "step":
@@ -86,7 +86,7 @@ def test_zero_grad_in_place_while_away_zeroes_gradients(torch_device: str, forea
     fresh = torch.nn.Parameter(torch.ones(3, device=run.device))
     run.optimizer.add_param_group({"params": [fresh]})
     with Controller(run.optimizer) as controller:
-        controller.clear()
+        controller.offload()
         fresh.grad = torch.ones_like(fresh)  # one that is here, among those that are away
         run.optimizer.zero_grad(set_to_none=False)
         run.model.zero_grad(set_to_none=False)
@@ -101,7 +101,7 @@ def test_zero_grad_in_place_while_away_zeroes_gradients(torch_device: str, forea
 
 def test_what_is_written_after_zero_grad_is_what_counts(run: Run, controller: Controller) -> None:
     run.backward()
-    controller.clear()
+    controller.offload()
     run.optimizer.zero_grad(set_to_none=False)
     first, second, *rest = gradients(run)
     first.fill_(2.0)
@@ -111,7 +111,7 @@ def test_what_is_written_after_zero_grad_is_what_counts(run: Run, controller: Co
     assert float(second.sum()) == 1.0
     assert are_zero(rest)
     first.zero_()
-    controller.clear()
+    controller.offload()
     controller.restore()
     assert not first.any()
     assert float(second.sum()) == 1.0
@@ -120,7 +120,7 @@ def test_what_is_written_after_zero_grad_is_what_counts(run: Run, controller: Co
 def test_zeroing_a_recorded_gradient_is_left_to_pytorch(run: Run, controller: Controller) -> None:
     run.backward()
     first = gradients(run)[0].requires_grad_()
-    controller.clear()
+    controller.offload()
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         first.zero_()
     assert controller.state == "training"
@@ -131,7 +131,7 @@ def test_what_guards_a_gradient_is_not_a_hook_to_warn_of(torch_device: str) -> N
     leaf = torch.ones(4, device=torch_device, requires_grad=True)
     with Controller(torch.optim.SGD([leaf], lr=0.1)) as controller:
         (leaf * 2).sum().backward()
-        controller.clear()
+        controller.offload()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             copied = pickle.loads(pickle.dumps(leaf))
@@ -148,7 +148,7 @@ def test_a_backward_pass_to_a_retained_gradient_brings_it_back(torch_device: str
     with Controller(torch.optim.SGD([inner], lr=0.1)) as controller:
         loss = (inner * 2).sum()
         loss.backward(retain_graph=True)
-        controller.clear()
+        controller.offload()
         assert inner.grad.untyped_storage().nbytes() == 0
         loss.backward()
         assert controller.state == "training"
@@ -182,7 +182,7 @@ def test_a_use_finds_its_gradient(
     run: Run, reference_run: Run, controller: Controller, read: str
 ) -> None:
     run.backward(), reference_run.backward()
-    controller.clear()
+    controller.offload()
     grads = gradients(run)
     assert grads[0].shape == next(run.model.parameters()).shape
     assert are_away(grads)
@@ -202,24 +202,24 @@ def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, pol
         assert controller.accumulating
         values = [grad.clone() for grad in gradients(run)]
         with pytest.raises(StateError, match="accumulation is open"):
-            controller.clear()
+            controller.offload()
         assert not run.away()
         assert all(map(torch.equal, gradients(run), values))
         run.optimizer.step()
         assert not controller.accumulating  # used, though still there
-        controller.clear()
+        controller.offload()
         assert run.away()
 
 
 def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None:
     with Controller(run.optimizer, grads="discard") as controller:
         use(run)
-        controller.clear()
+        controller.offload()
         assert gradients(run) == [None] * 4
     with Controller(run.optimizer, grads="zero") as controller:
         use(run)
         before = gradients(run)
-        controller.clear()
+        controller.offload()
         assert are_away(before)
         controller.restore()
         assert all(map(lambda a, b: a is b, gradients(run), before))
@@ -228,9 +228,9 @@ def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None
 
 def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -> None:
     with Controller(run.optimizer, grads="discard") as controller:
-        controller.clear()
+        controller.offload()
         run.backward()
-        controller.clear()
+        controller.offload()
         assert all(grad is not None for grad in gradients(run))
 
 
@@ -238,12 +238,12 @@ def test_what_is_said_by_hand_holds_until_the_next_step(run: Run) -> None:
     with Controller(run.optimizer, grads="discard") as controller:
         controller.accumulating = True
         with pytest.raises(StateError):
-            controller.clear()
+            controller.offload()
         run.step()
         assert not controller.accumulating
         run.backward()
         controller.accumulating = False
-        controller.clear()
+        controller.offload()
         assert gradients(run) == [None] * 4
 
 
@@ -255,7 +255,7 @@ def test_accumulating_counts_gradients_that_are_away(run: Run, policy: Any, zero
         if zeroed:
             run.optimizer.zero_grad(set_to_none=False)
         assert controller.accumulating is not zeroed
-        controller.clear()
+        controller.offload()
         assert are_away(gradients(run))
         assert controller.accumulating is not zeroed
         controller.restore()
@@ -270,7 +270,7 @@ def test_used_gradients_are_not_an_accumulation(run: Run, controller: Controller
         use(run)
         assert not controller.accumulating
         if goes:
-            controller.clear()
+            controller.offload()
             assert not controller.accumulating
         run.backward()  # brings them back and adds to them
         assert controller.accumulating
@@ -279,7 +279,7 @@ def test_used_gradients_are_not_an_accumulation(run: Run, controller: Controller
 
 def test_what_replaces_a_gradient_that_is_away_counts(run: Run, controller: Controller) -> None:
     run.backward()
-    controller.clear()
+    controller.offload()
     run.optimizer.zero_grad(set_to_none=False)
     assert not controller.accumulating
     gradients(run)[0].fill_(2.0)
@@ -297,7 +297,7 @@ def test_gradients_that_are_views_move_with_their_buffer(run: Run, controller: C
         p.grad = part.view_as(p)
     run.backward()
     values = flat.clone()
-    controller.clear()
+    controller.offload()
     assert flat.untyped_storage().nbytes() == 0
     controller.restore()
     assert torch.equal(flat, values)

@@ -63,10 +63,10 @@ def test_ours_runs_before_the_hooks_of_others(run: Run) -> None:
     run.optimizer.register_step_pre_hook(lambda *_: seen.append(run.away()))
     run.optimizer.register_state_dict_pre_hook(lambda *_: seen.append(run.away()))
     with Controller(Wrapper(WrappingOptimizer(run.optimizer))) as controller:
-        controller.clear()
+        controller.offload()
         assert run.away()
         run.step()
-        controller.clear()
+        controller.offload()
         run.optimizer.state_dict()
     assert seen == [False, False]
 
@@ -77,10 +77,10 @@ def test_a_distributed_checkpoint_may_step_to_make_states(torch_device: str) -> 
 
     run = Run(device=torch_device)
     with Controller(run.optimizer, run.model) as controller:
-        controller.clear()
+        controller.offload()
         found = get_optimizer_state_dict(run.model, run.optimizer)
         assert len(found["state"]) == 4
-        controller.clear()
+        controller.offload()
         assert run.away()
         again = get_optimizer_state_dict(run.model, run.optimizer)
         assert again["state"]["0.weight"]["exp_avg"].untyped_storage().nbytes() > 0
@@ -101,7 +101,7 @@ def test_what_else_a_framework_holds_moves_with_the_states(run: Run) -> None:
     held.masters = [(f"master.{index}", one) for index, one in enumerate(masters)]
     held.resident = [("hybrid", "it places its states by itself")]
     with Controller(held) as controller:
-        controller.clear()
+        controller.offload()
         assert run.away()
         assert all(one.untyped_storage().nbytes() == 0 for one in masters)
         assert held.resident[0] in controller.resident
@@ -110,11 +110,11 @@ def test_what_else_a_framework_holds_moves_with_the_states(run: Run) -> None:
 
 
 def test_hooks_outlive_a_failed_step(run: Run, reference_run: Run, controller: Controller) -> None:
-    controller.clear()
+    controller.offload()
     with pytest.raises(ZeroDivisionError):
         run.optimizer.step(lambda: 1 / 0)
     assert controller.state == "training"
-    controller.clear()
+    controller.offload()
     run.step(), reference_run.step()
 
 
@@ -131,7 +131,7 @@ def test_a_compiled_step_brings_the_states_back(caplog: pytest.LogCaptureFixture
         graphs.clear()
         for number in range(5):
             if controller is not None and number != 1:
-                controller.clear()
+                controller.offload()
                 assert run.away()
             run.backward()
             step()

@@ -82,7 +82,7 @@ def test_a_checkpoint_in_between_refuses_to_resume(broken: Twins) -> None:
 
 
 def test_gradients_may_leave_and_return_in_between(broken: Twins) -> None:
-    broken.controller.clear()
+    broken.controller.offload()
     broken.controller.restore()
 
 

@@ -95,7 +95,7 @@ def test_masters_are_read_written_and_saved_between_steps(way: Schedule, make: A
         for seed in range(3):
             saved = pair.ours.copies()
             assert all(map(torch.equal, saved, pair.plain.masters))
-            pair.controller.clear()
+            pair.controller.offload()
             pair.controller.restore()
             for one in pair:
                 one.masters[seed].mul_(1.25)
@@ -129,7 +129,7 @@ def test_twelve_bytes_a_parameter_are_ten(make: Any, way: Schedule) -> None:
             if way is CYCLE:
                 for one in pair.ours.masters:
                     one.grad = None
-                pair.controller.clear()
+                pair.controller.offload()
                 out = pair.controller.stats()["refit/offload_bytes"]
             else:
                 into, out = moved(pair)
@@ -206,7 +206,7 @@ def test_a_share_stays_with_its_masters_and_leaves_in_a_cycle(way: Schedule) -> 
             assert pair.ours.held()[:2] == ON_DEVICE[:2]
             assert pair.ours.held()[3] == 0
             pair.step(seed)
-            pair.controller.clear()
+            pair.controller.offload()
             assert pair.ours.held() == AWAY
             pair.controller.restore(non_blocking=False)
 
@@ -218,7 +218,7 @@ def test_masters_that_are_rounded_elsewhere_stay_on_the_device(way: Schedule) ->
         assert made.held() == ON_DEVICE
         made.give_gradients(3)
         made.optimizer.optimizer.step()
-        controller.clear()
+        controller.offload()
         assert made.held() == AWAY
         controller.restore(non_blocking=False)
 
@@ -300,7 +300,7 @@ def test_masters_go_whole_until_a_step_rounds_their_weights() -> None:
         spoiled = training.drawn(SIZES[1]).bfloat16()
         for one in pair:
             one.weights[1].data.copy_(spoiled)  # while masters are on the device
-        pair.controller.clear()
+        pair.controller.offload()
         assert pair.ours.held() == AWAY
         assert torch.equal(pair.ours.masters[1], pair.plain.masters[1])
         pair.controller.restore()
@@ -326,7 +326,7 @@ def test_written_masters_without_a_gradient_are_rounded(make: Any, leaves: bool)
         for one in pair:
             one.masters[3].mul_(1.25)
         if leaves:
-            pair.controller.clear()
+            pair.controller.offload()
             pair.controller.restore()
         for _ in range(2):
             pair.step(1)  # which gives that one no gradient
@@ -433,7 +433,7 @@ def test_weights_are_held_only_while_copies_read_them() -> None:
         def users() -> list[int]:
             return [users_of(one.untyped_storage()) for one in pair.ours.weights]
 
-        pair.controller.clear()
+        pair.controller.offload()
         least = users()
         pair.controller.restore()
         assert torch.equal(pair.ours.masters[1], pair.plain.masters[1])
@@ -554,7 +554,7 @@ def test_weights_may_lie_elsewhere_and_be_away_between_steps() -> None:
             pair.step(seed)
             if seed == 1:
                 assert torch.equal(pair.ours.masters[1], pair.plain.masters[1])
-        pair.controller.clear()
+        pair.controller.offload()
         bring_back = leave(pair)
         for use in (pair.ours.masters[1].sum, lambda: pair.ours.step(4)):
             with pytest.raises(StateError, match="bring the weights back first"):
@@ -569,11 +569,11 @@ def test_masters_leave_while_their_weights_are_away() -> None:
             one.masters[1].mul_(1.25)
         bring_back = leave(pair)
         for _ in range(2):
-            pair.controller.clear()
+            pair.controller.offload()
             assert pair.ours.held() == AWAY
             pair.controller.restore()
         assert torch.equal(pair.ours.masters[1], pair.plain.masters[1])
-        pair.controller.clear()
+        pair.controller.offload()
         bring_back()
         pair.controller.restore()
         assert torch.equal(pair.ours.masters[3], pair.plain.masters[3])
@@ -637,7 +637,7 @@ def use(pair: Pair) -> None:
 
 
 def clear(pair: Pair) -> None:
-    pair.controller.clear()
+    pair.controller.offload()
     assert pair.ours.held() == AWAY
 
 
@@ -722,10 +722,10 @@ def test_a_write_after_a_failed_departure_is_not_lost(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             fails_behind(patch)
             with pytest.raises(CopyError):
-                pair.controller.clear()
+                pair.controller.offload()
         for one in pair:
             one.masters[1].mul_(1.5)
-        pair.controller.clear()
+        pair.controller.offload()
         pair.controller.restore()
 
 
@@ -819,7 +819,7 @@ def test_the_end_in_every_state(state: str, end: str, monkeypatch: pytest.Monkey
     if state == "home":
         use(pair)
     elif state == "cleared":
-        pair.controller.clear()
+        pair.controller.offload()
     elif state == "resumed":
         with monkeypatch.context() as patch:
             fails_behind(patch)

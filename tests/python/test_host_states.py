@@ -111,7 +111,7 @@ def test_the_first_windows_come_in_during_the_backward_pass(prefetch: bool, way:
                 for state in states:
                     state["exp_avg"].add_(1)
             elif way == "clear":
-                twins.controller.clear()
+                twins.controller.offload()
             elif way == "other gradients":
                 for run in twins:
                     run.model[2].weight.grad = None
@@ -288,7 +288,7 @@ def test_a_frozen_parameter_with_a_gradient_has_its_windows() -> None:
         for _ in range(2):
             parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-            controller.clear()
+            controller.offload()
             assert controller.stats()["refit/step_out_bytes"] == 2 * 4 * 40_000
     assert bool((parameter == parameter[0]).all())
     assert parameter[0] < 1
@@ -317,7 +317,7 @@ def test_a_share_of_the_states_stays_on_the_device(share: dict[str, Any], stay: 
         assert [lives_on_host(one) for one in states] == [False] * stay + [True] * (3 - stay)
         named = [name for name, why in twins.controller.resident if "resident_bytes" in why]
         assert named[:1] == (["0.weight"] if stay else [])
-        twins.controller.clear()
+        twins.controller.offload()
         away = [one.untyped_storage().nbytes() == 0 for one in states]
         assert away == [True] * stay + [False] * (3 - stay)
         twins.step()  # brings it back
@@ -374,7 +374,7 @@ def test_a_state_on_another_device_stays_where_it_is() -> None:
             run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
         assert not lives_on_host(optimizer.state[weight]["far"])
         twins.step(2)
-        twins.controller.clear()
+        twins.controller.offload()
         twins.step()
 
 
@@ -562,7 +562,7 @@ def test_a_state_that_is_used_and_a_clear_give_the_windows_back() -> None:
     parameters, optimizer = make()
     with in_windows(optimizer) as controller:
         state = optimizer.state[parameters[0]]
-        for give_back in (lambda: float(state["exp_avg"].sum()), controller.clear):
+        for give_back in (lambda: float(state["exp_avg"].sum()), controller.offload):
             optimizer.step(), optimizer.step()
             assert window_bytes(controller) == 3 * WINDOW
             give_back()

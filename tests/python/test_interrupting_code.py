@@ -40,13 +40,13 @@ USES: dict[str, Action] = {
     "zero gradients": lambda run, _: run.optimizer.zero_grad(set_to_none=False),
     "restore": lambda _, controller: controller.restore(),
     "restore and wait": lambda _, controller: controller.restore(non_blocking=False),
-    "clear": lambda _, controller: controller.clear(),
+    "clear": lambda _, controller: controller.offload(),
     "release": lambda _, controller: controller.release(),
     "checkpoint": read_checkpoint,
     "accumulating": lambda _, controller: controller.accumulating,
 }
 VERBS: dict[str, Action] = {
-    "clear": lambda _, controller: controller.clear(),
+    "clear": lambda _, controller: controller.offload(),
     "restore": lambda _, controller: controller.restore(),
     "prepare_for_training": lambda _, controller: controller.prepare_for_training(),
     "a use": lambda run, _: run.moments()[0] + 1,
@@ -76,7 +76,7 @@ def test_a_handler_before_any_line_is_safe(use: str, verb: str, caught: bool, ev
             if adds:
                 alone.backward(), moved.backward()
             if verb != "clear":
-                controller.clear()
+                controller.offload()
             handler = AtLine(at, what)
             try:
                 with handler:
@@ -110,7 +110,7 @@ def test_ctrl_c_leaves_no_checkpoint_open() -> None:
     interrupted = 0
     with refit.Controller(run.optimizer, run.model) as controller:
         for at in lines(True, ""):
-            controller.clear()
+            controller.offload()
             interrupt = AtCall(at)
             try:
                 with interrupt:
@@ -119,10 +119,10 @@ def test_ctrl_c_leaves_no_checkpoint_open() -> None:
                 interrupted += 1
             try:
                 controller.prepare_for_training()
-                controller.clear()
+                controller.offload()
             except BusyError:  # the exception still holds what it came through
                 gc.collect()
-                controller.clear()
+                controller.offload()
             if not interrupt.done:
                 break
     assert interrupted > STRIDE
@@ -156,7 +156,7 @@ def test_ctrl_c_leaves_no_mode_of_pytorch_on(schedule: str) -> None:
                     run.optimizer.step()
                     run.optimizer.zero_grad(set_to_none=False)
                     assert not controller.accumulating
-                    controller.clear()
+                    controller.offload()
                     run.optimizer.zero_grad(set_to_none=False)
                     controller.restore()
                     controller.prepare_for_training()

@@ -91,7 +91,7 @@ SCENES: dict[str, Scene] = {
     "fresh gradients": lambda many, controller: (whole_cycle(controller), many.fill_grads()),
     "loaded": loaded,
     # fixes their storages, which are empty: each gets another one
-    "arrays": lambda many, controller: (controller.clear(), [t.numpy() for t in many.moments()]),
+    "arrays": lambda many, controller: (controller.offload(), [t.numpy() for t in many.moments()]),
     "in one buffer": in_one_buffer,
 }
 

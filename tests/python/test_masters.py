@@ -69,7 +69,7 @@ def moved(controller: Controller) -> int:
 def away(controller: Controller, optimizer: Any) -> Iterator[None]:
     """States and masters are away in the block, and return to the bit."""
     before = bits(optimizer)
-    controller.clear()
+    controller.offload()
     assert all(one.untyped_storage().nbytes() == 0 for one in masters_of(optimizer))
     yield
     controller.prepare_for_training()
@@ -106,7 +106,7 @@ def test_masters_in_the_states_of_their_weights_are_known() -> None:
     inner.state[weight]["master_param"] = master
     before = master.clone()
     with Controller(mcore.MegatronOptimizer(inner)) as controller:
-        controller.clear()
+        controller.offload()
         assert master.untyped_storage().nbytes() == 0
         assert moved(controller) < (2 * 2 + 3) * master.numel()  # moments, and less than 4 of 4
         controller.prepare_for_training()
@@ -149,7 +149,7 @@ def test_weights_may_leave_meanwhile_and_return_elsewhere(optimizer: Any) -> Non
 def test_a_checkpoint_reads_masters_whole_while_they_are_away(optimizer: Any) -> None:
     before = [one.detach().clone() for one in masters_of(optimizer)]
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         with controller.checkpoint():
             assert all(map(torch.equal, masters_of(optimizer), before))
         with away(controller, optimizer):

@@ -178,7 +178,7 @@ def test_a_controller_moves_masters_with_the_states_and_no_weight(given: str) ->
 
     with Controller(thing) as controller:
         for _ in range(3):
-            controller.clear()
+            controller.offload()
             assert is_away(masters + moments(optimizer.optimizer))
             assert optimizer.buffers[0].param_data.untyped_storage().nbytes() > 0
             controller.restore()
@@ -195,7 +195,7 @@ def test_a_controller_moves_masters_with_the_states_and_no_weight(given: str) ->
 def test_a_controller_lists_what_megatron_keeps_resident() -> None:
     optimizer = mcore.DistributedOptimizer(_model(torch.float32, nccl_ub=True))
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         reasons = [reason for _, reason in controller.resident]
     assert any("own master" in reason for reason in reasons)
     assert any("NCCL" in reason for reason in reasons)
@@ -211,7 +211,7 @@ def test_a_precision_aware_optimizer_keeps_its_masters_in_the_state() -> None:
     wrapper.shard_fp32_from_float16_groups = [[None]]
 
     with Controller(wrapper) as controller:
-        controller.clear()
+        controller.offload()
         assert is_away([inner.state[weight]["master_param"]])
         assert weight.untyped_storage().nbytes() > 0
         controller.prepare_for_training()
@@ -221,11 +221,11 @@ def test_a_precision_aware_optimizer_keeps_its_masters_in_the_state() -> None:
 def test_masters_that_appear_later_leave_with_the_next_clear() -> None:  # trap 9
     optimizer = _stepped(_model())
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         controller.prepare_for_training()
         late = torch.ones(1024)
         optimizer.shard_fp32_from_float16_groups.append([late])
-        controller.clear()
+        controller.offload()
         assert is_away([late])
     assert torch.equal(late, torch.ones(1024))
 
@@ -242,6 +242,6 @@ def test_a_grad_buffer_is_not_moved_for_the_gradients_that_lie_in_it() -> None: 
     address = buffer.data_ptr()
 
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         assert is_away(optimizer.optimizer)
         assert (buffer.data_ptr(), bool((buffer == 0.5).all())) == (address, True)

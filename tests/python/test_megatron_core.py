@@ -83,7 +83,7 @@ def test_masters_and_states_leave_and_return_to_the_bit(make: Any) -> None:
     optimizer = make(masters)
     before = [one.detach().clone() for one in masters + moments(optimizer.optimizer)]
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         assert is_away(masters + moments(optimizer.optimizer))
         controller.prepare_for_training()
         assert all(map(torch.equal, masters + moments(optimizer.optimizer), before))
@@ -99,7 +99,7 @@ def test_a_chain_is_recognized_and_its_proxy_dict_shows_what_came_back() -> None
     assert megatron.unwrap(chain).inner == [first.optimizer, second.optimizer]
 
     with Controller(chain) as controller:
-        controller.clear()
+        controller.offload()
         assert is_away(moments(first.optimizer) + moments(second.optimizer))
         controller.prepare_for_training()
     keys = [key for key, _ in first.state.items()]
@@ -111,7 +111,7 @@ def test_megatrons_own_state_dict_finds_states_and_masters_back() -> None:  # tr
     optimizer = _float16(masters)
     before = [one.detach().clone() for one in masters]
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         saved = optimizer.state_dict()
         assert controller.state == "training"
         kept = saved["fp32_from_fp16_params"][0]
@@ -156,7 +156,7 @@ def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> Non
     with pytest.raises(UnsupportedError, match="decoupled_grad"):
         Controller(optimizer, schedule=refit.HostStates())
     with Controller(optimizer) as controller:
-        controller.clear()
+        controller.offload()
         assert is_away(masters)
 
 

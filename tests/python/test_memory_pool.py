@@ -74,12 +74,12 @@ def test_states_in_a_pool_leave_and_keep_their_addresses(
     addresses, used = addresses_of(moved), pool.handle.info.used_bytes
     with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
-            controller.clear()
+            controller.offload()
             assert controller.stats()["refit/regions"] == 1
             assert pool.handle.info.used_bytes < used
             with controller.checkpoint() as state_dict:  # brought back: a segment has no view
                 assert state_dict["state"][0]["exp_avg"] is moved[0]
-            controller.clear()
+            controller.offload()
             run.step(), reference_run.step()
             assert addresses_of(moved) == addresses
             assert_same(run, reference_run)
@@ -92,7 +92,7 @@ def test_a_segment_with_anything_else_in_it_stays(pool: Arena, run: Run) -> None
     state["exp_avg"], state["exp_avg_sq"] = moved
     next(run.model.parameters()).data = weight
     with Controller(run.optimizer, run.model, pool=pool) as controller:
-        controller.clear()
+        controller.offload()
         reasons = dict(controller.resident)
         assert "its segment of the pool is also that of" in reasons["0.weight.exp_avg"]
         assert float(weight.abs().sum()) > 0
@@ -109,12 +109,12 @@ def test_a_use_of_a_state_finds_its_bytes_and_address(
     addresses = addresses_of(moved)
     with Controller(run.optimizer, run.model, pool=pool) as controller:
         for mine, theirs in zip(run.moments(), reference_run.moments(), strict=True):
-            controller.clear()
+            controller.offload()
             assert mine.shape == theirs.shape
             assert controller.state == "cleared"
             assert torch.equal(mine + 1, theirs + 1)
             assert controller.state == "training"
-        controller.clear()
+        controller.offload()
         assert moved[0].data_ptr() == addresses[0]  # the address that PyTorch shows
         assert controller.state == "training"
         assert addresses_of(moved) == addresses
@@ -127,7 +127,7 @@ def test_states_in_a_pool_and_others_move_together(
     move_into(pool, run, "exp_avg")
     with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
-            controller.clear()
+            controller.offload()
             assert controller.stats()["refit/regions"] == 5
             with pytest.raises(BusyError):
                 pool.close()
@@ -384,7 +384,7 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
     assert_same(run, reference_run)
     with Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(3):
-            controller.clear()
+            controller.offload()
             assert controller.stats()["refit/regions"] == len(now) - len(grads)
             assert all(grad.untyped_storage().nbytes() for grad in grads)
             run.optimizer.step(), reference_run.optimizer.step()

@@ -60,7 +60,7 @@ def test_what_left_is_free_and_taken_once_on_the_host() -> None:  # trap 26
     states = 128 * MIB
     with refit.Controller(optimizer, model) as controller:
         before = resident_bytes()
-        controller.clear()
+        controller.offload()
         away = resident_bytes()
         assert away - before < states // 4  # the host image took what the storages gave
         stats = controller.stats()
@@ -93,6 +93,6 @@ def test_controllers_that_come_and_go_leave_nothing(schedule: Schedule) -> None:
 
     def life() -> None:
         with schedule.open(optimizer, model) as controller:
-            controller.clear()
+            controller.offload()
 
     assert_takes_nothing(life, 10)

@@ -293,7 +293,7 @@ def test_gradients_that_exist_at_a_refit(scene: Scene, recipe: Any) -> None:
     controller = scene.names["controller"]
     model(torch.zeros(2, 8)).sum().backward()
     scene.names["optimizer"].step()
-    controller.clear()
+    controller.offload()
     controller.restore()
     assert all(one.grad is None for one in model.parameters())
 

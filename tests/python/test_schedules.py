@@ -70,13 +70,13 @@ def test_states_are_where_the_schedule_keeps_them(schedule: Schedule, before: in
             assert here == ON_HOST[schedule.name]
             assert stepped_by_cpu(controller) == BY_CPU[schedule.name]
             places = [one.data_ptr() for one in run.moments() if lives_on_host(one)]
-            controller.clear()
+            controller.offload()
             away = [one for one in run.moments() if one.untyped_storage().nbytes() == 0]
             assert len(away) == len(run.moments()) - 2 * len(here)
             assert [one.data_ptr() for one in run.moments() if lives_on_host(one)] == places
             twins.step()  # brings them back
             assert controller.state == "training"
-            controller.clear()
+            controller.offload()
             controller.restore()
 
 
@@ -88,10 +88,10 @@ def test_gradients_leave_and_return_as_their_policy_says(schedule: Schedule, gra
             twins.backward()
             if grads != "keep":
                 twins.controller.accumulating = False
-            twins.controller.clear()
+            twins.controller.offload()
             assert twins.controller.state == "cleared"
             twins.controller.restore()
-            twins.controller.join()
+            twins.controller.wait()
             for run in twins:
                 if grads != "keep":
                     run.optimizer.zero_grad()
@@ -352,7 +352,7 @@ def test_several_optimizers_in_one_controller(schedule: Schedule, shared: bool) 
             sets[-1].append(torch.optim.Adam(every, lr=1e-3))
     for order in (1, -1):
         stays = (
-            {"schedule": refit.CpuStep(fraction=0.5)} if schedule is WINDOWS and order < 0 else {}
+            {"fraction": 0.5} if schedule is WINDOWS and order < 0 else {}
         )
         with schedule.open(sets[1][::order], runs[1].model, **stays) as controller:
             for number in range(4):
@@ -745,7 +745,7 @@ def test_a_forked_process_is_refused_and_has_the_gradients(schedule: Schedule) -
 
         assert said_in_a_fork(use) == ""
         if not schedule.has_windows:
-            twins.controller.clear()
+            twins.controller.offload()
         state = run.optimizer.state[run.model[0].weight]["exp_avg"]
         step = run.optimizer.step
         for call in (state.sum, step, run.optimizer.state_dict, twins.controller.resume_step):
@@ -874,7 +874,7 @@ def test_a_closed_controller_is_refused_and_may_be_closed_again(schedule: Schedu
         twins.controller.resume_step()
         twins.controller.close()
         assert twins.controller.state == "closed"
-        for call in (twins.controller.clear, twins.controller.resume_step):
+        for call in (twins.controller.offload, twins.controller.resume_step):
             with pytest.raises(StateError, match="closed"):
                 call()
         twins.step()

@@ -64,14 +64,14 @@ def test_states_that_pytorch_fixes_leave_and_return(
     for _ in range(3):
         view = first(run).detach()
         if when != "training":
-            controller.clear()
+            controller.offload()
         if when == "returning":
             controller.restore()
         numpys = FIXES[fix](run, view)
         del view
         assert all(freed(run)) == (fix == "an array of a view" and when == "cleared")
         moments = run.moments()
-        controller.clear()
+        controller.offload()
         assert all(freed(run))
         controller.restore()
         run.step(), reference_run.step()
@@ -98,7 +98,7 @@ def test_tensors_of_one_buffer_still_share_it(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:
     state, flat = in_one_buffer(run)
-    controller.clear()
+    controller.offload()
     flat.numpy()
     controller.restore()
     assert share_memory(state)
@@ -110,7 +110,7 @@ def test_ctrl_c_in_a_swap_loses_nothing(
 ) -> None:
     for at in range(1, 100):
         state, flat = in_one_buffer(run)
-        controller.clear()
+        controller.offload()
         flat.numpy()
         interrupt = AtLine(at, within=refit.states.storage_swap.__file__)
         with suppress(KeyboardInterrupt), interrupt:
@@ -127,13 +127,13 @@ def test_an_array_that_is_held_keeps_its_state(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:
     array = first(run).numpy()
-    controller.clear()
+    controller.offload()
     assert freed(run).count(False) == 1
     assert any("drop the NumPy array" in reason for _, reason in controller.resident)
     run.step(), reference_run.step()
     assert np.array_equal(array, first(run).numpy())  # still one memory
     del array
-    controller.clear()
+    controller.offload()
     assert all(freed(run))
     run.step(), reference_run.step()
 
@@ -150,11 +150,11 @@ def test_without_memory_for_others_a_verb_is_called_again(
         module, error = "storage_swap", pytest.raises(refit.HostMemoryError, match="nothing has")
     else:
         view = first(run).detach()
-        controller.clear()
+        controller.offload()
         view.numpy()
-        module, error = "regions", pytest.raises(refit.DeviceMemoryError)
+        module, error = "device_states", pytest.raises(refit.DeviceMemoryError)
     with monkeypatch.context() as patch, error:
-        patch.setattr(f"refit.{module}.empty_storage", fails)
+        patch.setattr(f"refit.states.{module}.empty_storage", fails)
         getattr(controller, verb)()
     assert any(freed(run)) == (verb == "restore")
     getattr(controller, verb)()
@@ -171,7 +171,7 @@ def test_kept_gradients_that_were_made_arrays_leave_and_return(
     for _ in range(2):
         if not away:
             gradient.numpy()
-        controller.clear()
+        controller.offload()
         assert gradient.untyped_storage().nbytes() == 0
         if view is not None:
             view.numpy()
@@ -186,9 +186,9 @@ def test_it_is_said_once_that_no_state_leaves(run: Run, controller: Controller) 
         for key in ("exp_avg", "exp_avg_sq"):
             state[key].share_memory_()
     with pytest.warns(UserWarning, match="no optimizer state leaves.*share_memory_"):
-        controller.clear()
+        controller.offload()
     run.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state["exp_avg"] = state["exp_avg"].clone().share_memory_()  # decided again
-        controller.clear()
+        controller.offload()

@@ -41,7 +41,7 @@ def test_memory_that_is_shared_or_seen_through_another_tensor_stays(made: Any, r
     state = first_state(run)
     state["exp_avg"] = made(state["exp_avg"])
     with Controller(run.optimizer, run.model) as controller:
-        controller.clear()
+        controller.offload()
         assert reason in why(controller, NAME)
         assert state["exp_avg"].untyped_storage().nbytes() > 0
         assert state["exp_avg_sq"].untyped_storage().nbytes() == 0
@@ -65,7 +65,7 @@ def test_memory_that_other_code_knows_stays(run: Run, kind: str) -> None:
     grads: Any = "discard" if kind == "gradient" else "keep"
     with Controller(run.optimizer, run.model, grads=grads) as controller:
         controller.accumulating = False
-        controller.clear()
+        controller.offload()
         assert "also that of" in why(controller, NAME)
         assert state["exp_avg"].untyped_storage().nbytes() > 0
         assert state["exp_avg_sq"].untyped_storage().nbytes() == 0
@@ -79,7 +79,7 @@ def test_a_storage_with_one_tensor_that_stays_stays_whole(run: Run, controller: 
     flat[0] = 1.0
     state["step"] = flat[0]
     state["exp_avg"] = flat[1:].view_as(state["exp_avg"])
-    controller.clear()
+    controller.offload()
     assert flat.untyped_storage().nbytes() > 0
     assert why(controller, NAME) == "its memory is also that of 0.weight.step, which stays"
 
@@ -94,7 +94,7 @@ def test_states_in_one_buffer_leave_as_one(
     for state in run.optimizer.state.values():
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = next(parts).view_as(state[key])
-    controller.clear()
+    controller.offload()
     assert flat.untyped_storage().nbytes() == 0
     assert controller.stats()["refit/regions"] == 1
     run.step(), reference_run.step()
@@ -121,7 +121,7 @@ def test_layouts_and_dtypes_return_exactly(run: Run, controller: Controller, cha
     before = state["exp_avg"]
     bytes_before = bytes(before.untyped_storage().cpu())
     shape = (before.shape, before.stride(), before.storage_offset(), before.dtype)
-    controller.clear()
+    controller.offload()
     assert before.untyped_storage().nbytes() == 0
     controller.prepare_for_training()
     assert state["exp_avg"] is before
@@ -143,11 +143,11 @@ def test_what_has_no_plain_storage_stays_and_is_named(
     run: Run, controller: Controller, made: Any, reason: str
 ) -> None:  # traps 5 and 6
     first_state(run)["extra"] = made()
-    controller.clear()
+    controller.offload()
     assert reason in why(controller, "0.weight.extra")
     assert first_state(run)["exp_avg"].untyped_storage().nbytes() == 0
     controller.prepare_for_training()
-    controller.clear()
+    controller.offload()
 
 
 def test_empty_and_0_dim_tensors_stay(run: Run, controller: Controller) -> None:
@@ -155,7 +155,7 @@ def test_empty_and_0_dim_tensors_stay(run: Run, controller: Controller) -> None:
     state = first_state(run)
     state["none"] = torch.empty(0, 3, device=run.device)
     state["scale"] = torch.tensor(2.0, device=run.device)
-    controller.clear()
+    controller.offload()
     assert float(state["scale"]) == 2.0
     assert why(controller, "0.weight.scale") == "a 0-dim tensor stays where it is"
     assert why(controller, "0.weight.none") == ""
@@ -164,7 +164,7 @@ def test_empty_and_0_dim_tensors_stay(run: Run, controller: Controller) -> None:
 def test_tensors_in_lists_and_dicts_are_found(run: Run, controller: Controller) -> None:
     first, second = torch.ones(5, device=run.device), torch.ones(6, device=run.device)
     first_state(run)["old"] = [first, {"new": (second,)}]
-    controller.clear()
+    controller.offload()
     assert first.untyped_storage().nbytes() == second.untyped_storage().nbytes() == 0
     controller.prepare_for_training()
     assert float(first.sum() + second.sum()) == 11.0
@@ -183,7 +183,7 @@ def test_only_the_configured_device_is_moved() -> None:
     run = Run()
     run.step()
     with Controller(run.optimizer, device="cuda:0") as controller:
-        controller.clear()
+        controller.offload()
         assert not run.away()
         assert any("device: cuda:0" in reason for _, reason in controller.resident)
 
@@ -212,7 +212,7 @@ def test_a_dtensor_holds_its_local_tensor_and_its_mesh_is_none(mesh: Any, grads:
             optimizer.step()
             if grads == "discard":
                 weight.grad = None
-            controller.clear()
+            controller.offload()
             state = optimizer.state[weight]["exp_avg"]
             assert [inner.untyped_storage().nbytes() for _, inner in opened(state)] == [0]
             with controller.checkpoint() as saved:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import refit
-import refit.activations.offload
 import refit.states.device_states
 import refit.step.host_buffer
 import refit.weights.writer
 import torch
 from activation_scenes import figures, gradients, offloaded, same_bits
+from refit.activations import groups, leaving, offload, returning
 from refit.activations.arena import Arena
 from refit.weights.manifest import Declared, TensorSpec
 from refit.weights.source import Weight, weight_of
@@ -135,10 +135,14 @@ class Machine:
         for one in (commit, join, fetch, release):
             patch.setattr(Arena, one.__name__, one)
         patch.setattr(Arena, "is_still", lambda _, group: group not in self.late)
-        where = refit.activations.offload
-        patch.setattr(where, "current_stream", lambda _: self.current)
-        patch.setattr(where, "stream_objects", self.stream_objects)
-        patch.setattr(where, "used_on", self.used_on)
+        for name, ours in (
+            ("current_stream", lambda _: self.current),
+            ("stream_objects", self.stream_objects),
+            ("used_on", self.used_on),
+        ):
+            for where in (groups, leaving, offload, returning):
+                if hasattr(where, name):
+                    patch.setattr(where, name, ours)
         patch.setattr(torch.cuda, "current_stream", lambda _: self.streams[self.current])
 
     def stream_objects(self, _: torch.device) -> dict[int, Any]:
@@ -221,10 +225,10 @@ def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_th
     run = Run()
     run.step()
     with refit.Controller(run.optimizer, run.model) as controller:
-        controller.clear()
+        controller.offload()
         controller.restore()
         assert told.streams == []  # one stream alone: memory may be used again at once
-        controller.clear()
+        controller.offload()
         told.stream = Stream(SIDE)
         controller.restore()
         count = len(told.streams)
@@ -245,16 +249,16 @@ def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_res
     run.backward()  # adds to them without a join
     with refit.Controller(run.optimizer, run.model) as controller:
         controller.accumulating = False
-        controller.clear()
+        controller.offload()
         controller.restore()
         assert steps.after == []
-        controller.clear()
+        controller.offload()
         told.stream = Stream(SIDE)
         controller.restore()
         assert steps.after == [SIDE]
         told.stream = steps
         run.optimizer.zero_grad()
-        controller.clear()
+        controller.offload()
         told.stream = Stream(SIDE)
         controller.restore()
         assert steps.after == [SIDE]  # there are none
@@ -267,7 +271,7 @@ def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some
     run = Run()
     run.step()
     with refit.Controller(run.optimizer, run.model) as controller:
-        controller.clear()
+        controller.offload()
         ahead, told.stream = told.stream, Stream(SIDE)
         real, left = torch.UntypedStorage.resize_, [2]
 
@@ -286,7 +290,7 @@ def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some
         assert told.stream.after == [SIDE]  # its work may have used that memory last
         assert set(told.streams) == {MAIN}  # and it does not own all of it
         told.streams.clear()
-        controller.clear()
+        controller.offload()
         controller.prepare_for_training()
         assert told.stream.after == [SIDE]
         assert told.streams == []

@@ -221,7 +221,7 @@ def test_a_controller_draws_its_phases_its_arena_and_its_copies() -> None:
     optimizer.zero_grad(set_to_none=True)
     timeline = Timeline()
     with Controller(optimizer, device="host", timeline=timeline) as controller:
-        controller.clear()
+        controller.offload()
         held = timeline.series["refit's arena"].points[-1][1]
         controller.restore()
         optimizer.step()
@@ -250,7 +250,7 @@ def test_a_step_in_windows_has_its_windows_copies_and_memory() -> None:
             model(torch.ones(2, 256)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        controller.clear()
+        controller.offload()
         moved = controller.stats()
     (step,) = [it for it in timeline.spans if it.name == "step"]
     windows = [it for it in timeline.spans if it.name == "window"]

@@ -84,6 +84,6 @@ def test_states_of_an_optimizer_within_are_not_left_in_silence() -> None:
         training.whole_cycle(controller)
     controller.close()
     controller = CYCLE.open(run.optimizer.adam, run.model)
-    controller.clear()
+    controller.offload()
     assert controller.stats()["refit/offload_bytes"] > 0
     controller.close()

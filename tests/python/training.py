@@ -79,9 +79,9 @@ def hooks_of(*things: Any) -> list[Any]:
 
 
 def whole_cycle(controller: Any) -> None:
-    controller.clear()
+    controller.offload()
     controller.restore()
-    controller.join()
+    controller.wait()
 
 
 def assert_same(one: Run, other: Run) -> None:

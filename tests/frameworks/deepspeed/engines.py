@@ -166,7 +166,7 @@ def result_of(engine: Any, losses: list[float]) -> Trained:
 def cycle(_engine: Any, controller: Any, step: int, micro: int) -> None:
     """States leave before each optimizer step and return: in good time, or when they are used."""
     if micro == 0:
-        controller.clear()
+        controller.offload()
         assert controller.state == "cleared"
         if step % 3 != 2:
             controller.restore(non_blocking=step % 3 == 0)

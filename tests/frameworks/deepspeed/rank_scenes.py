@@ -77,10 +77,10 @@ def a_checkpoint(rank: int, folder: str, stage: int) -> None:
     engine = engines.make(stage)
     with refit.Controller(engine, **engines.OFF) as controller:
         engines.train(engine, 3, controller, rank=rank)
-        controller.clear()
+        controller.offload()
         engine.save_checkpoint(f"{folder}/ours", tag="a")
         engines.train(engine, 2, rank=rank)
-        controller.clear()
+        controller.offload()
         engine.load_checkpoint(f"{folder}/ours", tag="a")
         again = engines.train(engine, 3, controller, rank=rank)
     engines.assert_same(expected, again)

@@ -82,7 +82,7 @@ def test_all_memory_of_states_masters_and_gradients_leaves(
     buckets = [one.buffer for one in getattr(engine.optimizer, "ipg_buckets", {}).values()]
     beside = tensors_in([*(getattr(engine.optimizer, name) for name in attributes), *buckets])
     with refit.Controller(engine, **OFF) as controller:
-        controller.clear()
+        controller.offload()
         assert [one for one in controller.resident if "step" not in one[0]] == []
         assert engines.bytes_on_device([*states, *beside]) == 0
 
@@ -99,7 +99,7 @@ def test_masters_leave_as_the_bits_that_the_weights_lack() -> None:
     sizes = {}
     for masters in ("auto", "whole"):
         with refit.Controller(engine, offload_masters=masters, **OFF) as controller:
-            controller.clear()
+            controller.offload()
             sizes[masters] = controller.stats()["refit/host_bytes"]
             controller.restore(non_blocking=False)
     assert sizes["auto"] < sizes["whole"]
@@ -109,7 +109,7 @@ def test_masters_leave_as_the_bits_that_the_weights_lack() -> None:
 def test_clear_amid_an_accumulation_keeps_the_gradients(stage: int) -> None:
     def leaving(_engine: Any, controller: Any, step: int, micro: int) -> None:
         if step >= 1:
-            controller.clear()
+            controller.offload()
             if step % 2:
                 controller.restore()
 
@@ -123,9 +123,9 @@ def test_an_open_accumulation_is_not_lost(stage: int, policy: Any) -> None:
         assert controller.accumulating is (micro == 1)
         if micro == 1:
             with pytest.raises(StateError, match="accumulation is open"):
-                controller.clear()
+                controller.offload()
         elif step:
-            controller.clear()
+            controller.offload()
             controller.restore()
 
     chosen = {"accumulate": 2, "refits": {"grads": policy}}
@@ -142,9 +142,9 @@ def test_deepspeeds_own_ways_to_a_state_bring_it_back(stage: int) -> None:
         safe_get_full_optimizer_state(weight, "exp_avg").clone(),
     ]
     with refit.Controller(engine, **OFF) as controller:
-        controller.clear()
+        controller.offload()
         assert torch.equal(safe_get_full_fp32_param(weight), expected[0])
-        controller.clear()
+        controller.offload()
         assert torch.equal(safe_get_full_optimizer_state(weight, "exp_avg"), expected[1])
         assert controller.state == "training"
         assert controller.stats()["refit/early_returns"] == 2
@@ -158,10 +158,10 @@ def test_checkpoints_while_states_are_away(stage: int, tmp_path: Path) -> None:
     engine = engines.make(stage)
     with refit.Controller(engine, **OFF) as controller:
         engines.train(engine, 3, controller)
-        controller.clear()
+        controller.offload()
         engine.save_checkpoint(str(tmp_path / "ours"), tag="a")
         engines.train(engine, 2)  # then go back
-        controller.clear()
+        controller.offload()
         engine.load_checkpoint(str(tmp_path / "plain"), tag="a")
         again = engines.train(engine, 4, controller)
     other = engines.make(stage)
@@ -171,14 +171,14 @@ def test_checkpoints_while_states_are_away(stage: int, tmp_path: Path) -> None:
 
 def take(engine: Any, controller: Any, step: int, _micro: int, **said: Any) -> None:
     """DeepSpeed's own ``offload_states`` between two steps, while refit has the states."""
-    controller.clear()
+    controller.offload()
     if step in (2, 4):
         engine.offload_states(pin_memory=False, **said)  # brings back, then takes
         assert controller.state == "training"
         with pytest.raises(StateError, match="reload_states"):
-            controller.clear()
+            controller.offload()
         engine.reload_states()
-        controller.clear()
+        controller.offload()
 
 
 @pytest.mark.slow
@@ -218,7 +218,7 @@ def test_a_cpu_adam_of_deepspeed_without_an_engine() -> None:
         controller = refit.Controller(optimizer, model, **OFF) if ours else None
         for tokens in engines.batches(10):
             if controller is not None:
-                controller.clear()
+                controller.offload()
                 controller.restore()
             model(tokens).backward()
             optimizer.step()
@@ -304,12 +304,12 @@ def test_close_leaves_the_engine_as_it_was(given: str) -> None:
     one = engine if given == "engine" else engine.optimizer
     controller = refit.Controller(one, **OFF)
     engines.train(engine, 2, controller)
-    controller.clear()
+    controller.offload()
     controller.close()
     assert (set(vars(engine.optimizer)), set(vars(engine.optimizer.optimizer))) == before
     engines.train(engine, 1)
     controller = refit.Controller(one, **OFF)
-    controller.clear()
+    controller.offload()
     del controller
     gc.collect()
     assert (set(vars(engine.optimizer)), set(vars(engine.optimizer.optimizer))) == before
@@ -322,7 +322,7 @@ def test_copies_that_fail(stage: int) -> None:
 
     def failing(_engine: Any, controller: Any, step: int, micro: int) -> None:
         with pytest.raises(BudgetError):
-            controller.clear()
+            controller.offload()
         assert controller.state == "training"
 
     refits = {"offload_budget_bytes": 4096}

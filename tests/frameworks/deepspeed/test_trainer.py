@@ -237,7 +237,7 @@ def by_accelerate(stage: int, is_ours: bool, too_early: bool = False) -> engines
     losses = []
     for step, tokens in enumerate(engines.batches(10)):
         if controller is not None:
-            controller.clear()
+            controller.offload()
             assert (engines.bytes_on_device(masters) == 0) is not too_early
             if step % 2:
                 controller.restore()

@@ -77,9 +77,9 @@ def _cycles(states: int, rounds: int) -> Times:
     with Controller(optimizer, device="host") as controller:
         for _ in range(rounds + 1):
             start, busy = time.perf_counter(), time.thread_time()
-            controller.clear()
+            controller.offload()
             controller.restore()
-            controller.join()
+            controller.wait()
             found.clock.add(time.perf_counter() - start)
             found.processor.add(time.thread_time() - busy)
     for _ in range(rounds + 1):
@@ -114,20 +114,20 @@ def _scenes(states: int) -> Iterator[tuple[str, int, float, float]]:
     with Controller(optimizer) as controller:
 
         def cycle() -> None:
-            controller.clear()
+            controller.offload()
             controller.prepare_for_training()
 
-        yield "first plan", states, *_timed(controller.clear)
+        yield "first plan", states, *_timed(controller.offload)
         cycle()
         yield "steady cycle", states, *_timed(cycle)
         for weight in weights:
             weight.grad = torch.ones(ELEMENTS)
-        yield "plan with fresh gradients", states + len(weights), *_timed(controller.clear)
+        yield "plan with fresh gradients", states + len(weights), *_timed(controller.offload)
         controller.prepare_for_training()
         optimizer.zero_grad(set_to_none=True)
         cycle()
         optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        yield "plan after a load", states, *_timed(controller.clear)
+        yield "plan after a load", states, *_timed(controller.offload)
         controller.prepare_for_training()
 
 

@@ -148,7 +148,7 @@ def record_steps(parameters: float) -> Timeline:
         schedule=HostStates(window_bytes=window_bytes, windows=3),
     ) as controller:
         _step_in_phases(model, optimizer, inputs, timeline)  # which makes the states
-        controller.clear()
+        controller.offload()
         controller.restore(non_blocking=False)
         timeline.forget()
         with timeline:

@@ -73,7 +73,7 @@ class DeepSpeedStates:
 
     why_steps_itself = (
         "DeepSpeed steps its flat partitions itself: it has ways of its own to keep states on the "
-        "host (zero_optimization.offload_optimizer); leave states= and host_fraction= out, and "
+        "host (zero_optimization.offload_optimizer); leave the schedule out, and "
         "states leave and return with the cycle"
     )
 

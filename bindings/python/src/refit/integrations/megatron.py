@@ -106,7 +106,7 @@ class MegatronOptimizer:
                         break
 
     def stepped_masters(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The masters that can live on the host (``states="host"``), and the weights of each: those
+        """The masters that can live on the host (``HostStates``), and the weights of each: those
         from which the wrapper rounds weights of a plain type behind each step, and by no other way.
         """
         owned = {id(tensor) for _, tensor in self.tensors()}

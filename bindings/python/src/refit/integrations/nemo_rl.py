@@ -12,9 +12,8 @@ of the patch that NeMo-RL has under review, say how (configs/frameworks/nemo_rl.
     true                                  true                                     coalesced-pinned
 
 The last two are one to refit: its arena is page-locked, coalesced and taken in slabs, so that there
-is no single huge buffer. ``policy.refit`` may hold further options of refit's own, and the keywords
-by which ``refit.Controller`` is told where states live (``states: host``, ``window_bytes``; docs/
-windows.md): then there is nothing to move between steps, and the loop stays as it is.
+is no single huge buffer. ``policy.refit`` may hold further options of refit's own, and the
+``schedule`` of ``refit.Controller`` (docs/windows.md); with states that live on the host there is nothing to move between steps, and the loop stays as it is.
 
 A worker of a patched class whose ``policy.megatron_cfg.optimizer`` asks for Megatron's own offload
 (``optimizer_cpu_offload`` or ``chunked_optimizer_state_offload``) has refit's in its place, where
@@ -159,7 +158,7 @@ class OptimizerMover:
         if kind == "cpu":
             controller = self._current()
             if controller is not None:
-                controller.clear()
+                controller.offload()
         elif kind == "cuda":
             if _attached.lives_on_host(self._policy.get("refit")):
                 self._current()
@@ -171,7 +170,7 @@ class OptimizerMover:
         """Gives the page-locked host memory back, with the states on the device."""
         if self._controller is not None:
             self._return()
-            self._controller.join()
+            self._controller.wait()
             self._controller.release()
 
     def close(self) -> None:
@@ -185,7 +184,7 @@ class OptimizerMover:
             return
         self._controller.restore(non_blocking=True)
         if self.blocking:
-            self._controller.join()
+            self._controller.wait()
 
     def _current(self) -> "Controller | None":
         optimizer = getattr(self._worker, "optimizer", None)

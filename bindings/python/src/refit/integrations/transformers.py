@@ -3,7 +3,7 @@
     trainer = Trainer(..., callbacks=[RefitCallback(publisher, publish_steps=10)])
 
 Optimizer states leave while weights are published and while the trainer evaluates, or live on the
-host (``states="host"``). For TRL's trainers that generate there is ``refit.integrations.trl``.
+host (``schedule``). For TRL's trainers that generate there is ``refit.integrations.trl``.
 
     trainer = Trainer(..., callbacks=[ActivationCallback(host_bytes="8GiB")])
 
@@ -282,13 +282,13 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     def _before_evaluation(self, state: TrainerState, model: torch.nn.Module) -> None:
         """States leave; the evaluation's passes record no gradients, so they stay away."""
         assert self.controller is not None
-        self.controller.clear()
+        self.controller.offload()
 
     def _refit(self, state: TrainerState, model: torch.nn.Module) -> None:
         """States leave, and the weights are published, once for each step."""
         assert self.controller is not None
         if not self._publishes or state.global_step == self._published_step:
-            self.controller.clear()
+            self.controller.offload()
             return
         with self.controller.refit(publisher=self.publisher, lockstep=self._lockstep) as refit:
             refit.send(self._weights(model))
