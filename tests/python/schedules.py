@@ -8,7 +8,7 @@ import refit
 import torch
 import training
 from hooked import calls_refit
-from refit.states.offloaded_tensor import Away
+from refit.states.offloaded_tensor import OffloadedTensor
 from torch import nn
 
 
@@ -174,4 +174,4 @@ def stepped_by_cpu(controller: refit.Controller) -> list[str]:
 
 def count_left(run: Any) -> int:
     """Counts the gradients that have left before the step."""
-    return sum(isinstance(one, Away) for one in run.gradients())
+    return sum(isinstance(one, OffloadedTensor) for one in run.gradients())

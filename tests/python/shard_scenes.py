@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from ranks import join
 from refit.errors import BusyError
-from refit.states.offloaded_tensor import Away, kind_of
+from refit.states.offloaded_tensor import OffloadedTensor, kind_of
 from refit.step.cpu_step import root_of_torch
 from schedules import BOTH, CYCLE, SHARE, WINDOWS, Schedule, lives_on_host, stepped_by_cpu
 from torch import nn
@@ -151,7 +151,7 @@ def opens(schedule: Schedule | None, run: Any, **options: Any) -> Any:
 
 def stay(run: Any) -> bool:
     """Whether no gradient has left before the step: others may add to it."""
-    return not any(isinstance(one.grad, Away) for one in run.parameters())
+    return not any(isinstance(one.grad, OffloadedTensor) for one in run.parameters())
 
 
 def wrong_with(schedule: Schedule | None, run: Any, controller: Any, known: bool = True) -> str:
@@ -499,7 +499,7 @@ def ranks_that_meet_later(rank: int, folder: Path) -> object:
         for number in range(6):
             for one in (alone, moved):
                 one(torch.full((2, 40), 0.1 * number + rank)).pow(2).mean().backward()
-            left.append(any(isinstance(one.grad, Away) for one in moved.parameters()))
+            left.append(any(isinstance(one.grad, OffloadedTensor) for one in moved.parameters()))
             if number == 3:
                 join(rank, 2, folder, backend="cpu:gloo")
             if number >= 3:
@@ -729,7 +729,7 @@ def accelerated(schedule: Schedule, rank: int) -> object:
                 seed = torch.Generator().manual_seed(10 * number + rank)
                 with host.accumulate(model):
                     host.backward(model(torch.randn(4, 6, generator=seed)).pow(2).mean())
-                    if any(isinstance(one.grad, Away) for one in model.parameters()):
+                    if any(isinstance(one.grad, OffloadedTensor) for one in model.parameters()):
                         return "gradients have left, which the ranks are to average"
                     if host.sync_gradients:
                         host.clip_grad_norm_(model.parameters(), 0.05)

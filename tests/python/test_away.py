@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from forks import said_in_a_fork  # noqa: E402
 from refit import Controller  # noqa: E402
 from refit.errors import DeviceMemoryError, StateError  # noqa: E402
-from refit.states.offloaded_tensor import Absence  # noqa: E402
+from refit.states.offloaded_tensor import OffloadedTensors  # noqa: E402
 from refit.states.offloader import Offloader  # noqa: E402
 from training import Run, Wrapper, assert_same, assert_same_states, whole_cycle  # noqa: E402
 
@@ -384,7 +384,7 @@ def test_without_memory_a_use_raises_and_the_next_finds_the_bytes(
 
 def test_a_tensor_that_does_not_come_back_is_refused() -> None:
     state = torch.ones(3)
-    absence = Absence(lambda: None, threading.Lock(), zeroable=1)
+    absence = OffloadedTensors(lambda: None, threading.Lock(), zeroable=1)
     absence.put(0, [state])
     with pytest.raises(StateError, match="did not come back"):
         state.sum()
@@ -412,7 +412,7 @@ def test_a_tensor_given_the_class_is_used(run: Run, controller: Controller, swap
 def test_another_thread_in_the_midst_of_a_clear_finds_the_bytes(
     run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, found, waits = Offloader.finish, [], []
+    real, found, waits = Offloader.wait, [], []
     begun = threading.Event()
 
     def read() -> None:
@@ -429,7 +429,7 @@ def test_another_thread_in_the_midst_of_a_clear_finds_the_bytes(
             waits.append(reader.is_alive())
         return real(*arguments)
 
-    monkeypatch.setattr(Offloader, "finish", finish)
+    monkeypatch.setattr(Offloader, "wait", finish)
     controller.offload()
     reader.join(WAIT_S)
     assert not reader.is_alive()

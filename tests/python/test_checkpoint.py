@@ -237,7 +237,7 @@ def test_a_checkpoint_waits_for_a_clear_that_met_its_deadline(
 
     with Twins(CYCLE, before=3) as twins:
         with monkeypatch.context() as patch:
-            patch.setattr(Offloader, "finish", too_late)
+            patch.setattr(Offloader, "wait", too_late)
             with pytest.raises(DeadlineError):
                 twins.controller.offload()
         with twins.controller.checkpoint() as states:

@@ -118,7 +118,7 @@ def test_copies_back_that_failed_are_told_and_made_again(
     with monkeypatch.context() as patch:
         patch.setattr(Regions, "home", property(lambda _: False))
         patch.setattr(Regions, "back", property(lambda _: False))
-        patch.setattr(Regions, "settle", raising(CopyError))
+        patch.setattr(Regions, "wait", raising(CopyError))
         with pytest.raises(CopyError):
             controller.wait()
     assert controller.state == "cleared"

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 from refit.errors import CopyError, StateError  # noqa: E402
 from refit.states.device_states import Regions  # noqa: E402
 from refit.states.offloader import Offloader  # noqa: E402
-from refit.states.storages import Stock  # noqa: E402
+from refit.states.storages import StateInventory  # noqa: E402
 from training import WIDTH, Run, whole_cycle  # noqa: E402
 
 
@@ -73,7 +73,7 @@ def test_a_storage_that_was_resized_or_replaced_is_found_again(
     moment = run.moments()[0]
     whole_cycle(controller)
     if hidden:
-        monkeypatch.setattr(Stock, "addresses", lambda _, numbers: [0] * len(numbers))
+        monkeypatch.setattr(StateInventory, "addresses", lambda _, numbers: [0] * len(numbers))
         whole_cycle(controller)
     other = change(moment)
     values = [one.clone() for one in (*run.moments(), *other)]

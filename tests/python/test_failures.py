@@ -49,7 +49,9 @@ def test_every_call_of_the_library_may_fail_once(
             run, controller = twins.moved, twins.controller
             why: BaseException | None = None
             with FailingCall(at, error, after=after) as failing:
-                for verb in () if schedule.has_windows else (controller.offload, controller.restore):
+                for verb in (
+                    () if schedule.has_windows else (controller.offload, controller.restore)
+                ):
                     with suppress(CopyError, KeyboardInterrupt):
                         verb()
                 try:

@@ -29,7 +29,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
         self.state = optimizer.state
 
 
-class Held:
+class OptimizerAdapter:
     """What a framework hands over: see ``refit.states.inventory.Held``."""
 
     def __init__(self, *inner: Any) -> None:
@@ -97,7 +97,7 @@ def test_what_else_a_framework_holds_moves_with_the_states(run: Run) -> None:
     # traps 2 and 3: fp32 masters are parameters of the inner optimizer, and no weights
     masters = list(run.model.parameters())
     values = [one.detach().clone() for one in masters]
-    held = Held(run.optimizer)
+    held = OptimizerAdapter(run.optimizer)
     held.masters = [(f"master.{index}", one) for index, one in enumerate(masters)]
     held.resident = [("hybrid", "it places its states by itself")]
     with Controller(held) as controller:

@@ -28,7 +28,7 @@ from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
 from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
 from refit.states.storage_swap import users_of  # noqa: E402
-from refit.step.host_buffer import Home  # noqa: E402
+from refit.step.host_buffer import HostBuffer  # noqa: E402
 from refit.step.probe import Stepping  # noqa: E402
 from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402
 
@@ -703,7 +703,7 @@ def test_ctrl_c_before_any_line_outside_a_step(act: Callable[[Pair], None], ever
 
 def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
     """The given call of ``Home.done`` fails, and all after it, once they have done their work."""
-    done = Home.done
+    done = HostBuffer.done
     count: list[int] = []
 
     def failing(*given: Any) -> None:
@@ -712,7 +712,7 @@ def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
         if len(count) >= when:
             raise CopyError("the copy failed")
 
-    monkeypatch.setattr(Home, "done", failing)
+    monkeypatch.setattr(HostBuffer, "done", failing)
 
 
 def test_a_write_after_a_failed_departure_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:

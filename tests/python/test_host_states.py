@@ -20,7 +20,7 @@ import refit.step.window
 import torch
 import training
 from refit.errors import StateError, UnsupportedError
-from refit.step.host_buffer import Home
+from refit.step.host_buffer import HostBuffer
 from schedules import SHARE, WINDOWS, Layers, Schedule, Twins, lives_on_host, same
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -588,7 +588,7 @@ def test_steps_over_ever_other_parameters_keep_no_more_tensors() -> None:
 def test_nothing_is_left_of_a_controller_and_its_optimizer() -> None:
     def homes() -> set[int]:
         gc.collect()
-        return {id(one) for one in gc.get_objects() if type(one) is Home}
+        return {id(one) for one in gc.get_objects() if type(one) is HostBuffer}
 
     before = homes()
     run = Layers()

@@ -43,7 +43,7 @@ class Bench:
 
     def leave(self) -> None:
         self.offloader.offload()
-        self.offloader.finish()
+        self.offloader.wait()
 
     def close(self) -> None:
         self.offloader.close()
@@ -75,7 +75,7 @@ def test_bytes_leave_and_return_to_new_memory(bench: Bench) -> None:
     future.wait()
     assert future.done
     assert bench.memory[1].raw == bytes(SIZE)
-    bench.offloader.finish()
+    bench.offloader.wait()
     assert bench.offloader.state_name == "RESIDENT"
 
 
@@ -120,7 +120,7 @@ def test_a_read_lock_reads_the_host_image_and_holds_off_the_next_offload(bench: 
     lock = bench.offloader.read_lock()
     address, count = lock.read(0)
     bench.offloader.restore().wait()
-    bench.offloader.finish()
+    bench.offloader.wait()
     assert ctypes.string_at(address, count) == bench.bytes[0]
     with pytest.raises(NotFoundError):
         lock.read(1)
@@ -189,7 +189,7 @@ def test_it_is_neither_pickled_nor_used_once_closed(bench: Bench) -> None:
         pickle.dumps(bench.offloader)
     bench.leave()
     future = bench.offloader.restore()
-    bench.offloader.finish()
+    bench.offloader.wait()
     bench.offloader.close()
     assert future.done
     future.close()

@@ -351,9 +351,7 @@ def test_several_optimizers_in_one_controller(schedule: Schedule, shared: bool) 
         if shared:
             sets[-1].append(torch.optim.Adam(every, lr=1e-3))
     for order in (1, -1):
-        stays = (
-            {"fraction": 0.5} if schedule is WINDOWS and order < 0 else {}
-        )
+        stays = {"fraction": 0.5} if schedule is WINDOWS and order < 0 else {}
         with schedule.open(sets[1][::order], runs[1].model, **stays) as controller:
             for number in range(4):
                 for run, every in zip(runs, sets, strict=True):

@@ -11,7 +11,7 @@ import ranks
 import refit
 import torch
 import torch.distributed as dist
-from refit.states.offloaded_tensor import Away
+from refit.states.offloaded_tensor import OffloadedTensor
 from refit.step.host_states import HostedStates
 from shard_scenes import Sharded
 from shard_scenes import same as same_shards
@@ -144,7 +144,7 @@ def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
             if number == 2:
                 converted(alone.model), converted(moved.model)
             alone.backward(), moved.backward()
-            left.append(sum(isinstance(p.grad, Away) for p in moved.model.parameters()))
+            left.append(sum(isinstance(p.grad, OffloadedTensor) for p in moved.model.parameters()))
             alone.finish(), moved.finish()
         assert left == [0, 3, 0, 0, 3]
         assert_same(alone, moved)
@@ -152,7 +152,7 @@ def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
 
 def test_windows_come_early_again_after_swaps(swaps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     moved, calls = Wide(), []
-    monkeypatch.setattr(HostedStates, "come_in_early", lambda *_: calls.append(moved.steps))
+    monkeypatch.setattr(HostedStates, "prefetch", lambda *_: calls.append(moved.steps))
     with refit.Controller(moved.optimizer, moved.model, **SCHEDULES["host"]):
         for number in range(5):
             if number == 2:

@@ -17,7 +17,7 @@ from refit.errors import UnsupportedError
 from refit.step.probe import (
     ELEMENTWISE,
     Foreseen,
-    Habits,
+    StateLayout,
     Stepping,
     arithmetic_of,
     flat,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("default_device")
 Optimizer = torch.optim.Optimizer
 
 
-def learned(optimizer: Optimizer, **options: Any) -> Habits:
+def learned(optimizer: Optimizer, **options: Any) -> StateLayout:
     parameter = optimizer.param_groups[0]["params"][0]
     return learn(optimizer, kind_of_parameter(0, parameter), **options)
 
@@ -291,7 +291,7 @@ def test_parameters_that_depend_on_each_other_are_refused(kind: Any) -> None:
     optimizer = kind([matrix()])
     with pytest.raises(UnsupportedError, match=f"{kind.__name__} ends with other values"):
         learned(optimizer)
-    assert isinstance(learned(optimizer, allow_unverified=True), Habits)
+    assert isinstance(learned(optimizer, allow_unverified=True), StateLayout)
 
 
 @pytest.mark.parametrize("kind", APART)
@@ -416,7 +416,7 @@ def test_an_optimizer_that_cannot_be_tried_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="could not be tried") as seen:
         learned(optimizer)
     assert isinstance(seen.value.__cause__, TypeError)
-    assert learned(optimizer, allow_unverified=True) == Habits(None, False)
+    assert learned(optimizer, allow_unverified=True) == StateLayout(None, False)
 
 
 @pytest.mark.parametrize("allow_unverified", [False, True])

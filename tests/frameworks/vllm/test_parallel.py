@@ -81,7 +81,7 @@ def following(divided: Divided) -> Iterator[tuple[Divided, Trainer]]:
     """The engine with version 1 of its own trainer."""
     with trainer() as one:
         divided.connect(one)
-        divided.settle(one, 1)
+        divided.wait(one, 1)
         yield divided, one
         if divided.by_extension:
             vllm.refit_close(divided.llm)
@@ -94,7 +94,7 @@ def test_each_version_answers_as_a_fresh_engine(following: Following) -> None:
     divided, one = following
     found = [greedy(divided.llm)]
     for version in (2, 3):
-        divided.settle(one, version)
+        divided.wait(one, version)
         found.append(greedy(divided.llm))
     assert found[0] != found[1] != found[2]
     assert found[-1] == fresh_of(divided.model, **DIVIDED)
@@ -113,7 +113,7 @@ def test_a_load_that_fails_at_one_worker_counts_at_none(
         done.result(WAIT_S)
     if by_extension:
         assert llm.collective_rpc("refit_version") == [0, 0]
-    divided.settle(one, 3)
+    divided.wait(one, 3)
     found = greedy(llm), llm.collective_rpc("read_weights")
     if rank == 1:
         with engine(model, extension=BROKEN, **DIVIDED) as other:
@@ -129,7 +129,7 @@ def test_without_a_version_the_wait_ends_and_calls_stay_in_step(following: Follo
     if divided.by_extension:
         divided.update(1)  # loaded again
         assert greedy(divided.llm) == before
-    divided.settle(one, 2)
+    divided.wait(one, 2)
     assert greedy(divided.llm) != before
 
 
@@ -161,7 +161,7 @@ def test_names_that_the_model_does_not_have_are_raised_and_the_next_trainer_heal
             done.result(WAIT_S)
     with trainer() as one:
         divided.connect(one)
-        divided.settle(one, 1)
+        divided.wait(one, 1)
         vllm.refit_close(llm)
 
 
@@ -176,7 +176,7 @@ def test_a_trainer_that_dies_leaves_the_engine_on_its_version(following: Followi
     assert greedy(divided.llm) == before
     with trainer() as third:
         divided.connect(third)
-        divided.settle(third, 1)
+        divided.wait(third, 1)
 
 
 @EXTENSION

@@ -35,7 +35,7 @@ from refit.states.cycle import CLEARED, TRAINING, Cycle
 from refit.states.device_states import Devices
 from refit.states.grads import Policy, policy_of
 from refit.states.hooks import Hooks, refuse_second
-from refit.states.inventory import Holdings, Inventory
+from refit.states.inventory import Inventory, OptimizerAdapters
 from refit.step.host_states import HostedStates
 from refit.step.schedule import ScheduleLike, chosen, refuse_keywords
 from refit.weights.named_weights import is_sharded
@@ -103,7 +103,7 @@ class Controller(Closing):
         parts = chosen(schedule)
         division = parts.division()
         whole = None if model is None else _whole(model)
-        holdings = Holdings(opened(optimizer, whole))
+        holdings = OptimizerAdapters(opened(optimizer, whole))
         optimizers = holdings.optimizers
         whole = holdings.model if whole is None else whole
         if division is not None and holdings.why_cycle_only is not None:
@@ -140,7 +140,7 @@ class Controller(Closing):
             inventory.lives_elsewhere = self._host.owns
             inventory.masters_elsewhere = self._host.owns_master
             try:
-                self._host.settle_in()
+                self._host.place_states()
             except BaseException:
                 self._host.abandon()
                 raise
@@ -177,9 +177,9 @@ class Controller(Closing):
         if cycle.phase != CLEARED:
             self._refitted_as = None
         if self._host is not None:
-            self._host.settle_in()
-            self._host.settle()
-        cycle.clear()
+            self._host.place_states()
+            self._host.wait()
+        cycle.offload()
 
     def restore(self, non_blocking: bool = True) -> None:
         """Allocates the states' memory again and starts the copies back.
@@ -192,7 +192,7 @@ class Controller(Closing):
         cycle = self._open()
         cycle.restore()
         if not non_blocking and cycle.phase != TRAINING:
-            cycle.join()
+            cycle.wait()
 
     def wait(self) -> None:
         """Makes the current stream wait for the states; ``step()`` does this.
@@ -200,7 +200,7 @@ class Controller(Closing):
         On a GPU the stream waits and the CPU goes on; on a CPU this blocks. Call it on every stream
         that uses the states. StateError before ``restore``; CorruptError: restore again.
         """
-        self._open().join()
+        self._open().wait()
 
     @contextmanager
     def refit(
@@ -314,7 +314,7 @@ class Controller(Closing):
         """
         cycle = self._open()
         if self._host is not None:
-            self._host.settle_in()
+            self._host.place_states()
         return _checkpoint(cycle, self._several)
 
     def resume_step(self) -> None:
@@ -344,11 +344,11 @@ class Controller(Closing):
         if self._end.alive:
             self._open().bring_back()
             if self._host is not None:
-                self._host.settle()
+                self._host.wait()
 
     def _before_load(self) -> None:
         self._before_use()  # what is loaded may lie in the storages that are away
-        self._cycle.look_again()
+        self._cycle.invalidate()
 
     def _after_step(self) -> None:
         self._cycle.accumulation.step_done()

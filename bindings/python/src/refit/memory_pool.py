@@ -27,7 +27,7 @@ from refit.states import torch_pool
 from refit.states.adoption import adopt
 from refit.states.device_states import refuse_capture
 from refit.states.hooks import refuse_second
-from refit.states.inventory import Holdings, Inventory
+from refit.states.inventory import Inventory, OptimizerAdapters
 
 
 def mem_pool(
@@ -104,7 +104,7 @@ class MemPool(Handle):
         lost. StateError, UnsupportedError (see ``use``).
         """
         refuse_capture(self.device)
-        held = Holdings(opened(optimizer, model))
+        held = OptimizerAdapters(opened(optimizer, model))
         for one in held.optimizers:
             refuse_second(one)
         inventory = Inventory(held.optimizers, model, self._config, "keep", held)

@@ -315,7 +315,7 @@ class ActivationOffload(Closing):
         self.detach()
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
-            self._returning.settle()
+            self._returning.wait()
         self._end()
         self._arena.close()
 

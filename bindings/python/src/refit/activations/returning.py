@@ -104,7 +104,7 @@ class Returning:
             for storage, made in zip(storages, taken, strict=True):
                 storage.return_to(made, stream)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Brings all groups back for good."""
         for group in self._groups.all:
             self._fetch(group)

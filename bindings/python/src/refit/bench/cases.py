@@ -94,7 +94,7 @@ class Refit(OnTensors):
 
     def out(self) -> None:
         self._offloader.offload()
-        self._offloader.finish()
+        self._offloader.wait()
         if not self._keep:
             self._offloader.unbind_each(self._regions)
             self._free()

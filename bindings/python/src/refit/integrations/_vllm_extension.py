@@ -237,7 +237,7 @@ def _load_the_same(worker: Any, refit: _Subscription, update: "Update") -> None:
         receiver.join_again(kept=False)
         raise
     if refit.adapter is not None:
-        refit.adapter.settle()
+        refit.adapter.wait()
 
 
 def _load_or_go_back(worker: Any, refit: _Subscription, update: "Update") -> None:
@@ -316,7 +316,7 @@ class _Adapter:
         self._put(self._next.path)
         self._loaded = True
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """The version that was loaded is the adapter's; the one before goes."""
         self._remove(self._folder)
         self._folder, self._next = self._next, None

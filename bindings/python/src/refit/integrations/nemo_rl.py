@@ -13,7 +13,8 @@ of the patch that NeMo-RL has under review, say how (configs/frameworks/nemo_rl.
 
 The last two are one to refit: its arena is page-locked, coalesced and taken in slabs, so that there
 is no single huge buffer. ``policy.refit`` may hold further options of refit's own, and the
-``schedule`` of ``refit.Controller`` (docs/windows.md); with states that live on the host there is nothing to move between steps, and the loop stays as it is.
+``schedule`` of ``refit.Controller`` (docs/windows.md); with states that live on the host there is
+nothing to move between steps, and the loop stays as it is.
 
 A worker of a patched class whose ``policy.megatron_cfg.optimizer`` asks for Megatron's own offload
 (``optimizer_cpu_offload`` or ``chunked_optimizer_state_offload``) has refit's in its place, where

@@ -205,11 +205,12 @@ def install(config: Any = None) -> Installation:
     """Puts refit's four functions in the places of verl's, in all modules of verl that have them.
 
     `config` is refit's own (a mapping, a file, a refit.Config); a mapping may have, with
-    the options, the ``schedule`` of refit.Controller (docs/windows.md). Of the two modules that verl has them in, one may be missing (Megatron is optional). Call it in each
-    training worker, before its engine is made: a module that is imported later takes the new names
-    in by itself. StateError if it was done already; NotFoundError if verl is not there, or is one
-    without these functions, and for an option that refit does not have; InvalidError and
-    ConfigError for a value that cannot be.
+    the options, the ``schedule`` of refit.Controller (docs/windows.md). Of the two modules that
+    verl has them in, one may be missing (Megatron is optional). Call it in each training worker,
+    before its engine is made: a module that is imported later takes the new names in by itself.
+    StateError if it was done already; NotFoundError if verl is not there, or is one without these
+    functions, and for an option that refit does not have; InvalidError and ConfigError for a value
+    that cannot be.
     """
     check(config)
     installation = Installation()

@@ -14,15 +14,15 @@ import torch
 
 from refit.errors import DeviceMemoryError, StateError
 from refit.states.storage_swap import empty_storage, move, users_of
-from refit.states.storages import Scan, Stock, is_emptied, why_tensor_stays
+from refit.states.storages import OffloadPlan, StateInventory, is_emptied, why_tensor_stays
 
 ROOM = 256 << 20
 """How many bytes are there twice at most, or those of the largest state."""
 
 
 def adopt(
-    stock: Stock,
-    found: Scan,
+    stock: StateInventory,
+    found: OffloadPlan,
     device: torch.device,
     pieces: Sequence[tuple[int, int]],
     allocating: Callable[[], AbstractContextManager[Any]],
@@ -54,7 +54,7 @@ def adopt(
     return stays
 
 
-def _by_storage(stock: Stock) -> dict[int, list[torch.Tensor]]:
+def _by_storage(stock: StateInventory) -> dict[int, list[torch.Tensor]]:
     found: dict[int, dict[int, torch.Tensor]] = {}
     for tensor in stock.tensors:
         if why_tensor_stays(tensor) is None:
@@ -71,12 +71,12 @@ class _Leaving(NamedTuple):
     """The number in the stock of one that lies in it."""
 
 
-def _leaving(found: Scan) -> Iterator[_Leaving]:
+def _leaving(found: OffloadPlan) -> Iterator[_Leaving]:
     for slots in found.slots.values():
         yield from map(_Leaving, slots.names, slots.nbytes, slots.tensors)
 
 
-def _storage(stock: Stock, one: _Leaving) -> torch.UntypedStorage:
+def _storage(stock: StateInventory, one: _Leaving) -> torch.UntypedStorage:
     storage: torch.UntypedStorage = stock.tensors[one.tensor].untyped_storage()
     return storage
 

@@ -37,9 +37,9 @@ from refit.states.device_states import Devices, PerDevice, refuse_capture
 from refit.states.grads import Accumulation, Policy
 from refit.states.image import Image
 from refit.states.inventory import Inventory
-from refit.states.offloaded_tensor import Absence, Away, untouched
+from refit.states.offloaded_tensor import OffloadedTensor, OffloadedTensors, untouched
 from refit.states.offloader import KEEP, ZERO
-from refit.states.storages import GRADS, SCRATCH, STATES, Scan, Stock, is_emptied
+from refit.states.storages import GRADS, SCRATCH, STATES, OffloadPlan, StateInventory, is_emptied
 
 TRAINING = "training"
 CLEARED = "cleared"
@@ -150,10 +150,10 @@ class Cycle:
         self._observers = observers
         self._moving = WaitingCallLock("controller")
         bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is no part of a graph
-        self._absence = Absence(bring_all, self._moving, zeroable=GRADS)
+        self._offloaded = OffloadedTensors(bring_all, self._moving, zeroable=GRADS)
         self.per_device = PerDevice(config, devices)
-        self._stock: Stock | None = None
-        self._scan: Scan | None = None
+        self._stock: StateInventory | None = None
+        self._scan: OffloadPlan | None = None
         self._grads_lost = False
         self._identities: list[int] = []
         self._addresses: list[int] = []
@@ -177,8 +177,8 @@ class Cycle:
         """Whether a gradient is not all zeros, wherever its bytes are."""
         if self.phase == CLEARED:
             with self._moving:
-                self._settle()  # copies may be under way, after Ctrl-C
-        if self._absence.is_zero(grad):
+                self._wait()  # copies may be under way, after Ctrl-C
+        if self._offloaded.is_zero(grad):
             return False
         with untouched():
             if not is_emptied(grad):
@@ -192,7 +192,7 @@ class Cycle:
 
     # ---- offload --------------------------------------------------------------------------------
 
-    def clear(self) -> None:
+    def offload(self) -> None:
         """States, and gradients by their policy, leave; returns when their memory is free."""
         with self._moving, self.figures.verb():
             began = time.perf_counter()
@@ -258,7 +258,7 @@ class Cycle:
                 regions.free()
         except BaseException:
             if self.per_device.home:
-                self._absence.lift(STATES, *EARLY)
+                self._offloaded.lift(STATES, *EARLY)
                 self.phase = TRAINING
             raise
         self._lose_grads()
@@ -270,9 +270,9 @@ class Cycle:
             return
         for group, numbers in decided.by_group.items():
             tensors = [stock.tensors[number] for number in numbers]
-            self._absence.put(group, tensors + stock.wrappers if group == STATES else tensors)
+            self._offloaded.put(group, tensors + stock.wrappers if group == STATES else tensors)
             grads = [number for number in numbers if number >= stock.states]
-            self._absence.watch(group, [stock.owners[number] for number in grads])
+            self._offloaded.watch(group, [stock.owners[number] for number in grads])
 
     def _lose_grads(self) -> None:
         """By agreement; once, and only when all that was to leave has left."""
@@ -281,7 +281,7 @@ class Cycle:
         for parameter in self._inventory.parameters():
             if self._grads == "discard":
                 parameter.grad = None
-            elif parameter.grad is not None and not isinstance(parameter.grad, Away):
+            elif parameter.grad is not None and not isinstance(parameter.grad, OffloadedTensor):
                 parameter.grad.zero_()
         self._grads_lost = True
 
@@ -289,7 +289,7 @@ class Cycle:
 
     def _refresh(self) -> None:
         """Looks again at what the optimizers hold, and makes a new plan if it has changed."""
-        self._settle()
+        self._wait()
         stock = self._inventory.take()
         identities = stock.identities()
         if not self._holds_for(stock, identities):
@@ -302,7 +302,7 @@ class Cycle:
             self._addresses = stock.addresses(found.others)
         self._stock = stock
 
-    def _holds_for(self, stock: Stock, identities: list[int]) -> bool:
+    def _holds_for(self, stock: StateInventory, identities: list[int]) -> bool:
         """Whether what was decided is right for a stock (see ``storages``); then its storages are
         held."""
         known = self._scan
@@ -320,10 +320,10 @@ class Cycle:
                 "call restore(), then clear()"
             )
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         """Waits for copies that a join on a GPU has only queued a stream behind."""
         try:
-            self.per_device.settle()
+            self.per_device.wait()
         except BaseException:
             if not self.per_device.back:
                 self.phase = CLEARED  # they have failed: restore() moves what is still on the host
@@ -358,7 +358,7 @@ class Cycle:
         for regions in self.per_device:
             for group in EARLY:  # a backward pass writes to them, long before the step
                 regions.join(group)
-        self._absence.lift(*EARLY)
+        self._offloaded.lift(*EARLY)
         for regions in self.per_device:
             regions.are_there(EARLY)
         if self._stock is not None and self._scan is not None and self._scan.others_move:
@@ -366,7 +366,7 @@ class Cycle:
         self._stock = None
         self.phase = RETURNING
 
-    def join(self) -> None:
+    def wait(self) -> None:
         """Makes the current stream wait until all bytes are back; on a CPU the caller waits.
 
         StateError while they are away: restore first.
@@ -381,7 +381,7 @@ class Cycle:
             with self._told("join"):
                 self._refuse_join()
                 self._join_devices()
-                self._absence.lift(*EARLY, STATES)
+                self._offloaded.lift(*EARLY, STATES)
                 joined, self.phase = self.phase, TRAINING
             if joined == RETURNING:
                 self.figures.end(began, self.per_device)
@@ -426,7 +426,7 @@ class Cycle:
             self._count_early()
             self._restore()
             if self.phase == RETURNING:
-                self._settle()
+                self._wait()
                 self._join()
         if self.abandoned and not self.readers:
             self.close()
@@ -442,7 +442,7 @@ class Cycle:
         for device in {p.device for p in self._inventory.parameters()}:
             refuse_capture(device)
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Nothing that was decided holds any longer."""
         self._scan = None
 
@@ -452,7 +452,7 @@ class Cycle:
         with self._moving:
             if self.phase == RETURNING:
                 self._join()
-            self._settle()
+            self._wait()
             self.readers.add(reader)
 
     # ---- the rest -------------------------------------------------------------------------------

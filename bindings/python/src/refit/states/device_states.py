@@ -27,7 +27,7 @@ from refit.observe import memory_now
 from refit.states.offloaded_tensor import untouched
 from refit.states.offloader import NO_STREAM, Future, Offloader, ReadLock
 from refit.states.storage_swap import TensorsByStorage, empty_storage
-from refit.states.storages import Scan, Slots, Stock, is_emptied
+from refit.states.storages import OffloadPlan, Slots, StateInventory, is_emptied
 
 _LEGACY_STREAM = 1
 """cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
@@ -287,7 +287,7 @@ class Regions:
             self._refuse_unheld()
             self._tell_weights()
         if self.offloader.state == abi.REFIT_RESTORING:
-            self.offloader.finish()
+            self.offloader.wait()
         self._streams = stream_objects(self.device)
         self.offloader.offload(current_stream(self.device))
 
@@ -322,12 +322,12 @@ class Regions:
         leave by another plan, which the next offload makes; whole, if that is too little again."""
         for _ in range(_PLANS):
             try:
-                self.offloader.finish()
+                self.offloader.wait()
             except LimitError:
                 self.offloader.offload(current_stream(self.device), anew=True)
             else:
                 return
-        self.offloader.finish()
+        self.offloader.wait()
 
     def _tell_weights(self) -> None:
         """Tells the C library of weights that have moved. StateError for those that are away."""
@@ -402,7 +402,7 @@ class Regions:
         if self.offloader.state != abi.REFIT_OFFLOADING:
             return
         try:
-            self.offloader.finish()
+            self.offloader.wait()
         except RefitError:
             if self.offloader.state != abi.REFIT_FAILED:  # then all bytes are on the device
                 raise
@@ -478,15 +478,15 @@ class Regions:
 
     def _wait(self, group: int | None) -> None:
         if group is None or self._future is None:
-            self.settle()
+            self.wait()
         elif group in self.slots.groups:
             self._future.wait_group(group)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits, on the CPU, until no copy is under way. DeadlineError; CorruptError, if what they
         brought was refused."""
         if not self.home and self.offloader.state in _UNSETTLED:
-            self.offloader.finish()
+            self.offloader.wait()
         if self.home:
             self.forget()
 
@@ -557,7 +557,7 @@ class PerDevice:
         """Whether all bytes are on their devices or surely on their way. Does not block."""
         return all(regions.back for regions in self)
 
-    def plan(self, decided: Scan, stock: Stock, policies: dict[int, int]) -> None:
+    def plan(self, decided: OffloadPlan, stock: StateInventory, policies: dict[int, int]) -> None:
         """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
         for device in {**self._by_device, **decided.slots}:
             self._open(device)
@@ -573,7 +573,7 @@ class PerDevice:
         if known is None or known.closed:
             self._by_device[device] = Regions(device, self._config, self._devices[device])
 
-    def hold(self, decided: Scan, stock: Stock) -> bool:
+    def hold(self, decided: OffloadPlan, stock: StateInventory) -> bool:
         """Holds the storages of the plan whose regions are home: they are held only while they are
         to leave. False, and nothing is held, if one is not what was planned."""
         if any(regions.closed for regions in self._by_device.values()):
@@ -593,15 +593,15 @@ class PerDevice:
             regions.hold(storages, stock.tensors, weights)
         return True
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits, on the CPU, until no copy is under way. CopyError, DeadlineError."""
         for regions in self:
-            regions.settle()
+            regions.wait()
 
     def trim(self) -> None:
         """Gives the host memory back. StateError while anything is away."""
         for regions in self:
-            regions.settle()
+            regions.wait()
             regions.offloader.trim()
 
     def stats(self, *others: tuple[Callable[..., int], int]) -> abi.refit_stats:
@@ -614,16 +614,16 @@ class PerDevice:
         """Closes all, which are home. After a failure the rest is still there, and after Ctrl-C
         what it was in the middle of: call again."""
         for device, regions in list(self._by_device.items()):
-            regions.settle()
+            regions.wait()
             regions.close()
             del self._by_device[device]
 
 
-def _storages(slots: Slots, stock: Stock) -> list[torch.UntypedStorage]:
+def _storages(slots: Slots, stock: StateInventory) -> list[torch.UntypedStorage]:
     return [stock.tensors[number].untyped_storage() for number in slots.tensors]
 
 
-def _weights(slots: Slots, stock: Stock) -> Weights:
+def _weights(slots: Slots, stock: StateInventory) -> Weights:
     """Pieces of an arena, which stand behind the storages, hold more than one tensor."""
     if not stock.weights:
         return [None] * len(slots)
@@ -632,7 +632,7 @@ def _weights(slots: Slots, stock: Stock) -> Weights:
     return found + [None] * (len(slots) - len(found))
 
 
-def _weights_of(master: Any, nbytes: int, stock: Stock) -> torch.Tensor | None:
+def _weights_of(master: Any, nbytes: int, stock: StateInventory) -> torch.Tensor | None:
     """The bf16 weights of a master that fills its storage, element by element."""
     weight = stock.weights.get(id(master))
     if weight is None or (master.dtype, weight.dtype) != (torch.float32, torch.bfloat16):

@@ -20,12 +20,12 @@ from refit.states.storages import (
     SCRATCH,
     STATES,
     FrameworkMemory,
+    OffloadPlan,
     Place,
-    Scan,
-    Stock,
+    StateInventory,
     places,
     scan,
-    take_stock,
+    take_inventory,
 )
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 # ---- What a controller is given: torch optimizers, or wrappers that keep tensors of their own
-# beside the state of a torch optimizer, such as fp32 masters of bf16 weights. A ``Held`` stands for
-# a wrapper.
+# beside the state of a torch optimizer, such as fp32 masters of bf16 weights. A
+# ``OptimizerAdapter`` stands for a wrapper.
 
 
 @runtime_checkable
-class Held(Protocol):
+class OptimizerAdapter(Protocol):
     """Stands for an optimizer that is not torch's. Asked again at each clear."""
 
     @property
@@ -62,7 +62,7 @@ class Held(Protocol):
 
 @runtime_checkable
 class HeldMasters(Protocol):
-    """What a ``Held`` has besides, if fp32 masters are among its tensors."""
+    """What a ``OptimizerAdapter`` has besides, if fp32 masters are among its tensors."""
 
     def weights(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Masters, and the weights of each that are its rounding and stay on the device."""
@@ -71,7 +71,7 @@ class HeldMasters(Protocol):
 
 @runtime_checkable
 class SteppedMasters(Protocol):
-    """What a ``Held`` has besides, if its masters can live on the host."""
+    """What a ``OptimizerAdapter`` has besides, if its masters can live on the host."""
 
     def stepped_masters(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Masters that an inner optimizer steps as its parameters, and the weights that the wrapper
@@ -99,8 +99,8 @@ class SteppedMasters(Protocol):
 
 @runtime_checkable
 class HeldEngine(Protocol):
-    """What a ``Held`` has besides, if the framework behind it has parameters and gradients that the
-    inner optimizers do not show between steps."""
+    """What a ``OptimizerAdapter`` has besides, if the framework behind it has parameters and
+    gradients that the inner optimizers do not show between steps."""
 
     model: torch.nn.Module | None
     why_steps_itself: str
@@ -132,17 +132,17 @@ class HeldEngine(Protocol):
         ...
 
 
-class Holdings:
+class OptimizerAdapters:
     """The torch optimizers in what was given, and the tensors beside their states.
 
     InvalidError if there is no optimizer.
     """
 
     def __init__(self, opened: Sequence[Any]) -> None:
-        self._held = [one for one in opened if isinstance(one, Held)]
+        self._held = [one for one in opened if isinstance(one, OptimizerAdapter)]
         found: list[Any] = []
         for one in opened:
-            found += one.inner if isinstance(one, Held) else [one]
+            found += one.inner if isinstance(one, OptimizerAdapter) else [one]
         self.optimizers = innermost_of(found)
         self._sharding = [one for one in found if shards_states(one)]
         self._engines = [one for one in self._held if isinstance(one, HeldEngine)]
@@ -247,7 +247,7 @@ class Inventory:
         model: torch.nn.Module | None,
         config: Config,
         grads: Policy,
-        held: Holdings,
+        held: OptimizerAdapters,
         pool: "MemPool | None" = None,
     ) -> None:
         self.optimizers = list(optimizers)
@@ -272,13 +272,13 @@ class Inventory:
         """Whether a framework's own memory has gradients that no step has used."""
         return self._held.is_accumulating()
 
-    def take(self) -> Stock:
+    def take(self) -> StateInventory:
         """The stock at this moment."""
         elsewhere = self.masters_elsewhere or (lambda _: False)
         beside = [one for one in self._held.tensors() if not elsewhere(one[1])]
         with_grads = self._grads != "discard"
         more = self._held.gradients(with_grads)
-        stock = take_stock(self.optimizers, with_grads, beside, self.lives_elsewhere, more)
+        stock = take_inventory(self.optimizers, with_grads, beside, self.lives_elsewhere, more)
         if self._config.get("offload.masters") == "auto":
             stock.weights = self._held.weights()
         return stock
@@ -289,7 +289,7 @@ class Inventory:
         self._name_by_group(names)
         return names
 
-    def decide(self, stock: Stock) -> Scan:
+    def decide(self, stock: StateInventory) -> OffloadPlan:
         """Decides which part of the stock can leave. HostMemoryError (see ``swap_fixed``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
         names, others = self._surroundings()
@@ -302,7 +302,9 @@ class Inventory:
         self._warn(stock, found)
         return found
 
-    def survey(self, stock: Stock, why_device_stays: Callable[[torch.device], str | None]) -> Scan:
+    def survey(
+        self, stock: StateInventory, why_device_stays: Callable[[torch.device], str | None]
+    ) -> OffloadPlan:
         """Which storages of a stock have memory of their own; changes nothing."""
         names, others = self._surroundings()
         return scan(stock, others, names, why_device_stays)
@@ -314,7 +316,7 @@ class Inventory:
         self._name_by_group(names)
         return names, others
 
-    def _warn(self, stock: Stock, found: Scan) -> None:
+    def _warn(self, stock: StateInventory, found: OffloadPlan) -> None:
         """Says, once, that there are states and none of them leaves."""
         if self._warned or self.lives_elsewhere is not None:
             return

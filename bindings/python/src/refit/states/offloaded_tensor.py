@@ -87,13 +87,13 @@ _HOOK = "refit"
 """The key of the hook among a parameter's others, whose keys are numbers."""
 
 
-class Away:
+class OffloadedTensor:
     """The second base of the class that a tensor has while its memory is away."""
 
     __slots__ = ()
     kind: ClassVar[type]
     """The class that the tensor has otherwise."""
-    absence: ClassVar["Absence"]
+    absence: ClassVar["OffloadedTensors"]
 
     @classmethod
     def __torch_function__(
@@ -124,7 +124,7 @@ class Away:
                     "steps"
                 )
         for kind in types:
-            if issubclass(kind, Away):
+            if issubclass(kind, OffloadedTensor):
                 kind.absence.bring_back()
         _unmark((args, given))
         return func(*args, **given)
@@ -144,7 +144,9 @@ class Lender(Protocol):
 def _use_lent(func: Any, types: Sequence[type], args: Any, kwargs: Any) -> Any:
     """Carries out what only reads tensors that are lent, or multiplies them by one factor, as the
     clipping of gradients and a GradScaler do. NotImplemented for all else."""
-    absences = {id(kind.absence): kind.absence for kind in types if issubclass(kind, Away)}
+    absences = {
+        id(kind.absence): kind.absence for kind in types if issubclass(kind, OffloadedTensor)
+    }
     lenders = [one.lender for one in absences.values()]
     if None in lenders or kwargs.get("out") is not None:
         return NotImplemented
@@ -185,7 +187,7 @@ def _unmark(value: Any) -> None:
     """Gives tensors their own class that ``lift`` did not know of: ``swap_tensors`` exchanged their
     class, or ``as_subclass`` gave it to them. StateError for one whose memory may still be away.
     """
-    if isinstance(value, Away):
+    if isinstance(value, OffloadedTensor):
         if value.absence.is_any:
             raise StateError(
                 f"the memory of this {kind_of(value).__name__} did not come back with the others: "
@@ -215,10 +217,10 @@ def call_untouched(func: Callable[..., Any], *arguments: Any) -> Any:
 def kind_of(tensor: Any) -> type:
     """The class of a tensor, whether its memory is away or not."""
     kind = type(tensor)
-    return kind.kind if issubclass(kind, Away) else kind
+    return kind.kind if issubclass(kind, OffloadedTensor) else kind
 
 
-class Absence:
+class OffloadedTensors:
     """The tensors of one cycle whose memory is away, in groups that come back together."""
 
     def __init__(
@@ -258,7 +260,7 @@ class Absence:
             kind = type(tensor)
             if kind is torch.Tensor:
                 tensor.__class__ = plain
-            elif not issubclass(kind, Away):
+            elif not issubclass(kind, OffloadedTensor):
                 tensor.__class__ = self._class_of(kind)
 
     def watch(self, group: int, parameters: Iterable[Any]) -> None:
@@ -286,7 +288,7 @@ class Absence:
         if kind not in self._classes:
             names = {"__slots__": (), "__module__": __name__, "kind": kind, "absence": self}
             try:
-                made = type(kind)(f"Away{kind.__name__}", (Away, kind), names)
+                made = type(kind)(f"Away{kind.__name__}", (OffloadedTensor, kind), names)
             except Exception:  # whatever a metaclass or __init_subclass__ of others raises
                 made = kind
             self._classes[kind] = made
@@ -341,7 +343,7 @@ class Absence:
                 kind = type(tensor)
                 if kind is plain:
                     tensor.__class__ = torch.Tensor
-                elif issubclass(kind, Away):
+                elif issubclass(kind, OffloadedTensor):
                     tensor.__class__ = kind.kind
             self._tensors[group] = ()
 

@@ -261,7 +261,7 @@ class Offloader(Handle):
         stream = abi.refit_stream_ref(after)
         self._copy(lib.refit_offloader_offload, self._live, stream, None, blocks=anew)
 
-    def finish(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         """Waits for the operation under way. DeadlineError: call again."""
         self._wait(lib.refit_offloader_wait, timeout, self._live)
 

@@ -16,11 +16,11 @@ import torch
 
 from refit._c.waiting import interrupts_held
 from refit.errors import HostMemoryError
-from refit.states.storages import Place, Stock, place_of, why_tensor_stays
+from refit.states.storages import Place, StateInventory, place_of, why_tensor_stays
 
 
 def swap_fixed(
-    stock: Stock,
+    stock: StateInventory,
     others: Mapping[Place, str],
     why_device_stays: Callable[[torch.device], str | None],
 ) -> tuple[bool, bool]:
@@ -43,7 +43,7 @@ def swap_fixed(
     return moved, held
 
 
-def _fixed(stock: Stock) -> Iterable[list[torch.Tensor]]:
+def _fixed(stock: StateInventory) -> Iterable[list[torch.Tensor]]:
     """The tensors of each storage that is to move, without those that hold a step counter."""
     found: dict[int, dict[int, torch.Tensor]] = {}
     stays: set[int] = set()

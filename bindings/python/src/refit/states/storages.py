@@ -5,8 +5,8 @@ comes back with ``resize_(nbytes)``, so tensors, their views, strides and wrappe
 they are. So each storage counts once, however many tensors lie in it, and may leave only if all
 that is known to lie in it is optimizer state (or gradients, where those are asked for).
 
-``take_stock`` goes through the state, fast, and alike every time; ``scan`` decides, slowly. What it
-has decided holds as long as the same storages are there. That is known by three things:
+``take_inventory`` goes through the state, fast, and alike every time; ``scan`` decides, slowly.
+What it has decided holds as long as the same storages are there. That is known by three things:
 
 - the tensors of the stock have the identities that they had, in the same order;
 - each storage that is to leave, which one of them is asked for, has the address and the length that
@@ -65,7 +65,7 @@ class FrameworkMemory:
 
 
 @dataclass(slots=True)
-class Stock:
+class StateInventory:
     """What one walk through the state found: states first, then gradients, then parameters.
 
     It is kept in columns, since an object for each tensor would cost more than the walk: Python's
@@ -136,7 +136,7 @@ class Slots:
 
 
 @dataclass(slots=True)
-class Scan:
+class OffloadPlan:
     """The decision about a stock."""
 
     slots: dict[torch.device, Slots]
@@ -156,13 +156,13 @@ class Scan:
     """Whether something stays only as long as other code holds its memory."""
 
 
-def take_stock(
+def take_inventory(
     optimizers: Iterable[torch.optim.Optimizer],
     with_grads: bool,
     beside: Iterable[tuple[str, Any]] = (),
     lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None,
     framework_grads: Iterable[tuple[Any, torch.Tensor]] = (),
-) -> Stock:
+) -> StateInventory:
     """Goes through the state of ``optimizers``, the tensors kept beside it and, if asked, the
     gradients. Changes nothing. ``lives_elsewhere`` says of a parameter, a key and a value of its
     state whether that is left out. ``framework_grads``: other gradients, with their owners."""
@@ -184,7 +184,7 @@ def take_stock(
     for owner, grad in framework_grads:
         walk.owners.append(owner)
         walk.tensors.append(grad)
-    return Stock(walk.tensors + parameters, walk.owners, walk.paths, walk.wrappers)
+    return StateInventory(walk.tensors + parameters, walk.owners, walk.paths, walk.wrappers)
 
 
 class _Walk:
@@ -313,12 +313,12 @@ def places(named: Iterable[tuple[str, Any]]) -> dict[Place, str]:
 
 
 def scan(
-    stock: Stock,
+    stock: StateInventory,
     others: Mapping[Place, str],
     names: Mapping[int, str],
     why_device_stays: Callable[[torch.device], str | None],
     pieces: Sequence[tuple[int, int]] = (),
-) -> Scan:
+) -> OffloadPlan:
     """Decides what of a stock can leave.
 
     ``others``: memory that is not the optimizer's (parameters, buffers), and its name; ``names``:
@@ -359,7 +359,7 @@ def _is_shard(owner: Any, grad: Any) -> bool:
 class _Scanner:
     """Decides, storage by storage, for one scan.
 
-    What it finds is kept in columns and by number, for the reason that ``Stock`` names.
+    What it finds is kept in columns and by number, for the reason that ``StateInventory`` names.
     """
 
     def __init__(
@@ -415,7 +415,7 @@ class _Scanner:
         seen = self._names[name] = self._names.get(name, 0) + 1
         return name if seen == 1 else self._unique(f"{name}#{seen}")
 
-    def decided(self, pieces: Sequence[tuple[int, int]], tensors: int) -> Scan:
+    def decided(self, pieces: Sequence[tuple[int, int]], tensors: int) -> OffloadPlan:
         """The decision, once all tensors were seen. ``tensors``: the number that the stock has."""
         for place in [one for one in self._leaving if one in self._stays]:
             reason = f"its memory is also that of {self._stays[place]}, which stays"
@@ -438,7 +438,7 @@ class _Scanner:
         standing = {number for one in slots.values() for number in one.tensors}
         others = [number for number in range(tensors) if number not in standing]
         others_move = any(number not in standing for one in by_group.values() for number in one)
-        return Scan(slots, self._resident, by_group, others, others_move, self._fixed)
+        return OffloadPlan(slots, self._resident, by_group, others, others_move, self._fixed)
 
     def _by_group(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
         """The tensors that lie in the places that leave, by the groups of these."""

@@ -37,12 +37,12 @@ from refit._c.waiting import interrupts_held
 from refit.errors import RefitError
 from refit.states.device_states import current_stream
 from refit.states.hooks import on_accumulation
-from refit.states.offloaded_tensor import Absence, kind_of, untouched
+from refit.states.offloaded_tensor import OffloadedTensors, kind_of, untouched
 from refit.states.offloader import NO_STREAM
 from refit.states.storage_swap import users_of
-from refit.step.host_buffer import Home
+from refit.step.host_buffer import HostBuffer
 from refit.step.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
-from refit.step.layout import Kept, State
+from refit.step.layout import ParamState, State
 from refit.step.probe import arithmetic_of, is_dense, local
 
 Optimizer = torch.optim.Optimizer
@@ -59,7 +59,9 @@ _CODE = {kind: arithmetic_of(object.__new__(kind)) for kind in _NUMBERS}
 """PyTorch's own code of their steps: a class whose step was replaced is another optimizer."""
 
 _NONE = -1
-"""No group of an ``Absence``: a gradient that has left cannot be zeroed without being used."""
+"""No group of an ``OffloadedTensors``: a gradient that has left cannot be zeroed without being
+used."""
+
 _FACTORS = 2
 """By as many the C library multiplies a gradient, one after the other."""
 _LARGEST = torch.finfo(torch.float32).max
@@ -75,7 +77,7 @@ class _Place(NamedTuple):
     """A parameter in the host step."""
 
     number: int
-    kept: Kept
+    kept: ParamState
     look: _Look
 
 
@@ -193,7 +195,7 @@ def _look_of(parameter: Any, group: int, options: Options) -> _Look:
     return local(parameter).data_ptr(), group, names_of(options)
 
 
-def _lies_as(kept: Kept, plain: torch.Tensor) -> bool:
+def _lies_as(kept: ParamState, plain: torch.Tensor) -> bool:
     """Whether each state is fp32, and one tensor whose elements lie as those of a parameter."""
     look = tuple(plain.shape), tuple(plain.stride())
     return all(
@@ -292,8 +294,8 @@ class CpuShare:
     def __init__(
         self,
         optimizer: Optimizer,
-        home: Home,
-        kept: Sequence[Kept],
+        home: HostBuffer,
+        kept: Sequence[ParamState],
         lock: WaitingCallLock,
         *,
         is_early: bool,
@@ -329,7 +331,7 @@ class CpuShare:
         """The groups when the host step was opened: their lengths, and the states they have."""
         self._process = os.getpid()
         touched = cast(Any, torch.compiler).disable(self._touched)
-        self._absence = Absence(touched, lock, zeroable=_NONE, lender=self)
+        self._offloaded = OffloadedTensors(touched, lock, zeroable=_NONE, lender=self)
         self._early = _Early(self) if is_early else None
 
     @property
@@ -351,7 +353,7 @@ class CpuShare:
         return [options_of(self.optimizer, group, self.home.device) for group in groups]
 
     @staticmethod
-    def _look_at(kept: Kept, group: int, options: Options | None) -> _Look | None:
+    def _look_at(kept: ParamState, group: int, options: Options | None) -> _Look | None:
         """Where a parameter is, its group, and the names of its states; None: the kernels cannot
         step it, for it is not fp32, or a state's elements do not lie as its own."""
         if options is None:
@@ -434,7 +436,7 @@ class CpuShare:
         """
         known = self._options()
         if not self._fits(entries, known):
-            self.settle()
+            self.wait()
             self._plan(known)
         twice = Counter(id(parameter) for parameter, _ in entries)
         places = [
@@ -455,7 +457,7 @@ class CpuShare:
         if not named or chosen is None:
             return []
         self._begin(chosen)
-        self._absence.lift(*self._left)
+        self._offloaded.lift(*self._left)
         self._must_skip = True  # until all are stepped
         self._named = [place for place, *_ in named]
         self._counts.update((id(place.kept), which - 1) for place, _, which in named)
@@ -493,7 +495,7 @@ class CpuShare:
             id(p): at for at, one in enumerate(self.optimizer.param_groups) for p in one["params"]
         }
         self._close_step()
-        found: list[tuple[Kept, _Look]] = []
+        found: list[tuple[ParamState, _Look]] = []
         for kept in self._kept:
             group = groups.get(id(kept.parameter))
             if group is not None:
@@ -576,7 +578,7 @@ class CpuShare:
                 self._begun = None
                 self._left.clear()
 
-    def _count_step(self, stepped: Sequence[Kept]) -> None:
+    def _count_step(self, stepped: Sequence[ParamState]) -> None:
         counters = [self.optimizer.state[kept.parameter].get("step") for kept in stepped]
         if not counters or counters[0] is None:
             return
@@ -630,8 +632,8 @@ class CpuShare:
         address, which = grad.data_ptr(), count + 1
         cast(HostStep, self._step).gradient(place.number, address, which, stream)
         self._left[place.number] = _Left(parameter, grad, grad._version, address, which)
-        self._absence.put(place.number, [grad])
-        self._absence.watch(place.number, [parameter])
+        self._offloaded.put(place.number, [grad])
+        self._offloaded.watch(place.number, [parameter])
         self._must_skip = False
 
     def leave_in_backward(self, parameter: Any) -> None:
@@ -655,7 +657,7 @@ class CpuShare:
         gradients, and not the host step."""
         with self._lock:
             if self._process != os.getpid():
-                self._absence.lift(*self._left)
+                self._offloaded.lift(*self._left)
                 self._left.clear()
                 return
             if self._left and self._early is not None:
@@ -678,7 +680,7 @@ class CpuShare:
             self._begun, self._must_skip = None, False
         self._named.clear()
         self._read.clear()
-        self._absence.lift(*self._left)
+        self._offloaded.lift(*self._left)
         self._left.clear()
 
     # ---- what others do with gradients that have left --------------------------------------------
@@ -728,7 +730,7 @@ class CpuShare:
 
     # ---- the end --------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """No gradient has left, and all parameters are on the device. Waits for copies."""
         self.take_back()
         if self._step is not None:
@@ -745,7 +747,7 @@ class CpuShare:
         """Waits for copies, and gives the host step's memory back; the states stay."""
         if self._early is not None:
             self._early.remove()
-        self.settle()
+        self.wait()
         self._close_step()
 
 

@@ -39,7 +39,7 @@ _KEPT = 4
 """Tensors over the windows that are kept for later steps, at most, for each part of a step."""
 
 
-class Home(Closing):
+class HostBuffer(Closing):
     """Regions of one device that live on the host. Used by one thread at a time.
 
     Takes the host memory when it is made, and blocks for the page-lock. BudgetError, PinError,
@@ -261,7 +261,7 @@ class Home(Closing):
         """The weights of a coded region are at this address now. If they have moved it waits for
         copies."""
         if self._weights_at[region] != address:
-            self.settle()
+            self.wait()
             self.offloader.bind_weights(region, address)
             self._weights_at[region] = address
 
@@ -279,7 +279,7 @@ class Home(Closing):
             for number in range(first, first + len(addresses)):
                 self.place(number, masters[number][1])
             self.done()
-        self.settle()
+        self.wait()
 
     def fetch(self, masters: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Copies the bytes of regions into tensors of one dimension on the device; the image keeps
@@ -302,7 +302,7 @@ class Home(Closing):
 
     # ---- behind it ------------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until the image has every byte, then gives the windows' memory back to PyTorch.
 
         States that had come in before the backward pass go, too. CopyError, DeadlineError: again.
@@ -334,7 +334,7 @@ class Home(Closing):
 
     def close(self) -> None:
         """Waits for the copies and closes the window. The image goes with its last tensor."""
-        self.settle()
+        self.wait()
         self.window.close()
 
 

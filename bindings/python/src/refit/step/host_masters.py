@@ -29,9 +29,9 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.errors import CorruptError, DeviceMemoryError, StateError
 from refit.states.device_states import lacks_memory
-from refit.states.offloaded_tensor import Absence, kind_of
-from refit.step.host_buffer import Home
-from refit.step.layout import Kept, Slot, extent
+from refit.states.offloaded_tensor import OffloadedTensors, kind_of
+from refit.step.host_buffer import HostBuffer
+from refit.step.layout import BufferSlot, ParamState, extent
 from refit.step.probe import is_dense
 
 _NONE = -1
@@ -90,7 +90,7 @@ NO_FRAMEWORK = _NoFramework()
 
 class HostMasters:
     """The masters of some optimizers. ``can_code``: those of bf16 weights travel by these; ``lock``
-    is held by all calls; ``settle`` waits for the copies of the last step. Used by one thread at a
+    is held by all calls; ``wait`` waits for the copies of the last step. Used by one thread at a
     time."""
 
     def __init__(
@@ -98,13 +98,13 @@ class HostMasters:
         framework: Framework,
         can_code: bool,
         lock: AbstractContextManager[Any],
-        settle: Callable[[], None],
+        wait: Callable[[], None],
     ) -> None:
         self._framework = framework
         self._can_code = can_code
         self._lock = lock
-        self._settle = settle
-        self._away: dict[int, Kept] = {}
+        self._wait = wait
+        self._away: dict[int, ParamState] = {}
         self._apart: dict[int, torch.Tensor] = {}
         """The bytes of coded masters that are away and not in the image."""
         self._in_use: dict[int, torch.Tensor] = {}
@@ -112,7 +112,7 @@ class HostMasters:
         self._used = set(self._weights)
         """Masters that other code may have written since the last step of their optimizer."""
         bring_back = cast(Any, torch.compiler).disable(self._bring_back)
-        self._absence = Absence(bring_back, lock, zeroable=_NONE)
+        self._offloaded = OffloadedTensors(bring_back, lock, zeroable=_NONE)
         self._undo: list[Undo] = []
         self._is_closed = False
         if self._weights:
@@ -120,7 +120,7 @@ class HostMasters:
             self._undo += framework.before_remaking(self._give_up)
             self._undo += _before_loads(self, framework.modules())
 
-    def look_again(self) -> None:
+    def invalidate(self) -> None:
         """Asks the framework where the weights are now."""
         if self._weights:
             self._weights = self._framework.stepped_masters()
@@ -145,7 +145,7 @@ class HostMasters:
         fits = self._can_code and kinds == (torch.float32, torch.bfloat16)
         return weight.data_ptr() if fits else 0
 
-    def weight_of(self, kept: Kept) -> torch.Tensor:
+    def weight_of(self, kept: ParamState) -> torch.Tensor:
         """The weights that are rounded from a master, as a plain view in one dimension."""
         return self._weights[id(kept.parameter)].detach().view(-1)
 
@@ -153,20 +153,20 @@ class HostMasters:
         """Whether the bytes of a master are on the host."""
         return id(parameter) in self._away
 
-    def is_home_in_use(self, home: Home) -> bool:
+    def is_buffer_in_use(self, home: HostBuffer) -> bool:
         """Whether masters are on the host that this home has to bring back."""
         return any(one.home is home and one.is_coded for one in self._in_image())
 
-    def have_left(self, found: Iterable[Kept]) -> bool:
+    def have_left(self, found: Iterable[ParamState]) -> bool:
         """Whether all of these masters are in the image."""
         return not self._apart and all(self.is_away(one.parameter) for one in found)
 
-    def _in_image(self) -> list[Kept]:
+    def _in_image(self) -> list[ParamState]:
         return [one for place, one in self._away.items() if place not in self._apart]
 
     # ---- the weights of those that are coded ----------------------------------------------------
 
-    def tell_weights(self, found: Iterable[Kept]) -> None:
+    def tell_weights(self, found: Iterable[ParamState]) -> None:
         """Tells the homes of coded masters where their weights are now, and holds these until
         ``release``: copies of masters read them. StateError for weights that are not there, or
         others."""
@@ -177,13 +177,13 @@ class HostMasters:
             if why is not None:
                 raise StateError(f"{why}, or set offload.masters to whole")
             weight = self._weights[id(one.parameter)]
-            cast(Home, one.home).tell_weights(_slot(one).region, weight.data_ptr())
+            cast(HostBuffer, one.home).tell_weights(_slot(one).region, weight.data_ptr())
             self._in_use[id(one.parameter)] = weight.detach()
 
-    def _why_weights_lack(self, one: Kept) -> str | None:
+    def _why_weights_lack(self, one: ParamState) -> str | None:
         """Why a coded master cannot be made of its weights; None if it can."""
         weight = self._weights.get(id(one.parameter))
-        there = weight is not None and weight.device == cast(Home, one.home).device
+        there = weight is not None and weight.device == cast(HostBuffer, one.home).device
         if weight is None or not there or not weight.data_ptr():
             return (
                 f"the weights of {one.name} have left the device, and the bytes of its master "
@@ -219,7 +219,7 @@ class HostMasters:
 
     # ---- out and back ---------------------------------------------------------------------------
 
-    def leave(self, found: Iterable[Kept]) -> None:
+    def leave(self, found: Iterable[ParamState]) -> None:
         """Copies masters to the image and gives their memory back. Not while copies are under
         way; blocks for the copies. Those whose weights are not there leave all the same."""
         apart = [self._away[place] for place in self._apart]
@@ -242,12 +242,12 @@ class HostMasters:
             if not one.is_coded:
                 with interrupts_held(), torch.no_grad():
                     _slot(one).view.copy_(one.parameter.detach())
-        for home, ones in _by_home(coded).items():
+        for home, ones in _by_buffer(coded).items():
             home.store([(_slot(one).region, one.parameter.detach().view(-1)) for one in ones])
         with interrupts_held():
             self._apart.update(whole)
             self._away.update((id(one.parameter), one) for one in leaving)
-            self._absence.put(_MASTERS, [one.parameter for one in self._away.values()])
+            self._offloaded.put(_MASTERS, [one.parameter for one in self._away.values()])
             for one in leaving:  # each copy was waited for, on the CPU
                 one.parameter.untyped_storage().resize_(0)
         self.release()
@@ -262,8 +262,8 @@ class HostMasters:
         changed, CorruptError: none has moved."""
         if not self._away:
             return
-        self._settle()
-        self.look_again()
+        self._wait()
+        self.invalidate()
         self.tell_weights(self._in_image())
         try:
             self._return(self._write_all)
@@ -273,7 +273,7 @@ class HostMasters:
         self.release()
         self._used.update(self._weights)
 
-    def _return(self, fill: Callable[[Sequence[Kept]], None]) -> None:
+    def _return(self, fill: Callable[[Sequence[ParamState]], None]) -> None:
         """Takes the memory of all masters, which ``fill`` writes."""
         away = list(self._away.values())
         taken: list[Any] = []
@@ -285,7 +285,7 @@ class HostMasters:
                     storage.resize_(_slot(one).nbytes)
                 with torch.no_grad():
                     fill(away)
-                self._absence.lift(_MASTERS)
+                self._offloaded.lift(_MASTERS)
                 self._away.clear()
                 self._apart.clear()
                 self._let_go()
@@ -300,10 +300,10 @@ class HostMasters:
                 ) from why
             raise
 
-    def _write_all(self, away: Sequence[Kept]) -> None:
+    def _write_all(self, away: Sequence[ParamState]) -> None:
         """Writes masters whose memory is there."""
         image = [one for one in away if id(one.parameter) not in self._apart]
-        for home, ones in _by_home(one for one in image if one.is_coded).items():
+        for home, ones in _by_buffer(one for one in image if one.is_coded).items():
             home.fetch([(_slot(one).region, _over(one.parameter).view(-1)) for one in ones])
         for one in away:
             whole = self._apart.get(id(one.parameter))
@@ -312,7 +312,7 @@ class HostMasters:
             elif not one.is_coded:
                 _over(one.parameter).copy_(_slot(one).view)
 
-    def _salvage(self, away: Sequence[Kept]) -> None:
+    def _salvage(self, away: Sequence[ParamState]) -> None:
         """Writes masters whose memory is there; those whose weights have changed get these."""
         for one in away:
             try:
@@ -320,14 +320,14 @@ class HostMasters:
             except CorruptError:
                 _over(one.parameter).view(-1).copy_(self.weight_of(one))
 
-    def round_written(self, found: Iterable[Kept]) -> None:
+    def round_written(self, found: Iterable[ParamState]) -> None:
         """Before a step of these masters: those without a gradient are not stepped in a window. The
         framework rounds weights from them too, which matters if they may have been written."""
         mine = [one for one in found if id(one.parameter) in self._used]
         without = [one for one in mine if one.parameter.grad is None]
         if without:
             self.bring_back()
-            self.look_again()
+            self.invalidate()
             for one in without:
                 with interrupts_held(), torch.no_grad():
                     self.weight_of(one).copy_(one.parameter.detach().view(-1))
@@ -362,7 +362,7 @@ def advise(why: CorruptError) -> None:
     why.args = (why.text,)
 
 
-def _slot(kept: Kept) -> Slot:
+def _slot(kept: ParamState) -> BufferSlot:
     assert kept.master is not None
     return kept.master.slots[0]
 
@@ -374,18 +374,18 @@ def _has_own_memory(parameter: Any) -> bool:
     return bool(own and plain and storage.resizable())
 
 
-def _is_as_planned(kept: Kept) -> bool:
+def _is_as_planned(kept: ParamState) -> bool:
     """Whether a master still is what its place in the image was made for."""
     slot, parameter = _slot(kept), kept.parameter
     look = parameter.dtype, tuple(parameter.shape), parameter.device
-    planned = slot.dtype, slot.shape, cast(Home, kept.home).device
+    planned = slot.dtype, slot.shape, cast(HostBuffer, kept.home).device
     return look == planned and _has_own_memory(parameter)
 
 
-def _by_home(found: Iterable[Kept]) -> dict[Home, list[Kept]]:
-    by_home: dict[Home, list[Kept]] = {}
+def _by_buffer(found: Iterable[ParamState]) -> dict[HostBuffer, list[ParamState]]:
+    by_home: dict[HostBuffer, list[ParamState]] = {}
     for one in found:
-        by_home.setdefault(cast(Home, one.home), []).append(one)
+        by_home.setdefault(cast(HostBuffer, one.home), []).append(one)
     return by_home
 
 

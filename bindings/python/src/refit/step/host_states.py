@@ -39,15 +39,15 @@ from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError
 from refit.observe.observers import Observers
 from refit.states.device_states import Devices, lacks_memory, refuse_capture
 from refit.states.hooks import on_accumulation
-from refit.states.offloaded_tensor import Absence, untouched
+from refit.states.offloaded_tensor import OffloadedTensors, untouched
 from refit.states.storages import opened, why_tensor_stays
 from refit.step.cpu_step import CpuShare
 from refit.step.division import CPU, STAYS, Division
-from refit.step.host_buffer import Home
+from refit.step.host_buffer import HostBuffer
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.step.last_hook import LastHook
-from refit.step.layout import Kept, Recipe, Slot, State, dense_like, extent, plain_of
-from refit.step.probe import Habits, Stepping, alike, kind_of_parameter, learn, local
+from refit.step.layout import BufferSlot, ParamState, Recipe, State, dense_like, extent, plain_of
+from refit.step.probe import StateLayout, Stepping, alike, kind_of_parameter, learn, local
 from refit.step.verified_step import WholeStep
 from refit.step.window import UNIT
 from refit.step.windowed_step import Entry, WindowedStep, entries_of
@@ -62,7 +62,8 @@ IMAGE = "states on the host"
 
 _STATES = 0
 _NONE = -1
-"""Groups of an ``Absence``: all states are one, and none of them can be zeroed while away."""
+"""Groups of an ``OffloadedTensors``: all states are one, and none of them can be zeroed while
+away."""
 
 
 class HostedStates:
@@ -100,18 +101,18 @@ class HostedStates:
         self._observers = observers or Observers()
         self._allow_unverified = allow_unverified
         self._verify_steps = verify_steps
-        self._habits: dict[tuple[int, Any], Habits] = {}
+        self._layouts: dict[tuple[int, Any], StateLayout] = {}
         self._stays: dict[int, dict[Any, str]] = {}
         self._written: dict[int, set[Any]] = {}
-        """Of each optimizer, by the keys of states: see ``Habits``."""
+        """Of each optimizer, by the keys of states: see ``StateLayout``."""
         self._image: set[int] = set()
         """The memory of all places."""
         self._entwined: set[int] = set()
         """Optimizers that evaluate a closure in between."""
-        self._kept: dict[tuple[int, int], Kept] = {}
+        self._kept: dict[tuple[int, int], ParamState] = {}
         self._resident: dict[tuple[int, int], Any] = {}
-        self._bare: dict[tuple[int, int], Any] = {}
-        self._homes: list[Home] = []
+        self._stateless: dict[tuple[int, int], Any] = {}
+        self._buffers: list[HostBuffer] = []
         self._shares: list[CpuShare] = []
         self._process = os.getpid()
         self._broken: WindowedStep | None = None
@@ -119,17 +120,17 @@ class HostedStates:
         self._idle: tuple[Optimizer, Stepping] | None = None
         self._last: dict[int, list[Entry]] = {}
         self._moving = WaitingCallLock("controller")
-        settle = cast(Any, torch.compiler).disable(self.settle)
-        self._absence = Absence(settle, self._moving, zeroable=_NONE, at_hand=self._settle)
+        wait = cast(Any, torch.compiler).disable(self.wait)
+        self._offloaded = OffloadedTensors(wait, self._moving, zeroable=_NONE, at_hand=self._wait)
         can_code = config.get("offload.masters") == "auto"
         known = framework or NO_FRAMEWORK
-        self._masters = HostMasters(known, can_code, self._moving, self._settle)
+        self._masters = HostMasters(known, can_code, self._moving, self._wait)
         self._is_away = False
         for number, optimizer in enumerate(self._optimizers):
             for group, parameter in parameters_of(optimizer):
                 if self._is_trained(parameter):
                     self._refuse_unmade(parameter)
-                    self._habits_of(number, optimizer, group, parameter)
+                    self._layout_of(number, optimizer, group, parameter)
         self._hooks = _StepHooks(self, self._optimizers)
         self._prefetch = _Prefetch(self) if prefetch else None
 
@@ -175,7 +176,7 @@ class HostedStates:
         """States that are larger than a window and cannot be split, and what follows."""
         found = []
         for kept in self._kept.values():
-            home = cast(Home, kept.home)
+            home = cast(HostBuffer, kept.home)
             if kept.share is None and kept.nbytes > home.window_bytes and not kept.parted:
                 found.append(
                     (
@@ -186,24 +187,24 @@ class HostedStates:
                 )
         return found
 
-    def settle_in(self) -> None:
+    def place_states(self) -> None:
         """Every state that there is, or that is foreseen, gets its place on the host; those that
         there are move there. Blocks for the page-lock and for copies. BudgetError and others: what
         has moved stays moved, nothing is lost, call again."""
         with self._moving:
-            self._settle_in()
+            self._place_states()
 
-    def _settle_in(self) -> None:
-        self._place_states()
+    def _place_states(self) -> None:
+        self._place_what_there_is()
         self._leave_masters()
 
     def _leave_masters(self) -> None:
         masters = [one for one in self._kept.values() if one.master is not None]
         if not self._masters.have_left(masters):
-            self._settle()
+            self._wait()
             self._masters.leave(masters)
 
-    def _place_states(self) -> None:
+    def _place_what_there_is(self) -> None:
         changed = [
             (number, optimizer, group, parameter)
             for number, optimizer in enumerate(self._optimizers)
@@ -212,21 +213,22 @@ class HostedStates:
         ]
         self._take_apart(changed)
         known = [(one, self._kept.get(_key(one, parameter))) for _, one, _, parameter in changed]
-        astray = [(one, kept) for one, kept in known if kept and self._is_astray(one, kept)]
+        astray = [(one, kept) for one, kept in known if kept and self._needs_move(one, kept)]
         if astray:
-            self._settle()
+            self._wait()
             self._move_in(astray)
         found: dict[
-            tuple[torch.device, Optimizer | None], list[tuple[Optimizer, Kept, dict[Any, Any]]]
+            tuple[torch.device, Optimizer | None],
+            list[tuple[Optimizer, ParamState, dict[Any, Any]]],
         ] = {}
         without = list(self._without_place(changed))
         if not without:
             return
-        self._settle()
+        self._wait()
         if any(self._masters.is_away(parameter) for _, parameter, *_ in without):
             self._masters.bring_back()  # they get another place
         self._forget_others()
-        self._masters.look_again()
+        self._masters.invalidate()
         names = self._names()
         sizes = [sum(map(_nbytes, likes.values())) for *_, likes in without]
         order = {one: place for place, one in enumerate(names)}
@@ -237,17 +239,17 @@ class HostedStates:
         )
         for place, (optimizer, parameter, habits, likes) in zip(places, without, strict=True):
             if not likes:
-                self._bare[_key(optimizer, parameter)] = parameter
+                self._stateless[_key(optimizer, parameter)] = parameter
             elif place == STAYS or (place == CPU and not _can_leave(parameter, habits)):
                 self._resident[_key(optimizer, parameter)] = parameter
             else:
-                kept = Kept(parameter, names.get(id(parameter), "state"), habits.elementwise)
+                kept = ParamState(parameter, names.get(id(parameter), "state"), habits.elementwise)
                 stepper = optimizer if place == CPU else None
                 where = local(parameter).device, stepper
                 found.setdefault(where, []).append((optimizer, kept, likes))
         for (device, stepper), entries in found.items():
             entries.sort(key=lambda one: order.get(id(one[1].parameter), len(order)))
-            self._open_home(device, entries, stepper)
+            self._open_buffer(device, entries, stepper)
 
     def _take_apart(self, changed: Iterable[tuple[int, Optimizer, int, Any]]) -> None:
         """Copies states out of the places of other parameters, which code has exchanged, where no
@@ -274,7 +276,7 @@ class HostedStates:
                     if is_written and there.get(owner[2]) is value:
                         self._refuse_shared(parameter, key, f"{owner[1].name}.{owner[2]}")
                     if own is None:
-                        self._settle()
+                        self._wait()
                         state[key] = value.detach().to(local(parameter).device, copy=True)
                     continue
                 with untouched():
@@ -286,7 +288,7 @@ class HostedStates:
                 if whose is not parameter and (splits or before):
                     self._refuse_shared(parameter, key, f"{self._name_of(whose)}.{name}")
 
-    def _owner_of(self, value: torch.Tensor) -> tuple[Optimizer, Kept, Any] | None:
+    def _owner_of(self, value: torch.Tensor) -> tuple[Optimizer, ParamState, Any] | None:
         """Whose place a state lies over; None: over none."""
         with untouched():
             storages = {one.untyped_storage()._cdata for one in plain_of(value)}
@@ -312,18 +314,18 @@ class HostedStates:
         gone = [one.parameter for place, one in self._kept.items() if place not in there]
         if any(map(self._masters.is_away, gone)):
             self._masters.bring_back()
-        for known in (self._kept, self._bare, self._resident):
+        for known in (self._kept, self._stateless, self._resident):
             for place in [one for one in known if one not in there]:
                 del known[place]
 
     def _without_place(
         self, changed: Iterable[tuple[int, Optimizer, int, Any]]
-    ) -> Iterator[tuple[Optimizer, Any, Habits, dict[Any, Any]]]:
+    ) -> Iterator[tuple[Optimizer, Any, StateLayout, dict[Any, Any]]]:
         """Those parameters with a state that has no place yet, and all states that are to have
         one."""
         for number, optimizer, group, parameter in changed:
             if not self._has_place(optimizer, parameter):
-                habits = self._habits_of(number, optimizer, group, parameter)
+                habits = self._layout_of(number, optimizer, group, parameter)
                 yield optimizer, parameter, habits, self._likes(optimizer, parameter, habits)
 
     def _is_in_place(self, optimizer: Optimizer, parameter: Any) -> bool:
@@ -372,7 +374,7 @@ class HostedStates:
             raise StateError(f"{self._name_of(parameter)} {why} before states live on the host")
 
     def _needs_none(self, place: tuple[int, int], parameter: Any) -> bool:
-        return place in self._bare or not self._is_trained(parameter)
+        return place in self._stateless or not self._is_trained(parameter)
 
     def _is_trained(self, parameter: Any) -> bool:
         """Whether it may be stepped. Masters require no gradient, and are given one."""
@@ -393,18 +395,20 @@ class HostedStates:
             return False
         return sum(map(extent, inner)) > SMALL
 
-    def _habits_of(self, number: int, optimizer: Optimizer, group: int, parameter: Any) -> Habits:
+    def _layout_of(
+        self, number: int, optimizer: Optimizer, group: int, parameter: Any
+    ) -> StateLayout:
         kind = kind_of_parameter(group, parameter)
         key = number, alike(optimizer, kind)
-        if key not in self._habits:
-            self._habits[key] = found = learn(optimizer, kind, self._allow_unverified)
+        if key not in self._layouts:
+            self._layouts[key] = found = learn(optimizer, kind, self._allow_unverified)
             self._stays.setdefault(id(optimizer), {}).update(found.stays)
             self._written.setdefault(id(optimizer), set()).update(found.written)
             if not found.closure_first:
                 self._entwined.add(id(optimizer))
-        return self._habits[key]
+        return self._layouts[key]
 
-    def _likes(self, optimizer: Optimizer, parameter: Any, habits: Habits) -> dict[Any, Any]:
+    def _likes(self, optimizer: Optimizer, parameter: Any, habits: StateLayout) -> dict[Any, Any]:
         """The states that move: those that there are, or tensors that look like those to come."""
         state = optimizer.state.get(parameter, {})
         if state:
@@ -419,10 +423,10 @@ class HostedStates:
                 likes[one.key] = Recipe(parameter.detach()).made([like]) if wrapped else like
         return likes
 
-    def _open_home(
+    def _open_buffer(
         self,
         device: torch.device,
-        entries: list[tuple[Optimizer, Kept, dict[Any, Any]]],
+        entries: list[tuple[Optimizer, ParamState, dict[Any, Any]]],
         stepper: Optimizer | None,
     ) -> None:
         """One image for these states of some parameters; those that there are move in.
@@ -444,8 +448,8 @@ class HostedStates:
         weights = _without_shared(weights, sizes)
         handle = self._devices[device]
         named = _distinct(names)
-        home = Home(device, handle, self._config, named, sizes, self._observers, weights)
-        self._homes.append(home)
+        home = HostBuffer(device, handle, self._config, named, sizes, self._observers, weights)
+        self._buffers.append(home)
         share = None
         if stepper is not None:
             share = CpuShare(
@@ -461,18 +465,18 @@ class HostedStates:
         for optimizer, kept, likes in entries:
             kept.home, kept.share = home, share
             if stepper is None and self._masters.can_live(kept.parameter):
-                kept.master = State([Slot(home, *next(regions))], Recipe(looks[0]))
+                kept.master = State([BufferSlot(home, *next(regions))], Recipe(looks[0]))
             for key, like in likes.items():
-                slots = [Slot(home, *next(regions)) for _ in opened(like)]
+                slots = [BufferSlot(home, *next(regions)) for _ in opened(like)]
                 kept.states[key] = State(slots, Recipe(like))
             self._move_in([(optimizer, kept)])
             self._kept[_key(optimizer, kept.parameter)] = kept
-            self._bare.pop(_key(optimizer, kept.parameter), None)
+            self._stateless.pop(_key(optimizer, kept.parameter), None)
         self._close_unused()
         if share is not None:
             share.prepare()
 
-    def _weights_to_code_by(self, kept: Kept, likes: Mapping[Any, Any]) -> int:
+    def _weights_to_code_by(self, kept: ParamState, likes: Mapping[Any, Any]) -> int:
         """Where the weights are by which a master travels; 0: it travels whole. It does so where
         parts of whole units would be larger than the windows."""
         least = sum(map(_nbytes, likes.values())) + extent(kept.parameter)
@@ -482,14 +486,14 @@ class HostedStates:
                 return 0
         return self._masters.weights_to_code_by(kept.parameter)
 
-    def _is_astray(self, optimizer: Optimizer, kept: Kept) -> bool:
+    def _needs_move(self, optimizer: Optimizer, kept: ParamState) -> bool:
         """Whether a state is not the tensor over the image: other code has put it there."""
         state = optimizer.state.get(kept.parameter)
         if not state:
             return False
         return any(state.get(key, one.shown) is not one.shown for key, one in kept.states.items())
 
-    def _move_in(self, astray: Iterable[tuple[Optimizer, Kept]]) -> None:
+    def _move_in(self, astray: Iterable[tuple[Optimizer, ParamState]]) -> None:
         """States that are elsewhere are copied to the image, and the tensors over it take their
         place. Not while copies are under way."""
         moves = []
@@ -518,14 +522,14 @@ class HostedStates:
         for share in [one for one in self._shares if id(one.home) not in used]:
             share.close()
             self._shares.remove(share)
-        for home in [one for one in self._homes if id(one) not in used]:
+        for home in [one for one in self._buffers if id(one) not in used]:
             home.close()
-            self._homes.remove(home)
+            self._buffers.remove(home)
         states = [one for kept in self._kept.values() for one in kept.states.values()]
         self._image = {slot.storage_id for one in states for slot in one.slots} - {0}
         self._observers.hold(IMAGE, self.nbytes)
 
-    def _kept_of(self, optimizer: Optimizer) -> Iterator[Kept]:
+    def _kept_of(self, optimizer: Optimizer) -> Iterator[ParamState]:
         for _, parameter in parameters_of(optimizer):
             kept = self._kept.get(_key(optimizer, parameter))
             if kept is not None:
@@ -548,12 +552,12 @@ class HostedStates:
             self._loading.clear()  # of a load that failed
             mine = [one for one in self._kept_of(optimizer) if one.master is not None]
             self._masters.round_written(mine)
-            self._settle_in()
+            self._place_states()
             for share in self._shares:
                 if share.optimizer is not optimizer:
                     share.lend_none_of(optimizer)
             entries = list(entries_of(optimizer, self._kept))
-            self._masters.look_again()
+            self._masters.invalidate()
             self._masters.tell_weights(one.kept for one in entries if one.kept is not None)
             weight_of = self._masters.weight_of
             self._carry_out(
@@ -592,7 +596,7 @@ class HostedStates:
         with self._observers.phase("step"), self._moving:
             if self._broken is not None:
                 self._leave_masters()  # those that were used meanwhile
-                self._masters.look_again()
+                self._masters.invalidate()
                 left = [one.kept for one in self._broken.entries if not one.done]
                 self._masters.tell_weights(one for one in left if one is not None)
                 self._carry_out(self._broken)
@@ -601,7 +605,7 @@ class HostedStates:
     def _refuse(self) -> None:
         """StateError and others where no step is allowed."""
         self._may_step()
-        for home in self._homes:
+        for home in self._buffers:
             refuse_capture(home.device)
 
     def _carry_out(self, step: WindowedStep) -> None:
@@ -610,7 +614,7 @@ class HostedStates:
             self._broken = step
             step.run(self._observers)
             if step.has_made_states:
-                self._place_states()  # what no plan foresaw
+                self._place_what_there_is()  # what no plan foresaw
             self._leave_masters()
             self._broken = None
         except BaseException as why:
@@ -634,9 +638,9 @@ class HostedStates:
                     tensors += [slot.view for slot in one.slots]
                     if one.shown is not one.slots[0].view:
                         tensors.append(one.shown)
-            self._absence.put(_STATES, tensors)
+            self._offloaded.put(_STATES, tensors)
 
-    def come_in_early(self, optimizer: Optimizer) -> None:
+    def prefetch(self, optimizer: Optimizer) -> None:
         """Lets the first windows of the next step come in, if the device has memory for them.
 
         In the middle of another call it does nothing, and never waits: a backward pass calls it,
@@ -652,7 +656,7 @@ class HostedStates:
 
     def _come_in_early(self, optimizer: Optimizer) -> None:
         entries = self._last.get(id(optimizer))
-        if not entries or self._broken is not None or any(one.begun for one in self._homes):
+        if not entries or self._broken is not None or any(one.begun for one in self._buffers):
             return
         if any(one.kept is not None and one.kept.is_coded for one in entries):
             return  # whether the weights have moved, and copies to wait for, the step finds out
@@ -661,29 +665,29 @@ class HostedStates:
         again = [one.again(optimizer) for one in entries]
         step = WindowedStep(optimizer, Stepping(optimizer), again, self._names, weight_of)
         self._put_away()
-        step.come_in_early()
+        step.prefetch()
 
     # ---- in between -----------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits until the image has every byte; the windows' memory goes back to PyTorch.
 
         Any thread. CopyError and DeadlineError: nothing is lost, call again.
         """
         refuse_fork(self._process, "Controller")
         with self._moving:
-            self._settle()
+            self._wait()
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         if self._broken is not None:
             self._broken.finish_window()
         for share in self._shares:
-            share.settle()
-        for home in self._homes:
-            home.settle()
+            share.wait()
+        for home in self._buffers:
+            home.wait()
         self._masters.release()
         if self._is_away:
-            self._absence.lift(_STATES)
+            self._offloaded.lift(_STATES)
             self._is_away = False
 
     def before_load(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -722,19 +726,19 @@ class HostedStates:
                 }
             self._broken = None
             self._last.pop(id(optimizer), None)
-            self._settle_in()
+            self._place_states()
 
     # ---- figures and the end --------------------------------------------------------------------
 
     @property
     def sources(self) -> list[tuple[Callable[..., int], int]]:
         """What ``stats.gather`` takes its figures from."""
-        return [(lib.refit_offloader_stats, home.offloader._live) for home in self._homes]
+        return [(lib.refit_offloader_stats, home.offloader._live) for home in self._buffers]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all states on the host."""
-        return sum(home.nbytes for home in self._homes)
+        return sum(home.nbytes for home in self._buffers)
 
     def close(self) -> None:
         """Takes the states to the device, where PyTorch's own step finds them, and the hooks away.
@@ -742,7 +746,7 @@ class HostedStates:
         DeviceMemoryError: the device has no memory for them; nothing is lost, and it stays open.
         """
         with self._moving:
-            self._settle()
+            self._wait()
             self._masters.bring_back()
             for optimizer in self._optimizers:
                 for kept in self._kept_of(optimizer):
@@ -756,7 +760,7 @@ class HostedStates:
         said: list[str] = []
         with self._moving:
             try:
-                self._settle()
+                self._wait()
                 try:
                     self._masters.bring_back()
                 except (CorruptError, StateError) as why:
@@ -789,10 +793,10 @@ class HostedStates:
         for share in self._shares:
             share.close()
         self._shares.clear()
-        for home in self._homes:
-            if not self._masters.is_home_in_use(home):
+        for home in self._buffers:
+            if not self._masters.is_buffer_in_use(home):
                 home.close()
-        self._homes.clear()
+        self._buffers.clear()
         self._kept.clear()
         self._observers.hold(IMAGE, 0)
 
@@ -851,7 +855,7 @@ def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _move_out(optimizer: Optimizer, kept: Kept) -> None:
+def _move_out(optimizer: Optimizer, kept: ParamState) -> None:
     """The states of a parameter become tensors of PyTorch's own, on its device."""
     state = optimizer.state.get(kept.parameter) or {}
     device = local(kept.parameter).device
@@ -883,7 +887,7 @@ def _found_inf(optimizer: Optimizer) -> bool:
     return isinstance(found, torch.Tensor) and bool(found.any())
 
 
-def _can_leave(parameter: Any, habits: Habits) -> bool:
+def _can_leave(parameter: Any, habits: StateLayout) -> bool:
     """Whether the CPU can step a parameter. A part of one that is shared among ranks of a GPU is
     stepped there if the optimizer's arithmetic is not element by element."""
     plain = local(parameter)
@@ -1008,7 +1012,7 @@ class _Prefetch:
             states, optimizer = reference(), whose()
             if states is not None and optimizer is not None:
                 called.add(id(optimizer))
-                states.come_in_early(optimizer)
+                states.prefetch(optimizer)
 
         eager = cast(Any, torch.compiler).disable(begin)  # it is no part of a graph
         self._handles[id(optimizer)] = last, on_accumulation(last, eager)

@@ -14,7 +14,7 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.states.offloaded_tensor import call_untouched, kind_of, untouched
 from refit.states.storages import opened, why_tensor_stays
-from refit.step.host_buffer import Home
+from refit.step.host_buffer import HostBuffer
 from refit.step.probe import PART, is_dense, local
 from refit.step.window import UNIT, Part
 
@@ -48,14 +48,14 @@ def dense_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
 
 
-class Slot:
+class BufferSlot:
     """One plain tensor of a state: a region of the image, and how it looks.
 
     ``view`` is the tensor over the image. Over masters that are coded there is none: theirs has no
     memory.
     """
 
-    def __init__(self, home: Home, region: int, like: torch.Tensor) -> None:
+    def __init__(self, home: HostBuffer, region: int, like: torch.Tensor) -> None:
         self.region = region
         self.dtype = like.dtype
         self.shape = tuple(like.shape)
@@ -131,7 +131,7 @@ class Recipe:
 class State:
     """One state of a parameter. ``shown`` is the tensor over the image that the optimizer has."""
 
-    def __init__(self, slots: list[Slot], recipe: Recipe) -> None:
+    def __init__(self, slots: list[BufferSlot], recipe: Recipe) -> None:
         self.slots = slots
         self._recipe = recipe
         self.shown = self.over([slot.view for slot in slots])
@@ -180,7 +180,7 @@ class State:
         return inner if alike else None
 
 
-class Kept:
+class ParamState:
     """A parameter, those of its states that live on the host, and where."""
 
     def __init__(self, parameter: Any, name: str, elementwise: bool) -> None:
@@ -191,7 +191,7 @@ class Kept:
         self.states: dict[Any, State] = {}
         self.master: State | None = None
         """The place of the parameter itself, if it is a master that lives on the host, too."""
-        self.home: Home | None = None
+        self.home: HostBuffer | None = None
         self.share: Any = None
         """The ``CpuShare`` that steps it; None: it visits the device."""
         self.parted = False

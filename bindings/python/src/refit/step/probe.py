@@ -363,7 +363,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
+class StateLayout:
     """What was learned of an optimizer for one kind of parameters."""
 
     states: tuple[Foreseen, ...] | None
@@ -400,7 +400,7 @@ def _option(value: Any) -> Any:
     return value if isinstance(value, int | str | None) else id(value)
 
 
-def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> Habits:
+def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> StateLayout:
     """Steps a twin, and says what is seen. Changes neither the optimizer nor random numbers.
 
     A twin that cannot be stepped is given sparse gradients. ``allow_unverified``: an optimizer
@@ -421,7 +421,7 @@ def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> H
             if not kind.sparse and len(kind.ones) > 0 and _takes_sparse(optimizer, kind):
                 return learn(optimizer, kind._replace(sparse=True), allow_unverified)
             if allow_unverified:
-                return Habits(None, False)
+                return StateLayout(None, False)
             raise UnsupportedError(
                 f"a {type(optimizer).__name__} could not be tried on parameters of its own, so it "
                 "is unknown whether its step can be made for some parameters at a time "
@@ -439,7 +439,7 @@ def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> H
         elementwise = elementwise and _halves_agree(optimizer, kind)
         stays = together.stays()
         written = frozenset(together.written)
-        return Habits(together.foreseen(stays), elementwise, stays, written, first)
+        return StateLayout(together.foreseen(stays), elementwise, stays, written, first)
 
 
 def _tried(optimizer: Optimizer, kind: Kind) -> tuple["_Twin", "_Twin"]:

@@ -31,8 +31,8 @@ from refit.errors import DeviceMemoryError, RefitError
 from refit.observe.observers import Observers
 from refit.states.device_states import lacks_memory
 from refit.step.cpu_step import CpuShare
-from refit.step.host_buffer import Home
-from refit.step.layout import Kept, Slot, State
+from refit.step.host_buffer import HostBuffer
+from refit.step.layout import BufferSlot, ParamState, State
 from refit.step.probe import Stepping, can_be_parted, flat, is_many, local, part_of
 from refit.step.window import NEW, SAME_WINDOW, Part
 
@@ -74,7 +74,7 @@ class Entry:
         self,
         group: int,
         parameter: Any,
-        kept: Kept | None,
+        kept: ParamState | None,
         first: int = 0,
         count: int | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class Entry:
         return 0 if self.kept is None or self.kept.master is None else 1
 
     @property
-    def home(self) -> Home | None:
+    def home(self) -> HostBuffer | None:
         return None if self.kept is None else self.kept.home
 
     def again(self, optimizer: Optimizer) -> "Entry":
@@ -123,13 +123,13 @@ class Entry:
             pairs if all_come else [(key, one) for key, one in pairs if state.get(key) is one.shown]
         )
 
-    def look_again(self, optimizer: Optimizer) -> None:
+    def invalidate(self, optimizer: Optimizer) -> None:
         """Before the step goes on: states may have been changed. What is born stays so."""
         self.state = optimizer.state.get(self.parameter, {})
         if not self.unborn:
             self.look(self.state)
 
-    def place_of(self, slot: Slot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
+    def place_of(self, slot: BufferSlot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
         """Of what the entry uses of a slot: first byte, bytes, shape, strides."""
         if self.count is None:
             return 0, slot.nbytes, slot.shape, slot.stride
@@ -137,7 +137,7 @@ class Entry:
         return self.first * size, self.count * size, (self.count,), (1,)
 
 
-def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], Kept]) -> Iterator[Entry]:
+def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], ParamState]) -> Iterator[Entry]:
     """Every parameter that has a gradient, by group; first those whose states are there already,
     then those whose states this step makes."""
     born: list[Entry] = []
@@ -155,7 +155,9 @@ def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], Kept]) -> It
     yield from born
 
 
-def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, Any]) -> list[Entry]:
+def _parts(
+    group: int, parameter: Any, kept: ParamState | None, state: Mapping[Any, Any]
+) -> list[Entry]:
     entry = Entry(group, parameter, kept)
     entry.look(state)
     if kept is None or entry.share is not None or not (entry.moving or kept.master):
@@ -165,7 +167,7 @@ def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, An
     whole = [entry]
     if not kept.elementwise or len(entry.moving) < len(kept.states):
         return whole
-    window_bytes = cast(Home, kept.home).window_bytes
+    window_bytes = cast(HostBuffer, kept.home).window_bytes
     if kept.nbytes <= window_bytes:
         kept.parted = False
         return whole
@@ -194,7 +196,7 @@ def _parts(group: int, parameter: Any, kept: Kept | None, state: Mapping[Any, An
 class _InUse:
     """The window that is being stepped."""
 
-    home: Home | None
+    home: HostBuffer | None
     entries: list[Entry]
     parts: list[list[int]]
     """Of each entry the numbers of its parts in the list of the step."""
@@ -220,7 +222,7 @@ class WindowedStep:
         stepping: Stepping,
         entries: list[Entry],
         names: Callable[[], Mapping[int, str]],
-        weight_of: Callable[[Kept], torch.Tensor],
+        weight_of: Callable[[ParamState], torch.Tensor],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
@@ -251,10 +253,10 @@ class WindowedStep:
 
     # ---- the way through ------------------------------------------------------------------------
 
-    def come_in_early(self) -> None:
+    def prefetch(self) -> None:
         """Starts the copies of the first windows, if the device has memory for them and for the
         gradients that are still to come. What ``Home.begin`` raises: nothing has started."""
-        for home, entries in self._by_home().items():
+        for home, entries in self._by_buffer().items():
             if home is not None:
                 parts, _ = self._parts(entries)
                 to_come = [one.parameter for one in entries if one.parameter.grad is None]
@@ -288,12 +290,12 @@ class WindowedStep:
     def _look_again(self) -> None:
         for one in self.entries:
             if not one.done:
-                one.look_again(self.optimizer)
+                one.invalidate(self.optimizer)
 
     def _step_all(self, observers: Observers, most: int | None) -> None:
         """Steps what is left: all of it with copies under way meanwhile, or ``most`` at a time,
         with nothing in the windows' memory in between."""
-        left = self._by_home()
+        left = self._by_buffer()
         shares = _by_share(left.get(None, []))
         unscale = _unscale(self.optimizer)
         named = {
@@ -315,10 +317,10 @@ class WindowedStep:
             for home, entries in left.items():
                 for some in _batches(entries, most):
                     self._visit(home, some, *self._parts(some), observers)
-                    home.settle()
+                    home.wait()
         for share, entries in shares.items():
             self._step_on_cpu(share, entries, named[share], most, observers)
-        for home in self._homes():
+        for home in self._buffers():
             home.end()
         for share in _by_share(self.entries):
             share.join()
@@ -356,8 +358,8 @@ class WindowedStep:
         if len(self._torn) > torn or not tried:
             raise why
         traceback.clear_frames(why.__traceback__)  # they hold the states that it has made
-        for home in self._homes():
-            home.settle()
+        for home in self._buffers():
+            home.wait()
         self._look_again()
         if most != 1:
             return max(1, len(tried) // 2)
@@ -382,10 +384,10 @@ class WindowedStep:
             for one in new:
                 state[one] = state.pop(one)
 
-    def _homes(self) -> list[Home]:
+    def _buffers(self) -> list[HostBuffer]:
         return list({id(one.home): one.home for one in self.entries if one.home}.values())
 
-    def _by_home(self) -> dict[Any, list[Entry]]:
+    def _by_buffer(self) -> dict[Any, list[Entry]]:
         """What is left, by home; what has none under None."""
         found: dict[Any, list[Entry]] = {}
         for one in self.entries:
@@ -395,7 +397,7 @@ class WindowedStep:
 
     def _visit(
         self,
-        home: Home,
+        home: HostBuffer,
         entries: list[Entry],
         parts: list[Part],
         numbers: list[list[int]],
@@ -449,14 +451,14 @@ class WindowedStep:
 
     def _window(
         self,
-        home: Home | None,
+        home: HostBuffer | None,
         entries: list[Entry],
         numbers: list[list[int]],
         places: Mapping[int, int],
     ) -> None:
         self._tried = entries
         masters = {
-            at: self._master(cast(Home, home), one, places[numbers[at][0]])
+            at: self._master(cast(HostBuffer, home), one, places[numbers[at][0]])
             for at, one in enumerate(entries)
             if one.lead
         }
@@ -499,13 +501,13 @@ class WindowedStep:
             return entry.parameter
         return part_of(entry.parameter, entry.first, entry.count)
 
-    def _master(self, home: Home, entry: Entry, place: int) -> torch.Tensor:
-        slot = cast(State, cast(Kept, entry.kept).master).slots[0]
+    def _master(self, home: HostBuffer, entry: Entry, place: int) -> torch.Tensor:
+        slot = cast(State, cast(ParamState, entry.kept).master).slots[0]
         _, _, shape, stride = entry.place_of(slot)
         return home.tensor(place, slot.region, slot.dtype, shape, stride)
 
     def _given(
-        self, home: Home | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
+        self, home: HostBuffer | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
     ) -> dict[Any, Any]:
         """The state that the code is given: what stays, and tensors over the window's memory."""
         if entry.count is None:
@@ -596,7 +598,7 @@ class WindowedStep:
                 part = next(numbers)
                 new = None if inner is None else inner[number]
                 if entry.unborn:
-                    cast(Home, use.home).place(part, _as_born(new, slot, shape, stride, use))
+                    cast(HostBuffer, use.home).place(part, _as_born(new, slot, shape, stride, use))
                 elif new is not None and held is not None:
                     _write(held[number], new)
             if inner is not None:
@@ -629,7 +631,7 @@ class WindowedStep:
     def _round(self, entry: Entry, master: torch.Tensor, stepped: torch.Tensor) -> None:
         """Rounds the weights from a master, as its framework does, before it leaves."""
         _write(master, stepped)  # of an optimizer that gives a parameter other memory
-        weight = self._weight_of(cast(Kept, entry.kept))
+        weight = self._weight_of(cast(ParamState, entry.kept))
         count = weight.numel() if entry.count is None else entry.count
         with interrupts_held(), torch.no_grad():
             weight.narrow(0, entry.first, count).copy_(master.detach().view(-1))
@@ -657,7 +659,7 @@ class WindowedStep:
                         if version is None or tensor._version != version:
                             tensor.copy_(value)
                 self._in_use = None
-            for home in self._homes():
+            for home in self._buffers():
                 home.end()
         except RefitError:
             return True  # what failed is tried again by the next call
@@ -757,14 +759,14 @@ def _plain_of(one: State, entry: Entry, value: Any) -> list[torch.Tensor] | None
 
 def _as_born(
     made: torch.Tensor | None,
-    slot: Slot,
+    slot: BufferSlot,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     use: _InUse,
 ) -> torch.Tensor:
     """The bytes of a state that was born, as they are to lie in the image. Of one that the code
     has not made, or not so, any bytes: the optimizer does not get them."""
-    device = cast(Home, use.home).device
+    device = cast(HostBuffer, use.home).device
     if made is not None and made.device == device and made.stride() == stride:
         return made.detach()
     fresh = torch.empty_strided(shape, stride, dtype=slot.dtype, device=device)

@@ -85,7 +85,7 @@ class Bound:
             )
         return target
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Waits for what PyTorch has queued on the GPUs that the tensors are on."""
         torch = sys.modules.get("torch")
         for number in self._devices:

@@ -188,7 +188,7 @@ class Update(Handle):
             self._failed = True
             views = {view.name: view for view in self.views()}
             plan = load.check(views, bound.as_bound(views), strict=strict, cast=bound.cast)
-            bound.settle()
+            bound.wait()
             call(lib.refit_update_apply, pointer, ctypes.byref(ctypes.c_uint32()))
             self._failed = False
             return plan.left_out
@@ -209,7 +209,7 @@ class Update(Handle):
             pointer = self._live
             self._check_undecided()
             self._check_applied()
-            self._settle()
+            self._wait()
             self._decided = True
             try:
                 call(lib.refit_update_accept, pointer)
@@ -246,7 +246,7 @@ class Update(Handle):
     def _close(self, pointer: int) -> None:
         """Views end. An undecided update is refused, with nothing held."""
         try:
-            self._settle()
+            self._wait()
         finally:
             self._end(pointer)
             self._call_back()
@@ -263,7 +263,7 @@ class Update(Handle):
         except StateError:
             return
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         """Work on a GPU that reads the trainer's memory there must be done before it may go."""
         if self._cuda >= 0 and self._lent:
             import torch
