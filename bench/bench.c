@@ -227,7 +227,7 @@ const cli_command cli_bench = {
              "  --density SHARE  of what changes: broadcast (all), link (0.01)\n"
              "  --workers N,N    broadcast: to so many workers\n"
              "  --from A --to B  delta: two safetensors files instead of made-up updates\n"
-             "  --rounds N       counted rounds, behind some that are not (5 to 15)\n"
+             "  --rounds N       counted rounds, after some that are not (5 to 15)\n"
              "  --config FILE, --set KEY=VALUE  options\n",
     .run = run,
 };

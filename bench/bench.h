@@ -78,7 +78,7 @@ void bench_machine(json_t *object);
 /* The device that was measured, unless it is the host: its spec, name and driver. */
 void bench_device(json_t *object, const bench_options *options, refit_device *device);
 
-/* Moves the members of `more` behind those of `object`. */
+/* Moves the members of `more` after those of `object`. */
 void bench_extend(json_t *object, json_t *more);
 
 /* One object on one line, or its members as a table of two columns. Takes `object`. */

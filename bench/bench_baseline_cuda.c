@@ -38,7 +38,7 @@ typedef enum memory_kind {
     NO_MEMORY, /* it takes what it needs */
     GIVEN,     /* refit's tensors */
     ALLOCATED, /* an allocation each */
-    MAPPED,    /* an address that stays, and memory behind it, each */
+    MAPPED,    /* an address that stays, and memory mapped to it, each */
 } memory_kind;
 
 typedef struct gpu_way {

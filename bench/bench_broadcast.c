@@ -141,7 +141,7 @@ static refit_status row_open(const scene *in, row *it, refit_error *error)
     refit_config config = in->options->config;
     config.broadcast_shm = it->tcp ? REFIT_SHM_OFF : REFIT_SHM_REQUIRE;
     if (in->versions.density <= 0) config.broadcast_delta = REFIT_DELTA_NEVER;
-    config.broadcast_insecure = 1; /* made-up weights are no secret */
+    config.broadcast_insecure = 1; /* made-up weights are not a secret */
     BENCH_TRY(refit_publisher_open(it->tcp ? "tcp://127.0.0.1:0" : "user://*", &config,
                                    &it->publisher, error));
     BENCH_TRY(bench_declare(it->publisher, in->versions.bytes, error));

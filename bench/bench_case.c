@@ -97,26 +97,26 @@ refit_status bench_case_check(const bench_case *it, refit_error *error)
 /* ---- where they lie ---- */
 
 /* Tensors that lie apart: as much again is between them, in pieces of every size. */
-static uint64_t gap_behind(const bench_list *list, uint32_t at)
+static uint64_t gap_after(const bench_list *list, uint32_t at)
 {
     uint64_t bytes = list->all[list->count - 1 - at].bytes;
     return (bytes + 511) / 512 * 512;
 }
 
-static uint64_t place_behind(const bench_list *list, uint32_t at)
+static uint64_t place_after(const bench_list *list, uint32_t at)
 {
-    return (list->all[at].bytes + 511) / 512 * 512 + gap_behind(list, at);
+    return (list->all[at].bytes + 511) / 512 * 512 + gap_after(list, at);
 }
 
 static refit_status take_block(bench_case *it, refit_error *error)
 {
     for (uint32_t i = 0; i < it->list->count; i++)
-        it->block_bytes += place_behind(it->list, i);
+        it->block_bytes += place_after(it->list, i);
     BENCH_TRY(refit_memory_alloc(it->device, it->block_bytes, &it->block, error));
     char *place = it->block;
     for (uint32_t i = 0; i < it->list->count; i++) {
         it->memory[i] = place;
-        place += place_behind(it->list, i);
+        place += place_after(it->list, i);
     }
     return REFIT_OK;
 }

@@ -42,7 +42,7 @@ bool bench_cuda_wait(bench_cuda *cuda);
 bool bench_cuda_wait_device(bench_cuda *cuda);
 void *bench_cuda_stream(const bench_cuda *cuda);
 
-/* Addresses, and memory behind them, for one allocation at a time: `bytes` is a multiple of the
+/* Addresses, and memory mapped to them, for one allocation at a time: `bytes` is a multiple of the
  * granule wherever it is asked for. */
 uint64_t bench_cuda_granule(const bench_cuda *cuda);
 void *bench_cuda_reserve(bench_cuda *cuda, uint64_t bytes);

@@ -22,7 +22,7 @@ typedef struct handover {
     refit_publisher *publisher;
     bench_cuda *cuda;
     bench_workers workers;
-    char *weights;       /* all tensors, one behind the other, on the device */
+    char *weights;       /* all tensors, one after the other, on the device */
     char *copied;        /* what the copy is made to, on the device */
     refit_weight *calls; /* what is written of each tensor */
     bench_series staged;

@@ -4,7 +4,7 @@
  *
  * The caller makes the link (tests/system/bench_link.sh holds one to a rate): the publisher binds
  * an address of one end, and the worker runs at the other. Each way has a publisher and a worker of
- * its own; in each round all of them publish the same version, one after the other, and behind them
+ * its own; in each round all of them publish the same version, one after the other, and after them
  * a raw ZeroMQ socket sends as many bytes, which is what the link can carry. `seconds` runs from
  * begin until the publisher's commit has returned, `staged_seconds` until the worker has staged the
  * version. `cold_seconds` is the first version, which travels whole in every way.
@@ -135,7 +135,7 @@ static refit_status case_config(const link_state *it, int which, refit_config *c
 {
     *config = it->options->config;
     config->broadcast_shm = REFIT_SHM_OFF;
-    config->broadcast_insecure = 1; /* made-up weights are no secret */
+    config->broadcast_insecure = 1; /* made-up weights are not a secret */
     if (ways[which % WAYS].whole) config->broadcast_delta = REFIT_DELTA_NEVER;
     config->broadcast_compress =
         ways[which % WAYS].compressed ? REFIT_COMPRESS_ZSTD : REFIT_COMPRESS_NONE;

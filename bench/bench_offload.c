@@ -22,11 +22,11 @@
 enum { ROUNDS = 9 };
 static const uint64_t host_bytes = UINT64_C(2000000000);
 
-/* ---- What of the restore shows behind a training step that is twice as long ---- */
+/* ---- What of the restore shows after a training step that is twice as long ---- */
 
 /*
- * Behind a pause: the CPU is idle meanwhile; blocked is the time for which refit's calls held the
- * caller. Behind work (a GPU only): the caller's stream is busy writing device memory all the
+ * After a pause: the CPU is idle meanwhile; blocked is the time for which refit's calls held the
+ * caller. After work (a GPU only): the caller's stream is busy writing device memory all the
  * while, and joins the restore at its end; blocked is by how much that made it later. The work is a
  * row of writes to a scratch buffer, whose number is found by timing a few. Both begin and end with
  * the tensors on the device; `back` is the time of a restore by itself.
@@ -34,7 +34,7 @@ static const uint64_t host_bytes = UINT64_C(2000000000);
 enum { LONGER = 2, TRIAL = 8 };
 static const uint64_t scratch_most = UINT64_C(1) << 30;
 
-static refit_status behind_pause(bench_case *it, double back, double *blocked, refit_error *error)
+static refit_status after_pause(bench_case *it, double back, double *blocked, refit_error *error)
 {
     double step = LONGER * back;
     struct timespec pause = {.tv_sec = (time_t)step,
@@ -71,7 +71,7 @@ static double alone(const work *on, uint32_t writes)
     return bench_now() - start;
 }
 
-/* Seconds of a step with a restore behind it; negative: the driver refused. */
+/* Seconds of a step with a restore after it; negative: the driver refused. */
 static refit_status together(bench_case *it, const work *on, uint32_t writes, double *seconds,
                              refit_error *error)
 {
@@ -103,8 +103,8 @@ static refit_status compare(bench_case *it, const work *on, double back, double 
     return REFIT_OK;
 }
 
-static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, double *blocked,
-                                refit_error *error)
+static refit_status after_work(bench_case *it, bench_cuda *cuda, double back, double *blocked,
+                               refit_error *error)
 {
     work on = {.cuda = cuda};
     on.bytes = it->list->bytes < scratch_most ? it->list->bytes : scratch_most;
@@ -121,8 +121,8 @@ static refit_status behind_work(bench_case *it, bench_cuda *cuda, double back, d
 
 typedef struct result {
     bench_times times;
-    bench_series blocked; /* behind a pause */
-    bench_series busy;    /* behind work; empty on the host */
+    bench_series blocked; /* after a pause */
+    bench_series busy;    /* after work; empty on the host */
     uint64_t allocations;
     refit_stats stats;
 } result;
@@ -137,10 +137,10 @@ static refit_status run_round(bench_case *ours, bench_baselines *baselines, uint
     bench_baselines_round(baselines, round);
     if (round == 0) return REFIT_OK;
     double blocked, back = out->times.back.seconds[out->times.back.count - 1];
-    BENCH_TRY(behind_pause(ours, back, &blocked, error));
+    BENCH_TRY(after_pause(ours, back, &blocked, error));
     bench_add(&out->blocked, round, blocked);
     if (baselines->cuda == NULL) return REFIT_OK;
-    BENCH_TRY(behind_work(ours, baselines->cuda, back, &blocked, error));
+    BENCH_TRY(after_work(ours, baselines->cuda, back, &blocked, error));
     bench_add(&out->busy, round, blocked);
     return REFIT_OK;
 }

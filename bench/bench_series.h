@@ -2,7 +2,7 @@
  * bench_series: the seconds of one case, round by round, and the figures made from them.
  *
  * refit.bench.series of the Python package has the same definitions; tests/bench/series.json holds
- * samples and figures that both must give. Where the samples come from is unknown here.
+ * samples and figures that both must give. Independent of where the samples come from.
  */
 #ifndef BENCH_SERIES_H
 #define BENCH_SERIES_H

@@ -40,7 +40,7 @@ uint32_t bench_versions_round(uint32_t version);
 /* The figures of one version. */
 typedef struct bench_version_figures {
     double seconds;      /* of the publisher, from begin until commit returned */
-    refit_stats stats;   /* of the publisher, behind it */
+    refit_stats stats;   /* of the publisher, after it */
     uint64_t sent_bytes; /* payload of this version, through sockets, to all workers */
 } bench_version_figures;
 

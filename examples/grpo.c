@@ -3,7 +3,7 @@
  *
  * One trainer process and several rollout workers learn to add two digits. The device is too small
  * for the trainer's states and the inference engine's cache at once, so every cycle clears the
- * states away, publishes the weights, rolls out, and brings the states back behind the next
+ * states away, publishes the weights, rolls out, and brings the states back during the next
  * backward pass:
  *
  *     clear      states off the device            refit_controller_offload
@@ -17,7 +17,7 @@
  *     step
  *
  * With --window the optimizer's states live on the host instead, and visit the device during the
- * step alone, a few KiB at a time (refit/advanced/window.h); the first of them come in behind the
+ * step alone, a few KiB at a time (refit/advanced/window.h); the first of them come in during the
  * backward pass.
  *
  * The first half is what to copy: the states, the loop (run_cycle) and the worker (worker_run). The
@@ -838,7 +838,7 @@ typedef struct run_result {
     uint32_t cycles;
     float *rewards;    /* per cycle */
     float *losses;     /* per cycle */
-    float *states;     /* master, exp_avg, exp_avg_sq, one behind the other */
+    float *states;     /* master, exp_avg, exp_avg_sq, one after the other */
     uint16_t *weights; /* bf16 */
     double seconds;
 } run_result;

@@ -10,7 +10,7 @@ parameters, is made here; nothing is downloaded. In each cycle
 
     refit      the optimizer's states leave the device, and the engine switches to the new weights
     generate   vLLM samples answers, and says how likely each token was
-    restore    the states come back behind the forward and the backward pass
+    restore    the states come back during the forward and the backward pass
     step       GRPO, with the engine's likelihoods as those of the policy that sampled
 
 If trainer and engine hold the same weights, the trainer finds each answer as likely as the engine

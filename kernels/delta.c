@@ -52,7 +52,7 @@ uint32_t rft_delta_count(rft_delta_shape shape, const void *before, const void *
 }
 
 /* LOW and HIGH are never longer together than a bit an element, but for their last bytes. The
- * planes behind them are first written with room between them. */
+ * planes after them are first written with room between them. */
 size_t rft_delta_bound(rft_delta_shape shape)
 {
     return shape.elements / 8 +

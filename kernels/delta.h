@@ -2,7 +2,7 @@
  * delta: what changed in a block of elements, as few bytes, exactly.
  *
  * A block is up to 65,536 elements of 1, 2, 4 or 8 bytes, compared as bits: NaN and −0 are values
- * like any other. Of N elements n changed. The coded bytes are planes, one behind the other, each
+ * like any other. Of N elements n changed. The coded bytes are planes, one after the other, each
  * of whole bytes, little-endian whatever the CPU, its unused last bits 0:
  *
  *     LOW      the low l bits of each changed element's position

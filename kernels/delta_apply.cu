@@ -49,7 +49,7 @@ RFT_GPU_PART uint32_t delta_position(const delta_planes *planes, uint32_t bit, u
     return (bit - rank) << low | delta_get(planes->at[RFT_DELTA_LOW], rank * low, low);
 }
 
-/* The element lies in the block and behind the one before it, which shares its high part if its bit
+/* The element lies in the block and after the one before it, which shares its high part if its bit
  * stands right before. */
 RFT_GPU_PART bool delta_is_placed(const rft_delta_job *job, const delta_planes *planes,
                                   const delta_shared *shared, uint32_t bit, uint32_t rank)

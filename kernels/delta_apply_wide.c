@@ -19,7 +19,7 @@ typedef struct decoder {
     unsigned char bytes[2 * RFT_DELTA_ROOM + 16]; /* of a plane */
 } decoder;
 
-/* The bytes in which the next `count` elements have `bits` bits each, and zeros behind them. */
+/* The bytes in which the next `count` elements have `bits` bits each, and zeros after them. */
 static const unsigned char *fetch(decoder *d, rft_delta_plane plane, uint32_t bits, uint32_t count)
 {
     size_t at = (size_t)d->from->done * bits / 8, bytes = ((size_t)count * bits + 7) / 8;
@@ -54,7 +54,7 @@ RFT_DELTA_TARGET static bool get_high(decoder *d, uint32_t count)
     return true;
 }
 
-/* Each place lies behind the one before it. */
+/* Each place lies after the one before it. */
 RFT_DELTA_TARGET static bool is_rising(const uint16_t *place, uint32_t count)
 {
     rft_delta_lanes falls = rft_delta_zero16();

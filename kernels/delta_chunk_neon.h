@@ -13,7 +13,7 @@ typedef uint16x8x2_t rft_delta_lanes;
 
 /* Writes `base` plus the place of each set bit; returns how many there are. It writes `step` at a
  * time, at least once: where most words have about as many, no branch is hard to foresee. What it
- * writes behind the last means nothing; the highest bit is set so that there always is one. */
+ * writes after the last means nothing; the highest bit is set so that there always is one. */
 static RFT_DELTA_INLINE uint32_t rft_delta_places(uint64_t word, uint32_t base, uint16_t *to,
                                                   uint32_t step)
 {
@@ -28,7 +28,7 @@ static RFT_DELTA_INLINE uint32_t rft_delta_places(uint64_t word, uint32_t base, 
     return count;
 }
 
-/* The low `bits`, at most 15, of four elements, one behind the other, and back: first in pairs. */
+/* The low `bits`, at most 15, of four elements, one after the other, and back: first in pairs. */
 static RFT_DELTA_INLINE uint64_t rft_delta_pack4(uint64_t four, uint32_t bits)
 {
     const uint64_t even = UINT64_C(0x0000FFFF0000FFFF);

@@ -25,7 +25,7 @@ RFT_DELTA_TARGET static RFT_DELTA_INLINE uint32_t rft_delta_places(uint64_t word
     return count;
 }
 
-/* The low `bits` of four elements, one behind the other, and back. */
+/* The low `bits` of four elements, one after the other, and back. */
 RFT_DELTA_TARGET static RFT_DELTA_INLINE uint64_t rft_delta_pack4(uint64_t four, uint32_t bits)
 {
     return _pext_u64(four, rft_delta_four(bits));

@@ -62,7 +62,7 @@ RFT_DELTA_TARGET static void put_high(encoder *e, uint32_t count)
     }
 }
 
-/* Gathers what the elements were and are; the lanes behind the last are 0. */
+/* Gathers what the elements were and are; the lanes after the last are 0. */
 RFT_DELTA_TARGET static void get_halves(encoder *e, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {

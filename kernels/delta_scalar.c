@@ -135,7 +135,7 @@ static bool get_half(rft_delta_reader *from, unsigned char *element)
     return true;
 }
 
-/* The element whose bit of HIGH is `bit`, which lies at `least` or behind. */
+/* The element whose bit of HIGH is `bit`, which lies at `least` or after. */
 static bool get_element(rft_delta_reader *from, uint32_t bit, unsigned char *block, uint32_t *least)
 {
     uint32_t low = from->low_bits, rank = low == 0 ? 0 : from->done, width = from->shape.width;

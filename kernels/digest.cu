@@ -5,7 +5,7 @@
  *
  * Data on a boundary of 8 bytes is read by pairs of words, with one word before them where the
  * first pair would lie across a boundary of 16. Words anywhere else are put together from the two
- * that they lie across; the last one byte by byte, so that nothing behind the data is read.
+ * that they lie across; the last one byte by byte, so that nothing after the data is read.
  *
  * What is read can be copied on the way, to a boundary of 8 bytes: by pairs where both ends agree
  * modulo 16, else by words. `to` is NULL where it is not.

@@ -97,7 +97,7 @@ RFT_GPU_PART uint32_t master_count(const master_block *block, uint32_t i)
     return left < 4 ? left : 4;
 }
 
-/* Remainders of elements that are not there fall on nothing behind them: a unit's remainders end on
+/* Remainders of elements that are not there fall on nothing after them: a unit's remainders end on
  * a boundary of 16, and inside a unit blocks have no such elements. */
 RFT_GPU_PART void master_store_low(const master_block *block, uint32_t i, uint32_t count,
                                    uint64_t word)

@@ -9,8 +9,8 @@
  *
  * Rounding to nearest adds one to the upper half where the lower one is above the middle, so that
  * rebuild(w, low(m)) is m. Where it is not, the element is an *exception*: half of those that lie
- * in the middle (0x8000), NaNs, and every weight that is no rounding of its master. What is written
- * is exact for every pattern of bits, whatever the weights are.
+ * in the middle (0x8000), NaNs, and every weight that is not a rounding of its master. What is
+ * written is exact for every pattern of bits, whatever the weights are.
  *
  * Masters are coded in units of 64 blocks of 4096 elements; only the last unit of a call may be
  * shorter. All parts of a unit lie at multiples of 16 bytes, and all units of a call have the same

@@ -63,7 +63,7 @@ RFT_MASTER_RULE uint32_t rft_master_blocks(uint32_t elements)
     return (elements + RFT_MASTER_BLOCK - 1) / RFT_MASTER_BLOCK;
 }
 
-/* The remainders of a unit, with what is behind them. */
+/* The remainders of a unit, with what is after them. */
 RFT_MASTER_RULE uint32_t rft_master_low_bytes(uint32_t elements)
 {
     return (2 * elements + 15) / 16 * 16;

@@ -46,7 +46,7 @@
  *
  * Gradients and parameters of 16 bits are widened, which is exact, and the arithmetic is that of
  * fp32. Weights become the rounding of the new value: to nearest even, NaN 0x7FFF (kernels/cast.h,
- * kernels/floats.h). So weights with a master are what `weights.copy_(master)` gives behind a step
+ * kernels/floats.h). So weights with a master are what `weights.copy_(master)` gives after a step
  * of torch.optim on the masters; weights alone are what stepping `weights.float()` and copying back
  * gives. torch.optim on 16-bit parameters itself, which keeps states of 16 bits and rounds each op
  * to them, is not meant; nor is grad.mul_() on a gradient of 16 bits, which rounds the product to

@@ -11,7 +11,7 @@
  *     from_bf16 from_fp16            of 2 * LANES bytes
  *     to_bf16 to_fp16                as kernels/cast.h and kernels/floats.h round; `streams`: round
  * the caches, to a multiple of 2 * LANES join split                     weights and remainders
- *     fence                          behind streaming
+ *     fence                          after streaming
  *
  * It has no guard, since it is included once for each width.
  */

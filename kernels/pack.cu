@@ -5,7 +5,7 @@
  * from host memory, into shared memory, and counts the chunks of every entry. Their warps then take
  * chunks in turn, so that short and long entries give every warp the same work. A chunk whose two
  * ends agree modulo 16 is moved by vectors; any other is written by vectors that are put together
- * from words. What is left at both ends goes byte by byte. Nothing behind an entry is read.
+ * from words. What is left at both ends goes byte by byte. Nothing after an entry is read.
  */
 #include "kernels/gpu.h"
 #include "kernels/pack.h"
@@ -52,7 +52,7 @@ RFT_GPU_PART uint4 pack_funnel(const unsigned *words, unsigned shift)
 }
 
 /* Likewise where the source lies anywhere. It is read in whole words: the first may begin before
- * it, and up to 4 bytes behind it are read. */
+ * it, and up to 4 bytes after it are read. */
 RFT_GPU_PART void pack_funnels(uint4 *to, const unsigned char *from, unsigned count, unsigned lane)
 {
     unsigned aside = (unsigned)((uintptr_t)from % 4);
@@ -67,7 +67,7 @@ RFT_GPU_PART void pack_funnels(uint4 *to, const unsigned char *from, unsigned co
     if (i < count) __stcs(to + i, pack_funnel(words + 4 * i, 8 * aside));
 }
 
-/* By a whole warp. A funnelled body keeps off the end by what it reads behind itself. */
+/* By a whole warp. A funnelled body keeps off the end by what it reads after itself. */
 RFT_GPU_PART void pack_chunk(unsigned char *to, const unsigned char *from, unsigned bytes,
                              unsigned lane)
 {

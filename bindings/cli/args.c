@@ -11,15 +11,15 @@
 
 #include "cli.h"
 
-static int take_value(cli_args *args, const cli_flag *flag, const char *behind, const char **value)
+static int take_value(cli_args *args, const cli_flag *flag, const char *after, const char **value)
 {
     if (!flag->takes_value) {
-        if (*behind == '\0') return 0;
+        if (*after == '\0') return 0;
         (void)cli_complain(CLI_USAGE, "%s takes no value", flag->name);
         return CLI_ARGS_WRONG;
     }
-    if (*behind == '=') {
-        *value = behind + 1;
+    if (*after == '=') {
+        *value = after + 1;
     } else if (args->at < args->count) {
         *value = args->values[args->at++];
     } else {

@@ -19,12 +19,12 @@ typedef struct cli_args {
     int count;
     char **values;
     int at;
-    bool words_only; /* behind "--" */
+    bool words_only; /* after "--" */
 } cli_args;
 
 enum {
     CLI_ARGS_END = -1,
-    CLI_ARGS_WORD = -2,  /* `value` is an argument that is no flag */
+    CLI_ARGS_WORD = -2,  /* `value` is an argument that is not a flag */
     CLI_ARGS_WRONG = -3, /* the complaint has been printed */
 };
 

@@ -17,7 +17,7 @@ typedef enum cli_status {
     CLI_SIGNAL = 128, /* and the signal's number */
 } cli_status;
 
-/* `arguments` are those behind the command's name. */
+/* `arguments` are those after the command's name. */
 typedef struct cli_command {
     const char *name;
     const char *summary; /* one line of `refit --help` */
@@ -28,7 +28,7 @@ typedef struct cli_command {
 extern const cli_command cli_publish, cli_subscribe, cli_materialize, cli_inspect, cli_keygen,
     cli_config, cli_bench, cli_version;
 
-/* One line on stderr, "refit: ...", whose control characters, and bytes that are no UTF-8, are
+/* One line on stderr, "refit: ...", whose control characters, and bytes that are not UTF-8, are
  * shown as '?'; returns `status`. */
 int cli_complain(int status, const char *format, ...) REFIT_PRINTF(2, 3);
 

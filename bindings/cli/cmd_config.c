@@ -43,7 +43,7 @@ static void print_value(const refit_option *option, const char *value)
     (void)putchar('"');
 }
 
-/* Prints `text`, broken at spaces, each line behind `prefix`, none longer than `columns` bytes
+/* Prints `text`, broken at spaces, each line after `prefix`, none longer than `columns` bytes
  * unless one word is. */
 static void print_wrapped(const char *prefix, const char *text, size_t columns)
 {

@@ -243,7 +243,7 @@ static uint32_t prune(const subscribe_job *job)
 }
 
 /* The text between a folder, as it was given, and a name in it. */
-static const char *slash_behind(const char *folder)
+static const char *slash_after(const char *folder)
 {
     const size_t length = strlen(folder);
     return length > 0 && folder[length - 1] == '/' ? "" : "/";
@@ -254,7 +254,7 @@ static void report_archived(const subscribe_job *job, const version_files *files
 {
     char size[CLI_SIZE_TEXT], kept[CLI_SIZE_TEXT];
     (void)printf("version %" PRIu64 ": %s%s%s, %u tensors, %s as %s", files->source.number,
-                 job->archive, slash_behind(job->archive), info->name, files->source.count,
+                 job->archive, slash_after(job->archive), info->name, files->source.count,
                  cli_size_text(files->bytes, size), cli_size_text(info->file_bytes, kept));
     (void)fputs(info->base == 0 ? ", anchor" : ", delta", stdout);
     if (removed > 0) (void)printf("; %u old file%s removed", removed, removed == 1 ? "" : "s");
@@ -268,7 +268,7 @@ static int report_version(const subscribe_job *job, const version_files *files,
     const uint64_t version = files->source.number;
     if (job->dir != NULL) {
         (void)printf("version %" PRIu64 ": %s%s%" PRIu64 ".safetensors, %u tensors, %s\n", version,
-                     job->dir, slash_behind(job->dir), version, files->source.count,
+                     job->dir, slash_after(job->dir), version, files->source.count,
                      cli_size_text(files->bytes, size));
     }
     if (job->kept_in != NULL) report_archived(job, files, info, prune(job));

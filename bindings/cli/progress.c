@@ -1,6 +1,6 @@
 /*
  * The progress line: drawn on stderr with a carriage return, at most ten times a second, cleared
- * before anything else is printed, and not at all if stderr is no terminal. No colours.
+ * before anything else is printed, and not at all if stderr is not a terminal. No colours.
  */
 #include "progress.h"
 

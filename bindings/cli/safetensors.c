@@ -154,7 +154,7 @@ static int by_offset(const void *left, const void *right)
     return a->place < b->place ? -1 : a->place > b->place;
 }
 
-/* No overlap, no hole, nothing behind the last one. */
+/* No overlap, no hole, nothing after the last one. */
 static refit_status check_layout(const header_entry *entries, uint32_t count, uint64_t data_bytes,
                                  refit_error *error)
 {

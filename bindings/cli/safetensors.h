@@ -3,7 +3,7 @@
  *
  *     8 bytes   length of the header, little-endian
  *     header    JSON: {"name": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, ...}
- *     data      the tensors' bytes, one behind the other, no hole and no overlap
+ *     data      the tensors' bytes, one after the other, no hole and no overlap
  *
  * The optional "__metadata__" of a header is checked and then left out: a refit version is its
  * tensors. The values are never looked at.

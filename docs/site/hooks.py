@@ -92,7 +92,7 @@ def rewritten(text: str, path: PurePosixPath) -> str:
 
 
 def shown(path: PurePosixPath) -> str:
-    """A file that is no document, or the list of a folder's files."""
+    """A file that is not a document, or the list of a folder's files."""
     if (ROOT / path).is_dir():
         lines = [
             f"- [{one.name}]({relative(page_of(path / one.name), page_of(path))})"

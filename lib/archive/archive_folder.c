@@ -3,8 +3,8 @@
  *
  * No index is kept on the disk: the names alone list the versions, so there is nothing that a crash
  * could leave inconsistent. The lock is the kernel's and ends with the process that holds it; its
- * file stays, because a lock on a file that another process removes is no lock. Knows nothing of a
- * file's content.
+ * file stays, because a lock on a file that another process removes is not a lock. Knows nothing of
+ * a file's content.
  */
 #include "archive/archive_folder.h"
 
@@ -127,13 +127,13 @@ void rft_archive_entry_name(const rft_archive_entry *entry, char name[RFT_ARCHIV
  * large. */
 static bool take_number(const char **at, int base, char end, uint64_t *out)
 {
-    char *behind;
+    char *after;
     char first = **at;
     bool digit = (first >= '0' && first <= '9') || (first >= 'a' && first <= 'f');
     errno = 0;
-    *out = strtoull(*at, &behind, base);
-    if (!digit || errno != 0 || *behind != end) return false;
-    *at = behind + 1;
+    *out = strtoull(*at, &after, base);
+    if (!digit || errno != 0 || *after != end) return false;
+    *at = after + 1;
     return true;
 }
 

@@ -6,7 +6,7 @@
  *     digests    8 bytes for each tensor that is not tied: those of SEAL
  *     changes    20 bytes for each of those: u64 elements that changed, u32 blocks that are same,
  *                u32 sparse, u32 dense; then u64 XXH3-64 of them all
- *     frames     one behind the other, in order; nothing behind the last
+ *     frames     one after the other, in order; nothing after the last
  *
  * The header; all numbers little-endian, all places in bytes from its beginning:
  *
@@ -33,7 +33,7 @@
  *       …  u64 XXH3-64 of all before
  *       …  payload
  *
- * Packed dense blocks stand one behind the other, without the padding between tensors that they
+ * Packed dense blocks stand one after the other, without the padding between tensors that they
  * have as they are.
  *
  * Format 1, which is read as well, has no changes, nothing packed, 168 bytes of header (its hash is

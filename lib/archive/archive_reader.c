@@ -303,7 +303,7 @@ static refit_status take_memory(rft_archive_reader *reader, refit_error *error)
     return REFIT_OK;
 }
 
-/* Beginning, modes and hash of the frame at reader->at, which moves behind them. */
+/* Beginning, modes and hash of the frame at reader->at, which moves after them. */
 static refit_status read_begin(rft_archive_reader *reader, uint32_t sequence,
                                rft_archive_frame *frame, refit_error *error)
 {
@@ -349,7 +349,7 @@ static refit_status unpack(rft_archive_reader *reader, const rft_archive_frame *
                                   modes_of(reader), planes, *payload, payload, error);
 }
 
-/* Dense blocks that were packed: one behind the other, as long as they must be. */
+/* Dense blocks that were packed: one after the other, as long as they must be. */
 static void place_dense(const rft_archive_slice *slice, const unsigned char *from,
                         unsigned char *place)
 {
@@ -476,7 +476,7 @@ static refit_status check_end(rft_archive_reader *reader, refit_error *error)
 {
     const rft_archive_header *header = &reader->header;
     RFT_REFUSE_IF(reader->at != header->file_bytes, error, REFIT_ERR_CORRUPT,
-                  "there is something behind its last frame");
+                  "there is something after its last frame");
     bool fits = header->format == 1 ? take_seen(reader) : has_changes(reader);
     RFT_REFUSE_IF(!fits || reader->packed != header->packed, error, REFIT_ERR_CORRUPT,
                   "its blocks are not those of its header");

@@ -56,7 +56,7 @@ refit_status rft_archive_reader_open(int file, uint64_t bytes, const rft_limits 
                                      rft_archive_reader *out, refit_error *error);
 
 /* Opens a file of a folder and reads its header, which must say what the file's name says;
- * sentences begin with the name. REFIT_ERR_CORRUPT where it is no file of an archive,
+ * sentences begin with the name. REFIT_ERR_CORRUPT where it is not a file of an archive,
  * REFIT_ERR_STALE where it is of another version. */
 refit_status rft_archive_reader_find(const rft_archive_folder *folder,
                                      const rft_archive_entry *entry, const rft_limits *limits,

@@ -98,7 +98,7 @@ static gap choose_gap(const char *text, size_t count, size_t excess)
     return (gap){around.begin + (kept + 1) / 2, around.end - kept / 2};
 }
 
-/* Copies what is before the gap and what is behind it; a character that the gap touches goes. */
+/* Copies what is before the gap and what is after it; a character that the gap touches goes. */
 static char *show(const unsigned char *text, size_t count, gap hole, char *out)
 {
     bool cut = false;

@@ -15,7 +15,7 @@
 
 /* ---- The struct --------------------------------------------------------------------------- */
 
-/* The first release's options began behind these; no caller is shorter. */
+/* The first release's options began after these; no caller is shorter. */
 #define SMALLEST offsetof(refit_config, offload_slab_bytes)
 
 static void fill_defaults(refit_config *full)

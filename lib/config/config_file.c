@@ -4,8 +4,8 @@
  *
  * A file is read whole, up to a limit. The chain of files being read lives on the stack; a file
  * that stands in it already, by device and inode, would include itself. Everything goes into a full
- * copy of the caller's struct, given back when all files were good. What the options do is unknown
- * here.
+ * copy of the caller's struct, given back when all files were good. Independent of what the options
+ * do.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -133,7 +133,7 @@ static refit_status next_event(yaml_reader *reader)
     return REFIT_OK;
 }
 
-/* The first option whose key begins with the path and a dot, or NULL: then it is no section. */
+/* The first option whose key begins with the path and a dot, or NULL: then it is not a section. */
 static const rft_option *find_section(const char *path)
 {
     size_t length = strlen(path);
@@ -360,7 +360,7 @@ static refit_status open_file(source_file *file, refit_error *error)
         S_ISREG(stat.st_mode)
             ? refuse_chain(file, error)
             : rft_fail(error, REFIT_ERR_CONFIG,
-                       "%s%s is no regular file: write the configuration into one", file->where,
+                       "%s%s is not a regular file: write the configuration into one", file->where,
                        shorten(file->path));
     if (status != REFIT_OK) (void)close(file->descriptor);
     return status;

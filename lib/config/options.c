@@ -4,7 +4,7 @@
  * Everything that shows, reads or documents options is made from these rows: the defaults of
  * refit_config_init, the YAML reader, the environment, `refit config` and configs/refit.yaml. To
  * add an option, add its field to refit_config, append or insert its row here, and let
- * `refit config --defaults` write the file again. What the options do is unknown here.
+ * `refit config --defaults` write the file again. Independent of what the options do.
  */
 #include "config/options.h"
 
@@ -72,7 +72,7 @@ const rft_option rft_options[] = {
      "do not help once they saturate the memory."},
     {"offload.piece_bytes", IN(offload_piece_bytes), RFT_SIZE, "32MiB", 4 * KIB, 64 * GIB, "bytes",
      "Larger copies are cut into pieces of this size, so that a group that is needed first does "
-     "not wait behind a huge tensor. Smaller pieces cost more submissions."},
+     "not wait for a huge tensor. Smaller pieces cost more submissions."},
     {"offload.chunk_bytes", IN(offload_chunk_bytes), RFT_SIZE, "256MiB", 4 * KIB, 64 * GIB, "bytes",
      "Memory of an arena on a GPU comes and goes in chunks of this size, a power of two. Fewer "
      "chunks come and go faster; smaller ones give memory back although part of them stays."},

@@ -2,7 +2,7 @@
  * The value of one option in a configuration: read, printed, and held to its range.
  *
  * Each kind has a codec; what is the same for all of them stands here: the refusals with their
- * sentences, the range, and texts, which have no code. What an option means is unknown here.
+ * sentences, the range, and texts, which have no code. Independent of what an option means.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -46,7 +46,7 @@ static const unit size_units[] = {{"TiB", (uint64_t)1 << 40},
                                   {"", 1}};
 static const unit time_units[] = {{"min", 60000}, {"s", 1000}, {"ms", 1}, {"", 1}};
 
-/* Reads digits at *text and moves it behind them. */
+/* Reads digits at *text and moves it after them. */
 static bool read_digits(const char **text, uint64_t *out)
 {
     const char *at = *text;
@@ -360,7 +360,7 @@ static refit_status check_text(const rft_option *option, const char *text, size_
                   option->most);
     size_t clean = rft_text_clean_part(text, length);
     RFT_REFUSE_IF(clean < length, error, REFIT_ERR_CONFIG,
-                  "%s has a control character (byte %zu), or is no UTF-8 there: leave it out",
+                  "%s has a control character (byte %zu), or is not UTF-8 there: leave it out",
                   option->key, clean + 1);
     return REFIT_OK;
 }

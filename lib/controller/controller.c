@@ -254,7 +254,8 @@ const char *refit_controller_state_name(refit_controller_state state)
 
 /* ---- clear */
 
-/* The status of a restore that a stream was only queued behind, which no call has returned yet. */
+/* The status of a restore that a stream was only made to wait for, which no call has returned yet.
+ */
 static refit_status wait_return(member *on, refit_stream_ref stream, int64_t deadline,
                                 refit_error *error)
 {
@@ -402,7 +403,7 @@ static refit_status start_return(member *on, refit_stream_ref stream, int64_t de
 {
     if (!is_away(on)) return REFIT_OK;
     if (refit_offloader_get_state(on->offloader) == REFIT_OFFLOADING) {
-        /* An offload that fails is no obstacle: its states have not left. */
+        /* An offload that fails is not an obstacle: its states have not left. */
         refit_status status = refit_offloader_wait(on->offloader, ms_until(deadline), error);
         if (status == REFIT_ERR_TIMEOUT) return status;
     }

@@ -60,7 +60,7 @@ refit_status rft_allocations_add(rft_allocations *allocations, void *memory, uin
     return REFIT_OK;
 }
 
-/* The entries behind the hole `at` that may not be found any more move up. */
+/* The entries after the hole `at` that may not be found any more move up. */
 static void close_hole(rft_allocations *allocations, uint32_t at)
 {
     uint32_t mask = allocations->room - 1;

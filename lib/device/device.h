@@ -37,7 +37,7 @@ typedef struct rft_copy {
     void *to;
     const void *from;
     uint64_t bytes;
-    uint32_t slack; /* bytes of padding right behind the host side: a device may read them, and may
+    uint32_t slack; /* bytes of padding right after the host side: a device may read them, and may
                        write anything there. 0: keep off */
     bool known_memory; /* one side is host memory, and the other has passed
                           rft_device_memory_check: code of the device may touch it. Copy engines
@@ -104,7 +104,7 @@ typedef struct rft_device_ops {
     refit_status (*memory_check)(void *self, const void *memory, uint64_t bytes, const void **whole,
                                  refit_error *error);
 
-    /* Addresses without memory, and memory behind them. All in multiples of *granule. commit is
+    /* Addresses without memory, and memory mapped to them. All in multiples of *granule. commit is
      * all-or-nothing and idempotent; after decommit the bytes are gone, the addresses stay
      * reserved; `*freed` is what the device really got back, also by a call that failed half-way
      * and is to be repeated: a chunk goes when the last granule in it does. */
@@ -134,7 +134,7 @@ typedef struct rft_device_ops {
 
     /* Arithmetic in stream order, bit for bit as in kernels/. digest: of memory of this device,
      * the part that lies `offset` bytes into a whole (kernels/digest.h); `*sum`, in host memory,
-     * holds it once an event recorded behind is done. cast: fp32 to bf16 (kernels/cast.h). */
+     * holds it once an event recorded after is done. cast: fp32 to bf16 (kernels/cast.h). */
     refit_status (*digest)(void *self, refit_stream_ref stream, const void *memory, uint64_t bytes,
                            uint64_t offset, uint64_t *sum, refit_error *error);
     refit_status (*cast_bf16)(void *self, refit_stream_ref stream, uint16_t *to, const float *from,

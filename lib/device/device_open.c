@@ -54,7 +54,7 @@ static refit_status open_auto(const char *rest, const refit_config *config, refi
 {
     refit_error reason = {0};
     RFT_REFUSE_IF(rest[0] != '\0', error, REFIT_ERR_INVALID,
-                  "\"auto:%.64s\" cannot be read: \"auto\" takes nothing behind it", rest);
+                  "\"auto:%.64s\" cannot be read: \"auto\" takes nothing after it", rest);
     refit_status status = rft_device_cuda_open("", config, out, &reason);
     if (status == REFIT_OK) {
         rft_log(REFIT_LOG_INFO, "device auto: cuda:0");

@@ -4,7 +4,7 @@
  * refit makes the refit of colocated RL post-training short, exact and safe: between an optimizer
  * step and the next rollout it clears optimizer states and grads off the device, hands the new
  * weights to every rollout worker as one version that all of them switch to or none does, and
- * brings the states back behind the next step.
+ * brings the states back during the next step.
  *
  * A ladder, from simple to advanced; each header says what it needs:
  *

@@ -1,6 +1,6 @@
 /*
- * The share of the CPUs. What cannot be read bounds nothing; a LOCAL_WORLD_SIZE that is no number
- * from 1 on is taken for 1.
+ * The share of the CPUs. What cannot be read bounds nothing; a LOCAL_WORLD_SIZE that is not a
+ * number from 1 on is taken for 1.
  */
 #include "memory/cpu_share.h"
 

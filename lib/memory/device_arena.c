@@ -25,7 +25,7 @@
  * arena's lock guards it.
  *
  * A sorted array of pieces. The stretches between them are free, so that neighbours which were
- * given back are one hole. As long as no piece was given back the next one goes behind the last,
+ * given back are one hole. As long as no piece was given back the next one goes after the last,
  * without a search.
  */
 
@@ -60,7 +60,7 @@ static uint64_t suballocations_round(const rft_suballocations *subs, uint64_t by
     return (bytes + subs->granule - 1) & ~(subs->granule - 1);
 }
 
-/* The first byte behind the pages of the `count` first pieces. */
+/* The first byte after the pages of the `count` first pieces. */
 static uint64_t end_of(const rft_suballocations *subs, uint32_t count)
 {
     if (count == 0) return 0;
@@ -125,7 +125,7 @@ static void insert(rft_suballocations *subs, uint32_t at, rft_suballocation sub)
 }
 
 /* Adds a piece, not ready, where it fits best: in the smallest hole that is large enough, or
- * behind the last. REFIT_ERR_LIMIT: nowhere below `end`; REFIT_ERR_HOST_MEMORY. */
+ * after the last. REFIT_ERR_LIMIT: nowhere below `end`; REFIT_ERR_HOST_MEMORY. */
 static refit_status suballocations_add(rft_suballocations *subs, uint64_t bytes, uint64_t end,
                                        uint64_t *offset, refit_error *error)
 {
@@ -133,12 +133,12 @@ static refit_status suballocations_add(rft_suballocations *subs, uint64_t bytes,
     RFT_TRY(grow(subs, error));
     if (!rft_align_u64(bytes, subs->granule, &whole)) whole = UINT64_MAX;
     uint32_t at = find_hole(subs, whole, &largest);
-    uint64_t behind = end - end_of(subs, subs->count);
-    RFT_REFUSE_IF(at == subs->count && whole > behind, error, REFIT_ERR_LIMIT,
+    uint64_t after = end - end_of(subs, subs->count);
+    RFT_REFUSE_IF(at == subs->count && whole > after, error, REFIT_ERR_LIMIT,
                   "%" PRIu64 " bytes do not fit into the arena: %" PRIu64 " of %" PRIu64
                   " are left in one stretch, in pages of %" PRIu64
                   "; open it with more, addresses cost nothing",
-                  bytes, rft_max_u64(largest, behind), end, subs->granule);
+                  bytes, rft_max_u64(largest, after), end, subs->granule);
     *offset = end_of(subs, at);
     insert(subs, at, (rft_suballocation){.offset = *offset, .bytes = bytes});
     return REFIT_OK;
@@ -156,13 +156,13 @@ static void suballocations_remove(rft_suballocations *subs, uint64_t offset)
 {
     uint32_t at = count_before(subs, offset);
     uint64_t before = end_of(subs, at);
-    uint64_t behind = end_of(subs, at + 1);
+    uint64_t after = end_of(subs, at + 1);
     bool last = at + 1 == subs->count;
-    /* Behind the last piece nothing is a hole. */
+    /* After the last piece nothing is a hole. */
     if (last) {
         subs->holes -= offset - before;
     } else {
-        subs->holes += behind - offset;
+        subs->holes += after - offset;
     }
     subs->count--;
     memmove(&subs->list[at], &subs->list[at + 1], (subs->count - at) * sizeof *subs->list);
@@ -299,7 +299,7 @@ static bool is_in_use(refit_status status)
     return status == REFIT_ERR_TIMEOUT || status == REFIT_ERR_STATE;
 }
 
-/* Work that failed is reported once, and ends the wait for the streams behind it: so the wait is
+/* Work that failed is reported once, and ends the wait for the streams after it: so the wait is
  * repeated.
  */
 static refit_status empty(refit_arena *arena, refit_error *error)
@@ -377,7 +377,8 @@ refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes, void **out, r
 static refit_status check_free(const rft_suballocation *sub, const void *memory, refit_error *error)
 {
     RFT_REFUSE_IF(sub == NULL, error, REFIT_ERR_INVALID,
-                  "%p is no piece that refit_arena_alloc gave, or was given back before", memory);
+                  "%p is not a piece that refit_arena_alloc gave, or was given back before",
+                  memory);
     RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
                   "an offloader has the piece at %p as a region: clear or close it first", memory);
     RFT_REFUSE_IF(sub->holds > 0, error, REFIT_ERR_BUSY,
@@ -604,7 +605,7 @@ static refit_status begin_hold(refit_arena *arena, const void *memory, uint64_t 
 {
     rft_suballocation *sub = rft_arena_find(arena, memory);
     RFT_REFUSE_IF(sub == NULL, error, REFIT_ERR_INVALID,
-                  "%p is no piece that refit_arena_alloc gave", memory);
+                  "%p is not a piece that refit_arena_alloc gave", memory);
     RFT_REFUSE_IF(sub->moved, error, REFIT_ERR_BUSY,
                   "an offloader moves the piece at %p, so its memory cannot stay: set "
                   "NCCL_GRAPH_REGISTER=0, or keep buffers that are registered elsewhere",
@@ -618,7 +619,7 @@ static refit_status end_hold(refit_arena *arena, const void *memory, refit_error
 {
     rft_suballocation *sub = rft_arena_find(arena, memory);
     RFT_REFUSE_IF(sub == NULL || sub->holds == 0, error, REFIT_ERR_INVALID,
-                  "%p is no piece that is held", memory);
+                  "%p is not a piece that is held", memory);
     sub->holds--;
     return REFIT_OK;
 }

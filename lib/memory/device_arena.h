@@ -22,10 +22,10 @@ refit_status rft_arena_enter(refit_device *device, const void *memory, uint64_t 
                              refit_arena **out, refit_error *error);
 void rft_arena_leave(refit_arena *arena, const void *memory);
 
-/* `bytes` of a piece in whole pages: its neighbour begins behind them. */
+/* `bytes` of a piece in whole pages: its neighbour begins after them. */
 uint64_t rft_arena_round(const refit_arena *arena, uint64_t bytes);
 
-/* Takes and gives back the memory behind one piece, or behind several that lie side by side;
+/* Takes and gives back the memory of one piece, or of several that lie side by side;
  * idempotent. Bytes are lost between the two. A commit that fails has taken nothing. A decommit
  * that fails may have given some back (`*freed`; may be NULL): it can be called again, and so can
  * commit. REFIT_ERR_DEVICE_MEMORY, REFIT_ERR_BUSY (decommit: one is held), REFIT_ERR_INVALID for

@@ -18,7 +18,7 @@ bool rft_procfile_read(const char *path, char *text, size_t room);
  * or if it is 2^64 or more. */
 bool rft_procfile_number(const char *text, uint64_t *out);
 
-/* The number behind `key` in the line that starts with it: "MemFree:  12 kB", "inactive_file 12".
+/* The number after `key` in the line that starts with it: "MemFree:  12 kB", "inactive_file 12".
  */
 bool rft_procfile_find(const char *text, const char *key, uint64_t *out);
 

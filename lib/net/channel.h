@@ -47,7 +47,7 @@ typedef struct rft_envelope {
 
 /* Binds or connects, with keys if security.key is set. Without them addresses beyond this host are
  * refused, unless broadcast.insecure; binding, an ipc path that a living process holds.
- * REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file that is no socket), _HOST_MEMORY,
+ * REFIT_ERR_BUSY, _INVALID, _SECURITY, _EXISTS (a file that is not a socket), _HOST_MEMORY,
  * _SYSTEM; with keys _CONFIG, _IO, _UNSUPPORTED. */
 refit_status rft_channel_bind(const char *endpoint, const refit_config *config, rft_channel **out,
                               refit_error *error);

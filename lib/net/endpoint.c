@@ -17,7 +17,7 @@
 #include "trust/key.h"
 
 #define LOOPBACK          "lo"
-#define LOCK_SUFFIX_BYTES 8 /* room for ".lock" behind an ipc path */
+#define LOCK_SUFFIX_BYTES 8 /* room for ".lock" after an ipc path */
 #define SOCKET_SUFFIX     ".sock"
 #define ANY_PREFIX        "any-" /* of the names that a publisher is given for "*" */
 #define PATH_ROOM         (sizeof((struct sockaddr_un *)NULL)->sun_path - LOCK_SUFFIX_BYTES)
@@ -114,11 +114,11 @@ static refit_status user_parse(rft_endpoint *endpoint, refit_error *error)
 static refit_status rest_parse(rft_endpoint *endpoint, refit_error *error)
 {
     size_t length = strlen(endpoint->rest);
-    RFT_REFUSE_IF(length == 0, error, REFIT_ERR_INVALID, "endpoint \"%s\" names nothing behind ://",
+    RFT_REFUSE_IF(length == 0, error, REFIT_ERR_INVALID, "endpoint \"%s\" names nothing after ://",
                   endpoint->text);
     RFT_REFUSE_IF(
         endpoint->rest[0] == ' ' || endpoint->rest[length - 1] == ' ', error, REFIT_ERR_INVALID,
-        "endpoint \"%s\" begins or ends with a space behind ://: leave it out", endpoint->text);
+        "endpoint \"%s\" begins or ends with a space after ://: leave it out", endpoint->text);
     if (endpoint->transport == RFT_TRANSPORT_TCP) return tcp_parse(endpoint, error);
     if (endpoint->transport == RFT_TRANSPORT_IPC) return ipc_parse(endpoint, error);
     if (endpoint->transport == RFT_TRANSPORT_USER) return user_parse(endpoint, error);
@@ -137,7 +137,7 @@ refit_status rft_endpoint_parse(const char *text, rft_endpoint *out, refit_error
     RFT_REFUSE_IF(strlen(text) >= sizeof out->text, error, REFIT_ERR_INVALID,
                   "the endpoint is longer than %zu bytes", sizeof out->text - 1);
     RFT_REFUSE_IF(!rft_text_is_clean(text, strlen(text)), error, REFIT_ERR_INVALID,
-                  "endpoint \"%s\" has control characters or is no UTF-8", text);
+                  "endpoint \"%s\" has control characters or is not UTF-8", text);
     memset(out, 0, sizeof *out);
     strcpy(out->text, text);
     for (uint32_t i = 0; i < sizeof schemes / sizeof schemes[0]; i++) {

@@ -22,7 +22,7 @@ typedef enum rft_transport {
 typedef struct rft_endpoint {
     rft_transport transport;
     char text[RFT_ENDPOINT_BYTES]; /* as given */
-    const char *rest;              /* in `text`, behind "://": host and port, path, or name */
+    const char *rest;              /* in `text`, after "://": host and port, path, or name */
     bool ipv6;                     /* tcp: a literal address in brackets */
     bool open;  /* any free port or name, or all addresses, is meant: to bind only */
     bool named; /* tcp: the loopback interface by its name, which binding alone understands:

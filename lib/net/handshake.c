@@ -67,7 +67,8 @@ static void note_failure(rft_handshake *handshake, uint16_t event, uint32_t valu
         note_mismatch(handshake);
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
         note(handshake, REFIT_ERR_PEER,
-             "the handshake failed: the other side is no trainer, or the connection changes bytes");
+             "the handshake failed: the other side is not a trainer, or the connection changes "
+             "bytes");
     } else if (handshake->keys) {
         note(handshake, REFIT_ERR_PEER,
              "the handshake failed: the other side ended it; is security.server_key the trainer's "

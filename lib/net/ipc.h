@@ -25,7 +25,7 @@ typedef struct rft_ipc {
 
 /* Takes the path and listens there; the caller owns `*listen_fd`. The files of a dead process
  * of this user are replaced. REFIT_ERR_BUSY (a living process has it, or another user's socket lies
- * there), REFIT_ERR_EXISTS (there is a file that is no socket), REFIT_ERR_SYSTEM; what
+ * there), REFIT_ERR_EXISTS (there is a file that is not a socket), REFIT_ERR_SYSTEM; what
  * rft_own_folder_find answers, where the lock lies there. */
 refit_status rft_ipc_open(rft_ipc *ipc, const char *path, int *listen_fd, refit_error *error);
 

@@ -3,7 +3,7 @@
  * message}. The buffer keeps its room, so a steady queue allocates nothing. What was taken is
  * removed when the queue is empty or flushed, which moves the rest to the front.
  *
- * A shared message is held from its put until the take behind its own.
+ * A shared message is held from its put until the take after its own.
  */
 #include "net/send_queue.h"
 
@@ -94,7 +94,7 @@ bool rft_send_queue_is_empty(const rft_send_queue *queue)
     return queue->count == 0;
 }
 
-/* The message behind `record`, which is the oldest. */
+/* The message after `record`, which is the oldest. */
 static rft_view message_of(const rft_send_queue *queue, send_queue_record *record)
 {
     const unsigned char *at = queue->bytes.data + queue->read;

@@ -13,7 +13,7 @@
 
 /* {0} is empty. */
 typedef struct rft_send_queue {
-    rft_bytes bytes;   /* records, one behind the other; shared messages are not among them */
+    rft_bytes bytes;   /* records, one after the other; shared messages are not among them */
     rft_bytes scratch; /* one message being encoded */
     size_t read;       /* how far records have been taken */
     uint32_t count;    /* of those that were not taken */

@@ -111,7 +111,7 @@ refit_status rft_context_acquire(void **out, refit_error *error)
 }
 
 /* ZeroMQ asks rand(), which nothing has seeded: so it is given a series of its own meanwhile. The
- * words behind the first are the series itself, so that its beginning has more than 32 bits of
+ * words after the first are the series itself, so that its beginning has more than 32 bits of
  * chance. Where rand() has nothing to do with random() it is seeded. */
 void *rft_context_router(void *context)
 {

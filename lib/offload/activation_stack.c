@@ -33,7 +33,7 @@ static refit_status grow_free(rft_stack *stack, refit_error *error)
     return REFIT_OK;
 }
 
-/* Free piece `index` and all behind it move by one place. */
+/* Free piece `index` and all after it move by one place. */
 static void open_gap(rft_stack *stack, uint32_t index)
 {
     for (uint32_t at = stack->free_count++; at > index; at--) {
@@ -111,17 +111,17 @@ static void add_free(rft_stack *stack, uint64_t at, uint64_t bytes)
 {
     uint32_t index = find_above(stack, at);
     rft_stack_piece *before = index > 0 ? &stack->free[index - 1] : NULL;
-    rft_stack_piece *behind = index < stack->free_count ? &stack->free[index] : NULL;
+    rft_stack_piece *after = index < stack->free_count ? &stack->free[index] : NULL;
     bool joins_before = before != NULL && before->at + before->bytes == at;
-    bool joins_behind = behind != NULL && at + bytes == behind->at;
-    if (joins_before && joins_behind) {
-        before->bytes += bytes + behind->bytes;
+    bool joins_after = after != NULL && at + bytes == after->at;
+    if (joins_before && joins_after) {
+        before->bytes += bytes + after->bytes;
         close_gap(stack, index);
     } else if (joins_before) {
         before->bytes += bytes;
-    } else if (joins_behind) {
-        behind->at = at;
-        behind->bytes += bytes;
+    } else if (joins_after) {
+        after->at = at;
+        after->bytes += bytes;
     } else {
         open_gap(stack, index);
         stack->free[index] = (rft_stack_piece){at, bytes};

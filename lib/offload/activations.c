@@ -2,7 +2,7 @@
  * Activations: groups of tensors leave for an arena of host memory and return from it.
  *
  * A group has a trip out and a trip in. A trip is made of copies on one lane, which wait for the
- * caller's stream, and an event behind them. A lane is a stream, one for each direction. What a
+ * caller's stream, and an event after them. A lane is a stream, one for each direction. What a
  * group is doing follows from three facts:
  *
  *     OPEN       open
@@ -10,8 +10,8 @@
  *     RETURNING  in.moving; out.moving too where a fetch came before the copies out were over
  *     AWAY, RETURNED   none of them: the bytes are in the arena
  *
- * Copies are seen to be over when a call looks at the event behind them (see). The copies in wait
- * on the device for those out, so the event behind a trip in is behind both trips.
+ * Copies are seen to be over when a call looks at the event after them (see). The copies in wait
+ * on the device for those out, so the event after a trip in is after both trips.
  *
  * Order on the device, without a wait of the CPU:
  * - A trip in joins the trip out of its group.
@@ -20,7 +20,7 @@
  *   others on their lane.
  *
  * A call that fails after it has put copies on a lane waits for them. If it cannot, the lane hangs
- * (lane_settle), and the calls behind it try again before they do anything.
+ * (lane_settle), and the calls after it try again before they do anything.
  *
  * Records of groups and tensors come from two pools that only grow. One mutex is held in all calls,
  * also while they wait; the figures are atomic, so that reading them does not wait.
@@ -57,7 +57,7 @@ typedef struct saved_tensor {
 
 /* Copies in one direction. */
 typedef struct trip {
-    rft_event *end; /* behind the copies */
+    rft_event *end; /* after the copies */
     bool moving;    /* it was not seen to be over */
 } trip;
 
@@ -92,9 +92,9 @@ typedef struct group_entry {
 
 typedef struct lane {
     refit_stream_ref stream; /* none after a failure: the next trip opens it */
-    rft_event *end;          /* behind copies that could not be waited for */
+    rft_event *end;          /* after copies that could not be waited for */
     bool hangs;              /* there are such copies */
-    bool marked;             /* `end` is behind them */
+    bool marked;             /* `end` is after them */
 } lane;
 
 typedef struct activation_figures {
@@ -161,7 +161,7 @@ static refit_status open_arena(refit_activations *activations, refit_error *erro
     const refit_config *config = &activations->config;
     rft_host_arena *arena;
     RFT_TRY(rft_host_arena_open(activations->device, &activations->layout, config, &arena, error));
-    rft_host_arena_hide(arena); /* what autograd saves is no business of a child's */
+    rft_host_arena_hide(arena); /* what autograd saves is not the business of a child's */
     refit_status status = config->offload_background ? rft_host_arena_begin(arena, error)
                                                      : rft_host_arena_take(arena, error);
     if (status != REFIT_OK) {
@@ -191,7 +191,7 @@ static refit_status await_arena(refit_activations *activations, refit_error *err
     refit_status status = rft_host_arena_wait(activations->arena, patience(activations), error);
     tally(&activations->figures.blocked, (uint64_t)(rft_now() - began));
     if (rft_host_arena_has_failed(activations->arena)) {
-        /* It may have failed just behind a wait that was too short: then this caller is told. */
+        /* It may have failed just after a wait that was too short: then this caller is told. */
         status = rft_host_arena_wait(activations->arena, 0, error);
         drop_arena(activations);
     }
@@ -404,8 +404,8 @@ static refit_status undo(refit_activations *activations, lane *on, refit_status 
     return settled;
 }
 
-/* Starts the copies of the plan on a lane, behind what `after` has queued and behind the trip
- * `behind` (may be NULL). On failure none is under way, unless the lane hangs. */
+/* Starts the copies of the plan on a lane, after what `after` has queued and after the trip
+ * `after` (may be NULL). On failure none is under way, unless the lane hangs. */
 static refit_status start(refit_activations *activations, trip *of, lane *on, const trip *behind,
                           refit_stream_ref after, refit_error *error)
 {
@@ -870,8 +870,8 @@ refit_status refit_activations_fetch(refit_activations *activations, refit_activ
 
 /* Copies that use the memory are over, or `stream` and what may write to the room in the arena wait
  * for them. */
-static refit_status leave_behind(refit_activations *activations, saved_group *group,
-                                 refit_stream_ref stream, refit_error *error)
+static refit_status leave_after(refit_activations *activations, saved_group *group,
+                                refit_stream_ref stream, refit_error *error)
 {
     RFT_TRY(lanes_settle(activations, patience(activations), error));
     (void)see(activations, group, 0, NULL);
@@ -909,7 +909,7 @@ static refit_status release(refit_activations *activations, refit_activation_gro
 {
     saved_group *group;
     RFT_TRY(find(activations, number, &group, error));
-    RFT_TRY(leave_behind(activations, group, stream, error));
+    RFT_TRY(leave_after(activations, group, stream, error));
     give_room(activations, group);
     forget(activations, number);
     group->next = activations->spare_groups;

@@ -196,7 +196,7 @@ refit_status rft_image_await(refit_offloader *offloader, uint32_t timeout_ms, re
     if (!has_arena(offloader)) RFT_TRY(renew_arena(offloader, error));
     refit_status status = rft_host_arena_wait(offloader->image, timeout_ms, error);
     if (rft_host_arena_has_failed(offloader->image)) {
-        /* It may have failed just behind a wait that was too short: then this caller is told. */
+        /* It may have failed just after a wait that was too short: then this caller is told. */
         status = rft_host_arena_wait(offloader->image, 0, error);
         rft_host_arena_close(offloader->image);
         offloader->image = NULL;

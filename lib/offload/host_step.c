@@ -7,7 +7,7 @@
  *     submitted ──copies──► landed ──► stepped ──sending──► returned
  *         └─► summed
  *
- * There is a stream for each direction, with an event behind each parameter's copy. Nothing is
+ * There is a stream for each direction, with an event after each parameter's copy. Nothing is
  * stepped before its gradient has landed, and arithmetic cannot fail: so a parameter is stepped
  * whole or not at all, and once. A copy back that could not be started leaves its parameter
  * stepped, and the next call starts it. The host's copy of a parameter, which is the source of its
@@ -67,7 +67,7 @@ typedef enum step_state {
 typedef struct step_arrival {
     uint64_t at; /* in the arena */
     uint64_t bytes;
-    rft_event *landed; /* behind their copy to the host */
+    rft_event *landed; /* after their copy to the host */
     /* This step's. */
     bool asked, has_landed;
 } step_arrival;
@@ -79,7 +79,7 @@ typedef struct step_parameter {
     bool is_known;        /* the host has all of the parameter, as a load, a refresh or a step has
                              made it */
     uint64_t first_sum;
-    rft_event *back; /* behind its copy to the device */
+    rft_event *back; /* after its copy to the device */
     /* This step's. */
     rft_optim_rule rule;
     bool summed, stepped, sending, returned;
@@ -117,7 +117,7 @@ struct refit_host_step {
     refit_stream_ref in;   /* to the host */
     refit_stream_ref out;
     rft_event *before;  /* on the caller's stream that copies come after */
-    rft_event *drained; /* behind all that is on `in` */
+    rft_event *drained; /* after all that is on `in` */
     rft_step_threads threads;
 
     step_chunk *chunks; /* owned; room for all chunks of all parameters */
@@ -134,7 +134,7 @@ struct refit_host_step {
     uint32_t finish_calls;        /* of stamp_finish, since open */
     atomic_uint_fast32_t stamped; /* of these, those that were made */
     atomic_int_fast64_t finished; /* when the last was */
-    bool finish_is_last;          /* it stands behind all copies of this step */
+    bool finish_is_last;          /* it stands after all copies of this step */
     uint64_t in_bytes;
     uint64_t out_bytes;
 };
@@ -276,7 +276,7 @@ static refit_status check_kind(const refit_host_parameter *parameter, refit_erro
                   parameter->group, GROUPS_MOST);
     RFT_REFUSE_IF(
         parameter->master < REFIT_MASTER_NONE || parameter->master > REFIT_MASTER_REMAINDER, error,
-        REFIT_ERR_INVALID, "parameter %s: master is %d, which is no refit_master_form", name,
+        REFIT_ERR_INVALID, "parameter %s: master is %d, which is not a refit_master_form", name,
         parameter->master);
     RFT_REFUSE_IF(parameter->master == REFIT_MASTER_FP32 && parameter->type == REFIT_F32, error,
                   REFIT_ERR_INVALID,
@@ -599,7 +599,7 @@ static refit_status check_open(refit_offloader *offloader, refit_error *error)
     return REFIT_OK;
 }
 
-/* Behind an open that failed: nothing was put on a stream that is open. One that does not close
+/* After an open that failed: nothing was put on a stream that is open. One that does not close
  * keeps its device open, so it is tried again. */
 static void give_up_streams(refit_host_step *step)
 {
@@ -744,7 +744,7 @@ static void unlist(refit_host_step *step, uint32_t number)
     it->is_listed = false;
 }
 
-/* Puts it behind all others, wherever it was. */
+/* Puts it after all others, wherever it was. */
 static void list_last(refit_host_step *step, uint32_t number)
 {
     step_parameter *it = &step->parameters[number];
@@ -764,7 +764,7 @@ static refit_status put_arrival(refit_host_step *step, const step_arrival *arriv
     return rft_device_event_record(device_of(step), arrival->landed, step->in, error);
 }
 
-/* Behind what `stream` has queued. After a failure a part of the copy may be under way. */
+/* After what `stream` has queued. After a failure a part of the copy may be under way. */
 static refit_status start_arrival(refit_host_step *step, step_arrival *arrival, const void *from,
                                   refit_stream_ref stream, refit_error *error)
 {
@@ -846,7 +846,7 @@ static refit_status gather(refit_host_step *step, landed_fn on_landed, refit_err
     return (refit_status)first.status;
 }
 
-/* Cuts a parameter into chunks, behind those that there are. */
+/* Cuts a parameter into chunks, after those that there are. */
 static void add_chunk(refit_host_step *step, uint32_t number, uint64_t from)
 {
     uint64_t left = step->parameters[number].is.elements - from;
@@ -1139,7 +1139,7 @@ refit_status refit_host_step_gradient(refit_host_step *step, uint32_t parameter,
     RFT_REFUSE_IF(number == 0, error, REFIT_ERR_INVALID,
                   "parameter %s: steps are counted from 1 on", it->is.name);
     RFT_TRY(rft_device_memory_check(device_of(step), gradient, it->gradient.bytes, &whole, error));
-    /* The copy of a former one is on the same stream, so this one comes behind it. */
+    /* The copy of a former one is on the same stream, so this one comes after it. */
     forget_gradient(it);
     if (!it->weights.asked) unlist(step, parameter);
     it->rule = rft_optim_rule_at(&step->groups[it->is.group], (double)number);
@@ -1318,7 +1318,7 @@ refit_status refit_host_step_join(refit_host_step *step, uint32_t parameter,
         any = any || it->sending;
     }
     if (!any) return REFIT_OK;
-    /* Copies back are on one stream: behind the last, all are over. */
+    /* Copies back are on one stream: after the last, all are over. */
     uint32_t last = each ? step->last_sent : parameter;
     return rft_device_event_join(device_of(step), step->parameters[last].back, stream, error);
 }

@@ -2,9 +2,9 @@
  * Which regions leave as what their weights lack, how much room their exceptions get, and what is
  * made of the verdicts.
  *
- * How many weights are no rounding of their masters is known only in stream order, behind the last
- * optimizer step. So a plan gives each unit a little room at first; an offload for which that was
- * not enough fails before anything has left, and says how much it would have been, and the next
+ * How many weights are not a rounding of their masters is known only in stream order, after the
+ * last optimizer step. So a plan gives each unit a little room at first; an offload for which that
+ * was not enough fails before anything has left, and says how much it would have been, and the next
  * plan goes by that. A region that does not fit twice, or would save less than a quarter, leaves
  * whole. Copies are started by the mover; here are only those of offload.verify and of read locks,
  * which wait. Independent of windows and plans.
@@ -39,7 +39,7 @@
  * not fitted, the tables in the image say which. Until the unit has been copied whole, its bytes
  * are where they were encoded from, and the window keeps them there.
  *
- * Weights that are no rounding of their masters mostly stay so. A unit that has not fitted twice
+ * Weights that are not a rounding of their masters mostly stay so. A unit that has not fitted twice
  * in a row goes whole at once for 1, 3, 7 … 63 times before it is encoded again.
  */
 
@@ -107,7 +107,7 @@ static refit_status take_whole(refit_offloader *offloader, rft_region *region, u
     if (room == REFIT_OK) unit->block = rft_calloc(bytes + page, 1);
     RFT_REFUSE_IF(
         unit->block == NULL, error, REFIT_ERR_HOST_MEMORY,
-        "no host memory for %" PRIu64 " bytes of region %s, whose weights are no rounding "
+        "no host memory for %" PRIu64 " bytes of region %s, whose weights are not a rounding "
         "of its masters%s%s: they are safe on the device; free some memory and call "
         "again, or set offload.masters to whole from the start",
         bytes, region->name, room == REFIT_OK ? "" : ", as ", room == REFIT_OK ? "" : why.text);
@@ -568,11 +568,12 @@ static refit_status judge_offload(refit_offloader *offloader, rft_region *region
     if (verdict->need > region->need) region->need = verdict->need;
     region->misfits++;
     offloader->misfits = true;
-    return rft_fail(error, REFIT_ERR_LIMIT,
-                    "more weights of region %s than expected are no rounding of its masters: what "
-                    "they lack needs %" PRIu32 " bytes of a room of %" PRIu32 ", and nothing has "
-                    "left; offload again, which makes room",
-                    region->name, verdict->need, region->room);
+    return rft_fail(
+        error, REFIT_ERR_LIMIT,
+        "more weights of region %s than expected are not a rounding of its masters: what "
+        "they lack needs %" PRIu32 " bytes of a room of %" PRIu32 ", and nothing has "
+        "left; offload again, which makes room",
+        region->name, verdict->need, region->room);
 }
 
 static refit_status judge_restore(const rft_region *region, uint32_t found, refit_error *error)

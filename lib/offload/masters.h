@@ -6,7 +6,7 @@
  *     staging:  verdict, and up to 64 bytes │ the units of one stretch
  *     image:    head: verdicts              │ the units of the region
  *
- * The verdict on stretches that follow each other reaches the image behind the last of them, in
+ * The verdict on stretches that follow each other reaches the image after the last of them, in
  * either direction. The head of a region that lives on the device is a verdict of 64 bytes. That of
  * one that lives on the host has a verdict of each unit: parts of it move by themselves, and units
  * may lie elsewhere.
@@ -78,7 +78,7 @@ void rft_units_went_whole(rft_region *region, uint64_t first, uint64_t count);
 
 /* ---- Their way between the image and the device */
 
-/* Pieces and stretches are added behind those that are there; there is room. */
+/* Pieces and stretches are added after those that are there; there is room. */
 typedef struct rft_masters_way {
     const rft_layout *layout;
     char *image;

@@ -87,7 +87,7 @@ struct refit_offloader {
     rft_mover *movers[2];       /* by direction; NULL on the pageable path */
     char *staging;              /* device memory for masters on their way (masters.c), or NULL */
     uint64_t staging_bytes;     /* of each of them */
-    uint32_t staging_count;     /* one behind the other */
+    uint32_t staging_count;     /* one after the other */
     rft_ration unit_ration;     /* of their host memory */
     uint64_t unit_bytes[2];     /* host memory of units that do not fit: pageable, page-locked */
     refit_memory_hooks hooks;   /* both NULL: there are none */

@@ -352,7 +352,7 @@ static refit_status check_address(const rft_region_table *table, refit_region_id
 }
 
 /* The address is free and of this device; if an arena holds it (`*arena`, entered) there is memory
- * behind it. */
+ * after it. */
 static refit_status prepare_address(const rft_region_table *table, refit_region_id id, void *memory,
                                     refit_arena **arena, const void **whole, refit_error *error)
 {
@@ -406,7 +406,7 @@ refit_status rft_region_set_weights(rft_region_table *table, refit_region_id id,
     const void *whole;
     uint64_t bytes = region->bytes / 2;
     RFT_REFUSE_IF(region->bytes % 4 != 0, error, REFIT_ERR_INVALID,
-                  "region %s has weights, but its %llu bytes are no fp32 masters", region->name,
+                  "region %s has weights, but its %llu bytes are not fp32 masters", region->name,
                   (unsigned long long)region->bytes);
     RFT_REFUSE_IF((uintptr_t)weights % 2 != 0 || !rft_span_exists(weights, bytes), error,
                   REFIT_ERR_INVALID,

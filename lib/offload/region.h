@@ -40,7 +40,7 @@ typedef struct rft_region {
     bool rewritten;          /* in the image, since it went there: by windows, or by their caller;
                                 or it never left the device, but began in the image */
     bool on_cpu;             /* a host step has it */
-    bool bound; /* there is device memory behind `memory`; after an arena failed to give it
+    bool bound; /* device memory is mapped at `memory`; after an arena failed to give it
                    back perhaps only some */
 } rft_region;
 

@@ -13,7 +13,7 @@
 #include "offload/masters.h"
 #include "transfer/mover.h"
 
-/* calloc of nothing is no memory; an offloader without regions is allowed. */
+/* calloc of nothing is not memory; an offloader without regions is allowed. */
 static uint32_t at_least_one(uint32_t count)
 {
     return count == 0 ? 1 : count;
@@ -210,7 +210,7 @@ static uint64_t next_begin(const schedule_walk *walk, uint32_t at)
 }
 
 /* What lies before the next region, and in the same slab, is of no region. */
-static uint32_t padding_behind(const schedule_walk *walk, uint32_t at, uint64_t end, uint64_t edge)
+static uint32_t padding_after(const schedule_walk *walk, uint32_t at, uint64_t end, uint64_t edge)
 {
     uint64_t padding = rft_min_u64(next_begin(walk, at), edge) - end;
     return (uint32_t)rft_min_u64(padding, UINT32_MAX);
@@ -254,7 +254,7 @@ static void add_kept(schedule_walk *walk, uint32_t number, char *image, bool out
                            .from = out ? memory : image + at,
                            .bytes = stop - at,
                            .slab = walk->slab,
-                           .slack = stop == end ? padding_behind(walk, number, end, edge) : 0};
+                           .slack = stop == end ? padding_after(walk, number, end, edge) : 0};
         add_piece(walk, piece, region);
         memory += piece.bytes;
         at = stop;

@@ -90,7 +90,7 @@ struct refit_window {
     bool leaving;           /* copies out of window `left` are under way */
     bool misfits;           /* all of it has been copied, but units that have to go whole */
     bool joined;            /* the stream of done waits for the copies that are leaving */
-    bool followed;          /* copies in have been put behind `after` */
+    bool followed;          /* copies in have been put after `after` */
     bool settled;           /* the step's figures have been told */
     refit_stream_ref after; /* of begin */
     refit_stream_ref work;  /* of the last done: window `stepped` - 1 */
@@ -369,8 +369,8 @@ static refit_status take_list(refit_window *window, const refit_window_part *par
 /* ---- Where parts lie in a slot: as they lie in the image, so that neighbours are one copy ------
  */
 
-/* The place of part `number` behind `end`, which the part before it has reached. */
-static uint64_t place_behind(const refit_window *window, uint32_t number, uint64_t end)
+/* The place of part `number` after `end`, which the part before it has reached. */
+static uint64_t place_after(const refit_window *window, uint32_t number, uint64_t end)
 {
     const window_part *part = &window->parts[number], *before = part - 1;
     if (end == 0) return 0;
@@ -383,14 +383,14 @@ static uint64_t place_behind(const refit_window *window, uint32_t number, uint64
     return align_up(end, SLOT_ALIGNMENT);
 }
 
-/* Places part `first` and those that stay together with it behind `end`; writes where they end, and
- * returns the part behind them. */
+/* Places part `first` and those that stay together with it after `end`; writes where they end, and
+ * returns the part after them. */
 static uint32_t place_together(refit_window *window, uint32_t first, uint64_t *end)
 {
     uint32_t number = first;
     do {
         window_part *part = &window->parts[number];
-        part->at = place_behind(window, number, *end);
+        part->at = place_after(window, number, *end);
         *end = part->at + part->bytes;
         number++;
     } while (number < window->part_count &&
@@ -694,7 +694,7 @@ static refit_status see_out(refit_window *window, uint32_t timeout_ms, refit_err
     return REFIT_OK;
 }
 
-/* A look without a wait: still under way is no failure. */
+/* A look without a wait: still under way is not a failure. */
 static refit_status unless_timeout(refit_status status)
 {
     return status == REFIT_ERR_TIMEOUT ? REFIT_OK : status;

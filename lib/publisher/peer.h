@@ -15,7 +15,7 @@
 #define RFT_RESEND_ROOM     64u
 #define RFT_LOST_MOST       1024u /* of the lost, how many are remembered, members apart */
 #define RFT_PEER_NAME_BYTES 64u   /* with its end */
-#define RFT_PEER_NAME_MARK  '/'   /* behind a key's name; no such name has one */
+#define RFT_PEER_NAME_MARK  '/'   /* after a key's name; no such name has one */
 
 /*
  * How far a worker is with the version it was last offered:
@@ -95,7 +95,7 @@ void rft_peers_close(rft_peers *peers);
 
 /* The name by which a worker is known. With a key it is the key's name, or begins with it and
  * RFT_PEER_NAME_MARK, so that no key can take a name of another: a name that the worker gives
- * itself, and that does not begin so, is put behind both. A name that is too long loses its
+ * itself, and that does not begin so, is put after both. A name that is too long loses its
  * beginning, because names of workers differ at their ends. */
 void rft_peer_name_bind(const char *key_name, const char *own_name, char name[RFT_PEER_NAME_BYTES]);
 

@@ -6,7 +6,7 @@
  *     the same GPU         copied down, page-locked       copied within the device
  *     another device       copied down                    and up again from there
  *
- * Copies of a device go on a stream of the publisher's own, behind the caller's; nothing waits for
+ * Copies of a device go on a stream of the publisher's own, after the caller's; nothing waits for
  * the caller's work before they are put there, and write returns when the caller's memory may
  * change. The CPU's part of a tensor that is then left (its digest where the device takes none, the
  * comparison with the version before) is done while the next one is being copied.
@@ -431,7 +431,7 @@ static refit_status write_singly(refit_publisher *publisher, const write_list *l
 
 /* ---- In batches */
 
-/* Tensors that come behind one wait. */
+/* Tensors that come after one wait. */
 typedef struct batch {
     const refit_weight *weights;
     uint32_t count;

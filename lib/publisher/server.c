@@ -362,7 +362,7 @@ static rft_peer *admit_new(rft_server *server, const caller *from)
     return peer;
 }
 
-/* A key with a name so long that rft_peer_name_bind has no room for the worker's own behind it. */
+/* A key with a name so long that rft_peer_name_bind has no room for the worker's own after it. */
 static bool is_full(const char *key_name)
 {
     return strlen(key_name) + 2 > RFT_PEER_NAME_BYTES - 1;
@@ -382,7 +382,7 @@ static rft_peer *admit(rft_server *server, const caller *from)
     refuse_hello(server, from, REFIT_ERR_EXISTS, false,
                  is_full(from->key_name)
                      ? "another worker uses this key: give this one a key of its own, or the key a "
-                       "name of at most 61 characters, so that names fit behind it"
+                       "name of at most 61 characters, so that names fit after it"
                      : "another worker goes by this name: give this one a name of its own, or wait "
                        "until that one is gone");
     return NULL;

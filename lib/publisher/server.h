@@ -176,7 +176,7 @@ void rft_transaction_abort(rft_server *server, refit_status status, const char *
 /* The trainer waits no longer. Before the decision the version is aborted; after it, the version
  * stands, and no worker is awaited any more. Legal from begin until it is finished. */
 void rft_transaction_cancel(rft_server *server, int64_t now);
-/* The store is rolled back: workers that are behind are offered the committed version. */
+/* The store is rolled back: workers that lag are offered the committed version. */
 void rft_transaction_end_rollback(rft_server *server, int64_t now);
 
 /* Tells a staged worker that its version is committed. */

@@ -10,7 +10,7 @@
  *      │                 all have answered                         │ all, or the quorum, staged
  *      └────────────────────────────────────── COMMITTING ◄────────┘
  *
- *   IDLE        The committed version, if any, is served: workers that are behind are offered it.
+ *   IDLE        The committed version, if any, is served: workers that lag are offered it.
  *   PREPARING   Nothing is served: a slot must become free. Newcomers wait.
  *   WRITING     Members have been offered the version and fetch ready frames. Newcomers are
  *               offered it as guests that do not count.

@@ -2,8 +2,8 @@
  * One stream, an event in the caller's stream and an event in the queue's own.
  *
  * A copy from or to the host is cut where a page-lock registration ends and at offload.piece_bytes,
- * so that copies of other streams are not held up behind it on the link. What has been put on the
- * stream counts as under way until an event behind it says otherwise; an event that could not be
+ * so that copies of other streams are not held up after it on the link. What has been put on the
+ * stream counts as under way until an event after it says otherwise; an event that could not be
  * recorded says nothing.
  */
 #include "store/copy_queue.h"
@@ -133,10 +133,10 @@ static refit_status parts_open(rft_copy_queue *queue, refit_error *error)
     refit_status status;
     RFT_TRY(rft_device_event_open(queue->device, &queue->before, error));
     RFT_TRY_GOTO(rft_device_event_open(queue->device, &queue->behind, error), undo_before);
-    RFT_TRY_GOTO(refit_stream_open(queue->device, &queue->stream, error), undo_behind);
+    RFT_TRY_GOTO(refit_stream_open(queue->device, &queue->stream, error), undo_after);
     return REFIT_OK;
 
-undo_behind:
+undo_after:
     rft_device_event_close(queue->device, queue->behind);
 undo_before:
     rft_device_event_close(queue->device, queue->before);

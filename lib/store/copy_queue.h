@@ -1,6 +1,6 @@
 /*
  * copy_queue: bytes between the memory of one device and the host, or within the device, on a
- * stream of its own behind the caller's; and their digests.
+ * stream of its own after the caller's; and their digests.
  *
  * Work is put on the stream by copy and digest, and waited for by wait. If it is not done by then,
  * the queue stays busy, and so does the memory that was named by hold: nothing may be written

@@ -255,7 +255,7 @@ static void encode_item(void *user, uint32_t item, uint32_t worker)
                      batch->sequences[item], batch->coding, NULL);
 }
 
-/* The frame that is wanted, and those behind the cursor that are not made. */
+/* The frame that is wanted, and those after the cursor that are not made. */
 static void batch_choose(rft_frames *frames, const rft_store *store, uint32_t sequence,
                          rft_coding coding, uint32_t ready)
 {

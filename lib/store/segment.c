@@ -286,7 +286,7 @@ static refit_status place_check(int fd, const segment_place *place, refit_error 
     if (fstat(fd, &file) != 0) return reach_failed(errno, error);
     if (file.st_ino != place->inode) return reach_failed(ENOENT, error);
     RFT_REFUSE_IF(!is_ours(fd, &file), error, REFIT_ERR_SECURITY,
-                  "the trainer offers memory that another user owns, or that is no segment");
+                  "the trainer offers memory that another user owns, or that is not a segment");
     return REFIT_OK;
 }
 
@@ -368,8 +368,8 @@ refit_status rft_segment_attach(rft_segment *segment, const char *name, uint64_t
     return status;
 }
 
-/* Of /proc/self/pagemap: a page that is there, in memory or swapped out, and is no file's is a copy
- * of this process's. */
+/* Of /proc/self/pagemap: a page that is there, in memory or swapped out, and is not a file's is a
+ * copy of this process's. */
 #define PAGE_THERE (UINT64_C(3) << 62)
 #define PAGE_FILE  (UINT64_C(1) << 61)
 #define PAGES_READ 1024
@@ -446,7 +446,7 @@ static void both_unmap(void *memory, void *view, uint64_t bytes)
 }
 
 /* To count down releases what the thread has done with the memory, and the last to do so acquires
- * what all others have: nothing is read or written there behind the unmapping. */
+ * what all others have: nothing is read or written there after the unmapping. */
 static void kept_leave(rft_kept *kept)
 {
     if (atomic_fetch_sub(&kept->users, 1) > 1) return;
@@ -515,9 +515,9 @@ void rft_segment_close(rft_segment *segment)
  *     note   reads with acquire: no byte is read before it
  *     holds  an acquire fence, then a read: all bytes are read before it
  *
- * If a reader saw a byte that was written behind a begin, the fences pair: its holds sees that
+ * If a reader saw a byte that was written after a begin, the fences pair: its holds sees that
  * begin's number or a later one, and numbers do not return. Seeing an end's number, its note sees
- * all bytes of that end. That it sees no older one is the socket's doing: SEAL is sent behind end
+ * all bytes of that end. That it sees no older one is the socket's doing: SEAL is sent after end
  * and received before note, through a queue in the kernel whose lock the sender gives and the
  * receiver takes.
  *

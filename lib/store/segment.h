@@ -93,7 +93,7 @@ void rft_segment_close(rft_segment *segment);
  * when it stages, and reads the number again when its user accepts: if it moved, the worker had
  * been evicted meanwhile and what the user read may be torn, so nothing is accepted. */
 
-/* A version in a shared store lies behind its seqlock: the RFT_SEQLOCK_BYTES before OFFER's
+/* A version in a shared store lies after its seqlock: the RFT_SEQLOCK_BYTES before OFFER's
  * segment_offset. That of a version in a GPU's memory has a segment of its own, the share
  * lock. */
 #define RFT_SEQLOCK_BYTES 64u

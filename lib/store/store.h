@@ -1,7 +1,7 @@
 /*
  * store: the publisher's host copy of the last committed version, and the one being written.
  *
- * Each slot is one image in memory of its own, behind its seqlock. With two slots a version is
+ * Each slot is one image in memory of its own, after its seqlock. With two slots a version is
  * written into the one that does not hold the committed version; with one it is written over it,
  * and an undo log gives the old bytes back. Every block is held against the committed version while
  * it is written, so that frames can leave out what did not change.

@@ -5,7 +5,7 @@
  * where it is the same memory under two names (tied tensors), and a device's memory known to be its
  * own.
  *
- * The windows of a device are page-locked where that is possible. A put and the fetch behind it
+ * The windows of a device are page-locked where that is possible. A put and the fetch after it
  * share a stream and one wait; it is the other window that is fetched into, so the bytes of a put
  * that failed are still there to be put again.
  */
@@ -317,7 +317,7 @@ refit_status rft_destinations_digest(const rft_destinations *all, const rft_boun
 
 /* ---- Rollback
  *
- * Notes one behind the other in reserved memory, each with the place of the one before it. The
+ * Notes one after the other in reserved memory, each with the place of the one before it. The
  * coder's RAW form is used for elements of every type: its notes hold old elements as they were,
  * where remainders would need the new ones to be still there when they are put back.
  */

@@ -4,8 +4,8 @@
  * Each has the name of a tensor, and lies in host memory, or in that of a device. The memory is the
  * caller's until close. A device's memory is compared and changed window by window, in memory of
  * the host: fetch brings a window, put takes it back; both are nothing for host memory, whose
- * windows are the memory itself. A rollback notes the bytes that are overwritten there. Which
- * version is written is unknown here.
+ * windows are the memory itself. A rollback notes the bytes that are overwritten there. Independent
+ * of which version is written.
  *
  * Belongs to one thread.
  */

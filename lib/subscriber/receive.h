@@ -112,7 +112,7 @@ refit_status rft_receive_verify(rft_receive *receive, refit_error *error);
 
 /* The publisher's heart beat, one each `heartbeat_ms`: frames that have not come while several were
  * heard, though they were asked for and all is written, are lost and asked for again. Beats queue
- * behind frames, so a slow line is no loss; and many beats heard at once are no more than one, so
+ * after frames, so a slow line is not a loss; and many beats heard at once are no more than one, so
  * neither is a worker that was stopped. */
 refit_status rft_receive_beat(rft_receive *receive, uint32_t heartbeat_ms, int64_t now,
                               refit_error *error);

@@ -30,7 +30,7 @@
  * some messages; lets the session act on the time; sends; reports.
  *
  * The session decides everything. A pass receives a bounded number of messages, so that orders and
- * beats do not wait behind a long stream of frames.
+ * beats do not wait for a long stream of frames.
  */
 
 typedef struct subscriber_service {

@@ -34,7 +34,7 @@
 #include "transfer/plan.h"
 
 /* ---- The events of one operation -------------------------------------------------------------
- * One stands on the caller's stream, one behind the last batch of each group, one behind
+ * One stands on the caller's stream, one after the last batch of each group, one after
  * everything. No lock: one thread records, then any thread reads; the mover keeps the two apart.
  */
 
@@ -256,7 +256,7 @@ static void limiter_hurry(rate_limiter *limiter)
 /* ---- Submitting a plan -----------------------------------------------------------------------
  * From batches to calls of the device: a batch of copies in one call (the plan is made for no more
  * copies in a batch than the device takes), a batch of zeroes one by one, and before each batch the
- * rate limiter. A stretch of a master is coded before its copies, or decoded behind them, on the
+ * rate limiter. A stretch of a master is coded before its copies, or decoded after them, on the
  * same stream: so the next stretch may use the same memory. Knows nothing of waiters.
  */
 
@@ -335,7 +335,7 @@ static refit_status submit_batch(const mover_submission *submission, const rft_b
     return submit_copies(submission, batch, error);
 }
 
-/* Where a step of the rate limiter begins, its wait; `*next` is then where the one behind it does.
+/* Where a step of the rate limiter begins, its wait; `*next` is then where the one after it does.
  */
 static refit_status submit_wait(const mover_submission *submission, uint32_t batch, uint32_t *next,
                                 refit_error *error)

@@ -31,7 +31,7 @@ void rft_mover_hurry(rft_mover *mover);
  * closed), then frees it. NULL is allowed. No other thread may use the mover any more. */
 refit_status rft_mover_close(rft_mover *mover, uint32_t timeout_ms, refit_error *error);
 
-/* Starts `plan` behind what `after` has queued; copies without a source (from == NULL) zero their
+/* Starts `plan` after what `after` has queued; copies without a source (from == NULL) zero their
  * memory. The plan and its memory must stay as they are until the operation is done. Groups are
  * below REFIT_GROUPS (REFIT_ERR_INVALID). REFIT_ERR_STATE if an operation is under way. On any
  * other failure nothing is under way, and it may be started again, unless the device is lost, or

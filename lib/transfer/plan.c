@@ -89,7 +89,7 @@ static void advance(rft_copy *copy, uint64_t bytes)
     copy->bytes -= bytes;
 }
 
-/* What is behind a run is behind its last copy; behind the others lies the run itself. */
+/* What is after a run is after its last copy; after the others lies the run itself. */
 static void add_run(rft_plan *plan, const rft_piece *run)
 {
     rft_copy left = {

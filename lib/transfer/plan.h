@@ -23,7 +23,7 @@ typedef struct rft_recode {
     rft_master_job job; /* its addresses are memory of the device */
     bool out;
     bool begins;   /* the first of its master: the verdict is cleared before */
-    void *verdict; /* host memory; where the verdict goes afterwards, behind the last of its master;
+    void *verdict; /* host memory; where the verdict goes afterwards, after the last of its master;
                       else NULL */
 } rft_recode;
 
@@ -36,7 +36,7 @@ typedef struct rft_piece {
     uint32_t slab;     /* which registration holds the host side, all of it; any number */
     const void *whole; /* the allocation or arena that contains the device's side. Only its identity
                           matters: two pieces are joined into one copy only if it is the same */
-    uint32_t slack;    /* as in rft_copy: behind the host side */
+    uint32_t slack;    /* as in rft_copy: after the host side */
     bool known_memory; /* as in rft_copy */
     const rft_recode *recode; /* NULL: moved as it is. Pieces of one follow each other. It must stay
                                  as long as the filling */

@@ -3,7 +3,7 @@
  * now.
  *
  * One thread looks at the folder repeatedly. Any thread asks which keys are allowed: that is
- * answered from memory, so no other thread waits for a file system. Files that are no public keys
+ * answered from memory, so no other thread waits for a file system. Files that are not public keys
  * are skipped, with a line in the log. A user that can write into the folder can admit keys, so a
  * folder or file that other users can write to admits none, nor does one that other users could
  * replace.

@@ -137,7 +137,7 @@ const char *rft_key_suffix(rft_key_half half)
 static refit_status check_file(const struct stat *found, const char *path, refit_error *error)
 {
     RFT_REFUSE_IF(!S_ISREG(found->st_mode), error, REFIT_ERR_SECURITY,
-                  "key file %.120s is no regular file", path);
+                  "key file %.120s is not a regular file", path);
     RFT_REFUSE_IF(!rft_user_is_own(found->st_uid) && found->st_uid != 0, error, REFIT_ERR_SECURITY,
                   "key file %.120s belongs to user %u, which could change it: own it (chown)%s",
                   path, (unsigned)found->st_uid, rft_user_doubt(found->st_uid));
@@ -190,7 +190,7 @@ static refit_status check_half(const char *text, const char *path, rft_key_half 
     return REFIT_OK;
 }
 
-/* A line that is no key may be a comment, '#' and a space (keys have no spaces), or blank. */
+/* A line that is not a key may be a comment, '#' and a space (keys have no spaces), or blank. */
 static refit_status read_line(const char *line, size_t length, const char *path, bool *found,
                               rft_key *out, refit_error *error)
 {

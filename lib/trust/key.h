@@ -22,7 +22,7 @@ typedef struct rft_key {
 
 void rft_key_print(const rft_key *key, char text[RFT_KEY_TEXT]);
 
-/* Reads `count` characters. False: these are no key, and nothing is written. */
+/* Reads `count` characters. False: these are not a key, and nothing is written. */
 bool rft_key_parse(const char *text, size_t count, rft_key *out);
 
 /* ---- Files

@@ -103,10 +103,10 @@ static refit_status enter_named(walk *it, const char *name, int fd, refit_error 
 /* Puts a link's target, or the working folder, in front of the names that are left. */
 static refit_status go_first(walk *it, const char *way, refit_error *error)
 {
-    char behind[PATH_MAX];
-    strcpy(behind, it->rest);
+    char after[PATH_MAX];
+    strcpy(after, it->rest);
     int length =
-        snprintf(it->rest, sizeof it->rest, "%s%s%s", way, behind[0] == '\0' ? "" : "/", behind);
+        snprintf(it->rest, sizeof it->rest, "%s%s%s", way, after[0] == '\0' ? "" : "/", after);
     if (length < 0 || (size_t)length >= sizeof it->rest) return fail(it, ENAMETOOLONG, error);
     return way[0] == '/' ? enter_root(it, error) : REFIT_OK;
 }
@@ -140,7 +140,7 @@ static refit_status take_name(walk *it, char name[NAME_MAX + 1], refit_error *er
     return REFIT_OK;
 }
 
-/* Opens the last name, which was no link a moment ago. */
+/* Opens the last name, which was not a link a moment ago. */
 static refit_status open_last(walk *it, const char *name, int flags, int *out, refit_error *error)
 {
     int fd = openat(it->at, name, flags | O_NOFOLLOW | O_CLOEXEC);
@@ -265,7 +265,7 @@ static bool is_own_place(const char *place)
 
 /* ---- The places */
 
-/* A path that is too long for a socket is no place. */
+/* A path that is too long for a socket is not a place. */
 static void add_place(rft_own_places *list, const char *parent, const char *name)
 {
     char *path = list->paths[list->count];
@@ -315,19 +315,20 @@ static void tell_unused(void)
 {
     const char *runtime = secure_getenv("XDG_RUNTIME_DIR");
     if (runtime == NULL || runtime[0] == '\0') return;
-    rft_log(REFIT_LOG_INFO,
-            "XDG_RUNTIME_DIR is not used: %s is no folder that only user %u may enter, or too long "
-            "for the path of a socket (%d bytes)",
-            runtime, (unsigned)geteuid(), RFT_OWN_FOLDER_BYTES - 1);
+    rft_log(
+        REFIT_LOG_INFO,
+        "XDG_RUNTIME_DIR is not used: %s is not a folder that only user %u may enter, or too long "
+        "for the path of a socket (%d bytes)",
+        runtime, (unsigned)geteuid(), RFT_OWN_FOLDER_BYTES - 1);
 }
 
-static void choose(size_t behind, char path[RFT_OWN_FOLDER_BYTES])
+static void choose(size_t after, char path[RFT_OWN_FOLDER_BYTES])
 {
     rft_own_places list;
     rft_own_places_list(&list);
     uint32_t at = 0;
     while (at + 1 < list.count &&
-           (strlen(list.paths[at]) + behind >= RFT_OWN_FOLDER_BYTES || !is_place(&list, at)))
+           (strlen(list.paths[at]) + after >= RFT_OWN_FOLDER_BYTES || !is_place(&list, at)))
         at++;
     if (at > 0) tell_unused();
     strcpy(path, list.paths[at]);
@@ -350,9 +351,9 @@ static refit_status judge(const char *path, int fd, refit_error *error)
     return REFIT_OK;
 }
 
-refit_status rft_own_folder_find(size_t behind, char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
+refit_status rft_own_folder_find(size_t after, char path[RFT_OWN_FOLDER_BYTES], refit_error *error)
 {
-    choose(behind, path);
+    choose(after, path);
     if (mkdir(path, S_IRWXU) != 0 && errno != EEXIST)
         return rft_fail_sub(error, REFIT_ERR_IO, errno, "folder %s cannot be made: %s", path,
                             strerror(errno));

@@ -30,7 +30,7 @@ refit_status rft_trusted_open(int folder, const char *path, const char *what, in
 
 /* ---- The user's own folder */
 
-/* Of the folder's path and what is put behind it, with the end: what the path of a socket can have,
+/* Of the folder's path and what is put after it, with the end: what the path of a socket can have,
  * with room for ".lock". */
 #define RFT_OWN_FOLDER_BYTES 100
 #define RFT_OWN_PLACES_MOST  3
@@ -50,11 +50,10 @@ void rft_own_places_list(rft_own_places *out);
 bool rft_own_places_has(const rft_own_places *list, uint32_t place);
 
 /* Writes the path of the folder, which is made (0700) if it is not there, at the first place that
- * is this user's alone and leaves room for `behind` bytes; at the last place otherwise, which has
+ * is this user's alone and leaves room for `after` bytes; at the last place otherwise, which has
  * room for "/", a name of 63 bytes and a suffix. Reads the environment.
  * REFIT_ERR_SECURITY: another user made it first, or may enter it; REFIT_ERR_IO: it cannot be made.
  */
-refit_status rft_own_folder_find(size_t behind, char path[RFT_OWN_FOLDER_BYTES],
-                                 refit_error *error);
+refit_status rft_own_folder_find(size_t after, char path[RFT_OWN_FOLDER_BYTES], refit_error *error);
 
 #endif

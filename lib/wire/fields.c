@@ -214,14 +214,14 @@ typedef struct wire_value {
     rft_view bytes;  /* of a string or byte string */
 } wire_value;
 
-/* The two's complement of `width` bytes; below 0 it is no number for us. */
+/* The two's complement of `width` bytes; below 0 it is not a number for us. */
 static wire_value signed_value(uint64_t bits, unsigned width)
 {
     bool negative = bits >> (8 * width - 1) != 0;
     return (wire_value){negative ? VALUE_OTHER : VALUE_NUMBER, bits, {0}};
 }
 
-/* A value without a body: `first` is its format, `bits` the number behind it. */
+/* A value without a body: `first` is its format, `bits` the number after it. */
 static wire_value plain_value(unsigned char first, uint64_t bits)
 {
     if (first < 0x80) return (wire_value){VALUE_NUMBER, first, {0}};
@@ -244,8 +244,8 @@ static value_class class_of(format_class class)
     return VALUE_OTHER;
 }
 
-/* Reads the value at `*at`, in bytes that rft_validate has passed, and moves behind it; of an array
- * or a map behind its head, to its first value. */
+/* Reads the value at `*at`, in bytes that rft_validate has passed, and moves after it; of an array
+ * or a map after its head, to its first value. */
 static wire_value take_value_at(const unsigned char **at)
 {
     unsigned char first = **at;
@@ -260,7 +260,7 @@ static wire_value take_value_at(const unsigned char **at)
     return value;
 }
 
-/* Moves behind the value, with all that it holds. */
+/* Moves after the value, with all that it holds. */
 static void pass_value(const unsigned char **at)
 {
     for (uint64_t due = 1; due > 0; due--) {

@@ -3,7 +3,7 @@
  *
  * The common case without a base, all blocks dense, copies nothing: the payload is the stretch of
  * the store itself, with the padding between its tensors. As soon as one block is left out or is
- * sparse, what the others need is gathered one behind the other, without padding, into a buffer
+ * sparse, what the others need is gathered one after the other, without padding, into a buffer
  * that is reused from frame to frame:
  *
  *     [ room for an entry a block, in use from its end ][ block ][ block ] …
@@ -148,7 +148,7 @@ static frame_walk walk_start(const rft_manifest *manifest, const rft_frame_span 
     };
 }
 
-/* The planes one behind the other from `start`, by their lengths. */
+/* The planes one after the other from `start`, by their lengths. */
 static unsigned char *walk_place(frame_walk *walk, unsigned char *start)
 {
     for (uint32_t i = 0; i < RFT_PACK_PLANES; i++) {
@@ -413,7 +413,7 @@ typedef struct frame_gather {
     unsigned char *modes;
     unsigned char *entries;
     unsigned char *next; /* where the next block's bytes go */
-    uint32_t copied;     /* blocks up to here are in place; of those behind, none is sparse */
+    uint32_t copied;     /* blocks up to here are in place; of those after, none is sparse */
     unsigned char *hole; /* where the bytes of these go */
     rft_frame_counts counts;
 } frame_gather;

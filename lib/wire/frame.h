@@ -25,7 +25,7 @@ typedef enum rft_block_mode {
  *
  *     u16 changed - 1 | u16 escapes | u64 digest part before | u64 digest part after
  *
- * and its planes, one behind the other as kernels/delta.h lays them out. How long those are follows
+ * and its planes, one after the other as kernels/delta.h lays them out. How long those are follows
  * from the entry and from the planes themselves, so no length travels. The parts are those of
  * rft_digest_part at the block's place in its tensor: `before` says to which bytes the changes
  * belong, `after` is that of the result. A block is coded so only where that is smaller than its
@@ -66,7 +66,7 @@ bool rft_sparse_read(const rft_manifest *manifest, const rft_block *block,
  * A gathered payload plane by plane, each of them compressed (zstd) where it shrinks.
  *
  * What the blocks of a frame have in common compresses better together than what stands next to it
- * in a block. So the payload is taken apart into planes over the whole frame, one behind the other:
+ * in a block. So the payload is taken apart into planes over the whole frame, one after the other:
  * the directory of the sparse blocks, the six planes of kernels/delta.h, and the bytes of dense
  * blocks; in each the blocks' parts in their order. FRAME says in `planes` how long each is as it
  * travels, 4 bytes each: 0 where it is not compressed, and then as long as the blocks need.

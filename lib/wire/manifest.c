@@ -501,7 +501,7 @@ refit_status refit_version_digest(const refit_tensor *tensors, uint32_t count,
                                   const uint64_t *digests, unsigned char digest[16],
                                   refit_error *error)
 {
-    refit_config config; /* the partition of a version is no part of its digest */
+    refit_config config; /* the partition of a version is not part of its digest */
     refit_config_init(&config, sizeof config);
     const rft_limits limits = rft_limits_from(&config);
     RFT_REFUSE_IF(digests == NULL || digest == NULL, error, REFIT_ERR_INVALID,

@@ -3,7 +3,7 @@
  * into frames.
  *
  * Everything here follows from the list of tensors and the frame size alone, so both ends compute
- * the same. Tensors lie one behind the other, each aligned to 64 bytes (tied ones lie where their
+ * the same. Tensors lie one after the other, each aligned to 64 bytes (tied ones lie where their
  * original lies; an empty one takes no bytes and has no blocks). A block is 65,536 elements of one
  * tensor, the last one shorter; a frame is a run of whole blocks: the bytes from the first block's
  * start to the last one's end, padding between tensors included, at most frame_bytes (a single
@@ -56,7 +56,7 @@ typedef struct rft_manifest {
     rft_manifest_tensor *tensors; /* owned */
     uint32_t count;
     uint32_t originals;       /* tensors that are not aliases */
-    char *names;              /* owned; one behind the other, each with its NUL */
+    char *names;              /* owned; one after the other, each with its NUL */
     rft_manifest_name *index; /* owned; sorted by name */
     rft_block *blocks;        /* owned */
     uint32_t block_count;
@@ -68,7 +68,7 @@ typedef struct rft_manifest {
     rft_bytes encoded;      /* the list as it travels */
 } rft_manifest;
 
-/* One tensor in the list as it travels: one msgpack map each, one behind the other. The list is not
+/* One tensor in the list as it travels: one msgpack map each, one after the other. The list is not
  * one array, so it is read one tensor at a time, and the memory to unpack it does not grow with a
  * peer's claims. The name lies in the bytes that it was read from. */
 typedef struct rft_listed_tensor {

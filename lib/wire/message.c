@@ -249,7 +249,7 @@ refit_status rft_message_decode(rft_view bytes, const rft_limits *limits, rft_me
     size_t used;
     RFT_TRY(rft_map_open(bytes, limits, &map, &used, error));
     RFT_REFUSE_IF(used != bytes.count, error, REFIT_ERR_PROTOCOL,
-                  "a message has %zu bytes behind its end", bytes.count - used);
+                  "a message has %zu bytes after its end", bytes.count - used);
     return read_message(&map, bytes.count, limits, out, error);
 }
 
@@ -284,7 +284,7 @@ rft_limits rft_limits_from(const refit_config *config)
 
 /* ---- A share of GPU memory
  *
- * Its fields one by one: the struct's own layout is no part of the wire.
+ * Its fields one by one: the struct's own layout is not part of the wire.
  */
 
 _Static_assert(RFT_SHARE_BYTES == RFT_UUID_BYTES + sizeof(((rft_share *)NULL)->handle) + 3 * 8,

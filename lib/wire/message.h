@@ -88,7 +88,7 @@ typedef struct rft_message {
                 instance;  /* drawn when the subscriber opened: tells a reconnect from a namesake */
             rft_view host; /* host identity, a hint only */
             bool shm;      /* willing to share memory */
-            bool observer; /* wants to be told what is there, once, and is no worker */
+            bool observer; /* wants to be told what is there, once, and is not a worker */
             uint32_t window; /* frames it wants in flight at most */
             rft_held held;
             rft_view gpu; /* UUID of the GPU whose memory it can map; empty: none */

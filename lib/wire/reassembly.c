@@ -254,7 +254,7 @@ static bool plan_whole(rft_reassembly *reassembly, const rft_frame_span *span, r
     return payload.count == span->bytes;
 }
 
-/* Whether the block's bytes or planes lie at `at`, before `end`; then at is behind them. */
+/* Whether the block's bytes or planes lie at `at`, before `end`; then at is after them. */
 static bool plan_block(const rft_reassembly *reassembly, const rft_block *block,
                        rft_block_mode mode, const unsigned char **entry, const unsigned char **at,
                        const unsigned char *end, block_plan *plan)

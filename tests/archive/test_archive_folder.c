@@ -1,4 +1,4 @@
-/* Folders that another program has changed: links, false names, entries that are no files, files
+/* Folders that another program has changed: links, false names, entries that are not files, files
  * that may not be written. Nothing outside the folder is touched, and files that can be read are
  * read. */
 #include <sys/stat.h>
@@ -40,7 +40,7 @@ RIG_TEST(a_lock_that_is_a_link_is_refused)
     rig_expect(rig, RIG_EPOCH, 1); /* a reader needs no lock */
 }
 
-RIG_TEST(what_is_removed_or_written_is_never_behind_a_link)
+RIG_TEST(what_is_removed_or_written_is_never_through_a_link)
 {
     size_t count;
     rig_open_with(rig, 10, 1);

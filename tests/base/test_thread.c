@@ -109,7 +109,7 @@ TEST(all_cpus_of_a_large_machine_are_counted)
         cpus = machines[i];
         assert_int_equal(rft_cpu_count(), machines[i]);
     }
-    cpus = 100000; /* more than there can be: the answer is no error */
+    cpus = 100000; /* more than there can be: the answer is not an error */
     assert_int_equal(rft_cpu_count(), 1);
     cpus = 0;
 }

@@ -38,17 +38,17 @@ refuses 6 "cannot open $scratch/missing.yaml" config --file "$scratch/missing.ya
 
 # A file that is not regular is refused at once: a FIFO may never have a writer.
 mkfifo "$scratch/fifo"
-refuses 3 "$scratch/fifo is no regular file: write the configuration into one" config --file "$scratch/fifo"
-refuses 3 "is no regular file" config --file <(echo "offload: {batch: 2}")
-refuses 3 "$scratch is no regular file" config --file "$scratch"
-refuses 3 "/dev/null is no regular file" config --file /dev/null
+refuses 3 "$scratch/fifo is not a regular file: write the configuration into one" config --file "$scratch/fifo"
+refuses 3 "is not a regular file" config --file <(echo "offload: {batch: 2}")
+refuses 3 "$scratch is not a regular file" config --file "$scratch"
+refuses 3 "/dev/null is not a regular file" config --file /dev/null
 printf 'include: fifo\n' >"$scratch/top.yaml"
-refuses 3 "$scratch/top.yaml:1:10: $scratch/fifo is no regular file" config --file "$scratch/top.yaml"
+refuses 3 "$scratch/top.yaml:1:10: $scratch/fifo is not a regular file" config --file "$scratch/top.yaml"
 refuses 5 "$scratch/fifo: it is empty or not a regular file" publish "$scratch/fifo"
 refuses 5 "not a regular file" inspect "$scratch/fifo"
 refuses 5 "not a regular file" bench delta --from "$scratch/fifo" --to "$scratch/fifo"
 refuses 1 "$scratch/fifo: it is empty or not a regular file" bench tensors --tensors "$scratch/fifo"
-refuses 1 "$scratch/fifo is no regular file" subscribe "ipc://$scratch/socket" --out "$scratch/kept" --set security.key="$scratch/fifo" \
+refuses 1 "$scratch/fifo is not a regular file" subscribe "ipc://$scratch/socket" --out "$scratch/kept" --set security.key="$scratch/fifo" \
     --set security.server_key="$scratch/fifo"
 refuses 3 "the nearest is broadcast.window" config --set broadcast.windows=1
 refuses 3 "broadcast.window cannot be 0: it must be 1 to 4096" config --set broadcast.window=0

@@ -1,6 +1,6 @@
 #!/bin/bash
 # tests/system/bench_link.sh: six rows over a link of the requested rate, and nothing of the link is left
-# behind; skipped where the machine allows no link.
+# after; skipped where the machine allows no link.
 # shellcheck source=tests/cli/support.sh
 . "$(dirname "${BASH_SOURCE[0]}")/support.sh"
 link=$(dirname "${BASH_SOURCE[0]}")/../system/bench_link.sh

@@ -9,7 +9,7 @@ keys=$scratch/keys
 refuses 2 "which keys?" keygen
 refuses 2 "which keys?" keygen "$keys"
 refuses 2 "what is more?" keygen "$keys" trainer more
-refuses 2 "is no name for keys" keygen "$keys" ../trainer
+refuses 2 "is not a name for keys" keygen "$keys" ../trainer
 refuses 6 "cannot be opened" keygen "$scratch/no/such" trainer
 
 for name in trainer w0 stranger; do

@@ -20,7 +20,7 @@ broken="refit: cannot write to standard output: Broken pipe"
 begin publish "$scratch/small" "$scratch/large" --bind "$socket" --timeout 50
 read -r line <"$scratch/publish.said"
 [ "$line" = "endpoint $socket" ] || complain "publish said $line"
-# Before the worker comes, behind which the trainer may have ended.
+# Before the worker comes, after which the trainer may have ended.
 eventually grep -q '/memfd:refit ' "/proc/$publish/maps"
 ! grep -q '/dev/shm/refit-' "/proc/$publish/maps" || complain "the publisher's memory has a file that could be left"
 begin subscribe "$socket" --out "$scratch/kept" --timeout 50

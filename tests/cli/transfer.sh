@@ -42,7 +42,7 @@ same() {
 workers=()
 for bind in tcp://127.0.0.1:0 "ipc://$scratch/socket" "user://*"; do
     begin_publish "$scratch"/[123].in --bind "$bind" --workers 2 --timeout 50
-    case $endpoint in *:0) complain "$endpoint is no port" ;; esac
+    case $endpoint in *:0) complain "$endpoint is not a port" ;; esac
     subscribe shared 3
     subscribe sent 3 --set broadcast.shm=off
     case $bind in tcp*) join 3 ;; *) join 0 ;; esac

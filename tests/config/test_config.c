@@ -42,7 +42,7 @@ TEST_WITH(keys_differ_and_are_as_wide_as_their_fields, start, NULL)
     }
 }
 
-/* The field that begins at `at`, or behind padding; NULL if there is none. */
+/* The field that begins at `at`, or after padding; NULL if there is none. */
 static const rft_option *field_at(size_t at)
 {
     for (size_t i = 0; i < rft_option_count; i++) {
@@ -63,7 +63,7 @@ TEST_WITH(every_field_has_a_row, start, NULL)
     assert_in_range(sizeof(refit_config), end, end + 7);
 }
 
-TEST_WITH(smaller_struct_is_left_alone_behind_its_end, start, NULL)
+TEST_WITH(smaller_struct_is_left_alone_after_its_end, start, NULL)
 {
     unsigned char room[sizeof(refit_config)];
     memset(room, 0xa5, sizeof room);
@@ -233,11 +233,11 @@ TEST_WITH(texts_are_utf8_without_control_characters, start, NULL)
         const char *text;
         const char *part;
     } cases[] = {
-        {"ra\nnk", "has a control character (byte 3), or is no UTF-8 there: leave it out"},
-        {"\x7f", "has a control character (byte 1), or is no UTF-8 there"},
-        {"rank\xff", "has a control character (byte 5), or is no UTF-8 there"},
-        {"r\xe5\xb1", "has a control character (byte 2), or is no UTF-8 there"},
-        {"r\xc2\x85", "has a control character (byte 2), or is no UTF-8 there"},
+        {"ra\nnk", "has a control character (byte 3), or is not UTF-8 there: leave it out"},
+        {"\x7f", "has a control character (byte 1), or is not UTF-8 there"},
+        {"rank\xff", "has a control character (byte 5), or is not UTF-8 there"},
+        {"r\xe5\xb1", "has a control character (byte 2), or is not UTF-8 there"},
+        {"r\xc2\x85", "has a control character (byte 2), or is not UTF-8 there"},
     };
     for (size_t i = 0; i < rft_option_count; i++) {
         const rft_option *option = &rft_options[i];

@@ -138,8 +138,8 @@ TEST_WITH(file_that_cannot_be_read_is_an_io_error, start, clean)
 TEST_WITH(what_is_no_regular_file_is_refused_without_waiting, start, clean)
 {
     assert_int_equal(mkfifo(in_folder("fifo"), 0600), 0);
-    assert_load_fails("fifo", REFIT_ERR_CONFIG, "fifo is no regular file");
-    assert_load_fails("", REFIT_ERR_CONFIG, "is no regular file");
+    assert_load_fails("fifo", REFIT_ERR_CONFIG, "fifo is not a regular file");
+    assert_load_fails("", REFIT_ERR_CONFIG, "is not a regular file");
 }
 
 TEST_WITH(huge_file_is_refused, start, clean)
@@ -208,7 +208,7 @@ TEST_WITH(wrong_variables_are_refused, start, clean)
     assert_variable_fails("REFIT_", "1", "names no option");
     assert_variable_fails("REFIT_BROADCAST_WORKER", "rank\xff",
                           "environment: REFIT_BROADCAST_WORKER: broadcast.worker has a control "
-                          "character (byte 5), or is no UTF-8 there");
+                          "character (byte 5), or is not UTF-8 there");
     assert_variable_fails("REFIT_SECURITY_KEY", "a\tb", "security.key has a control character");
     assert_variable_fails("REFIT_offload_batch", "1", "names no option");
 }

@@ -258,7 +258,7 @@ static void wait_until(refit_offloader *offloader, refit_offloader_state wanted)
 }
 
 /* A step would be lost: what comes back are the bytes that have left. */
-FLEET(states_that_left_behind_a_deadline_are_not_joined)
+FLEET(states_that_left_after_a_deadline_are_not_joined)
 {
     open_fleet(1);
     make_impatient();

@@ -1,7 +1,7 @@
 /*
- * Libraries that are called libcuda.so.1 and are no driver that refit can use: the toolkit's stub
- * before 12.0 and since, a driver for CUDA 11.4, and something else. CMakeLists.txt makes one of
- * each.
+ * Libraries that are called libcuda.so.1 and are not a driver that refit can use: the toolkit's
+ * stub before 12.0 and since, a driver for CUDA 11.4, and something else. CMakeLists.txt makes one
+ * of each.
  */
 extern const int absent_cuda;
 const int absent_cuda = 1;

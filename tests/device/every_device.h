@@ -20,7 +20,7 @@ typedef struct fixture {
     refit_device *device;
     refit_stream_ref stream;
     refit_error error;
-    unsigned depth; /* so much work may be queued behind a gate before a call blocks */
+    unsigned depth; /* so much work may be queued after a gate before a call blocks */
     bool strict;    /* like the host device it knows each of its handles, refuses what its queue
                        cannot hold, and keeps a failure of queued work to its stream; a GPU leaves
                        the first undefined, blocks, and is lost */

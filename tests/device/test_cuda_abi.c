@@ -272,7 +272,7 @@ TEST(calls_are_those_of_the_toolkit)
     assert_int_equal(COUNT_OF(symbols), abi_call_count);
 }
 
-/* What <cuda.h> says behind the list of errors' comments: `*value` of the error that this line
+/* What <cuda.h> says after the list of errors' comments: `*value` of the error that this line
  * defines; false: it is another line. */
 static bool defines_error(const char *line, char name[64], int *value)
 {

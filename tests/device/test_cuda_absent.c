@@ -1,6 +1,6 @@
-/* No driver, the toolkit's stub, a driver that is too old, a file that is no library: each has its
- * own error, and "auto" takes the host only where there is no driver at all. ABSENT_CUDA_KIND, set
- * by CMakeLists.txt, says which libcuda.so.1 this process finds. */
+/* No driver, the toolkit's stub, a driver that is too old, a file that is not a library: each has
+ * its own error, and "auto" takes the host only where there is no driver at all. ABSENT_CUDA_KIND,
+ * set by CMakeLists.txt, says which libcuda.so.1 this process finds. */
 #include <stdlib.h>
 
 #include <refit/device.h>
@@ -19,7 +19,7 @@ static const expectation expectations[] = {
     {"old_stub", REFIT_ERR_NOT_FOUND, "stub"},
     {"stub", REFIT_ERR_NOT_FOUND, "stub"},
     {"old_driver", REFIT_ERR_UNSUPPORTED, "for CUDA 11.4 and refit needs 12.0"},
-    {"no_driver", REFIT_ERR_DEVICE, "is no CUDA driver"},
+    {"no_driver", REFIT_ERR_DEVICE, "is not a CUDA driver"},
 };
 
 static const expectation *expected(void)

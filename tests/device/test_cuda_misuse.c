@@ -256,7 +256,7 @@ GPU_TEST(where_memory_ends_is_asked_twice)
     assert_ok(refit_memory_free(gpu, memory, NULL));
 }
 
-/* Reserved addresses with a physical memory of its own behind each granule, as PyTorch's
+/* Reserved addresses with a physical memory of its own mapped to each granule, as PyTorch's
  * expandable_segments grow them. */
 typedef struct segments {
     rft_cuda_driver driver;
@@ -310,9 +310,9 @@ GPU_TEST(memory_of_many_mappings_is_one_and_a_hole_is_seen)
     segments_unmap(&torch, 1);
     assert_ok(check(base, torch.granule, NULL));
     assert_ok(check(base + 2 * torch.granule, torch.granule, NULL));
-    assert_refused(check(base, bytes, error), REFIT_ERR_INVALID, "no memory mapped behind");
+    assert_refused(check(base, bytes, error), REFIT_ERR_INVALID, "no memory mapped to");
     assert_refused(check(base + torch.granule + 5, 1, error), REFIT_ERR_INVALID,
-                   "no memory mapped behind");
+                   "no memory mapped to");
     segments_unmap(&torch, 0);
     segments_unmap(&torch, 2);
     segments_close(&torch);

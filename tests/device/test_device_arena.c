@@ -275,7 +275,7 @@ TEST(work_that_fails_in_a_queue_loses_the_device)
     assert_int_equal(rft_device_event_wait(on.device, event, TIMEOUT_MS, &first), REFIT_ERR_DEVICE);
     assert_non_null(strstr(first.text, "lost"));
     assert_true(rft_device_is_lost(on.device));
-    /* One sentence, whoever asks, whatever for; what was queued behind it is not done. */
+    /* One sentence, whoever asks, whatever for; what was queued after it is not done. */
     assert_int_equal(rft_device_event_wait(on.device, passed, 0, &next), REFIT_ERR_DEVICE);
     assert_string_equal(next.text, first.text);
     assert_int_equal(refit_stream_copy(on.device, other, &to, &from, 1, &next), REFIT_ERR_DEVICE);

@@ -225,7 +225,7 @@ TEST(events_may_go_first_or_last)
     rft_device_event_close(on.device, late);
 }
 
-TEST(waits_that_time_out_leave_nothing_behind)
+TEST(waits_that_time_out_leave_nothing)
 {
     gate_put(on.stream);
     for (unsigned i = 0; i < 20; i++)

@@ -20,7 +20,7 @@ static void *run_unuse(void *user)
 }
 
 /* The sanitizers see a waiter that reads what has been freed. */
-TEST(a_reservation_is_closed_behind_the_last_that_waits)
+TEST(a_reservation_is_closed_after_the_last_that_waits)
 {
     waiter it = {0};
     uint64_t granule;

@@ -31,7 +31,7 @@
  * - Time: nothing here says how fast anything is. DMA, caches, page faults, the host's page locks.
  * - Memory of a device that is shared by processes: each process has all of it.
  * - Captured work: it is counted, not run, and makes no graph.
- * - What a lock hides: ThreadSanitizer sees every driver call as ordered behind finished work.
+ * - What a lock hides: ThreadSanitizer sees every driver call as ordered after finished work.
  *
  * In the child of a fork every call answers NOT_INITIALIZED, as with the real one.
  *

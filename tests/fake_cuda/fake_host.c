@@ -96,7 +96,7 @@ rft_cu_result fake_cu_host_free(void *memory)
     if (fake_ends(&call, result) && memory != NULL) {
         fake_span *span = beginning_at(memory, FAKE_HOST);
         if (span == NULL) {
-            fake_violation("cuMemFreeHost of %p, which is no allocation", memory);
+            fake_violation("cuMemFreeHost of %p, which is not an allocation", memory);
             result = RFT_CU_INVALID_VALUE;
         } else {
             fake_span_drop(span, "freed");

@@ -18,7 +18,7 @@ static uint64_t rounded(uint64_t bytes)
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
-/* Addresses, and a file as long behind them. */
+/* Addresses, and a file as long mapped to them. */
 static bool heap_open(fake_device *device)
 {
     if (device->heap != 0) return true;
@@ -92,7 +92,7 @@ static rft_cu_result give_back(rft_cu_ptr memory)
 {
     fake_span *span = fake_span_at(memory);
     if (span == NULL || span->kind != FAKE_MEMORY || span->node.base != memory) {
-        fake_violation("cuMemFree of 0x%llx, which is no allocation", memory);
+        fake_violation("cuMemFree of 0x%llx, which is not an allocation", memory);
         return RFT_CU_INVALID_VALUE;
     }
     fake_device *device = &fake.devices[span->device];

@@ -15,7 +15,7 @@ typedef struct fake_physical {
 } fake_physical;
 
 bool fake_granular(uint64_t number);
-/* NULL, and a violation, for what is no handle. */
+/* NULL, and a violation, for what is not a handle. */
 fake_physical *fake_physical_find(rft_cu_handle handle);
 /* One of its users has no more need of it. */
 void fake_physical_leave(fake_physical *physical);

@@ -75,7 +75,7 @@ static bool waits_for(const fake_stream *stream, const fake_stream *other)
     return other->first->serial < stream->first->serial;
 }
 
-static bool behind_others(const fake_stream *stream)
+static bool after_others(const fake_stream *stream)
 {
     for (const fake_stream *other = streams; other != NULL; other = other->next)
         if (waits_for(stream, other)) return true;
@@ -89,7 +89,7 @@ static bool runnable(const fake_stream *stream)
     if (op == NULL || stream->stopped) return false;
     if (op->function != NULL && calling) return false;
     if (stream->context->lost != RFT_CU_SUCCESS) return true;
-    return (op->ready == NULL || op->ready(op)) && !behind_others(stream);
+    return (op->ready == NULL || op->ready(op)) && !after_others(stream);
 }
 
 static bool passes(const fake_stream *stream)

@@ -1,6 +1,6 @@
 /*
  * Address space of the fake's devices. A space is mapped twice as long as it is: the first half are
- * the addresses that the driver hands out, without rights, and behind each of them, as far on as
+ * the addresses that the driver hands out, without rights, and after each of them, as far on as
  * the space is long, lie its bytes, which are those of a file in memory or nothing. So no CPU finds
  * the bytes by a device's address, and other processes can map the same file.
  */

@@ -33,7 +33,7 @@ typedef enum fake_symbol {
         FAKE_SYMBOLS
 } fake_symbol;
 
-/* What stands behind each: fake_cu_init, fake_cu_memory_alloc, … */
+/* What follows each: fake_cu_init, fake_cu_memory_alloc, … */
 #define FAKE_DECLARE(field, symbol, version, ...) rft_cu_result fake_cu_##field(__VA_ARGS__);
 FAKE_ALL_SYMBOLS(FAKE_DECLARE)
 #undef FAKE_DECLARE
@@ -61,7 +61,7 @@ struct fake_device {
     bool known[256];
     fake_context *primary;
     /* What cuMemAlloc allocates from: addresses without rights, and the same length of a file
-     * behind them. 0: not yet made. */
+     * after them. 0: not yet made. */
     uint64_t heap;
     uint64_t heap_size;
     uint64_t heap_next; /* where the next search begins, so that addresses come back late */
@@ -201,11 +201,11 @@ fake_device *fake_device_of(rft_cu_device device);
 void fake_contexts_reset(void);
 void fake_lose(fake_context *context, rft_cu_result result);
 
-/* ---- fake_space.c: addresses without rights. 0: there are none. The bytes lie behind them, as far
+/* ---- fake_space.c: addresses without rights. 0: there are none. The bytes lie after them, as far
  * again. */
 uint64_t fake_space_open(uint64_t bytes, uint64_t alignment, uint64_t wish);
 void fake_space_close(uint64_t base, uint64_t bytes);
-/* Puts the bytes of a file behind addresses; takes them away. */
+/* Maps the bytes of a file to addresses; takes them away. */
 bool fake_space_back(uint64_t at, uint64_t shift, uint64_t bytes, int file, uint64_t offset);
 void fake_space_bare(uint64_t at, uint64_t shift, uint64_t bytes);
 int fake_space_file(uint64_t bytes);

@@ -21,7 +21,7 @@ typedef struct fake_tree {
 
 void fake_tree_put(fake_tree *tree, fake_node *node);
 void fake_tree_take(fake_tree *tree, fake_node *node);
-/* The first that ends behind the address. */
+/* The first that ends after the address. */
 fake_node *fake_tree_from(const fake_tree *tree, uint64_t address);
 /* The one that holds the address. */
 fake_node *fake_tree_at(const fake_tree *tree, uint64_t address);

@@ -1,6 +1,6 @@
 /*
  * Virtual memory: addresses are reserved, and physical memory is mapped there. Mappings of one
- * reservation lie side by side behind it, so that a range over several of them is one of bytes.
+ * reservation lie side by side after it, so that a range over several of them is one of bytes.
  */
 #include <stdlib.h>
 
@@ -35,7 +35,7 @@ static rft_cu_result unreserve(rft_cu_ptr base, uint64_t bytes)
 {
     fake_node *node = fake_tree_at(&fake.reservations, base);
     if (node == NULL || node->base != base || node->size != bytes) {
-        fake_violation("cuMemAddressFree of 0x%llx, which is no reservation", base);
+        fake_violation("cuMemAddressFree of 0x%llx, which is not a reservation", base);
         return RFT_CU_INVALID_VALUE;
     }
     if (fake_tree_overlap(&fake.spans, base, bytes) != NULL) {

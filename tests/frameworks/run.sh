@@ -6,7 +6,7 @@
 #   tests/frameworks/run.sh vllm verl-0.9.1       these; a name without a version means all its versions
 #   tests/frameworks/run.sh --quick               of each the newest version, without the tests that are marked slow
 #   tests/frameworks/run.sh --quick vllm          the same of these; a version that is named stays
-#   tests/frameworks/run.sh vllm -- -k transfer   what stands behind -- goes to pytest
+#   tests/frameworks/run.sh vllm -- -k transfer   what follows -- goes to pytest
 #
 # NAME/environment.sh describes an environment; it is sourced and sets
 #   versions    the versions of the framework that are tested, pinned

@@ -295,7 +295,7 @@ class OnHost(Resident):
 
 
 class OnHostEarly(OnHost):
-    """refit, whose first windows come in behind the backward pass."""
+    """refit, whose first windows come in during the backward pass."""
 
     name = "refit, windows, prefetch"
     prefetch = True

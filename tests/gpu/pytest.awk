@@ -1,4 +1,4 @@
-# pytest.awk: what `pytest -v` printed, behind stamps (stamp.sh), to one JSON object a test, as
+# pytest.awk: what `pytest -v` printed, after stamps (stamp.sh), to one JSON object a test, as
 # tests.awk makes of cmocka's words, by itself or with pytest-xdist (-n). Needs -v on=DEVICE
 # -v status=EXIT_STATUS.
 

@@ -53,7 +53,7 @@ while [ $# -gt 0 ]; do
 done
 [ -n "$out" ] || die "usage: tests/gpu/run.sh OUT_DIR"
 out=$(realpath -m "$out")
-[ -z "$fake" ] || [[ $out/ != "$here"/results/* ]] || die "a rehearsal is no result: choose another OUT_DIR"
+[ -z "$fake" ] || [[ $out/ != "$here"/results/* ]] || die "a rehearsal is not a result: choose another OUT_DIR"
 build=${build:-$(mktemp -d /tmp/refit-gpu-build.XXXXXX)}
 rm -rf "$out/rows"
 mkdir -p "$out/rows" || die "$out cannot be made"
@@ -284,7 +284,7 @@ rows() {
     printf '"benches":[\n%s\n]}\n' "$(rows benches)"
 } >"$out/results.json"
 if command -v python3 >/dev/null && ! python3 -m json.tool "$out/results.json" >/dev/null; then
-    note results.json fail 0 "is no JSON"
+    note results.json fail 0 "is not JSON"
 fi
 awk -f "$here/report.awk" "$out/results.json" >"$out/results.md"
 rm -rf "$out/rows"

@@ -1,5 +1,5 @@
 #!/bin/bash
-# stamp.sh: standard input to standard output, each line behind the seconds since the first call.
+# stamp.sh: standard input to standard output, each line after the seconds since the first call.
 # Lines appear as they come, so that what hung or crashed is the last one to be seen.
 export LC_ALL=C
 start=${EPOCHREALTIME/./}

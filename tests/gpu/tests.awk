@@ -1,4 +1,4 @@
-# tests.awk: what a cmocka program printed, behind stamps (stamp.sh), to one JSON object a test.
+# tests.awk: what a cmocka program printed, after stamps (stamp.sh), to one JSON object a test.
 # Needs -v suite=NAME -v status=EXIT_STATUS. Programs that play scenes side by side (scenes.h) print
 # them interleaved: a result counts if a test of that name runs, whatever was printed before it.
 
@@ -10,7 +10,7 @@ function row(test, result, seconds) {
     if (result == "fail") failures++
 }
 
-# The words behind the mark; "": the line is another.
+# The words after the mark; "": the line is another.
 function after(mark,    at) {
     at = index($0, mark " ")
     return at == 0 ? "" : substr($0, at + length(mark) + 1)

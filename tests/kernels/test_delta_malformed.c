@@ -121,7 +121,7 @@ TEST(wrong_counts_are_refused)
     }
 }
 
-/* Counts that lie are measured with more bytes behind the planes, so that they may seem to fit. */
+/* Counts that lie are measured with more bytes after the planes, so that they may seem to fit. */
 TEST(wrong_counts_stay_within_the_block)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {

@@ -251,8 +251,8 @@ static uint64_t go_through(way made)
     return exceptions;
 }
 
-/* In the middle above an odd upper half that is no NaN's; and NaNs, but for those that a weight of
- * 0x7FFF, which the odd ones have, or 0x7FC0, the even ones, gives. */
+/* In the middle above an odd upper half that is not a NaN's; and NaNs, but for those that a weight
+ * of 0x7FFF, which the odd ones have, or 0x7FC0, the even ones, gives. */
 TEST_WITH(master_comes_back_from_rounded_weights, begin, NULL)
 {
     const uint64_t middles = (65536 - 256) / 2, nans = 2 * ((UINT64_C(1) << 23) - 1);

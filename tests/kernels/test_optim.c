@@ -254,7 +254,7 @@ TEST(long_ranges_have_the_bits_of_the_scalar_form)
     }
 }
 
-/* MKL has one thread while roots are taken, and what it had before behind that. */
+/* MKL has one thread while roots are taken, and what it had before after that. */
 TEST(roots_are_taken_on_one_thread)
 {
     for (size_t i = 0; i < 50; i++) {

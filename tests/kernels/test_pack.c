@@ -10,7 +10,7 @@
 static unsigned char source[ROOM], packed[ROOM], expected[ROOM];
 static rft_pack_entry entries[ENTRIES];
 
-/* Entries one behind the other with gaps between them, some of them empty; what they should give
+/* Entries one after the other with gaps between them, some of them empty; what they should give
  * stands in `expected`. */
 static uint32_t make_entries(uint64_t seed)
 {

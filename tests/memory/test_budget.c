@@ -125,7 +125,7 @@ static const machine_case machines[] = {
      {{"/proc/self/cgroup", "0::/job\n"},
       {CGROUP "/job/memory.max", "209715200\n"},
       {"/proc/self/status", "VmRSS:\t 99999 kB\nRssAnon:\t 51200 kB\nRssShmem:\t 51200 kB\n"}}},
-    {"a usage that is no number",
+    {"a usage that is not a number",
      150 * MIB,
      {{"/proc/self/cgroup", "0::/job\n"},
       {CGROUP "/job/memory.max", "209715200\n"},

@@ -283,7 +283,7 @@ static bool reads_mark(const char *at)
     return marked;
 }
 
-/* In each huge page, and behind the last; what a child writes there is its own. */
+/* In each huge page, and after the last; what a child writes there is its own. */
 static bool child_reads_all(void)
 {
     int status = -1;
@@ -323,7 +323,7 @@ IMAGE_TEST(huge_pages_are_not_all_begun_at_the_same_place)
     asked.answer = DONE;
     assert_true(take_image());
     assert_true(asked.singles > IMAGE / HUGE / 2);
-    for (uint64_t i = 2; i < asked.singles; i++) /* behind that of the trial */
+    for (uint64_t i = 2; i < asked.singles; i++) /* after that of the trial */
         assert_int_not_equal(asked.places[i], asked.places[i - 1]);
 }
 

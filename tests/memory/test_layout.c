@@ -41,7 +41,7 @@ static void check_item(const rft_layout *layout, const rft_layout_item *item, ui
         assert_int_equal(slab->bytes, slab_bytes);
 }
 
-/* Orders are a permutation, and each item that has bytes lies behind the one before it. */
+/* Orders are a permutation, and each item that has bytes lies after the one before it. */
 static void check_items(const rft_layout *layout, const rft_layout_item *items, uint32_t count,
                         uint64_t alignment, uint64_t slab_bytes)
 {

@@ -125,7 +125,7 @@ int64_t __wrap_rft_now(void)
     return fake_now;
 }
 
-/* Eight ranks that take a while each are no reason for the last one to give up. */
+/* Eight ranks that take a while each are not a reason for the last one to give up. */
 LOCK_TEST(the_deadline_is_for_each_holder_not_for_all)
 {
     rft_machine_lock other;

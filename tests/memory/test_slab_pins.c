@@ -188,7 +188,7 @@ static const take_case takes[] = {
     {"a device without locks", REFIT_PIN_REQUIRE, 1, REFIT_ERR_UNSUPPORTED, 0, REFIT_ERR_PIN, 1, 0},
     {"no locks wanted", REFIT_PIN_OFF, 0, REFIT_OK, 0, REFIT_OK, 0, 0},
     {"a stop between two slabs", REFIT_PIN_REQUIRE, 0, REFIT_OK, 2, REFIT_ERR_CANCELLED, 2, 2},
-    {"a stop behind the last slab", REFIT_PIN_REQUIRE, 0, REFIT_OK, SLABS, REFIT_ERR_CANCELLED,
+    {"a stop after the last slab", REFIT_PIN_REQUIRE, 0, REFIT_OK, SLABS, REFIT_ERR_CANCELLED,
      SLABS, SLABS},
 };
 

@@ -42,7 +42,7 @@ ARENA_TEST(neighbours_that_are_freed_are_one_hole)
     arena_give(pieces[2]);
     assert_ptr_equal(arena_take(3 * PAGE), pieces[1]);
     arena_give(pieces[1]);
-    arena_give(pieces[4]); /* the last one: what is behind the others is free again */
+    arena_give(pieces[4]); /* the last one: what is after the others is free again */
     assert_ptr_equal(arena_take(20 * PAGE), pieces[1]);
     arena_give(pieces[0]);
     arena_give(pieces[1]);

@@ -165,7 +165,7 @@ TEST(a_peer_that_does_not_finish_the_handshake_is_disconnected)
     scene_close(&play);
 }
 
-TEST(many_at_once_leave_nothing_behind)
+TEST(many_at_once_leave_nothing)
 {
     scene play;
     scene_open(&play);

@@ -66,7 +66,7 @@ static void name_endpoint(found *out)
                    (long)getpid());
 }
 
-static void close_behind_a_child(const char *endpoint)
+static void close_after_a_child(const char *endpoint)
 {
     found at;
     rft_channel *channel = bind_at(endpoint, &at);
@@ -76,13 +76,13 @@ static void close_behind_a_child(const char *endpoint)
     child_end(&child);
 }
 
-TEST(a_closed_endpoint_is_free_behind_a_child)
+TEST(a_closed_endpoint_is_free_after_a_child)
 {
     found own;
     name_endpoint(&own);
-    close_behind_a_child(own.endpoint);
-    close_behind_a_child("user://*");
-    close_behind_a_child("tcp://127.0.0.1:*");
+    close_after_a_child(own.endpoint);
+    close_after_a_child("user://*");
+    close_after_a_child("tcp://127.0.0.1:*");
 }
 
 /* A trainer that forks a child and is killed; the child lives until `line` is closed. */
@@ -121,7 +121,7 @@ static void kill_before_a_child(const char *endpoint)
     }
 }
 
-TEST(the_endpoint_of_a_killed_trainer_is_free_behind_its_child)
+TEST(the_endpoint_of_a_killed_trainer_is_free_after_its_child)
 {
     found own;
     name_endpoint(&own);

@@ -170,7 +170,7 @@ static void *hang_up(void *user)
     return NULL;
 }
 
-/* As a trainer with keys may do; the reason cannot be known, so it is no failure of its own. */
+/* As a trainer with keys may do; the reason cannot be known, so it is not a failure of its own. */
 TEST(a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing)
 {
     refit_config config = quick_config();

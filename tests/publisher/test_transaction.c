@@ -421,7 +421,7 @@ ON_BENCH(newer_version_ends_what_is_still_fetched)
     assert_true(server_bench_peer(bench, 2)->member);
 }
 
-ON_BENCH(workers_behind_after_an_abort_catch_up)
+ON_BENCH(workers_after_after_an_abort_catch_up)
 {
     open_with(bench, 1, 1, false);
     apply_version(bench, 1, 1);

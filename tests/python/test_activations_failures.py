@@ -308,7 +308,7 @@ def test_ctrl_c_where_a_forward_pass_that_is_followed_begins_and_ends_leaves_no_
 @pytest.mark.usefixtures("alarms")
 @pytest.mark.parametrize("name", ["add", "commit", "join", "fetch", "release"])
 @pytest.mark.parametrize("how", [ring, alarm], ids=["signal", "other thread"])
-def test_an_exception_right_behind_a_call_takes_no_memory_from_under_a_copy(
+def test_an_exception_right_after_a_call_takes_no_memory_from_under_a_copy(
     how: Any, name: str, expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal's waits for the end of the call that holds it; another thread's does not."""

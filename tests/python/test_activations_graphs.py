@@ -980,7 +980,7 @@ def test_close_in_a_block_is_refused() -> None:
         loss.backward()
 
 
-def test_what_is_saved_behind_a_model_that_is_inside_another() -> None:
+def test_what_is_saved_after_a_model_that_is_inside_another() -> None:
     """Layers of two kinds at two depths, called in turns."""
 
     class Both(nn.Module):

@@ -117,7 +117,7 @@ def settled(model: nn.Module, block: Block, x: torch.Tensor, steps: int = 3) -> 
         with block():
             loss = model(x)
         loss.backward()
-    del loss  # gradients are there from now on, and are no part of it
+    del loss  # gradients are there from now on, and are not part of it
     with Allocated() as forward, block():
         loss = model(x)
     after = forward.end

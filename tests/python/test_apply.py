@@ -139,7 +139,7 @@ def test_a_tensor_that_came_after_bind_is_not_passed_over(trainer: Trainer) -> N
     trainer.subscriber.bind(engine)
     engine["b"] = torch.zeros(3)
     with trainer.offer({"a": torch.ones(3), "b": torch.ones(3)}) as update:
-        with pytest.raises(StateError, match="b was no tensor yet when the model was bound"):
+        with pytest.raises(StateError, match="b was not a tensor yet when the model was bound"):
             update.apply()
         with pytest.raises(StateError, match="could not be applied"):
             update.accept()

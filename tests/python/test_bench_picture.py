@@ -36,7 +36,7 @@ def test_the_picture_of_steps_in_windows_shows_them(tmp_path: Path) -> None:
     names = [one["name"] for one in events if one["ph"] == "X"]
     assert names.count("step") == names.count("backward") == picture.STEPS
     assert names.count("window") >= picture.STEPS * 5
-    assert names.count("copies behind") == picture.STEPS
+    assert names.count("overlapped copies") == picture.STEPS
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_the_picture_of_steps_in_windows_shows_them(tmp_path: Path) -> None:
         ([".png"], "does not end in .png"),
         (["cycle.png", "--trace", "."], "is a directory"),
         (["cycle.png", "--parameters", "nan"], "is not above 0"),
-        (["cycle.png", "--figures", "none.json"], "none.json is no file of --json"),
+        (["cycle.png", "--figures", "none.json"], "none.json is not a file of --json"),
     ],
     ids=str,
 )
@@ -150,14 +150,14 @@ def test_figures_are_drawn_the_same_each_time(
 @pytest.mark.parametrize(
     ("make", "change", "said"),
     [
-        (swept, lambda it: it.clear(), "is no file of --json"),
+        (swept, lambda it: it.clear(), "is not a file of --json"),
         (swept, lambda it: it.update(bench="offload"), "has no figures of host_sweep or activ"),
-        (swept, lambda it: it["ways"][0].pop("step_s_p95"), "is no file of --json"),
-        (swept, lambda it: it["ways"][0].update(step_s_p95="1"), "is no number"),
-        (swept, lambda it: it.pop("device"), "is no file of --json"),
+        (swept, lambda it: it["ways"][0].pop("step_s_p95"), "is not a file of --json"),
+        (swept, lambda it: it["ways"][0].update(step_s_p95="1"), "is not a number"),
+        (swept, lambda it: it.pop("device"), "is not a file of --json"),
         (activated, lambda it: it["ways"].clear(), "no rows of the shape"),
         (activated, lambda it: it["ways"][0].pop("peak_bytes"), "KeyError"),
-        (activated, lambda it: it["ways"][0].update(peak_bytes="1"), "is no number"),
+        (activated, lambda it: it["ways"][0].update(peak_bytes="1"), "is not a number"),
         (activated, lambda it: it.pop("memory"), "KeyError"),
         (activated, lambda it: it["memory"][NONE].pop("points"), "KeyError"),
         (activated, lambda it: it["memory"][NONE].update(points=[["x", 1]]), "could not convert"),
@@ -183,7 +183,7 @@ def test_figures_that_cannot_be_drawn_are_refused(
 def test_figures_without_a_machine_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "figures.json"
     source.write_text(json.dumps({"results": [swept()]}))
-    with pytest.raises(ValueError, match="is no file of --json"):
+    with pytest.raises(ValueError, match="is not a file of --json"):
         figures.read(str(source), {"host_sweep": host_picture.check})
 
 

@@ -701,7 +701,7 @@ def test_ctrl_c_before_any_line_outside_a_step(act: Callable[[Pair], None], ever
     assert broken > (20 if every else 4)
 
 
-def fails_behind(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
+def fails_after(monkeypatch: pytest.MonkeyPatch, when: int = 1) -> None:
     """The given call of ``Home.done`` fails, and all after it, once they have done their work."""
     done = HostBuffer.done
     count: list[int] = []
@@ -720,7 +720,7 @@ def test_a_write_after_a_failed_departure_is_not_lost(monkeypatch: pytest.Monkey
         for one in pair:
             one.masters[1].mul_(1.5)
         with monkeypatch.context() as patch:
-            fails_behind(patch)
+            fails_after(patch)
             with pytest.raises(CopyError):
                 pair.controller.offload()
         for one in pair:
@@ -735,7 +735,7 @@ def test_masters_used_in_a_broken_step_keep_what_it_made(
 ) -> None:
     with Pair(CODED) as pair:
         with monkeypatch.context() as patch:
-            fails_behind(patch, when)
+            fails_after(patch, when)
             with pytest.raises(CopyError, match="resume_step"):
                 pair.ours.step(5)
         use(pair)
@@ -822,7 +822,7 @@ def test_the_end_in_every_state(state: str, end: str, monkeypatch: pytest.Monkey
         pair.controller.offload()
     elif state == "resumed":
         with monkeypatch.context() as patch:
-            fails_behind(patch)
+            fails_after(patch)
             with pytest.raises(CopyError):
                 pair.ours.step(5)
         pair.controller.resume_step()

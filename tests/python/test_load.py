@@ -325,7 +325,7 @@ def refuse_copies(trainer: Trainer, engine: Any, name: str) -> None:
 
 
 class Own(torch.nn.Linear):
-    """Its ``state_dict()`` takes no keywords, and gives a tensor that is no parameter."""
+    """Its ``state_dict()`` takes no keywords, and gives a tensor that is not a parameter."""
 
     def __init__(self) -> None:
         super().__init__(3, 2)

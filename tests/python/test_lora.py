@@ -262,7 +262,7 @@ def test_with_a_prompt_off_the_base_model_is_sent() -> None:
         list(named_weights(model))
 
 
-def test_adapters_around_others_are_merged_behind_them(trainer: Trainer) -> None:
+def test_adapters_around_others_are_merged_after_them(trainer: Trainer) -> None:
     """A rotation around a layer that adds turns what is added, too."""
     torch.manual_seed(3)
     inner = peft.LoHaConfig(r=2, target_modules=["up"], init_weights=False)

@@ -158,7 +158,7 @@ def test_gradients_of_an_open_step_are_not_given_away() -> None:  # trap 11
 
 @pytest.mark.parametrize("thing", [object(), torch.optim.SGD([torch.ones(1)], lr=0.1)])
 def test_what_is_no_megatron_optimizer_is_refused_with_a_sentence(thing: object) -> None:
-    with pytest.raises(UnsupportedError, match="is no Megatron optimizer"):
+    with pytest.raises(UnsupportedError, match="is not a Megatron optimizer"):
         megatron.unwrap(thing)
 
 

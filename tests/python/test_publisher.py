@@ -434,7 +434,7 @@ def test_a_close_cut_short_by_ctrl_c_is_not_done_twice_trap_12(
 def test_a_device_is_named_in_the_callers_words(publisher: Publisher) -> None:
     publisher.use_device(torch.device("cpu"))  # nothing to share: nothing happens
     publisher.use_device("host")
-    for wrong, sentence in ((3.5, r"3\.5 is no device"), ("mainframe", "mainframe")):
+    for wrong, sentence in ((3.5, r"3\.5 is not a device"), ("mainframe", "mainframe")):
         with pytest.raises(InvalidError, match=sentence):
             publisher.use_device(wrong)
     assert publisher.publish(ONE) == 1

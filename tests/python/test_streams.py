@@ -59,7 +59,7 @@ class Machine:
         self.late: dict[int, Callable[[], None]] = {}
         self.blocks: list[Block] = []
         self.free: list[Block] = []
-        self.freed_behind: list[set[int]] = []
+        self.freed_after: list[set[int]] = []
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -89,7 +89,7 @@ class Machine:
     def give_back(self, block: Block) -> None:
         block.until = set().union(*(self.streams[one].behind for one in block.users))
         self.free.append(block)
-        self.freed_behind.append(set(block.users))
+        self.freed_after.append(set(block.users))
 
     def used_on(self, storages: Iterable[torch.UntypedStorage], streams: Iterable[Stream]) -> None:
         at = {ctypes.addressof(ctypes.c_char.from_buffer(one.memory)): one for one in self.blocks}
@@ -190,17 +190,17 @@ def test_what_a_side_stream_has_taken_is_not_used_again_while_it_is_copied(
     options = {"min_bytes": 4 * ELEMENTS, "in_flight": in_flight}
     with offloaded(model, **options) as (activations, block):
         for _ in range(3):
-            machine.freed_behind.clear()
+            machine.freed_after.clear()
             with block():
                 loss = model(torch.ones(()))
-            let_go = list(machine.freed_behind)
+            let_go = list(machine.freed_after)
             loss.backward()
             # What was asked for while it left stays mapped until the copies are over.
-            asked = machine.freed_behind[len(let_go) :]
+            asked = machine.freed_after[len(let_go) :]
             assert sum(MAIN in one for one in asked) == in_flight - 1
             assert all(map(same_bits, gradients(model), expected))
             assert figures(activations)["activation_left_bytes_last"] > 0
-            # A layer behind the copies may read on the main stream what it has not saved.
+            # A layer after the copies may read on the main stream what it has not saved.
             assert let_go
             assert all(MAIN in one for one in let_go)
 
@@ -264,7 +264,7 @@ def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_res
         assert steps.after == [SIDE]  # there are none
 
 
-def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some(
+def test_a_restore_that_found_no_memory_goes_on_after_the_stream_that_took_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(monkeypatch, refit.states.device_states)
@@ -296,7 +296,7 @@ def test_a_restore_that_found_no_memory_goes_on_behind_the_stream_that_took_some
         assert told.streams == []
 
 
-def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_behind_it(
+def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     current = [MAIN]

@@ -199,8 +199,8 @@ def test_the_pictures_time_begins_with_the_first_thing_recorded() -> None:
 
 
 def test_words_of_the_picture() -> None:
-    rows = {name: picture.row_of(name) for name in ("offload", "copies behind", "rollouts")}
-    assert rows == {"offload": "refit", "copies behind": "behind", "rollouts": "loop"}
+    rows = {name: picture.row_of(name) for name in ("offload", "overlapped copies", "rollouts")}
+    assert rows == {"offload": "refit", "overlapped copies": "overlapped", "rollouts": "loop"}
     durations = [picture.duration(seconds) for seconds in (2.345, 0.25, 0.0012, 0)]
     assert durations == ["2.35 s", "250 ms", "1.2 ms", "0 ms"]
 
@@ -227,7 +227,7 @@ def test_a_controller_draws_its_phases_its_arena_and_its_copies() -> None:
         optimizer.step()
     assert held >= 2 * weight.nbytes
     names = [it.name for it in timeline.spans]
-    assert names == ["offload", "restore", "join", "copies behind"]
+    assert names == ["offload", "restore", "join", "overlapped copies"]
     assert timeline.spans[3].nbytes == 2 * weight.nbytes
     assert timeline.spans[3].start <= timeline.spans[2].start
     assert timeline.series["refit's arena"].points[-1][1] == 0
@@ -261,7 +261,7 @@ def test_a_step_in_windows_has_its_windows_copies_and_memory() -> None:
     for before, one in pairwise(windows):
         assert step.start <= before.start + before.seconds <= one.start
     assert windows[-1].start + windows[-1].seconds <= step.start + step.seconds
-    copies = [it for it in timeline.spans if it.name == "copies behind" and it.nbytes]
+    copies = [it for it in timeline.spans if it.name == "overlapped copies" and it.nbytes]
     assert [it.nbytes for it in copies] == [states, 2 * states]
     assert copies[1].start <= windows[0].start
     held = [value for _, value in timeline.series["states on the host"].points]

@@ -317,10 +317,10 @@ def test_handlers_of_all_signals_wait_for_the_end_of_a_block() -> None:
         assert isinstance(caught.value.__context__, Terminated)
         assert signal.getsignal(signal.SIGUSR1) is terminate
         assert signal.getsignal(signal.SIGUSR2) is note
-    assert seen == [signal.SIGUSR2, signal.SIGALRM]  # also behind one that raised
+    assert seen == [signal.SIGUSR2, signal.SIGALRM]  # also after one that raised
 
 
-def test_what_stands_before_a_handler_stays_behind_a_block() -> None:
+def test_what_stands_before_a_handler_stays_after_a_block() -> None:
     before = signal.signal(signal.SIGUSR1, lambda *_: None)
     with tempfile.TemporaryFile() as file:
         try:

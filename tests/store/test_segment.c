@@ -239,7 +239,7 @@ TEST(a_reader_keeps_no_descriptor)
     rft_segment_close(&owner);
 }
 
-/* Its copy would keep the memory behind the owner's end. */
+/* Its copy would keep the memory after the owner's end. */
 TEST(a_forked_child_keeps_no_descriptor_of_an_owner)
 {
     rft_segment owner;

@@ -312,7 +312,7 @@ TEST(parts_are_known_only_where_they_were_taken)
     close_store(&bench);
 }
 
-TEST(failed_allocations_leave_nothing_behind)
+TEST(failed_allocations_leave_nothing)
 {
     for (uint32_t slots = 1; slots <= 2; slots++) {
         for (uint64_t nth = 1;; nth++) {

@@ -273,7 +273,7 @@ TEST(a_seal_is_of_the_tensors_before_it_and_of_no_others)
     sample_close(&sample);
 }
 
-TEST(what_comes_behind_bye_is_not_heard)
+TEST(what_comes_after_bye_is_not_heard)
 {
     sample_version sample;
     sample_open(&sample, 3);

@@ -2,7 +2,7 @@
  * The faulty device: every slot asks `meet` whether an order is due, then forwards to the device
  * inside.
  *
- * It is lost, when that is ordered, by a call in the order of the stream, behind work that writes
+ * It is lost, when that is ordered, by a call in the order of the stream, after work that writes
  * half of what it should. The device inside is not: what it has queued goes on, and waits for it
  * are forwarded before they answer that the device is lost. It takes memory from malloc, so that a
  * failing allocator meets the code under test only.

@@ -99,7 +99,7 @@ const rft_message *raw_hear_any(raw_publisher *raw)
     return &raw->heard;
 }
 
-/* A worker that is gone is no failure: tests make it go. */
+/* A worker that is gone is not a failure: tests make it go. */
 static void send(raw_publisher *raw, rft_view message, const rft_payload *payload)
 {
     refit_status status = rft_channel_send(raw->channel, &raw->worker, message, payload, NULL);

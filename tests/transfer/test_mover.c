@@ -1,4 +1,4 @@
-/* Mover: bytes arrive behind the caller's work, and every waiter gets the same status. */
+/* Mover: bytes arrive after the caller's work, and every waiter gets the same status. */
 #include <refit/offload.h>
 
 #include "base/alloc.h"

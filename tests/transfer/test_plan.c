@@ -121,7 +121,7 @@ typedef struct part {
     uint32_t group;
     uint32_t slab;  /* of a piece */
     int whole;      /* of a piece: the number of its allocation */
-    uint32_t slack; /* bytes behind it */
+    uint32_t slack; /* bytes after it */
     bool known_memory;
 } part;
 
@@ -165,7 +165,7 @@ static const plan_case plans[] = {
      {1000, 16, 0, 1},
      {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)},
      {PART_WITH(0, 0, 100, .known_memory = true), PART(100, 100, 50)}},
-    /* Behind a run lies what is behind its last piece; behind a part of it lies the next part. */
+    /* After a run lies what is after its last piece; after a part of it lies the next part. */
     {"slack stays behind the last copy of a run",
      {100, 16, 0, 1},
      {PART(0, 0, 100), PART_WITH(100, 100, 50, .slack = 50), PART_WITH(200, 200, 50, .slack = 7)},

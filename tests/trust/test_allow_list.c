@@ -108,7 +108,7 @@ WITH_KEYS(keys_come_and_go_with_their_files)
 }
 
 /* Within one tick of the file system's clock, over and over. */
-WITH_KEYS(a_change_right_behind_a_look_is_noticed)
+WITH_KEYS(a_change_right_after_a_look_is_noticed)
 {
     locksmith_make(&smith, "w0");
     open_list();

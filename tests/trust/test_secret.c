@@ -154,7 +154,7 @@ TEST(without_leave_to_lock_it_goes_on)
     assert_int_equal(setrlimit(RLIMIT_MEMLOCK, &before), 0);
 }
 
-/* The pages before and behind it cannot be read, so a read that runs on from other memory ends. */
+/* The pages before and after it cannot be read, so a read that runs on from other memory ends. */
 TEST(its_neighbouring_pages_cannot_be_read)
 {
     const long page = sysconf(_SC_PAGESIZE);

@@ -10,7 +10,7 @@
  * CPU. Only entries do, which the CPU writes: a section is written again when the GPU has left it.
  *
  * A failure half-way leaves work on either stream. The half gets its events nevertheless
- * (release_half), so that it is used again only behind that work; where even that fails, the bounce
+ * (release_half), so that it is used again only after that work; where even that fails, the bounce
  * buffer is broken.
  */
 #include "device/cuda/cuda_bounce.h"
@@ -228,7 +228,7 @@ static bool begin_portion(rft_cuda_device *cuda, rft_cuda_bounce *bounce,
     return true;
 }
 
-/* Where in the half a copy lies that begins `ahead` bytes behind the one before, or a stretch. */
+/* Where in the half a copy lies that begins `ahead` bytes after the one before, or a stretch. */
 static uint64_t place(const rft_cuda_bounce *bounce, uintptr_t host, bool joined)
 {
     if (joined) return bounce->used + (host - bounce->reached);
@@ -307,7 +307,7 @@ static refit_status do_step(rft_cuda_device *cuda, rft_cuda_bounce *bounce, bool
                  : rft_cuda_batch_flush(cuda, bounce->stretches, error);
 }
 
-/* Behind what the caller's stream had before the batch, where the first step reads that. */
+/* After what the caller's stream had before the batch, where the first step reads that. */
 static refit_status follow_caller(rft_cuda_device *cuda, rft_cuda_bounce *bounce,
                                   refit_error *error)
 {
@@ -412,7 +412,7 @@ static refit_status by_engines(const measure *at, bool out, refit_error *error)
     return rft_cuda_batch_flush(at->cuda, batch, error);
 }
 
-/* The entries of both ways, one behind the other in the last section. */
+/* The entries of both ways, one after the other in the last section. */
 static void write_entries(const measure *at)
 {
     rft_pack_entry *entries = at->bounce->sections[RFT_CUDA_SECTIONS - 1].entries;

@@ -62,7 +62,7 @@ typedef struct rft_cuda_bounce {
 
     /* The batch under way. */
     rft_copy_order order;
-    bool follows; /* the bounce buffer's stream is behind `before` */
+    bool follows; /* the bounce buffer's stream is after `before` */
 
     /* The portion that is gathered. */
     rft_cuda_direction direction;

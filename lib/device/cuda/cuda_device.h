@@ -107,9 +107,9 @@ refit_status rft_cuda_context_open(rft_cuda_device *cuda, int ordinal, refit_err
 /* Where cuda->stuck says so the context stays, for the work that is still in it. */
 void rft_cuda_context_close(rft_cuda_device *cuda);
 
-/* cuda_vmm.c: addresses of a GPU that stay while memory behind them comes and goes, in chunks of
- * offload.chunk_bytes. Open is called inside a context guard. `*out` stays NULL, and it is no
- * failure, where the GPU or its driver has no virtual memory management: reserve then answers
+/* cuda_vmm.c: addresses of a GPU that stay while the memory mapped to them comes and goes, in
+ * chunks of offload.chunk_bytes. Open is called inside a context guard. `*out` stays NULL, and it
+ * is no failure, where the GPU or its driver has no virtual memory management: reserve then answers
  * REFIT_ERR_UNSUPPORTED. */
 refit_status rft_cuda_ranges_open(rft_cuda_device *cuda, rft_cuda_ranges **out, refit_error *error);
 

@@ -3,7 +3,7 @@
  *
  *     dlopen ──► cuGetProcAddress_v2 (12.0 and later have it) ──► the table ──► cuInit
  *
- * The library is never unloaded: it starts threads and leaves exit handlers behind, so closing only
+ * The library is never unloaded: it starts threads and leaves exit handlers, so closing only
  * lets go of our hold on it. Knows nothing of devices and contexts.
  */
 #include "device/cuda/cuda_driver.h"
@@ -41,7 +41,7 @@ static refit_status too_old(void *library, refit_error *error)
     int version = 0;
     put_function(&get_version, dlsym(library, "cuDriverGetVersion"));
     RFT_REFUSE_IF(get_version == NULL, error, REFIT_ERR_DEVICE,
-                  "libcuda.so.1 is there but is no CUDA driver: it has no cuDriverGetVersion");
+                  "libcuda.so.1 is there but is not a CUDA driver: it has no cuDriverGetVersion");
     rft_cu_result result = get_version(&version);
     RFT_REFUSE_IF(result == RFT_CU_STUB_LIBRARY, error, REFIT_ERR_NOT_FOUND,
                   "libcuda.so.1 is the toolkit's stub, not a driver: put the directory of the "

@@ -263,8 +263,8 @@ static refit_status check_piece(rft_cuda_device *cuda, uint64_t at, const pointe
 {
     RFT_TRY(check_kind(cuda, at, facts, error));
     RFT_REFUSE_IF(!find_end(cuda, at, facts, end), error, REFIT_ERR_INVALID,
-                  "0x%" PRIx64 " is a reserved address of cuda:%d with no memory mapped behind it",
-                  at, cuda->ordinal);
+                  "0x%" PRIx64 " is a reserved address of cuda:%d with no memory mapped to it", at,
+                  cuda->ordinal);
     RFT_REFUSE_IF(facts->ordinal != cuda->ordinal, error, REFIT_ERR_INVALID,
                   "0x%" PRIx64 " is memory of cuda:%d, and this device is cuda:%d", at,
                   facts->ordinal, cuda->ordinal);
@@ -337,8 +337,8 @@ void rft_cuda_pins_close(rft_cuda_device *cuda, rft_cuda_pins *pins)
     rft_free(pins);
 }
 
-/* The first range that ends behind `at`, the lock held; `count` if there is none. */
-static uint32_t find_behind(const rft_cuda_pins *pins, uintptr_t at)
+/* The first range that ends after `at`, the lock held; `count` if there is none. */
+static uint32_t find_after(const rft_cuda_pins *pins, uintptr_t at)
 {
     uint32_t low = 0, high = pins->count;
     while (low < high) {
@@ -357,7 +357,7 @@ rft_cuda_pinned rft_cuda_pins_find(rft_cuda_device *cuda, const void *memory)
     rft_cuda_pins *pins = cuda->pins;
     rft_cuda_pinned found = {0, 0};
     rft_lock(&pins->lock);
-    uint32_t at = find_behind(pins, (uintptr_t)memory);
+    uint32_t at = find_after(pins, (uintptr_t)memory);
     if (at < pins->count && pins->list[at].start <= (uintptr_t)memory) found = pins->list[at];
     rft_unlock(&pins->lock);
     return found;
@@ -381,7 +381,7 @@ static refit_status list_range(rft_cuda_pins *pins, rft_cuda_pinned range, refit
     rft_lock(&pins->lock);
     refit_status status = grow(pins, error);
     if (status == REFIT_OK) {
-        uint32_t at = find_behind(pins, range.start);
+        uint32_t at = find_after(pins, range.start);
         memmove(pins->list + at + 1, pins->list + at, (pins->count - at) * sizeof *pins->list);
         pins->list[at] = range;
         pins->count++;
@@ -393,7 +393,7 @@ static refit_status list_range(rft_cuda_pins *pins, rft_cuda_pinned range, refit
 static bool unlist_range(rft_cuda_pins *pins, uintptr_t start)
 {
     rft_lock(&pins->lock);
-    uint32_t at = find_behind(pins, start);
+    uint32_t at = find_after(pins, start);
     bool listed = at < pins->count && pins->list[at].start == start;
     if (listed) {
         pins->count--;

@@ -135,7 +135,7 @@ static refit_status find_range(const rft_cuda_device *cuda, rft_cu_ptr address, 
     *offset = address - *base;
     RFT_REFUSE_IF(!rft_add_u64(*offset, bytes, &end) || end > size, error, REFIT_ERR_INVALID,
                   "%" PRIu64 " bytes are to be shared, but the allocation ends %" PRIu64
-                  " bytes behind their start: share what one allocation holds",
+                  " bytes after their start: share what one allocation holds",
                   bytes, (uint64_t)size - *offset);
     return REFIT_OK;
 }

@@ -96,7 +96,7 @@ static refit_status check_context(rft_cuda_device *cuda, rft_cu_stream stream, r
 {
     rft_cu_context context = NULL;
     RFT_TRY(rft_cuda_check(&cuda->driver, cuda->driver.stream_context(stream, &context), error,
-                           "the handle is no stream that the driver knows"));
+                           "the handle is not a stream that the driver knows"));
     RFT_REFUSE_IF(context != cuda->context, error, REFIT_ERR_INVALID,
                   "stream %p belongs to another GPU or context than cuda:%d: bring one of the "
                   "primary context of this GPU, as PyTorch's are",
@@ -280,7 +280,7 @@ static refit_status stream_close(rft_cuda_device *cuda, refit_stream_ref stream,
 {
     rft_cuda_streams *streams = cuda->streams;
     RFT_REFUSE_IF(!is_own(streams, stream), error, REFIT_ERR_INVALID,
-                  "%p is no stream that refit_stream_open gave: its creator destroys it",
+                  "%p is not a stream that refit_stream_open gave: its creator destroys it",
                   stream.native);
     bool inside;
     rft_cuda_guard guard;

@@ -1,6 +1,6 @@
 /*
  * Arenas on a GPU, by its driver's virtual memory management: the list of reserved ranges. A range
- * is a stretch of addresses; a chunk is one handle of memory behind it.
+ * is a stretch of addresses; a chunk is one handle of memory mapped to it.
  *
  * device_calls.c waits for the streams that use a range before it calls decommit. Where the driver
  * or the platform has no such management there is no list, and reserve says so.
@@ -157,15 +157,15 @@ static rft_cu_result chunk_lower(rft_cuda_device *cuda, rft_cuda_chunk *chunk, r
 }
 
 /* ---- Ranges ----------------------------------------------------------------------------------
- * One reservation of addresses on a GPU, and the memory behind it.
+ * One reservation of addresses on a GPU, and the memory mapped to it.
  *
  * Which granules are committed is a bit each; a chunk has memory while one of its granules is, so
  * that few large handles come and go. Room for all bits is taken with the range: commit and
  * decommit ask the host for nothing.
  *
- * After every failure: a granule that is committed has open memory behind it and keeps its bytes. A
- * chunk without such a granule is EMPTY, or in the state where the driver stopped, and the next
- * call that touches it goes on from there. A failed commit gives back the memory that it took.
+ * After every failure: a granule that is committed has open memory mapped to it and keeps its
+ * bytes. A chunk without such a granule is EMPTY, or in the state where the driver stopped, and the
+ * next call that touches it goes on from there. A failed commit gives back the memory that it took.
  */
 
 /* How all ranges of a device are made. */
@@ -190,7 +190,7 @@ typedef struct rft_cuda_range {
 /* Some granules of a range. */
 typedef struct rft_cuda_part {
     uint64_t from;
-    uint64_t to; /* the first behind them */
+    uint64_t to; /* the first after them */
 } rft_cuda_part;
 
 #define WORD_BITS 64u
@@ -481,9 +481,10 @@ static refit_status read_pages(rft_cuda_device *cuda, rft_cuda_pages *pages, ref
         cuda->driver.granularity(&granule, &pages->properties, RFT_CU_GRANULARITY_MINIMUM);
     RFT_TRY(rft_cuda_check(&cuda->driver, result, error,
                            "the size of the GPU's pages could not be read"));
-    RFT_REFUSE_IF(!rft_is_power_of_two(granule), error, REFIT_ERR_DEVICE,
-                  "the driver says that the GPU has pages of %zu bytes, which is no power of two",
-                  granule);
+    RFT_REFUSE_IF(
+        !rft_is_power_of_two(granule), error, REFIT_ERR_DEVICE,
+        "the driver says that the GPU has pages of %zu bytes, which is not a power of two",
+        granule);
     pages->granule = granule;
     pages->chunk_bytes = rft_max_u64(cuda->config.offload_chunk_bytes, granule);
     return REFIT_OK;

@@ -3,7 +3,7 @@
  * and the failures of one. It is the oracle for every other device.
  *
  * Memory, page locks, copies and arithmetic are in host_memory.c, streams and events in
- * host_stream.c. This file puts them behind the slots of device.h.
+ * host_stream.c. This file puts them after the slots of device.h.
  */
 #include <stdio.h>
 

@@ -50,7 +50,7 @@ static refit_status extents_prepare(rft_host_extents *set, refit_error *error)
     return REFIT_OK;
 }
 
-/* The first stretch that ends at or behind `at`. */
+/* The first stretch that ends at or after `at`. */
 static uint32_t first_reaching(const rft_host_extents *set, uintptr_t at)
 {
     uint32_t low = 0, high = set->count;
@@ -125,9 +125,9 @@ static uint64_t extents_covered(const rft_host_extents *set, rft_extent range)
 static char *trim(char *mapped, uint64_t mapped_bytes, uint64_t bytes)
 {
     uint64_t before = -(uintptr_t)mapped % HUGE_PAGE;
-    uint64_t behind = mapped_bytes - before - bytes;
+    uint64_t after = mapped_bytes - before - bytes;
     if (before != 0) munmap(mapped, before);
-    if (behind != 0) munmap(mapped + before + bytes, behind);
+    if (after != 0) munmap(mapped + before + bytes, after);
     return mapped + before;
 }
 

@@ -18,7 +18,7 @@
 
 typedef struct rft_extent {
     uintptr_t from;
-    uintptr_t to; /* the first byte behind it */
+    uintptr_t to; /* the first byte after it */
 } rft_extent;
 
 /* All zero is the empty set. */

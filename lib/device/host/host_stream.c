@@ -169,7 +169,7 @@ refit_status rft_host_event_wait(rft_host_event *event, uint32_t timeout_ms, ref
 
 /* ---- The queue -------------------------------------------------------------------------------
  * A FIFO in chunks. A command never moves, so the stream's thread reads it without a lock while
- * others queue more behind it. Chunks that were read are kept: a queue allocates only when it is
+ * others queue more after it. Chunks that were read are kept: a queue allocates only when it is
  * deeper than it has ever been.
  */
 
@@ -220,7 +220,7 @@ typedef struct host_queue {
     uint32_t chunks;
 } host_queue;
 
-/* A command, or one of the copies behind it, which lie in a row. */
+/* A command, or one of the copies after it, which lie in a row. */
 typedef union cell {
     host_command command;
     rft_copy copy;
@@ -282,7 +282,7 @@ static refit_status append_chunk(host_queue *queue, refit_error *error)
     return REFIT_OK;
 }
 
-/* Room for one command and `copies` copies behind it. REFIT_ERR_HOST_MEMORY; REFIT_ERR_LIMIT if
+/* Room for one command and `copies` copies after it. REFIT_ERR_HOST_MEMORY; REFIT_ERR_LIMIT if
  * very much is queued already. */
 static refit_status queue_push(host_queue *queue, uint32_t copies, host_command **out,
                                refit_error *error)
@@ -686,7 +686,7 @@ refit_status rft_host_streams_check(rft_host_streams *streams, refit_stream_ref 
     rft_lock(&streams->lock);
     bool known = find_stream(streams, stream) != streams->count;
     rft_unlock(&streams->lock);
-    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID, "%p is no open stream of this device",
+    RFT_REFUSE_IF(!known, error, REFIT_ERR_INVALID, "%p is not an open stream of this device",
                   stream.native);
     return REFIT_OK;
 }

@@ -63,7 +63,7 @@ refit_status rft_host_streams_open(rft_host_streams *streams, refit_error *error
 /* None may be open. */
 void rft_host_streams_close(rft_host_streams *streams);
 
-/* REFIT_ERR_INVALID for what is no open stream. */
+/* REFIT_ERR_INVALID for what is not an open stream. */
 refit_status rft_host_streams_check(rft_host_streams *streams, refit_stream_ref stream,
                                     refit_error *error);
 

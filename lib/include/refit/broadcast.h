@@ -83,7 +83,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_version_digest(const refit_tensor 
  * Errors:
  * - REFIT_ERR_BUSY: another process has the endpoint, or the socket of another user lies at its
  *   path
- * - REFIT_ERR_EXISTS: a file that is no socket has the place of an ipc:// endpoint
+ * - REFIT_ERR_EXISTS: a file that is not a socket has the place of an ipc:// endpoint
  * - REFIT_ERR_SECURITY: also where other users could replace the socket and there are no keys, or
  *   where another user made the folder of user:// first
  * - REFIT_ERR_IO: a key file, or the folder of user:// cannot be made
@@ -199,7 +199,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_publisher_begin(refit_publisher *p
  * Writes one tensor's bytes (host memory, or a device's) into the store, with its digest; when it
  * returns, `memory` may change. Each tensor once, in any order; tied tensors are not written.
  * `device` is where `memory` lives, NULL for plain host memory, and `after` a stream of it to come
- * behind; with REFIT_STREAM_NONE the bytes are there already. Blocks for the copy, which a device
+ * after; with REFIT_STREAM_NONE the bytes are there already. Blocks for the copy, which a device
  * makes on a stream of the publisher's own as soon as `after` has come so far, into page-locked
  * memory where that can be had; at most broadcast.stage_timeout_ms. A device that was written from
  * stays in use until the publisher is closed.
@@ -226,7 +226,7 @@ typedef struct refit_weight {
 
 /*
  * Writes many tensors of the version as refit_publisher_write writes one, all of them from `device`
- * and behind `after`; the list may be the whole version or a part of it. A GPU that takes digests
+ * and after `after`; the list may be the whole version or a part of it. A GPU that takes digests
  * itself is waited for once every 1,024 tensors or 64 MiB, instead of once a tensor. Blocks for the
  * copies, each wait at most broadcast.stage_timeout_ms.
  *
@@ -290,7 +290,7 @@ typedef enum refit_path {
 /* What is known of one worker, subscribed or lost in the last version. */
 typedef struct refit_worker_info {
     size_t size;   /* sizeof(refit_worker_info), set by the caller */
-    char name[64]; /* its own; with keys that of its key, or behind that and '/' */
+    char name[64]; /* its own; with keys that of its key, or after that and '/' */
     refit_path path;
     uint64_t version;    /* what it holds; 0 for nothing */
     uint8_t subscribed;  /* 0: evicted, gone, or joining again */

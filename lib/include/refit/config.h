@@ -49,7 +49,7 @@ typedef enum refit_host_step_bind {
 } refit_host_step_bind;
 
 typedef enum refit_activations_aim {
-    REFIT_ACTIVATIONS_AIM_OVERLAP = 0, /* as many leave as can leave behind the compute */
+    REFIT_ACTIVATIONS_AIM_OVERLAP = 0, /* as many as can leave during the compute */
     REFIT_ACTIVATIONS_AIM_MEMORY = 1,  /* all leave that can */
 } refit_activations_aim;
 
@@ -187,7 +187,7 @@ typedef struct refit_config {
      * The library reads host_bytes; the others are for what forms the groups */
     uint64_t activations_host_bytes; /* of the arena; 0: not given */
     uint64_t activations_min_bytes;  /* smaller tensors stay */
-    uint32_t activations_in_flight;  /* groups whose memory may still be there behind their pass */
+    uint32_t activations_in_flight;  /* groups whose memory may still be there after their pass */
     uint32_t activations_prefetch;   /* groups that return before they are asked for */
     uint32_t activations_keep_last;  /* groups at the end of the forward pass that stay */
     int32_t activations_aim;         /* refit_activations_aim */
@@ -203,9 +203,9 @@ REFIT_API void refit_config_init(refit_config *config, size_t size);
 /*
  * Reads a YAML file over what is there. Unknown keys are refused with line, column and the nearest
  * known key; a value out of range with its range. `include: FILE`, which must come first, reads
- * that file (relative to this one) before the rest. What is no regular file (a FIFO, a device) is
- * refused. On failure `config` is unchanged. Reads the file (blocks). Any thread, one at a time per
- * config.
+ * that file (relative to this one) before the rest. What is not a regular file (a FIFO, a device)
+ * is refused. On failure `config` is unchanged. Reads the file (blocks). Any thread, one at a time
+ * per config.
  *
  * Errors:
  * - REFIT_ERR_INVALID: no path

@@ -78,7 +78,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_add(refit_controller *c
 REFIT_API void refit_controller_close(refit_controller *controller);
 
 /*
- * States leave the device behind the work that `after` has queued; returns when they have left and
+ * States leave the device after the work that `after` has queued; returns when they have left and
  * their memory is given back. If all have left but their memory could not be given back, the state
  * is CLEARED all the same; calling it again goes on with that. In TRAINING after a failure the
  * optimizer steps only once refit_controller_wait agrees. Blocks, at most offload.timeout_ms, and
@@ -95,7 +95,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_offload(refit_controlle
                                                                  refit_error *error);
 
 /*
- * Publishes one version (0: the next number) from the weights given, which live on `device` behind
+ * Publishes one version (0: the next number) from the weights given, which live on `device` after
  * `after` (NULL and REFIT_STREAM_NONE: host memory). Returns when it is committed and applied, or
  * aborted. Also allowed in TRAINING, where the states stay. Nothing if `version` is the current one
  * already. Where a commit fails because workers were lost after it, the version holds, and so does

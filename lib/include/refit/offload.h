@@ -31,24 +31,25 @@
  *
  * Masters: a region of fp32 masters may name the bf16 weights that are their rounding
  * (refit_region_desc.weights). With offload.masters: auto only what the weights lack then leaves:
- * 2 of 4 bytes, and where a weight is no rounding of its master a little more. Every bit returns
+ * 2 of 4 bytes, and where a weight is not a rounding of its master a little more. Every bit returns
  * the same, whatever the weights are. In return the weights are device memory that stays where it
  * is, or is told where it went (refit_offloader_bind_weights), and is not changed while its masters
  * are away: a restore looks first, and writes no master whose weights are others
  * (REFIT_ERR_CORRUPT); with the weights as they were it can be repeated. So the joins of its
- * future wait, as with offload.verify. If more weights than expected are no rounding, the offload
- * ends with REFIT_ERR_LIMIT, in FAILED and with all bytes on the device: the next one, called at
- * once, plans anew and takes more host memory; a controller does that by itself. The masters pass
- * through offload.staging_bytes of device memory, which seal takes. Travel whole all the same:
- * masters of less than 4096 elements, or of which little would be saved; those with another policy
- * than REFIT_KEEP; and where the device has no kernels for it, or use_pinned_optimizer_offload is
- * false. refit_region_info.host_bytes is less than `bytes` for a region whose masters do not.
+ * future wait, as with offload.verify. If more weights than expected are not a rounding, the
+ * offload ends with REFIT_ERR_LIMIT, in FAILED and with all bytes on the device: the next one,
+ * called at once, plans anew and takes more host memory; a controller does that by itself. The
+ * masters pass through offload.staging_bytes of device memory, which seal takes. Travel whole all
+ * the same: masters of less than 4096 elements, or of which little would be saved; those with
+ * another policy than REFIT_KEEP; and where the device has no kernels for it, or
+ * use_pinned_optimizer_offload is false. refit_region_info.host_bytes is less than `bytes` for a
+ * region whose masters do not.
  *
  * Masters with REFIT_PLACEMENT_HOST are away all the time, but for their visits in windows, which
  * refit/advanced/window.h describes. So their weights change only in a step that has them in its
- * window. Where weights are no rounding, and what they lack does not fit, the masters go whole into
- * host memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image and
- * what refit_offloader_estimate says, and not held against offload.budget_bytes.
+ * window. Where weights are not a rounding, and what they lack does not fit, the masters go whole
+ * into host memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image
+ * and what refit_offloader_estimate says, and not held against offload.budget_bytes.
  *
  * An offloader is used by one thread at a time, but for what is marked "any thread".
  */
@@ -398,7 +399,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_bind_each(refit_offloade
                                                                   refit_error *error);
 
 /*
- * Starts the restore, highest priority first, behind the work that `after` has queued (that is
+ * Starts the restore, highest priority first, after the work that `after` has queued (that is
  * where the new memory was allocated). Unbound regions get memory first: from their arena, or
  * through the hooks. From RESTORING or RESIDENT it does nothing. Does not wait for copies (see
  * offload for the exceptions).

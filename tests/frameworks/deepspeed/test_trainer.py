@@ -54,7 +54,7 @@ def config(stage: int) -> dict[str, Any]:
 
 
 class Probe(TrainerCallback):
-    """Behind RefitCallback: what it finds after the steps, and within evaluations."""
+    """After RefitCallback: what it finds after the steps, and within evaluations."""
 
     def __init__(self, refitting: RefitCallback, trainer: list[Trainer]) -> None:
         self._refitting = refitting
@@ -135,7 +135,7 @@ def test_a_trainer_publishes_and_trains_the_same(stage: int, tmp_path: Path) -> 
         probe = Probe(callback, made)
         made.append(a_trainer(tmp_path, stage, [callback, probe]))
         made[0].train()
-        assert publisher.version == 3  # behind steps 4 and 8, and the last one
+        assert publisher.version == 3  # after steps 4 and 8, and the last one
     engines.assert_same(expected, ended(made[0]))
     assert worker.seen[-1] == engines.bytes_of(engines.weights_of(made[0].model_wrapped))
     assert probe.bytes_after[4] == probe.bytes_after[8] == 0  # published, and an evaluation follows

@@ -6,7 +6,7 @@ import torch
 
 
 def local(one: torch.Tensor) -> torch.Tensor:
-    """A copy of this rank's part of a tensor, which is all of it where it is no DTensor."""
+    """A copy of this rank's part of a tensor, which is all of it where it is not a DTensor."""
     return getattr(one, "_local_tensor", one).detach().clone()
 
 

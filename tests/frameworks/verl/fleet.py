@@ -201,6 +201,6 @@ class Fleet:
         return sent, rollouts.update_weights(global_steps=version)
 
     def finish(self) -> None:
-        """What the manager calls behind an update that did not fail."""
+        """What the manager calls after an update that did not fail."""
         for group in (self.trainers, *(one.group for one in self.manager.replicas)):
             ray.get(group.execute_checkpoint_engine(["finalize"] * group.world_size))

@@ -13,7 +13,7 @@ class BrokenExtension(RefitWorkerExtension):
     rank: int
 
     def break_next_load(self, rank: int, tensors: int) -> None:
-        """The next load fails at that rank, behind so many tensors."""
+        """The next load fails at that rank, after so many tensors."""
         if self.rank != rank:
             return
         model = self.model_runner.get_model()
@@ -22,7 +22,7 @@ class BrokenExtension(RefitWorkerExtension):
         def some(weights: Any) -> Iterator[Any]:
             for place, pair in enumerate(weights):
                 if place == tensors:
-                    raise RuntimeError(f"no room behind {tensors} tensors")
+                    raise RuntimeError(f"no room after {tensors} tensors")
                 yield pair
 
         def fail(self: Any, weights: Any) -> Any:

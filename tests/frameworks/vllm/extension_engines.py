@@ -109,7 +109,7 @@ def _of(output: Any) -> tuple[list[int], list[float]]:
 def publish_to_one_that_fails(
     llm: Any, model: Any, one: Trainer, rank: int, tensors: int
 ) -> Future[int]:
-    """Publishes version 2, whose load fails at one rank behind so many tensors."""
+    """Publishes version 2, whose load fails at one rank after so many tensors."""
     llm.collective_rpc("break_next_load", args=(rank, tensors))
     weights = refit.named_weights(model)
     return one.publish(((name, tensor + 1) for name, tensor in weights), 2)

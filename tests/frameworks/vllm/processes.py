@@ -41,7 +41,7 @@ class Trainer:
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The next line that it says; lines that are no JSON are vLLM's."""
+        """The next line that it says; lines that are not JSON are vLLM's."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):

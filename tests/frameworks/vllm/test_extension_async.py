@@ -61,7 +61,7 @@ async def run(folder: str, model: Any) -> list[int]:
                 assert loaded == version == done.result(WAIT_S)
                 assert [len(tokens) for tokens in await asyncio.gather(*running)] == [LENGTH] * 4
                 assert await vllm.refit_version_async(llm) == version
-                now = await answer(llm, f"behind-{version}", 12)
+                now = await answer(llm, f"after-{version}", 12)
                 assert now != before[:12]
                 before = now
             await vllm.refit_close_async(llm)
@@ -70,7 +70,7 @@ async def run(folder: str, model: Any) -> list[int]:
         llm.shutdown()
 
 
-def test_requests_go_on_behind_each_version() -> None:
+def test_requests_go_on_after_each_version() -> None:
     model = models.make("llama", 6)
     with saved(model) as folder:
         found = asyncio.run(run(folder, model))

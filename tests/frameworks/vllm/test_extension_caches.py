@@ -110,7 +110,7 @@ def test_each_stage_takes_the_layers_that_it_has() -> None:
             assert vllm.refit_update(llm, timeout=WAIT_S) == done.result(WAIT_S) == version
         llm.collective_rpc("break_next_load", args=(1, 3))
         done = one.publish(named_weights(model), workers=2)
-        with pytest.raises(Exception, match="no room behind 3 tensors"):
+        with pytest.raises(Exception, match="no room after 3 tensors"):
             vllm.refit_update(llm, timeout=WAIT_S)
         assert done.exception(WAIT_S) is not None
         assert llm.collective_rpc("refit_version") == [0, 0]

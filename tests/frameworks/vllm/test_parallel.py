@@ -108,7 +108,7 @@ def test_a_load_that_fails_at_one_worker_counts_at_none(
     llm, model, by_extension = divided
     done = publish_to_one_that_fails(llm, model, one, rank, tensors)
     where = f" .*rank{rank}" if by_extension else ""
-    divided.fails(f"no room behind {tensors} tensors{where}", 2)
+    divided.fails(f"no room after {tensors} tensors{where}", 2)
     with pytest.raises(PeerError, match="2 workers did not apply it"):
         done.result(WAIT_S)
     if by_extension:

@@ -21,7 +21,7 @@ FAULTY = "model.layers.1.self_attn.k_proj.weight"
 
 
 def faulty(weights: Any, fault: str | None) -> Any:
-    """The weights, with one that vLLM cannot load behind others that it can."""
+    """The weights, with one that vLLM cannot load after others that it can."""
     for name, tensor in weights:
         if name == FAULTY and fault == "shape":
             yield name, torch.zeros(3, 5)

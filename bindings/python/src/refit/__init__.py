@@ -2,7 +2,7 @@
 
 Between an optimizer step and the next rollout it clears optimizer states and grads off the device,
 hands the new weights to every rollout worker as one version that all of them switch to or none
-does, and brings the states back behind the next step.
+does, and brings the states back during the next step.
 
 What it raises is of one family, ``refit.RefitError``: ``refit.PeerError`` and so on.
 """

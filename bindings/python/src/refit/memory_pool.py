@@ -7,8 +7,8 @@
 
 Their memory goes when they are cleared and returns to the same addresses, so graphs that were
 captured after ``adopt`` stay valid. PyTorch takes memory from the arena in segments, and a segment
-leaves as one: put nothing but states and gradients into the pool. What a controller does with it is
-unknown here.
+leaves as one: put nothing but states and gradients into the pool. Independent of what a controller
+does with it.
 """
 
 import ctypes

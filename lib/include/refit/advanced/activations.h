@@ -96,7 +96,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_begin(refit_activation
 
 /*
  * Adds a tensor to an OPEN group: `bytes` (> 0) of device memory, borrowed until a join or a
- * release behind the commit. `tensor` is its place in the group, 0, 1, 2 …, or
+ * release after the commit. `tensor` is its place in the group, 0, 1, 2 …, or
  * REFIT_ACTIVATION_STAYS where the arena has no room for it: no error, since all others go on.
  * Does not block. One memory that is added twice leaves twice.
  *
@@ -112,7 +112,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_add(refit_activations 
                                                               uint32_t *tensor, refit_error *error);
 
 /*
- * Starts the copies out, behind what `stream` has queued. Until a join of the group the memory must
+ * Starts the copies out, after what `stream` has queued. Until a join of the group the memory must
  * stay as it is. A group without tensors is AWAY at once. Does not block, unless copies fail to
  * start: then it waits for those that did start, at most offload.timeout_ms.
  *
@@ -163,14 +163,14 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_activations_wait(refit_activations
  * tensors; NULL: this one is not wanted now. The copies wait for what `stream` has queued, which is
  * where this memory was used last, and for the copies out. The memory must stay until a join, a
  * wait or a release. The bytes stay in the arena until the release: they can be fetched again, all
- * or some of them. A fetch behind a fetch that was joined waits for its copies, at most
+ * or some of them. A fetch after a fetch that was joined waits for its copies, at most
  * offload.timeout_ms. Otherwise it does not block, unless copies fail to start, as in a commit.
  * With no address it does nothing.
  *
  * Errors:
  * - REFIT_ERR_STATE: OPEN, or RETURNING and not joined: wait or join first
  * - REFIT_ERR_NOT_FOUND
- * - REFIT_ERR_INVALID: more addresses than tensors, or one that is no memory of this device
+ * - REFIT_ERR_INVALID: more addresses than tensors, or one that is not memory of this device
  * - REFIT_ERR_COPY and others: no copy in is under way; fetch again
  * - REFIT_ERR_TIMEOUT: earlier copies go on; fetch again
  */

@@ -58,9 +58,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_open(refit_device *device, u
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_close(refit_arena *arena, refit_error *error);
 
 /*
- * Gives a piece of `bytes`, with memory behind it (zeroed on the host device, undefined elsewhere),
+ * Gives a piece of `bytes`, backed by memory (zeroed on the host device, undefined elsewhere),
  * aligned so that no two pieces share a page: where pieces were given back, in the smallest hole
- * that is large enough, else behind the last one. It never moves. A region that is to leave with
+ * that is large enough, else after the last one. It never moves. A region that is to leave with
  * its memory is one whole piece. May block for the driver. Any thread.
  *
  * Errors:
@@ -91,7 +91,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_free(refit_arena *arena, voi
  * (refit_torch_free). Does not block. Any thread.
  *
  * Errors:
- * - REFIT_ERR_NOT_FOUND: behind the last
+ * - REFIT_ERR_NOT_FOUND: after the last
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_piece(refit_arena *arena, uint32_t index,
                                                           void **memory, uint64_t *bytes,

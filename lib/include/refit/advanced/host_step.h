@@ -182,7 +182,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_set_sqrt(refit_host_step
                                                                  refit_error *error);
 
 /*
- * Brings all parameters from the device to the host, behind what `after` has queued. It is called
+ * Brings all parameters from the device to the host, after what `after` has queued. It is called
  * before the first step, unless each parameter is refreshed in it, and when anything but a step has
  * changed a parameter. `renew` 0: masters
  * and remainders stay as they are, as a checkpoint has brought them, say; 1: masters become their
@@ -215,7 +215,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *s
 
 /*
  * The gradient of `parameter` is what `stream` has made of it by now: its copy to the host starts
- * behind that. REFIT_STREAM_NONE: it is there already. `number` counts the steps of this parameter,
+ * after that. REFIT_STREAM_NONE: it is there already. `number` counts the steps of this parameter,
  * this one included, from 1 on. A parameter that is not submitted is not stepped. Does not wait for
  * the copy.
  *
@@ -252,7 +252,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *st
                                                              refit_error *error);
 
 /*
- * The parameter is what `stream` has made of it by now: its copy to the host starts behind that,
+ * The parameter is what `stream` has made of it by now: its copy to the host starts after that,
  * and the step begins from it. For REFIT_MASTER_NONE only: masters and remainders are the parameter
  * themselves. It may be called before or after the gradient is submitted, or without one, and
  * again. The parameter stays as it is until norm, run or skip has returned REFIT_OK, or it is
@@ -293,7 +293,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *st
 /*
  * Steps the parameters whose gradients were submitted: the gradient is multiplied by `unscale`,
  * then by `clip` (1: as it is). Steps what has landed, in the order of open, and starts each new
- * parameter's copy back at once, behind what `stream` has queued by the call: its last uses of the
+ * parameter's copy back at once, after what `stream` has queued by the call: its last uses of the
  * old ones. Blocks while the CPU computes, and for each gradient and each parameter that is
  * refreshed at most offload.timeout_ms; not for the copies back. A read lock on the image may be
  * open until here.

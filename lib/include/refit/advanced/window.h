@@ -35,7 +35,7 @@
  * - The caller's work rounds the new weights from the new masters before refit_window_done, on the
  *   stream that it names. Then they stay as they are until the masters come in again.
  * - The copies out read the weights. Those of the last window are over before what the stream of
- *   its refit_window_done gets behind that call; where the stream is REFIT_STREAM_NONE, or the step
+ *   its refit_window_done gets after that call; where the stream is REFIT_STREAM_NONE, or the step
  *   ends before all parts were stepped, refit_window_end waits for them. So weights may be written
  *   after the step, and the next window detects that.
  * - Parts of such a region are all of it, or begin and end at multiples of 1048576 bytes, or with
@@ -43,9 +43,10 @@
  * - They begin as zeros, and get their first bytes, and any that are not from a step, as
  *   REFIT_PART_NEW, with their weights on the device before done. Between steps
  *   refit_read_lock_read shows them; refit_window_host does not.
- * - Weights that are no rounding of their masters are all right. Where too many are, those masters
- *   go whole, 262144 at a time, into host memory of their own; until that is done their bytes are
- *   in the window. Each later step tries whether they fit again, and less often where they do not.
+ * - Weights that are not a rounding of their masters are all right. Where too many are, those
+ * masters go whole, 262144 at a time, into host memory of their own; until that is done their bytes
+ * are in the window. Each later step tries whether they fit again, and less often where they do
+ * not.
  * - Both directions have device memory of their own for it, together offload.staging_bytes or a
  *   little over 1 MiB, which seal takes. The statistic window_bytes counts it.
  *
@@ -118,7 +119,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_close(refit_window *window,
 
 /*
  * Makes the window use memory of the caller: `windows` (1 to REFIT_WINDOWS) of `window_bytes` each,
- * one behind the other, at an address that is a multiple of 512. It is borrowed until the next
+ * one after the other, at an address that is a multiple of 512. It is borrowed until the next
  * set_memory, or until the window is closed; memory of the window's own is freed. NULL: the window
  * takes its own again. Does not wait for copies.
  *
@@ -148,7 +149,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
 
 /*
  * Starts a step over these parts, in this order; the list is copied. `size` is the same in all
- * elements, and is the distance between them. The first copies in start behind what `after` has
+ * elements, and is the distance between them. The first copies in start after what `after` has
  * queued, which is where the memory of the windows was used last. The call may come long before the
  * first next: during the backward pass, say.
  *
@@ -161,7 +162,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: a read lock reads the image
  * - REFIT_ERR_INVALID, REFIT_ERR_NOT_FOUND: a part that cannot be: of no region, of a region that
- * is not kept, of bytes behind its end, of bytes that an earlier part has, or of masters and not of
+ * is not kept, of bytes after its end, of bytes that an earlier part has, or of masters and not of
  * whole units
  * - REFIT_ERR_UNSUPPORTED: masters that have left the device by their weights (offload.masters);
  * those with REFIT_PLACEMENT_HOST visit it
@@ -177,7 +178,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_begin(refit_window *window,
 
 /*
  * Waits until the parts of the next window have arrived, at most offload.timeout_ms, and starts the
- * copies in of the one behind it where memory is free. In IN_USE it answers the same window again.
+ * copies in of the one after it where memory is free. In IN_USE it answers the same window again.
  *
  * Errors:
  * - REFIT_ERR_STATE: no step is under way
@@ -199,7 +200,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_next(refit_window *window,
  * Errors:
  * - REFIT_ERR_STATE: no window is in use
  * - REFIT_ERR_INVALID: not such a part of this window, or not device memory; for masters that
- * travel by their weights also an address that is no multiple of 4
+ * travel by their weights also an address that is not a multiple of 4
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_place(refit_window *window, uint32_t part,
                                                            void *memory, refit_error *error);

@@ -1,7 +1,7 @@
 """Where tensors live, as the C library drives it: this machine's memory, or a GPU.
 
 Most programs never open one: controller, publisher and subscriber find theirs by the tensors that
-they are given. What a device is made of is unknown here.
+they are given. Independent of what a device is made of.
 """
 
 import ctypes

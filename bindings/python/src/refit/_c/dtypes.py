@@ -130,7 +130,7 @@ def to_numpy(dtype: Dtype, *, bits: bool = False) -> "numpy.dtype[Any]":
     """The NumPy type; ``bits``: for one that NumPy lacks, the unsigned integer of its width.
 
     Raises UnsupportedError for such a type without ``bits`` and without ml_dtypes, and for those
-    whose elements are no whole bytes.
+    whose elements are not whole bytes.
     """
     import numpy
 

@@ -30,7 +30,7 @@ class Handle(Closing):
 
     def _open(self, function: Any, *arguments: Any) -> None:
         """Lets a C function open it, which gives the pointer through its last argument. An
-        exception that comes right behind it, Ctrl-C for one, leaves nothing open."""
+        exception that comes right after it, Ctrl-C for one, leaves nothing open."""
         out = ctypes.c_void_p()
         log.follow()
         try:

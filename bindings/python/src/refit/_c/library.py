@@ -2,10 +2,10 @@
 
 The library lies in this package, put there when the package was built; ``REFIT_LIBRARY`` names
 another one (a debug or sanitizer build). It is opened so that its symbols stay its own: a process
-may hold another libzmq, such as pyzmq's. Every call gives up the GIL while it is in C. Behind it,
+may hold another libzmq, such as pyzmq's. Every call gives up the GIL while it is in C. After it,
 what the library has said meanwhile is handed to Python's logging (see ``log``).
 
-What arguments mean is unknown here: see the C headers, which ``abi`` is made from.
+Independent of what arguments mean: see the C headers, which ``abi`` is made from.
 """
 
 import ctypes
@@ -113,7 +113,7 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 def status_of(function: Any, *arguments: Any) -> int:
-    """As ``call``, but a deadline that passed is no failure here: returns whether it was met.
+    """As ``call``, but a deadline that passed is not a failure here: returns whether it was met.
 
     ``REFIT_OK`` or ``REFIT_ERR_TIMEOUT``; everything else is raised.
     """

@@ -3,7 +3,7 @@
 C keeps its lines in a ring and never calls Python: it logs from threads of its own and from within
 PyTorch's allocator, under locks that Python code must not run under. Calls into C look afterwards
 whether there is anything new, which costs a read of memory. What C's threads say while no call is
-made comes with the next one. No thread is started here; what the lines mean is unknown here.
+made comes with the next one. No thread is started here. Independent of what the lines mean.
 """
 
 import ctypes
@@ -55,7 +55,7 @@ class LogRing:
 
     @staticmethod
     def _drain_last(ring: "weakref.ref[LogRing]") -> None:
-        """At exit, behind what was opened later and is closed then."""
+        """At exit, after what was opened later and is closed then."""
         alive = ring()
         if alive is not None:
             alive.drain()
@@ -74,7 +74,7 @@ class LogRing:
             return
         is_mine = False
         try:
-            with interrupts_held():  # else Ctrl-C right behind could leave it taken for good
+            with interrupts_held():  # else Ctrl-C right after could leave it taken for good
                 is_mine = self._draining.acquire(blocking=False)
             if not is_mine:
                 return

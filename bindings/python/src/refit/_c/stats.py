@@ -5,7 +5,7 @@ cycles. Here it becomes a flat dict of floats, the shape that wandb, TensorBoard
 frameworks' own loggers take as it is. ``FIGURES`` says where each name comes from, and
 docs/python.md what it means; rates are made of a figure of bytes and one of seconds.
 
-Which object the struct came from is unknown here, and torch is not needed.
+Independent of which object the struct came from, and of torch.
 """
 
 import ctypes
@@ -108,7 +108,7 @@ def flatten(
 
 
 def numbered(c_stats: abi.refit_stats, beginning: str) -> dict[str, float]:
-    """The figures whose C names begin so, under these names behind ``refit/``."""
+    """The figures whose C names begin so, under these names after ``refit/``."""
     names = [name for name, *_ in abi.refit_stats._fields_ if name.startswith(beginning)]
     return {PREFIX + name: float(getattr(c_stats, name)) for name in names}
 

@@ -1,8 +1,8 @@
 """The C arena of activations as a Python object: groups of tensors leave the device and return.
 
 One method for each verb of refit/advanced/activations.h, which says in which order they come and
-what each failure leaves; addresses are plain numbers. Whose memory a tensor is, and when it is
-wanted again, is unknown here.
+what each failure leaves; addresses are plain numbers. Independent of whose memory a tensor is, and
+of when it is wanted again.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ class Arena(Handle):
         return None if place.value == _STAYS else place.value
 
     def commit(self, group: int, stream: int) -> None:
-        """Starts the copies out, behind what ``stream`` has queued. CopyError and others: none is
+        """Starts the copies out, after what ``stream`` has queued. CopyError and others: none is
         under way."""
         call(lib.refit_activations_commit, self._live, group, abi.refit_stream_ref(stream))
 

@@ -274,7 +274,7 @@ class Groups:
             try:
                 self.arena.release(number, current_stream(self.on))
             except NotFoundError:
-                pass  # an exception came right behind its release
+                pass  # an exception came right after its release
             except RefitError:
                 continue
             self.stuck.remove(one)

@@ -54,7 +54,7 @@ class Leaving:
         return sorted(chosen, key=lambda one: one.at)
 
     def leave(self, group: Group, chosen: Sequence[Storage], streams: Mapping[int, Any]) -> None:
-        """Starts the copies out, behind all streams that the layer has worked on."""
+        """Starts the copies out, after all streams that the layer has worked on."""
         if not chosen:
             return
         group.stream = current_stream(self._groups.on)
@@ -125,7 +125,7 @@ class Leaving:
     def _let_go(self, forward: Forward, storage: Storage) -> None:
         """Its identity may be another storage's from now on, and its memory, too: that belongs to
         the stream on which it was taken, which need not be one of those that wait for the copies.
-        Nor do copies alone read it: a layer behind its own may, which has not saved it."""
+        Nor do copies alone read it: a layer after its own may, which has not saved it."""
         used_on([storage.device], forward.streams_of_all.values())
         if forward.storages.get(storage.device._cdata) is storage:
             del forward.storages[storage.device._cdata]

@@ -8,7 +8,7 @@
 
 In the block, autograd hands over what it saves (``torch.autograd.graph.saved_tensors_hooks``). The
 ends of the layers divide the forward pass into groups: what is saved from the end of one layer to
-the end of the next is one group. At its end its storages start to leave, behind what the layer has
+the end of the next is one group. At its end its storages start to leave, after what the layer has
 queued:
 
     open ──the layer ends──► leaving ──in_flight groups later──► away ──asked for──► returning
@@ -96,10 +96,10 @@ class ActivationOffload(Closing):
     ``model``: the module whose forward pass it is. ``layers``: the modules of it at whose ends the
     forward pass is divided into groups; None: those in its longest lists (``torch.nn.ModuleList``
     that are in no other). ``host_bytes``: page-locked host memory, taken once; what does not fit
-    stays on the device. ``min_bytes``: smaller storages stay. ``in_flight``: so many groups behind
+    stays on the device. ``min_bytes``: smaller storages stay. ``in_flight``: so many groups after
     its own the memory of a group is given back at the latest. ``prefetch``: so many groups return
     ahead of the backward pass. ``keep_last``: the last groups of a forward pass never leave.
-    ``aim``: "overlap": no more leaves than copies take behind the compute, which the first two
+    ``aim``: "overlap": no more leaves than copies take during the compute, which the first two
     forward passes measure; "memory": all that can. Sizes are numbers of bytes or text ("8GiB");
     None asks the configuration (``activations.*``), which ``config`` and ``overrides`` give as for
     ``load_config``. ``pool``: what the controller of the same model has as its ``pool``, if it is
@@ -107,7 +107,7 @@ class ActivationOffload(Closing):
 
     Saved tensors of a ``with`` block leave, and between ``attach`` and ``detach`` those of every
     forward pass of ``model`` in training mode. Parameters, buffers, what others hold anyway, what
-    is saved behind the last layer, and tensors of other devices stay. A gradient has the same bits
+    is saved after the last layer, and tensors of other devices stay. A gradient has the same bits
     as without. Under ``torch.utils.checkpoint`` the inputs that it keeps leave, and what it
     computes again in the backward pass does not.
 
@@ -288,7 +288,7 @@ class ActivationOffload(Closing):
             self._begun.passes.append((wanted, sys.exception()))
 
     def _end_attached(self) -> None:
-        failed = sys.exception()  # a hook that is called behind a failure runs as its handler
+        failed = sys.exception()  # a hook that is called after a failure runs as its handler
         with interrupts_held():
             wanted, before = self._begun.passes.pop() if self._begun.passes else (False, None)
             if wanted:
@@ -469,7 +469,7 @@ class ActivationOffload(Closing):
             )
         elif self._plan.is_empty:
             self._off = (
-                "copies take longer than the compute that they would hide behind: "
+                "copies take longer than the compute that they would overlap: "
                 'aim="memory" lets all leave'
             )
         elif self.stats()[PREFIX + "activation_refused_bytes_total"] > 0:
@@ -604,7 +604,7 @@ class _BlockEnds(_Hook):
 
 
 def _is_innermost(saving: Any) -> bool:
-    """Whether autograd saves by these hooks now. It does not behind a block that was abandoned, and
+    """Whether autograd saves by these hooks now. It does not after a block that was abandoned, and
     that another one is inside of."""
     innermost = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     if innermost is None:  # a PyTorch that does not tell
@@ -633,7 +633,7 @@ def _layers_of(
     names = {module: name for name, module in model.named_modules()}
     for layer in chosen:
         if layer not in names:
-            raise InvalidError(f"a {type(layer).__name__} of layers is no module of the model")
+            raise InvalidError(f"a {type(layer).__name__} of layers is not a module of the model")
     inner = {id(one) for layer in chosen for one in layer.modules() if one is not layer}
     for layer in chosen:
         if id(layer) in inner:
@@ -663,7 +663,7 @@ def _device_of(model: torch.nn.Module) -> torch.device:
 
 
 def _refuse_compiled(model: torch.nn.Module) -> None:
-    """A graph of the whole forward pass saves at its end, when no layer is left to copy behind."""
+    """A graph of the whole forward pass saves at its end, when no layer is left to copy after."""
     compiled = getattr(model, "_compiled_call_impl", None) is not None
     if compiled or hasattr(model, "_orig_mod"):
         raise UnsupportedError(

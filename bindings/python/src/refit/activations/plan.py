@@ -3,11 +3,11 @@
 The first two forward passes measure each group: its bytes, how long its forward pass took, and how
 long its copy. The shorter of two times counts, since a first pass also compiles and allocates. From
 then on copies are followed through one queue: those of a group begin when its forward pass ends and
-the copies before it have left, and have to end within the ``in_flight`` groups behind it, for then
+the copies before it have left, and have to end within the ``in_flight`` groups after it, for then
 its memory is given back. A group leaves by the share of its bytes for which there is time. Shares,
 not bytes: batches of other lengths compute as much longer as they copy.
 
-What a group is made of, and how it leaves, is unknown here.
+Independent of what a group is made of, and of how it leaves.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Plan:
         self._groups[order] = _Measure(nbytes, forward_s, copy_s)
 
     def end(self) -> None:
-        """A forward pass that measures has ended; behind the last one the shares are known."""
+        """A forward pass that measures has ended; after the last one the shares are known."""
         self._passes += 1
         if not self.measures and not self._for_memory:
             self._shares = self._divided()
@@ -83,9 +83,9 @@ class Plan:
         for at, order in enumerate(orders):
             one = self._groups[order]
             begins = max(ends[at], free_at)
-            behind = at + self._in_flight
-            # Behind the last groups no forward pass waits for memory.
-            time = ends[behind] - begins if behind < len(ends) else one.copy_s
+            after = at + self._in_flight
+            # After the last groups no forward pass waits for memory.
+            time = ends[after] - begins if after < len(ends) else one.copy_s
             share = 1.0 if one.copy_s <= max(time, 0.0) else max(time, 0.0) / one.copy_s
             shares[order] = share if share >= _LEAST else 0.0
             free_at = begins + shares[order] * one.copy_s

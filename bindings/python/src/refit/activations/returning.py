@@ -87,7 +87,7 @@ class Returning:
             for storage, made in zip(storages, taken, strict=True):
                 memories[storage.place] = made.data_ptr()
             # Before the call: an exception that another thread sends to this one may come right
-            # behind it, and copies be under way. Where none is, a join does nothing.
+            # after it, and copies be under way. Where none is, a join does nothing.
             group.held.extend(taken)
             source.arriving = group
             source.stream = group.stream = stream

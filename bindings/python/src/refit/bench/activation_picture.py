@@ -42,10 +42,10 @@ def draw(path: str, result: dict[str, Any], machine: dict[str, Any]) -> None:
     if drawn:
         _memory(figure.add_subplot(grid[0, :]), drawn)
     left, right = (figure.add_subplot(grid[-1, column]) for column in range(2))
-    _bars(left, "a training step (ms): median, and p95 behind it", rows, "step_s_median", 1e3)
+    _bars(left, "a training step (ms): median, and p95 after it", rows, "step_s_median", 1e3)
     medians = [row["step_s_median"] * 1e3 for row in rows]
-    behind = [max(0.0, row["step_s_p95"] * 1e3 - it) for row, it in zip(rows, medians, strict=True)]
-    left.errorbar(medians, range(len(rows)), xerr=([0.0] * len(rows), behind), fmt="none",
+    after = [max(0.0, row["step_s_p95"] * 1e3 - it) for row, it in zip(rows, medians, strict=True)]
+    left.errorbar(medians, range(len(rows)), xerr=([0.0] * len(rows), after), fmt="none",
                   ecolor="#333333", elinewidth=0.8, capsize=2)  # fmt: skip
     _bars(right, "peak of device memory (MB)", rows, "peak_bytes", 1 / MB)
     right.set_yticklabels([])

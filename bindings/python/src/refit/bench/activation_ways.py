@@ -97,7 +97,7 @@ class SaveOnCpu(Plain):
 
 
 class Copies:
-    """Copies behind each other on a stream of their own; where there is none, on a thread."""
+    """Copies one after the other on a stream of their own; where there is none, on a thread."""
 
     def __init__(self, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -105,7 +105,7 @@ class Copies:
         self._thread = None if on_gpu else ThreadPoolExecutor(1)
 
     def start(self, pairs: Pairs) -> Callable[[], None]:
-        """Copies each first tensor into the second one, behind what the caller's stream has queued.
+        """Copies each first tensor into the second one, after what the caller's stream has queued.
         Gives what lets the caller's stream wait for them."""
         if self._stream is None:
             assert self._thread is not None

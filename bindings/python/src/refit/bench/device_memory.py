@@ -80,7 +80,7 @@ class DeviceMemory:
         self._profile = None
 
     def _sums(self) -> Iterator[tuple[float, int]]:
-        """The bytes behind each allocation and each free, in the order in which they were made."""
+        """The bytes after each allocation and each free, in the order in which they were made."""
         held = self.resident_bytes
         yield 0.0, held
         for event in self._profile.kineto_results.events():
@@ -96,7 +96,7 @@ def storage_bytes(*tensors: torch.Tensor) -> int:
 
 
 class HostMemory:
-    """Host memory that is no memory of the device, kept for the next use of its size when the last
+    """Host memory that is not memory of the device, kept for the next use of its size when the last
     tensor over it is gone, as PyTorch keeps what it has page-locked: by powers of two.
 
     Where there is a GPU PyTorch takes and locks it, else NumPy takes it, so that it does not count.

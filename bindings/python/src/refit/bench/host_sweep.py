@@ -1,9 +1,9 @@
 """Training steps of which the CPU makes a share: how long they take, and what the device holds.
 
 A small transformer is trained, on the GPU if there is one, with each share of its states on the
-host: by refit, with copies behind the backward pass and without, and by Megatron-Core's form. In a
+host: by refit, with copies during the backward pass and without, and by Megatron-Core's form. In a
 round every case is made anew from the same weights, one after the other, and let go of, so that the
-peak of the device's memory is its own. Its first step is cold; whole steps follow, one behind the
+peak of the device's memory is its own. Its first step is cold; whole steps follow, one after the
 other, and at the end one whose phases are timed apart.
 
 On a CPU "device" is main memory, and the same cores do everything: then the device's bytes are
@@ -32,9 +32,7 @@ PARAMETERS = 25e6
 FRACTIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MOST_ROUNDS = 5  # each makes every case anew
 STEPS = 2
-UNTIMED = (
-    2  # behind the first one: from the third step on, gradients leave during the backward pass
-)
+UNTIMED = 2  # after the first one: from the third step on, gradients leave during the backward pass
 BATCH, LENGTH = 2, 128
 WIDTH, SMALL_WIDTH, HEADS = 512, 64, 8
 VOCABULARY = 8  # times the width
@@ -133,7 +131,7 @@ class Refit(Plain):
 
 
 def refit_alone(model: nn.Module, fraction: float) -> Stepper:
-    """``Refit`` without copies behind the backward pass."""
+    """``Refit`` without copies during the backward pass."""
     return Refit(model, fraction, overlap=False)
 
 
@@ -307,7 +305,7 @@ def _steps(
 def _phases(
     stepper: Stepper, model: nn.Module, tokens: torch.Tensor, done: Callable[[], None]
 ) -> dict[str, float]:
-    """One step, with a wait for the device behind each phase."""
+    """One step, with a wait for the device after each phase."""
     times = [time.perf_counter()]
 
     def over() -> None:

@@ -139,8 +139,8 @@ class Hybrid:
     new parameters are copied back. The other parameters are stepped where they are.
 
     The copies are page-locked where there is a GPU. The CPU's optimizer is ``fused=True``, as
-    Megatron makes it; ``device_options`` are those of the other one. Copies of gradients go behind
-    each other, before the device's step, and those of parameters behind the CPU's step, which
+    Megatron makes it; ``device_options`` are those of the other one. Copies of gradients go after
+    each other, before the device's step, and those of parameters after the CPU's step, which
     waits for all gradients (``overlap_cpu_optimizer_d2h_h2d=False``, the default).
     """
 

@@ -1,8 +1,8 @@
 """Whether a bench fits into the memory of this machine, said before it starts.
 
 A part says what it takes for each parameter of its model; where that is not there, a smaller model
-is measured, and where even the smallest is too large the part is refused. What is done with the
-memory is unknown here.
+is measured, and where even the smallest is too large the part is refused. Independent of what is
+done with the memory.
 """
 
 from dataclasses import dataclass

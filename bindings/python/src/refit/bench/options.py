@@ -1,6 +1,6 @@
 """Values on the command lines of the benchmarks: a bad one is refused before minutes of work.
 
-Each function here is a ``type=`` of argparse, or makes one. The use of the values is unknown here.
+Each function here is a ``type=`` of argparse, or makes one. Independent of the use of the values.
 """
 
 import argparse

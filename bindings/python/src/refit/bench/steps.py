@@ -158,7 +158,7 @@ class _Own:
 
 
 def _laid_out(memory: torch.Tensor, likes: Sequence[torch.Tensor]) -> Tensors:
-    """Tensors of these types and shapes, one behind the other in ``memory``."""
+    """Tensors of these types and shapes, one after the other in ``memory``."""
     made, at = [], 0
     for like in likes:
         made.append(memory[at : at + like.nbytes].view(like.dtype).view(like.shape))

@@ -1,6 +1,6 @@
 """States that live on the host are stepped on the device: refit's way beside the others, in turn.
 
-A round is a few steps of each way, one behind the other, so that what a step leaves to be copied
+A round is a few steps of each way, one after the other, so that what a step leaves to be copied
 after it has returned is part of the next one's time. In each round large copies of as many bytes
 are timed alone as well, in each direction. ``overlap`` is a step's time over the longest of these
 and the resident step.

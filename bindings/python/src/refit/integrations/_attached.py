@@ -1,7 +1,7 @@
 """An optimizer's controller, for frameworks that hand over nothing but the optimizer.
 
 The controller hangs on the optimizer as an attribute: it lives as long, there is no table to clean,
-and neither a state_dict nor a copy of the optimizer has it. Whose optimizer it is, is unknown here.
+and neither a state_dict nor a copy of the optimizer has it. Independent of whose optimizer it is.
 """
 
 from collections.abc import Mapping

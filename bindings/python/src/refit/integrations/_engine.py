@@ -46,7 +46,7 @@ class Engine:
     ) -> None:
         if any(f"//{name}:" in bind for name in ANY_HOST) and host is None:
             raise ConfigError(
-                f"bind is {bind}, which is no address to connect to: say under which host name "
+                f"bind is {bind}, which is not an address to connect to: say under which host name "
                 "workers reach the trainer (host)"
             )
         if not timeout_s >= 0:

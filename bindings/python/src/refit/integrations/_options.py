@@ -1,7 +1,7 @@
 """Options of a framework, as mappings or as objects with attributes: read, and changed.
 
-Names are compared with ``_``, however they are written ("--swap-optimizer"). What an option means
-is unknown here.
+Names are compared with ``_``, however they are written ("--swap-optimizer"). Independent of what an
+option means.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence

@@ -1,6 +1,6 @@
 """Methods of a framework's object that are preceded by a call of refit, until that is undone.
 
-The object's class stays as it is. Which framework it is, and what is called, is unknown here.
+The object's class stays as it is. Independent of which framework it is, and of what is called.
 """
 
 from collections.abc import Callable

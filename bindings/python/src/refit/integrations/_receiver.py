@@ -282,6 +282,6 @@ def naming(weights: Iterable[tuple[str, Any]]) -> Iterator[Iterator[tuple[str, A
 
 
 def words_of(why: BaseException) -> str:
-    """An exception as one text, behind the weight that ``naming`` has noted."""
+    """An exception as one text, after the weight that ``naming`` has noted."""
     notes = [one for one in getattr(why, "__notes__", ()) if str(one).startswith(_AT)]
     return ": ".join([*notes[-1:], type(why).__name__, str(why)])

@@ -1,6 +1,6 @@
 """Where a vLLM engine is driven: its workers connect, update and leave, and a failure is raised.
 
-An update is one call of all workers (_vllm_extension.py), and behind it the caches are emptied that
+An update is one call of all workers (_vllm_extension.py), and after it the caches are emptied that
 were computed with the weights before. ``LLM`` blocks; ``AsyncLLM`` is paused meanwhile, so that no
 request is computed in part with these and in part with those weights and caches. Both take the same
 steps, which are written once, as generators.

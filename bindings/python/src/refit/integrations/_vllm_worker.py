@@ -43,7 +43,7 @@ def refuse_asleep() -> None:
     if any(getattr(one, "is_asleep", False) and one.tag == "weights" for one in parts):
         raise StateError(
             'the engine sleeps, and its weights have no memory: wake_up(tags=["weights"]) before '
-            'an update, and wake_up(tags=["kv_cache"]) behind it'
+            'an update, and wake_up(tags=["kv_cache"]) after it'
         )
 
 

@@ -66,7 +66,7 @@ _GRADIENTS = (
 
 
 class DeepSpeedStates:
-    """The optimizer and the tensors behind one DeepSpeed engine. Made by ``unwrap``; borrows it.
+    """The optimizer and the tensors of one DeepSpeed engine. Made by ``unwrap``; borrows it.
 
     Each call looks at the engine's optimizer again, since states and gradients come and go.
     """

@@ -60,7 +60,7 @@ Key = tuple[str, int]
 
 
 class MegatronOptimizer:
-    """The optimizers and tensors behind one Megatron optimizer. Made by ``unwrap``; borrows both.
+    """The optimizers and tensors of one Megatron optimizer. Made by ``unwrap``; borrows both.
 
     Each call looks at the optimizer again, since states and buffers come and go.
     """
@@ -107,11 +107,11 @@ class MegatronOptimizer:
 
     def stepped_masters(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The masters that can live on the host (``HostStates``), and the weights of each: those
-        from which the wrapper rounds weights of a plain type behind each step, and by no other way.
+        from which the wrapper rounds weights of a plain type after each step, and by no other way.
         """
         owned = {id(tensor) for _, tensor in self.tensors()}
         for one in self.wrappers:
-            if not _rounds_behind_steps(one):
+            if not _rounds_after_steps(one):
                 continue
             for attribute in MASTERS:
                 masters = _as_list(getattr(one, attribute, None))
@@ -123,9 +123,9 @@ class MegatronOptimizer:
                         break
 
     def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
-        """From now on Megatron's copy of masters to weights, behind a step, leaves those out of
+        """From now on Megatron's copy of masters to weights, after a step, leaves those out of
         which this is True. What it gives undoes that."""
-        told = [one for one in self.wrappers if _rounds_behind_steps(one)]
+        told = [one for one in self.wrappers if _rounds_after_steps(one)]
         for one in told:
             setattr(one, _ROUNDING, Overlay(one, _ROUNDING, _narrowed(one, is_rounded)))
 
@@ -142,7 +142,7 @@ class MegatronOptimizer:
             precede(one, name, call)
             for one in self.wrappers
             for name in _REMAKING
-            if _rounds_behind_steps(one) and callable(getattr(type(one), name, None))
+            if _rounds_after_steps(one) and callable(getattr(type(one), name, None))
         ]
 
         def undo() -> None:
@@ -159,9 +159,9 @@ class MegatronOptimizer:
 
     def round_others(self) -> None:
         """Megatron's copy of masters to weights. What it does to gather them from other ranks
-        behind a step is the caller's."""
+        after a step is the caller's."""
         for one in self.wrappers:
-            if _rounds_behind_steps(one):
+            if _rounds_after_steps(one):
                 getattr(one, _ROUNDING)()
 
     def others(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -355,8 +355,8 @@ def _pairs(masters: list[Any], weights: list[Any]) -> Iterator[tuple[torch.Tenso
                 yield master, weight
 
 
-def _rounds_behind_steps(one: Any) -> bool:
-    """Whether a wrapper copies its masters to plain weights behind each step."""
+def _rounds_after_steps(one: Any) -> bool:
+    """Whether a wrapper copies its masters to plain weights after each step."""
     configs = [getattr(one, "config", None), getattr(one, "ddp_config", None)]
     elsewhere = ("reuse_grad_buf_for_mxfp8_param_ag", "use_megatron_fsdp")
     return (

@@ -3,7 +3,7 @@
 **The mover.** ``patch_worker(worker_or_class)`` puts refit's mover in the place of the one method
 through which the loop moves optimizer states: ``move_optimizer`` of Megatron workers,
 ``move_optimizer_to_device`` of DTensor workers. The loop stays as it is: what it calls twice does
-nothing the second time, and ``prepare_for_training`` restores behind the next step. Two keys, those
+nothing the second time, and ``prepare_for_training`` restores during the next step. Two keys, those
 of the patch that NeMo-RL has under review, say how (configs/frameworks/nemo_rl.yaml has them):
 
     policy.use_pinned_optimizer_offload   policy.use_coalesced_optimizer_offload   mode
@@ -149,7 +149,7 @@ class OptimizerMover:
 
     def move(self, device: Any) -> None:
         """To "cpu": states leave, and their device memory is given back; blocks until then. To
-        "cuda" (or the device they came from): they return behind the next step, or, within a
+        "cuda" (or the device they came from): they return during the next step, or, within a
         checkpoint, at once. Idempotent. InvalidError for another device, and what the controller
         raises.
         """

@@ -204,7 +204,7 @@ def connect(
     """For the driver: opens the trainer's publisher and subscribes every rollout as rollout-0, 1, …
 
     Returns the endpoint once all are there; in ``timeout`` seconds, or DeadlineError. StateError
-    for a rollout that runs one call at a time: ``stop_waiting`` would wait behind ``receive``.
+    for a rollout that runs one call at a time: ``stop_waiting`` would wait for ``receive``.
     """
     found: str = ray.get(trainer.open_publisher.remote(endpoint, config))
     ray.get([r.subscribe.remote(found, f"rollout-{i}", config) for i, r in enumerate(rollouts)])

@@ -209,7 +209,7 @@ def pull(model: Any, named_tensors: Named) -> None:
     The first order subscribes, and so does one with another endpoint. A version that is loaded
     already is fetched again: another trainer may have given it the same number, and SGLang may have
     loaded others since. Blocks, at most as long as the order says. InvalidError if the
-    tensors are no order, UnsupportedError for a quantized model (before anything is fetched),
+    tensors are not order, UnsupportedError for a quantized model (before anything is fetched),
     DeadlineError, and what the model raises, which the trainer's report has, too.
     """
     _wrap_caller()

@@ -110,9 +110,9 @@ class RefitCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
     """Takes optimizer states off the device while the trainer does not need them, and publishes the
     model's weights.
 
-    States leave before an evaluation and return behind the first forward pass of the training.
-    ``publisher``: where new weights go; the caller owns and closes it. They go behind every
-    ``publish_steps``-th optimizer step, and behind the last one; states are away meanwhile. None:
+    States leave before an evaluation and return during the first forward pass of the training.
+    ``publisher``: where new weights go; the caller owns and closes it. They go after every
+    ``publish_steps``-th optimizer step, and after the last one; states are away meanwhile. None:
     nothing is published. ``weights``: what is published of the model, as pairs of name and tensor;
     ``policy_weights`` unless said otherwise, which merges adapters, while
     ``partial(named_weights, lora="adapter")`` sends them alone. ``config``,

@@ -6,7 +6,7 @@ TRL generates at the start of a training step, and says nothing of it. But it do
 ``steps_per_generation * num_iterations`` micro-batches, and the callbacks hear of each micro-batch:
 so this one counts them as the trainer does, and at the event just before one that generates it
 clears the optimizer states and publishes the weights. It does the same at an evaluation that the
-trainer has announced, because an evaluation generates, too. States come back behind the first
+trainer has announced, because an evaluation generates, too. States come back during the first
 forward pass that records gradients, which is where generation is over, and the optimizer's step
 waits for them. Nothing of the trainer is replaced or wrapped.
 

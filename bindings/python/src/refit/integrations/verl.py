@@ -8,7 +8,7 @@
 
 ``install()`` puts them in the places of those, also where a module of verl has taken the name in,
 and says where; ``installation.remove()`` undoes it. Then ``optimizer_offload: True`` is refit's.
-What they load comes back behind the next ``step``. Options: ``install(config)``, or REFIT_*
+What they load comes back during the next ``step``. Options: ``install(config)``, or REFIT_*
 variables; with ``install({"states": "host", "window_bytes": "256MiB"})`` states live on the host,
 and are loaded only within ``step``. ``attached(optimizer)`` is the refit.Controller, with its
 ``stats()``, once states have left.
@@ -70,7 +70,7 @@ def offload_fsdp_optimizer(optimizer: Any, *, config: Any = None) -> None:
 
 
 def load_fsdp_optimizer(optimizer: Any, device_id: Any) -> None:
-    """States return to where they came from, behind the next step. Idempotent; does not wait.
+    """States return to where they came from, during the next step. Idempotent; does not wait.
 
     InvalidError if `device_id` is another device: refit moves nothing between devices.
     """
@@ -88,7 +88,7 @@ def offload_megatron_optimizer(optimizers: Any, *, config: Any = None) -> None:
 
 
 def load_megatron_optimizer(optimizers: Any) -> None:
-    """They return to where they came from, behind the next step. Idempotent."""
+    """They return to where they came from, during the next step. Idempotent."""
     controller = attached(optimizers)
     if controller is not None:
         controller.restore(non_blocking=True)

@@ -3,7 +3,7 @@
 On a GPU torch's caching allocator is asked, if torch is loaded and has begun to use a GPU; it is
 never made to. Of the host the kernel is asked (``/proc/self/status``, about 30 microseconds).
 
-Which of it belongs to refit is unknown here.
+Independent of which of it belongs to refit.
 """
 
 import sys

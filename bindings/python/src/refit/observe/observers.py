@@ -5,7 +5,7 @@ observers. Phases have four names, ``offload``, ``publish``, ``commit`` and ``re
 more, ``join``, for the time in which the optimizer step waits. Where states live on the host,
 ``step`` is the optimizer step in windows; a timeline has each window in it.
 
-What happens in a phase is unknown here.
+Independent of what happens in a phase.
 """
 
 import sys
@@ -17,8 +17,8 @@ from refit._c.stats import PREFIX
 from refit.errors import InvalidError
 from refit.observe.progress import Bar, bar
 
-COPIES = "copies behind"
-"""The name in pictures of copies that go on behind others."""
+COPIES = "overlapped copies"
+"""The name in pictures of copies that overlap others."""
 
 
 class Timer(Protocol):
@@ -101,7 +101,7 @@ class Observers:
         return self._timeline is not None
 
     def past(self, name: str, seconds_ago: float, seconds: float, nbytes: int = 0) -> None:
-        """A phase that went on behind others, such as copies; told once it is over."""
+        """A phase that overlapped others, such as copies; told once it is over."""
         if self._timeline is not None:
             start = max(0.0, self._timeline.now() - seconds_ago)
             self._timeline.span(name, start, seconds, nbytes)
@@ -131,7 +131,7 @@ def _measure_of(timer: TimerLike) -> Callable[[str], AbstractContextManager[Any]
         block = measure(label)
         if not hasattr(block, "__enter__"):
             raise InvalidError(
-                f"the timer gave {block!r} for {label!r}, which is no context manager"
+                f"the timer gave {block!r} for {label!r}, which is not a context manager"
             )
         made: AbstractContextManager[Any] = block
         return made

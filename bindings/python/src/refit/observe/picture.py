@@ -1,7 +1,7 @@
 """A timeline as a picture: phases above, the device's memory below them, then the host's.
 
 Refit's phases are shaded in the memory, too; those of the loop, the windows of a step, and copies
-that went on behind others, have rows of their own. Colours are those of Okabe and Ito, which
+that overlapped others, have rows of their own. Colours are those of Okabe and Ito, which
 colour-blind readers can tell apart; the legend says each phase's name and how long it took.
 matplotlib is imported here, and only its drawing half: no window is opened, its global state is
 left alone.
@@ -28,8 +28,8 @@ PHASES = {
 WINDOWS = {"wait for states": "#D55E00", "window": "#0072B2"}
 OWN = {**PHASES, **WINDOWS}
 OTHERS = ("#F0E442", "#56B4E9", "#999999", "#B8A3D9", "#C4B49A")
-BEHIND = "behind"
-ROWS = ("behind", "windows", "refit", "loop")
+OVERLAPPED = "overlapped"
+ROWS = (OVERLAPPED, "windows", "refit", "loop")
 INK = ("#2F4B66", "#7B95AD", "#A9B8C6", "#5D6D7E")
 AREA = ("#8FA9C2", "#D3DEE8", "#B3C4D3", "#E9EEF3")
 GIB, MIB = 1 << 30, 1 << 20
@@ -75,8 +75,8 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
 
 def row_of(name: str) -> str:
     """Which row of the strip a phase is in."""
-    if name.endswith(BEHIND):
-        return "behind"
+    if name.startswith(OVERLAPPED):
+        return OVERLAPPED
     if name in WINDOWS:
         return "windows"
     return "refit" if name in PHASES else "loop"

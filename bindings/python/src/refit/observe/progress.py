@@ -8,7 +8,7 @@ end of a phase: it shows that something goes on and how much that is, then that 
 nothing in between. The first page-lock, which comes before the first offload, and a publish, of
 which it is not known before how much it will send, show none.
 
-What is measured is unknown here: a bar is told bytes.
+Independent of what is measured: a bar is told bytes.
 """
 
 import os

@@ -13,7 +13,7 @@ memory is what the process holds besides refit's arena. The arena's size is told
 takes it, or gives it back (``Controller.release``), is done: until then a sample counts the pages
 that come or go as the process's.
 
-What a phase does is unknown here.
+Independent of what a phase does.
 """
 
 import gzip
@@ -98,7 +98,7 @@ class Timeline:
             self.sample()
 
     def span(self, name: str, start: float, seconds: float, nbytes: int = 0) -> None:
-        """Records a phase that is over, such as copies that went on behind others."""
+        """Records a phase that is over, such as copies that overlapped others."""
         it = Span(name, start, seconds, nbytes, threading.get_native_id())
         with self._lock:
             self.spans.append(it)

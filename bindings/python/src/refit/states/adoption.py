@@ -2,7 +2,7 @@
 
 A step that runs within ``pool.use()`` puts its temporaries there as well, and memory of a pool goes
 back only as whole segments. So the step runs outside; then each storage of a state is copied to one
-from the pool, and its tensors are given that one. Cycles are unknown here.
+from the pool, and its tensors are given that one. Independent of cycles.
 """
 
 import bisect

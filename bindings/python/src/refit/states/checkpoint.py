@@ -22,7 +22,7 @@ from refit.states.image import Image, Unshowable
 def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
     reader = object()
-    try:  # from here on, for Ctrl-C may come right behind the call
+    try:  # from here on, for Ctrl-C may come right after the call
         cycle.begin_reading(reader)  # a clear that ended by its deadline may still be copying
         with ExitStack() as stack:
             yield _state_dicts(cycle, stack)

@@ -16,8 +16,8 @@ thread whose streams PyTorch uses. An exception may end a verb between any two l
 counts as away before its first copy starts: a phase here says what a use of a tensor does first,
 and a state in C what the offloaders have done.
 
-``Inventory`` says what there is, ``PerDevice`` where it is, ``Figures`` how it went. Hooks,
-publishers and options of the user are unknown here.
+``Inventory`` says what there is, ``PerDevice`` where it is, ``Figures`` how it went. Independent of
+hooks, publishers and options of the user.
 """
 
 import time
@@ -149,7 +149,7 @@ class Cycle:
         self._grads = grads
         self._observers = observers
         self._moving = WaitingCallLock("controller")
-        bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is no part of a graph
+        bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is not part of a graph
         self._offloaded = OffloadedTensors(bring_all, self._moving, zeroable=GRADS)
         self.per_device = PerDevice(config, devices)
         self._stock: StateInventory | None = None
@@ -321,7 +321,7 @@ class Cycle:
             )
 
     def _wait(self) -> None:
-        """Waits for copies that a join on a GPU has only queued a stream behind."""
+        """Waits for copies that a join on a GPU has made only a stream wait for."""
         try:
             self.per_device.wait()
         except BaseException:
@@ -482,7 +482,7 @@ class Cycle:
             self.figures.tell_host_memory(self.per_device)
 
     def abandon(self) -> None:
-        """No call follows: the states return now, and all is closed behind the last
+        """No call follows: the states return now, and all is closed after the last
         reader."""
         self.abandoned = True
         if self._moving.is_mine:  # the controller was collected in the middle of ``_bring_all``

@@ -5,7 +5,7 @@ current stream, bound, copied; a storage is emptied only when the C library hold
 host. Every step looks at what is there (the offloader's state, a storage's size) and not at what
 was intended, so that one that failed, or that Ctrl-C ended, is done by calling it again.
 
-Which storages those are, and when they leave, is unknown here.
+Independent of which storages those are, and of when they leave.
 """
 
 import ctypes
@@ -186,7 +186,7 @@ class Regions:
         self._fresh: dict[int, torch.UntypedStorage] = {}
         self._future: Future | None = None
         self._streams: dict[int, Any] = {}
-        """The stream of a GPU behind which the storages left, and which may use them again."""
+        """The stream of a GPU after which the storages left, and which may use them again."""
         self._taken_on: dict[int, Any] = {}
         """The streams of a GPU on which the storages were taken: a restore that found no memory may
         have gone on on another one."""
@@ -281,7 +281,7 @@ class Regions:
     # ---- offload --------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Starts the copies out, behind the current stream. Nothing if they have left. StateError
+        """Starts the copies out, after the current stream. Nothing if they have left. StateError
         if the storages were let go of: nothing leaves."""
         if self.home:
             self._refuse_unheld()
@@ -430,7 +430,7 @@ class Regions:
         self._users |= fresh.keys()
 
     def are_there(self, groups: Iterable[int]) -> None:
-        """Groups that were joined are used without another join: the stream behind which they left
+        """Groups that were joined are used without another join: the stream after which they left
         waits for what the current one has queued."""
         if not set(groups).isdisjoint(self.slots.groups):
             _wait_for(self._streams, stream_objects(self.device))
@@ -624,7 +624,7 @@ def _storages(slots: Slots, stock: StateInventory) -> list[torch.UntypedStorage]
 
 
 def _weights(slots: Slots, stock: StateInventory) -> Weights:
-    """Pieces of an arena, which stand behind the storages, hold more than one tensor."""
+    """Pieces of an arena, which stand after the storages, hold more than one tensor."""
     if not stock.weights:
         return [None] * len(slots)
     masters = zip((stock.tensors[number] for number in slots.tensors), slots.nbytes, strict=False)

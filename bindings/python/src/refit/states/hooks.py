@@ -1,8 +1,8 @@
 """Hooks on the innermost torch optimizer: what uses states brings them back first.
 
 ``step()`` waits for the states; ``state_dict()``, ``load_state_dict()``, ``copy.deepcopy`` and
-``pickle`` too. The hooks hold no controller alive; once it is gone or closed they do nothing. What
-the controller then does is unknown here.
+``pickle`` too. The hooks hold no controller alive; once it is gone or closed they do nothing.
+Independent of what the controller then does.
 """
 
 import weakref
@@ -79,7 +79,7 @@ class _Gate:
     """A hook: calls one method of the controller, while there is one.
 
     In a step that ``torch.compile`` compiles it is called as it is, every time: it asks which
-    process this is, and moves memory, which is no part of a graph.
+    process this is, and moves memory, which is not part of a graph.
     """
 
     def __init__(self, keeper: Keeper, method: str) -> None:

@@ -1,8 +1,8 @@
 """The host image of what is away, as CPU tensors that can be read.
 
 A tensor whose storage is empty keeps its dtype, shape and strides. A view with the same dtype,
-shape and strides is made over its bytes in the image, which a read lock holds. The readers of a
-view are unknown here.
+shape and strides is made over its bytes in the image, which a read lock holds. Independent of the
+readers of a view.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """What the optimizers of a cycle hold, and what else is known to lie in the same memory.
 
 It asks the optimizers, the model, and what stands for optimizers of another kind; ``storages`` then
-decides what can leave. How and when that leaves is unknown here.
+decides what can leave. Independent of how and when that leaves.
 """
 
 import warnings
@@ -75,7 +75,7 @@ class SteppedMasters(Protocol):
 
     def stepped_masters(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Masters that an inner optimizer steps as its parameters, and the weights that the wrapper
-        rounds from each behind a step."""
+        rounds from each after a step."""
         ...
 
     def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> Callable[[], None]:
@@ -89,7 +89,7 @@ class SteppedMasters(Protocol):
         ...
 
     def round_others(self) -> None:
-        """Rounds weights from all other masters, as it does behind a step."""
+        """Rounds weights from all other masters, as it does after a step."""
         ...
 
     def modules(self) -> Iterable[torch.nn.Module]:
@@ -99,8 +99,8 @@ class SteppedMasters(Protocol):
 
 @runtime_checkable
 class HeldEngine(Protocol):
-    """What a ``OptimizerAdapter`` has besides, if the framework behind it has parameters and
-    gradients that the inner optimizers do not show between steps."""
+    """What a ``OptimizerAdapter`` has besides, if the framework that it comes from has parameters
+    and gradients that the inner optimizers do not show between steps."""
 
     model: torch.nn.Module | None
     why_steps_itself: str
@@ -218,7 +218,7 @@ class OptimizerAdapters:
         return [module for one in held for module in one.modules()]
 
     def round_others(self) -> None:
-        """The wrappers round weights as behind a step."""
+        """The wrappers round weights as after a step."""
         for one in self._held:
             if isinstance(one, SteppedMasters):
                 one.round_others()

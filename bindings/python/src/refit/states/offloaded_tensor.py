@@ -16,7 +16,7 @@ away has no memory there, so these end the process or fault on the GPU:
 - views that were made before, and addresses that were taken before;
 - ``torch.tensor(t)``, ``x.new_tensor(t)``, ``torch.as_tensor`` and ``torch.asarray`` that copy;
 - ``x.data = t``, ``torch.utils.dlpack.to_dlpack(t)``, ``y.backward(t)``; a backward pass that adds
-  to t behind ``p.grad = t``, where t was the gradient of another parameter, or p was swapped;
+  to t after ``p.grad = t``, where t was the gradient of another parameter, or p was swapped;
 - ``torch.vmap``, ``torch.func`` and TorchScript functions;
 - extension modules in C++ that take tensors themselves;
 - code within ``torch._C.DisableTorchFunctionSubclass()``; a signal handler that comes while such
@@ -29,7 +29,7 @@ What a signal handler, a finalizer or a log handler does with states in the midd
 ``restore`` or ``join`` of its thread is a BusyError (see ``cycle``).
 
 The hooks on an optimizer (see ``hooks``) need none of this: within ``step`` all of that may be
-done. How memory comes back is unknown here.
+done. Independent of how memory comes back.
 """
 
 import sys

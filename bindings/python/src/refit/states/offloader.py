@@ -4,7 +4,7 @@ One method for each verb of refit/offload.h, which says what the states and regi
 are plain numbers. Waits are cut in slices, so that Ctrl-C is seen, and calls that block without a
 deadline run on a thread of their own while the caller waits.
 
-Whose memory a region is, and what its bytes mean, is unknown here.
+Independent of whose memory a region is, and of what its bytes mean.
 """
 
 import ctypes
@@ -249,7 +249,7 @@ class Offloader(Handle):
         call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
 
     def offload(self, after: int = NO_STREAM, anew: bool = False) -> None:
-        """Starts the offload behind what the stream ``after`` has queued; ``finish`` ends it.
+        """Starts the offload after what the stream ``after`` has queued; ``finish`` ends it.
 
         ``anew``: ``finish`` raised LimitError, so that it plans again and may take host memory.
 
@@ -296,7 +296,7 @@ class Offloader(Handle):
         call(lib.refit_offloader_bind_each, self._live, numbers, addresses, len(regions))
 
     def restore(self, after: int = NO_STREAM) -> Future:
-        """Starts the restore behind what ``after`` has queued, and returns its future.
+        """Starts the restore after what ``after`` has queued, and returns its future.
 
         StateError for a region without memory, or while states are leaving.
         """
@@ -369,5 +369,5 @@ class Offloader(Handle):
         except BaseException:
             lib.refit_read_lock_release(
                 out
-            )  # Ctrl-C may come right behind, and leave it without an owner
+            )  # Ctrl-C may come right after, and leave it without an owner
             raise

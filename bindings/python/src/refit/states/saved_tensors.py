@@ -15,7 +15,7 @@ a tensor that was changed in place after it was saved is refused with PyTorch's 
 outlives the memory: a detached tensor shares the counter of the tensor that it was made from, and
 keeps it when its data are replaced by none.
 
-Where the bytes are, and how they come back, is unknown here.
+Independent of where the bytes are, and of how they come back.
 """
 
 from collections.abc import Callable

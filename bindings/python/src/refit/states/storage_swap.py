@@ -5,7 +5,7 @@ taken off; but a tensor can be given another storage and stay the object it is. 
 where every tensor in the storage is known, by the count of its users: a view or a NumPy array
 that other code holds would stay behind, with the old bytes.
 
-When storages leave, and why others stay, is unknown here.
+Independent of when storages leave, and of why others stay.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

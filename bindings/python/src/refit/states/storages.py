@@ -16,8 +16,8 @@ What it has decided holds as long as the same storages are there. That is known 
 Identities alone would not do: a new tensor may have that of one that is gone. Where all three are
 as they were, the same bytes leave from the same place, and return to it. What
 else may lie in such a storage is looked at when it is decided, and not again: memory of a state
-that becomes a buffer of the model later is noticed at the next scan. Where the bytes go is unknown
-here.
+that becomes a buffer of the model later is noticed at the next scan. Independent of where the bytes
+go.
 """
 
 from bisect import bisect_left
@@ -113,7 +113,7 @@ class StateInventory:
 
 @dataclass(slots=True)
 class Slots:
-    """The memory of one device that can leave: storages, and behind them the pieces of an arena,
+    """The memory of one device that can leave: storages, and after them the pieces of an arena,
     which leave whole and return to where they were. Equal indices of the lists are one of them."""
 
     names: list[str] = field(default_factory=list)
@@ -490,5 +490,5 @@ class _Ordered:
     def within(self, begin: int, nbytes: int) -> list[Place]:
         """Those that begin in a range."""
         first = bisect_left(self._places, begin)
-        behind = bisect_left(self._places, begin + nbytes)
-        return self._places[first:behind]
+        after = bisect_left(self._places, begin + nbytes)
+        return self._places[first:after]

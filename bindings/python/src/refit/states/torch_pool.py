@@ -1,7 +1,7 @@
 """PyTorch's part of a memory pool: its allocator, the settings that a pool needs, what is alive.
 
 All functions that are PyTorch's own affair stand here, those without a promise of PyTorch's too.
-Arenas are unknown here; so is what the pool is for.
+Independent of arenas, and of what the pool is for.
 """
 
 import ctypes

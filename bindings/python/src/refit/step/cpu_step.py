@@ -2,7 +2,7 @@
 
 Their states lie in the host image (see ``host_buffer``) and never visit the device. In a step
 
-    start    gradients and parameters leave for the host, behind the current stream
+    start    gradients and parameters leave for the host, after the current stream
     run      the CPU steps what has landed; each new parameter leaves for the device at once
     join     the current stream, or on a CPU the caller, waits until the parameters are there
 
@@ -223,7 +223,7 @@ def _has_alias(grad: torch.Tensor) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether a tensor has memory of its own, and is no wrapper of others."""
+    """Whether a tensor has memory of its own, and is not a wrapper of others."""
     kind = type(tensor)
     return kind in (torch.nn.Parameter, torch.Tensor) and tensor.layout is torch.strided
 
@@ -244,7 +244,7 @@ def _overlapping(parameters: Sequence[Any]) -> set[int]:
 
 def _tell_changed(tensors: Iterable[torch.Tensor]) -> None:
     """Counts a change of tensors whose memory C has written: a backward pass that has saved them is
-    refused, as behind PyTorch's own step."""
+    refused, as after PyTorch's own step."""
     known = [one for one in tensors if not one.is_inference()]
     cast(Any, torch.autograd.graph).increment_version(known)
 
@@ -550,7 +550,7 @@ class CpuShare:
 
     def _begin(self, chosen: list[Options]) -> None:
         if self._begun is None:
-            self._must_skip = True  # if Ctrl-C comes right behind the call
+            self._must_skip = True  # if Ctrl-C comes right after the call
             cast(HostStep, self._step).begin(chosen)
             self._begun = chosen
 
@@ -638,7 +638,7 @@ class CpuShare:
 
     def leave_in_backward(self, parameter: Any) -> None:
         """The same, from a backward pass, which a GPU runs on a thread of PyTorch's: does not wait.
-        Nothing while ranks train together: others may change gradients behind this one. In the
+        Nothing while ranks train together: others may change gradients after this one. In the
         middle of another call nothing, either."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return
@@ -761,7 +761,7 @@ class _Early:
 
     def __init__(self, share: CpuShare) -> None:
         self._share = weakref.ref(share)
-        self._hook = cast(Any, torch.compiler).disable(self._final)  # it is no part of a graph
+        self._hook = cast(Any, torch.compiler).disable(self._final)  # it is not part of a graph
         self._handles: dict[int, tuple[Any, Any]] = {}
         self._added: dict[int, int] = {}
         self._expected: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Which parameters keep their states on the device, which send them through windows, and which the
 CPU steps: a division by the bytes of the states, of whole parameters.
 
-Where the states then lie, and what steps, is unknown here.
+Independent of where the states then lie, and of what steps.
 """
 
 import math

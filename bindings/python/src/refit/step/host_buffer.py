@@ -8,7 +8,7 @@ fp32 masters whose bf16 weights are told lie in the image as what the weights la
 refit/advanced/window.h). No tensor lies over them: ``store`` takes them from the device, ``fetch``
 brings them there.
 
-Which states these are, and when they visit, is unknown here.
+Independent of which states these are, and of when they visit.
 """
 
 import ctypes
@@ -196,14 +196,14 @@ class HostBuffer(Closing):
         if len(self._tensors) > _KEPT * len(parts):
             self._tensors.clear()
         self._follow()
-        self._may_step = True  # from here on, for Ctrl-C may come right behind the call
+        self._may_step = True  # from here on, for Ctrl-C may come right after the call
         self.window.begin(parts, current_stream(self.device))
         self.begun = tuple(parts)
         self._tell_copies()  # of the step before, which are over
 
     def _follow(self) -> None:
         """The memory belongs to the stream on which it was taken, and a step may run on another.
-        Behind a step that was broken off, or ``fetch``, that one may have work left on it which no
+        After a step that was broken off, or ``fetch``, that one may have work left on it which no
         copy out has waited for."""
         for handle, stream in stream_objects(self.device).items():
             if self._memory is not None and handle not in self._streams:
@@ -220,7 +220,7 @@ class HostBuffer(Closing):
             self._born.clear()
         if self._began is None:
             self._began = time.perf_counter()
-        self._follow()  # copies may have come in early, behind another stream
+        self._follow()  # copies may have come in early, after another stream
         found = self.window.next()
         self._born.append([])
         while len(self._born) > 2:
@@ -300,7 +300,7 @@ class HostBuffer(Closing):
             self.end()
         self._give_back()
 
-    # ---- behind it ------------------------------------------------------------------------------
+    # ---- after it ------------------------------------------------------------------------------
 
     def wait(self) -> None:
         """Waits until the image has every byte, then gives the windows' memory back to PyTorch.

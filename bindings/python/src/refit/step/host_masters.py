@@ -4,7 +4,7 @@ from which the framework rounds the weights of its model.
 Between steps the memory of a master is given back, and its bytes are in the host image, beside the
 states of its optimizer. In a window the optimizer steps a parameter over the window's memory, and
 the weights are rounded from it before it leaves (see ``windowed_step``); so the framework's own
-rounding behind the step leaves these masters out. What uses a master in between, such as a
+rounding after the step leaves these masters out. What uses a master in between, such as a
 checkpoint of the framework, brings all of them to the device (see ``states.offloaded_tensor``); the
 next step takes them to the host again.
 
@@ -15,7 +15,7 @@ written in other ways are seen when the masters are next used: CorruptError, unt
 put back, or until the framework gives its masters other bytes. Masters that leave while their
 weights are away lie whole in memory of the process, until the weights are back.
 
-Which masters there are is known to the framework's adapter. When they move is unknown here.
+Which masters there are is known to the framework's adapter. Independent of when they move.
 """
 
 import os
@@ -59,7 +59,7 @@ class Framework(Protocol):
         ...
 
     def round_others(self) -> None:
-        """Rounds weights from all other masters, as frameworks do behind a step."""
+        """Rounds weights from all other masters, as frameworks do after a step."""
         ...
 
     def modules(self) -> Iterable[torch.nn.Module]:
@@ -334,7 +334,7 @@ class HostMasters:
         self._used.difference_update(id(one.parameter) for one in mine)
 
     def round_others(self) -> None:
-        """Behind a step that was resumed, which the framework has not seen: it rounds weights from
+        """After a step that was resumed, which the framework has not seen: it rounds weights from
         the masters that do not live here."""
         if self._weights:
             self._framework.round_others()

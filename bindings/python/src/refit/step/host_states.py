@@ -813,7 +813,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[tuple[int, Any]]:
 
 
 def _why_it_stays(value: Any) -> str | None:
-    """Why a state cannot live on the host; None if it can, or is no state that matters."""
+    """Why a state cannot live on the host; None if it can, or is not a state that matters."""
     if isinstance(value, torch.Tensor):
         if value.dim() == 0:
             return None
@@ -985,7 +985,7 @@ def _with_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any
 
 
 class _Prefetch:
-    """Lets the first windows come in behind the backward pass: a hook on the parameter whose
+    """Lets the first windows come in during the backward pass: a hook on the parameter whose
     gradient is there first, the last one that was stepped. FSDP2 calls no such hook: there the
     step itself begins the copies."""
 
@@ -1014,7 +1014,7 @@ class _Prefetch:
                 called.add(id(optimizer))
                 states.prefetch(optimizer)
 
-        eager = cast(Any, torch.compiler).disable(begin)  # it is no part of a graph
+        eager = cast(Any, torch.compiler).disable(begin)  # it is not part of a graph
         self._handles[id(optimizer)] = last, on_accumulation(last, eager)
 
     def remove(self) -> None:

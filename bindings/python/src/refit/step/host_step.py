@@ -1,8 +1,8 @@
 """The C host step as a Python object: parameters whose states live on the host, stepped by the CPU.
 
 One method for each verb of refit/advanced/host_step.h, which says in which order they come and what
-each failure leaves; addresses are plain numbers. Whose memory a parameter is, and which optimizer
-steps it, is unknown here.
+each failure leaves; addresses are plain numbers. Independent of whose memory a parameter is, and of
+which optimizer steps it.
 """
 
 import ctypes
@@ -99,7 +99,7 @@ class HostStep(Handle):
         call(lib.refit_host_step_begin, self._live, array, len(groups))
 
     def gradient(self, parameter: int, gradient: int, number: int, stream: int) -> None:
-        """Starts the copy of a gradient to the host, behind what ``stream`` has queued. The
+        """Starts the copy of a gradient to the host, after what ``stream`` has queued. The
         gradient stays as it is until ``run`` or ``skip`` has returned. ``number`` counts the steps
         of this parameter, from 1 on. CopyError and others: it is not named."""
         after = abi.refit_stream_ref(stream)
@@ -125,7 +125,7 @@ class HostStep(Handle):
 
     def run(self, unscale: float, clip: float, stream: int) -> None:
         """Steps the parameters whose gradients were named, multiplied by the two factors; the new
-        parameters leave for the device, behind what ``stream`` has queued. Blocks for the
+        parameters leave for the device, after what ``stream`` has queued. Blocks for the
         arithmetic. After an error ``stepped`` says which were stepped."""
         call(lib.refit_host_step_run, self._live, unscale, clip, abi.refit_stream_ref(stream))
 

@@ -1,8 +1,8 @@
-"""A hook of an optimizer that runs behind all others, also those that are registered later.
+"""A hook of an optimizer that runs after all others, also those that are registered later.
 
 PyTorch calls the hooks of a dictionary in their order, and does not allow that the order changes
-meanwhile; a value may. So a hook that is called while others are behind it puts itself into the
-place of the last one, for this once, together with it. What the hook does is unknown here.
+meanwhile; a value may. So a hook that is called while others are after it puts itself into the
+place of the last one, for this once, together with it. Independent of what the hook does.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class LastHook:
-    """Calls ``action`` behind all other hooks of the same dictionary.
+    """Calls ``action`` after all other hooks of the same dictionary.
 
     ``hooks`` is the name of the dictionary that it is registered in. Hooks return None or what
-    replaces their arguments behind the first, a tuple or a single one.
+    replaces their arguments after the first, a tuple or a single one.
     """
 
     def __init__(self, hooks: str, action: Callable[..., Any]) -> None:

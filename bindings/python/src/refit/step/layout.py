@@ -1,7 +1,7 @@
 """States as places in a host image: how each looks, and what tensor stands for it.
 
 A plain state has one place; a wrapper such as a DTensor has one for each plain tensor in it, and is
-made again around other tensors. What steps states is unknown here.
+made again around other tensors. Independent of what steps states.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

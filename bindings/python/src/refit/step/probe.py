@@ -181,7 +181,7 @@ class Stepping:
         self, made: Optimizer, results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Runs the code on a stand-in. ``results`` gets what it returns, and so tells that it has
-        run, in one line: an exception comes before it or behind it."""
+        run, in one line: an exception comes before it or after it."""
         results.append(self._step(made, *args, **kwargs))
 
     def empty(

@@ -25,7 +25,7 @@ class _Copy(NamedTuple):
 
 
 class WholeStep:
-    """Made before the step; ``check`` behind it. It takes the memory of all parameters, gradients
+    """Made before the step; ``check`` after it. It takes the memory of all parameters, gradients
     and states once more, on their devices."""
 
     def __init__(

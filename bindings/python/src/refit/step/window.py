@@ -1,8 +1,8 @@
 """The C window as a Python object: parts of regions visit the device while an optimizer steps.
 
 One method for each verb of refit/advanced/window.h, which says what parts are and in which order
-the verbs come; addresses are plain numbers. Whose memory a part is, and what steps it, is unknown
-here.
+the verbs come; addresses are plain numbers. Independent of whose memory a part is, and of what
+steps it.
 """
 
 import ctypes
@@ -66,7 +66,7 @@ class Window(Handle):
         return out.value
 
     def begin(self, parts: Sequence[Part], after: int) -> None:
-        """Starts a step over these parts: the first copies in begin, behind what the stream
+        """Starts a step over these parts: the first copies in begin, after what the stream
         ``after`` has queued. Does not wait. LimitError: parts that belong together are larger than
         the memory that was given; BusyError, StateError, CopyError."""
         stream = abi.refit_stream_ref(after)

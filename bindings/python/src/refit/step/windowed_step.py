@@ -13,8 +13,8 @@ If PyTorch finds no memory in a window, for new states or for what it calculates
 changed a parameter, all memory of the windows is given back, and the rest is stepped with fewer
 parameters at a time and nothing under way meanwhile; DeviceMemoryError if that is one already.
 
-Python's signal handlers, Ctrl-C's among them, wait while the code of a window runs. Where states
-live is unknown here.
+Python's signal handlers, Ctrl-C's among them, wait while the code of a window runs. Independent of
+where states live.
 """
 
 import time
@@ -351,7 +351,7 @@ class WindowedStep:
             observers.past(ON_CPU, took, took)
 
     def _fewer(self, most: int | None, why: BaseException) -> int:
-        """How many to step at a time, behind a window that found no memory. What it held is given
+        """How many to step at a time, after a window that found no memory. What it held is given
         back. DeviceMemoryError if there are no fewer; ``why`` if it has changed a parameter."""
         torn, tried = len(self._torn), self._tried
         is_left = self.unwind()
@@ -371,7 +371,7 @@ class WindowedStep:
         ) from why
 
     def _put_in_order(self) -> None:
-        """Parameters that have got their first states stand in the order of the groups, as behind a
+        """Parameters that have got their first states stand in the order of the groups, as after a
         step of all parameters; windows have another order."""
         state = self.optimizer.state
         new = [
@@ -412,17 +412,17 @@ class WindowedStep:
             arrived = time.perf_counter()
             if not addresses:
                 break
-            behind = at
-            while behind < len(entries) and numbers[behind][0] < first + len(addresses):
-                behind += 1
+            after = at
+            while after < len(entries) and numbers[after][0] < first + len(addresses):
+                after += 1
             places = {first + number: address for number, address in enumerate(addresses)}
-            self._window(home, entries[at:behind], numbers[at:behind], places)
+            self._window(home, entries[at:after], numbers[at:after], places)
             if observers.drawn:
                 now = time.perf_counter()
                 nbytes = sum(one.nbytes for one in parts[first : first + len(addresses)])
                 observers.past(WAIT, now - began, arrived - began)
                 observers.past(WINDOW, now - arrived, now - arrived, nbytes)
-            at = behind
+            at = after
         home.end()
 
     def _parts(self, entries: list[Entry]) -> tuple[list[Part], list[list[int]]]:
@@ -607,7 +607,7 @@ class WindowedStep:
         if entry.count is None:
             for key in [one for one in real if one in given and one not in made]:
                 del real[key]
-        for key, value in made.items():  # what nothing foresaw gets its place behind the step
+        for key, value in made.items():  # what nothing foresaw gets its place after the step
             if key not in taken and entry.count is not None and is_many(value):
                 _join(real, key, value, entry)
             elif key not in taken and entry.last:

@@ -99,7 +99,7 @@ class Snapshot(Mapping[str, View]):
 
     def __init__(self, archive: int, epoch: int, version: int) -> None:
         self._process = os.getpid()
-        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
+        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right after
         call(lib.refit_archive_read, archive, epoch, version, ctypes.byref(self._out))
         assert self._out.value is not None
         self.info = _described(lib.refit_snapshot_describe, self._out)
@@ -274,7 +274,7 @@ class Archive(Handle):
             try:
                 call(lib.refit_archive_write, pointer, ctypes.byref(version))
                 return _described(lib.refit_archive_commit, pointer)
-            except BaseException:  # Ctrl-C between the two, or behind them
+            except BaseException:  # Ctrl-C between the two, or after them
                 lib.refit_archive_abort(pointer, None)
                 raise
 

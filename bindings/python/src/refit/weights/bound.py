@@ -3,7 +3,7 @@
 What was bound is a module or a mapping; C has the addresses of its tensors. Addresses change when
 a module is moved or its parameters are replaced, so they are looked at again before each version:
 bytes for a model that has gone elsewhere would be lost without a word. The tensors are kept alive
-meanwhile. Versions and subscribers are unknown here.
+meanwhile. Independent of versions and subscribers.
 """
 
 import ctypes
@@ -104,7 +104,7 @@ def _as_named(target: Target) -> Target:
 
 
 def _weights_of(target: Target) -> Mapping[str, Weight]:
-    """Entries that are no tensors are left out: a strict apply names them. So are tensors that a
+    """Entries that are not tensors are left out: a strict apply names them. So are tensors that a
     version need not bring, if they cannot be written, or lie in the memory of others. StateError:
     one of the others has no memory."""
     found: dict[str, Weight] = {}

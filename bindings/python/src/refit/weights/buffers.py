@@ -157,7 +157,7 @@ def _is_dense(tensor: _Tensor, shape: tuple[int, ...]) -> bool:
 def of_dlpack(source: Any) -> Span:
     """The memory of an object with ``__dlpack__``, on the host or on a CUDA device.
 
-    On a device the stream that the bytes are read behind waits for its work. InvalidError (not
+    On a device the stream that the bytes are read after waits for its work. InvalidError (not
     contiguous), UnsupportedError (another kind of device, a type that no version can carry).
     """
     kind, number = source.__dlpack_device__()
@@ -239,5 +239,5 @@ def to_dlpack(
     managed.context = None
     managed.deleter = ctypes.cast(release, ctypes.c_void_p).value
     capsule = _new_capsule(block, _KIND, None)
-    held.mine = False  # by no call: Ctrl-C would be raised behind it, and the capsule be lost
+    held.mine = False  # by no call: Ctrl-C would be raised after it, and the capsule be lost
     return capsule

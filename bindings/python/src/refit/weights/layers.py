@@ -96,7 +96,7 @@ class _Walk:
         if open_ones and "MultiheadAttention" in type(layer).__name__:
             raise UnsupportedError(
                 f'the adapter of "{prefix.rstrip(".")}" cannot be merged into a copy, since its '
-                "layer has weights that are no parameters: leave it out of target_modules"
+                "layer has weights that are not parameters: leave it out of target_modules"
             )
         for one in layer.modules():
             if isinstance(one, FSDPModule):

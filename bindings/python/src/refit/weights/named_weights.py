@@ -53,7 +53,7 @@ _CASTABLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # ---- The plan: which weights a refit publishes, in which order, and which of them are one tensor.
 #
 # Weights are tied if they share all their bytes: the same memory, read the same way, in the same
-# type on the wire. Those tied to one come right behind it, since its bytes are taken once.
+# type on the wire. Those tied to one come right after it, since its bytes are taken once.
 
 
 class PlannedWeight(NamedTuple):
@@ -150,7 +150,7 @@ def _refuse_strange(name: str, tensor: torch.Tensor) -> None:
 
 
 def _ordered(plan: list[PlannedWeight]) -> list[PlannedWeight]:
-    """Right behind each weight those that are tied to it, which may have come much later."""
+    """Right after each weight those that are tied to it, which may have come much later."""
     if all(one.tie is None for one in plan):
         return plan
     groups: dict[str, list[PlannedWeight]] = {}
@@ -163,7 +163,7 @@ class _Gathered:
     """Gives each weight with all of its values; one that is tied with those of the weight that it
     is tied to. What ZeRO 3 has divided is gathered ahead, several weights at a time.
 
-    It goes on behind a weight that failed.
+    It goes on after a weight that failed.
     """
 
     def __init__(self, plan: list[PlannedWeight]) -> None:
@@ -200,7 +200,7 @@ class _Gathered:
         return self._whole[1]
 
     def _gather_from(self, first: int) -> None:
-        """Gathers a divided weight, and those behind it up to a number of bytes."""
+        """Gathers a divided weight, and those after it up to a number of bytes."""
         chosen: list[int] = []
         left = AT_ONCE
         for number in range(first, len(self._plan)):

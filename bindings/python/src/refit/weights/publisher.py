@@ -6,8 +6,8 @@
 
 ``publish`` is the whole of it; ``declare``, ``begin``, ``write``, ``commit`` and ``abort`` are its
 steps, for weights that are made one after another. The store, the digests, the sockets and the
-heartbeats are the C library's (refit/broadcast.h). The model that the weights belong to, and the
-optimizer states, are unknown here.
+heartbeats are the C library's (refit/broadcast.h). Independent of the model that the weights belong
+to, and the optimizer states.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Publisher(Handle):
     ``overrides`` are those of ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a
     service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
     is marked "any thread". Raises BusyError (another process has the endpoint, or the socket of
-    another user lies at its path), ExistsError (a file that is no socket has its place),
+    another user lies at its path), ExistsError (a file that is not a socket has its place),
     SecurityError (without keys: an address beyond this host, or a path that other users could lead
     elsewhere; another user made the folder of user:// first), InputOutputError (a key's file, or
     the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), ConfigError,
@@ -184,7 +184,7 @@ class Publisher(Handle):
         """Writes one tensor of the version; when it returns, the tensor may change.
 
         Each name once, in any order. Tied names are not written, but compared (see ``write_all``).
-        A CUDA tensor is read behind PyTorch's current stream. Blocks for the copy. Raises
+        A CUDA tensor is read after PyTorch's current stream. Blocks for the copy. Raises
         NotFoundError (a name that was not declared), InvalidError (another type or shape than
         declared, other bytes than what it is tied to), UnsupportedError, StateError (no version
         begun, or written already), DeadlineError, CopyError, DeviceError.
@@ -305,7 +305,7 @@ class Publisher(Handle):
             self._writer.forget()
         except RefitError:
             raise
-        except BaseException:  # Ctrl-C may come right behind it
+        except BaseException:  # Ctrl-C may come right after it
             _drop(pointer)
             raise
 

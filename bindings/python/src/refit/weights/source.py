@@ -3,7 +3,7 @@
 A tensor may be a ``torch.Tensor`` (host or CUDA), a NumPy array, anything with ``__dlpack__``, any
 buffer, or ``Typed`` bytes. Neither PyTorch nor NumPy is imported here: an object of theirs shows
 that they are. ``weight_of`` is called for every tensor of every version, so it looks at as little
-as tells. Names, ties and versions are unknown here.
+as tells. Independent of names, ties and versions.
 """
 
 import sys

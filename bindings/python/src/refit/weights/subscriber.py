@@ -318,7 +318,7 @@ class Subscriber(Handle):
         """
         if self._process != os.getpid():
             return
-        if not self.closed:  # else Ctrl-C may have come right behind
+        if not self.closed:  # else Ctrl-C may have come right after
             if self._call_lock.is_mine:  # a signal handler within next, which closes it at its end
                 self._ending = True
                 lib.refit_subscriber_wake(self._live)

@@ -6,7 +6,7 @@ bytes that are written there reach nobody. Names come without what DDP and ``tor
 into them. Buffers that are in no checkpoint may be there as well: a trainer may send them. A model
 of transformers is also known by the names of its checkpoint.
 
-Versions are unknown here. PyTorch is not imported: a module of it shows that it is.
+Independent of versions. PyTorch is not imported: a module of it shows that it is.
 """
 
 import sys
@@ -116,8 +116,9 @@ def storage_of(tensor: Any) -> int:
 
 
 def _written(name: str, one: Any, again: Any, mine: Any) -> Any:
-    """What has to be written for a tensor that is no parameter or buffer: itself if the module has
-    it, so that a second ``state_dict()`` gives it again; the parameter of which it is a copy."""
+    """What has to be written for a tensor that is not a parameter or buffer: itself if the module
+    has it, so that a second ``state_dict()`` gives it again; the parameter of which it is a
+    copy."""
     import torch
 
     if _lasts(one, again):
@@ -133,7 +134,7 @@ def _written(name: str, one: Any, again: Any, mine: Any) -> Any:
 
 
 def _lasts(one: Any, again: Any) -> bool:
-    """Whether a second ``state_dict()`` gives the same memory. True of what is no memory."""
+    """Whether a second ``state_dict()`` gives the same memory. True of what is not memory."""
     if hasattr(one, "untyped_storage"):
         return hasattr(again, "untyped_storage") and storage_of(one) == storage_of(again)
     places = [getattr(array, "__array_interface__", {}).get("data") for array in (one, again)]

@@ -156,7 +156,7 @@ class Update(Handle):
         checked before the first byte is written: a version that does not fit leaves ``target`` as
         it was. So does one with two tensors that differ, for which ``target`` has one memory (a
         worker ties what the trainer does not). ``strict=False`` allows names on one side only, and
-        entries of ``target`` that are no tensors (``_extra_state``), which stay as they are; both
+        entries of ``target`` that are not tensors (``_extra_state``), which stay as they are; both
         are returned. ``cast=True`` converts to the target's types where they differ; without it
         that is refused. Names of either side that are tied to one that is loaded count as loaded.
         Blocks for the copies, those to a GPU included. Raises InvalidError, StateError,

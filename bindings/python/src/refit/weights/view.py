@@ -109,7 +109,7 @@ class Lifetime:
     _out: ctypes.c_void_p | None = None
 
     def __init__(self, update: int, nbytes: int = 0) -> None:
-        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right behind
+        self._out = ctypes.c_void_p()  # here before C fills it: Ctrl-C may come right after
         call(lib.refit_update_retain, update, nbytes, ctypes.byref(self._out))
 
     @property
@@ -204,9 +204,9 @@ class View:
 
         On the host it may be written, as by a loader that adds 1 to a weight. In shared memory that
         costs the pages that are written; the trainer, other workers and later versions do not see
-        it. A version that came through a socket and was written is no base for the next one, which
-        then comes whole. Tied tensors, and those that are asked for again, are on the same bytes.
-        A GPU's memory is the trainer's: read it only.
+        it. A version that came through a socket and was written is not a base for the next one,
+        which then comes whole. Tied tensors, and those that are asked for again, are on the same
+        bytes. A GPU's memory is the trainer's: read it only.
 
         When the update is closed this tensor becomes empty, and what was made of it (slices, a
         Parameter) may show another version's bytes; until then ``torch.utils.swap_tensors`` refuses

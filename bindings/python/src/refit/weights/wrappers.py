@@ -49,7 +49,7 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
 
 
 def as_module(found: object) -> nn.Module:
-    """What a wrapper holds. UnsupportedError: it is no module."""
+    """What a wrapper holds. UnsupportedError: it is not a module."""
     if not isinstance(found, nn.Module):
         raise UnsupportedError(f"a wrapper holds a {type(found).__name__} instead of a module")
     return found

@@ -3,7 +3,7 @@
 Tensors that are there together are only pointed to until a batch is written. What an iterator gave
 is taken before the next one is asked for: small tensors are copied, so that they still travel many
 at a time, and large ones are written at once. What came before in the version is known as far as
-its ties go. When a version begins and ends is unknown here.
+its ties go. Independent of when a version begins and ends.
 """
 
 import ctypes
@@ -97,7 +97,7 @@ assert _ENTRY.size == ctypes.sizeof(abi.refit_weight)
 
 
 class Batch:
-    """Tensors of one device; ``device`` is a CUDA device's number, or -1. They are read behind
+    """Tensors of one device; ``device`` is a CUDA device's number, or -1. They are read after
     what ``stream`` has queued."""
 
     def __init__(self, device: int = -1, stream: int | None = None) -> None:

@@ -34,7 +34,7 @@ def nbytes_of(tensor: Any) -> int:
 def gathered(parameters: Iterable[Any]) -> Iterator[None]:
     """A block in which parameters have all their values, on all ranks; nothing for others.
 
-    A collective. They must not be changed. A tensor that ``detach`` gave stays as it is behind it.
+    A collective. They must not be changed. A tensor that ``detach`` gave stays as it is after it.
     """
     divided = [one for one in parameters if is_divided(one)]
     if not divided:
