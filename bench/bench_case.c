@@ -24,7 +24,7 @@ static bool make_sample(bench_case *it)
     return words != NULL;
 }
 
-/* A stretch of device memory, filled as one. */
+/* A range of device memory, filled as one. */
 typedef struct span {
     const char *name;
     char *memory;

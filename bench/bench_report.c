@@ -1,6 +1,6 @@
 /*
  * bench_report: how results are printed, which machine and device they are of, and how much memory
- * a benchmark may take there. Free memory is judged as the library judges it for its arena.
+ * a benchmark may take there. Free memory is checked as the library checks it for its arena.
  */
 #include <inttypes.h>
 #include <stdio.h>

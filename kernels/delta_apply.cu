@@ -62,7 +62,7 @@ RFT_GPU_PART bool delta_is_placed(const rft_delta_job *job, const delta_planes *
 }
 
 /* Elements that are not where one may be, in the upper half; escapes in the lower one. */
-RFT_GPU_PART uint64_t delta_judge(const rft_delta_job *job, const delta_planes *planes,
+RFT_GPU_PART uint64_t delta_check(const rft_delta_job *job, const delta_planes *planes,
                                   const delta_shared *shared, delta_share share, uint32_t rank)
 {
     uint64_t found = 0;
@@ -127,7 +127,7 @@ RFT_GPU_PART void delta_apply_half(unsigned char *element, const delta_planes *p
     }
 }
 
-/* All of a stretch's elements. */
+/* All of a chunk's elements. */
 RFT_GPU_PART void delta_apply_share(const rft_delta_job *job, const delta_planes *planes,
                                     const delta_shared *shared, delta_share share,
                                     delta_cursor next)
@@ -169,7 +169,7 @@ RFT_GPU_PART bool delta_apply(const rft_delta_job *job, delta_shared *shared)
     delta_share share = delta_share_of(bytes);
     next.done = (uint32_t)delta_scan(shared, delta_count_bits(shared, share), &changed);
     if (changed != job->entry.changed) return false;
-    uint64_t own = delta_judge(job, &planes, shared, share, next.done);
+    uint64_t own = delta_check(job, &planes, shared, share, next.done);
     (void)delta_scan(shared, own, &found);
     if (found >> 32 != 0) return false;
     if (!delta_find_escapes(job, &planes, shared, (uint32_t)own, &next)) return false;

@@ -86,7 +86,7 @@ RFT_GPU_PART delta_move delta_move_of(const rft_delta_job *job, uint32_t positio
     return move;
 }
 
-/* What the elements of a stretch need, as one number. */
+/* What the elements of a chunk need, as one number. */
 RFT_GPU_PART uint64_t delta_tally(const rft_delta_job *job, const delta_shared *shared,
                                   delta_share share)
 {
@@ -138,7 +138,7 @@ RFT_GPU_PART void delta_put_raw(unsigned *coded, const delta_starts *starts, uin
     }
 }
 
-/* All of a stretch's elements. */
+/* All of a chunk's elements. */
 RFT_GPU_PART void delta_put_share(const rft_delta_job *job, const rft_delta_entry *entry,
                                   const delta_shared *shared, delta_share share, delta_cursor next)
 {

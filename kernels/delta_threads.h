@@ -2,9 +2,9 @@
  * delta_threads: what the GPU's two delta kernels share: how the threads of a block divide the
  * work.
  *
- * A bit an element, or the plane HIGH, lies in shared memory. Every thread takes a stretch of it,
+ * A bit an element, or the plane HIGH, lies in shared memory. Every thread takes a chunk of it,
  * and so of the elements; scans over the threads say which element, escape and far byte is its
- * first. So the threads go over their stretches several times, counting first, and write once all
+ * first. So the threads go over their chunks several times, counting first, and write once all
  * is known: the coder, how long the planes are; the other one, that they do not contradict
  * themselves.
  */
@@ -28,7 +28,7 @@ typedef struct delta_starts {
     uint32_t of[RFT_DELTA_PLANES];
 } delta_starts;
 
-/* A thread's stretch of a plane in shared memory, in bytes. */
+/* A thread's chunk of a plane in shared memory, in bytes. */
 typedef struct delta_share {
     uint32_t from, to;
 } delta_share;

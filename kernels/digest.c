@@ -2,7 +2,7 @@
  * The digest's scalar form, which every other form equals bit for bit, and the choice between them
  * at run time.
  *
- * A stretch is taken in three: a head up to where the wide form may begin, whole blocks with the
+ * A chunk is taken in three: a head up to where the wide form may begin, whole blocks with the
  * wide form, and the rest with the scalar one.
  */
 #include "kernels/digest.h"

@@ -193,8 +193,8 @@ void rft_master_list(const rft_master_job *job)
             master_block block = find_block(job, &place, number);
             need = list_block(&block, need, job->room);
         }
-        if (need > job->room) job->verdict->found |= RFT_MASTER_NO_ROOM;
-        if (need > job->verdict->need) job->verdict->need = need;
+        if (need > job->room) job->result->found |= RFT_MASTER_NO_ROOM;
+        if (need > job->result->need) job->result->need = need;
     }
 }
 
@@ -280,7 +280,7 @@ static bool is_list(const master_block *block, const char *list, uint32_t count)
 }
 
 /* What is wrong with the block; 0: it can be joined. */
-static uint32_t judge_block(const master_block *block, const rft_master_entry *entry, uint32_t room)
+static uint32_t check_block(const master_block *block, const rft_master_entry *entry, uint32_t room)
 {
     if (!rft_master_is_placed(entry, block->elements, room)) return RFT_MASTER_MALFORMED;
     if (rft_digest_part(block->weights, 2 * block->elements, 0) != entry->digest)
@@ -321,10 +321,10 @@ void rft_master_join(const rft_master_job *job)
         for (uint32_t number = 0; number < place.blocks; number++) {
             master_block block = find_block(job, &place, number);
             rft_master_entry entry = load_entry(&block);
-            uint32_t wrong = judge_block(&block, &entry, job->room);
+            uint32_t wrong = check_block(&block, &entry, job->room);
             if (wrong == 0 && !job->compares) join_block(&block, &entry, streams);
             if (wrong == 0 && job->compares && !is_same(&block, &entry)) wrong = RFT_MASTER_DIFFERS;
-            job->verdict->found |= wrong;
+            job->result->found |= wrong;
         }
     }
 }

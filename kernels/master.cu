@@ -183,7 +183,7 @@ RFT_GPU_KERNEL void rft_master_split_kernel(const void *master, const void *weig
 
 /* ---- List */
 
-/* Each thread takes a stretch of the block; a scan says how many exceptions lie before it. */
+/* Each thread takes a chunk of the block; a scan says how many exceptions lie before it. */
 RFT_GPU_PART void master_write_list(const master_block *block, uint32_t *to, uint64_t *of_warps)
 {
     uint32_t each = (block->elements + blockDim.x - 1) / blockDim.x, count = 0;
@@ -230,7 +230,7 @@ RFT_GPU_PART uint32_t master_list(const master_block *block, uint32_t at, uint32
 
 RFT_GPU_KERNEL void rft_master_list_kernel(const void *master, const void *weights, void *coded,
                                            uint64_t elements, uint32_t room,
-                                           rft_master_verdict *verdict)
+                                           rft_master_result *result)
 {
     __shared__ uint64_t of_warps[RFT_GPU_THREADS / RFT_GPU_WARP];
     uint64_t units = (elements + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
@@ -244,15 +244,15 @@ RFT_GPU_KERNEL void rft_master_list_kernel(const void *master, const void *weigh
             need = master_list(&block, need, room, of_warps);
         }
         if (threadIdx.x != 0) continue;
-        if (need > room) atomicOr(&verdict->found, RFT_MASTER_NO_ROOM);
-        atomicMax(&verdict->need, need);
+        if (need > room) atomicOr(&result->found, RFT_MASTER_NO_ROOM);
+        atomicMax(&result->need, need);
     }
 }
 
 /* ---- Join */
 
 /* What is wrong with the block, to all threads alike; 0: it can be joined. */
-RFT_GPU_PART uint32_t master_judge(const master_block *block, const rft_master_entry *entry,
+RFT_GPU_PART uint32_t master_check(const master_block *block, const rft_master_entry *entry,
                                    uint32_t room, uint64_t *of_warps)
 {
     uint64_t digest = 0, strangers = 0, total;
@@ -361,7 +361,7 @@ RFT_GPU_PART uint64_t master_compare(const master_block *block, const rft_master
 
 RFT_GPU_KERNEL void rft_master_join_kernel(void *master, const void *weights, const void *coded,
                                            uint64_t elements, uint32_t room,
-                                           rft_master_verdict *verdict, uint32_t compares)
+                                           rft_master_result *result, uint32_t compares)
 {
     __shared__ uint64_t of_warps[RFT_GPU_THREADS / RFT_GPU_WARP];
     uint64_t blocks = master_count_blocks(elements), total;
@@ -369,12 +369,12 @@ RFT_GPU_KERNEL void rft_master_join_kernel(void *master, const void *weights, co
         rft_master_place place = rft_master_find((void *)coded, elements, room, i / MASTER_BLOCKS);
         master_block block = master_find(master, weights, &place, (uint32_t)(i % MASTER_BLOCKS));
         rft_master_entry entry = *block.entry;
-        uint32_t wrong = master_judge(&block, &entry, room, of_warps);
+        uint32_t wrong = master_check(&block, &entry, room, of_warps);
         if (wrong == 0 && compares == 0) master_join(&block, &entry);
         if (wrong == 0 && compares != 0) {
             (void)gpu_scan(of_warps, master_compare(&block, &entry), &total);
             wrong = total == 0 ? 0 : RFT_MASTER_DIFFERS;
         }
-        if (wrong != 0 && threadIdx.x == 0) atomicOr(&verdict->found, wrong);
+        if (wrong != 0 && threadIdx.x == 0) atomicOr(&result->found, wrong);
     }
 }

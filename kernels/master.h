@@ -23,7 +23,7 @@
  *                                        by element
  *         more                           uint16_t upper half, of each element; rounded up to 4
  *
- * A unit whose exceptions do not fit cannot be decoded, and the verdict says so. The weights are
+ * A unit whose exceptions do not fit cannot be decoded, and the result says so. The weights are
  * needed to decode, and have to be as they were: a block whose weights have another digest is left
  * alone. What a table says is checked before it is followed.
  *
@@ -51,10 +51,10 @@ typedef struct rft_master_entry {
 } rft_master_entry;
 
 /* What a call finds is added to what is there. */
-typedef struct rft_master_verdict {
+typedef struct rft_master_result {
     uint32_t found; /* RFT_MASTER_*; 0: all is well */
     uint32_t need;  /* encoding: the most room that a unit would have filled */
-} rft_master_verdict;
+} rft_master_result;
 
 #define RFT_MASTER_NO_ROOM   1u /* encoding: the exceptions of a unit do not fit */
 #define RFT_MASTER_CHANGED   2u /* decoding: the weights are not those of the encoding */
@@ -67,7 +67,7 @@ typedef struct rft_master_job {
     void *master;        /* only read by encoding and comparing */
     const void *weights; /* as many elements */
     void *coded;         /* rft_master_bytes of them; only written by encoding */
-    rft_master_verdict *verdict;
+    rft_master_result *result;
     uint64_t elements;
     uint32_t room; /* of each unit; a multiple of 16 */
     bool compares; /* decoding: writes nothing, says whether the master is what is coded */

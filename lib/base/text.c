@@ -71,7 +71,7 @@ bool rft_text_is_clean(const void *data, size_t count)
     return rft_text_clean_part(data, count) == count;
 }
 
-/* A stretch of bytes that is left out. */
+/* A range of bytes that is left out. */
 typedef struct gap {
     size_t begin;
     size_t end;

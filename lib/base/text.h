@@ -1,7 +1,7 @@
 /*
  * text: UTF-8 without control characters, as names, options and sentences are.
  *
- * Bytes from elsewhere are judged here, and shown here: what is no such text is shown as question
+ * Bytes from elsewhere are checked here, and shown here: what is no such text is shown as question
  * marks, so that no name forges a line, and what is too long loses its middle, since a sentence
  * ends with what to do, and a path with its file.
  */

@@ -147,7 +147,7 @@ typedef struct rft_device_ops {
                                 uint64_t bytes, uint64_t offset, void *sum, refit_error *error);
 
     /* In stream order, too: masters are coded, and decoded or compared, as kernels/master.h says,
-     * whose rules about addresses hold. All that `job` names, the verdict too, is memory of this
+     * whose rules about addresses hold. All that `job` names, the result too, is memory of this
      * device; the job itself is read before the call returns. */
     refit_status (*master_encode)(void *self, refit_stream_ref stream, const rft_master_job *job,
                                   refit_error *error);

@@ -513,14 +513,14 @@ refit_status refit_stream_cast_bf16(refit_device *device, refit_stream_ref strea
 static refit_status check_master(const rft_master_job *job, refit_error *error)
 {
     uint64_t bytes, coded = rft_master_bytes(job->elements, job->room);
-    NEED(job->master != NULL && job->weights != NULL && job->coded != NULL && job->verdict != NULL,
-         error, "masters need weights, a place for what is coded and a verdict: one is NULL");
+    NEED(job->master != NULL && job->weights != NULL && job->coded != NULL && job->result != NULL,
+         error, "masters need weights, a place for what is coded and a result: one is NULL");
     NEED(rft_mul_u64(job->elements, 8, &bytes) && job->room <= RFT_MASTER_ROOM, error,
          "the count or the room is wrong: so many masters exceed the address space");
     NEED((uintptr_t)job->master % 4 == 0 && (uintptr_t)job->weights % 2 == 0, error,
          "masters lie at a multiple of 4 bytes, and their weights at one of 2");
-    NEED(((uintptr_t)job->coded | (uintptr_t)job->verdict | job->room) % 16 == 0, error,
-         "coded masters, their room and the verdict lie at multiples of 16 bytes");
+    NEED(((uintptr_t)job->coded | (uintptr_t)job->result | job->room) % 16 == 0, error,
+         "coded masters, their room and the result lie at multiples of 16 bytes");
     NEED_SPAN(job->master, 4 * job->elements, error);
     NEED_SPAN(job->weights, 2 * job->elements, error);
     NEED_SPAN(job->coded, coded, error);

@@ -3,10 +3,10 @@
  *
  * Pieces (suballocations) are remembered, so that only what refit_arena_alloc gave can be committed
  * and decommitted, never a part that shares a page with a neighbour. The arenas of a device form a
- * list, so that the arena of a region is found by its address; the list and the books are guarded
- * by the device's lock. The device itself, which may take its time, is called without it: a piece
- * whose memory is coming for the first time, or going for good, is not ready meanwhile, and no
- * other call finds it.
+ * list, so that the arena of a region is found by its address; the list and the accounting are
+ * guarded by the device's lock. The device itself, which may take its time, is called without it: a
+ * piece whose memory is coming for the first time, or going for good, is not ready meanwhile, and
+ * no other call finds it.
  *
  * Knows nothing of copies, nor of what the bytes mean.
  */
@@ -24,7 +24,7 @@
  * The pieces of an arena, by offset, and the place where the next one fits. Arithmetic only; the
  * arena's lock guards it.
  *
- * A sorted array of pieces. The stretches between them are free, so that neighbours which were
+ * A sorted array of pieces. The ranges between them are free, so that neighbours which were
  * given back are one hole. As long as no piece was given back the next one goes after the last,
  * without a search.
  */
@@ -136,7 +136,7 @@ static refit_status suballocations_add(rft_suballocations *subs, uint64_t bytes,
     uint64_t after = end - end_of(subs, subs->count);
     RFT_REFUSE_IF(at == subs->count && whole > after, error, REFIT_ERR_LIMIT,
                   "%" PRIu64 " bytes do not fit into the arena: %" PRIu64 " of %" PRIu64
-                  " are left in one stretch, in pages of %" PRIu64
+                  " are left in one range, in pages of %" PRIu64
                   "; open it with more, addresses cost nothing",
                   bytes, rft_max_u64(largest, after), end, subs->granule);
     *offset = end_of(subs, at);

@@ -34,7 +34,7 @@
  *
  * The probe touches the beginning of the range itself, so its work is not lost, and it ends early
  * when it is slow. A slow rate alone proves nothing (in a virtual machine the host may be fetching
- * the memory, whatever the page size): then small pages are tried on the next stretch, and huge
+ * the memory, whatever the page size): then small pages are tried on the next range, and huge
  * ones are given up if they cost many times as much. Time in which other processes have the CPU is
  * not counted: it would decide by chance.
  *

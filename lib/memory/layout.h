@@ -25,7 +25,7 @@ typedef struct rft_layout_item {
     uint32_t order;   /* out: place in the order of return, 0 first */
 } rft_layout_item;
 
-/* A stretch of the image that one page-lock registration covers. */
+/* A range of the image that one page-lock registration covers. */
 typedef struct rft_slab {
     uint64_t offset; /* a multiple of RFT_SLAB_EDGE, unless slab_bytes is smaller than that */
     uint64_t bytes;

@@ -549,7 +549,7 @@ static bool tend_connections(rft_channel *channel)
     look_at_path(channel, rft_now());
     if (channel->connections != NULL) rft_connections_tend(channel->connections, rft_now());
     if (handshake->monitor == NULL) return false;
-    rft_handshake_hear(handshake, rft_now());
+    rft_handshake_receive(handshake, rft_now());
     if (rft_handshake_take_cut(handshake))
         (void)zmq_disconnect(channel->socket, channel->asked.text);
     bool missed = rft_handshake_take_missed(handshake) && is_elsewhere(channel, &found);
@@ -651,7 +651,8 @@ refit_status rft_channel_receive(rft_channel *channel, rft_envelope *out, refit_
                   "a peer chose an id of more than %d bytes", RFT_PEER_ID_BYTES);
     if (channel->zap != NULL && count > head) key_read(&channel->parts[head], &out->from);
     out->connection = count > head ? zmq_msg_get(&channel->parts[head], ZMQ_SRCFD) : -1;
-    if (channel->connections != NULL) rft_connections_hear(channel->connections, out->connection);
+    if (channel->connections != NULL)
+        rft_connections_receive(channel->connections, out->connection);
     RFT_REFUSE_IF(count <= head || count > head + 2, error, REFIT_ERR_PROTOCOL,
                   "a message of %u parts instead of one or two", count - head);
     out->message = part_view(&channel->parts[head]);

@@ -599,7 +599,7 @@ int64_t rft_connections_tend_at(const rft_connections *connections)
     return claimed < at ? claimed : at;
 }
 
-void rft_connections_hear(rft_connections *connections, int fd)
+void rft_connections_receive(rft_connections *connections, int fd)
 {
     if (is_known(connections, fd)) connections->of[fd].spoke = true;
 }

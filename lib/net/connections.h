@@ -52,7 +52,7 @@ int64_t rft_connections_tend_at(const rft_connections *connections);
 void rft_connections_claim(rft_connections *connections, int fd, int64_t now);
 
 /* Any message came through it whole. */
-void rft_connections_hear(rft_connections *connections, int fd);
+void rft_connections_receive(rft_connections *connections, int fd);
 
 rft_connection_counts rft_connections_count(const rft_connections *connections);
 

@@ -177,7 +177,7 @@ refit_status rft_endpoint_place(rft_endpoint *endpoint, refit_error *error)
     if (any)
         RFT_TRY(make_name(name, error));
     else
-        strcpy(name, endpoint->rest); /* its length was judged */
+        strcpy(name, endpoint->rest); /* its length was checked */
     RFT_TRY(rft_own_folder_find(1 + strlen(name) + strlen(SOCKET_SUFFIX), folder, error));
     if (any) rft_ipc_sweep(folder, ANY_PREFIX);
     return place_in(folder, name, endpoint, error);

@@ -106,7 +106,7 @@ static void check_listener(rft_handshake *handshake, int64_t now)
     if (status == REFIT_ERR_SECURITY) rft_handshake_refuse(handshake, &why, now);
 }
 
-void rft_handshake_hear(rft_handshake *handshake, int64_t now)
+void rft_handshake_receive(rft_handshake *handshake, int64_t now)
 {
     uint16_t event;
     uint32_t value;

@@ -31,7 +31,7 @@ refit_status rft_handshake_open(rft_handshake *handshake, void *context, void *s
 void rft_handshake_close(rft_handshake *handshake, void *socket);
 
 /* Reads the events that are there. */
-void rft_handshake_hear(rft_handshake *handshake, int64_t now);
+void rft_handshake_receive(rft_handshake *handshake, int64_t now);
 
 /* This side refuses the listener: `why` is REFIT_ERR_SECURITY. */
 void rft_handshake_refuse(rft_handshake *handshake, const refit_error *why, int64_t now);

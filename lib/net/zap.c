@@ -104,7 +104,7 @@ void rft_zap_request_end(rft_zap_request *asked, uint32_t count)
 }
 
 /* False: there is none. */
-static bool hear_request(void *socket, rft_zap_request *asked)
+static bool receive_request(void *socket, rft_zap_request *asked)
 {
     zmq_msg_t part;
     uint32_t count = 0;
@@ -210,7 +210,7 @@ static void *answer_requests(void *user)
         };
         (void)zmq_poll(items, 2, LOOK_MS);
         rft_wake_fd_clear(it->wake);
-        if (hear_request(it->socket, &asked)) answer_request(it, &asked);
+        if (receive_request(it->socket, &asked)) answer_request(it, &asked);
         look_everywhere();
     }
     return NULL;

@@ -1,26 +1,26 @@
 /*
  * Activations: groups of tensors leave for an arena of host memory and return from it.
  *
- * A group has a trip out and a trip in. A trip is made of copies on one lane, which wait for the
- * caller's stream, and an event after them. A lane is a stream, one for each direction. What a
- * group is doing follows from three facts:
+ * A group has a transfer out and a transfer in. A transfer is made of copies on one stream, which
+ * wait for the caller's stream, and an event after them. A stream is a stream, one for each
+ * direction. What a group is doing follows from three facts:
  *
  *     OPEN       open
  *     LEAVING    out.moving, and not in.moving
  *     RETURNING  in.moving; out.moving too where a fetch came before the copies out were over
  *     AWAY, RETURNED   none of them: the bytes are in the arena
  *
- * Copies are seen to be over when a call looks at the event after them (see). The copies in wait
- * on the device for those out, so the event after a trip in is after both trips.
+ * Copies are seen to be over when a call looks at the event after them (poll). The copies in wait
+ * on the device for those out, so the event after a transfer in is after both transfers.
  *
  * Order on the device, without a wait of the CPU:
- * - A trip in joins the trip out of its group.
- * - Room in the arena is given back while copies in may still read it: then the lane out joins
+ * - A transfer in joins the transfer out of its group.
+ * - Room in the arena is given back while copies in may still read it: then the stream out joins
  *   these, before the room can be written again. Copies out that still write it are before all
- *   others on their lane.
+ *   others on their stream.
  *
- * A call that fails after it has put copies on a lane waits for them. If it cannot, the lane hangs
- * (lane_settle), and the calls after it try again before they do anything.
+ * A call that fails after it has put copies on a stream waits for them. If it cannot, the stream
+ * hangs (stream_wait), and the calls after it try again before they do anything.
  *
  * Records of groups and tensors come from two pools that only grow. One mutex is held in all calls,
  * also while they wait; the figures are atomic, so that reading them does not wait.
@@ -56,10 +56,10 @@ typedef struct saved_tensor {
 } saved_tensor;
 
 /* Copies in one direction. */
-typedef struct trip {
+typedef struct transfer {
     rft_event *end; /* after the copies */
     bool moving;    /* it was not seen to be over */
-} trip;
+} transfer;
 
 typedef struct saved_group {
     struct saved_group *next; /* of the pool */
@@ -68,9 +68,9 @@ typedef struct saved_group {
     uint64_t bytes;
     uint32_t count; /* of tensors */
     bool open;
-    bool joined; /* the trip in was, by a stream of the caller's */
-    trip out;
-    trip in;
+    bool joined; /* the transfer in was, by a stream of the caller's */
+    transfer out;
+    transfer in;
 } saved_group;
 
 typedef struct group_chunk {
@@ -90,12 +90,12 @@ typedef struct group_entry {
     saved_group *group;
 } group_entry;
 
-typedef struct lane {
-    refit_stream_ref stream; /* none after a failure: the next trip opens it */
+typedef struct copy_stream {
+    refit_stream_ref stream; /* none after a failure: the next transfer opens it */
     rft_event *end;          /* after copies that could not be waited for */
-    bool hangs;              /* there are such copies */
+    bool stuck;              /* there are such copies */
     bool marked;             /* `end` is after them */
-} lane;
+} copy_stream;
 
 typedef struct activation_figures {
     atomic_uint_fast64_t groups, host_bytes, used_bytes, used_bytes_peak, out_bytes, in_bytes,
@@ -114,10 +114,10 @@ struct refit_activations {
     bool ready;            /* its memory is there */
     bool closing;
     rft_stack stack;
-    lane out;
-    lane in;
-    rft_event *before; /* on the caller's stream, for the trip that is being started */
-    rft_plan plan;     /* of that trip */
+    copy_stream out;
+    copy_stream in;
+    rft_event *before; /* on the caller's stream, for the transfer that is being started */
+    rft_plan plan;     /* of that transfer */
     rft_piece *pieces; /* owned; as many as plan.limits has */
 
     group_entry *table; /* owned; by number */
@@ -135,12 +135,12 @@ struct refit_activations {
 
 /* ---- Small things ---------------------------------------------------------------------------- */
 
-static uint32_t patience(const refit_activations *activations)
+static uint32_t timeout_of(const refit_activations *activations)
 {
     return activations->config.offload_timeout_ms;
 }
 
-static void tally(atomic_uint_fast64_t *figure, uint64_t by)
+static void count_up(atomic_uint_fast64_t *figure, uint64_t by)
 {
     atomic_fetch_add(figure, by);
 }
@@ -150,7 +150,7 @@ static refit_status await_event(refit_activations *activations, rft_event *event
 {
     int64_t began = rft_now();
     refit_status status = rft_device_event_wait(activations->device, event, timeout_ms, error);
-    if (timeout_ms > 0) tally(&activations->figures.blocked, (uint64_t)(rft_now() - began));
+    if (timeout_ms > 0) count_up(&activations->figures.blocked, (uint64_t)(rft_now() - began));
     return status;
 }
 
@@ -188,8 +188,8 @@ static refit_status await_arena(refit_activations *activations, refit_error *err
     if (activations->ready) return REFIT_OK;
     if (activations->arena == NULL) RFT_TRY(open_arena(activations, error));
     int64_t began = rft_now();
-    refit_status status = rft_host_arena_wait(activations->arena, patience(activations), error);
-    tally(&activations->figures.blocked, (uint64_t)(rft_now() - began));
+    refit_status status = rft_host_arena_wait(activations->arena, timeout_of(activations), error);
+    count_up(&activations->figures.blocked, (uint64_t)(rft_now() - began));
     if (rft_host_arena_has_failed(activations->arena)) {
         /* It may have failed just after a wait that was too short: then this caller is told. */
         status = rft_host_arena_wait(activations->arena, 0, error);
@@ -318,33 +318,34 @@ static void forget(refit_activations *activations, refit_activation_group number
 
 /* Waits for the copies of a call that failed, if there are any. A stream that takes no event is
  * closed, which waits too and needs no event. */
-static refit_status lane_settle(refit_activations *activations, lane *on, uint32_t timeout_ms,
-                                refit_error *error)
+static refit_status stream_wait(refit_activations *activations, copy_stream *on,
+                                uint32_t timeout_ms, refit_error *error)
 {
     refit_device *device = activations->device;
-    if (!on->hangs) return REFIT_OK;
+    if (!on->stuck) return REFIT_OK;
     if (!on->marked) on->marked = rft_device_event_record(device, on->end, on->stream, NULL) == 0;
     if (on->marked) {
         refit_status status = await_event(activations, on->end, timeout_ms, error);
         if (status == REFIT_ERR_TIMEOUT) return status;
-        on->hangs = status != REFIT_OK;
+        on->stuck = status != REFIT_OK;
     }
-    if (on->hangs) {
+    if (on->stuck) {
         RFT_TRY(refit_stream_close(device, on->stream, error));
         on->stream = REFIT_STREAM_NONE;
-        on->hangs = false;
+        on->stuck = false;
     }
     return REFIT_OK;
 }
 
-static refit_status lanes_settle(refit_activations *activations, uint32_t timeout_ms,
+static refit_status streams_wait(refit_activations *activations, uint32_t timeout_ms,
                                  refit_error *error)
 {
-    RFT_TRY(lane_settle(activations, &activations->out, timeout_ms, error));
-    return lane_settle(activations, &activations->in, timeout_ms, error);
+    RFT_TRY(stream_wait(activations, &activations->out, timeout_ms, error));
+    return stream_wait(activations, &activations->in, timeout_ms, error);
 }
 
-static refit_status lane_ready(refit_activations *activations, lane *on, refit_error *error)
+static refit_status stream_ready(refit_activations *activations, copy_stream *on,
+                                 refit_error *error)
 {
     if (on->stream.native != NULL) return REFIT_OK;
     return refit_stream_open(activations->device, &on->stream, error);
@@ -354,21 +355,22 @@ static refit_status lane_ready(refit_activations *activations, lane *on, refit_e
 
 /* Looks whether the group's copies are over, or waits for them. REFIT_ERR_TIMEOUT: not yet.
  * REFIT_ERR_DEVICE: the device is lost, and they are over, too. */
-static refit_status see(refit_activations *activations, saved_group *group, uint32_t timeout_ms,
-                        refit_error *error)
+static refit_status poll(refit_activations *activations, saved_group *group, uint32_t timeout_ms,
+                         refit_error *error)
 {
-    const trip *last = group->in.moving ? &group->in : &group->out;
+    const transfer *last = group->in.moving ? &group->in : &group->out;
     if (!last->moving) return REFIT_OK;
     refit_status status = await_event(activations, last->end, timeout_ms, error);
-    if (status == REFIT_ERR_DEVICE) tally(&activations->figures.failures, 1);
+    if (status == REFIT_ERR_DEVICE) count_up(&activations->figures.failures, 1);
     if (status == REFIT_OK || status == REFIT_ERR_DEVICE) {
         group->joined = group->in.moving = group->out.moving = false;
     }
     return status;
 }
 
-static refit_status submit(refit_activations *activations, const trip *of, const lane *on,
-                           const trip *behind, refit_stream_ref after, refit_error *error)
+static refit_status submit(refit_activations *activations, const transfer *of,
+                           const copy_stream *on, const transfer *behind, refit_stream_ref after,
+                           refit_error *error)
 {
     refit_device *device = activations->device;
     const rft_plan *plan = &activations->plan;
@@ -389,27 +391,27 @@ static refit_status submit(refit_activations *activations, const trip *of, const
     return rft_device_event_record(device, of->end, on->stream, error);
 }
 
-/* A start has failed: waits for the copies that it has put on the lane. If it cannot, that is what
- * the caller has to know. */
-static refit_status undo(refit_activations *activations, lane *on, refit_status status,
+/* A start has failed: waits for the copies that it has put on the stream. If it cannot, that is
+ * what the caller has to know. */
+static refit_status undo(refit_activations *activations, copy_stream *on, refit_status status,
                          refit_error *error)
 {
     refit_error earlier;
-    tally(&activations->figures.failures, 1);
-    on->hangs = true;
+    count_up(&activations->figures.failures, 1);
+    on->stuck = true;
     on->marked = false;
-    refit_status settled = lane_settle(activations, on, patience(activations), &earlier);
+    refit_status settled = stream_wait(activations, on, timeout_of(activations), &earlier);
     if (settled == REFIT_OK) return status;
     if (error != NULL) *error = earlier;
     return settled;
 }
 
-/* Starts the copies of the plan on a lane, after what `after` has queued and after the trip
- * `after` (may be NULL). On failure none is under way, unless the lane hangs. */
-static refit_status start(refit_activations *activations, trip *of, lane *on, const trip *behind,
-                          refit_stream_ref after, refit_error *error)
+/* Starts the copies of the plan on a stream, after what `after` has queued and after the transfer
+ * `after` (may be NULL). On failure none is under way, unless the stream hangs. */
+static refit_status start(refit_activations *activations, transfer *of, copy_stream *on,
+                          const transfer *behind, refit_stream_ref after, refit_error *error)
 {
-    RFT_TRY(lane_ready(activations, on, error));
+    RFT_TRY(stream_ready(activations, on, error));
     refit_status status = submit(activations, of, on, behind, after, error);
     if (status != REFIT_OK) return undo(activations, on, status, error);
     of->moving = true;
@@ -514,11 +516,11 @@ static void close_records(refit_activations *activations)
 static refit_status close_parts(refit_activations *activations, refit_error *error)
 {
     refit_device *device = activations->device;
-    lane *lanes[] = {&activations->out, &activations->in};
+    copy_stream *streams[] = {&activations->out, &activations->in};
     for (int i = 0; i < 2; i++) {
-        if (lanes[i]->stream.native == NULL) continue;
-        RFT_TRY(refit_stream_close(device, lanes[i]->stream, error));
-        lanes[i]->stream = REFIT_STREAM_NONE;
+        if (streams[i]->stream.native == NULL) continue;
+        RFT_TRY(refit_stream_close(device, streams[i]->stream, error));
+        streams[i]->stream = REFIT_STREAM_NONE;
     }
     rft_device_event_close(device, activations->before);
     rft_device_event_close(device, activations->out.end);
@@ -583,10 +585,10 @@ refit_status refit_activations_open(refit_device *device, const refit_config *co
 /* All copies are over by then, also those of groups that were released. */
 static refit_status await_all(refit_activations *activations, refit_error *error)
 {
-    activations->out.hangs = activations->out.stream.native != NULL;
-    activations->in.hangs = activations->in.stream.native != NULL;
+    activations->out.stuck = activations->out.stream.native != NULL;
+    activations->in.stuck = activations->in.stream.native != NULL;
     activations->out.marked = activations->in.marked = false;
-    return lanes_settle(activations, patience(activations), error);
+    return streams_wait(activations, timeout_of(activations), error);
 }
 
 refit_status refit_activations_close(refit_activations *activations, refit_error *error)
@@ -596,7 +598,7 @@ refit_status refit_activations_close(refit_activations *activations, refit_error
     activations->closing = true;
     refit_status status = await_all(activations, error);
     if (status == REFIT_OK && activations->arena != NULL) {
-        status = rft_host_arena_end(activations->arena, patience(activations), error);
+        status = rft_host_arena_end(activations->arena, timeout_of(activations), error);
     }
     rft_unlock(&activations->lock);
     RFT_TRY(status);
@@ -690,12 +692,12 @@ static refit_status add(refit_activations *activations, refit_activation_group n
     RFT_TRY(rft_stack_take(&activations->stack, bytes, &tensor.at, &placed, &below, error));
     if (!placed) {
         *place = REFIT_ACTIVATION_STAYS;
-        tally(&activations->figures.refused_bytes, bytes);
+        count_up(&activations->figures.refused_bytes, bytes);
         return REFIT_OK;
     }
     *place = group->count;
     append(activations, group, &tensor);
-    if (below) tally(&activations->figures.reused, 1);
+    if (below) count_up(&activations->figures.reused, 1);
     count_used(activations);
     return REFIT_OK;
 }
@@ -719,7 +721,7 @@ static refit_status commit(refit_activations *activations, refit_activation_grou
     uint32_t pieces = 0;
     RFT_TRY(find(activations, number, &group, error));
     RFT_TRY(check_open(group, number, error));
-    RFT_TRY(lanes_settle(activations, patience(activations), error));
+    RFT_TRY(streams_wait(activations, timeout_of(activations), error));
     if (group->count > 0) {
         RFT_TRY(grow_plan(activations, group, error));
         for (const saved_tensor *it = group->first; it != NULL; it = it->next) {
@@ -727,7 +729,7 @@ static refit_status commit(refit_activations *activations, refit_activation_grou
         }
         RFT_TRY(rft_plan_fill(&activations->plan, activations->pieces, pieces, error));
         RFT_TRY(start(activations, &group->out, &activations->out, NULL, stream, error));
-        tally(&activations->figures.out_bytes, group->bytes);
+        count_up(&activations->figures.out_bytes, group->bytes);
     }
     group->open = false;
     return REFIT_OK;
@@ -759,9 +761,9 @@ static refit_status join(refit_activations *activations, refit_activation_group 
     RFT_TRY(find(activations, number, &group, error));
     RFT_REFUSE_IF(group->open, error, REFIT_ERR_STATE,
                   "group %" PRIu64 " of activations is open: commit it first", number);
-    RFT_TRY(lanes_settle(activations, patience(activations), error));
-    if (stream.native == NULL) return see(activations, group, patience(activations), error);
-    refit_status status = see(activations, group, 0, error);
+    RFT_TRY(streams_wait(activations, timeout_of(activations), error));
+    if (stream.native == NULL) return poll(activations, group, timeout_of(activations), error);
+    refit_status status = poll(activations, group, 0, error);
     if (status != REFIT_ERR_TIMEOUT) return status;
     RFT_TRY(follow(activations, group, stream, error));
     group->joined = true;
@@ -782,8 +784,8 @@ static refit_status wait_for(refit_activations *activations, refit_activation_gr
 {
     saved_group *group;
     RFT_TRY(find(activations, number, &group, error));
-    RFT_TRY(lanes_settle(activations, timeout_ms, error));
-    return see(activations, group, timeout_ms, error);
+    RFT_TRY(streams_wait(activations, timeout_ms, error));
+    return poll(activations, group, timeout_ms, error);
 }
 
 refit_status refit_activations_wait(refit_activations *activations, refit_activation_group group,
@@ -797,7 +799,7 @@ refit_status refit_activations_wait(refit_activations *activations, refit_activa
 
 /* ---- Backward -------------------------------------------------------------------------------- */
 
-/* No trip in is under way, and none out that has failed. */
+/* No transfer in is under way, and none out that has failed. */
 static refit_status check_away(refit_activations *activations, saved_group *group,
                                refit_activation_group number, refit_error *error)
 {
@@ -806,7 +808,7 @@ static refit_status check_away(refit_activations *activations, saved_group *grou
                   "it first",
                   number);
     bool waits = group->in.moving && group->joined;
-    refit_status status = see(activations, group, waits ? patience(activations) : 0, error);
+    refit_status status = poll(activations, group, waits ? timeout_of(activations) : 0, error);
     if (status != REFIT_ERR_TIMEOUT) return status;
     RFT_REFUSE_IF(group->in.moving && !waits, error, REFIT_ERR_STATE,
                   "group %" PRIu64 " of activations is on its way in: join it, or wait for it, "
@@ -840,7 +842,7 @@ static refit_status fetch(refit_activations *activations, refit_activation_group
     uint32_t pieces = 0;
     uint64_t bytes = 0;
     RFT_TRY(find(activations, number, &group, error));
-    RFT_TRY(lanes_settle(activations, patience(activations), error));
+    RFT_TRY(streams_wait(activations, timeout_of(activations), error));
     RFT_TRY(check_away(activations, group, number, error));
     RFT_REFUSE_IF(wanted > group->count, error, REFIT_ERR_INVALID,
                   "group %" PRIu64 " of activations has %" PRIu32 " tensors, not %" PRIu32, number,
@@ -850,7 +852,7 @@ static refit_status fetch(refit_activations *activations, refit_activation_group
     RFT_TRY(rft_plan_fill(&activations->plan, activations->pieces, pieces, error));
     RFT_TRY(start(activations, &group->in, &activations->in, &group->out, stream, error));
     group->joined = false;
-    tally(&activations->figures.in_bytes, bytes);
+    count_up(&activations->figures.in_bytes, bytes);
     return REFIT_OK;
 }
 
@@ -873,8 +875,8 @@ refit_status refit_activations_fetch(refit_activations *activations, refit_activ
 static refit_status leave_after(refit_activations *activations, saved_group *group,
                                 refit_stream_ref stream, refit_error *error)
 {
-    RFT_TRY(lanes_settle(activations, patience(activations), error));
-    (void)see(activations, group, 0, NULL);
+    RFT_TRY(streams_wait(activations, timeout_of(activations), error));
+    (void)poll(activations, group, 0, NULL);
     if (!group->in.moving && !group->out.moving) return REFIT_OK;
     bool ordered = stream.native != NULL && activations->out.stream.native != NULL &&
                    follow(activations, group, stream, NULL) == REFIT_OK;
@@ -882,7 +884,7 @@ static refit_status leave_after(refit_activations *activations, saved_group *gro
         ordered = follow(activations, group, activations->out.stream, NULL) == REFIT_OK;
     }
     if (ordered) return REFIT_OK;
-    refit_status status = see(activations, group, patience(activations), error);
+    refit_status status = poll(activations, group, timeout_of(activations), error);
     return group->in.moving || group->out.moving ? status : REFIT_OK;
 }
 
@@ -897,7 +899,7 @@ static void give_room(refit_activations *activations, saved_group *group)
         activations->spare_tensors = tensor;
     }
     if (group->count > 0 && lowest < activations->stack.top) {
-        tally(&activations->figures.out_of_order, 1);
+        count_up(&activations->figures.out_of_order, 1);
     }
     group->first = group->last = NULL;
     group->count = 0;

@@ -15,8 +15,8 @@
  *
  * Work for the CPU is cut into chunks of CHUNK elements of one parameter, whatever the threads. The
  * norm's sums are one a chunk. A step gathers chunks, of several parameters if these are small,
- * until they are a stretch; the pool does them, and their copies back start. So the copy of one
- * stretch goes on while the next is stepped, and the caller's thread alone calls the device.
+ * until they are a batch; the pool does them, and their copies back start. So the copy of one
+ * batch goes on while the next is stepped, and the caller's thread alone calls the device.
  *
  * Why not a ring: the norm of all gradients is to be known before the first is stepped, and a
  * gradient that has left a ring would have to come twice.
@@ -122,10 +122,10 @@ struct refit_host_step {
 
     step_chunk *chunks; /* owned; room for all chunks of all parameters */
     uint32_t chunk_count;
-    uint64_t queued;  /* elements of the chunks */
-    uint64_t stretch; /* elements that are stepped before their copies back start */
-    double *sums;     /* owned; of squares, one a chunk */
-    fenv_t modes;     /* of the thread that called */
+    uint64_t queued; /* elements of the chunks */
+    uint64_t batch;  /* elements that are stepped before their copies back start */
+    double *sums;    /* owned; of squares, one a chunk */
+    fenv_t modes;    /* of the thread that called */
     float unscale, clip;
 
     int64_t began; /* run; 0: not yet */
@@ -141,7 +141,7 @@ struct refit_host_step {
 
 /* ---- Small things ---------------------------------------------------------------------------- */
 
-static uint32_t patience(const refit_host_step *step)
+static uint32_t timeout_of(const refit_host_step *step)
 {
     return step->offloader->config.offload_timeout_ms;
 }
@@ -520,10 +520,10 @@ static refit_status open_parts(refit_host_step *step, const refit_host_parameter
                                uint32_t count, refit_error *error)
 {
     const refit_config *config = &step->offloader->config;
-    uint64_t stretch = config->offload_piece_bytes / 4 / CHUNK * CHUNK;
-    step->stretch = rft_max_u64(stretch, CHUNK);
+    uint64_t batch = config->offload_piece_bytes / 4 / CHUNK * CHUNK;
+    step->batch = rft_max_u64(batch, CHUNK);
     RFT_TRY(take_list(step, list, count, error));
-    RFT_TRY(rft_image_await(step->offloader, patience(step), error));
+    RFT_TRY(rft_image_await(step->offloader, timeout_of(step), error));
     RFT_TRY(take_memory(step, error));
     RFT_TRY(open_events(step, error));
     RFT_TRY(open_threads(step, error));
@@ -601,7 +601,7 @@ static refit_status check_open(refit_offloader *offloader, refit_error *error)
 
 /* After an open that failed: nothing was put on a stream that is open. One that does not close
  * keeps its device open, so it is tried again. */
-static void give_up_streams(refit_host_step *step)
+static void abandon_streams(refit_host_step *step)
 {
     refit_stream_ref *const streams[] = {&step->in, &step->out};
     for (uint32_t at = 0; at < 2; at++) {
@@ -634,7 +634,7 @@ refit_status refit_host_step_open(refit_offloader *offloader,
     atomic_init(&step->stamped, 0);
     refit_status status = open_parts(step, parameters, count, error);
     if (status != REFIT_OK) {
-        give_up_streams(step);
+        abandon_streams(step);
         close_parts(step);
         return status;
     }
@@ -720,7 +720,7 @@ static refit_status follow(refit_host_step *step, refit_stream_ref stream,
 static refit_status drain_in(refit_host_step *step, refit_error *error)
 {
     RFT_TRY(rft_device_event_record(device_of(step), step->drained, step->in, error));
-    RFT_TRY(wait_event(step, step->drained, patience(step), error));
+    RFT_TRY(wait_event(step, step->drained, timeout_of(step), error));
     step->dropped_read = false;
     return REFIT_OK;
 }
@@ -836,7 +836,7 @@ static refit_status gather(refit_host_step *step, landed_fn on_landed, refit_err
             break;
         }
         tell_landed(step, on_landed, &first);
-        timeout_ms = patience(step);
+        timeout_ms = timeout_of(step);
     }
     tell_landed(step, on_landed, &first);
     if (first.status == REFIT_OK && step->dropped_read) {
@@ -970,7 +970,7 @@ static refit_status check_offloader(refit_host_step *step, bool claim, refit_err
     refit_offloader *offloader = step->offloader;
     RFT_TRY(check_state(offloader, error));
     RFT_TRY(check_regions(step, error));
-    RFT_TRY(rft_image_await(offloader, patience(step), error));
+    RFT_TRY(rft_image_await(offloader, timeout_of(step), error));
     rft_lock(&offloader->lock);
     uint32_t read_locks = offloader->read_locks;
     if (claim && read_locks == 0) offloader->host_stepping = true;
@@ -1110,7 +1110,7 @@ static refit_status settle(refit_host_step *step, refit_error *error)
     RFT_REFUSE_IF(step->state == STEP_GATHERING || step->state == STEP_STEPPING, error,
                   REFIT_ERR_STATE,
                   "a step is under way: call refit_host_step_run or refit_host_step_skip first");
-    return refit_host_step_wait(step, patience(step), error);
+    return refit_host_step_wait(step, timeout_of(step), error);
 }
 
 refit_status refit_host_step_begin(refit_host_step *step, const refit_optimizer_options *groups,
@@ -1405,7 +1405,7 @@ static void step_landed(refit_host_step *step, uint32_t from, uint32_t to, refit
         mark_rewritten(step, &parameter->is);
         for (uint64_t begin = 0; begin < parameter->is.elements; begin += CHUNK) {
             add_chunk(step, at, begin);
-            if (step->queued >= step->stretch) step_chunks(step, first);
+            if (step->queued >= step->batch) step_chunks(step, first);
         }
     }
     step_chunks(step, first);
@@ -1594,7 +1594,7 @@ refit_status refit_host_step_region(refit_host_step *step, refit_region_id regio
                   "a part of the parameters was stepped: call refit_host_step_run or "
                   "refit_host_step_skip first");
     RFT_TRY(check_state(offloader, error));
-    RFT_TRY(rft_image_await(offloader, patience(step), error));
+    RFT_TRY(rft_image_await(offloader, timeout_of(step), error));
     rft_lock(&offloader->lock);
     uint32_t read_locks = offloader->read_locks;
     rft_unlock(&offloader->lock);

@@ -1,6 +1,6 @@
 /*
  * Which regions leave as what their weights lack, how much room their exceptions get, and what is
- * made of the verdicts.
+ * made of the results.
  *
  * How many weights are not a rounding of their masters is known only in stream order, after the
  * last optimizer step. So a plan gives each unit a little room at first; an offload for which that
@@ -35,7 +35,7 @@
  *
  *     ZEROS ──copied out──► CODED ◄──fits───── copied out ─────does not──► WHOLE
  *
- * What an encoding has found is known once its copies are over: the verdict says that a unit has
+ * What an encoding has found is known once its copies are over: the result says that a unit has
  * not fitted, the tables in the image say which. Until the unit has been copied whole, its bytes
  * are where they were encoded from, and the window keeps them there.
  *
@@ -256,22 +256,22 @@ uint64_t rft_masters_at(const rft_region *region, uint64_t first)
 }
 
 /* Of elements that move together from `first` on. */
-static rft_master_verdict *verdict_on(char *image, const rft_region *region, uint64_t first)
+static rft_master_result *result_of(char *image, const rft_region *region, uint64_t first)
 {
-    rft_master_verdict *verdicts = (void *)(image + region->host_offset);
-    return region->units == NULL ? verdicts : &verdicts[first / RFT_MASTER_UNIT];
+    rft_master_result *results = (void *)(image + region->host_offset);
+    return region->units == NULL ? results : &results[first / RFT_MASTER_UNIT];
 }
 
 /* A unit may travel by itself. A short one takes more of the image than it has bytes. */
 rft_masters_need rft_masters_most(const rft_region *region, uint64_t elements)
 {
-    rft_masters_need need = {.stretches = (elements + region->stretch - 1) / region->stretch,
+    rft_masters_need need = {.chunks = (elements + region->chunk - 1) / region->chunk,
                              .bytes = rft_master_bytes(elements, region->room)};
     if (region->units != NULL) {
-        need.stretches = rft_unit_count(elements);
+        need.chunks = rft_unit_count(elements);
         need.bytes += 4 * elements;
     }
-    need.pieces = need.stretches;
+    need.pieces = need.chunks;
     return need;
 }
 
@@ -307,9 +307,9 @@ static void add_piece(rft_masters_way *way, const rft_masters_part *part, rft_pi
     way->pieces[way->count++] = piece;
 }
 
-/* The host's side of one stretch, which begins at `at` of the image. */
-static void add_stretch(rft_masters_way *way, const rft_masters_part *part,
-                        const rft_recode *recode, uint64_t at)
+/* The host's side of one chunk, which begins at `at` of the image. */
+static void add_chunk(rft_masters_way *way, const rft_masters_part *part, const rft_recode *recode,
+                      uint64_t at)
 {
     const rft_master_job *job = &recode->job;
     uint64_t end = at + rft_master_bytes(job->elements, job->room);
@@ -334,25 +334,25 @@ static rft_master_job job_of(const rft_region *region, char *memory, char *stagi
     return (rft_master_job){.master = memory,
                             .weights = region->weights + first,
                             .coded = staging + RFT_MASTERS_HEAD,
-                            .verdict = (rft_master_verdict *)(void *)staging,
-                            .elements = rft_min_u64(region->stretch, end - first),
+                            .result = (rft_master_result *)(void *)staging,
+                            .elements = rft_min_u64(region->chunk, end - first),
                             .room = region->room};
 }
 
 static void add_coded(rft_masters_way *way, const rft_masters_part *part, const masters_run *run)
 {
     const rft_region *region = part->region;
-    for (uint64_t first = run->first; first < run->end; first += region->stretch) {
+    for (uint64_t first = run->first; first < run->end; first += region->chunk) {
         rft_recode *recode = &way->recodes[way->recode_count++];
-        bool last = run->end - first <= region->stretch;
+        bool last = run->end - first <= region->chunk;
         char *memory = part->memory + 4 * (first - part->first);
         *recode = (rft_recode){
             .job = job_of(region, memory, way->staging, first, run->end),
             .out = way->out,
             .begins = first == run->first,
-            .verdict = last ? verdict_on(way->image, region, run->first) : NULL,
+            .result = last ? result_of(way->image, region, run->first) : NULL,
         };
-        add_stretch(way, part, recode, rft_masters_at(region, first));
+        add_chunk(way, part, recode, rft_masters_at(region, first));
     }
 }
 
@@ -381,7 +381,7 @@ void rft_masters_add(rft_masters_way *way, const rft_masters_part *part)
     uint64_t end = part->first + part->count;
     for (uint64_t first = part->first; region->units != NULL && first < end;
          first += RFT_MASTER_UNIT) {
-        *verdict_on(way->image, region, first) = (rft_master_verdict){0};
+        *result_of(way->image, region, first) = (rft_master_result){0};
     }
     for (uint64_t first = part->first; first < end;) {
         masters_run run = find_run(region, first, end, way->out);
@@ -429,7 +429,7 @@ static uint32_t choose_room(const rft_region *region)
 
 /* As many whole units as a staging holds, and as a rate limit lets through in one step, at least
  * one. Windows share offload.staging_bytes between the directions. */
-static uint64_t choose_stretch(const refit_offloader *offloader, uint32_t room)
+static uint64_t choose_chunk(const refit_offloader *offloader, uint32_t room)
 {
     uint64_t step = rft_mover_step_bytes(offloader->config.offload_rate_limit);
     uint64_t bytes = offloader->config.offload_staging_bytes;
@@ -452,14 +452,14 @@ static void decide(const refit_offloader *offloader, rft_region *region)
     uint32_t room = choose_room(region);
     uint64_t head = RFT_MASTERS_HEAD;
     if (lives_on_host(offloader)) {
-        head = align_head(rft_unit_count(region->bytes / 4) * sizeof(rft_master_verdict));
+        head = align_head(rft_unit_count(region->bytes / 4) * sizeof(rft_master_result));
     }
     uint64_t bytes = head + rft_master_bytes(region->bytes / 4, room);
     if (bytes > SHARE_MOST(region->bytes)) return;
     region->coded = true;
     region->head = head;
     region->room = room;
-    region->stretch = choose_stretch(offloader, room);
+    region->chunk = choose_chunk(offloader, room);
     region->host_bytes = bytes;
 }
 
@@ -506,14 +506,14 @@ refit_status rft_masters_decide(refit_offloader *offloader, refit_error *error)
 
 /* ---- The staging */
 
-/* What the longest stretch takes; 0: nothing is coded. */
+/* What the longest chunk takes; 0: nothing is coded. */
 static uint64_t measure_staging(const refit_offloader *offloader)
 {
     uint64_t most = 0;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         const rft_region *region = &offloader->regions.items[id];
         if (!region->coded) continue;
-        uint64_t elements = rft_min_u64(region->stretch, region->bytes / 4);
+        uint64_t elements = rft_min_u64(region->chunk, region->bytes / 4);
         most = rft_max_u64(most, RFT_MASTERS_HEAD + rft_master_bytes(elements, region->room));
     }
     return (most + 511) / 512 * 512;
@@ -561,11 +561,11 @@ char *rft_masters_staging(const refit_offloader *offloader, bool out)
 
 /* ---- Verdicts */
 
-static refit_status judge_offload(refit_offloader *offloader, rft_region *region,
-                                  const rft_master_verdict *verdict, refit_error *error)
+static refit_status check_offload(refit_offloader *offloader, rft_region *region,
+                                  const rft_master_result *result, refit_error *error)
 {
-    if (verdict->found == 0) return REFIT_OK;
-    if (verdict->need > region->need) region->need = verdict->need;
+    if (result->found == 0) return REFIT_OK;
+    if (result->need > region->need) region->need = result->need;
     region->misfits++;
     offloader->misfits = true;
     return rft_fail(
@@ -573,10 +573,10 @@ static refit_status judge_offload(refit_offloader *offloader, rft_region *region
         "more weights of region %s than expected are not a rounding of its masters: what "
         "they lack needs %" PRIu32 " bytes of a room of %" PRIu32 ", and nothing has "
         "left; offload again, which makes room",
-        region->name, verdict->need, region->room);
+        region->name, result->need, region->room);
 }
 
-static refit_status judge_restore(const rft_region *region, uint32_t found, refit_error *error)
+static refit_status check_restore(const rft_region *region, uint32_t found, refit_error *error)
 {
     RFT_REFUSE_IF((found & RFT_MASTER_CHANGED) != 0, error, REFIT_ERR_CORRUPT,
                   "the weights of region %s were changed while its masters were away, and the "
@@ -591,16 +591,16 @@ static refit_status judge_restore(const rft_region *region, uint32_t found, refi
 }
 
 /* `count` elements from `first` on. */
-static rft_master_verdict sum_verdicts(const refit_offloader *offloader, const rft_region *region,
-                                       uint64_t first, uint64_t count)
+static rft_master_result sum_results(const refit_offloader *offloader, const rft_region *region,
+                                     uint64_t first, uint64_t count)
 {
     char *image = rft_host_arena_base(offloader->image);
-    if (region->units == NULL) return *verdict_on(image, region, 0);
-    rft_master_verdict sum = {0};
+    if (region->units == NULL) return *result_of(image, region, 0);
+    rft_master_result sum = {0};
     for (uint64_t at = first; at < first + count; at += RFT_MASTER_UNIT) {
-        const rft_master_verdict *verdict = verdict_on(image, region, at);
-        sum.found |= verdict->found;
-        if (verdict->need > sum.need) sum.need = verdict->need;
+        const rft_master_result *result = result_of(image, region, at);
+        sum.found |= result->found;
+        if (result->need > sum.need) sum.need = result->need;
     }
     return sum;
 }
@@ -608,21 +608,21 @@ static rft_master_verdict sum_verdicts(const refit_offloader *offloader, const r
 uint32_t rft_masters_found(const refit_offloader *offloader, const rft_region *region,
                            uint64_t first, uint64_t count)
 {
-    return sum_verdicts(offloader, region, first, count).found;
+    return sum_results(offloader, region, first, count).found;
 }
 
-refit_status rft_masters_judge(refit_offloader *offloader, rft_region *region, bool out,
+refit_status rft_masters_check(refit_offloader *offloader, rft_region *region, bool out,
                                refit_error *error)
 {
-    rft_master_verdict verdict = sum_verdicts(offloader, region, 0, region->bytes / 4);
-    return out ? judge_offload(offloader, region, &verdict, error)
-               : judge_restore(region, verdict.found, error);
+    rft_master_result result = sum_results(offloader, region, 0, region->bytes / 4);
+    return out ? check_offload(offloader, region, &result, error)
+               : check_restore(region, result.found, error);
 }
 
 refit_status rft_masters_arrived(const refit_offloader *offloader, const rft_region *region,
                                  uint64_t first, uint64_t count, refit_error *error)
 {
-    return judge_restore(region, rft_masters_found(offloader, region, first, count), error);
+    return check_restore(region, rft_masters_found(offloader, region, first, count), error);
 }
 
 /* ---- Compared, for offload.verify */
@@ -649,7 +649,7 @@ static refit_status copy_in(const refit_offloader *offloader, char *to, uint64_t
 static refit_status compare_coded(const refit_offloader *offloader, const rft_region *region,
                                   const masters_run *run, char *staging, refit_error *error)
 {
-    for (uint64_t first = run->first; first < run->end; first += region->stretch) {
+    for (uint64_t first = run->first; first < run->end; first += region->chunk) {
         rft_master_job job = job_of(region, region->memory + 4 * first, staging, first, run->end);
         job.compares = true;
         RFT_TRY(copy_in(offloader, job.coded, rft_masters_at(region, first),
@@ -665,7 +665,7 @@ static uint64_t digest_of(const void *bytes, uint64_t count)
 }
 
 static refit_status compare_whole(const refit_offloader *offloader, const rft_region *region,
-                                  uint64_t number, rft_master_verdict *verdict, refit_error *error)
+                                  uint64_t number, rft_master_result *result, refit_error *error)
 {
     const char *whole = region->units[number].whole;
     const char *memory = region->memory + 4 * number * RFT_MASTER_UNIT;
@@ -677,18 +677,18 @@ static refit_status compare_whole(const refit_offloader *offloader, const rft_re
             rft_device_digest(offloader->device, REFIT_STREAM_NONE, memory, bytes, 0, &sum, error));
         sum = rft_digest_finish(sum, bytes);
     }
-    if (sum != digest_of(whole, bytes)) verdict->found |= RFT_MASTER_DIFFERS;
+    if (sum != digest_of(whole, bytes)) result->found |= RFT_MASTER_DIFFERS;
     return REFIT_OK;
 }
 
 /* Zeros are made on the device: there is nothing to compare them with. */
 static refit_status compare(const refit_offloader *offloader, const rft_region *region,
-                            rft_master_verdict *verdict, refit_error *error)
+                            rft_master_result *result, refit_error *error)
 {
     refit_device *device = offloader->device;
     char *staging = offloader->staging + offloader->staging_bytes;
-    rft_master_verdict whole = {0};
-    RFT_TRY(rft_device_zero(device, REFIT_STREAM_NONE, staging, sizeof *verdict, error));
+    rft_master_result whole = {0};
+    RFT_TRY(rft_device_zero(device, REFIT_STREAM_NONE, staging, sizeof *result, error));
     for (uint64_t first = 0; first < region->bytes / 4;) {
         masters_run run = find_run(region, first, region->bytes / 4, false);
         if (run.place == RFT_UNIT_CODED) {
@@ -698,23 +698,23 @@ static refit_status compare(const refit_offloader *offloader, const rft_region *
         }
         first = run.end;
     }
-    RFT_TRY(refit_stream_copy(device, REFIT_STREAM_NONE, verdict, staging, sizeof *verdict, error));
-    verdict->found |= whole.found;
+    RFT_TRY(refit_stream_copy(device, REFIT_STREAM_NONE, result, staging, sizeof *result, error));
+    result->found |= whole.found;
     return REFIT_OK;
 }
 
 refit_status rft_masters_compare(const refit_offloader *offloader, const rft_region *region,
                                  refit_error *error)
 {
-    rft_master_verdict verdict = {0};
-    refit_status status = compare(offloader, region, &verdict, error);
+    rft_master_result result = {0};
+    refit_status status = compare(offloader, region, &result, error);
     /* To the caller of finish TIMEOUT means to wait again; this operation is over. */
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_DEVICE,
                   "region %s could not be verified: the device has not read it within "
                   "offload.timeout_ms",
                   region->name);
     RFT_TRY(status);
-    RFT_REFUSE_IF(verdict.found != 0, error, REFIT_ERR_CORRUPT,
+    RFT_REFUSE_IF(result.found != 0, error, REFIT_ERR_CORRUPT,
                   "region %s (%" PRIu64 " bytes) is not in the image as it is on the device: host "
                   "memory or a copy is at fault",
                   region->name, region->bytes);
@@ -739,17 +739,17 @@ static refit_status read_coded(const refit_offloader *offloader, const rft_regio
                                uint64_t first, uint32_t elements, char *to, uint16_t *room,
                                refit_error *error)
 {
-    rft_master_verdict verdict = {0};
+    rft_master_result result = {0};
     char *image = rft_host_arena_base(offloader->image);
     const uint16_t *weights;
     RFT_TRY(fetch_weights(offloader, region, first, elements, room, &weights, error));
     rft_master_join(&(rft_master_job){.master = to,
                                       .weights = weights,
                                       .coded = image + rft_masters_at(region, first),
-                                      .verdict = &verdict,
+                                      .result = &result,
                                       .elements = elements,
                                       .room = region->room});
-    return judge_restore(region, verdict.found, error);
+    return check_restore(region, result.found, error);
 }
 
 static refit_status read_unit(const refit_offloader *offloader, const rft_region *region,

@@ -1,14 +1,14 @@
 /*
  * masters: regions of fp32 masters that leave as what their bf16 weights lack (kernels/master.h).
  *
- * Such a region is *coded*. It goes in stretches through device memory, a staging:
+ * Such a region is *coded*. It goes in chunks through device memory, a staging:
  *
- *     staging:  verdict, and up to 64 bytes │ the units of one stretch
- *     image:    head: verdicts              │ the units of the region
+ *     staging:  result, and up to 64 bytes │ the units of one chunk
+ *     image:    head: results              │ the units of the region
  *
- * The verdict on stretches that follow each other reaches the image after the last of them, in
- * either direction. The head of a region that lives on the device is a verdict of 64 bytes. That of
- * one that lives on the host has a verdict of each unit: parts of it move by themselves, and units
+ * The result on chunks that follow each other reaches the image after the last of them, in
+ * either direction. The head of a region that lives on the device is a result of 64 bytes. That of
+ * one that lives on the host has a result of each unit: parts of it move by themselves, and units
  * may lie elsewhere.
  */
 #ifndef RFT_MASTERS_H
@@ -19,7 +19,7 @@
 #include "offload/region.h"
 #include "transfer/plan.h"
 
-#define RFT_MASTERS_HEAD 64u /* bytes of the verdict, and what follows it */
+#define RFT_MASTERS_HEAD 64u /* bytes of the result, and what follows it */
 
 /* ---- Units of regions that live on the host
  * Such a region visits the device in windows, and between them its masters are in the image and
@@ -78,7 +78,7 @@ void rft_units_went_whole(rft_region *region, uint64_t first, uint64_t count);
 
 /* ---- Their way between the image and the device */
 
-/* Pieces and stretches are added after those that are there; there is room. */
+/* Pieces and chunks are added after those that are there; there is room. */
 typedef struct rft_masters_way {
     const rft_layout *layout;
     char *image;
@@ -104,19 +104,19 @@ typedef struct rft_masters_part {
 /* The most that so many elements make of a plan, besides the ends of slabs. */
 typedef struct rft_masters_need {
     uint64_t pieces;
-    uint64_t stretches;
+    uint64_t chunks;
     uint64_t bytes;
 } rft_masters_need;
 
 rft_masters_need rft_masters_most(const rft_region *region, uint64_t elements);
 
-/* Adds the part, as it moves now, and clears the verdicts on it. */
+/* Adds the part, as it moves now, and clears the results on it. */
 void rft_masters_add(rft_masters_way *way, const rft_masters_part *part);
 
 /* Adds units of the part that did not fit, whole. */
 void rft_masters_add_misfits(rft_masters_way *way, const rft_masters_part *part);
 
-/* What the verdicts on these elements say, once their copies are over: RFT_MASTER_*. */
+/* What the results on these elements say, once their copies are over: RFT_MASTER_*. */
 uint32_t rft_masters_found(const refit_offloader *offloader, const rft_region *region,
                            uint64_t first, uint64_t count);
 
@@ -139,12 +139,12 @@ refit_status rft_masters_drop_staging(refit_offloader *offloader, refit_error *e
 /* That of windows; cycles use the one out for both directions. */
 char *rft_masters_staging(const refit_offloader *offloader, bool out);
 
-/* ---- What is made of the verdicts */
+/* ---- What is made of the results */
 
-/* What the verdict on a coded region says, once the copies of its group are over. An offload:
+/* What the result on a coded region says, once the copies of its group are over. An offload:
  * REFIT_ERR_LIMIT, and the region remembers what it needed. A restore: REFIT_ERR_CORRUPT. Lock
  * held. */
-refit_status rft_masters_judge(refit_offloader *offloader, rft_region *region, bool out,
+refit_status rft_masters_check(refit_offloader *offloader, rft_region *region, bool out,
                                refit_error *error);
 
 /* The same for elements that a window has brought in. REFIT_ERR_CORRUPT. */

@@ -106,7 +106,7 @@ static refit_status start_copies(refit_offloader *offloader, refit_stream_ref af
     operation->mover = offloader->movers[operation->direction];
     operation->bytes = schedule->plan.bytes;
     operation->copies = schedule->plan.copy_count;
-    operation->decodes = !out && schedule->stretches != 0;
+    operation->decodes = !out && schedule->chunks != 0;
     return rft_mover_start(operation->mover, &schedule->plan, after,
                            out ? RFT_COPY_STREAM : RFT_COPY_ANY, error);
 }

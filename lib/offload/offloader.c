@@ -29,7 +29,7 @@
  * When copies have ended, the next look moves the state on: a verb on the offloader's thread, or on
  * any thread a future or refit_offloader_get_state. An offload changes the place of all its regions
  * at once, when the last copy has ended. Copies do not fail, unless the device is lost; but what
- * they brought may be refused, by a digest or a verdict on masters. A restore of which a part was
+ * they brought may be refused, by a digest or the check of masters. A restore of which a part was
  * refused has changed the place of the other groups: their users may have gone on with them. A verb
  * that fails before its copies are under way leaves the state as it was.
  *

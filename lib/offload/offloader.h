@@ -35,8 +35,8 @@ typedef struct rft_operation {
     int64_t began;
     uint64_t bytes;
     uint64_t copies;
-    bool decodes;             /* masters: streams that join wait until the verdicts are there */
-    uint64_t judged_groups;   /* groups whose verdicts on masters were read */
+    bool decodes;             /* masters: streams that join wait until the results are there */
+    uint64_t checked_groups;  /* groups whose results on masters were read */
     uint64_t verified_groups; /* groups whose digests were taken and compared */
     uint64_t corrupt;         /* of these, the ones that did not match, or could not be checked */
     refit_error corruption;   /* of the first such region */

@@ -117,31 +117,31 @@ static void check_groups(refit_offloader *offloader, uint64_t number, uint64_t g
     rft_unlock(&offloader->lock);
 }
 
-/* Reads the verdicts on masters that the operation under way moved in `groups`, whose copies are
+/* Reads the results on masters that the operation under way moved in `groups`, whose copies are
  * over. Lock held. */
-static void judge_masters(refit_offloader *offloader, uint64_t groups)
+static void check_masters(refit_offloader *offloader, uint64_t groups)
 {
     rft_operation *operation = &offloader->operation;
-    uint64_t todo = groups & ~operation->judged_groups;
-    if (offloader->schedule.stretches == 0) return;
-    operation->judged_groups |= groups;
+    uint64_t todo = groups & ~operation->checked_groups;
+    if (offloader->schedule.chunks == 0) return;
+    operation->checked_groups |= groups;
     for (uint32_t id = 0; id < offloader->regions.count; id++) {
         rft_region *region = &offloader->regions.items[id];
         if ((todo >> region->group & 1) == 0 || !region->coded) continue;
         if (!is_moved(region, operation->direction)) continue;
         refit_error why;
         bool out = operation->direction == RFT_OFFLOAD;
-        refit_status status = rft_masters_judge(offloader, region, out, &why);
+        refit_status status = rft_masters_check(offloader, region, out, &why);
         if (status != REFIT_OK) note(region, &why, operation);
     }
 }
 
 /* Does the same without the lock; nothing if operation `number` has ended. */
-static void judge_group(refit_offloader *offloader, uint64_t number, uint64_t groups)
+static void check_masters_of_group(refit_offloader *offloader, uint64_t number, uint64_t groups)
 {
     rft_lock(&offloader->lock);
     if (rft_offloader_is_moving(offloader) && offloader->operation.number == number) {
-        judge_masters(offloader, groups);
+        check_masters(offloader, groups);
     }
     rft_unlock(&offloader->lock);
 }
@@ -228,7 +228,7 @@ static void end_operation(refit_offloader *offloader, refit_status status,
 {
     rft_operation *operation = &offloader->operation;
     bool out = operation->direction == RFT_OFFLOAD;
-    if (status == REFIT_OK) judge_masters(offloader, RFT_ALL_GROUPS);
+    if (status == REFIT_OK) check_masters(offloader, RFT_ALL_GROUPS);
     uint64_t groups = status == REFIT_OK ? ~operation->corrupt : 0;
     if (status == REFIT_OK && operation->corrupt != 0) {
         status = (refit_status)operation->corruption.status;
@@ -256,7 +256,7 @@ static void conclude(refit_offloader *offloader, uint64_t number, refit_status s
 {
     lock_checking(offloader);
     if (offloader->config.offload_verify && status == REFIT_OK) {
-        judge_group(offloader, number, RFT_ALL_GROUPS);
+        check_masters_of_group(offloader, number, RFT_ALL_GROUPS);
         check_groups(offloader, number, RFT_ALL_GROUPS);
     }
     rft_lock(&offloader->lock);
@@ -440,7 +440,7 @@ static refit_status verify_group(refit_offloader *offloader, uint64_t number, ui
                                  refit_error *error)
 {
     lock_checking(offloader);
-    judge_group(offloader, number, groups);
+    check_masters_of_group(offloader, number, groups);
     if (offloader->config.offload_verify) check_groups(offloader, number, groups);
     rft_lock(&offloader->lock);
     bool corrupt =

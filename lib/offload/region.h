@@ -30,7 +30,7 @@ typedef struct rft_region {
     refit_policy policy;
     refit_place place;       /* guarded: see above */
     const uint16_t *weights; /* borrowed; NULL: none */
-    uint64_t stretch;        /* coded: elements that leave at a time */
+    uint64_t chunk;          /* coded: elements that leave at a time */
     uint64_t head;           /* coded: bytes of the image before its units */
     struct rft_unit *units;  /* coded, and lives on the host: owned; see masters.h */
     uint32_t room;           /* coded: of each unit (kernels/master.h) */

@@ -1,7 +1,7 @@
 /*
  * From regions to a layout and to the plan of one direction. A plan has only the regions that are
  * not yet where they should be, so that both verbs can be called again after a failure. A region
- * makes one piece for each slab that holds a part of it; one that is coded, for each stretch of it.
+ * makes one piece for each slab that holds a part of it; one that is coded, for each chunk of it.
  * Reads the table, starts nothing.
  */
 #include "offload/schedule.h"
@@ -89,26 +89,25 @@ static refit_status sort_by_address(rft_schedule *schedule, const rft_region_tab
     return REFIT_OK;
 }
 
-static uint64_t count_stretches(const rft_region_table *regions)
+static uint64_t count_chunks(const rft_region_table *regions)
 {
     uint64_t count = 0;
     for (uint32_t id = 0; id < regions->count; id++) {
         const rft_region *region = &regions->items[id];
-        if (region->coded) count += rft_masters_most(region, region->bytes / 4).stretches;
+        if (region->coded) count += rft_masters_most(region, region->bytes / 4).chunks;
     }
     return count;
 }
 
-/* Each slab's end cuts at most one region, or one stretch. */
+/* Each slab's end cuts at most one region, or one chunk. */
 static refit_status open_room(rft_schedule *schedule, const rft_region_table *regions,
                               const refit_config *config, uint32_t batch_most, refit_error *error)
 {
     rft_plan_limits limits = {.piece_bytes = config->offload_piece_bytes,
                               .batch_most = batch_most,
                               .batch_bytes = rft_mover_step_bytes(config->offload_rate_limit)};
-    uint64_t stretches = count_stretches(regions);
-    uint64_t pieces =
-        (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count + stretches;
+    uint64_t chunks = count_chunks(regions);
+    uint64_t pieces = (uint64_t)at_least_one(regions->count) + schedule->layout.slab_count + chunks;
     RFT_REFUSE_IF(pieces > UINT32_MAX, error, REFIT_ERR_LIMIT,
                   "%u regions in %u slabs are too many: raise offload.slab_bytes", regions->count,
                   schedule->layout.slab_count);
@@ -117,8 +116,8 @@ static refit_status open_room(rft_schedule *schedule, const rft_region_table *re
     schedule->count = regions->count;
     schedule->order = rft_calloc(at_least_one(regions->count), sizeof *schedule->order);
     schedule->pieces = rft_calloc(pieces, sizeof *schedule->pieces);
-    schedule->stretches = (uint32_t)stretches;
-    schedule->recodes = rft_calloc(at_least_one(schedule->stretches), sizeof *schedule->recodes);
+    schedule->chunks = (uint32_t)chunks;
+    schedule->recodes = rft_calloc(at_least_one(schedule->chunks), sizeof *schedule->recodes);
     RFT_REFUSE_IF(schedule->order == NULL || schedule->pieces == NULL || schedule->recodes == NULL,
                   error, REFIT_ERR_HOST_MEMORY, "no host memory for the plan of %u regions",
                   regions->count);
@@ -176,7 +175,7 @@ typedef struct schedule_walk {
     const rft_region_table *regions;
     uint32_t slab;
     uint32_t count;   /* pieces so far */
-    uint32_t recodes; /* stretches so far */
+    uint32_t recodes; /* chunks so far */
 } schedule_walk;
 
 static void add_piece(schedule_walk *walk, rft_piece piece, const rft_region *region)

@@ -15,11 +15,11 @@ typedef struct rft_schedule {
     rft_plan plan;        /* of the operation under way, or the last one */
     uint32_t *order;      /* owned; regions as they are to come back */
     uint32_t *by_address; /* owned; regions by the addresses that they had when it was made */
-    rft_piece *pieces;    /* owned; room for one a region, stretch and slab */
-    rft_recode *recodes;  /* owned; room for one a stretch of coded regions */
+    rft_piece *pieces;    /* owned; room for one a region, chunk and slab */
+    rft_recode *recodes;  /* owned; room for one a chunk of coded regions */
     uint32_t count;       /* regions */
-    uint32_t stretches;   /* of coded regions; 0: there are none */
-    char *staging;        /* borrowed, set by the owner: see masters.c; NULL without stretches */
+    uint32_t chunks;      /* of coded regions; 0: there are none */
+    char *staging;        /* borrowed, set by the owner: see masters.c; NULL without chunks */
 } rft_schedule;
 
 /* Writes the regions' host offsets too. On failure nothing is owned. REFIT_ERR_LIMIT,

@@ -607,7 +607,7 @@ static refit_status start_out(refit_window *window, refit_error *error)
 }
 
 /* Were the weights of masters that have come in those that they left by? */
-static refit_status judge_in(const refit_window *window, uint32_t number, refit_error *error)
+static refit_status check_in(const refit_window *window, uint32_t number, refit_error *error)
 {
     const window_span *span = &window->spans[number];
     for (uint32_t part = span->first; part < span->first + span->count; part++) {
@@ -627,7 +627,7 @@ static refit_status see_in(refit_window *window, uint32_t timeout_ms, refit_erro
     refit_status status = rft_mover_wait(mover, timeout_ms, error);
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->arriving = false;
-    if (status == REFIT_OK) status = judge_in(window, window->arrived, error);
+    if (status == REFIT_OK) status = check_in(window, window->arrived, error);
     if (status == REFIT_OK) {
         window->arrived++;
     } else {
@@ -646,7 +646,7 @@ static void note_stepped(refit_window *window, uint32_t number)
 
 /* Notes where the masters of window `left` are, whose copies out are over, and takes memory for
  * those that have to go whole: `window->misfits`, if there are any. */
-static refit_status judge_out(refit_window *window, refit_error *error)
+static refit_status check_out(refit_window *window, refit_error *error)
 {
     const window_span *span = &window->spans[window->left];
     bool whole = window->misfits; /* those copies were of them */
@@ -673,7 +673,7 @@ static refit_status end_out(refit_window *window, uint32_t timeout_ms, refit_err
     if (status != REFIT_OK && rft_mover_is_moving(mover)) return status;
     window->leaving = false;
     window->worked = window->left + 1; /* further copies out of it need its stream no more */
-    if (status == REFIT_OK) status = judge_out(window, error);
+    if (status == REFIT_OK) status = check_out(window, error);
     if (status != REFIT_OK) {
         window->out_bytes -= moved_bytes(&window->plans[window->left % window->slot_count]);
     }
@@ -794,16 +794,16 @@ static rft_masters_need measure_part(const refit_window *window, const window_pa
 }
 
 /* Stretches of masters in any of the windows. */
-static uint64_t count_stretches(const refit_window *window)
+static uint64_t count_chunks(const refit_window *window)
 {
     uint64_t most = 0;
     for (uint32_t number = 0; number < window->span_count; number++) {
         const window_span *span = &window->spans[number];
-        uint64_t stretches = 0;
+        uint64_t chunks = 0;
         for (uint32_t part = span->first; part < span->first + span->count; part++) {
-            stretches += measure_part(window, &window->parts[part]).stretches;
+            chunks += measure_part(window, &window->parts[part]).chunks;
         }
-        most = rft_max_u64(most, stretches);
+        most = rft_max_u64(most, chunks);
     }
     return most;
 }
@@ -816,7 +816,7 @@ static refit_status grow_recodes(refit_window *window, uint64_t room, refit_erro
         recodes = rft_realloc(window->recodes, room, REFIT_WINDOWS * sizeof *recodes);
     }
     RFT_REFUSE_IF(recodes == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no host memory for windows of %" PRIu64 " stretches of masters", room);
+                  "no host memory for windows of %" PRIu64 " chunks of masters", room);
     window->recodes = recodes;
     window->recode_room = (uint32_t)room;
     return REFIT_OK;
@@ -855,7 +855,7 @@ static refit_status open_plans(refit_window *window, refit_error *error)
                       "no host memory for the copies of %" PRIu32 " parts", need.pieces);
         window->pieces = pieces;
     }
-    RFT_TRY(grow_recodes(window, count_stretches(window), error));
+    RFT_TRY(grow_recodes(window, count_chunks(window), error));
     window->room = need;
     for (uint32_t slot = 0; slot < window->slot_count; slot++) {
         rft_plan *plan = &window->plans[slot];

@@ -535,7 +535,7 @@ refit_status refit_publisher_begin(refit_publisher *publisher, uint64_t version,
         rft_transaction_begin(server, rft_now());
         publisher->write_seconds = 0;
     } else {
-        rft_transaction_give_up(server, rft_now());
+        rft_transaction_expire(server, rft_now());
     }
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);

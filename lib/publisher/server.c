@@ -822,7 +822,8 @@ static const answer_fn answers[RFT_MESSAGE_KINDS] = {
     [RFT_BYE] = answer_bye,
 };
 
-static void answer_stranger(rft_server *server, const rft_peer_id *from, const rft_message *message)
+static void answer_unknown_peer(rft_server *server, const rft_peer_id *from,
+                                const rft_message *message)
 {
     if (message->kind == RFT_BYE) return;
     server->counts.refused += answers[message->kind] == NULL;
@@ -856,7 +857,7 @@ void rft_server_message(rft_server *server, const rft_peer_id *from, const rft_m
     if (message->kind == RFT_HELLO) {
         answer_hello(server, from, peer, message, now);
     } else if (peer == NULL) {
-        answer_stranger(server, from, message);
+        answer_unknown_peer(server, from, message);
     } else {
         answer_peer(server, peer, message, now);
     }

@@ -166,7 +166,7 @@ void rft_server_frame_sent(rft_server *server, const rft_frame_order *order, uin
  * REFIT_ERR_STATE, REFIT_ERR_STALE. `*version` 0 becomes the next number. */
 refit_status rft_transaction_prepare(rft_server *server, uint64_t *version, refit_error *error);
 /* No slot became free: back to the state before prepare. */
-void rft_transaction_give_up(rft_server *server, int64_t now);
+void rft_transaction_expire(rft_server *server, int64_t now);
 /* The store has begun: offers go out. */
 void rft_transaction_begin(rft_server *server, int64_t now);
 /* The store is sealed: SEAL goes out, and the workers' answers decide. */

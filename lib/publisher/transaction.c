@@ -70,7 +70,7 @@ static void offer_all(rft_server *server, int64_t now)
     }
 }
 
-void rft_transaction_give_up(rft_server *server, int64_t now)
+void rft_transaction_expire(rft_server *server, int64_t now)
 {
     server->transaction.state = RFT_TRANSACTION_IDLE;
     offer_all(server, now);

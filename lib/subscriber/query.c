@@ -30,7 +30,7 @@ struct refit_query {
     uint64_t *digests;      /* owned; a tensor; NULL: nothing is committed */
     rft_digest128 digest;
     bool welcomed, sealed, done;
-    refit_error shut_out; /* why no connection comes about; status REFIT_OK: unknown */
+    refit_error rejection; /* why no connection comes about; status REFIT_OK: unknown */
 };
 
 static refit_status say(refit_query *query, const rft_message *message, refit_error *error)
@@ -136,7 +136,7 @@ static refit_status take(refit_query *query, const rft_message *message, refit_e
 
 /* Receives until the publisher has sent everything. A publisher that never stops sending does not
  * extend the deadline. */
-static refit_status hear(refit_query *query, int64_t deadline, refit_error *error)
+static refit_status receive(refit_query *query, int64_t deadline, refit_error *error)
 {
     while (!query->done && rft_ms_until(deadline) > 0) {
         rft_envelope envelope;
@@ -163,15 +163,15 @@ static void note_failure(refit_query *query)
     refit_error why;
     refit_status status = rft_channel_take_failure(query->channel, &why);
     if (status == REFIT_OK) return;
-    if (status == REFIT_ERR_SECURITY || query->shut_out.status != REFIT_ERR_SECURITY)
-        query->shut_out = why;
+    if (status == REFIT_ERR_SECURITY || query->rejection.status != REFIT_ERR_SECURITY)
+        query->rejection = why;
 }
 
 static refit_status no_answer(const refit_query *query, uint32_t timeout_ms, refit_error *error)
 {
     const char *why = "";
-    if (query->shut_out.status != REFIT_OK)
-        why = query->shut_out.text;
+    if (query->rejection.status != REFIT_OK)
+        why = query->rejection.text;
     else if (rft_channel_handshake_ended(query->channel))
         why = "the other side ended the handshake; if the trainer asks for keys, set security.key "
               "and security.server_key";
@@ -194,7 +194,7 @@ static refit_status ask(refit_query *query, uint32_t timeout_ms, refit_error *er
         if (!query->welcomed) RFT_TRY(say(query, &hello, error));
         rft_channel_poll(query->channel, -1, left < POLL_MOST_MS ? left : POLL_MOST_MS);
         note_failure(query);
-        RFT_TRY(hear(query, deadline, error));
+        RFT_TRY(receive(query, deadline, error));
     }
     RFT_REFUSE_IF(!query->welcomed, error, REFIT_ERR_CLOSED, "the trainer closes");
     return REFIT_OK;

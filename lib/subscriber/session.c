@@ -239,7 +239,7 @@ static void end_session(rft_session *session, refit_status status, const char *r
 }
 
 /* The trainer does not take this worker for now: it is asked again later. */
-static void put_off(rft_session *session, const char *reason, int64_t now)
+static void defer(rft_session *session, const char *reason, int64_t now)
 {
     bool known = strcmp(session->report.refusal, reason) == 0; /* it asks again and again */
     rft_log(known ? REFIT_LOG_DEBUG : REFIT_LOG_WARNING, "worker %s was refused for now: %s",
@@ -253,15 +253,15 @@ static void put_off(rft_session *session, const char *reason, int64_t now)
  * timeout. */
 static bool is_explained(const rft_session *session, const refit_error *why, int64_t now)
 {
-    return why->status != REFIT_ERR_SECURITY && session->shut_out_since != 0 &&
-           now < rft_after_ms(session->shut_out_heard,
+    return why->status != REFIT_ERR_SECURITY && session->rejected_since != 0 &&
+           now < rft_after_ms(session->rejected_last,
                               session->config->broadcast_heartbeat_timeout_ms);
 }
 
 /* A trainer may be started again with other keys while its workers look for it, so one failure ends
  * nothing. An ambiguous failure never does: a tunnel whose far end is away looks alike.
  */
-void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now)
+void rft_session_reject(rft_session *session, const refit_error *why, int64_t now)
 {
     bool joined = is_joined(session);
     if (session->report.final.status != REFIT_OK || is_explained(session, why, now)) return;
@@ -270,12 +270,12 @@ void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t 
         rft_log(REFIT_LOG_WARNING, "worker %s: %s", session->identity->worker, why->text);
         rft_view_print(rft_view_text(why->text), refusal, sizeof session->report.refusal);
     }
-    session->shut_out_heard = now;
+    session->rejected_last = now;
     if (joined || why->status != REFIT_ERR_SECURITY) {
-        session->shut_out_since = 0;
-    } else if (session->shut_out_since == 0) {
-        session->shut_out_since = now;
-    } else if (now >= rft_after_ms(session->shut_out_since,
+        session->rejected_since = 0;
+    } else if (session->rejected_since == 0) {
+        session->rejected_since = now;
+    } else if (now >= rft_after_ms(session->rejected_since,
                                    session->config->broadcast_heartbeat_timeout_ms)) {
         end_session(session, REFIT_ERR_SECURITY, why->text, now);
     }
@@ -355,10 +355,10 @@ static bool needs_gpu(rft_session *session, rft_view theirs, int64_t now)
     if (!is_required(session) || session->on_gpu) return false;
     bool later = theirs.count == 0 && session->proof != 0;
     if (later) {
-        put_off(session,
-                "broadcast.gpu is require here, and the trainer shows no GPU's "
-                "memory",
-                now);
+        defer(session,
+              "broadcast.gpu is require here, and the trainer shows no GPU's "
+              "memory",
+              now);
     } else {
         end_session(session, REFIT_ERR_UNSUPPORTED, session->why_not, now);
     }
@@ -382,7 +382,8 @@ static void leave_gpu(rft_session *session, const refit_error *why, int64_t now)
 /* ---- The offered version */
 
 /* Refuses the offered version and drops it. */
-static void give_up(rft_session *session, uint64_t version, const refit_error *why, int64_t now)
+static void abort_update(rft_session *session, uint64_t version, const refit_error *why,
+                         int64_t now)
 {
     bool broken = why->status == REFIT_ERR_PROTOCOL;
     rft_log(REFIT_LOG_WARNING, "worker %s could not stage version %llu: %s",
@@ -427,7 +428,7 @@ static void proceed(rft_session *session, int64_t now)
     if (status != REFIT_OK && rft_receive_is_unmappable(&session->receive, &why)) {
         leave_gpu(session, &why, now);
     } else if (status != REFIT_OK) {
-        give_up(session, session->receive.version, &why, now);
+        abort_update(session, session->receive.version, &why, now);
     } else if (staged) {
         session->report.state = RFT_SESSION_STAGED;
         session->report.stage_seconds = rft_seconds(now - session->receive.offered_at);
@@ -526,7 +527,7 @@ static void adopt(rft_session *session, const rft_message *welcome, int64_t now)
     session->next_beat = rft_after_ms(now, session->heartbeat_ms);
     session->report.state = RFT_SESSION_JOINING;
     session->report.refusal[0] = '\0';
-    session->shut_out_since = 0;
+    session->rejected_since = 0;
     rft_catalog_release(session->catalog);
     session->catalog = NULL;
     session->manifest_failure.status = REFIT_OK;
@@ -599,7 +600,7 @@ static void answer_refuse(rft_session *session, const rft_message *message, rft_
         end_session(session, final_status(message->as.refuse.code), reason, now);
         return;
     }
-    put_off(session, reason, now);
+    defer(session, reason, now);
 }
 
 static void answer_bye(rft_session *session, const rft_message *message, rft_view payload,
@@ -689,14 +690,14 @@ static void answer_offer(rft_session *session, const rft_message *message, rft_v
         proceed(session, now);
         return;
     }
-    give_up(session, message->as.offer.version, &why, now);
+    abort_update(session, message->as.offer.version, &why, now);
 }
 
 /* After a step of receiving: proceeds, or gives up the version. */
 static void follow(rft_session *session, refit_status status, const refit_error *why, int64_t now)
 {
     if (status != REFIT_OK) {
-        give_up(session, session->receive.version, why, now);
+        abort_update(session, session->receive.version, why, now);
     } else {
         proceed(session, now);
     }
@@ -727,7 +728,7 @@ static void deliver(rft_session *session, int64_t now)
     rft_held held = {session->report.epoch, session->receive.version, session->receive.digest};
     if (rft_image_lend(session->receive.image, &why) != REFIT_OK) {
         session->report.state = RFT_SESSION_CURRENT;
-        give_up(session, session->receive.version, &why, now);
+        abort_update(session, session->receive.version, &why, now);
         return;
     }
     rft_image *image = rft_receive_take(&session->receive);
@@ -871,7 +872,7 @@ void rft_session_garbage(rft_session *session, const refit_error *why, int64_t n
      * FAILED names version 0, and the publisher knows which one it is. */
     session->report.refused++;
     session->manifest_failure = *why;
-    give_up(session, session->receive.version, why, now);
+    abort_update(session, session->receive.version, why, now);
 }
 
 /* ---- Time */
@@ -906,7 +907,7 @@ static void tick_joined(rft_session *session, int64_t now)
     if (has_deadline(session) && now >= session->receive.deadline) {
         refit_error why;
         (void)rft_fail(&why, REFIT_ERR_TIMEOUT, "not all of the version was here by its deadline");
-        give_up(session, session->receive.version, &why, now);
+        abort_update(session, session->receive.version, &why, now);
         return; /* HELLO, which would drop what was just said, comes with the next tick */
     }
     if (now < session->next_beat) return;
@@ -923,7 +924,7 @@ static void tick_verifying(rft_session *session, int64_t now)
     refit_error why;
     if (session->receive.phase != RFT_RECEIVE_VERIFYING) return;
     if (rft_receive_verify(&session->receive, &why) != REFIT_OK) {
-        give_up(session, session->receive.version, &why, now);
+        abort_update(session, session->receive.version, &why, now);
     } else {
         proceed(session, now);
     }

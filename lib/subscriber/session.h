@@ -54,8 +54,8 @@ typedef struct rft_session {
                                         empty: it is */
     rft_catalog *catalog;            /* of the last MANIFEST; NULL: none, or it was refused */
     refit_error manifest_failure;    /* why it was refused; an OFFER that needs it is answered so */
-    int64_t shut_out_since;          /* the trainer's keys and ours do not fit; 0: they may */
-    int64_t shut_out_heard;          /* when that was last said */
+    int64_t rejected_since;          /* the trainer's keys and ours do not fit; 0: they may */
+    int64_t rejected_last;           /* when that was last said */
     bool rejoins;      /* HELLO is said instead of a beat, once no version is under way */
     int64_t next_beat; /* or the next HELLO */
     int64_t heard;     /* when the publisher last said something; at first the start */
@@ -94,7 +94,7 @@ void rft_session_use_device(rft_session *session, refit_device *device, int64_t 
 
 /* No connection comes about, and why. With REFIT_ERR_SECURITY the session ends once this has been
  * so for the heartbeat timeout; else it goes on trying. */
-void rft_session_shut_out(rft_session *session, const refit_error *why, int64_t now);
+void rft_session_reject(rft_session *session, const refit_error *why, int64_t now);
 /* Says BYE. */
 void rft_session_leave(rft_session *session);
 

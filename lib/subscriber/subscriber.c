@@ -49,7 +49,7 @@ typedef struct subscriber_service {
 /* ---- One pass */
 
 /* After every event, so that a message does not wait for the end of the pass. */
-static void speak(subscriber_service *service)
+static void flush(subscriber_service *service)
 {
     (void)rft_send_queue_flush(&service->session.send_queue, service->channel);
 }
@@ -62,11 +62,11 @@ static void wait_for_something(subscriber_service *service)
     rft_wake_fd_clear(service->mailbox.wake_fd);
     refit_error why;
     if (rft_channel_take_failure(service->channel, &why) != REFIT_OK) {
-        rft_session_shut_out(&service->session, &why, rft_now());
+        rft_session_reject(&service->session, &why, rft_now());
     }
 }
 
-static void carry_out_orders(subscriber_service *service)
+static void run_commands(subscriber_service *service)
 {
     rft_order order;
     refit_device *device = rft_mailbox_take_device(&service->mailbox);
@@ -80,12 +80,12 @@ static void carry_out_orders(subscriber_service *service)
             break;
         case RFT_ORDER_RELEASE: rft_session_release(&service->session, now); break;
         }
-        speak(service);
+        flush(service);
     }
 }
 
-static void hear_one(subscriber_service *service, refit_status status, const rft_envelope *envelope,
-                     refit_error *why)
+static void receive_one(subscriber_service *service, refit_status status,
+                        const rft_envelope *envelope, refit_error *why)
 {
     rft_message message;
     if (status == REFIT_OK) {
@@ -98,15 +98,15 @@ static void hear_one(subscriber_service *service, refit_status status, const rft
     }
 }
 
-static void hear(subscriber_service *service)
+static void receive(subscriber_service *service)
 {
     rft_envelope envelope;
     refit_error why;
     for (uint32_t i = 0; i < MESSAGES_PER_PASS; i++) {
         refit_status status = rft_channel_receive(service->channel, &envelope, &why);
         if (status == REFIT_ERR_TIMEOUT) return;
-        hear_one(service, status, &envelope, &why);
-        speak(service);
+        receive_one(service, status, &envelope, &why);
+        flush(service);
     }
 }
 
@@ -115,13 +115,13 @@ static void *listen_on(void *user)
     subscriber_service *service = user;
     do {
         wait_for_something(service);
-        carry_out_orders(service);
-        hear(service);
+        run_commands(service);
+        receive(service);
         rft_session_tick(&service->session, rft_now());
-        speak(service);
+        flush(service);
     } while (rft_mailbox_publish(&service->mailbox, &service->session.report));
     rft_session_leave(&service->session);
-    speak(service);
+    flush(service);
     return NULL;
 }
 

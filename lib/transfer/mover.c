@@ -256,8 +256,8 @@ static void limiter_hurry(rate_limiter *limiter)
 /* ---- Submitting a plan -----------------------------------------------------------------------
  * From batches to calls of the device: a batch of copies in one call (the plan is made for no more
  * copies in a batch than the device takes), a batch of zeroes one by one, and before each batch the
- * rate limiter. A stretch of a master is coded before its copies, or decoded after them, on the
- * same stream: so the next stretch may use the same memory. Knows nothing of waiters.
+ * rate limiter. A chunk of a master is coded before its copies, or decoded after them, on the
+ * same stream: so the next chunk may use the same memory. Knows nothing of waiters.
  */
 
 /* What goes where, and how. */
@@ -289,9 +289,9 @@ static refit_status submit_copies(const mover_submission *submission, const rft_
 }
 
 /* In calls of as many as the device takes. The memory of the device is used again by the next
- * stretch, so these are never read early. */
-static refit_status submit_stretch(const mover_submission *submission, const rft_batch *batch,
-                                   refit_error *error)
+ * chunk, so these are never read early. */
+static refit_status submit_chunk(const mover_submission *submission, const rft_batch *batch,
+                                 refit_error *error)
 {
     uint32_t most = submission->plan->limits.batch_most;
     for (uint32_t done = 0; done < batch->count;) {
@@ -311,19 +311,19 @@ static refit_status submit_recode(const mover_submission *submission, const rft_
     refit_device *device = submission->events->device;
     const rft_recode *recode = batch->recode;
     const rft_master_job *job = &recode->job;
-    rft_copy verdict = {.to = recode->verdict,
-                        .from = job->verdict,
-                        .bytes = sizeof *job->verdict,
-                        .known_memory = true};
+    rft_copy result = {.to = recode->result,
+                       .from = job->result,
+                       .bytes = sizeof *job->result,
+                       .known_memory = true};
     if (recode->begins) {
         RFT_TRY(
-            rft_device_zero(device, submission->stream, job->verdict, sizeof *job->verdict, error));
+            rft_device_zero(device, submission->stream, job->result, sizeof *job->result, error));
     }
     if (recode->out) RFT_TRY(rft_device_master_encode(device, submission->stream, job, error));
-    RFT_TRY(submit_stretch(submission, batch, error));
+    RFT_TRY(submit_chunk(submission, batch, error));
     if (!recode->out) RFT_TRY(rft_device_master_decode(device, submission->stream, job, error));
-    if (recode->verdict == NULL) return REFIT_OK;
-    return rft_device_copy_batch(device, submission->stream, &verdict, 1, RFT_COPY_STREAM, error);
+    if (recode->result == NULL) return REFIT_OK;
+    return rft_device_copy_batch(device, submission->stream, &result, 1, RFT_COPY_STREAM, error);
 }
 
 static refit_status submit_batch(const mover_submission *submission, const rft_batch *batch,

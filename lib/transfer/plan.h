@@ -5,7 +5,7 @@
  * sides, or two allocations those on the device: no copy lies across two. What is larger than
  * offload.piece_bytes is cut, so that small copies of other streams are not held up; batches hold
  * at most offload.batch of them, and no batch holds pieces of two groups, so that a group is done
- * when its last batch is. A stretch of a master that passes through device memory as what its
+ * when its last batch is. A chunk of a master that passes through device memory as what its
  * weights lack is a batch of its own. All memory is taken when the plan is opened: filling it
  * again, for other addresses, allocates nothing.
  */
@@ -17,17 +17,17 @@
 #include "device/device.h"
 #include "kernels/master.h"
 
-/* A stretch of a master, coded on its way out and decoded on its way back: the host's side is
- * copied from or to `job.coded`, in device memory that the next stretch uses again. */
+/* A chunk of a master, coded on its way out and decoded on its way back: the host's side is
+ * copied from or to `job.coded`, in device memory that the next chunk uses again. */
 typedef struct rft_recode {
     rft_master_job job; /* its addresses are memory of the device */
     bool out;
-    bool begins;   /* the first of its master: the verdict is cleared before */
-    void *verdict; /* host memory; where the verdict goes afterwards, after the last of its master;
+    bool begins;  /* the first of its master: the result is cleared before */
+    void *result; /* host memory; where the result goes afterwards, after the last of its master;
                       else NULL */
 } rft_recode;
 
-/* One contiguous stretch to move, in the order it should move. `from` NULL: zero `to` instead. */
+/* One contiguous chunk to move, in the order it should move. `from` NULL: zero `to` instead. */
 typedef struct rft_piece {
     void *to;
     const void *from;

@@ -140,7 +140,7 @@ static refit_status check_folder(const rft_allow_list *list, const struct stat *
     return REFIT_OK;
 }
 
-/* Opens the folder, judged; the descriptor is closed with the stream. */
+/* Opens the folder, checked; the descriptor is closed with the stream. */
 static refit_status folder_open(const rft_allow_list *list, DIR **out, look *seen,
                                 refit_error *error)
 {

@@ -1,8 +1,8 @@
 /*
  * Keys, key files and the memory of secret keys.
  *
- * A file is judged by its descriptor, so nothing can change between the look and the read: it is a
- * regular file of this user's (or root's), closed to others; trusted_path.c judges the way to it.
+ * A file is checked by its descriptor, so nothing can change between the look and the read: it is a
+ * regular file of this user's (or root's), closed to others; trusted_path.c checks the way to it.
  * New files are made with O_EXCL, so no link that another user put there is followed. A file that
  * takes the place of another is complete before it gets the name, and a secret that was replaced
  * stays until its public half is replaced, too.
@@ -33,7 +33,7 @@ static const mode_t modes[] = {[RFT_KEY_PUBLIC] = 0644, [RFT_KEY_SECRET] = 0600}
  *
  * Z85 (ZeroMQ's RFC 32): four bytes, big end first, are five digits of base 85. Of five digits some
  * stand for more than four bytes hold; those are refused, so that a key has one text and no other.
- * A key is judged before it is written, so that there is no copy of a secret on the stack. */
+ * A key is checked before it is written, so that there is no copy of a secret on the stack. */
 
 static const char digits[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                              ".-:+=^!/*?&<>()[]{}@%$#";

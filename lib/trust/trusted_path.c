@@ -1,6 +1,6 @@
 /*
  * A given path is followed one name after the other, each looked up in a folder that is held open
- * and was judged: so nothing can change between the look and the next step.
+ * and was checked: so nothing can change between the look and the next step.
  *
  *     /run ─► /run/keys ─► trainer.secret, a link ─► ..data/trainer.secret ─► /run/keys/..data ─► …
  */
@@ -50,7 +50,7 @@ static bool is_trusted(const walk *it, const struct stat *found)
 
 /* ---- Folders */
 
-static refit_status judge_folder(walk *it, const struct stat *found, refit_error *error)
+static refit_status check_folder(walk *it, const struct stat *found, refit_error *error)
 {
     RFT_REFUSE_IF(!is_trusted(it, found), error, REFIT_ERR_SECURITY,
                   "%s %.50s: folder %.70s belongs to user %u: own it (chown), or use another place",
@@ -75,7 +75,7 @@ static refit_status enter(walk *it, int fd, refit_error *error)
     }
     if (it->at >= 0) close(it->at);
     it->at = fd;
-    return judge_folder(it, &found, error);
+    return check_folder(it, &found, error);
 }
 
 static refit_status enter_root(walk *it, refit_error *error)
@@ -240,7 +240,7 @@ refit_status rft_trusted_open(int folder, const char *path, const char *what, in
  * looks at all of them.
  *
  * In /tmp another user may have taken the name; that is refused, because no other name would be
- * found by the processes that look for this one. What is there is judged by a descriptor that
+ * found by the processes that look for this one. What is there is checked by a descriptor that
  * follows no link. No other user can rename it: /tmp is sticky, and the other places belong to this
  * user. */
 
@@ -334,7 +334,7 @@ static void choose(size_t after, char path[RFT_OWN_FOLDER_BYTES])
     strcpy(path, list.paths[at]);
 }
 
-static refit_status judge(const char *path, int fd, refit_error *error)
+static refit_status check(const char *path, int fd, refit_error *error)
 {
     struct stat found;
     if (fstat(fd, &found) != 0)
@@ -366,7 +366,7 @@ refit_status rft_own_folder_find(size_t after, char path[RFT_OWN_FOLDER_BYTES], 
     if (fd < 0)
         return rft_fail_sub(error, REFIT_ERR_IO, code, "folder %s cannot be opened: %s", path,
                             strerror(code));
-    refit_status status = judge(path, fd, error);
+    refit_status status = check(path, fd, error);
     close(fd);
     return status;
 }

@@ -1,4 +1,4 @@
-/* bytes: a borrowed stretch of bytes, and a growing one that is owned. */
+/* bytes: a borrowed range of bytes, and a growing one that is owned. */
 #ifndef RFT_BYTES_H
 #define RFT_BYTES_H
 

@@ -1,7 +1,7 @@
 /*
  * A frame: one mode byte a block, and the payload.
  *
- * The common case without a base, all blocks dense, copies nothing: the payload is the stretch of
+ * The common case without a base, all blocks dense, copies nothing: the payload is the range of
  * the store itself, with the padding between its tensors. As soon as one block is left out or is
  * sparse, what the others need is gathered one after the other, without padding, into a buffer
  * that is reused from frame to frame:
@@ -526,7 +526,7 @@ static refit_status gather_blocks(frame_gather *gather, rft_bytes *scratch, rft_
     return REFIT_OK;
 }
 
-/* The stretch of the image as it is. */
+/* The range of the image as it is. */
 static rft_view whole(frame_gather *gather)
 {
     memset(gather->modes, RFT_BLOCK_DENSE, gather->span->blocks);

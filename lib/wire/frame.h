@@ -1,11 +1,11 @@
 /*
  * frame: some blocks of a version as FRAME carries them: one mode byte a block, and the payload.
  *
- * If all blocks are dense, the payload is the stretch of the image as it lies. Else it is gathered:
+ * If all blocks are dense, the payload is the range of the image as it lies. Else it is gathered:
  * first the directory of the sparse blocks, then, block after block, what each has: its bytes
  * (dense), nothing (same), or its planes (sparse). A gathered payload may be packed.
  *
- * A frame is never longer than the stretch of the image that it stands for.
+ * A frame is never longer than the range of the image that it stands for.
  */
 #ifndef RFT_FRAME_H
 #define RFT_FRAME_H
@@ -72,7 +72,7 @@ bool rft_sparse_read(const rft_manifest *manifest, const rft_block *block,
  * travels, 4 bytes each: 0 where it is not compressed, and then as long as the blocks need.
  *
  * How long a plane is once it is unpacked follows from the block modes and from the planes before
- * it, and all of them together are no longer than the stretch of the image that the frame stands
+ * it, and all of them together are no longer than the range of the image that the frame stands
  * for: memory is reserved for that, once, and never because a message says so.
  */
 

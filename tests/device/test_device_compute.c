@@ -194,7 +194,7 @@ TEST(a_cast_is_made_in_stream_order)
     free_filled(from);
 }
 
-/* Masters in the first third, weights in the second, and in the last the verdict, which is followed
+/* Masters in the first third, weights in the second, and in the last the result, which is followed
  * by what is coded. */
 enum { MASTERS = 0, WEIGHTS = 1 << 20, VERDICT = 2 << 20 };
 
@@ -202,7 +202,7 @@ static rft_master_job job_at(unsigned char *base, uint64_t elements, uint32_t ro
 {
     return (rft_master_job){.master = base + MASTERS,
                             .weights = base + WEIGHTS,
-                            .verdict = (void *)(base + VERDICT),
+                            .result = (void *)(base + VERDICT),
                             .coded = base + VERDICT + 64,
                             .elements = elements,
                             .room = room};
@@ -262,7 +262,7 @@ TEST(masters_with_other_weights_are_left_alone)
     rft_master_list(&twin);
     memset(made.host, 0, 4 * RFT_MASTER_BLOCK);
     memset(made.host + WEIGHTS, 0, 2);
-    twin.verdict->found |= RFT_MASTER_CHANGED;
+    twin.result->found |= RFT_MASTER_CHANGED;
     check_bytes(&made);
     free_filled(made);
 }
@@ -273,7 +273,7 @@ TEST(a_job_for_masters_that_breaks_a_rule_is_refused)
     rft_master_job good = {.master = memory,
                            .weights = memory + 1024,
                            .coded = memory + 2048,
-                           .verdict = (void *)(memory + 4000),
+                           .result = (void *)(memory + 4000),
                            .elements = 16,
                            .room = 16};
     rft_master_job bad[10];
@@ -282,7 +282,7 @@ TEST(a_job_for_masters_that_breaks_a_rule_is_refused)
     bad[0].master = NULL;
     bad[1].weights = NULL;
     bad[2].coded = NULL;
-    bad[3].verdict = NULL;
+    bad[3].result = NULL;
     bad[4].master = memory + 2;
     bad[5].weights = memory + 1;
     bad[6].coded = memory + 8;
@@ -357,9 +357,9 @@ TEST(memory_of_an_arena_that_is_gone_is_not_computed_with)
     assert_int_equal(refit_stream_cast_bf16(on.device, REFIT_STREAM_NONE, base, base, 4, &on.error),
                      REFIT_ERR_COPY);
     rft_master_job job = job_at(base, 64, 16);
-    job.verdict = (void *)((unsigned char *)base + 4096);
-    job.weights = job.verdict;
-    job.coded = job.verdict;
+    job.result = (void *)((unsigned char *)base + 4096);
+    job.weights = job.result;
+    job.coded = job.result;
     assert_int_equal(rft_device_master_encode(on.device, REFIT_STREAM_NONE, &job, &on.error),
                      REFIT_ERR_COPY);
     assert_int_equal(rft_device_master_decode(on.device, REFIT_STREAM_NONE, &job, &on.error),

@@ -112,7 +112,7 @@ void *fake_new(size_t bytes)
 {
     void *memory = calloc(1, bytes > 0 ? bytes : 1);
     if (memory != NULL) return memory;
-    fputs("the fake driver has no memory for its books\n", stderr);
+    fputs("the fake driver has no memory for its accounting\n", stderr);
     abort();
 }
 

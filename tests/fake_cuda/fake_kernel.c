@@ -145,29 +145,28 @@ static bool digest_copy_uses(const fake_op *op, uint64_t base, uint64_t bytes)
            fake_meets(at[4], sizeof(uint64_t), base, bytes);
 }
 
-/* Arguments: master, weights, coded, elements, room, then verdict, then compares. False: an address
+/* Arguments: master, weights, coded, elements, room, then result, then compares. False: an address
  * is none of the GPU's. */
-static bool master_job(const fake_op *op, bool decodes, bool judges, rft_master_job *job)
+static bool master_job(const fake_op *op, bool decodes, bool checks, rft_master_job *job)
 {
     const uint64_t *at = op->numbers;
-    static rft_master_verdict nothing;
+    static rft_master_result nothing;
     uint32_t room = (uint32_t)at[4];
-    *job = (rft_master_job){.elements = at[3], .room = room, .verdict = &nothing};
+    *job = (rft_master_job){.elements = at[3], .room = room, .result = &nothing};
     job->compares = decodes && at[6] != 0;
     job->master = fake_reach_mapped(op->device, at[0], 4 * at[3], decodes && !job->compares);
     job->weights = fake_reach_mapped(op->device, at[1], 2 * at[3], false);
     job->coded = fake_reach_mapped(op->device, at[2], rft_master_bytes(at[3], room), !decodes);
-    if (judges) job->verdict = (void *)fake_reach_mapped(op->device, at[5], 8, true);
-    return job->master != NULL && job->weights != NULL && job->coded != NULL &&
-           job->verdict != NULL;
+    if (checks) job->result = (void *)fake_reach_mapped(op->device, at[5], 8, true);
+    return job->master != NULL && job->weights != NULL && job->coded != NULL && job->result != NULL;
 }
 
-static rft_cu_result master_do(const fake_op *op, bool decodes, bool judges,
+static rft_cu_result master_do(const fake_op *op, bool decodes, bool checks,
                                void (*kernel)(const rft_master_job *job))
 {
     rft_master_job job;
     if (op->numbers[3] == 0) return RFT_CU_SUCCESS;
-    if (!master_job(op, decodes, judges, &job)) return RFT_CU_ILLEGAL_ADDRESS;
+    if (!master_job(op, decodes, checks, &job)) return RFT_CU_ILLEGAL_ADDRESS;
     if (op->numbers[0] % 4 != 0 || op->numbers[1] % 2 != 0 || op->numbers[2] % 16 != 0)
         return RFT_CU_MISALIGNED_ADDRESS;
     fake_touch();

@@ -158,7 +158,8 @@ rft_cu_result fake_end(const fake_call *call, rft_cu_result result);
         if (result == RFT_CU_SUCCESS && (condition)) result = (answer);                            \
     } while (0)
 /* A call that ends an object does so: it may, or it only may not because the context is lost. (The
- * real driver keeps such objects until the process ends; here the books show that they were ended.)
+ * real driver keeps such objects until the process ends; here the accounting show that they were
+ * ended.)
  */
 bool fake_ends(const fake_call *call, rft_cu_result result);
 void fake_lock(void);
@@ -223,7 +224,7 @@ unsigned char *fake_reach(uint64_t at, uint64_t bytes, bool write);
 unsigned char *fake_reach_mapped(int device, uint64_t at, uint64_t bytes, bool write);
 fake_span *fake_span_at(uint64_t address);
 fake_span *fake_span_put(fake_kind kind, uint64_t base, uint64_t bytes, int device);
-/* Takes it out of the books; a violation where queued work uses it. */
+/* Takes it out of the accounting; a violation where queued work uses it. */
 void fake_span_drop(fake_span *span, const char *verb);
 
 /* ---- fake_memory.c, fake_host.c, fake_vmm.c, fake_ipc.c, fake_event.c, fake_kernel.c */

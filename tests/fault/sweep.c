@@ -3,7 +3,7 @@
 
 #include "tests/fault/ledger.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 
 #define MOST 5000u /* more than two cycles can have */
 
@@ -89,16 +89,16 @@ static bool fail_one(const setting *in, const char *const *with, uint64_t nth, u
 static void each_costs_at_most_one_refit(void **state)
 {
     const setting *in = *state;
-    locksmith smith = locksmith_open();
+    key_fixture smith = key_fixture_open();
     char key[256], server_key[256], allow[256];
     /* Both ends of `whole` have one configuration, and so one pair. */
     const char *const keys[] = {
         "security.key", key, "security.server_key", server_key, "security.allow", allow, NULL};
     uint64_t nth = 0, sparse = 0;
-    locksmith_allow(&smith, "trainer");
-    locksmith_path(&smith, "keys/trainer.secret", key);
-    locksmith_path(&smith, "keys/trainer.public", server_key);
-    locksmith_path(&smith, "allow", allow);
+    key_fixture_allow(&smith, "trainer");
+    key_fixture_path(&smith, "keys/trainer.secret", key);
+    key_fixture_path(&smith, "keys/trainer.public", server_key);
+    key_fixture_path(&smith, "allow", allow);
     do {
         whole_say(swept->what, ++nth);
     } while (nth < MOST && fail_one(in, in->keys ? keys : in->settings, nth, &sparse));
@@ -108,7 +108,7 @@ static void each_costs_at_most_one_refit(void **state)
     whole_say(NULL, 0);
     assert_in_range(nth, 10, MOST - 1);
     if (in->coded) assert_true(sparse > 0);
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 int sweep_run(const char *group, const sweep *by)

@@ -48,9 +48,9 @@ static void arrive_refitted(whole *on)
 /* The worker still has its update open. */
 static void arrive_kept(whole *on)
 {
-    crew_set_habit(&on->worker, CREW_KEEP);
+    rollout_set_action(&on->worker, ROLLOUT_KEEP);
     arrive_refitted(on);
-    crew_set_habit(&on->worker, CREW_ACCEPT);
+    rollout_set_action(&on->worker, ROLLOUT_ACCEPT);
 }
 
 static void arrive_returning(whole *on)
@@ -120,7 +120,7 @@ static void fork_and_exit(void)
 static void go_on(whole *on)
 {
     faulty_device_go(on->device);
-    crew_let_go(&on->worker);
+    rollouts_let_go(&on->worker);
     refit_status none_under_way = refit_publisher_abort(on->publisher, NULL);
     (void)none_under_way;
 }

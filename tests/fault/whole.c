@@ -153,7 +153,7 @@ static refit_status await_worker(whole *on)
     while (status == REFIT_ERR_TIMEOUT && rft_ms_until(deadline) > 0) {
         status = refit_publisher_wait_workers(on->publisher, 1, 200, &on->error);
         if (status == REFIT_OK) return REFIT_OK;
-        refit_status end = crew_end(&on->worker);
+        refit_status end = rollouts_end(&on->worker);
         RFT_REFUSE_IF(end != REFIT_OK, &on->error, end, "the worker has given up");
     }
     return status;
@@ -173,8 +173,8 @@ static refit_status open_all(whole *on, const char *endpoint)
     RFT_TRY(refit_publisher_declare(on->publisher, tensors, SAMPLE_TENSORS, &on->error));
     RFT_TRY(refit_controller_open(on->offloader, on->publisher, &on->config, &on->controller,
                                   &on->error));
-    RFT_TRY(crew_open(&on->worker, refit_publisher_endpoint(on->publisher), &on->config,
-                      CREW_ACCEPT, &on->error));
+    RFT_TRY(rollouts_open(&on->worker, refit_publisher_endpoint(on->publisher), &on->config,
+                          ROLLOUT_ACCEPT, &on->error));
     return await_worker(on);
 }
 
@@ -203,7 +203,7 @@ refit_status whole_open(whole *on, whole_path path, const char *const *settings)
 
 static void check_shown(const whole *on)
 {
-    const crew_member *worker = &on->worker;
+    const rollout_thread *worker = &on->worker;
     assert_false(worker->torn);
     for (uint32_t i = 0; i < worker->count; i++) {
         assert_in_range(worker->versions[i], 1, on->version);
@@ -230,7 +230,7 @@ static void close_memory(whole *on)
 void whole_close(whole *on)
 {
     if (on->worker.subscriber != NULL) {
-        crew_stop(&on->worker);
+        rollouts_stop(&on->worker);
         check_shown(on);
     }
     refit_controller_close(on->controller);

@@ -18,9 +18,9 @@
 
 #include <refit.h>
 
-#include "tests/support/crew.h"
 #include "tests/support/faulty_device.h"
 #include "tests/support/file_tree.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/sample_version.h"
 #include "tests/support/test.h"
 #include "tests/support/test_device.h"
@@ -48,7 +48,7 @@ typedef struct whole {
     refit_offloader *offloader;
     refit_publisher *publisher;
     refit_controller *controller;
-    crew_member worker; /* `worker.subscriber` NULL: not open */
+    rollout_thread worker; /* `worker.subscriber` NULL: not open */
     whole_region regions[WHOLE_REGIONS];
     unsigned char *weights; /* on the device */
     unsigned char *expected_weights;

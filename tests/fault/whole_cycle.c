@@ -29,7 +29,7 @@ static uint64_t digest_weights(const whole *on)
         bool tied = tensors[i].alias_of != REFIT_NO_ALIAS;
         bytes[i] = on->expected_weights + whole_weight_offset(tied ? tensors[i].alias_of : i);
     }
-    return crew_digest(tensors, SAMPLE_TENSORS, bytes);
+    return rollouts_digest(tensors, SAMPLE_TENSORS, bytes);
 }
 
 /* ---- The cycle */
@@ -178,7 +178,7 @@ void whole_prove(whole *on)
              rft_ms_until(deadline) > 0);
     if (status != REFIT_OK) fail_msg("%s: %s", refit_status_name(status), on->error.text);
     check_states(on);
-    (void)crew_wait(&on->worker, on->version, 1);
+    (void)rollouts_wait(&on->worker, on->version, 1);
 }
 
 /* ---- Where a sweep is */

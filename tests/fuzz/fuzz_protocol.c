@@ -107,13 +107,13 @@ static void worker_leaves(protocol_bench *bench, const step *at)
 }
 
 /* What ZeroMQ says when a handshake fails. */
-static void shut_out(protocol_bench *bench, uint32_t at, uint32_t seed)
+static void rejection(protocol_bench *bench, uint32_t at, uint32_t seed)
 {
     bench_worker *worker = &bench->workers[at];
     refit_error why = {.status = seed % 2 == 0 ? REFIT_ERR_SECURITY : REFIT_ERR_SYSTEM,
                        .text = "no connection came about"};
     worker->may_end = true;
-    rft_session_shut_out(&worker->session, &why, bench->now);
+    rft_session_reject(&worker->session, &why, bench->now);
     bench_worker_moved(bench, at, LAW_OTHER);
 }
 
@@ -127,7 +127,7 @@ static void something_rare(protocol_bench *bench, const step *at)
     case RARE_KEY_ENDS:
     case RARE_KEY_ENDS_TOO: bench_set_keys(bench, at->seed % PEERS); break;
     case RARE_KEYS_COUNT: bench_set_keys(bench, PEERS); break;
-    case RARE_SHUT_OUT: shut_out(bench, at->peer % HONEST, at->seed); break;
+    case RARE_SHUT_OUT: rejection(bench, at->peer % HONEST, at->seed); break;
     case RARE_UNREACHABLE:
         rft_server_unreachable(&bench->server, &bench->links[at->peer % PEERS].id,
                                at->seed % 2 == 0 ? REFIT_ERR_PEER : REFIT_ERR_BUSY, bench->now);

@@ -201,7 +201,7 @@ static void begin(protocol_bench *bench, uint32_t seed)
         rft_server_evict_readers(server, bench->now);
     }
     if (bench->ledger_count == VERSIONS) {
-        rft_transaction_give_up(server, bench->now);
+        rft_transaction_expire(server, bench->now);
         return;
     }
     clear_slot(bench, rft_store_target(bench->store));
@@ -290,7 +290,7 @@ void bench_trainer_aborts(protocol_bench *bench)
 void bench_trainer_cancels(protocol_bench *bench)
 {
     switch (bench->server.transaction.state) {
-    case RFT_TRANSACTION_PREPARING: rft_transaction_give_up(&bench->server, bench->now); break;
+    case RFT_TRANSACTION_PREPARING: rft_transaction_expire(&bench->server, bench->now); break;
     case RFT_TRANSACTION_WRITING:
     case RFT_TRANSACTION_STAGING:
     case RFT_TRANSACTION_COMMITTING: rft_transaction_cancel(&bench->server, bench->now); break;

@@ -284,7 +284,7 @@ GPU_TEST(digest_copies_its_range_and_no_more)
     }
 }
 
-/* ---- master: masters in the first quarter, weights in the second, the verdict and what is coded
+/* ---- master: masters in the first quarter, weights in the second, the result and what is coded
  * in the upper half */
 
 /* `aside`: elements that masters and weights lie off a boundary. */
@@ -292,7 +292,7 @@ static rft_master_job master_at(uint64_t base, uint64_t elements, uint64_t aside
 {
     return (rft_master_job){.master = (void *)(uintptr_t)(base + 4 * aside),
                             .weights = (void *)(uintptr_t)(base + ROOM / 4 + 2 * aside),
-                            .verdict = (void *)(uintptr_t)(base + ROOM / 2),
+                            .result = (void *)(uintptr_t)(base + ROOM / 2),
                             .coded = (void *)(uintptr_t)(base + ROOM / 2 + 64),
                             .elements = elements,
                             .room = room};
@@ -306,7 +306,7 @@ static void make_weights(const rft_master_job *twin, uint64_t one_in)
     for (uint64_t i = 0; i < twin->elements; i++) {
         if (below(one_in) == 0) weights[i] = (uint16_t)next();
     }
-    *twin->verdict = (rft_master_verdict){0};
+    *twin->result = (rft_master_result){0};
 }
 
 static void decode_once(rft_master_job *job, rft_master_job *twin)

@@ -48,24 +48,24 @@ static void close_coded(const coded *made)
     free(made->out);
 }
 
-/* The verdict on `planes`, the same at every level; so are the elements, if it is a good one. What
+/* The result on `planes`, the same at every level; so are the elements, if it is a good one. What
  * lies around the block stays, and the second time changes nothing. */
 static bool apply(const coded *made, const rft_delta_entry *entry, const unsigned char *planes)
 {
     size_t all = made->bytes + 2 * GUARD;
     unsigned char *room = take(all), *first = take(made->bytes);
     unsigned char *exact = take_copy(planes, entry->total);
-    bool verdict = false;
+    bool result = false;
     for (int level = RFT_CPU_BASE; level <= RFT_CPU_AVX512; level++) {
         memset(room, 0xA5, all);
         memcpy(room + GUARD, made->before, made->bytes);
         rft_cpu_limit((rft_cpu_level)level);
         bool good = rft_delta_apply(made->shape, entry, exact, room + GUARD);
         if (level == RFT_CPU_BASE) {
-            verdict = good;
+            result = good;
             memcpy(first, room + GUARD, made->bytes);
         }
-        assert_int_equal(good, verdict);
+        assert_int_equal(good, result);
         for (size_t i = 0; i < GUARD; i++) {
             assert_int_equal(room[i], 0xA5);
             assert_int_equal(room[GUARD + made->bytes + i], 0xA5);
@@ -78,7 +78,7 @@ static bool apply(const coded *made, const rft_delta_entry *entry, const unsigne
     free(room);
     free(first);
     free(exact);
-    return verdict;
+    return result;
 }
 
 static size_t plane_at(const coded *made, rft_delta_plane plane)

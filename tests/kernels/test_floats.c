@@ -188,22 +188,22 @@ static bool compares; /* with what the base level wrote */
 
 static void check_masters(void)
 {
-    rft_master_verdict verdict = {0};
+    rft_master_result result = {0};
     rft_master_job job = {.master = patterns,
                           .weights = weights,
                           .coded = coded,
-                          .verdict = &verdict,
+                          .result = &result,
                           .elements = BLOCK,
                           .room = RFT_MASTER_ROOM};
     rft_master_split(&job);
     rft_master_list(&job);
     size_t written =
-        (size_t)rft_master_bytes(BLOCK, RFT_MASTER_ROOM) - RFT_MASTER_ROOM + verdict.need;
+        (size_t)rft_master_bytes(BLOCK, RFT_MASTER_ROOM) - RFT_MASTER_ROOM + result.need;
     if (compares && rft_cpu_get_level() == RFT_CPU_BASE) memcpy(expected_code, coded, written);
     if (compares) assert_memory_equal(coded, expected_code, written);
     job.master = back;
     rft_master_join(&job);
-    assert_int_equal(verdict.found, 0);
+    assert_int_equal(result.found, 0);
     assert_memory_equal(back, patterns, sizeof patterns);
 }
 

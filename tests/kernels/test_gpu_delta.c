@@ -180,7 +180,7 @@ TEST(same_blocks_are_nothing)
     check_batch(100, 0, 1, 32);
 }
 
-/* The verdict is the twin's; a block that is refused stays as it was. */
+/* The result is the twin's; a block that is refused stays as it was. */
 TEST(malformed_planes_are_judged_as_by_the_twin)
 {
     uint32_t refused = 0;

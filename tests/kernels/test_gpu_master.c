@@ -18,14 +18,14 @@ static void do_list(void *user)
 {
     const rft_master_job *job = user;
     rft_master_list_kernel(job->master, job->weights, job->coded, job->elements, job->room,
-                           job->verdict);
+                           job->result);
 }
 
 static void do_join(void *user)
 {
     const rft_master_job *job = user;
     rft_master_join_kernel(job->master, job->weights, job->coded, job->elements, job->room,
-                           job->verdict, job->compares);
+                           job->result, job->compares);
 }
 
 /* What the kernels make of the data, and what the twins do. All memory ends where its bytes do. */
@@ -33,7 +33,7 @@ typedef struct pair {
     master_data data;
     rft_master_job job;
     unsigned char *coded, *twin, *back, *twin_back;
-    rft_master_verdict verdict, twin_verdict;
+    rft_master_result result, twin_verdict;
     size_t bytes;
     unsigned blocks, threads; /* of the grid */
 } pair;
@@ -56,8 +56,8 @@ static void open_pair(pair *on, uint64_t elements, master_weights kind, uint32_t
     on->twin_back = take(4 * elements, 0x5A);
     on->blocks = 1 + (unsigned)elements % 3;
     on->threads = 32 * (1 + (unsigned)elements % 4);
-    on->verdict = (rft_master_verdict){0};
-    on->twin_verdict = (rft_master_verdict){0};
+    on->result = (rft_master_result){0};
+    on->twin_verdict = (rft_master_result){0};
     on->job = (rft_master_job){.master = on->data.masters,
                                .weights = on->data.weights,
                                .elements = elements,
@@ -76,34 +76,34 @@ static void close_pair(pair *on)
 static void encode_pair(pair *on)
 {
     on->job.coded = on->twin;
-    on->job.verdict = &on->twin_verdict;
+    on->job.result = &on->twin_verdict;
     rft_master_split(&on->job);
     rft_master_list(&on->job);
     on->job.coded = on->coded;
-    on->job.verdict = &on->verdict;
+    on->job.result = &on->result;
     grid_launch(on->blocks, 1, on->threads, do_split, &on->job);
     grid_launch(on->blocks, 1, on->threads, do_list, &on->job);
     assert_memory_equal(on->coded, on->twin, on->bytes);
-    assert_memory_equal(&on->verdict, &on->twin_verdict, sizeof on->verdict);
+    assert_memory_equal(&on->result, &on->twin_verdict, sizeof on->result);
 }
 
 /* Both decode what the kernel coded; returns what both found wrong. */
 static uint32_t decode_pair(pair *on, bool compares)
 {
     rft_master_job job = on->job;
-    on->verdict.found = 0;
+    on->result.found = 0;
     on->twin_verdict.found = 0;
     job.coded = on->coded;
     job.compares = compares;
     if (!compares) job.master = on->twin_back;
-    job.verdict = &on->twin_verdict;
+    job.result = &on->twin_verdict;
     rft_master_join(&job);
     if (!compares) job.master = on->back;
-    job.verdict = &on->verdict;
+    job.result = &on->result;
     grid_launch(on->blocks, 1, on->threads, do_join, &job);
-    assert_int_equal(on->verdict.found, on->twin_verdict.found);
+    assert_int_equal(on->result.found, on->twin_verdict.found);
     assert_memory_equal(on->back, on->twin_back, 4 * on->job.elements);
-    return on->verdict.found;
+    return on->result.found;
 }
 
 static void check(uint64_t elements, master_weights kind, uint32_t room)
@@ -111,7 +111,7 @@ static void check(uint64_t elements, master_weights kind, uint32_t room)
     pair on;
     open_pair(&on, elements, kind, room);
     encode_pair(&on);
-    if (on.verdict.found == 0) {
+    if (on.result.found == 0) {
         assert_int_equal(decode_pair(&on, true), 0);
         assert_int_equal(decode_pair(&on, false), 0);
         assert_memory_equal(on.back, on.data.masters, 4 * elements);
@@ -141,8 +141,8 @@ TEST(a_unit_without_room_is_equal)
     pair on;
     open_pair(&on, 5 * RFT_MASTER_BLOCK, MASTER_RANDOM, 8192 + 16);
     encode_pair(&on);
-    assert_int_equal(on.verdict.found, RFT_MASTER_NO_ROOM);
-    assert_int_equal(on.verdict.need, 5 * 8192);
+    assert_int_equal(on.result.found, RFT_MASTER_NO_ROOM);
+    assert_int_equal(on.result.need, 5 * 8192);
     assert_int_equal(decode_pair(&on, false), RFT_MASTER_MALFORMED);
     close_pair(&on);
 }

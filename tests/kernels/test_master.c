@@ -13,34 +13,34 @@ static master_data data;
 static _Alignas(64) unsigned char coded[8 * MASTER_MOST], expected[8 * MASTER_MOST];
 static _Alignas(64) unsigned char decoded[4 * MASTER_MOST + 2 * GUARD + 64];
 
-static rft_master_verdict encode(uint64_t elements, uint32_t room)
+static rft_master_result encode(uint64_t elements, uint32_t room)
 {
-    rft_master_verdict verdict = {0};
+    rft_master_result result = {0};
     assert_true(rft_master_bytes(elements, room) + GUARD <= sizeof coded);
     memset(coded, 0xA5, (size_t)rft_master_bytes(elements, room) + GUARD);
     rft_master_job job = {.master = data.masters,
                           .weights = data.weights,
                           .coded = coded,
-                          .verdict = &verdict,
+                          .result = &result,
                           .elements = elements,
                           .room = room};
     rft_master_split(&job);
     rft_master_list(&job);
-    return verdict;
+    return result;
 }
 
 /* What is wrong with `coded`, which is joined into `master` or compared with it. */
 static uint32_t join(void *master, uint64_t elements, uint32_t room, bool compares)
 {
-    rft_master_verdict verdict = {0};
+    rft_master_result result = {0};
     rft_master_join(&(rft_master_job){.master = master,
                                       .weights = data.weights,
                                       .coded = coded,
-                                      .verdict = &verdict,
+                                      .result = &result,
                                       .elements = elements,
                                       .room = room,
                                       .compares = compares});
-    return verdict.found;
+    return result.found;
 }
 
 static uint32_t compare(uint64_t elements, uint32_t room)
@@ -66,12 +66,12 @@ static uint32_t room_now;
 /* Against what the base level wrote, which is the first to run. */
 static void check_level(void)
 {
-    rft_master_verdict verdict = encode(elements_now, room_now);
+    rft_master_result result = encode(elements_now, room_now);
     size_t bytes = (size_t)rft_master_bytes(elements_now, room_now);
     if (rft_cpu_get_level() == RFT_CPU_BASE) memcpy(expected, coded, bytes + GUARD);
     assert_memory_equal(coded, expected, bytes + GUARD);
-    assert_int_equal(verdict.found, 0);
-    assert_true(verdict.need <= room_now);
+    assert_int_equal(result.found, 0);
+    assert_true(result.need <= room_now);
     for (size_t aside = 0; aside < 64; aside += 52) {
         assert_int_equal(decode(elements_now, room_now, aside), 0);
         assert_memory_equal(decoded + GUARD + aside, data.masters, 4 * elements_now);
@@ -149,9 +149,9 @@ TEST(exceptions_that_do_not_fit_are_told)
 {
     const uint64_t elements = RFT_MASTER_UNIT + 100;
     master_data_fill(&data, elements, MASTER_RANDOM, 0);
-    rft_master_verdict verdict = encode(elements, 8192);
-    assert_int_equal(verdict.found, RFT_MASTER_NO_ROOM);
-    assert_int_equal(verdict.need, RFT_MASTER_ROOM);
+    rft_master_result result = encode(elements, 8192);
+    assert_int_equal(result.found, RFT_MASTER_NO_ROOM);
+    assert_int_equal(result.need, RFT_MASTER_ROOM);
     /* The tables say of which units. */
     const unsigned char *second = coded + rft_master_bytes(RFT_MASTER_UNIT, 8192);
     assert_int_equal(rft_master_need(coded, RFT_MASTER_UNIT), RFT_MASTER_ROOM);
@@ -186,10 +186,10 @@ TEST(a_changed_bit_is_found)
     master_data_fill(&data, elements, MASTER_ROUNDED, 0);
     ((uint16_t *)data.weights)[11] ^= 1;
     ((uint16_t *)data.weights)[599] ^= 1;
-    rft_master_verdict verdict = encode(elements, 64);
-    assert_true(verdict.need >= 8);
+    rft_master_result result = encode(elements, 64);
+    assert_true(result.need >= 8);
     size_t low = sizeof(rft_master_entry), room = low + rft_master_low_bytes(600);
-    for (size_t at = 0; at < room + verdict.need; at++) {
+    for (size_t at = 0; at < room + result.need; at++) {
         if (at >= low + 1200 && at < room) continue;
         for (unsigned bit = 0; bit < 8; bit++) {
             coded[at] ^= (unsigned char)(1u << bit);

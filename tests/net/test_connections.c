@@ -162,7 +162,7 @@ TEST(a_message_without_an_end_costs_its_sender_the_connection)
     while (look(&play).ended == 0 && rft_ms_until(deadline) > 0) {
         for (int i = 0; i < 2; i++)
             say_parts(fds[i]);
-        rft_connections_hear(play.watched, other_end(fds[1])); /* as if they had made messages */
+        rft_connections_receive(play.watched, other_end(fds[1])); /* as if they had made messages */
         pass(&play, 100);
     }
     assert_true(zmtp_is_hung_up(fds[0], WAIT_MS));

@@ -3,29 +3,29 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "tests/support/crew.h"
 #include "tests/support/failing_alloc.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/test.h"
 #include "tests/support/trainer.h"
 
 #define WAIT_MS 50000u
 #define SOON_MS 500u
 
-static locksmith smith; /* of each test; "w0" is allowed, "stranger" and "another" are not */
+static key_fixture smith; /* of each test; "w0" is allowed, "stranger" and "another" are not */
 
 static int make_keys(void **state)
 {
-    smith = locksmith_open();
-    locksmith_admit(&smith, "w0");
-    locksmith_make(&smith, "stranger");
-    locksmith_make(&smith, "another");
+    smith = key_fixture_open();
+    key_fixture_admit(&smith, "w0");
+    key_fixture_make(&smith, "stranger");
+    key_fixture_make(&smith, "another");
     return 0;
 }
 
 static int remove_keys(void **state)
 {
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
     return 0;
 }
 
@@ -34,14 +34,14 @@ static int remove_keys(void **state)
 static refit_config keyed_trainer(void)
 {
     refit_config config = trainer_config();
-    locksmith_equip_trainer(&smith, &config);
+    key_fixture_equip_trainer(&smith, &config);
     return config;
 }
 
 static refit_config keyed_worker(const char *name)
 {
     refit_config config = quick_config();
-    locksmith_equip_worker(&smith, name, &config);
+    key_fixture_equip_worker(&smith, name, &config);
     return config;
 }
 
@@ -57,7 +57,7 @@ static void versions_arrive(const char *endpoint, refit_shm shm)
 {
     refit_config config = keyed_trainer(), own = keyed_worker("w0");
     test_trainer trainer;
-    crew_member member;
+    rollout_thread member;
     config.broadcast_shm = own.broadcast_shm = (int32_t)shm;
     strcpy(config.broadcast_endpoint, endpoint);
     if (strcmp(endpoint, "ipc") == 0)
@@ -67,7 +67,7 @@ static void versions_arrive(const char *endpoint, refit_shm shm)
     if (strncmp(endpoint, "inproc:", 7) == 0)
         config.broadcast_linger_ms = own.broadcast_linger_ms = 0;
     trainer_open(&trainer, &config);
-    crew_start(&member, endpoint_of(&trainer), &own, CREW_ACCEPT);
+    rollouts_start(&member, endpoint_of(&trainer), &own, ROLLOUT_ACCEPT);
     trainer_wait_workers(&trainer, 1);
     for (uint64_t version = 1; version <= 3; version++) {
         trainer_start(&trainer, TRAINER_PUBLISH, version);
@@ -75,10 +75,10 @@ static void versions_arrive(const char *endpoint, refit_shm shm)
         const void *bytes[SAMPLE_TENSORS];
         for (uint32_t i = 0; i < SAMPLE_TENSORS; i++)
             bytes[i] = trainer.sample.image + trainer.sample.manifest->tensors[i].offset;
-        assert_true(crew_wait(&member, version, 1) ==
-                    crew_digest(sample_tensors(), SAMPLE_TENSORS, bytes));
+        assert_true(rollouts_wait(&member, version, 1) ==
+                    rollouts_digest(sample_tensors(), SAMPLE_TENSORS, bytes));
     }
-    crew_stop(&member);
+    rollouts_stop(&member);
     trainer_close(&trainer);
 }
 
@@ -121,14 +121,14 @@ WITH_KEYS(a_new_file_lets_in_without_a_restart)
 {
     refit_config config = keyed_trainer(), own = keyed_worker("stranger");
     test_trainer trainer;
-    crew_member member;
+    rollout_thread member;
     trainer_open(&trainer, &config);
-    crew_start(&member, endpoint_of(&trainer), &own, CREW_ACCEPT);
+    rollouts_start(&member, endpoint_of(&trainer), &own, ROLLOUT_ACCEPT);
     assert_int_equal(refit_publisher_wait_workers(trainer.publisher, 1, 300, NULL),
                      REFIT_ERR_TIMEOUT);
-    locksmith_allow(&smith, "stranger");
+    key_fixture_allow(&smith, "stranger");
     trainer_wait_workers(&trainer, 1);
-    crew_stop(&member);
+    rollouts_stop(&member);
     trainer_close(&trainer);
 }
 
@@ -170,7 +170,7 @@ static refit_config worker_with(const char *key, const char *server_key)
     config.broadcast_heartbeat_timeout_ms = SOON_MS; /* then it gives up */
     if (key == NULL) return config;
     (void)snprintf(path, sizeof path, "keys/%s.public", server_key);
-    locksmith_path(&smith, path, config.security_server_key);
+    key_fixture_path(&smith, path, config.security_server_key);
     return config;
 }
 
@@ -214,17 +214,17 @@ WITH_KEYS(a_worker_finds_a_trainer_that_comes_back_with_the_right_keys)
     refit_config plain = trainer_config(), keyed = keyed_trainer();
     const refit_config own = keyed_worker("w0");
     test_trainer trainer;
-    crew_member member;
+    rollout_thread member;
     own_tcp(plain.broadcast_endpoint);
     trainer_open(&trainer, &plain);
     strcpy(keyed.broadcast_endpoint, endpoint_of(&trainer));
-    crew_start(&member, endpoint_of(&trainer), &own, CREW_ACCEPT);
+    rollouts_start(&member, endpoint_of(&trainer), &own, ROLLOUT_ACCEPT);
     assert_int_equal(refit_publisher_wait_workers(trainer.publisher, 1, 300, NULL),
                      REFIT_ERR_TIMEOUT);
     trainer_close(&trainer);
     trainer_open(&trainer, &keyed);
     trainer_wait_workers(&trainer, 1);
-    crew_stop(&member);
+    rollouts_stop(&member);
     trainer_close(&trainer);
 }
 
@@ -232,44 +232,44 @@ WITH_KEYS(a_worker_finds_a_trainer_that_comes_back_with_the_right_keys)
 
 WITH_KEYS(each_publisher_has_its_own_list)
 {
-    locksmith right = locksmith_open();
+    key_fixture right = key_fixture_open();
     const refit_config left_config = keyed_trainer();
     refit_config right_config = trainer_config(), second = quick_config();
     test_trainer one, two;
     refit_error error;
-    crew_member member, other;
-    locksmith_admit(&right, "w1");
-    locksmith_equip_trainer(&right, &right_config);
-    locksmith_equip_worker(&right, "w1", &second);
+    rollout_thread member, other;
+    key_fixture_admit(&right, "w1");
+    key_fixture_equip_trainer(&right, &right_config);
+    key_fixture_equip_worker(&right, "w1", &second);
     trainer_open(&one, &left_config);
     trainer_open(&two, &right_config);
 
     /* Allowed there, but not here. */
     refit_config own = keyed_worker("w0");
     own.broadcast_heartbeat_timeout_ms = SOON_MS;
-    locksmith_path(&right, "keys/trainer.public", own.security_server_key);
+    key_fixture_path(&right, "keys/trainer.public", own.security_server_key);
     assert_int_equal(end_of(endpoint_of(&two), &own, WAIT_MS, &error), REFIT_ERR_SECURITY);
 
     own = keyed_worker("w0");
-    crew_start(&member, endpoint_of(&one), &own, CREW_ACCEPT);
-    crew_start(&other, endpoint_of(&two), &second, CREW_ACCEPT);
+    rollouts_start(&member, endpoint_of(&one), &own, ROLLOUT_ACCEPT);
+    rollouts_start(&other, endpoint_of(&two), &second, ROLLOUT_ACCEPT);
     trainer_wait_workers(&one, 1);
     trainer_wait_workers(&two, 1);
 
     /* The ZAP handler outlives the first publisher, and starts again after the last. */
-    crew_stop(&member);
+    rollouts_stop(&member);
     trainer_close(&one);
-    crew_stop(&other);
-    crew_start(&other, endpoint_of(&two), &second, CREW_ACCEPT);
+    rollouts_stop(&other);
+    rollouts_start(&other, endpoint_of(&two), &second, ROLLOUT_ACCEPT);
     trainer_wait_workers(&two, 1);
-    crew_stop(&other);
+    rollouts_stop(&other);
     trainer_close(&two);
     trainer_open(&one, &left_config);
-    crew_start(&member, endpoint_of(&one), &own, CREW_ACCEPT);
+    rollouts_start(&member, endpoint_of(&one), &own, ROLLOUT_ACCEPT);
     trainer_wait_workers(&one, 1);
-    crew_stop(&member);
+    rollouts_stop(&member);
     trainer_close(&one);
-    locksmith_close(&right);
+    key_fixture_close(&right);
 }
 
 /* ---- Files */
@@ -319,7 +319,7 @@ WITH_KEYS(key_files_that_are_not_right_are_refused_at_open)
         refit_config bad = keyed_trainer();
         char *place = rows[i].allow ? bad.security_allow : bad.security_key;
         place[0] = '\0';
-        if (rows[i].file[0] != '\0') locksmith_path(&smith, rows[i].file, place);
+        if (rows[i].file[0] != '\0') key_fixture_path(&smith, rows[i].file, place);
         refit_error error = {0};
         refit_status status = open_with(&bad, &error);
         if (status != rows[i].status || strstr(error.text, rows[i].words) == NULL)
@@ -333,7 +333,7 @@ WITH_KEYS(keys_of_the_other_end_are_refused)
     refit_config bad = worker;
     assert_refused(open_with(&worker, error), REFIT_ERR_CONFIG, "security.allow");
     assert_refused(look_with(&trainer, error), REFIT_ERR_CONFIG, "security.server_key");
-    locksmith_path(&smith, "keys/w0.secret", bad.security_server_key);
+    key_fixture_path(&smith, "keys/w0.secret", bad.security_server_key);
     assert_refused(look_with(&bad, error), REFIT_ERR_SECURITY, "holds a secret key");
 }
 

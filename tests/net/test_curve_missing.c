@@ -3,7 +3,7 @@
 #include <refit/broadcast.h>
 #include <refit/keys.h>
 
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
 
@@ -19,26 +19,26 @@ int zmq_has(const char *capability)
 TEST(without_curve_keys_are_unsupported)
 {
     curve_is_here = 1;
-    locksmith smith = locksmith_open();
-    locksmith_admit(&smith, "w0");
+    key_fixture smith = key_fixture_open();
+    key_fixture_admit(&smith, "w0");
     curve_is_here = 0;
     refit_error error;
     char folder[256];
-    locksmith_path(&smith, "keys", folder);
+    key_fixture_path(&smith, "keys", folder);
     assert_int_equal(refit_keys_generate(folder, "w1", 0, &error), REFIT_ERR_UNSUPPORTED);
     assert_says(&error, "CURVE");
 
     refit_config config = quick_config();
     refit_publisher *publisher = NULL;
-    locksmith_equip_trainer(&smith, &config);
+    key_fixture_equip_trainer(&smith, &config);
     assert_int_equal(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, &error),
                      REFIT_ERR_UNSUPPORTED);
     refit_subscriber *subscriber = NULL;
     config = quick_config();
-    locksmith_equip_worker(&smith, "w0", &config);
+    key_fixture_equip_worker(&smith, "w0", &config);
     assert_int_equal(refit_subscriber_open("tcp://127.0.0.1:1", &config, &subscriber, &error),
                      REFIT_ERR_UNSUPPORTED);
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 int main(void)

@@ -6,24 +6,24 @@
 #include <sys/stat.h>
 
 #include "base/clock.h"
-#include "tests/support/crew.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/test.h"
 #include "tests/support/trainer.h"
 
 typedef struct scene {
-    locksmith smith;
+    key_fixture smith;
     test_trainer trainer;
     raw_worker worker; /* "w0", allowed */
 } scene;
 
 static void scene_open(scene *play)
 {
-    play->smith = locksmith_open();
+    play->smith = key_fixture_open();
     refit_config config = trainer_config(), own = quick_config();
-    locksmith_admit(&play->smith, "w0");
-    locksmith_equip_trainer(&play->smith, &config);
-    locksmith_equip_worker(&play->smith, "w0", &own);
+    key_fixture_admit(&play->smith, "w0");
+    key_fixture_equip_trainer(&play->smith, &config);
+    key_fixture_equip_worker(&play->smith, "w0", &own);
     trainer_open(&play->trainer, &config);
     raw_worker_open_as(&play->worker, refit_publisher_endpoint(play->trainer.publisher), "rank0",
                        false, &own);
@@ -35,7 +35,7 @@ static void scene_close(scene *play)
 {
     raw_worker_close(&play->worker);
     trainer_close(&play->trainer);
-    locksmith_close(&play->smith);
+    key_fixture_close(&play->smith);
 }
 
 static void wait_evicted(scene *play)
@@ -51,7 +51,7 @@ static void wait_evicted(scene *play)
 static void scene_open_revoked(scene *play)
 {
     scene_open(play);
-    locksmith_revoke(&play->smith, "w0");
+    key_fixture_revoke(&play->smith, "w0");
     wait_evicted(play);
 }
 
@@ -73,7 +73,7 @@ static void a_worker_of_a_version_is_named_with_its_key(bool staged)
     trainer_write(&play.trainer);
     trainer_start(&play.trainer, TRAINER_COMMIT, 1);
     if (staged) raw_worker_fetch(&play.worker);
-    locksmith_revoke(&play.smith, "w0");
+    key_fixture_revoke(&play.smith, "w0");
     wait_evicted(&play);
     assert_int_equal(trainer_join(&play.trainer), REFIT_ERR_PEER);
     refit_worker_info info = trainer_worker(&play.trainer, "w0/rank0");
@@ -117,7 +117,7 @@ TEST(it_joins_again_once_the_file_is_back)
 {
     scene play;
     scene_open_revoked(&play);
-    locksmith_allow(&play.smith, "w0");
+    key_fixture_allow(&play.smith, "w0");
     /* Through the connection that stands, as soon as the trainer has looked. */
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
     bool welcome = false;
@@ -136,8 +136,8 @@ TEST(it_joins_again_once_the_file_is_back)
 static refit_config admit_second(const scene *play)
 {
     refit_config own = quick_config();
-    locksmith_admit(&play->smith, "w1");
-    locksmith_equip_worker(&play->smith, "w1", &own);
+    key_fixture_admit(&play->smith, "w1");
+    key_fixture_equip_worker(&play->smith, "w1", &own);
     return own;
 }
 
@@ -147,17 +147,17 @@ TEST(others_do_not_notice)
     scene play;
     scene_open(&play);
     const refit_config own = admit_second(&play);
-    crew_member member;
-    crew_start(&member, refit_publisher_endpoint(play.trainer.publisher), &own, CREW_ACCEPT);
+    rollout_thread member;
+    rollouts_start(&member, refit_publisher_endpoint(play.trainer.publisher), &own, ROLLOUT_ACCEPT);
     trainer_wait_workers(&play.trainer, 2);
-    locksmith_revoke(&play.smith, "w0");
+    key_fixture_revoke(&play.smith, "w0");
     const rft_message *refusal = raw_worker_expect(&play.worker, RFT_REFUSE);
     assert_int_equal(refusal->as.refuse.code, REFIT_ERR_SECURITY);
     trainer_start(&play.trainer, TRAINER_PUBLISH, 1);
     assert_ok(trainer_join(&play.trainer));
-    (void)crew_wait(&member, 1, 1);
+    (void)rollouts_wait(&member, 1, 1);
     assert_int_equal(trainer_stats(&play.trainer).workers, 1);
-    crew_stop(&member);
+    rollouts_stop(&member);
     scene_close(&play);
 }
 
@@ -171,7 +171,7 @@ TEST(the_user_of_a_revoked_worker_is_told)
     assert_ok(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own,
                                     &subscriber, NULL));
     trainer_wait_workers(&play.trainer, 2);
-    locksmith_revoke(&play.smith, "w1");
+    key_fixture_revoke(&play.smith, "w1");
     assert_refused(refit_subscriber_next(subscriber, RAW_WAIT_MS, &update, error),
                    REFIT_ERR_SECURITY, "security.allow");
     refit_subscriber_close(subscriber);
@@ -183,8 +183,8 @@ TEST(a_folder_that_vanishes_evicts_all)
     scene play;
     char folder[256], away[256];
     scene_open(&play);
-    locksmith_path(&play.smith, "allow", folder);
-    locksmith_path(&play.smith, "away", away);
+    key_fixture_path(&play.smith, "allow", folder);
+    key_fixture_path(&play.smith, "away", away);
     assert_int_equal(rename(folder, away), 0);
     wait_evicted(&play);
     scene_close(&play);
@@ -195,7 +195,7 @@ TEST(a_folder_that_others_may_write_to_evicts_all)
     scene play;
     char folder[256];
     scene_open(&play);
-    locksmith_path(&play.smith, "allow", folder);
+    key_fixture_path(&play.smith, "allow", folder);
     assert_int_equal(chmod(folder, 0777), 0);
     wait_evicted(&play);
     scene_close(&play);

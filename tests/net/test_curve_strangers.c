@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "tests/support/crew.h"
 #include "tests/support/descriptors.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test.h"
 #include "tests/support/trainer.h"
@@ -21,7 +21,7 @@
 #define STRANGERS 48u
 
 typedef struct scene {
-    locksmith smith;
+    key_fixture smith;
     test_trainer trainer;
     uint16_t port;
     char endpoint[64];
@@ -29,10 +29,10 @@ typedef struct scene {
 
 static void scene_open(scene *play)
 {
-    play->smith = locksmith_open();
+    play->smith = key_fixture_open();
     refit_config config = trainer_config();
-    locksmith_admit(&play->smith, "w0");
-    locksmith_equip_trainer(&play->smith, &config);
+    key_fixture_admit(&play->smith, "w0");
+    key_fixture_equip_trainer(&play->smith, &config);
     trainer_open(&play->trainer, &config);
     (void)snprintf(play->endpoint, sizeof play->endpoint, "%s",
                    refit_publisher_endpoint(play->trainer.publisher));
@@ -42,7 +42,7 @@ static void scene_open(scene *play)
 static void scene_close(scene *play)
 {
     trainer_close(&play->trainer);
-    locksmith_close(&play->smith);
+    key_fixture_close(&play->smith);
 }
 
 static int knock(const scene *play)
@@ -56,15 +56,15 @@ static int knock(const scene *play)
 static refit_stats publish_to_a_worker(scene *play, uint64_t version)
 {
     refit_config own = quick_config();
-    crew_member member;
-    locksmith_equip_worker(&play->smith, "w0", &own);
-    crew_start(&member, play->endpoint, &own, CREW_ACCEPT);
+    rollout_thread member;
+    key_fixture_equip_worker(&play->smith, "w0", &own);
+    rollouts_start(&member, play->endpoint, &own, ROLLOUT_ACCEPT);
     trainer_wait_workers(&play->trainer, 1);
     trainer_start(&play->trainer, TRAINER_PUBLISH, version);
     assert_ok(trainer_join(&play->trainer));
-    (void)crew_wait(&member, version, 1);
+    (void)rollouts_wait(&member, version, 1);
     const refit_stats stats = trainer_stats(&play->trainer);
-    crew_stop(&member);
+    rollouts_stop(&member);
     int64_t deadline = rft_deadline(WAIT_MS);
     while (trainer_stats(&play->trainer).workers > 0 && rft_ms_until(deadline) > 0)
         (void)poll(NULL, 0, 5);
@@ -193,21 +193,21 @@ TEST(many_at_once_leave_nothing)
 TEST(many_unknown_keys_do_not_keep_a_worker_out)
 {
     scene play;
-    crew_member strangers[8];
+    rollout_thread strangers[8];
     scene_open(&play);
     for (uint32_t i = 0; i < 8; i++) {
         char name[16];
         refit_config own = quick_config();
         (void)snprintf(name, sizeof name, "s%u", i);
-        locksmith_make(&play.smith, name);
-        locksmith_equip_worker(&play.smith, name, &own);
-        crew_start(&strangers[i], play.endpoint, &own, CREW_ACCEPT);
+        key_fixture_make(&play.smith, name);
+        key_fixture_equip_worker(&play.smith, name, &own);
+        rollouts_start(&strangers[i], play.endpoint, &own, ROLLOUT_ACCEPT);
     }
     (void)publish_to_a_worker(&play, 1);
     (void)publish_to_a_worker(&play, 2);
     for (uint32_t i = 0; i < 8; i++) {
-        assert_int_equal(crew_count(&strangers[i], 1), 0);
-        crew_stop(&strangers[i]);
+        assert_int_equal(rollouts_count(&strangers[i], 1), 0);
+        rollouts_stop(&strangers[i]);
     }
     assert_int_equal(trainer_stats(&play.trainer).messages_refused, 0);
     scene_close(&play);

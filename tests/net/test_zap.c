@@ -11,14 +11,14 @@
 #include "base/thread.h"
 #include "net/socket.h"
 #include "net/zap.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/test.h"
 
 #define WAIT_MS  50000
 #define REQUESTS 300
 
 typedef struct scene {
-    locksmith smith;
+    key_fixture smith;
     char folder[256];
     void *context, *socket;
     rft_zap *zap;
@@ -28,10 +28,10 @@ typedef struct scene {
 static void scene_open(scene *it)
 {
     char path[256];
-    it->smith = locksmith_open();
-    locksmith_admit(&it->smith, "w0");
-    locksmith_path(&it->smith, "allow", it->folder);
-    locksmith_path(&it->smith, "keys/w0.public", path);
+    it->smith = key_fixture_open();
+    key_fixture_admit(&it->smith, "w0");
+    key_fixture_path(&it->smith, "allow", it->folder);
+    key_fixture_path(&it->smith, "keys/w0.public", path);
     assert_ok(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &it->key, NULL));
     assert_ok(rft_context_acquire(&it->context, NULL));
     assert_ok(rft_zap_open(it->context, it->folder, &it->zap, NULL));
@@ -48,7 +48,7 @@ static void scene_close(scene *it)
     zmq_close(it->socket);
     rft_zap_close(it->zap);
     rft_context_release(it->context);
-    locksmith_close(&it->smith);
+    key_fixture_close(&it->smith);
 }
 
 /* Whether this key is admitted. */
@@ -87,7 +87,7 @@ TEST(a_key_that_is_removed_is_admitted_no_more)
     assert_true(is_admitted(&play, &play.key));
     assert_false(is_admitted(&play, &other));
 
-    locksmith_revoke(&play.smith, "w0");
+    key_fixture_revoke(&play.smith, "w0");
     int64_t deadline = rft_deadline(WAIT_MS);
     bool in = true;
     while (in && rft_ms_until(deadline) > 0)
@@ -96,7 +96,7 @@ TEST(a_key_that_is_removed_is_admitted_no_more)
     struct pollfd woken = {.fd = wake, .events = POLLIN}; /* so that its workers are evicted */
     assert_int_equal(poll(&woken, 1, WAIT_MS), 1);
 
-    locksmith_allow(&play.smith, "w0");
+    key_fixture_allow(&play.smith, "w0");
     while (!in && rft_ms_until(deadline) > 0)
         in = is_admitted(&play, &play.key);
     assert_true(in);

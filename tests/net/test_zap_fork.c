@@ -15,7 +15,7 @@
 #include "base/thread.h"
 #include "net/socket.h"
 #include "net/zap.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/test.h"
 
 #define WAIT_S  50
@@ -124,32 +124,32 @@ TEST(a_child_forked_while_the_handler_looks_opens_a_domain)
 {
     const refit_allocator allocator = {sizeof allocator, allocate, reallocate, release, NULL};
     domain it = {0};
-    locksmith smith = locksmith_open();
-    locksmith_make(&smith, "w0");
-    locksmith_path(&smith, "allow", it.folder);
+    key_fixture smith = key_fixture_open();
+    key_fixture_make(&smith, "w0");
+    key_fixture_path(&smith, "allow", it.folder);
     assert_ok(refit_set_allocator(&allocator));
     (void)open_domain(&it);
     assert_ok(it.status);
     atomic_store(&held_next, true);
-    locksmith_allow(&smith, "w0");
+    key_fixture_allow(&smith, "w0");
     fork_a_child(&it);
     close_domain(&it);
     assert_ok(refit_set_allocator(NULL));
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 TEST(a_child_forked_while_a_domain_opens_opens_its_own)
 {
     rft_thread thread;
     domain it = {0};
-    locksmith smith = locksmith_open();
-    locksmith_path(&smith, "allow", it.folder);
+    key_fixture smith = key_fixture_open();
+    key_fixture_path(&smith, "allow", it.folder);
     atomic_store(&held_next, true);
     assert_ok(rft_thread_start(&thread, "opener", open_domain, &it, NULL));
     fork_a_child(&it);
     rft_thread_join(thread);
     close_domain(&it);
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 static int setup(void **state)

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "tests/support/file_tree.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/server_bench.h"
 #include "tests/support/test.h"
 
@@ -226,38 +226,38 @@ static const rft_peer *peer_with_key(const server_bench *bench, unsigned char id
     return rft_peers_find(&bench->server.peers, &from);
 }
 
-static void allow(const locksmith *smith, const char *name, char key[RFT_KEY_TEXT])
+static void allow(const key_fixture *smith, const char *name, char key[RFT_KEY_TEXT])
 {
     char path[256], file[64];
     rft_key public_key;
-    locksmith_admit(smith, name);
+    key_fixture_admit(smith, name);
     (void)snprintf(file, sizeof file, "allow/%s.public", name);
-    locksmith_path(smith, file, path);
+    key_fixture_path(smith, file, path);
     assert_ok(rft_key_file_read(-1, path, RFT_KEY_PUBLIC, &public_key, NULL));
     rft_key_print(&public_key, key);
 }
 
-static void open_two_keys(server_bench *bench, locksmith *smith, char w0[RFT_KEY_TEXT],
+static void open_two_keys(server_bench *bench, key_fixture *smith, char w0[RFT_KEY_TEXT],
                           char w1[RFT_KEY_TEXT])
 {
     char folder[256];
-    *smith = locksmith_open();
+    *smith = key_fixture_open();
     allow(smith, "w0", w0);
     allow(smith, "w1", w1);
-    locksmith_path(smith, "allow", folder);
+    key_fixture_path(smith, "allow", folder);
     assert_ok(rft_allow_list_open(folder, &bench->server.allow, NULL));
 }
 
-static void close_keys(server_bench *bench, locksmith *smith)
+static void close_keys(server_bench *bench, key_fixture *smith)
 {
     rft_allow_list_close(bench->server.allow);
-    locksmith_close(smith);
+    key_fixture_close(smith);
 }
 
 /* Knowing another's name and instance is not enough to take its place. */
 ON_BENCH(a_place_goes_back_to_the_key_that_had_it)
 {
-    locksmith smith;
+    key_fixture smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
     open_two_keys(bench, &smith, w0, w1);
     say_hello_with_key(bench, 1, "rank0", 5, w0);
@@ -290,7 +290,7 @@ static const char *name_given(server_bench *bench, const char *said, const char 
 
 ON_BENCH(a_name_begins_with_that_of_the_key)
 {
-    locksmith smith;
+    key_fixture smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], w10[RFT_KEY_TEXT];
     open_two_keys(bench, &smith, w0, w1);
     allow(&smith, "w10", w10);
@@ -331,7 +331,7 @@ TEST(a_name_that_is_too_long_keeps_its_key_and_its_end)
  * do not count as the worker's, and answers to it do not change the worker's state. */
 ON_BENCH(what_another_key_says_by_the_id_of_a_worker_is_not_heard)
 {
-    locksmith smith;
+    key_fixture smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
     const rft_message bye = {.kind = RFT_BYE};
     const refit_error garbage = {.status = REFIT_ERR_PROTOCOL, .text = "no message"};
@@ -352,18 +352,18 @@ ON_BENCH(what_another_key_says_by_the_id_of_a_worker_is_not_heard)
     close_keys(bench, &smith);
 }
 
-static void rename_key(const locksmith *smith, const char *from, const char *to)
+static void rename_key(const key_fixture *smith, const char *from, const char *to)
 {
     char before[256], after[256];
-    locksmith_path(smith, from, before);
-    locksmith_path(smith, to, after);
+    key_fixture_path(smith, from, before);
+    key_fixture_path(smith, to, after);
     assert_int_equal(rename(before, after), 0);
 }
 
 /* Two workers of one key, of which one already has the name that the other one gets. */
 ON_BENCH(names_that_fall_together_are_not_shared)
 {
-    locksmith smith;
+    key_fixture smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT];
     open_two_keys(bench, &smith, w0, w1);
     say_hello_with_key(bench, 1, "x", 5, w0);
@@ -383,11 +383,11 @@ ON_BENCH(names_that_fall_together_are_not_shared)
 /* A key that has two files has the first of their names, and is allowed while it has one file. */
 ON_BENCH(a_key_with_two_files_has_the_first_name)
 {
-    locksmith smith;
+    key_fixture smith;
     char w0[RFT_KEY_TEXT], w1[RFT_KEY_TEXT], from[256], to[256];
     open_two_keys(bench, &smith, w0, w1);
-    locksmith_path(&smith, "allow/w0.public", from);
-    locksmith_path(&smith, "allow/a.public", to);
+    key_fixture_path(&smith, "allow/w0.public", from);
+    key_fixture_path(&smith, "allow/a.public", to);
     assert_int_equal(link(from, to), 0);
     rft_allow_list_refresh(bench->server.allow);
     say_hello_with_key(bench, 1, "w0", 5, w0);

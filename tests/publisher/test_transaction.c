@@ -96,7 +96,7 @@ ON_BENCH(slot_that_cannot_be_had_leaves_all_as_it_was)
     server_bench_prepare(bench, 2);
     server_bench_join(bench, 3, false);
     assert_int_equal(server_bench_count(bench, 3, RFT_OFFER), 0);
-    rft_transaction_give_up(&bench->server, bench->now);
+    rft_transaction_expire(&bench->server, bench->now);
     server_bench_tick(bench, 0);
     assert_int_equal(bench->server.transaction.state, RFT_TRANSACTION_IDLE);
     assert_int_equal(server_bench_told(bench, 3, RFT_OFFER)->as.offer.version, 1);

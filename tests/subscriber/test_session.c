@@ -213,10 +213,10 @@ BENCH_TEST(a_worker_that_was_stopped_asks_before_it_ends)
 static const refit_error known = {.status = REFIT_ERR_SECURITY, .text = "it uses no keys"};
 static const refit_error guessed = {.status = REFIT_ERR_PEER, .text = "the other side ended it"};
 
-static void shut_out(session_bench *bench, const refit_error *why, uint32_t later_ms)
+static void rejection(session_bench *bench, const refit_error *why, uint32_t later_ms)
 {
     bench->now += (int64_t)later_ms * 1000000;
-    rft_session_shut_out(&bench->session, why, bench->now);
+    rft_session_reject(&bench->session, why, bench->now);
 }
 
 static void count_line(void *user, refit_log_level level, const char *line)
@@ -231,14 +231,14 @@ BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between)
     uint32_t lines = 0;
     const uint32_t step = bench->config.broadcast_heartbeat_timeout_ms / 10;
     refit_set_log(count_line, &lines, REFIT_LOG_WARNING);
-    shut_out(bench, &guessed, 0);
+    rejection(bench, &guessed, 0);
     for (uint32_t i = 0; i < 5; i++) {
-        shut_out(bench, &known, step);
-        shut_out(bench, &guessed, step);
+        rejection(bench, &known, step);
+        rejection(bench, &guessed, step);
         assert_string_equal(bench->session.report.refusal, known.text);
     }
     assert_ok(bench->session.report.final.status);
-    shut_out(bench, &known, step);
+    rejection(bench, &known, step);
     refit_set_log(NULL, NULL, REFIT_LOG_WARNING);
     assert_int_equal(bench->session.report.final.status, REFIT_ERR_SECURITY);
     assert_int_equal(lines, 2); /* what was guessed first, and what became known */
@@ -247,11 +247,11 @@ BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between)
 BENCH_TEST(what_is_guessed_alone_ends_nothing)
 {
     const uint32_t timeout = bench->config.broadcast_heartbeat_timeout_ms;
-    shut_out(bench, &known, 0);
-    shut_out(bench, &guessed, timeout);
+    rejection(bench, &known, 0);
+    rejection(bench, &guessed, timeout);
     assert_string_equal(bench->session.report.refusal, guessed.text);
-    shut_out(bench, &known, timeout);
-    shut_out(bench, &known, timeout - 1);
+    rejection(bench, &known, timeout);
+    rejection(bench, &known, timeout - 1);
     assert_ok(bench->session.report.final.status);
 }
 

@@ -24,9 +24,9 @@ void with_gpu_required_and_one_slot(refit_config *config)
 
 static void close_play(gpu_play *play)
 {
-    for (uint32_t i = 0; i < play->crew_count; i++) {
-        crew_stop(&play->crew[i]);
-        assert_false(play->crew[i].torn);
+    for (uint32_t i = 0; i < play->rollouts_count; i++) {
+        rollouts_stop(&play->rollouts[i]);
+        assert_false(play->rollouts[i].torn);
     }
     trainer_close(&play->trainer);
     assert_ok(refit_device_close(play->theirs, NULL));
@@ -65,19 +65,20 @@ int gpu_play_teardown(void **state)
     return 0;
 }
 
-crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
-                              crew_habit habit)
+rollout_thread *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
+                                 rollout_action action)
 {
-    crew_member *member = &play->crew[play->crew_count++];
-    crew_start_on(member, refit_publisher_endpoint(play->trainer.publisher), config, device, habit);
+    rollout_thread *member = &play->rollouts[play->rollouts_count++];
+    rollouts_start_on(member, refit_publisher_endpoint(play->trainer.publisher), config, device,
+                      action);
     return member;
 }
 
-crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit)
+rollout_thread *gpu_play_hire(gpu_play *play, bool on_gpu, rollout_action action)
 {
-    crew_member *member =
-        gpu_play_hire_as(play, &play->config, on_gpu ? play->theirs : NULL, habit);
-    trainer_wait_workers(&play->trainer, play->crew_count);
+    rollout_thread *member =
+        gpu_play_hire_as(play, &play->config, on_gpu ? play->theirs : NULL, action);
+    trainer_wait_workers(&play->trainer, play->rollouts_count);
     if (on_gpu) gpu_play_await_path(play, member, REFIT_PATH_CUDA_IPC);
     return member;
 }
@@ -89,7 +90,7 @@ uint64_t gpu_play_digest(uint64_t version)
     sample_open(&sample, version);
     for (uint32_t i = 0; i < SAMPLE_TENSORS; i++)
         bytes[i] = sample.image + sample.manifest->tensors[i].offset;
-    uint64_t digest = crew_digest(sample_tensors(), SAMPLE_TENSORS, bytes);
+    uint64_t digest = rollouts_digest(sample_tensors(), SAMPLE_TENSORS, bytes);
     sample_close(&sample);
     return digest;
 }
@@ -102,26 +103,26 @@ uint64_t gpu_play_publish(gpu_play *play, uint64_t version)
     return gpu_play_digest(version);
 }
 
-void gpu_play_bring(gpu_play *play, crew_member *member, uint64_t version)
+void gpu_play_bring(gpu_play *play, rollout_thread *member, uint64_t version)
 {
     uint64_t digest = gpu_play_publish(play, version);
-    assert_true(crew_wait(member, version, 1) == digest);
+    assert_true(rollouts_wait(member, version, 1) == digest);
 }
 
 void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest)
 {
-    for (uint32_t i = 0; i < play->crew_count; i++)
-        assert_true(crew_wait(&play->crew[i], version, 1) == digest);
+    for (uint32_t i = 0; i < play->rollouts_count; i++)
+        assert_true(rollouts_wait(&play->rollouts[i], version, 1) == digest);
 }
 
 void gpu_play_dismiss(gpu_play *play)
 {
-    for (uint32_t i = 0; i < play->crew_count; i++)
-        crew_stop(&play->crew[i]);
-    play->crew_count = 0;
+    for (uint32_t i = 0; i < play->rollouts_count; i++)
+        rollouts_stop(&play->rollouts[i]);
+    play->rollouts_count = 0;
 }
 
-refit_path gpu_play_path(gpu_play *play, const crew_member *member)
+refit_path gpu_play_path(gpu_play *play, const rollout_thread *member)
 {
     refit_subscriber_info subscriber = {.size = sizeof subscriber};
     refit_worker_info info = {.size = sizeof info};
@@ -133,7 +134,7 @@ refit_path gpu_play_path(gpu_play *play, const crew_member *member)
     return REFIT_PATH_NONE;
 }
 
-void gpu_play_await_path(gpu_play *play, const crew_member *member, refit_path path)
+void gpu_play_await_path(gpu_play *play, const rollout_thread *member, refit_path path)
 {
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
     while (gpu_play_path(play, member) != path) {

@@ -6,18 +6,18 @@
 #define GPU_PLAY_H
 
 #include "tests/fake_cuda/fake_cuda.h"
-#include "tests/support/crew.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/trainer.h"
 
-#define GPU_PLAY_CREW 4u
+#define GPU_PLAY_ROLLOUTS 4u
 
 typedef struct gpu_play {
     refit_config config;
     refit_device *device; /* the trainer's */
     refit_device *theirs; /* the workers', of the same GPU */
     test_trainer trainer;
-    crew_member crew[GPU_PLAY_CREW];
-    uint32_t crew_count;
+    rollout_thread rollouts[GPU_PLAY_ROLLOUTS];
+    uint32_t rollouts_count;
 } gpu_play;
 
 /* Changes of the configuration, for gpu_play_open. */
@@ -34,23 +34,23 @@ int gpu_play_teardown(void **state);
 #define PLAY_TEST(test) TEST_ON(gpu_play *play, test, gpu_play_setup, gpu_play_teardown)
 
 /* A worker on the GPU, or on none, with the play's configuration; subscribed when it returns. */
-crew_member *gpu_play_hire(gpu_play *play, bool on_gpu, crew_habit habit);
+rollout_thread *gpu_play_hire(gpu_play *play, bool on_gpu, rollout_action action);
 /* A worker with its own configuration and device; does not wait. */
-crew_member *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
-                              crew_habit habit);
+rollout_thread *gpu_play_hire_as(gpu_play *play, const refit_config *config, refit_device *device,
+                                 rollout_action action);
 
 /* A version from begin to commit, which must succeed; the digest that workers must see. */
 uint64_t gpu_play_publish(gpu_play *play, uint64_t version);
 /* The same, and this worker sees it. */
-void gpu_play_bring(gpu_play *play, crew_member *member, uint64_t version);
+void gpu_play_bring(gpu_play *play, rollout_thread *member, uint64_t version);
 /* The digest of a sample version. */
 uint64_t gpu_play_digest(uint64_t version);
 /* All workers hired see it; whether all, or none, in the GPU's memory. */
 void gpu_play_expect(gpu_play *play, uint64_t version, uint64_t digest);
 /* All workers leave. */
 void gpu_play_dismiss(gpu_play *play);
-refit_path gpu_play_path(gpu_play *play, const crew_member *member);
+refit_path gpu_play_path(gpu_play *play, const rollout_thread *member);
 /* Waits until the trainer says so of the worker. */
-void gpu_play_await_path(gpu_play *play, const crew_member *member, refit_path path);
+void gpu_play_await_path(gpu_play *play, const rollout_thread *member, refit_path path);
 
 #endif

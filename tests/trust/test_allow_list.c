@@ -15,18 +15,18 @@
 #include <refit/host.h>
 
 #include "tests/support/failing_alloc.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/test.h"
 #include "trust/allow_list.h"
 
-static locksmith smith;
+static key_fixture smith;
 static char allowed[256]; /* the folder of the allowed keys */
 static rft_allow_list *list;
 
 static int make_keys(void **state)
 {
-    smith = locksmith_open();
-    locksmith_path(&smith, "allow", allowed);
+    smith = key_fixture_open();
+    key_fixture_path(&smith, "allow", allowed);
     list = NULL;
     return 0;
 }
@@ -34,7 +34,7 @@ static int make_keys(void **state)
 static int remove_keys(void **state)
 {
     rft_allow_list_close(list);
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
     return 0;
 }
 
@@ -66,7 +66,7 @@ static void key_of(const char *name, char text[RFT_KEY_TEXT])
     char path[256], file[128];
     rft_key key;
     (void)snprintf(file, sizeof file, "keys/%s.public", name);
-    locksmith_path(&smith, file, path);
+    key_fixture_path(&smith, file, path);
     assert_ok(rft_key_file_read(AT_FDCWD, path, RFT_KEY_PUBLIC, &key, NULL));
     rft_key_print(&key, text);
 }
@@ -85,8 +85,8 @@ WITH_KEYS(keys_come_and_go_with_their_files)
     open_list();
     assert_int_equal(rft_allow_list_count(list), 0); /* an empty folder is allowed */
     uint64_t edition = rft_allow_list_edition(list);
-    locksmith_admit(&smith, "w0");
-    locksmith_make(&smith, "w1");
+    key_fixture_admit(&smith, "w0");
+    key_fixture_make(&smith, "w1");
     assert_false(has("w0")); /* not looked at yet */
     rft_allow_list_refresh(list);
     assert_true(has("w0"));
@@ -97,10 +97,10 @@ WITH_KEYS(keys_come_and_go_with_their_files)
     rft_allow_list_refresh(list);
     assert_int_equal(rft_allow_list_edition(list), edition);
 
-    locksmith_allow(&smith, "w1");
+    key_fixture_allow(&smith, "w1");
     rft_allow_list_refresh(list);
     assert_true(has("w1"));
-    locksmith_revoke(&smith, "w0");
+    key_fixture_revoke(&smith, "w0");
     rft_allow_list_refresh(list);
     assert_false(has("w0"));
     assert_true(has("w1"));
@@ -110,13 +110,13 @@ WITH_KEYS(keys_come_and_go_with_their_files)
 /* Within one tick of the file system's clock, over and over. */
 WITH_KEYS(a_change_right_after_a_look_is_noticed)
 {
-    locksmith_make(&smith, "w0");
+    key_fixture_make(&smith, "w0");
     open_list();
     for (int i = 0; i < 200; i++) {
-        locksmith_allow(&smith, "w0");
+        key_fixture_allow(&smith, "w0");
         rft_allow_list_refresh(list);
         assert_true(has("w0"));
-        locksmith_revoke(&smith, "w0");
+        key_fixture_revoke(&smith, "w0");
         rft_allow_list_refresh(list);
         assert_false(has("w0"));
     }
@@ -124,17 +124,17 @@ WITH_KEYS(a_change_right_after_a_look_is_noticed)
 
 WITH_KEYS(a_file_with_another_key_is_another_key)
 {
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     open_list();
     char before[RFT_KEY_TEXT], path[256];
     key_of("w0", before);
     assert_true(rft_allow_list_has(list, before, NULL));
-    locksmith_revoke(&smith, "w0");
-    locksmith_path(&smith, "keys/w0.secret", path);
+    key_fixture_revoke(&smith, "w0");
+    key_fixture_path(&smith, "keys/w0.secret", path);
     assert_int_equal(unlink(path), 0);
-    locksmith_path(&smith, "keys/w0.public", path);
+    key_fixture_path(&smith, "keys/w0.public", path);
     assert_int_equal(unlink(path), 0);
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     rft_allow_list_refresh(list);
     assert_false(rft_allow_list_has(list, before, NULL));
     assert_true(has("w0"));
@@ -143,7 +143,7 @@ WITH_KEYS(a_file_with_another_key_is_another_key)
 static void link_to(const char *file, const char *target)
 {
     char path[256];
-    locksmith_path(&smith, file, path);
+    key_fixture_path(&smith, file, path);
     assert_int_equal(symlink(target, path), 0);
 }
 
@@ -152,7 +152,7 @@ static void put_socket(const char *file)
 {
     char path[256];
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    locksmith_path(&smith, file, path);
+    key_fixture_path(&smith, file, path);
     assert_in_range(snprintf(address.sun_path, sizeof address.sun_path, "%s", path), 1,
                     sizeof address.sun_path - 1);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -164,8 +164,8 @@ static void put_socket(const char *file)
 WITH_KEYS(junk_in_the_folder_is_passed_over)
 {
     char path[256], target[256];
-    locksmith_admit(&smith, "w0");
-    locksmith_make(&smith, "w1");
+    key_fixture_admit(&smith, "w0");
+    key_fixture_make(&smith, "w1");
     file_tree_write(&smith.tree, "/allow/README", "hello");
     file_tree_write(&smith.tree, "/allow/bad.public", "not a key");
     file_tree_write(&smith.tree, "/allow/empty.public", "");
@@ -173,7 +173,7 @@ WITH_KEYS(junk_in_the_folder_is_passed_over)
     file_tree_write(&smith.tree, "/allow/w 2.public", "x");
     file_tree_write(&smith.tree, "/allow/.public", "x");
     file_tree_write(&smith.tree, "/allow/folder.public/file", "x");
-    locksmith_path(&smith, "allow/pipe.public", path);
+    key_fixture_path(&smith, "allow/pipe.public", path);
     assert_int_equal(mkfifo(path, 0600), 0);
     char longer[300];
     memset(longer, 'x', sizeof longer - 1);
@@ -184,8 +184,8 @@ WITH_KEYS(junk_in_the_folder_is_passed_over)
     link_to("allow/longer.public", longer);
     put_socket("allow/socket.public");
     /* A secret that was put there by mistake allows no key. */
-    locksmith_path(&smith, "keys/w1.secret", target);
-    locksmith_path(&smith, "allow/w1.public", path);
+    key_fixture_path(&smith, "keys/w1.secret", target);
+    key_fixture_path(&smith, "allow/w1.public", path);
     assert_int_equal(link(target, path), 0);
     open_list();
     assert_int_equal(rft_allow_list_count(list), 1);
@@ -199,9 +199,9 @@ WITH_KEYS(junk_in_the_folder_is_passed_over)
 WITH_KEYS(links_to_keys_are_followed)
 {
     char target[256], path[256];
-    locksmith_make(&smith, "w0");
-    locksmith_path(&smith, "keys/w0.public", target);
-    locksmith_path(&smith, "allow/w0.public", path);
+    key_fixture_make(&smith, "w0");
+    key_fixture_path(&smith, "keys/w0.public", target);
+    key_fixture_path(&smith, "allow/w0.public", path);
     assert_int_equal(symlink(target, path), 0);
     open_list();
     assert_true(has("w0"));
@@ -215,12 +215,12 @@ WITH_KEYS(links_to_keys_are_followed)
     assert_true(rft_allow_list_has(list, key, NULL));
 }
 
-/* While `judged` has a mode that lets others write there, no key is allowed, and the list does not
+/* While `checked` has a mode that lets others write there, no key is allowed, and the list does not
  * open. */
 static void assert_shut_while(const char *judged, const mode_t *modes, size_t count, mode_t good)
 {
     char key[RFT_KEY_TEXT];
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     key_of("w0", key);
     open_list();
     assert_true(rft_allow_list_has(list, key, NULL));
@@ -251,9 +251,9 @@ WITH_KEYS(a_folder_within_one_that_others_can_write_to_allows_no_key)
 WITH_KEYS(a_folder_that_vanishes_allows_no_key_until_it_is_back)
 {
     char away[256];
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     open_list();
-    locksmith_path(&smith, "away", away);
+    key_fixture_path(&smith, "away", away);
     assert_int_equal(rename(allowed, away), 0);
     rft_allow_list_refresh(list);
     assert_false(has("w0"));
@@ -268,7 +268,7 @@ WITH_KEYS(a_folder_that_vanishes_allows_no_key_until_it_is_back)
 
 #define COMERS 9u
 
-static const locksmith *comers; /* has the keys w1 to w9, which come; NULL: none come */
+static const key_fixture *comers; /* has the keys w1 to w9, which come; NULL: none come */
 
 void __real_rewinddir(DIR *folder);
 void __wrap_rewinddir(DIR *folder);
@@ -283,7 +283,7 @@ void __wrap_rewinddir(DIR *folder)
     for (uint32_t i = 1; comers != NULL && i <= COMERS; i++) {
         char name[8];
         name_comer(name, i);
-        locksmith_allow(comers, name);
+        key_fixture_allow(comers, name);
     }
     comers = NULL;
     __real_rewinddir(folder);
@@ -292,11 +292,11 @@ void __wrap_rewinddir(DIR *folder)
 /* Whichever of them the folder lists first. */
 WITH_KEYS(keys_that_were_there_stay_while_others_come)
 {
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     for (uint32_t i = 1; i <= COMERS; i++) {
         char name[8];
         name_comer(name, i);
-        locksmith_make(&smith, name);
+        key_fixture_make(&smith, name);
     }
     open_list();
     comers = &smith;
@@ -344,18 +344,18 @@ WITH_KEYS(a_file_that_cannot_be_read_keeps_no_other_key_in)
 {
     for (size_t i = 0; i < PASSING_COUNT; i++) {
         start_anew();
-        locksmith_admit(&smith, "w0");
-        locksmith_admit(&smith, "w1");
-        locksmith_make(&smith, "w2");
+        key_fixture_admit(&smith, "w0");
+        key_fixture_admit(&smith, "w1");
+        key_fixture_make(&smith, "w2");
         open_list();
-        locksmith_revoke(&smith, "w1");
-        locksmith_allow(&smith, "w2");
+        key_fixture_revoke(&smith, "w1");
+        key_fixture_allow(&smith, "w2");
         refresh_without("w0.public", PASSING[i]);
         assert_true(has("w0"));
         assert_false(has("w1"));
         assert_true(has("w2"));
         assert_int_equal(rft_allow_list_count(list), 2);
-        locksmith_revoke(&smith, "w0"); /* gone is gone, however it was before */
+        key_fixture_revoke(&smith, "w0"); /* gone is gone, however it was before */
         refresh_without("w0.public", PASSING[i]);
         assert_false(has("w0"));
         assert_true(has("w2"));
@@ -365,10 +365,10 @@ WITH_KEYS(a_file_that_cannot_be_read_keeps_no_other_key_in)
 WITH_KEYS(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read)
 {
     char target[256], path[256], key[RFT_KEY_TEXT];
-    locksmith_make(&smith, "w0");
+    key_fixture_make(&smith, "w0");
     key_of("w0", key);
-    locksmith_path(&smith, "keys/w0.public", target);
-    locksmith_path(&smith, "allow/w0.public", path);
+    key_fixture_path(&smith, "keys/w0.public", target);
+    key_fixture_path(&smith, "allow/w0.public", path);
     assert_int_equal(symlink(target, path), 0);
     open_list();
     refresh_without("w0.public", EMFILE);
@@ -380,10 +380,10 @@ WITH_KEYS(a_link_to_nowhere_allows_no_key_though_files_cannot_be_read)
 
 WITH_KEYS(a_file_that_could_never_be_read_is_in_once_it_can_be)
 {
-    locksmith_admit(&smith, "w1");
+    key_fixture_admit(&smith, "w1");
     open_list();
-    locksmith_admit(&smith, "w0");
-    locksmith_admit(&smith, "w2");
+    key_fixture_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w2");
     refresh_without("w0.public", EIO);
     assert_false(has("w0"));
     assert_true(has("w1"));
@@ -399,10 +399,10 @@ WITH_KEYS(a_removed_key_is_out_though_the_folder_cannot_be_opened)
 {
     for (size_t i = 0; i < PASSING_COUNT; i++) {
         start_anew();
-        locksmith_admit(&smith, "w0");
-        locksmith_admit(&smith, "w1");
+        key_fixture_admit(&smith, "w0");
+        key_fixture_admit(&smith, "w1");
         open_list();
-        locksmith_revoke(&smith, "w1");
+        key_fixture_revoke(&smith, "w1");
         refresh_without("allow", PASSING[i]);
         assert_true(has("w0"));
         assert_false(has("w1"));
@@ -414,9 +414,9 @@ WITH_KEYS(a_removed_key_is_out_though_the_folder_cannot_be_opened)
 WITH_KEYS(a_folder_that_cannot_be_opened_is_still_judged)
 {
     char away[256];
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     open_list();
-    locksmith_path(&smith, "away", away);
+    key_fixture_path(&smith, "away", away);
     assert_int_equal(chmod(allowed, 0777), 0);
     refresh_without("allow", EMFILE);
     assert_false(has("w0"));
@@ -440,18 +440,18 @@ WITH_KEYS(a_folder_that_cannot_be_opened_is_still_judged)
 /* Which keys are allowed must not depend on how many files this process has open. */
 WITH_KEYS(a_want_of_descriptors_removes_only_keys_whose_files_are_gone)
 {
-    locksmith_admit(&smith, "w0");
-    locksmith_make(&smith, "w1");
+    key_fixture_admit(&smith, "w0");
+    key_fixture_make(&smith, "w1");
     open_list();
     char key[RFT_KEY_TEXT];
     struct rlimit before, none;
     key_of("w0", key);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     for (rlim_t room = 0; room < 6; room++) {
-        locksmith_allow(&smith, "w1");
+        key_fixture_allow(&smith, "w1");
         rft_allow_list_refresh(list);
         assert_true(has("w1"));
-        locksmith_revoke(&smith, "w1");
+        key_fixture_revoke(&smith, "w1");
         int lowest = dup(0);
         assert_true(lowest >= 0);
         assert_int_equal(close(lowest), 0);
@@ -480,8 +480,8 @@ WITH_KEYS(a_folder_of_too_many_files_allows_no_key)
     char path[300], key[256];
     strcpy(allowed, "/dev/shm/refit-many-XXXXXX"); /* where many files are cheap */
     assert_non_null(mkdtemp(allowed));
-    locksmith_make(&smith, "w0");
-    locksmith_path(&smith, "keys/w0.public", key);
+    key_fixture_make(&smith, "w0");
+    key_fixture_path(&smith, "keys/w0.public", key);
     (void)snprintf(path, sizeof path, "%s/w0.public", allowed);
     assert_int_equal(symlink(key, path), 0);
     assert_ok(rft_allow_list_open(allowed, &list, NULL));
@@ -501,7 +501,7 @@ WITH_KEYS(a_folder_of_too_many_files_allows_no_key)
 
 WITH_KEYS(every_allocation_that_fails_is_an_error_and_leaks_nothing)
 {
-    locksmith_admit(&smith, "w0");
+    key_fixture_admit(&smith, "w0");
     for (uint64_t nth = 1;; nth++) {
         failing_alloc_begin(nth);
         refit_status status = rft_allow_list_open(allowed, &list, NULL);

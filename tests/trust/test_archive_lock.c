@@ -15,14 +15,14 @@
 #define SKIPPED    77
 
 /* In a process of another user: 0 if it could do what it came for. */
-static int as_another_user(archive_rig *rig, int (*deed)(archive_rig *rig))
+static int as_another_user(archive_rig *rig, int (*action)(archive_rig *rig))
 {
     int status;
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
         if (setgid(OTHER_USER) != 0 || setuid(OTHER_USER) != 0) _exit(2);
-        _exit(deed(rig));
+        _exit(action(rig));
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status));

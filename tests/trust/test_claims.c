@@ -9,9 +9,9 @@
 
 #include "base/clock.h"
 #include "net/socket.h"
-#include "tests/support/crew.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/test.h"
 #include "tests/support/trainer_process.h"
 #include "tests/support/zmtp_client.h"
@@ -31,10 +31,10 @@ static void wait_workers(trainer_process *trainer, uint64_t count)
 
 static void join_a_worker(trainer_process *trainer, const refit_config *config)
 {
-    crew_member member;
-    crew_start(&member, trainer->endpoint, config, CREW_ACCEPT);
+    rollout_thread member;
+    rollouts_start(&member, trainer->endpoint, config, ROLLOUT_ACCEPT);
     wait_workers(trainer, 1);
-    crew_stop(&member);
+    rollouts_stop(&member);
 }
 
 TEST(claims_of_the_first_numbers_end_nothing)
@@ -88,10 +88,10 @@ TEST(claims_by_a_worker_with_a_key_end_nothing)
     trainer_process trainer;
     void *context = NULL, *sockets[CLAIMS + ANONYMOUS];
     refit_config config = quick_config(), own = quick_config();
-    locksmith smith = locksmith_open();
-    locksmith_admit(&smith, "w0");
-    locksmith_equip_trainer(&smith, &config);
-    locksmith_equip_worker(&smith, "w0", &own);
+    key_fixture smith = key_fixture_open();
+    key_fixture_admit(&smith, "w0");
+    key_fixture_equip_trainer(&smith, &config);
+    key_fixture_equip_worker(&smith, "w0", &own);
     config.limits_workers = 256;
     srand(1); /* as in a process that has seeded nothing */
     trainer_process_start(&trainer, &config, 0);
@@ -107,7 +107,7 @@ TEST(claims_by_a_worker_with_a_key_end_nothing)
         zmq_close(sockets[i]);
     rft_context_release(context);
     assert_true(trainer_process_end(&trainer));
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 /* ---- What else the answer rests on */

@@ -3,36 +3,36 @@
 #include <stdio.h>
 
 #include "base/clock.h"
-#include "tests/support/crew.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/test.h"
 #include "tests/support/trainer.h"
 
 typedef struct scene {
-    locksmith smith;
+    key_fixture smith;
     test_trainer trainer;
 } scene;
 
 static void scene_open(scene *play)
 {
-    play->smith = locksmith_open();
+    play->smith = key_fixture_open();
     refit_config config = trainer_config();
-    locksmith_admit(&play->smith, "w1");
-    locksmith_admit(&play->smith, "w0");
-    locksmith_equip_trainer(&play->smith, &config);
+    key_fixture_admit(&play->smith, "w1");
+    key_fixture_admit(&play->smith, "w0");
+    key_fixture_equip_trainer(&play->smith, &config);
     trainer_open(&play->trainer, &config);
 }
 
 static void scene_close(scene *play)
 {
     trainer_close(&play->trainer);
-    locksmith_close(&play->smith);
+    key_fixture_close(&play->smith);
 }
 
 static void join_as(const scene *play, raw_worker *worker, const char *key, const char *name)
 {
     refit_config own = quick_config();
-    locksmith_equip_worker(&play->smith, key, &own);
+    key_fixture_equip_worker(&play->smith, key, &own);
     raw_worker_open_as(worker, refit_publisher_endpoint(play->trainer.publisher), name, false,
                        &own);
     raw_worker_join(worker);
@@ -84,11 +84,11 @@ TEST(a_long_key_is_one_worker_and_the_next_is_told_so)
     refit_error error = {0};
     assert_int_equal(strlen(LONG_KEY), 62);
     scene_open(&play);
-    locksmith_admit(&play.smith, LONG_KEY);
+    key_fixture_admit(&play.smith, LONG_KEY);
     join_as(&play, &first, LONG_KEY, "w0");
     trainer_wait_workers(&play.trainer, 1);
     assert_true(is_there(&play, LONG_KEY));
-    locksmith_equip_worker(&play.smith, LONG_KEY, &own);
+    key_fixture_equip_worker(&play.smith, LONG_KEY, &own);
     assert_ok(refit_subscriber_open(refit_publisher_endpoint(play.trainer.publisher), &own, &second,
                                     NULL));
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
@@ -103,22 +103,22 @@ TEST(a_long_key_is_one_worker_and_the_next_is_told_so)
     scene_close(&play);
 }
 
-static crew_member *start_unnamed(const scene *play, crew_member *member, const char *key)
+static rollout_thread *start_unnamed(const scene *play, rollout_thread *member, const char *key)
 {
     refit_config own = quick_config();
-    locksmith_equip_worker(&play->smith, key, &own);
-    crew_start(member, refit_publisher_endpoint(play->trainer.publisher), &own, CREW_ACCEPT);
+    key_fixture_equip_worker(&play->smith, key, &own);
+    rollouts_start(member, refit_publisher_endpoint(play->trainer.publisher), &own, ROLLOUT_ACCEPT);
     return member;
 }
 
 TEST(workers_that_share_a_key_take_versions_together)
 {
     scene play;
-    crew_member crew[3];
+    rollout_thread rollouts[3];
     refit_worker_info info = {.size = sizeof info};
     scene_open(&play);
     for (uint32_t i = 0; i < 3; i++)
-        (void)start_unnamed(&play, &crew[i], "w0");
+        (void)start_unnamed(&play, &rollouts[i], "w0");
     trainer_wait_workers(&play.trainer, 3);
     for (uint32_t i = 0; i < 3; i++) {
         assert_ok(refit_publisher_worker(play.trainer.publisher, i, &info, NULL));
@@ -127,8 +127,8 @@ TEST(workers_that_share_a_key_take_versions_together)
     trainer_start(&play.trainer, TRAINER_PUBLISH, 1);
     assert_ok(trainer_join(&play.trainer));
     for (uint32_t i = 0; i < 3; i++) {
-        (void)crew_wait(&crew[i], 1, 1);
-        crew_stop(&crew[i]);
+        (void)rollouts_wait(&rollouts[i], 1, 1);
+        rollouts_stop(&rollouts[i]);
     }
     scene_close(&play);
 }
@@ -143,8 +143,8 @@ TEST(a_worker_follows_the_name_of_its_key)
     join_as(&play, &worker, "w0", "rank3");
     trainer_wait_workers(&play.trainer, 1);
     assert_true(is_there(&play, "w0/rank3"));
-    locksmith_path(&play.smith, "allow/w0.public", from);
-    locksmith_path(&play.smith, "allow/w7.public", to);
+    key_fixture_path(&play.smith, "allow/w0.public", from);
+    key_fixture_path(&play.smith, "allow/w7.public", to);
     assert_int_equal(rename(from, to), 0);
     int64_t deadline = rft_deadline(RAW_WAIT_MS);
     while (!is_there(&play, "w7/rank3") && rft_ms_until(deadline) > 0) {

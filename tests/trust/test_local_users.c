@@ -364,7 +364,7 @@ static bool echo(const other_self *self, const void *with)
     return well;
 }
 
-/* It never polls, so its handshake hears of no connection: each message is judged by itself. */
+/* It never polls, so its handshake hears of no connection: each message is checked by itself. */
 static bool deaf_worker(const other_self *self, const void *with)
 {
     refit_config config = default_config();

@@ -14,7 +14,7 @@
 
 #include <refit/broadcast.h>
 
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/quick_config.h"
 #include "tests/support/test.h"
 #include "trust/key.h"
@@ -183,16 +183,16 @@ TEST(its_neighbouring_pages_cannot_be_read)
 TEST(key_files_are_read_and_written_there)
 {
     forget_seen();
-    locksmith smith = locksmith_open(); /* makes the trainer's */
-    locksmith_admit(&smith, "w0");
+    key_fixture smith = key_fixture_open(); /* makes the trainer's */
+    key_fixture_admit(&smith, "w0");
     assert_true(seen.passed >= 2);
     assert_int_equal(seen.open, 0);
 
     refit_config config = quick_config(), own = quick_config();
     refit_publisher *publisher = NULL;
     refit_subscriber *subscriber = NULL;
-    locksmith_equip_trainer(&smith, &config);
-    locksmith_equip_worker(&smith, "w0", &own);
+    key_fixture_equip_trainer(&smith, &config);
+    key_fixture_equip_worker(&smith, "w0", &own);
     forget_seen();
     assert_ok(refit_publisher_open("tcp://127.0.0.1:0", &config, &publisher, NULL));
     assert_true(seen.passed >= 2); /* from the file, to ZeroMQ */
@@ -203,7 +203,7 @@ TEST(key_files_are_read_and_written_there)
     assert_int_equal(seen.open, 0);
     refit_subscriber_close(subscriber);
     refit_publisher_close(publisher);
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 int main(void)

@@ -15,9 +15,9 @@
 #include <refit/broadcast.h>
 
 #include "base/clock.h"
-#include "tests/support/crew.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/trainer_process.h"
 #include "tests/support/zmtp_client.h"
 
@@ -37,9 +37,9 @@ static void hang_up(uint32_t count)
         close(fds[i]);
 }
 
-static void join(crew_member *member, trainer_process *trainer, const refit_config *config)
+static void join(rollout_thread *member, trainer_process *trainer, const refit_config *config)
 {
-    crew_start(member, trainer->endpoint, config, CREW_ACCEPT);
+    rollouts_start(member, trainer->endpoint, config, ROLLOUT_ACCEPT);
     assert_int_equal(trainer_process_await(trainer, workers, 1), 1);
 }
 
@@ -80,13 +80,13 @@ static void await_idle(trainer_process *trainer)
 TEST(half_open_connections_leave_descriptors_and_a_way_in)
 {
     trainer_process trainer;
-    crew_member member;
+    rollout_thread member;
     refit_config config = quick_config(), own = quick_config();
-    locksmith smith = locksmith_open();
-    locksmith_admit(&smith, "w0");
+    key_fixture smith = key_fixture_open();
+    key_fixture_admit(&smith, "w0");
     if (*state != NULL) {
-        locksmith_equip_trainer(&smith, &config);
-        locksmith_equip_worker(&smith, "w0", &own);
+        key_fixture_equip_trainer(&smith, &config);
+        key_fixture_equip_worker(&smith, "w0", &own);
     }
     config.limits_workers = 1024; /* so that the descriptors are what is short */
     trainer_process_start(&trainer, &config, DESCRIPTORS);
@@ -95,10 +95,10 @@ TEST(half_open_connections_leave_descriptors_and_a_way_in)
     await_bounded(&trainer, 1, DESCRIPTORS - RESERVE);
     join(&member, &trainer, &own);
     await_idle(&trainer);
-    crew_stop(&member);
+    rollouts_stop(&member);
     hang_up(STRANGERS);
     assert_true(trainer_process_end(&trainer));
-    locksmith_close(&smith);
+    key_fixture_close(&smith);
 }
 
 static void open_strangers(const trainer_process *trainer, uint32_t count)
@@ -110,7 +110,7 @@ static void open_strangers(const trainer_process *trainer, uint32_t count)
 TEST(strangers_after_their_handshake_are_few)
 {
     trainer_process trainer;
-    crew_member member;
+    rollout_thread member;
     refit_config config = quick_config();
     trainer_process_start(&trainer, &config, 0);
     join(&member, &trainer, &config);
@@ -120,7 +120,7 @@ TEST(strangers_after_their_handshake_are_few)
     trainer_report report = trainer_process_ask(&trainer);
     assert_int_equal(report.stats.workers, 1);
     assert_int_equal(report.stats.workers_evicted, 0);
-    crew_stop(&member);
+    rollouts_stop(&member);
     hang_up(4 * BOUND);
     assert_true(trainer_process_end(&trainer));
 }
@@ -142,7 +142,7 @@ TEST(strangers_after_their_handshake_do_not_stay)
 TEST(no_descriptor_at_all_costs_no_core_and_ends_by_itself)
 {
     trainer_process trainer;
-    crew_member member;
+    rollout_thread member;
     refit_config config = quick_config();
     trainer_process_start(&trainer, &config, DESCRIPTORS);
     trainer_process_fill(&trainer);
@@ -152,7 +152,7 @@ TEST(no_descriptor_at_all_costs_no_core_and_ends_by_itself)
     await_idle(&trainer);
     trainer_process_empty(&trainer);
     join(&member, &trainer, &config);
-    crew_stop(&member);
+    rollouts_stop(&member);
     hang_up(8);
     assert_true(trainer_process_end(&trainer));
 }
@@ -237,7 +237,7 @@ ON_IPC(another_file_with_the_second_name_stays_and_is_refused)
 
 ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later)
 {
-    crew_member member, late;
+    rollout_thread member, late;
     start_on_ipc(place);
     join(&member, &place->trainer, &place->config);
     hold_off_on_ipc(place);
@@ -245,13 +245,13 @@ ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later)
         assert_false(can_connect(place));
     assert_int_equal(trainer_process_ask(&place->trainer).stats.workers, 1);
     trainer_process_empty(&place->trainer);
-    crew_start(&late, place->trainer.endpoint, &place->config, CREW_ACCEPT);
+    rollouts_start(&late, place->trainer.endpoint, &place->config, ROLLOUT_ACCEPT);
     assert_int_equal(trainer_process_await(&place->trainer, workers, 2), 2);
     trainer_report report = trainer_process_ask(&place->trainer);
     assert_int_equal(report.stats.workers_evicted, 0);
     assert_true(report.stats.connections_held_off >= 1);
-    crew_stop(&late);
-    crew_stop(&member);
+    rollouts_stop(&late);
+    rollouts_stop(&member);
     assert_true(trainer_process_end(&place->trainer));
 }
 
@@ -290,7 +290,7 @@ static void shake_hands_once(trainer_process *trainer)
 TEST(more_handshakes_than_workers_make_are_held_off)
 {
     trainer_process trainer;
-    crew_member member;
+    rollout_thread member;
     refit_config config = quick_config();
     trainer_process_start(&trainer, &config, 0);
     join(&member, &trainer, &config);
@@ -310,7 +310,7 @@ TEST(more_handshakes_than_workers_make_are_held_off)
     assert_int_equal(report.stats.workers, 1);
     assert_int_equal(report.stats.workers_evicted, 0);
     close(fd);
-    crew_stop(&member);
+    rollouts_stop(&member);
     assert_true(trainer_process_end(&trainer));
 }
 

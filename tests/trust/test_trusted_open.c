@@ -151,7 +151,7 @@ TEST(a_folder_that_others_may_write_to_leads_nowhere)
         assert_int_equal(try(&tree, "open/file", &error), REFIT_ERR_SECURITY);
         assert_says(&error, at(&tree, "open", folder));
         assert_ok(try(&tree, "keys/file", NULL));
-        assert_ok(try(&tree, "open", NULL)); /* the end is the caller's to judge */
+        assert_ok(try(&tree, "open", NULL)); /* the end is the caller's to check */
     }
     set_mode(&tree, "open", 01777);
     assert_ok(try(&tree, "keys/through", NULL));

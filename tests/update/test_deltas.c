@@ -24,10 +24,10 @@ static void begin_deltas(training_run *run, uint64_t seed, uint32_t slots)
 }
 
 /* With one worker, and a first version. */
-static crew_member *open_deltas(training_run *run)
+static rollout_thread *open_deltas(training_run *run)
 {
     run_open(run, "tcp://127.0.0.1:0");
-    crew_member *member = run_add_worker(run, CREW_ACCEPT);
+    rollout_thread *member = run_add_worker(run, ROLLOUT_ACCEPT);
     run_write(run, 0);
     run_commit(run);
     return member;
@@ -50,33 +50,33 @@ static refit_stats publish_to_all(training_run *run)
 
 /* ---- Whatever happens */
 
-static void publish_to_a_refuser(training_run *run, crew_habit habit)
+static void publish_to_a_refuser(training_run *run, rollout_action action)
 {
-    crew_member *refuser = &run->crew[seeded_below(&run->seed, run->crew_count)];
+    rollout_thread *refuser = &run->rollouts[seeded_below(&run->seed, run->rollouts_count)];
     uint64_t before = refit_publisher_version(run->publisher);
-    crew_set_habit(refuser, habit);
+    rollout_set_action(refuser, action);
     run_write(run, 0);
     assert_int_equal(refit_publisher_commit(run->publisher, NULL), REFIT_ERR_PEER);
     uint64_t version = refit_publisher_version(run->publisher);
     assert_true(version > before);
-    (void)crew_wait(refuser, version, 1);
-    crew_set_habit(refuser, CREW_ACCEPT);
+    (void)rollouts_wait(refuser, version, 1);
+    rollout_set_action(refuser, ROLLOUT_ACCEPT);
 }
 
 static void one_step(training_run *run)
 {
     uint64_t chance = seeded_below(&run->seed, 10);
     run_change(run);
-    if (chance == 0 && run->crew_count < RUN_CREW) run_add_worker(run, CREW_ACCEPT);
+    if (chance == 0 && run->rollouts_count < RUN_CREW) run_add_worker(run, ROLLOUT_ACCEPT);
     if (chance == 1) {
         run_write(run, 0);
         assert_ok(refit_publisher_abort(run->publisher, NULL));
         run_change(run);
     }
-    if (chance == 2) publish_to_a_refuser(run, CREW_REFUSE_KEPT);
-    if (chance == 3) publish_to_a_refuser(run, CREW_REFUSE_LOST);
+    if (chance == 2) publish_to_a_refuser(run, ROLLOUT_REFUSE_KEPT);
+    if (chance == 3) publish_to_a_refuser(run, ROLLOUT_REFUSE_LOST);
     if (chance == 2 || chance == 3) run_change(run);
-    run_wait_workers(run, run->crew_count);
+    run_wait_workers(run, run->rollouts_count);
     (void)publish_to_all(run);
 }
 
@@ -89,8 +89,8 @@ TEST(random_updates_arrive_bit_for_bit)
         run.config.broadcast_compress = seed % 4 < 2 ? REFIT_COMPRESS_NONE : REFIT_COMPRESS_ZSTD;
         run.config.broadcast_delta = seed % 3 == 0 ? REFIT_DELTA_ALWAYS : REFIT_DELTA_AUTO;
         run_open(&run, "tcp://127.0.0.1:0");
-        run_add_worker(&run, CREW_ACCEPT);
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
         for (int i = 0; i < 12; i++) {
             one_step(&run);
             sparse += run_stats(&run).publish_sparse_blocks_last;
@@ -213,14 +213,15 @@ static void take_committed(const training_run *run, raw_worker *raw)
     (void)raw_worker_expect(raw, RFT_COMMIT);
 }
 
-/* A version for one member of the crew and one raw worker, both of which hold it then. */
+/* A version for one rollout and one raw worker, both of which hold it then.
+ */
 static void publish_first(training_run *run, raw_worker *raw, bool delta)
 {
-    (void)run_add_worker(run, CREW_ACCEPT);
+    (void)run_add_worker(run, ROLLOUT_ACCEPT);
     open_raw(run, raw, "raw", delta);
     run_wait_workers(run, 2);
     uint64_t version = publish(run);
-    (void)crew_wait(&run->crew[0], version, 1);
+    (void)rollouts_wait(&run->rollouts[0], version, 1);
     take_committed(run, raw);
 }
 
@@ -288,7 +289,7 @@ TEST(frames_of_all_sizes_fit_through_the_smallest_window)
         run.config.broadcast_heartbeat_ms = 20000;
         run.config.broadcast_heartbeat_timeout_ms = 60000;
         run_open(&run, "tcp://127.0.0.1:0");
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
         for (int turn = 0; turn < 12; turn++) {
             run_change(&run);
             (void)publish_to_all(&run);

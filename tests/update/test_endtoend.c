@@ -67,7 +67,7 @@ static uint64_t publish(training_run *run, uint64_t version)
     return digest;
 }
 
-static refit_worker_info worker_named(training_run *run, const crew_member *member)
+static refit_worker_info worker_named(training_run *run, const rollout_thread *member)
 {
     refit_subscriber_info own = {.size = sizeof own};
     refit_worker_info info = {.size = sizeof info};
@@ -89,12 +89,12 @@ static void one_path_brings_every_version(const char *endpoint, uint32_t path, u
     add_usual_tensors(&run);
     run_open(&run, endpoint);
     for (uint32_t i = 0; i < (slots == 1 ? 1 : RUN_CREW); i++)
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
     for (uint64_t version = 1; version <= 3; version++) {
         uint64_t digest = publish(&run, version);
         run_expect(&run, version, digest);
     }
-    refit_worker_info info = worker_named(&run, &run.crew[0]);
+    refit_worker_info info = worker_named(&run, &run.rollouts[0]);
     assert_int_equal(info.path, PATHS[path].path);
     assert_int_equal(info.version, 3);
     assert_int_equal(info.committed, 1);
@@ -125,9 +125,9 @@ TEST(every_element_type_passes_through)
         REFIT_DTYPE_MAP(ADD_DTYPE)
 #undef ADD_DTYPE
         run_open(&run, TCP);
-        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
+        rollout_thread *member = run_add_worker(&run, ROLLOUT_ACCEPT);
         uint64_t digest = publish(&run, 1);
-        assert_int_equal(crew_wait(member, 1, 1), digest);
+        assert_int_equal(rollouts_wait(member, 1, 1), digest);
         run_end(&run);
     }
 }
@@ -139,9 +139,9 @@ TEST(a_version_of_empty_tensors_passes_through)
         prepare(&run, path, 1);
         run_add_tensor(&run, REFIT_F32, 0, REFIT_NO_ALIAS);
         run_open(&run, TCP);
-        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
+        rollout_thread *member = run_add_worker(&run, ROLLOUT_ACCEPT);
         (void)publish(&run, 1);
-        (void)crew_wait(member, 1, 1);
+        (void)rollouts_wait(member, 1, 1);
         run_end(&run);
     }
 }
@@ -150,13 +150,13 @@ TEST(blocks_that_did_not_change_do_not_travel)
 {
     training_run run;
     open_usual(&run, 0, 2);
-    crew_member *member = run_add_worker(&run, CREW_ACCEPT);
+    rollout_thread *member = run_add_worker(&run, ROLLOUT_ACCEPT);
     (void)publish(&run, 1);
     uint64_t before = run_stats(&run).publish_sent_bytes_total;
     uint64_t digest = change_model(&run, 9, 4);
     run_write(&run, 2);
     run_commit(&run);
-    assert_int_equal(crew_wait(member, 2, 1), digest);
+    assert_int_equal(rollouts_wait(member, 2, 1), digest);
     uint64_t sent = run_stats(&run).publish_sent_bytes_total - before;
     assert_true(sent >= run.tensors[4].bytes);
     assert_true(sent <= run.tensors[4].bytes + 4096);
@@ -170,15 +170,15 @@ TEST(a_late_worker_is_brought_to_the_current_version)
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         open_usual(&run, path, 2);
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
         (void)publish(&run, 1);
         uint64_t digest = publish(&run, 2);
-        crew_member *late = run_add_worker(&run, CREW_ACCEPT);
-        assert_int_equal(crew_wait(late, 2, 1), digest);
-        assert_int_equal(crew_count(late, 1), 0);
+        rollout_thread *late = run_add_worker(&run, ROLLOUT_ACCEPT);
+        assert_int_equal(rollouts_wait(late, 2, 1), digest);
+        assert_int_equal(rollouts_count(late, 1), 0);
         digest = publish(&run, 3);
-        assert_int_equal(crew_wait(&run.crew[0], 3, 1), digest);
-        assert_int_equal(crew_wait(late, 3, 1), digest);
+        assert_int_equal(rollouts_wait(&run.rollouts[0], 3, 1), digest);
+        assert_int_equal(rollouts_wait(late, 3, 1), digest);
         run_end(&run);
     }
 }
@@ -187,13 +187,13 @@ TEST(a_worker_that_comes_while_a_version_is_written_gets_it)
 {
     training_run run;
     open_usual(&run, 0, 2);
-    run_add_worker(&run, CREW_ACCEPT);
+    run_add_worker(&run, ROLLOUT_ACCEPT);
     uint64_t digest = change_model(&run, 1, 0);
     run_write(&run, 1);
-    crew_member *late = run_add_worker(&run, CREW_ACCEPT);
+    rollout_thread *late = run_add_worker(&run, ROLLOUT_ACCEPT);
     run_commit(&run);
-    assert_int_equal(crew_wait(&run.crew[0], 1, 1), digest);
-    assert_int_equal(crew_wait(late, 1, 1), digest);
+    assert_int_equal(rollouts_wait(&run.rollouts[0], 1, 1), digest);
+    assert_int_equal(rollouts_wait(late, 1, 1), digest);
     run_end(&run);
 }
 
@@ -202,19 +202,19 @@ TEST(a_worker_that_leaves_in_the_middle_fails_the_version_for_all)
     training_run run;
     refit_error error;
     open_usual(&run, 0, 2);
-    run_add_worker(&run, CREW_ACCEPT);
+    run_add_worker(&run, ROLLOUT_ACCEPT);
     uint64_t first = publish(&run, 1);
-    run_add_worker(&run, CREW_ACCEPT);
+    run_add_worker(&run, ROLLOUT_ACCEPT);
     (void)change_model(&run, 2, 0);
     run_write(&run, 2);
-    crew_stop(&run.crew[1]);
-    run.crew_count = 1;
+    rollouts_stop(&run.rollouts[1]);
+    run.rollouts_count = 1;
     assert_int_equal(refit_publisher_commit(run.publisher, &error), REFIT_ERR_PEER);
     assert_int_equal(refit_publisher_version(run.publisher), 1);
-    assert_int_equal(crew_wait(&run.crew[0], 1, 1), first);
+    assert_int_equal(rollouts_wait(&run.rollouts[0], 1, 1), first);
     uint64_t digest = publish(&run, 3);
-    assert_int_equal(crew_wait(&run.crew[0], 3, 1), digest);
-    assert_int_equal(crew_count(&run.crew[0], 2), 0);
+    assert_int_equal(rollouts_wait(&run.rollouts[0], 3, 1), digest);
+    assert_int_equal(rollouts_count(&run.rollouts[0], 2), 0);
     run_end(&run);
 }
 
@@ -228,34 +228,34 @@ TEST(a_worker_that_cannot_stage_fails_the_version_or_is_outvoted)
         run.config.broadcast_quorum = quorum ? 2 : 0;
         add_usual_tensors(&run);
         run_open(&run, TCP);
-        run_add_worker(&run, CREW_ACCEPT);
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
         run.config.limits_version_bytes = 300000; /* for the third alone */
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
         uint64_t digest = change_model(&run, 1, 0);
         run_write(&run, 1);
         refit_status status = refit_publisher_commit(run.publisher, &error);
         assert_int_equal(status, quorum ? REFIT_OK : REFIT_ERR_PEER);
-        refit_worker_info info = worker_named(&run, &run.crew[2]);
+        refit_worker_info info = worker_named(&run, &run.rollouts[2]);
         assert_int_equal(info.status, REFIT_ERR_LIMIT);
         if (quorum) {
-            assert_int_equal(crew_wait(&run.crew[0], 1, 1), digest);
-            assert_int_equal(crew_wait(&run.crew[1], 1, 1), digest);
+            assert_int_equal(rollouts_wait(&run.rollouts[0], 1, 1), digest);
+            assert_int_equal(rollouts_wait(&run.rollouts[1], 1, 1), digest);
         }
         for (uint32_t i = 0; i < 3; i++)
-            assert_int_equal(crew_count(&run.crew[i], 1), quorum && i < 2 ? 1 : 0);
+            assert_int_equal(rollouts_count(&run.rollouts[i], 1), quorum && i < 2 ? 1 : 0);
         run_end(&run);
     }
 }
 
 static const struct refusal {
     const char *name;
-    crew_habit habit;
+    rollout_action action;
     uint64_t left; /* the version that the worker has afterwards */
 } REFUSALS[] = {
-    {"refuses and keeps the version before", CREW_REFUSE_KEPT, 1},
-    {"refuses and has lost the version before", CREW_REFUSE_LOST, 0},
-    {"closes the update", CREW_CLOSE, 0},
+    {"refuses and keeps the version before", ROLLOUT_REFUSE_KEPT, 1},
+    {"refuses and has lost the version before", ROLLOUT_REFUSE_LOST, 0},
+    {"closes the update", ROLLOUT_CLOSE, 0},
 };
 
 static void one_refusal(const struct refusal *refusal, uint32_t path)
@@ -264,24 +264,24 @@ static void one_refusal(const struct refusal *refusal, uint32_t path)
     refit_error error;
     open_usual(&run, path, 2);
     print_message("a worker that %s\n", refusal->name);
-    run_add_worker(&run, CREW_ACCEPT);
-    crew_member *stubborn = run_add_worker(&run, CREW_ACCEPT);
+    run_add_worker(&run, ROLLOUT_ACCEPT);
+    rollout_thread *stubborn = run_add_worker(&run, ROLLOUT_ACCEPT);
     (void)publish(&run, 1);
-    crew_set_habit(stubborn, refusal->habit);
+    rollout_set_action(stubborn, refusal->action);
     uint64_t digest = change_model(&run, 2, 0);
     run_write(&run, 2);
     assert_int_equal(refit_publisher_commit(run.publisher, &error), REFIT_ERR_PEER);
     assert_int_equal(refit_publisher_version(run.publisher), 2);
-    assert_int_equal(crew_wait(&run.crew[0], 2, 1), digest);
+    assert_int_equal(rollouts_wait(&run.rollouts[0], 2, 1), digest);
     refit_worker_info info = worker_named(&run, stubborn);
     assert_int_not_equal(info.status, REFIT_OK);
     assert_int_equal(info.committed, 0);
     assert_int_equal(info.version, refusal->left);
-    crew_set_habit(stubborn, CREW_ACCEPT);
-    if (info.version == 0) assert_int_equal(crew_wait(stubborn, 2, 2), digest);
+    rollout_set_action(stubborn, ROLLOUT_ACCEPT);
+    if (info.version == 0) assert_int_equal(rollouts_wait(stubborn, 2, 2), digest);
     run_wait_workers(&run, 2);
     digest = publish(&run, 3);
-    assert_int_equal(crew_wait(stubborn, 3, 1), digest);
+    assert_int_equal(rollouts_wait(stubborn, 3, 1), digest);
     run_end(&run);
 }
 
@@ -298,8 +298,8 @@ TEST(a_trainer_that_closes_and_opens_again_is_found)
         training_run run;
         char endpoint[128];
         open_usual(&run, path, 2);
-        run_add_worker(&run, CREW_ACCEPT);
-        run_add_worker(&run, CREW_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
+        run_add_worker(&run, ROLLOUT_ACCEPT);
         (void)publish(&run, 1);
         memcpy(endpoint, run.endpoint, sizeof endpoint);
         refit_publisher_close(run.publisher);
@@ -308,8 +308,8 @@ TEST(a_trainer_that_closes_and_opens_again_is_found)
         uint64_t digest = change_model(&run, 77, 0);
         run_write(&run, 1);
         run_commit(&run);
-        assert_int_equal(crew_wait(&run.crew[0], 1, 2), digest);
-        assert_int_equal(crew_wait(&run.crew[1], 1, 2), digest);
+        assert_int_equal(rollouts_wait(&run.rollouts[0], 1, 2), digest);
+        assert_int_equal(rollouts_wait(&run.rollouts[1], 1, 2), digest);
         run_end(&run);
     }
 }
@@ -319,12 +319,12 @@ TEST(a_changed_manifest_brings_a_full_version)
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         open_usual(&run, path, 2);
-        crew_member *member = run_add_worker(&run, CREW_ACCEPT);
+        rollout_thread *member = run_add_worker(&run, ROLLOUT_ACCEPT);
         (void)publish(&run, 1);
         run_add_tensor(&run, REFIT_F32, 100000, REFIT_NO_ALIAS);
         assert_ok(refit_publisher_declare(run.publisher, run.tensors, run.count, NULL));
         uint64_t digest = publish(&run, 2);
-        assert_int_equal(crew_wait(member, 2, 1), digest);
+        assert_int_equal(rollouts_wait(member, 2, 1), digest);
         run_end(&run);
     }
 }
@@ -336,14 +336,14 @@ TEST(an_open_update_stays_whole_while_the_next_version_is_written)
     for (uint32_t path = 0; path < 2; path++) {
         training_run run;
         open_usual(&run, path, 2);
-        crew_member *member = run_add_worker(&run, CREW_KEEP);
+        rollout_thread *member = run_add_worker(&run, ROLLOUT_KEEP);
         (void)publish(&run, 1);
-        (void)crew_wait(member, 1, 1);
+        (void)rollouts_wait(member, 1, 1);
         uint64_t digest = change_model(&run, 2, 0);
         run_write(&run, 2);
-        crew_let_go(member);
+        rollouts_let_go(member);
         run_commit(&run);
-        assert_int_equal(crew_wait(member, 2, 1), digest);
+        assert_int_equal(rollouts_wait(member, 2, 1), digest);
         assert_false(member->torn);
         run_end(&run);
     }
@@ -355,16 +355,16 @@ TEST(with_one_slot_an_update_that_stays_open_costs_its_worker_the_place)
     prepare(&run, 1, 1);
     add_usual_tensors(&run);
     run_open(&run, TCP);
-    crew_member *member = run_add_worker(&run, CREW_KEEP);
+    rollout_thread *member = run_add_worker(&run, ROLLOUT_KEEP);
     (void)publish(&run, 1);
-    (void)crew_wait(member, 1, 1);
+    (void)rollouts_wait(member, 1, 1);
     uint64_t digest = change_model(&run, 2, 0);
     publisher_set_stage_timeout(run.publisher, 300);
     run_write(&run, 2); /* waits, then evicts the reader */
     publisher_set_stage_timeout(run.publisher, RUN_WAIT_MS);
     run_commit(&run);
-    crew_let_go(member);
-    assert_int_equal(crew_wait(member, 2, 1), digest);
+    rollouts_let_go(member);
+    assert_int_equal(rollouts_wait(member, 2, 1), digest);
     assert_false(member->torn);
     run_end(&run);
 }

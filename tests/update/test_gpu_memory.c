@@ -55,7 +55,7 @@ static void await_nobody(gpu_play *play)
 PLAY_TEST(memory_is_taken_while_a_worker_wants_it)
 {
     gpu_play_open(play, NULL);
-    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     assert_int_equal(gpu_bytes(play), 0);
     (void)gpu_play_publish(play, 1);
     assert_int_equal(gpu_bytes(play), store_bytes(play));
@@ -86,7 +86,7 @@ static refit_status begin_over_a_reader(gpu_play *play, uint64_t version)
 }
 
 /* The good worker has the version; another one is not waited for. */
-static void publish_to(gpu_play *play, crew_member *good, uint64_t version,
+static void publish_to(gpu_play *play, rollout_thread *good, uint64_t version,
                        refit_status (*begins)(gpu_play *play, uint64_t version))
 {
     refit_publisher *publisher = play->trainer.publisher;
@@ -94,7 +94,7 @@ static void publish_to(gpu_play *play, crew_member *good, uint64_t version,
     assert_ok(begins(play, version));
     trainer_write(&play->trainer);
     trainer_start(&play->trainer, TRAINER_COMMIT, version);
-    assert_true(crew_wait(good, version, 1) == gpu_play_digest(version));
+    assert_true(rollouts_wait(good, version, 1) == gpu_play_digest(version));
     refit_publisher_cancel(publisher);
     if (trainer_join(&play->trainer) != REFIT_ERR_CANCELLED)
         (void)!refit_publisher_wait_workers(publisher, 0, 0, NULL); /* takes the cancel */
@@ -105,19 +105,19 @@ static void publish_to(gpu_play *play, crew_member *good, uint64_t version,
 PLAY_TEST(a_kept_version_stays_as_it_was_while_others_come)
 {
     gpu_play_open(play, one_is_enough);
-    crew_member *good = gpu_play_hire(play, true, CREW_ACCEPT);
-    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    rollout_thread *good = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    rollout_thread *keeper = gpu_play_hire(play, true, ROLLOUT_KEEP);
     gpu_play_bring(play, keeper, 1);
     publish_to(play, good, 2, begin);
     uint64_t locked = fake_cuda_calls("cuMemHostRegister");
     publish_to(play, good, 3, begin_over_a_reader);
     assert_int_equal(fake_cuda_calls("cuMemHostRegister"), locked); /* the host's slot is as good */
-    assert_true(crew_was_on_device(good, 3));
+    assert_true(rollouts_was_on_device(good, 3));
     assert_int_equal(gpu_bytes(play), 3 * store_bytes(play));
-    crew_set_habit(keeper, CREW_ACCEPT);
-    crew_let_go(keeper);
-    assert_true(crew_wait(keeper, 3, 1) == gpu_play_digest(3));
-    assert_true(crew_was_on_device(keeper, 3));
+    rollout_set_action(keeper, ROLLOUT_ACCEPT);
+    rollouts_let_go(keeper);
+    assert_true(rollouts_wait(keeper, 3, 1) == gpu_play_digest(3));
+    assert_true(rollouts_was_on_device(keeper, 3));
     publish_to(play, good, 4, begin);
     publish_to(play, good, 5, begin);
     assert_int_equal(gpu_bytes(play), 2 * store_bytes(play)); /* the old one is free again */
@@ -165,28 +165,28 @@ PLAY_TEST(evicted_worker_cannot_accept_the_bytes_it_read)
 PLAY_TEST(where_the_gpu_is_full_versions_go_another_way)
 {
     gpu_play_open(play, NULL);
-    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     fake_cuda_fail("cuMemAlloc", 2, 1, RFT_CU_OUT_OF_MEMORY); /* the first is the weights' own */
     gpu_play_bring(play, member, 1);
-    assert_false(crew_was_on_device(member, 1));
+    assert_false(rollouts_was_on_device(member, 1));
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
     assert_int_equal(trainer_stats(&play->trainer).workers_gpu, 0);
     gpu_play_bring(play, member, 2); /* there is room again */
-    assert_true(crew_was_on_device(member, 2));
+    assert_true(rollouts_was_on_device(member, 2));
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_CUDA_IPC);
 }
 
 PLAY_TEST(where_the_gpu_is_full_and_required_begin_says_so)
 {
     gpu_play_open(play, with_gpu_required);
-    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     (void)gpu_play_publish(play, 1);
     fake_cuda_fail("cuMemAlloc", 1, 1, RFT_CU_OUT_OF_MEMORY);
     assert_refused(refit_publisher_begin(play->trainer.publisher, 2, error),
                    REFIT_ERR_DEVICE_MEMORY, "broadcast.gpu");
     assert_int_equal(refit_publisher_version(play->trainer.publisher), 1);
-    crew_member *late = gpu_play_hire(play, true, CREW_ACCEPT);
-    assert_true(crew_wait(late, 1, 1) == gpu_play_digest(1)); /* it is still served */
+    rollout_thread *late = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    assert_true(rollouts_wait(late, 1, 1) == gpu_play_digest(1)); /* it is still served */
     gpu_play_bring(play, member, 3);
 }
 
@@ -195,18 +195,18 @@ PLAY_TEST(a_stuck_reader_and_a_full_gpu_do_not_tear_anything)
 {
     for (int require = 0; require < 2; require++) {
         gpu_play_open(play, require ? one_is_enough_and_required : one_is_enough);
-        crew_member *good = gpu_play_hire(play, true, CREW_ACCEPT);
-        crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+        rollout_thread *good = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+        rollout_thread *keeper = gpu_play_hire(play, true, ROLLOUT_KEEP);
         (void)gpu_play_publish(play, 1);
-        assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+        assert_true(rollouts_wait(keeper, 1, 1) == gpu_play_digest(1));
         publish_to(play, good, 2, begin);
         fake_cuda_fail("cuMemAlloc", 1, 1000, RFT_CU_OUT_OF_MEMORY);
         refit_status status = begin_over_a_reader(play, 3);
         assert_int_equal(status, require ? REFIT_ERR_DEVICE_MEMORY : REFIT_OK);
         if (status == REFIT_OK) assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
-        crew_set_habit(keeper, CREW_ACCEPT);
-        crew_let_go(keeper);
-        assert_true(crew_wait(keeper, 2, 1) == gpu_play_digest(2));
+        rollout_set_action(keeper, ROLLOUT_ACCEPT);
+        rollouts_let_go(keeper);
+        assert_true(rollouts_wait(keeper, 2, 1) == gpu_play_digest(2));
         fake_cuda_forget_faults();
         publish_to(play, good, 4, begin);
     }
@@ -238,14 +238,14 @@ PLAY_TEST(other_tensors_take_other_memory_when_the_old_is_let_go)
     void (*const changes[])(refit_config *) = {slow_heart, slow_heart_and_required};
     for (size_t trial = 0; trial < 2; trial++) {
         gpu_play_open(play, changes[trial]);
-        crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+        rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
         gpu_play_expect(play, 1, gpu_play_publish(play, 1));
         gpu_play_expect(play, 2, gpu_play_publish(play, 2));
         /* Room for what there is, and not for more. */
         fake_cuda_set_taken(0, GPU_BYTES - fake_cuda_used(0));
         declare_anew(play);
         gpu_play_bring(play, member, 3);
-        assert_true(crew_was_on_device(member, 3));
+        assert_true(rollouts_was_on_device(member, 3));
         fake_cuda_set_taken(0, 0);
     }
 }
@@ -258,7 +258,7 @@ static void *close_trainer(void *user)
     return NULL;
 }
 
-static void await_goodbye(crew_member *member)
+static void await_goodbye(rollout_thread *member)
 {
     refit_subscriber_info info = {.size = sizeof info, .connected = 1};
     while (info.connected)
@@ -270,12 +270,12 @@ PLAY_TEST(close_waits_for_readers)
 {
     rft_thread thread;
     gpu_play_open(play, NULL);
-    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    rollout_thread *keeper = gpu_play_hire(play, true, ROLLOUT_KEEP);
     (void)gpu_play_publish(play, 1);
-    assert_true(crew_wait(keeper, 1, 1) == gpu_play_digest(1));
+    assert_true(rollouts_wait(keeper, 1, 1) == gpu_play_digest(1));
     assert_ok(rft_thread_start(&thread, "close", close_trainer, &play->trainer, NULL));
     await_goodbye(keeper);
-    crew_let_go(keeper);
+    rollouts_let_go(keeper);
     rft_thread_join(thread);
 }
 
@@ -289,14 +289,14 @@ static void linger_briefly(refit_config *config)
 PLAY_TEST(what_is_read_beyond_the_close_is_freed_with_the_device)
 {
     gpu_play_open(play, linger_briefly);
-    crew_member *keeper = gpu_play_hire(play, true, CREW_KEEP);
+    rollout_thread *keeper = gpu_play_hire(play, true, ROLLOUT_KEEP);
     gpu_play_bring(play, keeper, 1);
     trainer_close(&play->trainer);
     assert_refused(refit_device_close(play->device, error), REFIT_ERR_BUSY, "mapped");
     /* Another publisher on the device is not held up by it. */
     trainer_open_on(&play->trainer, &play->config, play->device);
     assert_int_equal(refit_device_close(play->device, NULL), REFIT_ERR_BUSY);
-    crew_let_go(keeper);
+    rollouts_let_go(keeper);
 }
 
 PLAY_TEST(an_aborted_version_leaves_what_can_be_served)
@@ -311,21 +311,21 @@ PLAY_TEST(an_aborted_version_leaves_what_can_be_served)
                   {with_gpu_required_and_one_slot, false, false}};
     for (size_t trial = 0; trial < COUNT_OF(trials); trial++) {
         gpu_play_open(play, trials[trial].change);
-        crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+        rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
         gpu_play_expect(play, 1, gpu_play_publish(play, 1));
         trainer_begin(&play->trainer, 2);
         trainer_write(&play->trainer);
         assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
         assert_int_equal(refit_publisher_version(play->trainer.publisher), 1);
-        crew_member *late = gpu_play_hire_as(play, &play->config, play->theirs, CREW_ACCEPT);
+        rollout_thread *late = gpu_play_hire_as(play, &play->config, play->theirs, ROLLOUT_ACCEPT);
         trainer_wait_workers(&play->trainer, 2);
         if (trials[trial].served) {
-            assert_true(crew_wait(late, 1, 1) == gpu_play_digest(1));
-            assert_true(crew_was_on_device(late, 1) == trials[trial].on_gpu);
+            assert_true(rollouts_wait(late, 1, 1) == gpu_play_digest(1));
+            assert_true(rollouts_was_on_device(late, 1) == trials[trial].on_gpu);
         }
         gpu_play_expect(play, 3, gpu_play_publish(play, 3));
-        assert_int_equal(crew_count(member, 2), 0);
-        assert_int_equal(crew_count(late, 1), trials[trial].served ? 1 : 0);
+        assert_int_equal(rollouts_count(member, 2), 0);
+        assert_int_equal(rollouts_count(late, 1), trials[trial].served ? 1 : 0);
     }
 }
 
@@ -334,13 +334,13 @@ PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there)
     refit_device *other = NULL;
     gpu_play_open(play, NULL);
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     trainer_take_device(&play->trainer, NULL);
     gpu_play_expect(play, 1, gpu_play_publish(play, 1));
     trainer_take_device(&play->trainer, other);
     gpu_play_expect(play, 2, gpu_play_publish(play, 2));
     gpu_play_expect(play, 3, gpu_play_publish(play, 3));
-    assert_true(crew_was_on_device(member, 1) && crew_was_on_device(member, 3));
+    assert_true(rollouts_was_on_device(member, 1) && rollouts_was_on_device(member, 3));
     gpu_play_dismiss(play);
     trainer_close(&play->trainer);
     trainer_open_on(&play->trainer, &play->config, play->device);
@@ -350,7 +350,7 @@ PLAY_TEST(weights_of_the_host_and_of_another_gpu_are_brought_there)
 PLAY_TEST(with_require_weights_of_the_host_go_up)
 {
     gpu_play_open(play, with_gpu_required);
-    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     trainer_take_device(&play->trainer, NULL);
     gpu_play_expect(play, 1, gpu_play_publish(play, 1));
     gpu_play_expect(play, 2, gpu_play_publish(play, 2));
@@ -381,7 +381,7 @@ PLAY_TEST(a_driver_that_fails_costs_a_version_and_nothing_else)
     for (size_t i = 0; i < COUNT_OF(calls); i++) {
         for (unsigned nth = 1; nth <= 6; nth++) {
             gpu_play_open(play, NULL);
-            crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+            rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
             (void)gpu_play_publish(play, 1);
             fake_cuda_fail(calls[i], nth, 1, RFT_CU_OUT_OF_MEMORY);
             refit_status status = publish_again(play);
@@ -407,7 +407,7 @@ PLAY_TEST(room_for_one_version_is_enough_for_one)
 {
     rft_share_lock kept = {0}, late = {0};
     gpu_play_open(play, NULL);
-    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     gpu_play_expect(play, 1, gpu_play_publish(play, 1));
     gpu_play_expect(play, 2, gpu_play_publish(play, 2));
     hold(&kept, play->trainer.publisher, 0);
@@ -424,8 +424,8 @@ PLAY_TEST(room_for_one_version_is_enough_for_one)
                      2 * play->trainer.sample.manifest->store_bytes);
     trainer_write(&play->trainer);
     assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
-    assert_true(crew_wait(member, 3, 1) == gpu_play_digest(3));
-    assert_true(crew_was_on_device(member, 3));
+    assert_true(rollouts_wait(member, 3, 1) == gpu_play_digest(3));
+    assert_true(rollouts_was_on_device(member, 3));
     rft_share_lock_close(&kept);
     fake_cuda_set_taken(0, 0);
 }
@@ -433,7 +433,7 @@ PLAY_TEST(room_for_one_version_is_enough_for_one)
 PLAY_TEST(the_figures_are_those_of_the_tensors_there_are)
 {
     gpu_play_open(play, NULL);
-    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     gpu_play_expect(play, 1, gpu_play_publish(play, 1));
     uint64_t bytes = play->trainer.sample.manifest->store_bytes;
     refit_stats stats = trainer_stats(&play->trainer);

@@ -6,7 +6,7 @@
 
 #define SOON_MS 400u /* what is waited for does not come */
 
-static refit_stats worker_stats(crew_member *member)
+static refit_stats worker_stats(rollout_thread *member)
 {
     refit_stats stats;
     refit_stats_init(&stats, sizeof stats);
@@ -44,13 +44,13 @@ PLAY_TEST(a_worker_on_the_gpu_reads_every_version_there)
                                                required_without_kernels};
     for (size_t trial = 0; trial < COUNT_OF(changes); trial++) {
         gpu_play_open(play, changes[trial]);
-        crew_member *first = gpu_play_hire(play, true, CREW_ACCEPT);
-        crew_member *second = gpu_play_hire(play, true, CREW_ACCEPT);
+        rollout_thread *first = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+        rollout_thread *second = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
         for (uint64_t version = 1; version <= 4; version++) {
             play->trainer.at_once = version % 2 == 0;
             gpu_play_expect(play, version, gpu_play_publish(play, version));
-            assert_true(crew_was_on_device(first, version));
-            assert_true(crew_was_on_device(second, version));
+            assert_true(rollouts_was_on_device(first, version));
+            assert_true(rollouts_was_on_device(second, version));
         }
         uint64_t bytes = play->trainer.sample.manifest->payload_bytes;
         refit_stats stats = trainer_stats(&play->trainer);
@@ -66,7 +66,7 @@ PLAY_TEST(a_worker_on_the_gpu_reads_every_version_there)
 PLAY_TEST(with_require_nothing_is_kept_on_the_host)
 {
     gpu_play_open(play, with_gpu_required);
-    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     (void)gpu_play_publish(play, 1);
     assert_int_equal(trainer_stats(&play->trainer).publish_pinned_bytes, 0);
     assert_int_equal(fake_cuda_alive().registrations, 0);
@@ -84,16 +84,16 @@ PLAY_TEST(workers_on_the_gpu_and_elsewhere_switch_together)
         gpu_play_open(play, slots == 1 ? with_one_slot : NULL);
         refit_config socket = play->config;
         socket.broadcast_shm = REFIT_SHM_OFF;
-        crew_member *on_gpu = gpu_play_hire(play, true, CREW_ACCEPT);
-        crew_member *on_host = gpu_play_hire(play, false, CREW_ACCEPT);
-        crew_member *far = gpu_play_hire_as(play, &socket, play->theirs, CREW_ACCEPT);
+        rollout_thread *on_gpu = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+        rollout_thread *on_host = gpu_play_hire(play, false, ROLLOUT_ACCEPT);
+        rollout_thread *far = gpu_play_hire_as(play, &socket, play->theirs, ROLLOUT_ACCEPT);
         trainer_wait_workers(&play->trainer, 3);
         for (uint64_t version = 1; version <= 4; version++)
             gpu_play_expect(play, version, gpu_play_publish(play, version));
         assert_int_equal(gpu_play_path(play, on_gpu), REFIT_PATH_CUDA_IPC);
         assert_int_equal(gpu_play_path(play, on_host), REFIT_PATH_SHM);
         assert_int_equal(gpu_play_path(play, far), REFIT_PATH_SOCKET);
-        assert_false(crew_was_on_device(on_host, 4) || crew_was_on_device(far, 4));
+        assert_false(rollouts_was_on_device(on_host, 4) || rollouts_was_on_device(far, 4));
     }
 }
 
@@ -102,23 +102,23 @@ PLAY_TEST(a_late_worker_on_the_gpu_takes_what_there_is)
     gpu_play_open(play, NULL);
     uint64_t version = 1, digest = gpu_play_publish(play, 1); /* no worker was on the GPU */
     assert_int_equal(trainer_stats(&play->trainer).publish_gpu_bytes, 0);
-    crew_member *late = gpu_play_hire_as(play, &play->config, play->theirs, CREW_ACCEPT);
-    assert_true(crew_wait(late, 1, 1) == digest);
-    assert_false(crew_was_on_device(late, 1));
+    rollout_thread *late = gpu_play_hire_as(play, &play->config, play->theirs, ROLLOUT_ACCEPT);
+    assert_true(rollouts_wait(late, 1, 1) == digest);
+    assert_false(rollouts_was_on_device(late, 1));
     /* It may have begun to join before it was told its device. */
-    while (!crew_was_on_device(late, version))
+    while (!rollouts_was_on_device(late, version))
         gpu_play_bring(play, late, ++version);
-    crew_member *later = gpu_play_hire(play, true, CREW_ACCEPT);
-    assert_true(crew_wait(later, version, 1) == gpu_play_digest(version));
+    rollout_thread *later = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    assert_true(rollouts_wait(later, version, 1) == gpu_play_digest(version));
 }
 
 PLAY_TEST(with_require_a_late_worker_finds_the_version_on_the_gpu)
 {
     gpu_play_open(play, with_gpu_required);
     uint64_t digest = gpu_play_publish(play, 1);
-    crew_member *late = gpu_play_hire(play, true, CREW_ACCEPT);
-    assert_true(crew_wait(late, 1, 1) == digest);
-    assert_true(crew_was_on_device(late, 1));
+    rollout_thread *late = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
+    assert_true(rollouts_wait(late, 1, 1) == digest);
+    assert_true(rollouts_was_on_device(late, 1));
 }
 
 /* The trainer names its GPU after the worker has joined. */
@@ -126,10 +126,10 @@ PLAY_TEST(present_workers_join_once_more)
 {
     gpu_play_open(play, NULL);
     test_trainer second;
-    crew_member member;
+    rollout_thread member;
     trainer_open(&second, &play->config);
-    crew_start_on(&member, refit_publisher_endpoint(second.publisher), &play->config, play->theirs,
-                  CREW_ACCEPT);
+    rollouts_start_on(&member, refit_publisher_endpoint(second.publisher), &play->config,
+                      play->theirs, ROLLOUT_ACCEPT);
     trainer_wait_workers(&second, 1);
     assert_ok(refit_publisher_use_device(second.publisher, play->device, NULL));
     trainer_take_device(&second, play->device);
@@ -137,8 +137,8 @@ PLAY_TEST(present_workers_join_once_more)
     play->trainer = second;
     gpu_play_await_path(play, &member, REFIT_PATH_CUDA_IPC);
     gpu_play_bring(play, &member, 1);
-    assert_true(crew_was_on_device(&member, 1));
-    crew_stop(&member);
+    assert_true(rollouts_was_on_device(&member, 1));
+    rollouts_stop(&member);
     trainer_close(&play->trainer);
     play->trainer = first;
 }
@@ -209,7 +209,7 @@ PLAY_TEST(a_worker_on_another_gpu_takes_another_way)
     refit_device *other = NULL;
     gpu_play_open(play, NULL);
     assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-    crew_member *member = gpu_play_hire_as(play, &play->config, other, CREW_ACCEPT);
+    rollout_thread *member = gpu_play_hire_as(play, &play->config, other, ROLLOUT_ACCEPT);
     trainer_wait_workers(&play->trainer, 1);
     gpu_play_bring(play, member, 1);
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
@@ -267,7 +267,7 @@ PLAY_TEST(no_probe_means_no_gpu)
             assert_refused(refit_subscriber_open("tcp://127.0.0.1:1", &config, &none, error),
                            REFIT_ERR_CONFIG, "broadcast.gpu");
         } else {
-            crew_member *member = gpu_play_hire_as(play, &config, play->theirs, CREW_ACCEPT);
+            rollout_thread *member = gpu_play_hire_as(play, &config, play->theirs, ROLLOUT_ACCEPT);
             trainer_wait_workers(&play->trainer, 1);
             gpu_play_bring(play, member, 1);
             assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SOCKET);
@@ -281,7 +281,7 @@ PLAY_TEST(with_off_the_gpu_is_left_alone)
         gpu_play_open(play, end == 0 ? off : NULL);
         refit_config config = play->config;
         config.broadcast_gpu = end == 0 ? REFIT_GPU_AUTO : REFIT_GPU_OFF;
-        crew_member *member = gpu_play_hire_as(play, &config, play->theirs, CREW_ACCEPT);
+        rollout_thread *member = gpu_play_hire_as(play, &config, play->theirs, ROLLOUT_ACCEPT);
         trainer_wait_workers(&play->trainer, 1);
         gpu_play_bring(play, member, 1);
         assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
@@ -398,13 +398,13 @@ PLAY_TEST(with_require_weights_of_another_gpu_are_refused)
 PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way)
 {
     gpu_play_open(play, NULL);
-    crew_member *member = gpu_play_hire(play, true, CREW_ACCEPT);
+    rollout_thread *member = gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     fake_cuda_fail("cuIpcGetMemHandle", 2, 1, RFT_CU_UNKNOWN);
     gpu_play_bring(play, member, 1);
-    assert_false(crew_was_on_device(member, 1));
+    assert_false(rollouts_was_on_device(member, 1));
     assert_int_equal(gpu_play_path(play, member), REFIT_PATH_SHM);
     gpu_play_bring(play, member, 2);
-    assert_false(crew_was_on_device(member, 2));
+    assert_false(rollouts_was_on_device(member, 2));
 }
 
 PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_where_it_is_required)

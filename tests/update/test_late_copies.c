@@ -77,7 +77,7 @@ PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up)
         void *memory = NULL, *wrong = NULL;
         gpu_play_open(play, linger_briefly);
         assert_ok(refit_device_open("cuda:1", NULL, &other, NULL));
-        crew_member *member = gpu_play_hire(play, on_gpu, CREW_ACCEPT);
+        rollout_thread *member = gpu_play_hire(play, on_gpu, ROLLOUT_ACCEPT);
         trainer_begin(&play->trainer, 1);
         const sample_version *sample = &play->trainer.sample;
         uint64_t bytes = sample->manifest->tensors[0].bytes;
@@ -95,7 +95,7 @@ PLAY_TEST(a_tensor_from_elsewhere_waits_for_the_copy_that_was_given_up)
         assert_ok(write_first(play, from, device, REFIT_STREAM_NONE, &error));
         write_rest(play);
         assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
-        assert_true(crew_wait(member, 1, 1) == gpu_play_digest(1));
+        assert_true(rollouts_wait(member, 1, 1) == gpu_play_digest(1));
         assert_ok(refit_memory_free(play->device, wrong, NULL));
         assert_ok(refit_memory_free(other, memory, NULL));
         gpu_play_dismiss(play);
@@ -110,7 +110,7 @@ PLAY_TEST(another_version_does_not_wait_for_it)
 {
     void *wrong = NULL;
     gpu_play_open(play, linger_briefly);
-    (void)gpu_play_hire(play, true, CREW_ACCEPT);
+    (void)gpu_play_hire(play, true, ROLLOUT_ACCEPT);
     trainer_begin(&play->trainer, 1);
     const sample_version *sample = &play->trainer.sample;
     assert_ok(refit_memory_alloc(play->device, sample->manifest->tensors[0].bytes, &wrong, NULL));
@@ -125,8 +125,8 @@ PLAY_TEST(another_version_does_not_wait_for_it)
     play->trainer.device = device;
     assert_ok(refit_publisher_commit(play->trainer.publisher, NULL));
     stream_go(play->device, stream);
-    crew_member *late = gpu_play_hire_as(play, &play->config, NULL, CREW_ACCEPT);
-    assert_true(crew_wait(late, 2, 1) == gpu_play_digest(2));
+    rollout_thread *late = gpu_play_hire_as(play, &play->config, NULL, ROLLOUT_ACCEPT);
+    assert_true(rollouts_wait(late, 2, 1) == gpu_play_digest(2));
     assert_ok(refit_memory_free(play->device, wrong, NULL));
 }
 
@@ -173,10 +173,10 @@ PLAY_TEST(with_no_other_memory_the_version_before_is_not_served)
     shortage_begin(&none);
     assert_ok(refit_publisher_abort(play->trainer.publisher, NULL));
     shortage_end(&none);
-    crew_member *late = gpu_play_hire(play, false, CREW_ACCEPT);
+    rollout_thread *late = gpu_play_hire(play, false, ROLLOUT_ACCEPT);
     stream_go(play->device, stream);
     gpu_play_bring(play, late, 3);
-    assert_int_equal(crew_count(late, 1), 0);
+    assert_int_equal(rollouts_count(late, 1), 0);
     assert_ok(refit_memory_free(play->device, wrong, NULL));
 }
 

@@ -46,8 +46,8 @@ void run_open(training_run *run, const char *endpoint)
 
 void run_end(training_run *run)
 {
-    for (uint32_t i = 0; i < run->crew_count; i++)
-        crew_stop(&run->crew[i]);
+    for (uint32_t i = 0; i < run->rollouts_count; i++)
+        rollouts_stop(&run->rollouts[i]);
     refit_publisher_close(run->publisher);
     for (uint32_t i = 0; i < run->count; i++)
         if (run->tensors[i].alias_of == REFIT_NO_ALIAS) free(run->bytes[i]);
@@ -58,11 +58,11 @@ void run_wait_workers(training_run *run, uint32_t count)
     assert_done(refit_publisher_wait_workers(run->publisher, count, RUN_WAIT_MS, error));
 }
 
-crew_member *run_add_worker(training_run *run, crew_habit habit)
+rollout_thread *run_add_worker(training_run *run, rollout_action action)
 {
-    crew_member *member = &run->crew[run->crew_count++];
-    crew_start(member, run->endpoint, &run->config, habit);
-    run_wait_workers(run, run->crew_count);
+    rollout_thread *member = &run->rollouts[run->rollouts_count++];
+    rollouts_start(member, run->endpoint, &run->config, action);
+    run_wait_workers(run, run->rollouts_count);
     return member;
 }
 
@@ -91,7 +91,7 @@ void run_change(training_run *run)
 
 uint64_t run_digest(const training_run *run)
 {
-    return crew_digest(run->tensors, run->count, (const void *const *)run->bytes);
+    return rollouts_digest(run->tensors, run->count, (const void *const *)run->bytes);
 }
 
 void run_write(training_run *run, uint64_t version)
@@ -119,8 +119,8 @@ void *run_commit_on_thread(void *user)
 
 void run_expect(training_run *run, uint64_t version, uint64_t digest)
 {
-    for (uint32_t i = 0; i < run->crew_count; i++)
-        assert_int_equal(crew_wait(&run->crew[i], version, 1), digest);
+    for (uint32_t i = 0; i < run->rollouts_count; i++)
+        assert_int_equal(rollouts_wait(&run->rollouts[i], version, 1), digest);
 }
 
 refit_stats run_stats(training_run *run)

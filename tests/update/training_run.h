@@ -5,8 +5,8 @@
 #ifndef TRAINING_RUN_H
 #define TRAINING_RUN_H
 
-#include "tests/support/crew.h"
 #include "tests/support/quick_config.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/seeded.h"
 #include "tests/support/test.h"
 
@@ -22,8 +22,8 @@ typedef struct training_run {
     char names[RUN_TENSORS][32];
     unsigned char *bytes[RUN_TENSORS]; /* tied tensors have one */
     uint32_t count;
-    crew_member crew[RUN_CREW];
-    uint32_t crew_count;
+    rollout_thread rollouts[RUN_CREW];
+    uint32_t rollouts_count;
     uint64_t seed;
     uint64_t changed;    /* elements, by run_change_tensor */
     refit_status status; /* of the commit on a thread */
@@ -37,7 +37,7 @@ void run_open(training_run *run, const char *endpoint);
 void run_end(training_run *run);
 
 void run_wait_workers(training_run *run, uint32_t count);
-crew_member *run_add_worker(training_run *run, crew_habit habit);
+rollout_thread *run_add_worker(training_run *run, rollout_action action);
 
 /* One in `every` elements changes: mostly to the next value. 0: none does. */
 void run_change_tensor(training_run *run, uint32_t index, uint64_t every);
@@ -48,7 +48,7 @@ uint64_t run_digest(const training_run *run);
 void run_write(training_run *run, uint64_t version); /* 0: the next one */
 void run_commit(training_run *run);
 void *run_commit_on_thread(void *user);
-/* Every worker of the crew sees the version. */
+/* Every worker of the rollouts sees the version. */
 void run_expect(training_run *run, uint64_t version, uint64_t digest);
 refit_stats run_stats(training_run *run);
 

@@ -152,7 +152,7 @@ static void note_release(void *user, void *block)
     free(block);
 }
 
-/* A hundred bytes that name a tensor of a terabyte are judged before tables are made for it. */
+/* A hundred bytes that name a tensor of a terabyte are checked before tables are made for it. */
 TEST(more_than_the_machine_has_is_refused_before_memory_is_taken)
 {
     const refit_allocator noting = {sizeof noting, note_allocate, note_reallocate, note_release,

@@ -89,8 +89,8 @@ refit_status rft_cuda_bounce_open(rft_cuda_device *cuda, uint64_t half_bytes, rf
     rft_cuda_bounce *bounce = rft_calloc(1, sizeof *bounce);
     RFT_REFUSE_IF(bounce == NULL, error, status, "no host memory for small copies");
     bounce->half_bytes = half_bytes;
-    bounce->stretches = rft_calloc(1, sizeof *bounce->stretches);
-    if (bounce->stretches == NULL) {
+    bounce->chunks = rft_calloc(1, sizeof *bounce->chunks);
+    if (bounce->chunks == NULL) {
         (void)rft_fail(error, status, "no host memory for small copies");
         goto close_bounce;
     }
@@ -157,7 +157,7 @@ static void close_memory(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
 /* The same where the driver must not be called: frees our side of it. Outside a context guard. */
 static void bounce_forget(rft_cuda_bounce *bounce)
 {
-    rft_free(bounce->stretches);
+    rft_free(bounce->chunks);
     rft_free(bounce);
 }
 
@@ -175,8 +175,8 @@ void rft_cuda_bounce_close(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
 
 /* ---- A bounce buffer ---------------------------------------------------------------------- */
 
-#define ALIGNMENT     UINT64_C(512) /* of a stretch, in the half as on the host */
-#define PATIENCE_MS   250u          /* with a GPU that is behind by all sections */
+#define ALIGNMENT     UINT64_C(512) /* of a chunk, in the half as on the host */
+#define TIMEOUT_MS    250u          /* with a GPU that is behind by all sections */
 #define LEAST_ENTRIES 256u          /* what is left of a section is not begun for fewer */
 
 static refit_status record(rft_cuda_device *cuda, rft_cu_event event, rft_cu_stream stream,
@@ -204,7 +204,7 @@ static bool next_section(rft_cuda_device *cuda, rft_cuda_bounce *bounce)
         return false;
     }
     uint32_t next = (bounce->section + 1) % RFT_CUDA_SECTIONS;
-    int64_t deadline = bounce->behind ? rft_now() : rft_deadline(PATIENCE_MS);
+    int64_t deadline = bounce->behind ? rft_now() : rft_deadline(TIMEOUT_MS);
     refit_status status =
         rft_cuda_event_poll_wait(cuda, bounce->sections[next].done, deadline, NULL);
     bounce->behind = status != REFIT_OK;
@@ -223,12 +223,12 @@ static bool begin_portion(rft_cuda_device *cuda, rft_cuda_bounce *bounce,
     bounce->used = 0;
     bounce->payload = 0;
     rft_copy_order order = direction == RFT_CUDA_TO_DEVICE ? bounce->order : RFT_COPY_STREAM;
-    rft_cuda_batch_begin(bounce->stretches,
+    rft_cuda_batch_begin(bounce->chunks,
                          direction == RFT_CUDA_TO_HOST ? bounce->caller : bounce->own, order);
     return true;
 }
 
-/* Where in the half a copy lies that begins `ahead` bytes after the one before, or a stretch. */
+/* Where in the half a copy lies that begins `ahead` bytes after the one before, or a chunk. */
 static uint64_t place(const rft_cuda_bounce *bounce, uintptr_t host, bool joined)
 {
     if (joined) return bounce->used + (host - bounce->reached);
@@ -240,15 +240,15 @@ static bool has_room(const rft_cuda_bounce *bounce, rft_cuda_direction direction
 {
     return bounce->direction == direction && at + bytes <= bounce->half_bytes &&
            bounce->first + bounce->entries < RFT_CUDA_ENTRIES &&
-           bounce->stretches->count < RFT_CUDA_DESCRIPTORS;
+           bounce->chunks->count < RFT_CUDA_DESCRIPTORS;
 }
 
-static refit_status add_stretch(rft_cuda_device *cuda, rft_cuda_bounce *bounce, uintptr_t host,
-                                rft_cu_ptr there, uint64_t bytes, refit_error *error)
+static refit_status add_chunk(rft_cuda_device *cuda, rft_cuda_bounce *bounce, uintptr_t host,
+                              rft_cu_ptr there, uint64_t bytes, refit_error *error)
 {
     bool out = bounce->direction == RFT_CUDA_TO_HOST;
-    return rft_cuda_batch_add(cuda, bounce->stretches, out ? host : there, out ? there : host,
-                              bytes, !out, error);
+    return rft_cuda_batch_add(cuda, bounce->chunks, out ? host : there, out ? there : host, bytes,
+                              !out, error);
 }
 
 static refit_status put_in(rft_cuda_device *cuda, rft_cuda_bounce *bounce, const rft_copy *copy,
@@ -260,10 +260,10 @@ static refit_status put_in(rft_cuda_device *cuda, rft_cuda_bounce *bounce, const
     uint64_t at = place(bounce, host, joined);
     rft_cu_ptr there = bounce->halves[bounce->half].memory + at;
     if (joined) {
-        size_t *last = &bounce->stretches->bytes[bounce->stretches->count - 1];
+        size_t *last = &bounce->chunks->bytes[bounce->chunks->count - 1];
         *last += (host - bounce->reached) + copy->bytes;
     } else {
-        RFT_TRY(add_stretch(cuda, bounce, host, there, copy->bytes, error));
+        RFT_TRY(add_chunk(cuda, bounce, host, there, copy->bytes, error));
     }
     bounce->sections[bounce->section].entries[bounce->first + bounce->entries++] = (rft_pack_entry){
         .to = out ? there : memory, .from = out ? memory : there, .bytes = copy->bytes};
@@ -299,12 +299,12 @@ static refit_status launch(rft_cuda_device *cuda, rft_cuda_bounce *bounce, rft_c
     return rft_cuda_launch_pack(cuda, stream, table, bounce->entries, bounce->payload, error);
 }
 
-/* The stretches know their stream: it is that of their step. */
+/* The chunks know their stream: it is that of their step. */
 static refit_status do_step(rft_cuda_device *cuda, rft_cuda_bounce *bounce, bool packs,
                             rft_cu_stream stream, refit_error *error)
 {
     return packs ? launch(cuda, bounce, stream, error)
-                 : rft_cuda_batch_flush(cuda, bounce->stretches, error);
+                 : rft_cuda_batch_flush(cuda, bounce->chunks, error);
 }
 
 /* After what the caller's stream had before the batch, where the first step reads that. */
@@ -402,7 +402,7 @@ static rft_cu_ptr host(const measure *at, uint32_t i)
 
 static refit_status by_engines(const measure *at, bool out, refit_error *error)
 {
-    rft_cuda_batch *batch = at->bounce->stretches;
+    rft_cuda_batch *batch = at->bounce->chunks;
     rft_cuda_batch_begin(batch, at->bounce->own, RFT_COPY_STREAM);
     for (uint32_t i = 0; i < at->count; i++) {
         rft_cu_ptr there = scattered(at, i), here = host(at, i);

@@ -10,7 +10,7 @@
  * stream at a time uses a bounce buffer, so no copy waits for the work of another stream.
  *
  * A portion is what one half takes at once: entries for the pack kernel, in host memory that the
- * GPU reads, and stretches of host memory, each one copy. A stretch joins small copies whose host
+ * GPU reads, and chunks of host memory, each one copy. A chunk joins small copies whose host
  * sides follow each other; padding between them is copied too.
  */
 #ifndef RFT_CUDA_BOUNCE_H
@@ -58,7 +58,7 @@ typedef struct rft_cuda_bounce {
     uint64_t half_bytes;
     rft_cuda_half halves[RFT_CUDA_HALVES];
     rft_cuda_section sections[RFT_CUDA_SECTIONS];
-    rft_cuda_batch *stretches; /* of the portion that is gathered */
+    rft_cuda_batch *chunks; /* of the portion that is gathered */
 
     /* The batch under way. */
     rft_copy_order order;
@@ -70,7 +70,7 @@ typedef struct rft_cuda_bounce {
     uint32_t section; /* where its entries lie, from `first` on */
     uint32_t first;
     uint32_t entries;
-    uint64_t used;     /* bytes of the half, with what stretches are aligned by */
+    uint64_t used;     /* bytes of the half, with what chunks are aligned by */
     uint64_t payload;  /* bytes of its copies */
     uintptr_t reached; /* end of the host side of its last copy */
 } rft_cuda_bounce;

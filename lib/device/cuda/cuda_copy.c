@@ -3,7 +3,7 @@
  *
  * - Copies between host memory that is pinned here and any other memory are gathered into batches
  *   for the copy engines (cuda_batch.c).
- * - Of these, two or more small ones whose host sides follow each other are a stretch, which goes
+ * - Of these, two or more small ones whose host sides follow each other are a chunk, which goes
  *   through a bounce buffer (cuda_bounce.c). A single small copy would gain nothing.
  * - All other copies (pageable memory, device to device) take a call each, since the driver may do
  *   such a copy while the caller waits, or refuse it in a batch.
@@ -22,7 +22,7 @@
 
 /* ---- Batches ------------------------------------------------------------------------------ */
 
-#define GAP_MOST    8192u /* padding that is copied rather than parting a stretch */
+#define GAP_MOST    8192u /* padding that is copied rather than parting a chunk */
 #define SMALL_LEAST 16u   /* small copies of a batch that are worth a kernel */
 
 struct rft_cuda_copier {
@@ -144,7 +144,7 @@ static bool follows(const copy_walk *walk, const rft_copy *copy, const rft_copy 
            rft_cuda_pinned_holds(walk->pinned, host, next->bytes);
 }
 
-/* The end of the stretch that begins where the walk is. */
+/* The end of the chunk that begins where the walk is. */
 static uint32_t find_end(const copy_walk *walk, rft_cuda_direction direction)
 {
     uint32_t end = walk->at + 1;
@@ -172,8 +172,8 @@ static refit_status put_one(copy_walk *walk, const rft_copy *copy, rft_cuda_dire
 
 /* Once the bounce buffer has no room, the copy engines take the copies from there to the end of the
  * batch. */
-static refit_status put_stretch(copy_walk *walk, uint32_t end, rft_cuda_direction direction,
-                                bool *full, refit_error *error)
+static refit_status put_chunk(copy_walk *walk, uint32_t end, rft_cuda_direction direction,
+                              bool *full, refit_error *error)
 {
     bool joined = false;
     while (walk->at < end) {
@@ -199,7 +199,7 @@ static refit_status put_all(copy_walk *walk, refit_error *error)
             copy->bytes == 0 ? RFT_CUDA_NEITHER : find_direction(walk, copy);
         uint32_t end = full ? walk->at + 1 : find_end(walk, direction);
         if (end - walk->at > 1) {
-            RFT_TRY(put_stretch(walk, end, direction, &full, error));
+            RFT_TRY(put_chunk(walk, end, direction, &full, error));
         } else if (copy->bytes > 0) {
             RFT_TRY(put_one(walk, copy, direction, error));
         }

@@ -220,7 +220,7 @@ refit_status rft_cuda_launch_master_encode(rft_cuda_device *cuda, rft_cu_stream 
     RFT_TRY(check_kernels(cuda, error));
     grid split = {count_blocks(cuda, on.elements / RFT_MASTER_BLOCK + 1), 1};
     grid list = {count_blocks(cuda, on.elements / RFT_MASTER_UNIT + 1), 1};
-    void *arguments[] = {&on.master, &on.weights, &on.coded, &on.elements, &on.room, &on.verdict};
+    void *arguments[] = {&on.master, &on.weights, &on.coded, &on.elements, &on.room, &on.result};
     RFT_TRY(launch(cuda, stream, cuda->kernels->all[MASTER_SPLIT], split, arguments, error));
     return launch(cuda, stream, cuda->kernels->all[MASTER_LIST], list, arguments, error);
 }
@@ -233,7 +233,7 @@ refit_status rft_cuda_launch_master_decode(rft_cuda_device *cuda, rft_cu_stream 
     RFT_TRY(check_kernels(cuda, error));
     grid shape = {count_blocks(cuda, on.elements / RFT_MASTER_BLOCK + 1), 1};
     void *arguments[] = {&on.master, &on.weights, &on.coded, &on.elements,
-                         &on.room,   &on.verdict, &compares};
+                         &on.room,   &on.result,  &compares};
     return launch(cuda, stream, cuda->kernels->all[MASTER_JOIN], shape, arguments, error);
 }
 
@@ -553,7 +553,7 @@ static refit_status code_masters(rft_cuda_device *cuda, refit_stream_ref stream,
     RFT_TRY(check_reach(cuda, job->master, 4 * job->elements, error));
     RFT_TRY(check_reach(cuda, job->weights, 2 * job->elements, error));
     RFT_TRY(check_reach(cuda, job->coded, coded, error));
-    RFT_TRY(check_reach(cuda, job->verdict, sizeof *job->verdict, error));
+    RFT_TRY(check_reach(cuda, job->result, sizeof *job->result, error));
     RFT_TRY(rft_cuda_work_begin(cuda, stream, &work, error));
     return rft_cuda_work_end(cuda, &work, launches(cuda, work.stream, job, error), error);
 }

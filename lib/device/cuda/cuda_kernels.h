@@ -11,9 +11,9 @@
  *         the same, and copies
  *     rft_master_split_kernel(const void *master, const void *weights, void *coded,
  *                             uint64_t elements, uint32_t room)
- *     rft_master_list_kernel(…, rft_master_verdict *verdict)
+ *     rft_master_list_kernel(…, rft_master_result *result)
  *     rft_master_join_kernel(void *master, const void *weights, const void *coded,
- *                            uint64_t elements, uint32_t room, rft_master_verdict *verdict,
+ *                            uint64_t elements, uint32_t room, rft_master_result *result,
  *                            uint32_t compares)
  *     rft_delta_encode_kernel(rft_delta_job *jobs, uint32_t count)
  *     rft_delta_apply_kernel(rft_delta_job *jobs, uint32_t count)

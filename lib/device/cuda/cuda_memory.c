@@ -1,6 +1,6 @@
 /*
- * Memory of a GPU. Bytes are booked before they are taken and given back after they are gone, so
- * that the configured capacity is never exceeded; arenas (cuda_vmm.c) share the books.
+ * Memory of a GPU. Bytes are reserved before they are taken and given back after they are gone, so
+ * that the configured capacity is never exceeded; arenas (cuda_vmm.c) share the accounting.
  *
  * The driver promises alignment to 256 bytes and this module to 512, so an allocation that is not
  * aligned to 512 is made again with slack; the driver then tells where it begins.
@@ -31,7 +31,7 @@ refit_status rft_cuda_memory_open(rft_cuda_device *cuda, uint64_t capacity, rft_
 {
     rft_cuda_memory *memory = rft_calloc(1, sizeof *memory);
     RFT_REFUSE_IF(memory == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no host memory for the books of a GPU");
+                  "no host memory for the accounting of a GPU");
     refit_status status = rft_mutex_open(&memory->lock, error);
     if (status != REFIT_OK) {
         rft_free(memory);
@@ -64,7 +64,7 @@ uint64_t rft_cuda_memory_used(rft_cuda_memory *memory)
     return used;
 }
 
-refit_status rft_cuda_memory_book(rft_cuda_device *cuda, uint64_t bytes, refit_error *error)
+refit_status rft_cuda_memory_reserve(rft_cuda_device *cuda, uint64_t bytes, refit_error *error)
 {
     rft_cuda_memory *memory = cuda->memory;
     rft_lock(&memory->lock);
@@ -78,7 +78,7 @@ refit_status rft_cuda_memory_book(rft_cuda_device *cuda, uint64_t bytes, refit_e
     return REFIT_OK;
 }
 
-void rft_cuda_memory_unbook(rft_cuda_device *cuda, uint64_t bytes)
+void rft_cuda_memory_unreserve(rft_cuda_device *cuda, uint64_t bytes)
 {
     rft_cuda_memory *memory = cuda->memory;
     rft_lock(&memory->lock);
@@ -135,7 +135,7 @@ static refit_status list_block(rft_cuda_memory *memory, void *block, uint64_t by
     return status;
 }
 
-/* The block, once its bytes are booked. */
+/* The block, once its bytes are reserved. */
 static refit_status place_block(rft_cuda_device *cuda, uint64_t bytes, void **out,
                                 refit_error *error)
 {
@@ -156,9 +156,9 @@ refit_status rft_cuda_memory_alloc(rft_cuda_device *cuda, uint64_t bytes, void *
 {
     RFT_REFUSE_IF(!rft_align_u64(bytes, BLOCK_ALIGNMENT, &bytes), error, REFIT_ERR_DEVICE_MEMORY,
                   "%" PRIu64 " bytes exceed the address space", bytes);
-    RFT_TRY(rft_cuda_memory_book(cuda, bytes, error));
+    RFT_TRY(rft_cuda_memory_reserve(cuda, bytes, error));
     refit_status status = place_block(cuda, bytes, out, error);
-    if (status != REFIT_OK) rft_cuda_memory_unbook(cuda, bytes);
+    if (status != REFIT_OK) rft_cuda_memory_unreserve(cuda, bytes);
     return status;
 }
 
@@ -173,9 +173,9 @@ static refit_status free_block(rft_cuda_device *cuda, void *block, bool inside, 
                   block);
     rft_cu_result result = RFT_CU_SUCCESS;
     if (inside) result = give_block(cuda, (rft_cu_ptr)(uintptr_t)block);
-    /* A lost GPU has taken its memory along: the books are what is left to free. */
+    /* A lost GPU has taken its memory along: the accounting is what is left to free. */
     if (result == RFT_CU_SUCCESS || rft_cuda_is_lost(result)) {
-        rft_cuda_memory_unbook(cuda, bytes);
+        rft_cuda_memory_unreserve(cuda, bytes);
         return REFIT_OK;
     }
     RFT_TRY(list_block(memory, block, bytes, error)); /* it had a place: there is room */

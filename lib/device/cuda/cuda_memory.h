@@ -1,4 +1,4 @@
-/* cuda_memory: allocations on a GPU, and the books of what refit has there. */
+/* cuda_memory: allocations on a GPU, and the accounting of what refit has there. */
 #ifndef RFT_CUDA_MEMORY_H
 #define RFT_CUDA_MEMORY_H
 
@@ -16,10 +16,10 @@ void rft_cuda_memory_close(rft_cuda_device *cuda, rft_cuda_memory *memory);
 uint64_t rft_cuda_memory_capacity(const rft_cuda_memory *memory);
 uint64_t rft_cuda_memory_used(rft_cuda_memory *memory);
 
-/* The books, for all that takes memory of the GPU: booked before it is taken, given back after it
- * is gone. REFIT_ERR_DEVICE_MEMORY beyond the capacity. */
-refit_status rft_cuda_memory_book(rft_cuda_device *cuda, uint64_t bytes, refit_error *error);
-void rft_cuda_memory_unbook(rft_cuda_device *cuda, uint64_t bytes);
+/* The accounting, for all that takes memory of the GPU: reserved before it is taken, given back
+ * after it is gone. REFIT_ERR_DEVICE_MEMORY beyond the capacity. */
+refit_status rft_cuda_memory_reserve(rft_cuda_device *cuda, uint64_t bytes, refit_error *error);
+void rft_cuda_memory_unreserve(rft_cuda_device *cuda, uint64_t bytes);
 
 /* The sentence for a driver that has no memory left: how much is free, and what helps. Other
  * answers are told as rft_cuda_check tells them. Inside a context guard. */

@@ -1,6 +1,6 @@
 /*
  * Arenas on a GPU, by its driver's virtual memory management: the list of reserved ranges. A range
- * is a stretch of addresses; a chunk is one handle of memory mapped to it.
+ * is a range of addresses; a chunk is one handle of memory mapped to it.
  *
  * device_calls.c waits for the streams that use a range before it calls decommit. Where the driver
  * or the platform has no such management there is no list, and reserve says so.
@@ -17,7 +17,7 @@
 /* ---- Chunks ----------------------------------------------------------------------------------
  * Physical memory of a GPU is mapped to reserved addresses and unmapped, one large handle at a
  * time: the cost of these calls grows with their number, hardly with the bytes. Knows one chunk and
- * the books, not what the memory holds.
+ * the accounting, not what the memory holds.
  *
  * Such memory is accessible to those GPUs that are named when it is mapped, whatever
  * cuCtxEnablePeerAccess has allowed: its own, and every other one that this process uses by then
@@ -100,7 +100,7 @@ static rft_cu_result open_access(rft_cuda_device *cuda, rft_cu_ptr at, uint64_t 
 }
 
 /* To OPEN, at the address `at`. `*what` is the sentence's beginning where it fails. The bytes of an
- * EMPTY one are booked. Both are called inside a context guard. */
+ * EMPTY one are reserved. Both are called inside a context guard. */
 static rft_cu_result chunk_raise(rft_cuda_device *cuda, rft_cuda_chunk *chunk,
                                  const rft_cu_allocation *properties, rft_cu_ptr at, uint64_t bytes,
                                  const char **what)
@@ -134,7 +134,7 @@ static bool is_gone(rft_cu_result result)
     return result == RFT_CU_SUCCESS || rft_cuda_is_lost(result);
 }
 
-/* To EMPTY, and `bytes` off the books; also where the answer is that the GPU is lost. */
+/* To EMPTY, and `bytes` off the accounting; also where the answer is that the GPU is lost. */
 static rft_cu_result chunk_lower(rft_cuda_device *cuda, rft_cuda_chunk *chunk, rft_cu_ptr at,
                                  uint64_t bytes, const char **what)
 {
@@ -151,7 +151,7 @@ static rft_cu_result chunk_lower(rft_cuda_device *cuda, rft_cuda_chunk *chunk, r
         result = driver->physical_release(chunk->handle);
         if (!is_gone(result)) return result;
         chunk->state = RFT_CHUNK_EMPTY;
-        rft_cuda_memory_unbook(cuda, bytes);
+        rft_cuda_memory_unreserve(cuda, bytes);
     }
     return result;
 }
@@ -280,12 +280,12 @@ static rft_cu_result raise_all(rft_cuda_device *cuda, rft_cuda_range *range, rft
     return result;
 }
 
-/* Takes bytes that were not taken off the books, then lowers chunks without live granules, one by
- * one: those that this call raised, and those that an earlier failure left half-way. */
+/* Takes bytes that were not taken off the accounting, then lowers chunks without live granules, one
+ * by one: those that this call raised, and those that an earlier failure left half-way. */
 static void undo_raise(rft_cuda_device *cuda, rft_cuda_range *range, rft_cuda_part chunks)
 {
     const char *what;
-    rft_cuda_memory_unbook(cuda, bytes_missing(range, chunks));
+    rft_cuda_memory_unreserve(cuda, bytes_missing(range, chunks));
     for (uint64_t at = chunks.from; at < chunks.to; at++) {
         if (range->chunks[at].live == 0) (void)lower(cuda, range, at, &what);
     }
@@ -297,7 +297,7 @@ static refit_status commit_locked(rft_cuda_device *cuda, rft_cuda_range *range, 
     const char *what = "";
     rft_cuda_part chunks = touched(range, part);
     uint64_t missing = bytes_missing(range, chunks);
-    RFT_TRY(rft_cuda_memory_book(cuda, missing, error));
+    RFT_TRY(rft_cuda_memory_reserve(cuda, missing, error));
     rft_cu_result result = raise_all(cuda, range, chunks, &what);
     if (result == RFT_CU_SUCCESS) {
         set_live(range, part, true);
@@ -391,21 +391,21 @@ static refit_status reserve_addresses(rft_cuda_device *cuda, rft_cuda_range *ran
         cuda->driver.address_reserve(&range->base, bytes, range->pages->granule, 0, 0);
     if (result == RFT_CU_OUT_OF_MEMORY) {
         return rft_fail_sub(error, REFIT_ERR_DEVICE_MEMORY, result,
-                            "%" PRIu64 " bytes of addresses could not be reserved in one stretch: "
+                            "%" PRIu64 " bytes of addresses could not be reserved in one range: "
                             "reserve less",
                             bytes);
     }
     return rft_cuda_check(&cuda->driver, result, error, "addresses could not be reserved");
 }
 
-/* Reserves `bytes`, whole granules, not none. REFIT_ERR_DEVICE_MEMORY: no such stretch of
+/* Reserves `bytes`, whole granules, not none. REFIT_ERR_DEVICE_MEMORY: no such range of
  * addresses. */
 static refit_status range_open(rft_cuda_device *cuda, const rft_cuda_pages *pages, uint64_t bytes,
                                rft_cuda_range **out, refit_error *error)
 {
     rft_cuda_range *range = make_range(pages, bytes);
     RFT_REFUSE_IF(range == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no host memory for the books of %" PRIu64 " bytes of addresses", bytes);
+                  "no host memory for the accounting of %" PRIu64 " bytes of addresses", bytes);
     refit_status status = REFIT_OK;
     RFT_TRY_GOTO(rft_mutex_open(&range->lock, error), free_range);
     RFT_TRY_GOTO(reserve_addresses(cuda, range, bytes, error), close_lock);
@@ -420,7 +420,7 @@ free_range:
 }
 
 /* Memory and addresses back to the driver; if not all of it can be unmapped, the addresses stay
- * with it, and on the books. Close frees our side. */
+ * with it, and on the accounting. Close frees our side. */
 static rft_cu_result range_give_back(rft_cuda_device *cuda, rft_cuda_range *range)
 {
     const char *what;

@@ -1,11 +1,11 @@
 /*
- * Device memory of the host device, and the books that make its capacity real.
+ * Device memory of the host device, and the accounting that makes its capacity real.
  *
  * Allocations of a megabyte and more are mappings of their own: when they are freed the pages go
  * back to the operating system at once, as they do on a GPU. Smaller ones come from the C library.
- * Bytes are booked before they are taken and given back after they are gone, so that the sum of
+ * Bytes are reserved before they are taken and given back after they are gone, so that the sum of
  * what exists never exceeds the capacity. Reservations, whose addresses stay while their memory
- * comes and goes, share the books. Page locks, and copies, digests and casts on the
+ * comes and goes, share the accounting. Page locks, and copies, digests and casts on the
  * calling thread, are here too.
  */
 #include "device/host/host_memory.h"
@@ -27,7 +27,7 @@
 
 /* ---- Extents ---------------------------------------------------------------------------------
  * The committed part of a reservation. Neighbours are joined, so an arena that is resident as a
- * whole is one stretch however many regions it holds.
+ * whole is one range however many regions it holds.
  */
 
 #define ROOM_FIRST 16u
@@ -44,13 +44,13 @@ static refit_status extents_prepare(rft_host_extents *set, refit_error *error)
     uint32_t room = set->room == 0 ? ROOM_FIRST : set->room * 2;
     rft_extent *list = rft_realloc(set->list, room, sizeof *list);
     RFT_REFUSE_IF(list == NULL, error, REFIT_ERR_HOST_MEMORY,
-                  "no host memory to keep track of %u stretches of an arena", room);
+                  "no host memory to keep track of %u ranges of an arena", room);
     set->list = list;
     set->room = room;
     return REFIT_OK;
 }
 
-/* The first stretch that ends at or after `at`. */
+/* The first range that ends at or after `at`. */
 static uint32_t first_reaching(const rft_host_extents *set, uintptr_t at)
 {
     uint32_t low = 0, high = set->count;
@@ -65,7 +65,7 @@ static uint32_t first_reaching(const rft_host_extents *set, uintptr_t at)
     return low;
 }
 
-/* Puts `added` stretches of `with` in the place of those in [first, last). */
+/* Puts `added` ranges of `with` in the place of those in [first, last). */
 static void replace(rft_host_extents *set, uint32_t first, uint32_t last, const rft_extent *with,
                     uint32_t added)
 {
@@ -193,7 +193,7 @@ uint64_t rft_host_memory_used(rft_host_memory *memory)
     return used;
 }
 
-/* Books `bytes`, the lock held, or refuses. give takes them off the books. */
+/* Reserves `bytes`, the lock held, or refuses. give takes them off the accounting. */
 static refit_status take(rft_host_memory *memory, uint64_t bytes, refit_error *error)
 {
     RFT_REFUSE_IF(bytes > memory->capacity - memory->used, error, REFIT_ERR_DEVICE_MEMORY,
@@ -228,8 +228,8 @@ static void give_block(void *block, uint64_t bytes)
     }
 }
 
-static refit_status book_block(rft_host_memory *memory, void *block, uint64_t bytes,
-                               refit_error *error)
+static refit_status reserve_block(rft_host_memory *memory, void *block, uint64_t bytes,
+                                  refit_error *error)
 {
     rft_lock(&memory->lock);
     refit_status status = rft_allocations_add(&memory->allocations, block, bytes, error);
@@ -237,14 +237,14 @@ static refit_status book_block(rft_host_memory *memory, void *block, uint64_t by
     return status;
 }
 
-static void unbook(rft_host_memory *memory, uint64_t bytes)
+static void unreserve(rft_host_memory *memory, uint64_t bytes)
 {
     rft_lock(&memory->lock);
     give(memory, bytes);
     rft_unlock(&memory->lock);
 }
 
-/* The block, once its bytes are booked. */
+/* The block, once its bytes are reserved. */
 static refit_status place_block(rft_host_memory *memory, uint64_t bytes, void **out,
                                 refit_error *error)
 {
@@ -252,7 +252,7 @@ static refit_status place_block(rft_host_memory *memory, uint64_t bytes, void **
     RFT_REFUSE_IF(block == NULL, error, REFIT_ERR_DEVICE_MEMORY,
                   "the machine has no %" PRIu64 " bytes for the host device: %s", bytes,
                   strerror(errno));
-    refit_status status = book_block(memory, block, bytes, error);
+    refit_status status = reserve_block(memory, block, bytes, error);
     if (status != REFIT_OK) {
         give_block(block, bytes);
         return status;
@@ -272,7 +272,7 @@ refit_status rft_host_memory_alloc(rft_host_memory *memory, uint64_t bytes, void
     rft_unlock(&memory->lock);
     if (status != REFIT_OK) return status;
     status = place_block(memory, bytes, out, error);
-    if (status != REFIT_OK) unbook(memory, bytes);
+    if (status != REFIT_OK) unreserve(memory, bytes);
     return status;
 }
 
@@ -285,7 +285,7 @@ refit_status rft_host_memory_free(rft_host_memory *memory, void *block, refit_er
                   "%p was not given by refit_memory_alloc of this device, or was freed before",
                   block);
     give_block(block, bytes);
-    unbook(memory, bytes);
+    unreserve(memory, bytes);
     return REFIT_OK;
 }
 
@@ -295,7 +295,7 @@ refit_status rft_host_memory_free(rft_host_memory *memory, void *block, refit_er
  * A reservation is a mapping without access. Commit makes pages accessible (the kernel fills them
  * with zeros when they are first touched); decommit takes the access and the pages away, so that a
  * stray pointer faults as it would on a GPU. All under the lock of the memory: these are short
- * system calls, and books and pages must agree.
+ * system calls, and accounting and pages must agree.
  */
 
 static rft_extent range_of(const void *base, uint64_t bytes)
@@ -686,7 +686,7 @@ static refit_status check_master(rft_host_memory *memory, const rft_master_job *
     RFT_TRY(check_there(memory, job->master, 4 * job->elements, error));
     RFT_TRY(check_there(memory, job->weights, 2 * job->elements, error));
     RFT_TRY(check_there(memory, job->coded, rft_master_bytes(job->elements, job->room), error));
-    return check_there(memory, job->verdict, sizeof *job->verdict, error);
+    return check_there(memory, job->result, sizeof *job->result, error);
 }
 
 /* One job, unit by unit. */
@@ -703,29 +703,28 @@ static void encode_unit(const rft_master_job *unit)
     rft_master_list(unit);
 }
 
-static void add_verdict(unit_work *work, const rft_master_verdict *verdict)
+static void add_result(unit_work *work, const rft_master_result *result)
 {
-    atomic_fetch_or(&work->found, verdict->found);
+    atomic_fetch_or(&work->found, result->found);
     unsigned need = atomic_load(&work->need);
-    while (need < verdict->need &&
-           !atomic_compare_exchange_weak(&work->need, &need, verdict->need)) {
+    while (need < result->need && !atomic_compare_exchange_weak(&work->need, &need, result->need)) {
     }
 }
 
 static void do_unit(void *user, uint32_t item, uint32_t worker)
 {
     unit_work *work = user;
-    rft_master_verdict verdict = {0};
+    rft_master_result result = {0};
     rft_master_job unit = *work->job;
     uint64_t first = (uint64_t)item * RFT_MASTER_UNIT;
     (void)worker;
     unit.master = (char *)unit.master + 4 * first;
     unit.weights = (const char *)unit.weights + 2 * first;
     unit.coded = (char *)unit.coded + rft_master_bytes(first, unit.room);
-    unit.verdict = &verdict;
+    unit.result = &result;
     unit.elements = rft_min_u64(RFT_MASTER_UNIT, unit.elements - first);
     work->code(&unit);
-    add_verdict(work, &verdict);
+    add_result(work, &result);
 }
 
 static refit_status code_units(rft_host_memory *memory, rft_pool *pool, const rft_master_job *job,
@@ -736,10 +735,10 @@ static refit_status code_units(rft_host_memory *memory, rft_pool *pool, const rf
     uint64_t units = (job->elements + RFT_MASTER_UNIT - 1) / RFT_MASTER_UNIT;
     RFT_REFUSE_IF(units > UINT32_MAX, error, REFIT_ERR_LIMIT,
                   "%" PRIu64 " masters are too many for one call", job->elements);
-    atomic_init(&work.found, job->verdict->found);
-    atomic_init(&work.need, job->verdict->need);
+    atomic_init(&work.found, job->result->found);
+    atomic_init(&work.need, job->result->need);
     rft_pool_items(pool, (uint32_t)units, do_unit, &work);
-    *job->verdict = (rft_master_verdict){atomic_load(&work.found), atomic_load(&work.need)};
+    *job->result = (rft_master_result){atomic_load(&work.found), atomic_load(&work.need)};
     return REFIT_OK;
 }
 

@@ -14,7 +14,7 @@
 #include "device/device.h"
 
 /* ---- Extents ---------------------------------------------------------------------------------
- * A set of bytes, as sorted, disjoint stretches. Not thread-safe. */
+ * A set of bytes, as sorted, disjoint ranges. Not thread-safe. */
 
 typedef struct rft_extent {
     uintptr_t from;

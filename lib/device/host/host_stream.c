@@ -353,7 +353,7 @@ static void put_job(rft_copy *to, const rft_master_job *job)
                        .bytes = job->elements,
                        .slack = job->room,
                        .known_memory = job->compares};
-    to[1] = (rft_copy){.to = job->coded, .from = job->verdict};
+    to[1] = (rft_copy){.to = job->coded, .from = job->result};
 }
 
 static rft_master_job get_job(const rft_copy *from)
@@ -361,7 +361,7 @@ static rft_master_job get_job(const rft_copy *from)
     return (rft_master_job){.master = from[0].to,
                             .weights = from[0].from,
                             .coded = from[1].to,
-                            .verdict = (rft_master_verdict *)from[1].from,
+                            .result = (rft_master_result *)from[1].from,
                             .elements = from[0].bytes,
                             .room = from[0].slack,
                             .compares = from[0].known_memory};

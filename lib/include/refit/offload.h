@@ -15,11 +15,12 @@
  *
  * A verb that fails before its copies are under way leaves the state as it was, and may be called
  * again. Copies under way do not fail, unless the device is lost (refit/device.h). But what they
- * brought may be refused: by a digest (offload.verify), or by a verdict on masters. That makes the
- * state FAILED, and each region is in a known place (refit_offloader_region): its bytes are on the
- * device, or in the host image, which stays authoritative until the last byte is back. After an
- * offload all are still on the device; after a restore, the groups that were not refused are. Both
- * verbs may be called again from FAILED: they move what is not yet where it should be.
+ * brought may be refused: by a digest (offload.verify), or by the result of a check of masters.
+ * That makes the state FAILED, and each region is in a known place (refit_offloader_region): its
+ * bytes are on the device, or in the host image, which stays authoritative until the last byte is
+ * back. After an offload all are still on the device; after a restore, the groups that were not
+ * refused are. Both verbs may be called again from FAILED: they move what is not yet where it
+ * should be.
  *
  * When the device is lost, every call but closes, reports and read locks answers REFIT_ERR_DEVICE.
  * What was away stays in the host image, which a read lock reads: also in RESTORING, and in FAILED

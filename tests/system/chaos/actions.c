@@ -46,7 +46,7 @@ static void kill_worker(chaos_run *run, uint32_t at, const chaos_action *action)
     mend_later(run, ACTION_KILL, at, action->ms);
 }
 
-/* All are heard meanwhile: what it says until its end counts, and the trainer may judge by it. */
+/* All are heard meanwhile: what it says until its end counts, and the trainer may check by it. */
 static void await_worker_end(chaos_run *run, run_worker *one)
 {
     const chaos_note quit = {.kind = NOTE_QUIT};
@@ -90,7 +90,7 @@ static void take_key(chaos_run *run, const chaos_action *action)
     run_worker *one = &run->worker[action->worker];
     if (!run->keys || one->shut) return;
     run_key_name(action->worker, key);
-    locksmith_revoke(&run->smith, key);
+    key_fixture_revoke(&run->smith, key);
     one->shut = true;
     one->revoked = true;
     mend_later(run, ACTION_REVOKE, action->worker, action->ms);
@@ -101,7 +101,7 @@ static void give_key_back(chaos_run *run, uint32_t at)
     char key[16];
     run_worker *one = &run->worker[at];
     run_key_name(at, key);
-    locksmith_allow(&run->smith, key);
+    key_fixture_allow(&run->smith, key);
     one->shut = false;
     if (one->removed) run_start_worker(run, at);
     one->removed = false;

@@ -9,7 +9,7 @@
 
 #include "chaos_plan.h"
 #include "note.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 
 /* Timeouts of every run, in ms. */
 #define ACTOR_HEARTBEAT         30u
@@ -23,11 +23,11 @@ typedef struct actor_part {
     const chaos_plan *plan;
     int line;
     char endpoint[256];
-    uint32_t number;        /* of the worker, or of the trainer: 0, 1, … in the order they came */
-    char name[64];          /* of the worker */
-    char key[16];           /* of the worker */
-    const locksmith *smith; /* of the run's keys; NULL: none */
-    bool boot_clock;        /* whether its monotonic clock is moved, too */
+    uint32_t number; /* of the worker, or of the trainer: 0, 1, … in the order they came */
+    char name[64];   /* of the worker */
+    char key[16];    /* of the worker */
+    const key_fixture *smith; /* of the run's keys; NULL: none */
+    bool boot_clock;          /* whether its monotonic clock is moved, too */
 } actor_part;
 
 /* Called first. */

@@ -8,7 +8,7 @@
 #include "actor.h"
 #include "base/clock.h"
 #include "clocks.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 
 typedef struct trainer {
     const actor_part *part;
@@ -246,7 +246,7 @@ int trainer_run(const actor_part *part)
         !model_open(&the.model, the.variant, part->plan->model + part->number)) {
         return 1;
     }
-    if (part->smith != NULL) locksmith_equip_trainer(part->smith, &the.config);
+    if (part->smith != NULL) key_fixture_equip_trainer(part->smith, &the.config);
     open_publisher(&the);
     while (note_await(part->line, &order, -1) && order.kind != NOTE_QUIT)
         obey(&the, &order);

@@ -8,7 +8,7 @@
 #include "actor.h"
 #include "base/clock.h"
 #include "clocks.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 
 #define NEXT_MS 20u /* how long one wait in next is; an order waits no longer */
 
@@ -191,7 +191,7 @@ int worker_run(const actor_part *part)
     refit_status status = actor_configure(part, plan->shm, &config, &error);
     if (status == REFIT_OK)
         status = refit_config_set(&config, "broadcast.worker", part->name, &error);
-    if (part->smith != NULL) locksmith_equip_worker(part->smith, part->key, &config);
+    if (part->smith != NULL) key_fixture_equip_worker(part->smith, part->key, &config);
     if (status == REFIT_OK)
         status = refit_subscriber_open(part->endpoint, &config, &the.subscriber, &error);
     chaos_note ready = {.kind = NOTE_READY, .status = (int32_t)status};

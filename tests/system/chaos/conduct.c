@@ -329,11 +329,11 @@ static void start_proxy(chaos_run *run)
 }
 
 /* Removes the keys' folder whichever way the run ends. */
-static locksmith *smith_at_exit;
+static key_fixture *smith_at_exit;
 
 static void dismiss_smith(void)
 {
-    locksmith_close(smith_at_exit);
+    key_fixture_close(smith_at_exit);
 }
 
 static void make_keys(chaos_run *run)
@@ -341,15 +341,15 @@ static void make_keys(chaos_run *run)
     char key[16];
     run->keys = run->plan.keys;
     if (!run->keys) return;
-    run->smith = locksmith_open();
+    run->smith = key_fixture_open();
     smith_at_exit = &run->smith;
     atexit(dismiss_smith);
     for (uint32_t i = 0; i < run->plan.workers; i++) {
         run_key_name(i, key);
-        locksmith_admit(&run->smith, key);
+        key_fixture_admit(&run->smith, key);
     }
-    locksmith_admit(&run->smith, ATTACKER_LIAR);
-    locksmith_admit(&run->smith, ATTACKER_EVICTED);
+    key_fixture_admit(&run->smith, ATTACKER_LIAR);
+    key_fixture_admit(&run->smith, ATTACKER_EVICTED);
 }
 
 /* Tried in a process that is not needed afterwards. */

@@ -253,7 +253,7 @@ static void be_evicted(liar *the)
     }
     the->evicting = true;
     if (the->what->part->smith != NULL) {
-        locksmith_revoke(the->what->part->smith, ATTACKER_EVICTED);
+        key_fixture_revoke(the->what->part->smith, ATTACKER_EVICTED);
         the->revoked = true;
     } else {
         const rft_message never = {.kind = RFT_COMMIT, .as.commit.version = 1};
@@ -273,7 +273,7 @@ static bool open_liar(liar *the, const attack *what, bool is_evicted)
         snprintf(the->name, sizeof the->name, "%s", own);
     if (actor_configure(part, false, &the->config, NULL) != REFIT_OK) return false;
     the->limits = rft_limits_from(&the->config);
-    if (part->smith != NULL) locksmith_equip_worker(part->smith, own, &the->config);
+    if (part->smith != NULL) key_fixture_equip_worker(part->smith, own, &the->config);
     return rft_channel_connect(what->endpoint, &the->config, &the->channel, NULL) == REFIT_OK;
 }
 
@@ -293,7 +293,7 @@ void liar_attack(const attack *what, bool is_evicted)
         }
         if (the.welcome && !attack_goes_on(what, TURN_MS)) break;
     }
-    if (the.revoked) locksmith_allow(what->part->smith, ATTACKER_EVICTED);
+    if (the.revoked) key_fixture_allow(what->part->smith, ATTACKER_EVICTED);
     rft_channel_close(the.channel);
     rft_bytes_close(&the.scratch);
 }

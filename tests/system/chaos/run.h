@@ -12,7 +12,7 @@
 #include "chaos_plan.h"
 #include "processes.h"
 #include "proxy.h"
-#include "tests/support/locksmith.h"
+#include "tests/support/key_fixture.h"
 
 typedef struct chaos_options {
     uint32_t versions;
@@ -51,7 +51,7 @@ typedef struct run_mend {
 /* The trainer's report of the version under way. */
 typedef struct run_round {
     bool open;
-    chaos_note done; /* its last word, not yet judged */
+    chaos_note done; /* its last word, not yet checked */
     ledger_result result;
     uint32_t claimed;    /* as in the run, at any moment since it began */
     uint32_t stopped_ms; /* that the trainer spent stopped */
@@ -75,7 +75,7 @@ typedef struct chaos_run {
     const chaos_options *options;
     FILE *log;
     int64_t began;
-    locksmith smith;
+    key_fixture smith;
     bool keys; /* they are in use */
     process proxy;
     process trainer;

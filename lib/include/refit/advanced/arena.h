@@ -37,7 +37,7 @@ typedef struct refit_arena refit_arena;
  * the device. Any thread.
  *
  * Errors:
- * - REFIT_ERR_DEVICE_MEMORY: no such stretch of addresses
+ * - REFIT_ERR_DEVICE_MEMORY: no such range of addresses
  * - REFIT_ERR_UNSUPPORTED, REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_open(refit_device *device, uint64_t bytes,
@@ -65,7 +65,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_arena_close(refit_arena *arena, re
  *
  * Errors:
  * - REFIT_ERR_DEVICE_MEMORY: capacity
- * - REFIT_ERR_LIMIT: no stretch of addresses that long is left
+ * - REFIT_ERR_LIMIT: no range of addresses that long is left
  * - REFIT_ERR_INVALID, REFIT_ERR_HOST_MEMORY
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_arena_alloc(refit_arena *arena, uint64_t bytes,

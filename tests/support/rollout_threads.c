@@ -1,5 +1,5 @@
 /* Workers as threads. Nothing is asserted on them: the test's own thread looks at what they saw. */
-#include "tests/support/crew.h"
+#include "tests/support/rollout_threads.h"
 #include "tests/support/test.h"
 
 #include <stdlib.h>
@@ -16,7 +16,7 @@ static uint64_t add_tensor(uint64_t digest, uint32_t index, const refit_tensor *
     return digest + (index + 1) * rft_digest_finish(sum, tensor->bytes);
 }
 
-uint64_t crew_digest(const refit_tensor *tensors, uint32_t count, const void *const *bytes)
+uint64_t rollouts_digest(const refit_tensor *tensors, uint32_t count, const void *const *bytes)
 {
     uint64_t digest = 0;
     for (uint32_t i = 0; i < count; i++)
@@ -52,38 +52,39 @@ static uint64_t update_digest(const refit_update *update)
 }
 
 /* Keeps the update open, and looks at the end whether it is still what it was. */
-static void keep(crew_member *member, const refit_update *update, uint64_t digest)
+static void keep(rollout_thread *member, const refit_update *update, uint64_t digest)
 {
     while (!member->let_go)
         rft_cond_wait_idle(&member->changed, &member->lock);
     member->torn = member->torn || update_digest(update) != digest;
 }
 
-static void handle(crew_member *member, refit_update *update)
+static void handle(rollout_thread *member, refit_update *update)
 {
     uint64_t digest = update_digest(update);
     rft_lock(&member->lock);
-    crew_habit habit = member->habit;
+    rollout_action action = member->action;
     rft_unlock(&member->lock);
     refit_status status = REFIT_OK;
-    if (habit == CREW_ACCEPT || habit == CREW_KEEP) status = refit_update_accept(update, NULL);
-    if (habit == CREW_REFUSE_KEPT) status = refit_update_refuse(update, "not today", 1, NULL);
-    if (habit == CREW_REFUSE_LOST) status = refit_update_refuse(update, "half loaded", 0, NULL);
+    if (action == ROLLOUT_ACCEPT || action == ROLLOUT_KEEP)
+        status = refit_update_accept(update, NULL);
+    if (action == ROLLOUT_REFUSE_KEPT) status = refit_update_refuse(update, "not today", 1, NULL);
+    if (action == ROLLOUT_REFUSE_LOST) status = refit_update_refuse(update, "half loaded", 0, NULL);
     rft_lock(&member->lock);
-    if (status == REFIT_OK && member->count < CREW_VERSIONS) {
+    if (status == REFIT_OK && member->count < ROLLOUT_VERSIONS) {
         member->versions[member->count] = refit_update_version(update);
         member->on_device[member->count] = refit_update_device(update) != NULL;
         member->digests[member->count++] = digest;
     }
     rft_cond_wake_all(&member->changed);
-    if (habit == CREW_KEEP) keep(member, update, digest);
+    if (action == ROLLOUT_KEEP) keep(member, update, digest);
     rft_unlock(&member->lock);
     refit_update_close(update);
 }
 
 static void *work(void *user)
 {
-    crew_member *member = user;
+    rollout_thread *member = user;
     refit_status status = REFIT_OK;
     while (status == REFIT_OK || status == REFIT_ERR_TIMEOUT) {
         refit_update *update = NULL;
@@ -97,12 +98,13 @@ static void *work(void *user)
     return NULL;
 }
 
-static refit_status open_on(crew_member *member, const char *endpoint, const refit_config *config,
-                            refit_device *device, crew_habit habit, refit_error *error)
+static refit_status open_on(rollout_thread *member, const char *endpoint,
+                            const refit_config *config, refit_device *device, rollout_action action,
+                            refit_error *error)
 {
     refit_status status;
     memset(member, 0, sizeof *member);
-    member->habit = habit;
+    member->action = action;
     RFT_TRY(rft_mutex_open(&member->lock, error));
     RFT_TRY_GOTO(rft_cond_open(&member->changed, error), undo_lock);
     RFT_TRY_GOTO(refit_subscriber_open(endpoint, config, &member->subscriber, error), undo_cond);
@@ -110,7 +112,8 @@ static refit_status open_on(crew_member *member, const char *endpoint, const ref
         RFT_TRY_GOTO(refit_subscriber_use_device(member->subscriber, device, error),
                      undo_subscriber);
     }
-    RFT_TRY_GOTO(rft_thread_start(&member->thread, "crew", work, member, error), undo_subscriber);
+    RFT_TRY_GOTO(rft_thread_start(&member->thread, "rollouts", work, member, error),
+                 undo_subscriber);
     return REFIT_OK;
 
 undo_subscriber:
@@ -123,27 +126,27 @@ undo_lock:
     return status;
 }
 
-refit_status crew_open(crew_member *member, const char *endpoint, const refit_config *config,
-                       crew_habit habit, refit_error *error)
+refit_status rollouts_open(rollout_thread *member, const char *endpoint, const refit_config *config,
+                           rollout_action action, refit_error *error)
 {
-    return open_on(member, endpoint, config, NULL, habit, error);
+    return open_on(member, endpoint, config, NULL, action, error);
 }
 
-void crew_start_on(crew_member *member, const char *endpoint, const refit_config *config,
-                   refit_device *device, crew_habit habit)
+void rollouts_start_on(rollout_thread *member, const char *endpoint, const refit_config *config,
+                       refit_device *device, rollout_action action)
 {
-    assert_done(open_on(member, endpoint, config, device, habit, error));
+    assert_done(open_on(member, endpoint, config, device, action, error));
 }
 
-void crew_start(crew_member *member, const char *endpoint, const refit_config *config,
-                crew_habit habit)
+void rollouts_start(rollout_thread *member, const char *endpoint, const refit_config *config,
+                    rollout_action action)
 {
-    crew_start_on(member, endpoint, config, NULL, habit);
+    rollouts_start_on(member, endpoint, config, NULL, action);
 }
 
-void crew_stop(crew_member *member)
+void rollouts_stop(rollout_thread *member)
 {
-    crew_let_go(member);
+    rollouts_let_go(member);
     refit_subscriber_wake(member->subscriber);
     rft_thread_join(member->thread);
     refit_subscriber_close(member->subscriber);
@@ -151,15 +154,15 @@ void crew_stop(crew_member *member)
     rft_mutex_close(&member->lock);
 }
 
-void crew_set_habit(crew_member *member, crew_habit habit)
+void rollout_set_action(rollout_thread *member, rollout_action action)
 {
     rft_lock(&member->lock);
-    member->habit = habit;
+    member->action = action;
     member->let_go = false;
     rft_unlock(&member->lock);
 }
 
-void crew_let_go(crew_member *member)
+void rollouts_let_go(rollout_thread *member)
 {
     rft_lock(&member->lock);
     member->let_go = true;
@@ -168,7 +171,7 @@ void crew_let_go(crew_member *member)
 }
 
 /* The lock is held. */
-static uint32_t count_of(const crew_member *member, uint64_t version, uint64_t *digest)
+static uint32_t count_of(const rollout_thread *member, uint64_t version, uint64_t *digest)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < member->count; i++) {
@@ -179,7 +182,7 @@ static uint32_t count_of(const crew_member *member, uint64_t version, uint64_t *
     return count;
 }
 
-uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times)
+uint64_t rollouts_wait(rollout_thread *member, uint64_t version, uint32_t times)
 {
     int64_t deadline = rft_deadline(WAIT_MS);
     uint64_t digest = 0;
@@ -196,7 +199,7 @@ uint64_t crew_wait(crew_member *member, uint64_t version, uint32_t times)
     return digest;
 }
 
-refit_status crew_end(crew_member *member)
+refit_status rollouts_end(rollout_thread *member)
 {
     rft_lock(&member->lock);
     refit_status end = member->end;
@@ -204,7 +207,7 @@ refit_status crew_end(crew_member *member)
     return end;
 }
 
-bool crew_was_on_device(crew_member *member, uint64_t version)
+bool rollouts_was_on_device(rollout_thread *member, uint64_t version)
 {
     bool found = false;
     rft_lock(&member->lock);
@@ -215,7 +218,7 @@ bool crew_was_on_device(crew_member *member, uint64_t version)
     return found;
 }
 
-uint32_t crew_count(crew_member *member, uint64_t version)
+uint32_t rollouts_count(rollout_thread *member, uint64_t version)
 {
     uint64_t digest;
     rft_lock(&member->lock);
