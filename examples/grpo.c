@@ -1059,7 +1059,7 @@ static void run_options_read(run_options *out, int argc, char **argv)
     refit_config_init(&out->config, sizeof out->config);
     for (int option; (option = getopt_long(argc, argv, "", known, NULL)) != -1;)
         read_one(out, option, optarg);
-    if (optind < argc) die("\"%s\" is no option; see grpo --help", argv[optind]);
+    if (optind < argc) die("\"%s\" is not an option; see grpo --help", argv[optind]);
     if (out->window && !out->offload) die("--window and --no-offload exclude each other");
     or_die(refit_config_load_env(&out->config, &error), &error);
 }

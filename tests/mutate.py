@@ -320,15 +320,15 @@ class Hunt:
         for mutant in mutants:
             if self.sums["counted"] == count:
                 break
-            verdict = self.judge(mutant)
-            counts = verdict.startswith("noticed") or verdict == "survived"
+            result = self.judge(mutant)
+            counts = result.startswith("noticed") or result == "survived"
             self.sums["counted"] += counts
-            self.sums[verdict.split(" by ")[0]] += 1
-            self.sums["by time"] += verdict.endswith("Timeout")
+            self.sums[result.split(" by ")[0]] += 1
+            self.sums["by time"] += result.endswith("Timeout")
             if counts:
                 place = f"{mutant.path}:{mutant.line}"
-                print(f"{self.sums['counted']:4} {place} {verdict}", flush=True)
-            if verdict == "survived":
+                print(f"{self.sums['counted']:4} {place} {result}", flush=True)
+            if result == "survived":
                 survivors.append(mutant)
                 print(f"-{mutant.old}\n+{mutant.new}", flush=True)
         self.report(survivors)

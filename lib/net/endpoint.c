@@ -103,11 +103,11 @@ static refit_status user_parse(rft_endpoint *endpoint, refit_error *error)
 {
     endpoint->open = strcmp(endpoint->rest, "*") == 0;
     endpoint->local = true;
-    RFT_REFUSE_IF(!endpoint->open && !rft_key_name_is_valid(endpoint->rest), error,
-                  REFIT_ERR_INVALID,
-                  "endpoint \"%s\" is no name of at most %d letters, digits, '.', '_' and '-', not "
-                  "first '.' or '-', as in user://refit",
-                  endpoint->text, RFT_KEY_NAME_BYTES - 1);
+    RFT_REFUSE_IF(
+        !endpoint->open && !rft_key_name_is_valid(endpoint->rest), error, REFIT_ERR_INVALID,
+        "endpoint \"%s\" is not a name of at most %d letters, digits, '.', '_' and '-', not "
+        "first '.' or '-', as in user://refit",
+        endpoint->text, RFT_KEY_NAME_BYTES - 1);
     return REFIT_OK;
 }
 

@@ -1010,7 +1010,7 @@ refit_status refit_window_place(refit_window *window, uint32_t part, void *memor
     RFT_REFUSE_IF(part < span->first || part - span->first >= span->count ||
                       !is_born(&window->parts[part]),
                   error, REFIT_ERR_INVALID,
-                  "part %" PRIu32 " is no REFIT_PART_NEW of the window in use, which has parts "
+                  "part %" PRIu32 " is not a REFIT_PART_NEW of the window in use, which has parts "
                   "%" PRIu32 " to %" PRIu32,
                   part, span->first, span->first + span->count - 1);
     const rft_region *region = region_of(window, &window->parts[part]);

@@ -422,10 +422,11 @@ undo_secret:
 refit_status rft_key_files_write(const char *folder, const char *name, const rft_key *public_key,
                                  const rft_key *secret_key, bool replace, refit_error *error)
 {
-    RFT_REFUSE_IF(!rft_key_name_is_valid(name), error, REFIT_ERR_INVALID,
-                  "\"%.80s\" is no name for keys: letters, digits, '.', '_' and '-', at most %d, "
-                  "beginning with a letter, a digit or '_'",
-                  name, RFT_KEY_NAME_BYTES - 1);
+    RFT_REFUSE_IF(
+        !rft_key_name_is_valid(name), error, REFIT_ERR_INVALID,
+        "\"%.80s\" is not a name for keys: letters, digits, '.', '_' and '-', at most %d, "
+        "beginning with a letter, a digit or '_'",
+        name, RFT_KEY_NAME_BYTES - 1);
     bool made = mkdir(folder, 0700) == 0;
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0) {

@@ -243,7 +243,7 @@ static uint32_t assert_left(archive_rig *rig)
     return count;
 }
 
-RIG_TEST(a_prune_killed_between_any_two_steps_leaves_what_can_be_rebuilt)
+RIG_TEST(prune_killed_between_two_steps_leaves_rebuildable_versions)
 {
     unsigned nth = 1;
     uint32_t least = KEPT, most = 0;

@@ -114,8 +114,8 @@ TEST(an_error_keeps_its_advice)
 TEST(a_name_that_was_cut_before_is_shown_as_text)
 {
     refit_error error;
-    (void)rft_fail(&error, REFIT_ERR_INVALID, "'%.4s' is no name", LAYER LAYER);
-    assert_string_equal(error.text, "'" LAYER "?' is no name");
+    (void)rft_fail(&error, REFIT_ERR_INVALID, "'%.4s' is not a name", LAYER LAYER);
+    assert_string_equal(error.text, "'" LAYER "?' is not a name");
 }
 
 int main(void)

@@ -187,7 +187,7 @@ RIG_TEST(memory_that_was_not_checked_meets_no_kernel)
     assert_int_equal(fake_cuda_calls("cuLaunchKernel"), 0);
 }
 
-/* Two registrations side by side: host sides go on across the edge, copies and stretches do not. */
+/* Two registrations side by side: host sides go on across the edge, copies and ranges do not. */
 RIG_TEST(no_copy_straddles_two_registrations)
 {
     const uint64_t edge = 600 * KIB;

@@ -86,7 +86,7 @@ whole_test(a_device_that_fails_costs_at_most_one_pageable_refit)
     fail_each(settings);
 }
 
-whole_test(a_device_that_fails_costs_at_most_one_refit_with_memory_on_its_way)
+whole_test(failing_device_costs_at_most_one_background_refit)
 {
     static const char *const settings[] = {"offload.background", "true", "offload.pin", "require",
                                            NULL};

@@ -8,7 +8,7 @@
  * The bytes of a plane are taken that many times over, and compressed here if a flag says so, as no
  * fuzzer writes what zstd reads; another says what length FRAME gives for it: none, as of a plane
  * that travels as it is, the right one, or one that is off by the last byte. What is unpacked is no
- * longer than the stretch of the image that it stands for; and a payload of which every entry holds
+ * longer than the range of the image that it stands for; and a payload of which every entry holds
  * together is packed again and unpacked to the same.
  */
 #include <zstd.h>

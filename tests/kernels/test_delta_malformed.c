@@ -178,7 +178,7 @@ TEST(every_truncation_is_found_out)
 }
 
 /* HIGH with one bit too few or too many is found out; of the others what can be is. */
-TEST(every_flipped_bit_is_judged_alike)
+TEST(every_flipped_bit_is_checked_alike)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
@@ -193,7 +193,7 @@ TEST(every_flipped_bit_is_judged_alike)
     }
 }
 
-TEST(random_planes_are_judged_alike)
+TEST(random_planes_are_checked_alike)
 {
     for (uint32_t round = 0; round < 3000; round++) {
         coded made = every_kind(round % EVERY_KIND);

@@ -181,7 +181,7 @@ TEST(same_blocks_are_nothing)
 }
 
 /* The result is the twin's; a block that is refused stays as it was. */
-TEST(malformed_planes_are_judged_as_by_the_twin)
+TEST(malformed_planes_are_checked_as_by_the_twin)
 {
     uint32_t refused = 0;
     for (uint32_t round = 0; round < 60; round++) {

@@ -33,7 +33,7 @@ typedef struct pair {
     master_data data;
     rft_master_job job;
     unsigned char *coded, *twin, *back, *twin_back;
-    rft_master_result result, twin_verdict;
+    rft_master_result result, twin_result;
     size_t bytes;
     unsigned blocks, threads; /* of the grid */
 } pair;
@@ -57,7 +57,7 @@ static void open_pair(pair *on, uint64_t elements, master_weights kind, uint32_t
     on->blocks = 1 + (unsigned)elements % 3;
     on->threads = 32 * (1 + (unsigned)elements % 4);
     on->result = (rft_master_result){0};
-    on->twin_verdict = (rft_master_result){0};
+    on->twin_result = (rft_master_result){0};
     on->job = (rft_master_job){.master = on->data.masters,
                                .weights = on->data.weights,
                                .elements = elements,
@@ -76,7 +76,7 @@ static void close_pair(pair *on)
 static void encode_pair(pair *on)
 {
     on->job.coded = on->twin;
-    on->job.result = &on->twin_verdict;
+    on->job.result = &on->twin_result;
     rft_master_split(&on->job);
     rft_master_list(&on->job);
     on->job.coded = on->coded;
@@ -84,7 +84,7 @@ static void encode_pair(pair *on)
     grid_launch(on->blocks, 1, on->threads, do_split, &on->job);
     grid_launch(on->blocks, 1, on->threads, do_list, &on->job);
     assert_memory_equal(on->coded, on->twin, on->bytes);
-    assert_memory_equal(&on->result, &on->twin_verdict, sizeof on->result);
+    assert_memory_equal(&on->result, &on->twin_result, sizeof on->result);
 }
 
 /* Both decode what the kernel coded; returns what both found wrong. */
@@ -92,16 +92,16 @@ static uint32_t decode_pair(pair *on, bool compares)
 {
     rft_master_job job = on->job;
     on->result.found = 0;
-    on->twin_verdict.found = 0;
+    on->twin_result.found = 0;
     job.coded = on->coded;
     job.compares = compares;
     if (!compares) job.master = on->twin_back;
-    job.result = &on->twin_verdict;
+    job.result = &on->twin_result;
     rft_master_join(&job);
     if (!compares) job.master = on->back;
     job.result = &on->result;
     grid_launch(on->blocks, 1, on->threads, do_join, &job);
-    assert_int_equal(on->result.found, on->twin_verdict.found);
+    assert_int_equal(on->result.found, on->twin_result.found);
     assert_memory_equal(on->back, on->twin_back, 4 * on->job.elements);
     return on->result.found;
 }
@@ -161,7 +161,7 @@ TEST(changed_weights_are_found_alike)
 }
 
 /* A bit of the coded bytes is another: both make the same of it. */
-TEST(malformed_units_are_judged_as_by_the_twin)
+TEST(malformed_units_are_checked_as_by_the_twin)
 {
     uint64_t seed = 21;
     uint32_t wrong = 0;

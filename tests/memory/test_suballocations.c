@@ -62,8 +62,8 @@ ARENA_TEST(a_refusal_tells_the_longest_hole)
     assert_ok(refit_arena_free(arena, pieces[1], NULL));
     assert_ok(refit_arena_free(arena, pieces[3], NULL));
     assert_int_equal(refit_arena_alloc(arena, 4 * PAGE, &piece, &error), REFIT_ERR_LIMIT);
-    (void)snprintf(expected, sizeof expected,
-                   ": %" PRIu64 " of %" PRIu64 " are left in one stretch", 3 * PAGE, 8 * PAGE);
+    (void)snprintf(expected, sizeof expected, ": %" PRIu64 " of %" PRIu64 " are left in one range",
+                   3 * PAGE, 8 * PAGE);
     assert_non_null(strstr(error.text, expected));
     assert_ok(refit_arena_close(arena, NULL));
 }

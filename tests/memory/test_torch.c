@@ -128,13 +128,13 @@ HOST(what_is_no_piece_is_not_freed)
 {
     char *memory = refit_torch_alloc((ptrdiff_t)MIB, 0, NULL);
     refit_torch_free(memory + 4096, 512, 0, NULL);
-    assert_int_equal(heard_count("no piece"), 1);
+    assert_int_equal(heard_count("not a piece"), 1);
     assert_int_equal(used_bytes(), MIB);
     assert_int_equal(refit_torch_detach(all.arena, &all.error), REFIT_ERR_BUSY);
     refit_torch_free(memory, 512, 0, NULL);
     heard_begin(REFIT_LOG_DEBUG);
     refit_torch_free(memory, 512, 0, NULL);
-    assert_int_equal(heard_count("no piece"), 1);
+    assert_int_equal(heard_count("not a piece"), 1);
 }
 
 HOST(an_arena_is_attached_once_and_while_it_is_needed)
@@ -243,7 +243,7 @@ GPU(each_gpu_has_its_own_arena)
     assert_int_equal(fake_cuda_used(0), CHUNK);
     assert_int_equal(fake_cuda_used(1), CHUNK);
     refit_torch_free(one, 512, 1, NULL);
-    assert_int_equal(heard_count("no piece"), 1);
+    assert_int_equal(heard_count("not a piece"), 1);
     refit_torch_free(one, 512, 0, NULL);
     assert_ok(refit_torch_detach(first.arena, &first.error));
     close_all(&first);

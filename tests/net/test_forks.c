@@ -148,7 +148,7 @@ TEST(a_number_that_was_used_again_is_left_to_the_child)
 }
 
 /* Between two looks of the trainer a connection came and went, and files got its number. */
-TEST(files_with_the_number_of_a_connection_that_has_gone_are_left_to_the_child)
+TEST(child_keeps_files_that_reuse_number_of_closed_connection)
 {
     found at;
     int files[FILES];
@@ -191,7 +191,7 @@ static void *open_again_and_again(void *user)
 }
 
 /* The alarm ends a child that waits for a lock of a thread that it does not have. */
-TEST(a_child_opens_although_its_parent_was_opening_on_another_thread)
+TEST(child_opens_context_while_parent_thread_was_opening_one)
 {
     rft_thread thread;
     atomic_bool ends;

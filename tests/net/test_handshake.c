@@ -171,7 +171,7 @@ static void *hang_up(void *user)
 }
 
 /* As a trainer with keys may do; the reason cannot be known, so it is not a failure of its own. */
-TEST(a_query_whose_handshake_is_ended_is_told_that_keys_may_be_missing)
+TEST(query_with_ended_handshake_is_told_keys_may_be_missing)
 {
     refit_config config = quick_config();
     refit_query *query = NULL;

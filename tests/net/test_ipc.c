@@ -217,7 +217,7 @@ int __wrap_getsockopt(int fd, int level, int name, void *value, socklen_t *size)
     return code;
 }
 
-TEST(a_peer_of_another_pid_namespace_is_judged_by_its_user)
+TEST(a_peer_of_another_pid_namespace_is_checked_by_its_user)
 {
     refit_error error;
     int pair[2];

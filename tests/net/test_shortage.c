@@ -98,7 +98,7 @@ static void speak(const char *endpoint, const refit_config *config, rft_channel 
     rft_channel_close(worker);
 }
 
-TEST(workers_that_come_when_no_descriptor_is_left_do_not_end_the_trainer)
+TEST(workers_do_not_end_trainer_that_is_out_of_descriptors)
 {
     refit_config config = quick_config();
     int rounds = getenv("TEST_ROUNDS") == NULL ? ROUNDS : atoi(getenv("TEST_ROUNDS"));
@@ -155,7 +155,7 @@ TEST(ends_that_open_with_hardly_a_descriptor_fail_with_an_error)
 }
 
 /* With a context that is there, a second publisher is short of what binding takes alone. */
-TEST(a_trainer_that_binds_a_port_with_hardly_a_descriptor_fails_with_an_error)
+TEST(trainer_binding_port_with_few_descriptors_fails_with_error)
 {
     refit_config config = quick_config();
     rft_channel *first, *channel;

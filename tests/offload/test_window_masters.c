@@ -591,7 +591,7 @@ SCENE(the_end_of_a_step_waits_for_copies_that_read_weights, .kind = LITTLE, .win
 
 /* The first window leaves, and masters of it do not fit, while the third arrives: both are over
  * before either is looked at. */
-SCENE(windows_that_come_and_go_at_once_are_judged_apart, .kind = MASTERS, .windows = "3")
+SCENE(windows_that_come_and_go_at_once_are_checked_apart, .kind = MASTERS, .windows = "3")
 {
     on->count = 0;
     for (uint64_t unit = 0; unit < 3; unit++)

@@ -39,7 +39,7 @@ static raw_worker *open_applied(scene *on)
 
 /* While a trainer was stopped, its workers have lost it and say HELLO again. The report still says
  * what they did for its version. */
-ON_SCENE(worker_that_joins_again_is_still_named_for_the_version_it_applied)
+ON_SCENE(worker_joining_again_is_still_named_for_applied_version)
 {
     raw_worker *worker = open_applied(on);
     raw_worker_say_hello(worker);

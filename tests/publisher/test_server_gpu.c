@@ -176,7 +176,7 @@ ON_GPU(with_require_only_workers_on_the_gpu_come_in)
     assert_true(is_subscribed(on, 5));
 }
 
-ON_GPU(worker_that_comes_back_without_the_gpu_is_lost_where_it_is_required)
+ON_GPU(worker_returning_without_required_gpu_is_lost)
 {
     scene_open(on, REFIT_GPU_REQUIRE, 1);
     use_gpu(on);

@@ -200,9 +200,7 @@ def test_what_a_name_means_there_and_not_here_is_a_warning(
         (modules(activation_offload_fraction=0.5), "saved_bytes=-1"),
     ],
 )
-def test_values_that_cannot_be_are_refused_and_nothing_is_changed(
-    said: dict[str, Any], sentence: str
-) -> None:
+def test_invalid_values_are_refused_and_change_nothing(said: dict[str, Any], sentence: str) -> None:
     before = repr(said)
     for call in (keywords, take):
         with pytest.raises(InvalidError, match=sentence):

@@ -137,7 +137,7 @@ def test_training_is_the_same_to_the_bit(seen: list[dict[str, Any]], scene: str)
     assert [one[scene] for one in seen] == [True, True]
 
 
-def test_the_offload_of_accelerate_is_refused_if_it_is_on_already(
+def test_accelerate_offload_is_refused_if_already_on(
     seen: list[dict[str, Any]],
 ) -> None:
     for one in seen:

@@ -111,7 +111,7 @@ def test_every_call_of_the_library_may_fail(
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_release_that_must_wait_for_a_copy_that_hangs_is_told_and_training_goes_on(
+def test_release_with_hung_copy_raises_and_training_goes_on(
     expected: list[torch.Tensor], times: int
 ) -> None:
     never = tuple(
@@ -162,7 +162,7 @@ def test_what_fails_in_a_forward_pass_is_told_with_its_layer(
         assert_as_ever(model, activations, block, expected)
 
 
-def test_device_memory_that_is_short_in_the_backward_pass_is_told_and_asked_for_again(
+def test_backward_out_of_device_memory_raises_and_can_run_again(
     monkeypatch: pytest.MonkeyPatch, expected: list[torch.Tensor]
 ) -> None:
     real = torch.UntypedStorage
@@ -193,7 +193,7 @@ def test_device_memory_that_is_short_in_the_backward_pass_is_told_and_asked_for_
 
 
 @pytest.mark.parametrize("error", [HostMemoryError("none left"), KeyboardInterrupt()], ids=repr)
-def test_an_arena_that_cannot_be_taken_leaves_the_model_as_it_was(
+def test_failed_arena_leaves_model_unchanged(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
@@ -248,7 +248,7 @@ def ring() -> None:
         ("with", "memory", ring),
     ],
 )
-def test_a_signal_before_any_line_of_the_backward_pass_loses_nothing(
+def test_signal_before_any_line_of_backward_pass_loses_nothing(
     entry: str, aim: str, what: Any, expected: list[torch.Tensor]
 ) -> None:
     broken = 0
@@ -283,7 +283,7 @@ class InHook(Press):
         return super().trace(frame, event, argument)
 
 
-def test_ctrl_c_where_a_forward_pass_that_is_followed_begins_and_ends_leaves_no_block_open(
+def test_ctrl_c_in_attached_forward_hooks_leaves_no_block_open(
     expected: list[torch.Tensor],
 ) -> None:
     broken = 0
@@ -308,7 +308,7 @@ def test_ctrl_c_where_a_forward_pass_that_is_followed_begins_and_ends_leaves_no_
 @pytest.mark.usefixtures("alarms")
 @pytest.mark.parametrize("name", ["add", "commit", "join", "fetch", "release"])
 @pytest.mark.parametrize("how", [ring, alarm], ids=["signal", "other thread"])
-def test_an_exception_right_after_a_call_takes_no_memory_from_under_a_copy(
+def test_exception_after_call_does_not_free_memory_being_copied(
     how: Any, name: str, expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A signal's waits for the end of the call that holds it; another thread's does not."""
@@ -356,7 +356,7 @@ def test_an_exception_right_after_a_call_takes_no_memory_from_under_a_copy(
     assert at > LAYERS - 2
 
 
-def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena(
+def test_forward_pass_ended_by_ctrl_c_leaves_arena_empty(
     expected: list[torch.Tensor],
 ) -> None:
     """Modules call no hook after KeyboardInterrupt; what others held meanwhile is let go, too."""
@@ -384,7 +384,7 @@ def test_a_forward_pass_that_ctrl_c_ended_leaves_nothing_in_the_arena(
         assert used_bytes(activations) == 0
 
 
-def test_ctrl_c_while_a_graph_is_freed_is_neither_lost_nor_loses_room() -> None:
+def test_ctrl_c_while_graph_is_freed_is_not_lost_and_frees_room() -> None:
     """What is raised in ``__del__`` is printed and gone, so a storage's end must run no code."""
     model = net(LAYERS)
     with offloaded(model, keep_last=0) as (activations, block):

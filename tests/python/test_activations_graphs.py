@@ -630,9 +630,7 @@ CHANGED = {
 
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize("where", CHANGED)
-def test_a_storage_that_is_changed_between_two_layers_that_save_it(
-    where: str, in_flight: int
-) -> None:
+def test_storage_may_change_between_two_layers_that_save_it(where: str, in_flight: int) -> None:
     model = Stages(*CHANGED[where])
     wanted = gradient(model)
     with offloaded(model, "attach", keep_last=0, in_flight=in_flight) as (activations, _):
@@ -643,7 +641,7 @@ def test_a_storage_that_is_changed_between_two_layers_that_save_it(
 
 
 @pytest.mark.parametrize("where", CHANGED)
-def test_a_group_that_is_changed_while_it_leaves_is_over_after_the_backward(
+def test_group_changed_while_leaving_is_released_after_backward(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first pass learns what others hold, so that later ones have groups of one storage."""
@@ -727,7 +725,7 @@ def test_two_offloads_of_one_model_leave_the_same_bits() -> None:
     assert all(map(same_bits, mine[0], moved(action)[0]))
 
 
-def test_a_forward_pass_of_another_thread_is_refused_with_a_sentence() -> None:
+def test_forward_pass_in_another_thread_is_refused() -> None:
     model = net()
     with offloaded(model) as (_, block):
         with block():
@@ -738,7 +736,7 @@ def test_a_forward_pass_of_another_thread_is_refused_with_a_sentence() -> None:
         assert len(in_thread(lambda: forward_in_a_thread(model, block))) == 20
 
 
-def test_a_forward_pass_of_another_thread_leaves_the_attached_one_alone() -> None:
+def test_rollout_in_another_thread_leaves_attached_pass_alone() -> None:
     """A rollout without gradients, in the middle of a training step."""
     runs = [True]
 
@@ -815,7 +813,7 @@ def test_an_exception_in_a_layer_comes_through_and_loses_nothing(at: int, entry:
             assert used_bytes(activations) == 0
 
 
-def test_an_exception_that_holds_a_graph_does_not_stop_the_next_forward_pass() -> None:
+def test_exception_holding_graph_does_not_stop_next_forward_pass() -> None:
     """Its arena is full of what the exception's frames hold."""
     model = net()
     expected = stepped(net())
@@ -858,9 +856,7 @@ def test_an_offload_that_is_closed_brings_back_what_is_away() -> None:
 
 @pytest.mark.parametrize("kept", [True, False], ids=["graph kept", "graph dropped"])
 @pytest.mark.parametrize("entry", ["with", "attach"])
-def test_one_that_is_dropped_takes_its_hooks_off_and_brings_all_back(
-    entry: str, kept: bool
-) -> None:
+def test_dropped_offload_removes_hooks_and_returns_everything(entry: str, kept: bool) -> None:
     expected = stepped(net())
     model = net()
     activations: Any = refit.ActivationOffload(
@@ -889,7 +885,7 @@ def test_one_that_is_dropped_takes_its_hooks_off_and_brings_all_back(
     assert not is_hooked(model)
 
 
-def test_a_model_that_is_copied_or_pickled_leaves_its_offload_alone() -> None:
+def test_copied_or_pickled_model_leaves_offload_alone() -> None:
     """As TRL does for a reference model, and torch.optim.swa_utils for averages."""
     model = net()
     with offloaded(model, "attach") as (activations, block):
@@ -932,7 +928,7 @@ def test_attached_only_while_the_model_trains() -> None:
 def test_layers_have_to_be_modules_of_the_model_side_by_side() -> None:
     model = net()
     refused: list[tuple[Any, str]] = [
-        ([nn.Linear(2, 2)], "no module of the model"),
+        ([nn.Linear(2, 2)], "not a module of the model"),
         ([model.layers[0], model.layers[0][1]], "inside another"),  # type: ignore[index]
         ([model.layers[0], model], "inside another"),
         ([], "no layers"),
@@ -961,7 +957,7 @@ BAD_OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", BAD_OPTIONS, ids=str)
-def test_options_that_are_wrong_are_refused_before_anything_is_hooked(
+def test_invalid_options_are_refused_before_hooks_are_added(
     options: dict[str, Any],
 ) -> None:
     model = net()

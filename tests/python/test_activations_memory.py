@@ -364,7 +364,7 @@ def test_parameters_buffers_tables_and_batches_stay(monkeypatch: pytest.MonkeyPa
             loss.backward()
 
 
-def test_one_storage_leaves_once_however_many_views_and_layers_save_it() -> None:
+def test_storage_leaves_once_for_all_views_and_layers() -> None:
     class Shares(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -429,7 +429,7 @@ class Probe(torch.autograd.Function):
         return grad, None
 
 
-def test_what_is_saved_after_the_last_layer_goes_with_its_own_backward_pass() -> None:
+def test_memory_saved_after_last_layer_is_freed_in_its_backward() -> None:
     """The logits are the largest of all, and nothing but autograd needs them by then."""
     held: list[weakref.ref[Any]] = []
     alive: list[bool] = []
@@ -453,7 +453,7 @@ def test_what_is_saved_after_the_last_layer_goes_with_its_own_backward_pass() ->
     assert alive == [False, False]
 
 
-def test_groups_that_are_asked_for_while_they_leave_are_forgotten(
+def test_groups_requested_while_leaving_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Copies that take longer than the forward pass: each group is cancelled, none is released."""

@@ -34,15 +34,13 @@ WITHOUT_CHANCE = settings(
 
 @pytest.mark.parametrize("entry", ["with", "attach"])
 @pytest.mark.parametrize("scene", list(SCENES))
-def test_gradients_losses_buffers_and_random_numbers_have_the_same_bits(
-    scene: str, entry: str
-) -> None:
+def test_gradients_losses_and_random_numbers_have_same_bits(scene: str, entry: str) -> None:
     found = compare(scene, entry=entry)
     assert found["activation_left_bytes_last"] > 0
 
 
 @pytest.mark.parametrize("scene", list(RARELY))
-def test_tensors_that_are_no_view_of_one_storage_have_the_same_bits(scene: str) -> None:
+def test_tensors_without_single_storage_have_same_bits(scene: str) -> None:
     found = compare(scene)
     assert found["activation_left_bytes_last"] > 0
 

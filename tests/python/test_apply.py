@@ -183,7 +183,7 @@ def test_what_is_bound_lives_until_it_is_unbound_trap_12(
     assert alive() is None
 
 
-def test_an_apply_that_failed_is_not_accepted_at_the_end_of_the_block(trainer: Trainer) -> None:
+def test_failed_apply_is_not_accepted_at_end_of_block(trainer: Trainer) -> None:
     engine = {"a": torch.zeros(3)}
     trainer.subscriber.bind(engine)
     with (
@@ -235,7 +235,7 @@ def untied(seed: int, difference: float) -> dict[str, torch.Tensor]:
     return weights
 
 
-def test_one_memory_takes_two_tensors_while_their_bytes_are_equal(trainer: Trainer) -> None:
+def test_one_memory_takes_two_tensors_only_if_bytes_are_equal(trainer: Trainer) -> None:
     engine = model(0)
     trainer.subscriber.bind(engine)
     with trainer.offer(untied(1, 0)) as update:
@@ -270,7 +270,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("options", [{"broadcast_verify": "always"}])
 @pytest.mark.parametrize("to", VALUES)
 @pytest.mark.parametrize("come", VALUES)
-def test_bound_tensors_of_another_type_are_converted_as_pytorch_does(
+def test_bound_tensors_of_other_type_are_converted_like_pytorch(
     trainer: Trainer, come: torch.dtype, to: torch.dtype
 ) -> None:
     weights = {"w": VALUES[come]}
@@ -285,7 +285,7 @@ def test_bound_tensors_of_another_type_are_converted_as_pytorch_does(
     assert torch.equal(bits(engine["w"]), bits(weights["w"].to(to)))
 
 
-def test_renamed_and_fused_weights_are_bound_as_a_mapping_of_slices(trainer: Trainer) -> None:
+def test_renamed_and_fused_weights_bind_as_mapping_of_slices(trainer: Trainer) -> None:
     """q, k and v of an fp32 trainer become the rows of one matrix of a bf16 engine."""
     qkv, gate = torch.zeros(24, 6, dtype=torch.bfloat16), torch.zeros(7, 6, dtype=torch.bfloat16)
     weights = {name: torch.randn(8, 6) for name in ("q.weight", "k.weight", "v.weight")}

@@ -349,7 +349,7 @@ def test_a_parameter_that_is_a_state_stays_a_parameter(torch_device: str) -> Non
         assert torch.equal(master.grad, torch.full((4,), 2.0, device=torch_device))
 
 
-def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device: str) -> None:
+def test_views_in_state_are_found_even_if_made_while_away(torch_device: str) -> None:
     flat = torch.arange(8.0, device=torch_device)
     first, second = flat[:4], flat[4:]
     with Controller(holding([first, second, flat], torch_device)) as controller:
@@ -364,7 +364,7 @@ def test_views_in_the_state_are_found_and_those_made_while_away_too(torch_device
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def test_without_memory_a_use_raises_and_the_next_finds_the_bytes(
+def test_use_without_memory_raises_and_next_use_finds_bytes(
     run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:

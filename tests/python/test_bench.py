@@ -83,7 +83,7 @@ def test_short_memory_makes_a_smaller_model_and_too_little_none(need: MemoryNeed
         need.fitting(0.6e9, 1e6)
 
 
-def test_workers_ask_for_what_a_process_takes_before_it_has_weights() -> None:
+def test_worker_need_includes_process_memory_before_weights() -> None:
     say = "from refit.bench import workers, machine; print(machine.status_bytes('RssAnon'))"
     done = subprocess.run([sys.executable, "-c", say], capture_output=True, text=True, check=True)
     one = int(done.stdout)
@@ -104,7 +104,7 @@ def test_a_containers_limit_counts_and_its_cached_files_do_not(tmp_path: Path) -
     assert machine.available_bytes(tmp_path) == 0
 
 
-def test_a_machine_that_is_too_small_is_told_what_is_measured_instead() -> None:
+def test_small_machine_is_told_what_is_measured_instead() -> None:
     need = MemoryNeed("offload", 40, 0)
     assert need.told(1e8, 8e9) == "offload: 100 M parameters, which ask for 4.0 GB of free memory"
     assert need.told(6e8, 8e9).endswith("of free memory, and there are 8.0 GB: 200 M are measured")
@@ -134,7 +134,7 @@ def test_every_way_brings_every_byte_back(make: Make, keep: bool) -> None:
     assert states.checksum(tensors) != before
 
 
-def test_the_report_has_every_way_with_storages_kept_and_allocated_again() -> None:
+def test_report_has_every_way_with_kept_and_new_storages() -> None:
     result = offload.measure(TINY, rounds=2)
     count = result["tensors"]
     expected = {"kept": [0, count, 0, 0], "re-allocated": [count, 2 * count, count, 0]}
@@ -203,7 +203,7 @@ def test_every_way_reaches_every_worker() -> None:
 # ---- steps of states on the host ----
 
 
-def test_every_way_to_step_is_reported_with_the_bytes_that_it_moves() -> None:
+def test_every_way_to_step_is_reported_with_bytes_moved() -> None:
     result = window.measure(TINY, rounds=2)
     rows = {row["way"]: row for row in result["ways"]}
     assert list(rows) == [way.name for way in steps.WAYS]
@@ -317,7 +317,7 @@ def test_too_little_memory_is_told_before_anything_is_measured(
     assert said.out == ""
 
 
-def test_what_is_measured_but_not_installed_is_said_before_anything_is(
+def test_missing_package_is_reported_before_measurement(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = {"torch": True}

@@ -34,7 +34,7 @@ def test_the_limit_moves_each_byte_of_a_step() -> None:
     assert [float(one.sum()) for one in limit._arrays] == [1000, 1000, 2000, 1000]
 
 
-def test_backward_and_step_are_held_against_the_longer_of_the_two_alone() -> None:
+def test_backward_and_step_are_compared_with_longer_one_alone() -> None:
     cases = []
     phases = {"PLAIN": (2.0, 9.0), "OVERLAPPED": (3.0, 1.0), "ALONE": (2.5, 4.0)}
     for name, (backward, step) in phases.items():
@@ -121,7 +121,7 @@ def test_a_way_that_is_not_installed_is_left_out_and_said(
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
-def test_the_first_parameters_are_stepped_from_copies_up_to_the_share(fraction: float) -> None:
+def test_first_parameters_up_to_share_are_stepped_from_copies(fraction: float) -> None:
     made = torch.Generator().manual_seed(5)
     parameters = [torch.nn.Parameter(torch.randn(100, generator=made)) for _ in range(8)]
     same = [torch.nn.Parameter(it.detach().clone()) for it in parameters]

@@ -51,7 +51,7 @@ def test_the_picture_of_steps_in_windows_shows_them(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_picture_that_cannot_be_written_is_refused_before_the_cycles(
+def test_unwritable_picture_is_refused_before_cycles(
     arguments: list[str],
     said: str,
     tmp_path: Path,

@@ -110,7 +110,7 @@ def another_size(i: int) -> dict[str, bytes]:
         pytest.param(another_size, id="another manifest each time", marks=pytest.mark.slow),
     ],
 )
-def test_fifty_versions_take_no_more_memory_and_no_more_descriptors(
+def test_fifty_versions_use_no_more_memory_or_descriptors(
     start: Starter, weights: Callable[[int], Any]
 ) -> None:
     with Publisher(LOCAL, **PATIENT) as publisher:

@@ -114,7 +114,7 @@ def nomic_bert() -> Any:
 
 
 @pytest.mark.skipif(not hasattr(transformers, "NomicBertModel"), reason="of transformers 5.13")
-def test_weights_that_a_checkpoint_joins_are_known_by_their_own_names(trainer: Trainer) -> None:
+def test_weights_joined_in_checkpoint_are_known_by_own_names(trainer: Trainer) -> None:
     source, engine = made(nomic_bert), made(nomic_bert, seed=2)
     with pytest.raises(UnsupportedError, match="joined of several parameters"):
         dict(named_weights(source))
@@ -143,7 +143,7 @@ def test_experts_may_lie_in_another_order(trainer: Trainer) -> None:
         trainer.offer(expected).load_into(source)
 
 
-def test_a_square_weight_that_the_checkpoint_has_turned_is_turned(
+def test_square_weight_is_transposed_if_checkpoint_transposes_it(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     loading = pytest.importorskip("transformers.core_model_loading")

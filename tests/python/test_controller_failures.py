@@ -92,7 +92,7 @@ def test_every_verb_that_failed_counts_once(
 
 @pytest.mark.parametrize("function", ["refit_offloader_close", "refit_device_close"])
 @pytest.mark.parametrize("then", ["close", "go on"])
-def test_ctrl_c_in_the_middle_of_a_close_leaves_the_optimizer_in_use(
+def test_ctrl_c_during_close_leaves_optimizer_in_use(
     run: Run, reference_run: Run, function: str, then: str
 ) -> None:  # trap 12
     controller = Controller(run.optimizer)
@@ -147,7 +147,7 @@ def test_storages_that_nothing_holds_do_not_leave(
     assert run.away()
 
 
-def test_a_fork_is_refused_with_a_sentence_and_its_parent_goes_on(
+def test_fork_is_refused_and_its_parent_goes_on(
     run: Run, reference_run: Run, controller: Controller
 ) -> None:  # trap 27
     controller.offload()

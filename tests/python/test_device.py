@@ -24,7 +24,7 @@ def test_host_device_says_what_it_is() -> None:
     assert repr(device) == "Device(closed)"
 
 
-def test_a_capacity_may_be_missing_and_come_from_the_configuration() -> None:
+def test_capacity_may_be_missing_or_come_from_configuration() -> None:
     with Device("host") as device:
         assert device.info.capacity_bytes is None
     with Device(None, {"device": "host:capacity=1MiB"}) as device:

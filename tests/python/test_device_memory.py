@@ -15,7 +15,7 @@ SCALARS = 64
 """Bytes that sums and their gradients may take besides."""
 
 
-def test_each_storage_counts_once_and_until_its_last_view_is_gone() -> None:
+def test_each_storage_counts_once_until_its_last_view_is_gone() -> None:
     with DeviceMemory(CPU, resident_bytes=1000) as memory:
         first = torch.empty(MIB, dtype=torch.uint8)
         view = first.view(torch.float32)[5:].view(-1)
@@ -70,7 +70,7 @@ def test_what_leaves_does_not_count_until_it_returns() -> None:
     assert 0 <= memory.peak_bytes - (1 + 3) * MIB <= SCALARS
 
 
-def test_temporaries_of_kernels_count_and_tensors_are_not_touched() -> None:
+def test_kernel_temporaries_count_and_tensors_are_not_touched() -> None:
     values = torch.randn(1000, 1000)
     with DeviceMemory(CPU) as memory:
         uses = torch._C._storage_Use_Count(values.untyped_storage()._cdata)

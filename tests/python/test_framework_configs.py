@@ -111,7 +111,7 @@ def test_options_become_keywords(root: Path, name: str, expected: dict[str, Any]
     assert state_offload.keywords(_read(root, name)) == expected
 
 
-def test_megatron_arguments_for_a_share_that_the_cpu_steps_are_all_known(root: Path) -> None:
+def test_megatron_arguments_for_share_stepped_on_cpu_are_known(root: Path) -> None:
     said = _read(root, "megatron_cpu_offload")
     assert set(said) == {*state_offload.CPU_SWITCHES, state_offload.CPU_FRACTION}
 

@@ -194,7 +194,7 @@ def test_a_use_finds_its_gradient(
 
 
 @pytest.mark.parametrize("policy", ["discard", "zero"])
-def test_losing_gradients_is_refused_while_an_accumulation_is_open(run: Run, policy: Any) -> None:
+def test_losing_gradients_is_refused_during_accumulation(run: Run, policy: Any) -> None:
     # trap 11
     with Controller(run.optimizer, grads=policy) as controller:
         assert not controller.accumulating
@@ -226,7 +226,7 @@ def test_discarded_gradients_are_gone_and_zeroed_ones_are_zero(run: Run) -> None
         assert are_zero(before)
 
 
-def test_gradients_that_come_while_states_are_away_are_not_discarded(run: Run) -> None:
+def test_gradients_made_while_states_are_away_are_not_discarded(run: Run) -> None:
     with Controller(run.optimizer, grads="discard") as controller:
         controller.offload()
         run.backward()

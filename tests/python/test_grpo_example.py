@@ -73,9 +73,7 @@ CHECKED = {
 
 @slow
 @pytest.mark.parametrize("options", CHECKED.values(), ids=CHECKED.keys())
-def test_losses_weights_and_states_are_the_same_bits_without_refit(
-    root: Path, options: list[str]
-) -> None:
+def test_losses_weights_and_states_match_run_without_refit(root: Path, options: list[str]) -> None:
     done = succeeded(run(root, "--check", "--cycles", 4, *options))
     for what in ("losses", "rewards", "weights", "states"):
         assert f"  {what:8} identical" in done.stdout
@@ -103,9 +101,7 @@ def test_it_learns_and_writes_what_it_did(root: Path, tmp_path: Path) -> None:
 
 
 @slow
-def test_states_on_the_host_leave_nothing_to_clear_and_are_saved_whole(
-    root: Path, tmp_path: Path
-) -> None:
+def test_host_states_leave_nothing_to_clear_and_are_saved_whole(root: Path, tmp_path: Path) -> None:
     saved = ["--save-every", 3, "--save-dir", tmp_path]
     lines, _ = logged(root, tmp_path, "--cycles", 3, *saved, *HOST)
     last = lines[-1]["stats"]
@@ -283,7 +279,7 @@ def work_that_dies_once(endpoint: str, worker: int, seed: int, pipe: Connection)
 
 
 @slow
-def test_a_worker_that_dies_in_the_middle_of_a_switch_does_not_end_the_training(
+def test_worker_dying_during_switch_does_not_end_training(
     example: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -54,7 +54,7 @@ def test_a_wrapper_around_itself_or_around_nothing_is_refused() -> None:
     circle = Wrapper(None)
     circle.optimizer = circle
     for wrong in (circle, Wrapper(None), Wrapper(3)):
-        with pytest.raises(InvalidError, match="no torch optimizer"):
+        with pytest.raises(InvalidError, match="not a torch optimizer"):
             innermost(wrong)
 
 

@@ -60,7 +60,7 @@ def worker_of(folder: Path, name: str, keys: str = "allow") -> dict[str, str]:
     return {"security_key": str(secret), "security_server_key": str(folder / "trainer.public")}
 
 
-def test_with_keys_a_version_reaches_a_worker_until_its_file_is_gone(
+def test_worker_gets_versions_until_its_key_file_is_gone(
     publisher: Publisher, tmp_path: Path
 ) -> None:
     with WorkerThread(publisher.endpoint, **worker_of(tmp_path, "w0")) as worker:

@@ -63,7 +63,7 @@ def test_a_tied_weight_is_there_under_one_of_its_names_trap_1(trainer: Trainer) 
     assert same(snapshot(source), snapshot(target))
 
 
-def test_a_name_that_is_tied_to_one_that_is_loaded_is_not_too_many(trainer: Trainer) -> None:
+def test_name_tied_to_loaded_name_is_not_unexpected(trainer: Trainer) -> None:
     """An engine need not know each name of a weight."""
     weights = {"lm_head": MATRIX, "embed": MATRIX, "norm": MATRIX[0], "other": MATRIX[0]}
     for known in ("embed", "lm_head"):
@@ -268,9 +268,7 @@ class Copying(torch.nn.Sequential):
 
 
 @pytest.mark.parametrize("give", [torch.clone, lambda one: one.double() if one.dim() else one * 1])
-def test_an_engine_is_written_itself_where_its_state_dict_gives_copies(
-    trainer: Trainer, give: Any
-) -> None:
+def test_engine_itself_is_written_if_state_dict_gives_copies(trainer: Trainer, give: Any) -> None:
     source, engine = torch.nn.Sequential(*Copying()), Copying(give)
     assert trainer.offer(source.state_dict()).load_into(engine) == ([], [])
     assert all(map(torch.equal, source.parameters(), engine.parameters()))
@@ -307,7 +305,7 @@ def test_copies_of_what_is_no_module_are_no_places(trainer: Trainer) -> None:
         update.load_into(Holder(lambda one: one + 0))
 
 
-def test_a_parameter_whose_memory_was_cut_is_not_compared_with_its_copy(trainer: Trainer) -> None:
+def test_parameter_with_cut_memory_is_not_compared_with_copy(trainer: Trainer) -> None:
     engine = Copying(lambda one: torch.ones(one.shape))
     update = trainer.offer(engine.state_dict())
     engine[0].weight.untyped_storage().resize_(4)
@@ -348,9 +346,7 @@ class Extra(torch.nn.Linear):
 
 
 @pytest.mark.parametrize("kind", [Own, Extra])
-def test_tensors_that_are_no_parameters_are_written_where_they_are(
-    trainer: Trainer, kind: Any
-) -> None:
+def test_tensors_that_are_not_parameters_are_written_in_place(trainer: Trainer, kind: Any) -> None:
     engine = kind()
     weights = {name: torch.ones(one.shape) for name, one in engine.state_dict().items()}
     assert trainer.offer(weights).load_into(engine) == ([], [])
@@ -429,7 +425,7 @@ def transposed(engine: Any) -> None:
 @pytest.mark.parametrize("changed", [replaced, on_meta, freed, over_a_weight, transposed])
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("bound", [False, True])
-def test_buffers_of_no_checkpoint_may_be_anything_unless_they_come(
+def test_non_persistent_buffers_may_be_anything_unless_sent(
     trainer: Trainer, changed: Any, before: bool, bound: bool
 ) -> None:
     engine = torch.nn.Linear(3, 2)

@@ -195,7 +195,7 @@ def test_one_merged_layer_is_alive_at_a_time() -> None:
     assert [name for name, _ in only] == ["up.bias"]
 
 
-def test_what_is_merged_already_or_has_no_adapters_is_taken_as_it_is() -> None:
+def test_merged_model_or_one_without_adapters_is_taken_as_is() -> None:
     model, plain = adapted(lora()), Tiny(tied=True)
     model.merge_adapter()
     for one in (model, plain):

@@ -152,7 +152,7 @@ def test_tied_weights_travel_once_trap_1() -> None:
     assert [index for index, _ in found.weights] == [0, 2]
 
 
-def test_views_of_one_storage_are_tied_if_they_are_the_same_trap_2() -> None:
+def test_identical_views_of_one_storage_are_tied_trap_2() -> None:
     flat = torch.arange(6.0)
     found = manifest.collect(
         {
@@ -210,7 +210,7 @@ def test_a_manifest_that_c_cannot_say_is_refused(spec: TensorSpec, sentence: str
 
 
 @pytest.mark.parametrize("look", [manifest.specs_of, manifest.collect])
-def test_a_model_in_place_of_its_weights_is_refused_with_a_sentence(look: Any) -> None:
+def test_model_instead_of_its_weights_is_refused(look: Any) -> None:
     with pytest.raises(InvalidError, match=r"not a Linear: .* refit\.named_weights\(model\)"):
         look(torch.nn.Linear(2, 2))
 

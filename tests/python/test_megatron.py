@@ -25,7 +25,7 @@ def _stepped(model: mcore.DistributedDataParallel) -> mcore.DistributedOptimizer
     return optimizer
 
 
-def test_masters_beside_the_states_are_found_and_none_entries_are_not() -> None:
+def test_masters_beside_states_are_found_without_none_entries() -> None:
     optimizer = _stepped(_model())
 
     held = megatron.unwrap(optimizer)
@@ -51,7 +51,7 @@ def test_a_rank_without_any_parameters_holds_nothing() -> None:
     assert (held.inner, list(held.tensors()), held.resident) == ([], [], [])
 
 
-def test_fp32_groups_that_are_views_of_the_weights_are_never_moved() -> None:  # trap 3
+def test_fp32_groups_that_view_weights_are_never_moved() -> None:  # trap 3
     model = _model(torch.float32)
     held = megatron.unwrap(mcore.DistributedOptimizer(model))
 
@@ -60,7 +60,7 @@ def test_fp32_groups_that_are_views_of_the_weights_are_never_moved() -> None:  #
     assert any("own master" in reason for _, reason in held.resident)
 
 
-def test_a_master_that_shares_its_memory_with_a_weight_is_never_moved() -> None:  # trap 2, 3
+def test_master_sharing_memory_with_weight_is_never_moved() -> None:  # trap 2, 3
     model = _model()
     optimizer = mcore.DistributedOptimizer(model)
     optimizer.shard_fp32_from_float16_groups = [[model.buffers[0].param_data.view(torch.uint8)]]
@@ -82,7 +82,7 @@ def test_a_hybrid_device_optimizer_is_left_alone_with_the_reason() -> None:
     assert held.resident == [("optimizer 0", "a HybridDeviceOptimizer places its states by itself")]
 
 
-def test_grad_buffers_of_dense_and_expert_parameters_are_found_once() -> None:
+def test_dense_and_expert_grad_buffers_are_found_once() -> None:
     model = _model()
     experts = [torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))]
     model.expert_parallel_buffers = [mcore.ParamAndGradBuffer(experts), model.buffers[0]]
@@ -119,7 +119,7 @@ def test_grad_buffers_that_are_not_free_to_go_are_refused(why: str, sentence: st
     assert any(sentence in reason for _, reason in held.resident)
 
 
-def test_grad_buffers_that_the_framework_has_freed_are_not_freed_again() -> None:
+def test_grad_buffers_freed_by_framework_are_not_freed_again() -> None:
     model = _model()
     held = megatron.unwrap(mcore.DistributedOptimizer(model))
     model.buffers[0].offload_to_cpu(move_params=False, move_grads=True)
@@ -130,7 +130,7 @@ def test_grad_buffers_that_the_framework_has_freed_are_not_freed_again() -> None
     assert len(list(held.gradients())) == 1
 
 
-def test_grad_buffers_are_given_back_and_return_as_zeros_under_the_same_views() -> None:
+def test_freed_grad_buffers_return_as_zeros_in_same_views() -> None:
     model = _model()
     held = megatron.unwrap(mcore.DistributedOptimizer(model))
     weight = next(model.module.parameters())
@@ -157,7 +157,7 @@ def test_gradients_of_an_open_step_are_not_given_away() -> None:  # trap 11
 
 
 @pytest.mark.parametrize("thing", [object(), torch.optim.SGD([torch.ones(1)], lr=0.1)])
-def test_what_is_no_megatron_optimizer_is_refused_with_a_sentence(thing: object) -> None:
+def test_object_that_is_not_megatron_optimizer_is_refused(thing: object) -> None:
     with pytest.raises(UnsupportedError, match="is not a Megatron optimizer"):
         megatron.unwrap(thing)
 
@@ -166,7 +166,7 @@ def test_what_is_no_megatron_optimizer_is_refused_with_a_sentence(thing: object)
 
 
 @pytest.mark.parametrize("given", ["optimizer", "unwrapped", "chain"])
-def test_a_controller_moves_masters_with_the_states_and_no_weight(given: str) -> None:  # trap 3
+def test_controller_moves_masters_with_states_but_no_weight(given: str) -> None:  # trap 3
     optimizer, plain = _stepped(_model()), _stepped(_model())
     thing = {
         "optimizer": optimizer,
@@ -201,7 +201,7 @@ def test_a_controller_lists_what_megatron_keeps_resident() -> None:
     assert any("NCCL" in reason for reason in reasons)
 
 
-def test_a_precision_aware_optimizer_keeps_its_masters_in_the_state() -> None:
+def test_precision_aware_optimizer_keeps_masters_in_state() -> None:
     weight = torch.nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
     inner = torch.optim.AdamW([weight], lr=0.1)
     weight.grad = torch.ones_like(weight)
@@ -230,7 +230,7 @@ def test_masters_that_appear_later_leave_with_the_next_clear() -> None:  # trap 
     assert torch.equal(late, torch.ones(1024))
 
 
-def test_a_grad_buffer_is_not_moved_for_the_gradients_that_lie_in_it() -> None:  # trap 2, 22
+def test_grad_buffer_is_not_moved_for_gradients_in_it() -> None:  # trap 2, 22
     model = _model(torch.float32, nccl_ub=True)
     optimizer = mcore.DistributedOptimizer(model)
     buffer = model.buffers[0].grad_data.fill_(0.5)

@@ -89,7 +89,7 @@ def test_masters_and_states_leave_and_return_to_the_bit(make: Any) -> None:
         assert all(map(torch.equal, masters + moments(optimizer.optimizer), before))
 
 
-def test_a_chain_is_recognized_and_its_proxy_dict_shows_what_came_back() -> None:
+def test_chain_is_recognized_and_its_dict_shows_returned_states() -> None:
     first, second = _distributed(_masters()), _distributed(_masters())
     stub = _make(FP32Optimizer, None)
     for one in (first, second, stub):
@@ -149,7 +149,7 @@ def test_the_movers_of_nemo_rl_and_verl_move_them() -> None:
     verl.attached(second).close()
 
 
-def test_an_optimizer_that_reads_decoupled_gradients_is_refused_windows() -> None:
+def test_windows_are_refused_for_decoupled_gradients() -> None:
     masters = _masters()
     optimizer = _distributed(masters)
     optimizer.optimizer.use_decoupled_grad = True  # Transformer Engine's FusedAdam
@@ -183,9 +183,7 @@ def test_its_default_share_is_0_and_a_warning_says_so() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", list(megatron_checkpoint.WAYS))
-def test_forked_writers_of_megatron_write_states_that_are_on_the_host(
-    way: str, tmp_path: Path
-) -> None:
+def test_forked_megatron_writers_write_states_on_host(way: str, tmp_path: Path) -> None:
     pytest.importorskip("psutil", reason="Megatron's writers ask for it")
     import torch.distributed.checkpoint as dcp
 

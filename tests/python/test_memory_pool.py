@@ -395,7 +395,7 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
     assert cuda.calls == calls
 
 
-def test_a_move_that_fails_half_way_goes_on_when_it_is_called_again(
+def test_move_that_fails_halfway_goes_on_when_called_again(
     cuda: StandIn, pool: Arena, run: Run, reference_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(adoption, "ROOM", 1)  # each storage is a batch of its own
@@ -462,7 +462,7 @@ def test_a_state_with_other_users_stays_where_it_is(
     assert state[name].data_ptr() == where == user.data_ptr()
 
 
-def test_states_that_are_away_or_under_a_controller_are_not_moved(
+def test_states_away_or_under_controller_are_not_moved(
     cuda: StandIn, pool: Arena, run: Run
 ) -> None:
     with Controller(run.optimizer), pytest.raises(BusyError, match="close that one first"):

@@ -84,9 +84,7 @@ def test_a_key_that_is_not_there_is_refused_with_what_to_write(missing: str) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(
-    patched: Make, mode: str
-) -> None:
+def test_loop_ends_with_same_states_as_without_refit(patched: Make, mode: str) -> None:
     plain, ours = stepped(), stepped()
     worker = patched(ours, **MODES[mode])
     for _ in range(3):
@@ -103,7 +101,7 @@ def test_the_loop_ends_with_the_states_it_would_have_had_without_refit(
     assert nemo_rl.mover_of(worker).mode == mode
 
 
-def test_states_live_on_the_host_where_the_policys_configuration_says_so(patched: Make) -> None:
+def test_states_live_on_host_if_policy_configuration_says_so(patched: Make) -> None:
     plain, ours = stepped(), stepped()
     refit_options = {
         "offload": {"window_bytes": "64KiB"},
@@ -159,7 +157,7 @@ def test_dtensor_workers_keep_step_where_it_is(patched: Make) -> None:  # trap 8
 
 
 @pytest.mark.parametrize("by", ["instance", "class"])
-def test_megatron_offload_before_refit_finalizes_async_save_first(by: str) -> None:  # trap 14
+def test_megatron_before_refit_finalizes_async_save_first(by: str) -> None:  # trap 14
     optimizer = stepped()
     kind = type("Worker", (fake.MegatronPolicyWorkerImpl,), {})
     if by == "class":
@@ -177,16 +175,14 @@ def test_megatron_offload_before_refit_finalizes_async_save_first(by: str) -> No
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_megatron_offload_before_refit_honors_offload_optimizer_for_refit(
-    patched: Make, wanted: bool
-) -> None:
+def test_megatron_before_refit_honors_optimizer_offload_option(patched: Make, wanted: bool) -> None:
     worker = patched(stepped())
     worker.offload_optimizer_for_refit = wanted
     worker.offload_before_refit()
     assert is_away(worker.optimizer) is wanted
 
 
-def test_megatron_offload_after_refit_finalizes_before_model_move(patched: Make) -> None:
+def test_megatron_after_refit_finalizes_save_before_model_move(patched: Make) -> None:
     worker = patched(stepped())
     worker.offload_after_refit()
     assert worker.events[:2] == ["finalize_async_save", "move_model_cpu"]
@@ -207,7 +203,7 @@ def test_megatron_save_checkpoint_onloads_before_save(patched: Make) -> None:  #
     assert not nemo_rl.mover_of(worker).blocking
 
 
-def test_megatron_prepare_for_training_leaves_native_cpu_optimizer_placement(patched: Make) -> None:
+def test_megatron_native_cpu_optimizer_keeps_its_placement(patched: Make) -> None:
     worker = patched(stepped())
     worker.optimizer_cpu_offload = True
     worker.offload_before_refit()
@@ -264,7 +260,7 @@ def patched_class() -> Iterator[Any]:
     assert nemo_rl.take_offload.__name__ not in repr(fake.MegatronPolicyWorker.__init__)
 
 
-def test_megatrons_switches_are_refits_where_states_leave_through_pinned_memory(
+def test_refit_takes_megatron_switches_with_pinned_memory(
     patched_class: Any,
 ) -> None:
     plain = _asked(optimizer_cpu_offload=False, overlap_cpu_optimizer_d2h_h2d=False)
@@ -284,7 +280,7 @@ def test_megatrons_switches_are_refits_where_states_leave_through_pinned_memory(
     nemo_rl.mover_of(worker).close()
 
 
-def test_a_share_on_the_host_is_there_before_the_first_step_without_a_refit(
+def test_host_share_exists_before_first_step_without_refit(
     patched_class: Any,
 ) -> None:
     worker = patched_class(_asked(), model=_layers())
@@ -294,7 +290,7 @@ def test_a_share_on_the_host_is_there_before_the_first_step_without_a_refit(
     nemo_rl.mover_of(worker).close()
 
 
-def test_megatrons_own_offload_stays_where_states_leave_through_pageable_memory(
+def test_megatron_offload_stays_if_states_use_pageable_memory(
     patched_class: Any,
 ) -> None:
     policy = _asked(pinned=False)
@@ -305,7 +301,7 @@ def test_megatrons_own_offload_stays_where_states_leave_through_pageable_memory(
     assert nemo_rl.mover_of(worker).controller is None
 
 
-def test_options_that_contradict_are_refused_and_nothing_is_changed() -> None:
+def test_contradicting_options_are_refused_and_change_nothing() -> None:
     policy = {**_asked(), "refit": {"schedule": {"cpu_step": {"fraction": 0.25}}}}
     before = repr(policy)
     with pytest.raises(
@@ -329,7 +325,7 @@ def test_a_policy_without_megatron_is_left_alone() -> None:
     assert repr(policy) == before
 
 
-def test_megatrons_own_offload_stays_where_its_optimizers_step_on_gpus_only(
+def test_megatron_offload_stays_if_optimizers_step_on_gpus_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = SimpleNamespace(USING_PYTORCH_OPTIMIZER=False)  # of Transformer Engine
@@ -357,7 +353,7 @@ def test_windows_of_megatron_are_refits_too() -> None:
 # ---- patching
 
 
-def test_patching_twice_is_once_and_unpatching_gives_back_what_was_there() -> None:
+def test_second_patch_does_nothing_and_unpatch_restores_worker() -> None:
     optimizer = stepped()
     worker = fake.MegatronPolicyWorkerImpl(optimizer, **PINNED)
     nemo_rl.patch_worker(nemo_rl.patch_worker(worker))
@@ -418,7 +414,7 @@ def test_release_gives_the_host_memory_back(patched: Make) -> None:
 def test_what_is_no_device_and_what_is_no_worker_are_refused(patched: Make) -> None:
     with pytest.raises(InvalidError, match='"cpu" or "cuda"'):
         patched(stepped()).move_optimizer("disk")
-    with pytest.raises(StateError, match="no policy worker"):
+    with pytest.raises(StateError, match="not a policy worker"):
         nemo_rl.patch_worker(object())
 
 
@@ -498,7 +494,7 @@ def test_colocated_generation_is_given_its_phases_in_order(cluster: Cluster) -> 
     ]
 
 
-def test_a_worker_that_fails_leaves_the_weights_stale_and_the_phases_whole(
+def test_failing_worker_leaves_weights_stale_and_phases_whole(
     cluster: Cluster,
 ) -> None:  # trap 12, 34
     cluster.rollouts[1].fails = True
@@ -525,7 +521,7 @@ def test_generation_elsewhere_keeps_its_phases_to_the_loop() -> None:
     made.synchronizer.shutdown()
 
 
-def test_engines_can_be_closed_after_each_refit_and_made_ready_again(cluster: Cluster) -> None:
+def test_engines_can_be_closed_and_reopened_after_each_refit(cluster: Cluster) -> None:
     for _ in range(2):
         cluster.synchronizer.sync_weights()
         cluster.synchronizer.shutdown()
@@ -533,7 +529,7 @@ def test_engines_can_be_closed_after_each_refit_and_made_ready_again(cluster: Cl
     assert all(worker.loaded.keys() == WEIGHTS.keys() for worker in cluster.rollouts)
 
 
-def test_the_engine_takes_what_nemo_rl_gives_and_refuses_an_unreachable_address() -> None:
+def test_engine_takes_nemo_rl_options_and_refuses_bad_address() -> None:
     made = fake.create_checkpoint_engine(
         nemo_rl.RefitWeightSynchronizer.backend,
         bucket_size_bytes=1 << 20,
@@ -594,7 +590,7 @@ def _alone(rollouts: int) -> Any:
     return engine
 
 
-def test_a_sender_that_is_cancelled_while_it_waits_ends_and_goes_on_later() -> None:
+def test_sender_cancelled_while_waiting_ends_and_can_send_later() -> None:
     engine = _alone(rollouts=1)  # no rollout connects
 
     async def cancel() -> None:
@@ -611,7 +607,7 @@ def test_a_sender_that_is_cancelled_while_it_waits_ends_and_goes_on_later() -> N
     engine.finalize()
 
 
-def test_a_sender_that_is_cancelled_in_its_commit_drops_the_version() -> None:
+def test_sender_cancelled_during_commit_drops_version() -> None:
     engine = _alone(rollouts=1)
     worker = nemo_rl.RefitCheckpointEngine(1 << 20, timeout_s=30.0)
     worker.connect(engine.endpoint, "slow")

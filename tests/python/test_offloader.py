@@ -115,7 +115,7 @@ def test_many_regions_are_added_in_one_call_up_to_one_that_fails() -> None:
     bench.close()
 
 
-def test_a_read_lock_reads_the_host_image_and_holds_off_the_next_offload(bench: Bench) -> None:
+def test_read_lock_reads_host_image_and_blocks_next_offload(bench: Bench) -> None:
     bench.leave()
     lock = bench.offloader.read_lock()
     address, count = lock.read(0)

@@ -354,7 +354,7 @@ def test_each_type_has_the_bits_of_pytorch_on_fp32(
         _stepped_alike(library, CASES[name], count=5_003, wild=wild, steps=3, **types)
 
 
-def test_weights_with_remainders_differ_from_pytorchs_rounding_in_ties_alone(library: Any) -> None:
+def test_split_weights_differ_from_pytorch_rounding_in_ties_only(library: Any) -> None:
     masters = torch.arange(0x3F80_0000, 0x3F90_0000, dtype=torch.int32).view(torch.float32)
     weights = torch.empty(masters.shape, dtype=torch.bfloat16)
     remainders = torch.empty(masters.shape, dtype=torch.int16)

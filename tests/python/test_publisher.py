@@ -508,7 +508,7 @@ class Streams:
         return self
 
 
-def test_bytes_on_a_device_are_read_after_the_callers_work_trap_17(
+def test_device_bytes_are_read_after_caller_work_trap_17(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, stream = Device("host"), abi.refit_stream_ref()
@@ -538,7 +538,7 @@ def test_bytes_on_a_device_are_read_after_the_callers_work_trap_17(
     assert runs == [2, 3, 1]  # runs of tensors there; of an iterator's each is one
 
 
-def test_work_of_another_library_comes_before_the_reading_trap_17(
+def test_other_library_work_comes_before_reading_trap_17(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = OfAnotherLibrary(range(4))

@@ -68,7 +68,7 @@ def test_a_version_that_lacks_a_tensor_is_dropped_trap_33(publisher: Publisher) 
     assert publisher.publish(ONE) > 0
 
 
-def test_weights_that_say_what_they_are_need_not_be_held_together(
+def test_self_describing_weights_need_not_be_held_together(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Counted(np.ndarray):
@@ -125,7 +125,7 @@ def test_a_list_and_the_items_of_a_mapping_are_there_together(publisher: Publish
     assert [one.alias_of for one in publisher.declared] == [None, None]
 
 
-def test_tied_weights_of_a_model_arrive_through_a_generator_trap_1(pair: Pair) -> None:
+def test_tied_model_weights_arrive_through_generator_trap_1(pair: Pair) -> None:
     publisher, worker = pair
     model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(4, 3), "head": torch.nn.Linear(3, 4)})
     model["head"].weight = model["embed"].weight
@@ -153,7 +153,7 @@ def test_a_tie_that_an_iterator_does_not_keep_is_refused_trap_1(
     assert [seen["a"] == seen["b"] for seen in worker.seen] == [True, True, False]
 
 
-def test_an_iterator_gives_what_was_declared_or_is_refused_trap_33(pair: Pair) -> None:
+def test_iterator_gives_declared_weights_or_is_refused_trap_33(pair: Pair) -> None:
     publisher, worker = pair
     publisher.publish(iter(ONE.items()))
     with pytest.raises(NotFoundError, match="'v' was not declared"):
@@ -176,7 +176,7 @@ def test_copies_of_scattered_tensors_are_bounded_trap_30(
     assert pair.worker.seen == [{name: array.tobytes() for name, array in expected.items()}]
 
 
-def test_casts_of_a_model_are_held_until_they_are_written_trap_31(pair: Pair) -> None:
+def test_model_casts_are_held_until_written_trap_31(pair: Pair) -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
     pair.publisher.publish(named_weights(model, dtype=torch.bfloat16))
     expected = {name: one.detach().bfloat16() for name, one in model.named_parameters()}
@@ -230,7 +230,7 @@ def test_ctrl_c_right_after_a_step_leaves_nothing_open(pair: Pair, step: str) ->
     assert worker.subscriber.describe().version == 3
 
 
-def test_ctrl_c_right_after_a_declaration_mixes_up_nothing_trap_33(pair: Pair) -> None:
+def test_ctrl_c_after_declaration_mixes_up_nothing_trap_33(pair: Pair) -> None:
     weights = {"a": bytes(4), "b": bytes([1] * 4)}
     pair.publisher.publish(weights)
     with ctrl_c_after("refit_publisher_declare"):

@@ -206,7 +206,7 @@ def halted(fleet: Fleet) -> Iterator[Future[int]]:
 
 
 @pytest.mark.slow
-def test_each_cycle_gives_every_rollout_the_trainers_weights_and_the_states_return(
+def test_each_cycle_updates_every_rollout_and_returns_states(
     fleet: Fleet,
 ) -> None:
     pids = {ray.get(actor.pid.remote()) for actor in [fleet.trainer, *fleet.rollouts]}
@@ -224,7 +224,7 @@ def test_each_cycle_gives_every_rollout_the_trainers_weights_and_the_states_retu
 
 
 @pytest.mark.slow
-def test_a_rollout_killed_in_mid_refit_is_named_and_the_others_hold_one_version_and_go_on(
+def test_rollout_killed_in_refit_is_named_and_others_go_on(
     fleet: Fleet,
 ) -> None:
     before = fleet.train()
@@ -247,7 +247,7 @@ def test_a_rollout_killed_in_mid_refit_is_named_and_the_others_hold_one_version_
 
 
 @pytest.mark.slow
-def test_a_rollout_that_dies_while_it_loads_is_named_and_the_others_have_the_new_version(
+def test_rollout_dying_in_load_is_named_and_others_are_updated(
     fleet: Fleet,
 ) -> None:
     version = refit(fleet.trainer, fleet.rollouts)
@@ -264,7 +264,7 @@ def test_a_rollout_that_dies_while_it_loads_is_named_and_the_others_have_the_new
 
 
 @pytest.mark.slow
-def test_a_trainer_killed_in_mid_refit_leaves_the_version_before_and_another_takes_over(
+def test_trainer_killed_in_refit_changes_nothing_and_is_replaced(
     fleet: Fleet,
 ) -> None:
     before = fleet.train()
@@ -282,7 +282,7 @@ def test_a_trainer_killed_in_mid_refit_leaves_the_version_before_and_another_tak
 
 
 @pytest.mark.slow
-def test_a_rollout_that_refuses_is_named_and_takes_the_next_version(fleet: Fleet) -> None:
+def test_refusing_rollout_is_named_and_takes_next_version(fleet: Fleet) -> None:
     ray.get(fleet.rollouts[1].fail_with.remote("the engine is out of memory"))
     with pytest.raises(PeerError, match=fleet.names[1]):
         refit(fleet.trainer, fleet.rollouts)
@@ -312,7 +312,7 @@ def test_verbs_before_their_time_name_the_call_that_is_missing() -> None:
         RefitRollout().load_weights(None)
 
 
-def test_a_wait_that_was_stopped_before_it_began_ends_at_once_and_the_next_waits_again() -> None:
+def test_wait_stopped_before_it_begins_ends_and_next_one_waits() -> None:
     trainer, rollout = RefitTrainer(), RefitRollout()
     rollout.subscribe(trainer.open_publisher())
     rollout.stop_waiting("a")
@@ -325,7 +325,7 @@ def test_a_wait_that_was_stopped_before_it_began_ends_at_once_and_the_next_waits
 
 
 @pytest.mark.slow
-def test_rollouts_that_run_one_call_at_a_time_are_refused_and_leave_the_trainer(
+def test_single_threaded_rollouts_are_refused_and_leave_trainer(
     cluster: None,
 ) -> None:
     trainer = ray.remote(Plain).options(**OPTIONS).remote()
@@ -353,7 +353,7 @@ class Plain(RefitTrainer):
         return {"a": numpy.arange(6, dtype="float32"), "b": numpy.ones(3, dtype="int64")}
 
 
-def test_without_a_controller_any_arrays_are_published_and_late_workers_have_them_too() -> None:
+def test_arrays_reach_late_workers_without_controller() -> None:
     trainer, rollout = Plain(), Rollout()
     endpoint = trainer.open_publisher(config=CONFIG)
     assert trainer.open_publisher() == endpoint

@@ -12,7 +12,7 @@ from refit.errors import StateError  # noqa: E402
 from refit.states import device_states  # noqa: E402
 
 
-def test_a_capture_is_looked_for_on_the_device_that_is_asked_about(
+def test_capture_is_looked_for_on_requested_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PyTorch answers for the device that is current."""

@@ -60,7 +60,7 @@ def test_an_engine_without_sessions_takes_each_version(
     assert engine.flushes == 2
 
 
-def test_a_version_is_loaded_again_over_weights_that_were_handed_over(
+def test_version_is_loaded_again_after_direct_load(
     publishing: Trainer, engine: fake.Engine
 ) -> None:
     done = publishing.publish(_weights(1))
@@ -80,7 +80,7 @@ def test_a_trainer_that_is_started_again_counts_from_one(engine: fake.Engine) ->
 
 
 @pytest.mark.slow  # the deadline leaves time for version 2 to arrive
-def test_a_version_that_is_not_the_one_is_named_and_comes_when_it_is_asked_for(
+def test_unwanted_version_is_named_and_comes_when_requested(
     publishing: Trainer, engine: fake.Engine
 ) -> None:
     done = publishing.publish(_weights(1))
@@ -94,7 +94,7 @@ def test_a_version_that_is_not_the_one_is_named_and_comes_when_it_is_asked_for(
     assert _holds(engine, 2)
 
 
-def test_an_address_without_a_scheme_and_a_version_below_none_are_refused(
+def test_address_without_scheme_and_negative_version_are_refused(
     engine: fake.Engine,
 ) -> None:
     with pytest.raises(InvalidError, match="begins with http://"):

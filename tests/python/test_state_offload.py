@@ -122,7 +122,7 @@ def test_options_become_keywords(options: Any, expected: dict[str, Any]) -> None
     load_config(**{name: one for name, one in expected.items() if name.startswith("offload_")})
 
 
-def test_times_divide_the_bytes_of_the_states_where_these_are_known() -> None:
+def test_swap_times_divide_state_bytes_if_known() -> None:
     said = swap(16)
     for state_bytes, window_bytes in (
         ("12GiB", 768 << 20),
@@ -238,7 +238,7 @@ def test_what_is_taken_is_switched_off_in_the_framework(make: Any) -> None:
     assert off["chunked_optimizer_state_offload"] is True
 
 
-def test_what_is_taken_from_megatron_is_off_with_what_only_its_own_optimizer_reads() -> None:
+def test_taking_megatron_offload_turns_off_its_own_switches() -> None:
     switches = (
         *("optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d"),
         *("use_torch_optimizer_for_cpu_offload", "use_precision_aware_optimizer"),

@@ -80,7 +80,7 @@ def test_json_is_one_object_of_all_figures() -> None:
     assert set(read) == {name for name, _ in abi.refit_stats._fields_[1:]}
 
 
-def test_figures_of_several_objects_add_up_and_a_failure_is_raised() -> None:
+def test_figures_of_objects_add_up_and_failure_is_raised() -> None:
     def device(seconds: int, figures: Any, _error: Any) -> int:
         figures._obj.offload_regions, figures._obj.restore_seconds_last = 3, seconds
         return abi.REFIT_OK

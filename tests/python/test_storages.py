@@ -34,7 +34,7 @@ def from_buffer(like: Any) -> Any:
     [(from_buffer, "fixed in its place"), (lambda t: t.clone().share_memory_(), "share_memory_()")],
     ids=["frombuffer", "shared"],
 )
-def test_memory_that_is_shared_or_seen_through_another_tensor_stays(made: Any, reason: str) -> None:
+def test_memory_shared_or_seen_through_another_tensor_stays(made: Any, reason: str) -> None:
     # trap 6
     run, same = Run(), Run()
     run.step(), same.step()

@@ -178,7 +178,7 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
-def test_what_a_side_stream_has_taken_is_not_used_again_while_it_is_copied(
+def test_memory_taken_on_side_stream_is_not_reused_during_copy(
     in_flight: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine()
@@ -218,7 +218,7 @@ class Told:
         self.streams += [one.number for one in streams for _ in storages]
 
 
-def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_the_steps(
+def test_step_stream_uses_states_restored_on_another_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(monkeypatch, refit.states.device_states)
@@ -239,7 +239,7 @@ def test_states_that_another_stream_restores_are_told_to_be_in_use_on_that_of_th
         assert told.streams == [MAIN] * count + [9] * count
 
 
-def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_restored(
+def test_gradients_restored_on_another_stream_reach_step_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(monkeypatch, refit.states.device_states)
@@ -264,7 +264,7 @@ def test_gradients_are_there_on_the_stream_of_the_steps_when_another_one_has_res
         assert steps.after == [SIDE]  # there are none
 
 
-def test_a_restore_that_found_no_memory_goes_on_after_the_stream_that_took_some(
+def test_failed_restore_goes_on_after_stream_that_took_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(monkeypatch, refit.states.device_states)
@@ -296,7 +296,7 @@ def test_a_restore_that_found_no_memory_goes_on_after_the_stream_that_took_some(
         assert told.streams == []
 
 
-def test_weights_that_an_iterator_makes_on_a_side_stream_are_read_after_it(
+def test_weights_made_on_side_stream_are_read_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     current = [MAIN]

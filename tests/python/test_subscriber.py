@@ -73,7 +73,7 @@ def test_its_own_timeout_is_for_loops_and_for_waits_without_one(lonely: Subscrib
             lonely.next(bad)
 
 
-def test_a_worker_that_hears_no_trainer_ends_its_loop_and_its_wait() -> None:
+def test_worker_without_trainer_ends_its_loop_and_wait() -> None:
     quick: Any = {"broadcast_heartbeat_ms": "10ms", "broadcast_heartbeat_timeout_ms": "50ms"}
     with Subscriber(NOWHERE, idle_timeout=0.1, **quick) as subscriber:
         assert list(subscriber) == []
@@ -191,7 +191,7 @@ def test_a_signal_handler_may_close_what_is_waiting(lonely: Subscriber) -> None:
 
 
 @pytest.mark.parametrize("thread", [threading.main_thread().ident, None], ids=["waiting", "other"])
-def test_a_signal_handlers_exception_ends_a_wait_and_loses_nothing(
+def test_signal_handler_exception_ends_wait_and_loses_nothing(
     trainer: Trainer, thread: int | None
 ) -> None:
     def ring() -> None:
@@ -271,7 +271,7 @@ def test_an_update_that_did_not_reach_the_caller_is_given_again(
     assert trainer.publisher.workers()[0].committed
 
 
-def test_an_update_dropped_in_the_middle_of_a_call_waits_for_its_turn(
+def test_update_dropped_during_call_waits_for_its_turn(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Dropping(dict[str, Any]):

@@ -145,7 +145,7 @@ def test_a_tensor_may_be_tied_to_one_that_comes_after_it(way: Way, tmp_path: Pat
         assert [view.alias_of for view in snapshot.values()] == ["b", None]
 
 
-def test_memory_that_changed_between_two_calls_is_not_a_tie_trap_31() -> None:
+def test_memory_changed_between_two_calls_is_not_tied_trap_31() -> None:
     memory = one(1)
     with Publisher(LOCAL) as publisher:
         publisher.publish({"a": memory, "b": memory})

@@ -183,7 +183,7 @@ def test_a_gpus_memory_is_drawn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     moment.picture(tmp_path / "moment.png")  # without phases
 
 
-def test_refits_own_phases_always_have_their_colours_and_all_differ() -> None:
+def test_refit_phases_keep_their_colours_and_all_differ() -> None:
     names = ["rollout", "restore", "step", "offload", "publish", "commit", "join"]
     colours = picture.colours_of(names)
     assert colours["offload"] == picture.PHASES["offload"]

@@ -96,7 +96,7 @@ def right_after_begin(tx: Transaction) -> None:
 
 @pytest.mark.parametrize("declared", [True, False])
 @pytest.mark.parametrize("step", [after_a_send, within_a_send, before_a_send, right_after_begin])
-def test_an_exception_aborts_and_the_worker_keeps_the_version_before(
+def test_exception_aborts_and_worker_keeps_previous_version(
     pair: Pair, step: Callable[[Transaction], None], declared: bool
 ) -> None:  # trap 12
     publisher, worker = pair
@@ -121,7 +121,7 @@ def test_weights_may_be_sent_in_parts_once_they_are_declared(pair: Pair) -> None
     assert pair.worker.seen == [bytes_of(weights())]
 
 
-def test_parts_in_one_call_are_declared_together_and_new_ones_again(pair: Pair) -> None:
+def test_parts_are_declared_together_and_again_with_new_ones(pair: Pair) -> None:
     one, other = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
     parts = [
         named_weights(one, names=lambda name: f"one.{name}"),
@@ -192,7 +192,7 @@ def test_an_iterator_may_reuse_the_memory_of_what_it_gave(
     assert pair.worker.seen == [whole]
 
 
-def test_a_version_that_is_committed_already_is_not_published_again(pair: Pair) -> None:  # trap 35
+def test_committed_version_is_not_published_again(pair: Pair) -> None:  # trap 35
     publisher, worker = pair
     for _ in range(2):
         with Transaction(publisher, 7) as tx:
@@ -268,7 +268,7 @@ def test_a_worker_that_fails_after_the_commit_is_reported(pair: Pair) -> None:
     assert (tx.committed, tx.version, pair.publisher.version) == (True, 1, 1)
 
 
-def test_a_worker_lost_before_the_commit_leaves_the_version_before(
+def test_worker_lost_before_commit_leaves_previous_version(
     trainer: Trainer,
 ) -> None:  # trap 12
     tx = Transaction(trainer.publisher)

@@ -149,7 +149,7 @@ def test_what_checkpointing_keeps_is_refits_and_not_transformers(
     assert min(left(ours)) == 3 * 2 * 24 * 32 * 4
 
 
-def test_a_callback_that_is_added_too_late_refuses_another_offload(tmp_path: Path) -> None:
+def test_callback_added_too_late_refuses_another_offload(tmp_path: Path) -> None:
     trainer = a_trainer(
         tmp_path, [], **CHECKPOINTED, activation_checkpointing_kwargs={"offload": True}
     )
@@ -263,7 +263,7 @@ def test_copies_of_the_model_in_threads_are_refused() -> None:
         callback.on_train_begin(args, None, None, model=a_model(1))
 
 
-def test_the_options_that_are_taken_over_are_those_of_the_packages() -> None:
+def test_options_taken_over_exist_in_their_packages() -> None:
     from accelerate import FullyShardedDataParallelPlugin
     from refit.integrations import activations as ours
 
@@ -320,8 +320,6 @@ def test_trls_own_switch_is_refits(tmp_path: Path, checkpointing: bool) -> None:
 
 
 @pytest.mark.parametrize(("steps", "said"), [(0, "a number from 1 on"), (2, "no publisher")])
-def test_publishing_that_cannot_be_is_refused_before_there_is_a_trainer(
-    steps: int, said: str
-) -> None:
+def test_invalid_publishing_is_refused_before_trainer_exists(steps: int, said: str) -> None:
     with pytest.raises(InvalidError, match=said):
         RefitCallback(publish_steps=steps)

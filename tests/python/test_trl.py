@@ -191,9 +191,7 @@ def test_training_is_the_same_to_the_bit(
 
 
 @pytest.mark.parametrize("mode", list(MODES)[1:])
-def test_states_on_the_host_are_saved_and_loaded_as_they_would_be_without(
-    tmp_path: Path, mode: str
-) -> None:
+def test_host_states_are_saved_and_loaded_as_without_refit(tmp_path: Path, mode: str) -> None:
     saving = {"save_strategy": "steps", "save_steps": 2}
     for folder, callbacks in (("plain", []), ("host", [RefitCallback(None, MODES[mode])])):
         a_trainer(tmp_path / folder, callbacks, **saving).train()
@@ -226,7 +224,7 @@ def test_rloo_generates_at_the_same_moments(tmp_path: Path) -> None:
     assert seen.bytes == [0, 0]
 
 
-def test_trap_11_grads_of_an_open_step_outlive_a_generation_in_it(
+def test_trap_11_grads_of_open_step_survive_generation_in_it(
     tmp_path: Path, plain: Trained
 ) -> None:
     loop = "a generation inside an open step"
@@ -247,7 +245,7 @@ def test_trap_9_before_the_first_step_there_is_nothing_to_move(tmp_path: Path) -
     assert callback.controller is None
 
 
-def test_trap_13_a_checkpoint_saved_while_the_states_are_away_is_whole(tmp_path: Path) -> None:
+def test_trap_13_checkpoint_saved_with_states_away_is_whole(tmp_path: Path) -> None:
     loop = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2}
     for folder, callbacks in (("plain", []), ("refit", [RefitCallback()])):
         a_trainer(tmp_path / folder, callbacks, **loop).train()
@@ -257,7 +255,7 @@ def test_trap_13_a_checkpoint_saved_while_the_states_are_away_is_whole(tmp_path:
 
 
 @pytest.mark.slow
-def test_trap_15_training_resumes_from_a_checkpoint_as_it_would_without(tmp_path: Path) -> None:
+def test_trap_15_training_resumes_as_without_refit(tmp_path: Path) -> None:
     a_trainer(tmp_path / "a", [], save_strategy="steps", save_steps=2, max_steps=2).train()
     checkpoint = str(tmp_path / "a" / "checkpoint-2")
     plain = a_trainer(tmp_path / "b", [])
@@ -278,7 +276,7 @@ def test_trap_15_training_resumes_from_a_checkpoint_as_it_would_without(tmp_path
     assert len(test_transformers.losses(plain)) == 4  # two of them from before
 
 
-def test_after_training_nothing_of_refit_is_left_and_the_states_are_back(tmp_path: Path) -> None:
+def test_training_leaves_nothing_of_refit_and_returns_states(tmp_path: Path) -> None:
     callback = RefitCallback()
     trainer = a_trainer(tmp_path, [callback])
     trainer.train()
@@ -302,7 +300,7 @@ def test_a_second_training_and_evaluations_of_ones_own_work(tmp_path: Path) -> N
     assert_same(*trainers)
 
 
-def test_a_training_that_an_exception_left_leaves_states_that_can_be_trained_on(
+def test_states_can_be_trained_on_after_exception(
     tmp_path: Path,
 ) -> None:
     def fails_once(completions: list[str], **_: Any) -> list[float]:
@@ -327,7 +325,7 @@ def test_a_training_that_an_exception_left_leaves_states_that_can_be_trained_on(
 
 
 @pytest.mark.slow
-def test_where_the_count_may_be_wrong_the_states_are_away_at_every_generation_all_the_same(
+def test_states_are_away_at_generations_even_if_count_is_wrong(
     tmp_path: Path,
 ) -> None:
     seen = Seen(tmp_path, [], max_steps=3, steps_per_generation=2)
@@ -342,7 +340,7 @@ def test_where_the_count_may_be_wrong_the_states_are_away_at_every_generation_al
 
 
 @pytest.mark.slow
-def test_a_step_that_failed_after_its_micro_batch_was_counted_puts_no_generation_out_of_step(
+def test_step_failing_after_its_count_keeps_generations_in_step(
     tmp_path: Path,
 ) -> None:
     class FailsOnce(TrainerCallback):
@@ -362,14 +360,14 @@ def test_a_step_that_failed_after_its_micro_batch_was_counted_puts_no_generation
     assert set(seen.bytes) == {0}
 
 
-def test_settings_that_cannot_be_are_refused_before_there_is_a_trainer() -> None:
+def test_invalid_settings_are_refused_before_trainer_exists() -> None:
     with pytest.raises(errors.NotFoundError, match="no_such"):
         RefitCallback(offload_no_such=1)
     with pytest.raises(errors.InvalidError, match="keep"):
         RefitCallback(grads="lose")  # type: ignore[arg-type]
 
 
-def test_a_trainer_that_says_not_when_it_generates_is_refused_with_the_versions_that_work(
+def test_trainer_without_known_generations_is_refused(
     tmp_path: Path,
 ) -> None:
     from transformers import Trainer, TrainingArguments
@@ -385,7 +383,7 @@ def test_a_trainer_that_says_not_when_it_generates_is_refused_with_the_versions_
 
 
 @pytest.mark.slow
-def test_attached_the_callback_logs_before_the_reporters_that_came_before_it(
+def test_attached_callback_logs_before_earlier_reporters(
     tmp_path: Path,
 ) -> None:
     class Reporter(TrainerCallback):
@@ -491,7 +489,7 @@ def test_activations_share_a_budget_with_states_on_the_host(
     callback.close()
 
 
-def test_activations_without_host_memory_end_the_training_before_it_begins(tmp_path: Path) -> None:
+def test_activations_without_host_memory_end_training_at_start(tmp_path: Path) -> None:
     callback = RefitCallback(activations={})
     trainer = a_trainer(tmp_path, [callback])
     with pytest.raises(errors.ConfigError, match="host_bytes"):
@@ -501,7 +499,7 @@ def test_activations_without_host_memory_end_the_training_before_it_begins(tmp_p
 
 
 @pytest.mark.parametrize("beta", [0.0, pytest.param(0.1, marks=pytest.mark.slow)])
-def test_of_a_policy_with_adapters_the_workers_have_the_merged_weights(
+def test_workers_get_merged_weights_of_policy_with_adapters(
     tmp_path: Path, publisher: Publisher, beta: float
 ) -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
@@ -548,7 +546,7 @@ def test_of_a_policy_with_adapters_the_workers_have_the_merged_weights(
         pytest.param("with evaluations", 5),
     ],
 )
-def test_at_each_generation_the_workers_hold_the_policy_that_generates(
+def test_workers_hold_generating_policy_at_each_generation(
     tmp_path: Path, publisher: Publisher, loop: str, versions: int
 ) -> None:
     worker = Worker(publisher)
@@ -575,7 +573,7 @@ class StopsAfterTwo(TrainerCallback):
         control.should_training_stop = state.global_step >= 2
 
 
-def test_a_worker_that_fails_ends_the_training_with_its_name_and_the_states_are_whole(
+def test_failing_worker_ends_training_and_leaves_states_whole(
     tmp_path: Path, publisher: Publisher
 ) -> None:
     worker = Worker(publisher, refuse=3)

@@ -68,7 +68,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return ranks.run(play, tmp_path_factory.mktemp("ranks"))
 
 
-def test_training_on_two_ranks_is_the_same_to_the_bit_with_and_without_refit(
+def test_training_on_two_ranks_has_same_bits_as_without_refit(
     seen: list[dict[str, Any]],
 ) -> None:
     assert [one["same"] for one in seen] == [True, True]

@@ -295,7 +295,7 @@ def test_parameters_that_depend_on_each_other_are_refused(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_an_optimizer_that_steps_each_parameter_by_itself_is_taken(kind: Any) -> None:
+def test_optimizer_stepping_each_parameter_by_itself_is_taken(kind: Any) -> None:
     assert not learned(kind([matrix()])).elementwise
 
 
@@ -384,7 +384,7 @@ def test_what_a_step_only_reads_is_no_reason_to_refuse() -> None:
     assert learned(optimizer).states == ()
 
 
-def test_an_optimizer_that_makes_states_by_a_method_it_holds_is_refused() -> None:
+def test_optimizer_making_states_by_held_method_is_refused() -> None:
     optimizer = SteppingByItself([matrix()])
     with pytest.raises(UnsupportedError, match="makes states by something that it holds"):
         learned(optimizer, allow_unverified=True)
@@ -426,7 +426,7 @@ def test_an_optimizer_that_holds_parameters_is_refused(kind: Any, allow_unverifi
         learned(kind([matrix()]), allow_unverified=allow_unverified)
 
 
-def test_an_optimizer_that_uses_states_outside_of_step_is_refused() -> None:
+def test_optimizer_using_states_outside_step_is_refused() -> None:
     optimizer = Evaluated([matrix()])
     with pytest.raises(UnsupportedError, match=r"uses its states in eval\(\)"):
         learned(optimizer)
@@ -553,7 +553,7 @@ def test_a_parameter_of_whole_numbers_is_refused() -> None:
         learned(optimizer)
 
 
-def test_an_optimizer_that_does_not_let_its_groups_be_set_is_refused() -> None:
+def test_optimizer_with_fixed_groups_is_refused() -> None:
     class Fixed(torch.optim.SGD):
         param_groups = property(lambda _: [{"params": []}])
 

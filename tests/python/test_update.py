@@ -271,7 +271,7 @@ def test_views_taken_by_many_threads_share_what_keeps_them(trainer: Trainer) -> 
     assert not mapped(place)
 
 
-def test_ctrl_c_while_a_capsule_is_made_keeps_nothing_mapped_trap_12(trainer: Trainer) -> None:
+def test_ctrl_c_while_making_capsule_keeps_no_mapping_trap_12(trainer: Trainer) -> None:
     update = trainer.offer({"w": MATRIX})
     place = update["w"].torch().data_ptr()
     with ctrl_c_after("refit_update_retain"):
@@ -379,7 +379,7 @@ def look_and_keep(update: Update) -> None:
         (len, False, False),
     ],
 )
-def test_a_refusal_keeps_the_version_before_if_it_was_not_touched(
+def test_refusal_keeps_previous_version_if_untouched(
     trainer: Trainer, apply: Callable[[Update], object], kept: bool | None, holds: bool
 ) -> None:
     with trainer.offer():
@@ -431,7 +431,7 @@ def test_a_subscriber_closed_in_the_block_hides_no_failure(trainer: Trainer) -> 
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_close_cut_short_by_ctrl_c_leaves_the_next_update_trap_12(
+def test_close_cut_short_by_ctrl_c_leaves_next_update_trap_12(
     trainer: Trainer, ended: bool
 ) -> None:
     first = trainer.offer({"w": MATRIX})

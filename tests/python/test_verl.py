@@ -83,7 +83,7 @@ def test_step_stays_where_it_is_and_states_stay_the_same_objects() -> None:  # t
     attached(optimizer).close()
 
 
-def test_an_optimizer_without_state_or_without_a_controller_is_left_alone() -> None:  # trap 9
+def test_optimizer_without_state_or_controller_is_left_alone() -> None:  # trap 9
     optimizer = adamw()
     verl.load_fsdp_optimizer(optimizer, 0)
     verl.offload_fsdp_optimizer(optimizer)
@@ -120,7 +120,7 @@ CPU = {
 
 
 @pytest.mark.usefixtures("engine")
-def test_megatrons_switches_give_the_optimizer_a_controller_from_its_first_step_on() -> None:
+def test_megatron_switches_add_controller_from_first_step() -> None:
     with verl.install({"offload": {"timeout_ms": 20_000}}):
         plain = _megatron_steps(*_megatron())
         model, optimizer = _megatron(**CPU)
@@ -147,7 +147,7 @@ def test_megatrons_own_offload_stays_where_memory_is_pageable() -> None:
         ("verl.utils.activation_offload", "enable_activation_offloading"),
     ],
 )
-def test_a_verl_without_one_of_the_functions_is_refused_and_left_as_it_was(
+def test_verl_without_one_function_is_refused_and_unchanged(
     engine: Any, monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
     before = dict(vars(engine))
@@ -174,7 +174,7 @@ class Deep(torch.nn.Module):
         return x
 
 
-def test_a_copy_of_a_model_has_no_offload_and_a_second_call_makes_none() -> None:
+def test_copied_model_has_no_offload_and_second_call_adds_none() -> None:
     def offloads() -> list[Any]:
         return [one for one in gc.get_objects() if type(one) is ActivationOffload]
 
@@ -337,7 +337,7 @@ def test_a_number_that_is_used_up_is_replaced_by_the_next_one(pair: Pair) -> Non
     assert (pair.trainer.version, pair.rollout.version) == (8, 8)
 
 
-def test_a_version_that_could_not_be_loaded_does_not_take_the_place_of_the_next(pair: Pair) -> None:
+def test_failed_version_does_not_take_place_of_next_one(pair: Pair) -> None:
     pair.update(_plus(1), 1)
 
     async def stops() -> None:
@@ -392,7 +392,7 @@ def test_a_rollout_that_was_not_told_where_to_go_says_so() -> None:
         asyncio.run(receive())
 
 
-def test_a_wait_for_a_trainer_that_was_replaced_ends_and_the_new_one_is_heard() -> None:
+def test_wait_for_replaced_trainer_ends_and_new_one_is_heard() -> None:
     def publisher() -> Any:
         made = verl.RefitCheckpointEngine(1 << 20, is_master=True, **ENGINE)
         made.expect(1)

@@ -70,7 +70,7 @@ def _worker(runner: Any, **config: Any) -> Any:
     return made
 
 
-def test_an_older_vllm_that_takes_no_weights_is_refused_untouched() -> None:
+def test_old_vllm_that_takes_no_weights_is_refused_untouched() -> None:
     model = fake.Model(_weights(0))
     with pytest.raises(UnsupportedError, match="weights_iterator"):
         load(_worker(fake.OldModelRunner(model)), _weights(4).items())
@@ -89,7 +89,7 @@ def test_a_quantized_model_is_refused_by_its_method(method: str) -> None:
     assert f"quantized ({method or 'fp8'})" in answer["why"]
 
 
-def test_a_layer_that_inherits_from_one_that_is_not_quantized_is_taken() -> None:
+def test_layer_derived_from_unquantized_one_is_taken() -> None:
     plain = type("UnquantizedLinearMethod", (), {})
     model = fake.Model(_weights(0))
     model.quant_method = type("LowLatencyLinearMethod", (plain,), {})()
@@ -244,7 +244,7 @@ def test_other_trainer_ranks_only_run_the_source(monkeypatch: pytest.MonkeyPatch
     engine.shutdown()
 
 
-def test_one_of_two_engines_that_fails_is_named_and_both_take_the_next_version(
+def test_failing_engine_is_named_and_both_take_next_version(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = fake.WeightSource(_weights(1))

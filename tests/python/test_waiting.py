@@ -149,7 +149,7 @@ def test_ctrl_c_ends_a_wait_in_slices(bell: Bell) -> None:
     sender.join()
 
 
-def test_call_gives_its_result_or_raises_its_error_with_its_trace() -> None:
+def test_call_gives_result_or_raises_error_with_trace() -> None:
     def fail() -> None:
         raise PeerError("worker 3 was lost")
 
@@ -350,7 +350,7 @@ def held() -> None:
 
 @pytest.mark.parametrize("call", [held, lambda: run_interruptibly(lambda: 42)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, None])
-def test_what_is_raised_before_any_line_leaves_all_handlers_as_they_were(
+def test_exception_before_any_line_leaves_handlers_unchanged(
     number: signal.Signals | None, call: Callable[[], object]
 ) -> None:
     """By a handler, or without one, as another thread can."""

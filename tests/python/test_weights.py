@@ -63,7 +63,7 @@ def test_tied_weights_are_one_tensor_under_all_its_names() -> None:  # trap 1
     assert set(model.state_dict()) == set(aliases)
 
 
-def test_a_tie_by_storage_is_found_where_the_parameters_are_distinct() -> None:  # trap 1
+def test_tie_by_storage_is_found_for_distinct_parameters() -> None:  # trap 1
     model = Tiny()
     model.head.weight = nn.Parameter(model.embed.weight.detach())
     assert named_weights(model).ties == {"head.weight": "embed.weight"}
@@ -153,7 +153,7 @@ def test_fp8_weights_are_not_cast() -> None:  # trap 33
         ({"buffers": "none"}, set()),
     ],
 )
-def test_persistent_buffers_are_included_and_the_others_by_option(  # trap 32
+def test_persistent_buffers_are_included_and_others_by_option(  # trap 32
     options: dict[str, Any], buffers: set[str]
 ) -> None:
     assert set(names_of(Tiny(), **options)) & {"count", "scale", "inv_freq"} == buffers
@@ -216,7 +216,7 @@ def test_merged_adapters_give_the_names_of_the_base_model() -> None:
     assert names_of(peft_like(True)) == names_of(Tiny())
 
 
-def test_a_model_of_transformers_gives_the_names_of_its_checkpoint() -> None:
+def test_transformers_model_gives_names_of_its_checkpoint() -> None:
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2}

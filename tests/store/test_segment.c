@@ -103,7 +103,7 @@ int __wrap_memfd_create(const char *name, unsigned flags)
     return fd;
 }
 
-TEST(memory_that_another_process_mapped_while_it_was_made_is_not_used)
+TEST(memory_mapped_by_another_process_during_creation_is_not_used)
 {
     rft_segment owner;
     refit_error error;
@@ -193,7 +193,7 @@ TEST(memory_that_is_not_sealed_is_refused)
         static const int missing[] = {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE, -1, 0};
         int fd = memory_of(i == 4 ? "other" : "refit", all & ~missing[i]);
         assert_int_equal(try_to_attach(fd, 0, &error), REFIT_ERR_SECURITY);
-        assert_says(&error, i == 4 ? "no segment" : "not sealed");
+        assert_says(&error, i == 4 ? "not a segment" : "not sealed");
         close(fd);
     }
     char path[] = "/dev/shm/refit-XXXXXX";

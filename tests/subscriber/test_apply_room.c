@@ -40,7 +40,7 @@ BOUND_TEST(the_first_version_is_written_without_notes)
     bound_accept(it, update);
 }
 
-BOUND_TEST(the_first_version_cannot_be_taken_back_then_and_the_next_is_applied)
+BOUND_TEST(first_version_cannot_be_taken_back_but_next_is_applied)
 {
     refit_update *update = take_first(it);
     refit_error error;

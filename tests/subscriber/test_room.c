@@ -57,7 +57,7 @@ TEST(a_store_beyond_what_is_free_is_refused_shared_and_private)
     assert_ok(try_store(2, false, NULL));
 }
 
-TEST(bytes_that_a_version_writes_over_are_kept_within_what_is_free)
+TEST(overwritten_bytes_are_kept_within_free_memory)
 {
     rft_retire_list retired = {0};
     rft_store *store = NULL;
@@ -91,7 +91,7 @@ TEST(a_version_beyond_what_is_free_is_not_received)
     rft_catalog_release(catalog);
 }
 
-TEST(notes_of_old_bytes_end_where_memory_does_and_nothing_is_changed)
+TEST(old_bytes_are_not_noted_without_memory_and_nothing_changes)
 {
     static unsigned char block[4000], next[4000], before[4000];
     const rft_delta_shape shape = {1000, 4, RFT_DELTA_RAW};

@@ -226,7 +226,7 @@ static void count_line(void *user, refit_log_level level, const char *line)
     (*(uint32_t *)user)++;
 }
 
-BENCH_TEST(a_known_reason_is_said_once_and_ends_it_whatever_is_guessed_between)
+BENCH_TEST(known_reason_is_said_once_and_ends_session_despite_guesses)
 {
     uint32_t lines = 0;
     const uint32_t step = bench->config.broadcast_heartbeat_timeout_ms / 10;

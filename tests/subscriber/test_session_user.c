@@ -42,7 +42,7 @@ BENCH_TEST(a_refusal_that_does_not_keep_leaves_nothing)
 }
 
 /* A version that it refused is offered again only after a HELLO. */
-BENCH_TEST(worker_without_a_version_says_hello_after_an_aborted_version_too)
+BENCH_TEST(worker_without_version_says_hello_after_aborted_version)
 {
     bench_reach(bench, APPLYING);
     bench_take(bench);
@@ -142,7 +142,7 @@ BENCH_TEST(a_waiting_offer_has_a_deadline)
     assert_int_equal(bench->session.held.version, 1);
 }
 
-BENCH_TEST(an_update_taken_before_the_connection_was_lost_can_be_accepted)
+BENCH_TEST(update_taken_before_connection_loss_can_be_accepted)
 {
     bench_reach(bench, APPLYING);
     const rft_image *image = bench_take(bench);

@@ -422,7 +422,7 @@ static uint64_t requests_until(rft_session_state reached)
     return requests;
 }
 
-TEST(a_hello_that_there_is_no_memory_for_is_said_a_heartbeat_later)
+TEST(hello_without_memory_is_said_one_heartbeat_later)
 {
     uint64_t first = requests_until(CONNECTING) + 1, last = requests_until(JOINING);
     assert_true(first <= last);

@@ -269,7 +269,7 @@ static void small_messages(refit_config *config)
     config->limits_manifest_bytes = 4096;
 }
 
-PAIR_TEST(a_manifest_above_its_limit_costs_versions_but_not_the_connection)
+PAIR_TEST(manifest_above_limit_costs_versions_but_not_connection)
 {
     static const unsigned char tensors[8192];
     pair_open(pair, false, small_messages);

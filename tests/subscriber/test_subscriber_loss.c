@@ -47,7 +47,7 @@ static void await_hello(raw_publisher *raw)
         raw_say(raw, sample_refuse(REFIT_ERR_STALE, false));
 }
 
-PAIR_TEST(a_trainer_that_vanishes_and_returns_is_joined_again_from_every_state)
+PAIR_TEST(returning_trainer_is_joined_again_from_every_state)
 {
     for (int point = 0; point < AT_ENDS; point++) {
         char endpoint[64];

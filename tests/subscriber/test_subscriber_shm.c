@@ -28,7 +28,7 @@ PAIR_TEST(a_version_in_shared_memory_is_read_in_place)
 }
 
 /* An engine changes a weight that it loads. The seqlock lies on the same page. */
-PAIR_TEST(bytes_overwritten_after_the_user_wrote_there_are_not_accepted)
+PAIR_TEST(bytes_overwritten_after_user_write_are_not_accepted)
 {
     rft_segment slot;
     const void *bytes;

@@ -304,7 +304,8 @@ FAULT(a_device_that_is_lost_breaks_the_mover)
         if (nth == 1) {
             assert_ok(refit_stream_copy(all.device, all.stream, all.to + ALL, all.from, 1, NULL));
         }
-        assert_ok(start(all.stream));
+        refit_status started = start(all.stream); /* the loss may come before all is submitted */
+        assert_true(started == REFIT_OK || started == REFIT_ERR_DEVICE);
         assert_int_equal(wait_group(1), REFIT_ERR_DEVICE);
         assert_int_equal(wait_all(), REFIT_ERR_DEVICE);
         assert_false(rft_mover_is_moving(all.mover));

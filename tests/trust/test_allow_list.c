@@ -217,7 +217,7 @@ WITH_KEYS(links_to_keys_are_followed)
 
 /* While `checked` has a mode that lets others write there, no key is allowed, and the list does not
  * open. */
-static void assert_shut_while(const char *judged, const mode_t *modes, size_t count, mode_t good)
+static void assert_shut_while(const char *checked, const mode_t *modes, size_t count, mode_t good)
 {
     char key[RFT_KEY_TEXT];
     key_fixture_admit(&smith, "w0");
@@ -225,11 +225,11 @@ static void assert_shut_while(const char *judged, const mode_t *modes, size_t co
     open_list();
     assert_true(rft_allow_list_has(list, key, NULL));
     for (size_t i = 0; i < count; i++) {
-        assert_int_equal(chmod(judged, modes[i]), 0);
+        assert_int_equal(chmod(checked, modes[i]), 0);
         expect_refused(REFIT_ERR_SECURITY, "chmod go-w");
         rft_allow_list_refresh(list);
         assert_false(rft_allow_list_has(list, key, NULL));
-        assert_int_equal(chmod(judged, good), 0);
+        assert_int_equal(chmod(checked, good), 0);
         rft_allow_list_refresh(list);
         assert_true(rft_allow_list_has(list, key, NULL));
     }

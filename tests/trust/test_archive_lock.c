@@ -78,7 +78,7 @@ static int write_version(archive_rig *rig)
     return status == REFIT_ERR_IO && strstr(error.text, "user 0 writes to this archive") != NULL;
 }
 
-TEST(a_second_writer_of_a_shared_folder_is_told_that_one_user_writes)
+TEST(second_writer_of_shared_folder_is_told_one_user_writes)
 {
     archive_rig rig = {0};
     rig_open(&rig, 10);

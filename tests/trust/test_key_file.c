@@ -209,7 +209,7 @@ TEST(a_file_of_another_user_is_refused)
 }
 
 /* What counts is where a link leads. */
-TEST(a_link_is_judged_by_its_target)
+TEST(a_link_is_checked_by_its_target)
 {
     key_fixture smith = key_fixture_open();
     char target[256], path[256];

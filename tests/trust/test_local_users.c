@@ -387,7 +387,7 @@ static bool deaf_worker(const other_self *self, const void *with)
     return well;
 }
 
-TEST(no_message_of_a_stranger_is_heard_before_the_connection_was_looked_at)
+TEST(stranger_is_not_heard_before_its_connection_is_checked)
 {
     scene it = scene_open(01777);
     other_user worker = other_user_ready(owner_id, deaf_worker, it.endpoint);

@@ -157,7 +157,7 @@ TEST(a_probe_that_others_can_change_is_not_mapped)
                                     F_SEAL_GROW | F_SEAL_FUTURE_WRITE, 0,
                                     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE};
         static const char *const reasons[] = {"not sealed", "not sealed", "not sealed",
-                                              "no segment", "not filled"};
+                                              "not a segment", "not filled"};
         pairing pair;
         char name[RFT_SEGMENT_NAME_BYTES];
         int fd = way == 3 ? file_of(4096) : memory_of(4096, seals[way]);

@@ -235,7 +235,7 @@ ON_IPC(another_file_with_the_second_name_stays_and_is_refused)
     assert_int_equal(unlink(second), 0);
 }
 
-ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later)
+ON_IPC(ipc_trainer_without_descriptors_takes_workers_later)
 {
     rollout_thread member, late;
     start_on_ipc(place);
@@ -255,7 +255,7 @@ ON_IPC(an_ipc_trainer_without_descriptors_goes_on_and_takes_workers_later)
     assert_true(trainer_process_end(&place->trainer));
 }
 
-ON_IPC(an_ipc_trainer_that_closes_or_dies_held_off_leaves_a_path_to_bind)
+ON_IPC(ipc_trainer_ending_while_held_off_leaves_path_to_bind)
 {
     start_on_ipc(place);
     hold_off_on_ipc(place);

@@ -161,7 +161,7 @@ TEST(a_folder_that_others_may_write_to_leads_nowhere)
 }
 
 /* A relative path is as good as the folder that it starts in, and those above it. */
-TEST(where_one_stands_is_judged_too)
+TEST(where_one_stands_is_checked_too)
 {
     file_tree tree = tree_open();
     char path[256], before[PATH_MAX];
@@ -223,7 +223,7 @@ static void open_as_unmapped(const char *path)
     _exit(system && others ? 0 : 1);
 }
 
-TEST(a_stranger_that_a_user_namespace_does_not_map_is_not_the_owner_of_all)
+TEST(stranger_unmapped_in_user_namespace_is_not_owner_of_all)
 {
     char path[256];
     file_tree tree = tree_open();

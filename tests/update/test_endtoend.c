@@ -349,7 +349,7 @@ TEST(an_open_update_stays_whole_while_the_next_version_is_written)
     }
 }
 
-TEST(with_one_slot_an_update_that_stays_open_costs_its_worker_the_place)
+TEST(update_left_open_with_one_slot_costs_worker_its_place)
 {
     training_run run;
     prepare(&run, 1, 1);

@@ -188,7 +188,7 @@ PLAY_TEST(a_worker_without_the_gpu_is_put_off_where_it_is_required)
     refit_subscriber_close(subscriber);
 }
 
-PLAY_TEST(a_worker_on_another_gpu_is_refused_for_good_where_it_is_required)
+PLAY_TEST(worker_on_another_gpu_is_refused_for_good_if_required)
 {
     refit_device *other = NULL;
     refit_device_info info = {.size = sizeof info};
@@ -236,7 +236,7 @@ PLAY_TEST(a_worker_that_requires_the_gpu_takes_no_other_trainer)
     assert_ok(refit_device_close(other, NULL));
 }
 
-PLAY_TEST(a_worker_that_requires_the_gpu_waits_for_a_trainer_that_shows_one)
+PLAY_TEST(worker_requiring_gpu_waits_for_trainer_that_shows_one)
 {
     refit_error error;
     test_trainer late;
@@ -290,7 +290,7 @@ PLAY_TEST(with_off_the_gpu_is_left_alone)
     }
 }
 
-TEST(a_device_that_shares_nothing_is_refused_only_where_it_is_required)
+TEST(device_sharing_nothing_is_refused_only_if_required)
 {
     refit_device *host = NULL;
     refit_error error;
@@ -313,7 +313,7 @@ TEST(a_device_that_shares_nothing_is_refused_only_where_it_is_required)
 }
 
 /* /dev/shm was full, or is not there, when the publisher was opened. */
-TEST(without_shared_memory_the_gpu_is_refused_only_where_it_is_required)
+TEST(gpu_without_shared_memory_is_refused_only_if_required)
 {
     refit_device *device = NULL;
     refit_error error;
@@ -407,7 +407,7 @@ PLAY_TEST(memory_that_cannot_be_mapped_comes_another_way)
     assert_false(rollouts_was_on_device(member, 2));
 }
 
-PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_where_it_is_required)
+PLAY_TEST(memory_that_cannot_be_mapped_is_an_error_if_required)
 {
     refit_error error;
     gpu_play_open(play, NULL);

@@ -109,8 +109,8 @@ void rft_cuda_context_close(rft_cuda_device *cuda);
 
 /* cuda_vmm.c: addresses of a GPU that stay while the memory mapped to them comes and goes, in
  * chunks of offload.chunk_bytes. Open is called inside a context guard. `*out` stays NULL, and it
- * is no failure, where the GPU or its driver has no virtual memory management: reserve then answers
- * REFIT_ERR_UNSUPPORTED. */
+ * is not a failure, where the GPU or its driver has no virtual memory management: reserve then
+ * answers REFIT_ERR_UNSUPPORTED. */
 refit_status rft_cuda_ranges_open(rft_cuda_device *cuda, rft_cuda_ranges **out, refit_error *error);
 
 /* NULL is allowed. Gives back the ranges that are left. Enters the context by itself. */

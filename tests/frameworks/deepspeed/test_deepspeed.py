@@ -329,7 +329,7 @@ def test_copies_that_fail(stage: int) -> None:
     engines.train_the_same(stage, steps=4, before=failing, refits=refits)
 
 
-def test_an_engine_of_options_that_were_taken_keeps_its_states_on_the_device() -> None:
+def test_engine_with_taken_options_keeps_states_on_device() -> None:
     said: dict[str, Any] = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
     assert state_offload.take(said) == {"schedule": refit.CpuStep(fraction=1.0)}
     engine = engines.make(2, **said["zero_optimization"])

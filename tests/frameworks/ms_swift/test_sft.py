@@ -133,7 +133,7 @@ def test_training_has_the_bits_of_ms_swift_alone(project: Project, words: tuple[
     assert min(line["refit/activation_left_bytes_last"] for line in ours.log) > 0
 
 
-def test_an_option_that_cannot_be_ends_the_command_with_a_sentence(project: Project) -> None:
+def test_invalid_option_ends_command_with_error(project: Project) -> None:
     project.choose(host_bytes="eight")
     try:
         failed = project.train("failed", *OURS)
@@ -151,7 +151,7 @@ def remove() -> Iterator[Any]:
     callbacks_map[ms_swift.NAME] = own
 
 
-def test_ms_swifts_own_table_has_refits_callback_until_it_is_removed(remove: Any) -> None:
+def test_ms_swift_table_has_refit_callback_until_removed(remove: Any) -> None:
     assert isinstance(callbacks_map[ms_swift.NAME](None, None), ActivationCallback)
     remove()
     remove()

@@ -61,7 +61,7 @@ def live(base: str, expected: Any) -> Iterator[EngineProcess]:
         yield one
 
 
-def test_adapters_that_were_published_say_what_those_of_a_folder_say(
+def test_published_adapters_answer_like_those_loaded_from_folder(
     live: EngineProcess, expected: list[engines.Outputs]
 ) -> None:
     assert len({str(one) for one in expected}) == 3
@@ -79,7 +79,7 @@ def test_adapters_that_were_published_say_what_those_of_a_folder_say(
             assert live("outputs") == expected[0]
 
 
-def test_adapters_that_cannot_be_taken_are_refused_and_the_next_is_taken(
+def test_unusable_adapters_are_refused_and_next_one_is_loaded(
     live: EngineProcess, expected: list[engines.Outputs]
 ) -> None:
     model = adapted(1)

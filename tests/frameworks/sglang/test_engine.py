@@ -94,7 +94,7 @@ def test_an_update_empties_the_prefix_cache(
     assert not any(live("cached_tokens"))
 
 
-def test_a_version_is_loaded_again_over_what_sglang_has_read_since(
+def test_version_is_loaded_again_after_sglang_reload(
     live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
 ) -> None:
     assert update(live, publishing, folders[7], 1) == (1, 1)
@@ -121,7 +121,7 @@ def test_a_trainer_that_is_started_again_counts_from_one(
         pytest.param(True, None, "refit InvalidError: pull takes what", id="weights for an order"),
     ],
 )
-def test_an_order_that_fails_is_a_value_of_sglang_and_changes_nothing(
+def test_failed_order_returns_sglang_error_and_changes_nothing(
     live: EngineProcess,
     publishing: Trainer,
     folders: list[str],
@@ -208,7 +208,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_killed_leaves_an_engine_that_serves_and_takes_another(
+def test_engine_survives_killed_trainer_and_takes_another(
     live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
 ) -> None:
     command = [sys.executable, "-c", TRAINER, str(Path(folders[14], "model.safetensors"))]
@@ -227,7 +227,7 @@ def test_a_trainer_that_is_killed_leaves_an_engine_that_serves_and_takes_another
     assert live("outputs") == expected[15]
 
 
-def test_an_engine_that_slept_takes_a_version_before_its_cache_comes_back(
+def test_engine_takes_version_after_sleep_before_cache_resumes(
     live: EngineProcess, publishing: Trainer, folders: list[str], expected: Any
 ) -> None:
     live("release_memory_occupation")

@@ -69,14 +69,14 @@ def await_signs(end: int, count: int) -> None:
         os.read(end, 1)
 
 
-def test_each_version_reaches_every_rollout_with_the_bits_of_the_trainers(fleet: Fleet) -> None:
+def test_every_rollout_gets_each_version_bit_for_bit(fleet: Fleet) -> None:
     for step in range(4):
         fleet.trainers.train(step)
         fleet.manager.update_weights(global_steps=10 + step)
         assert fleet.holds() == [10 + step] * 2
 
 
-def test_a_rollout_that_cannot_load_is_named_and_takes_the_next_version(fleet: Fleet) -> None:
+def test_failing_rollout_is_named_and_takes_next_version(fleet: Fleet) -> None:
     fleet.replicas[0].group.set_at_tensor("fails")
     sent, taken = fleet.begin(20)
     sent, taken = ends(sent), ends(taken)

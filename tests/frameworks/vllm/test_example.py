@@ -21,7 +21,7 @@ def run(root: Path, *said: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adapter", [False, True], ids=["weights", "adapter"])
-def test_the_reward_grows_and_each_version_is_that_of_a_fresh_engine(
+def test_reward_grows_and_each_version_matches_fresh_engine(
     root: Path, version: str, adapter: bool
 ) -> None:
     if adapter and version.startswith("0.22."):

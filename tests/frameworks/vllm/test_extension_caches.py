@@ -45,7 +45,7 @@ def cached(llm: Any) -> int:
     return sum(one.num_cached_tokens for one in answers)
 
 
-def test_a_prompt_that_was_cached_before_the_update_is_computed_anew(
+def test_prompt_cached_before_update_is_computed_again(
     connected: tuple[Any, Any, Trainer],
 ) -> None:
     llm, model, _ = connected

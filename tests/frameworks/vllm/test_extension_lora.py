@@ -75,7 +75,7 @@ def following(llm: Any, workers: int) -> Iterator[tuple[Any, Any, Trainer]]:
         vllm.refit_close(llm)
 
 
-def test_each_version_answers_as_a_fresh_engine_with_the_adapter_from_disk(
+def test_each_version_matches_fresh_engine_with_saved_adapter(
     following: tuple[Any, Any, Trainer], workers: int, tmp_path: Path
 ) -> None:
     llm, model, one = following
@@ -118,7 +118,7 @@ def test_the_adapter_stays_beside_others(
     [({}, "strange"), ({"r": 64}, "rank 64"), ({"use_dora": True}, "DoRA")],
     ids=["layer", "rank", "dora"],
 )
-def test_an_adapter_that_vllm_does_not_take_leaves_the_version_before(
+def test_adapter_refused_by_vllm_leaves_previous_version(
     following: tuple[Any, Any, Trainer], workers: int, options: dict[str, Any], words: str
 ) -> None:
     llm, model, _ = following

@@ -134,7 +134,7 @@ def test_without_a_version_the_wait_ends_and_calls_stay_in_step(following: Follo
 
 
 @EXTENSION
-def test_what_a_worker_cannot_connect_to_is_raised_and_calls_stay_in_step(divided: Divided) -> None:
+def test_failed_connect_raises_and_worker_calls_stay_in_step(divided: Divided) -> None:
     llm = divided.llm
     with pytest.raises(StateError, match="knows no trainer"):
         vllm.refit_update(llm, timeout=1)
@@ -147,7 +147,7 @@ def test_what_a_worker_cannot_connect_to_is_raised_and_calls_stay_in_step(divide
 
 
 @EXTENSION
-def test_names_that_the_model_does_not_have_are_raised_and_the_next_trainer_heals(
+def test_unknown_weight_names_raise_and_next_trainer_recovers(
     divided: Divided,
 ) -> None:
     llm, model, _ = divided

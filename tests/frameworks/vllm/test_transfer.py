@@ -126,7 +126,7 @@ def test_each_of_twenty_versions_answers_as_a_fresh_engine(side: Side, training:
 
 
 @pytest.mark.parametrize("fault", ["shape", pytest.param("stranger", marks=SLOW)])
-def test_a_load_that_fails_half_way_is_told_to_the_trainer_and_the_next_one_heals(
+def test_load_failing_halfway_is_reported_and_next_one_recovers(
     side: Side, training: Trainer, fault: str
 ) -> None:
     settle(side, training, "good", 1)
@@ -138,9 +138,7 @@ def test_a_load_that_fails_half_way_is_told_to_the_trainer_and_the_next_one_heal
 
 
 @SLOW
-def test_a_trainer_that_dies_is_not_waited_for_and_another_one_takes_over(
-    side: Side, tmp_path: Path
-) -> None:
+def test_dead_trainer_is_not_waited_for_and_another_takes_over(side: Side, tmp_path: Path) -> None:
     with side.trainer(tmp_path) as one, ThreadPoolExecutor(1) as pool:
         side.connect(one)
         before = settle(side, one, "v", 1)

@@ -121,7 +121,7 @@ def spec_of(device: Any) -> str:
 
         return f"cuda:{torch.cuda.current_device()}"
     raise InvalidError(
-        f"{device!r} is no device of refit: give a torch.device, a spec such as 'cuda:0', or a "
+        f"{device!r} is not a device of refit: give a torch.device, a spec such as 'cuda:0', or a "
         "refit.Device"
     )
 

@@ -23,7 +23,7 @@ def check(result: dict[str, Any]) -> None:
         raise ValueError("it has no rows of the shape whose memory was recorded")
     for row in _rows(result):
         if not all(isinstance(row[name], int | float) for name in NUMBERS):
-            raise ValueError(f"a figure of {row['way']} is no number")
+            raise ValueError(f"a figure of {row['way']} is not a number")
     for drawn in result["memory"].values():
         float(drawn["forward_s"]), [(float(at), int(nbytes)) for at, nbytes in drawn["points"]]
     str(result["device"]), float(result["parameters"])

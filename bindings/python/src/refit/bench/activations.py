@@ -326,7 +326,7 @@ def _drawn(case: Case) -> dict[str, Any]:
 
 
 def thinned(points: Points, count: int) -> Points:
-    """About so many of the points: of each stretch of time the lowest and the highest."""
+    """About so many of the points: of each range of time the lowest and the highest."""
     if len(points) <= count:
         return list(points)
     per = -(-2 * len(points) // count)

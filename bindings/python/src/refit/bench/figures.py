@@ -21,5 +21,5 @@ def read(path: str, checks: Mapping[str, Check]) -> tuple[Result, dict[str, Any]
                 checks[result["bench"]](result)
                 return result, written["machine"]
     except (OSError, ValueError, KeyError, TypeError) as why:
-        raise ValueError(f"{path} is no file of --json: {why!r}") from why
+        raise ValueError(f"{path} is not a file of --json: {why!r}") from why
     raise ValueError(f"{path} has no figures of {' or '.join(checks)}")

@@ -20,7 +20,7 @@ def check(result: dict[str, Any]) -> None:
     """Raises ValueError, KeyError or TypeError if a figure that is drawn is not there."""
     for row in result["ways"]:
         if not all(isinstance(row[name], int | float) for name in NUMBERS):
-            raise ValueError(f"a figure of {row['way']} is no number")
+            raise ValueError(f"a figure of {row['way']} is not a number")
     str(result["device"]), float(result["parameters"]), int(result["tokens"])
 
 

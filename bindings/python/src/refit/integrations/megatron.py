@@ -279,7 +279,7 @@ def unwrap(optimizer: Any, model: Any = None) -> MegatronOptimizer:
     """
     if not is_megatron(optimizer):
         raise UnsupportedError(
-            f"a {type(optimizer).__name__} is no Megatron optimizer: it has neither "
+            f"a {type(optimizer).__name__} is not a Megatron optimizer: it has neither "
             "chained_optimizers nor an optimizer of its own; give a torch optimizer to "
             "refit.Controller directly"
         )

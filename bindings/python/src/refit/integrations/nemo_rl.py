@@ -226,7 +226,7 @@ def patch_worker(worker: Any) -> Any:
     names = [name for name in MOVERS if callable(getattr(worker, name, None))]
     if not names:
         raise StateError(
-            f"{worker!r} is no policy worker of NeMo-RL: it has neither {' nor '.join(MOVERS)}"
+            f"{worker!r} is not a policy worker of NeMo-RL: it has neither {' nor '.join(MOVERS)}"
         )
     if inspect.isclass(worker):
         _replace(worker, "__init__", _taking)

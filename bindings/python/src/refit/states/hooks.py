@@ -48,7 +48,7 @@ def innermost(optimizer: Any) -> torch.optim.Optimizer:
         found = inner
     if not isinstance(found, torch.optim.Optimizer):
         raise InvalidError(
-            f"a {type(optimizer).__name__} is no torch optimizer and holds none as .optimizer: "
+            f"a {type(optimizer).__name__} is not a torch optimizer and holds none as .optimizer: "
             "give the optimizers that step, one or a list of them"
         )
     return found

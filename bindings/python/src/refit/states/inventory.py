@@ -259,7 +259,7 @@ class Inventory:
         self._warned = False
         self.lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None
         self.masters_elsewhere: Callable[[Any], bool] | None = None
-        """Whether a state (its parameter, its key, its value) is no concern of a cycle."""
+        """Whether a state (its parameter, its key, its value) is not the concern of a cycle."""
 
     def parameters(self) -> list[Any]:
         """Every parameter that is optimized, and those of a framework's model."""

@@ -279,7 +279,7 @@ def why_tensor_stays(tensor: Any) -> str | None:
     if _is_plain(tensor) and tensor.layout is torch.strided:
         if tensor.is_cpu or tensor.is_cuda:
             return None
-        return f"{tensor.device} is no device that refit moves memory of"
+        return f"{tensor.device} is not a device that refit moves memory of"
     if not isinstance(tensor, torch.Tensor):
         return f"a {type(tensor).__name__} is not looked into: only tensors, lists and dicts are"
     if not _is_plain(tensor):

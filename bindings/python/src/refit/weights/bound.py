@@ -81,7 +81,7 @@ class Bound:
         )
         if new:
             raise StateError(
-                f"{new[0]} was no tensor yet when the model was bound: unbind and bind again"
+                f"{new[0]} was not a tensor yet when the model was bound: unbind and bind again"
             )
         return target
 

@@ -182,11 +182,11 @@ def _listed(names: list[str], comma: str = ", ") -> str:
 #
 # Two tensors of a version may go into one memory only if they have the same type and the same
 # bytes: then it does not matter which is written last. Any other overlap is an error. Tensors
-# that lie in one stretch of memory without an element in common (columns of a matrix) are
+# that lie in one range of memory without an element in common (columns of a matrix) are
 # apart.
 
 
-class _Stretch(NamedTuple):
+class _Range(NamedTuple):
     """From the first byte of a tensor to its last one."""
 
     begin: int
@@ -197,26 +197,26 @@ class _Stretch(NamedTuple):
 
 def _conflicts(copies: list[tuple[View, Weight]]) -> Iterator[str]:
     """A sentence for each pair that cannot both be written. Reads what has to be compared."""
-    stretches = sorted(
-        (_stretch(view, place) for view, place in copies if place.nbytes),
+    ranges = sorted(
+        (_range(view, place) for view, place in copies if place.nbytes),
         key=lambda one: (one.begin, one.end),
     )
-    open_ones: list[_Stretch] = []
-    for one in stretches:
+    open_ones: list[_Range] = []
+    for one in ranges:
         open_ones = [other for other in open_ones if other.end > one.begin]
         for other in open_ones:
             yield from _conflict(other, one)
         open_ones.append(one)
 
 
-def _stretch(view: View, place: Weight) -> _Stretch:
+def _range(view: View, place: Weight) -> _Range:
     if place.layout is None:
-        return _Stretch(place.pointer, place.pointer + place.nbytes, view, place)
+        return _Range(place.pointer, place.pointer + place.nbytes, view, place)
     width, steps = _steps(place.tensor)
     reach = [(length - 1) * step for length, step in steps]
     begin = place.pointer + sum(one for one in reach if one < 0)
     end = place.pointer + sum(one for one in reach if one > 0) + width
-    return _Stretch(begin, end, view, place)
+    return _Range(begin, end, view, place)
 
 
 def _steps(tensor: Any) -> tuple[int, list[tuple[int, int]]]:
@@ -229,7 +229,7 @@ def _steps(tensor: Any) -> tuple[int, list[tuple[int, int]]]:
     return width, list(zip(tensor.shape, strides, strict=True))
 
 
-def _conflict(a: _Stretch, b: _Stretch) -> Iterator[str]:
+def _conflict(a: _Range, b: _Range) -> Iterator[str]:
     names = f"{a.view.name} and {b.view.name}"
     if _is_one(a, b):
         if not same_bytes(a.view, b.view):
@@ -243,7 +243,7 @@ def _conflict(a: _Stretch, b: _Stretch) -> Iterator[str]:
         yield from _interleaved(names, a.place.tensor, b.place.tensor)
 
 
-def _is_one(a: _Stretch, b: _Stretch) -> bool:
+def _is_one(a: _Range, b: _Range) -> bool:
     """Whether the same bytes would be written to the same places."""
     if a.place.dtype is not b.place.dtype or a.begin != b.begin or a.end != b.end:
         return False

@@ -21,7 +21,7 @@ class Target(NamedTuple):
     """What can be written, by name."""
 
     places: Mapping[str, Any]
-    """Tensors, arrays, and what is neither; ``NoPlace`` is no memory of the engine."""
+    """Tensors, arrays, and what is neither; ``NoPlace`` is not memory of the engine."""
     optional: frozenset[str] = frozenset()
     """Names that count only for a version that brings them."""
 
