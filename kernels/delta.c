@@ -133,10 +133,10 @@ bool rft_delta_measure(rft_delta_shape shape, uint32_t changed, uint32_t escapes
         return escapes == 0 && fits(shape, entry, room);
     }
     if (!fits(shape, entry, room)) return false;
-    const unsigned char *behind = coded + entry->total; /* ESCAPES is the last plane so far */
-    entry->far = rft_delta_count_far(behind - entry->bytes[RFT_DELTA_ESCAPES], escapes);
+    const unsigned char *rest = coded + entry->total; /* ESCAPES is the last plane so far */
+    entry->far = rft_delta_count_far(rest - entry->bytes[RFT_DELTA_ESCAPES], escapes);
     if (!fits(shape, entry, room)) return false;
-    entry->values = rft_delta_count_values(behind, entry->far);
+    entry->values = rft_delta_count_values(rest, entry->far);
     return fits(shape, entry, room);
 }
 

@@ -267,7 +267,7 @@ class Hunt:
         self.copy = copy
         self.sums: Counter[str] = Counter()
 
-    def verdict_of_tests(self, mutant: Mutant) -> str:
+    def result_of_tests(self, mutant: Mutant) -> str:
         """Which test notices it; empty: none."""
         room = Path(mutant.path).parent.name
         folder = f"tests/{room}"
@@ -310,7 +310,7 @@ class Hunt:
                 return "does not compile"
             if built.read_bytes() == original:
                 return "is the same code"
-            by = self.verdict_of_tests(mutant)
+            by = self.result_of_tests(mutant)
             return f"noticed by {by}" if by else "survived"
         finally:
             source.write_text(text)

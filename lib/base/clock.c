@@ -42,7 +42,7 @@ rft_looks rft_looks_until(int64_t deadline)
     return (rft_looks){.deadline = deadline, .began = rft_now()};
 }
 
-bool rft_look_again(rft_looks *looks)
+bool rft_poll_again(rft_looks *looks)
 {
     int64_t now = rft_now();
     if (now >= looks->deadline) return false;

@@ -24,7 +24,7 @@ int rft_ms_until(int64_t deadline);
  * other at once, later ones after naps that grow with the time waited for, to 500 microseconds.
  *
  *     rft_looks looks = rft_looks_until(deadline);
- *     while (!done() && rft_look_again(&looks)) {
+ *     while (!done() && rft_poll_again(&looks)) {
  *     }
  */
 typedef struct rft_looks {
@@ -35,7 +35,7 @@ typedef struct rft_looks {
 rft_looks rft_looks_until(int64_t deadline);
 
 /* Waits for the moment of the next look; false once the deadline has passed. */
-bool rft_look_again(rft_looks *looks);
+bool rft_poll_again(rft_looks *looks);
 
 static inline double rft_seconds(int64_t nanoseconds)
 {

@@ -21,7 +21,7 @@
  * verb finds the true state after a phase that failed half-way, and after a caller that used the
  * offloader directly. A verb starts its work on all devices before it waits for one, and goes on
  * with the others where one fails: it returns the first failure, and the same verb called again
- * finds what is left to do. Must not know how states move or how weights travel.
+ * finds what is left to do. Independent of how states move and of how weights travel.
  */
 #include <inttypes.h>
 #include <stdbool.h>

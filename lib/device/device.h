@@ -240,11 +240,11 @@ refit_status rft_device_decommit(refit_device *device, void *base, uint64_t byte
 /* Nothing queued may use it any more. */
 void rft_device_unreserve(refit_device *device, void *base, uint64_t bytes);
 /* Work on `stream` uses the reservation that begins at `base`: see decommit. Idempotent. It ends
- * with unuse, with refit_stream_close, or with unreserve. A stream that refit did not open ends its
- * use before it is destroyed: a driver crashes on the handle of a destroyed stream, or takes it for
- * the next stream's. REFIT_STREAM_NONE uses nothing. Any thread. unuse first waits for what is
- * queued there: REFIT_ERR_TIMEOUT and REFIT_ERR_STATE leave it in use; another failure is that of
- * the work, and it has ended. */
+ * with remove_stream, with refit_stream_close, or with unreserve. A stream that refit did not open
+ * ends its use before it is destroyed: a driver crashes on the handle of a destroyed stream, or
+ * takes it for the next stream's. REFIT_STREAM_NONE uses nothing. Any thread. remove_stream first
+ * waits for what is queued there: REFIT_ERR_TIMEOUT and REFIT_ERR_STATE leave it in use; another
+ * failure is that of the work, and it has ended. */
 refit_status rft_device_reserve_add_stream(refit_device *device, void *base,
                                            refit_stream_ref stream, refit_error *error);
 refit_status rft_device_reserve_remove_stream(refit_device *device, void *base,

@@ -314,7 +314,7 @@ static refit_status end_stream(refit_device *device, refit_stream_ref stream, re
 {
     rft_looks looks = rft_looks_until(rft_deadline(device->wait_most_ms));
     refit_status status = try_end(device, stream, error);
-    while (status == REFIT_ERR_TIMEOUT && rft_look_again(&looks)) {
+    while (status == REFIT_ERR_TIMEOUT && rft_poll_again(&looks)) {
         status = try_end(device, stream, error);
     }
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, status,

@@ -2,8 +2,8 @@
  * Activations: groups of tensors leave for an arena of host memory and return from it.
  *
  * A group has a transfer out and a transfer in. A transfer is made of copies on one stream, which
- * wait for the caller's stream, and an event after them. A stream is a stream, one for each
- * direction. What a group is doing follows from three facts:
+ * wait for the caller's stream, and an event after them. There is one stream for each direction.
+ * What a group is doing follows from three facts:
  *
  *     OPEN       open
  *     LEAVING    out.moving, and not in.moving
@@ -20,12 +20,12 @@
  *   others on their stream.
  *
  * A call that fails after it has put copies on a stream waits for them. If it cannot, the stream
- * hangs (stream_wait), and the calls after it try again before they do anything.
+ * is stuck (stream_wait), and the calls after it try again before they do anything.
  *
  * Records of groups and tensors come from two pools that only grow. One mutex is held in all calls,
  * also while they wait; the figures are atomic, so that reading them does not wait.
  *
- * Must not know: what a tensor is, which layer saves it, which tensors are worth their copies.
+ * Independent of: what a tensor is, which layer saves it, which tensors are worth their copies.
  */
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -369,7 +369,7 @@ static refit_status poll(refit_activations *activations, saved_group *group, uin
 }
 
 static refit_status submit(refit_activations *activations, const transfer *of,
-                           const copy_stream *on, const transfer *behind, refit_stream_ref after,
+                           const copy_stream *on, const transfer *before, refit_stream_ref after,
                            refit_error *error)
 {
     refit_device *device = activations->device;
@@ -379,9 +379,9 @@ static refit_status submit(refit_activations *activations, const transfer *of,
         RFT_TRY(rft_device_event_join(device, activations->before, on->stream, error));
     }
     /* Host bytes that copies out still write are not to be read early. */
-    bool changes = behind == NULL || behind->moving;
-    if (behind != NULL && behind->moving) {
-        RFT_TRY(rft_device_event_join(device, behind->end, on->stream, error));
+    bool changes = before == NULL || before->moving;
+    if (before != NULL && before->moving) {
+        RFT_TRY(rft_device_event_join(device, before->end, on->stream, error));
     }
     for (uint32_t i = 0; i < plan->batch_count; i++) {
         const rft_batch *batch = &plan->batches[i];
@@ -409,10 +409,10 @@ static refit_status undo(refit_activations *activations, copy_stream *on, refit_
 /* Starts the copies of the plan on a stream, after what `after` has queued and after the transfer
  * `after` (may be NULL). On failure none is under way, unless the stream hangs. */
 static refit_status start(refit_activations *activations, transfer *of, copy_stream *on,
-                          const transfer *behind, refit_stream_ref after, refit_error *error)
+                          const transfer *before, refit_stream_ref after, refit_error *error)
 {
     RFT_TRY(stream_ready(activations, on, error));
-    refit_status status = submit(activations, of, on, behind, after, error);
+    refit_status status = submit(activations, of, on, before, after, error);
     if (status != REFIT_OK) return undo(activations, on, status, error);
     of->moving = true;
     return REFIT_OK;

@@ -21,7 +21,7 @@
  * Why not a ring: the norm of all gradients is to be known before the first is stepped, and a
  * gradient that has left a ring would have to come twice.
  *
- * Must not know: what the parameters are for, which other parameters there are.
+ * Independent of: what the parameters are for, which other parameters there are.
  */
 #include <refit/advanced/host_step.h>
 

@@ -36,7 +36,7 @@
  * On a lost device an offload or restore ends in FAILED and changes no place; no verb starts
  * anything any more. The image is what it was: a read lock reads it, if it is whole.
  *
- * Must not know: sockets, workers, what the bytes mean.
+ * Independent of: sockets, workers, what the bytes mean.
  */
 #include "offload/offloader.h"
 

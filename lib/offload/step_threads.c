@@ -5,7 +5,7 @@
  * It is not bound where it would be slower: where there is one node, where no node holds more than
  * half of the states, and where more threads are asked for than the node has CPUs.
  *
- * Must not know: what is computed.
+ * Independent of: what is computed.
  */
 #include "offload/step_threads.h"
 

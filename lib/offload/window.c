@@ -17,7 +17,7 @@
  * so the next call starts it again: copies in from the image, which does not change before the
  * copies out, copies out from the slot, which nothing else writes before they have ended.
  *
- * Must not know: what parts mean, which of them belong to one parameter, how they are stepped.
+ * Independent of: what parts mean, which of them belong to one parameter, how they are stepped.
  */
 #include <inttypes.h>
 #include <string.h>
@@ -418,15 +418,15 @@ static void divide(refit_window *window, uint64_t most)
     window->span_count = 0;
     for (uint32_t first = 0; first < window->part_count;) {
         uint64_t reached = end;
-        uint32_t behind = place_together(window, first, &reached);
+        uint32_t next = place_together(window, first, &reached);
         if (window->span_count == 0 || reached > most) {
             window->spans[window->span_count++] = (window_span){.first = first};
             reached = 0;
-            behind = place_together(window, first, &reached);
+            next = place_together(window, first, &reached);
         }
-        window->spans[window->span_count - 1].count += behind - first;
+        window->spans[window->span_count - 1].count += next - first;
         end = reached;
-        first = behind;
+        first = next;
     }
 }
 
@@ -700,7 +700,7 @@ static refit_status unless_timeout(refit_status status)
     return status == REFIT_ERR_TIMEOUT ? REFIT_OK : status;
 }
 
-static uint32_t patience(const refit_window *window)
+static uint32_t timeout_of(const refit_window *window)
 {
     return window->offloader->config.offload_timeout_ms;
 }
@@ -711,7 +711,7 @@ static refit_status leave(refit_window *window, refit_error *error)
 {
     if (window->left + 1 < window->stepped) {
         if (!window->leaving) RFT_TRY(start_out(window, error));
-        RFT_TRY(see_out(window, patience(window), error));
+        RFT_TRY(see_out(window, timeout_of(window), error));
     }
     RFT_TRY(unless_timeout(see_out(window, 0, error)));
     return window->left < window->stepped && !window->leaving ? start_out(window, error) : REFIT_OK;
@@ -741,7 +741,7 @@ static void join_readers(refit_window *window, refit_stream_ref stream)
 static refit_status await_readers(refit_window *window, refit_error *error)
 {
     if (window->joined || !reads_weights(window)) return REFIT_OK;
-    refit_status status = see_out(window, patience(window), error);
+    refit_status status = see_out(window, timeout_of(window), error);
     return reads_weights(window) ? status : unless_timeout(status);
 }
 
@@ -897,7 +897,7 @@ static refit_status prepare(refit_window *window, const refit_window_part *parts
     refit_offloader *offloader = window->offloader;
     const refit_config *config = &offloader->config;
     uint64_t least, all;
-    RFT_TRY(rft_image_await(offloader, patience(window), error));
+    RFT_TRY(rft_image_await(offloader, timeout_of(window), error));
     offloader->image_used = true;
     RFT_TRY(take_list(window, parts, count, error));
     measure(window, &least, &all);
@@ -914,7 +914,7 @@ static refit_status begin(refit_window *window, const refit_window_part *parts, 
                           refit_stream_ref after, refit_error *error)
 {
     refit_offloader *offloader = window->offloader;
-    RFT_TRY(refit_window_wait(window, patience(window), error));
+    RFT_TRY(refit_window_wait(window, timeout_of(window), error));
     RFT_TRY(rft_offloader_check_movers(offloader, error));
     RFT_TRY(check_offloader(offloader, true, error));
     reset_step(window, after);
@@ -969,8 +969,8 @@ static refit_status await_arrival(refit_window *window, refit_error *error)
     RFT_TRY(leave(window, error));
     RFT_TRY(arrive(window, error));
     while (window->arrived == window->taken) {
-        RFT_TRY(window->arriving ? see_in(window, patience(window), error)
-                                 : see_out(window, patience(window), error));
+        RFT_TRY(window->arriving ? see_in(window, timeout_of(window), error)
+                                 : see_out(window, timeout_of(window), error));
         RFT_TRY(arrive(window, error));
     }
     return REFIT_OK;
@@ -1078,7 +1078,7 @@ refit_status refit_window_end(refit_window *window, refit_error *error)
     refit_status status = leave(window, error);
     if (status == REFIT_OK) {
         /* A copy in that fails now is of a window that is not stepped. */
-        refit_status seen = see_in(window, patience(window), error);
+        refit_status seen = see_in(window, timeout_of(window), error);
         if (window->arriving) status = seen;
     }
     if (status == REFIT_OK) status = await_readers(window, error);
@@ -1146,7 +1146,7 @@ refit_status refit_window_host(refit_window *window, refit_region_id region, voi
                   "refit_read_lock_read, write it by a step in which it is REFIT_PART_NEW, or set "
                   "offload.masters to whole",
                   item->name);
-    RFT_TRY(rft_image_await(offloader, patience(window), error));
+    RFT_TRY(rft_image_await(offloader, timeout_of(window), error));
     item->rewritten = offloader->image_used = true;
     *bytes = rft_image_of(offloader, item);
     *count = item->bytes;
@@ -1157,7 +1157,7 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
 {
     RFT_REFUSE_IF(window == NULL, error, REFIT_ERR_INVALID, "there is no window");
     RFT_TRY(refuse_stepping(window, error));
-    RFT_TRY(refit_window_wait(window, patience(window), error));
+    RFT_TRY(refit_window_wait(window, timeout_of(window), error));
     RFT_TRY(drop_memory(window, error));
     rft_units_trim(window->offloader);
     window->offloader->short_of_windows = false;
@@ -1172,12 +1172,12 @@ static refit_status end_for_good(refit_window *window, refit_error *error)
 {
     refit_offloader *offloader = window->offloader;
     refit_status status = refit_window_end(window, error);
-    if (status == REFIT_OK) status = refit_window_wait(window, patience(window), error);
+    if (status == REFIT_OK) status = refit_window_wait(window, timeout_of(window), error);
     if (status == REFIT_OK) return REFIT_OK;
     if (rft_offloader_check_movers(offloader, NULL) == REFIT_OK) return status;
-    status = see_in(window, patience(window), error);
+    status = see_in(window, timeout_of(window), error);
     if (window->arriving) return status;
-    status = see_out(window, patience(window), error);
+    status = see_out(window, timeout_of(window), error);
     return window->leaving ? status : REFIT_OK;
 }
 

@@ -292,7 +292,7 @@ static refit_status gpu_slot_clear(refit_publisher *publisher, uint32_t slot, re
     refit_status status = rft_gpu_store_clear(gpu, slot, bytes, error);
     if (gpu->retired != NULL) recall(publisher);
     uint64_t taken = rft_gpu_store_bytes(gpu);
-    while (status == REFIT_ERR_DEVICE_MEMORY && gpu->retired != NULL && rft_look_again(&looks)) {
+    while (status == REFIT_ERR_DEVICE_MEMORY && gpu->retired != NULL && rft_poll_again(&looks)) {
         (void)rft_gpu_store_sweep(gpu);
         if (rft_gpu_store_bytes(gpu) == taken) continue;
         status = rft_gpu_store_clear(gpu, slot, bytes, error);

@@ -118,7 +118,7 @@ struct rft_copy_queue {
     uint64_t piece_bytes;
     refit_stream_ref stream;
     rft_event *before; /* in the caller's stream */
-    rft_event *behind; /* in the queue's own stream */
+    rft_event *latest; /* in the queue's own stream */
     rft_pending *held[HELD_MOST];
     uint32_t held_count;
     bool busy;
@@ -132,12 +132,12 @@ static refit_status parts_open(rft_copy_queue *queue, refit_error *error)
 {
     refit_status status;
     RFT_TRY(rft_device_event_open(queue->device, &queue->before, error));
-    RFT_TRY_GOTO(rft_device_event_open(queue->device, &queue->behind, error), undo_before);
+    RFT_TRY_GOTO(rft_device_event_open(queue->device, &queue->latest, error), undo_before);
     RFT_TRY_GOTO(refit_stream_open(queue->device, &queue->stream, error), undo_after);
     return REFIT_OK;
 
 undo_after:
-    rft_device_event_close(queue->device, queue->behind);
+    rft_device_event_close(queue->device, queue->latest);
 undo_before:
     rft_device_event_close(queue->device, queue->before);
     return status;
@@ -185,7 +185,7 @@ bool rft_copy_queue_close(rft_copy_queue *queue, int64_t deadline)
     if (queue->busy) return false;
     refit_device *device = queue->device;
     rft_device_event_close(device, queue->before);
-    rft_device_event_close(device, queue->behind);
+    rft_device_event_close(device, queue->latest);
     digest_batch_close(&queue->batch, device);
     bool closed = stream_close(queue);
     rft_device_release(device);
@@ -330,9 +330,9 @@ const uint64_t *rft_copy_queue_batch_sums(const rft_copy_queue *queue)
 refit_status rft_copy_queue_wait(rft_copy_queue *queue, uint32_t timeout_ms, refit_error *error)
 {
     refit_device *device = queue->device;
-    refit_status status = rft_device_event_record(device, queue->behind, queue->stream, error);
+    refit_status status = rft_device_event_record(device, queue->latest, queue->stream, error);
     if (status == REFIT_OK) {
-        status = rft_device_event_wait(device, queue->behind, timeout_ms, error);
+        status = rft_device_event_wait(device, queue->latest, timeout_ms, error);
     }
     /* A lost device does nothing any more. */
     bool lost = status == REFIT_ERR_DEVICE && rft_device_is_lost(device);

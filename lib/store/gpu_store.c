@@ -124,7 +124,7 @@ uint32_t rft_gpu_store_close(rft_gpu_store *store, int64_t deadline)
     if (store == NULL) return 0;
     rft_gpu_store_empty(store);
     rft_looks looks = rft_looks_until(deadline);
-    while (!rft_gpu_store_sweep(store) && rft_look_again(&looks)) {
+    while (!rft_gpu_store_sweep(store) && rft_poll_again(&looks)) {
     }
     for (rft_gpu_block *block = store->retired, *next; block != NULL; block = next) {
         next = block->next;

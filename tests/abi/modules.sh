@@ -45,7 +45,7 @@ check_include() {
     for allowed in $(modules_left_of "$module"); do
         [ "$target" = "$allowed" ] && return
     done
-    complain "$file" "$line" "$module must not know \"$included\""
+    complain "$file" "$line" "$module is independent of \"$included\""
 }
 
 # check_file FILE MODULE: all its include lines.

@@ -66,10 +66,10 @@ TEST(a_wait_without_a_wake_ends_at_its_deadline)
 TEST(looks_end_at_their_deadline)
 {
     rft_looks over = rft_looks_until(rft_now());
-    assert_false(rft_look_again(&over));
+    assert_false(rft_poll_again(&over));
     int64_t deadline = rft_deadline(5);
     rft_looks looks = rft_looks_until(deadline);
-    while (rft_look_again(&looks)) {
+    while (rft_poll_again(&looks)) {
     }
     assert_true(rft_now() >= deadline);
 }

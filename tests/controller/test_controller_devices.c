@@ -254,7 +254,7 @@ static void wait_until(refit_offloader *offloader, refit_offloader_state wanted)
 {
     rft_looks looks = rft_looks_until(rft_deadline(30000));
     while (refit_offloader_get_state(offloader) != wanted)
-        assert_true(rft_look_again(&looks));
+        assert_true(rft_poll_again(&looks));
 }
 
 /* A step would be lost: what comes back are the bytes that have left. */

@@ -215,7 +215,7 @@ BENCH(a_close_that_waits_for_work_blocks_no_other_call)
     assert_ok(rft_device_zero(on.device, it.stream, on.memory, PAGE, NULL));
     assert_ok(rft_thread_start(&thread, "closes", close_stream, &it, NULL));
     rft_looks looks = rft_looks_until(rft_deadline(TIMEOUT_MS));
-    while (fake_cuda_calls("cuStreamQuery") == 0 && rft_look_again(&looks)) {
+    while (fake_cuda_calls("cuStreamQuery") == 0 && rft_poll_again(&looks)) {
     }
     assert_ok(rft_device_reserve(on.device, MIB, &base, &granule, NULL));
     assert_ok(rft_device_reserve_add_stream(on.device, base, on.stream, NULL));

@@ -12,7 +12,7 @@ typedef struct waiter {
     refit_status status;
 } waiter;
 
-static void *run_unuse(void *user)
+static void *run_remove(void *user)
 {
     waiter *it = user;
     it->status = rft_device_reserve_remove_stream(it->device, it->base, it->stream, NULL);
@@ -35,7 +35,7 @@ TEST(a_reservation_is_closed_after_the_last_that_waits)
     faulty_device_reset(it.device);
     faulty_device_stop(it.device);
     assert_ok(refit_stream_copy(it.device, it.stream, to, &from, 1, NULL));
-    assert_ok(rft_thread_start(&thread, "waiter", run_unuse, &it, NULL));
+    assert_ok(rft_thread_start(&thread, "waiter", run_remove, &it, NULL));
     int64_t deadline = rft_deadline(TIMEOUT_MS);
     while (faulty_device_calls(it.device, FAULTY_EVENT_WAIT) < 1 && rft_now() < deadline) {
     }

@@ -182,11 +182,12 @@ TEST(every_flipped_bit_is_checked_alike)
 {
     for (uint32_t i = 0; i < EVERY_KIND; i++) {
         coded made = every_kind(i);
-        size_t high = plane_at(&made, RFT_DELTA_HIGH), behind = plane_at(&made, RFT_DELTA_SYMBOLS);
+        size_t high = plane_at(&made, RFT_DELTA_HIGH),
+               following = plane_at(&made, RFT_DELTA_SYMBOLS);
         for (size_t bit = 0; bit < 8 * (size_t)made.entry.total; bit++) {
             made.out[bit / 8] ^= (unsigned char)(1u << bit % 8);
             bool good = apply(&made, &made.entry, made.out);
-            if (bit / 8 >= high && bit / 8 < behind) assert_false(good);
+            if (bit / 8 >= high && bit / 8 < following) assert_false(good);
             made.out[bit / 8] ^= (unsigned char)(1u << bit % 8);
         }
         close_coded(&made);

@@ -17,13 +17,13 @@ static void make_layers(scene *on, layer layers[LAYERS])
         layer_make(on, &layers[i], 5, 60000);
 }
 
-/* A trip of the layer out, or back. */
+/* A transfer of the layer out, or back. */
 static refit_status start(scene *on, const layer *of, bool back, refit_stream_ref stream)
 {
     return back ? layer_fetch(on, of, stream) : commit(on, of, stream);
 }
 
-/* Brings the layer to where such a trip starts. */
+/* Brings the layer to where such a transfer starts. */
 static void get_ready(scene *on, layer *of, bool back)
 {
     if (!back) layer_add(on, of);

@@ -32,12 +32,12 @@ LAYERS = 6
 @dataclass
 class Stream:
     number: int
-    behind: set[int] = field(default_factory=set)
+    waited: set[int] = field(default_factory=set)
     """Groups whose copies out its further work waits for."""
     after: list[int] = field(default_factory=list)
 
     def wait_stream(self, other: "Stream") -> None:
-        self.behind |= other.behind
+        self.waited |= other.waited
         self.after.append(other.number)
 
 
@@ -87,7 +87,7 @@ class Machine:
         return not block.until.isdisjoint(self.late)
 
     def give_back(self, block: Block) -> None:
-        block.until = set().union(*(self.streams[one].behind for one in block.users))
+        block.until = set().union(*(self.streams[one].waited for one in block.users))
         self.free.append(block)
         self.freed_after.append(set(block.users))
 
@@ -98,7 +98,7 @@ class Machine:
 
     def write(self, tensor: torch.Tensor, value: float) -> None:
         """By work that the current stream gets."""
-        for group in self.streams[self.current].behind & self.late.keys():
+        for group in self.streams[self.current].waited & self.late.keys():
             self.copy(group)
         tensor.fill_(value)
 
@@ -120,7 +120,7 @@ class Machine:
 
         def join(arena: Arena, group: int, stream: int) -> None:
             if group in self.late:
-                self.streams[stream].behind.add(group)
+                self.streams[stream].waited.add(group)
             else:
                 real["join"](arena, group, 0)
 

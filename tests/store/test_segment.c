@@ -497,7 +497,7 @@ TEST(kept_memory_outlives_its_segment)
 }
 
 /* In a child: 0 if what it has mapped in the place of the parent's is still there afterwards. */
-static int unkeep_in_child(void *kept, unsigned char *there)
+static int release_in_child(void *kept, unsigned char *there)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     void *mine = mmap(there, BYTES, PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -516,7 +516,7 @@ TEST(forked_child_unmaps_nothing_of_its_own)
     assert_ok(rft_segment_retain(&memory, 1, &kept, NULL));
     rft_segment_close(&memory);
     pid_t child = fork();
-    if (child == 0) _exit(unkeep_in_child(kept, there));
+    if (child == 0) _exit(release_in_child(kept, there));
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
     rft_segment_release(kept);

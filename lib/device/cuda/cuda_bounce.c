@@ -142,7 +142,7 @@ static bool wait_idle(rft_cuda_device *cuda, const rft_cuda_bounce *bounce)
 {
     rft_looks looks = rft_looks_until(rft_deadline(cuda->config.offload_timeout_ms));
     rft_cu_result result = ask(cuda, bounce);
-    while (result == RFT_CU_NOT_READY && rft_look_again(&looks)) {
+    while (result == RFT_CU_NOT_READY && rft_poll_again(&looks)) {
         result = ask(cuda, bounce);
     }
     return result != RFT_CU_NOT_READY;

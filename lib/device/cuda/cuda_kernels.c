@@ -333,7 +333,7 @@ static bool is_owed(rft_cuda_device *cuda, rft_cuda_compute *compute)
 static bool close_sums(rft_cuda_device *cuda, rft_cuda_compute *compute)
 {
     rft_looks looks = rft_looks_until(rft_deadline(cuda->config.offload_timeout_ms));
-    while (is_owed(cuda, compute) && rft_look_again(&looks)) {
+    while (is_owed(cuda, compute) && rft_poll_again(&looks)) {
     }
     if (is_owed(cuda, compute)) {
         rft_lock(&compute->lock);

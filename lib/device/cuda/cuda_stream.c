@@ -324,7 +324,7 @@ refit_status rft_cuda_event_poll_wait(rft_cuda_device *cuda, rft_cu_event event,
 {
     rft_looks looks = rft_looks_until(deadline);
     rft_cu_result result = cuda->driver.event_query(event);
-    while (result == RFT_CU_NOT_READY && rft_look_again(&looks)) {
+    while (result == RFT_CU_NOT_READY && rft_poll_again(&looks)) {
         result = cuda->driver.event_query(event);
     }
     RFT_REFUSE_IF(result == RFT_CU_NOT_READY, error, REFIT_ERR_TIMEOUT,

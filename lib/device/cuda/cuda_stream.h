@@ -43,7 +43,7 @@ refit_status rft_cuda_work_end(rft_cuda_device *cuda, const rft_cuda_work *work,
 /* ---- Events ----------------------------------------------------------------------------------
  * Events of the driver as events of device.h, and the wait for one. */
 
-/* Looks at the event until it is done (rft_look_again), at most until `deadline` (of rft_deadline);
+/* Looks at the event until it is done (rft_poll_again), at most until `deadline` (of rft_deadline);
  * a deadline that has passed looks once. REFIT_ERR_TIMEOUT, or REFIT_ERR_DEVICE if the work before
  * it has lost the GPU. Inside a context guard. */
 refit_status rft_cuda_event_poll_wait(rft_cuda_device *cuda, rft_cu_event event, int64_t deadline,

@@ -121,7 +121,7 @@ static uint64_t extents_covered(const rft_host_extents *set, rft_extent range)
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
 
-/* Gives back what lies before the first place of a huge page, and what is left behind the end. */
+/* Gives back what lies before the first place of a huge page, and what is left at the end. */
 static char *trim(char *mapped, uint64_t mapped_bytes, uint64_t bytes)
 {
     uint64_t before = -(uintptr_t)mapped % HUGE_PAGE;

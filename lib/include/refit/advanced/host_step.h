@@ -357,8 +357,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_wait(refit_host_step *st
 REFIT_API uint32_t refit_host_step_progress(const refit_host_step *step, uint32_t parameter);
 
 /*
- * The parameter as the host has it, in its own type: to publish it, say, without a trip over the
- * device. Borrowed until close; changed by run, load and refresh. Does not block.
+ * The parameter as the host has it, in its own type: to publish it, say, without a transfer over
+ * the device. Borrowed until close; changed by run, load and refresh. Does not block.
  *
  * Errors:
  * - REFIT_ERR_NOT_FOUND: no such parameter

@@ -210,10 +210,8 @@ def _store(port: int, is_master: bool) -> Any:
 def _join_group(store: Any, rank: int, world: int) -> None:
     import torch.distributed as distributed
 
-    patience = timedelta(seconds=PATIENCE_S)
-    distributed.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world, timeout=patience
-    )
+    limit = timedelta(seconds=PATIENCE_S)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
 
 
 WAYS: tuple[type[Way], ...] = (RefitWay, PickleWay, GlooWay)

@@ -23,23 +23,23 @@ Params: TypeAlias = Literal["last", "largest"] | Sequence[str]
 
 class Division:
     """Divides parameters. ``stays``: ``resident_bytes`` of the first stay, or all but
-    ``host_fraction``. ``cpu``: the share of all states that the CPU steps. ``params``: which these
-    are: "last": the last parameters of the model, whose gradients are final first; "largest"; or
-    names, with ``*`` and ``?`` as in a shell. ``windows``: the others visit the device; without,
+    ``host_fraction``. ``stepped_fraction``: the share of all states that the CPU steps. ``params``:
+    which these are: "last": the last parameters of the model, whose gradients are final first;
+    "largest"; or names, with ``*`` and ``?`` as in a shell. ``windows``: the others visit the device; without,
     they stay."""
 
     def __init__(
         self,
         resident_bytes: int | None = None,
         host_fraction: float | None = None,
-        cpu_fraction: float = 0.0,
+        stepped_fraction: float = 0.0,
         params: Params = "last",
         *,
         windows: bool = True,
     ) -> None:
         self._resident_bytes = resident_bytes
         self._host_fraction = host_fraction
-        self._cpu_fraction = cpu_fraction
+        self._stepped_fraction = stepped_fraction
         self._params = params
         self._windows = windows
         self._total = self._on_cpu = 0
@@ -60,7 +60,7 @@ class Division:
         for number in range(self._first(sizes)):
             places[number] = STAYS
         self._total += sum(sizes)
-        budget = math.floor(self._total * self._cpu_fraction)
+        budget = math.floor(self._total * self._stepped_fraction)
         for number in self._picked(names, order, sizes):
             free = self._windows and places[number] == STAYS
             if not free and self._on_cpu + sizes[number] <= budget:
@@ -90,7 +90,7 @@ class Division:
             return sorted(found, key=lambda at: (-sizes[at], -order[at]))
         if self._params == "last":
             found.sort(key=lambda at: -order[at])
-            is_all = self._cpu_fraction >= 1 or len(found) < 2
+            is_all = self._stepped_fraction >= 1 or len(found) < 2
             return found if is_all else found[:-1]  # not the gradient that is final last
         matched = {one: [at for at in found if fnmatchcase(names[at], one)] for one in self._params}
         # A rank may have no element of a parameter that it names as the others do.

@@ -213,10 +213,10 @@ class HostedStates:
         ]
         self._take_apart(changed)
         known = [(one, self._kept.get(_key(one, parameter))) for _, one, _, parameter in changed]
-        astray = [(one, kept) for one, kept in known if kept and self._needs_move(one, kept)]
-        if astray:
+        misplaced = [(one, kept) for one, kept in known if kept and self._needs_move(one, kept)]
+        if misplaced:
             self._wait()
-            self._move_in(astray)
+            self._move_in(misplaced)
         found: dict[
             tuple[torch.device, Optimizer | None],
             list[tuple[Optimizer, ParamState, dict[Any, Any]]],
@@ -493,11 +493,11 @@ class HostedStates:
             return False
         return any(state.get(key, one.shown) is not one.shown for key, one in kept.states.items())
 
-    def _move_in(self, astray: Iterable[tuple[Optimizer, ParamState]]) -> None:
+    def _move_in(self, misplaced: Iterable[tuple[Optimizer, ParamState]]) -> None:
         """States that are elsewhere are copied to the image, and the tensors over it take their
         place. Not while copies are under way."""
         moves = []
-        for optimizer, kept in astray:
+        for optimizer, kept in misplaced:
             state = optimizer.state.get(kept.parameter) or {}
             for key, one in kept.states.items():
                 value = state.get(key, one.shown)
@@ -609,7 +609,7 @@ class HostedStates:
             refuse_capture(home.device)
 
     def _carry_out(self, step: WindowedStep) -> None:
-        self._put_away()
+        self._mark_offloaded()
         try:
             self._broken = step
             step.run(self._observers)
@@ -628,7 +628,7 @@ class HostedStates:
         if self._prefetch is not None:
             self._prefetch.watch(step.optimizer)
 
-    def _put_away(self) -> None:
+    def _mark_offloaded(self) -> None:
         """From now on what uses a state waits for the copies."""
         if not self._is_away:
             self._is_away = True
@@ -650,11 +650,11 @@ class HostedStates:
             return
         try:
             with self._moving.at_once:
-                self._come_in_early(optimizer)
+                self._bring_first_windows(optimizer)
         except RefitError:
             return  # the step begins by itself, and says what it meets
 
-    def _come_in_early(self, optimizer: Optimizer) -> None:
+    def _bring_first_windows(self, optimizer: Optimizer) -> None:
         entries = self._last.get(id(optimizer))
         if not entries or self._broken is not None or any(one.begun for one in self._buffers):
             return
@@ -664,7 +664,7 @@ class HostedStates:
         weight_of = self._masters.weight_of
         again = [one.again(optimizer) for one in entries]
         step = WindowedStep(optimizer, Stepping(optimizer), again, self._names, weight_of)
-        self._put_away()
+        self._mark_offloaded()
         step.prefetch()
 
     # ---- in between -----------------------------------------------------------------------------

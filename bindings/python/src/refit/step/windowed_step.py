@@ -271,7 +271,7 @@ class WindowedStep:
         if self._in_use is not None:
             self._finish(self._in_use)
         if self._has_begun:
-            self._look_again()
+            self._invalidate()
         self._has_begun = True
         most: int | None = None
         while True:
@@ -287,7 +287,7 @@ class WindowedStep:
         for one in self.entries:
             one.state = _NOTHING  # the step may be kept for longer than they are
 
-    def _look_again(self) -> None:
+    def _invalidate(self) -> None:
         for one in self.entries:
             if not one.done:
                 one.invalidate(self.optimizer)
@@ -360,7 +360,7 @@ class WindowedStep:
         traceback.clear_frames(why.__traceback__)  # they hold the states that it has made
         for home in self._buffers():
             home.wait()
-        self._look_again()
+        self._invalidate()
         if most != 1:
             return max(1, len(tried) // 2)
         name = ", ".join(self._named(tried))
