@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refit.errors import InvalidError, RefitError, UnsupportedError
 from refit.weights import manifest
-from refit.weights.manifest import Alias, TensorSpec, Typed
+from refit.weights.manifest import Alias, RawTensor, TensorSpec
 from refit.weights.source import in_row_order, weight_of
 
 
@@ -51,7 +51,7 @@ SIX = torch.arange(6, dtype=torch.float32)
         (OnlyDlpack(SIX.view(2, 3)), (2, 3)),
         (array.array("f", range(6)), (6,)),
         (memoryview(EXPECTED).cast("f", (2, 3)), (2, 3)),
-        (Typed(EXPECTED, "F32", (3, 2)), (3, 2)),
+        (RawTensor(EXPECTED, "F32", (3, 2)), (3, 2)),
         (np.frombuffer(EXPECTED, np.float32), (6,)),
     ],
 )
@@ -114,8 +114,8 @@ def test_the_memory_of_a_buffer_is_held() -> None:
         (np.array([object()]), UnsupportedError, "object cannot be sent"),
         (OnlyDlpack(SIX.view(2, 3).t()), InvalidError, "not contiguous"),
         (OnlyDlpack(torch.zeros(2, dtype=torch.complex128)), UnsupportedError, "128 bits"),
-        (Typed(b"abc", "F32", (1,)), InvalidError, "has 4 bytes, but 3 were given"),
-        (Typed(b"abcd", "FLOAT", (1,)), InvalidError, "no element type 'FLOAT'"),
+        (RawTensor(b"abc", "F32", (1,)), InvalidError, "has 4 bytes, but 3 were given"),
+        (RawTensor(b"abcd", "FLOAT", (1,)), InvalidError, "no element type 'FLOAT'"),
         (memoryview(b"ab").cast("c"), UnsupportedError, "format 'c'"),
     ],
 )

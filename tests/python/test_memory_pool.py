@@ -28,7 +28,7 @@ from refit.errors import (  # noqa: E402
     StateError,
     UnsupportedError,
 )
-from refit.states import adoption, torch_pool  # noqa: E402
+from refit.states import migration, torch_pool  # noqa: E402
 from training import WIDTH, Run, assert_same  # noqa: E402
 
 
@@ -245,7 +245,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(torch.cuda, "MemPool", Pool)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", stand_in.use_mem_pool)
     monkeypatch.setattr(torch.cuda, "empty_cache", stand_in.empty_cache)
-    monkeypatch.setattr(adoption, "empty_storage", stand_in.empty_storage)
+    monkeypatch.setattr(migration, "empty_storage", stand_in.empty_storage)
     importlib.reload(torch_pool)  # it keeps the allocator that it made
     yield stand_in
     importlib.reload(torch_pool)
@@ -374,7 +374,7 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
     grads = [parameter.grad for parameter in run.model.parameters()]
     moved = run.moments() + grads
     before = addresses_of(moved)
-    stays = pool.adopt(run.optimizer, run.model)
+    stays = pool.migrate(run.optimizer, run.model)
     assert all("step counter" in reason for _, reason in stays)
     assert {name for name, _ in stays} == {f"{n}.step" for n, _ in run.model.named_parameters()}
     now = addresses_of(moved)
@@ -391,24 +391,24 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
             assert addresses_of(moved) == now
             assert [parameter.grad.data_ptr() for parameter in run.model.parameters()] == now[-4:]
     calls = list(cuda.calls)
-    assert pool.adopt(run.optimizer, run.model) == stays  # nothing is left to move
+    assert pool.migrate(run.optimizer, run.model) == stays  # nothing is left to move
     assert cuda.calls == calls
 
 
 def test_move_that_fails_halfway_goes_on_when_called_again(
     cuda: StandIn, pool: Arena, run: Run, reference_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption, "ROOM", 1)  # each storage is a batch of its own
+    monkeypatch.setattr(migration, "ROOM", 1)  # each storage is a batch of its own
     moments = run.moments()
     cuda.largest = WIDTH * WIDTH * 4 - 1
-    with pytest.raises(DeviceMemoryError, match=r"nothing is lost.*call adopt\(\) again") as caught:
-        pool.adopt(run.optimizer, run.model)
+    with pytest.raises(DeviceMemoryError, match=r"is lost.*call migrate\(\) again") as caught:
+        pool.migrate(run.optimizer, run.model)
     assert "0.weight.exp_avg" in str(caught.value)
     assert_same(run, reference_run)
     run.step(), reference_run.step()
     assert_same(run, reference_run)
     cuda.largest = 1 << 40
-    pool.adopt(run.optimizer, run.model)
+    pool.migrate(run.optimizer, run.model)
     assert {address for address, _ in pool.pieces()} == set(addresses_of(moments))
     assert sum(nbytes for _, nbytes in pool.pieces()) == sum(t.nbytes for t in moments)
 
@@ -417,7 +417,7 @@ def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: Arena, run: Run)
     before = addresses_of(run.moments())
     cuda.largest = WIDTH * WIDTH * 4 - 1  # what comes after the first weight would fit
     with pytest.raises(DeviceMemoryError):
-        pool.adopt(run.optimizer, run.model)
+        pool.migrate(run.optimizer, run.model)
     assert addresses_of(run.moments()) == before
     assert pool.pieces() == []  # what was taken for the batch was given back
 
@@ -425,8 +425,8 @@ def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: Arena, run: Run)
 def test_between_batches_freed_memory_goes_back(
     cuda: StandIn, pool: Arena, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adoption, "ROOM", WIDTH * WIDTH * 4)
-    pool.adopt(run.optimizer, run.model)
+    monkeypatch.setattr(migration, "ROOM", WIDTH * WIDTH * 4)
+    pool.migrate(run.optimizer, run.model)
     # a batch for each moment of the first weight, one for all the others
     assert cuda.calls == ["empty_cache", "use"] * 3
 
@@ -440,7 +440,7 @@ def test_shared_states_stay_together(
     for number, key in enumerate(("exp_avg", "exp_avg_sq")):
         state[key] = torch.empty(0).set_(whole, number * both[0].numel(), both[0].shape)
     del both, whole
-    assert len(pool.adopt(run.optimizer, run.model)) == 4
+    assert len(pool.migrate(run.optimizer, run.model)) == 4
     a, b = (state[key].untyped_storage().data_ptr() for key in ("exp_avg", "exp_avg_sq"))
     assert a == b
     assert a in {address for address, _ in pool.pieces()}
@@ -457,7 +457,7 @@ def test_a_state_with_other_users_stays_where_it_is(
     state["master"] = weight.data
     user = {"exp_avg": state["exp_avg"][0], "master": weight}[name]
     where = state[name].data_ptr()
-    stays = dict(pool.adopt(run.optimizer, run.model))
+    stays = dict(pool.migrate(run.optimizer, run.model))
     assert reason in stays[f"0.weight.{name}"]
     assert state[name].data_ptr() == where == user.data_ptr()
 
@@ -466,14 +466,14 @@ def test_states_away_or_under_controller_are_not_moved(
     cuda: StandIn, pool: Arena, run: Run
 ) -> None:
     with Controller(run.optimizer), pytest.raises(BusyError, match="close that one first"):
-        pool.adopt(run.optimizer, run.model)
+        pool.migrate(run.optimizer, run.model)
     run.moments()[0].untyped_storage().resize_(0)
     with pytest.raises(StateError, match="restore"):
-        pool.adopt(run.optimizer, run.model)
+        pool.migrate(run.optimizer, run.model)
 
 
 def test_a_pool_is_not_dropped_while_tensors_live(cuda: StandIn, pool: Arena, run: Run) -> None:
-    pool.adopt(run.optimizer, run.model)
+    pool.migrate(run.optimizer, run.model)
     with pytest.raises(BusyError, match="tensors use"):
         pool.close()
     assert not pool.closed

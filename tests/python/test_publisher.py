@@ -37,7 +37,7 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.weights.manifest import Alias, TensorSpec, Typed
+from refit.weights.manifest import Alias, RawTensor, TensorSpec
 from refit.weights.publisher import Publisher
 from refit.weights.source import weight_of
 from refit.weights.subscriber import Subscriber
@@ -82,7 +82,7 @@ def test_every_type_is_carried(pair: Pair) -> None:
         name: (name, shape, os.urandom(dtype.nbytes(shape)))
         for name, dtype in dtypes.DTYPES.items()
     }
-    pair.publisher.publish({name: Typed(raw, name, shape) for name, _, raw in sent.values()})
+    pair.publisher.publish({name: RawTensor(raw, name, shape) for name, _, raw in sent.values()})
     assert pair.worker.seen == [sent]
 
 

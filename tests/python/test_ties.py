@@ -11,7 +11,7 @@ from broadcasting import LOCAL, contents, pair
 from refit.controller import Controller
 from refit.errors import InvalidError, UnsupportedError
 from refit.weights.archive import Archive
-from refit.weights.manifest import Alias, TensorSpec, Typed
+from refit.weights.manifest import Alias, RawTensor, TensorSpec
 from refit.weights.named_weights import named_weights
 from refit.weights.publisher import Publisher
 from refit.weights.source import weight_of
@@ -213,7 +213,7 @@ def test_an_alias_takes_the_place_of_what_cannot_be_compared() -> None:
 def test_equal_tensors_of_an_iterator_are_not_tied_trap_31() -> None:
     def given(*values: int) -> Iterator[tuple[str, Any]]:
         for name, value in zip("ab", values, strict=True):
-            yield name, Typed(bytes([value]), "U8", (1,))
+            yield name, RawTensor(bytes([value]), "U8", (1,))
 
     with pair() as (publisher, worker):
         publisher.publish(given(1, 1))

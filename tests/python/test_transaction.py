@@ -12,7 +12,7 @@ from broadcasting import Pair, Trainer
 from refit.controller import Controller
 from refit.errors import InvalidError, PeerError, StaleError, StateError
 from refit.weights import layers
-from refit.weights.manifest import Typed
+from refit.weights.manifest import RawTensor
 from refit.weights.named_weights import named_weights
 from refit.weights.publisher import Publisher
 from refit.weights.transaction import Transaction
@@ -169,10 +169,10 @@ def test_other_weights_than_declared_abort_the_version(
     [
         lambda raw: torch.frombuffer(raw, dtype=torch.uint8),
         partial(numpy.frombuffer, dtype=numpy.uint8),
-        partial(Typed, dtype="U8", shape=(4,)),
+        partial(RawTensor, dtype="U8", shape=(4,)),
         memoryview,
     ],
-    ids=["tensor", "array", "Typed", "memoryview"],
+    ids=["tensor", "array", "RawTensor", "memoryview"],
 )
 def test_an_iterator_may_reuse_the_memory_of_what_it_gave(
     pair: Pair, kind: Any, declared: bool

@@ -17,7 +17,7 @@ from interrupts import ctrl_c_after
 from refit._c import abi
 from refit._c.library import lib
 from refit.errors import DeadlineError, HostMemoryError, NotFoundError, StateError, UnsupportedError
-from refit.weights.manifest import Typed
+from refit.weights.manifest import RawTensor
 from refit.weights.update import Update
 from refit.weights.view import View
 
@@ -112,7 +112,7 @@ def test_dlpack_shows_the_memory_to_other_libraries(trainer: Trainer) -> None:
 
 
 def test_dlpack_neither_copies_nor_moves_and_leaks_nothing(trainer: Trainer) -> None:
-    update = trainer.offer({"w": MATRIX, "raw": Typed(b"abc", "F6_E2M3", (4,))})
+    update = trainer.offer({"w": MATRIX, "raw": RawTensor(b"abc", "F6_E2M3", (4,))})
     view = update["w"]
     for _ in range(1000):
         np.from_dlpack(view)
@@ -128,7 +128,7 @@ def test_dlpack_neither_copies_nor_moves_and_leaks_nothing(trainer: Trainer) -> 
 @pytest.mark.skipif(not hasattr(torch, "float4_e2m1fn_x2"), reason="this PyTorch has no FP4")
 def test_packed_types_have_pytorchs_shape(trainer: Trainer) -> None:
     raw = bytes(range(6))
-    tensor = trainer.offer({"w": Typed(raw, "F4", (2, 6))})["w"].torch()
+    tensor = trainer.offer({"w": RawTensor(raw, "F4", (2, 6))})["w"].torch()
     assert (tensor.dtype, tuple(tensor.shape)) == (torch.float4_e2m1fn_x2, (2, 3))
     assert tensor.view(torch.uint8).flatten().tolist() == list(raw)
 

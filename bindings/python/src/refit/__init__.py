@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from refit.weights.archive import Archive, ArchivedVersion, Snapshot, materialize
     from refit.weights.keys import keygen
     from refit.weights.lockstep import LockstepError
-    from refit.weights.manifest import Alias, TensorSpec, Typed
+    from refit.weights.manifest import Alias, RawTensor, TensorSpec
     from refit.weights.named_weights import NamedWeights, named_weights
     from refit.weights.publisher import Publisher
     from refit.weights.subscriber import Subscriber, SubscriberInfo
@@ -95,6 +95,7 @@ __all__ = [
     "PinError",
     "ProtocolError",
     "Publisher",
+    "RawTensor",
     "RefitError",
     "SecurityError",
     "Snapshot",
@@ -106,7 +107,6 @@ __all__ = [
     "TensorSpec",
     "Timeline",
     "Transaction",
-    "Typed",
     "UnsupportedError",
     "Update",
     "View",
@@ -142,7 +142,7 @@ _PLACES = {
     "TensorSpec": "refit.weights.manifest",
     "Timeline": "refit.observe.timeline",
     "Transaction": "refit.weights.transaction",
-    "Typed": "refit.weights.manifest",
+    "RawTensor": "refit.weights.manifest",
     "Update": "refit.weights.update",
     "View": "refit.weights.view",
     "Worker": "refit.weights.worker",
@@ -154,7 +154,12 @@ _PLACES = {
 }
 
 
+_FORMER = {"Typed": "RawTensor"}
+"""Former names, until 0.2."""
+
+
 def __getattr__(name: str) -> Any:
+    name = _FORMER.get(name, name)
     place = _PLACES.get(name)
     if place is None:
         raise AttributeError(f"module 'refit' has no attribute {name!r}")

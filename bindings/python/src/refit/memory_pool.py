@@ -2,13 +2,13 @@
 
     pool = refit.mem_pool("cuda:0", 40 << 30)
     optimizer.step()                                      # the first one makes the states
-    pool.adopt(optimizer)                                 # they move into the pool, and gradients
+    pool.migrate(optimizer)                               # they move into the pool, and gradients
     controller = refit.Controller(optimizer, pool=pool)
 
 Their memory goes when they are cleared and returns to the same addresses, so graphs that were
-captured after ``adopt`` stay valid. PyTorch takes memory from the arena in segments, and a segment
-leaves as one: put nothing but states and gradients into the pool. Independent of what a controller
-does with it.
+captured after ``migrate`` stay valid. PyTorch takes memory from the arena in segments, and a
+segment leaves as one: put nothing but states and gradients into the pool. Independent of what a
+controller does with it.
 """
 
 import ctypes
@@ -24,10 +24,10 @@ from refit._c.library import call, lib
 from refit.errors import BusyError, InvalidError, NotFoundError, UnsupportedError
 from refit.integrations._recognized import opened
 from refit.states import torch_pool
-from refit.states.adoption import adopt
 from refit.states.device_states import refuse_capture
 from refit.states.hooks import refuse_second
 from refit.states.inventory import Inventory, OptimizerAdapters
+from refit.states.migration import migrate
 
 
 def mem_pool(
@@ -81,14 +81,16 @@ class MemPool(Handle):
         """This thread's allocations on the device within the block come from the pool.
 
         Temporaries too, and they keep their memory when states leave: so let no step run within;
-        ``adopt`` moves what a step has made. Entering gives PyTorch's cached memory back to the
+        ``migrate`` moves what a step has made. Entering gives PyTorch's cached memory back to the
         device, since PyTorch does not while a pool is in use. Expandable segments are off in the
         whole process within the block, however they were switched on; its end brings back the
         allocator's settings as they were. UnsupportedError if they cannot be switched off.
         """
         return torch_pool.allocating(self.pool, self.device)
 
-    def adopt(self, optimizer: Any, model: torch.nn.Module | None = None) -> list[tuple[str, str]]:
+    def migrate(
+        self, optimizer: Any, model: torch.nn.Module | None = None
+    ) -> list[tuple[str, str]]:
         """Moves the states that an optimizer has, after its first step, into the pool.
 
         Gradients that are there move too: a captured step reads them. (``zero_grad()`` frees them;
@@ -110,7 +112,10 @@ class MemPool(Handle):
         inventory = Inventory(held.optimizers, model, self._config, "keep", held)
         stock = inventory.take()
         found = inventory.survey(stock, self._why_stays)
-        return adopt(stock, found, self.device, self.pieces(), self.use)
+        return migrate(stock, found, self.device, self.pieces(), self.use)
+
+    adopt = migrate
+    """``migrate``; goes in 0.2."""
 
     def _why_stays(self, device: torch.device) -> str | None:
         if device == self.device:

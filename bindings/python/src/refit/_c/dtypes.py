@@ -121,7 +121,7 @@ def of_numpy(there: "numpy.dtype[Any]") -> Dtype:
         order = "" if there.isnative else " in the other byte order"
         raise UnsupportedError(
             f"weights of type {there.name}{order} cannot be sent: convert them, or say what their "
-            "bytes are with refit.Typed"
+            "bytes are with refit.RawTensor"
         )
     return found
 

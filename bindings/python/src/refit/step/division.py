@@ -22,11 +22,13 @@ Params: TypeAlias = Literal["last", "largest"] | Sequence[str]
 
 
 class Division:
-    """Divides parameters. ``stays``: ``resident_bytes`` of the first stay, or all but
-    ``host_fraction``. ``stepped_fraction``: the share of all states that the CPU steps. ``params``:
-    which these are: "last": the last parameters of the model, whose gradients are final first;
-    "largest"; or names, with ``*`` and ``?`` as in a shell. ``windows``: the others visit the device; without,
-    they stay."""
+    """Divides parameters.
+
+    ``resident_bytes`` of the first stay, or all but ``host_fraction``. ``stepped_fraction``: the
+    share of all states that the CPU steps. ``params``: which these are: "last": the last parameters
+    of the model, whose gradients are final first; "largest"; or names, with ``*`` and ``?`` as in a
+    shell. ``windows``: the others visit the device; without, they stay.
+    """
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ def of_buffer(memory: Any) -> Span:
     if name is None:
         raise UnsupportedError(
             f"buffers of format {source.format!r} cannot be sent: say what the bytes are with "
-            "refit.Typed"
+            "refit.RawTensor"
         )
     return Span(DTYPES[name], tuple(source.shape or ()), address_of(view), -1, view)
 

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 from refit._c import abi, dtypes
 from refit.errors import InvalidError, NotFoundError
-from refit.weights.source import Typed, Weight, weight_named
+from refit.weights.source import RawTensor, Weight, weight_named
 from refit.weights.ties import Ties
 
 __all__ = [
     "Alias",
     "Collected",
     "Declared",
+    "RawTensor",
     "TensorSpec",
     "Tensors",
-    "Typed",
     "collect",
     "is_settled",
     "pairs_of",

@@ -108,10 +108,10 @@ class Publisher(Handle):
         """Publishes named tensors as one version and returns its number.
 
         ``weights`` is a mapping, a list or an iterator of (name, tensor): tensors of PyTorch (host
-        or CUDA), NumPy, DLPack or any buffer, ``Typed`` bytes, or an ``Alias``. They are declared
-        when names, types, shapes or ties differ from the version before. What is not contiguous is
-        made so for the write, at most 64 MiB at a time or one tensor. When it returns, the tensors
-        may change.
+        or CUDA), NumPy, DLPack or any buffer, ``RawTensor`` bytes, or an ``Alias``. They are
+        declared when names, types, shapes or ties differ from the version before. What is not
+        contiguous is made so for the write, at most 64 MiB at a time or one tensor. When it
+        returns, the tensors may change.
 
         The tensors of a mapping (or its ``items()``) and of a list are there together: those that
         share memory are tied and travel once. An iterator may make each tensor in the memory of the

@@ -1,9 +1,9 @@
 """Where the bytes of a tensor lie, whosever tensor it is.
 
 A tensor may be a ``torch.Tensor`` (host or CUDA), a NumPy array, anything with ``__dlpack__``, any
-buffer, or ``Typed`` bytes. Neither PyTorch nor NumPy is imported here: an object of theirs shows
-that they are. ``weight_of`` is called for every tensor of every version, so it looks at as little
-as tells. Independent of names, ties and versions.
+buffer, or ``RawTensor`` bytes. Neither PyTorch nor NumPy is imported here: an object of theirs
+shows that they are. ``weight_of`` is called for every tensor of every version, so it looks at as
+little as tells. Independent of names, ties and versions.
 """
 
 import sys
@@ -17,8 +17,8 @@ from refit.weights.buffers import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Typed:
-    """Bytes with their type and shape said: ``Typed(raw, "BF16", (1024, 512))``.
+class RawTensor:
+    """Bytes with their type and shape said: ``RawTensor(raw, "BF16", (1024, 512))``.
 
     ``memory`` is any buffer with just so many bytes, for types that its own library lacks.
     """
@@ -137,7 +137,7 @@ def _of_numpy(array: Any) -> Weight:
     return Weight(dtype, array.shape, -1, array.nbytes, pointer, layout, array)
 
 
-def _of_typed(typed: Typed) -> Weight:
+def _of_typed(typed: RawTensor) -> Weight:
     dtype = dtypes.by_name(typed.dtype)
     view = buffers.contiguous(typed.memory)
     shape = tuple(typed.shape)
@@ -163,7 +163,7 @@ def weight_of(tensor: Any) -> Weight:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(tensor, (numpy.ndarray, numpy.generic)):
         return _of_numpy(numpy.asarray(tensor))
-    if isinstance(tensor, Typed):
+    if isinstance(tensor, RawTensor):
         return _of_typed(tensor)
     if hasattr(tensor, "__dlpack__"):
         return _of_span(buffers.of_dlpack(tensor))

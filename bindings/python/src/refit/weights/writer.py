@@ -19,7 +19,7 @@ from refit._c.waiting import run_interruptibly
 from refit.errors import CancelledError, UnsupportedError
 from refit.weights import manifest
 from refit.weights.manifest import Alias, Collected, Declared, Tensors, is_settled, pairs_of
-from refit.weights.source import Typed, Weight, in_row_order, weight_named
+from refit.weights.source import RawTensor, Weight, in_row_order, weight_named
 from refit.weights.ties import TieCheck
 
 # ---- Copies of weights that do not stay what they are while others are looked at.
@@ -69,8 +69,8 @@ def _copy_of(name: str, tensor: Any) -> Any:
     return _copy_of_bytes(weight)
 
 
-def _copy_of_bytes(weight: Weight) -> Typed:
-    """Of what cannot copy itself: ``Typed`` bytes, a memoryview, a view of an update."""
+def _copy_of_bytes(weight: Weight) -> RawTensor:
+    """Of what cannot copy itself: ``RawTensor`` bytes, a memoryview, a view of an update."""
     if weight.device >= 0:
         raise UnsupportedError(
             "an iterator that says first what there is gave memory of a GPU that cannot be copied: "
@@ -79,7 +79,7 @@ def _copy_of_bytes(weight: Weight) -> Typed:
     raw = bytearray()  # not bytes: Python has one object for all that are one byte long and equal
     if weight.nbytes:
         raw += (ctypes.c_char * weight.nbytes).from_address(weight.pointer)
-    return Typed(raw, weight.dtype.name, weight.shape)
+    return RawTensor(raw, weight.dtype.name, weight.shape)
 
 
 # ---- Many tensors' bytes on their way into a version, as one list for C.

@@ -20,7 +20,7 @@ ROOM = 256 << 20
 """How many bytes are there twice at most, or those of the largest state."""
 
 
-def adopt(
+def migrate(
     stock: StateInventory,
     found: OffloadPlan,
     device: torch.device,
@@ -107,7 +107,7 @@ def _allocate(one: _Leaving, device: torch.device) -> torch.UntypedStorage:
         raise DeviceMemoryError(
             f"no memory in the pool for the {one.nbytes} bytes of {one.name}, which stays where "
             "it is; what has moved stays moved, and nothing is lost. Free memory of the GPU, or "
-            f"make a larger pool, then call adopt() again: {why}"
+            f"make a larger pool, then call migrate() again: {why}"
         ) from why
 
 
