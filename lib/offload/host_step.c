@@ -197,7 +197,7 @@ static void keep_first(refit_error *first, refit_status status, const refit_erro
 /* Counts a call that failed. */
 static refit_status account(refit_host_step *step, refit_status status)
 {
-    if (status != REFIT_OK) step->offloader->cpu_steps.failures++;
+    if (status != REFIT_OK) step->offloader->cpu.figures.failures++;
     return status;
 }
 
@@ -205,13 +205,6 @@ static refit_status answer(refit_host_step *step, const refit_error *first, refi
 {
     if (first->status != REFIT_OK && error != NULL) *error = *first;
     return account(step, (refit_status)first->status);
-}
-
-static void set_stepping(refit_offloader *offloader, bool stepping)
-{
-    rft_lock(&offloader->lock);
-    offloader->host_stepping = stepping;
-    rft_unlock(&offloader->lock);
 }
 
 static refit_status check_usable(const refit_host_step *step, refit_error *error)
@@ -460,7 +453,7 @@ static refit_status take_memory(refit_host_step *step, refit_error *error)
                                 error));
     RFT_TRY(check_budget(step, error));
     RFT_TRY(rft_host_arena_take(step->arena, error));
-    offloader->cpu_step_bytes = rft_host_arena_describe(step->arena).bytes;
+    offloader->cpu.bytes = rft_host_arena_describe(step->arena).bytes;
     return REFIT_OK;
 }
 
@@ -565,7 +558,7 @@ static void close_parts(refit_host_step *step)
         rft_free((void *)(uintptr_t)step->parameters[at].is.name);
     }
     release_regions(step->offloader);
-    step->offloader->cpu_step_bytes = 0;
+    step->offloader->cpu.bytes = 0;
     rft_free(step->parameters);
     rft_free(step->groups);
     rft_free(step->chunks);
@@ -591,10 +584,7 @@ static refit_status check_open(refit_offloader *offloader, refit_error *error)
     RFT_REFUSE_IF(!offloader->config.use_pinned_optimizer_offload, error, REFIT_ERR_UNSUPPORTED,
                   "a host step needs use_pinned_optimizer_offload: true");
     RFT_TRY(check_state(offloader, error));
-    rft_lock(&offloader->lock);
-    bool stepping = offloader->stepping;
-    rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(stepping, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(rft_offloader_is_stepping(offloader, &offloader->windows), error, REFIT_ERR_BUSY,
                   "a step in windows is under way: end it, and call refit_window_wait first");
     return REFIT_OK;
 }
@@ -649,7 +639,7 @@ refit_status refit_host_step_close(refit_host_step *step, refit_error *error)
     step->closing = true;
     RFT_TRY(close_stream(step, &step->in, error));
     RFT_TRY(close_stream(step, &step->out, error));
-    set_stepping(step->offloader, false);
+    rft_offloader_release_image(step->offloader, &step->offloader->cpu);
     step->offloader->host_step = NULL;
     close_parts(step);
     return REFIT_OK;
@@ -971,14 +961,7 @@ static refit_status check_offloader(refit_host_step *step, bool claim, refit_err
     RFT_TRY(check_state(offloader, error));
     RFT_TRY(check_regions(step, error));
     RFT_TRY(rft_image_await(offloader, timeout_of(step), error));
-    rft_lock(&offloader->lock);
-    uint32_t read_locks = offloader->read_locks;
-    if (claim && read_locks == 0) offloader->host_stepping = true;
-    rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(claim && read_locks != 0, error, REFIT_ERR_BUSY,
-                  "%u read lock(s) read the host image, which a step changes: release them first",
-                  read_locks);
-    return REFIT_OK;
+    return claim ? rft_offloader_claim_image(offloader, &offloader->cpu, error) : REFIT_OK;
 }
 
 /* One number of a group: from 0 on, and below `end`. */
@@ -1200,7 +1183,7 @@ refit_status refit_host_step_skip(refit_host_step *step, refit_error *error)
     }
     clear_list(step);
     if (!any) step->began = 0;
-    set_stepping(step->offloader, false);
+    rft_offloader_release_image(step->offloader, &step->offloader->cpu);
     step->state = any ? STEP_RETURNING : STEP_IDLE;
     return REFIT_OK;
 }
@@ -1254,7 +1237,7 @@ static refit_status wait_return(refit_host_step *step, step_parameter *parameter
 /* Every parameter is where it should be: the step's figures are known. */
 static void tell_figures(refit_host_step *step)
 {
-    rft_step_figures *steps = &step->offloader->cpu_steps;
+    rft_step_figures *steps = &step->offloader->cpu.figures;
     bool stamped = step->finish_is_last && atomic_load(&step->stamped) == step->finish_calls;
     int64_t ended = stamped ? atomic_load(&step->finished) : rft_now();
     steps->count++;
@@ -1263,6 +1246,19 @@ static void tell_figures(refit_host_step *step)
     steps->last = ended > step->began ? ended - step->began : 0;
     steps->blocked = step->blocked;
     steps->computed = step->computed;
+}
+
+void rft_host_step_stats(const refit_offloader *offloader, refit_stats *stats)
+{
+    const rft_step_figures *figures = &offloader->cpu.figures;
+    stats->host_step_count = figures->count;
+    stats->host_step_failures = figures->failures;
+    stats->host_step_in_bytes_last = figures->in_bytes;
+    stats->host_step_out_bytes_last = figures->out_bytes;
+    stats->host_step_seconds_last = rft_seconds(figures->last);
+    stats->host_step_blocked_seconds_last = rft_seconds(figures->blocked);
+    stats->host_step_compute_seconds_last = rft_seconds(figures->computed);
+    stats->host_step_bytes = offloader->cpu.bytes;
 }
 
 static bool all_returned(const refit_host_step *step)
@@ -1484,7 +1480,7 @@ refit_status refit_host_step_run(refit_host_step *step, double unscale, double c
     step->state = STEP_STEPPING;
     step->offloader->image_used = true;
     RFT_TRY(account(step, run(step, stream, error)));
-    set_stepping(step->offloader, false);
+    rft_offloader_release_image(step->offloader, &step->offloader->cpu);
     step->state = STEP_RETURNING;
     return REFIT_OK;
 }
@@ -1559,7 +1555,7 @@ refit_status refit_host_step_load(refit_host_step *step, int renew, refit_stream
     set_known(step, false);
     refit_status status = load_all(step, after, error);
     if (status == REFIT_OK && renew != 0) renew_all(step);
-    set_stepping(step->offloader, false);
+    rft_offloader_release_image(step->offloader, &step->offloader->cpu);
     set_known(step, status == REFIT_OK);
     return account(step, status);
 }

@@ -53,10 +53,10 @@ static refit_status check_state(const refit_offloader *offloader, rft_direction 
                   "the offloader is not sealed: nothing has left, so nothing can return");
     RFT_REFUSE_IF(offloader->state == REFIT_OFFLOADING, error, REFIT_ERR_STATE,
                   "states are still leaving: call refit_offloader_wait before the restore");
-    RFT_REFUSE_IF(offloader->stepping, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(offloader->windows.stepping, error, REFIT_ERR_BUSY,
                   "a step in windows changes the host image: end it, and call refit_window_wait "
                   "before the restore");
-    RFT_REFUSE_IF(offloader->host_stepping, error, REFIT_ERR_BUSY,
+    RFT_REFUSE_IF(offloader->cpu.stepping, error, REFIT_ERR_BUSY,
                   "a step on the CPU has changed a part of the host image: call "
                   "refit_host_step_run or refit_host_step_skip before the restore");
     return REFIT_OK;
@@ -167,7 +167,7 @@ static refit_status give_back(refit_offloader *offloader, uint64_t number, refit
 {
     int64_t began = rft_now();
     refit_status status = rft_regions_give_back(offloader, error);
-    rft_operation_expose(offloader, number, began);
+    rft_operation_count_blocked(offloader, number, began);
     if (status == REFIT_OK) offloader->giving_back = false;
     return status;
 }

@@ -442,30 +442,6 @@ static void add_directions(const rft_offload_figures *figures, refit_stats *stat
     stats->offload_failures = figures->failures;
 }
 
-/* The staging is there for windows, if the regions live on the host. */
-static void add_steps(const refit_offloader *offloader, refit_stats *stats)
-{
-    const rft_step_figures *steps = &offloader->steps;
-    bool visits = rft_region_table_placement(&offloader->regions) == REFIT_PLACEMENT_HOST;
-    uint64_t staging = offloader->staging_bytes * offloader->staging_count;
-    stats->step_count = steps->count;
-    stats->step_failures = steps->failures;
-    stats->step_in_bytes_last = steps->in_bytes;
-    stats->step_out_bytes_last = steps->out_bytes;
-    stats->step_seconds_last = rft_seconds(steps->last);
-    stats->step_blocked_seconds_last = rft_seconds(steps->blocked);
-    stats->window_bytes = offloader->window_bytes + (visits ? staging : 0);
-    steps = &offloader->cpu_steps;
-    stats->host_step_count = steps->count;
-    stats->host_step_failures = steps->failures;
-    stats->host_step_in_bytes_last = steps->in_bytes;
-    stats->host_step_out_bytes_last = steps->out_bytes;
-    stats->host_step_seconds_last = rft_seconds(steps->last);
-    stats->host_step_blocked_seconds_last = rft_seconds(steps->blocked);
-    stats->host_step_compute_seconds_last = rft_seconds(steps->computed);
-    stats->host_step_bytes = offloader->cpu_step_bytes;
-}
-
 static void add_image(refit_offloader *offloader, refit_stats *stats)
 {
     stats->offload_regions = offloader->regions.count;
@@ -494,7 +470,8 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     whole.host_bytes = whole.host_ready_bytes = 0;
     whole.host_pinned_bytes = whole.host_pageable_bytes = 0;
     add_image(offloader, &whole);
-    add_steps(offloader, &whole);
+    rft_window_stats(offloader, &whole);
+    rft_host_step_stats(offloader, &whole);
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
     add_directions(&offloader->figures, &whole);
@@ -506,6 +483,36 @@ refit_status refit_offloader_stats(refit_offloader *offloader, refit_stats *stat
     rft_unlock(&offloader->lock);
     memcpy(stats, &whole, known);
     return REFIT_OK;
+}
+
+/* ---- The image, while a step changes it --------------------------------------------------- */
+
+refit_status rft_offloader_claim_image(refit_offloader *offloader, rft_stepper *by,
+                                       refit_error *error)
+{
+    rft_lock(&offloader->lock);
+    uint32_t read_locks = offloader->read_locks;
+    if (by != NULL && read_locks == 0) by->stepping = true;
+    rft_unlock(&offloader->lock);
+    RFT_REFUSE_IF(read_locks != 0, error, REFIT_ERR_BUSY,
+                  "%u read lock(s) read the host image, which a step changes: release them first",
+                  read_locks);
+    return REFIT_OK;
+}
+
+void rft_offloader_release_image(refit_offloader *offloader, rft_stepper *by)
+{
+    rft_lock(&offloader->lock);
+    by->stepping = false;
+    rft_unlock(&offloader->lock);
+}
+
+bool rft_offloader_is_stepping(refit_offloader *offloader, const rft_stepper *by)
+{
+    rft_lock(&offloader->lock);
+    bool stepping = by->stepping;
+    rft_unlock(&offloader->lock);
+    return stepping;
 }
 
 /* ---- Read locks
@@ -619,7 +626,7 @@ refit_status refit_read_lock_acquire(refit_offloader *offloader, refit_read_lock
 
     rft_lock(&offloader->lock);
     rft_operation_notice(offloader);
-    bool stepping = offloader->stepping || offloader->host_stepping;
+    bool stepping = offloader->windows.stepping || offloader->cpu.stepping;
     bool ready = rft_image_is_ready(offloader);
     bool whole = image_is_whole(offloader);
     if (whole && ready && !stepping) offloader->read_locks++;

@@ -75,6 +75,15 @@ typedef struct rft_step_figures {
     int64_t computed; /* on the CPU */
 } rft_step_figures;
 
+/* What windows, or the host step, tell of themselves. They alone write it: window.c, host_step.c.
+ */
+typedef struct rft_stepper {
+    rft_step_figures figures;
+    uint64_t bytes; /* device memory of windows, or host memory of the host step, now */
+    bool is_short;  /* there are fewer or smaller windows than configured */
+    bool stepping;  /* they change the image; guarded by the offloader's lock */
+} rft_stepper;
+
 struct refit_offloader {
     refit_device *device;
     refit_config config;
@@ -93,11 +102,8 @@ struct refit_offloader {
     refit_memory_hooks hooks;   /* both NULL: there are none */
     refit_window *window;       /* that is open on it, or NULL */
     refit_host_step *host_step; /* that is open on it, or NULL */
-    rft_step_figures steps;     /* in windows */
-    rft_step_figures cpu_steps; /* of the host step */
-    uint64_t window_bytes;      /* device memory of windows now */
-    uint64_t cpu_step_bytes;    /* host memory of the host step now */
-    bool short_of_windows;      /* there are fewer or smaller windows than configured */
+    rft_stepper windows;
+    rft_stepper cpu;
     bool accumulating;
     bool giving_back; /* finish is to give device memory back */
     bool closing;     /* a close has begun and was not finished: nothing starts any more */
@@ -108,8 +114,6 @@ struct refit_offloader {
     refit_future futures[RFT_FUTURES]; /* guarded by lock */
     uint32_t read_locks;               /* guarded by lock */
     bool image_ready;                  /* its memory is there; guarded by lock */
-    bool stepping;                     /* windows change the image; guarded by lock */
-    bool host_stepping;                /* the CPU does; guarded by lock */
     rft_offload_figures figures;       /* guarded by lock */
     bool misfits;                      /* masters did not fit: the plan is to be made anew; guarded
                                           by lock */
@@ -126,6 +130,22 @@ refit_status rft_offloader_renew_plan(refit_offloader *offloader, refit_error *e
 
 /* Does the next offload do that? */
 bool rft_offloader_misfits(refit_offloader *offloader);
+
+/* From now on no read lock begins, and no restore; `by` NULL: only looks. The image's bytes are in
+ * it. REFIT_ERR_BUSY: read locks are open. */
+refit_status rft_offloader_claim_image(refit_offloader *offloader, rft_stepper *by,
+                                       refit_error *error);
+
+/* Ends the claim. */
+void rft_offloader_release_image(refit_offloader *offloader, rft_stepper *by);
+
+/* Does it change the image now? */
+bool rft_offloader_is_stepping(refit_offloader *offloader, const rft_stepper *by);
+
+/* ---- window.c and host_step.c: what they tell */
+
+void rft_window_stats(const refit_offloader *offloader, refit_stats *stats);
+void rft_host_step_stats(const refit_offloader *offloader, refit_stats *stats);
 
 /* ---- operation.c: operations begin, are noticed to have ended, and are waited for */
 
@@ -152,7 +172,7 @@ refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uin
                                 refit_error *error);
 
 /* Counts time that a caller spent on operation `number`, since `began`. */
-void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t began);
+void rft_operation_count_blocked(refit_offloader *offloader, uint64_t number, int64_t began);
 
 /* Counts an operation that failed before it began, and passes its status on. */
 refit_status rft_operation_not_begun(refit_offloader *offloader, refit_future *future,

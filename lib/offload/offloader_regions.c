@@ -130,7 +130,7 @@ refit_status refit_offloader_bind(refit_offloader *offloader, refit_region_id re
     refit_offloader_state state = refit_offloader_get_state(offloader);
     const rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(state == REFIT_OFFLOADING || state == REFIT_RESTORING, error, REFIT_ERR_STATE,
-                  "region %s cannot move while copies run (%s): finish first", item->name,
+                  "region %s cannot move while copies run (%s): wait first", item->name,
                   refit_offloader_state_name(state));
     return rft_region_attach(&offloader->regions, region, memory, error);
 }
@@ -143,11 +143,9 @@ refit_status refit_offloader_bind_weights(refit_offloader *offloader, refit_regi
     refit_offloader_state state = refit_offloader_get_state(offloader);
     const rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(state == REFIT_OFFLOADING || state == REFIT_RESTORING, error, REFIT_ERR_STATE,
-                  "the weights of region %s cannot move while copies run (%s): finish first",
+                  "the weights of region %s cannot move while copies run (%s): wait first",
                   item->name, refit_offloader_state_name(state));
-    rft_lock(&offloader->lock);
-    bool stepping = offloader->stepping;
-    rft_unlock(&offloader->lock);
+    bool stepping = rft_offloader_is_stepping(offloader, &offloader->windows);
     RFT_REFUSE_IF(stepping && item->coded, error, REFIT_ERR_STATE,
                   "the weights of region %s cannot move during a step in windows: end it, and call "
                   "refit_window_wait first",

@@ -328,7 +328,7 @@ refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uin
     refit_status status = rft_mover_wait(mover, timeout_ms, &detail);
     bool over = is_over(status);
     if (over) conclude(offloader, number, status, &detail);
-    rft_operation_expose(offloader, number, began);
+    rft_operation_count_blocked(offloader, number, began);
     if (over || mover_of(offloader, number) == NULL) return REFIT_OK;
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_TIMEOUT,
                   "copies are still under way after %u ms: wait again", timeout_ms);
@@ -336,7 +336,7 @@ refit_status rft_operation_wait(refit_offloader *offloader, uint64_t number, uin
     return status;
 }
 
-void rft_operation_expose(refit_offloader *offloader, uint64_t number, int64_t began)
+void rft_operation_count_blocked(refit_offloader *offloader, uint64_t number, int64_t began)
 {
     int64_t spent = rft_now() - began;
     rft_lock(&offloader->lock);
@@ -466,7 +466,7 @@ refit_status refit_future_wait_group(refit_future *future, uint32_t group, uint3
     if (status == REFIT_OK) {
         status = verify_group(future->offloader, now.operation, groups, &detail);
     }
-    rft_operation_expose(future->offloader, now.operation, began);
+    rft_operation_count_blocked(future->offloader, now.operation, began);
 
     /* If the operation ended meanwhile, the mover may have begun another. */
     now = look_locked(future, groups);

@@ -122,13 +122,6 @@ refit_status refit_window_open(refit_offloader *offloader, refit_window **out, r
     return REFIT_OK;
 }
 
-static void set_stepping(refit_offloader *offloader, bool stepping)
-{
-    rft_lock(&offloader->lock);
-    offloader->stepping = stepping;
-    rft_unlock(&offloader->lock);
-}
-
 static void close_plans(refit_window *window)
 {
     for (uint32_t slot = 0; slot < REFIT_WINDOWS; slot++) {
@@ -146,7 +139,7 @@ static refit_status drop_memory(refit_window *window, refit_error *error)
     window->borrowed = false;
     window->slot_bytes = 0;
     window->slot_count = 0;
-    window->offloader->window_bytes = 0;
+    window->offloader->windows.bytes = 0;
     return REFIT_OK;
 }
 
@@ -191,7 +184,7 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
     window->borrowed = true;
     window->slot_bytes = window_bytes;
     window->slot_count = windows;
-    window->offloader->window_bytes = bytes;
+    window->offloader->windows.bytes = bytes;
     return REFIT_OK;
 }
 
@@ -212,7 +205,7 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
     window->whole = whole;
     window->slot_bytes = bytes;
     window->slot_count = count;
-    window->offloader->window_bytes = bytes * count;
+    window->offloader->windows.bytes = bytes * count;
     return REFIT_OK;
 }
 
@@ -453,7 +446,7 @@ static refit_status ensure_memory(refit_window *window, uint64_t least, uint64_t
                                   refit_error *error)
 {
     const refit_config *config = &window->offloader->config;
-    bool *is_short = &window->offloader->short_of_windows;
+    bool *is_short = &window->offloader->windows.is_short;
     RFT_REFUSE_IF(window->borrowed && window->slot_bytes < least, error, REFIT_ERR_LIMIT,
                   "parts that stay together need %" PRIu64 " bytes, and the windows given have "
                   "%" PRIu64 " each: give larger ones (see refit_window_measure)",
@@ -760,7 +753,7 @@ static refit_status arrive(refit_window *window, refit_error *error)
 static refit_status account(refit_window *window, int64_t began, refit_status status)
 {
     window->blocked += rft_now() - began;
-    if (status != REFIT_OK) window->offloader->steps.failures++;
+    if (status != REFIT_OK) window->offloader->windows.figures.failures++;
     return status;
 }
 
@@ -776,14 +769,7 @@ static refit_status check_offloader(refit_offloader *offloader, bool claim, refi
                   refit_offloader_state_name(state));
     RFT_REFUSE_IF(offloader->closing, error, REFIT_ERR_STATE,
                   "the offloader is half closed: call refit_offloader_close again");
-    rft_lock(&offloader->lock);
-    uint32_t read_locks = offloader->read_locks;
-    if (claim && read_locks == 0) offloader->stepping = true;
-    rft_unlock(&offloader->lock);
-    RFT_REFUSE_IF(read_locks != 0, error, REFIT_ERR_BUSY,
-                  "%u read lock(s) read the host image, which a step changes: release them first",
-                  read_locks);
-    return REFIT_OK;
+    return rft_offloader_claim_image(offloader, claim ? &offloader->windows : NULL, error);
 }
 
 static rft_masters_need measure_part(const refit_window *window, const window_part *part)
@@ -920,7 +906,7 @@ static refit_status begin(refit_window *window, const refit_window_part *parts, 
     reset_step(window, after);
     refit_status status = prepare(window, parts, count, error);
     if (status != REFIT_OK) {
-        set_stepping(offloader, false);
+        rft_offloader_release_image(offloader, &offloader->windows);
         window->part_count = window->span_count = 0;
         return status;
     }
@@ -1060,14 +1046,30 @@ static void settle(refit_window *window)
     refit_offloader *offloader = window->offloader;
     if (window->settled) return;
     window->settled = true;
-    set_stepping(offloader, false);
+    rft_offloader_release_image(offloader, &offloader->windows);
     if (window->stepped == 0) return;
     int64_t ended = rft_mover_finished_at(offloader->movers[RFT_OFFLOAD]);
-    offloader->steps.count++;
-    offloader->steps.in_bytes = window->in_bytes;
-    offloader->steps.out_bytes = window->out_bytes;
-    offloader->steps.last = ended > window->began ? ended - window->began : 0;
-    offloader->steps.blocked = window->blocked;
+    rft_step_figures *figures = &offloader->windows.figures;
+    figures->count++;
+    figures->in_bytes = window->in_bytes;
+    figures->out_bytes = window->out_bytes;
+    figures->last = ended > window->began ? ended - window->began : 0;
+    figures->blocked = window->blocked;
+}
+
+/* The staging is there for windows, if the regions live on the host. */
+void rft_window_stats(const refit_offloader *offloader, refit_stats *stats)
+{
+    const rft_step_figures *figures = &offloader->windows.figures;
+    bool visits = rft_region_table_placement(&offloader->regions) == REFIT_PLACEMENT_HOST;
+    uint64_t staging = offloader->staging_bytes * offloader->staging_count;
+    stats->step_count = figures->count;
+    stats->step_failures = figures->failures;
+    stats->step_in_bytes_last = figures->in_bytes;
+    stats->step_out_bytes_last = figures->out_bytes;
+    stats->step_seconds_last = rft_seconds(figures->last);
+    stats->step_blocked_seconds_last = rft_seconds(figures->blocked);
+    stats->window_bytes = offloader->windows.bytes + (visits ? staging : 0);
 }
 
 refit_status refit_window_end(refit_window *window, refit_error *error)
@@ -1160,7 +1162,7 @@ refit_status refit_window_trim(refit_window *window, refit_error *error)
     RFT_TRY(refit_window_wait(window, timeout_of(window), error));
     RFT_TRY(drop_memory(window, error));
     rft_units_trim(window->offloader);
-    window->offloader->short_of_windows = false;
+    window->offloader->windows.is_short = false;
     return REFIT_OK;
 }
 
@@ -1188,7 +1190,8 @@ refit_status refit_window_close(refit_window *window, refit_error *error)
     RFT_TRY(drop_memory(window, error));
     close_plans(window);
     /* Of bytes that have not come back, no read lock and no restore may make use. */
-    if (window->left == window->stepped) set_stepping(window->offloader, false);
+    if (window->left == window->stepped)
+        rft_offloader_release_image(window->offloader, &window->offloader->windows);
     window->offloader->window = NULL;
     rft_free(window->pieces);
     rft_free(window->recodes);
