@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from refit.step.copying import copied, held_in, is_same
-from refit.step.random_numbers import Draws
+from refit.step.copying import Draws, copied, held_in, is_same
 from torch import nn
 
 

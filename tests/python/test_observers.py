@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 from refit.errors import InvalidError
-from refit.observe.observers import Observers, nvtx_range
-from refit.observe.progress import Bar
+from refit.observe.observers import Bar, Observers, nvtx_range
 
 
 class NemoTimer:
@@ -136,9 +135,9 @@ def test_a_phase_that_moves_bytes_fills_a_bar(monkeypatch: pytest.MonkeyPatch) -
     with Observers(progress=True).phase("offload", nbytes=7):
         assert made.done == 0
     assert made.done == 7
-    with Observers(progress=True).phase("join"):
+    with Observers(progress=True).phase("wait"):
         pass
-    assert shown == [("offload", 7, True), ("join", 0, False)]
+    assert shown == [("offload", 7, True), ("wait", 0, False)]
 
 
 class NvtxRecorder:

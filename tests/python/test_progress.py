@@ -7,8 +7,8 @@ import types
 from typing import Any
 
 import pytest
-from refit.observe import progress
-from refit.observe.progress import LARGE, bar, rank
+from refit.observe import observers
+from refit.observe.observers import LARGE, bar, rank
 
 
 class Terminal(io.StringIO):
@@ -75,7 +75,7 @@ def test_without_tqdm_the_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_hidden_bar_counts_all_the_same() -> None:
-    hidden = progress.Bar(None, 10)
+    hidden = observers.Bar(None, 10)
     hidden.reach(4)
     hidden.reach(2)
     hidden.advance(1)

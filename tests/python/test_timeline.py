@@ -184,7 +184,7 @@ def test_a_gpus_memory_is_drawn_too(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_refit_phases_keep_their_colours_and_all_differ() -> None:
-    names = ["rollout", "restore", "step", "offload", "publish", "commit", "join"]
+    names = ["rollout", "restore", "step", "offload", "publish", "commit", "wait"]
     colours = picture.colours_of(names)
     assert colours["offload"] == picture.PHASES["offload"]
     assert len(set(colours.values())) == len(names)
@@ -227,7 +227,7 @@ def test_a_controller_draws_its_phases_its_arena_and_its_copies() -> None:
         optimizer.step()
     assert held >= 2 * weight.nbytes
     names = [it.name for it in timeline.spans]
-    assert names == ["offload", "restore", "join", "overlapped copies"]
+    assert names == ["offload", "restore", "wait", "overlapped copies"]
     assert timeline.spans[3].nbytes == 2 * weight.nbytes
     assert timeline.spans[3].start <= timeline.spans[2].start
     assert timeline.series["refit's arena"].points[-1][1] == 0

@@ -21,9 +21,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from refit._c.closing import Closing
 from refit._c.config import Config, ConfigLike, make_config
-from refit._c.handle import refuse_fork
+from refit._c.handle import Closing, refuse_fork
 from refit._c.library import lib, log
 from refit.activations.offload import ActivationOffload
 from refit.errors import BusyError, InvalidError, StateError, UnsupportedError

@@ -13,12 +13,33 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self
 
-from refit._c.closing import Closing
 from refit._c.library import call, is_used_elsewhere, log
 from refit._c.waiting import interrupts_held
 from refit.errors import RefitError, StateError
+
+# ---- Objects that are closed once: by ``close``, or at the end of a ``with`` block ---------------
+
+
+class Closing:
+    """A context manager of what has a ``close``."""
+
+    def close(self) -> None:
+        """Ends it; a second call does nothing."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Handle(Closing):

@@ -33,9 +33,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from refit._c.closing import Closing
 from refit._c.config import ConfigLike, make_config
-from refit._c.handle import refuse_fork
+from refit._c.handle import Closing, refuse_fork
 from refit._c.library import lib
 from refit._c.stats import PREFIX, gather, numbered
 from refit._c.waiting import interrupts_held

@@ -22,7 +22,7 @@ PHASES = {
     "publish": "#009E73",
     "commit": "#0072B2",
     "restore": "#CC79A7",
-    "join": "#D55E00",
+    "wait": "#D55E00",
     "step": "#CFCFCF",
 }
 WINDOWS = {"wait for states": "#D55E00", "window": "#0072B2"}

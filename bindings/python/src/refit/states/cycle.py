@@ -378,7 +378,7 @@ class Cycle:
         began = time.perf_counter()
         with self.figures.verb():
             self._refuse_join()
-            with self._told("join"):
+            with self._told("wait"):
                 self._refuse_join()
                 self._join_devices()
                 self._offloaded.lift(*EARLY, STATES)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from refit._c.closing import Closing
+from refit._c.handle import Closing
 from refit._c.waiting import interrupts_held
 from refit.states.offloaded_tensor import untouched
 from refit.states.offloader import ReadLock

@@ -14,16 +14,84 @@ import copy
 import copyreg
 import io
 import pickle
+import random
+import sys
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from types import BuiltinMethodType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from refit.states.storages import opened
-from refit.step import random_numbers
+
+# ---- Generators of random numbers: the ones of the process, and objects that are generators ------
+
+
+def is_generator(value: Any) -> bool:
+    """Whether an object is a generator of PyTorch, NumPy or Python, whose state can be had."""
+    numpy = sys.modules.get("numpy")
+    kinds: tuple[type, ...] = (torch.Generator, random.Random)
+    if numpy is not None:
+        theirs = numpy.random
+        kinds += (theirs.Generator, theirs.RandomState, theirs.BitGenerator)
+    return isinstance(value, kinds) and not isinstance(value, random.SystemRandom)
+
+
+def copy_of(generator: Any) -> Any:
+    """A generator that gives the numbers that this one would give."""
+    if not isinstance(generator, torch.Generator):
+        return copy.deepcopy(generator)
+    made = torch.Generator(device=generator.device)
+    made.set_state(generator.get_state())
+    return made
+
+
+def state_of(generator: Any) -> bytes:
+    """Equal for generators of a class that give the same numbers from here on."""
+    if isinstance(generator, torch.Generator):
+        return _bytes(generator.get_state())
+    if isinstance(generator, random.Random):
+        return _bytes(generator.getstate())
+    if hasattr(generator, "get_state"):
+        return _bytes(generator.get_state(legacy=False))
+    return _bytes(getattr(generator, "bit_generator", generator).state)
+
+
+def _bytes(state: Any) -> bytes:
+    return pickle.dumps(state.tolist() if isinstance(state, torch.Tensor) else state)
+
+
+class Draws:
+    """A block after which the generators of the process are as they were before it: PyTorch's for
+    the CPU and for ``devices``, NumPy's and Python's."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        own = [torch.default_generator]
+        own += [torch.cuda.default_generators[one.index] for one in devices if one.type == "cuda"]
+        self._generators: list[tuple[Any, Any]] = [(one.get_state, one.set_state) for one in own]
+        self._generators.append((random.getstate, random.setstate))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            get = partial(numpy.random.get_state, legacy=False)
+            self._generators.append((get, numpy.random.set_state))
+
+    @property
+    def any(self) -> bool:
+        """Whether the block has drawn random numbers until now."""
+        pairs = zip(self._generators, self._before, strict=True)
+        return any(_bytes(get()) != _bytes(before) for (get, _), before in pairs)
+
+    def __enter__(self) -> "Draws":
+        self._before = [get() for get, _ in self._generators]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (_, give), before in zip(self._generators, self._before, strict=True):
+            give(before)
+
 
 Copies = dict[int, tuple[Any, Any]]
 """Objects and what stands for them in a copy, by the identity of the object."""
@@ -81,8 +149,8 @@ def is_same(one: Any, other: Any, compared: _Pairs | None = None) -> bool:
         return False
     if isinstance(one, torch.optim.Optimizer):
         return True
-    if random_numbers.is_generator(one):
-        return random_numbers.state_of(one) == random_numbers.state_of(other)
+    if is_generator(one):
+        return state_of(one) == state_of(other)
     if not _is_data(one):
         return _is_equal(one, other)
     known = {} if compared is None else compared
@@ -149,7 +217,7 @@ class _Joined(pickle.Unpickler):
 def _is_data(one: Any) -> bool:
     if type(one) in _DATA:
         return True
-    if isinstance(one, torch.Tensor) or random_numbers.is_generator(one):
+    if isinstance(one, torch.Tensor) or is_generator(one):
         return False
     if isinstance(one, _NOT_DATA) or hasattr(type(one), "__del__"):
         return False
@@ -164,7 +232,7 @@ def _is_data(one: Any) -> bool:
 def _copy_of(one: Any) -> Any:
     if isinstance(one, torch.Tensor):
         return one.detach().clone()
-    return random_numbers.copy_of(one) if random_numbers.is_generator(one) else one
+    return copy_of(one) if is_generator(one) else one
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

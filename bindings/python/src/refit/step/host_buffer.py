@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from refit._c import abi
-from refit._c.closing import Closing
 from refit._c.config import Config
 from refit._c.device import Device
+from refit._c.handle import Closing
 from refit._c.waiting import interrupts_held
 from refit.errors import DeviceMemoryError
 from refit.observe.observers import COPIES, Observers

@@ -42,12 +42,12 @@ from refit.states.hooks import on_accumulation
 from refit.states.offloaded_tensor import OffloadedTensors, untouched
 from refit.states.storages import opened, why_tensor_stays
 from refit.step.cpu_step import CpuShare
-from refit.step.division import CPU, STAYS, Division
 from refit.step.host_buffer import HostBuffer
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.step.last_hook import LastHook
 from refit.step.layout import BufferSlot, ParamState, Recipe, State, dense_like, extent, plain_of
 from refit.step.probe import StateLayout, Stepping, alike, kind_of_parameter, learn, local
+from refit.step.schedule import CPU, STAYS, Division
 from refit.step.verified_step import WholeStep
 from refit.step.window import UNIT
 from refit.step.windowed_step import Entry, WindowedStep, entries_of

@@ -42,9 +42,7 @@ from refit._c.waiting import interrupts_held
 from refit.errors import UnsupportedError
 from refit.states.offloaded_tensor import kind_of
 from refit.states.storages import opened
-from refit.step import random_numbers
-from refit.step.copying import Copies, copied, held_in, is_same
-from refit.step.random_numbers import Draws
+from refit.step.copying import Copies, Draws, copied, held_in, is_generator, is_same
 
 Optimizer = torch.optim.Optimizer
 
@@ -626,7 +624,7 @@ class _Twin:
                 if number == 0:
                     self._born = _born(self.parameters[0], self.states.get(self.parameters[0], {}))
                 self.written |= {key for key, one, copy in before if not is_same(one, copy)}
-            own = [pair for pair in self._copies.values() if random_numbers.is_generator(pair[0])]
+            own = [pair for pair in self._copies.values() if is_generator(pair[0])]
             self.has_drawn = draws.any or not all(is_same(*pair) for pair in own)
 
     def _states_now(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from refit.errors import UnsupportedError
-from refit.step.copying import Copies, is_same
+from refit.step.copying import Copies, Draws, is_same
 from refit.step.probe import Stepping, loose, stand_in_of_copies
-from refit.step.random_numbers import Draws
 
 Optimizer = torch.optim.Optimizer
 
