@@ -6,7 +6,7 @@
  * states away, publishes the weights, rolls out, and brings the states back during the next
  * backward pass:
  *
- *     clear      states off the device            refit_controller_offload
+ *     offload    states off the device            refit_controller_offload
  *     wake       the engine takes its cache: only now is there room for it
  *     publish    all workers switch to the new weights, or none does
  *     roll out   workers sample; meanwhile the engine evaluates
@@ -459,7 +459,7 @@ static void make_room(trainer *it)
         or_die(refit_controller_offload(it->controller, REFIT_STREAM_NONE, &error), &error);
     if (engine_wake(&it->engine, &error) == REFIT_OK) return;
     if (it->options->offload) die("the engine's cache does not fit: %s", error.text);
-    die("the engine's cache does not fit beside the optimizer's states, which refit would clear "
+    die("the engine's cache does not fit beside the optimizer's states, which refit would offload "
         "away without --no-offload: %s",
         error.text);
 }

@@ -1,19 +1,20 @@
 /*
  * The refit cycle: one state machine over the offloaders, one for each device, and the publisher.
  *
- *            clear           publish
+ *           offload          publish
  *   TRAINING ─────► CLEARED ─────────► REFITTED
- *      ▲               │ return            │
- *      │ join          ▼          return   │
+ *      ▲               │ restore           │
+ *      │ wait          ▼          restore  │
  *      └────────── RETURNING ◄─────────────┘
  *
- * From TRAINING, return leads to RETURNING only after a clear that failed with states on their way.
+ * From TRAINING, restore leads to RETURNING only after an offload that failed with states on their
+ * way.
  *
  *   state       the states (each offloader)                the workers
- *   TRAINING    on the device; after a join of a stream    hold some version
+ *   TRAINING    on the device; after a wait of a stream    hold some version
  *               perhaps still arriving ahead of its work
  *   CLEARED     in the image; memory given back, unless    hold the version before
- *               the last clear said otherwise
+ *               the last offload said otherwise
  *   REFITTED    as in CLEARED                              hold the new version
  *   RETURNING   arriving; after a failure partly away      as before
  *
@@ -43,7 +44,7 @@ typedef enum phase {
     PHASES,
 } phase;
 
-/* The figures of cycles. A cycle begins with a clear in TRAINING and ends with the join. */
+/* The figures of cycles. A cycle begins with an offload in TRAINING and ends with the wait. */
 typedef struct cycle {
     bool open;
     bool failed; /* a phase has */
@@ -252,7 +253,7 @@ const char *refit_controller_state_name(refit_controller_state state)
     return "UNKNOWN";
 }
 
-/* ---- clear */
+/* ---- offload */
 
 /* The status of a restore that a stream was only made to wait for, which no call has returned yet.
  */
@@ -305,7 +306,7 @@ static refit_status clear_states(refit_controller *controller, refit_stream_ref 
     return started != REFIT_OK ? started : finished;
 }
 
-/* Have the states left? They may have, though the clear failed. */
+/* Have the states left? They may have, though the offload failed. */
 static bool is_cleared(const refit_controller *controller)
 {
     for (uint32_t at = 0; at < controller->count; at++) {
@@ -320,7 +321,7 @@ refit_status refit_controller_offload(refit_controller *controller, refit_stream
 {
     RFT_REFUSE_IF(controller == NULL, error, REFIT_ERR_INVALID, "there is no controller");
     RFT_REFUSE_IF(controller->state == REFIT_RETURNING, error, REFIT_ERR_STATE,
-                  "states are still returning: call refit_controller_wait before the next clear");
+                  "states are still returning: call refit_controller_wait before the next offload");
     int64_t began = rft_now();
     if (controller->state == REFIT_TRAINING) begin_cycle(&controller->cycle, began);
     refit_status status = clear_states(controller, after, error);
@@ -381,7 +382,7 @@ refit_status refit_controller_publish(refit_controller *controller, uint64_t ver
     return count_phase(&controller->cycle, PHASE_PUBLISH, began, status);
 }
 
-/* ---- return */
+/* ---- restore */
 
 /* Is there anything to bring back? */
 static bool is_away(const member *on)
@@ -425,9 +426,9 @@ refit_status refit_controller_restore(refit_controller *controller, refit_stream
     return count_phase(&controller->cycle, PHASE_RETURN, began, status);
 }
 
-/* ---- join */
+/* ---- wait */
 
-/* Keeps the future of a joined stream: the next clear reports its end. */
+/* Keeps the future of a joined stream: the next offload reports its end. */
 static refit_status join_states(member *on, refit_stream_ref stream, int64_t deadline,
                                 refit_error *error)
 {
@@ -454,7 +455,7 @@ static refit_status check_join(const refit_controller *controller, refit_error *
 {
     bool training = controller->state == REFIT_TRAINING;
     RFT_REFUSE_IF(!training && controller->state != REFIT_RETURNING, error, REFIT_ERR_STATE,
-                  "states are away (%s): call refit_controller_restore before the join",
+                  "states are away (%s): call refit_controller_restore before the wait",
                   refit_controller_state_name(controller->state));
     for (uint32_t at = 0; training && at < controller->count; at++) {
         RFT_REFUSE_IF(has_left(&controller->members[at]), error, REFIT_ERR_STATE,

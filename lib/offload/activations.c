@@ -314,7 +314,7 @@ static void forget(refit_activations *activations, refit_activation_group number
     atomic_store(&activations->figures.groups, activations->table_count);
 }
 
-/* ---- Lanes ----------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------- */
 
 /* Waits for the copies of a call that failed, if there are any. A stream that takes no event is
  * closed, which waits too and needs no event. */
@@ -351,7 +351,7 @@ static refit_status stream_ready(refit_activations *activations, copy_stream *on
     return refit_stream_open(activations->device, &on->stream, error);
 }
 
-/* ---- Trips ----------------------------------------------------------------------------------- */
+/* ---- Transfers ----------------------------------------------------------------------------------- */
 
 /* Looks whether the group's copies are over, or waits for them. REFIT_ERR_TIMEOUT: not yet.
  * REFIT_ERR_DEVICE: the device is lost, and they are over, too. */
@@ -407,7 +407,7 @@ static refit_status undo(refit_activations *activations, copy_stream *on, refit_
 }
 
 /* Starts the copies of the plan on a stream, after what `after` has queued and after the transfer
- * `after` (may be NULL). On failure none is under way, unless the stream hangs. */
+ * `before` (may be NULL). On failure none is under way, unless the stream hangs. */
 static refit_status start(refit_activations *activations, transfer *of, copy_stream *on,
                           const transfer *before, refit_stream_ref after, refit_error *error)
 {

@@ -2,7 +2,7 @@
  * Which regions leave as what their weights lack, how much room their exceptions get, and what is
  * made of the results.
  *
- * How many weights are not a rounding of their masters is known only in stream order, after the
+ * How many weights are not roundings of their masters is known only in stream order, after the
  * last optimizer step. So a plan gives each unit a little room at first; an offload for which that
  * was not enough fails before anything has left, and says how much it would have been, and the next
  * plan goes by that. A region that does not fit twice, or would save less than a quarter, leaves
@@ -39,7 +39,7 @@
  * not fitted, the tables in the image say which. Until the unit has been copied whole, its bytes
  * are where they were encoded from, and the window keeps them there.
  *
- * Weights that are not a rounding of their masters mostly stay so. A unit that has not fitted twice
+ * Weights that are not roundings of their masters mostly stay so. A unit that has not fitted twice
  * in a row goes whole at once for 1, 3, 7 … 63 times before it is encoded again.
  */
 
@@ -107,7 +107,7 @@ static refit_status take_whole(refit_offloader *offloader, rft_region *region, u
     if (room == REFIT_OK) unit->block = rft_calloc(bytes + page, 1);
     RFT_REFUSE_IF(
         unit->block == NULL, error, REFIT_ERR_HOST_MEMORY,
-        "no host memory for %" PRIu64 " bytes of region %s, whose weights are not a rounding "
+        "no host memory for %" PRIu64 " bytes of region %s, whose weights are not roundings "
         "of its masters%s%s: they are safe on the device; free some memory and call "
         "again, or set offload.masters to whole from the start",
         bytes, region->name, room == REFIT_OK ? "" : ", as ", room == REFIT_OK ? "" : why.text);
@@ -559,7 +559,7 @@ char *rft_masters_staging(const refit_offloader *offloader, bool out)
     return offloader->staging + offloader->staging_bytes;
 }
 
-/* ---- Verdicts */
+/* ---- Results */
 
 static refit_status check_offload(refit_offloader *offloader, rft_region *region,
                                   const rft_master_result *result, refit_error *error)
@@ -570,7 +570,7 @@ static refit_status check_offload(refit_offloader *offloader, rft_region *region
     offloader->misfits = true;
     return rft_fail(
         error, REFIT_ERR_LIMIT,
-        "more weights of region %s than expected are not a rounding of its masters: what "
+        "more weights of region %s than expected are not roundings of its masters: what "
         "they lack needs %" PRIu32 " bytes of a room of %" PRIu32 ", and nothing has "
         "left; offload again, which makes room",
         region->name, result->need, region->room);
@@ -708,7 +708,7 @@ refit_status rft_masters_compare(const refit_offloader *offloader, const rft_reg
 {
     rft_master_result result = {0};
     refit_status status = compare(offloader, region, &result, error);
-    /* To the caller of finish TIMEOUT means to wait again; this operation is over. */
+    /* To the caller of wait TIMEOUT means to wait again; this operation is over. */
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_DEVICE,
                   "region %s could not be verified: the device has not read it within "
                   "offload.timeout_ms",

@@ -1,11 +1,11 @@
 /*
- * The verbs of a cycle: offload, restore, finish.
+ * The verbs of a cycle: offload, restore, wait.
  *
  * The first two are one function with a direction: admitted under the lock, then planned and
  * started without it. A failure before the copies are under way changes nothing, except that memory
  * which a restore has taken stays bound.
  *
- * finish waits for the operation under way and, after an offload, gives device memory back. That
+ * wait waits for the operation under way and, after an offload, gives device memory back. That
  * happens there, on the caller's thread, and nowhere else: hooks run code of the caller's.
  */
 #include "base/clock.h"
@@ -161,7 +161,7 @@ refit_status refit_offloader_restore(refit_offloader *offloader, refit_stream_re
     return start(offloader, RFT_RESTORE, after, out, error);
 }
 
-/* ---- Finish ------------------------------------------------------------------------------- */
+/* ---- Wait --------------------------------------------------------------------------------- */
 
 static refit_status give_back(refit_offloader *offloader, uint64_t number, refit_error *error)
 {

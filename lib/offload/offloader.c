@@ -15,7 +15,7 @@
  *   OPEN        on the device                 may be there, cached  all bound
  *   RESIDENT    on the device                 holds nothing         all bound
  *   OFFLOADING  on the device                 being written         all bound
- *   OFFLOADED   in the image                  whole                 bound until finish or unbind
+ *   OFFLOADED   in the image                  whole                 bound until wait or unbind
  *   RESTORING   in the image                  whole, not written    all bound
  *   FAILED      where its `place` says        holds those away      bound if its bytes are there
  *

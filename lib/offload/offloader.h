@@ -105,7 +105,7 @@ struct refit_offloader {
     rft_stepper windows;
     rft_stepper cpu;
     bool accumulating;
-    bool giving_back; /* finish is to give device memory back */
+    bool giving_back; /* wait is to give device memory back */
     bool closing;     /* a close has begun and was not finished: nothing starts any more */
 
     rft_mutex lock;

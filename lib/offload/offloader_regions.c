@@ -106,7 +106,7 @@ refit_status refit_offloader_unbind(refit_offloader *offloader, refit_region_id 
     refit_offloader_state state = refit_offloader_get_state(offloader);
     rft_region *item = &offloader->regions.items[region];
     RFT_REFUSE_IF(state != REFIT_OFFLOADED && state != REFIT_FAILED, error, REFIT_ERR_STATE,
-                  "region %s cannot lose its memory in %s: offload and finish first", item->name,
+                  "region %s cannot lose its memory in %s: offload and wait first", item->name,
                   refit_offloader_state_name(state));
     RFT_REFUSE_IF(item->place != REFIT_ON_HOST, error, REFIT_ERR_STATE,
                   "the bytes of region %s are on the device: offload again first", item->name);

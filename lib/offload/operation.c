@@ -42,7 +42,7 @@ static refit_status digest_device(const refit_offloader *offloader, const rft_re
     }
     refit_status status = rft_device_digest(offloader->device, REFIT_STREAM_NONE, region->memory,
                                             region->bytes, 0, &sum, error);
-    /* To the caller of finish TIMEOUT means to wait again; this operation is over. */
+    /* To the caller of wait TIMEOUT means to wait again; this operation is over. */
     RFT_REFUSE_IF(status == REFIT_ERR_TIMEOUT, error, REFIT_ERR_DEVICE,
                   "region %s could not be verified: the device has not read it within "
                   "offload.timeout_ms",

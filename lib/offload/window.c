@@ -779,7 +779,7 @@ static rft_masters_need measure_part(const refit_window *window, const window_pa
     return (rft_masters_need){.pieces = 1, .bytes = part->bytes};
 }
 
-/* Stretches of masters in any of the windows. */
+/* Chunks of masters in any of the windows. */
 static uint64_t count_chunks(const refit_window *window)
 {
     uint64_t most = 0;

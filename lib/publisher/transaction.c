@@ -3,7 +3,7 @@
  *
  *            prepare               begin               seal
  *     IDLE ───────────► PREPARING ───────► WRITING ───────────► STAGING
- *      ▲ ▲                  │ give_up         │ abort              │
+ *      ▲ ▲                  │ expire          │ abort              │
  *      │ └──────────────────┘                 ▼                    │ too few can stage it,
  *      │            end_rollback ┌───────── ABORTED ◄──────────────┤ or the deadline
  *      ├─────────────────────────┘                                 │

@@ -2,7 +2,7 @@
  * One stream, an event in the caller's stream and an event in the queue's own.
  *
  * A copy from or to the host is cut where a page-lock registration ends and at offload.piece_bytes,
- * so that copies of other streams are not held up after it on the link. What has been put on the
+ * so that copies of other streams are not held up by it on the link. What has been put on the
  * stream counts as under way until an event after it says otherwise; an event that could not be
  * recorded says nothing.
  */

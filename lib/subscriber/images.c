@@ -253,16 +253,16 @@ static bool is_same_share(const rft_share *a, const rft_share *b)
 }
 
 refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, const rft_share *share,
-                                 const char *seqlock, rft_image **out, refit_error *error)
+                                 const char *lock, rft_image **out, refit_error *error)
 {
     rft_image *image = find_free(images->shared, error);
     if (image == NULL) return REFIT_ERR_BUSY;
-    rft_gpu_mapping *mapping = gpu_mapping_find(images, seqlock);
+    rft_gpu_mapping *mapping = gpu_mapping_find(images, lock);
     RFT_REFUSE_IF(share->bytes < catalog->manifest->store_bytes ||
                       (mapping != NULL && !is_same_share(&mapping->share, share)),
                   error, REFIT_ERR_PROTOCOL,
                   "the publisher offers another piece of the GPU's memory than the version needs");
-    if (mapping == NULL) RFT_TRY(gpu_mapping_open(images, share, seqlock, &mapping, error));
+    if (mapping == NULL) RFT_TRY(gpu_mapping_open(images, share, lock, &mapping, error));
     mapping->users++;
     image->gpu = mapping;
     image->seqlock = rft_share_lock_seqlock(&mapping->share_lock);

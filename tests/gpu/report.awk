@@ -51,8 +51,8 @@ function hold_against_goals(    small) {
         goal("offload over one large copy", "ratio_to_limit_out", ">=", small ? 0.8 : 0.95)
         goal("restore over one large copy", "ratio_to_limit_back", ">=", small ? 0.8 : 0.95)
         if (!small) goal("speed-up over the pageable path", "speedup_over_pageable", ">=", 10)
-        goal("blocked after a pause", "blocked_restore_ratio", "<=", 0.02)
-        goal("blocked after work", "blocked_busy_ratio", "<=", 0.02)
+        goal("blocked, with a pause meanwhile", "blocked_restore_ratio", "<=", 0.02)
+        goal("blocked, with work meanwhile", "blocked_busy_ratio", "<=", 0.02)
     }
     if (value["bench"] == "offload") goal("allocations a cycle", "allocations_per_cycle", "<=", 0)
     if (value["bench"] == "remap") {

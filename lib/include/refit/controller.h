@@ -1,8 +1,8 @@
 /*
  * refit/controller.h: the refit cycle, as a training loop calls it.
  *
- *     TRAINING ──clear──► CLEARED ──publish──► REFITTED ──return──► RETURNING ──join──► TRAINING
- *                            └──────────── return (the refit failed or was skipped) ───────┘
+ *     TRAINING ─offload─► CLEARED ──publish──► REFITTED ─restore─► RETURNING ──wait──► TRAINING
+ *                            └──────────── restore (the refit failed or was skipped) ───┘
  *
  *     optimizer_step();
  *     refit_controller_offload(controller, stream, &error);           states off the device
@@ -14,8 +14,8 @@
  *
  * Each verb is idempotent; one that does not fit the state answers REFIT_ERR_STATE and says which
  * would. A failed phase leaves the state where it was, so it can be called again or skipped by
- * `return`; two exceptions say so below. With several offloaders, a verb that fails on one has done
- * its work on the others: it is called again for the rest, or `return` brings all back.
+ * `restore`; two exceptions say so below. With several offloaders, a verb that fails on one has
+ * done its work on the others: it is called again for the rest, or `restore` brings all back.
  */
 #ifndef REFIT_CONTROLLER_H
 #define REFIT_CONTROLLER_H
@@ -87,7 +87,7 @@ REFIT_API void refit_controller_close(refit_controller *controller);
  * Errors:
  * - REFIT_ERR_STATE: in RETURNING
  * - those of refit_offloader_offload and refit_offloader_wait
- * - once, the error of the last return, if the last join only made a stream wait for its copies
+ * - once, the error of the last restore, if the last wait only made a stream wait for its copies
  *   and the device was lost later
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_offload(refit_controller *controller,
@@ -110,12 +110,12 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_publish(
     refit_device *device, refit_stream_ref after, refit_error *error);
 
 /*
- * Starts the return of the states, without waiting for it; does nothing if they are on the device.
- * After a failure (no device memory yet, say) call it again. After a clear that timed out it waits
- * for the clear first.
+ * Starts the restore of the states, without waiting for it; does nothing if they are on the device.
+ * After a failure (no device memory yet, say) call it again. After an offload that timed out it
+ * waits for the offload first.
  *
  * Errors:
- * - those of refit_offloader_restore; after a clear that timed out also those of
+ * - those of refit_offloader_restore; after an offload that timed out also those of
  *   refit_offloader_wait
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_restore(refit_controller *controller,
@@ -128,9 +128,9 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_controller_restore(refit_controlle
  * there.
  *
  * Errors:
- * - REFIT_ERR_STATE: before the return, also in TRAINING where a phase has failed and states are
+ * - REFIT_ERR_STATE: before the restore, also in TRAINING where a phase has failed and states are
  *   away or leaving
- * - the error of the return; then call refit_controller_restore again
+ * - the error of the restore; then call refit_controller_restore again
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_controller_wait(refit_controller *controller,
                                                               refit_stream_ref stream,

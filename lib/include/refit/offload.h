@@ -37,7 +37,7 @@
  * is, or is told where it went (refit_offloader_bind_weights), and is not changed while its masters
  * are away: a restore looks first, and writes no master whose weights are others
  * (REFIT_ERR_CORRUPT); with the weights as they were it can be repeated. So the joins of its
- * future wait, as with offload.verify. If more weights than expected are not a rounding, the
+ * future wait, as with offload.verify. If more weights than expected are not roundings, the
  * offload ends with REFIT_ERR_LIMIT, in FAILED and with all bytes on the device: the next one,
  * called at once, plans anew and takes more host memory; a controller does that by itself. The
  * masters pass through offload.staging_bytes of device memory, which seal takes. Travel whole all
@@ -48,7 +48,7 @@
  *
  * Masters with REFIT_PLACEMENT_HOST are away all the time, but for their visits in windows, which
  * refit/advanced/window.h describes. So their weights change only in a step that has them in its
- * window. Where weights are not a rounding, and what they lack does not fit, the masters go whole
+ * window. Where weights are not roundings, and what they lack does not fit, the masters go whole
  * into host memory that is taken for them then: 1 MiB for each 262144 elements, beyond the image
  * and what refit_offloader_estimate says, and not held against offload.budget_bytes.
  *

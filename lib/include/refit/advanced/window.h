@@ -43,7 +43,7 @@
  * - They begin as zeros, and get their first bytes, and any that are not from a step, as
  *   REFIT_PART_NEW, with their weights on the device before done. Between steps
  *   refit_read_lock_read shows them; refit_window_host does not.
- * - Weights that are not a rounding of their masters are all right. Where too many are, those
+ * - Weights that are not roundings of their masters are all right. Where too many are, those
  * masters go whole, 262144 at a time, into host memory of their own; until that is done their bytes
  * are in the window. Each later step tries whether they fit again, and less often where they do
  * not.

@@ -170,6 +170,6 @@ class Leaving:
         """Waits for the copies out of a group that is measured: how long they took."""
         began = time.perf_counter()
         if group.number and self._groups.leaving:
-            with suppress(RefitError):  # _give_back meets it again, or waits on
+            with suppress(RefitError):  # give_back meets it again, or waits on
                 self._groups.arena.wait(group.number, _MEASURE_MS)
         return time.perf_counter() - began

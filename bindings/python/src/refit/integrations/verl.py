@@ -63,7 +63,7 @@ def offload_fsdp_optimizer(optimizer: Any, *, config: Any = None) -> None:
 
     Nothing is moved before the first step, when there is no state. States that live on the host
     (``states: host`` in `config`) are there from the first step on. Raises what
-    refit.Controller.clear raises.
+    refit.Controller.offload raises.
     """
     if optimizer.state or lives_on_host(config):
         _clear(optimizer, config)

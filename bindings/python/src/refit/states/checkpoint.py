@@ -1,6 +1,6 @@
 """A state_dict that can be read now, wherever the states are, and that nothing tears meanwhile.
 
-While states are on the device it is the optimizer's own, and no clear is allowed until the block
+While states are on the device it is the optimizer's own, and no offload is allowed until the block
 ends. While they are away its tensors lie over the bytes in the host image, held by a read lock:
 they are CPU tensors with the dtypes, shapes and strides of the states, read-only by agreement, and
 empty once the block ends; what stayed on the device is copied, so that all is of one moment. What
@@ -23,7 +23,7 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
     reader = object()
     try:  # from here on, for Ctrl-C may come right after the call
-        cycle.begin_reading(reader)  # a clear that ended by its deadline may still be copying
+        cycle.begin_reading(reader)  # an offload that ended by its deadline may still be copying
         with ExitStack() as stack:
             yield _state_dicts(cycle, stack)
     finally:

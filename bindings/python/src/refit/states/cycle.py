@@ -313,11 +313,11 @@ class Cycle:
         return self.per_device.hold(known, stock)
 
     def _refuse_moved(self) -> None:
-        """A clear that failed goes on: what is still here leaves from where it was."""
+        """An offload that failed goes on: what is still here leaves from where it was."""
         if self._scan and self._stock and not self.per_device.hold(self._scan, self._stock):
             raise StateError(
-                "a state's memory was resized or replaced after a clear() had begun and failed: "
-                "call restore(), then clear()"
+                "a state's memory was resized or replaced after an offload() had begun and failed: "
+                "call restore(), then offload()"
             )
 
     def _wait(self) -> None:
@@ -388,7 +388,7 @@ class Cycle:
 
     def _refuse_join(self) -> None:
         if self.phase == CLEARED:
-            raise StateError("the states are away: restore() brings them back, then join()")
+            raise StateError("the states are away: restore() brings them back, then wait()")
         if self.phase == RETURNING:
             for regions in self.per_device:
                 refuse_capture(regions.device)  # it would wait for what is outside of the graph
@@ -447,7 +447,7 @@ class Cycle:
         self._scan = None
 
     def begin_reading(self, reader: object) -> None:
-        """No copy is under way when this returns, and no ``clear`` begins until the reader has left
+        """No copy is under way when this returns, and no ``offload`` begins until the reader has left
         ``readers``."""
         with self._moving:
             if self.phase == RETURNING:

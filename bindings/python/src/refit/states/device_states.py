@@ -301,7 +301,7 @@ class Regions:
         if not self.held:
             raise StateError(
                 f"{len(self.slots.tensors)} storages leave {self.device}, and "
-                f"{len(self._storages)} are held: call restore(), then clear()"
+                f"{len(self._storages)} are held: call restore(), then offload()"
             )
 
     def free(self) -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class OptimizerAdapter(Protocol):
-    """Stands for an optimizer that is not torch's. Asked again at each clear."""
+    """Stands for an optimizer that is not torch's. Asked again at each offload."""
 
     @property
     def inner(self) -> Sequence[torch.optim.Optimizer]:
@@ -62,7 +62,7 @@ class OptimizerAdapter(Protocol):
 
 @runtime_checkable
 class HeldMasters(Protocol):
-    """What a ``OptimizerAdapter`` has besides, if fp32 masters are among its tensors."""
+    """What an ``OptimizerAdapter`` has besides, if fp32 masters are among its tensors."""
 
     def weights(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Masters, and the weights of each that are its rounding and stay on the device."""
@@ -71,7 +71,7 @@ class HeldMasters(Protocol):
 
 @runtime_checkable
 class SteppedMasters(Protocol):
-    """What a ``OptimizerAdapter`` has besides, if its masters can live on the host."""
+    """What an ``OptimizerAdapter`` has besides, if its masters can live on the host."""
 
     def stepped_masters(self) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
         """Masters that an inner optimizer steps as its parameters, and the weights that the wrapper
@@ -99,7 +99,7 @@ class SteppedMasters(Protocol):
 
 @runtime_checkable
 class HeldEngine(Protocol):
-    """What a ``OptimizerAdapter`` has besides, if the framework that it comes from has parameters
+    """What an ``OptimizerAdapter`` has besides, if the framework that it comes from has parameters
     and gradients that the inner optimizers do not show between steps."""
 
     model: torch.nn.Module | None

@@ -249,9 +249,9 @@ class Offloader(Handle):
         call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
 
     def offload(self, after: int = NO_STREAM, anew: bool = False) -> None:
-        """Starts the offload after what the stream ``after`` has queued; ``finish`` ends it.
+        """Starts the offload after what the stream ``after`` has queued; ``wait`` ends it.
 
-        ``anew``: ``finish`` raised LimitError, so that it plans again and may take host memory.
+        ``anew``: ``wait`` raised LimitError, so that it plans again and may take host memory.
 
         StateError, BusyError (a read lock holds the image), CopyError and others; then all stays
         where it is. Does not wait for copies, but with use_pinned_optimizer_offload: false.

@@ -42,7 +42,7 @@ Undo = Callable[[], None]
 
 
 class Framework(Protocol):
-    """What knows the masters of frameworks; see ``inventory.Holdings``."""
+    """What knows the masters of frameworks; see ``inventory.OptimizerAdapters``."""
 
     def stepped_masters(self) -> Mapping[int, torch.Tensor]:
         """By the identity of a master the weights that are rounded from it."""

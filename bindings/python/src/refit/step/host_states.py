@@ -2,7 +2,7 @@
 
     plan     the states that are there, or that a twin foresees, get a place in the host image
     step     window by window they come, PyTorch's own code steps them, and they leave
-    settle   waits for the copies: the image, and the tensors over it, have every byte
+    wait     waits for the copies: the image, and the tensors over it, have every byte
 
 Between steps ``optimizer.state[p][name]`` is a tensor of the host over the image, with the type,
 the shape and the strides of the state; a DTensor stays one. It may be read and written: what uses

@@ -71,7 +71,7 @@ class HostStep(Handle):
             entry.elements = one.elements
             entry.type = entry.gradient_type = abi.REFIT_F32
             entry.group = one.group
-            entry.beside = abi.REFIT_MASTER_NONE
+            entry.master = abi.REFIT_MASTER_NONE
             entry.state_count = len(one.states)
             entry.states[: len(one.states)] = one.states
         pointer = offloader._live

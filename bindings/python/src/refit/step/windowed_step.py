@@ -255,7 +255,7 @@ class WindowedStep:
 
     def prefetch(self) -> None:
         """Starts the copies of the first windows, if the device has memory for them and for the
-        gradients that are still to come. What ``Home.begin`` raises: nothing has started."""
+        gradients that are still to come. What ``HostBuffer.begin`` raises: nothing has started."""
         for home, entries in self._by_buffer().items():
             if home is not None:
                 parts, _ = self._parts(entries)

@@ -59,10 +59,10 @@ class Publisher(Handle):
         self._writer = Writer()
         self._ends = False
         self._own_devices: list[Device] = []
-        settled = make_config(config, overrides)
-        self._begin_s: float = settled.get("broadcast.stage_timeout_ms") / 1000
+        chosen = make_config(config, overrides)
+        self._begin_s: float = chosen.get("broadcast.stage_timeout_ms") / 1000
         text = None if endpoint is None else encoded(endpoint, "an endpoint")
-        self._open(lib.refit_publisher_open, text, settled._as_c)
+        self._open(lib.refit_publisher_open, text, chosen._as_c)
         self._endpoint: str = lib.refit_publisher_endpoint(self._live).decode()
 
     def _refuse_use(self, pointer: int) -> None:
