@@ -2,8 +2,8 @@
  * grpo: a small but whole GRPO loop on refit, to copy from. It uses the public headers only.
  *
  * One trainer process and several rollout workers learn to add two digits. The device is too small
- * for the trainer's states and the inference engine's cache at once, so every cycle clears the
- * states away, publishes the weights, rolls out, and brings the states back during the next
+ * for the trainer's states and the inference engine's cache at once, so every cycle offloads
+ * the states, publishes the weights, rolls out, and brings the states back during the next
  * backward pass:
  *
  *     offload    states off the device            refit_controller_offload
@@ -11,9 +11,9 @@
  *     publish    all workers switch to the new weights, or none does
  *     roll out   workers sample; meanwhile the engine evaluates
  *     sleep      the engine frees its cache
- *     return     states start to come back        refit_controller_restore
+ *     restore    states start to come back        refit_controller_restore
  *     backward   gradients, while the states are still on their way
- *     join       before the optimizer reads the states
+ *     wait       before the optimizer reads the states
  *     step
  *
  * With --window the optimizer's states live on the host instead, and visit the device during the

@@ -29,7 +29,7 @@ def test_every_figure_is_the_field_it_says_as_a_float() -> None:
 
 
 def test_the_guides_table_of_figures_has_every_key_and_its_unit(root: Path) -> None:
-    text = (root / "docs" / "python.md").read_text()
+    text = (root / "docs" / "statistics.md").read_text()
     rows = re.findall(r"^\| `(refit/\w+)` \| (\S+) \| (.+) \|$", text, re.M)
     units = {key: unit for key, unit, _ in rows}
     assert len(units) == len(rows)

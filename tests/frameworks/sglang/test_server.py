@@ -48,7 +48,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(folders: list[str], expected: Any) -> Iterator[Running]:
-    """Started as configs/frameworks/sglang.yaml and docs/frameworks.md say."""
+    """Started as configs/frameworks/sglang.yaml and docs/framework-sglang.md say."""
     said = engines.options_of(folders[0])
     words = [
         f"--{name.replace('_', '-')}={value}" for name, value in said.items() if value is not True

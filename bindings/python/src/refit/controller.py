@@ -291,7 +291,7 @@ class Controller(Closing):
         """A flat dict of floats, keys ``refit/...``, for any logger. Does not block.
 
         With the figures of the publisher that the last ``refit`` was given, until it is closed.
-        Each key with its unit and meaning is in docs/python.md, under Statistics.
+        Each key with its unit and meaning is in docs/statistics.md.
         """
         publisher = self._publisher() if self._publisher is not None else None
         others = [] if self._host is None else self._host.sources

@@ -3,7 +3,7 @@
 There is one struct of figures (refit/stats.h), in which the C library counts, and a controller its
 cycles. Here it becomes a flat dict of floats, the shape that wandb, TensorBoard, MLflow and the
 frameworks' own loggers take as it is. ``FIGURES`` says where each name comes from, and
-docs/python.md what it means; rates are made of a figure of bytes and one of seconds.
+docs/statistics.md what it means; rates are made of a figure of bytes and one of seconds.
 
 Independent of which object the struct came from, and of torch.
 """

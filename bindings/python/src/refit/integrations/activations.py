@@ -22,9 +22,9 @@
 
 The first five say no more than that activations leave, or those that checkpointing keeps. What a
 name means there and not here is a warning, or an error where memory cannot be had as it is asked
-for. docs/activations.md has the differences. The names and defaults are those of
-trl/trainer/sft_config.py (TRL 1.16), transformers/training_args.py (5.23),
-accelerate/utils/dataclasses.py (1.15), swift/trainers/arguments.py (ms-swift 4.6),
+for. docs/framework-transformers.md and docs/framework-megatron.md have the differences. The names
+and defaults are those of trl/trainer/sft_config.py (TRL 1.16), transformers/training_args.py
+(5.23), accelerate/utils/dataclasses.py (1.15), swift/trainers/arguments.py (ms-swift 4.6),
 verl/workers/config/model.py (verl 0.9.1), and megatron/core/model_parallel_config.py with
 transformer/transformer_config.py (NVIDIA/Megatron-LM main, 2026-08). None of them is imported here.
 """

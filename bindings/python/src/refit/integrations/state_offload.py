@@ -20,7 +20,7 @@ a ``schedule`` of ``refit.Controller``, and options.
 | ``offload_optimizer.pin_memory`` | DeepSpeed | ``offload_pin="off"``, if false |
 
 What a name means there and not here is a warning, or an error where the training would be another.
-docs/windows.md and docs/frameworks.md have the differences. The names and defaults are those of
+docs/framework-megatron.md has the differences. The names and defaults are those of
 megatron/core/optimizer/optimizer_config.py (NVIDIA/Megatron-LM main and dev, 2026-08),
 deepspeed/runtime/zero/offload_config.py (deepspeedai/DeepSpeed master, 2026-08),
 xtuner/v1/optim/swap_adamw.py (InternLM/xtuner main, 2026-08) and mindspeed/core/optimizer/

@@ -1,6 +1,6 @@
 """States leave and return, whatever happens in between: the part of a controller that moves.
 
-    training ──clear──► cleared ──restore──► returning ──join──► training
+    training ──offload──► cleared ──restore──► returning ──wait──► training
 
 A phase changes only when its work is done on every device; each device knows by itself how far it
 is (see ``device_states``). So after an exception, Ctrl-C too, the same verb goes on, and
@@ -447,7 +447,8 @@ class Cycle:
         self._scan = None
 
     def begin_reading(self, reader: object) -> None:
-        """No copy is under way when this returns, and no ``offload`` begins until the reader has left
+        """No copy is under way when this returns, and no ``offload`` begins until the reader has
+        left
         ``readers``."""
         with self._moving:
             if self.phase == RETURNING:

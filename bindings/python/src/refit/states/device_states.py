@@ -357,7 +357,7 @@ class Regions:
         """Empties the storages, and gives their memory to the system; how many bytes it got.
 
         That is measured, for an allocator keeps what it cannot give: see ``reclaimed_bytes`` in
-        docs/python.md.
+        docs/statistics.md.
         """
         # one that is empty may have become fixed since
         held = [storage for storage in self._storages if storage.nbytes()]
