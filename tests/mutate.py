@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = "slow|source|again"
 LEAST_SECONDS = 20  # of a test, before it counts as hung
-PATIENCE = 10  # times as long as without a change
+TIMEOUT = 10  # times as long as without a change
 LONGEST_FILE = 4 << 30  # bytes
 
 SWAPPED = {
@@ -253,7 +253,7 @@ class Copy:
                 seconds = taken.get(found[2])
                 if seconds is None:
                     return found[0]
-                most = int(max(LEAST_SECONDS, PATIENCE * seconds))
+                most = int(max(LEAST_SECONDS, TIMEOUT * seconds))
                 return f'{found[1]}TIMEOUT "{min(int(found[3]), most)}"'
 
             pattern = r'(set_tests_properties\((\S+) PROPERTIES [^\n]*?)TIMEOUT "(\d+)"'

@@ -41,7 +41,7 @@ END
 failed=0
 while IFS= read -r row; do
     pattern=${row%%  ->  *} instead=${row##*  ->  }
-    found=$(git grep -nIE -e "$pattern" -- . ':!tests/fuzz' ':!tests/gpu/results' ':!CHANGELOG.md' ':!*.svg' \
+    found=$(git grep -nIiE -e "$pattern" -- . ':!tests/fuzz' ':!tests/gpu/results' ':!CHANGELOG.md' ':!*.svg' \
         ':!tests/abi/words.sh' ':!tests/abi/words_allowed' || true)
     while IFS= read -r line; do
         [ -n "$line" ] || continue

@@ -196,14 +196,14 @@ TEST(a_cast_is_made_in_stream_order)
 
 /* Masters in the first third, weights in the second, and in the last the result, which is followed
  * by what is coded. */
-enum { MASTERS = 0, WEIGHTS = 1 << 20, VERDICT = 2 << 20 };
+enum { MASTERS = 0, WEIGHTS = 1 << 20, RESULT = 2 << 20 };
 
 static rft_master_job job_at(unsigned char *base, uint64_t elements, uint32_t room)
 {
     return (rft_master_job){.master = base + MASTERS,
                             .weights = base + WEIGHTS,
-                            .result = (void *)(base + VERDICT),
-                            .coded = base + VERDICT + 64,
+                            .result = (void *)(base + RESULT),
+                            .coded = base + RESULT + 64,
                             .elements = elements,
                             .room = room};
 }
@@ -214,7 +214,7 @@ static filled make_masters(uint64_t elements)
     filled made = make_filled(12);
     assert_true(4 * elements <= WEIGHTS);
     rft_cast_bf16((void *)(made.host + WEIGHTS), (const void *)made.host, elements / 2);
-    memset(made.host + VERDICT, 0, 64);
+    memset(made.host + RESULT, 0, 64);
     assert_ok(
         refit_stream_copy(on.device, REFIT_STREAM_NONE, made.device, made.host, ROOM, &on.error));
     return made;

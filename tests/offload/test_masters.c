@@ -85,7 +85,7 @@ SCENE(whole_moves_all_bytes, .kind = MASTERS, .on_device = true,
 SCENE_AGAIN(whole_moves_all_bytes, pageable, .kind = MASTERS, .on_device = true,
             .settings = SETTINGS("use_pinned_optimizer_offload=false"))
 
-/* Stretches of one unit, in copies across many page-locks. */
+/* Chunks of one unit, in copies across many page-locks. */
 SCENE(stretches_and_slabs_of_any_size_return, .kind = MASTERS, .on_device = true,
       .settings = SETTINGS("offload.staging_bytes=1MiB", "offload.slab_bytes=64KiB",
                            "offload.piece_bytes=36KiB", "offload.batch=2", "offload.verify=true"))

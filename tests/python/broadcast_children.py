@@ -7,7 +7,7 @@ import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
-from broadcasting import LOCAL, PATIENCE, PATIENT, Trainer, contents
+from broadcasting import LOCAL, TIMEOUT, UNHURRIED, Trainer, contents
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 
@@ -37,9 +37,9 @@ def wake_at_end(out: Connection, subscriber: Subscriber) -> None:
 
 def train(out: Connection) -> None:
     """A trainer of two workers, which publishes once and waits to be killed."""
-    with Publisher(LOCAL, **PATIENT) as publisher:
+    with Publisher(LOCAL, **UNHURRIED) as publisher:
         out.send(publisher.endpoint)
-        publisher.wait_workers(2, PATIENCE)
+        publisher.wait_workers(2, TIMEOUT)
         publisher.publish(weights_of(1))
         signal.pause()
 
@@ -75,10 +75,10 @@ def publish_without_libraries() -> None:
     import sys
 
     with (
-        Publisher(LOCAL, **PATIENT) as publisher,
-        Subscriber(publisher.endpoint, **PATIENT) as subscriber,
+        Publisher(LOCAL, **UNHURRIED) as publisher,
+        Subscriber(publisher.endpoint, **UNHURRIED) as subscriber,
     ):
-        publisher.wait_workers(1, PATIENCE)
+        publisher.wait_workers(1, TIMEOUT)
         trainer = Trainer(publisher, subscriber)
         with trainer.offer(weights_of(1)) as update:
             print("took", contents(update) == weights_of(1), flush=True)

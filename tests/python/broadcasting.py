@@ -15,16 +15,16 @@ from refit.weights.update import Update
 LOCAL = "tcp://127.0.0.1:0"
 NOWHERE = "ipc:///nowhere/refit.sock"
 """An endpoint where no trainer can be."""
-PATIENCE = 30.0  # seconds, for what takes milliseconds
-PATIENT = {"broadcast_heartbeat_timeout_ms": "1min", "broadcast_heartbeat_ms": "50ms"}
+TIMEOUT = 30.0  # seconds, for what takes milliseconds
+UNHURRIED = {"broadcast_heartbeat_timeout_ms": "1min", "broadcast_heartbeat_ms": "50ms"}
 """For both ends: one that a busy machine stops for a while does not count as lost, and one that
 joins again does so soon."""
 ONE = {"w": array("f", range(4))}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Looks until the condition holds; fails after PATIENCE."""
-    end = time.monotonic() + PATIENCE
+    """Looks until the condition holds; fails after TIMEOUT."""
+    end = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < end, "the condition did not hold in time"
         time.sleep(0.005)
@@ -46,7 +46,7 @@ class WorkerThread:
     def __init__(
         self, endpoint: str | None, apply: Callable[[Update], Any] = contents, **options: Any
     ) -> None:
-        self.subscriber = Subscriber(endpoint, **{**PATIENT, **options})
+        self.subscriber = Subscriber(endpoint, **{**UNHURRIED, **options})
         self.apply = apply
         self.seen: list[Any] = []
         """What ``apply`` returned for each version; there when the trainer's publish returns."""
@@ -57,7 +57,7 @@ class WorkerThread:
     def _run(self) -> None:
         while not self._ending:
             try:
-                update = self.subscriber.next(PATIENCE)
+                update = self.subscriber.next(TIMEOUT)
             except (CancelledError, StateError):
                 return
             try:
@@ -95,7 +95,7 @@ class Trainer:
     def offer(self, weights: Any = ONE) -> Update:
         """A version in the worker's hands, undecided: the trainer waits for the decision."""
         self.publish(weights)
-        return self.subscriber.next(PATIENCE)
+        return self.subscriber.next(TIMEOUT)
 
     def join(self) -> None:
         """Until it has published."""
@@ -118,20 +118,20 @@ class Pair(NamedTuple):
 def pair(apply: Callable[[Update], Any] = contents, **options: Any) -> Iterator[Pair]:
     """Both, until the block ends."""
     with (
-        Publisher(LOCAL, **{**PATIENT, **options}) as publisher,
+        Publisher(LOCAL, **{**UNHURRIED, **options}) as publisher,
         WorkerThread(publisher.endpoint, apply, worker="w0", **options) as worker,
     ):
-        publisher.wait_workers(1, PATIENCE)
+        publisher.wait_workers(1, TIMEOUT)
         yield Pair(publisher, worker)
 
 
 @contextmanager
 def both(**options: Any) -> Iterator[tuple[Publisher, Subscriber]]:
     """A publisher and a subscriber; no thread takes versions."""
-    options = {**PATIENT, **options}
+    options = {**UNHURRIED, **options}
     with (
         Publisher(LOCAL, **options) as publisher,
         Subscriber(publisher.endpoint, worker="w0", **options) as subscriber,
     ):
-        publisher.wait_workers(1, PATIENCE)
+        publisher.wait_workers(1, TIMEOUT)
         yield publisher, subscriber

@@ -139,9 +139,9 @@ def options() -> dict[str, Any]:
 
 @pytest.fixture
 def publisher(options: dict[str, Any]) -> Iterator[Any]:
-    from broadcasting import LOCAL, PATIENT, Publisher
+    from broadcasting import LOCAL, UNHURRIED, Publisher
 
-    with Publisher(LOCAL, **{**PATIENT, **options}) as opened:
+    with Publisher(LOCAL, **{**UNHURRIED, **options}) as opened:
         yield opened
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import broadcast_children as children
 import pytest
 from broadcast_children import weights_of
-from broadcasting import LOCAL, PATIENT
+from broadcasting import LOCAL, UNHURRIED
 from refit.weights.publisher import Publisher
 
 SPAWN = multiprocessing.get_context("spawn")
-PATIENCE = 60.0  # seconds, for a process that starts
+TIMEOUT = 60.0  # seconds, for a process that starts
 
 Starter = Callable[..., "Child"]
 
@@ -35,13 +35,13 @@ class Child:
 
     def hear(self) -> Any:
         """What it tells next; EOFError if it has ended."""
-        assert self.told.poll(PATIENCE), "the process tells nothing"
+        assert self.told.poll(TIMEOUT), "the process tells nothing"
         return self.told.recv()
 
     def end(self) -> None:
         """Lets a worker leave in good order."""
         self.told.close()
-        self.process.join(PATIENCE)
+        self.process.join(TIMEOUT)
         assert self.process.exitcode == 0
 
 
@@ -67,13 +67,13 @@ def test_three_workers_have_the_same_versions(
     start: Starter, runtime_dir: Path, transport: str, shm: str
 ) -> None:
     endpoint = LOCAL if transport == "tcp" else f"ipc://{runtime_dir}/s"
-    options = {**PATIENT, "broadcast_shm": shm}
+    options = {**UNHURRIED, "broadcast_shm": shm}
     with Publisher(endpoint, **options) as publisher:
         workers = [
             start(children.roll_out, publisher.endpoint, f"w{i}", Connection, options)
             for i in range(3)
         ]
-        publisher.wait_workers(3, PATIENCE)
+        publisher.wait_workers(3, TIMEOUT)
         for version in range(1, 4):
             assert publisher.publish(weights_of(version)) == version
             told = [one.hear()[:2] for one in workers]
@@ -113,9 +113,9 @@ def another_size(i: int) -> dict[str, bytes]:
 def test_fifty_versions_use_no_more_memory_or_descriptors(
     start: Starter, weights: Callable[[int], Any]
 ) -> None:
-    with Publisher(LOCAL, **PATIENT) as publisher:
-        one = start(children.roll_out, publisher.endpoint, "w0", Connection, PATIENT)
-        publisher.wait_workers(1, PATIENCE)
+    with Publisher(LOCAL, **UNHURRIED) as publisher:
+        one = start(children.roll_out, publisher.endpoint, "w0", Connection, UNHURRIED)
+        publisher.wait_workers(1, TIMEOUT)
         ours: list[dict[str, int]] = []
         theirs: list[dict[str, int]] = []
         for i in range(60):
@@ -133,7 +133,7 @@ def run(name: str) -> list[str]:
     here = str(Path(__file__).parent)
     code = f"import sys; sys.path.insert(0, {here!r}); import broadcast_children as c; c.{name}()"
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
@@ -161,11 +161,11 @@ def test_a_worker_on_the_trainers_gpu_reads_the_weights_there(
         "b": torch.ones(3, device=torch_device),
     }
     sums = [float(tensor.double().sum()) for tensor in torch_weights.values()]
-    with Publisher(LOCAL, **PATIENT) as publisher:
+    with Publisher(LOCAL, **UNHURRIED) as publisher:
         publisher.use_device(torch.device(torch_device))
-        arguments = (publisher.endpoint, torch_device, Connection, PATIENT)
+        arguments = (publisher.endpoint, torch_device, Connection, UNHURRIED)
         one = start(children.load_with_torch, *arguments)
-        publisher.wait_workers(1, PATIENCE)
+        publisher.wait_workers(1, TIMEOUT)
         for version in (1, 2):
             publisher.publish(torch_weights)
             told = one.hear()

@@ -108,7 +108,7 @@ def test_an_engine_is_bound_as_the_guide_shows(root: Path, monkeypatch: pytest.M
     import threading
 
     import refit
-    from broadcasting import PATIENCE, both
+    from broadcasting import TIMEOUT, both
 
     with both() as (publisher, subscriber):
         model = torch.nn.Linear(4, 4)
@@ -131,7 +131,7 @@ def test_an_engine_is_bound_as_the_guide_shows(root: Path, monkeypatch: pytest.M
         sender.start()
         with pytest.raises(StopIteration):
             exec(block_with(root, "python.md", "subscriber.bind(model)"), names)
-        sender.join(PATIENCE)
+        sender.join(TIMEOUT)
         assert checked == [model, 1]
         assert all(torch.equal(one, weights[name]) for name, one in model.state_dict().items())
 

@@ -4,7 +4,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from broadcasting import ONE, PATIENCE, PATIENT, WorkerThread
+from broadcasting import ONE, TIMEOUT, UNHURRIED, WorkerThread
 from refit.errors import ExistsError, InputOutputError, InvalidError, SecurityError
 from refit.weights.keys import keygen
 from refit.weights.publisher import Publisher
@@ -64,15 +64,15 @@ def test_worker_gets_versions_until_its_key_file_is_gone(
     publisher: Publisher, tmp_path: Path
 ) -> None:
     with WorkerThread(publisher.endpoint, **worker_of(tmp_path, "w0")) as worker:
-        publisher.wait_workers(1, PATIENCE)
+        publisher.wait_workers(1, TIMEOUT)
         publisher.publish(ONE)
         assert worker.seen == [{"w": ONE["w"].tobytes()}]
-        with Subscriber(publisher.endpoint, **worker_of(tmp_path, "w1"), **PATIENT) as second:
-            with second.next(PATIENCE) as update:
+        with Subscriber(publisher.endpoint, **worker_of(tmp_path, "w1"), **UNHURRIED) as second:
+            with second.next(TIMEOUT) as update:
                 assert update.version == 1
             (tmp_path / "allow" / "w1.public").unlink()
             with pytest.raises(SecurityError, match=r"w1.*security\.allow"):
-                second.next(PATIENCE)
+                second.next(TIMEOUT)
         assert publisher.publish(ONE) == 2
         assert len(worker.seen) == 2
 
@@ -84,4 +84,4 @@ def test_a_worker_whose_key_is_not_allowed_is_told(publisher: Publisher, tmp_pat
         Subscriber(publisher.endpoint, **stranger, **soon) as subscriber,
         pytest.raises(SecurityError, match="does not allow this worker's key"),
     ):
-        subscriber.next(PATIENCE)
+        subscriber.next(TIMEOUT)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, Pair, WorkerThread
+from broadcasting import LOCAL, NOWHERE, ONE, TIMEOUT, Pair, WorkerThread
 from interrupts import AtCall, ctrl_c_after, lines
 from refit._c import abi, dtypes
 from refit._c import device as devices
@@ -237,7 +237,7 @@ def test_a_publisher_that_cannot_be_is_refused_with_a_sentence(
 def test_both_ends_meet_without_an_endpoint(runtime_dir: Path) -> None:
     with Publisher() as publisher, WorkerThread(None) as worker:
         assert publisher.endpoint == f"ipc://{runtime_dir}/refit/refit.sock"
-        publisher.wait_workers(1, PATIENCE)
+        publisher.wait_workers(1, TIMEOUT)
         publisher.publish(ONE)
         with pytest.raises(BusyError):
             Publisher()
@@ -269,7 +269,7 @@ def test_what_comes_from_the_socket_is_never_unpickled(pair: Pair, tmp_path: Pat
     with zmq.Context() as context:
         for kind in (zmq.DEALER, zmq.REQ):
             with context.socket(kind) as stranger:
-                stranger.linger = int(PATIENCE * 1000)  # until it is sent
+                stranger.linger = int(TIMEOUT * 1000)  # until it is sent
                 stranger.connect(pair.publisher.endpoint)
                 stranger.send(bomb)
     assert pair.publisher.publish(ONE) == 1
@@ -287,12 +287,12 @@ def test_one_thread_at_a_time_uses_it(publisher: Publisher) -> None:
 
     def slow() -> Iterator[tuple[str, Any]]:
         inside.set()
-        go_on.wait(PATIENCE)
+        go_on.wait(TIMEOUT)
         yield "w", ONE["w"]
 
     trainer = threading.Thread(target=publisher.publish, args=(slow(),))
     trainer.start()
-    assert inside.wait(PATIENCE)
+    assert inside.wait(TIMEOUT)
     for call in (
         publisher.begin,
         publisher.abort,
@@ -315,7 +315,7 @@ def test_another_thread_ends_a_wait(pair: Pair) -> None:
 
     def cancel(update: Update) -> None:
         publisher.cancel()
-        cancelled.wait(PATIENCE)
+        cancelled.wait(TIMEOUT)
 
     worker.apply = cancel
     with pytest.raises(CancelledError):
@@ -347,7 +347,7 @@ def test_ctrl_c_ends_a_wait_and_it_is_still_good(
     def hold(update: Update) -> None:
         if waiting == "begin":
             update.accept()
-        go_on.wait(PATIENCE)  # and keeps the only slot meanwhile
+        go_on.wait(TIMEOUT)  # and keeps the only slot meanwhile
 
     def interrupted(*arguments: Any) -> Any:
         calls.append(arguments)

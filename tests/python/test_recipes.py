@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import refit  # noqa: E402
-from broadcasting import PATIENCE, both  # noqa: E402
+from broadcasting import TIMEOUT, both  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -79,7 +79,7 @@ class Scene:
     def received(self, block: str) -> dict[str, Any]:
         """What the worker has once the block has run at the trainer."""
         trainer = self.meanwhile(block)
-        with self.subscriber.next(PATIENCE) as update:
+        with self.subscriber.next(TIMEOUT) as update:
             found = dict(update.tensors(copy=True))
         trainer.join()
         return found
@@ -247,7 +247,7 @@ def test_renamed_and_fused_weights(scene: Scene, recipe: Any) -> None:
         if step == 0:
             scene.run(places)
         else:
-            with scene.subscriber.next(PATIENCE) as update:
+            with scene.subscriber.next(TIMEOUT) as update:
                 update.apply()
         trainer.join()
         fused = torch.cat([now[f"attn.{name}.weight"] for name in "qkv"]).bfloat16()

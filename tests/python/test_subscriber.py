@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from broadcasting import LOCAL, NOWHERE, ONE, PATIENCE, PATIENT, Trainer, contents, wait_until
+from broadcasting import LOCAL, NOWHERE, ONE, TIMEOUT, UNHURRIED, Trainer, contents, wait_until
 from refit._c.library import lib
 from refit.errors import (
     CancelledError,
@@ -41,7 +41,7 @@ def lonely() -> Iterator[Subscriber]:
 
 
 def taken(subscriber: Subscriber) -> dict[str, bytes]:
-    with subscriber.next(PATIENCE) as update:
+    with subscriber.next(TIMEOUT) as update:
         return contents(update)
 
 
@@ -83,13 +83,13 @@ def test_worker_without_trainer_ends_its_loop_and_wait() -> None:
 
 
 def test_a_trainer_that_ends_the_training_ends_all_loops_at_once() -> None:
-    publisher = Publisher(LOCAL, **PATIENT)
-    workers = [Subscriber(publisher.endpoint, **PATIENT) for _ in range(6)]
+    publisher = Publisher(LOCAL, **UNHURRIED)
+    workers = [Subscriber(publisher.endpoint, **UNHURRIED) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         loops = [pool.submit(list, worker) for worker in workers]
-        publisher.wait_workers(6, PATIENCE)
+        publisher.wait_workers(6, TIMEOUT)
         publisher.close(end=True)
-        assert [loop.result(PATIENCE) for loop in loops] == [[]] * 6
+        assert [loop.result(TIMEOUT) for loop in loops] == [[]] * 6
     for worker in workers:
         with worker, pytest.raises(ClosedError, match="the training has ended"):
             worker.next(0)
@@ -103,13 +103,13 @@ def test_a_process_that_exits_in_order_ends_the_training(last: str, ends: bool) 
     command = [sys.executable, "-c", TRAINER.format(LOCAL, last)]
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, **pipes) as trainer:
-        subscriber = Subscriber(trainer.stdout.readline().strip(), **PATIENT)
+        subscriber = Subscriber(trainer.stdout.readline().strip(), **UNHURRIED)
         wait_until(lambda: subscriber.describe().connected)
-        trainer.communicate("\n", timeout=PATIENCE)
+        trainer.communicate("\n", timeout=TIMEOUT)
     if not ends:  # it has said goodbye, and another one may come
         wait_until(lambda: not subscriber.describe().connected)
     with subscriber, pytest.raises(ClosedError if ends else DeadlineError):
-        subscriber.next(PATIENCE if ends else 0)
+        subscriber.next(TIMEOUT if ends else 0)
 
 
 def test_a_loop_takes_version_after_version(trainer: Trainer) -> None:
@@ -132,7 +132,7 @@ def test_wake_ends_a_wait_of_another_thread_or_the_next_one_once(lonely: Subscri
     waker = threading.Thread(target=lonely.wake)
     waker.start()
     with pytest.raises(CancelledError):
-        lonely.next(PATIENCE)
+        lonely.next(TIMEOUT)
     waker.join()
     with pytest.raises(DeadlineError):
         lonely.next(0)
@@ -153,7 +153,7 @@ def test_close_in_another_thread_ends_a_wait(lonely: Subscriber, looping: bool) 
     waiter = threading.Thread(target=wait)
     waiter.start()
     lonely.close()
-    waiter.join(PATIENCE)
+    waiter.join(TIMEOUT)
     assert not waiter.is_alive()
     assert lonely.closed
     said = ("this Subscriber was closed while it waited", "this Subscriber is closed")
@@ -186,7 +186,7 @@ def test_a_signal_handler_may_close_what_is_waiting(lonely: Subscriber) -> None:
         signalled(lonely.close, threading.main_thread().ident),
         pytest.raises(StateError, match="closed"),
     ):
-        lonely.next(PATIENCE)
+        lonely.next(TIMEOUT)
     assert lonely.closed
 
 
@@ -198,7 +198,7 @@ def test_signal_handler_exception_ends_wait_and_loses_nothing(
         raise Alarm
 
     with pytest.raises(Alarm), signalled(ring, thread):
-        trainer.subscriber.next(PATIENCE)
+        trainer.subscriber.next(TIMEOUT)
     trainer.publish()
     assert taken(trainer.subscriber) == WHOLE
 
@@ -206,7 +206,7 @@ def test_signal_handler_exception_ends_wait_and_loses_nothing(
 def test_the_descriptor_is_readable_while_there_is_a_version(trainer: Trainer) -> None:
     assert select.select([trainer.subscriber], [], [], 0)[0] == []
     trainer.publish()
-    assert select.select([trainer.subscriber], [], [], PATIENCE)[0] == [trainer.subscriber]
+    assert select.select([trainer.subscriber], [], [], TIMEOUT)[0] == [trainer.subscriber]
     taken(trainer.subscriber)
     trainer.join()
     assert select.select([trainer.subscriber], [], [], 0)[0] == []
@@ -218,7 +218,7 @@ def test_it_waits_in_asyncio(trainer: Trainer) -> None:
         loop = asyncio.get_running_loop()
         loop.add_reader(trainer.subscriber, ready.set)
         trainer.publish()
-        await asyncio.wait_for(ready.wait(), PATIENCE)
+        await asyncio.wait_for(ready.wait(), TIMEOUT)
         loop.remove_reader(trainer.subscriber)
 
     asyncio.run(wait())
@@ -287,7 +287,7 @@ def test_update_dropped_during_call_waits_for_its_turn(
         with pytest.warns(ResourceWarning):
             trainer.subscriber.bind(Dropping(w=np.zeros(4, np.float32)))
     assert closes == []
-    with trainer.subscriber.next(PATIENCE) as again:  # ends the one before; the version comes again
+    with trainer.subscriber.next(TIMEOUT) as again:  # ends the one before; the version comes again
         assert again.version == 1
 
 
@@ -305,7 +305,7 @@ def test_an_open_update_ends_with_its_subscriber(trainer: Trainer) -> None:
 
 
 def test_the_second_worker_of_a_name_hears_why_it_waits(trainer: Trainer) -> None:
-    with Subscriber(trainer.publisher.endpoint, worker="w0", **PATIENT) as second:
+    with Subscriber(trainer.publisher.endpoint, worker="w0", **UNHURRIED) as second:
 
         def is_told() -> bool:
             with pytest.raises(DeadlineError) as late:

@@ -12,7 +12,7 @@ import broadcasting
 import numpy as np
 import pytest
 import torch
-from broadcasting import PATIENCE, Pair, Trainer, same, wait_until
+from broadcasting import TIMEOUT, Pair, Trainer, same, wait_until
 from interrupts import ctrl_c_after
 from refit._c import abi
 from refit._c.library import lib
@@ -218,7 +218,7 @@ def test_a_view_holds_its_update(trainer: Trainer) -> None:
         held.clear()  # no reference is left: it is refused
     trainer.join()
     assert "closed without a decision" in trainer.publisher.workers()[0].reason
-    with trainer.subscriber.next(PATIENCE) as again:
+    with trainer.subscriber.next(TIMEOUT) as again:
         assert again.version == 1
 
 
@@ -393,7 +393,7 @@ def test_refusal_keeps_previous_version_if_untouched(
         with pytest.raises(DeadlineError):
             trainer.subscriber.next(0)
     else:  # it has joined again
-        with trainer.subscriber.next(PATIENCE) as again:
+        with trainer.subscriber.next(TIMEOUT) as again:
             assert again.version == 2
 
 

@@ -21,7 +21,7 @@ import torch
 from refit.bench import activation_picture, figures, host_picture, machine
 from refit.bench.memory import MemoryNeed
 from refit.bench.options import file_to_write, packages_missing, picture_to_write, positive
-from refit.bench.workers import PATIENCE_S, WorkerProcesses
+from refit.bench.workers import TIMEOUT_S, WorkerProcesses
 from refit.controller import Controller
 from refit.errors import HostMemoryError
 from refit.observe.timeline import Timeline
@@ -123,7 +123,7 @@ def record(parameters: float) -> Timeline:
     timeline = Timeline(sample_every_s=EVERY_S)
     with WorkerProcesses(WORKERS) as processes, Publisher("user://*") as publisher:
         processes.begin(WORKERS, _follow, publisher.endpoint, CYCLES + 1)
-        publisher.wait_workers(WORKERS, PATIENCE_S)
+        publisher.wait_workers(WORKERS, TIMEOUT_S)
         with Controller(optimizer, model, device="host", timeline=timeline) as controller:
             _cycle(controller, publisher, model, optimizer, inputs, timeline)
             timeline.forget()  # the first cycle takes the arena and the store, once
@@ -216,7 +216,7 @@ def _follow(number: int, endpoint: str, versions: int) -> None:
     """A worker: takes so many versions."""
     with Subscriber(endpoint, worker=f"rollout {number}") as subscriber:
         for _ in range(versions):
-            with subscriber.next(PATIENCE_S) as update:
+            with subscriber.next(TIMEOUT_S) as update:
                 for _, view in update.tensors():
                     view.sum()
 

@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import torch
 
-from refit.bench.workers import PATIENCE_S, WorkerProcesses
+from refit.bench.workers import TIMEOUT_S, WorkerProcesses
 from refit.weights.publisher import Publisher
 from refit.weights.subscriber import Subscriber
 
 Weights = dict[str, torch.Tensor]
 Shapes = dict[str, tuple[int, ...]]
-MILLISECONDS = int(PATIENCE_S * 1000)
+MILLISECONDS = int(TIMEOUT_S * 1000)
 
 
 class Way(Protocol):
@@ -89,7 +89,7 @@ class RefitWay:
         self._publisher = Publisher("user://*")
         endpoint = self._publisher.endpoint
         processes.begin(count, _refit_worker, endpoint, shapes_of(weights), versions, load)
-        self._publisher.wait_workers(count, PATIENCE_S)
+        self._publisher.wait_workers(count, TIMEOUT_S)
 
     def send(self, weights: Weights) -> None:
         self._publisher.publish(weights)
@@ -102,7 +102,7 @@ def _refit_worker(number: int, endpoint: str, shapes: Shapes, versions: int, loa
     receiver = Receiver(shapes, load)
     with Subscriber(endpoint, worker=f"bench {number}") as subscriber:
         while receiver.version < versions:
-            with subscriber.next(PATIENCE_S) as update:
+            with subscriber.next(TIMEOUT_S) as update:
                 receiver.take(dict(update.tensors()))
 
 
@@ -210,7 +210,7 @@ def _store(port: int, is_master: bool) -> Any:
 def _join_group(store: Any, rank: int, world: int) -> None:
     import torch.distributed as distributed
 
-    limit = timedelta(seconds=PATIENCE_S)
+    limit = timedelta(seconds=TIMEOUT_S)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
 
 

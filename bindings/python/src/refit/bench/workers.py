@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def serve(ends: Connection) -> None:
@@ -46,8 +46,8 @@ class WorkerProcesses:
     def end(self, count: int) -> None:
         """Waits until they are done. RuntimeError with the sentence of one that failed."""
         for process, ends in self._members[:count]:
-            if not ends.poll(PATIENCE_S):
-                raise RuntimeError(f"{process.name} is not done after {PATIENCE_S:.0f} s")
+            if not ends.poll(TIMEOUT_S):
+                raise RuntimeError(f"{process.name} is not done after {TIMEOUT_S:.0f} s")
             failure = ends.recv()
             if failure is not None:
                 raise RuntimeError(f"{process.name}: {failure}")

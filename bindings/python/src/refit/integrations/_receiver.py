@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from refit.weights.subscriber import Subscriber
     from refit.weights.update import Update
 
-PATIENCE_S = 600.0
+TIMEOUT_S = 600.0
 """How long a worker waits for a version where its framework says nothing: a trainer that is gone is
 then reported, instead of an engine that hangs."""
 
@@ -63,7 +63,7 @@ class Receiver:
         absent: float | None = None,
     ) -> "Update":
         """The next version, which is at least `version`; blocks, at most `timeout` seconds (None:
-        PATIENCE_S), and at most `absent` seconds in which no trainer is there (None: no such
+        TIMEOUT_S), and at most `absent` seconds in which no trainer is there (None: no such
         limit).
 
         What was in hand is let go first. A version that was applied or refused here before comes
@@ -73,7 +73,7 @@ class Receiver:
         self.let_go()
         if self._has_answered(version):
             self.join_again(kept=True)
-        end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+        end = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
         offered = None
         while True:
             try:
@@ -97,7 +97,7 @@ class Receiver:
         """As take, on an event loop: others run meanwhile. Uses no thread.
         StateError if it is closed meanwhile, on this loop."""
         self.let_go()
-        end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+        end = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
         offered = None
         while True:
             try:

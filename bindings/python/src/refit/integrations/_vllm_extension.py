@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from refit.errors import PeerError, RefitError, StateError, UnsupportedError
 from refit.integrations._quantized import refuse_quantized
-from refit.integrations._receiver import PATIENCE_S, Receiver, naming, subscribe, words_of
+from refit.integrations._receiver import TIMEOUT_S, Receiver, naming, subscribe, words_of
 from refit.integrations._vllm_worker import (
     refuse_asleep,
     restoring,
@@ -192,7 +192,7 @@ def _take_the_same(
     worker: Any, receiver: Receiver, version: int | None, timeout: float | None
 ) -> "Update":
     """One version, in the hands of all workers. What fails leaves all with the one before."""
-    end = time.monotonic() + (PATIENCE_S if timeout is None else timeout)
+    end = time.monotonic() + (TIMEOUT_S if timeout is None else timeout)
     update: Update | None = None
     while True:
         failed: Exception | None = None

@@ -43,7 +43,7 @@ from refit.errors import (
 from refit.integrations._quantized import refuse_quantized
 from refit.integrations._receiver import (
     ABSENT_S,
-    PATIENCE_S,
+    TIMEOUT_S,
     Receiver,
     naming,
     subscribe,
@@ -104,7 +104,7 @@ def refit_update(engine: Any, endpoint: str, version: int = 0, timeout: float | 
     have loaded different versions. After a PeerError weights of two versions may be mixed: the
     engine must not generate before the next update, which all ranks fetch whole.
     """
-    limit = PATIENCE_S if timeout is None else timeout
+    limit = TIMEOUT_S if timeout is None else timeout
     if not limit >= 0:
         raise InvalidError(f"timeout is {timeout}: it is a number of seconds, 0 or more")
     if version < 0:
@@ -161,7 +161,7 @@ def refit_adapter(
         raise PeerError(f'SGLang refused the adapter "{name}": {text}')
 
 
-def order(endpoint: str, version: int = 0, timeout: float = PATIENCE_S) -> list[tuple[str, Any]]:
+def order(endpoint: str, version: int = 0, timeout: float = TIMEOUT_S) -> list[tuple[str, Any]]:
     """The named tensors that make ``pull`` fetch a version, for a caller that makes SGLang's calls
     itself, within a session where SGLang has them:
 

@@ -122,7 +122,7 @@ class Figures:
 
     def _tell_restore(self, now: float, per_device: PerDevice) -> None:
         """Tells the timeline how long the copies back took; on a GPU they may not be done."""
-        if not self._observers.drawn or not per_device.home:
+        if not self._observers.drawn or not per_device.on_device:
             return
         took = float(per_device.stats().restore_seconds_last)
         self._observers.past(COPIES, now - self._returned, took, per_device.nbytes)
@@ -183,7 +183,7 @@ class Cycle:
         with untouched():
             if not is_emptied(grad):
                 return bool(grad.any())
-        with Image(regions for regions in self.per_device if not regions.home) as image:
+        with Image(regions for regions in self.per_device if not regions.on_device) as image:
             try:
                 view = image.view(grad)
             except NotFoundError:
@@ -257,7 +257,7 @@ class Cycle:
             for regions in self.per_device:
                 regions.free()
         except BaseException:
-            if self.per_device.home:
+            if self.per_device.on_device:
                 self._offloaded.lift(STATES, *EARLY)
                 self.phase = TRAINING
             raise
@@ -306,7 +306,7 @@ class Cycle:
         """Whether what was decided is right for a stock (see ``storages``); then its storages are
         held."""
         known = self._scan
-        if known is None or known.passing or not self.per_device.home:
+        if known is None or known.passing or not self.per_device.on_device:
             return False
         if identities != self._identities or stock.addresses(known.others) != self._addresses:
             return False

@@ -199,14 +199,14 @@ class Regions:
         return self.offloader.closed
 
     @property
-    def home(self) -> bool:
+    def on_device(self) -> bool:
         """Whether all bytes are on the device and no copy uses them. Does not block."""
         return self.closed or self.offloader.state in (abi.REFIT_OPEN, abi.REFIT_RESIDENT)
 
     @property
     def back(self) -> bool:
         """Whether all bytes are on the device or surely on their way. Does not block."""
-        return self.home or self.offloader.state == abi.REFIT_RESTORING
+        return self.on_device or self.offloader.state == abi.REFIT_RESTORING
 
     def addresses(self) -> list[int]:
         """Where the storages begin."""
@@ -283,7 +283,7 @@ class Regions:
     def leave(self) -> None:
         """Starts the copies out, after the current stream. Nothing if they have left. StateError
         if the storages were let go of: nothing leaves."""
-        if self.home:
+        if self.on_device:
             self._refuse_unheld()
             self._tell_weights()
         if self.offloader.state == abi.REFIT_RESTORING:
@@ -485,14 +485,14 @@ class Regions:
     def wait(self) -> None:
         """Waits, on the CPU, until no copy is under way. DeadlineError; CorruptError, if what they
         brought was refused."""
-        if not self.home and self.offloader.state in _UNSETTLED:
+        if not self.on_device and self.offloader.state in _UNSETTLED:
             self.offloader.wait()
-        if self.home:
+        if self.on_device:
             self.forget()
 
     def forget(self) -> None:
         """Lets go of the storages if they are home: states that are replaced can then be freed."""
-        if self.home:
+        if self.on_device:
             self._close_future()
             self.hold([], (), [])
 
@@ -543,9 +543,9 @@ class PerDevice:
         return sum(regions.nbytes for regions in self)
 
     @property
-    def home(self) -> bool:
+    def on_device(self) -> bool:
         """Whether all bytes are on their devices and no copy uses them. Does not block."""
-        return all(regions.home for regions in self)
+        return all(regions.on_device for regions in self)
 
     @property
     def held(self) -> bool:
@@ -581,7 +581,7 @@ class PerDevice:
         slots_of = {
             regions: decided.slots.get(device, Slots())
             for device, regions in self._by_device.items()
-            if regions.home
+            if regions.on_device
         }
         held = {
             regions: (_storages(slots, stock), _weights(slots, stock))

@@ -193,12 +193,12 @@ class Offloader(Handle):
         policies: Iterable[int],
         groups: Iterable[int],
         priorities: Iterable[int],
-        home: int = abi.REFIT_PLACEMENT_DEVICE,
+        placement: int = abi.REFIT_PLACEMENT_DEVICE,
         weights: Iterable[int] | None = None,
     ) -> None:
         """``add`` for many, in order; those before one that fails are added.
 
-        ``home``: ``REFIT_PLACEMENT_HOST`` for regions that live in the image and have no
+        ``placement``: ``REFIT_PLACEMENT_HOST`` for regions that live in the image and have no
         ``memory``.
         ``weights``: of each region the address of the bf16 weights whose fp32 masters it holds, or
         0 (see "Masters" in refit/offload.h).
@@ -206,9 +206,19 @@ class Offloader(Handle):
         texts = [encoded(name, "the name of a region") for name in names]
         held = (ctypes.c_char_p * len(texts))(*texts)
         pointers = (ctypes.c_size_t * len(texts)).from_buffer(held)
-        sizes, homes = repeat(_REGION.size), repeat(home)
+        sizes, placements = repeat(_REGION.size), repeat(placement)
         of_masters = repeat(0) if weights is None else weights
-        columns = sizes, pointers, memory, nbytes, policies, groups, priorities, homes, of_masters
+        columns = (
+            sizes,
+            pointers,
+            memory,
+            nbytes,
+            policies,
+            groups,
+            priorities,
+            placements,
+            of_masters,
+        )
         packed = bytearray(b"".join(map(_REGION.pack, *columns)))
         regions = (abi.refit_region_desc * len(texts)).from_buffer(packed)
         call(lib.refit_offloader_add_each, self._live, regions, len(texts))

@@ -77,7 +77,7 @@ class _Place(NamedTuple):
     """A parameter in the host step."""
 
     number: int
-    kept: ParamState
+    param_state: ParamState
     look: _Look
 
 
@@ -195,14 +195,14 @@ def _look_of(parameter: Any, group: int, options: Options) -> _Look:
     return local(parameter).data_ptr(), group, names_of(options)
 
 
-def _lies_as(kept: ParamState, plain: torch.Tensor) -> bool:
+def _lies_as(param_state: ParamState, plain: torch.Tensor) -> bool:
     """Whether each state is fp32, and one tensor whose elements lie as those of a parameter."""
     look = tuple(plain.shape), tuple(plain.stride())
     return all(
         len(one.slots) == 1
         and one.slots[0].dtype == torch.float32
         and (one.slots[0].shape, one.slots[0].stride) == look
-        for _, one in kept.pairs
+        for _, one in param_state.pairs
     )
 
 
@@ -284,26 +284,27 @@ def _has_stayed(one: _Left) -> bool:
 
 
 class CpuShare:
-    """Parameters of one optimizer whose states are in one home. Used by one thread at a time.
+    """Parameters of one optimizer whose states are in one buffer. Used by one thread at a time.
 
-    ``kept`` in the order in which a forward pass uses them. ``lock`` is held by the caller of
-    every method, and taken where a use of a gradient comes here by itself. ``is_early``: gradients
-    leave during the backward pass. ``kernels``: those of the C library step what they know.
+    ``param_states`` in the order in which a forward pass uses them. ``lock`` is held by the caller
+    of every method, and taken where a use of a gradient comes here by itself. ``is_early``:
+    gradients leave during the backward pass. ``kernels``: those of the C library step what they
+    know.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
-        home: HostBuffer,
-        kept: Sequence[ParamState],
+        buffer: HostBuffer,
+        param_states: Sequence[ParamState],
         lock: WaitingCallLock,
         *,
         is_early: bool,
         kernels: bool,
     ) -> None:
-        self.home = home
+        self.buffer = buffer
         self.optimizer = optimizer
-        self._kept = list(kept)
+        self._param_states = list(param_states)
         self._lock = lock
         self._kernels = kernels
         self._step: HostStep | None = None
@@ -337,11 +338,11 @@ class CpuShare:
     @property
     def is_elsewhere(self) -> bool:
         """Whether the parameters are on another device than the CPU."""
-        return self.home.device.type != "cpu"
+        return self.buffer.device.type != "cpu"
 
     def parameters(self) -> list[Any]:
         """Those of the share."""
-        return [one.parameter for one in self._kept]
+        return [one.parameter for one in self._param_states]
 
     # ---- what the kernels can step --------------------------------------------------------------
 
@@ -350,24 +351,24 @@ class CpuShare:
         groups = self.optimizer.param_groups
         if not self._kernels:
             return [None] * len(groups)
-        return [options_of(self.optimizer, group, self.home.device) for group in groups]
+        return [options_of(self.optimizer, group, self.buffer.device) for group in groups]
 
     @staticmethod
-    def _look_at(kept: ParamState, group: int, options: Options | None) -> _Look | None:
+    def _look_at(param_state: ParamState, group: int, options: Options | None) -> _Look | None:
         """Where a parameter is, its group, and the names of its states; None: the kernels cannot
         step it, for it is not fp32, or a state's elements do not lie as its own."""
         if options is None:
             return None
-        plain = local(kept.parameter)
+        plain = local(param_state.parameter)
         if not _is_plain(plain):
             return None
-        look = _look_of(kept.parameter, group, options)
+        look = _look_of(param_state.parameter, group, options)
         fits = (
-            tuple(kept.states) == look[2]
+            tuple(param_state.states) == look[2]
             and plain.dtype == torch.float32
             and plain.numel() > 0
             and is_dense(plain)
-            and _lies_as(kept, plain)
+            and _lies_as(param_state, plain)
         )
         return look if fits else None
 
@@ -398,8 +399,8 @@ class CpuShare:
         counters: dict[int, torch.Tensor] = {}
         found: dict[int, int] = {}
         for place in places:
-            state = self.optimizer.state.get(place.kept.parameter)
-            pairs = place.kept.pairs
+            state = self.optimizer.state.get(place.param_state.parameter)
+            pairs = place.param_state.pairs
             if not state or not _shows(state, pairs):
                 continue
             if type(self.optimizer) is torch.optim.SGD:
@@ -447,7 +448,7 @@ class CpuShare:
         counts = self._read_counts(places)
         named: list[tuple[_Place, torch.Tensor, int]] = []
         for place in places:
-            grad = self._gradient(place.kept.parameter)
+            grad = self._gradient(place.param_state.parameter)
             if grad is not None and place.number in counts:
                 named.append((place, grad, counts[place.number] + 1))
         chosen = _filled(known)
@@ -460,14 +461,14 @@ class CpuShare:
         self._offloaded.lift(*self._left)
         self._must_skip = True  # until all are stepped
         self._named = [place for place, *_ in named]
-        self._counts.update((id(place.kept), which - 1) for place, _, which in named)
+        self._counts.update((id(place.param_state), which - 1) for place, _, which in named)
         self._read += [grad for place, grad, _ in named if place.number not in self._left]
         coming = [
             (place.number, None if place.number in self._left else grad.data_ptr(), which)
             for place, grad, which in named
         ]
-        cast(HostStep, self._step).bring(coming, current_stream(self.home.device))
-        return [place.kept.parameter for place in self._named]
+        cast(HostStep, self._step).bring(coming, current_stream(self.buffer.device))
+        return [place.param_state.parameter for place in self._named]
 
     def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
         """Whether the host step that there is, is right for these parameters."""
@@ -496,39 +497,39 @@ class CpuShare:
         }
         self._close_step()
         found: list[tuple[ParamState, _Look]] = []
-        for kept in self._kept:
-            group = groups.get(id(kept.parameter))
+        for param_state in self._param_states:
+            group = groups.get(id(param_state.parameter))
             if group is not None:
-                look = self._look_at(kept, group, known[group])
+                look = self._look_at(param_state, group, known[group])
                 if look is not None:
-                    found.append((kept, look))
+                    found.append((param_state, look))
         every = [one for group in self.optimizer.param_groups for one in group["params"]]
         shared = _overlapping([one for one in every if _is_plain(local(one))])
         found = [one for one in found if id(one[0].parameter) not in shared]
         if found:
             self._step = HostStep(
-                self.home.offloader,
+                self.buffer.offloader,
                 [
                     Parameter(
-                        kept.name,
+                        param_state.name,
                         look[0],
-                        local(kept.parameter).numel(),
+                        local(param_state.parameter).numel(),
                         look[1],
-                        tuple(one.slots[0].region for _, one in kept.pairs),
+                        tuple(one.slots[0].region for _, one in param_state.pairs),
                     )
-                    for kept, look in found
+                    for param_state, look in found
                 ],
             )
-            roots = root_of_torch() if self.home.device.type == "cpu" else None
+            roots = root_of_torch() if self.buffer.device.type == "cpu" else None
             self._step.take_roots(*(roots or (0, 0)))
         self._seen = set(map(id, self.parameters()))
         self._plan_of = self._groups_of(known)
         self._places = {
-            id(kept.parameter): _Place(number, kept, look)
-            for number, (kept, look) in enumerate(found)
+            id(param_state.parameter): _Place(number, param_state, look)
+            for number, (param_state, look) in enumerate(found)
         }
         if self._early is not None:
-            self._early.watch(kept.parameter for kept, _ in found)
+            self._early.watch(param_state.parameter for param_state, _ in found)
 
     def _check_left(
         self, chosen: list[Options] | None, counts: Mapping[int, int], unscale: float
@@ -558,19 +559,19 @@ class CpuShare:
         """The CPU steps what ``start`` has named; ``done`` is called with each parameter that was
         stepped. Not to be interrupted. What ``HostStep.run`` raises: the others keep their values,
         and their gradients count as not having left."""
-        step, stream = cast(HostStep, self._step), current_stream(self.home.device)
+        step, stream = cast(HostStep, self._step), current_stream(self.buffer.device)
         try:
             first, second, *_ = [*self._scales, 1.0, 1.0]
             step.run(first, second, stream)
-            stepped = [place.kept for place in self._named]
+            stepped = [place.param_state for place in self._named]
         except BaseException:
-            stepped = [place.kept for place in self._named if step.stepped(place.number)]
+            stepped = [place.param_state for place in self._named if step.stepped(place.number)]
             raise
         finally:
-            _tell_changed(local(kept.parameter) for kept in stepped)
+            _tell_changed(local(param_state.parameter) for param_state in stepped)
             self._count_step(stepped)
-            for kept in stepped:
-                done(kept.parameter)
+            for param_state in stepped:
+                done(param_state.parameter)
             self._must_skip = len(stepped) < len(self._named)
             if not self._must_skip:
                 self._named.clear()
@@ -579,20 +580,22 @@ class CpuShare:
                 self._left.clear()
 
     def _count_step(self, stepped: Sequence[ParamState]) -> None:
-        counters = [self.optimizer.state[kept.parameter].get("step") for kept in stepped]
+        counters = [
+            self.optimizer.state[param_state.parameter].get("step") for param_state in stepped
+        ]
         if not counters or counters[0] is None:
             return
         with interrupts_held(), torch.no_grad():
             torch._foreach_add_(counters, 1)
-        for kept in stepped:
-            self._counts[id(kept)] += 1
+        for param_state in stepped:
+            self._counts[id(param_state)] += 1
 
     def join(self) -> None:
         """The current stream waits until the new parameters are there; on a CPU the caller does.
         What ``HostStep`` raises: call again."""
         if self._step is None:
             return
-        stream = current_stream(self.home.device)
+        stream = current_stream(self.buffer.device)
         if stream == NO_STREAM:
             self._step.wait()
         else:
@@ -614,7 +617,7 @@ class CpuShare:
         grad = self._gradient(parameter)
         if grad is None or grad is not parameter.grad or not _is_alone(grad):
             return
-        count = self._counts.get(id(place.kept))
+        count = self._counts.get(id(place.param_state))
         if count is None:  # PyTorch's code has made the step before
             count = self._read_counts([place]).get(place.number)
         if count is None or local(parameter).data_ptr() != place.look[0]:
@@ -628,7 +631,7 @@ class CpuShare:
         self._begin(chosen)
         self._must_skip = True
         self._read.append(grad)
-        stream = current_stream(self.home.device)
+        stream = current_stream(self.buffer.device)
         address, which = grad.data_ptr(), count + 1
         cast(HostStep, self._step).gradient(place.number, address, which, stream)
         self._left[place.number] = _Left(parameter, grad, grad._version, address, which)

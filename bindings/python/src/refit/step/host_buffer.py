@@ -77,10 +77,10 @@ class HostBuffer(Closing):
         """The parts that are stepped, or come in early; None: nothing was begun."""
         self._may_step = False
         self.offloader = Offloader(handle, config)
-        zeros, kept = [0] * len(names), [KEEP] * len(names)
+        zeros, param_state = [0] * len(names), [KEEP] * len(names)
         self.offloader.add_each(
-            *(names, zeros, nbytes, kept, zeros, zeros),
-            home=abi.REFIT_PLACEMENT_HOST,
+            *(names, zeros, nbytes, param_state, zeros, zeros),
+            placement=abi.REFIT_PLACEMENT_HOST,
             weights=weights,
         )
         self.offloader.seal()
@@ -174,9 +174,9 @@ class HostBuffer(Closing):
     ) -> torch.Tensor:
         """What of a region lies at an address of the windows' memory."""
         key = address, region, shape
-        kept = self._tensors.get(key)
-        if kept is not None and kept.data_ptr() == address:
-            return kept
+        param_state = self._tensors.get(key)
+        if param_state is not None and param_state.data_ptr() == address:
+            return param_state
         assert self._memory is not None
         offset = (address - self._base) // dtype.itemsize
         made = torch.empty(0, dtype=dtype, device=self.device)

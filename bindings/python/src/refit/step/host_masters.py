@@ -145,17 +145,17 @@ class HostMasters:
         fits = self._can_code and kinds == (torch.float32, torch.bfloat16)
         return weight.data_ptr() if fits else 0
 
-    def weight_of(self, kept: ParamState) -> torch.Tensor:
+    def weight_of(self, param_state: ParamState) -> torch.Tensor:
         """The weights that are rounded from a master, as a plain view in one dimension."""
-        return self._weights[id(kept.parameter)].detach().view(-1)
+        return self._weights[id(param_state.parameter)].detach().view(-1)
 
     def is_away(self, parameter: Any) -> bool:
         """Whether the bytes of a master are on the host."""
         return id(parameter) in self._away
 
-    def is_buffer_in_use(self, home: HostBuffer) -> bool:
-        """Whether masters are on the host that this home has to bring back."""
-        return any(one.home is home and one.is_coded for one in self._in_image())
+    def is_buffer_in_use(self, buffer: HostBuffer) -> bool:
+        """Whether masters are on the host that this buffer has to bring back."""
+        return any(one.buffer is buffer and one.is_coded for one in self._in_image())
 
     def have_left(self, found: Iterable[ParamState]) -> bool:
         """Whether all of these masters are in the image."""
@@ -167,7 +167,7 @@ class HostMasters:
     # ---- the weights of those that are coded ----------------------------------------------------
 
     def tell_weights(self, found: Iterable[ParamState]) -> None:
-        """Tells the homes of coded masters where their weights are now, and holds these until
+        """Tells the buffers of coded masters where their weights are now, and holds these until
         ``release``: copies of masters read them. StateError for weights that are not there, or
         others."""
         for one in found:
@@ -177,13 +177,13 @@ class HostMasters:
             if why is not None:
                 raise StateError(f"{why}, or set offload.masters to whole")
             weight = self._weights[id(one.parameter)]
-            cast(HostBuffer, one.home).tell_weights(_slot(one).region, weight.data_ptr())
+            cast(HostBuffer, one.buffer).tell_weights(_slot(one).region, weight.data_ptr())
             self._in_use[id(one.parameter)] = weight.detach()
 
     def _why_weights_lack(self, one: ParamState) -> str | None:
         """Why a coded master cannot be made of its weights; None if it can."""
         weight = self._weights.get(id(one.parameter))
-        there = weight is not None and weight.device == cast(HostBuffer, one.home).device
+        there = weight is not None and weight.device == cast(HostBuffer, one.buffer).device
         if weight is None or not there or not weight.data_ptr():
             return (
                 f"the weights of {one.name} have left the device, and the bytes of its master "
@@ -242,8 +242,8 @@ class HostMasters:
             if not one.is_coded:
                 with interrupts_held(), torch.no_grad():
                     _slot(one).view.copy_(one.parameter.detach())
-        for home, ones in _by_buffer(coded).items():
-            home.store([(_slot(one).region, one.parameter.detach().view(-1)) for one in ones])
+        for buffer, ones in _by_buffer(coded).items():
+            buffer.store([(_slot(one).region, one.parameter.detach().view(-1)) for one in ones])
         with interrupts_held():
             self._apart.update(whole)
             self._away.update((id(one.parameter), one) for one in leaving)
@@ -303,8 +303,8 @@ class HostMasters:
     def _write_all(self, away: Sequence[ParamState]) -> None:
         """Writes masters whose memory is there."""
         image = [one for one in away if id(one.parameter) not in self._apart]
-        for home, ones in _by_buffer(one for one in image if one.is_coded).items():
-            home.fetch([(_slot(one).region, _over(one.parameter).view(-1)) for one in ones])
+        for buffer, ones in _by_buffer(one for one in image if one.is_coded).items():
+            buffer.fetch([(_slot(one).region, _over(one.parameter).view(-1)) for one in ones])
         for one in away:
             whole = self._apart.get(id(one.parameter))
             if whole is not None:
@@ -362,9 +362,9 @@ def advise(why: CorruptError) -> None:
     why.args = (why.text,)
 
 
-def _slot(kept: ParamState) -> BufferSlot:
-    assert kept.master is not None
-    return kept.master.slots[0]
+def _slot(param_state: ParamState) -> BufferSlot:
+    assert param_state.master is not None
+    return param_state.master.slots[0]
 
 
 def _has_own_memory(parameter: Any) -> bool:
@@ -374,18 +374,18 @@ def _has_own_memory(parameter: Any) -> bool:
     return bool(own and plain and storage.resizable())
 
 
-def _is_as_planned(kept: ParamState) -> bool:
+def _is_as_planned(param_state: ParamState) -> bool:
     """Whether a master still is what its place in the image was made for."""
-    slot, parameter = _slot(kept), kept.parameter
+    slot, parameter = _slot(param_state), param_state.parameter
     look = parameter.dtype, tuple(parameter.shape), parameter.device
-    planned = slot.dtype, slot.shape, cast(HostBuffer, kept.home).device
+    planned = slot.dtype, slot.shape, cast(HostBuffer, param_state.buffer).device
     return look == planned and _has_own_memory(parameter)
 
 
 def _by_buffer(found: Iterable[ParamState]) -> dict[HostBuffer, list[ParamState]]:
     by_home: dict[HostBuffer, list[ParamState]] = {}
     for one in found:
-        by_home.setdefault(cast(HostBuffer, one.home), []).append(one)
+        by_home.setdefault(cast(HostBuffer, one.buffer), []).append(one)
     return by_home
 
 

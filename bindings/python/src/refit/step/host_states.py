@@ -109,7 +109,7 @@ class HostedStates:
         """The memory of all places."""
         self._entwined: set[int] = set()
         """Optimizers that evaluate a closure in between."""
-        self._kept: dict[tuple[int, int], ParamState] = {}
+        self._param_states: dict[tuple[int, int], ParamState] = {}
         self._resident: dict[tuple[int, int], Any] = {}
         self._stateless: dict[tuple[int, int], Any] = {}
         self._buffers: list[HostBuffer] = []
@@ -139,15 +139,21 @@ class HostedStates:
     def owns(self, parameter: Any, key: Any, value: Any) -> bool:
         """Whether a state of a parameter is the tensor over the image."""
         for optimizer in self._optimizers:
-            kept = self._kept.get(_key(optimizer, parameter))
-            if kept is not None and key in kept.states and kept.states[key].shown is value:
+            param_state = self._param_states.get(_key(optimizer, parameter))
+            if (
+                param_state is not None
+                and key in param_state.states
+                and param_state.states[key].shown is value
+            ):
                 return True
         return False
 
     def owns_master(self, tensor: Any) -> bool:
         """Whether a tensor is a master that lives on the host, whether it is there now or not."""
-        found = [self._kept.get(_key(optimizer, tensor)) for optimizer in self._optimizers]
-        return any(kept is not None and kept.master is not None for kept in found)
+        found = [self._param_states.get(_key(optimizer, tensor)) for optimizer in self._optimizers]
+        return any(
+            param_state is not None and param_state.master is not None for param_state in found
+        )
 
     @property
     def resident(self) -> list[tuple[str, str]]:
@@ -158,7 +164,7 @@ class HostedStates:
         found = [(names.get(one, "state"), reason) for _, one in self._resident]
         found += [
             (one.name, "its states live on the host, where the CPU steps it")
-            for one in self._kept.values()
+            for one in self._param_states.values()
             if one.share is not None
         ]
         for optimizer in self._optimizers:
@@ -175,14 +181,18 @@ class HostedStates:
     def grown(self) -> list[tuple[str, str]]:
         """States that are larger than a window and cannot be split, and what follows."""
         found = []
-        for kept in self._kept.values():
-            home = cast(HostBuffer, kept.home)
-            if kept.share is None and kept.nbytes > home.window_bytes and not kept.parted:
+        for param_state in self._param_states.values():
+            buffer = cast(HostBuffer, param_state.buffer)
+            if (
+                param_state.share is None
+                and param_state.nbytes > buffer.window_bytes
+                and not param_state.parted
+            ):
                 found.append(
                     (
-                        kept.name,
-                        f"its states take {kept.nbytes} bytes and are stepped as a whole: the "
-                        f"window grows to them, above its {home.window_bytes} bytes",
+                        param_state.name,
+                        f"its states take {param_state.nbytes} bytes and are stepped as a whole: "
+                        f"the window grows to them, above its {buffer.window_bytes} bytes",
                     )
                 )
         return found
@@ -199,7 +209,7 @@ class HostedStates:
         self._leave_masters()
 
     def _leave_masters(self) -> None:
-        masters = [one for one in self._kept.values() if one.master is not None]
+        masters = [one for one in self._param_states.values() if one.master is not None]
         if not self._masters.have_left(masters):
             self._wait()
             self._masters.leave(masters)
@@ -212,8 +222,14 @@ class HostedStates:
             if not self._is_in_place(optimizer, parameter)
         ]
         self._take_apart(changed)
-        known = [(one, self._kept.get(_key(one, parameter))) for _, one, _, parameter in changed]
-        misplaced = [(one, kept) for one, kept in known if kept and self._needs_move(one, kept)]
+        known = [
+            (one, self._param_states.get(_key(one, parameter))) for _, one, _, parameter in changed
+        ]
+        misplaced = [
+            (one, param_state)
+            for one, param_state in known
+            if param_state and self._needs_move(one, param_state)
+        ]
         if misplaced:
             self._wait()
             self._move_in(misplaced)
@@ -237,16 +253,18 @@ class HostedStates:
             [order.get(id(parameter), len(order)) for _, parameter, *_ in without],
             sizes,
         )
-        for place, (optimizer, parameter, habits, likes) in zip(places, without, strict=True):
+        for place, (optimizer, parameter, layout, likes) in zip(places, without, strict=True):
             if not likes:
                 self._stateless[_key(optimizer, parameter)] = parameter
-            elif place == STAYS or (place == CPU and not _can_leave(parameter, habits)):
+            elif place == STAYS or (place == CPU and not _can_leave(parameter, layout)):
                 self._resident[_key(optimizer, parameter)] = parameter
             else:
-                kept = ParamState(parameter, names.get(id(parameter), "state"), habits.elementwise)
+                param_state = ParamState(
+                    parameter, names.get(id(parameter), "state"), layout.elementwise
+                )
                 stepper = optimizer if place == CPU else None
                 where = local(parameter).device, stepper
-                found.setdefault(where, []).append((optimizer, kept, likes))
+                found.setdefault(where, []).append((optimizer, param_state, likes))
         for (device, stepper), entries in found.items():
             entries.sort(key=lambda one: order.get(id(one[1].parameter), len(order)))
             self._open_buffer(device, entries, stepper)
@@ -258,14 +276,14 @@ class HostedStates:
         seen: dict[int, tuple[bool, Any, Any]] = {}
         for _, optimizer, _, parameter in changed:
             place = _key(optimizer, parameter)
-            kept = self._kept.get(place)
+            param_state = self._param_states.get(place)
             state = optimizer.state.get(parameter) or {}
             for key, value in state.items():
                 if not isinstance(value, torch.Tensor):
                     continue
                 if any(map(why_tensor_stays, plain_of(value))):
                     continue
-                own = None if kept is None else kept.states.get(key)
+                own = None if param_state is None else param_state.states.get(key)
                 if own is not None and own.shown is value:
                     continue
                 is_written = key in self._written.get(id(optimizer), ())
@@ -295,10 +313,10 @@ class HostedStates:
         if not storages & self._image:
             return None
         for optimizer in self._optimizers:
-            for kept in self._kept_of(optimizer):
-                for key, one in kept.states.items():
+            for param_state in self._param_states_of(optimizer):
+                for key, one in param_state.states.items():
                     if any(slot.storage_id in storages for slot in one.slots):
-                        return optimizer, kept, key
+                        return optimizer, param_state, key
         return None
 
     def _refuse_shared(self, parameter: Any, key: Any, other: str) -> None:
@@ -311,10 +329,10 @@ class HostedStates:
     def _forget_others(self) -> None:
         """Lets go of parameters that no optimizer has any longer."""
         there = {_key(one, p) for one in self._optimizers for _, p in parameters_of(one)}
-        gone = [one.parameter for place, one in self._kept.items() if place not in there]
+        gone = [one.parameter for place, one in self._param_states.items() if place not in there]
         if any(map(self._masters.is_away, gone)):
             self._masters.bring_back()
-        for known in (self._kept, self._stateless, self._resident):
+        for known in (self._param_states, self._stateless, self._resident):
             for place in [one for one in known if one not in there]:
                 del known[place]
 
@@ -325,20 +343,20 @@ class HostedStates:
         one."""
         for number, optimizer, group, parameter in changed:
             if not self._has_place(optimizer, parameter):
-                habits = self._layout_of(number, optimizer, group, parameter)
-                yield optimizer, parameter, habits, self._likes(optimizer, parameter, habits)
+                layout = self._layout_of(number, optimizer, group, parameter)
+                yield optimizer, parameter, layout, self._likes(optimizer, parameter, layout)
 
     def _is_in_place(self, optimizer: Optimizer, parameter: Any) -> bool:
         """Whether a parameter's states are as a step has left them: what is asked of each parameter
         in each step, in a few microseconds. False: look more closely."""
-        kept = self._kept.get(_key(optimizer, parameter))
+        param_state = self._param_states.get(_key(optimizer, parameter))
         state = optimizer.state.get(parameter)
-        if kept is None or not state:
+        if param_state is None or not state:
             return False
-        if sum(one.show_again() for one in kept.states.values()):  # each of them is asked
+        if sum(one.show_again() for one in param_state.states.values()):  # each of them is asked
             return False
         for key, value in state.items():
-            one = kept.states.get(key)
+            one = param_state.states.get(key)
             if one is not None:
                 if one.shown is not value:
                     return False
@@ -350,11 +368,15 @@ class HostedStates:
         place = _key(optimizer, parameter)
         if place in self._resident:
             return True
-        kept = self._kept.get(place)
-        states = {} if kept is None else kept.states
+        param_state = self._param_states.get(place)
+        states = {} if param_state is None else param_state.states
         state = optimizer.state.get(parameter) or {}
         if not state:
-            return kept.foresees() if kept is not None else self._needs_none(place, parameter)
+            return (
+                param_state.foresees()
+                if param_state is not None
+                else self._needs_none(place, parameter)
+            )
         for key, value in state.items():
             one = states.get(key)
             if (one is None or one.plain(value) is None) and self._moves(optimizer, key, value):
@@ -408,14 +430,14 @@ class HostedStates:
                 self._entwined.add(id(optimizer))
         return self._layouts[key]
 
-    def _likes(self, optimizer: Optimizer, parameter: Any, habits: StateLayout) -> dict[Any, Any]:
+    def _likes(self, optimizer: Optimizer, parameter: Any, layout: StateLayout) -> dict[Any, Any]:
         """The states that move: those that there are, or tensors that look like those to come."""
         state = optimizer.state.get(parameter, {})
         if state:
             return {k: one for k, one in state.items() if self._moves(optimizer, k, one)}
         wrapped = local(parameter) is not parameter
         likes = {}
-        for one in habits.states or ():
+        for one in layout.states or ():
             if wrapped and one.sizes is not None:
                 return {}  # how it is sharded is seen once it is there
             like = one.like(local(parameter))
@@ -434,27 +456,27 @@ class HostedStates:
         names: list[str] = []
         looks: list[torch.Tensor] = []
         weights: list[int] = []
-        for _, kept, likes in entries:
-            if stepper is None and self._masters.can_live(kept.parameter):
-                names.append(f"{kept.name}.master")
-                looks.append(dense_like(kept.parameter))
-                weights.append(self._weights_to_code_by(kept, likes))
+        for _, param_state, likes in entries:
+            if stepper is None and self._masters.can_live(param_state.parameter):
+                names.append(f"{param_state.name}.master")
+                looks.append(dense_like(param_state.parameter))
+                weights.append(self._weights_to_code_by(param_state, likes))
             for key, like in likes.items():
                 for path, one in opened(like):
-                    names.append(".".join(map(str, (kept.name, key, *path))))
+                    names.append(".".join(map(str, (param_state.name, key, *path))))
                     looks.append(dense_like(one))
                     weights.append(0)
         sizes = [extent(one) for one in looks]
         weights = _without_shared(weights, sizes)
         handle = self._devices[device]
         named = _distinct(names)
-        home = HostBuffer(device, handle, self._config, named, sizes, self._observers, weights)
-        self._buffers.append(home)
+        buffer = HostBuffer(device, handle, self._config, named, sizes, self._observers, weights)
+        self._buffers.append(buffer)
         share = None
         if stepper is not None:
             share = CpuShare(
                 stepper,
-                home,
+                buffer,
                 [one for _, one, _ in entries],
                 self._moving,
                 is_early=self._overlap,
@@ -462,44 +484,46 @@ class HostedStates:
             )
             self._shares.append(share)
         regions = iter(enumerate(looks))
-        for optimizer, kept, likes in entries:
-            kept.home, kept.share = home, share
-            if stepper is None and self._masters.can_live(kept.parameter):
-                kept.master = State([BufferSlot(home, *next(regions))], Recipe(looks[0]))
+        for optimizer, param_state, likes in entries:
+            param_state.buffer, param_state.share = buffer, share
+            if stepper is None and self._masters.can_live(param_state.parameter):
+                param_state.master = State([BufferSlot(buffer, *next(regions))], Recipe(looks[0]))
             for key, like in likes.items():
-                slots = [BufferSlot(home, *next(regions)) for _ in opened(like)]
-                kept.states[key] = State(slots, Recipe(like))
-            self._move_in([(optimizer, kept)])
-            self._kept[_key(optimizer, kept.parameter)] = kept
-            self._stateless.pop(_key(optimizer, kept.parameter), None)
+                slots = [BufferSlot(buffer, *next(regions)) for _ in opened(like)]
+                param_state.states[key] = State(slots, Recipe(like))
+            self._move_in([(optimizer, param_state)])
+            self._param_states[_key(optimizer, param_state.parameter)] = param_state
+            self._stateless.pop(_key(optimizer, param_state.parameter), None)
         self._close_unused()
         if share is not None:
             share.prepare()
 
-    def _weights_to_code_by(self, kept: ParamState, likes: Mapping[Any, Any]) -> int:
+    def _weights_to_code_by(self, param_state: ParamState, likes: Mapping[Any, Any]) -> int:
         """Where the weights are by which a master travels; 0: it travels whole. It does so where
         parts of whole units would be larger than the windows."""
-        least = sum(map(_nbytes, likes.values())) + extent(kept.parameter)
-        if kept.elementwise:
-            least = min(least, least // kept.parameter.numel() * (UNIT // 4))
+        least = sum(map(_nbytes, likes.values())) + extent(param_state.parameter)
+        if param_state.elementwise:
+            least = min(least, least // param_state.parameter.numel() * (UNIT // 4))
             if least > int(self._config.get("offload.window_bytes")):
                 return 0
-        return self._masters.weights_to_code_by(kept.parameter)
+        return self._masters.weights_to_code_by(param_state.parameter)
 
-    def _needs_move(self, optimizer: Optimizer, kept: ParamState) -> bool:
+    def _needs_move(self, optimizer: Optimizer, param_state: ParamState) -> bool:
         """Whether a state is not the tensor over the image: other code has put it there."""
-        state = optimizer.state.get(kept.parameter)
+        state = optimizer.state.get(param_state.parameter)
         if not state:
             return False
-        return any(state.get(key, one.shown) is not one.shown for key, one in kept.states.items())
+        return any(
+            state.get(key, one.shown) is not one.shown for key, one in param_state.states.items()
+        )
 
     def _move_in(self, misplaced: Iterable[tuple[Optimizer, ParamState]]) -> None:
         """States that are elsewhere are copied to the image, and the tensors over it take their
         place. Not while copies are under way."""
         moves = []
-        for optimizer, kept in misplaced:
-            state = optimizer.state.get(kept.parameter) or {}
-            for key, one in kept.states.items():
+        for optimizer, param_state in misplaced:
+            state = optimizer.state.get(param_state.parameter) or {}
+            for key, one in param_state.states.items():
                 value = state.get(key, one.shown)
                 inner = None if value is one.shown else one.plain(value)
                 if inner is not None:
@@ -518,22 +542,26 @@ class HostedStates:
 
     def _close_unused(self) -> None:
         """Gives back images whose states have all got another place."""
-        used = {id(kept.home) for kept in self._kept.values()}
-        for share in [one for one in self._shares if id(one.home) not in used]:
+        used = {id(param_state.buffer) for param_state in self._param_states.values()}
+        for share in [one for one in self._shares if id(one.buffer) not in used]:
             share.close()
             self._shares.remove(share)
-        for home in [one for one in self._buffers if id(one) not in used]:
-            home.close()
-            self._buffers.remove(home)
-        states = [one for kept in self._kept.values() for one in kept.states.values()]
+        for buffer in [one for one in self._buffers if id(one) not in used]:
+            buffer.close()
+            self._buffers.remove(buffer)
+        states = [
+            one
+            for param_state in self._param_states.values()
+            for one in param_state.states.values()
+        ]
         self._image = {slot.storage_id for one in states for slot in one.slots} - {0}
         self._observers.hold(IMAGE, self.nbytes)
 
-    def _kept_of(self, optimizer: Optimizer) -> Iterator[ParamState]:
+    def _param_states_of(self, optimizer: Optimizer) -> Iterator[ParamState]:
         for _, parameter in parameters_of(optimizer):
-            kept = self._kept.get(_key(optimizer, parameter))
-            if kept is not None:
-                yield kept
+            param_state = self._param_states.get(_key(optimizer, parameter))
+            if param_state is not None:
+                yield param_state
 
     # ---- a step ---------------------------------------------------------------------------------
 
@@ -550,15 +578,17 @@ class HostedStates:
             if _found_inf(optimizer):
                 return stepping
             self._loading.clear()  # of a load that failed
-            mine = [one for one in self._kept_of(optimizer) if one.master is not None]
+            mine = [one for one in self._param_states_of(optimizer) if one.master is not None]
             self._masters.round_written(mine)
             self._place_states()
             for share in self._shares:
                 if share.optimizer is not optimizer:
                     share.lend_none_of(optimizer)
-            entries = list(entries_of(optimizer, self._kept))
+            entries = list(entries_of(optimizer, self._param_states))
             self._masters.invalidate()
-            self._masters.tell_weights(one.kept for one in entries if one.kept is not None)
+            self._masters.tell_weights(
+                one.param_state for one in entries if one.param_state is not None
+            )
             weight_of = self._masters.weight_of
             self._carry_out(
                 WindowedStep(optimizer, stepping, entries, self._names, weight_of, args, kwargs)
@@ -583,7 +613,7 @@ class HostedStates:
         gives compares: UnsupportedError."""
         if number > self._verify_steps or self._broken is not None or _found_inf(optimizer):
             return None
-        mine = list(self._kept_of(optimizer))
+        mine = list(self._param_states_of(optimizer))
         if any(one.master is not None for one in mine):
             raise UnsupportedError("verify_steps cannot copy masters that live on the host")
         shared = {id(one.parameter) for one in mine if one.share is not None}
@@ -597,7 +627,7 @@ class HostedStates:
             if self._broken is not None:
                 self._leave_masters()  # those that were used meanwhile
                 self._masters.invalidate()
-                left = [one.kept for one in self._broken.entries if not one.done]
+                left = [one.param_state for one in self._broken.entries if not one.done]
                 self._masters.tell_weights(one for one in left if one is not None)
                 self._carry_out(self._broken)
                 self._masters.round_others()
@@ -605,8 +635,8 @@ class HostedStates:
     def _refuse(self) -> None:
         """StateError and others where no step is allowed."""
         self._may_step()
-        for home in self._buffers:
-            refuse_capture(home.device)
+        for buffer in self._buffers:
+            refuse_capture(buffer.device)
 
     def _carry_out(self, step: WindowedStep) -> None:
         self._mark_offloaded()
@@ -633,8 +663,8 @@ class HostedStates:
         if not self._is_away:
             self._is_away = True
             tensors: list[Any] = []
-            for kept in [one for one in self._kept.values() if one.share is None]:
-                for one in kept.states.values():
+            for param_state in [one for one in self._param_states.values() if one.share is None]:
+                for one in param_state.states.values():
                     tensors += [slot.view for slot in one.slots]
                     if one.shown is not one.slots[0].view:
                         tensors.append(one.shown)
@@ -658,7 +688,7 @@ class HostedStates:
         entries = self._last.get(id(optimizer))
         if not entries or self._broken is not None or any(one.begun for one in self._buffers):
             return
-        if any(one.kept is not None and one.kept.is_coded for one in entries):
+        if any(one.param_state is not None and one.param_state.is_coded for one in entries):
             return  # whether the weights have moved, and copies to wait for, the step finds out
         self._refuse()
         weight_of = self._masters.weight_of
@@ -683,8 +713,8 @@ class HostedStates:
             self._broken.finish_window()
         for share in self._shares:
             share.wait()
-        for home in self._buffers:
-            home.wait()
+        for buffer in self._buffers:
+            buffer.wait()
         self._masters.release()
         if self._is_away:
             self._offloaded.lift(_STATES)
@@ -733,12 +763,12 @@ class HostedStates:
     @property
     def sources(self) -> list[tuple[Callable[..., int], int]]:
         """What ``stats.gather`` takes its figures from."""
-        return [(lib.refit_offloader_stats, home.offloader._live) for home in self._buffers]
+        return [(lib.refit_offloader_stats, buffer.offloader._live) for buffer in self._buffers]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all states on the host."""
-        return sum(home.nbytes for home in self._buffers)
+        return sum(buffer.nbytes for buffer in self._buffers)
 
     def close(self) -> None:
         """Takes the states to the device, where PyTorch's own step finds them, and the hooks away.
@@ -749,8 +779,8 @@ class HostedStates:
             self._wait()
             self._masters.bring_back()
             for optimizer in self._optimizers:
-                for kept in self._kept_of(optimizer):
-                    _move_out(optimizer, kept)
+                for param_state in self._param_states_of(optimizer):
+                    _move_out(optimizer, param_state)
             self._end()
 
     def abandon(self) -> None:
@@ -766,8 +796,8 @@ class HostedStates:
                 except (CorruptError, StateError) as why:
                     said.append(f"masters, which stay on the host until they are used. {why}")
                 for optimizer in self._optimizers:
-                    for kept in self._kept_of(optimizer):
-                        _move_out(optimizer, kept)
+                    for param_state in self._param_states_of(optimizer):
+                        _move_out(optimizer, param_state)
             except DeviceMemoryError as why:
                 said.append(
                     "the states that live on the host, while the device had no memory for them. "
@@ -793,11 +823,11 @@ class HostedStates:
         for share in self._shares:
             share.close()
         self._shares.clear()
-        for home in self._buffers:
-            if not self._masters.is_buffer_in_use(home):
-                home.close()
+        for buffer in self._buffers:
+            if not self._masters.is_buffer_in_use(buffer):
+                buffer.close()
         self._buffers.clear()
-        self._kept.clear()
+        self._param_states.clear()
         self._observers.hold(IMAGE, 0)
 
 
@@ -855,11 +885,11 @@ def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _move_out(optimizer: Optimizer, kept: ParamState) -> None:
+def _move_out(optimizer: Optimizer, param_state: ParamState) -> None:
     """The states of a parameter become tensors of PyTorch's own, on its device."""
-    state = optimizer.state.get(kept.parameter) or {}
-    device = local(kept.parameter).device
-    for key, one in kept.states.items():
+    state = optimizer.state.get(param_state.parameter) or {}
+    device = local(param_state.parameter).device
+    for key, one in param_state.states.items():
         if state.get(key) is not one.shown:
             continue
         try:
@@ -874,9 +904,9 @@ def _move_out(optimizer: Optimizer, kept: ParamState) -> None:
             if not lacks_memory(why):
                 raise
             raise DeviceMemoryError(
-                f"no memory on {device} for {kept.name}.{key}: the states live on the host, and "
-                "nothing is lost. Free some memory, or let go of the optimizer and the controller "
-                f"together: {why}"
+                f"no memory on {device} for {param_state.name}.{key}: the states live on the host, "
+                "and nothing is lost. Free some memory, or let go of the optimizer and the "
+                f"controller together: {why}"
             ) from why
         state[key] = one.over(fresh)
 
@@ -887,11 +917,11 @@ def _found_inf(optimizer: Optimizer) -> bool:
     return isinstance(found, torch.Tensor) and bool(found.any())
 
 
-def _can_leave(parameter: Any, habits: StateLayout) -> bool:
+def _can_leave(parameter: Any, layout: StateLayout) -> bool:
     """Whether the CPU can step a parameter. A part of one that is shared among ranks of a GPU is
     stepped there if the optimizer's arithmetic is not element by element."""
     plain = local(parameter)
-    return plain is parameter or plain.device.type == "cpu" or habits.elementwise
+    return plain is parameter or plain.device.type == "cpu" or layout.elementwise
 
 
 # ---- What an optimizer calls.

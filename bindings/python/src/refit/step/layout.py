@@ -55,18 +55,18 @@ class BufferSlot:
     memory.
     """
 
-    def __init__(self, home: HostBuffer, region: int, like: torch.Tensor) -> None:
+    def __init__(self, buffer: HostBuffer, region: int, like: torch.Tensor) -> None:
         self.region = region
         self.dtype = like.dtype
         self.shape = tuple(like.shape)
         self.stride = tuple(like.stride())
         self.nbytes = extent(like)
         self._whole: dict[int, Part] = {}
-        self.is_coded = home.is_coded(region)
+        self.is_coded = buffer.is_coded(region)
         if self.is_coded:
             self.view = like
             return
-        self._storage = home.storage(region) if self.nbytes else None
+        self._storage = buffer.storage(region) if self.nbytes else None
         self.show()
 
     def show(self) -> None:
@@ -191,7 +191,7 @@ class ParamState:
         self.states: dict[Any, State] = {}
         self.master: State | None = None
         """The place of the parameter itself, if it is a master that lives on the host, too."""
-        self.home: HostBuffer | None = None
+        self.buffer: HostBuffer | None = None
         self.share: Any = None
         """The ``CpuShare`` that steps it; None: it visits the device."""
         self.parted = False

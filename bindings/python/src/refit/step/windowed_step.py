@@ -61,9 +61,9 @@ class Entry:
         "done",
         "first",
         "group",
-        "kept",
         "last",
         "moving",
+        "param_state",
         "parameter",
         "share",
         "state",
@@ -74,15 +74,15 @@ class Entry:
         self,
         group: int,
         parameter: Any,
-        kept: ParamState | None,
+        param_state: ParamState | None,
         first: int = 0,
         count: int | None = None,
     ) -> None:
         self.group = group
         self.parameter = parameter
-        self.share: CpuShare | None = None if kept is None else kept.share
+        self.share: CpuShare | None = None if param_state is None else param_state.share
         """What steps it on the CPU, where its states are: none of them moves."""
-        self.kept = kept if self.share is None else None
+        self.param_state = param_state if self.share is None else None
         self.first = first
         self.count = count
         self.last = True
@@ -98,15 +98,15 @@ class Entry:
     @property
     def lead(self) -> int:
         """Parts that come before those of the states: that of a master."""
-        return 0 if self.kept is None or self.kept.master is None else 1
+        return 0 if self.param_state is None or self.param_state.master is None else 1
 
     @property
-    def home(self) -> HostBuffer | None:
-        return None if self.kept is None else self.kept.home
+    def buffer(self) -> HostBuffer | None:
+        return None if self.param_state is None else self.param_state.buffer
 
     def again(self, optimizer: Optimizer) -> "Entry":
         """The same, not stepped yet."""
-        made = Entry(self.group, self.parameter, self.kept, self.first, self.count)
+        made = Entry(self.group, self.parameter, self.param_state, self.first, self.count)
         made.share = self.share
         made.last = self.last
         made.look(optimizer.state.get(self.parameter, {}))
@@ -115,7 +115,9 @@ class Entry:
     def look(self, state: Mapping[Any, Any]) -> None:
         """Before a step: which states come, or whether all are born. One in whose place the
         optimizer has something else, as None or a sparse tensor, does neither."""
-        states, pairs = _NONE if self.kept is None else (self.kept.states, self.kept.pairs)
+        states, pairs = (
+            _NONE if self.param_state is None else (self.param_state.states, self.param_state.pairs)
+        )
         self.state = state
         self.unborn = states.keys().isdisjoint(state)
         all_come = self.unborn or all(state.get(key) is one.shown for key, one in pairs)
@@ -137,7 +139,9 @@ class Entry:
         return self.first * size, self.count * size, (self.count,), (1,)
 
 
-def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], ParamState]) -> Iterator[Entry]:
+def entries_of(
+    optimizer: Optimizer, param_state: Mapping[tuple[int, int], ParamState]
+) -> Iterator[Entry]:
     """Every parameter that has a gradient, by group; first those whose states are there already,
     then those whose states this step makes."""
     born: list[Entry] = []
@@ -145,10 +149,10 @@ def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], ParamState])
         for parameter in one["params"]:
             if parameter.grad is None:
                 continue
-            mine = kept.get((id(optimizer), id(parameter)))
+            mine = param_state.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
             for entry in _parts(group, parameter, mine, state):
-                if entry.kept is not None and entry.unborn:
+                if entry.param_state is not None and entry.unborn:
                     born.append(entry)
                 else:
                     yield entry
@@ -156,34 +160,37 @@ def entries_of(optimizer: Optimizer, kept: Mapping[tuple[int, int], ParamState])
 
 
 def _parts(
-    group: int, parameter: Any, kept: ParamState | None, state: Mapping[Any, Any]
+    group: int, parameter: Any, param_state: ParamState | None, state: Mapping[Any, Any]
 ) -> list[Entry]:
-    entry = Entry(group, parameter, kept)
+    entry = Entry(group, parameter, param_state)
     entry.look(state)
-    if kept is None or entry.share is not None or not (entry.moving or kept.master):
-        entry.kept = None
+    if param_state is None or entry.share is not None or not (entry.moving or param_state.master):
+        entry.param_state = None
         entry.look(state)
         return [entry]
     whole = [entry]
-    if not kept.elementwise or len(entry.moving) < len(kept.states):
+    if not param_state.elementwise or len(entry.moving) < len(param_state.states):
         return whole
-    window_bytes = cast(HostBuffer, kept.home).window_bytes
-    if kept.nbytes <= window_bytes:
-        kept.parted = False
+    window_bytes = cast(HostBuffer, param_state.buffer).window_bytes
+    if param_state.nbytes <= window_bytes:
+        param_state.parted = False
         return whole
-    others = {key: value for key, value in state.items() if key not in kept.states}
-    kept.parted = (
-        kept.looks_as_parameter()
+    others = {key: value for key, value in state.items() if key not in param_state.states}
+    param_state.parted = (
+        param_state.looks_as_parameter()
         and not any(map(is_many, others.values()))
         and can_be_parted(parameter, others)
     )
-    if not kept.parted:
+    if not param_state.parted:
         return whole
-    room = window_bytes - _PADDING * len(kept.all)
-    count = max(kept.grain, room // kept.bytes_of_an_element() // kept.grain * kept.grain)
+    room = window_bytes - _PADDING * len(param_state.all)
+    count = max(
+        param_state.grain,
+        room // param_state.bytes_of_an_element() // param_state.grain * param_state.grain,
+    )
     total = parameter.numel()
     parts = [
-        Entry(group, parameter, kept, first, min(count, total - first))
+        Entry(group, parameter, param_state, first, min(count, total - first))
         for first in range(0, total, count)
     ]
     for one in parts:
@@ -196,7 +203,7 @@ def _parts(
 class _InUse:
     """The window that is being stepped."""
 
-    home: HostBuffer | None
+    buffer: HostBuffer | None
     entries: list[Entry]
     parts: list[list[int]]
     """Of each entry the numbers of its parts in the list of the step."""
@@ -242,7 +249,7 @@ class WindowedStep:
             id(one.parameter): {
                 key: _copied(value)
                 for key, value in one.state.items()
-                if one.kept is None or key not in one.kept.states
+                if one.param_state is None or key not in one.param_state.states
             }
             for one in self.entries
             if one.count is not None
@@ -256,12 +263,12 @@ class WindowedStep:
     def prefetch(self) -> None:
         """Starts the copies of the first windows, if the device has memory for them and for the
         gradients that are still to come. What ``HostBuffer.begin`` raises: nothing has started."""
-        for home, entries in self._by_buffer().items():
-            if home is not None:
+        for buffer, entries in self._by_buffer().items():
+            if buffer is not None:
                 parts, _ = self._parts(entries)
                 to_come = [one.parameter for one in entries if one.parameter.grad is None]
-                if home.has_room(parts, sum(local(one).nbytes for one in to_come)):
-                    home.begin(parts)
+                if buffer.has_room(parts, sum(local(one).nbytes for one in to_come)):
+                    buffer.begin(parts)
                 return
 
     def run(self, observers: Observers) -> None:
@@ -304,24 +311,24 @@ class WindowedStep:
         }
         here = [one for one in left.pop(None, []) if one.share is None]
         if most is None:
-            visits = [(home, entries, *self._parts(entries)) for home, entries in left.items()]
-            for home, _, parts, _ in visits[:1]:
-                home.begin(parts)  # what stays on the device is stepped meanwhile
+            visits = [(buffer, entries, *self._parts(entries)) for buffer, entries in left.items()]
+            for buffer, _, parts, _ in visits[:1]:
+                buffer.begin(parts)  # what stays on the device is stepped meanwhile
             if here:
                 self._window(None, here, [[] for _ in here], {})
-            for home, entries, parts, numbers in visits:
-                self._visit(home, entries, parts, numbers, observers)
+            for buffer, entries, parts, numbers in visits:
+                self._visit(buffer, entries, parts, numbers, observers)
         else:
             for some in _batches(here, most):
                 self._window(None, some, [[] for _ in some], {})
-            for home, entries in left.items():
+            for buffer, entries in left.items():
                 for some in _batches(entries, most):
-                    self._visit(home, some, *self._parts(some), observers)
-                    home.wait()
+                    self._visit(buffer, some, *self._parts(some), observers)
+                    buffer.wait()
         for share, entries in shares.items():
             self._step_on_cpu(share, entries, named[share], most, observers)
-        for home in self._buffers():
-            home.end()
+        for buffer in self._buffers():
+            buffer.end()
         for share in _by_share(self.entries):
             share.join()
 
@@ -358,8 +365,8 @@ class WindowedStep:
         if len(self._torn) > torn or not tried:
             raise why
         traceback.clear_frames(why.__traceback__)  # they hold the states that it has made
-        for home in self._buffers():
-            home.wait()
+        for buffer in self._buffers():
+            buffer.wait()
         self._invalidate()
         if most != 1:
             return max(1, len(tried) // 2)
@@ -385,30 +392,30 @@ class WindowedStep:
                 state[one] = state.pop(one)
 
     def _buffers(self) -> list[HostBuffer]:
-        return list({id(one.home): one.home for one in self.entries if one.home}.values())
+        return list({id(one.buffer): one.buffer for one in self.entries if one.buffer}.values())
 
     def _by_buffer(self) -> dict[Any, list[Entry]]:
-        """What is left, by home; what has none under None."""
+        """What is left, by buffer; what has none under None."""
         found: dict[Any, list[Entry]] = {}
         for one in self.entries:
             if not one.done:
-                found.setdefault(one.home, []).append(one)
+                found.setdefault(one.buffer, []).append(one)
         return found
 
     def _visit(
         self,
-        home: HostBuffer,
+        buffer: HostBuffer,
         entries: list[Entry],
         parts: list[Part],
         numbers: list[list[int]],
         observers: Observers,
     ) -> None:
-        """The entries of one home, window by window."""
-        home.begin(parts)
+        """The entries of one buffer, window by window."""
+        buffer.begin(parts)
         at = 0
         while True:
             began = time.perf_counter()
-            first, addresses = home.next()
+            first, addresses = buffer.next()
             arrived = time.perf_counter()
             if not addresses:
                 break
@@ -416,14 +423,14 @@ class WindowedStep:
             while after < len(entries) and numbers[after][0] < first + len(addresses):
                 after += 1
             places = {first + number: address for number, address in enumerate(addresses)}
-            self._window(home, entries[at:after], numbers[at:after], places)
+            self._window(buffer, entries[at:after], numbers[at:after], places)
             if observers.drawn:
                 now = time.perf_counter()
                 nbytes = sum(one.nbytes for one in parts[first : first + len(addresses)])
                 observers.past(WAIT, now - began, arrived - began)
                 observers.past(WINDOW, now - arrived, now - arrived, nbytes)
             at = after
-        home.end()
+        buffer.end()
 
     def _parts(self, entries: list[Entry]) -> tuple[list[Part], list[list[int]]]:
         """The parts of some entries, and of each entry the numbers of its own."""
@@ -432,7 +439,11 @@ class WindowedStep:
         for entry in entries:
             born = NEW if entry.unborn else 0
             mine: list[int] = []
-            masters = entry.kept.master.slots if entry.kept and entry.kept.master else []
+            masters = (
+                entry.param_state.master.slots
+                if entry.param_state and entry.param_state.master
+                else []
+            )
             slots = [(slot, 0) for slot in masters]
             slots += [(slot, born) for _, one in entry.moving for slot in one.slots]
             for slot, flags in slots:
@@ -451,19 +462,19 @@ class WindowedStep:
 
     def _window(
         self,
-        home: HostBuffer | None,
+        buffer: HostBuffer | None,
         entries: list[Entry],
         numbers: list[list[int]],
         places: Mapping[int, int],
     ) -> None:
         self._tried = entries
         masters = {
-            at: self._master(cast(HostBuffer, home), one, places[numbers[at][0]])
+            at: self._master(cast(HostBuffer, buffer), one, places[numbers[at][0]])
             for at, one in enumerate(entries)
             if one.lead
         }
         parameters = [self._parameter(one, masters.get(at)) for at, one in enumerate(entries)]
-        states = [self._given(home, *one, places) for one in zip(entries, numbers, strict=True)]
+        states = [self._given(buffer, *one, places) for one in zip(entries, numbers, strict=True)]
         chosen: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         for entry, parameter in zip(entries, parameters, strict=True):
             chosen[entry.group].append(parameter)
@@ -474,8 +485,8 @@ class WindowedStep:
             if given or entry.parameter in known
         }
         made = self._stepping.empty(chosen, state)
-        kept = [dict(one) for one in states]
-        use = _InUse(home, entries, numbers, parameters, kept, made)
+        param_state = [dict(one) for one in states]
+        use = _InUse(buffer, entries, numbers, parameters, param_state, made)
         use.masters = masters
         self._save(use)
         self._in_use = use
@@ -501,13 +512,13 @@ class WindowedStep:
             return entry.parameter
         return part_of(entry.parameter, entry.first, entry.count)
 
-    def _master(self, home: HostBuffer, entry: Entry, place: int) -> torch.Tensor:
-        slot = cast(State, cast(ParamState, entry.kept).master).slots[0]
+    def _master(self, buffer: HostBuffer, entry: Entry, place: int) -> torch.Tensor:
+        slot = cast(State, cast(ParamState, entry.param_state).master).slots[0]
         _, _, shape, stride = entry.place_of(slot)
-        return home.tensor(place, slot.region, slot.dtype, shape, stride)
+        return buffer.tensor(place, slot.region, slot.dtype, shape, stride)
 
     def _given(
-        self, home: HostBuffer | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
+        self, buffer: HostBuffer | None, entry: Entry, numbers: list[int], places: Mapping[int, int]
     ) -> dict[Any, Any]:
         """The state that the code is given: what stays, and tensors over the window's memory."""
         if entry.count is None:
@@ -516,7 +527,7 @@ class WindowedStep:
             given = {k: _copied(v) for k, v in self._before[id(entry.parameter)].items()}
         if _is_copied(entry):
             return {key: _on_cpu(value) for key, value in given.items()}
-        if home is None or entry.unborn:
+        if buffer is None or entry.unborn:
             return given
         mine = iter(numbers[entry.lead :])
         for key, one in entry.moving:
@@ -525,9 +536,9 @@ class WindowedStep:
                 _, nbytes, shape, stride = entry.place_of(slot)
                 if nbytes:
                     address = places[next(mine)]
-                    tensors.append(home.tensor(address, slot.region, slot.dtype, shape, stride))
+                    tensors.append(buffer.tensor(address, slot.region, slot.dtype, shape, stride))
                 else:
-                    tensors.append(torch.empty(shape, dtype=slot.dtype, device=home.device))
+                    tensors.append(torch.empty(shape, dtype=slot.dtype, device=buffer.device))
             given[key] = tensors[0] if entry.count is not None else one.over(tensors)
         if entry.count is None:
             return given
@@ -560,13 +571,13 @@ class WindowedStep:
         """Takes over what the code has made; the copies out follow it. Can be done twice."""
         groups = [at for at, group in enumerate(use.made.param_groups) if group["params"]]
         self._stepping.take(use.made, groups)
-        home = use.home
+        buffer = use.buffer
         last = max((number for numbers in use.parts for number in numbers), default=-1)
-        if home is None or home.window.progress <= last:
+        if buffer is None or buffer.window.progress <= last:
             for at in range(len(use.entries)):
                 self._take_over(use, at)
-            if home is not None:
-                home.done()
+            if buffer is not None:
+                buffer.done()
         for entry in use.entries:
             entry.done = True
         self._in_use = None
@@ -583,7 +594,7 @@ class WindowedStep:
             self._round(entry, use.masters[at], use.parameters[at])
         if _is_copied(entry):
             self._copy_back(entry, use.parameters[at], given, made)
-        is_new = entry.unborn and entry.kept is not None
+        is_new = entry.unborn and entry.param_state is not None
         if entry.count is None and not is_new and _is_in_place(entry, given, made, real):
             return
         self.has_made_states = True
@@ -598,7 +609,9 @@ class WindowedStep:
                 part = next(numbers)
                 new = None if inner is None else inner[number]
                 if entry.unborn:
-                    cast(HostBuffer, use.home).place(part, _as_born(new, slot, shape, stride, use))
+                    cast(HostBuffer, use.buffer).place(
+                        part, _as_born(new, slot, shape, stride, use)
+                    )
                 elif new is not None and held is not None:
                     _write(held[number], new)
             if inner is not None:
@@ -631,7 +644,7 @@ class WindowedStep:
     def _round(self, entry: Entry, master: torch.Tensor, stepped: torch.Tensor) -> None:
         """Rounds the weights from a master, as its framework does, before it leaves."""
         _write(master, stepped)  # of an optimizer that gives a parameter other memory
-        weight = self._weight_of(cast(ParamState, entry.kept))
+        weight = self._weight_of(cast(ParamState, entry.param_state))
         count = weight.numel() if entry.count is None else entry.count
         with interrupts_held(), torch.no_grad():
             weight.narrow(0, entry.first, count).copy_(master.detach().view(-1))
@@ -640,7 +653,7 @@ class WindowedStep:
 
     def finish_window(self) -> None:
         """Takes over the window whose code has run, if that is still to be done: before anything
-        else makes use of its home."""
+        else makes use of its buffer."""
         if self._in_use is not None and self._in_use.results:
             self._finish(self._in_use)
 
@@ -659,8 +672,8 @@ class WindowedStep:
                         if version is None or tensor._version != version:
                             tensor.copy_(value)
                 self._in_use = None
-            for home in self._buffers():
-                home.end()
+            for buffer in self._buffers():
+                buffer.end()
         except RefitError:
             return True  # what failed is tried again by the next call
         return any(one.done for one in self.entries)
@@ -766,7 +779,7 @@ def _as_born(
 ) -> torch.Tensor:
     """The bytes of a state that was born, as they are to lie in the image. Of one that the code
     has not made, or not so, any bytes: the optimizer does not get them."""
-    device = cast(HostBuffer, use.home).device
+    device = cast(HostBuffer, use.buffer).device
     if made is not None and made.device == device and made.stride() == stride:
         return made.detach()
     fresh = torch.empty_strided(shape, stride, dtype=slot.dtype, device=device)
@@ -790,7 +803,7 @@ def _is_in_place(
     dropped none. Plain values that it has changed are taken over."""
     if len(made) != len(real):
         return False
-    states = {} if entry.kept is None else entry.kept.states
+    states = {} if entry.param_state is None else entry.param_state.states
     for key, value in made.items():
         if value is not given.get(key):
             if key in states or key not in real or isinstance(value, torch.Tensor):
