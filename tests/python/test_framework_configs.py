@@ -113,7 +113,7 @@ def test_options_become_keywords(root: Path, name: str, expected: dict[str, Any]
 
 def test_megatron_arguments_for_share_stepped_on_cpu_are_known(root: Path) -> None:
     said = _read(root, "megatron_cpu_offload")
-    assert set(said) == {*state_offload.CPU_SWITCHES, state_offload.CPU_FRACTION}
+    assert set(said) == {*state_offload.CPU_SWITCHES, state_offload.STEP_FRACTION}
 
 
 def test_xtuner_options_become_keywords(root: Path) -> None:

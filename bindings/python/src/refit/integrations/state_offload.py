@@ -46,7 +46,7 @@ FRACTION = "optimizer_state_offload_fraction"
 SWITCHES = (SWAP, CHUNKED, ALIAS)
 
 CPU_STEP = "optimizer_cpu_offload"
-CPU_FRACTION = "optimizer_offload_fraction"
+STEP_FRACTION = "optimizer_offload_fraction"
 CPU_OVERLAP = "overlap_cpu_optimizer_d2h_h2d"
 CPU_TORCH = "use_torch_optimizer_for_cpu_offload"
 CPU_PINS = ("pin_cpu_grads", "pin_cpu_params")
@@ -187,17 +187,17 @@ def _of_chunks(said: Said) -> dict[str, Any]:
 
 def _of_cpu_step(said: Said) -> dict[str, Any]:
     _refuse_graphs(said)
-    fraction, overlap = said.share(CPU_FRACTION), said.get(CPU_OVERLAP)
+    fraction, overlap = said.share(STEP_FRACTION), said.get(CPU_OVERLAP)
     if fraction is None:
         raise InvalidError(
-            f"{CPU_STEP} is set and {CPU_FRACTION} is not: it is 1.0 on Megatron's command line "
+            f"{CPU_STEP} is set and {STEP_FRACTION} is not: it is 1.0 on Megatron's command line "
             "and 0.0 in its OptimizerConfig, so say which share the CPU steps"
         )
     if said.flag(PRECISE):
         _refuse_other_dtypes(said)
     if fraction == 0:
         warnings.warn(
-            f"{CPU_STEP} is set and {CPU_FRACTION} is 0, which is the default of Megatron's "
+            f"{CPU_STEP} is set and {STEP_FRACTION} is 0, which is the default of Megatron's "
             "OptimizerConfig: the CPU steps nothing",
             stacklevel=_CALLER,
         )

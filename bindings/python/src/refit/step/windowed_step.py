@@ -485,8 +485,8 @@ class WindowedStep:
             if given or entry.parameter in known
         }
         made = self._stepping.empty(chosen, state)
-        param_state = [dict(one) for one in states]
-        use = _InUse(buffer, entries, numbers, parameters, param_state, made)
+        before = [dict(one) for one in states]
+        use = _InUse(buffer, entries, numbers, parameters, before, made)
         use.masters = masters
         self._save(use)
         self._in_use = use
