@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from broadcasting import wait_until
 from stand_ins import megatron_core as mcore
 from stand_ins import nemo_rl as fake
 
@@ -628,6 +629,7 @@ def test_a_sender_that_is_cancelled_in_its_commit_drops_the_version() -> None:
         asyncio.run(cancel())
     assert seen == list(WEIGHTS)
     worker.finalize()
+    wait_until(lambda: engine.stats()["workers"] == 0)
     engine.expect(0)
     asyncio.run(engine.send_weights(weights()))
     assert engine.version == 2
