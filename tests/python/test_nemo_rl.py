@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from broadcasting import wait_until
 from stand_ins import megatron_core as mcore
 from stand_ins import nemo_rl as fake
 
@@ -629,6 +630,7 @@ def test_sender_cancelled_during_commit_drops_version() -> None:
         asyncio.run(cancel())
     assert seen == list(WEIGHTS)
     worker.finalize()
+    wait_until(lambda: engine.stats()["workers"] == 0)
     engine.expect(0)
     asyncio.run(engine.send_weights(weights()))
     assert engine.version == 2

@@ -59,4 +59,6 @@ def test_every_way_to_step_states_on_the_host_has_the_same_bits(root: Path) -> N
 
 
 def test_the_scenes_of_activations_on_a_gpu_pass_on_a_cpu(root: Path) -> None:
-    assert output_of(root / "tests" / "gpu" / "activations.py").count("passed") == 6
+    scenes = output_of(root / "tests" / "gpu" / "activations.py").splitlines()
+    assert "options" in scenes[0]
+    assert [scene for scene in scenes if ": passed, " not in scene] == []
