@@ -314,7 +314,8 @@ static void forget(refit_activations *activations, refit_activation_group number
     atomic_store(&activations->figures.groups, activations->table_count);
 }
 
-/* ---- Streams ----------------------------------------------------------------------------------- */
+/* ---- Streams ----------------------------------------------------------------------------------
+ */
 
 /* Waits for the copies of a call that failed, if there are any. A stream that takes no event is
  * closed, which waits too and needs no event. */
@@ -351,7 +352,8 @@ static refit_status stream_ready(refit_activations *activations, copy_stream *on
     return refit_stream_open(activations->device, &on->stream, error);
 }
 
-/* ---- Transfers ----------------------------------------------------------------------------------- */
+/* ---- Transfers --------------------------------------------------------------------------------
+ */
 
 /* Looks whether the group's copies are over, or waits for them. REFIT_ERR_TIMEOUT: not yet.
  * REFIT_ERR_DEVICE: the device is lost, and they are over, too. */

@@ -42,7 +42,7 @@ extern "C" {
     X(ERR_PIN, 6, "host memory could not be page-locked")                                          \
     X(ERR_TIMEOUT, 7, "the deadline passed")                                                       \
     X(ERR_CANCELLED, 8, "the operation was cancelled")                                             \
-    X(ERR_COPY, 9, "a copy could not be started")                                                 \
+    X(ERR_COPY, 9, "a copy could not be started")                                                  \
     X(ERR_DEVICE, 10, "the device or its driver failed")                                           \
     X(ERR_UNSUPPORTED, 11, "not supported by this build, device or file")                          \
     X(ERR_NOT_FOUND, 12, "no such thing")                                                          \
