@@ -116,7 +116,7 @@ def test_copies_back_that_failed_are_told_and_made_again(
     controller.offload()
     controller.restore()
     with monkeypatch.context() as patch:
-        patch.setattr(Regions, "home", property(lambda _: False))
+        patch.setattr(Regions, "on_device", property(lambda _: False))
         patch.setattr(Regions, "back", property(lambda _: False))
         patch.setattr(Regions, "wait", raising(CopyError))
         with pytest.raises(CopyError):

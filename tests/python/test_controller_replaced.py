@@ -88,7 +88,7 @@ def clear_in_vain(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies out fail before they have begun, and where the bytes are is not known."""
     with monkeypatch.context() as patch:
         patch.setattr(Offloader, "offload", fail_to_offload)
-        patch.setattr(Regions, "home", property(lambda _: False))
+        patch.setattr(Regions, "on_device", property(lambda _: False))
         with pytest.raises(CopyError):
             controller.offload()
     assert controller.state == "cleared"
