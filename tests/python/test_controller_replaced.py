@@ -118,7 +118,7 @@ def test_a_storage_resized_after_a_failed_clear_is_copied_anew(
     clear_in_vain(controller, monkeypatch)
     storage = run.moments()[0].untyped_storage()
     storage.resize_(2 * storage.nbytes())
-    with pytest.raises(StateError, match=r"restore\(\), then clear"):
+    with pytest.raises(StateError, match=r"restore\(\), then offload"):
         controller.offload()
     controller.restore()
     controller.offload()
