@@ -9,8 +9,9 @@
 #   REFIT_BUILD        the build folder (a new one under /tmp)
 #   REFIT_COMMIT       what was built, where git cannot tell
 #
-# The order: the build, then the tests, since figures of a device that is wrong are worth nothing;
-# then the benchmarks; the sanitizer last, which is slow and can be asked again.
+# The order: the build, then the tests, since figures of a device that is wrong are worth nothing, the
+# short ones first; then the benchmarks, the longest one last; at the end the sanitizer, which can be
+# asked again.
 # Each step has a limit, is cut to the time that is left, and does not stop the others by failing.
 #
 # --rehearse FOLDER  on the fake driver, whose libcuda.so.1 lies in FOLDER: small sizes, and results
@@ -147,9 +148,10 @@ python_suite() {
         note python skip 0 "no PyTorch that sees a GPU, with pytest and hypothesis"
         return
     fi
-    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n $((($(nproc) + 1) / 2)))
+    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n $((($(nproc) * 3 + 3) / 4)))
     step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real "TEST_SEED=$seed" OMP_NUM_THREADS=1 \
-        python3 -m pytest "${processes[@]}" -v -rs -m "not slow" -p no:cacheprovider "$root/tests/python"
+        python3 -m pytest "${processes[@]}" -v -rs --tb=short -m "not slow" -p no:cacheprovider \
+        "$root/tests/python"
     [ "$status" -lt 0 ] ||
         awk -v on=$device -v status="$status" -f "$here/pytest.awk" "$out/rows/last" >>"$out/rows/tests"
 }
@@ -229,8 +231,6 @@ refit=$build/bin/refit
 for name in "${conformance[@]}" "${suites[@]}"; do
     suite "$name" 30
 done
-[ "$built" = yes ] || suite workers_lost 75 # whose scenes wait for hearts that beat no more
-python_suite 180
 torch=no
 ! timeout 60 python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || torch=yes
 torch_step "torch activations" 60 "${as_package[@]}" python3 "$here/activations.py" --device $device
@@ -238,14 +238,10 @@ pool=(env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF "${as_package[@]:1}")
 torch_step "torch pool" 60 "${pool[@]}" python3 "$here/torch_pool.py"
 torch_step "torch pool, expandable" 60 "${pool[@]}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
     python3 "$here/torch_pool.py"
+python_suite 180
+[ "$built" = yes ] || suite workers_lost 75 # whose scenes wait for hearts that beat no more
 
 [ -z "$fake" ] || "$refit" bench tensors --mib 4 | head -50 >"$out/rows/few"
-bench "bench offload" 150 "$refit" bench offload --json --device $device "${whole[@]}" "${few[@]}"
-bench "bench offload, small" 60 "$refit" bench offload --json --device $device "${sizes[@]}" \
-    --tensors small "${few[@]}"
-bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
-bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]:0:2}" "${few[@]}"
-bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
 if [ $torch = yes ]; then
     timeout 30 "$refit" bench tensors --device $device "${sizes[@]}" >"$out/rows/list"
     bench "torch" 80 "${as_package[@]}" python3 "$here/torch_cases.py" "$out/rows/list" --seconds 50
@@ -259,6 +255,13 @@ else
     note torch skip 0 "no PyTorch that sees a GPU"
     note "torch window" skip 0 "no PyTorch that sees a GPU"
 fi
+
+bench "bench remap" 40 "$refit" bench remap --json --device $device "${sizes[@]}" "${many[@]}"
+bench "bench pin" 60 "$refit" bench pin --json --device $device "${sizes[@]:0:2}" "${few[@]}"
+bench "bench handover" 60 "$refit" bench handover --json --device $device "${sizes[@]}" "${few[@]}"
+bench "bench offload" 150 "$refit" bench offload --json --device $device "${whole[@]}" "${few[@]}"
+bench "bench offload, small" 60 "$refit" bench offload --json --device $device "${sizes[@]}" \
+    --tensors small "${few[@]}"
 
 sanitizer=compute-sanitizer
 [ -z "$fake" ] || sanitizer=$here/refusing-sanitizer.sh # where it would find no driver of NVIDIA's

@@ -13,6 +13,8 @@ import refit
 
 CYCLES = 3
 WIDTH = 1024
+WIDTH_ON_GPU = 4096
+"""States of 400 MB: an arena gives memory back by its chunks, which have up to 256 MiB."""
 
 
 class Training:
@@ -20,9 +22,10 @@ class Training:
 
     def __init__(self, torch, device):
         torch.manual_seed(3)
-        layers = [torch.nn.Linear(WIDTH, WIDTH) for _ in range(3)]
-        self.model = torch.nn.Sequential(*layers).to(device)
         on_gpu = torch.device(device).type == "cuda"
+        width = WIDTH_ON_GPU if on_gpu else WIDTH
+        layers = [torch.nn.Linear(width, width) for _ in range(3)]
+        self.model = torch.nn.Sequential(*layers).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, capturable=on_gpu)
         for number, parameter in enumerate(self.model.parameters()):
             parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
@@ -45,6 +48,15 @@ def inside(pool, tensors):
     return all(any(at <= a < at + size for at, size in pieces) for a in addresses)
 
 
+def taken(torch, pool, device):
+    """The bytes of the device that are taken, as its driver counts them; without one, the pool's."""
+    if torch.device(device).type != "cuda":
+        return pool.handle.info.used_bytes
+    torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
+
+
 def captured(torch, step):
     """A CUDA graph of a step, as a function that replays it."""
     graph = torch.cuda.CUDAGraph()
@@ -65,12 +77,13 @@ def scene(torch, pool, device, capture=captured):
     replay = capture(torch, run.optimizer.step)
     with refit.Controller(run.optimizer, run.model, pool=pool) as controller:
         for _ in range(CYCLES):
-            full = pool.handle.info.used_bytes
+            torch.cuda.empty_cache()
+            full, ours = taken(torch, pool, device), pool.handle.info.used_bytes
             controller.offload()
             torch.cuda.empty_cache()
-            away = pool.handle.info.used_bytes
-            assert away < full, f"{away} of {full} bytes are still taken"
-            noise = torch.full((full,), 255, dtype=torch.uint8, device=device)
+            given, less = full - taken(torch, pool, device), ours - pool.handle.info.used_bytes
+            assert given == less > 0, f"the device has {given} bytes more, the pool says {less}"
+            noise = torch.full((given,), 255, dtype=torch.uint8, device=device)
             del noise
             torch.cuda.empty_cache()
             controller.restore()
@@ -111,7 +124,7 @@ def main():
     if not torch.cuda.is_available():
         return 77
     device = "cuda:0"
-    pool = refit.mem_pool(device, 1 << 30)
+    pool = refit.mem_pool(device, 2 << 30)
     used(torch, pool, device)
     scene(torch, pool, device)
     gc.collect()

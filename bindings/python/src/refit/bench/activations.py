@@ -38,15 +38,15 @@ SHAPES: tuple[Shape, ...] = (
 """The smallest, then the batches of 8 and 16 and the lengths of 256 to 1,024 of ms-swift #7201, of
 which a CPU takes an eighth and a half."""
 
-SIZES, SIZES_ON_GPU, BATCHES_ON_GPU, LENGTHS_ON_GPU = Sizes(), Sizes(2048, 16, 32000), 8, 2
+SIZES, SIZES_ON_GPU, BATCHES_ON_GPU, LENGTHS_ON_GPU = Sizes(), Sizes(2048, 16, 32000), 2, 2
 MOST_ROUNDS = 5
 UNTIMED = 2
 RECORDED = 3
 MIN_BYTES, KEEP_LAST = 64 << 10, 1  # refit's defaults
 POINTS = 600
-VALUES, BESIDES_BYTES = 150, 2 << 30
-"""Bytes that a way takes of the host, for each token, layer and element of the width, and others.
-Each way keeps its host memory; PyTorch's is taken by powers of two."""
+VALUES, BESIDES_BYTES = 38, 2 << 30
+"""Elements that a way takes of the host, for each token, layer and element of the width, and other
+bytes. Each way keeps its host memory; PyTorch's is taken by powers of two."""
 
 
 @dataclass
@@ -104,8 +104,7 @@ def measure(rounds: int, lengths: Sequence[int] | None = None) -> dict[str, Any]
     shapes = shapes_of(lengths)
     sizes = _sizes()
     torch.manual_seed(7)
-    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
-    begin = {name: it.to(device, kind) for name, it in Decoder(sizes).state_dict().items()}
+    begin = {name: it.to(device, _dtype()) for name, it in Decoder(sizes).state_dict().items()}
     rounds = min(rounds, MOST_ROUNDS)
     rows, memory = [], {}
     for shape in shapes:
@@ -143,7 +142,8 @@ def memory_told(lengths: Sequence[int] | None) -> str:
     """A line on what will be taken of the host. HostMemoryError if there is not as much."""
     shapes, sizes = shapes_of(lengths), _sizes()
     tokens = max(batch * length for batch, length in shapes)
-    takes = BESIDES_BYTES + tokens * sizes.layers * sizes.width * VALUES * len(KINDS)
+    values = tokens * sizes.layers * sizes.width * VALUES
+    takes = BESIDES_BYTES + values * _dtype().itemsize * len(KINDS)
     available = machine.available_bytes()
     said = f"{takes / 1e9:.1f} GB of free memory"
     if takes > available:
@@ -156,6 +156,10 @@ def memory_told(lengths: Sequence[int] | None) -> str:
 
 def _device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _dtype() -> torch.dtype:
+    return torch.bfloat16 if _device().type == "cuda" else torch.float32
 
 
 def _sizes() -> Sizes:
