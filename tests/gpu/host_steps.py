@@ -227,7 +227,8 @@ def little_memory(device):
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
             total = torch.cuda.get_device_properties(device).total_memory
-            limit = torch.cuda.memory_reserved() + room
+            gradients = sum(one.grad.nbytes for one in moved.model.parameters())  # which are away
+            limit = torch.cuda.memory_reserved() + gradients + room
             if number > 0:  # states are born in memory of PyTorch's, which has windows for them
                 torch.cuda.set_per_process_memory_fraction(limit / total)
             try:

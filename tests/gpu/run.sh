@@ -148,7 +148,7 @@ python_suite() {
         note python skip 0 "no PyTorch that sees a GPU, with pytest and hypothesis"
         return
     fi
-    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n $((($(nproc) * 3 + 3) / 4)))
+    timeout 60 python3 -c 'import xdist' 2>/dev/null && processes=(-n "$(nproc)")
     step python "$1" "${as_package[@]}" REFIT_TEST_CUDA=real "TEST_SEED=$seed" OMP_NUM_THREADS=1 \
         python3 -m pytest "${processes[@]}" -v -rs --tb=short -m "not slow" -p no:cacheprovider \
         "$root/tests/python"
@@ -238,7 +238,7 @@ pool=(env -u PYTORCH_ALLOC_CONF -u PYTORCH_CUDA_ALLOC_CONF "${as_package[@]:1}")
 torch_step "torch pool" 60 "${pool[@]}" python3 "$here/torch_pool.py"
 torch_step "torch pool, expandable" 60 "${pool[@]}" PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True \
     python3 "$here/torch_pool.py"
-python_suite 180
+python_suite 190
 [ "$built" = yes ] || suite workers_lost 75 # whose scenes wait for hearts that beat no more
 
 [ -z "$fake" ] || "$refit" bench tensors --mib 4 | head -50 >"$out/rows/few"
@@ -250,7 +250,8 @@ if [ $torch = yes ]; then
         match($0, /"way":"[^"]*"/) && !seen[substr($0, RSTART, RLENGTH)]++' | tac >"$out/rows/kept"
     mv "$out/rows/kept" "$out/rows/benches"
     bench "torch window" 80 "${as_package[@]}" python3 "$here/host_steps.py" --device $device
-    bench "bench activations" 80 "${as_package[@]}" python3 -m refit.bench activations --json - --lines
+    bench "bench activations" 80 "${as_package[@]}" python3 -m refit.bench activations --json - \
+        --lines --rounds 2 --lengths 1024 4096
 else
     note torch skip 0 "no PyTorch that sees a GPU"
     note "torch window" skip 0 "no PyTorch that sees a GPU"

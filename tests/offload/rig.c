@@ -203,12 +203,12 @@ refit_status finish(rig *on)
     return refit_offloader_wait(on->offloader, TIMEOUT_MS, &on->error);
 }
 
-refit_status bind(rig *on, refit_region_id region, void *memory)
+refit_status bind_region(rig *on, refit_region_id region, void *memory)
 {
     return refit_offloader_bind(on->offloader, region, memory, &on->error);
 }
 
-refit_status unbind(rig *on, refit_region_id region)
+refit_status unbind_region(rig *on, refit_region_id region)
 {
     return refit_offloader_unbind(on->offloader, region, &on->error);
 }

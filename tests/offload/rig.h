@@ -86,8 +86,8 @@ refit_status clear(rig *on);
 refit_status offload(rig *on);
 refit_status restore(rig *on);
 refit_status finish(rig *on);
-refit_status bind(rig *on, refit_region_id region, void *memory);
-refit_status unbind(rig *on, refit_region_id region);
+refit_status bind_region(rig *on, refit_region_id region, void *memory);
+refit_status unbind_region(rig *on, refit_region_id region);
 
 /* Takes and frees a read lock. */
 refit_status try_read_lock(rig *on);

@@ -90,14 +90,14 @@ SCENE(a_caller_frees_and_binds_again, 0)
             rig_free(on, at);
             ids[at] = at;
             for (int twice = 0; !many && twice < 2; twice++)
-                assert_ok(unbind(on, at));
+                assert_ok(unbind_region(on, at));
         }
         for (int twice = 0; many && twice < 2; twice++)
             assert_ok(refit_offloader_unbind_each(on->offloader, ids, RIG_REGIONS, &on->error));
         assert_int_equal(rig_stats(on).offload_reclaimed_bytes_last, rig_all_bytes(on));
         for (uint32_t at = RIG_REGIONS; at-- > 0;) {
             memory[at] = rig_take(on, at);
-            if (!many) assert_ok(bind(on, at, memory[at]));
+            if (!many) assert_ok(bind_region(on, at, memory[at]));
         }
         if (many)
             assert_ok(

@@ -89,14 +89,14 @@ SCENE(a_region_without_memory_cannot_return, 0)
     assert_int_equal(offload_all(on->offloader, &on->error), REFIT_ERR_CALLBACK);
     for (int hooks = 1; hooks >= 0; hooks--) {
         rig_free(on, 6);
-        assert_ok(unbind(on, 6));
+        assert_ok(unbind_region(on, 6));
         assert_int_equal(restore(on), hooks ? REFIT_ERR_CALLBACK : REFIT_ERR_STATE);
         assert_says(&on->error, "state.6");
         assert_int_equal(rig_state(on), REFIT_OFFLOADED);
         void *memory = rig_take(on, 6);
-        assert_int_equal(bind(on, 6, on->regions[7].memory), REFIT_ERR_EXISTS);
-        assert_invalid(bind(on, 6, NULL));
-        assert_ok(bind(on, 6, memory));
+        assert_int_equal(bind_region(on, 6, on->regions[7].memory), REFIT_ERR_EXISTS);
+        assert_invalid(bind_region(on, 6, NULL));
+        assert_ok(bind_region(on, 6, memory));
         rig_restore(on);
         rig_check_bytes(on, true);
         assert_ok(set_hooks(on, NULL));
@@ -106,10 +106,10 @@ SCENE(a_region_without_memory_cannot_return, 0)
 
 SCENE(a_refused_bind_keeps_the_old_address, 0)
 {
-    assert_int_equal(bind(on, 1, on->regions[2].memory), REFIT_ERR_EXISTS);
+    assert_int_equal(bind_region(on, 1, on->regions[2].memory), REFIT_ERR_EXISTS);
     assert_ptr_equal(rig_region_info(on, 1).memory, on->regions[1].memory);
-    assert_int_equal(bind(on, 2, on->regions[1].memory), REFIT_ERR_EXISTS);
-    assert_ok(bind(on, 1, on->regions[1].memory));
+    assert_int_equal(bind_region(on, 2, on->regions[1].memory), REFIT_ERR_EXISTS);
+    assert_ok(bind_region(on, 1, on->regions[1].memory));
     rig_cycle(on);
 }
 
@@ -117,18 +117,18 @@ SCENE(a_caller_may_move_a_resident_storage, 0)
 {
     void *former = on->regions[3].memory, *memory = rig_take(on, 3);
     test_write(on->plain, memory, on->regions[3].expected, on->regions[3].bytes);
-    assert_ok(bind(on, 3, memory));
+    assert_ok(bind_region(on, 3, memory));
     assert_ok(refit_memory_free(on->device, former, &on->error));
     rig_cycle(on);
 }
 
 SCENE(unbinding_needs_bytes_on_the_host, .settings = SETTINGS("offload.verify=true"))
 {
-    assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(unbind_region(on, 0), REFIT_ERR_STATE);
     rig_fail_offload(on);
-    assert_int_equal(unbind(on, 0), REFIT_ERR_STATE);
-    assert_int_equal(unbind(on, RIG_REGIONS), REFIT_ERR_NOT_FOUND);
-    assert_int_equal(bind(on, RIG_REGIONS, on), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(unbind_region(on, 0), REFIT_ERR_STATE);
+    assert_int_equal(unbind_region(on, RIG_REGIONS), REFIT_ERR_NOT_FOUND);
+    assert_int_equal(bind_region(on, RIG_REGIONS, on), REFIT_ERR_NOT_FOUND);
     rig_restore(on);
 }
 
@@ -137,11 +137,11 @@ SCENE(unbinding_needs_bytes_on_the_host, .settings = SETTINGS("offload.verify=tr
 /* A region may be bound to the piece that it has. */
 SCENE(an_arena_keeps_its_addresses_to_itself, .memory = RIG_ARENA)
 {
-    assert_ok(bind(on, 0, on->regions[0].memory));
+    assert_ok(bind_region(on, 0, on->regions[0].memory));
     rig_check(on, 0);
     rig_offload(on);
-    assert_invalid(unbind(on, 0));
-    assert_ok(bind(on, 0, on->regions[0].memory));
+    assert_invalid(unbind_region(on, 0));
+    assert_ok(bind_region(on, 0, on->regions[0].memory));
     refit_region_info info = rig_region_info(on, 0);
     assert_ptr_equal(info.memory, on->regions[0].memory);
     assert_true(info.bound && info.in_arena);
@@ -158,16 +158,16 @@ SCENE(a_region_moves_out_of_its_arena_and_back, .memory = RIG_ARENA)
 {
     rig_offload(on);
     void *piece = on->regions[2].memory, *memory = rig_take(on, 2);
-    assert_ok(bind(on, 2, memory));
+    assert_ok(bind_region(on, 2, memory));
     assert_int_equal(rig_region_info(on, 2).in_arena, 0);
     rig_restore(on);
     rig_check_bytes(on, true);
     faulty_device_fail(on->device, FAULTY_COMMIT, 1, REFIT_ERR_DEVICE_MEMORY);
-    assert_int_equal(bind(on, 2, piece), REFIT_ERR_DEVICE_MEMORY);
+    assert_int_equal(bind_region(on, 2, piece), REFIT_ERR_DEVICE_MEMORY);
     assert_ptr_equal(rig_region_info(on, 2).memory, memory);
     rig_fill(on);
     rig_cycle(on);
-    assert_ok(bind(on, 2, piece));
+    assert_ok(bind_region(on, 2, piece));
     assert_int_equal(rig_region_info(on, 2).in_arena, 1);
     rig_free(on, 2);
 }

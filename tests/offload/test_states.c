@@ -10,12 +10,12 @@ static refit_status look(rig *on)
 
 static refit_status bind_first(rig *on)
 {
-    return bind(on, 0, on->regions[0].memory);
+    return bind_region(on, 0, on->regions[0].memory);
 }
 
 static refit_status unbind_first(rig *on)
 {
-    return unbind(on, 0);
+    return unbind_region(on, 0);
 }
 
 static refit_status hooks(rig *on)

@@ -77,6 +77,11 @@ def set_option(name: str, value: Any) -> Callable[[Layers], None]:
     return lambda run: run.optimizer.param_groups[0].update({name: value})
 
 
+def make_fused(run: Layers) -> None:
+    set_option("fused", True)(run)
+    run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))  # moves its counters
+
+
 CHANGES: dict[str, Callable[[Any], Any]] = {
     # gradients
     "clip": clip,
@@ -139,5 +144,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "change betas": set_option("betas", (0.8, 0.96)),
     "change the decay": set_option("weight_decay", 0.1),
     "add an option": set_option("mark", 7),
-    "make it fused": set_option("fused", True),
+    "make it fused": make_fused,
+}
+NOT_ON_GPU = {
+    "scale beyond fp32": "refuses the factor",
+    "scale one twice": "scales all at the same time",
 }

@@ -166,12 +166,14 @@ def trainer(options: dict[str, Any]) -> Iterator[Any]:
         made.join()
 
 
-@pytest.fixture
-def default_device(torch_device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def default_device(torch_device: str) -> Iterator[None]:
     """What ``training`` makes lies on ``torch_device``, where a test names no device."""
     import training
 
-    monkeypatch.setattr(training, "DEVICE", torch_device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "DEVICE", torch_device)
+        yield
 
 
 @pytest.fixture(params=["cycle", "windows", "share", "both"])

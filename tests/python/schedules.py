@@ -1,6 +1,8 @@
 """The schedules that a controller offers, and twins: training with one and without refit."""
 
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -8,6 +10,7 @@ import refit
 import torch
 import training
 from hooked import calls_refit
+from refit.errors import StateError
 from refit.states.offloaded_tensor import OffloadedTensor
 from torch import nn
 
@@ -95,6 +98,7 @@ class Twins:
         self.alone, self.moved = run(make), run(make)
         self.step(before)
         self.controller = schedule.open(self.moved.optimizer, self.moved.model, **options)
+        step_like(self.alone.optimizer, self.controller, self.alone.model)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.alone
@@ -131,6 +135,101 @@ class Twins:
         assert not calls_refit(self.moved.step)
         self.assert_same()
         assert not any(map(lives_on_host, self.moved.moments()))
+
+
+def step_like(
+    optimizer: Any, controller: refit.Controller | None, model: torch.nn.Module | None = None
+) -> None:
+    """The CPU steps those parameters of ``optimizer`` that it steps for ``controller``, by
+    PyTorch's own loop over them: what a GPU steps has other bits. On a CPU nothing changes."""
+    optimizer.__class__ = getattr(type(optimizer), "stands_for", type(optimizer))
+    if controller is None:
+        return
+    every = [one for group in optimizer.param_groups for one in group["params"]]
+    if not stepped_by_cpu(controller) or (
+        every[0].device.type == "cpu" and not __import__("os").environ.get("FORCE")
+    ):
+        return
+    kind = type(optimizer)
+    plain = kind.step.__wrapped__  # without the hooks of a step
+    reference = weakref.ref(controller)
+
+    def chosen() -> set[Any]:
+        followed = reference()
+        if followed is None:
+            return set()
+        named = {} if model is None else dict(model.named_parameters())
+        for number, group in enumerate(optimizer.param_groups):
+            named.update({f"{number}.{at}": one for at, one in enumerate(group["params"])})
+        try:
+            return {named[name] for name in stepped_by_cpu(followed)}
+        except StateError:  # it is closed
+            return set()
+
+    def step(self: Any, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        groups, on_cpu, known = self.param_groups, chosen(), list(self.state)
+        whole = [group["params"] for group in groups]
+        try:
+            for by_cpu in (False, True):
+                for group, its in zip(groups, whole, strict=True):
+                    group["params"] = [one for one in its if (one in on_cpu) is by_cpu]
+                with moved_to_cpu(self, on_cpu if by_cpu else set()):
+                    plain(self)
+        finally:
+            for group, its in zip(groups, whole, strict=True):
+                group["params"] = its
+            order = dict.fromkeys([*known, *(one for its in whole for one in its)])
+            states = {one: self.state.pop(one) for one in order if one in self.state}
+            self.state.update(states)  # as one step over all would have made them
+        return loss
+
+    optimizer.__class__ = type(kind.__name__, (kind,), {"step": step, "stands_for": kind})
+    optimizer._patch_step_function()
+
+
+@contextmanager
+def moved_to_cpu(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
+    """These parameters, their gradients and states are on the CPU within the block."""
+    before = [(one, one.data, one.grad) for one in parameters]
+    if not before:
+        yield
+        return
+    asked = [
+        (group, {key: group[key] for key in ("capturable", "foreach", "fused") if key in group})
+        for group in optimizer.param_groups
+    ]
+    scale, inf = (vars(optimizer).pop(key, None) for key in ("grad_scale", "found_inf"))
+    places: dict[Any, Any] = {}
+    for one, _, grad in before:
+        one.grad = None
+        one.data = one.data.cpu()
+        if grad is not None and not (inf is not None and bool(inf)):  # else no step
+            one.grad = grad.cpu() if scale is None else grad.cpu() * (1 / float(scale))
+        for key, value in optimizer.state.get(one, {}).items():
+            if isinstance(value, torch.Tensor):
+                places[one, key] = value.device
+                optimizer.state[one][key] = value.cpu()
+    for group, options in asked:
+        group.update(dict.fromkeys(options, False))
+    try:
+        yield
+    finally:
+        for group, options in asked:
+            group.update(options)
+        given = {"grad_scale": scale, "found_inf": inf}
+        vars(optimizer).update({key: one for key, one in given.items() if one is not None})
+        for one, data, grad in before:
+            one.grad, stepped = None, one.data
+            one.data = data.copy_(stepped)
+            one.grad = grad
+            for key, value in optimizer.state.get(one, {}).items():
+                if isinstance(value, torch.Tensor):
+                    born = data.device if value.dim() > 0 else value.device
+                    optimizer.state[one][key] = value.to(places.get((one, key), born))
 
 
 def assert_alike(one: Any, other: Any) -> None:

@@ -19,6 +19,7 @@ import refit.activations.leaving
 import refit.activations.offload
 import refit.activations.returning
 import torch
+import training
 from activation_scenes import (
     Block,
     Net,
@@ -46,7 +47,7 @@ ENDS = ("_join", "_wait")
 
 
 @pytest.fixture(scope="module")
-def expected() -> list[torch.Tensor]:
+def expected(default_device: None) -> list[torch.Tensor]:
     return stepped(net(LAYERS))
 
 
@@ -342,7 +343,8 @@ def test_exception_after_call_does_not_free_memory_being_copied(
                     loss.backward(retain_graph=True)
                 except Alarm:
                     raised = True  # its frames go with it
-                if name == "fetch" and raised:
+                if name == "fetch" and raised and training.DEVICE == "cpu":
+                    # A GPU's backward pass has a thread of its own, which no signal ends.
                     assert made[-1]() is not None
             model.zero_grad()
             if loss is not None:

@@ -446,7 +446,7 @@ def test_memory_saved_after_last_layer_is_freed_in_its_backward() -> None:
     with offloaded(model) as (activations, block):
         for _ in range(2):
             with block():
-                loss = model(torch.ones(6, 24)).sum()
+                loss = model(torch.ones(6, 24, device=training.DEVICE)).sum()
             assert held[-1]() is not None
             loss.backward()
             assert figures(activations)["activation_in_bytes_total"] > 0

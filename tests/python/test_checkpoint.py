@@ -27,6 +27,7 @@ from schedules import (  # noqa: E402
     assert_alike,
     lives_on_host,
     same,
+    step_like,
 )
 
 pytestmark = pytest.mark.usefixtures("default_device")
@@ -42,6 +43,11 @@ def saved(states: Any) -> Any:
 
 def values(run: Layers) -> Any:
     return copy.deepcopy(run.optimizer.state_dict())
+
+
+def on_cpu(states: dict[str, Any]) -> Any:
+    """With these tensors on the CPU: a forked process has no GPU."""
+    return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, states)
 
 
 # ---- A block in which states are read.
@@ -76,7 +82,7 @@ def test_a_forked_writer_reads_states_on_the_host(schedule: Schedule) -> None:
     """Megatron and NeMo-RL write checkpoints so."""
     with Twins(schedule, before=2) as twins:
         run, controller = twins.moved, twins.controller
-        expected = values(twins.alone)
+        expected = on_cpu(values(twins.alone))
         controller.offload()
         with controller.checkpoint() as states:
             assert said_in_a_fork(lambda: same(saved(states), saved(expected))) == "True"
@@ -150,7 +156,7 @@ def test_a_state_dict_with_a_hook_brings_the_states_back(schedule: Schedule) -> 
     seen: list[float] = []
 
     def reads_bytes(_optimizer: Any, state_dict: dict[str, Any]) -> None:
-        seen.append(float(state_dict["state"][0]["exp_avg"].sum()))
+        seen.append(float(state_dict["state"][0]["exp_avg"].cpu().sum()))
 
     with Twins(schedule, before=2) as twins:
         for run in twins:
@@ -328,6 +334,7 @@ def test_a_state_dict_is_loaded_by_another_run(
 ) -> None:
     plain, writer, reader = kind(), kind(), kind()
     controllers = [opened(source, writer), opened(to, reader)]
+    step_like(plain.optimizer, controllers[0], plain.model)
     plain.step(3), writer.step(3)
     weights, states = saved([writer.model.state_dict(), writer.optimizer.state_dict()])
     assert same(states, saved(plain.optimizer.state_dict()))
@@ -338,10 +345,13 @@ def test_a_state_dict_is_loaded_by_another_run(
         here = [lives_on_host(one) for one in reader.moments()]
         assert here.count(True) == {"cycle": 0, "share": 4}.get(to.name, 6)
     assert_alike(plain, reader)
+    step_like(plain.optimizer, controllers[1], plain.model)
     for run in (plain, writer, reader):
         run.step(2)
     assert_alike(plain, reader)
+    step_like(plain.optimizer, controllers[0], plain.model)
     for run in (plain, writer):
+        run.model.load_state_dict(weights)
         run.optimizer.load_state_dict(copy.deepcopy(states))  # over states that are there
         run.step()
     assert_alike(plain, writer)

@@ -61,7 +61,7 @@ def test_pytorchs_own_code_steps_if_it_is_asked_to() -> None:
         assert by_kernels(twins.controller) == 0
 
 
-@pytest.mark.parametrize("make", [torch.optim.NAdam, lambda p: torch.optim.AdamW(p, fused=True)])
+@pytest.mark.parametrize("make", [torch.optim.NAdam, torch.optim.Adamax])
 def test_parameters_of_another_device_are_stepped_by_copies(
     make: training.Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

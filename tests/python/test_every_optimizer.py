@@ -11,7 +11,7 @@ import pytest
 import torch
 import training
 from refit.errors import UnsupportedError
-from schedules import CYCLE, SHARE, WINDOWS, Schedule, lives_on_host, same
+from schedules import CYCLE, SHARE, WINDOWS, Schedule, lives_on_host, same, step_like
 
 pytestmark = pytest.mark.usefixtures("default_device")
 
@@ -103,6 +103,8 @@ class Drawn:
         cut = self.draw.randint(1, len(self.every) - 2)
         first, second = {"params": self.every[:cut]}, {"params": self.every[cut:-1], "lr": 0.03}
         self.optimizer = kind(self.every if self.alone else [first, second], **options)
+        # Before PyTorch 2.13 Adagrad makes states in its constructor, and none for a later group.
+        self.grows = not self.alone and not self.optimizer.state
         self.done = 0
 
     def shape(self, matrices: bool) -> list[int]:
@@ -130,7 +132,7 @@ class Drawn:
         if self.alone:
             self.optimizer.step(self.closure)
             return
-        if self.done == 3:
+        if self.done == 3 and self.grows:
             self.optimizer.add_param_group({"params": self.every[-1:], "lr": 0.02})
         for one in self.every:
             one.grad = None
@@ -180,6 +182,7 @@ def compare(schedule: Schedule, make: Callable[[], Drawn], number: int) -> None:
     if schedule.has_share:
         options["fraction"] = (0.4, 1.0)[number % 2]
     with schedule.open(moved.optimizer, **options) as controller:
+        step_like(alone.optimizer, controller)
         for step in range(STEPS):
             step_or_skip(alone)
             moved.step()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import refit
 import torch
+import training
 from failures import Drill, FailingCall, end_step
 from interrupts import MOST, AtLine
 from refit.errors import CopyError, RefitError
@@ -146,7 +147,9 @@ def test_ctrl_c_before_any_line_of_a_backward_pass_and_of_a_step(
         if not pressed.done:
             break
     assert not pressed.done
-    runs_refit = what == "step" or (schedule is not CYCLE and before > 0)
+    # A GPU's backward pass has a thread of its own, which Ctrl-C does not end.
+    in_backward = schedule is not CYCLE and before > 0 and training.DEVICE == "cpu"
+    runs_refit = what == "step" or in_backward
     assert broken > (15 if every else 5) or not runs_refit
 
 

@@ -15,7 +15,7 @@ import pytest
 import refit
 import torch
 import training
-from changes import CHANGES, state_of
+from changes import CHANGES, NOT_ON_GPU, state_of
 from forks import said_in_a_fork
 from refit.errors import BudgetError, BusyError, InvalidError, StateError, UnsupportedError
 from schedules import (
@@ -31,6 +31,7 @@ from schedules import (
     count_left,
     lives_on_host,
     same,
+    step_like,
     stepped_by_cpu,
 )
 from torch import nn
@@ -115,6 +116,8 @@ def test_what_a_loop_does_between_a_backward_pass_and_its_step(
 ) -> None:
     if change == "share a counter" and schedule.has_windows:
         pytest.skip("parts of a parameter are given copies of its counter")
+    if change in NOT_ON_GPU and training.DEVICE != "cpu":
+        pytest.skip(f"on a GPU PyTorch {NOT_ON_GPU[change]}")
     with Twins(schedule) as twins:
         for count in (3, 2):
             twins.step(count)
@@ -353,6 +356,8 @@ def test_several_optimizers_in_one_controller(schedule: Schedule, shared: bool) 
     for order in (1, -1):
         stays = {"fraction": 0.5} if schedule is WINDOWS and order < 0 else {}
         with schedule.open(sets[1][::order], runs[1].model, **stays) as controller:
+            for one in sets[0]:
+                step_like(one, controller, runs[0].model)
             for number in range(4):
                 for run, every in zip(runs, sets, strict=True):
                     run.backward()
@@ -395,24 +400,26 @@ def test_parameters_and_gradients_that_wrap_others(schedule: Schedule) -> None:
 def assert_same_with_and_without(
     schedule: Schedule, make: Callable[[], list[Any]], loss: Callable[[list[Any]], torch.Tensor]
 ) -> None:
-    ends = []
-    for opens in (False, True):
+    runs = []
+    for _ in range(2):
         torch.manual_seed(1)
         parameters = make()
         trained = [one for one in parameters if one.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=0.1)
-        controller = schedule.open(optimizer) if opens else None
+        # By foreach, a GPU steps two of one memory at the same time.
+        runs.append((parameters, torch.optim.AdamW(trained, lr=0.1, foreach=False)))
+    (alone, plainly), (moved, optimizer) = runs
+    with schedule.open(optimizer) as controller:
+        step_like(plainly, controller)
         for _ in range(4):
-            loss(parameters).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            if controller is not None:
-                training.whole_cycle(controller)
-        if controller is not None:
-            controller.close()
-        inner = [[p.a, p.b] if isinstance(p, TwoTensor) else [p] for p in parameters]
-        ends.append([one.detach().clone() for some in inner for one in some])
-    assert all(map(torch.equal, *ends))
+            for parameters, stepped in runs:
+                loss(parameters).backward()
+                stepped.step()
+                stepped.zero_grad()
+            training.whole_cycle(controller)
+    for one, other in zip(alone, moved, strict=True):
+        is_two = isinstance(one, TwoTensor)
+        pairs = [(one.a, other.a), (one.b, other.b)] if is_two else [(one, other)]
+        assert all(torch.equal(*pair) for pair in pairs)
 
 
 # ---- Hooks and closures.
@@ -595,7 +602,8 @@ def test_the_optimizer_of_accelerate(
 
     alone, run = Layers(), Layers()
     wrapped = wrap() if wrapped_first else None
-    with schedule.open(wrapped or run.optimizer, run.model):
+    with schedule.open(wrapped or run.optimizer, run.model) as controller:
+        step_like(alone.optimizer, controller, alone.model)
         wrapped = wrapped or wrap()
         for _ in range(3):
             alone.step()
@@ -661,6 +669,7 @@ def test_steps_in_inference_mode(schedule: Schedule) -> None:
 def test_states_that_are_born_in_inference_mode(schedule: Schedule) -> None:
     runs = alone, moved = Layers(momentum), Layers(momentum)
     with schedule.open(moved.optimizer, moved.model) as controller:
+        step_like(alone.optimizer, controller, alone.model)
         for _ in range(3):
             for run in runs:
                 run.backward()
@@ -735,6 +744,8 @@ def test_a_forked_process_is_refused_and_has_the_gradients(schedule: Schedule) -
         twins.step(3)
         twins.backward()
         assert (count_left(run) > 0) == schedule.has_share
+        if training.DEVICE != "cpu":
+            pytest.skip("PyTorch refuses to use a GPU in a forked process")
 
         def use() -> None:
             for one in run.gradients():
@@ -882,6 +893,7 @@ def test_one_schedule_after_another() -> None:
     alone, moved = Layers(), Layers()
     for schedule in (WINDOWS, CYCLE, BOTH, SHARE, WINDOWS):
         with schedule.open(moved.optimizer, moved.model) as controller:
+            step_like(alone.optimizer, controller, alone.model)
             alone.step(2), moved.step(2)
             training.whole_cycle(controller)
             alone.step(), moved.step()

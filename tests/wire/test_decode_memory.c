@@ -10,23 +10,25 @@
 
 static volatile uint64_t requests; /* a compiler may think that malloc leaves it alone */
 
+#define EXPORTED __attribute__((visibility("default"))) /* libraries call it, too */
+
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
 void *__libc_realloc(void *block, size_t bytes);
 
-void *malloc(size_t bytes)
+EXPORTED void *malloc(size_t bytes)
 {
     requests++;
     return __libc_malloc(bytes);
 }
 
-void *calloc(size_t count, size_t bytes)
+EXPORTED void *calloc(size_t count, size_t bytes)
 {
     requests++;
     return __libc_calloc(count, bytes);
 }
 
-void *realloc(void *block, size_t bytes)
+EXPORTED void *realloc(void *block, size_t bytes)
 {
     requests++;
     return __libc_realloc(block, bytes);

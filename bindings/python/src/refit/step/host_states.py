@@ -733,13 +733,10 @@ class HostedStates:
             state = rest.get(number)
             if not isinstance(state, Mapping) or _key(optimizer, parameter) in self._resident:
                 continue
+            loaded = {key: _as_loaded(parameter, key, value) for key, value in state.items()}
             loading[parameter] = {
-                key: Optimizer._process_value_according_to_param_policy(
-                    torch.empty(0, dtype=parameter.dtype, device="cpu"), value, number, [], key
-                )
-                if self._moves(optimizer, key, value)
-                else None
-                for key, value in state.items()
+                key: value if self._moves(optimizer, key, value) else None
+                for key, value in loaded.items()
             }
             rest[number] = {k: v for k, v in state.items() if loading[parameter][k] is None}
         self._loading[id(optimizer)] = loading
@@ -1001,6 +998,14 @@ class _Calls:
         states = self._known(optimizer)
         if states is not None:
             states.after_load(optimizer)
+
+
+def _as_loaded(parameter: torch.Tensor, key: Any, value: Any) -> Any:
+    """A state as PyTorch would load it, but on the CPU."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    like = torch.empty(0, dtype=parameter.dtype, device="cpu")
+    return Optimizer._process_value_according_to_param_policy(like, value, 0, [], key)
 
 
 def _with_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:

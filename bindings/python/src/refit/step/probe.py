@@ -164,23 +164,40 @@ class Stepping:
         state: Mapping[Any, dict[Any, Any]],
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
+        by_loop: bool = False,
     ) -> Mapping[Any, dict[Any, Any]]:
         """Steps ``chosen``, the parameters of each group, with ``state``; gives their states.
 
         The order of groups is kept, and those without parameters are there. What the code raises.
         """
         made = self.empty(chosen, state)
-        self.run_on(made, [], args, kwargs or {})
+        self.run_on(made, [], args, kwargs or {}, by_loop)
         self.take(made, [number for number, group in enumerate(chosen) if group])
         found: Mapping[Any, dict[Any, Any]] = made.state
         return found
 
     def run_on(
-        self, made: Optimizer, results: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self,
+        made: Optimizer,
+        results: list[Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        by_loop: bool = False,
     ) -> None:
         """Runs the code on a stand-in. ``results`` gets what it returns, and so tells that it has
-        run, in one line: an exception comes before it or after it."""
-        results.append(self._step(made, *args, **kwargs))
+        run, in one line: an exception comes before it or after it. ``by_loop``: parameters of a
+        GPU on the CPU, one after the other, whatever the groups ask the GPU for."""
+        asked = [
+            {key: group[key] for key in _ON_GPU if key in group} if by_loop else {}
+            for group in made.param_groups
+        ]
+        for group, options in zip(made.param_groups, asked, strict=True):
+            group.update(dict.fromkeys(options, False))
+        try:
+            results.append(self._step(made, *args, **kwargs))
+        finally:
+            for group, options in zip(made.param_groups, asked, strict=True):
+                group.update(options)
 
     def empty(
         self,
@@ -211,6 +228,11 @@ class Stepping:
             group.update(changed or {})
         vars(self._optimizer).update(self._bound or {})
         self._optimizer.state.update(self._loose_now)
+
+
+_ON_GPU = ("capturable", "foreach", "fused")
+"""The options of a group that are the GPU's. PyTorch's code refuses a ``capturable`` step of CPU
+tensors."""
 
 
 def _decided(group: Mapping[str, Any]) -> dict[str, bool]:
@@ -312,6 +334,8 @@ class Kind(NamedTuple):
     device: torch.device
     sparse: bool
     """Whether its gradient is."""
+    begun: bool = False
+    """Whether its optimizer makes its states in its constructor: Adagrad, before PyTorch 2.13."""
 
 
 def local(tensor: Any) -> Any:
@@ -401,7 +425,8 @@ def _option(value: Any) -> Any:
 def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> StateLayout:
     """Steps a twin, and says what is seen. Changes neither the optimizer nor random numbers.
 
-    A twin that cannot be stepped is given sparse gradients. ``allow_unverified``: an optimizer
+    A twin that cannot be stepped is given states, if the optimizer has some, then sparse gradients.
+    ``allow_unverified``: an optimizer
     whose parameters depend on each other is not refused. UnsupportedError for one that is, or that
     holds its parameters by itself.
     """
@@ -416,6 +441,8 @@ def learn(optimizer: Optimizer, kind: Kind, allow_unverified: bool = False) -> S
         except UnsupportedError:
             raise
         except Exception as why:
+            if not kind.begun and _begun(optimizer, kind) is not None:
+                return learn(optimizer, kind._replace(begun=True), allow_unverified)
             if not kind.sparse and len(kind.ones) > 0 and _takes_sparse(optimizer, kind):
                 return learn(optimizer, kind._replace(sparse=True), allow_unverified)
             if allow_unverified:
@@ -493,6 +520,27 @@ def _evaluates_first(optimizer: Optimizer, kind: Kind) -> bool:
     with suppress(Exception):  # of code that takes none
         Stepping(twin.optimizer).run(chosen, {}, (closure,))
     return len(seen) <= 1 and all(is_same(one, before) for one in seen)
+
+
+def _begun(optimizer: Optimizer, kind: Kind) -> torch.Tensor | None:
+    """A parameter of a kind that has states."""
+    for one in optimizer.param_groups[kind.group]["params"]:
+        if optimizer.state.get(one) and one.dim() == len(kind.ones):
+            found: torch.Tensor = one
+            return found
+    return None
+
+
+def _zeros(state: Mapping[Any, Any], of: torch.Tensor, parameter: torch.Tensor) -> dict[Any, Any]:
+    """States for a parameter, as those of another one are, but zero."""
+    return {
+        key: torch.zeros_like(parameter, dtype=value.dtype).detach()
+        if is_many(value) and value.shape == of.shape
+        else torch.zeros_like(value)
+        if isinstance(value, torch.Tensor)
+        else value
+        for key, value in state.items()
+    }
 
 
 def _takes_sparse(optimizer: Optimizer, kind: Kind) -> bool:
@@ -580,6 +628,10 @@ class _Twin:
             vars(self.optimizer).pop(name, None)
         self._held = self.held()
         self.states: dict[Any, Any] = {}
+        begun = _begun(optimizer, kind) if kind.begun else None
+        if begun is not None:
+            state = optimizer.state[begun]
+            self.states = {one: _zeros(state, begun, one) for one in self.parameters}
         self.written: set[Any] = set()
         """The keys of states that a step has changed in place."""
         self.has_drawn = False

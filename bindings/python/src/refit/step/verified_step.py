@@ -53,24 +53,26 @@ class WholeStep:
             for to_cpu in set(map(moves, stepped)):
                 copies: Copies = {}
                 for parameter in stepped:
-                    self._copy(parameter, to_cpu, copies)
+                    self._copy(parameter, to_cpu, moves(parameter), copies)
                 held = {p: optimizer.state[p] for p in stepped if p in optimizer.state}
                 alone = stand_in_of_copies(optimizer, copies, {**loose(optimizer), **held})
                 states = {p: one for p, one in alone.state.items() if isinstance(p, torch.Tensor)}
                 chosen = [[copies[id(p)][1] for p in group] for group in groups]
-                self._states.update(Stepping(alone).run(chosen, states, args, kwargs))
+                self._states.update(Stepping(alone).run(chosen, states, args, kwargs, to_cpu))
                 self._copies += [_Copy(*copies[id(one)]) for one in stepped if moves(one) == to_cpu]
 
-    def _copy(self, parameter: Any, to_cpu: bool, copies: Copies) -> None:
-        """Copies a parameter, its gradient, and its states that are not where it is stepped."""
+    def _copy(self, parameter: Any, to_cpu: bool, moves: bool, copies: Copies) -> None:
+        """Copies a parameter, its gradient, and its states that are not where it is stepped.
+        ``moves``: they live on the CPU, which steps it."""
         device = "cpu" if to_cpu else parameter.device
         made = parameter.detach().to(device, copy=True).requires_grad_()
         made.grad = parameter.grad.detach().to(device, copy=True)
         copies[id(parameter)] = parameter, made
         for key, one in self._optimizer.state.get(parameter, {}).items():
-            is_there = not to_cpu and not self._lives_on_host(parameter, key, one)
+            is_there = not to_cpu and not moves and not self._lives_on_host(parameter, key, one)
             if isinstance(one, torch.Tensor) and not is_there:
-                copies[id(one)] = one, one.detach().to(device, copy=True)
+                place = device if to_cpu or one.dim() > 0 else one.device
+                copies[id(one)] = one, one.detach().to(place, copy=True)
 
     def check(self, number: int, names: Mapping[int, str]) -> None:
         """UnsupportedError names the first that has other bits. Waits for the step's copies."""

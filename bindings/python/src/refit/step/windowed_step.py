@@ -490,8 +490,9 @@ class WindowedStep:
         use.masters = masters
         self._save(use)
         self._in_use = use
+        by_loop = any(map(_is_copied, entries)) and not _is_scaled(self.optimizer)
         with interrupts_held():
-            self._stepping.run_on(made, use.results, self._args, self._kwargs)
+            self._stepping.run_on(made, use.results, self._args, self._kwargs, by_loop)
         self._finish(use)
 
     def _parameter(self, entry: Entry, master: torch.Tensor | None) -> Any:
@@ -740,6 +741,11 @@ def _is_copied(entry: Entry) -> bool:
 def _on_cpu(value: Any) -> Any:
     """A state for the CPU to step. One that is there is the same tensor."""
     return local(value).to("cpu") if isinstance(value, torch.Tensor) else value
+
+
+def _is_scaled(optimizer: Optimizer) -> bool:
+    """Whether a GradScaler leaves gradients for a fused step to unscale."""
+    return getattr(optimizer, "grad_scale", None) is not None
 
 
 def _unscale(optimizer: Optimizer) -> float:
