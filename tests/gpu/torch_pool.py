@@ -86,7 +86,8 @@ def scene(torch, pool, device, capture=captured):
             torch.cuda.empty_cache()
             given, less = full - taken(torch, pool, device), ours - pool.handle.info.used_bytes
             said = f"the device has {given} bytes more, the pool says {less}"
-            assert less > 0 and abs(given - less) <= SLACK, said
+            assert less > 0, said
+            assert abs(given - less) <= SLACK, said
             noise = torch.full((given,), 255, dtype=torch.uint8, device=device)
             del noise
             torch.cuda.empty_cache()

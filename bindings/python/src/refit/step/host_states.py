@@ -906,6 +906,11 @@ def _move_out(optimizer: Optimizer, param_state: ParamState) -> None:
                 f"controller together: {why}"
             ) from why
         state[key] = one.over(fresh)
+    if param_state.share is None:
+        return
+    for key, value in state.items():  # those that the step made on the CPU and the image has not
+        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.device != device:
+            state[key] = value.to(device)
 
 
 def _found_inf(optimizer: Optimizer) -> bool:
