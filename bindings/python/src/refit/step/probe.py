@@ -524,8 +524,10 @@ def _evaluates_first(optimizer: Optimizer, kind: Kind) -> bool:
 
 def _begun(optimizer: Optimizer, kind: Kind) -> torch.Tensor | None:
     """A parameter of a kind that has states."""
+    wanted = kind._replace(sparse=False, begun=False)
     for one in optimizer.param_groups[kind.group]["params"]:
-        if optimizer.state.get(one) and one.dim() == len(kind.ones):
+        like = kind_of_parameter(kind.group, one)._replace(sparse=False)
+        if optimizer.state.get(one) and like == wanted:
             found: torch.Tensor = one
             return found
     return None
