@@ -46,7 +46,15 @@ from refit.step.host_buffer import HostBuffer
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.step.last_hook import LastHook
 from refit.step.layout import BufferSlot, ParamState, Recipe, State, dense_like, extent, plain_of
-from refit.step.probe import StateLayout, Stepping, alike, kind_of_parameter, learn, local
+from refit.step.probe import (
+    StateLayout,
+    Stepping,
+    alike,
+    is_many,
+    kind_of_parameter,
+    learn,
+    local,
+)
 from refit.step.schedule import CPU, STAYS, Division
 from refit.step.verified_step import WholeStep
 from refit.step.window import UNIT
@@ -777,7 +785,7 @@ class HostedStates:
             self._masters.bring_back()
             for optimizer in self._optimizers:
                 for param_state in self._param_states_of(optimizer):
-                    _move_out(optimizer, param_state)
+                    _move_out(optimizer, param_state, self._stays.get(id(optimizer), {}))
             self._end()
 
     def abandon(self) -> None:
@@ -794,7 +802,7 @@ class HostedStates:
                     said.append(f"masters, which stay on the host until they are used. {why}")
                 for optimizer in self._optimizers:
                     for param_state in self._param_states_of(optimizer):
-                        _move_out(optimizer, param_state)
+                        _move_out(optimizer, param_state, self._stays.get(id(optimizer), {}))
             except DeviceMemoryError as why:
                 said.append(
                     "the states that live on the host, while the device had no memory for them. "
@@ -882,35 +890,39 @@ def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def _move_out(optimizer: Optimizer, param_state: ParamState) -> None:
-    """The states of a parameter become tensors of PyTorch's own, on its device."""
+def _move_out(optimizer: Optimizer, param_state: ParamState, stays: Mapping[Any, str]) -> None:
+    """The states of a parameter become tensors of PyTorch's own, on its device, but for those that
+    stay where the optimizer keeps them."""
     state = optimizer.state.get(param_state.parameter) or {}
     device = local(param_state.parameter).device
-    for key, one in param_state.states.items():
-        if state.get(key) is not one.shown:
-            continue
-        try:
-            with interrupts_held(), torch.no_grad():
-                fresh = [
-                    torch.empty_like(s.view, device=device, memory_format=torch.preserve_format)
-                    for s in one.slots
-                ]
-                for tensor, slot in zip(fresh, one.slots, strict=True):
-                    tensor.copy_(slot.view)
-        except (RuntimeError, MemoryError) as why:
-            if not lacks_memory(why):
-                raise
-            raise DeviceMemoryError(
-                f"no memory on {device} for {param_state.name}.{key}: the states live on the host, "
-                "and nothing is lost. Free some memory, or let go of the optimizer and the "
-                f"controller together: {why}"
-            ) from why
-        state[key] = one.over(fresh)
-    if param_state.share is None:
-        return
-    for key, value in state.items():  # those that the step made on the CPU and the image has not
-        if isinstance(value, torch.Tensor) and value.dim() > 0 and value.device != device:
-            state[key] = value.to(device)
+    try:
+        for key, one in param_state.states.items():
+            if state.get(key) is one.shown:
+                state[key] = one.over(_fresh(one, device))
+        for key, value in state.items() if param_state.share is not None else ():
+            # what the step made on the CPU, and the image has no place for
+            if is_many(value) and key not in stays and value.device != device:
+                state[key] = value.to(device)
+    except (RuntimeError, MemoryError) as why:
+        if not lacks_memory(why):
+            raise
+        raise DeviceMemoryError(
+            f"no memory on {device} for {param_state.name}.{key}: the states live on the host, "
+            "and nothing is lost. Free some memory, or let go of the optimizer and the "
+            f"controller together: {why}"
+        ) from why
+
+
+def _fresh(one: State, device: torch.device) -> list[torch.Tensor]:
+    """Copies of a state's tensors on a device."""
+    with interrupts_held(), torch.no_grad():
+        fresh = [
+            torch.empty_like(s.view, device=device, memory_format=torch.preserve_format)
+            for s in one.slots
+        ]
+        for tensor, slot in zip(fresh, one.slots, strict=True):
+            tensor.copy_(slot.view)
+    return fresh
 
 
 def _found_inf(optimizer: Optimizer) -> bool:
