@@ -127,9 +127,9 @@ static refit_status remove_file(refit_archive *archive, rft_archive_entry *entry
     if (unlinkat(archive->folder.dir, name, 0) != 0 && errno != ENOENT) {
         return rft_disk_fail(error, "remove", name);
     }
-    const rft_held *held = &archive->held;
+    const rft_version_id *held = &archive->held;
     if (held->version == entry->version && held->epoch == entry->epoch)
-        archive->held = (rft_held){0};
+        archive->held = (rft_version_id){0};
     entry->kind = RFT_ARCHIVE_REMOVED;
     return REFIT_OK;
 }

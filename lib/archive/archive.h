@@ -27,7 +27,7 @@ struct refit_archive {
     /* to write */
     rft_manifest *manifest;      /* of the image; NULL: none yet */
     unsigned char *image;        /* owned */
-    rft_held held;               /* the version in it; 0: none */
+    rft_version_id held;         /* the version in it; 0: none */
     uint32_t since;              /* versions since the last anchor, that one included */
     rft_archive_slice *slice;    /* owned; with room for one frame: */
     unsigned char *frame;        /* the new version's bytes */

@@ -54,7 +54,7 @@ void rft_archive_forget(refit_archive *archive)
     archive->changes = NULL;
     archive->sums = NULL;
     archive->digests = NULL;
-    archive->held = (rft_held){0};
+    archive->held = (rft_version_id){0};
 }
 
 /* ---- What the caller gives ---- */
@@ -177,7 +177,7 @@ static refit_status rebuild(refit_archive *archive, const rft_archive_entry *anc
         status = rft_fail(error, REFIT_ERR_STALE, "its tensors are others");
     }
     if (status == REFIT_OK) {
-        archive->held = (rft_held){last->epoch, last->version, into->header.digest};
+        archive->held = (rft_version_id){last->epoch, last->version, into->header.digest};
         archive->since = (uint32_t)(last->version - anchor->version + 1);
     }
     refit_snapshot_close(into);
@@ -218,7 +218,7 @@ static refit_status resume_image(refit_archive *archive, const refit_archive_ver
 {
     const uint64_t before = version->version - 1;
     if (archive->held.version == before && archive->held.epoch == version->epoch) return REFIT_OK;
-    archive->held = (rft_held){0};
+    archive->held = (rft_version_id){0};
     if (archive->anchor_every == 1 || archive->folder.count == 0 || before == 0) return REFIT_OK;
     const rft_archive_entry *last =
         rft_archive_folder_find(&archive->folder, version->epoch, before);
@@ -463,7 +463,7 @@ static bool may_be_delta(const refit_archive *archive, const refit_archive_versi
 static refit_status write_next(archive_work *work, const refit_archive_version *version)
 {
     refit_archive *archive = work->archive;
-    archive->held = (rft_held){0};
+    archive->held = (rft_version_id){0};
     memset(archive->sums, 0, archive->manifest->count * sizeof *archive->sums);
     memset(archive->changes, 0, archive->manifest->count * sizeof *archive->changes);
     /* A new file, never one that lies there: it may be a link to a file that is not ours. */
@@ -526,7 +526,7 @@ static refit_status write_version(archive_work *work, const refit_archive_versio
     const rft_archive_entry *entry =
         rft_archive_folder_find(&archive->folder, version->epoch, version->version);
     if (entry != NULL) {
-        archive->held = (rft_held){0};
+        archive->held = (rft_version_id){0};
         return check_present(work, version, entry);
     }
     archive->present = false;
@@ -604,7 +604,7 @@ static void note_committed(refit_archive *archive)
 {
     const rft_archive_header *header = &archive->header;
     list_written(archive);
-    archive->held = (rft_held){header->epoch, header->version, header->digest};
+    archive->held = (rft_version_id){header->epoch, header->version, header->digest};
     archive->since = header->base == 0 ? 1 : archive->since + 1;
 }
 

@@ -99,10 +99,10 @@ typedef struct rft_device_ops {
     refit_status (*memory_free)(void *self, void *memory, refit_error *error);
     /* Is [memory, memory + bytes) memory of this device, allocated by refit or not, that can be
      * copied from and to? REFIT_ERR_INVALID says what it is instead (host memory, managed, another
-     * device's). `*whole` tells apart what no copy may lie across: two addresses of one allocation
-     * have the same, and neighbours of two allocations another. */
-    refit_status (*memory_check)(void *self, const void *memory, uint64_t bytes, const void **whole,
-                                 refit_error *error);
+     * device's). `*allocation` tells apart what no copy may lie across: two addresses of one
+     * allocation have the same, and neighbours of two allocations another. */
+    refit_status (*memory_check)(void *self, const void *memory, uint64_t bytes,
+                                 const void **allocation, refit_error *error);
 
     /* Addresses without memory, and memory mapped to them. All in multiples of *granule. commit is
      * all-or-nothing and idempotent; after decommit the bytes are gone, the addresses stay
@@ -227,7 +227,7 @@ bool rft_device_sweep(refit_device *device);
 
 rft_device_caps rft_device_get_caps(refit_device *device);
 refit_status rft_device_memory_check(refit_device *device, const void *memory, uint64_t bytes,
-                                     const void **whole, refit_error *error);
+                                     const void **allocation, refit_error *error);
 refit_status rft_device_reserve(refit_device *device, uint64_t bytes, void **out, uint64_t *granule,
                                 refit_error *error);
 refit_status rft_device_commit(refit_device *device, void *base, uint64_t bytes,

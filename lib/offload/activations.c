@@ -50,7 +50,7 @@
 typedef struct saved_tensor {
     struct saved_tensor *next; /* of its group, or of the pool */
     const void *memory;        /* borrowed, on the device */
-    const void *whole;         /* the allocation that contains it */
+    const void *allocation;    /* the allocation that contains it */
     uint64_t bytes;
     uint64_t at; /* in the arena */
 } saved_tensor;
@@ -445,9 +445,9 @@ static refit_status grow_plan(refit_activations *activations, const saved_group 
 }
 
 /* The pieces of one tensor: one for each slab that holds some of it. They go to `memory`, of which
- * `whole` is the allocation; NULL: they come from where the tensor is on the device. */
+ * `allocation` is the one; NULL: they come from where the tensor is on the device. */
 static void add_pieces(const refit_activations *activations, const saved_tensor *tensor,
-                       void *memory, const void *whole, uint32_t *count)
+                       void *memory, const void *allocation, uint32_t *count)
 {
     const rft_layout *layout = &activations->layout;
     char *arena = rft_host_arena_base(activations->arena);
@@ -459,7 +459,7 @@ static void add_pieces(const refit_activations *activations, const saved_tensor 
         rft_piece *piece = &activations->pieces[(*count)++];
         *piece = (rft_piece){.bytes = stop - at,
                              .slab = slab,
-                             .whole = whole,
+                             .allocation = allocation,
                              .slack = stop == end ? (uint32_t)padding : 0,
                              .known_memory = true};
         if (memory == NULL) {
@@ -689,7 +689,7 @@ static refit_status add(refit_activations *activations, refit_activation_group n
     bool below;
     RFT_TRY(find(activations, number, &group, error));
     RFT_TRY(check_open(group, number, error));
-    RFT_TRY(rft_device_memory_check(activations->device, memory, bytes, &tensor.whole, error));
+    RFT_TRY(rft_device_memory_check(activations->device, memory, bytes, &tensor.allocation, error));
     if (activations->spare_tensors == NULL) RFT_TRY(add_tensors(activations, error));
     RFT_TRY(rft_stack_take(&activations->stack, bytes, &tensor.at, &placed, &below, error));
     if (!placed) {
@@ -727,7 +727,7 @@ static refit_status commit(refit_activations *activations, refit_activation_grou
     if (group->count > 0) {
         RFT_TRY(grow_plan(activations, group, error));
         for (const saved_tensor *it = group->first; it != NULL; it = it->next) {
-            add_pieces(activations, it, NULL, it->whole, &pieces);
+            add_pieces(activations, it, NULL, it->allocation, &pieces);
         }
         RFT_TRY(rft_plan_fill(&activations->plan, activations->pieces, pieces, error));
         RFT_TRY(start(activations, &group->out, &activations->out, NULL, stream, error));
@@ -826,11 +826,11 @@ static refit_status take_memories(refit_activations *activations, const saved_gr
 {
     const saved_tensor *tensor = group->first;
     for (uint32_t i = 0; i < count; i++, tensor = tensor->next) {
-        const void *whole;
+        const void *allocation;
         if (memories[i] == NULL) continue;
-        RFT_TRY(rft_device_memory_check(activations->device, memories[i], tensor->bytes, &whole,
-                                        error));
-        add_pieces(activations, tensor, memories[i], whole, pieces);
+        RFT_TRY(rft_device_memory_check(activations->device, memories[i], tensor->bytes,
+                                        &allocation, error));
+        add_pieces(activations, tensor, memories[i], allocation, pieces);
         *bytes += tensor->bytes;
     }
     return REFIT_OK;

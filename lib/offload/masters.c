@@ -302,7 +302,7 @@ static masters_run find_run(const rft_region *region, uint64_t first, uint64_t e
 static void add_piece(rft_masters_way *way, const rft_masters_part *part, rft_piece piece)
 {
     piece.group = part->group;
-    piece.whole = part->whole;
+    piece.allocation = part->allocation;
     piece.known_memory = true; /* when the region, or the window, got its address */
     way->pieces[way->count++] = piece;
 }

@@ -97,7 +97,7 @@ typedef struct rft_masters_part {
     uint64_t first;
     uint64_t count;
     char *memory;
-    const void *whole; /* the allocation that contains it */
+    const void *allocation; /* the allocation that contains it */
     uint32_t group;
 } rft_masters_part;
 

@@ -22,9 +22,9 @@ typedef struct rft_region {
     uint64_t host_bytes;  /* that it takes there */
     uint64_t digest;      /* of the bytes that went out (offload.verify) */
     void *pageable; /* the host copy on the pageable path; owned, from malloc; guarded as `place` */
-    refit_arena *arena; /* that holds `memory`, or NULL; entered */
-    const void *whole;  /* the allocation or arena that contains the memory. Only its identity
-                           matters: two regions are joined into one copy only if it is the same */
+    refit_arena *arena;     /* that holds `memory`, or NULL; entered */
+    const void *allocation; /* the allocation or arena that contains the memory. Only its identity
+                          matters: two regions are joined into one copy only if it is the same */
     uint32_t group;
     int32_t priority;
     refit_policy policy;

@@ -181,7 +181,7 @@ typedef struct schedule_walk {
 static void add_piece(schedule_walk *walk, rft_piece piece, const rft_region *region)
 {
     piece.group = region->group;
-    piece.whole = region->whole;
+    piece.allocation = region->allocation;
     piece.known_memory = true; /* when the region got its address */
     walk->schedule->pieces[walk->count++] = piece;
 }
@@ -229,7 +229,7 @@ static void add_coded(schedule_walk *walk, const rft_region *region, char *image
     rft_masters_part part = {.region = region,
                              .count = region->bytes / 4,
                              .memory = region->memory,
-                             .whole = region->whole,
+                             .allocation = region->allocation,
                              .group = region->group};
     rft_masters_add(&way, &part);
     walk->count = way.count;

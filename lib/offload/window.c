@@ -45,8 +45,8 @@ typedef struct window_part {
     uint32_t flags;
     uint64_t offset; /* in the region */
     uint64_t bytes;
-    uint64_t at;       /* in its slot; REFIT_PART_NEW has none */
-    const void *whole; /* the allocation that contains it */
+    uint64_t at;            /* in its slot; REFIT_PART_NEW has none */
+    const void *allocation; /* the allocation that contains it */
 } window_part;
 
 /* Parts [first, first + count) travel together. */
@@ -61,8 +61,8 @@ struct refit_window {
 
     /* The memory: slot_count slots of slot_bytes. */
     char *memory;
-    const void *whole; /* the allocation that contains it */
-    bool borrowed;     /* it is the caller's */
+    const void *allocation; /* the allocation that contains it */
+    bool borrowed;          /* it is the caller's */
     uint64_t slot_bytes;
     uint32_t slot_count;
     rft_plan plans[REFIT_WINDOWS]; /* by slot: of its copies in, then of those out */
@@ -166,7 +166,7 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
                   "copies out of the last step may use the memory: call refit_window_wait first");
     if (memory == NULL) return drop_memory(window, error);
     uint64_t bytes;
-    const void *whole;
+    const void *allocation;
     RFT_REFUSE_IF((uintptr_t)memory % SLOT_ALIGNMENT != 0 || window_bytes == 0 ||
                       window_bytes % SLOT_ALIGNMENT != 0,
                   error, REFIT_ERR_INVALID,
@@ -177,10 +177,10 @@ refit_status refit_window_set_memory(refit_window *window, void *memory, uint64_
                       !rft_mul_u64(window_bytes, windows, &bytes),
                   error, REFIT_ERR_INVALID, "%" PRIu32 " windows are not between 1 and %d", windows,
                   REFIT_WINDOWS);
-    RFT_TRY(rft_device_memory_check(window->offloader->device, memory, bytes, &whole, error));
+    RFT_TRY(rft_device_memory_check(window->offloader->device, memory, bytes, &allocation, error));
     RFT_TRY(drop_memory(window, error));
     window->memory = memory;
-    window->whole = whole;
+    window->allocation = allocation;
     window->borrowed = true;
     window->slot_bytes = window_bytes;
     window->slot_count = windows;
@@ -193,16 +193,17 @@ static refit_status take_memory(refit_window *window, uint64_t bytes, uint32_t c
 {
     refit_device *device = window->offloader->device;
     void *memory;
-    const void *whole;
+    const void *allocation;
     RFT_TRY(refit_memory_alloc(device, bytes * count, &memory, error));
-    refit_status status = rft_device_memory_check(device, memory, bytes * count, &whole, error);
+    refit_status status =
+        rft_device_memory_check(device, memory, bytes * count, &allocation, error);
     if (status != REFIT_OK) {
         refit_status freed = refit_memory_free(device, memory, NULL);
         (void)freed; /* the failure above says more */
         return status;
     }
     window->memory = memory;
-    window->whole = whole;
+    window->allocation = allocation;
     window->slot_bytes = bytes;
     window->slot_count = count;
     window->offloader->windows.bytes = bytes * count;
@@ -505,7 +506,7 @@ static void add_pieces(refit_window *window, uint32_t number, bool out, uint32_t
                                                  .from = out ? memory : image + at,
                                                  .bytes = stop - at,
                                                  .slab = slab,
-                                                 .whole = part->whole,
+                                                 .allocation = part->allocation,
                                                  .known_memory = true};
         memory += stop - at;
         at = stop;
@@ -520,7 +521,7 @@ static rft_masters_part masters_of(const refit_window *window, uint32_t number)
                               .first = part->offset / 4,
                               .count = part->bytes / 4,
                               .memory = window->addresses[number],
-                              .whole = part->whole};
+                              .allocation = part->allocation};
 }
 
 static void add_part(refit_window *window, rft_masters_way *way, uint32_t number)
@@ -863,7 +864,7 @@ static void set_addresses(refit_window *window)
         for (uint32_t part = span->first; part < span->first + span->count; part++) {
             bool placed = !is_born(&window->parts[part]);
             window->addresses[part] = placed ? slot + window->parts[part].at : NULL;
-            window->parts[part].whole = placed ? window->whole : NULL;
+            window->parts[part].allocation = placed ? window->allocation : NULL;
         }
     }
 }
@@ -1005,7 +1006,7 @@ refit_status refit_window_place(refit_window *window, uint32_t part, void *memor
                   "an address that is a multiple of 4",
                   part, region->name, memory);
     RFT_TRY(rft_device_memory_check(window->offloader->device, memory, window->parts[part].bytes,
-                                    &window->parts[part].whole, error));
+                                    &window->parts[part].allocation, error));
     window->addresses[part] = memory;
     return REFIT_OK;
 }

@@ -66,7 +66,7 @@ typedef struct rft_peer {
     uint32_t window;
     int64_t heard; /* when it last said anything */
     int64_t due;   /* when it must have answered, or it is evicted; 0: no such moment */
-    rft_held held;
+    rft_version_id held;
     bool has_manifest; /* it was sent `manifest` */
     rft_digest128 manifest;
     rft_task task;

@@ -388,7 +388,7 @@ static void store_adopt(refit_publisher *publisher, rft_store *store, rft_frames
     publisher->frames = frames;
     rft_unlock(&publisher->lock);
     rft_wake_fd_set(publisher->wake);
-    publisher->uncompared.count = 0;
+    publisher->to_compare.count = 0;
     gpu_empty(publisher);
     rft_publisher_count_pinned(publisher);
     rft_frames_close(old_frames, &publisher->retired);
@@ -566,7 +566,7 @@ static void roll_back(refit_publisher *publisher)
     rft_lock(&publisher->lock);
     await_sending(publisher);
     rft_unlock(&publisher->lock);
-    publisher->uncompared.count = 0;
+    publisher->to_compare.count = 0;
     rft_publisher_await_copies(publisher, rft_deadline(publisher->config.broadcast_linger_ms));
     bool restorable = is_restorable(publisher);
     if (!restorable) {

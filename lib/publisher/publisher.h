@@ -19,12 +19,12 @@
 
 /* Tensors whose bytes are in the store, but not yet compared (and digested): the next ones are
  * copied meanwhile. */
-typedef struct rft_uncompared {
+typedef struct rft_to_compare {
     uint32_t count;
     bool digested; /* by the device: `sums` */
     uint32_t tensors[RFT_DIGEST_BATCH_MOST];
     uint64_t sums[RFT_DIGEST_BATCH_MOST];
-} rft_uncompared;
+} rft_to_compare;
 
 struct refit_publisher {
     refit_config config;
@@ -56,7 +56,7 @@ struct refit_publisher {
     /* These are the caller's. */
     rft_copy_queue *copy_queue;     /* of the device that was written from last; NULL: of none */
     rft_copy_queue *gpu_copy_queue; /* of the GPU of `gpu`; NULL: none */
-    rft_uncompared uncompared;
+    rft_to_compare to_compare;
 };
 
 /* ---- publisher_write.c */

@@ -65,10 +65,10 @@ static void frame_ready(void *user, uint32_t frame)
 
 void rft_publisher_compare_written(refit_publisher *publisher)
 {
-    rft_uncompared *last = &publisher->uncompared;
+    rft_to_compare *last = &publisher->to_compare;
     for (uint32_t i = 0; i < last->count; i++) {
-        rft_store_compare_written(publisher->store, last->tensors[i],
-                                  last->digested ? &last->sums[i] : NULL, frame_ready, publisher);
+        rft_store_compare(publisher->store, last->tensors[i],
+                          last->digested ? &last->sums[i] : NULL, frame_ready, publisher);
     }
     last->count = 0;
 }
@@ -244,9 +244,9 @@ static refit_status bring(refit_publisher *publisher, const write_job *job, uint
 static refit_status check_source(const refit_publisher *publisher, const write_job *job,
                                  refit_error *error)
 {
-    const void *whole;
+    const void *allocation;
     char theirs[RFT_UUID_TEXT_BYTES], ours[RFT_UUID_TEXT_BYTES];
-    RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, &whole, error));
+    RFT_TRY(rft_device_memory_check(job->device, job->memory, job->bytes, &allocation, error));
     if (publisher->store->hosted || is_gpu(publisher, job->device)) return REFIT_OK;
     rft_uuid_print(rft_device_get_caps(job->device).uuid, theirs);
     rft_uuid_print(publisher->gpu->uuid, ours);
@@ -264,16 +264,16 @@ static refit_status write_from_device(refit_publisher *publisher, write_job *job
     if (job->bytes > 0) {
         RFT_TRY(check_source(publisher, job, error));
         if (publisher->store->hosted) pin_slot(publisher, job->device);
-        job->image = rft_store_prepare(publisher->store, job->tensor);
+        job->image = rft_store_begin_device_write(publisher->store, job->tensor);
         RFT_TRY(bring(publisher, job, &sum, &digested, error));
     } else {
         rft_publisher_compare_written(publisher);
     }
-    rft_store_land(publisher->store, job->tensor);
-    publisher->uncompared.count = 1;
-    publisher->uncompared.digested = digested;
-    publisher->uncompared.tensors[0] = job->tensor;
-    publisher->uncompared.sums[0] = sum;
+    rft_store_end_device_write(publisher->store, job->tensor);
+    publisher->to_compare.count = 1;
+    publisher->to_compare.digested = digested;
+    publisher->to_compare.tensors[0] = job->tensor;
+    publisher->to_compare.sums[0] = sum;
     return REFIT_OK;
 }
 
@@ -303,8 +303,8 @@ static refit_status write_from_host(refit_publisher *publisher, const write_job 
                                error);
     }
     uint64_t sum = rft_digest_part(job->memory, job->bytes, 0);
-    rft_store_land(store, job->tensor);
-    rft_store_compare_written(store, job->tensor, &sum, frame_ready, publisher);
+    rft_store_end_device_write(store, job->tensor);
+    rft_store_compare(store, job->tensor, &sum, frame_ready, publisher);
     return REFIT_OK;
 }
 
@@ -475,7 +475,7 @@ static refit_status issue_one(refit_publisher *publisher, const batch *on, uint3
     const refit_weight *weight = &on->weights[index];
     if (weight->bytes == 0) return REFIT_OK;
     write_job job = make_job(publisher, weight, list->device, list->after);
-    unsigned char *image = rft_store_prepare(publisher->store, weight->tensor);
+    unsigned char *image = rft_store_begin_device_write(publisher->store, weight->tensor);
     if (image != NULL) {
         RFT_TRY(rft_copy_queue_copy(on->copy_queue, image, weight->memory, weight->bytes,
                                     &on->buffer->pinning, error));
@@ -498,10 +498,10 @@ static refit_status issue_all(refit_publisher *publisher, const batch *on, const
 
 static void land_all(refit_publisher *publisher, const batch *on)
 {
-    rft_uncompared *last = &publisher->uncompared;
+    rft_to_compare *last = &publisher->to_compare;
     const uint64_t *sums = rft_copy_queue_batch_sums(on->copy_queue);
     for (uint32_t i = 0; i < on->count; i++) {
-        rft_store_land(publisher->store, on->weights[i].tensor);
+        rft_store_end_device_write(publisher->store, on->weights[i].tensor);
         last->tensors[i] = on->weights[i].tensor;
         last->sums[i] = sums[i];
     }

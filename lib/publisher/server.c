@@ -489,7 +489,7 @@ static void answer_hello(rft_server *server, const rft_peer_id *from, rft_peer *
     /* A version above the current one was never committed: no worker holds it. */
     bool ours = hello->as.hello.held.epoch == server->epoch &&
                 hello->as.hello.held.version <= server->current.version;
-    peer->held = ours ? hello->as.hello.held : (rft_held){0};
+    peer->held = ours ? hello->as.hello.held : (rft_version_id){0};
     send_welcome(server, peer);
 }
 
@@ -694,7 +694,8 @@ static void answer_committed(rft_server *server, rft_peer *peer, const rft_messa
                              int64_t now)
 {
     (void)now;
-    const rft_held held = {server->epoch, message->as.staged.version, message->as.staged.digest};
+    const rft_version_id held = {server->epoch, message->as.staged.version,
+                                 message->as.staged.digest};
     bool newest = held.version == server->current.version;
     if (held.version > server->current.version) {
         break_off(server, peer, REFIT_ERR_PROTOCOL, "it applied a version that is not committed");
@@ -728,7 +729,7 @@ static bool has_bad_base(const rft_task *task, refit_status code)
 /* The same version once more, built on nothing. */
 static void offer_whole(rft_server *server, rft_peer *peer, int64_t now)
 {
-    peer->held = (rft_held){0};
+    peer->held = (rft_version_id){0};
     peer->task = (rft_task){0};
     rft_server_offer(server, peer, now);
 }
@@ -761,7 +762,7 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
         offer_anew(server, peer, now);
         return;
     }
-    if (!message->as.failed.kept) peer->held = (rft_held){0};
+    if (!message->as.failed.kept) peer->held = (rft_version_id){0};
     if (!current && version != 0) return;
     rft_view_print(message->as.failed.reason, reason, sizeof reason);
     if (current && has_bad_base(&peer->task, code)) {
@@ -783,7 +784,7 @@ static void answer_failed(rft_server *server, rft_peer *peer, const rft_message 
 static void answer_beat(rft_server *server, rft_peer *peer, const rft_message *message, int64_t now)
 {
     (void)now;
-    const rft_held *held = &message->as.beat.held;
+    const rft_version_id *held = &message->as.beat.held;
     uint64_t staged = message->as.beat.staged;
     if (!peer->subscribed) return;
     bool applied = is_task(peer, held->version) && peer->task.stage == RFT_STAGE_COMMITTING;

@@ -77,7 +77,7 @@ typedef struct rft_server {
     char probe[RFT_SEGMENT_NAME_BYTES]; /* empty: no shared memory */
     rft_store *store;                   /* borrowed; NULL before the first declaration */
     rft_gpu_store *gpu;                 /* borrowed; NULL: the publisher shows no GPU's memory */
-    rft_held current; /* the last committed version, also when a new store has none */
+    rft_version_id current; /* the last committed version, also when a new store has none */
     rft_peers peers;
     rft_transaction transaction;
     rft_send_queue send_queue;
@@ -211,7 +211,7 @@ void rft_server_send_abort(rft_server *server, rft_peer *peer, uint64_t version,
 /* The worker's path for the version; NONE: it cannot have it. */
 refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint64_t version);
 /* Whether this is the committed version. */
-bool rft_server_is_current(const rft_server *server, const rft_held *held);
+bool rft_server_is_current(const rft_server *server, const rft_version_id *held);
 /* Whether offers of the served version are valid, and its frames may be sent. */
 bool rft_server_offers_stand(const rft_server *server);
 /* Offers the served version, with its seal if there is one, unless the worker has it or failed with

@@ -106,30 +106,31 @@ static void send_manifest(rft_server *server, rft_peer *peer)
 }
 
 /* The tensors' digests, as they travel. */
-static refit_status gather_sums(rft_server *server, const rft_edition *edition, refit_error *error)
+static refit_status gather_sums(rft_server *server, const rft_version_digests *digests,
+                                refit_error *error)
 {
     rft_bytes_reset(&server->scratch);
     for (uint32_t i = 0; i < server->store->manifest->originals; i++) {
         unsigned char sum[8];
-        rft_put_u64(sum, edition->sums[i]);
+        rft_put_u64(sum, digests->tensor_sums[i]);
         RFT_TRY(rft_bytes_append(&server->scratch, sum, sizeof sum, error));
     }
     return REFIT_OK;
 }
 
 static void send_sums(rft_server *server, rft_peer *peer, rft_cached_message *cached,
-                      const rft_edition *edition)
+                      const rft_version_digests *digests)
 {
     rft_message message = {.kind = RFT_SEAL};
-    bool written = rft_cached_message_is_about(cached, edition->version, &edition->digest);
-    if (!written && gather_sums(server, edition, NULL) != REFIT_OK) {
+    bool written = rft_cached_message_is_about(cached, digests->version, &digests->digest);
+    if (!written && gather_sums(server, digests, NULL) != REFIT_OK) {
         peer->missed = true;
         return;
     }
-    message.as.seal.version = edition->version;
-    message.as.seal.digest = edition->digest;
+    message.as.seal.version = digests->version;
+    message.as.seal.digest = digests->digest;
     message.as.seal.tensors = rft_bytes_view(&server->scratch);
-    (void)send_cached(server, peer, cached, &message, edition->version, &edition->digest);
+    (void)send_cached(server, peer, cached, &message, digests->version, &digests->digest);
 }
 
 void rft_server_send_seal(rft_server *server, rft_peer *peer)
@@ -176,7 +177,7 @@ refit_path rft_server_path(const rft_server *server, const rft_peer *peer, uint6
     return peer->shm && (store == NULL || store->shared) ? REFIT_PATH_SHM : REFIT_PATH_SOCKET;
 }
 
-bool rft_server_is_current(const rft_server *server, const rft_held *held)
+bool rft_server_is_current(const rft_server *server, const rft_version_id *held)
 {
     return held->version != 0 && held->version == server->current.version &&
            held->epoch == server->epoch &&
@@ -243,17 +244,17 @@ void rft_server_offer(rft_server *server, rft_peer *peer, int64_t now)
 {
     const rft_store *store = server->store;
     if (store == NULL || !rft_server_offers_stand(server)) return;
-    const rft_edition *edition = rft_store_served(store);
-    if (edition == NULL || peer->failed_version == edition->version) return;
-    if (edition->version == server->current.version && rft_server_is_current(server, &peer->held))
+    const rft_version_digests *digests = rft_store_served(store);
+    if (digests == NULL || peer->failed_version == digests->version) return;
+    if (digests->version == server->current.version && rft_server_is_current(server, &peer->held))
         return;
-    refit_path path = rft_server_path(server, peer, edition->version);
+    refit_path path = rft_server_path(server, peer, digests->version);
     if (path == REFIT_PATH_NONE) return; /* it lay in the GPU's memory, and is gone from there */
     bool delta = !peer->shm && holds_base(server, peer);
     peer->path = path;
     peer->task = (rft_task){
         .stage = RFT_STAGE_OFFERED,
-        .version = edition->version,
+        .version = digests->version,
         .base = delta ? store->base : 0,
         .path = path,
     };

@@ -206,7 +206,7 @@ static void commit_version(rft_server *server, int64_t now)
     rft_store_commit(server->store);
     if (server->gpu != NULL) rft_gpu_store_commit(server->gpu);
     server->current =
-        (rft_held){server->epoch, transaction->version, server->store->committed.digest};
+        (rft_version_id){server->epoch, transaction->version, server->store->committed.digest};
     transaction->state = RFT_TRANSACTION_COMMITTING;
     transaction->decided = now;
     transaction->result =

@@ -191,15 +191,15 @@ static rft_frame_source source_for(const rft_frames *frames, const rft_store *st
                                    uint32_t sequence, rft_coding coding)
 {
     bool always = frames->delta == REFIT_DELTA_ALWAYS;
-    const rft_edition *now = rft_store_served(store), *base = rft_store_base_edition(store);
+    const rft_version_digests *now = rft_store_served(store), *base = rft_store_base_digests(store);
     return (rft_frame_source){
         .image = rft_slot_image(rft_store_served_slot(store)),
         .same = coding == RFT_CODING_WHOLE ? NULL : store->same,
         .base = is_sparse(coding) ? rft_store_base_image(store) : NULL,
         .worth = always ? 0 : frames->manifest->frames[sequence].bytes / WORTH_PART,
         .price = always ? 0 : ELEMENT_PRICE,
-        .before = {base->parts, base->known},
-        .after = {now->parts, now->known},
+        .before = {base->block_sums, base->has_block_sum},
+        .after = {now->block_sums, now->has_block_sum},
     };
 }
 

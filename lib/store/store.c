@@ -1,6 +1,6 @@
 /*
- * Slots, editions, and what happens to them when a version begins, is written, is decided, or is
- * undone. A tensor is written by the CPU, or put into its slot by a device.
+ * Slots, digests of versions, and what happens to them when a version begins, is written, is
+ * decided, or is undone. A tensor is written by the CPU, or put into its slot by a device.
  *
  *              begin                      commit
  *   decided ───────────► being written ──────────► decided (the new one)
@@ -109,19 +109,22 @@ static refit_status slot_make(const rft_store *store, rft_buffer **out, refit_er
     return status;
 }
 
-static bool edition_open(rft_edition *edition, const rft_manifest *manifest)
+static bool digests_open(rft_version_digests *digests, const rft_manifest *manifest)
 {
-    edition->sums = rft_calloc((size_t)manifest->originals + 1, sizeof edition->sums[0]);
-    edition->parts = rft_calloc((size_t)manifest->block_count + 1, sizeof edition->parts[0]);
-    edition->known = rft_calloc((size_t)manifest->block_count + 1, 1);
-    return edition->sums != NULL && edition->parts != NULL && edition->known != NULL;
+    digests->tensor_sums =
+        rft_calloc((size_t)manifest->originals + 1, sizeof digests->tensor_sums[0]);
+    digests->block_sums =
+        rft_calloc((size_t)manifest->block_count + 1, sizeof digests->block_sums[0]);
+    digests->has_block_sum = rft_calloc((size_t)manifest->block_count + 1, 1);
+    return digests->tensor_sums != NULL && digests->block_sums != NULL &&
+           digests->has_block_sum != NULL;
 }
 
-static void edition_close(rft_edition *edition)
+static void digests_close(rft_version_digests *digests)
 {
-    rft_free(edition->sums);
-    rft_free(edition->parts);
-    rft_free(edition->known);
+    rft_free(digests->tensor_sums);
+    rft_free(digests->block_sums);
+    rft_free(digests->has_block_sum);
 }
 
 static bool tables_open(rft_store *store)
@@ -135,10 +138,11 @@ static bool tables_open(rft_store *store)
     store->frames_left = rft_calloc(frames, sizeof(uint32_t));
     store->ready = rft_calloc(frames, sizeof(uint32_t));
     store->frame_of = rft_calloc(blocks, sizeof(uint32_t));
-    bool editions =
-        edition_open(&store->committed, manifest) && edition_open(&store->next, manifest);
-    return editions && store->same != NULL && store->written != NULL && store->originals != NULL &&
-           store->frames_left != NULL && store->ready != NULL && store->frame_of != NULL;
+    bool has_digests =
+        digests_open(&store->committed, manifest) && digests_open(&store->next, manifest);
+    return has_digests && store->same != NULL && store->written != NULL &&
+           store->originals != NULL && store->frames_left != NULL && store->ready != NULL &&
+           store->frame_of != NULL;
 }
 
 static void tables_fill(rft_store *store)
@@ -209,8 +213,8 @@ void rft_store_close(rft_store *store)
         rft_retire_list_put(store->retired, store->slots[i].buffer);
     }
     undo_close(&store->undo);
-    edition_close(&store->committed);
-    edition_close(&store->next);
+    digests_close(&store->committed);
+    digests_close(&store->next);
     rft_free(store->same);
     rft_free(store->written);
     rft_free(store->originals);
@@ -257,7 +261,7 @@ const rft_slot *rft_store_served_slot(const rft_store *store)
     return NULL;
 }
 
-const rft_edition *rft_store_served(const rft_store *store)
+const rft_version_digests *rft_store_served(const rft_store *store)
 {
     if (store->writing_slot != RFT_NO_SLOT) return &store->next;
     if (store->committed_slot != RFT_NO_SLOT) return &store->committed;
@@ -276,7 +280,7 @@ const unsigned char *rft_store_base_image(const rft_store *store)
     return NULL;
 }
 
-const rft_edition *rft_store_base_edition(const rft_store *store)
+const rft_version_digests *rft_store_base_digests(const rft_store *store)
 {
     return store->writing_slot != RFT_NO_SLOT ? &store->committed : &store->next;
 }
@@ -310,8 +314,9 @@ void rft_store_begin(rft_store *store, uint64_t version)
     slot->version = version;
     if (store->hosted) rft_seqlock_begin(slot_lock(slot));
     store->next.version = version;
-    memset(store->next.sums, 0, store->manifest->originals * sizeof store->next.sums[0]);
-    memset(store->next.known, 0, store->manifest->block_count);
+    memset(store->next.tensor_sums, 0,
+           store->manifest->originals * sizeof store->next.tensor_sums[0]);
+    memset(store->next.has_block_sum, 0, store->manifest->block_count);
     store->base = store->hosted ? store->committed.version : 0;
     store->base_digest = store->committed.digest;
     memset(store->same, 0, store->manifest->block_count);
@@ -334,16 +339,16 @@ refit_status rft_store_seal(rft_store *store, refit_error *error)
     for (uint32_t i = 0; i < manifest->count; i++) {
         const rft_manifest_tensor *tensor = &manifest->tensors[i];
         if (tensor->alias_of != REFIT_NO_ALIAS || store->written[i]) continue;
-        store->next.sums[store->originals[i]] = rft_digest_finish(0, 0);
+        store->next.tensor_sums[store->originals[i]] = rft_digest_finish(0, 0);
     }
-    store->next.digest = rft_version_digest(manifest, store->next.sums);
+    store->next.digest = rft_version_digest(manifest, store->next.tensor_sums);
     if (store->hosted) rft_seqlock_end(slot_lock(&store->slots[store->writing_slot]));
     return REFIT_OK;
 }
 
 void rft_store_commit(rft_store *store)
 {
-    rft_edition before = store->committed;
+    rft_version_digests before = store->committed;
     store->committed = store->next;
     store->next = before;
     store->committed_slot = store->writing_slot;
@@ -445,10 +450,10 @@ static uint32_t run_compare(rft_store *store, const store_run *run)
 static uint64_t run_take(rft_store *store, const store_run *run)
 {
     const rft_block *first = &store->manifest->blocks[run->first];
-    uint64_t *parts = &store->next.parts[run->first];
+    uint64_t *parts = &store->next.block_sums[run->first];
     bool same = run_compare(store, run) == run->count;
     bool there = store->writing_slot == store->committed_slot;
-    memset(&store->next.known[run->first], 1, run->count);
+    memset(&store->next.has_block_sum[run->first], 1, run->count);
     if (same && there)
         return rft_digest_parts(run->from, run->bytes, run->tensor_offset, first->bytes, parts);
     unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
@@ -494,7 +499,7 @@ refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *byte
         if (store->frames_left[run.frame] == 0) ready(user, run.frame);
         block += run.count;
     }
-    store->next.sums[store->originals[tensor]] = rft_digest_finish(sum, count);
+    store->next.tensor_sums[store->originals[tensor]] = rft_digest_finish(sum, count);
     store->written[tensor] = 1;
     if (count > 0) store->missing--;
     return REFIT_OK;
@@ -530,7 +535,7 @@ refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *err
     return REFIT_OK;
 }
 
-unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor)
+unsigned char *rft_store_begin_device_write(rft_store *store, uint32_t tensor)
 {
     const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
     if (!store->hosted) return NULL;
@@ -541,7 +546,7 @@ unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor)
     return image + place->offset;
 }
 
-void rft_store_land(rft_store *store, uint32_t tensor)
+void rft_store_end_device_write(rft_store *store, uint32_t tensor)
 {
     store->written[tensor] = 1;
     if (store->manifest->tensors[tensor].bytes > 0) store->missing--;
@@ -558,8 +563,8 @@ static void compare(rft_store *store, uint32_t block)
     store->same_blocks += store->same[block];
 }
 
-void rft_store_compare_written(rft_store *store, uint32_t tensor, const uint64_t *sum,
-                               rft_ready_fn ready, void *user)
+void rft_store_compare(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
+                       void *user)
 {
     const rft_manifest_tensor *place = &store->manifest->tensors[tensor];
     uint64_t taken = 0;
@@ -569,10 +574,10 @@ void rft_store_compare_written(rft_store *store, uint32_t tensor, const uint64_t
         const unsigned char *image = rft_slot_image(&store->slots[store->writing_slot]);
         taken = rft_digest_parts(image + place->offset, place->bytes, 0,
                                  store->manifest->blocks[place->first_block].bytes,
-                                 &store->next.parts[place->first_block]);
-        memset(&store->next.known[place->first_block], 1, place->blocks);
+                                 &store->next.block_sums[place->first_block]);
+        memset(&store->next.has_block_sum[place->first_block], 1, place->blocks);
     }
-    store->next.sums[store->originals[tensor]] = rft_digest_finish(taken, place->bytes);
+    store->next.tensor_sums[store->originals[tensor]] = rft_digest_finish(taken, place->bytes);
     for (uint32_t i = 0; i < place->blocks; i++) {
         uint32_t block = place->first_block + i;
         uint32_t frame = store->frame_of[block];

@@ -25,19 +25,19 @@
 #define RFT_NO_SLOT    UINT32_MAX
 
 /* What is known of one version, apart from its bytes. */
-typedef struct rft_edition {
+typedef struct rft_version_digests {
     uint64_t version; /* 0: none */
     rft_digest128 digest;
-    uint64_t *sums;  /* per original tensor: of its parts while it is written, then its digest */
-    uint64_t *parts; /* per block: its part of that, where it was taken on the way */
-    unsigned char *known; /* per block: 1 if it was; a device gives a tensor's sum alone */
-} rft_edition;
+    uint64_t *tensor_sums; /* per original tensor: sum of its blocks while it is written, then its
+                              digest */
+    uint64_t *block_sums;  /* per block: its part of that sum, where has_block_sum */
+    unsigned char *has_block_sum; /* per block: 1 or 0; a device gives a tensor's sum alone */
+} rft_version_digests;
 
 typedef struct rft_slot {
-    rft_buffer
-        *buffer; /* NULL: there was no memory for it, renew before it is written; or unhosted */
-    uint64_t version; /* of the bytes that lie there; 0: none */
-    bool tainted;     /* a worker out of reach may still read it: renew, do not rewrite */
+    rft_buffer *buffer; /* NULL: no memory yet (rft_store_renew), or a store without bytes */
+    uint64_t version;   /* of the bytes that lie there; 0: none */
+    bool tainted;       /* a worker out of reach may still read it: renew, do not rewrite */
 } rft_slot;
 
 /* The old bytes of what a version overwrites, for a store with one slot. Its memory is reserved at
@@ -61,9 +61,9 @@ typedef struct rft_store {
 
     uint32_t committed_slot; /* or RFT_NO_SLOT */
     uint32_t writing_slot;   /* or RFT_NO_SLOT */
-    rft_edition committed;
-    rft_edition next; /* being written, or a spare */
-    uint64_t base;    /* version that `same` refers to; 0: it says nothing */
+    rft_version_digests committed;
+    rft_version_digests next; /* being written, or a spare */
+    uint64_t base;            /* version that `same` refers to; 0: it says nothing */
     rft_digest128 base_digest;
     unsigned char *same;    /* per block of the newest version: 1 if it is as in the base */
     unsigned char *written; /* per tensor */
@@ -109,15 +109,15 @@ refit_status rft_store_write(rft_store *store, uint32_t tensor, const void *byte
 /* Before tensors of `bytes` in all are written: with one slot the bytes below them may be saved,
  * and there has to be memory for that. REFIT_ERR_HOST_MEMORY. */
 refit_status rft_store_afford(rft_store *store, uint64_t bytes, refit_error *error);
-/* A tensor that a device brings, in steps: prepare says where it goes and saves
- * what it will lie over; when its bytes are there, land notes it; compare_written, later or at
- * once, compares it and tells `ready`. `sum` is that of the digest's parts; NULL: compare_written
- * takes it from the bytes. Without memory for the bytes prepare gives NULL, and compare_written
- * needs the sum. */
-unsigned char *rft_store_prepare(rft_store *store, uint32_t tensor);
-void rft_store_land(rft_store *store, uint32_t tensor);
-void rft_store_compare_written(rft_store *store, uint32_t tensor, const uint64_t *sum,
-                               rft_ready_fn ready, void *user);
+/* A tensor that a device brings: begin_device_write saves what it overwrites and says where it
+ * goes; end_device_write notes that its bytes are there; compare, at once or later, compares it
+ * with the base and reports to `ready`. `sum` is the sum of its blocks; NULL: compare takes it from
+ * the bytes. Without memory for the bytes begin_device_write gives NULL, and compare needs the sum.
+ */
+unsigned char *rft_store_begin_device_write(rft_store *store, uint32_t tensor);
+void rft_store_end_device_write(rft_store *store, uint32_t tensor);
+void rft_store_compare(rft_store *store, uint32_t tensor, const uint64_t *sum, rft_ready_fn ready,
+                       void *user);
 /* Appends a frame to `ready`. */
 void rft_store_add_ready(rft_store *store, uint32_t frame);
 
@@ -134,7 +134,7 @@ void rft_store_rollback(rft_store *store, bool restored);
 
 /* The version that workers are served: the one being written, else the committed one. NULL: none.
  */
-const rft_edition *rft_store_served(const rft_store *store);
+const rft_version_digests *rft_store_served(const rft_store *store);
 const rft_slot *rft_store_served_slot(const rft_store *store);
 unsigned char *rft_slot_image(const rft_slot *slot);
 /* The bytes that `same` is about, as an image in which at least the blocks that are not the same
@@ -142,6 +142,6 @@ unsigned char *rft_slot_image(const rft_slot *slot);
  * with two slots since the next version began, with one since this one was committed. */
 const unsigned char *rft_store_base_image(const rft_store *store);
 /* What is known of the version that those are of. */
-const rft_edition *rft_store_base_edition(const rft_store *store);
+const rft_version_digests *rft_store_base_digests(const rft_store *store);
 
 #endif

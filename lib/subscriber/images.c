@@ -60,13 +60,13 @@ static void begin_use(rft_image *image, rft_catalog *catalog, const unsigned cha
     image->catalog = rft_catalog_acquire(catalog);
     image->bytes = bytes;
     image->view = bytes;
-    image->held = (rft_held){0};
+    image->id = (rft_version_id){0};
 }
 
-refit_status rft_images_take_owned(rft_images *images, rft_catalog *catalog, rft_image **out,
-                                   refit_error *error)
+refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                     refit_error *error)
 {
-    rft_image *image = find_free(images->owned, error);
+    rft_image *image = find_free(images->private, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     uint64_t bytes = catalog->manifest->store_bytes;
     if (image->memory.bytes < bytes) {
@@ -119,10 +119,10 @@ static refit_status get_mapping(rft_images *images, const char *name, uint64_t b
     return REFIT_OK;
 }
 
-refit_status rft_images_take_mapped(rft_images *images, rft_catalog *catalog, const char *name,
-                                    uint64_t offset, rft_image **out, refit_error *error)
+refit_status rft_images_take_shm(rft_images *images, rft_catalog *catalog, const char *name,
+                                 uint64_t offset, rft_image **out, refit_error *error)
 {
-    rft_image *image = find_free(images->mapped, error);
+    rft_image *image = find_free(images->shm, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     uint64_t bytes;
     bool fits = offset >= RFT_SEQLOCK_BYTES && offset % RFT_TENSOR_ALIGNMENT == 0 &&
@@ -255,7 +255,7 @@ static bool is_same_share(const rft_share *a, const rft_share *b)
 refit_status rft_images_take_gpu(rft_images *images, rft_catalog *catalog, const rft_share *share,
                                  const char *lock, rft_image **out, refit_error *error)
 {
-    rft_image *image = find_free(images->shared, error);
+    rft_image *image = find_free(images->gpu, error);
     if (image == NULL) return REFIT_ERR_BUSY;
     rft_gpu_mapping *mapping = gpu_mapping_find(images, lock);
     RFT_REFUSE_IF(share->bytes < catalog->manifest->store_bytes ||
@@ -346,14 +346,14 @@ bool rft_image_is_intact(const rft_image *image)
 
 /* ---- Giving memory back */
 
-void rft_images_trim_owned(rft_images *images)
+void rft_images_trim_private(rft_images *images)
 {
     for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
-        if (images->owned[i].uses == 0) rft_segment_close(&images->owned[i].memory);
+        if (images->private[i].uses == 0) rft_segment_close(&images->private[i].memory);
     }
 }
 
-void rft_images_trim_mapped(rft_images *images)
+void rft_images_trim_mappings(rft_images *images)
 {
     for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
         if (images->mappings[i].users == 0) rft_segment_close(&images->mappings[i].segment);
@@ -373,14 +373,14 @@ void rft_images_trim_replaced(rft_images *images)
 
 void rft_images_close(rft_images *images)
 {
-    const rft_image_use uses[] = {RFT_IMAGE_STAGED, RFT_IMAGE_HELD, RFT_IMAGE_LENT};
+    const rft_image_use uses[] = {RFT_IMAGE_STAGED, RFT_IMAGE_BASE, RFT_IMAGE_LENT};
     for (uint32_t i = 0; i < RFT_IMAGES_MOST; i++) {
         for (size_t use = 0; use < sizeof uses / sizeof *uses; use++) {
-            rft_image_drop_use(&images->owned[i], uses[use]);
-            rft_image_drop_use(&images->mapped[i], uses[use]);
-            rft_image_drop_use(&images->shared[i], uses[use]);
+            rft_image_drop_use(&images->private[i], uses[use]);
+            rft_image_drop_use(&images->shm[i], uses[use]);
+            rft_image_drop_use(&images->gpu[i], uses[use]);
         }
     }
-    rft_images_trim_owned(images);
-    rft_images_trim_mapped(images);
+    rft_images_trim_private(images);
+    rft_images_trim_mappings(images);
 }

@@ -1,15 +1,15 @@
 /*
  * images: the memory that a worker's versions lie in.
  *
- * A private image is memory of this process, filled with frames (the socket path); there are two,
- * allocated when they are first needed. A mapped image is a slot of the publisher's store, read
- * where it is (the shared-memory path), or lies in the publisher's memory of the GPU that both are
- * on. Each kind is in use while it is being staged, held as the base of the next version, or lent
- * to the user as an open update.
+ * There are two of each kind. A private image is memory of this process, filled with frames (the
+ * socket path), and allocated when it is first needed. Two kinds are mapped and read where they
+ * are: `shm`, a slot of the publisher's store, and `gpu`, the publisher's memory of the GPU that
+ * both are on. An image is in use while it is being staged, while it is the base of the next
+ * version, or while it is lent to the user as an open update.
  *
  * The rule: an image is taken for a new version only when nothing uses it. So with two private
  * images a version can be fetched while the update before it, accepted, is still open; but not
- * while an update is undecided, because then the one image is lent and the other is still held: the
+ * while an update is undecided, because then one image is lent and the other is still the base: the
  * offer waits until the user has decided. Mapped images are never written: what a user writes lands
  * in copies of pages, which end when the image is no longer lent.
  *
@@ -36,7 +36,7 @@ void rft_catalog_release(rft_catalog *catalog);
 
 typedef enum rft_image_use {
     RFT_IMAGE_STAGED = 1, /* being filled, or complete and not yet committed */
-    RFT_IMAGE_HELD = 2,   /* base of the next version's `same` blocks */
+    RFT_IMAGE_BASE = 2,   /* that of the next version's `same` blocks */
     RFT_IMAGE_LENT = 4,   /* an update is waiting for the user, or open */
 } rft_image_use;
 
@@ -62,23 +62,23 @@ typedef struct rft_image {
     const unsigned char *view;  /* what the user is given of them: the same, or such that what is
                                    written there stays there */
     rft_catalog *catalog;       /* NULL when free */
-    rft_held held;              /* which version it is, once verified */
+    rft_version_id id;          /* which version it is, once verified */
     rft_segment memory;         /* private images: kept while free, for the next version */
     rft_mapping *mapping;       /* images in shared memory */
     rft_gpu_mapping *gpu;       /* images in a GPU's memory */
-    const rft_seqlock *seqlock; /* of both: the slot's; NULL: a private image */
+    const rft_seqlock *seqlock; /* of shm and gpu; NULL: a private image */
     uint64_t generation;        /* of the seqlock when the image was verified */
 } rft_image;
 
 #define RFT_IMAGES_MOST 2u
 
 typedef struct rft_images {
-    rft_image owned[RFT_IMAGES_MOST];
-    rft_image mapped[RFT_IMAGES_MOST];
+    rft_image private[RFT_IMAGES_MOST];
+    rft_image shm[RFT_IMAGES_MOST];
     rft_mapping mappings[RFT_IMAGES_MOST];
 
     refit_device *device; /* borrowed; NULL: there is no GPU to share */
-    rft_image shared[RFT_IMAGES_MOST];
+    rft_image gpu[RFT_IMAGES_MOST];
     rft_gpu_mapping gpu_mappings[RFT_IMAGES_MOST];
 } rft_images;
 
@@ -87,15 +87,15 @@ void rft_images_close(rft_images *images);
 
 /* A private image for a version of `catalog`, in use as STAGED. REFIT_ERR_BUSY: both are in use,
  * try again after the next drop. REFIT_ERR_HOST_MEMORY. */
-refit_status rft_images_take_owned(rft_images *images, rft_catalog *catalog, rft_image **out,
-                                   refit_error *error);
+refit_status rft_images_take_private(rft_images *images, rft_catalog *catalog, rft_image **out,
+                                     refit_error *error);
 
 /* The same for the slot at `offset` of the segment `name`. Also REFIT_ERR_PROTOCOL (the offset is
  * not aligned, or the segment is too short), REFIT_ERR_NOT_FOUND, REFIT_ERR_SECURITY,
  * REFIT_ERR_SYSTEM.
  */
-refit_status rft_images_take_mapped(rft_images *images, rft_catalog *catalog, const char *name,
-                                    uint64_t offset, rft_image **out, refit_error *error);
+refit_status rft_images_take_shm(rft_images *images, rft_catalog *catalog, const char *name,
+                                 uint64_t offset, rft_image **out, refit_error *error);
 
 /* The version's image where `share` says, in the memory of `device`, under the share lock `lock`;
  * in use as STAGED. REFIT_ERR_BUSY: as for the other kinds. REFIT_ERR_NOT_FOUND: the publisher has
@@ -120,9 +120,9 @@ bool rft_image_note_seqlock(rft_image *image);
 bool rft_image_is_intact(const rft_image *image);
 
 /* Gives back the memory of private images that nothing uses. */
-void rft_images_trim_owned(rft_images *images);
+void rft_images_trim_private(rft_images *images);
 /* Gives back the mappings that nothing uses, of shared memory and of the GPU's. */
-void rft_images_trim_mapped(rft_images *images);
+void rft_images_trim_mappings(rft_images *images);
 
 /* Gives back unused mappings of shared memory that the publisher has replaced by other: it would
  * stay in memory for their sake. */

@@ -519,9 +519,9 @@ static refit_status check_digest(const rft_manifest *manifest, const rft_image *
         if (manifest->tensors[i].alias_of == REFIT_NO_ALIAS) digests[count++] = digests[i];
     }
     rft_digest128 digest = rft_version_digest(manifest, digests);
-    RFT_REFUSE_IF(!rft_digest128_equal(&digest, &image->held.digest), error, REFIT_ERR_CORRUPT,
+    RFT_REFUSE_IF(!rft_digest128_equal(&digest, &image->id.digest), error, REFIT_ERR_CORRUPT,
                   "the written bytes do not have the digest of version %llu",
-                  (unsigned long long)image->held.version);
+                  (unsigned long long)image->id.version);
     return REFIT_OK;
 }
 
@@ -551,7 +551,7 @@ static refit_status check_seqlock(const rft_in_place_source *source, refit_error
 {
     RFT_REFUSE_IF(!rft_image_is_intact(source->image), error, REFIT_ERR_STALE,
                   "the trainer has evicted this worker and overwrites version %llu",
-                  (unsigned long long)source->image->held.version);
+                  (unsigned long long)source->image->id.version);
     return REFIT_OK;
 }
 

@@ -254,7 +254,7 @@ refit_status rft_receive_offer(rft_receive *receive, const rft_message *offer, r
 static refit_status check_base(const rft_receive *receive, const rft_image *held,
                                refit_error *error)
 {
-    bool fits = receive->base == 0 || (held != NULL && held->held.version == receive->base &&
+    bool fits = receive->base == 0 || (held != NULL && held->id.version == receive->base &&
                                        rft_digest128_equal(&held->catalog->manifest->digest,
                                                            &receive->catalog->manifest->digest));
     RFT_REFUSE_IF(!fits, error, REFIT_ERR_STALE,
@@ -318,8 +318,8 @@ static refit_status map_image(rft_receive *receive, refit_error *error)
         return rft_images_take_gpu(receive->images, receive->catalog, &receive->share,
                                    receive->segment, &receive->image, error);
     }
-    return rft_images_take_mapped(receive->images, receive->catalog, receive->segment,
-                                  receive->segment_offset, &receive->image, error);
+    return rft_images_take_shm(receive->images, receive->catalog, receive->segment,
+                               receive->segment_offset, &receive->image, error);
 }
 
 bool rft_receive_is_unmappable(const rft_receive *receive, const refit_error *why)
@@ -401,7 +401,7 @@ static refit_status take_image(rft_receive *receive, const rft_image *held, refi
 {
     if (receive->path != REFIT_PATH_SOCKET) return map_image(receive, error);
     RFT_TRY(check_base(receive, held, error));
-    RFT_TRY(rft_images_take_owned(receive->images, receive->catalog, &receive->image, error));
+    RFT_TRY(rft_images_take_private(receive->images, receive->catalog, &receive->image, error));
     return prepare_reassembly(receive, receive->base == 0 ? NULL : held->bytes, error);
 }
 

@@ -203,7 +203,7 @@ void rft_session_disconnect(rft_session *session, uint32_t pause_ms, int64_t now
         rft_image_drop_use(session->applying, RFT_IMAGE_LENT);
         session->applying = NULL;
     }
-    rft_images_trim_mapped(&session->images);
+    rft_images_trim_mappings(&session->images);
     session->report.state = RFT_SESSION_CONNECTING;
     session->report.path = REFIT_PATH_NONE;
     session->rejoins = false;
@@ -539,9 +539,9 @@ static void drop_useless_base(rft_session *session)
     bool useful =
         session->held.epoch == session->report.epoch && session->report.path == REFIT_PATH_SOCKET;
     if (useful || session->held_image == NULL) return;
-    rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
+    rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
     session->held_image = NULL;
-    rft_images_trim_owned(&session->images);
+    rft_images_trim_private(&session->images);
 }
 
 /* WELCOME to a HELLO that was sent twice. */
@@ -646,14 +646,14 @@ static void answer_manifest(rft_session *session, const rft_message *message, rf
     take_manifest(session, message, failure);
     if (failure->status == REFIT_ERR_PROTOCOL) break_off(session, failure, now);
     if (failure->status != REFIT_OK) return;
-    rft_images_trim_owned(&session->images);
-    rft_images_trim_mapped(&session->images);
+    rft_images_trim_private(&session->images);
+    rft_images_trim_mappings(&session->images);
 }
 
 static refit_status check_offer(const rft_session *session, const rft_message *offer,
                                 refit_error *error)
 {
-    const rft_held *held = &session->held;
+    const rft_version_id *held = &session->held;
     uint64_t version = offer->as.offer.version;
     RFT_REFUSE_IF(version == 0 || (held->epoch == session->report.epoch && version < held->version),
                   error, REFIT_ERR_PROTOCOL,
@@ -725,14 +725,15 @@ static void answer_seal(rft_session *session, const rft_message *message, rft_vi
 static void deliver(rft_session *session, int64_t now)
 {
     refit_error why;
-    rft_held held = {session->report.epoch, session->receive.version, session->receive.digest};
+    rft_version_id held = {session->report.epoch, session->receive.version,
+                           session->receive.digest};
     if (rft_image_lend(session->receive.image, &why) != REFIT_OK) {
         session->report.state = RFT_SESSION_CURRENT;
         abort_update(session, session->receive.version, &why, now);
         return;
     }
     rft_image *image = rft_receive_take(&session->receive);
-    image->held = held;
+    image->id = held;
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
     session->applying = image;
     session->report.state = RFT_SESSION_APPLYING;
@@ -759,7 +760,7 @@ static void answer_commit(rft_session *session, const rft_message *message, rft_
     (void)payload;
     uint64_t version = message->as.commit.version;
     bool applying =
-        session->report.state == RFT_SESSION_APPLYING && session->applying->held.version == version;
+        session->report.state == RFT_SESSION_APPLYING && session->applying->id.version == version;
     if (rft_session_holds(session, version)) {
         repeat_committed(session, version);
     } else if (session->report.state == RFT_SESSION_STAGED && session->receive.version == version) {
@@ -993,11 +994,10 @@ int64_t rft_session_tick_at(const rft_session *session)
 /* Only bytes of the trainer's own epoch, in this process's memory, can be a base. */
 static void hold_image(rft_session *session, rft_image *image)
 {
-    rft_image_drop_use(session->held_image, RFT_IMAGE_HELD);
-    bool base =
-        image != NULL && image->seqlock == NULL && image->held.epoch == session->report.epoch;
+    rft_image_drop_use(session->held_image, RFT_IMAGE_BASE);
+    bool base = image != NULL && image->seqlock == NULL && image->id.epoch == session->report.epoch;
     session->held_image = base ? image : NULL;
-    if (base) rft_image_add_use(image, RFT_IMAGE_HELD);
+    if (base) rft_image_add_use(image, RFT_IMAGE_BASE);
 }
 
 /* The user has decided about `applying`: its update stays open, and the next version may start. */
@@ -1017,14 +1017,14 @@ static void end_decision(rft_session *session, const rft_message *answer, int64_
 void rft_session_accept(rft_session *session, int64_t now)
 {
     rft_image *image = session->applying;
-    session->held = image->held;
-    session->report.version = image->held.version;
+    session->held = image->id;
+    session->report.version = image->id.version;
     session->report.applied++;
     session->rejoins = false;
     hold_image(session, image);
     rft_message message = {.kind = RFT_COMMITTED};
-    message.as.staged.version = image->held.version;
-    message.as.staged.digest = image->held.digest;
+    message.as.staged.version = image->id.version;
+    message.as.staged.digest = image->id.digest;
     end_decision(session, &message, now);
 }
 
@@ -1032,12 +1032,12 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
                         int64_t now)
 {
     if (!kept) {
-        session->held = (rft_held){0};
+        session->held = (rft_version_id){0};
         session->report.version = 0;
         hold_image(session, NULL);
     }
     rft_message message = {.kind = RFT_FAILED};
-    message.as.failed.version = session->applying->held.version;
+    message.as.failed.version = session->applying->id.version;
     message.as.failed.code = (uint32_t)code;
     message.as.failed.kept = kept;
     message.as.failed.reason = rft_view_text(reason);
@@ -1049,12 +1049,13 @@ void rft_session_refuse(rft_session *session, refit_status code, bool kept, cons
 void rft_session_release(rft_session *session, int64_t now)
 {
     rft_message message = {.kind = RFT_RELEASED};
-    message.as.commit.version = session->open->held.version;
-    bool known = session->open->held.epoch == session->report.epoch;
+    message.as.commit.version = session->open->id.version;
+    bool known = session->open->id.epoch == session->report.epoch;
     bool joined = is_joined(session);
     rft_image_drop_use(session->open, RFT_IMAGE_LENT);
     session->open = NULL;
-    if (!joined) rft_images_trim_mapped(&session->images); /* a trainer that leaves waits for it */
+    if (!joined)
+        rft_images_trim_mappings(&session->images); /* a trainer that leaves waits for it */
     if (joined && known) session_send(session, &message);
     proceed(session, now);
 }

@@ -33,7 +33,7 @@ typedef struct rft_session {
     uint32_t failures_seen;    /* of the send queue's: the connection was ended for these */
 
     rft_session_report report; /* its fields are kept nowhere else */
-    rft_held held;             /* the version that the user's engine runs */
+    rft_version_id held;       /* the version that the user's engine runs */
     rft_image *held_image;     /* its bytes, as base of the next version; NULL: there are none */
     rft_image *applying;       /* with the user, undecided; outlives the connection */
     rft_image *open;           /* decided, its update not yet closed */

@@ -290,7 +290,7 @@ refit_status refit_subscriber_next(refit_subscriber *subscriber, uint32_t timeou
     refit_update *update = &subscriber->update;
     RFT_REFUSE_IF(update->image != NULL, error, REFIT_ERR_STATE,
                   "version %llu is still open: close it before the next",
-                  (unsigned long long)update->image->held.version);
+                  (unsigned long long)update->image->id.version);
     RFT_REFUSE_IF(subscriber->device == NULL &&
                       subscriber->service.config.broadcast_gpu == REFIT_GPU_REQUIRE,
                   error, REFIT_ERR_STATE,
@@ -372,12 +372,12 @@ static const rft_manifest *manifest_of(const refit_update *update)
 
 uint64_t refit_update_version(const refit_update *update)
 {
-    return update == NULL || update->image == NULL ? 0 : update->image->held.version;
+    return update == NULL || update->image == NULL ? 0 : update->image->id.version;
 }
 
 uint64_t refit_update_epoch(const refit_update *update)
 {
-    return update == NULL || update->image == NULL ? 0 : update->image->held.epoch;
+    return update == NULL || update->image == NULL ? 0 : update->image->id.epoch;
 }
 
 uint32_t refit_update_count(const refit_update *update)
@@ -397,7 +397,7 @@ refit_status refit_update_digest(const refit_update *update, unsigned char diges
 {
     RFT_TRY(check_open(update, error));
     RFT_REFUSE_IF(digest == NULL, error, REFIT_ERR_INVALID, "refit_update_digest needs `digest`");
-    memcpy(digest, update->image->held.digest.bytes, 16);
+    memcpy(digest, update->image->id.digest.bytes, 16);
     return REFIT_OK;
 }
 
@@ -456,7 +456,7 @@ void refit_update_release(void *kept)
 static void decide(refit_update *update, const rft_order *order)
 {
     update->decided = true;
-    rft_mailbox_order(&update->subscriber->service.mailbox, order, update->image->held.version);
+    rft_mailbox_order(&update->subscriber->service.mailbox, order, update->image->id.version);
 }
 
 static void decide_refuse(refit_update *update, refit_status code, const char *reason, int kept)
@@ -471,7 +471,7 @@ static refit_status check_undecided(const refit_update *update, refit_error *err
     RFT_TRY(check_open(update, error));
     RFT_REFUSE_IF(update->decided, error, REFIT_ERR_STATE,
                   "version %llu was accepted or refused before",
-                  (unsigned long long)update->image->held.version);
+                  (unsigned long long)update->image->id.version);
     return REFIT_OK;
 }
 
@@ -482,7 +482,7 @@ refit_status refit_update_apply(refit_update *update, uint32_t *left, refit_erro
     RFT_REFUSE_IF(!rft_in_place_is_bound(&subscriber->engine), error, REFIT_ERR_STATE,
                   "nothing is bound that version %llu could be applied into: call "
                   "refit_subscriber_bind first",
-                  (unsigned long long)update->image->held.version);
+                  (unsigned long long)update->image->id.version);
     rft_in_place_source source = {
         .image = update->image,
         .device = refit_update_device(update),
@@ -498,12 +498,12 @@ static refit_status take_back(refit_update *update, refit_error *error)
     refit_status status = rft_in_place_undo(&update->subscriber->engine, &why);
     if (status == REFIT_OK) return REFIT_OK;
     rft_log(REFIT_LOG_ERROR, "version %llu could not be taken back: %s",
-            (unsigned long long)update->image->held.version, why.text);
+            (unsigned long long)update->image->id.version, why.text);
     return rft_fail(
         error, status,
         "version %llu could not be taken back, and the destinations hold neither it nor "
         "the one before: %s",
-        (unsigned long long)update->image->held.version, why.text);
+        (unsigned long long)update->image->id.version, why.text);
 }
 
 refit_status refit_update_accept(refit_update *update, refit_error *error)
@@ -513,11 +513,11 @@ refit_status refit_update_accept(refit_update *update, refit_error *error)
         rft_in_place_is_torn(&update->subscriber->engine), error, REFIT_ERR_STATE,
         "the destinations hold no version whole, since one could not be taken back: apply "
         "version %llu, or refuse it",
-        (unsigned long long)update->image->held.version);
+        (unsigned long long)update->image->id.version);
     RFT_REFUSE_IF(rft_in_place_has_failed(&update->subscriber->engine), error, REFIT_ERR_STATE,
                   "version %llu could not be applied: apply it again, or refuse it; if it was "
                   "loaded in another way, call refit_subscriber_unbind first",
-                  (unsigned long long)update->image->held.version);
+                  (unsigned long long)update->image->id.version);
     if (!rft_image_is_intact(update->image)) {
         (void)take_back(update, NULL);
         decide_refuse(update, REFIT_ERR_STALE, "overwritten by the trainer before it was accepted",
@@ -525,7 +525,7 @@ refit_status refit_update_accept(refit_update *update, refit_error *error)
         return rft_fail(error, REFIT_ERR_STALE,
                         "the trainer has evicted this worker and overwrites version %llu: bytes "
                         "read from it may be torn, wait for the next",
-                        (unsigned long long)update->image->held.version);
+                        (unsigned long long)update->image->id.version);
     }
     rft_in_place_keep(&update->subscriber->engine);
     decide(update, &(rft_order){.kind = RFT_ORDER_ACCEPT});
@@ -549,7 +549,7 @@ void refit_update_close(refit_update *update)
         decide_refuse(update, REFIT_ERR_CANCELLED, "closed without a decision", 0);
     }
     rft_order release = {.kind = RFT_ORDER_RELEASE};
-    rft_mailbox_order(&update->subscriber->service.mailbox, &release, update->image->held.version);
+    rft_mailbox_order(&update->subscriber->service.mailbox, &release, update->image->id.version);
     rft_in_place_forget(&update->subscriber->engine);
     update->image = NULL;
 }

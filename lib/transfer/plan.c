@@ -105,8 +105,9 @@ static void add_run(rft_plan *plan, const rft_piece *run)
 
 static bool are_alike(const rft_piece *run, const rft_piece *next)
 {
-    return run->group == next->group && run->slab == next->slab && run->whole == next->whole &&
-           run->known_memory == next->known_memory && run->recode == NULL && next->recode == NULL;
+    return run->group == next->group && run->slab == next->slab &&
+           run->allocation == next->allocation && run->known_memory == next->known_memory &&
+           run->recode == NULL && next->recode == NULL;
 }
 
 static bool is_neighbour(const rft_piece *run, const rft_piece *next)

@@ -33,9 +33,10 @@ typedef struct rft_piece {
     const void *from;
     uint64_t bytes;
     uint32_t group;
-    uint32_t slab;     /* which registration holds the host side, all of it; any number */
-    const void *whole; /* the allocation or arena that contains the device's side. Only its identity
-                          matters: two pieces are joined into one copy only if it is the same */
+    uint32_t slab; /* which registration holds the host side, all of it; any number */
+    const void
+        *allocation;   /* the allocation or arena that contains the device's side. Only its identity
+                     matters: two pieces are joined into one copy only if it is the same */
     uint32_t slack;    /* as in rft_copy: after the host side */
     bool known_memory; /* as in rft_copy */
     const rft_recode *recode; /* NULL: moved as it is. Pieces of one follow each other. It must stay

@@ -72,11 +72,11 @@ typedef struct rft_digest128 {
 } rft_digest128;
 
 /* What a worker holds, or what a message is about. Version 0: nothing. */
-typedef struct rft_held {
+typedef struct rft_version_id {
     uint64_t epoch;
     uint64_t version;
     rft_digest128 digest;
-} rft_held;
+} rft_version_id;
 
 typedef struct rft_message {
     rft_message_kind kind;
@@ -90,7 +90,7 @@ typedef struct rft_message {
             bool shm;      /* willing to share memory */
             bool observer; /* wants to be told what is there, once, and is not a worker */
             uint32_t window; /* frames it wants in flight at most */
-            rft_held held;
+            rft_version_id held;
             rft_view gpu; /* UUID of the GPU whose memory it can map; empty: none */
             bool delta;   /* it takes sparse blocks */
             bool zstd;    /* and packed frames */
@@ -173,7 +173,7 @@ typedef struct rft_message {
             rft_view reason;
         } failed; /* also: abort (kept is true there) */
         struct {
-            rft_held held;
+            rft_version_id held;
             uint64_t staged; /* S→P: version staged and waiting for its commit, or 0 */
         } beat;
         struct {

@@ -29,12 +29,12 @@ static void unpin(void *memory, uint64_t bytes)
 
 static refit_status check(const void *memory, uint64_t bytes, refit_error *error)
 {
-    const void *untouched = &untouched, *whole = untouched;
-    refit_status status = rft_device_memory_check(gpu, memory, bytes, &whole, error);
+    const void *untouched = &untouched, *allocation = untouched;
+    refit_status status = rft_device_memory_check(gpu, memory, bytes, &allocation, error);
     if (status == REFIT_OK) {
-        assert_true((uintptr_t)whole != 0 && (uintptr_t)whole <= (uintptr_t)memory);
+        assert_true((uintptr_t)allocation != 0 && (uintptr_t)allocation <= (uintptr_t)memory);
     } else {
-        assert_ptr_equal(whole, untouched);
+        assert_ptr_equal(allocation, untouched);
     }
     return status;
 }

@@ -50,17 +50,18 @@ TEST(what_may_be_copied_as_one_can_be_told)
 {
     enum { COUNT = 6 };
     void *memory[COUNT];
-    const void *whole[COUNT];
+    const void *allocation[COUNT];
     for (unsigned i = 0; i < COUNT; i++) {
         memory[i] = device_alloc(MIB);
-        assert_ok(rft_device_memory_check(on.device, memory[i], MIB, &whole[i], &on.error));
+        assert_ok(rft_device_memory_check(on.device, memory[i], MIB, &allocation[i], &on.error));
     }
     for (unsigned i = 0; i < COUNT; i++) {
         const void *inside;
         char *last = (char *)memory[i] + MIB - 1;
         assert_ok(rft_device_memory_check(on.device, last, 1, &inside, &on.error));
-        assert_ptr_equal(inside, whole[i]);
-        bool joined = i > 0 && (char *)memory[i - 1] + MIB == memory[i] && whole[i - 1] == whole[i];
+        assert_ptr_equal(inside, allocation[i]);
+        bool joined =
+            i > 0 && (char *)memory[i - 1] + MIB == memory[i] && allocation[i - 1] == allocation[i];
         if (!joined) continue;
         device_fill(memory[i - 1], 2 * MIB, i);
         assert_int_equal(device_right(memory[i - 1], 2 * MIB, i), 2 * MIB);

@@ -71,7 +71,8 @@ void bench_connect(protocol_bench *bench, uint32_t peer)
 
 static void note_staged(protocol_bench *bench, uint32_t peer, const rft_message *message)
 {
-    const rft_edition *served = bench->store == NULL ? NULL : rft_store_served(bench->store);
+    const rft_version_digests *served =
+        bench->store == NULL ? NULL : rft_store_served(bench->store);
     bool right = message->kind == RFT_STAGED && served != NULL &&
                  message->as.staged.version == served->version &&
                  rft_digest128_equal(&message->as.staged.digest, &served->digest);

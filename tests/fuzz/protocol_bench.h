@@ -51,7 +51,7 @@ typedef struct bench_worker {
     rft_session session;
     rft_session_identity identity;
     rft_session_state before; /* at the last look */
-    rft_held held;            /* at the last look */
+    rft_version_id held;      /* at the last look */
     uint64_t told_commit;     /* the version that the COMMIT it hears now names, or 0 */
     bool taken;               /* and undecided */
     bool open;                /* decided and not closed */
@@ -90,7 +90,7 @@ typedef struct protocol_bench {
     uint32_t next_tensor;                            /* to be written */
     rft_transaction_state transaction_before;        /* at the last look */
     uint64_t committed, aborted;                     /* at the last look, of the server's counts */
-    rft_held current;                                /* at the last look */
+    rft_version_id current;                          /* at the last look */
 
     bench_link links[PEERS];
     uint32_t connections; /* ever */

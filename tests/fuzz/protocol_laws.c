@@ -274,7 +274,7 @@ static void check_state(const bench_worker *worker, uint32_t by)
     FUZZ_REQUIRE((session->applying != NULL) == (worker->mailbox.ready != NULL || worker->taken));
 }
 
-static const ledger_entry *committed_entry(protocol_bench *bench, const rft_held *held)
+static const ledger_entry *committed_entry(protocol_bench *bench, const rft_version_id *held)
 {
     const ledger_entry *entry = ledger_find(bench, held->epoch, held->version);
     FUZZ_REQUIRE(entry != NULL && entry->fate == LEDGER_COMMITTED);
@@ -284,7 +284,7 @@ static const ledger_entry *committed_entry(protocol_bench *bench, const rft_held
 
 static void check_held(protocol_bench *bench, bench_worker *worker)
 {
-    const rft_held now = worker->session.held;
+    const rft_version_id now = worker->session.held;
     bool same = now.version == worker->held.version && now.epoch == worker->held.epoch;
     if (now.version != 0 && !same) {
         (void)committed_entry(bench, &now);
@@ -308,9 +308,9 @@ void law_worker_moved(protocol_bench *bench, uint32_t at, uint32_t by)
 void law_delivered(protocol_bench *bench, uint32_t at, const rft_image *image)
 {
     uint64_t sum = 0;
-    FUZZ_REQUIRE(image->held.version == bench->workers[at].told_commit);
+    FUZZ_REQUIRE(image->id.version == bench->workers[at].told_commit);
     if (bench->workers[at].lied_to) return;
-    const ledger_entry *entry = committed_entry(bench, &image->held);
+    const ledger_entry *entry = committed_entry(bench, &image->id);
     const rft_manifest *manifest = image->catalog->manifest;
     for (uint32_t i = 0; i < manifest->count; i++) {
         const unsigned char *bytes = image->bytes + manifest->tensors[i].offset;

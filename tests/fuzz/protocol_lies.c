@@ -30,7 +30,8 @@ static uint64_t draw_version(const protocol_bench *bench, uint32_t *seed)
 static rft_digest128 draw_digest(protocol_bench *bench, uint32_t *seed)
 {
     rft_digest128 digest = bench->server.current.digest;
-    const rft_edition *served = bench->store == NULL ? NULL : rft_store_served(bench->store);
+    const rft_version_digests *served =
+        bench->store == NULL ? NULL : rft_store_served(bench->store);
     uint32_t which = draw(seed, 4);
     if (which < 2 && served != NULL) digest = served->digest;
     if (which == 3) digest.bytes[draw(seed, 16)] ^= 1;
@@ -45,10 +46,11 @@ static uint64_t draw_epoch(const protocol_bench *bench, uint32_t *seed)
     return bench->server.epoch;
 }
 
-static rft_held draw_held(protocol_bench *bench, uint32_t *seed)
+static rft_version_id draw_held(protocol_bench *bench, uint32_t *seed)
 {
-    if (draw(seed, 3) == 0) return (rft_held){0};
-    rft_held held = {draw_epoch(bench, seed), draw_version(bench, seed), draw_digest(bench, seed)};
+    if (draw(seed, 3) == 0) return (rft_version_id){0};
+    rft_version_id held = {draw_epoch(bench, seed), draw_version(bench, seed),
+                           draw_digest(bench, seed)};
     return held;
 }
 
@@ -142,9 +144,10 @@ static void fill_resend(protocol_bench *bench, uint32_t *seed, rft_message *mess
 static void fill_seal(protocol_bench *bench, uint32_t *seed, rft_message *message)
 {
     static const unsigned char zeroes[8 * TENSORS_MOST];
-    const rft_edition *served = rft_store_served(bench->store);
+    const rft_version_digests *served = rft_store_served(bench->store);
     uint32_t count = draw(seed, 3) == 0 ? draw(seed, 4) + 1 : bench->store->manifest->originals;
-    const void *sums = served != NULL && draw(seed, 2) == 0 ? (const void *)served->sums : zeroes;
+    const void *sums =
+        served != NULL && draw(seed, 2) == 0 ? (const void *)served->tensor_sums : zeroes;
     if (count > bench->store->manifest->originals) sums = zeroes;
     message->as.seal.version = draw_version(bench, seed);
     message->as.seal.digest = draw_digest(bench, seed);

@@ -206,7 +206,7 @@ ON_SCENE(beat_makes_up_for_a_lost_answer)
     raw_worker_stage(bad(on));
     raw_worker_apply(good(on));
     (void)raw_worker_expect(bad(on), RFT_COMMIT);
-    bad(on)->held = (rft_held){bad(on)->epoch, 1, bad(on)->digest};
+    bad(on)->held = (rft_version_id){bad(on)->epoch, 1, bad(on)->digest};
     raw_worker_beat(bad(on), 0);
     assert_ok(trainer_join(&on->trainer));
 }

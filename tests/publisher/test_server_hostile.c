@@ -198,7 +198,7 @@ ON_BENCH(a_version_that_was_never_committed_is_held_by_no_worker)
     rft_message hello = hello_as("liar", 1);
     server_bench_join(bench, 1, false);
     server_bench_publish(bench, 1, 1);
-    hello.as.hello.held = (rft_held){SERVER_EPOCH, 2, bench->server.current.digest};
+    hello.as.hello.held = (rft_version_id){SERVER_EPOCH, 2, bench->server.current.digest};
     rft_server_message(&bench->server, &id, &hello, bench->now);
     const rft_peer *liar = rft_peers_find_name(&bench->server.peers, "liar");
     assert_non_null(liar);

@@ -242,16 +242,18 @@ TEST(slot_without_the_committed_bytes_gives_its_memory_back_first)
     close_store(&bench);
 }
 
-static void check_parts(const rft_store *store, const rft_edition *edition, uint64_t version)
+static void check_parts(const rft_store *store, const rft_version_digests *digests,
+                        uint64_t version)
 {
     sample_version sample;
     sample_open(&sample, version);
-    assert_int_equal(edition->version, version);
+    assert_int_equal(digests->version, version);
     for (uint32_t i = 0; i < store->manifest->block_count; i++) {
         const rft_block *block = &store->manifest->blocks[i];
-        assert_int_equal(edition->known[i], 1);
-        assert_int_equal(edition->parts[i], rft_digest_part(sample.image + block->offset,
-                                                            block->bytes, block->tensor_offset));
+        assert_int_equal(digests->has_block_sum[i], 1);
+        assert_int_equal(
+            digests->block_sums[i],
+            rft_digest_part(sample.image + block->offset, block->bytes, block->tensor_offset));
     }
     sample_close(&sample);
 }
@@ -267,10 +269,10 @@ TEST(parts_of_blocks_are_kept_of_two_versions)
         for (uint64_t version = 3; version <= 5; version++) {
             write_version(bench.store, version);
             check_parts(bench.store, rft_store_served(bench.store), version);
-            check_parts(bench.store, rft_store_base_edition(bench.store), version - 1);
+            check_parts(bench.store, rft_store_base_digests(bench.store), version - 1);
             rft_store_commit(bench.store);
             check_parts(bench.store, rft_store_served(bench.store), version);
-            check_parts(bench.store, rft_store_base_edition(bench.store), version - 1);
+            check_parts(bench.store, rft_store_base_digests(bench.store), version - 1);
         }
         write_version(bench.store, 6);
         rft_store_undo(bench.store);
@@ -294,15 +296,15 @@ TEST(parts_are_known_only_where_they_were_taken)
         const unsigned char *from = sample.image + place->offset;
         uint64_t sum = rft_digest_part(from, place->bytes, 0);
         assert_true(place->alias_of == REFIT_NO_ALIAS && place->blocks > 0);
-        memcpy(rft_store_prepare(bench.store, i), from, place->bytes);
-        rft_store_land(bench.store, i);
-        rft_store_compare_written(bench.store, i, i == 0 ? &sum : NULL, add_ready, bench.store);
+        memcpy(rft_store_begin_device_write(bench.store, i), from, place->bytes);
+        rft_store_end_device_write(bench.store, i);
+        rft_store_compare(bench.store, i, i == 0 ? &sum : NULL, add_ready, bench.store);
         for (uint32_t b = place->first_block; b < place->first_block + place->blocks; b++) {
             const rft_block *block = &bench.store->manifest->blocks[b];
-            assert_int_equal(bench.store->next.known[b], i);
+            assert_int_equal(bench.store->next.has_block_sum[b], i);
             if (i == 0) continue;
             assert_int_equal(
-                bench.store->next.parts[b],
+                bench.store->next.block_sums[b],
                 rft_digest_part(sample.image + block->offset, block->bytes, block->tensor_offset));
         }
     }

@@ -31,7 +31,7 @@ static void close_bench(pool *bench)
 static rft_image *take_owned(pool *bench)
 {
     rft_image *image = NULL;
-    assert_ok(rft_images_take_owned(&bench->images, bench->catalog, &image, NULL));
+    assert_ok(rft_images_take_private(&bench->images, bench->catalog, &image, NULL));
     assert_int_equal(image->uses, RFT_IMAGE_STAGED);
     return image;
 }
@@ -45,7 +45,7 @@ TEST(there_are_two_private_images_and_no_third)
     assert_ptr_not_equal(first->bytes, second->bytes);
     assert_int_equal((uintptr_t)first->bytes % 4096, 0);
     memset(rft_image_writable(first), 1, bench.sample.manifest->store_bytes);
-    assert_int_equal(rft_images_take_owned(&bench.images, bench.catalog, &third, NULL),
+    assert_int_equal(rft_images_take_private(&bench.images, bench.catalog, &third, NULL),
                      REFIT_ERR_BUSY);
     assert_null(third);
     const unsigned char *bytes = first->bytes;
@@ -61,13 +61,13 @@ TEST(an_image_is_free_when_its_last_use_is_dropped)
     open_bench(&bench);
     rft_image *image = take_owned(&bench);
     (void)take_owned(&bench);
-    rft_image_add_use(image, RFT_IMAGE_HELD);
+    rft_image_add_use(image, RFT_IMAGE_BASE);
     rft_image_add_use(image, RFT_IMAGE_LENT);
     assert_null(rft_image_writable(image));
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
-    rft_image_drop_use(image, RFT_IMAGE_HELD);
-    rft_image_drop_use(image, RFT_IMAGE_HELD);
-    assert_int_equal(rft_images_take_owned(&bench.images, bench.catalog, &other, NULL),
+    rft_image_drop_use(image, RFT_IMAGE_BASE);
+    rft_image_drop_use(image, RFT_IMAGE_BASE);
+    assert_int_equal(rft_images_take_private(&bench.images, bench.catalog, &other, NULL),
                      REFIT_ERR_BUSY);
     rft_image_drop_use(image, RFT_IMAGE_LENT);
     rft_image_drop_use(NULL, RFT_IMAGE_LENT);
@@ -82,7 +82,7 @@ TEST(trimming_gives_back_what_nothing_uses)
     rft_image *used = take_owned(&bench), *idle = take_owned(&bench);
     rft_image_drop_use(idle, RFT_IMAGE_STAGED);
     assert_non_null(idle->memory.memory);
-    rft_images_trim_owned(&bench.images);
+    rft_images_trim_private(&bench.images);
     assert_null(idle->memory.memory);
     assert_non_null(used->memory.memory);
     close_bench(&bench);
@@ -95,22 +95,22 @@ TEST(a_segment_is_mapped_once_for_all_its_images)
     rft_image *first = NULL, *second = NULL, *third = NULL;
     open_bench(&bench);
     raw_slot_open(&slot, &bench.sample);
-    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
-                                     &first, NULL));
-    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
-                                     &second, NULL));
+    assert_ok(rft_images_take_shm(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                  &first, NULL));
+    assert_ok(rft_images_take_shm(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                  &second, NULL));
     assert_ptr_equal(first->bytes, second->bytes);
     assert_memory_equal(first->bytes, bench.sample.image, bench.sample.manifest->store_bytes);
     assert_null(rft_image_writable(first));
-    assert_int_equal(rft_images_take_mapped(&bench.images, bench.catalog, slot.name,
-                                            RFT_SEQLOCK_BYTES, &third, NULL),
+    assert_int_equal(rft_images_take_shm(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                         &third, NULL),
                      REFIT_ERR_BUSY);
     rft_mapping *mapping = first->mapping;
-    rft_images_trim_mapped(&bench.images);
+    rft_images_trim_mappings(&bench.images);
     assert_non_null(mapping->segment.memory);
     rft_image_drop_use(first, RFT_IMAGE_STAGED);
     rft_image_drop_use(second, RFT_IMAGE_STAGED);
-    rft_images_trim_mapped(&bench.images);
+    rft_images_trim_mappings(&bench.images);
     assert_null(mapping->segment.memory);
     rft_segment_close(&slot);
     close_bench(&bench);
@@ -123,16 +123,16 @@ TEST(what_a_user_writes_ends_with_the_loan)
     rft_image *image = NULL, *again = NULL;
     open_bench(&bench);
     raw_slot_open(&slot, &bench.sample);
-    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
-                                     &image, NULL));
+    assert_ok(rft_images_take_shm(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                  &image, NULL));
     assert_ok(rft_image_lend(image, NULL));
-    rft_image_add_use(image, RFT_IMAGE_HELD);
+    rft_image_add_use(image, RFT_IMAGE_BASE);
     memset((unsigned char *)(uintptr_t)image->view, 7, bench.sample.manifest->store_bytes);
     assert_memory_equal(image->bytes, bench.sample.image, bench.sample.manifest->store_bytes);
     rft_image_drop_use(image, RFT_IMAGE_LENT);
     assert_memory_equal(image->view, bench.sample.image, bench.sample.manifest->store_bytes);
-    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
-                                     &again, NULL));
+    assert_ok(rft_images_take_shm(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                  &again, NULL));
     assert_memory_equal(again->view, bench.sample.image, bench.sample.manifest->store_bytes);
     rft_segment_close(&slot);
     close_bench(&bench);
@@ -141,8 +141,8 @@ TEST(what_a_user_writes_ends_with_the_loan)
 static void take_and_leave(pool *bench, const rft_segment *slot)
 {
     rft_image *image = NULL;
-    assert_ok(rft_images_take_mapped(&bench->images, bench->catalog, slot->name, RFT_SEQLOCK_BYTES,
-                                     &image, NULL));
+    assert_ok(rft_images_take_shm(&bench->images, bench->catalog, slot->name, RFT_SEQLOCK_BYTES,
+                                  &image, NULL));
     rft_image_drop_use(image, RFT_IMAGE_STAGED);
 }
 
@@ -173,8 +173,8 @@ TEST(what_the_publisher_has_replaced_is_not_kept)
     open_bench(&bench);
     for (int i = 0; i < 2; i++) {
         raw_slot_open(&slots[i], &bench.sample);
-        assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slots[i].name,
-                                         RFT_SEQLOCK_BYTES, &images[i], NULL));
+        assert_ok(rft_images_take_shm(&bench.images, bench.catalog, slots[i].name,
+                                      RFT_SEQLOCK_BYTES, &images[i], NULL));
     }
     rft_mapping *replaced = images[0]->mapping, *standing = images[1]->mapping;
     rft_segment_close(&slots[0]);
@@ -197,8 +197,8 @@ TEST(the_seqlock_tells_whether_the_bytes_were_overwritten)
     open_bench(&bench);
     assert_true(rft_image_is_intact(take_owned(&bench)));
     raw_slot_open(&slot, &bench.sample);
-    assert_ok(rft_images_take_mapped(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
-                                     &image, NULL));
+    assert_ok(rft_images_take_shm(&bench.images, bench.catalog, slot.name, RFT_SEQLOCK_BYTES,
+                                  &image, NULL));
     atomic_store(&raw_slot_seqlock(&slot)->generation, 3);
     assert_false(rft_image_note_seqlock(image)); /* being written */
     atomic_store(&raw_slot_seqlock(&slot)->generation, 4);

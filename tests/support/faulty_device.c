@@ -228,10 +228,10 @@ static refit_status faulty_decommit(void *self, void *base, uint64_t bytes, uint
 }
 
 static refit_status faulty_memory_check(void *self, const void *memory, uint64_t bytes,
-                                        const void **whole, refit_error *error)
+                                        const void **allocation, refit_error *error)
 {
     faulty_device *faulty = self;
-    return rft_device_memory_check(faulty->inner, memory, bytes, whole, error);
+    return rft_device_memory_check(faulty->inner, memory, bytes, allocation, error);
 }
 
 static refit_status faulty_digest(void *self, refit_stream_ref stream, const void *memory,

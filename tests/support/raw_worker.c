@@ -317,7 +317,7 @@ void raw_worker_say_committed(raw_worker *worker)
     rft_message message = {.kind = RFT_COMMITTED};
     message.as.staged.version = worker->offer.as.offer.version;
     message.as.staged.digest = worker->digest;
-    worker->held = (rft_held){worker->epoch, worker->offer.as.offer.version, worker->digest};
+    worker->held = (rft_version_id){worker->epoch, worker->offer.as.offer.version, worker->digest};
     raw_worker_send(worker, &message);
 }
 

@@ -23,7 +23,7 @@ typedef struct raw_worker {
     uint64_t instance;
     bool shm;
     bool delta; /* says that it takes sparse blocks: set it before it joins */
-    rft_held held;
+    rft_version_id held;
 
     /* From the trainer's messages. */
     uint64_t epoch;

@@ -245,7 +245,8 @@ rft_message server_pull(uint64_t version, uint32_t credits)
 rft_message server_beat(uint64_t held, uint64_t staged)
 {
     rft_message message = {.kind = RFT_BEAT};
-    if (held != 0) message.as.beat.held = (rft_held){SERVER_EPOCH, held, sample_of(held)->digest};
+    if (held != 0)
+        message.as.beat.held = (rft_version_id){SERVER_EPOCH, held, sample_of(held)->digest};
     message.as.beat.staged = staged;
     return message;
 }

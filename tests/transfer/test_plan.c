@@ -120,7 +120,7 @@ typedef struct part {
     uint64_t bytes;
     uint32_t group;
     uint32_t slab;  /* of a piece */
-    int whole;      /* of a piece: the number of its allocation */
+    int allocation; /* of a piece: the number of its allocation */
     uint32_t slack; /* bytes after it */
     bool known_memory;
 } part;
@@ -158,8 +158,8 @@ static const plan_case plans[] = {
      {PART(0, 0, 150), PART(150, 150, 50)}},
     {"no copy lies across two allocations",
      {1000, 16, 0, 2},
-     {PART(0, 0, 100), PART_WITH(100, 100, 50, .whole = 1), PART(150, ZERO, 50),
-      PART_WITH(200, ZERO, 50, .whole = 1)},
+     {PART(0, 0, 100), PART_WITH(100, 100, 50, .allocation = 1), PART(150, ZERO, 50),
+      PART_WITH(200, ZERO, 50, .allocation = 1)},
      {PART(0, 0, 100), PART(100, 100, 50), PART(150, ZERO, 50), PART(200, ZERO, 50)}},
     {"a piece of known memory is not joined to one of unknown memory",
      {1000, 16, 0, 1},
@@ -198,7 +198,7 @@ static uint32_t lay_pieces(const plan_case *it, rft_piece *pieces, uint64_t *byt
         const part *piece = &it->pieces[count];
         pieces[count] = piece_of(target + piece->to, source_of(piece), piece->bytes, piece->group);
         pieces[count].slab = piece->slab;
-        pieces[count].whole = piece->whole == 0 ? target : source;
+        pieces[count].allocation = piece->allocation == 0 ? target : source;
         pieces[count].slack = piece->slack;
         pieces[count].known_memory = piece->known_memory;
         *bytes += piece->bytes;

@@ -272,7 +272,7 @@ static refit_status check_piece(rft_cuda_device *cuda, uint64_t at, const pointe
 }
 
 refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, uint64_t bytes,
-                                    const void **whole, refit_error *error)
+                                    const void **allocation, refit_error *error)
 {
     uint64_t at = (uintptr_t)memory;
     const uint64_t end = at + bytes; /* device_calls.c refuses an end beyond the last address */
@@ -285,7 +285,7 @@ refit_status rft_cuda_pointer_check(rft_cuda_device *cuda, const void *memory, u
         if (at == (uintptr_t)memory) first = (const void *)(uintptr_t)facts.range_start;
         at = next;
     }
-    *whole = first;
+    *allocation = first;
     return REFIT_OK;
 }
 
@@ -460,10 +460,10 @@ static refit_status cuda_memory_free(void *self, void *memory, refit_error *erro
 }
 
 static refit_status cuda_memory_check(void *self, const void *memory, uint64_t bytes,
-                                      const void **whole, refit_error *error)
+                                      const void **allocation, refit_error *error)
 {
     rft_cuda_device *cuda = self;
-    RFT_CUDA_GUARDED(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, whole, error));
+    RFT_CUDA_GUARDED(cuda, error, rft_cuda_pointer_check(cuda, memory, bytes, allocation, error));
 }
 
 static refit_status cuda_host_pin(void *self, void *memory, uint64_t bytes, refit_error *error)

@@ -59,7 +59,8 @@ static void say_hello(liar *the)
     message.as.hello.window = 1 + draw(the, 8);
     message.as.hello.delta = draw(the, 2) == 0;
     if (the->what->manner == LIAR_FUTURE)
-        message.as.hello.held = (rft_held){the->epoch, UINT64_MAX - draw(the, 2), the->digest};
+        message.as.hello.held =
+            (rft_version_id){the->epoch, UINT64_MAX - draw(the, 2), the->digest};
     say(the, &message);
 }
 
