@@ -25,6 +25,7 @@ __all__ = [
     "collect",
     "is_settled",
     "pairs_of",
+    "planned",
     "specs_of",
     "to_c",
 ]
@@ -168,6 +169,13 @@ class Declared:
     def is_tied(self, index: int) -> bool:
         """Whether its bytes are another's, so that it is not written."""
         return self.specs[index].alias_of is not None
+
+
+def planned(tensors: Tensors) -> Tensors:
+    """The same, for two uses of them: what there is, and then the bytes. ``NamedWeights`` looks at
+    its model once for both."""
+    method = getattr(tensors, "planned", None)
+    return method() if callable(method) else tensors
 
 
 def specs_of(tensors: Any) -> tuple[TensorSpec, ...]:

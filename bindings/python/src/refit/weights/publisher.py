@@ -129,8 +129,7 @@ class Publisher(Handle):
         ``declare``, ``begin``, ``write`` and ``commit`` raise.
         """
         with self._call_lock:
-            planned = getattr(weights, "planned", None)
-            send = self._prepare(planned() if callable(planned) else weights)
+            send = self._prepare(manifest.planned(weights))
             self._begin(version)
             try:
                 send()
@@ -299,13 +298,14 @@ class Publisher(Handle):
     # ---- Below: the call lock is held
 
     def _begin(self, version: int | None) -> None:
-        pointer = self._live
+        """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
+        pointer, number = self._live, _number(version)
         try:
-            _begin(pointer, version)
+            _wait(pointer, lambda: call(lib.refit_publisher_begin, pointer, number))
             self._writer.forget()
         except RefitError:
             raise
-        except BaseException:  # Ctrl-C may come right after it
+        except BaseException:  # Ctrl-C is raised also where the call had succeeded
             _drop(pointer)
             raise
 
@@ -343,18 +343,6 @@ class Publisher(Handle):
 # ---- One version, as calls of the C library that wait. Ctrl-C ends each wait, and what it leaves
 # is known: a begin that it ended has begun nothing, and a commit's outcome is the publisher's
 # version.
-
-
-def _begin(publisher: int, version: int | None) -> None:
-    """Begins it; nothing has begun if that fails. None: the next number. InvalidError."""
-    number = _number(version)
-    try:
-        _wait(publisher, lambda: call(lib.refit_publisher_begin, publisher, number))
-    except RefitError:
-        raise
-    except BaseException:  # Ctrl-C is raised also where the call had succeeded
-        _drop(publisher)
-        raise
 
 
 def _commit(publisher: int) -> None:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from refit.errors import InvalidError, RefitError, StateError
-from refit.weights.manifest import Tensors, TensorSpec, collect, is_settled, pairs_of
+from refit.weights.manifest import Tensors, TensorSpec, collect, is_settled, pairs_of, planned
 from refit.weights.writer import settled
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Transaction:
     # ---- To the workers
 
     def _publish(self, publisher: "Publisher", weights: tuple[Tensors, ...]) -> None:
-        taken = [_planned(one) for one in weights]
+        taken = [planned(one) for one in weights]
         if not publisher.declared:
             taken = [settled(one) for one in taken]
         if not self._begun:
@@ -281,12 +281,6 @@ def _specs_of(weights: Tensors) -> Sequence[TensorSpec] | None:
     if callable(manifest):
         return tuple(manifest())
     return collect(weights).specs if is_settled(weights) else None
-
-
-def _planned(weights: Tensors) -> Tensors:
-    """Weights that are asked twice, what they are and for their bytes, look at the model once."""
-    planned = getattr(weights, "planned", None)
-    return planned() if callable(planned) else weights
 
 
 def _drive(weights: Tensors) -> None:
