@@ -1,6 +1,8 @@
 #!/bin/bash
-# words.sh: names and sentences use the field's words. Each line below is a pattern and what to say
-# instead. tests/abi/words_allowed lists what is right all the same: a pattern of files, and words of the line.
+# words.sh: names and sentences use the field's words, and a cell of a table has at most 40 of them. Each
+# line below is a pattern and what to say instead. tests/abi/words_allowed lists what is right all the
+# same: a pattern of files, and words of the line.
+# shellcheck disable=SC2016 # an awk program
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 
@@ -54,4 +56,13 @@ while IFS= read -r row; do
         failed=1
     done <<<"$found"
 done < <(read_words)
+while IFS= read -r line; do
+    [ -n "$line" ] || continue
+    echo "$line"
+    echo "    say it in prose, or in several rows"
+    failed=1
+done < <(git ls-files '*.md' ':!CHANGELOG.md' | xargs awk -F'|' '/^\|/ {
+    for (i = 2; i < NF; i++)
+        if ((words = split($i, all, " ")) > 40) print FILENAME ":" FNR ": a cell of " words " words"
+}')
 exit $failed
