@@ -1,9 +1,10 @@
-"""The documents: their links lead somewhere, their Python compiles, and what they show of a bound
-engine runs."""
+"""The documents: their links lead somewhere, their Python compiles, and the quick start and what
+they show of a bound engine run."""
 
 import importlib.util
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
@@ -134,6 +135,19 @@ def test_an_engine_is_bound_as_the_guide_shows(root: Path, monkeypatch: pytest.M
         sender.join(TIMEOUT)
         assert checked == [model, 1]
         assert all(torch.equal(one, weights[name]) for name, one in model.state_dict().items())
+
+
+def test_the_quick_start_runs_as_it_stands(root: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    (program,) = python_blocks(root / "docs" / "quickstart.md")
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    left = re.findall(r"^trainer: loss \d\.\d{3}, (\d+) bytes left$", ran.stdout, re.M)
+    assert re.findall(r"^worker: version (\d)$", ran.stdout, re.M) == ["1", "2", "3"]
+    assert left[0] == "0"
+    assert 0 < int(left[1]) == int(left[2])
 
 
 def a_policy() -> Any:
