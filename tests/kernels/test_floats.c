@@ -150,7 +150,7 @@ static void check_split(void)
     }
 }
 
-TEST_WITH(adam_leaves_each_parameter_as_it_is, begin, NULL)
+TEST_WITH(optim_leaves_each_parameter_as_it_is, begin, NULL)
 {
     while (next_block(1)) {
         check_split();
@@ -173,7 +173,7 @@ static void check_gradients(void)
     }
 }
 
-TEST_WITH(adam_widens_each_gradient_of_16_bits, begin, NULL)
+TEST_WITH(optim_widens_each_gradient_of_16_bits, begin, NULL)
 {
     for (uint32_t i = 0; i < BLOCK; i++)
         weights[i] = (uint16_t)i;

@@ -102,9 +102,7 @@ def test_gradients_leave_and_return_as_their_policy_says(schedule: Schedule, gra
 # ---- Between a backward pass and its step.
 
 
-AT_THE_STEP = Schedule(
-    "share at the step", {"schedule": refit.CpuStep(fraction=1.0, overlap=False)}
-)
+AT_THE_STEP = Schedule("share at the step", (refit.CpuStep(fraction=1.0, overlap=False),))
 """Gradients leave for the CPU when the step begins."""
 LATE = pytest.param(AT_THE_STEP, marks=pytest.mark.slow)
 
