@@ -19,9 +19,9 @@ import torch
 
 from refit._c.waiting import interrupts_held
 from refit.activations.arena import Arena
+from refit.activations.saved_tensors import Storage
 from refit.errors import NotFoundError, RefitError
 from refit.states.device_states import current_stream, used_on
-from refit.states.saved_tensors import Storage
 
 
 class Needed(weakref.ref[Storage]):

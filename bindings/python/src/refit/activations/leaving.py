@@ -16,9 +16,9 @@ import torch
 
 from refit.activations.groups import Forward, Group, Groups, Needed, alive, named
 from refit.activations.plan import Plan
+from refit.activations.saved_tensors import Storage
 from refit.errors import DeviceError, RefitError
 from refit.states.device_states import current_stream, used_on
-from refit.states.saved_tensors import Storage
 from refit.states.storage_swap import users_of
 
 _MEASURE_MS = 60_000

@@ -43,17 +43,7 @@ from refit.activations.groups import Forward, Groups, alive
 from refit.activations.leaving import Leaving
 from refit.activations.plan import Plan
 from refit.activations.returning import Returning
-from refit.errors import (
-    InvalidError,
-    StateError,
-    UnsupportedError,
-)
-from refit.states.device_states import (
-    Devices,
-    current_stream,
-    stream_objects,
-)
-from refit.states.saved_tensors import (
+from refit.activations.saved_tensors import (
     Kept,
     Saved,
     Storage,
@@ -64,6 +54,16 @@ from refit.states.saved_tensors import (
     kept,
     unwrap,
     wrap,
+)
+from refit.errors import (
+    InvalidError,
+    StateError,
+    UnsupportedError,
+)
+from refit.states.device_states import (
+    Devices,
+    current_stream,
+    stream_objects,
 )
 
 if TYPE_CHECKING:

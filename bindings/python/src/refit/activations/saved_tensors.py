@@ -11,9 +11,7 @@ asked for:
   ``Saved``.
 
 PyTorch checks versions only of what it saves itself, not of what hooks save, so it is done here:
-a tensor that was changed in place after it was saved is refused with PyTorch's words. The version
-outlives the memory: a detached tensor shares the counter of the tensor that it was made from, and
-keeps it when its data are replaced by none.
+a tensor that was changed in place after it was saved is refused with PyTorch's words.
 
 Independent of where the bytes are, and of how they come back.
 """
@@ -23,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from refit.states.version_counter import counter_of
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -216,20 +216,6 @@ def is_owned(tensor: torch.Tensor) -> bool:
         or (base is not None and isinstance(base, torch.nn.Parameter))
         or (tensor.requires_grad and tensor.is_leaf)
     )
-
-
-def counter_of(tensor: torch.Tensor, nothing: torch.Tensor | None = None) -> torch.Tensor:
-    """A tensor without memory that has the version of ``tensor``, now and later. ``nothing``: a
-    strided tensor without elements. RuntimeError if the tensor has no version."""
-    if tensor.is_conj():
-        tensor = torch._conj(tensor)
-    if tensor.is_neg():
-        tensor = torch._neg_view(tensor)
-    counter = tensor.detach()
-    if nothing is None:
-        nothing = tensor.new_empty((0,) * (1 if tensor.layout is torch.strided else tensor.dim()))
-    counter.data = nothing
-    return counter
 
 
 def _refuse_changed(dtype: torch.dtype, size: Any, version: int, expected: int) -> None:
