@@ -39,51 +39,51 @@ class Group:
     """What one layer has saved, as far as it leaves or returns. Guarded by the lock."""
 
     __slots__ = (
-        "also",
-        "arriving",
+        "arena_number",
+        "device_memory",
+        "fetched_for",
+        "fetching_from",
         "forward",
-        "held",
         "is_away",
-        "left",
+        "last_stream",
+        "layer_streams",
         "name",
-        "number",
+        "needed_count",
         "order",
-        "sources",
+        "shared",
         "storages",
-        "stream",
-        "streams",
     )
 
     def __init__(self, name: str, order: int, forward: "Forward") -> None:
         self.name = name
         self.order = order
         self.forward = forward
-        self.number = 0
+        self.arena_number = 0
         """Its number in the arena; 0: it has none."""
         self.storages: list[Needed] = []
         """Those that leave with it, by place."""
-        self.also: list[weakref.ref[Storage]] = []
+        self.shared: list[weakref.ref[Storage]] = []
         """Those that left with groups before it, and return with it."""
-        self.left = 0
+        self.needed_count = 0
         """Those of ``storages`` that are away or on their way, and still needed."""
-        self.held: list[Any] = []
+        self.device_memory: list[Any] = []
         """Memory of the device that copies of it use."""
         self.is_away = False
-        self.sources: list[Group] = []
+        self.fetching_from: list[Group] = []
         """The groups whose bytes are on their way back for this one."""
-        self.arriving: Group | None = None
+        self.fetched_for: Group | None = None
         """The group for which bytes of this one are on their way back."""
-        self.stream = 0
+        self.last_stream = 0
         """On which its last copies were ordered."""
-        self.streams: list[int] = []
+        self.layer_streams: list[int] = []
         """On which the layer has worked, and which wait for the copies out."""
 
     def returning(self) -> list[Storage]:
         """What is away and returns with it."""
         return [
             one
-            for one in (*alive(self.storages), *alive(self.also))
-            if one.back is self and one.device is None and one.group is not None
+            for one in (*alive(self.storages), *alive(self.shared))
+            if one.return_group is self and one.memory is None and one.group is not None
         ]
 
 
@@ -91,41 +91,41 @@ class Forward:
     """What one block has saved so far. Used by the thread of the block alone."""
 
     __slots__ = (
-        "freed",
+        "all_streams",
+        "autograd_hooks",
+        "freed_bytes",
         "has_saved",
+        "held_by_others",
         "is_alone",
         "is_over",
+        "layer_began",
+        "layer_storages",
+        "layer_streams",
         "order",
         "passed_over",
-        "saved",
-        "saving",
+        "saved_bytes",
         "shared",
-        "since",
-        "stayed",
+        "stayed_bytes",
         "storages",
-        "streams",
-        "streams_of_all",
         "thread",
-        "unfinished",
-        "waiting",
     )
 
-    def __init__(self, saving: Any, is_alone: bool) -> None:
-        self.saving = saving
-        """The hooks, while they are autograd's."""
+    def __init__(self, autograd_hooks: Any, is_alone: bool) -> None:
+        self.autograd_hooks = autograd_hooks
+        """Those that save and load, while they are autograd's."""
         self.storages: weakref.WeakValueDictionary[int, Storage] = weakref.WeakValueDictionary()
         """Those that are on the device, by an identity that is theirs as long as they are."""
-        self.unfinished: list[Storage] = []
+        self.layer_storages: list[Storage] = []
         """What the layer that runs has saved."""
         self.shared: list[Storage] = []
         """What it has saved again that layers before it have."""
-        self.waiting: list[tuple[int, Storage]] = []
+        self.held_by_others: list[tuple[int, Storage]] = []
         """Those that have left, and that others still held then; with the order of the group."""
         self.passed_over: list[tuple[int, weakref.ref[Storage]]] = []
         """Those that did not leave because others held them to the end, the forward pass before."""
-        self.streams: dict[int, Any] = {}
+        self.layer_streams: dict[int, Any] = {}
         """The streams of a GPU on which the layer that runs has saved."""
-        self.streams_of_all: dict[int, Any] = {}
+        self.all_streams: dict[int, Any] = {}
         """Those on which all of its layers have worked, as far as that is seen."""
         self.order = 0
         self.thread = threading.get_ident()
@@ -133,19 +133,20 @@ class Forward:
         self.is_over = False
         self.is_alone = is_alone
         """Nothing of other forward passes was away when it began."""
-        self.since = 0.0
-        self.saved = 0
-        self.freed = 0
-        self.stayed = 0
+        self.layer_began = 0.0
+        """When, where the forward pass is measured."""
+        self.saved_bytes = 0
+        self.freed_bytes = 0
+        self.stayed_bytes = 0
 
 
 class Groups:
     """The groups of all forward passes that something may return with, and what ends them. All of
     it is guarded by ``lock``."""
 
-    def __init__(self, arena: Arena, on: torch.device) -> None:
+    def __init__(self, arena: Arena, device: torch.device) -> None:
         self.arena = arena
-        self.on = on
+        self.device = device
         self.lock = threading.RLock()
         self.all: list[Group] = []
         """In the order of the forward passes."""
@@ -154,7 +155,7 @@ class Groups:
         self.stuck: list[tuple[int, Any]] = []
         """What holds memory under copies that could not be waited for; with the number of a group
         that is to be released once they are over, or 0."""
-        self.over: deque[Needed] = deque()
+        self.ended_storages: deque[Needed] = deque()
         """Of storages that are not needed any more."""
 
     def new(self, forward: Forward, name: str, order: int) -> Group:
@@ -162,25 +163,25 @@ class Groups:
         group = Group(name, order, forward)
         shared, forward.shared = forward.shared, []
         for storage in shared:
-            storage.back = group
-            group.also.append(weakref.ref(storage))
+            storage.return_group = group
+            group.shared.append(weakref.ref(storage))
         self.all.append(group)
         return group
 
     def tidy(self) -> None:
         """Acts on storages that are not needed any more. With the lock."""
-        if self.over:
+        if self.ended_storages:
             with interrupts_held():
                 self._count_down()
 
     def _count_down(self) -> None:
         released = False
-        while self.over:
-            group = self.over.popleft().group
+        while self.ended_storages:
+            group = self.ended_storages.popleft().group
             if group is None:
                 continue
-            group.left -= 1
-            if group.left == 0 and group.number:
+            group.needed_count -= 1
+            if group.needed_count == 0 and group.arena_number:
                 self.release(group)
                 released = True
         if released:
@@ -188,7 +189,7 @@ class Groups:
 
     def drop_ended(self) -> None:
         """Forgets groups with which nothing returns any more."""
-        ended = [one for one in self.all if not one.number and not alive(one.also)]
+        ended = [one for one in self.all if not one.arena_number and not alive(one.shared)]
         for group in ended:
             self._end_copies(group)
             self.all.remove(group)
@@ -198,9 +199,9 @@ class Groups:
         group, storage.group = storage.group, None
         if group is None:
             return
-        group.storages[storage.place].group = None
-        group.left -= 1
-        if group.left == 0:
+        group.storages[storage.arena_place].group = None
+        group.needed_count -= 1
+        if group.needed_count == 0:
             self.release(group)
 
     def keep(self, group: Group) -> None:
@@ -215,52 +216,52 @@ class Groups:
             storage = needed()
             if storage is not None:
                 storage.group = None
-        group.left = 0
+        group.needed_count = 0
         self.release(group)
 
     def join(self, group: Group) -> None:
         """The stream of the backward pass waits for the copies in."""
-        stream = current_stream(self.on)
-        while group.sources:
-            source = group.sources[-1]
+        stream = current_stream(self.device)
+        while group.fetching_from:
+            source = group.fetching_from[-1]
             try:
                 # The stream of the fetch, too: its allocator gets the memory back.
-                for one in {stream, source.stream} if source.number else ():
-                    self.arena.join(source.number, one)
+                for one in {stream, source.last_stream} if source.arena_number else ():
+                    self.arena.join(source.arena_number, one)
             except RefitError as why:
                 raise named(why, group) from why  # the copies go on, and can be waited for again
-            source.arriving = None
-            group.sources.pop()
-        group.held.clear()
+            source.fetched_for = None
+            group.fetching_from.pop()
+        group.device_memory.clear()
 
     def _end_copies(self, group: Group) -> None:
         """The current stream waits for bytes that are on their way and not needed any more, so
         that their memory may go."""
         with suppress(RefitError):
             self.join(group)
-        if group.sources:
+        if group.fetching_from:
             self.stuck.append((0, group))
 
     def release(self, group: Group) -> None:
         """Gives its room in the arena back, once all of it is on the device, or not needed."""
-        if not group.number:
+        if not group.arena_number:
             return
         if group in self.leaving:
             self.leaving.remove(group)
-        leaving = [] if group.is_away else list(group.held)
+        leaving = [] if group.is_away else list(group.device_memory)
         self._end_copies(group)
-        number = group.number
+        number = group.arena_number
         # until it is known that no copy uses what it holds
         self.stuck.append((number, (group, leaving)))
-        group.number = 0
-        self.arena.release(number, group.stream)
+        group.arena_number = 0
+        self.arena.release(number, group.last_stream)
         self.stuck.pop()
         group.storages.clear()  # they know the group, too: a cycle would wait for the collector
         # Copies out may go on: then no one needs their bytes, and what they read may change. It
         # must not be unmapped, and belongs to streams that need not wait for them.
-        used_on(leaving, group.forward.streams_of_all.values())
-        if not group.sources:
-            group.held.clear()
+        used_on(leaving, group.forward.all_streams.values())
+        if not group.fetching_from:
+            group.device_memory.clear()
 
     def release_stuck(self) -> None:
         """Releases groups whose copies hung, and are over by now."""
@@ -272,7 +273,7 @@ class Groups:
             except RefitError:
                 pass  # the device is lost, which ends the copies, too
             try:
-                self.arena.release(number, current_stream(self.on))
+                self.arena.release(number, current_stream(self.device))
             except NotFoundError:
                 pass  # an exception came right after its release
             except RefitError:

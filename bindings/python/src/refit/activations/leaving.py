@@ -38,9 +38,9 @@ class Leaving:
         """Those that leave, as the plan says; the large ones first where not all do."""
         may = []
         for one in found:
-            if (group.order, one.at) in self.held_anyway:
+            if (group.order, one.number_in_layer) in self.held_anyway:
                 forward.passed_over.append((group.order, weakref.ref(one)))
-            elif one.device.nbytes() == one.nbytes:  # its owner has not taken the memory back
+            elif one.memory.nbytes() == one.nbytes:  # its owner has not taken the memory back
                 may.append(one)
         share = self._plan.share(group.order)
         if share >= 1.0:
@@ -51,20 +51,20 @@ class Leaving:
             if one.nbytes <= left:
                 left -= one.nbytes
                 chosen.append(one)
-        return sorted(chosen, key=lambda one: one.at)
+        return sorted(chosen, key=lambda one: one.number_in_layer)
 
     def leave(self, group: Group, chosen: Sequence[Storage], streams: Mapping[int, Any]) -> None:
         """Starts the copies out, after all streams that the layer has worked on."""
         if not chosen:
             return
-        group.stream = current_stream(self._groups.on)
-        group.streams = list({group.stream: None, **streams})
-        for one in group.streams[1:]:
-            torch.cuda.current_stream(self._groups.on).wait_stream(streams[one])
+        group.last_stream = current_stream(self._groups.device)
+        group.layer_streams = list({group.last_stream: None, **streams})
+        for one in group.layer_streams[1:]:
+            torch.cuda.current_stream(self._groups.device).wait_stream(streams[one])
         try:
-            group.number = self._groups.arena.begin()
+            group.arena_number = self._groups.arena.begin()
             self._add(group, chosen)
-            self._groups.arena.commit(group.number, group.stream)
+            self._groups.arena.commit(group.arena_number, group.last_stream)
         except RefitError as why:
             self._stays(group, why)
             return
@@ -78,15 +78,17 @@ class Leaving:
 
     def _add(self, group: Group, chosen: Sequence[Storage]) -> None:
         for storage in chosen:
-            place = self._groups.arena.add(group.number, storage.device.data_ptr(), storage.nbytes)
+            place = self._groups.arena.add(
+                group.arena_number, storage.memory.data_ptr(), storage.nbytes
+            )
             if place is not None:
-                storage.place = place
-                storage.group = storage.back = group
-                needed = Needed(storage, self._groups.over.append)
+                storage.arena_place = place
+                storage.group = storage.return_group = group
+                needed = Needed(storage, self._groups.ended_storages.append)
                 needed.group = group
                 group.storages.append(needed)
-                group.held.append(storage.device)
-                group.left += 1
+                group.device_memory.append(storage.memory)
+                group.needed_count += 1
 
     def give_back(self, most: int) -> None:
         """Lets go of the device memory of groups that have left, and of so many that at most
@@ -94,11 +96,11 @@ class Leaving:
         while self._groups.leaving:
             group = self._groups.leaving[0]
             try:
-                if not self._groups.arena.is_still(group.number):
+                if not self._groups.arena.is_still(group.arena_number):
                     if len(self._groups.leaving) <= most:
                         return
-                    for stream in group.streams:
-                        self._groups.arena.join(group.number, stream)
+                    for stream in group.layer_streams:
+                        self._groups.arena.join(group.arena_number, stream)
             except RefitError as why:
                 self._groups.leaving.popleft()
                 self._stays(group, why)
@@ -112,50 +114,50 @@ class Leaving:
         for storage in alive(group.storages):
             if storage.group is None:
                 continue
-            if users_of(storage.device) == 1:
+            if users_of(storage.memory) == 1:
                 self._let_go(group.forward, storage)
             elif not group.forward.is_over:
-                group.forward.waiting.append((group.order, storage))
+                group.forward.held_by_others.append((group.order, storage))
             else:
                 self._groups.keep_storage(storage)
-        group.held.clear()
-        if group.left == 0:
+        group.device_memory.clear()
+        if group.needed_count == 0:
             self._groups.release(group)
 
     def _let_go(self, forward: Forward, storage: Storage) -> None:
         """Its identity may be another storage's from now on, and its memory, too: that belongs to
         the stream on which it was taken, which need not be one of those that wait for the copies.
         Nor do copies alone read it: a layer after its own may, which has not saved it."""
-        used_on([storage.device], forward.streams_of_all.values())
-        if forward.storages.get(storage.device._cdata) is storage:
-            del forward.storages[storage.device._cdata]
-        forward.freed += storage.nbytes
-        storage.device = None
+        used_on([storage.memory], forward.all_streams.values())
+        if forward.storages.get(storage.memory._cdata) is storage:
+            del forward.storages[storage.memory._cdata]
+        forward.freed_bytes += storage.nbytes
+        storage.memory = None
 
     def look_at_waiting(self, forward: Forward) -> None:
         """Lets go of what others held when it left, and do not any more."""
-        waiting, forward.waiting = forward.waiting, []
+        waiting, forward.held_by_others = forward.held_by_others, []
         while waiting:
             order, storage = waiting.pop()
-            if storage.group is None or storage.device is None:
+            if storage.group is None or storage.memory is None:
                 continue
-            if users_of(storage.device) == 1:
+            if users_of(storage.memory) == 1:
                 self._let_go(forward, storage)
             else:
-                forward.waiting.append((order, storage))
+                forward.held_by_others.append((order, storage))
 
     def learn(self, forward: Forward) -> None:
         """What others hold beyond the forward pass does not leave the next time."""
         self.look_at_waiting(forward)
-        waiting, forward.waiting = forward.waiting, []
+        waiting, forward.held_by_others = forward.held_by_others, []
         for order, storage in waiting:
-            self.held_anyway.add((order, storage.at))
-            forward.stayed += storage.nbytes
+            self.held_anyway.add((order, storage.number_in_layer))
+            forward.stayed_bytes += storage.nbytes
             self._groups.keep_storage(storage)
         for order, reference in forward.passed_over:
             passed = reference()
-            if passed is not None and users_of(passed.device) == 1:
-                self.held_anyway.discard((order, passed.at))
+            if passed is not None and users_of(passed.memory) == 1:
+                self.held_anyway.discard((order, passed.number_in_layer))
 
     def _stays(self, group: Group, why: RefitError) -> None:
         """The copies out of a group could not be started, or waited for: it stays on the device."""
@@ -169,7 +171,7 @@ class Leaving:
     def copied(self, group: Group) -> float:
         """Waits for the copies out of a group that is measured: how long they took."""
         began = time.perf_counter()
-        if group.number and self._groups.leaving:
+        if group.arena_number and self._groups.leaving:
             with suppress(RefitError):  # give_back meets it again, or waits on
-                self._groups.arena.wait(group.number, _MEASURE_MS)
+                self._groups.arena.wait(group.arena_number, _MEASURE_MS)
         return time.perf_counter() - began

@@ -78,7 +78,7 @@ _USELESS = 3
 _SEVERAL = -1
 """The version of a storage whose tensors were saved at several."""
 
-_in_backward = torch._C._current_graph_task_id
+_graph_task = torch._C._current_graph_task_id
 
 
 class _Begun(threading.local):
@@ -157,7 +157,7 @@ class ActivationOffload(Closing):
         _refuse_compiled(model)
         self._model = model
         self._layers = _layers_of(model, layers)
-        self._on = _device_of(model)
+        self._device = _device_of(model)
         self._min_bytes = max(1, chosen["activations.min_bytes"])
         self._in_flight = chosen["activations.in_flight"]
         self._keep_last = chosen["activations.keep_last"]
@@ -174,8 +174,8 @@ class ActivationOffload(Closing):
         self._last = (0, 0, 0)
         self._config = chosen
         self._devices = Devices(chosen, {} if pool is None else {pool.device: pool.handle})
-        self._arena = Arena(self._devices[self._on], chosen)
-        self._groups = Groups(self._arena, self._on)
+        self._arena = Arena(self._devices[self._device], chosen)
+        self._groups = Groups(self._arena, self._device)
         self._leaving = Leaving(self._groups, self._plan)
         self._returning = Returning(self._groups, chosen["activations.prefetch"])
         self._hooks = [
@@ -207,7 +207,7 @@ class ActivationOffload(Closing):
             raise
 
     def _begin(self) -> None:
-        if self._on.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
                 "a CUDA graph is being captured: it would hold the addresses of activations that "
                 "leave. Capture without the block"
@@ -222,14 +222,14 @@ class ActivationOffload(Closing):
             if self._groups.stuck:
                 self._groups.release_stuck()
             self._groups.drop_ended()
-            is_alone = not any(group.number for group in self._groups.all)
+            is_alone = not any(group.arena_number for group in self._groups.all)
         if self._off is not None:
             return
         save, load = (partial(_untraced(one), self) for one in ("_save", "_load"))
         saving = torch.autograd.graph.saved_tensors_hooks(save, load)
         forward = Forward(saving, is_alone)
         if self._plan.measures:
-            forward.since = self._now()
+            forward.layer_began = self._now()
         saving.__enter__()
         self._forward = forward
 
@@ -258,8 +258,8 @@ class ActivationOffload(Closing):
         """Autograd keeps by itself again what it saves."""
         forward, self._forward, self._depth = self._forward, None, 0
         if forward is not None:
-            saving, forward.saving = forward.saving, None
-            forward.unfinished = []  # groups hold it: this would stay until the last one is over
+            saving, forward.autograd_hooks = forward.autograd_hooks, None
+            forward.layer_storages = []  # its groups hold ``forward``, and would hold these
             if _is_innermost(saving):
                 saving.__exit__(None, None, None)
         return forward
@@ -346,26 +346,26 @@ class ActivationOffload(Closing):
 
     def _save(self, tensor: torch.Tensor) -> Any:
         forward = self._forward
-        if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
+        if forward is None or _graph_task() != -1 or forward.thread != threading.get_ident():
             return keep(tensor)
         forward.has_saved = True
         if not is_plain(tensor):
             return wrap(tensor, self._save)
-        if tensor.device != self._on or is_owned(tensor):
+        if tensor.device != self._device or is_owned(tensor):
             return keep(tensor)
         device = tensor.untyped_storage()
         nbytes = device.nbytes()
         identity = device._cdata
         if nbytes < self._min_bytes:
             return keep(tensor)
-        forward.streams |= stream_objects(self._on)
+        forward.layer_streams |= stream_objects(self._device)
         storage = forward.storages.get(identity)
-        if storage is None or storage.device is not device:
-            storage = Storage(device, nbytes, forward.order, len(forward.unfinished))
+        if storage is None or storage.memory is not device:
+            storage = Storage(device, nbytes, forward.order, len(forward.layer_storages))
             storage.version = tensor._version
             forward.storages[identity] = storage
-            forward.unfinished.append(storage)
-            forward.saved += nbytes
+            forward.layer_storages.append(storage)
+            forward.saved_bytes += nbytes
         else:
             if storage.order != forward.order:
                 storage.order = forward.order
@@ -382,28 +382,28 @@ class ActivationOffload(Closing):
         elif version != 0:  # at 0 its part of the storage was never changed
             with self._groups.lock, interrupts_held():
                 if storage.group is not None:
-                    forward.stayed += storage.nbytes
+                    forward.stayed_bytes += storage.nbytes
                     self._groups.keep_storage(storage)
 
     def _nothing_of(self, dtype: torch.dtype) -> torch.Tensor:
         found = self._nothing.get(dtype)
         if found is None:
-            found = self._nothing[dtype] = torch.empty(0, dtype=dtype, device=self._on)
+            found = self._nothing[dtype] = torch.empty(0, dtype=dtype, device=self._device)
         return found
 
     # ---- forward: groups leave -------------------------------------------------------------------
 
     def _end_of_layer(self, number: int) -> None:
         forward = self._forward
-        if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
+        if forward is None or _graph_task() != -1 or forward.thread != threading.get_ident():
             return
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
             self._note_streams(forward)
-            found, forward.unfinished = forward.unfinished, []
+            found, forward.layer_storages = forward.layer_storages, []
             order, forward.order = forward.order, forward.order + 1
             measures = self._plan.measures
-            forward_s = self._now() - forward.since if measures else 0.0
+            forward_s = self._now() - forward.layer_began if measures else 0.0
             # Before this group leaves: what it saved is still held by those who called the layer.
             self._leaving.give_back(self._in_flight - 1)
             self._leaving.look_at_waiting(forward)
@@ -411,23 +411,23 @@ class ActivationOffload(Closing):
             chosen: list[Storage] = []
             if order < max(self._lengths) - self._keep_last:
                 chosen = self._leaving.chosen(forward, group, found)
-                self._leaving.leave(group, chosen, forward.streams)
-            forward.streams = {}
+                self._leaving.leave(group, chosen, forward.layer_streams)
+            forward.layer_streams = {}
             nbytes = sum(one.nbytes for one in chosen)
-            forward.stayed += sum(one.nbytes for one in found) - nbytes
+            forward.stayed_bytes += sum(one.nbytes for one in found) - nbytes
             if measures:
                 self._plan.note(order, nbytes, forward_s, self._leaving.copied(group))
             if measures:
-                forward.since = self._now()
+                forward.layer_began = self._now()
 
     def _note_streams(self, forward: Forward) -> None:
         """The streams of a layer that has ended, before memory of those before it is let go."""
-        forward.streams_of_all |= {**forward.streams, **stream_objects(self._on)}
+        forward.all_streams |= {**forward.layer_streams, **stream_objects(self._device)}
 
     def _finish(self, forward: Forward, whole: bool) -> None:
         """A block has ended; ``whole``: not by an exception. Its groups hold ``forward`` as long as
         they are there, so it holds no storage from here on."""
-        forward.unfinished.clear()
+        forward.layer_storages.clear()
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
             self._note_streams(forward)
@@ -438,30 +438,30 @@ class ActivationOffload(Closing):
             forward.is_over = True
             for group in self._groups.leaving:
                 if group.forward is forward:
-                    forward.freed += sum(
+                    forward.freed_bytes += sum(
                         one.nbytes for one in alive(group.storages) if one.group is not None
                     )
             forward.storages.clear()
             if not whole or forward.order == 0 or not forward.has_saved:
                 return
             self._lengths.append(forward.order)
-            self._last = (forward.saved, forward.freed, forward.stayed)
-            self._returning.kept_before = forward.order
+            self._last = (forward.saved_bytes, forward.freed_bytes, forward.stayed_bytes)
+            self._returning.layers_awaited = forward.order
             if self._plan.measures:
                 self._plan.end()
             self._judge(forward)
 
     def _judge(self, forward: Forward) -> None:
         """Turns it off where it is of no use."""
-        if forward.freed > 0:
+        if forward.freed_bytes > 0:
             self._useless = 0
-        if self._plan.measures or forward.freed > 0 or not forward.is_alone:
+        if self._plan.measures or forward.freed_bytes > 0 or not forward.is_alone:
             return
         self._useless += 1
         if self._useless < _USELESS:
             return
         self._useless = 0
-        if forward.saved == 0:
+        if forward.saved_bytes == 0:
             self._off = (
                 f"the forward pass saves no storage of at least {self._min_bytes} bytes "
                 "(activations.min_bytes)"
@@ -486,22 +486,22 @@ class ActivationOffload(Closing):
         saved.check()
         storage = saved.storage
         with self._groups.lock:
-            device = storage.device
+            device = storage.memory
             if storage.group is not None:
                 device = self._returning.brought(saved, storage)
-            elif storage.order < self._returning.kept_before:
+            elif storage.order < self._returning.layers_awaited:
                 self._returning.begin()
         made: torch.Tensor = saved.rebuilt(device)
-        if storage.stream != 0 and storage.stream != current_stream(self._on):
-            made.record_stream(torch.cuda.current_stream(self._on))
+        if storage.stream != 0 and storage.stream != current_stream(self._device):
+            made.record_stream(torch.cuda.current_stream(self._device))
         return made
 
     # ---- small things ----------------------------------------------------------------------------
 
     def _now(self) -> float:
         """The time, once the device has done what was queued."""
-        if self._on.type == "cuda":
-            torch.cuda.current_stream(self._on).synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
 
     def _open(self) -> None:
@@ -589,7 +589,7 @@ class _BlockBegins(_Hook):
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None:
         offload = self._offload
-        if offload is not None and _in_backward() == -1:
+        if offload is not None and _graph_task() == -1:
             offload._begin_attached(model.training and torch.is_grad_enabled())
 
 
@@ -598,7 +598,7 @@ class _BlockEnds(_Hook):
 
     def __call__(self, *_: Any) -> None:
         offload = self._offload
-        if offload is not None and _in_backward() == -1:
+        if offload is not None and _graph_task() == -1:
             offload._end_attached()
 
 

@@ -21,37 +21,37 @@ class Returning:
     def __init__(self, groups: Groups, prefetch: int) -> None:
         self._groups = groups
         self._prefetch = prefetch
-        self.kept_before = 0
+        self.layers_awaited = 0
         """The layers of the last forward pass, until a backward pass has asked for one."""
 
     def brought(self, saved: Saved, storage: Storage) -> Any:
         """The device memory of a storage that leaves, is away or has returned."""
         self._groups.tidy()
-        back = storage.back
+        back = storage.return_group
         if not storage.group.is_away:
             with interrupts_held():
                 self._groups.cancel(storage.group)
-            return storage.device
-        if storage.device is None or back.sources:
+            return storage.memory
+        if storage.memory is None or back.fetching_from:
             with interrupts_held():
-                if storage.device is None:
+                if storage.memory is None:
                     self._fetch(back)
                 self._groups.join(back)
                 self._fetch_before(self._groups.all.index(back))
-        stream = current_stream(self._groups.on)
+        stream = current_stream(self._groups.device)
         if storage.stream != stream:  # another stream than that which has joined the copies
             try:
-                self._groups.arena.join(storage.group.number, stream)
+                self._groups.arena.join(storage.group.arena_number, stream)
             except RefitError as why:
-                storage.device = None
+                storage.memory = None
                 raise named(why, back) from why
-        device = storage.device
+        device = storage.memory
         storage.ask(saved)
         return device
 
     def begin(self) -> None:
         """The backward pass has come to the layers that stay: those before them are next."""
-        self.kept_before = 0
+        self.layers_awaited = 0
         with interrupts_held():
             self._fetch_before(len(self._groups.all))
 
@@ -61,10 +61,10 @@ class Returning:
         while at > 0 and left > 0:
             at -= 1
             before = self._groups.all[at]
-            if before.left == 0 and not before.also:
+            if before.needed_count == 0 and not before.shared:
                 continue
             left -= 1
-            if before.sources:
+            if before.fetching_from:
                 continue
             try:
                 self._fetch(before)
@@ -75,31 +75,31 @@ class Returning:
 
     def _fetch(self, group: Group) -> None:
         """Starts the copies in of all that returns with a group."""
-        stream = current_stream(self._groups.on)
+        stream = current_stream(self._groups.device)
         by_source: dict[Group, list[Storage]] = {}
         for storage in group.returning():
             by_source.setdefault(storage.group, []).append(storage)
         for source, storages in by_source.items():
-            if source.arriving is not None:
-                self._groups.join(source.arriving)
-            taken = [_memory(storage.nbytes, self._groups.on) for storage in storages]
+            if source.fetched_for is not None:
+                self._groups.join(source.fetched_for)
+            taken = [_memory(storage.nbytes, self._groups.device) for storage in storages]
             memories = [0] * len(source.storages)
             for storage, made in zip(storages, taken, strict=True):
-                memories[storage.place] = made.data_ptr()
+                memories[storage.arena_place] = made.data_ptr()
             # Before the call: an exception that another thread sends to this one may come right
             # after it, and copies be under way. Where none is, a join does nothing.
-            group.held.extend(taken)
-            source.arriving = group
-            source.stream = group.stream = stream
-            group.sources.append(source)
+            group.device_memory.extend(taken)
+            source.fetched_for = group
+            source.last_stream = group.last_stream = stream
+            group.fetching_from.append(source)
             try:
-                self._groups.arena.fetch(source.number, memories, stream)
+                self._groups.arena.fetch(source.arena_number, memories, stream)
             except RefitError as why:
                 if isinstance(why, DeadlineError):
                     self._groups.stuck.append((0, taken))
-                source.arriving = None
-                group.sources.pop()
-                del group.held[-len(taken) :]
+                source.fetched_for = None
+                group.fetching_from.pop()
+                del group.device_memory[-len(taken) :]
                 raise named(why, group) from why
             for storage, made in zip(storages, taken, strict=True):
                 storage.return_to(made, stream)

@@ -48,65 +48,70 @@ class Wrapped(NamedTuple):
 class Storage:
     """A storage that was saved. It lives as long as a ``Saved`` of it.
 
-    ``device`` is the memory while it is on the device, else None; then ``group`` and ``place`` say
-    where its bytes are, and ``back`` is the group with which they return: the last that has saved a
-    view of it is the first that asks. ``order`` is the number of the layer that saved it last, and
-    ``at`` its own among the storages of the first; ``version`` is that of the tensors which that
-    layer saved. ``saved`` counts the views. These four are changed by the forward pass alone.
-    ``visit`` counts how often it has returned, and ``asked`` the views that were asked for since;
-    ``twice`` is set once one was asked for two times in a visit.
-    What changes after the forward pass is guarded by the lock of the offload.
+    ``memory`` is what it has on the device, None while it is away; then its bytes are in the arena,
+    at ``arena_place`` of ``group``. They return with ``return_group``, the last group that has
+    saved a view of it, for that is the first that the backward pass asks for.
+
+    The forward pass alone changes ``order``, the number of the layer that saved it last;
+    ``version``, that of the tensors which this layer saved; and ``view_count``, the number of its
+    ``Saved``. ``number_in_layer`` is its number among the storages that its first layer saved.
+
+    The backward pass counts in ``visit`` how often it has returned, and in ``asked_count`` how many
+    views were asked for since; ``asked_twice`` is set once one was asked for two times in a visit.
+    What changes after the forward pass is guarded by the lock of ``Groups``.
     """
 
     __slots__ = (
         "__weakref__",
-        "asked",
-        "at",
-        "back",
-        "device",
+        "arena_place",
+        "asked_count",
+        "asked_twice",
         "group",
+        "memory",
         "nbytes",
+        "number_in_layer",
         "order",
-        "place",
-        "saved",
+        "return_group",
         "stream",
-        "twice",
         "version",
+        "view_count",
         "visit",
     )
 
-    def __init__(self, device: Any, nbytes: int, order: int, at: int) -> None:
-        self.device = device
+    def __init__(
+        self, memory: torch.UntypedStorage, nbytes: int, order: int, number_in_layer: int
+    ) -> None:
+        self.memory: Any = memory
         self.nbytes = nbytes
         self.order = order
-        self.at = at
+        self.number_in_layer = number_in_layer
         self.group: Any = None
-        self.back: Any = None
-        self.place = -1
-        self.saved = 0
+        self.return_group: Any = None
+        self.arena_place = -1
+        self.view_count = 0
         self.visit = 0
-        self.asked = 0
-        self.twice = False
+        self.asked_count = 0
+        self.asked_twice = False
         self.stream = 0
         self.version = 0
 
-    def return_to(self, device: Any, stream: int) -> None:
+    def return_to(self, memory: torch.UntypedStorage, stream: int) -> None:
         """Its bytes come back to this memory, which is used on this stream."""
-        self.device = device
+        self.memory = memory
         self.stream = stream
         self.visit += 1
-        self.asked = 0
+        self.asked_count = 0
 
     def ask(self, saved: "Saved") -> None:
         """A view was asked for. Once all were, the memory is theirs who asked: with retain_graph it
         comes another time."""
         if saved.visit == self.visit:
-            self.twice = True
+            self.asked_twice = True
             return
         saved.visit = self.visit
-        self.asked += 1
-        if self.asked == self.saved and not self.twice:
-            self.device = None
+        self.asked_count += 1
+        if self.asked_count == self.view_count and not self.asked_twice:
+            self.memory = None
 
 
 class Saved:
@@ -125,7 +130,8 @@ class Saved:
         "visit",
     )
 
-    def __init__(self, storage: Storage, tensor: torch.Tensor, nothing: torch.Tensor) -> None:
+    def __init__(self, storage: Storage, tensor: torch.Tensor, empty: torch.Tensor) -> None:
+        """``empty``: a strided tensor without elements."""
         self.storage = storage
         self.size = tensor.size()
         self.stride = tensor.stride()
@@ -133,15 +139,15 @@ class Saved:
         self.dtype = tensor.dtype
         self.conjugate = tensor.is_conj()
         self.negative = tensor.is_neg()
-        self.counter = counter_of(tensor, nothing)
+        self.counter = counter_of(tensor, empty)
         self.version = tensor._version
         self.visit = 0
-        storage.saved += 1
+        storage.view_count += 1
 
-    def rebuilt(self, device: Any) -> torch.Tensor:
+    def rebuilt(self, memory: Any) -> torch.Tensor:
         """The tensor, over memory of the device that has its bytes."""
-        made = torch.empty(0, dtype=self.dtype, device=device.device)
-        made.set_(device, self.offset, self.size, self.stride)
+        made = torch.empty(0, dtype=self.dtype, device=memory.device)
+        made.set_(memory, self.offset, self.size, self.stride)
         if self.conjugate:
             made = torch._conj(made)
         if self.negative:
