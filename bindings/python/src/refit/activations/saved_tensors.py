@@ -34,6 +34,13 @@ class Kept(NamedTuple):
     tensor: torch.Tensor
     version: int
 
+    def checked(self) -> torch.Tensor:
+        """The tensor; RuntimeError if it has been changed in place since it was saved."""
+        tensor = self.tensor
+        if tensor._version != self.version:
+            _refuse_changed(tensor.dtype, tensor.size(), tensor._version, self.version)
+        return tensor
+
 
 class Wrapped(NamedTuple):
     """A tensor subclass, and what autograd was given for each tensor inside."""
@@ -163,14 +170,6 @@ class Saved:
 def keep(tensor: torch.Tensor) -> Kept:
     """What autograd gets for a tensor that stays."""
     return Kept(tensor.detach(), tensor._version)
-
-
-def kept(one: Kept) -> torch.Tensor:
-    """The tensor that stayed; RuntimeError if it has been changed in place since it was saved."""
-    tensor = one.tensor
-    if tensor._version != one.version:
-        _refuse_changed(tensor.dtype, tensor.size(), tensor._version, one.version)
-    return tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
