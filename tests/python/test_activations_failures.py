@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import refit.activations.arena
-import refit.activations.leaving
+import refit.activations.groups
 import refit.activations.offload
-import refit.activations.returning
 import torch
 import training
 from activation_scenes import (
@@ -316,7 +315,7 @@ def test_exception_after_call_does_not_free_memory_being_copied(
 ) -> None:
     """A signal's waits for the end of the call that holds it; another thread's does not."""
     made: list[weakref.ref[Any]] = []
-    real_memory = refit.activations.returning._memory
+    real_memory = refit.activations.groups._take_memory
     real = getattr(refit.activations.arena.Arena, name)
 
     def memory(*arguments: Any) -> Any:
@@ -330,7 +329,7 @@ def test_exception_after_call_does_not_free_memory_being_copied(
             how()
         return result
 
-    monkeypatch.setattr(refit.activations.returning, "_memory", memory)
+    monkeypatch.setattr(refit.activations.groups, "_take_memory", memory)
     for at in range(1, 100):
         calls = itertools.count(1)
         model = net(LAYERS)
@@ -414,7 +413,7 @@ def test_where_pytorch_counts_no_uses_the_gradients_are_the_same(
     expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # PyTorch 2.6 has the count in its builds for GPUs alone.
-    monkeypatch.setattr(refit.activations.leaving, "users_of", lambda _: 0)
+    monkeypatch.setattr(refit.activations.groups, "users_of", lambda _: 0)
     model = net(LAYERS)
     with offloaded(model) as (activations, block):
         for _ in range(4):

@@ -16,7 +16,7 @@ import refit.step.host_buffer
 import refit.weights.writer
 import torch
 from activation_scenes import figures, gradients, offloaded, same_bits
-from refit.activations import groups, leaving, offload, returning
+from refit.activations import groups, offload
 from refit.activations.arena import Arena
 from refit.weights.manifest import Declared, TensorSpec
 from refit.weights.source import Weight, weight_of
@@ -140,7 +140,7 @@ class Machine:
             ("stream_objects", self.stream_objects),
             ("used_on", self.used_on),
         ):
-            for where in (groups, leaving, offload, returning):
+            for where in (groups, offload):
                 if hasattr(where, name):
                     patch.setattr(where, name, ours)
         patch.setattr(torch.cuda, "current_stream", lambda _: self.streams[self.current])

@@ -6,19 +6,37 @@
             loss = model(batch).loss
         loss.backward()
 
-In the block, autograd hands over what it saves (``torch.autograd.graph.saved_tensors_hooks``). The
-ends of the layers divide the forward pass into groups: what is saved from the end of one layer to
-the end of the next is one group. At its end its storages start to leave, after what the layer has
-queued:
+In the block autograd hands over what it saves (``torch.autograd.graph.saved_tensors_hooks``). A
+group is what is saved from the end of one layer to the end of the next; it leaves and returns as a
+whole:
 
     open ──the layer ends──► leaving ──in_flight groups later──► away ──asked for──► returning
                                  │                                 ▲                     │
                                  └── held by others: it stays      └──asked for by all── returned
 
-Here are the blocks, the ends of the layers, and what autograd hands over and asks for. What a group
-is stands in ``groups``, how one leaves in ``leaving``, and how it returns in ``returning``. How
-much leaves is for ``plan`` to say; what a saved tensor is, for ``saved_tensors``; where the bytes
-are, for the C library (refit/advanced/activations.h).
+The life of one activation, with the function that takes each step (``Groups`` is in ``groups``,
+``Saved`` and ``Storage`` in ``saved_tensors``, and each method of ``Arena`` is one call of C):
+
+1. An operation of a layer saves a tensor: autograd calls ``_save``, which notes its storage, once
+   for all views (``Storage``), and gives autograd a ``Saved``, which has no memory.
+2. The layer ends: its hook (``_Boundary``) calls ``_end_of_layer``, which takes step 4 for groups
+   before it, then step 3 for its own.
+3. The storages since the last end are a group: ``Groups.new``. Those that leave are chosen
+   (``Groups.choose``), get places in host memory (``Arena.add``), and are copied on a stream of
+   the arena, after what the layer has queued (``Groups.leave``, ``Arena.commit``).
+4. At the end of the layer ``in_flight`` groups later the layer's streams wait for the copies
+   (``Arena.join``), and the storage's device memory is freed (``Groups.free_memory``). What others
+   still hold is looked at again at the end of each layer (``Groups.free_held``), and stays if they
+   hold it when the block ends (``_finish``, ``Groups.learn``).
+5. The backward pass asks for the tensor: autograd calls ``_load``. The first that is away brings
+   its whole group (``Groups.bring``): device memory is taken, the copies in start
+   (``Arena.fetch``), and the current stream waits for them (``Arena.join``). Then the copies of
+   the groups before it start.
+6. ``Saved.rebuilt`` makes the tensor, over the memory that now has its bytes.
+7. Autograd drops the last ``Saved`` of the storage, and the next call here notices it
+   (``Groups.tidy``). A group of which nothing is needed gives its room back (``Arena.release``).
+
+lib/ACTIVATION.md goes on into C.
 """
 
 import os
@@ -39,10 +57,18 @@ from refit._c.library import lib
 from refit._c.stats import PREFIX, gather, numbered
 from refit._c.waiting import interrupts_held
 from refit.activations.arena import Arena
-from refit.activations.groups import Forward, Groups, alive
-from refit.activations.leaving import Leaving
-from refit.activations.plan import Plan
-from refit.activations.returning import Returning
+from refit.activations.groups import Forward, Groups, Plan, alive
+from refit.activations.saved_tensors import (
+    Kept,
+    Saved,
+    Storage,
+    Wrapped,
+    is_owned,
+    is_plain,
+    keep,
+    unwrap,
+    wrap,
+)
 from refit.errors import (
     InvalidError,
     StateError,
@@ -52,18 +78,6 @@ from refit.states.device_states import (
     Devices,
     current_stream,
     stream_objects,
-)
-from refit.states.saved_tensors import (
-    Kept,
-    Saved,
-    Storage,
-    Wrapped,
-    is_owned,
-    is_plain,
-    keep,
-    kept,
-    unwrap,
-    wrap,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +92,7 @@ _USELESS = 3
 _SEVERAL = -1
 """The version of a storage whose tensors were saved at several."""
 
-_in_backward = torch._C._current_graph_task_id
+_graph_task = torch._C._current_graph_task_id
 
 
 class _Begun(threading.local):
@@ -95,8 +109,8 @@ class ActivationOffload(Closing):
     ``model``: the module whose forward pass it is. ``layers``: the modules of it at whose ends the
     forward pass is divided into groups; None: those in its longest lists (``torch.nn.ModuleList``
     that are in no other). ``host_bytes``: page-locked host memory, taken once; what does not fit
-    stays on the device. ``min_bytes``: smaller storages stay. ``in_flight``: so many groups after
-    its own the memory of a group is given back at the latest. ``prefetch``: so many groups return
+    stays on the device. ``min_bytes``: smaller storages stay. ``in_flight``: a group's
+    memory is freed at most this many groups later. ``prefetch``: so many groups return
     ahead of the backward pass. ``keep_last``: the last groups of a forward pass never leave.
     ``aim``: "overlap": no more leaves than copies take during the compute, which the first two
     forward passes measure; "memory": all that can. Sizes are numbers of bytes or text ("8GiB");
@@ -157,12 +171,12 @@ class ActivationOffload(Closing):
         _refuse_compiled(model)
         self._model = model
         self._layers = _layers_of(model, layers)
-        self._on = _device_of(model)
+        self._device = _device_of(model)
         self._min_bytes = max(1, chosen["activations.min_bytes"])
         self._in_flight = chosen["activations.in_flight"]
         self._keep_last = chosen["activations.keep_last"]
         self._plan = Plan(self._in_flight, chosen["activations.aim"] == "memory")
-        self._nothing: dict[torch.dtype, torch.Tensor] = {}
+        self._empty: dict[torch.dtype, torch.Tensor] = {}
         self._process = os.getpid()
         self._forward: Forward | None = None
         self._depth = 0
@@ -174,10 +188,8 @@ class ActivationOffload(Closing):
         self._last = (0, 0, 0)
         self._config = chosen
         self._devices = Devices(chosen, {} if pool is None else {pool.device: pool.handle})
-        self._arena = Arena(self._devices[self._on], chosen)
-        self._groups = Groups(self._arena, self._on)
-        self._leaving = Leaving(self._groups, self._plan)
-        self._returning = Returning(self._groups, chosen["activations.prefetch"])
+        self._arena = Arena(self._devices[self._device], chosen)
+        self._groups = Groups(self._arena, self._device, self._plan, chosen["activations.prefetch"])
         self._hooks = [
             _follow(layer, _Boundary(self, number))
             for number, (_, layer) in enumerate(self._layers)
@@ -207,7 +219,7 @@ class ActivationOffload(Closing):
             raise
 
     def _begin(self) -> None:
-        if self._on.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
                 "a CUDA graph is being captured: it would hold the addresses of activations that "
                 "leave. Capture without the block"
@@ -215,21 +227,21 @@ class ActivationOffload(Closing):
         self._blocks += 1
         if self._off is not None and self._blocks % _LOOKS_AGAIN == 0:
             self._off = None
-            self._plan.again()
-            self._leaving.held_anyway.clear()
+            self._plan.forget()
+            self._groups.held_anyway.clear()
         with self._groups.lock:
             self._groups.tidy()
             if self._groups.stuck:
                 self._groups.release_stuck()
             self._groups.drop_ended()
-            is_alone = not any(group.number for group in self._groups.all)
+            is_alone = not any(group.arena_number for group in self._groups.all)
         if self._off is not None:
             return
         save, load = (partial(_untraced(one), self) for one in ("_save", "_load"))
         saving = torch.autograd.graph.saved_tensors_hooks(save, load)
         forward = Forward(saving, is_alone)
         if self._plan.measures:
-            forward.since = self._now()
+            forward.layer_began = self._now()
         saving.__enter__()
         self._forward = forward
 
@@ -258,8 +270,8 @@ class ActivationOffload(Closing):
         """Autograd keeps by itself again what it saves."""
         forward, self._forward, self._depth = self._forward, None, 0
         if forward is not None:
-            saving, forward.saving = forward.saving, None
-            forward.unfinished = []  # groups hold it: this would stay until the last one is over
+            saving, forward.autograd_hooks = forward.autograd_hooks, None
+            forward.layer_storages = []  # its groups hold ``forward``, and would hold these
             if _is_innermost(saving):
                 saving.__exit__(None, None, None)
         return forward
@@ -314,7 +326,7 @@ class ActivationOffload(Closing):
         self.detach()
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
-            self._returning.wait()
+            self._groups.return_all()
         self._end()
         self._arena.close()
 
@@ -346,33 +358,33 @@ class ActivationOffload(Closing):
 
     def _save(self, tensor: torch.Tensor) -> Any:
         forward = self._forward
-        if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
+        if forward is None or _graph_task() != -1 or forward.thread != threading.get_ident():
             return keep(tensor)
         forward.has_saved = True
         if not is_plain(tensor):
             return wrap(tensor, self._save)
-        if tensor.device != self._on or is_owned(tensor):
+        if tensor.device != self._device or is_owned(tensor):
             return keep(tensor)
-        device = tensor.untyped_storage()
-        nbytes = device.nbytes()
-        identity = device._cdata
+        memory = tensor.untyped_storage()
+        nbytes = memory.nbytes()
+        identity = memory._cdata
         if nbytes < self._min_bytes:
             return keep(tensor)
-        forward.streams |= stream_objects(self._on)
+        forward.layer_streams |= stream_objects(self._device)
         storage = forward.storages.get(identity)
-        if storage is None or storage.device is not device:
-            storage = Storage(device, nbytes, forward.order, len(forward.unfinished))
+        if storage is None or storage.memory is not memory:
+            storage = Storage(memory, nbytes, forward.order, len(forward.layer_storages))
             storage.version = tensor._version
             forward.storages[identity] = storage
-            forward.unfinished.append(storage)
-            forward.saved += nbytes
+            forward.layer_storages.append(storage)
+            forward.saved_bytes += nbytes
         else:
             if storage.order != forward.order:
                 storage.order = forward.order
                 forward.shared.append(storage)
             if tensor._version != storage.version:
                 self._save_changed(forward, storage, tensor._version)
-        return Saved(storage, tensor, self._nothing_of(tensor.dtype))
+        return Saved(storage, tensor, self._empty_of(tensor.dtype))
 
     def _save_changed(self, forward: Forward, storage: Storage, version: int) -> None:
         """A storage is saved again at another version. If it has left before it was changed, the
@@ -382,86 +394,86 @@ class ActivationOffload(Closing):
         elif version != 0:  # at 0 its part of the storage was never changed
             with self._groups.lock, interrupts_held():
                 if storage.group is not None:
-                    forward.stayed += storage.nbytes
+                    forward.stayed_bytes += storage.nbytes
                     self._groups.keep_storage(storage)
 
-    def _nothing_of(self, dtype: torch.dtype) -> torch.Tensor:
-        found = self._nothing.get(dtype)
+    def _empty_of(self, dtype: torch.dtype) -> torch.Tensor:
+        found = self._empty.get(dtype)
         if found is None:
-            found = self._nothing[dtype] = torch.empty(0, dtype=dtype, device=self._on)
+            found = self._empty[dtype] = torch.empty(0, dtype=dtype, device=self._device)
         return found
 
     # ---- forward: groups leave -------------------------------------------------------------------
 
     def _end_of_layer(self, number: int) -> None:
         forward = self._forward
-        if forward is None or _in_backward() != -1 or forward.thread != threading.get_ident():
+        if forward is None or _graph_task() != -1 or forward.thread != threading.get_ident():
             return
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
             self._note_streams(forward)
-            found, forward.unfinished = forward.unfinished, []
+            found, forward.layer_storages = forward.layer_storages, []
             order, forward.order = forward.order, forward.order + 1
             measures = self._plan.measures
-            forward_s = self._now() - forward.since if measures else 0.0
+            forward_s = self._now() - forward.layer_began if measures else 0.0
             # Before this group leaves: what it saved is still held by those who called the layer.
-            self._leaving.give_back(self._in_flight - 1)
-            self._leaving.look_at_waiting(forward)
+            self._groups.free_memory(self._in_flight - 1)
+            self._groups.free_held(forward)
             group = self._groups.new(forward, self._layers[number][0], order)
             chosen: list[Storage] = []
             if order < max(self._lengths) - self._keep_last:
-                chosen = self._leaving.chosen(forward, group, found)
-                self._leaving.leave(group, chosen, forward.streams)
-            forward.streams = {}
+                chosen = self._groups.choose(forward, group, found)
+                self._groups.leave(group, chosen, forward.layer_streams)
+            forward.layer_streams = {}
             nbytes = sum(one.nbytes for one in chosen)
-            forward.stayed += sum(one.nbytes for one in found) - nbytes
+            forward.stayed_bytes += sum(one.nbytes for one in found) - nbytes
             if measures:
-                self._plan.note(order, nbytes, forward_s, self._leaving.copied(group))
+                self._plan.note(order, nbytes, forward_s, self._groups.time_copies(group))
             if measures:
-                forward.since = self._now()
+                forward.layer_began = self._now()
 
     def _note_streams(self, forward: Forward) -> None:
         """The streams of a layer that has ended, before memory of those before it is let go."""
-        forward.streams_of_all |= {**forward.streams, **stream_objects(self._on)}
+        forward.all_streams |= {**forward.layer_streams, **stream_objects(self._device)}
 
     def _finish(self, forward: Forward, whole: bool) -> None:
         """A block has ended; ``whole``: not by an exception. Its groups hold ``forward`` as long as
         they are there, so it holds no storage from here on."""
-        forward.unfinished.clear()
+        forward.layer_storages.clear()
         with self._groups.lock, interrupts_held():
             self._groups.tidy()
             self._note_streams(forward)
-            self._leaving.give_back(len(self._groups.leaving))
+            self._groups.free_memory(len(self._groups.leaving))
             if forward.shared:
                 self._groups.new(forward, "the end of the forward pass", forward.order)
-            self._leaving.learn(forward)
+            self._groups.learn(forward)
             forward.is_over = True
             for group in self._groups.leaving:
                 if group.forward is forward:
-                    forward.freed += sum(
+                    forward.freed_bytes += sum(
                         one.nbytes for one in alive(group.storages) if one.group is not None
                     )
             forward.storages.clear()
             if not whole or forward.order == 0 or not forward.has_saved:
                 return
             self._lengths.append(forward.order)
-            self._last = (forward.saved, forward.freed, forward.stayed)
-            self._returning.kept_before = forward.order
+            self._last = (forward.saved_bytes, forward.freed_bytes, forward.stayed_bytes)
+            self._groups.layers_awaited = forward.order
             if self._plan.measures:
-                self._plan.end()
-            self._judge(forward)
+                self._plan.end_pass()
+            self._turn_off_if_useless(forward)
 
-    def _judge(self, forward: Forward) -> None:
+    def _turn_off_if_useless(self, forward: Forward) -> None:
         """Turns it off where it is of no use."""
-        if forward.freed > 0:
+        if forward.freed_bytes > 0:
             self._useless = 0
-        if self._plan.measures or forward.freed > 0 or not forward.is_alone:
+        if self._plan.measures or forward.freed_bytes > 0 or not forward.is_alone:
             return
         self._useless += 1
         if self._useless < _USELESS:
             return
         self._useless = 0
-        if forward.saved == 0:
+        if forward.saved_bytes == 0:
             self._off = (
                 f"the forward pass saves no storage of at least {self._min_bytes} bytes "
                 "(activations.min_bytes)"
@@ -480,28 +492,28 @@ class ActivationOffload(Closing):
 
     def _load(self, saved: Any) -> torch.Tensor:
         if type(saved) is Kept:
-            return kept(saved)
+            return saved.checked()
         if type(saved) is Wrapped:
             return unwrap(saved, self._load)
         saved.check()
         storage = saved.storage
         with self._groups.lock:
-            device = storage.device
+            memory = storage.memory
             if storage.group is not None:
-                device = self._returning.brought(saved, storage)
-            elif storage.order < self._returning.kept_before:
-                self._returning.begin()
-        made: torch.Tensor = saved.rebuilt(device)
-        if storage.stream != 0 and storage.stream != current_stream(self._on):
-            made.record_stream(torch.cuda.current_stream(self._on))
+                memory = self._groups.bring(saved, storage)
+            elif storage.order < self._groups.layers_awaited:
+                self._groups.begin_backward()
+        made: torch.Tensor = saved.rebuilt(memory)
+        if storage.stream != 0 and storage.stream != current_stream(self._device):
+            made.record_stream(torch.cuda.current_stream(self._device))
         return made
 
     # ---- small things ----------------------------------------------------------------------------
 
     def _now(self) -> float:
         """The time, once the device has done what was queued."""
-        if self._on.type == "cuda":
-            torch.cuda.current_stream(self._on).synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         return time.perf_counter()
 
     def _open(self) -> None:
@@ -589,7 +601,7 @@ class _BlockBegins(_Hook):
 
     def __call__(self, model: torch.nn.Module, *_: Any) -> None:
         offload = self._offload
-        if offload is not None and _in_backward() == -1:
+        if offload is not None and _graph_task() == -1:
             offload._begin_attached(model.training and torch.is_grad_enabled())
 
 
@@ -598,7 +610,7 @@ class _BlockEnds(_Hook):
 
     def __call__(self, *_: Any) -> None:
         offload = self._offload
-        if offload is not None and _in_backward() == -1:
+        if offload is not None and _graph_task() == -1:
             offload._end_attached()
 
 

@@ -22,8 +22,8 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.errors import InvalidError
 from refit.states.offloaded_tensor import untouched
-from refit.states.saved_tensors import counter_of
 from refit.states.storages import opened
+from refit.states.version_counter import counter_of
 
 Policy: TypeAlias = Literal["keep", "discard", "zero"]
 

@@ -11,9 +11,7 @@ asked for:
   ``Saved``.
 
 PyTorch checks versions only of what it saves itself, not of what hooks save, so it is done here:
-a tensor that was changed in place after it was saved is refused with PyTorch's words. The version
-outlives the memory: a detached tensor shares the counter of the tensor that it was made from, and
-keeps it when its data are replaced by none.
+a tensor that was changed in place after it was saved is refused with PyTorch's words.
 
 Independent of where the bytes are, and of how they come back.
 """
@@ -24,6 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from refit.states.version_counter import counter_of
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -33,6 +33,13 @@ class Kept(NamedTuple):
 
     tensor: torch.Tensor
     version: int
+
+    def checked(self) -> torch.Tensor:
+        """The tensor; RuntimeError if it has been changed in place since it was saved."""
+        tensor = self.tensor
+        if tensor._version != self.version:
+            _refuse_changed(tensor.dtype, tensor.size(), tensor._version, self.version)
+        return tensor
 
 
 class Wrapped(NamedTuple):
@@ -48,65 +55,70 @@ class Wrapped(NamedTuple):
 class Storage:
     """A storage that was saved. It lives as long as a ``Saved`` of it.
 
-    ``device`` is the memory while it is on the device, else None; then ``group`` and ``place`` say
-    where its bytes are, and ``back`` is the group with which they return: the last that has saved a
-    view of it is the first that asks. ``order`` is the number of the layer that saved it last, and
-    ``at`` its own among the storages of the first; ``version`` is that of the tensors which that
-    layer saved. ``saved`` counts the views. These four are changed by the forward pass alone.
-    ``visit`` counts how often it has returned, and ``asked`` the views that were asked for since;
-    ``twice`` is set once one was asked for two times in a visit.
-    What changes after the forward pass is guarded by the lock of the offload.
+    ``memory`` is what it has on the device, None while it is away; then its bytes are in the arena,
+    at ``arena_place`` of ``group``. They return with ``return_group``, the last group that has
+    saved a view of it, for that is the first that the backward pass asks for.
+
+    The forward pass alone changes ``order``, the number of the layer that saved it last;
+    ``version``, that of the tensors which this layer saved; and ``view_count``, the number of its
+    ``Saved``. ``number_in_layer`` is its number among the storages that its first layer saved.
+
+    The backward pass counts in ``visit`` how often it has returned, and in ``asked_count`` how many
+    views were asked for since; ``asked_twice`` is set once one was asked for two times in a visit.
+    What changes after the forward pass is guarded by the lock of ``Groups``.
     """
 
     __slots__ = (
         "__weakref__",
-        "asked",
-        "at",
-        "back",
-        "device",
+        "arena_place",
+        "asked_count",
+        "asked_twice",
         "group",
+        "memory",
         "nbytes",
+        "number_in_layer",
         "order",
-        "place",
-        "saved",
+        "return_group",
         "stream",
-        "twice",
         "version",
+        "view_count",
         "visit",
     )
 
-    def __init__(self, device: Any, nbytes: int, order: int, at: int) -> None:
-        self.device = device
+    def __init__(
+        self, memory: torch.UntypedStorage, nbytes: int, order: int, number_in_layer: int
+    ) -> None:
+        self.memory: Any = memory
         self.nbytes = nbytes
         self.order = order
-        self.at = at
+        self.number_in_layer = number_in_layer
         self.group: Any = None
-        self.back: Any = None
-        self.place = -1
-        self.saved = 0
+        self.return_group: Any = None
+        self.arena_place = -1
+        self.view_count = 0
         self.visit = 0
-        self.asked = 0
-        self.twice = False
+        self.asked_count = 0
+        self.asked_twice = False
         self.stream = 0
         self.version = 0
 
-    def return_to(self, device: Any, stream: int) -> None:
+    def return_to(self, memory: torch.UntypedStorage, stream: int) -> None:
         """Its bytes come back to this memory, which is used on this stream."""
-        self.device = device
+        self.memory = memory
         self.stream = stream
         self.visit += 1
-        self.asked = 0
+        self.asked_count = 0
 
     def ask(self, saved: "Saved") -> None:
         """A view was asked for. Once all were, the memory is theirs who asked: with retain_graph it
         comes another time."""
         if saved.visit == self.visit:
-            self.twice = True
+            self.asked_twice = True
             return
         saved.visit = self.visit
-        self.asked += 1
-        if self.asked == self.saved and not self.twice:
-            self.device = None
+        self.asked_count += 1
+        if self.asked_count == self.view_count and not self.asked_twice:
+            self.memory = None
 
 
 class Saved:
@@ -125,7 +137,8 @@ class Saved:
         "visit",
     )
 
-    def __init__(self, storage: Storage, tensor: torch.Tensor, nothing: torch.Tensor) -> None:
+    def __init__(self, storage: Storage, tensor: torch.Tensor, empty: torch.Tensor) -> None:
+        """``empty``: a strided tensor without elements."""
         self.storage = storage
         self.size = tensor.size()
         self.stride = tensor.stride()
@@ -133,15 +146,15 @@ class Saved:
         self.dtype = tensor.dtype
         self.conjugate = tensor.is_conj()
         self.negative = tensor.is_neg()
-        self.counter = counter_of(tensor, nothing)
+        self.counter = counter_of(tensor, empty)
         self.version = tensor._version
         self.visit = 0
-        storage.saved += 1
+        storage.view_count += 1
 
-    def rebuilt(self, device: Any) -> torch.Tensor:
+    def rebuilt(self, memory: Any) -> torch.Tensor:
         """The tensor, over memory of the device that has its bytes."""
-        made = torch.empty(0, dtype=self.dtype, device=device.device)
-        made.set_(device, self.offset, self.size, self.stride)
+        made = torch.empty(0, dtype=self.dtype, device=memory.device)
+        made.set_(memory, self.offset, self.size, self.stride)
         if self.conjugate:
             made = torch._conj(made)
         if self.negative:
@@ -157,14 +170,6 @@ class Saved:
 def keep(tensor: torch.Tensor) -> Kept:
     """What autograd gets for a tensor that stays."""
     return Kept(tensor.detach(), tensor._version)
-
-
-def kept(one: Kept) -> torch.Tensor:
-    """The tensor that stayed; RuntimeError if it has been changed in place since it was saved."""
-    tensor = one.tensor
-    if tensor._version != one.version:
-        _refuse_changed(tensor.dtype, tensor.size(), tensor._version, one.version)
-    return tensor
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -216,20 +221,6 @@ def is_owned(tensor: torch.Tensor) -> bool:
         or (base is not None and isinstance(base, torch.nn.Parameter))
         or (tensor.requires_grad and tensor.is_leaf)
     )
-
-
-def counter_of(tensor: torch.Tensor, nothing: torch.Tensor | None = None) -> torch.Tensor:
-    """A tensor without memory that has the version of ``tensor``, now and later. ``nothing``: a
-    strided tensor without elements. RuntimeError if the tensor has no version."""
-    if tensor.is_conj():
-        tensor = torch._conj(tensor)
-    if tensor.is_neg():
-        tensor = torch._neg_view(tensor)
-    counter = tensor.detach()
-    if nothing is None:
-        nothing = tensor.new_empty((0,) * (1 if tensor.layout is torch.strided else tensor.dim()))
-    counter.data = nothing
-    return counter
 
 
 def _refuse_changed(dtype: torch.dtype, size: Any, version: int, expected: int) -> None:
