@@ -31,10 +31,10 @@ from refit.memory_pool import MemPool
 from refit.observe.observers import Observers, PhaseWatcher, TimerLike
 from refit.states.checkpoint import reading
 from refit.states.cycle import CLEARED, TRAINING, Cycle
-from refit.states.device_states import Devices
 from refit.states.grads import Policy, policy_of
 from refit.states.hooks import Hooks, refuse_second
 from refit.states.inventory import Inventory, OptimizerAdapters
+from refit.states.torch_memory import Devices
 from refit.step.host_states import HostedStates
 from refit.step.schedule import ScheduleLike, chosen, refuse_keywords
 from refit.weights.named_weights import is_sharded

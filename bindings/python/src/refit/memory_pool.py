@@ -24,10 +24,10 @@ from refit._c.library import call, lib
 from refit.errors import BusyError, InvalidError, NotFoundError, UnsupportedError
 from refit.integrations._recognized import opened
 from refit.states import torch_pool
-from refit.states.device_states import refuse_capture
 from refit.states.hooks import refuse_second
 from refit.states.inventory import Inventory, OptimizerAdapters
 from refit.states.migration import migrate
+from refit.states.torch_memory import refuse_capture
 
 
 def mem_pool(

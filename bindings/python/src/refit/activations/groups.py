@@ -20,8 +20,8 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.activations.arena import Arena
 from refit.errors import NotFoundError, RefitError
-from refit.states.device_states import current_stream, used_on
 from refit.states.saved_tensors import Storage
+from refit.states.torch_memory import current_stream, used_on
 
 
 class Needed(weakref.ref[Storage]):

@@ -17,9 +17,8 @@ import torch
 from refit.activations.groups import Forward, Group, Groups, Needed, alive, named
 from refit.activations.plan import Plan
 from refit.errors import DeviceError, RefitError
-from refit.states.device_states import current_stream, used_on
 from refit.states.saved_tensors import Storage
-from refit.states.storage_swap import users_of
+from refit.states.torch_memory import current_stream, used_on, users_of
 
 _MEASURE_MS = 60_000
 """The longest wait for the copies of a group that is measured."""

@@ -48,11 +48,6 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.states.device_states import (
-    Devices,
-    current_stream,
-    stream_objects,
-)
 from refit.states.saved_tensors import (
     Kept,
     Saved,
@@ -64,6 +59,11 @@ from refit.states.saved_tensors import (
     kept,
     unwrap,
     wrap,
+)
+from refit.states.torch_memory import (
+    Devices,
+    current_stream,
+    stream_objects,
 )
 
 if TYPE_CHECKING:

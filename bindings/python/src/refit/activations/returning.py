@@ -9,8 +9,8 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.activations.groups import Group, Groups, named
 from refit.errors import DeadlineError, RefitError
-from refit.states.device_states import current_stream, lacks_memory
 from refit.states.saved_tensors import Saved, Storage
+from refit.states.torch_memory import current_stream, lacks_memory
 
 
 class Returning:

@@ -3,7 +3,7 @@
     training ──offload──► cleared ──restore──► returning ──wait──► training
 
 A phase changes only when its work is done on every device; each device knows by itself how far it
-is (see ``device_states``). So after an exception, Ctrl-C too, the same verb goes on, and
+is (see ``regions``). So after an exception, Ctrl-C too, the same verb goes on, and
 ``restore`` brings back what has left from wherever it is.
 
 Code that a thread runs in the middle of a verb of its own, as a signal handler does, cannot move or
@@ -16,8 +16,8 @@ thread whose streams PyTorch uses. An exception may end a verb between any two l
 counts as away before its first copy starts: a phase here says what a use of a tensor does first,
 and a state in C what the offloaders have done.
 
-``Inventory`` says what there is, ``PerDevice`` where it is, ``Figures`` how it went. Independent of
-hooks, publishers and options of the user.
+``Inventory`` says what there is, ``RegionsPerDevice`` where it is, ``Figures`` how it went.
+Independent of hooks, publishers and options of the user.
 """
 
 import time
@@ -33,13 +33,14 @@ from refit._c.config import Config
 from refit._c.stats import flatten
 from refit.errors import BusyError, NotFoundError, StateError
 from refit.observe.observers import COPIES, Observers
-from refit.states.device_states import Devices, PerDevice, refuse_capture
 from refit.states.grads import Accumulation, Policy
 from refit.states.image import Image
 from refit.states.inventory import Inventory
 from refit.states.offloaded_tensor import OffloadedTensor, OffloadedTensors, untouched
 from refit.states.offloader import KEEP, ZERO
+from refit.states.regions import RegionsPerDevice
 from refit.states.storages import GRADS, SCRATCH, STATES, OffloadPlan, StateInventory, is_emptied
+from refit.states.torch_memory import Devices, refuse_capture
 
 TRAINING = "training"
 CLEARED = "cleared"
@@ -101,7 +102,7 @@ class Figures:
         """The restore begins."""
         self._returned = now
 
-    def end(self, since: float, per_device: PerDevice) -> None:
+    def end(self, since: float, per_device: RegionsPerDevice) -> None:
         """A cycle is over; for its last verb the caller has waited since ``since``."""
         now = time.perf_counter()
         self._cycles += 1
@@ -115,12 +116,12 @@ class Figures:
         figures.cycle_seconds_last = self._cycle_s
         figures.cycle_blocked_seconds_last = self._blocked_s
 
-    def tell_host_memory(self, per_device: PerDevice) -> None:
+    def tell_host_memory(self, per_device: RegionsPerDevice) -> None:
         """Tells the timeline what the arenas take."""
         if self._observers.drawn:
             self._observers.hold(ARENA, int(per_device.stats().host_bytes))
 
-    def _tell_restore(self, now: float, per_device: PerDevice) -> None:
+    def _tell_restore(self, now: float, per_device: RegionsPerDevice) -> None:
         """Tells the timeline how long the copies back took; on a GPU they may not be done."""
         if not self._observers.drawn or not per_device.on_device:
             return
@@ -151,7 +152,7 @@ class Cycle:
         self._moving = WaitingCallLock("controller")
         bring_all = cast(Any, torch.compiler).disable(self._bring_all)  # it is not part of a graph
         self._offloaded = OffloadedTensors(bring_all, self._moving, zeroable=GRADS)
-        self.per_device = PerDevice(config, devices)
+        self.per_device = RegionsPerDevice(config, devices)
         self._stock: StateInventory | None = None
         self._scan: OffloadPlan | None = None
         self._grads_lost = False

@@ -18,7 +18,7 @@ from refit.states.offloader import ReadLock
 from refit.states.storages import opened
 
 if TYPE_CHECKING:
-    from refit.states.device_states import Regions
+    from refit.states.regions import DeviceRegions
 
 
 class Unshowable(Exception):
@@ -29,7 +29,7 @@ class Image(Closing):
     """Views over the image of some devices' regions, which are away. ``close`` empties them and
     lets the image go. StateError unless the image is whole."""
 
-    def __init__(self, per_device: Iterable["Regions"]) -> None:
+    def __init__(self, per_device: Iterable["DeviceRegions"]) -> None:
         self._locks: list[ReadLock] = []
         self._regions: dict[int, tuple[ReadLock, int]] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}

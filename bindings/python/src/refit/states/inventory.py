@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 
 from refit._c.config import Config
-from refit.states.device_states import spec_of
 from refit.states.grads import Policy
 from refit.states.hooks import innermost_of, shards_states
 from refit.states.storage_swap import swap_fixed
@@ -27,6 +26,7 @@ from refit.states.storages import (
     scan,
     take_inventory,
 )
+from refit.states.torch_memory import spec_of
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 
 from refit.errors import DeviceMemoryError, StateError
-from refit.states.storage_swap import empty_storage, move, users_of
+from refit.states.storage_swap import move
 from refit.states.storages import OffloadPlan, StateInventory, is_emptied, why_tensor_stays
+from refit.states.torch_memory import empty_storage, users_of
 
 ROOM = 256 << 20
 """How many bytes are there twice at most, or those of the largest state."""

@@ -17,6 +17,7 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.errors import HostMemoryError
 from refit.states.storages import Place, StateInventory, place_of, why_tensor_stays
+from refit.states.torch_memory import empty_storage, users_of
 
 
 def swap_fixed(
@@ -68,15 +69,6 @@ def _is_fixed(tensor: torch.Tensor) -> bool:
     return not (tensor.is_quantized or storage.is_shared() or storage.filename is not None)
 
 
-# PyTorch 2.6 has it in its builds for GPUs alone.
-_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
-
-
-def users_of(storage: torch.UntypedStorage) -> int:
-    """The number of references to a storage; 0 if this PyTorch does not tell."""
-    return _count(storage._cdata)
-
-
 def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     try:
         fresh = empty_storage(storage.nbytes(), storage.device)
@@ -87,11 +79,6 @@ def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         ) from why
     fresh.copy_(storage, False)
     return fresh
-
-
-def empty_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory of PyTorch's own, of any content. RuntimeError or MemoryError if there is none."""
-    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def move(

@@ -8,10 +8,8 @@ was intended, so that one that failed, or that Ctrl-C ended, is done by calling 
 Independent of which storages those are, and of when they leave.
 """
 
-import ctypes
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,16 +19,22 @@ from refit._c.config import Config
 from refit._c.device import Device
 from refit._c.library import lib
 from refit._c.stats import gather
-from refit._c.waiting import interrupts_held
 from refit.errors import BusyError, DeviceMemoryError, LimitError, RefitError, StateError
-from refit.observe import memory_now
 from refit.states.offloaded_tensor import untouched
-from refit.states.offloader import NO_STREAM, Future, Offloader, ReadLock
-from refit.states.storage_swap import TensorsByStorage, empty_storage
+from refit.states.offloader import Future, Offloader, ReadLock
+from refit.states.storage_swap import TensorsByStorage
 from refit.states.storages import OffloadPlan, Slots, StateInventory, is_emptied
-
-_LEGACY_STREAM = 1
-"""cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
+from refit.states.torch_memory import (
+    Devices,
+    current_stream,
+    device_guard,
+    empty_storage,
+    give_heap_back,
+    make_wait,
+    resident_bytes,
+    stream_objects,
+    used_on,
+)
 
 _UNSETTLED = (abi.REFIT_OFFLOADING, abi.REFIT_RESTORING, abi.REFIT_FAILED)
 _AWAY = (abi.REFIT_OFFLOADED, abi.REFIT_FAILED)
@@ -42,131 +46,7 @@ Weights = list[torch.Tensor | None]
 """Of each region the weights whose masters it holds, or None."""
 
 
-def spec_of(device: torch.device, config: Config) -> str:
-    """The C library's spec of a device of torch; the configuration may bound its capacity."""
-    plain = "host" if device.type == "cpu" else f"cuda:{device.index}"
-    chosen = str(config.get("device"))
-    return chosen if chosen.startswith(f"{plain}:capacity") else plain
-
-
-def current_stream(device: torch.device) -> int:
-    """The native handle of torch's current stream; none for the CPU, whose work is done."""
-    if device.type != "cuda":
-        return NO_STREAM
-    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
-
-
-def stream_objects(device: torch.device) -> dict[int, Any]:
-    """torch's current stream as PyTorch's functions take it, by its handle; none for the CPU."""
-    stream = current_stream(device)
-    return {} if stream == NO_STREAM else {stream: torch.cuda.current_stream(device)}
-
-
-def used_on(storages: Iterable[torch.UntypedStorage], streams: Iterable[Any]) -> None:
-    """Tells PyTorch's allocator that these streams of a GPU use storages.
-
-    Freed memory goes back to the stream on which it was taken, which PyTorch does not tell, and
-    whose next work may write to it. From now on it goes there once these streams have done what
-    they had queued when it was freed. For the stream on which it was taken that changes nothing.
-    """
-    streams = list(streams)
-    if not streams:
-        return
-    # Neither a mode nor a subclass of others is to see these calls: checkpointing counts calls.
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        for storage in storages:
-            tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
-            tensor.set_(storage, 0, (storage.nbytes(),), (1,))
-            for stream in streams:
-                tensor.record_stream(stream)
-
-
-def _wait_for(waiting: Mapping[int, Any], others: Mapping[int, Any]) -> None:
-    """Streams wait for what others have queued by now."""
-    for handle, stream in waiting.items():
-        for other in others.keys() - {handle}:
-            stream.wait_stream(others[other])
-
-
-def guard(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes ``device`` the current one, where memory is then allocated."""
-    return _current(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _current(device: torch.device) -> Iterator[None]:
-    with interrupts_held(), torch.cuda.device(device):
-        yield
-
-
-def lacks_memory(why: BaseException) -> bool:
-    """Whether an exception of PyTorch says that the device, or the CPU, has no memory.
-
-    An allocation on a CPU raises a RuntimeError with this text, and one of the CUDA driver, too.
-    """
-    if isinstance(why, RefitError):
-        return False
-    if isinstance(why, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(why)
-    return isinstance(why, RuntimeError) and (
-        "DefaultCPUAllocator" in text or "CUDA error: out of memory" in text
-    )
-
-
-def refuse_capture(device: torch.device) -> None:
-    """StateError while a CUDA graph is being captured: it would hold addresses that change."""
-    with guard(device):  # what is asked is the current stream of the current device
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing:
-        raise StateError(
-            "a CUDA graph is being captured: states cannot move then, and a captured graph would "
-            "hold their old addresses. Capture while they stay, or give them addresses that stay "
-            "with refit.mem_pool()"
-        )
-
-
-def give_heap_back() -> None:
-    """Returns freed heap memory to the system, as ``empty_cache`` does on a GPU.
-
-    Freed tensors of a few MiB would stay in the C heap otherwise. A page that also has memory in
-    use stays. Does nothing without glibc.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def resident_bytes() -> int:
-    """Anonymous memory that the system has given this process; 0 if it does not say."""
-    try:
-        return memory_now.process_bytes()[memory_now.ANONYMOUS]
-    except OSError:  # no /proc: the states can leave all the same
-        return 0
-
-
-class Devices:
-    """The handles of devices that several objects share, and with them ``offload.budget_bytes``.
-
-    ``known``: handles that are there. Others are opened when they are first asked for, and live as
-    long as those that asked. One thread at a time.
-    """
-
-    def __init__(self, config: Config, known: Mapping[torch.device, Device]) -> None:
-        self._config = config
-        self._handles: weakref.WeakValueDictionary[torch.device, Device] = (
-            weakref.WeakValueDictionary(known)
-        )
-
-    def __getitem__(self, device: torch.device) -> Device:
-        found = self._handles.get(device)
-        if found is None or found.closed:
-            found = Device(spec_of(device, self._config), self._config)
-            self._handles[device] = found
-        return found
-
-
-class Regions:
+class DeviceRegions:
     """The storages of one device, whose ``handle`` others may share. Used by one thread at a
     time."""
 
@@ -365,7 +245,7 @@ class Regions:
             return 0
         # The CPU has waited for the copies out, which follow what the stream of the departure had
         # queued: no work of it uses this memory, to whichever stream it goes back.
-        with guard(self.device):
+        with device_guard(self.device):
             before = self._taken()
             self._taken_on.clear()
             for storage in held:
@@ -410,12 +290,12 @@ class Regions:
     def _take(self) -> None:
         by_storage = TensorsByStorage(self._tensors)
         here = stream_objects(self.device)
-        with guard(self.device):
+        with device_guard(self.device):
             for number, storage in enumerate(self._storages):
                 if storage.nbytes() != self.slots.nbytes[number]:
                     self._taken_on.update(here)
                     self._allocate(number, by_storage)
-        _wait_for(here, self._taken_on)  # whose work may have used this memory last
+        make_wait(here, self._taken_on)  # whose work may have used this memory last
         self._users = set() if self._taken_on.keys() - here.keys() else set(here)
         self._used_on({**self._streams, **here})
         addresses = self.addresses()
@@ -433,7 +313,7 @@ class Regions:
         """Groups that were joined are used without another join: the stream after which they left
         waits for what the current one has queued."""
         if not set(groups).isdisjoint(self.slots.groups):
-            _wait_for(self._streams, stream_objects(self.device))
+            make_wait(self._streams, stream_objects(self.device))
 
     def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
         nbytes, storage = self.slots.nbytes[number], self._storages[number]
@@ -522,7 +402,7 @@ class Regions:
             self._handle.close()
 
 
-class PerDevice:
+class RegionsPerDevice:
     """The regions of all devices that hold states, made when a device is first needed.
 
     Iterates over those that are open. Used by one thread at a time.
@@ -531,9 +411,9 @@ class PerDevice:
     def __init__(self, config: Config, devices: Devices) -> None:
         self._config = config
         self._devices = devices
-        self._by_device: dict[torch.device, Regions] = {}
+        self._by_device: dict[torch.device, DeviceRegions] = {}
 
-    def __iter__(self) -> Iterator[Regions]:
+    def __iter__(self) -> Iterator[DeviceRegions]:
         """A close that Ctrl-C cut short leaves regions behind that are not open; they are home."""
         return iter([regions for regions in self._by_device.values() if not regions.closed])
 
@@ -558,7 +438,8 @@ class PerDevice:
         return all(regions.back for regions in self)
 
     def plan(self, decided: OffloadPlan, stock: StateInventory, policies: dict[int, int]) -> None:
-        """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
+        """Makes what was decided the regions; only while all are home. See
+        ``DeviceRegions.plan``."""
         for device in {**self._by_device, **decided.slots}:
             self._open(device)
             slots = decided.slots.get(device, Slots())
@@ -571,7 +452,7 @@ class PerDevice:
         if known is not None and known.closed:
             known.close()  # what Ctrl-C has left of it
         if known is None or known.closed:
-            self._by_device[device] = Regions(device, self._config, self._devices[device])
+            self._by_device[device] = DeviceRegions(device, self._config, self._devices[device])
 
     def hold(self, decided: OffloadPlan, stock: StateInventory) -> bool:
         """Holds the storages of the plan whose regions are home: they are held only while they are
