@@ -33,8 +33,8 @@ from refit._c.config import Config
 from refit._c.stats import flatten
 from refit.errors import BusyError, NotFoundError, StateError
 from refit.observe.observers import COPIES, Observers
+from refit.states.checkpoint import Image
 from refit.states.grads import Accumulation, Policy
-from refit.states.image import Image
 from refit.states.inventory import Inventory
 from refit.states.offloaded_tensor import OffloadedTensor, OffloadedTensors, untouched
 from refit.states.offloader import KEEP, ZERO
@@ -163,6 +163,11 @@ class Cycle:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those whose states these are."""
         return self._inventory.optimizers
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether states are away, or may be: ``restore`` has something to do."""
+        return self.phase == CLEARED
 
     @property
     def shows_image(self) -> bool:
