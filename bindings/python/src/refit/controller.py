@@ -33,7 +33,8 @@ from refit.states.checkpoint import reading
 from refit.states.cycle import CLEARED, TRAINING, Cycle
 from refit.states.grads import Policy, policy_of
 from refit.states.hooks import Hooks, refuse_second
-from refit.states.inventory import Inventory, OptimizerAdapters
+from refit.states.inventory import Inventory
+from refit.states.optimizers import OptimizerAdapters
 from refit.states.torch_memory import Devices
 from refit.step.host_states import HostedStates
 from refit.step.schedule import ScheduleLike, chosen, refuse_keywords

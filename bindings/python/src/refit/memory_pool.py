@@ -34,7 +34,8 @@ from refit.errors import (
 from refit.integrations._recognized import opened
 from refit.states import torch_pool
 from refit.states.hooks import refuse_second
-from refit.states.inventory import Inventory, OptimizerAdapters
+from refit.states.inventory import Inventory
+from refit.states.optimizers import OptimizerAdapters
 from refit.states.storage_swap import move
 from refit.states.storages import OffloadPlan, StateInventory, is_emptied, why_tensor_stays
 from refit.states.torch_memory import empty_storage, refuse_capture, users_of
