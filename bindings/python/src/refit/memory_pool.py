@@ -34,8 +34,8 @@ from refit.errors import (
 from refit.integrations._recognized import opened
 from refit.states import torch_pool
 from refit.states.hooks import refuse_second
-from refit.states.inventory import Inventory
 from refit.states.optimizers import OptimizerAdapters
+from refit.states.state_source import StateSource
 from refit.states.storage_swap import move
 from refit.states.storages import OffloadPlan, StateInventory, is_emptied, why_tensor_stays
 from refit.states.torch_memory import empty_storage, refuse_capture, users_of
@@ -117,13 +117,13 @@ class MemPool(Handle):
         lost. StateError, UnsupportedError (see ``use``).
         """
         refuse_capture(self.device)
-        held = OptimizerAdapters(opened(optimizer, model))
-        for one in held.optimizers:
+        adapters = OptimizerAdapters(opened(optimizer, model))
+        for one in adapters.optimizers:
             refuse_second(one)
-        inventory = Inventory(held.optimizers, model, self._config, "keep", held)
-        stock = inventory.take()
-        found = inventory.survey(stock, self._why_stays)
-        return _migrate(stock, found, self.device, self.pieces(), self.use)
+        source = StateSource(adapters.optimizers, model, self._config, "keep", adapters)
+        inventory = source.take_inventory()
+        plan = source.survey(inventory, self._why_stays)
+        return _migrate(inventory, plan, self.device, self.pieces(), self.use)
 
     adopt = migrate
     """``migrate``; goes in 0.2."""
@@ -172,29 +172,29 @@ ROOM = 256 << 20
 
 
 def _migrate(
-    stock: StateInventory,
-    found: OffloadPlan,
+    inventory: StateInventory,
+    plan: OffloadPlan,
     device: torch.device,
     pieces: Sequence[tuple[int, int]],
     allocating: Callable[[], AbstractContextManager[Any]],
 ) -> list[tuple[str, str]]:
-    """Moves what ``found`` says can leave, unless it lies in one of ``pieces``, byte for byte.
+    """Moves what ``plan`` says can leave, unless it lies in one of ``pieces``, byte for byte.
 
     In batches, each of which moves whole or not at all; between them the memory that became free
     goes back to the device. Returns what stays where it was, by name, and why. StateError while
     states are away. DeviceMemoryError: what has moved stays moved, nothing is lost, call again.
     """
-    if any(map(is_emptied, stock.tensors[: stock.states])):
+    if any(map(is_emptied, inventory.tensors[: inventory.states])):
         raise StateError("states are away: restore() them, then move them into the pool")
-    tensors = _by_storage(stock)
-    stays = list(found.resident)
-    outside = [one for one in _leaving(found) if not _is_inside(_storage(stock, one), pieces)]
+    tensors = _by_storage(inventory)
+    stays = list(plan.resident)
+    outside = [one for one in _leaving(plan) if not _is_inside(_storage(inventory, one), pieces)]
     for batch in _batches(outside):
         _synchronize(device)  # other streams may still use them
         with allocating():
             fresh = [_allocate(one, device) for one in batch]
         for one, to in zip(batch, fresh, strict=True):
-            storage = _storage(stock, one)
+            storage = _storage(inventory, one)
             mine = tensors[storage._cdata]
             if users_of(storage) != len(mine) + 1:  # and the Python object that stands for it
                 stays.append((one.name, "a view of it is held, which would stay behind"))
@@ -205,9 +205,9 @@ def _migrate(
     return stays
 
 
-def _by_storage(stock: StateInventory) -> dict[int, list[torch.Tensor]]:
+def _by_storage(inventory: StateInventory) -> dict[int, list[torch.Tensor]]:
     found: dict[int, dict[int, torch.Tensor]] = {}
-    for tensor in stock.tensors:
+    for tensor in inventory.tensors:
         if why_tensor_stays(tensor) is None:
             found.setdefault(tensor.untyped_storage()._cdata, {})[id(tensor)] = tensor
     return {storage: list(tensors.values()) for storage, tensors in found.items()}
@@ -219,16 +219,16 @@ class _Leaving(NamedTuple):
     name: str
     nbytes: int
     tensor: int
-    """The number in the stock of one that lies in it."""
+    """The number in the inventory of one that lies in it."""
 
 
-def _leaving(found: OffloadPlan) -> Iterator[_Leaving]:
-    for slots in found.slots.values():
-        yield from map(_Leaving, slots.names, slots.nbytes, slots.tensors)
+def _leaving(plan: OffloadPlan) -> Iterator[_Leaving]:
+    for specs in plan.specs.values():
+        yield from map(_Leaving, specs.names, specs.nbytes, specs.tensors)
 
 
-def _storage(stock: StateInventory, one: _Leaving) -> torch.UntypedStorage:
-    storage: torch.UntypedStorage = stock.tensors[one.tensor].untyped_storage()
+def _storage(inventory: StateInventory, one: _Leaving) -> torch.UntypedStorage:
+    storage: torch.UntypedStorage = inventory.tensors[one.tensor].untyped_storage()
     return storage
 
 

@@ -25,11 +25,11 @@ from refit.states.offloader import ReadLock
 from refit.states.storages import opened
 
 if TYPE_CHECKING:
-    from refit.states.cycle import Cycle
+    from refit.states.cycle import StateCycle
     from refit.states.regions import DeviceRegions
 
 
-# ---- single tensors ------------------------------------------------------------------------------
+# ---- single tensors -------------------------------------------------------------------------
 
 
 class Unshowable(Exception):
@@ -47,10 +47,10 @@ class Image(Closing):
         self._made: list[torch.Tensor] = []
         try:
             for regions in per_device:
-                if regions.slots:
+                if regions.specs:
                     with interrupts_held():  # a read lock that no one knows of would keep all here
                         self._locks.append(regions.read_lock())
-                    self._add(self._locks[-1], regions.region_of())
+                    self._add(self._locks[-1], regions.region_by_storage())
         except BaseException:
             self.close()
             raise
@@ -101,11 +101,11 @@ class Image(Closing):
             self._locks.clear()
 
 
-# ---- a state_dict --------------------------------------------------------------------------------
+# ---- a state_dict ---------------------------------------------------------------------------
 
 
 @contextmanager
-def reading(cycle: "Cycle") -> Iterator[list[dict[str, Any]]]:
+def reading(cycle: "StateCycle") -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
     reader = object()
     try:  # from here on, for Ctrl-C may come right after the call
@@ -118,7 +118,7 @@ def reading(cycle: "Cycle") -> Iterator[list[dict[str, Any]]]:
             cycle.close()
 
 
-def _state_dicts(cycle: "Cycle", stack: ExitStack) -> list[dict[str, Any]]:
+def _state_dicts(cycle: "StateCycle", stack: ExitStack) -> list[dict[str, Any]]:
     pieces = any(regions.has_pieces for regions in cycle.per_device)
     shows = cycle.shows_image and all(map(_is_plain, cycle.optimizers))
     if cycle.is_cleared and not pieces and shows:

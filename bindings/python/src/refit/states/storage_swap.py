@@ -21,7 +21,7 @@ from refit.states.torch_memory import empty_storage, users_of
 
 
 def swap_fixed(
-    stock: StateInventory,
+    inventory: StateInventory,
     others: Mapping[Place, str],
     why_device_stays: Callable[[torch.device], str | None],
 ) -> tuple[bool, bool]:
@@ -32,7 +32,7 @@ def swap_fixed(
     nothing is lost, call again.
     """
     moved = held = False
-    for tensors in _fixed(stock):
+    for tensors in _fixed(inventory):
         storage = tensors[0].untyped_storage()
         if place_of(tensors[0]) in others or why_device_stays(storage.device) is not None:
             continue
@@ -44,12 +44,12 @@ def swap_fixed(
     return moved, held
 
 
-def _fixed(stock: StateInventory) -> Iterable[list[torch.Tensor]]:
+def _fixed(inventory: StateInventory) -> Iterable[list[torch.Tensor]]:
     """The tensors of each storage that is to move, without those that hold a step counter."""
     found: dict[int, dict[int, torch.Tensor]] = {}
     stays: set[int] = set()
-    inside = [*zip(stock.tensors, stock.paths, strict=False)]
-    inside += [(grad, ()) for _, grad in stock.grads]
+    inside = [*zip(inventory.tensors, inventory.paths, strict=False)]
+    inside += [(grad, ()) for _, grad in inventory.grads]
     for tensor, path in inside:
         if why_tensor_stays(tensor) is not None or not _is_fixed(tensor):
             continue
@@ -95,16 +95,16 @@ def move(
 
 
 class TensorsByStorage:
-    """The tensors of a stock by the storage in which they lie, to be moved while it is empty."""
+    """The tensors of an inventory by their storage, to be moved while it is empty."""
 
-    def __init__(self, stock: Iterable[Any]) -> None:
+    def __init__(self, tensors: Iterable[Any]) -> None:
         """They are looked at when something is moved, as a rule never."""
-        self._stock = stock
+        self._tensors = tensors
 
     @cached_property
     def _by_storage(self) -> dict[int, list[torch.Tensor]]:
         found: dict[int, list[torch.Tensor]] = {}
-        for tensor in self._stock:
+        for tensor in self._tensors:
             if why_tensor_stays(tensor) is None:
                 found.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
         return found

@@ -1,7 +1,7 @@
-"""What the optimizers of a cycle hold, and what else is known to lie in the same memory.
+"""Where the states of a cycle are found, and what else is known to lie in the same memory.
 
-It asks the optimizers, the model, and what stands for optimizers of another kind; ``storages`` then
-decides what can leave. Independent of how and when that leaves.
+It asks the optimizers, the model, and what stands for optimizers of frameworks, for an inventory;
+``storages`` then makes the plan of what can leave. Independent of how and when that leaves.
 """
 
 import warnings
@@ -19,8 +19,8 @@ from refit.states.storages import (
     OffloadPlan,
     Place,
     StateInventory,
+    make_plan,
     places,
-    scan,
     take_inventory,
 )
 from refit.states.torch_memory import spec_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from refit.memory_pool import MemPool
 
 
-class Inventory:
+class StateSource:
     """Looks at optimizers, a model and a pool. It changes no value; but a state whose memory cannot
     be resized gets memory that can (see ``storage_swap``)."""
 
@@ -39,14 +39,14 @@ class Inventory:
         model: torch.nn.Module | None,
         config: Config,
         grads: Policy,
-        held: OptimizerAdapters,
+        adapters: OptimizerAdapters,
         pool: "MemPool | None" = None,
     ) -> None:
         self.optimizers = list(optimizers)
         self._model = model
         self._config = config
         self._grads = grads
-        self._held = held
+        self._adapters = adapters
         self._pool = pool
         self._warned = False
         self.lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None
@@ -58,22 +58,22 @@ class Inventory:
         shown = [
             p for one in self.optimizers for group in one.param_groups for p in group["params"]
         ]
-        return [*shown, *self._held.parameters()]
+        return [*shown, *self._adapters.parameters()]
 
     def is_accumulating(self) -> bool:
         """Whether a framework's own memory has gradients that no step has used."""
-        return self._held.is_accumulating()
+        return self._adapters.is_accumulating()
 
-    def take(self) -> StateInventory:
-        """The stock at this moment."""
+    def take_inventory(self) -> StateInventory:
+        """The inventory at this moment."""
         elsewhere = self.masters_elsewhere or (lambda _: False)
-        beside = [one for one in self._held.tensors() if not elsewhere(one[1])]
+        beside = [one for one in self._adapters.tensors() if not elsewhere(one[1])]
         with_grads = self._grads != "discard"
-        more = self._held.gradients(with_grads)
-        stock = take_inventory(self.optimizers, with_grads, beside, self.lives_elsewhere, more)
+        more = self._adapters.gradients(with_grads)
+        inventory = take_inventory(self.optimizers, with_grads, beside, self.lives_elsewhere, more)
         if self._config.get("offload.masters") == "auto":
-            stock.weights = self._held.weights()
-        return stock
+            inventory.weights = self._adapters.weights()
+        return inventory
 
     def names(self) -> dict[int, str]:
         """The names of all parameters that are optimized, by their identity."""
@@ -81,25 +81,25 @@ class Inventory:
         self._name_by_group(names)
         return names
 
-    def decide(self, stock: StateInventory) -> OffloadPlan:
-        """Decides which part of the stock can leave. HostMemoryError (see ``swap_fixed``)."""
+    def make_plan(self, inventory: StateInventory) -> OffloadPlan:
+        """Decides which part of the inventory can leave. HostMemoryError (see ``swap_fixed``)."""
         pieces = [] if self._pool is None else self._pool.pieces()
         names, others = self._surroundings()
-        found = scan(stock, others, names, self._why_device_stays(), pieces)
-        if found.fixed:
-            moved, held = swap_fixed(stock, others, self._why_device_stays())
+        plan = make_plan(inventory, others, names, self._why_device_stays(), pieces)
+        if plan.fixed:
+            moved, held = swap_fixed(inventory, others, self._why_device_stays())
             if moved:
-                found = scan(stock, others, names, self._why_device_stays(), pieces)
-            found.passing = held
-        self._warn(stock, found)
-        return found
+                plan = make_plan(inventory, others, names, self._why_device_stays(), pieces)
+            plan.passing = held
+        self._warn(inventory, plan)
+        return plan
 
     def survey(
-        self, stock: StateInventory, why_device_stays: Callable[[torch.device], str | None]
+        self, inventory: StateInventory, why_device_stays: Callable[[torch.device], str | None]
     ) -> OffloadPlan:
-        """Which storages of a stock have memory of their own; changes nothing."""
+        """Which storages of an inventory have memory of their own; changes nothing."""
         names, others = self._surroundings()
-        return scan(stock, others, names, why_device_stays)
+        return make_plan(inventory, others, names, why_device_stays)
 
     def _surroundings(self) -> tuple[dict[int, str], dict[Place, str]]:
         """Names of the parameters by their identity, and memory that is not the optimizers'."""
@@ -108,17 +108,17 @@ class Inventory:
         self._name_by_group(names)
         return names, others
 
-    def _warn(self, stock: StateInventory, found: OffloadPlan) -> None:
+    def _warn(self, inventory: StateInventory, plan: OffloadPlan) -> None:
         """Says, once, that there are states and none of them leaves."""
         if self._warned or self.lives_elsewhere is not None:
             return
-        if any(STATES in slots.groups for slots in found.slots.values()):
+        if any(STATES in specs.groups for specs in plan.specs.values()):
             return
-        if all("step" in path for path in stock.paths):
+        if all("step" in path for path in inventory.paths):
             self._warn_of_inner()
             return
         self._warned = True
-        stays = [one for one in found.resident if "a step counter" not in one[1]]
+        stays = [one for one in plan.resident if "a step counter" not in one[1]]
         name, reason = stays[0] if stays else ("the states", "all are empty or step counters")
         warnings.warn(
             f"no optimizer state leaves: {name}: {reason}; controller.resident names all",
@@ -160,21 +160,21 @@ class Inventory:
         What is kept beside a state may be a parameter to the optimizer, and is its own all the
         same: masters of weights in a shorter type.
         """
-        masters = {id(tensor) for _, tensor in self._held.tensors()}
+        masters = {id(tensor) for _, tensor in self._adapters.tensors()}
         parameters = self.parameters()
         weights = [p for p in parameters if id(p) not in masters]
         leaving = set() if self._grads == "discard" else set(map(id, parameters))
-        held = list(self._held.others())
+        staying = list(self._adapters.others())
         model = self._model or torch.nn.Module()
         known = set(map(id, weights))
         rest = [p for p in model.parameters() if id(p) not in known]
-        yield from held
+        yield from staying
         yield from _named("a parameter", weights)
         yield from ((f"parameter {names[id(p)]}", p) for p in rest)
         # Megatron's DistributedDataParallel has a list in the place of the method buffers().
         buffers = list(model.named_buffers())
         yield from ((f"buffer {name}", b) for name, b in buffers)
-        tensors = [*(b for _, b in buffers), *(tensor for _, tensor in held)]
+        tensors = [*(b for _, b in buffers), *(tensor for _, tensor in staying)]
         every = [*parameters, *rest, *tensors]
         grads = [p.grad for p in every if id(p) not in leaving]
         yield from _named("a gradient", [grad for grad in grads if grad is not None])
