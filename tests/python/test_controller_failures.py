@@ -21,7 +21,7 @@ from refit.errors import (  # noqa: E402
     PeerError,
     StateError,
 )
-from refit.states.device_states import Regions  # noqa: E402
+from refit.states.regions import DeviceRegions  # noqa: E402
 from training import Run, whole_cycle  # noqa: E402
 
 
@@ -118,9 +118,9 @@ def test_copies_back_that_failed_are_told_and_made_again(
     controller.offload()
     controller.restore()
     with monkeypatch.context() as patch:
-        patch.setattr(Regions, "on_device", property(lambda _: False))
-        patch.setattr(Regions, "back", property(lambda _: False))
-        patch.setattr(Regions, "wait", raising(CopyError))
+        patch.setattr(DeviceRegions, "on_device", property(lambda _: False))
+        patch.setattr(DeviceRegions, "back", property(lambda _: False))
+        patch.setattr(DeviceRegions, "wait", raising(CopyError))
         with pytest.raises(CopyError):
             controller.wait()
     assert controller.state == "cleared"
@@ -134,14 +134,14 @@ def test_copies_back_that_failed_are_told_and_made_again(
 def test_storages_that_nothing_holds_do_not_leave(
     run: Run, reference_run: Run, controller: Controller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Regions.leave
+    real = DeviceRegions.leave
 
-    def leave(regions: Regions) -> None:
+    def leave(regions: DeviceRegions) -> None:
         regions.forget()
         real(regions)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Regions, "leave", leave)
+        patch.setattr(DeviceRegions, "leave", leave)
         with pytest.raises(StateError, match="0 are held"):
             controller.offload()
     assert controller.state == "training"

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.errors import CopyError, StateError  # noqa: E402
-from refit.states.device_states import Regions  # noqa: E402
 from refit.states.offloader import Offloader  # noqa: E402
+from refit.states.regions import DeviceRegions  # noqa: E402
 from refit.states.storages import StateInventory  # noqa: E402
 from training import WIDTH, Run, whole_cycle  # noqa: E402
 
@@ -88,7 +88,7 @@ def clear_in_vain(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copies out fail before they have begun, and where the bytes are is not known."""
     with monkeypatch.context() as patch:
         patch.setattr(Offloader, "offload", fail_to_offload)
-        patch.setattr(Regions, "on_device", property(lambda _: False))
+        patch.setattr(DeviceRegions, "on_device", property(lambda _: False))
         with pytest.raises(CopyError):
             controller.offload()
     assert controller.state == "cleared"

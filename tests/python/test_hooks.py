@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import refit  # noqa: E402
 from refit import Controller  # noqa: E402
 from refit.errors import InvalidError  # noqa: E402
-from refit.states.hooks import innermost, innermost_of  # noqa: E402
+from refit.states.optimizers import innermost, innermost_of  # noqa: E402
 from training import Run, assert_same, hooks_of  # noqa: E402
 
 
@@ -30,7 +30,7 @@ class WrappingOptimizer(torch.optim.Optimizer):
 
 
 class OptimizerAdapter:
-    """What a framework hands over: see ``refit.states.inventory.Held``."""
+    """What a framework hands over: see ``refit.states.optimizers.OptimizerAdapter``."""
 
     def __init__(self, *inner: Any) -> None:
         self.inner = list(inner)

@@ -27,7 +27,7 @@ from interrupts import MOST, AtLine  # noqa: E402
 from megatron.core.optimizer.optimizer import ChainedOptimizer  # noqa: E402
 from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa: E402
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
-from refit.states.storage_swap import users_of  # noqa: E402
+from refit.states.torch_memory import users_of  # noqa: E402
 from refit.step.host_buffer import HostBuffer  # noqa: E402
 from refit.step.probe import Stepping  # noqa: E402
 from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402

@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 import refit  # noqa: E402
 from arena import Arena  # noqa: E402
 from interrupts import press  # noqa: E402
-from refit import Controller  # noqa: E402
+from refit import Controller, memory_pool  # noqa: E402
 from refit._c.library import lib  # noqa: E402
 from refit.errors import (  # noqa: E402
     BusyError,
@@ -28,7 +28,7 @@ from refit.errors import (  # noqa: E402
     StateError,
     UnsupportedError,
 )
-from refit.states import migration, torch_pool  # noqa: E402
+from refit.states import torch_pool  # noqa: E402
 from training import WIDTH, Run, assert_same  # noqa: E402
 
 
@@ -245,7 +245,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(torch.cuda, "MemPool", Pool)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", stand_in.use_mem_pool)
     monkeypatch.setattr(torch.cuda, "empty_cache", stand_in.empty_cache)
-    monkeypatch.setattr(migration, "empty_storage", stand_in.empty_storage)
+    monkeypatch.setattr(memory_pool, "empty_storage", stand_in.empty_storage)
     importlib.reload(torch_pool)  # it keeps the allocator that it made
     yield stand_in
     importlib.reload(torch_pool)
@@ -398,7 +398,7 @@ def test_adopted_states_find_their_addresses_and_gradients_stay(
 def test_move_that_fails_halfway_goes_on_when_called_again(
     cuda: StandIn, pool: Arena, run: Run, reference_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration, "ROOM", 1)  # each storage is a batch of its own
+    monkeypatch.setattr(memory_pool, "ROOM", 1)  # each storage is a batch of its own
     moments = run.moments()
     cuda.largest = WIDTH * WIDTH * 4 - 1
     with pytest.raises(DeviceMemoryError, match=r"is lost.*call migrate\(\) again") as caught:
@@ -425,7 +425,7 @@ def test_a_batch_moves_whole_or_not_at_all(cuda: StandIn, pool: Arena, run: Run)
 def test_between_batches_freed_memory_goes_back(
     cuda: StandIn, pool: Arena, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(migration, "ROOM", WIDTH * WIDTH * 4)
+    monkeypatch.setattr(memory_pool, "ROOM", WIDTH * WIDTH * 4)
     pool.migrate(run.optimizer, run.model)
     # a batch for each moment of the first weight, one for all the others
     assert cuda.calls == ["empty_cache", "use"] * 3

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from refit.errors import StateError  # noqa: E402
-from refit.states import device_states  # noqa: E402
+from refit.states import torch_memory  # noqa: E402
 
 
 def test_capture_is_looked_for_on_requested_device(
@@ -26,7 +26,7 @@ def test_capture_is_looked_for_on_requested_device(
 
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[0] == capturing)
-    device_states.refuse_capture(torch.device("cuda", 0))
-    device_states.refuse_capture(torch.device("cpu"))
+    torch_memory.refuse_capture(torch.device("cuda", 0))
+    torch_memory.refuse_capture(torch.device("cpu"))
     with pytest.raises(StateError, match="being captured"):
-        device_states.refuse_capture(torch.device("cuda", 1))
+        torch_memory.refuse_capture(torch.device("cuda", 1))

@@ -152,7 +152,7 @@ def test_without_memory_for_others_a_verb_is_called_again(
         view = first(run).detach()
         controller.offload()
         view.numpy()
-        module, error = "device_states", pytest.raises(refit.DeviceMemoryError)
+        module, error = "regions", pytest.raises(refit.DeviceMemoryError)
     with monkeypatch.context() as patch, error:
         patch.setattr(f"refit.states.{module}.empty_storage", fails)
         getattr(controller, verb)()

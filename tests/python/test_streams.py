@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import refit
-import refit.states.device_states
+import refit.states.regions
 import refit.step.host_buffer
 import refit.weights.writer
 import torch
@@ -221,7 +221,7 @@ class Told:
 def test_step_stream_uses_states_restored_on_another_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(monkeypatch, refit.states.device_states)
+    told = Told(monkeypatch, refit.states.regions)
     run = Run()
     run.step()
     with refit.Controller(run.optimizer, run.model) as controller:
@@ -242,7 +242,7 @@ def test_step_stream_uses_states_restored_on_another_stream(
 def test_gradients_restored_on_another_stream_reach_step_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(monkeypatch, refit.states.device_states)
+    told = Told(monkeypatch, refit.states.regions)
     steps = told.stream
     run = Run()
     run.step()
@@ -267,7 +267,7 @@ def test_gradients_restored_on_another_stream_reach_step_stream(
 def test_failed_restore_goes_on_after_stream_that_took_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    told = Told(monkeypatch, refit.states.device_states)
+    told = Told(monkeypatch, refit.states.regions)
     run = Run()
     run.step()
     with refit.Controller(run.optimizer, run.model) as controller:

@@ -9,8 +9,8 @@
 Which states take part in this cycle, and what steps the others, is for the ``schedule`` to say (see
 ``step.schedule``).
 
-A controller owns a ``Cycle``, which moves bytes, and hooks on the optimizers, which call it when
-states are used. It is independent of how bytes move, and of what a transaction sends.
+A controller owns a ``StateCycle``, which moves bytes, and hooks on the optimizers, which call it
+when states are used. It is independent of how bytes move, and of what a transaction sends.
 """
 
 import os
@@ -30,11 +30,12 @@ from refit.integrations._recognized import opened
 from refit.memory_pool import MemPool
 from refit.observe.observers import Observers, PhaseWatcher, TimerLike
 from refit.states.checkpoint import reading
-from refit.states.cycle import CLEARED, TRAINING, Cycle
-from refit.states.device_states import Devices
+from refit.states.cycle import CLEARED, TRAINING, StateCycle
 from refit.states.grads import Policy, policy_of
 from refit.states.hooks import Hooks, refuse_second
-from refit.states.inventory import Inventory, OptimizerAdapters
+from refit.states.optimizers import OptimizerAdapters
+from refit.states.state_source import StateSource
+from refit.states.torch_memory import Devices
 from refit.step.host_states import HostedStates
 from refit.step.schedule import ScheduleLike, chosen, refuse_keywords
 from refit.weights.named_weights import is_sharded
@@ -102,28 +103,28 @@ class Controller(Closing):
         parts = chosen(schedule)
         division = parts.division()
         whole = None if model is None else _whole(model)
-        holdings = OptimizerAdapters(opened(optimizer, whole))
-        optimizers = holdings.optimizers
-        whole = holdings.model if whole is None else whole
-        if division is not None and holdings.why_cycle_only is not None:
-            raise UnsupportedError(holdings.why_cycle_only)
+        adapters = OptimizerAdapters(opened(optimizer, whole))
+        optimizers = adapters.optimizers
+        whole = adapters.model if whole is None else whole
+        if division is not None and adapters.why_cycle_only is not None:
+            raise UnsupportedError(adapters.why_cycle_only)
         policy = policy_of(grads)
         if config is None and activations is not None:
             config = activations._config
         self._config = make_config(config, {**overrides, **parts.sizes})
         observers = Observers(timer, timeline, progress)
         self._observers = observers
-        inventory = Inventory(optimizers, whole, self._config, policy, holdings, pool)
+        source = StateSource(optimizers, whole, self._config, policy, adapters, pool)
         self._activations = None if activations is None else weakref.ref(activations)
         self._devices = _devices_of(activations, pool, self._config)
-        self._cycle = Cycle(inventory, self._config, policy, observers, self._devices)
+        self._cycle = StateCycle(source, self._config, policy, observers, self._devices)
         for one in optimizers:
             refuse_second(one)
         self._host: HostedStates | None = None
         if division is not None:
             self._host = HostedStates(
                 optimizers,
-                inventory.names,
+                source.names,
                 self._config,
                 self._devices,
                 division,
@@ -133,18 +134,18 @@ class Controller(Closing):
                 allow_unverified=parts.allow_unverified,
                 may_step=self._cycle.refuse_step,
                 observers=observers,
-                framework=holdings,
+                framework=adapters,
                 verify_steps=parts.verify_steps,
             )
-            inventory.lives_elsewhere = self._host.owns
-            inventory.masters_elsewhere = self._host.owns_master
+            source.lives_elsewhere = self._host.owns
+            source.masters_elsewhere = self._host.owns_master
             try:
                 self._host.place_states()
             except BaseException:
                 self._host.abandon()
                 raise
-        self._hooks = Hooks(self, optimizers, holdings.before_uses)
-        self._holdings = holdings
+        self._hooks = Hooks(self, optimizers, adapters.before_uses)
+        self._adapters = adapters
         self._refitted_as: int | None = None
         self._publisher: weakref.ref[Publisher] | None = None
         self._is_sharded = whole is not None and is_sharded(whole)
@@ -155,7 +156,7 @@ class Controller(Closing):
         )
         self._end.atexit = False  # the process ends: no step follows
 
-    def _open(self) -> Cycle:
+    def _open(self) -> StateCycle:
         if not self._end.alive:
             raise StateError("this Controller is closed: make another one for the optimizer")
         refuse_fork(self._process, "Controller")
@@ -224,7 +225,7 @@ class Controller(Closing):
         if isinstance(publisher, str):
             raise InvalidError(f'publisher="{publisher}" is a text: give a refit.Publisher')
         self._publisher = weakref.ref(publisher) if isinstance(publisher, Publisher) else None
-        with self._cycle.figures.verb():
+        with self._cycle.counters.verb():
             transaction = Transaction(
                 publisher,
                 version,
@@ -272,7 +273,7 @@ class Controller(Closing):
         keeps the old bytes. While an array or a view of it is held, it stays.
         """
         host = [] if self._host is None else [*self._host.resident, *self._host.grown]
-        return [*self._open().resident, *self._holdings.resident(), *host]
+        return [*self._open().resident, *self._adapters.resident(), *host]
 
     @property
     def accumulating(self) -> bool:
@@ -285,7 +286,7 @@ class Controller(Closing):
 
     @accumulating.setter
     def accumulating(self, is_open: bool) -> None:
-        self._open().accumulation.said = bool(is_open)
+        self._open().accumulation.set_by_user = bool(is_open)
 
     def stats(self) -> dict[str, float]:
         """A flat dict of floats, keys ``refit/...``, for any logger. Does not block.
@@ -374,7 +375,7 @@ class Controller(Closing):
         if not self._end.alive or self._process != os.getpid():
             return "Controller(closed)" if not self._end.alive else "Controller(of another process)"
         per_device = self._cycle.per_device
-        tensors = sum(len(regions.slots) for regions in per_device)
+        tensors = sum(len(regions.specs) for regions in per_device)
         host = "" if self._host is None else f", host_bytes={self._host.nbytes}"
         return f"Controller({self.state}, tensors={tensors}, bytes={per_device.nbytes}{host})"
 
@@ -386,12 +387,12 @@ class Controller(Closing):
 
 
 @contextmanager
-def _checkpoint(cycle: Cycle, several: bool) -> Iterator[Any]:
+def _checkpoint(cycle: StateCycle, several: bool) -> Iterator[Any]:
     with reading(cycle) as state_dicts:
         yield state_dicts if several else state_dicts[0]
 
 
-def _end(cycle: Cycle, hooks: Hooks, host: HostedStates | None, process: int) -> None:
+def _end(cycle: StateCycle, hooks: Hooks, host: HostedStates | None, process: int) -> None:
     """No reference to the controller is left: the states are brought back, not lost with it."""
     if process == os.getpid():
         with log.quiet():

@@ -11,9 +11,11 @@ segment leaves as one: put nothing but states and gradients into the pool. Indep
 controller does with it.
 """
 
+import bisect
 import ctypes
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,13 +23,22 @@ from refit._c.config import ConfigLike, make_config
 from refit._c.device import Device
 from refit._c.handle import Handle
 from refit._c.library import call, lib
-from refit.errors import BusyError, InvalidError, NotFoundError, UnsupportedError
+from refit.errors import (
+    BusyError,
+    DeviceMemoryError,
+    InvalidError,
+    NotFoundError,
+    StateError,
+    UnsupportedError,
+)
 from refit.integrations._recognized import opened
 from refit.states import torch_pool
-from refit.states.device_states import refuse_capture
 from refit.states.hooks import refuse_second
-from refit.states.inventory import Inventory, OptimizerAdapters
-from refit.states.migration import migrate
+from refit.states.optimizers import OptimizerAdapters
+from refit.states.state_source import StateSource
+from refit.states.storage_swap import move
+from refit.states.storages import OffloadPlan, StateInventory, is_emptied, why_tensor_stays
+from refit.states.torch_memory import empty_storage, refuse_capture, users_of
 
 
 def mem_pool(
@@ -106,13 +117,13 @@ class MemPool(Handle):
         lost. StateError, UnsupportedError (see ``use``).
         """
         refuse_capture(self.device)
-        held = OptimizerAdapters(opened(optimizer, model))
-        for one in held.optimizers:
+        adapters = OptimizerAdapters(opened(optimizer, model))
+        for one in adapters.optimizers:
             refuse_second(one)
-        inventory = Inventory(held.optimizers, model, self._config, "keep", held)
-        stock = inventory.take()
-        found = inventory.survey(stock, self._why_stays)
-        return migrate(stock, found, self.device, self.pieces(), self.use)
+        source = StateSource(adapters.optimizers, model, self._config, "keep", adapters)
+        inventory = source.take_inventory()
+        plan = source.survey(inventory, self._why_stays)
+        return _migrate(inventory, plan, self.device, self.pieces(), self.use)
 
     adopt = migrate
     """``migrate``; goes in 0.2."""
@@ -149,3 +160,108 @@ class MemPool(Handle):
             self._attached = False
         call(lib.refit_arena_close, pointer)
         self.handle.close()
+
+
+# ---- migrate: states that exist already move into a pool, and stay the objects that they are.
+# A step that runs within ``pool.use()`` puts its temporaries there as well, and memory of a pool
+# goes back only as whole segments. So the step runs outside; then each storage of a state is copied
+# to one from the pool, and its tensors are given that one.
+
+ROOM = 256 << 20
+"""How many bytes are there twice at most, or those of the largest state."""
+
+
+def _migrate(
+    inventory: StateInventory,
+    plan: OffloadPlan,
+    device: torch.device,
+    pieces: Sequence[tuple[int, int]],
+    allocating: Callable[[], AbstractContextManager[Any]],
+) -> list[tuple[str, str]]:
+    """Moves what ``plan`` says can leave, unless it lies in one of ``pieces``, byte for byte.
+
+    In batches, each of which moves whole or not at all; between them the memory that became free
+    goes back to the device. Returns what stays where it was, by name, and why. StateError while
+    states are away. DeviceMemoryError: what has moved stays moved, nothing is lost, call again.
+    """
+    if any(map(is_emptied, inventory.tensors[: inventory.states])):
+        raise StateError("states are away: restore() them, then move them into the pool")
+    tensors = _by_storage(inventory)
+    stays = list(plan.resident)
+    outside = [one for one in _leaving(plan) if not _is_inside(_storage(inventory, one), pieces)]
+    for batch in _batches(outside):
+        _synchronize(device)  # other streams may still use them
+        with allocating():
+            fresh = [_allocate(one, device) for one in batch]
+        for one, to in zip(batch, fresh, strict=True):
+            storage = _storage(inventory, one)
+            mine = tensors[storage._cdata]
+            if users_of(storage) != len(mine) + 1:  # and the Python object that stands for it
+                stays.append((one.name, "a view of it is held, which would stay behind"))
+                continue
+            to.copy_(storage, True)
+            move(mine, storage, to)
+        _synchronize(device)  # the old memory goes to others now
+    return stays
+
+
+def _by_storage(inventory: StateInventory) -> dict[int, list[torch.Tensor]]:
+    found: dict[int, dict[int, torch.Tensor]] = {}
+    for tensor in inventory.tensors:
+        if why_tensor_stays(tensor) is None:
+            found.setdefault(tensor.untyped_storage()._cdata, {})[id(tensor)] = tensor
+    return {storage: list(tensors.values()) for storage, tensors in found.items()}
+
+
+class _Leaving(NamedTuple):
+    """A storage that is to move. It is not held: once its tensors have left it, it is to go."""
+
+    name: str
+    nbytes: int
+    tensor: int
+    """The number in the inventory of one that lies in it."""
+
+
+def _leaving(plan: OffloadPlan) -> Iterator[_Leaving]:
+    for specs in plan.specs.values():
+        yield from map(_Leaving, specs.names, specs.nbytes, specs.tensors)
+
+
+def _storage(inventory: StateInventory, one: _Leaving) -> torch.UntypedStorage:
+    storage: torch.UntypedStorage = inventory.tensors[one.tensor].untyped_storage()
+    return storage
+
+
+def _is_inside(storage: torch.UntypedStorage, pieces: Sequence[tuple[int, int]]) -> bool:
+    """Whether a storage lies in a piece; they come in the order of their addresses."""
+    at = bisect.bisect_right(pieces, (storage.data_ptr(), 1 << 63)) - 1
+    return at >= 0 and storage.data_ptr() < pieces[at][0] + pieces[at][1]
+
+
+def _batches(storages: Iterable[_Leaving]) -> Iterator[list[_Leaving]]:
+    batch: list[_Leaving] = []
+    nbytes = 0
+    for one in storages:
+        if batch and nbytes + one.nbytes > ROOM:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(one)
+        nbytes += one.nbytes
+    if batch:
+        yield batch
+
+
+def _allocate(one: _Leaving, device: torch.device) -> torch.UntypedStorage:
+    try:
+        return empty_storage(one.nbytes, device)
+    except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
+        raise DeviceMemoryError(
+            f"no memory in the pool for the {one.nbytes} bytes of {one.name}, which stays where "
+            "it is; what has moved stays moved, and nothing is lost. Free memory of the GPU, or "
+            f"make a larger pool, then call migrate() again: {why}"
+        ) from why
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

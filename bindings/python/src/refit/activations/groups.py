@@ -31,8 +31,7 @@ from refit._c.waiting import interrupts_held
 from refit.activations.arena import Arena
 from refit.activations.saved_tensors import Saved, Storage
 from refit.errors import DeadlineError, DeviceError, NotFoundError, RefitError
-from refit.states.device_states import current_stream, lacks_memory, used_on
-from refit.states.storage_swap import users_of
+from refit.states.torch_memory import current_stream, lacks_memory, used_on, users_of
 
 _MEASURE_MS: Final = 60_000
 """The longest wait for the copies of a group that is measured."""

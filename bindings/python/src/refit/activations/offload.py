@@ -74,7 +74,7 @@ from refit.errors import (
     StateError,
     UnsupportedError,
 )
-from refit.states.device_states import (
+from refit.states.torch_memory import (
     Devices,
     current_stream,
     stream_objects,

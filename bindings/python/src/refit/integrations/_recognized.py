@@ -7,7 +7,7 @@ from refit.integrations import deepspeed, megatron
 
 def opened(given: Any, model: Any = None) -> list[Any]:
     """The optimizers that were given, one or several: torch's as they are, and for each wrapper or
-    engine of a known framework a ``refit.states.inventory.Held``."""
+    engine of a known framework a ``refit.states.optimizers.OptimizerAdapter``."""
     several = given if isinstance(given, list | tuple) else [given]
     return [_opened(one, model) for one in several]
 

@@ -26,7 +26,7 @@ import torch
 
 from refit.errors import StateError, UnsupportedError
 from refit.integrations._overlay import precede
-from refit.states.hooks import innermost
+from refit.states.optimizers import innermost
 
 _USES = (
     "state_dict",

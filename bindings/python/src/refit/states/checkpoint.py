@@ -1,25 +1,111 @@
-"""A state_dict that can be read now, wherever the states are, and that nothing tears meanwhile.
+"""What is away, read from the host image: as single tensors, and as a state_dict that stays whole.
 
-While states are on the device it is the optimizer's own, and no offload is allowed until the block
-ends. While they are away its tensors lie over the bytes in the host image, held by a read lock:
-they are CPU tensors with the dtypes, shapes and strides of the states, read-only by agreement, and
-empty once the block ends; what stayed on the device is copied, so that all is of one moment. What
-cannot be shown like that (a DTensor, a segment of a pool, an optimizer that makes its state_dict by
-its own ways) is brought back first.
+A tensor whose storage is empty keeps its dtype, shape and strides. ``Image`` makes a view with the
+same over its bytes in the image, which a read lock holds.
+
+``reading`` gives a state_dict that can be read now, wherever the states are, and that nothing tears
+meanwhile. While states are on the device it is the optimizer's own, and no offload is allowed until
+the block ends. While they are away its tensors are such views: CPU tensors, read-only by agreement,
+and empty once the block ends; what stayed on the device is copied, so that all is of one moment.
+What cannot be shown like that (a DTensor, a segment of a pool, an optimizer that makes its
+state_dict by its own ways) is brought back first.
 """
 
-from collections.abc import Iterator
+import ctypes
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from refit.states.cycle import CLEARED, Cycle
-from refit.states.image import Image, Unshowable
+from refit._c.handle import Closing
+from refit._c.waiting import interrupts_held
+from refit.states.offloaded_tensor import untouched
+from refit.states.offloader import ReadLock
+from refit.states.storages import opened
+
+if TYPE_CHECKING:
+    from refit.states.cycle import StateCycle
+    from refit.states.regions import DeviceRegions
+
+
+# ---- single tensors -------------------------------------------------------------------------
+
+
+class Unshowable(Exception):
+    """A tensor whose bytes are away and that no CPU tensor can stand for."""
+
+
+class Image(Closing):
+    """Views over the image of some devices' regions, which are away. ``close`` empties them and
+    lets the image go. StateError unless the image is whole."""
+
+    def __init__(self, per_device: Iterable["DeviceRegions"]) -> None:
+        self._locks: list[ReadLock] = []
+        self._regions: dict[int, tuple[ReadLock, int]] = {}
+        self._storages: dict[int, torch.UntypedStorage] = {}
+        self._made: list[torch.Tensor] = []
+        try:
+            for regions in per_device:
+                if regions.specs:
+                    with interrupts_held():  # a read lock that no one knows of would keep all here
+                        self._locks.append(regions.read_lock())
+                    self._add(self._locks[-1], regions.region_by_storage())
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, lock: ReadLock, regions: dict[int, int]) -> None:
+        self._regions.update({storage: (lock, region) for storage, region in regions.items()})
+
+    def view(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A read-only CPU tensor like ``tensor``, with its bytes; None if they are not away.
+
+        Valid until ``close``. Unshowable for a wrapper of tensors; NotFoundError for memory that
+        has no bytes in the image, since it returns as zeros.
+        """
+        with untouched():
+            if not self._is_away(tensor):
+                return None
+            storage = self._storage(tensor.untyped_storage()._cdata)
+            view = torch.empty(0, dtype=tensor.dtype)
+            view.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+        self._made.append(view)
+        return view
+
+    def _is_away(self, tensor: torch.Tensor) -> bool:
+        inner = [one for _, one in opened(tensor) if one.layout is torch.strided]
+        away = any(one.untyped_storage()._cdata in self._regions for one in inner)
+        if away and (len(inner) != 1 or inner[0] is not tensor):
+            raise Unshowable
+        return away
+
+    def _storage(self, identity: int) -> torch.UntypedStorage:
+        if identity not in self._storages:
+            lock, region = self._regions[identity]
+            address, count = lock.read(region)
+            memory = (ctypes.c_char * count).from_address(address)
+            self._storages[identity] = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        return self._storages[identity]
+
+    def close(self) -> None:
+        """No view shows bytes any longer that an offload may overwrite."""
+        with interrupts_held():  # it is called once
+            for view in self._made:
+                view.set_(torch.empty(0, dtype=view.dtype).untyped_storage())
+            self._made.clear()
+            self._storages.clear()
+            self._regions.clear()
+            for lock in self._locks:
+                lock.close()
+            self._locks.clear()
+
+
+# ---- a state_dict ---------------------------------------------------------------------------
 
 
 @contextmanager
-def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
+def reading(cycle: "StateCycle") -> Iterator[list[dict[str, Any]]]:
     """One state_dict for each optimizer, valid until the block ends."""
     reader = object()
     try:  # from here on, for Ctrl-C may come right after the call
@@ -32,10 +118,10 @@ def reading(cycle: Cycle) -> Iterator[list[dict[str, Any]]]:
             cycle.close()
 
 
-def _state_dicts(cycle: Cycle, stack: ExitStack) -> list[dict[str, Any]]:
+def _state_dicts(cycle: "StateCycle", stack: ExitStack) -> list[dict[str, Any]]:
     pieces = any(regions.has_pieces for regions in cycle.per_device)
     shows = cycle.shows_image and all(map(_is_plain, cycle.optimizers))
-    if cycle.phase == CLEARED and not pieces and shows:
+    if cycle.is_cleared and not pieces and shows:
         image = Image(cycle.per_device)
         try:
             shown = [_shown(image, _references(one)) for one in cycle.optimizers]

@@ -66,18 +66,18 @@ class Accumulation:
     def __init__(
         self,
         gradients: Callable[[], Iterable[tuple[int, torch.Tensor]]],
-        holds: Callable[[torch.Tensor], bool],
+        is_nonzero: Callable[[torch.Tensor], bool],
     ) -> None:
-        """``gradients``: all there are, each with what tells its owner from others; ``holds``:
+        """``gradients``: all there are, each with what tells its owner from others; ``is_nonzero``:
         whether one is not all zeros, wherever its bytes are."""
         self._gradients = gradients
-        self._holds = holds
+        self._is_nonzero = is_nonzero
         self._used: dict[int, _Counters | None] = {}
-        self.said: bool | None = None
+        self.set_by_user: bool | None = None
 
     def step_done(self) -> None:
         """All gradients as they are now have been used."""
-        self.said = None
+        self.set_by_user = None
         with interrupts_held(), untouched(), torch.no_grad():
             self._used = {owner: _counters(grad) for owner, grad in self._gradients()}
 
@@ -87,11 +87,11 @@ class Accumulation:
 
         May wait for the device.
         """
-        if self.said is not None:
-            return self.said
+        if self.set_by_user is not None:
+            return self.set_by_user
         with interrupts_held():  # an exception could leave a counter other than it was
             changed = [grad for owner, grad in self._gradients() if self._changed(owner, grad)]
-        return any(map(self._holds, changed))
+        return any(map(self._is_nonzero, changed))
 
     def _changed(self, owner: int, grad: torch.Tensor) -> bool:
         used = self._used.get(owner)

@@ -1,4 +1,4 @@
-"""Hooks on the innermost torch optimizer: what uses states brings them back first.
+"""Hooks on the torch optimizers that step: what uses states brings them back first.
 
 ``step()`` waits for the states; ``state_dict()``, ``load_state_dict()``, ``copy.deepcopy`` and
 ``pickle`` too. The hooks hold no controller alive; once it is gone or closed they do nothing.
@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from refit.errors import BusyError, InvalidError
+from refit.errors import BusyError
 
 BeforeUses = Callable[[Callable[[], None], Callable[[], None]], list[Callable[[], None]]]
 
@@ -31,48 +31,6 @@ class Keeper(Protocol):
 
     def _before_load(self) -> None:
         """States are about to be replaced by others."""
-
-
-def innermost(optimizer: Any) -> torch.optim.Optimizer:
-    """The torch optimizer within wrappers that keep it as ``.optimizer``, or as ``.optim``, as
-    torch's ZeroRedundancyOptimizer does, whose own states are empty.
-
-    InvalidError if there is none.
-    """
-    found, seen = optimizer, set()
-    while id(found) not in seen:
-        seen.add(id(found))
-        inner = getattr(found, "optim" if shards_states(found) else "optimizer", None)
-        if inner is None or inner is found:
-            break
-        found = inner
-    if not isinstance(found, torch.optim.Optimizer):
-        raise InvalidError(
-            f"a {type(optimizer).__name__} is not a torch optimizer and holds none as .optimizer: "
-            "give the optimizers that step, one or a list of them"
-        )
-    return found
-
-
-def shards_states(optimizer: Any) -> bool:
-    """Whether it is torch's ZeroRedundancyOptimizer. InvalidError: it steps within DDP's hooks."""
-    if not any(one.__name__ == "ZeroRedundancyOptimizer" for one in type(optimizer).__mro__):
-        return False
-    if getattr(optimizer, "_overlap_with_ddp", False):
-        raise InvalidError(
-            "a ZeroRedundancyOptimizer with overlap_with_ddp=True steps within the backward pass, "
-            "by an optimizer that has no hooks: make it without"
-        )
-    return True
-
-
-def innermost_of(optimizers: Any) -> list[torch.optim.Optimizer]:
-    """The same for one or several; each counts once."""
-    several = isinstance(optimizers, list | tuple)
-    found = [innermost(one) for one in (optimizers if several else [optimizers])]
-    if not found:
-        raise InvalidError("there is no optimizer: give one, or a list of them")
-    return list({id(one): one for one in found}.values())
 
 
 class _Gate:

@@ -17,10 +17,11 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.errors import HostMemoryError
 from refit.states.storages import Place, StateInventory, place_of, why_tensor_stays
+from refit.states.torch_memory import empty_storage, users_of
 
 
 def swap_fixed(
-    stock: StateInventory,
+    inventory: StateInventory,
     others: Mapping[Place, str],
     why_device_stays: Callable[[torch.device], str | None],
 ) -> tuple[bool, bool]:
@@ -31,7 +32,7 @@ def swap_fixed(
     nothing is lost, call again.
     """
     moved = held = False
-    for tensors in _fixed(stock):
+    for tensors in _fixed(inventory):
         storage = tensors[0].untyped_storage()
         if place_of(tensors[0]) in others or why_device_stays(storage.device) is not None:
             continue
@@ -43,12 +44,12 @@ def swap_fixed(
     return moved, held
 
 
-def _fixed(stock: StateInventory) -> Iterable[list[torch.Tensor]]:
+def _fixed(inventory: StateInventory) -> Iterable[list[torch.Tensor]]:
     """The tensors of each storage that is to move, without those that hold a step counter."""
     found: dict[int, dict[int, torch.Tensor]] = {}
     stays: set[int] = set()
-    inside = [*zip(stock.tensors, stock.paths, strict=False)]
-    inside += [(grad, ()) for _, grad in stock.grads]
+    inside = [*zip(inventory.tensors, inventory.paths, strict=False)]
+    inside += [(grad, ()) for _, grad in inventory.grads]
     for tensor, path in inside:
         if why_tensor_stays(tensor) is not None or not _is_fixed(tensor):
             continue
@@ -68,15 +69,6 @@ def _is_fixed(tensor: torch.Tensor) -> bool:
     return not (tensor.is_quantized or storage.is_shared() or storage.filename is not None)
 
 
-# PyTorch 2.6 has it in its builds for GPUs alone.
-_count: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 0)
-
-
-def users_of(storage: torch.UntypedStorage) -> int:
-    """The number of references to a storage; 0 if this PyTorch does not tell."""
-    return _count(storage._cdata)
-
-
 def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     try:
         fresh = empty_storage(storage.nbytes(), storage.device)
@@ -87,11 +79,6 @@ def _copy(storage: torch.UntypedStorage) -> torch.UntypedStorage:
         ) from why
     fresh.copy_(storage, False)
     return fresh
-
-
-def empty_storage(nbytes: int, device: torch.device) -> torch.UntypedStorage:
-    """Memory of PyTorch's own, of any content. RuntimeError or MemoryError if there is none."""
-    return torch.empty(nbytes, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def move(
@@ -108,16 +95,16 @@ def move(
 
 
 class TensorsByStorage:
-    """The tensors of a stock by the storage in which they lie, to be moved while it is empty."""
+    """The tensors of an inventory by their storage, to be moved while it is empty."""
 
-    def __init__(self, stock: Iterable[Any]) -> None:
+    def __init__(self, tensors: Iterable[Any]) -> None:
         """They are looked at when something is moved, as a rule never."""
-        self._stock = stock
+        self._tensors = tensors
 
     @cached_property
     def _by_storage(self) -> dict[int, list[torch.Tensor]]:
         found: dict[int, list[torch.Tensor]] = {}
-        for tensor in self._stock:
+        for tensor in self._tensors:
             if why_tensor_stays(tensor) is None:
                 found.setdefault(tensor.untyped_storage()._cdata, []).append(tensor)
         return found

@@ -5,19 +5,18 @@ comes back with ``resize_(nbytes)``, so tensors, their views, strides and wrappe
 they are. So each storage counts once, however many tensors lie in it, and may leave only if all
 that is known to lie in it is optimizer state (or gradients, where those are asked for).
 
-``take_inventory`` goes through the state, fast, and alike every time; ``scan`` decides, slowly.
-What it has decided holds as long as the same storages are there. That is known by three things:
+``take_inventory`` goes through the state, fast, and alike every time; ``make_plan`` decides,
+slowly. Its plan holds as long as the same storages are there. That is known by three things:
 
-- the tensors of the stock have the identities that they had, in the same order;
-- each storage that is to leave, which one of them is asked for, has the address and the length that
-  the C library was told, and can still be resized (``Regions.fits``);
+- the tensors of the inventory have the identities that they had, in the same order;
+- each storage that is to leave (found through one of its tensors) has the address and the length
+  that the C library was told, and can still be resized (``DeviceRegions.fits``);
 - each of the other tensors begins at the address at which it began.
 
 Identities alone would not do: a new tensor may have that of one that is gone. Where all three are
-as they were, the same bytes leave from the same place, and return to it. What
-else may lie in such a storage is looked at when it is decided, and not again: memory of a state
-that becomes a buffer of the model later is noticed at the next scan. Independent of where the bytes
-go.
+as they were, the same bytes leave from the same place, and return to it. What else may lie in such
+a storage is looked at when the plan is made, and not again: memory of a state that becomes a buffer
+of the model later is noticed by the next plan. Independent of where the bytes go.
 """
 
 from bisect import bisect_left
@@ -112,17 +111,17 @@ class StateInventory:
 
 
 @dataclass(slots=True)
-class Slots:
+class RegionSpecs:
     """The memory of one device that can leave: storages, and after them the pieces of an arena,
     which leave whole and return to where they were. Equal indices of the lists are one of them."""
 
     names: list[str] = field(default_factory=list)
     addresses: list[int] = field(default_factory=list)
-    """Where each was when it was decided."""
+    """Where each was when the plan was made."""
     nbytes: list[int] = field(default_factory=list)
     groups: list[int] = field(default_factory=list)
     tensors: list[int] = field(default_factory=list)
-    """Of each storage the number in the stock of a tensor that lies in it. A piece has none."""
+    """Of each storage the number in the inventory of a tensor that lies in it. A piece has none."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -137,16 +136,16 @@ class Slots:
 
 @dataclass(slots=True)
 class OffloadPlan:
-    """The decision about a stock."""
+    """What leaves, and what stays, of an inventory."""
 
-    slots: dict[torch.device, Slots]
+    specs: dict[torch.device, RegionSpecs]
     resident: list[tuple[str, str]]
     """Tensors that do not leave, by name, and why."""
     by_group: dict[int, list[int]]
     """For each group the tensors that lie in what leaves, all that are known, by their number in
-    the stock."""
+    the inventory."""
     others: list[int]
-    """The numbers of the tensors that stand for no storage in ``slots``, whether they leave or
+    """The numbers of the tensors that stand for no storage in ``specs``, whether they leave or
     not."""
     others_move: bool = False
     """Whether some of ``others`` leave."""
@@ -312,14 +311,14 @@ def places(named: Iterable[tuple[str, Any]]) -> dict[Place, str]:
     return found
 
 
-def scan(
-    stock: StateInventory,
+def make_plan(
+    inventory: StateInventory,
     others: Mapping[Place, str],
     names: Mapping[int, str],
     why_device_stays: Callable[[torch.device], str | None],
     pieces: Sequence[tuple[int, int]] = (),
 ) -> OffloadPlan:
-    """Decides what of a stock can leave.
+    """Decides what of an inventory can leave.
 
     ``others``: memory that is not the optimizer's (parameters, buffers), and its name; ``names``:
     of parameters, by their identity; ``why_device_stays`` says why memory of a device is not moved,
@@ -327,25 +326,25 @@ def scan(
     one. The work grows with the number of tensors, and with that of the pieces. Does not block and
     changes nothing.
     """
-    scanner = _Scanner(others, why_device_stays)
-    found = {path: _told(path) for path in set(stock.paths)}
-    looked_at = zip(stock.tensors, stock.owners, stock.paths, strict=False)
+    planner = _Planner(others, why_device_stays)
+    named = {path: _name_and_reason(path) for path in set(inventory.paths)}
+    looked_at = zip(inventory.tensors, inventory.owners, inventory.paths, strict=False)
     for number, (tensor, owner, path) in enumerate(looked_at):
-        name, reason = found[path]
+        name, reason = named[path]
         if owner is not None:
             whose = names.get(id(owner), "state")
             name = f"{whose}.{name}" if name else whose
-        scanner.look(name, tensor, number, reason, STATES)
-    for number, (owner, grad) in enumerate(stock.grads, stock.states):
+        planner.add(name, tensor, number, reason, STATES)
+    for number, (owner, grad) in enumerate(inventory.grads, inventory.states):
         reason = "what shards it adds to it unseen" if _is_shard(owner, grad) else None
         if isinstance(owner, FrameworkMemory):
-            scanner.look(owner.name, grad, number, reason, owner.group)
+            planner.add(owner.name, grad, number, reason, owner.group)
             continue
-        scanner.look(f"{names.get(id(owner), 'state')}.grad", grad, number, reason, GRADS)
-    return scanner.decided(pieces, len(stock.tensors))
+        planner.add(f"{names.get(id(owner), 'state')}.grad", grad, number, reason, GRADS)
+    return planner.plan(pieces, len(inventory.tensors))
 
 
-def _told(path: Path) -> tuple[str, str | None]:
+def _name_and_reason(path: Path) -> tuple[str, str | None]:
     """The name of a path, and the reason why a tensor there stays in any case, or None."""
     return ".".join(map(str, path)), "a step counter stays where it is" if "step" in path else None
 
@@ -356,8 +355,8 @@ def _is_shard(owner: Any, grad: Any) -> bool:
     return type(grad) not in _PLAIN or bool(getattr(owner, "_fsdp_flattened", False))
 
 
-class _Scanner:
-    """Decides, storage by storage, for one scan.
+class _Planner:
+    """Decides, storage by storage, for one plan.
 
     What it finds is kept in columns and by number, for the reason that ``StateInventory`` names.
     """
@@ -369,7 +368,7 @@ class _Scanner:
     ) -> None:
         self._others = others
         self._why_device_stays = cache(why_device_stays)
-        self._found = Slots()
+        self._candidates = RegionSpecs()
         self._devices: list[torch.device] = []
         self._leaving: dict[Place, int] = {}
         self._stays: dict[Place, str] = {}
@@ -380,7 +379,7 @@ class _Scanner:
         self._numbers: list[int] = []
         self._fixed = False
 
-    def look(self, name: str, tensor: Any, number: int, reason: str | None, group: int) -> None:
+    def add(self, name: str, tensor: Any, number: int, reason: str | None, group: int) -> None:
         """Takes one tensor in. ``reason``: why it stays, whatever else it is."""
         without = why_tensor_stays(tensor)
         if without is not None:
@@ -398,9 +397,11 @@ class _Scanner:
         elif tensor.dim() == 0:
             self._scalars.setdefault(place, name)
         elif place not in self._leaving:
-            self._leaving[place] = len(self._found)
-            self._found.add(self._unique(name), place, tensor.untyped_storage().nbytes(), group)
-            self._found.tensors.append(number)
+            self._leaving[place] = len(self._candidates)
+            self._candidates.add(
+                self._unique(name), place, tensor.untyped_storage().nbytes(), group
+            )
+            self._candidates.tensors.append(number)
             self._devices.append(tensor.device)
 
     def _why_stays(self, tensor: torch.Tensor, place: Place) -> str | None:
@@ -415,30 +416,32 @@ class _Scanner:
         seen = self._names[name] = self._names.get(name, 0) + 1
         return name if seen == 1 else self._unique(f"{name}#{seen}")
 
-    def decided(self, pieces: Sequence[tuple[int, int]], tensors: int) -> OffloadPlan:
-        """The decision, once all tensors were seen. ``tensors``: the number that the stock has."""
+    def plan(self, pieces: Sequence[tuple[int, int]], tensors: int) -> OffloadPlan:
+        """The plan, once all tensors were seen. ``tensors``: the number that the inventory has."""
         for place in [one for one in self._leaving if one in self._stays]:
             reason = f"its memory is also that of {self._stays[place]}, which stays"
-            self._resident.append((self._found.names[self._leaving.pop(place)], reason))
+            self._resident.append((self._candidates.names[self._leaving.pop(place)], reason))
         for place, name in self._scalars.items():
             if place not in self._leaving:
                 self._resident.append((name, "a 0-dim tensor stays where it is"))
-        all_found = self._found
-        groups = {place: all_found.groups[slot] for place, slot in self._leaving.items()}
+        candidates = self._candidates
+        groups = {place: candidates.groups[index] for place, index in self._leaving.items()}
         whole = self._whole(pieces, groups)
-        slots: dict[torch.device, Slots] = {}
-        for address, slot in self._leaving.items():
-            device = self._devices[slot]
-            one = slots.get(device) or slots.setdefault(device, Slots())
-            one.add(all_found.names[slot], address, all_found.nbytes[slot], all_found.groups[slot])
-            one.tensors.append(all_found.tensors[slot])
+        specs: dict[torch.device, RegionSpecs] = {}
+        for address, index in self._leaving.items():
+            device = self._devices[index]
+            one = specs.get(device) or specs.setdefault(device, RegionSpecs())
+            one.add(
+                candidates.names[index], address, candidates.nbytes[index], candidates.groups[index]
+            )
+            one.tensors.append(candidates.tensors[index])
         for device, address, name, nbytes in whole:
-            slots.setdefault(device, Slots()).add(name, address, nbytes, STATES)
+            specs.setdefault(device, RegionSpecs()).add(name, address, nbytes, STATES)
         by_group = self._by_group(groups)
-        standing = {number for one in slots.values() for number in one.tensors}
+        standing = {number for one in specs.values() for number in one.tensors}
         others = [number for number in range(tensors) if number not in standing]
         others_move = any(number not in standing for one in by_group.values() for number in one)
-        return OffloadPlan(slots, self._resident, by_group, others, others_move, self._fixed)
+        return OffloadPlan(specs, self._resident, by_group, others, others_move, self._fixed)
 
     def _by_group(self, groups: Mapping[Place, int]) -> dict[int, list[int]]:
         """The tensors that lie in the places that leave, by the groups of these."""
@@ -466,9 +469,11 @@ class _Scanner:
                 continue
             taken = [self._leaving.pop(place) for place in inside]
             stays = [known[place] for place in staying.within(begin, nbytes)]
-            names = [self._found.names[slot] for slot in taken]
+            names = [self._candidates.names[index] for index in taken]
             stays += [
-                self._found.names[slot] for slot in taken if self._found.groups[slot] != STATES
+                self._candidates.names[index]
+                for index in taken
+                if self._candidates.groups[index] != STATES
             ]
             if stays:
                 reason = f"its segment of the pool is also that of {stays[0]}, which stays"

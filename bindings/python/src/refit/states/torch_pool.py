@@ -17,7 +17,7 @@ import torch
 from refit._c.library import lib
 from refit._c.waiting import interrupts_held
 from refit.errors import UnsupportedError
-from refit.states.device_states import guard
+from refit.states.torch_memory import device_guard
 
 _EXPANDABLE = re.compile(r"expandable_segments\s*:\s*(\w+)")
 
@@ -53,7 +53,7 @@ def _allocator() -> Any:
 
 def make_pool(device: torch.device) -> "torch.cuda.MemPool":
     """A pool of PyTorch's on ``device``, which allocates by refit's functions."""
-    with guard(device):  # PyTorch ties the allocator to the device that is current
+    with device_guard(device):  # PyTorch ties the allocator to the device that is current
         return torch.cuda.MemPool(_allocator())
 
 

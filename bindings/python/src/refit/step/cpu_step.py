@@ -35,11 +35,10 @@ import torch
 from refit._c.call_lock import WaitingCallLock
 from refit._c.waiting import interrupts_held
 from refit.errors import RefitError
-from refit.states.device_states import current_stream
 from refit.states.hooks import on_accumulation
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of, untouched
 from refit.states.offloader import NO_STREAM
-from refit.states.storage_swap import users_of
+from refit.states.torch_memory import current_stream, users_of
 from refit.step.host_buffer import HostBuffer
 from refit.step.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
 from refit.step.layout import ParamState, State

@@ -26,8 +26,14 @@ from refit._c.handle import Closing
 from refit._c.waiting import interrupts_held
 from refit.errors import DeviceMemoryError
 from refit.observe.observers import COPIES, Observers
-from refit.states.device_states import current_stream, guard, lacks_memory, stream_objects, used_on
 from refit.states.offloader import KEEP, Offloader
+from refit.states.torch_memory import (
+    current_stream,
+    device_guard,
+    lacks_memory,
+    stream_objects,
+    used_on,
+)
 from refit.step.window import NEW, SAME_WINDOW, UNIT, Part, Window
 
 _ALIGNMENT = 512
@@ -149,7 +155,7 @@ class HostBuffer(Closing):
 
     def _allocate(self, size: int, count: int) -> bool:
         try:
-            with guard(self.device):
+            with device_guard(self.device):
                 memory = torch.empty(
                     size * count + _ALIGNMENT, dtype=torch.uint8, device=self.device
                 )
@@ -233,7 +239,7 @@ class HostBuffer(Closing):
         if self.device.type != "cuda" or self.room:
             return True
         total = sum(_aligned(part.nbytes) for part in parts)
-        with guard(self.device):
+        with device_guard(self.device):
             free, _ = torch.cuda.mem_get_info()
             cached = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         return free + cached > besides + min(total, self._window_bytes * self._windows)

@@ -28,8 +28,8 @@ import torch
 
 from refit._c.waiting import interrupts_held
 from refit.errors import CorruptError, DeviceMemoryError, StateError
-from refit.states.device_states import lacks_memory
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of
+from refit.states.torch_memory import lacks_memory
 from refit.step.host_buffer import HostBuffer
 from refit.step.layout import BufferSlot, ParamState, extent
 from refit.step.probe import is_dense

@@ -37,10 +37,10 @@ from refit._c.library import lib
 from refit._c.waiting import interrupts_held
 from refit.errors import CorruptError, DeviceMemoryError, RefitError, StateError, UnsupportedError
 from refit.observe.observers import Observers
-from refit.states.device_states import Devices, lacks_memory, refuse_capture
 from refit.states.hooks import on_accumulation
 from refit.states.offloaded_tensor import OffloadedTensors, untouched
 from refit.states.storages import opened, why_tensor_stays
+from refit.states.torch_memory import Devices, lacks_memory, refuse_capture
 from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import HostBuffer
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise

@@ -29,7 +29,7 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.errors import DeviceMemoryError, RefitError
 from refit.observe.observers import Observers
-from refit.states.device_states import lacks_memory
+from refit.states.torch_memory import lacks_memory
 from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import HostBuffer
 from refit.step.layout import BufferSlot, ParamState, State

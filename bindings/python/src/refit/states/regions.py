@@ -8,10 +8,8 @@ was intended, so that one that failed, or that Ctrl-C ended, is done by calling 
 Independent of which storages those are, and of when they leave.
 """
 
-import ctypes
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,16 +19,22 @@ from refit._c.config import Config
 from refit._c.device import Device
 from refit._c.library import lib
 from refit._c.stats import gather
-from refit._c.waiting import interrupts_held
 from refit.errors import BusyError, DeviceMemoryError, LimitError, RefitError, StateError
-from refit.observe import memory_now
 from refit.states.offloaded_tensor import untouched
-from refit.states.offloader import NO_STREAM, Future, Offloader, ReadLock
-from refit.states.storage_swap import TensorsByStorage, empty_storage
-from refit.states.storages import OffloadPlan, Slots, StateInventory, is_emptied
-
-_LEGACY_STREAM = 1
-"""cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
+from refit.states.offloader import Future, Offloader, ReadLock
+from refit.states.storage_swap import TensorsByStorage
+from refit.states.storages import OffloadPlan, RegionSpecs, StateInventory, is_emptied
+from refit.states.torch_memory import (
+    Devices,
+    current_stream,
+    device_guard,
+    empty_storage,
+    give_heap_back,
+    make_wait,
+    resident_bytes,
+    stream_objects,
+    used_on,
+)
 
 _UNSETTLED = (abi.REFIT_OFFLOADING, abi.REFIT_RESTORING, abi.REFIT_FAILED)
 _AWAY = (abi.REFIT_OFFLOADED, abi.REFIT_FAILED)
@@ -42,131 +46,7 @@ Weights = list[torch.Tensor | None]
 """Of each region the weights whose masters it holds, or None."""
 
 
-def spec_of(device: torch.device, config: Config) -> str:
-    """The C library's spec of a device of torch; the configuration may bound its capacity."""
-    plain = "host" if device.type == "cpu" else f"cuda:{device.index}"
-    chosen = str(config.get("device"))
-    return chosen if chosen.startswith(f"{plain}:capacity") else plain
-
-
-def current_stream(device: torch.device) -> int:
-    """The native handle of torch's current stream; none for the CPU, whose work is done."""
-    if device.type != "cuda":
-        return NO_STREAM
-    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
-
-
-def stream_objects(device: torch.device) -> dict[int, Any]:
-    """torch's current stream as PyTorch's functions take it, by its handle; none for the CPU."""
-    stream = current_stream(device)
-    return {} if stream == NO_STREAM else {stream: torch.cuda.current_stream(device)}
-
-
-def used_on(storages: Iterable[torch.UntypedStorage], streams: Iterable[Any]) -> None:
-    """Tells PyTorch's allocator that these streams of a GPU use storages.
-
-    Freed memory goes back to the stream on which it was taken, which PyTorch does not tell, and
-    whose next work may write to it. From now on it goes there once these streams have done what
-    they had queued when it was freed. For the stream on which it was taken that changes nothing.
-    """
-    streams = list(streams)
-    if not streams:
-        return
-    # Neither a mode nor a subclass of others is to see these calls: checkpointing counts calls.
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        for storage in storages:
-            tensor = torch.empty(0, dtype=torch.uint8, device=storage.device)
-            tensor.set_(storage, 0, (storage.nbytes(),), (1,))
-            for stream in streams:
-                tensor.record_stream(stream)
-
-
-def _wait_for(waiting: Mapping[int, Any], others: Mapping[int, Any]) -> None:
-    """Streams wait for what others have queued by now."""
-    for handle, stream in waiting.items():
-        for other in others.keys() - {handle}:
-            stream.wait_stream(others[other])
-
-
-def guard(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes ``device`` the current one, where memory is then allocated."""
-    return _current(device) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _current(device: torch.device) -> Iterator[None]:
-    with interrupts_held(), torch.cuda.device(device):
-        yield
-
-
-def lacks_memory(why: BaseException) -> bool:
-    """Whether an exception of PyTorch says that the device, or the CPU, has no memory.
-
-    An allocation on a CPU raises a RuntimeError with this text, and one of the CUDA driver, too.
-    """
-    if isinstance(why, RefitError):
-        return False
-    if isinstance(why, torch.OutOfMemoryError | MemoryError):
-        return True
-    text = str(why)
-    return isinstance(why, RuntimeError) and (
-        "DefaultCPUAllocator" in text or "CUDA error: out of memory" in text
-    )
-
-
-def refuse_capture(device: torch.device) -> None:
-    """StateError while a CUDA graph is being captured: it would hold addresses that change."""
-    with guard(device):  # what is asked is the current stream of the current device
-        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if capturing:
-        raise StateError(
-            "a CUDA graph is being captured: states cannot move then, and a captured graph would "
-            "hold their old addresses. Capture while they stay, or give them addresses that stay "
-            "with refit.mem_pool()"
-        )
-
-
-def give_heap_back() -> None:
-    """Returns freed heap memory to the system, as ``empty_cache`` does on a GPU.
-
-    Freed tensors of a few MiB would stay in the C heap otherwise. A page that also has memory in
-    use stays. Does nothing without glibc.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def resident_bytes() -> int:
-    """Anonymous memory that the system has given this process; 0 if it does not say."""
-    try:
-        return memory_now.process_bytes()[memory_now.ANONYMOUS]
-    except OSError:  # no /proc: the states can leave all the same
-        return 0
-
-
-class Devices:
-    """The handles of devices that several objects share, and with them ``offload.budget_bytes``.
-
-    ``known``: handles that are there. Others are opened when they are first asked for, and live as
-    long as those that asked. One thread at a time.
-    """
-
-    def __init__(self, config: Config, known: Mapping[torch.device, Device]) -> None:
-        self._config = config
-        self._handles: weakref.WeakValueDictionary[torch.device, Device] = (
-            weakref.WeakValueDictionary(known)
-        )
-
-    def __getitem__(self, device: torch.device) -> Device:
-        found = self._handles.get(device)
-        if found is None or found.closed:
-            found = Device(spec_of(device, self._config), self._config)
-            self._handles[device] = found
-        return found
-
-
-class Regions:
+class DeviceRegions:
     """The storages of one device, whose ``handle`` others may share. Used by one thread at a
     time."""
 
@@ -174,7 +54,7 @@ class Regions:
         self.device = device
         self._handle = handle
         self.offloader = Offloader(self._handle, config)
-        self.slots = Slots()
+        self.specs = RegionSpecs()
         self.nbytes = 0
         self.reclaimed = 0
         self._bound: list[int] = []
@@ -185,7 +65,7 @@ class Regions:
         self._weights_at: list[int] = []
         self._fresh: dict[int, torch.UntypedStorage] = {}
         self._future: Future | None = None
-        self._streams: dict[int, Any] = {}
+        self._departure_streams: dict[int, Any] = {}
         """The stream of a GPU after which the storages left, and which may use them again."""
         self._taken_on: dict[int, Any] = {}
         """The streams of a GPU on which the storages were taken: a restore that found no memory may
@@ -195,7 +75,8 @@ class Regions:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can leave any more; then all is home, and ``close`` may have to go on."""
+        """Whether nothing can leave any more; then all bytes are on the device, and ``close`` may
+        have to go on."""
         return self.offloader.closed
 
     @property
@@ -217,8 +98,8 @@ class Regions:
     def hold(
         self, storages: list[torch.UntypedStorage], tensors: Sequence[Any], weights: Weights
     ) -> None:
-        """The storages of the plan again, which holds: they ``fit``; the tensors in them; and the
-        weights of those that hold masters."""
+        """Keeps references to the plan's storages, after ``fits`` said they are unchanged, and to
+        their tensors and weights."""
         self._storages, self._tensors, self._fresh = storages, tensors, {}
         self._weights = weights
 
@@ -230,53 +111,54 @@ class Regions:
         """
         count = len(storages)
         return (
-            [storage.nbytes() for storage in storages] == self.slots.nbytes[:count]
+            [storage.nbytes() for storage in storages] == self.specs.nbytes[:count]
             and [storage.data_ptr() for storage in storages] == self._bound[:count]
             and all(storage.resizable() for storage in storages)
             and [weight is not None for weight in weights] == list(map(bool, self._weights_at))
         )
 
-    def plan(
+    def set_plan(
         self,
-        slots: Slots,
+        specs: RegionSpecs,
         storages: list[torch.UntypedStorage],
         policies: dict[int, int],
         tensors: Sequence[Any],
         weights: Weights,
     ) -> None:
-        """Makes these storages, in which ``tensors`` lie, the regions; only while all are home.
+        """Makes these storages, in which ``tensors`` lie, the regions; only while all are on the
+        device.
 
         Nothing happens if they are what they were; the host memory is kept in any case. Blocks for
         the first page-lock. BudgetError and others: nothing has moved, call again.
         """
         at = [0 if weight is None else weight.data_ptr() for weight in weights]
-        same = (slots.names, slots.nbytes, slots.groups, slots.addresses, policies, at) == (
-            *(self.slots.names, self.slots.nbytes, self.slots.groups),
+        same = (specs.names, specs.nbytes, specs.groups, specs.addresses, policies, at) == (
+            *(self.specs.names, self.specs.nbytes, self.specs.groups),
             *(self._bound, self._policies, self._weights_at),
         )
         if not same or self.offloader.state == abi.REFIT_OPEN:
-            self._replan(slots, policies, at)
-        self.slots, self._policies = slots, policies
+            self._replan(specs, policies, at)
+        self.specs, self._policies = specs, policies
         self.hold(storages, tensors, weights)
-        self.nbytes = sum(slots.nbytes)
+        self.nbytes = sum(specs.nbytes)
 
-    def _replan(self, slots: Slots, policies: dict[int, int], weights_at: list[int]) -> None:
+    def _replan(self, specs: RegionSpecs, policies: dict[int, int], weights_at: list[int]) -> None:
         self._bound = []
         if self.offloader.state != abi.REFIT_OPEN:
             self.offloader.unseal()
         self.offloader.clear()
-        kept = [policies[group] for group in slots.groups]
+        kept = [policies[group] for group in specs.groups]
         self.offloader.add_each(
-            *(slots.names, slots.addresses, slots.nbytes, kept, slots.groups, slots.groups),
+            *(specs.names, specs.addresses, specs.nbytes, kept, specs.groups, specs.groups),
             weights=weights_at,
         )
         self.offloader.seal()
-        self._bound, self._weights_at = list(slots.addresses), weights_at
+        self._bound, self._weights_at = list(specs.addresses), weights_at
 
     @property
     def has_pieces(self) -> bool:
         """Whether pieces of an arena are among what leaves."""
-        return len(self.slots) > len(self.slots.tensors)
+        return len(self.specs) > len(self.specs.tensors)
 
     # ---- offload --------------------------------------------------------------------------------
 
@@ -288,19 +170,19 @@ class Regions:
             self._tell_weights()
         if self.offloader.state == abi.REFIT_RESTORING:
             self.offloader.wait()
-        self._streams = stream_objects(self.device)
+        self._departure_streams = stream_objects(self.device)
         self.offloader.offload(current_stream(self.device))
 
     @property
     def held(self) -> bool:
         """Whether the storages of the plan are held."""
-        return len(self._storages) == len(self.slots.tensors)
+        return len(self._storages) == len(self.specs.tensors)
 
     def _refuse_unheld(self) -> None:
         """Refuses storages that are not held: their memory could not be freed and taken again."""
         if not self.held:
             raise StateError(
-                f"{len(self.slots.tensors)} storages leave {self.device}, and "
+                f"{len(self.specs.tensors)} storages leave {self.device}, and "
                 f"{len(self._storages)} are held: call restore(), then offload()"
             )
 
@@ -336,7 +218,7 @@ class Regions:
                 continue
             if is_emptied(weight) or weight.device != self.device:
                 raise StateError(
-                    f"the weights of {self.slots.names[number]} have left {self.device}, and its "
+                    f"the weights of {self.specs.names[number]} have left {self.device}, and its "
                     "bytes cannot be made without them: bring the weights back first, or set "
                     "offload.masters to whole"
                 )
@@ -351,7 +233,7 @@ class Regions:
     def _pieces_given(self) -> int:
         """Bytes of pieces of an arena: the C library counts the regions that were unbound, too."""
         counted = int(self.offloader.stats().offload_reclaimed_bytes_last)
-        return max(0, counted - sum(self.slots.nbytes[: len(self._storages)]))
+        return max(0, counted - sum(self.specs.nbytes[: len(self._storages)]))
 
     def _free_storages(self) -> int:
         """Empties the storages, and gives their memory to the system; how many bytes it got.
@@ -365,7 +247,7 @@ class Regions:
             return 0
         # The CPU has waited for the copies out, which follow what the stream of the departure had
         # queued: no work of it uses this memory, to whichever stream it goes back.
-        with guard(self.device):
+        with device_guard(self.device):
             before = self._taken()
             self._taken_on.clear()
             for storage in held:
@@ -410,14 +292,14 @@ class Regions:
     def _take(self) -> None:
         by_storage = TensorsByStorage(self._tensors)
         here = stream_objects(self.device)
-        with guard(self.device):
+        with device_guard(self.device):
             for number, storage in enumerate(self._storages):
-                if storage.nbytes() != self.slots.nbytes[number]:
+                if storage.nbytes() != self.specs.nbytes[number]:
                     self._taken_on.update(here)
                     self._allocate(number, by_storage)
-        _wait_for(here, self._taken_on)  # whose work may have used this memory last
+        make_wait(here, self._taken_on)  # whose work may have used this memory last
         self._users = set() if self._taken_on.keys() - here.keys() else set(here)
-        self._used_on({**self._streams, **here})
+        self._used_on({**self._departure_streams, **here})
         addresses = self.addresses()
         self.offloader.bind_each(self._movable(), addresses)
         self._bound[: len(addresses)] = addresses
@@ -429,14 +311,14 @@ class Regions:
         used_on(self._storages, fresh.values())
         self._users |= fresh.keys()
 
-    def are_there(self, groups: Iterable[int]) -> None:
-        """Groups that were joined are used without another join: the stream after which they left
-        waits for what the current one has queued."""
-        if not set(groups).isdisjoint(self.slots.groups):
-            _wait_for(self._streams, stream_objects(self.device))
+    def make_departure_stream_wait(self, groups: Iterable[int]) -> None:
+        """Makes the stream after which these groups left wait for what the current one has queued,
+        the join of the copies back too: it uses the groups without another join."""
+        if not set(groups).isdisjoint(self.specs.groups):
+            make_wait(self._departure_streams, stream_objects(self.device))
 
     def _allocate(self, number: int, by_storage: TensorsByStorage) -> None:
-        nbytes, storage = self.slots.nbytes[number], self._storages[number]
+        nbytes, storage = self.specs.nbytes[number], self._storages[number]
         try:
             if storage.resizable():
                 storage.resize_(nbytes)
@@ -446,7 +328,7 @@ class Regions:
             raise
         except (RuntimeError, MemoryError) as why:  # torch.OutOfMemoryError is the first
             raise DeviceMemoryError(
-                f"no memory on {self.device} for the {nbytes} bytes of {self.slots.names[number]}; "
+                f"no memory on {self.device} for the {nbytes} bytes of {self.specs.names[number]}; "
                 "its bytes are safe on the host. Free some (let the inference engine sleep), then "
                 f"call restore() again: {why}"
             ) from why
@@ -456,7 +338,7 @@ class Regions:
     ) -> None:
         """A storage that became fixed while it was empty is left to the code that did that."""
         if number not in self._fresh:  # else Ctrl-C came when some tensors had moved
-            self._fresh[number] = empty_storage(self.slots.nbytes[number], self.device)
+            self._fresh[number] = empty_storage(self.specs.nbytes[number], self.device)
         with untouched():
             by_storage.move(fixed, self._fresh[number])
         self._storages[number] = self._fresh[number]
@@ -466,10 +348,11 @@ class Regions:
 
         CorruptError, if what the copies brought was refused: call ``come_back`` again.
         """
-        checked = any(self._weights_at)  # masters: then the join itself would wait, in one piece
         if self._future is not None:
             self._used_on(stream_objects(self.device))
-        if self.device.type != "cuda" or self._future is None or checked:
+        # A join of masters blocks in C; wait in slices instead, so that Ctrl-C works.
+        has_masters = any(self._weights_at)
+        if self.device.type != "cuda" or self._future is None or has_masters:
             self._wait(group)  # no future: Ctrl-C came before it was
         elif group is None:
             self._future.join(current_stream(self.device))
@@ -479,7 +362,7 @@ class Regions:
     def _wait(self, group: int | None) -> None:
         if group is None or self._future is None:
             self.wait()
-        elif group in self.slots.groups:
+        elif group in self.specs.groups:
             self._future.wait_group(group)
 
     def wait(self) -> None:
@@ -491,7 +374,8 @@ class Regions:
             self.forget()
 
     def forget(self) -> None:
-        """Lets go of the storages if they are home: states that are replaced can then be freed."""
+        """Lets go of the storages if they are on the device: states that are replaced can then be
+        freed."""
         if self.on_device:
             self._close_future()
             self.hold([], (), [])
@@ -501,7 +385,7 @@ class Regions:
             self._future.close()
             self._future = None
 
-    def region_of(self) -> dict[int, int]:
+    def region_by_storage(self) -> dict[int, int]:
         """The regions by the identity of their storage, which also an empty one has."""
         return {storage._cdata: number for number, storage in enumerate(self._storages)}
 
@@ -522,7 +406,7 @@ class Regions:
             self._handle.close()
 
 
-class PerDevice:
+class RegionsPerDevice:
     """The regions of all devices that hold states, made when a device is first needed.
 
     Iterates over those that are open. Used by one thread at a time.
@@ -531,10 +415,11 @@ class PerDevice:
     def __init__(self, config: Config, devices: Devices) -> None:
         self._config = config
         self._devices = devices
-        self._by_device: dict[torch.device, Regions] = {}
+        self._by_device: dict[torch.device, DeviceRegions] = {}
 
-    def __iter__(self) -> Iterator[Regions]:
-        """A close that Ctrl-C cut short leaves regions behind that are not open; they are home."""
+    def __iter__(self) -> Iterator[DeviceRegions]:
+        """A close that Ctrl-C cut short leaves regions that are not open; their bytes are on the
+        device."""
         return iter([regions for regions in self._by_device.values() if not regions.closed])
 
     @property
@@ -557,40 +442,43 @@ class PerDevice:
         """Whether all bytes are on their devices or surely on their way. Does not block."""
         return all(regions.back for regions in self)
 
-    def plan(self, decided: OffloadPlan, stock: StateInventory, policies: dict[int, int]) -> None:
-        """Makes what was decided the regions; only while all are home. See ``Regions.plan``."""
-        for device in {**self._by_device, **decided.slots}:
+    def set_plan(
+        self, plan: OffloadPlan, inventory: StateInventory, policies: dict[int, int]
+    ) -> None:
+        """Makes what the plan names the regions; only while all are on their devices. See
+        ``DeviceRegions.set_plan``."""
+        for device in {**self._by_device, **plan.specs}:
             self._open(device)
-            slots = decided.slots.get(device, Slots())
-            storages = _storages(slots, stock)
-            weights = _weights(slots, stock)
-            self._by_device[device].plan(slots, storages, policies, stock.tensors, weights)
+            specs = plan.specs.get(device, RegionSpecs())
+            storages = _storages(specs, inventory)
+            weights = _weights(specs, inventory)
+            self._by_device[device].set_plan(specs, storages, policies, inventory.tensors, weights)
 
     def _open(self, device: torch.device) -> None:
         known = self._by_device.get(device)
         if known is not None and known.closed:
             known.close()  # what Ctrl-C has left of it
         if known is None or known.closed:
-            self._by_device[device] = Regions(device, self._config, self._devices[device])
+            self._by_device[device] = DeviceRegions(device, self._config, self._devices[device])
 
-    def hold(self, decided: OffloadPlan, stock: StateInventory) -> bool:
-        """Holds the storages of the plan whose regions are home: they are held only while they are
-        to leave. False, and nothing is held, if one is not what was planned."""
+    def hold(self, plan: OffloadPlan, inventory: StateInventory) -> bool:
+        """Holds the storages of the plan whose regions are on their devices: they are held only
+        while they are to leave. False, and nothing is held, if one is not what was planned."""
         if any(regions.closed for regions in self._by_device.values()):
             return False
-        slots_of = {
-            regions: decided.slots.get(device, Slots())
+        specs_of = {
+            regions: plan.specs.get(device, RegionSpecs())
             for device, regions in self._by_device.items()
             if regions.on_device
         }
         held = {
-            regions: (_storages(slots, stock), _weights(slots, stock))
-            for regions, slots in slots_of.items()
+            regions: (_storages(specs, inventory), _weights(specs, inventory))
+            for regions, specs in specs_of.items()
         }
         if not all(regions.fits(*found) for regions, found in held.items()):
             return False
         for regions, (storages, weights) in held.items():
-            regions.hold(storages, stock.tensors, weights)
+            regions.hold(storages, inventory.tensors, weights)
         return True
 
     def wait(self) -> None:
@@ -611,30 +499,32 @@ class PerDevice:
         )
 
     def close(self) -> None:
-        """Closes all, which are home. After a failure the rest is still there, and after Ctrl-C
-        what it was in the middle of: call again."""
+        """Closes all, whose bytes are on their devices. After a failure the rest is still there,
+        and after Ctrl-C what it was in the middle of: call again."""
         for device, regions in list(self._by_device.items()):
             regions.wait()
             regions.close()
             del self._by_device[device]
 
 
-def _storages(slots: Slots, stock: StateInventory) -> list[torch.UntypedStorage]:
-    return [stock.tensors[number].untyped_storage() for number in slots.tensors]
+def _storages(specs: RegionSpecs, inventory: StateInventory) -> list[torch.UntypedStorage]:
+    return [inventory.tensors[number].untyped_storage() for number in specs.tensors]
 
 
-def _weights(slots: Slots, stock: StateInventory) -> Weights:
+def _weights(specs: RegionSpecs, inventory: StateInventory) -> Weights:
     """Pieces of an arena, which stand after the storages, hold more than one tensor."""
-    if not stock.weights:
-        return [None] * len(slots)
-    masters = zip((stock.tensors[number] for number in slots.tensors), slots.nbytes, strict=False)
-    found = [_weights_of(master, nbytes, stock) for master, nbytes in masters]
-    return found + [None] * (len(slots) - len(found))
+    if not inventory.weights:
+        return [None] * len(specs)
+    masters = zip(
+        (inventory.tensors[number] for number in specs.tensors), specs.nbytes, strict=False
+    )
+    found = [_weights_of(master, nbytes, inventory) for master, nbytes in masters]
+    return found + [None] * (len(specs) - len(found))
 
 
-def _weights_of(master: Any, nbytes: int, stock: StateInventory) -> torch.Tensor | None:
+def _weights_of(master: Any, nbytes: int, inventory: StateInventory) -> torch.Tensor | None:
     """The bf16 weights of a master that fills its storage, element by element."""
-    weight = stock.weights.get(id(master))
+    weight = inventory.weights.get(id(master))
     if weight is None or (master.dtype, weight.dtype) != (torch.float32, torch.bfloat16):
         return None
     fills = master.is_contiguous() and master.numel() * master.element_size() == nbytes
