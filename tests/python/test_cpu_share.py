@@ -12,7 +12,7 @@ from changes import CHANGES
 from refit.errors import BudgetError, CopyError, StateError
 from refit.step.cpu_step import CpuShare
 from refit.step.host_step import HostStep
-from refit.step.probe import Stepping
+from refit.step.stand_in import Stepping
 from schedules import BOTH, SHARE, Schedule, Twins, count_left, stepped_by_cpu
 from torch import nn
 

@@ -29,7 +29,7 @@ from megatron_scenes import SIZES, Mastered, Pair, distributed, float16  # noqa:
 from refit.errors import CopyError, CorruptError, DeviceMemoryError, StateError  # noqa: E402
 from refit.states.storage_swap import users_of  # noqa: E402
 from refit.step.host_buffer import HostBuffer  # noqa: E402
-from refit.step.probe import Stepping  # noqa: E402
+from refit.step.stand_in import Stepping  # noqa: E402
 from schedules import BOTH, CYCLE, SHARE, Schedule  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("default_device")

@@ -43,7 +43,7 @@ from refit.states.storage_swap import users_of
 from refit.step.host_buffer import HostBuffer
 from refit.step.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
 from refit.step.layout import ParamState, State
-from refit.step.probe import arithmetic_of, is_dense, local
+from refit.step.stand_in import arithmetic_of, is_dense, local
 
 Optimizer = torch.optim.Optimizer
 

@@ -32,7 +32,7 @@ from refit.states.device_states import lacks_memory
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of
 from refit.step.host_buffer import HostBuffer
 from refit.step.layout import BufferSlot, ParamState, extent
-from refit.step.probe import is_dense
+from refit.step.stand_in import is_dense
 
 _NONE = -1
 _MASTERS = 0

@@ -46,16 +46,9 @@ from refit.step.host_buffer import HostBuffer
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.step.last_hook import LastHook
 from refit.step.layout import BufferSlot, ParamState, Recipe, State, dense_like, extent, plain_of
-from refit.step.probe import (
-    StateLayout,
-    Stepping,
-    alike,
-    is_many,
-    kind_of_parameter,
-    learn,
-    local,
-)
+from refit.step.probe import StateLayout, alike, kind_of_parameter, learn
 from refit.step.schedule import CPU, STAYS, Division
+from refit.step.stand_in import Stepping, is_many, local
 from refit.step.verified_step import WholeStep
 from refit.step.window import UNIT
 from refit.step.windowed_step import Entry, WindowedStep, entries_of

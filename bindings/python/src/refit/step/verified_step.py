@@ -13,7 +13,7 @@ import torch
 
 from refit.errors import UnsupportedError
 from refit.step.copying import Copies, Draws, is_same
-from refit.step.probe import Stepping, loose, stand_in_of_copies
+from refit.step.stand_in import Stepping, loose, stand_in_of_copies
 
 Optimizer = torch.optim.Optimizer
 

@@ -33,7 +33,7 @@ from refit.states.device_states import lacks_memory
 from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import HostBuffer
 from refit.step.layout import BufferSlot, ParamState, State
-from refit.step.probe import Stepping, can_be_parted, flat, is_many, local, part_of
+from refit.step.stand_in import Stepping, can_be_parted, flat, is_many, local, part_of
 from refit.step.window import NEW, SAME_WINDOW, Part
 
 Optimizer = torch.optim.Optimizer
