@@ -9,8 +9,8 @@ import pytest
 import refit
 import refit.activations.arena
 import refit.states.offloader
+import refit.step.host_buffer
 import refit.step.host_step
-import refit.step.window
 import torch
 import training
 from refit.errors import CopyError, DeadlineError, StateError
@@ -19,7 +19,7 @@ from torch import nn
 from training import drawn
 
 MODULES: tuple[Any, ...] = (
-    refit.step.window,
+    refit.step.host_buffer,
     refit.step.host_step,
     refit.states.offloader,
     refit.activations.arena,
@@ -77,7 +77,7 @@ class FailingCall:
 
     def __enter__(self) -> "FailingCall":
         gc.disable()
-        self.real = refit.step.window.call
+        self.real = refit.step.host_buffer.call
         for module in MODULES:
             module.call = self
         return self

@@ -42,7 +42,7 @@ from refit.states.offloader import NO_STREAM
 from refit.states.storage_swap import users_of
 from refit.step.host_buffer import HostBuffer
 from refit.step.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
-from refit.step.layout import ParamState, State
+from refit.step.param_state import ParamState, State
 from refit.step.stand_in import arithmetic_of, is_dense, local
 
 Optimizer = torch.optim.Optimizer

@@ -31,7 +31,7 @@ from refit.errors import CorruptError, DeviceMemoryError, StateError
 from refit.states.device_states import lacks_memory
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of
 from refit.step.host_buffer import HostBuffer
-from refit.step.layout import BufferSlot, ParamState, extent
+from refit.step.param_state import BufferSlot, ParamState, extent
 from refit.step.stand_in import is_dense
 
 _NONE = -1
@@ -166,8 +166,8 @@ class HostMasters:
 
     # ---- the weights of those that are coded ----------------------------------------------------
 
-    def tell_weights(self, found: Iterable[ParamState]) -> None:
-        """Tells the buffers of coded masters where their weights are now, and holds these until
+    def bind_weights(self, found: Iterable[ParamState]) -> None:
+        """Gives the buffers of coded masters the places of their weights now, and holds these until
         ``release``: copies of masters read them. StateError for weights that are not there, or
         others."""
         for one in found:
@@ -177,7 +177,7 @@ class HostMasters:
             if why is not None:
                 raise StateError(f"{why}, or set offload.masters to whole")
             weight = self._weights[id(one.parameter)]
-            cast(HostBuffer, one.buffer).tell_weights(_slot(one).region, weight.data_ptr())
+            cast(HostBuffer, one.buffer).bind_weights(_slot(one).region, weight.data_ptr())
             self._in_use[id(one.parameter)] = weight.detach()
 
     def _why_weights_lack(self, one: ParamState) -> str | None:
@@ -237,7 +237,7 @@ class HostMasters:
         apart = [one for one in leaving if one.is_coded and self._why_weights_lack(one)]
         whole = {id(one.parameter): one.parameter.detach().to("cpu", copy=True) for one in apart}
         coded = [one for one in leaving if one.is_coded and id(one.parameter) not in whole]
-        self.tell_weights(coded)
+        self.bind_weights(coded)
         for one in leaving:
             if not one.is_coded:
                 with interrupts_held(), torch.no_grad():
@@ -264,7 +264,7 @@ class HostMasters:
             return
         self._wait()
         self.invalidate()
-        self.tell_weights(self._in_image())
+        self.bind_weights(self._in_image())
         try:
             self._return(self._write_all)
         except CorruptError as why:
@@ -383,10 +383,10 @@ def _is_as_planned(param_state: ParamState) -> bool:
 
 
 def _by_buffer(found: Iterable[ParamState]) -> dict[HostBuffer, list[ParamState]]:
-    by_home: dict[HostBuffer, list[ParamState]] = {}
+    by_buffer: dict[HostBuffer, list[ParamState]] = {}
     for one in found:
-        by_home.setdefault(cast(HostBuffer, one.buffer), []).append(one)
-    return by_home
+        by_buffer.setdefault(cast(HostBuffer, one.buffer), []).append(one)
+    return by_buffer
 
 
 def _over(parameter: Any) -> torch.Tensor:

@@ -42,16 +42,23 @@ from refit.states.hooks import on_accumulation
 from refit.states.offloaded_tensor import OffloadedTensors, untouched
 from refit.states.storages import opened, why_tensor_stays
 from refit.step.cpu_step import CpuShare
-from refit.step.host_buffer import HostBuffer
+from refit.step.host_buffer import UNIT, HostBuffer
+from refit.step.windowed_step import Entry, WindowedStep, entries_of
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.step.last_hook import LastHook
-from refit.step.layout import BufferSlot, ParamState, Recipe, State, dense_like, extent, plain_of
+from refit.step.param_state import (
+    BufferSlot,
+    ParamState,
+    Recipe,
+    State,
+    dense_like,
+    extent,
+    plain_of,
+)
 from refit.step.probe import StateLayout, alike, kind_of_parameter, learn
 from refit.step.schedule import CPU, STAYS, Division
 from refit.step.stand_in import Stepping, is_many, local
 from refit.step.verified_step import WholeStep
-from refit.step.window import UNIT
-from refit.step.windowed_step import Entry, WindowedStep, entries_of
 
 Optimizer = torch.optim.Optimizer
 
@@ -587,7 +594,7 @@ class HostedStates:
                     share.lend_none_of(optimizer)
             entries = list(entries_of(optimizer, self._param_states))
             self._masters.invalidate()
-            self._masters.tell_weights(
+            self._masters.bind_weights(
                 one.param_state for one in entries if one.param_state is not None
             )
             weight_of = self._masters.weight_of
@@ -629,7 +636,7 @@ class HostedStates:
                 self._leave_masters()  # those that were used meanwhile
                 self._masters.invalidate()
                 left = [one.param_state for one in self._broken.entries if not one.done]
-                self._masters.tell_weights(one for one in left if one is not None)
+                self._masters.bind_weights(one for one in left if one is not None)
                 self._carry_out(self._broken)
                 self._masters.round_others()
 

@@ -383,7 +383,7 @@ class _Probe:
         self.written: set[Any] = set()
         """The keys of states that a step has changed in place."""
         self.has_drawn = False
-        self._born: dict[Any, Foreseen | None] | None = None
+        self._first_states: dict[Any, Foreseen | None] | None = None
 
     def _tensor(self, shape: Sequence[int]) -> torch.Tensor:
         kind = self.kind
@@ -422,7 +422,9 @@ class _Probe:
                 before = self._states_now()
                 self.step([[self.parameters[at] for at in one] for one in windows], self.states)
                 if number == 0:
-                    self._born = _born(self.parameters[0], self.states.get(self.parameters[0], {}))
+                    self._first_states = _looks_of(
+                        self.parameters[0], self.states.get(self.parameters[0], {})
+                    )
                 self.written |= {key for key, one, copy in before if not is_same(one, copy)}
             own = [pair for pair in self._copies.values() if is_generator(pair[0])]
             self.has_drawn = draws.any or not all(is_same(*pair) for pair in own)
@@ -443,9 +445,9 @@ class _Probe:
     def foreseen(self, stays: Mapping[Any, str]) -> tuple[Foreseen, ...] | None:
         """The states that the first step has made, but for those that stay where they are. None:
         the shape of one does not come from the parameter."""
-        if self._born is None:
+        if self._first_states is None:
             return None
-        found = [one for key, one in self._born.items() if key not in stays]
+        found = [one for key, one in self._first_states.items() if key not in stays]
         known = tuple(one for one in found if one is not None)
         return known if len(known) == len(found) else None
 
@@ -507,7 +509,7 @@ def _places(state: Any) -> set[int]:
     return {one.data_ptr() for one in plain if one.layout is torch.strided} - {0}
 
 
-def _born(parameter: torch.Tensor, state: Any) -> dict[Any, Foreseen | None] | None:
+def _looks_of(parameter: torch.Tensor, state: Any) -> dict[Any, Foreseen | None] | None:
     """Of each state how it looks; None: its shape does not come from the parameter."""
     if not isinstance(state, Mapping):
         return None

@@ -31,10 +31,9 @@ from refit.errors import DeviceMemoryError, RefitError
 from refit.observe.observers import Observers
 from refit.states.device_states import lacks_memory
 from refit.step.cpu_step import CpuShare
-from refit.step.host_buffer import HostBuffer
-from refit.step.layout import BufferSlot, ParamState, State
+from refit.step.host_buffer import NEW, SAME_WINDOW, HostBuffer, Part
+from refit.step.param_state import BufferSlot, ParamState, State
 from refit.step.stand_in import Stepping, can_be_parted, flat, is_many, local, part_of
-from refit.step.window import NEW, SAME_WINDOW, Part
 
 Optimizer = torch.optim.Optimizer
 
@@ -61,13 +60,13 @@ class Entry:
         "done",
         "first",
         "group",
+        "is_new",
         "last",
         "moving",
         "param_state",
         "parameter",
         "share",
         "state",
-        "unborn",
     )
 
     def __init__(
@@ -89,10 +88,10 @@ class Entry:
         """Whether no other part of the parameter follows."""
         self.state = _NOTHING
         """The parameter's, as the optimizer has it."""
-        self.unborn = False
+        self.is_new = False
         """Whether this step makes the states, all of them, or of a part its own."""
         self.moving: list[tuple[Any, State]] = []
-        """The states that travel in this step, or are born, by their keys."""
+        """The states that travel in this step, or are made by it, by their keys."""
         self.done = False
 
     @property
@@ -113,22 +112,22 @@ class Entry:
         return made
 
     def look(self, state: Mapping[Any, Any]) -> None:
-        """Before a step: which states come, or whether all are born. One in whose place the
+        """Before a step: which states come, or whether it makes all. One in whose place the
         optimizer has something else, as None or a sparse tensor, does neither."""
         states, pairs = (
             _NONE if self.param_state is None else (self.param_state.states, self.param_state.pairs)
         )
         self.state = state
-        self.unborn = states.keys().isdisjoint(state)
-        all_come = self.unborn or all(state.get(key) is one.shown for key, one in pairs)
+        self.is_new = states.keys().isdisjoint(state)
+        all_come = self.is_new or all(state.get(key) is one.shown for key, one in pairs)
         self.moving = (
             pairs if all_come else [(key, one) for key, one in pairs if state.get(key) is one.shown]
         )
 
     def invalidate(self, optimizer: Optimizer) -> None:
-        """Before the step goes on: states may have been changed. What is born stays so."""
+        """Before the step goes on: states may have been changed. What is new stays so."""
         self.state = optimizer.state.get(self.parameter, {})
-        if not self.unborn:
+        if not self.is_new:
             self.look(self.state)
 
     def place_of(self, slot: BufferSlot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
@@ -144,7 +143,7 @@ def entries_of(
 ) -> Iterator[Entry]:
     """Every parameter that has a gradient, by group; first those whose states are there already,
     then those whose states this step makes."""
-    born: list[Entry] = []
+    new: list[Entry] = []
     for group, one in enumerate(optimizer.param_groups):
         for parameter in one["params"]:
             if parameter.grad is None:
@@ -152,11 +151,11 @@ def entries_of(
             mine = param_state.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
             for entry in _parts(group, parameter, mine, state):
-                if entry.param_state is not None and entry.unborn:
-                    born.append(entry)
+                if entry.param_state is not None and entry.is_new:
+                    new.append(entry)
                 else:
                     yield entry
-    yield from born
+    yield from new
 
 
 def _parts(
@@ -437,7 +436,7 @@ class WindowedStep:
         parts: list[Part] = []
         numbers: list[list[int]] = []
         for entry in entries:
-            born = NEW if entry.unborn else 0
+            new = NEW if entry.is_new else 0
             mine: list[int] = []
             masters = (
                 entry.param_state.master.slots
@@ -445,7 +444,7 @@ class WindowedStep:
                 else []
             )
             slots = [(slot, 0) for slot in masters]
-            slots += [(slot, born) for _, one in entry.moving for slot in one.slots]
+            slots += [(slot, new) for _, one in entry.moving for slot in one.slots]
             for slot, flags in slots:
                 offset, nbytes, _, _ = entry.place_of(slot)
                 if nbytes:
@@ -528,7 +527,7 @@ class WindowedStep:
             given = {k: _copied(v) for k, v in self._before[id(entry.parameter)].items()}
         if _is_copied(entry):
             return {key: _on_cpu(value) for key, value in given.items()}
-        if buffer is None or entry.unborn:
+        if buffer is None or entry.is_new:
             return given
         mine = iter(numbers[entry.lead :])
         for key, one in entry.moving:
@@ -595,24 +594,22 @@ class WindowedStep:
             self._round(entry, use.masters[at], use.parameters[at])
         if _is_copied(entry):
             self._copy_back(entry, use.parameters[at], given, made)
-        is_new = entry.unborn and entry.param_state is not None
-        if entry.count is None and not is_new and _is_in_place(entry, given, made, real):
+        makes_states = entry.is_new and entry.param_state is not None
+        if entry.count is None and not makes_states and _is_in_place(entry, given, made, real):
             return
         self.has_made_states = True
         for key, one in entry.moving:
             value = made.get(key)
             inner = _plain_of(one, entry, value)
-            held = None if entry.unborn else _plain_of(one, entry, given.get(key))
+            held = None if entry.is_new else _plain_of(one, entry, given.get(key))
             for number, slot in enumerate(one.slots):
                 _, nbytes, shape, stride = entry.place_of(slot)
                 if not nbytes:
                     continue
                 part = next(numbers)
                 new = None if inner is None else inner[number]
-                if entry.unborn:
-                    cast(HostBuffer, use.buffer).place(
-                        part, _as_born(new, slot, shape, stride, use)
-                    )
+                if entry.is_new:
+                    cast(HostBuffer, use.buffer).place(part, _as_new(new, slot, shape, stride, use))
                 elif new is not None and held is not None:
                     _write(held[number], new)
             if inner is not None:
@@ -776,14 +773,14 @@ def _plain_of(one: State, entry: Entry, value: Any) -> list[torch.Tensor] | None
     return [value] if alike else None
 
 
-def _as_born(
+def _as_new(
     made: torch.Tensor | None,
     slot: BufferSlot,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     use: _InUse,
 ) -> torch.Tensor:
-    """The bytes of a state that was born, as they are to lie in the image. Of one that the code
+    """The bytes of a new state, as they are to lie in the image. Of one that the code
     has not made, or not so, any bytes: the optimizer does not get them."""
     device = cast(HostBuffer, use.buffer).device
     if made is not None and made.device == device and made.stride() == stride:
