@@ -9,8 +9,8 @@ import pytest
 import refit
 import refit.activations.arena
 import refit.states.offloader
+import refit.step.cpu_kernels
 import refit.step.host_buffer
-import refit.step.host_step
 import torch
 import training
 from refit.errors import CopyError, DeadlineError, StateError
@@ -20,7 +20,7 @@ from training import drawn
 
 MODULES: tuple[Any, ...] = (
     refit.step.host_buffer,
-    refit.step.host_step,
+    refit.step.cpu_kernels,
     refit.states.offloader,
     refit.activations.arena,
 )

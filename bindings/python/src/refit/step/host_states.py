@@ -43,7 +43,6 @@ from refit.states.offloaded_tensor import OffloadedTensors, untouched
 from refit.states.storages import opened, why_tensor_stays
 from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import UNIT, HostBuffer
-from refit.step.windowed_step import Entry, WindowedStep, entries_of
 from refit.step.host_masters import NO_FRAMEWORK, Framework, HostMasters, advise
 from refit.step.last_hook import LastHook
 from refit.step.param_state import (
@@ -59,6 +58,7 @@ from refit.step.probe import StateLayout, alike, kind_of_parameter, learn
 from refit.step.schedule import CPU, STAYS, Division
 from refit.step.stand_in import Stepping, is_many, local
 from refit.step.verified_step import WholeStep
+from refit.step.windowed_step import Entry, WindowedStep, entries_of
 
 Optimizer = torch.optim.Optimizer
 

@@ -304,7 +304,7 @@ class WindowedStep:
         left = self._by_buffer()
         shares = _by_share(left.get(None, []))
         unscale = _unscale(self.optimizer)
-        named = {
+        submitted = {
             share: share.start([(one.parameter, one.group) for one in entries], unscale)
             for share, entries in shares.items()
         }
@@ -325,7 +325,7 @@ class WindowedStep:
                     self._visit(buffer, some, *self._parts(some), observers)
                     buffer.wait()
         for share, entries in shares.items():
-            self._step_on_cpu(share, entries, named[share], most, observers)
+            self._step_on_cpu(share, entries, submitted[share], most, observers)
         for buffer in self._buffers():
             buffer.end()
         for share in _by_share(self.entries):
@@ -335,19 +335,19 @@ class WindowedStep:
         self,
         share: CpuShare,
         entries: list[Entry],
-        named: Sequence[Any],
+        submitted: Sequence[Any],
         most: int | None,
         observers: Observers,
     ) -> None:
-        """Entries whose states are on the host: those that its kernels know, ``named``, and then
-        the others by PyTorch's code."""
+        """Entries whose states are on the host: those that its kernels know, ``submitted``, and
+        then the others by PyTorch's code."""
         began = time.perf_counter()
         mine = {id(one.parameter): one for one in entries}
 
         def done(parameter: Any) -> None:
             mine[id(parameter)].done = True
 
-        if named:
+        if submitted:
             with interrupts_held():
                 share.run(done)
         for some in _batches([one for one in entries if not one.done], most or len(entries)):
