@@ -361,7 +361,7 @@ def test_late_states_stay_until_there_is_host_memory(monkeypatch: pytest.MonkeyP
     with twins_of(Late) as twins:
         twins.backward()
         with monkeypatch.context() as patch:
-            patch.setattr("refit.step.host_states.HostBuffer", none)
+            patch.setattr("refit.step.placement.HostBuffer", none)
             with pytest.raises(refit.BudgetError, match="5 of 5 parameters were stepped") as seen:
                 twins.moved.optimizer.step()
         finish_step(twins.controller, twins.moved.optimizer, seen.value)

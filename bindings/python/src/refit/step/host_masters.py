@@ -22,13 +22,14 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
 from refit._c.waiting import interrupts_held
 from refit.errors import CorruptError, DeviceMemoryError, StateError
 from refit.states.device_states import lacks_memory
+from refit.states.inventory import OptimizerAdapters
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of
 from refit.step.host_buffer import HostBuffer
 from refit.step.param_state import BufferSlot, ParamState, extent
@@ -41,66 +42,19 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Undo = Callable[[], None]
 
 
-class Framework(Protocol):
-    """What knows the masters of frameworks; see ``inventory.OptimizerAdapters``."""
-
-    def stepped_masters(self) -> Mapping[int, torch.Tensor]:
-        """By the identity of a master the weights that are rounded from it."""
-        ...
-
-    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> list[Undo]:
-        """From now on frameworks do not round weights from masters of which this is True. What it
-        gives undoes that."""
-        ...
-
-    def before_remaking(self, call: Callable[[], None]) -> list[Undo]:
-        """From now on this is called before frameworks give all masters other bytes: of the
-        weights, or of a checkpoint. What it gives undoes that."""
-        ...
-
-    def round_others(self) -> None:
-        """Rounds weights from all other masters, as frameworks do after a step."""
-        ...
-
-    def modules(self) -> Iterable[torch.nn.Module]:
-        """Those that have the weights."""
-        ...
-
-
-class _NoFramework:
-    def stepped_masters(self) -> Mapping[int, torch.Tensor]:
-        return {}
-
-    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> list[Undo]:
-        return []
-
-    def before_remaking(self, call: Callable[[], None]) -> list[Undo]:
-        return []
-
-    def round_others(self) -> None:
-        pass
-
-    def modules(self) -> Iterable[torch.nn.Module]:
-        return ()
-
-
-NO_FRAMEWORK = _NoFramework()
-"""Of optimizers without masters."""
-
-
 class HostMasters:
-    """The masters of some optimizers. ``can_code``: those of bf16 weights travel by these; ``lock``
-    is held by all calls; ``wait`` waits for the copies of the last step. Used by one thread at a
-    time."""
+    """The masters of some optimizers, which ``adapters`` knows. ``can_code``: those of bf16 weights
+    travel by these; ``lock`` is held by all calls; ``wait`` waits for the copies of the last step.
+    Used by one thread at a time."""
 
     def __init__(
         self,
-        framework: Framework,
+        adapters: OptimizerAdapters,
         can_code: bool,
         lock: AbstractContextManager[Any],
         wait: Callable[[], None],
     ) -> None:
-        self._framework = framework
+        self._adapters = adapters
         self._can_code = can_code
         self._lock = lock
         self._wait = wait
@@ -108,7 +62,7 @@ class HostMasters:
         self._apart: dict[int, torch.Tensor] = {}
         """The bytes of coded masters that are away and not in the image."""
         self._in_use: dict[int, torch.Tensor] = {}
-        self._weights: Mapping[int, torch.Tensor] = framework.stepped_masters()
+        self._weights: Mapping[int, torch.Tensor] = adapters.stepped_masters()
         self._used = set(self._weights)
         """Masters that other code may have written since the last step of their optimizer."""
         bring_back = cast(Any, torch.compiler).disable(self._bring_back)
@@ -116,14 +70,14 @@ class HostMasters:
         self._undo: list[Undo] = []
         self._is_closed = False
         if self._weights:
-            self._undo += framework.leave_out(self.is_away)
-            self._undo += framework.before_remaking(self._give_up)
-            self._undo += _before_loads(self, framework.modules())
+            self._undo += adapters.leave_out(self.is_away)
+            self._undo += adapters.before_remaking(self._before_remaking)
+            self._undo += _before_loads(self, adapters.modules())
 
     def invalidate(self) -> None:
-        """Asks the framework where the weights are now."""
+        """Asks the adapters where the weights are now."""
         if self._weights:
-            self._weights = self._framework.stepped_masters()
+            self._weights = self._adapters.stepped_masters()
 
     def knows(self, parameter: Any) -> bool:
         """Whether it is a master."""
@@ -208,7 +162,7 @@ class HostMasters:
             if any(one.is_coded for one in self._in_image()):
                 self.bring_back()
 
-    def _give_up(self) -> None:
+    def _before_remaking(self) -> None:
         """The framework is about to give all masters other bytes. Those that cannot come back get
         their weights'."""
         with self._lock:
@@ -337,7 +291,7 @@ class HostMasters:
         """After a step that was resumed, which the framework has not seen: it rounds weights from
         the masters that do not live here."""
         if self._weights:
-            self._framework.round_others()
+            self._adapters.round_others()
 
     def close(self) -> None:
         """The framework rounds all weights by itself again, once the masters that are away have

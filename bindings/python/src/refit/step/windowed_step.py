@@ -1,7 +1,7 @@
 """One step of an optimizer, window by window, that can be broken off and finished later.
 
 The parameters of a step are its entries, a large one as several. Each window's entries are stepped
-on a stand-in (see ``probe``); what that has made becomes the optimizer's when the window is
+on a stand-in (see ``stand_in``); what that has made becomes the optimizer's when the window is
 complete. So at any point it is known what was stepped:
 
 - the code of a window has not run, or it has changed nothing: the window is stepped again;
@@ -139,7 +139,7 @@ class Entry:
 
 
 def entries_of(
-    optimizer: Optimizer, param_state: Mapping[tuple[int, int], ParamState]
+    optimizer: Optimizer, param_states: Mapping[tuple[int, int], ParamState]
 ) -> Iterator[Entry]:
     """Every parameter that has a gradient, by group; first those whose states are there already,
     then those whose states this step makes."""
@@ -148,7 +148,7 @@ def entries_of(
         for parameter in one["params"]:
             if parameter.grad is None:
                 continue
-            mine = param_state.get((id(optimizer), id(parameter)))
+            mine = param_states.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
             for entry in _parts(group, parameter, mine, state):
                 if entry.param_state is not None and entry.is_new:
