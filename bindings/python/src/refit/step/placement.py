@@ -1,6 +1,6 @@
 """Which states of some optimizers live on the host, and the place that each has in a host image.
 
-    place       states that there are, or that a probe foresees, get a place; those there are move in
+    place       states that are there, or that a probe foresees, get a place, and are moved in
     move_out    the states become tensors of the device again
 
 A state that no probe foresees (its size depends on that of the parameter in another way, or it

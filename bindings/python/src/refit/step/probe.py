@@ -43,7 +43,7 @@ from refit.step.stand_in import (
     flat,
     is_many,
     local,
-    loose,
+    own_state_of,
     part_of,
     stand_in_of_copies,
 )
@@ -407,8 +407,8 @@ class _Probe:
         for window in windows:
             chosen: list[Sequence[Any]] = [[] for _ in self.optimizer.param_groups]
             chosen[self.kind.group] = window
-            known = {one: states.get(one, {}) for one in window}
-            states.update(stepping.run(chosen, known))
+            given = {one: states.get(one, {}) for one in window}
+            states.update(stepping.run(chosen, given))
         idle = stepping.empty()
         arithmetic_of(self.optimizer)(idle)
         stepping.take(idle)
@@ -478,7 +478,9 @@ class _Probe:
                 for key, value in group.items()
                 if key != "params"
             )
-        found.update((f"state[{key!r}]", value) for key, value in loose(self.optimizer).items())
+        found.update(
+            (f"state[{key!r}]", value) for key, value in own_state_of(self.optimizer).items()
+        )
         return found
 
     def changed_otherwise(self, other: "_Probe") -> str | None:

@@ -75,7 +75,7 @@ def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
     return {key: value for key, value in vars(optimizer).items() if key not in _OWN}
 
 
-def loose(optimizer: Optimizer) -> dict[Any, Any]:
+def own_state_of(optimizer: Optimizer) -> dict[Any, Any]:
     """What an optimizer keeps in its state beside the states of its parameters."""
     return {k: v for k, v in optimizer.state.items() if not isinstance(k, torch.Tensor)}
 
@@ -110,10 +110,10 @@ class Stepping:
         self._step = arithmetic_of(optimizer)
         self._groups = [{**group, **_decided(group)} for group in optimizer.param_groups]
         self._attributes = attributes_of(optimizer)
-        self._loose = loose(optimizer)
+        self._own_state = own_state_of(optimizer)
         self._changed: list[dict[str, Any] | None] = [None] * len(self._groups)
         self._bound: dict[str, Any] | None = None
-        self._loose_now: dict[Any, Any] = {}
+        self._own_state_now: dict[Any, Any] = {}
 
     def run(
         self,
@@ -167,7 +167,7 @@ class Stepping:
         groups = [
             {**group, "params": one} for group, one in zip(self._groups, parameters, strict=True)
         ]
-        return stand_in(self._optimizer, groups, {**self._loose, **(state or {})})
+        return stand_in(self._optimizer, groups, {**self._own_state, **(state or {})})
 
     def take(self, made: Optimizer, numbers: Iterable[int] | None = None) -> None:
         """Notes what a step has made of the values of groups; None: of those that no run had."""
@@ -176,7 +176,7 @@ class Stepping:
             self._changed[number] = _changes(self._groups[number], made.param_groups[number])
         if numbers is not None or self._bound is None:
             self._bound = _changes(self._attributes, attributes_of(made))
-            self._loose_now = loose(made)
+            self._own_state_now = own_state_of(made)
 
     def finish(self) -> None:
         """Gives the groups' values and the attributes to the optimizer. A second call, and one
@@ -184,7 +184,7 @@ class Stepping:
         for group, changed in zip(self._optimizer.param_groups, self._changed, strict=False):
             group.update(changed or {})
         vars(self._optimizer).update(self._bound or {})
-        self._optimizer.state.update(self._loose_now)
+        self._optimizer.state.update(self._own_state_now)
 
 
 _ON_GPU = ("capturable", "foreach", "fused")

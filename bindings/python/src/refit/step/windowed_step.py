@@ -243,7 +243,7 @@ class WindowedStep:
         self._tried: Sequence[Entry] = ()
         """Those of the window that was begun last."""
         self._torn: list[Entry] = []
-        self._known = set(map(id, optimizer.state))
+        self._had_states = set(map(id, optimizer.state))
         self._before = {
             id(one.parameter): {
                 key: _copied(value)
@@ -384,7 +384,7 @@ class WindowedStep:
             one
             for group in self.optimizer.param_groups
             for one in group["params"]
-            if id(one) not in self._known and one in state
+            if id(one) not in self._had_states and one in state
         ]
         with interrupts_held():
             for one in new:
@@ -477,11 +477,11 @@ class WindowedStep:
         chosen: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         for entry, parameter in zip(entries, parameters, strict=True):
             chosen[entry.group].append(parameter)
-        known = self.optimizer.state
+        every = self.optimizer.state
         state = {
             parameter: given
             for entry, parameter, given in zip(entries, parameters, states, strict=True)
-            if given or entry.parameter in known
+            if given or entry.parameter in every
         }
         made = self._stepping.empty(chosen, state)
         before = [dict(one) for one in states]
@@ -586,8 +586,8 @@ class WindowedStep:
         entry, given = use.entries[at], use.states[at]
         found = use.made.state.get(use.parameters[at])
         made = {} if found is None else found
-        known = self.optimizer.state
-        real = {} if found is None and entry.parameter not in known else known[entry.parameter]
+        every = self.optimizer.state
+        real = {} if found is None and entry.parameter not in every else every[entry.parameter]
         taken = set()
         numbers = iter(use.parts[at][entry.lead :])
         if at in use.masters:
@@ -601,7 +601,7 @@ class WindowedStep:
         for key, one in entry.moving:
             value = made.get(key)
             inner = _plain_of(one, entry, value)
-            held = None if entry.is_new else _plain_of(one, entry, given.get(key))
+            came = None if entry.is_new else _plain_of(one, entry, given.get(key))
             for number, slot in enumerate(one.slots):
                 _, nbytes, shape, stride = entry.place_of(slot)
                 if not nbytes:
@@ -610,8 +610,8 @@ class WindowedStep:
                 new = None if inner is None else inner[number]
                 if entry.is_new:
                     cast(HostBuffer, use.buffer).place(part, _as_new(new, slot, shape, stride, use))
-                elif new is not None and held is not None:
-                    _write(held[number], new)
+                elif new is not None and came is not None:
+                    _write(came[number], new)
             if inner is not None:
                 real[key] = one.shown
                 taken.add(key)
@@ -789,11 +789,11 @@ def _as_new(
     return fresh.zero_() if made is None else fresh.copy_(made.detach())
 
 
-def _write(held: torch.Tensor, made: torch.Tensor) -> None:
+def _write(came: torch.Tensor, made: torch.Tensor) -> None:
     """A state that the code has made anew is written over the one that came."""
-    if held is not made and (held.data_ptr(), held.stride()) != (made.data_ptr(), made.stride()):
+    if came is not made and (came.data_ptr(), came.stride()) != (made.data_ptr(), made.stride()):
         with interrupts_held(), torch.no_grad():
-            held.copy_(made)
+            came.copy_(made)
 
 
 def _is_in_place(
