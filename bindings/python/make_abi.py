@@ -168,7 +168,9 @@ class Abi:
         rows = "".join(f'        ("{field}", {kind}),\n' for field, kind in fields)
         self.structs.add(name)
         self.opaque.discard(name)
-        self.bodies.append(f"class {name}(Structure):\n    _fields_ = [\n{rows}    ]\n")
+        # Without slots ctypes takes an attribute of any name, and C never sees it.
+        head = f"class {name}(Structure):\n    __slots__ = ()\n"
+        self.bodies.append(f"{head}    _fields_ = [\n{rows}    ]\n")
 
     def function(self, result: str, name: str, arguments: str) -> None:
         kinds = (

@@ -91,7 +91,7 @@ def settle(device):
 
 def early(controller):
     """Whether windows have come in before the step."""
-    return any(home.begun is not None for home in controller._host._buffers)
+    return any(one.begun is not None for one in controller._host.placement.buffers)
 
 
 # ---- Scenes

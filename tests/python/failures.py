@@ -9,8 +9,8 @@ import pytest
 import refit
 import refit.activations.arena
 import refit.states.offloader
-import refit.step.host_step
-import refit.step.window
+import refit.step.cpu_kernels
+import refit.step.host_buffer
 import torch
 import training
 from refit.errors import CopyError, DeadlineError, StateError
@@ -19,8 +19,8 @@ from torch import nn
 from training import drawn
 
 MODULES: tuple[Any, ...] = (
-    refit.step.window,
-    refit.step.host_step,
+    refit.step.host_buffer,
+    refit.step.cpu_kernels,
     refit.states.offloader,
     refit.activations.arena,
 )
@@ -77,7 +77,7 @@ class FailingCall:
 
     def __enter__(self) -> "FailingCall":
         gc.disable()
-        self.real = refit.step.window.call
+        self.real = refit.step.host_buffer.call
         for module in MODULES:
             module.call = self
         return self

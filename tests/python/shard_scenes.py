@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from ranks import join
 from refit.errors import BusyError
 from refit.states.offloaded_tensor import OffloadedTensor, kind_of
-from refit.step.cpu_step import root_of_torch
+from refit.step.cpu_kernels import root_of_torch
 from schedules import BOTH, CYCLE, SHARE, WINDOWS, Schedule, lives_on_host, stepped_by_cpu
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks

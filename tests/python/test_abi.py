@@ -107,3 +107,13 @@ def test_structs_say_their_size_first_or_never() -> None:
     for struct in structures():
         names = [row[0] for row in struct._fields_]
         assert "size" not in names[1:], struct.__name__
+
+
+@pytest.mark.parametrize("struct", structures(), ids=lambda one: one.__name__)
+def test_a_struct_refuses_a_field_that_the_header_lacks(struct: type[ctypes.Structure]) -> None:
+    """Also as an element of an array, and as a keyword."""
+    for one in (struct(), (struct * 1)()[0]):
+        with pytest.raises(AttributeError, match="no_such_field"):
+            one.no_such_field = 1  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="no_such_field"):
+        struct(no_such_field=1)

@@ -154,7 +154,7 @@ def test_ctrl_c_before_any_line_of_a_backward_pass_and_of_a_step(
 
 
 KILLED = """
-import os, signal, sys, torch, refit.step.host_step
+import os, signal, sys, torch, refit.step.cpu_kernels
 sys.path.insert(0, {tests!r})
 from failures import Drill
 from schedules import BOTH
@@ -163,13 +163,13 @@ drill = Drill()
 with BOTH.open(drill.optimizer):
     drill.step(3)
     torch.save([list(drill.model), drill.optimizer.state_dict()], {file!r})
-    run = refit.step.host_step.HostStep.run
+    run = refit.step.cpu_kernels.CpuKernels.run
 
     def killed(*arguments):
         run(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    refit.step.host_step.HostStep.run = killed
+    refit.step.cpu_kernels.CpuKernels.run = killed
     drill.step()
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import refit
 import refit.states.offloaded_tensor
-import refit.step.probe
+import refit.step.stand_in
 import torch
 from failures import SIZES, Drill, FailingCall, end_step, finish_step, refuse_to_allocate
 from interrupts import AtLine
@@ -317,7 +317,7 @@ def test_states_that_cannot_be_born_are_told_and_born_later(
 
 
 def test_little_memory_means_fewer_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = refit.step.probe.Stepping.run_on
+    real = refit.step.stand_in.Stepping.run_on
     sizes: list[int] = []
 
     def run_on(self: Any, made: Any, *arguments: Any) -> None:
@@ -332,7 +332,7 @@ def test_little_memory_means_fewer_parameters_at_a_time(monkeypatch: pytest.Monk
     with twins_of(before=1) as twins:
         twins.alone.step()
         with monkeypatch.context() as patch:
-            patch.setattr(refit.step.probe.Stepping, "run_on", run_on)
+            patch.setattr(refit.step.stand_in.Stepping, "run_on", run_on)
             twins.moved.step()
         assert max(sizes) > 1
 
@@ -361,7 +361,7 @@ def test_late_states_stay_until_there_is_host_memory(monkeypatch: pytest.MonkeyP
     with twins_of(Late) as twins:
         twins.backward()
         with monkeypatch.context() as patch:
-            patch.setattr("refit.step.host_states.HostBuffer", none)
+            patch.setattr("refit.step.placement.HostBuffer", none)
             with pytest.raises(refit.BudgetError, match="5 of 5 parameters were stepped") as seen:
                 twins.moved.optimizer.step()
         finish_step(twins.controller, twins.moved.optimizer, seen.value)

@@ -12,7 +12,7 @@ import refit
 import torch
 import torch.distributed as dist
 from refit.states.offloaded_tensor import OffloadedTensor
-from refit.step.host_states import HostedStates
+from refit.step.host_states import HostStateManager
 from shard_scenes import Sharded
 from shard_scenes import same as same_shards
 from torch import nn
@@ -152,7 +152,7 @@ def test_gradients_leave_early_again_after_a_swap(swaps: None) -> None:
 
 def test_windows_come_early_again_after_swaps(swaps: None, monkeypatch: pytest.MonkeyPatch) -> None:
     moved, calls = Wide(), []
-    monkeypatch.setattr(HostedStates, "prefetch", lambda *_: calls.append(moved.steps))
+    monkeypatch.setattr(HostStateManager, "prefetch", lambda *_: calls.append(moved.steps))
     with refit.Controller(moved.optimizer, moved.model, **SCHEDULES["host"]):
         for number in range(5):
             if number == 2:

@@ -36,7 +36,7 @@ from refit.states.hooks import Hooks, refuse_second
 from refit.states.optimizers import OptimizerAdapters
 from refit.states.state_source import StateSource
 from refit.states.torch_memory import Devices
-from refit.step.host_states import HostedStates
+from refit.step.host_states import HostStateManager
 from refit.step.schedule import ScheduleLike, chosen, refuse_keywords
 from refit.weights.named_weights import is_sharded
 from refit.weights.publisher import Publisher
@@ -120,25 +120,25 @@ class Controller(Closing):
         self._cycle = StateCycle(source, self._config, policy, observers, self._devices)
         for one in optimizers:
             refuse_second(one)
-        self._host: HostedStates | None = None
+        self._host: HostStateManager | None = None
         if division is not None:
-            self._host = HostedStates(
+            self._host = HostStateManager(
                 optimizers,
                 source.names,
                 self._config,
                 self._devices,
                 division,
+                adapters,
                 prefetch=parts.host is not None and parts.host.prefetch,
                 overlap=parts.cpu is None or parts.cpu.overlap,
                 kernels=parts.cpu is None or parts.cpu.backend == "auto",
                 allow_unverified=parts.allow_unverified,
                 may_step=self._cycle.refuse_step,
                 observers=observers,
-                framework=adapters,
                 verify_steps=parts.verify_steps,
             )
-            source.lives_elsewhere = self._host.owns
-            source.masters_elsewhere = self._host.owns_master
+            source.lives_elsewhere = self._host.placement.owns
+            source.masters_elsewhere = self._host.placement.owns_master
             try:
                 self._host.place_states()
             except BaseException:
@@ -272,7 +272,8 @@ class Controller(Closing):
         memory at an ``offload``, and then leaves; an array that owned its memory (``from_numpy``)
         keeps the old bytes. While an array or a view of it is held, it stays.
         """
-        host = [] if self._host is None else [*self._host.resident, *self._host.grown]
+        place = None if self._host is None else self._host.placement
+        host = [] if place is None else [*place.resident, *place.grown]
         return [*self._open().resident, *self._adapters.resident(), *host]
 
     @property
@@ -295,7 +296,7 @@ class Controller(Closing):
         Each key with its unit and meaning is in docs/statistics.md.
         """
         publisher = self._publisher() if self._publisher is not None else None
-        others = [] if self._host is None else self._host.sources
+        others = [] if self._host is None else self._host.placement.sources
         if publisher is not None and not publisher.closed:
             others = [*others, (lib.refit_publisher_stats, publisher._live)]
         figures = self._open().stats(*others)
@@ -376,7 +377,7 @@ class Controller(Closing):
             return "Controller(closed)" if not self._end.alive else "Controller(of another process)"
         per_device = self._cycle.per_device
         tensors = sum(len(regions.specs) for regions in per_device)
-        host = "" if self._host is None else f", host_bytes={self._host.nbytes}"
+        host = "" if self._host is None else f", host_bytes={self._host.placement.nbytes}"
         return f"Controller({self.state}, tensors={tensors}, bytes={per_device.nbytes}{host})"
 
     def __reduce__(self) -> NoReturn:
@@ -392,7 +393,7 @@ def _checkpoint(cycle: StateCycle, several: bool) -> Iterator[Any]:
         yield state_dicts if several else state_dicts[0]
 
 
-def _end(cycle: StateCycle, hooks: Hooks, host: HostedStates | None, process: int) -> None:
+def _end(cycle: StateCycle, hooks: Hooks, host: HostStateManager | None, process: int) -> None:
     """No reference to the controller is left: the states are brought back, not lost with it."""
     if process == os.getpid():
         with log.quiet():

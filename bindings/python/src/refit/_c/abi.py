@@ -142,6 +142,7 @@ REFIT_PART_NEW: Final = 2
 
 
 class refit_error(Structure):
+    __slots__ = ()
     _fields_ = [
         ("status", c_int32),
         ("subsystem", c_int32),
@@ -150,6 +151,7 @@ class refit_error(Structure):
 
 
 class refit_config(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("origin", c_ubyte * 96),
@@ -225,6 +227,7 @@ class refit_config(Structure):
 
 
 class refit_option(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("key", c_char_p),
@@ -241,12 +244,14 @@ refit_option_fn = CFUNCTYPE(None, c_void_p, POINTER(refit_option))
 
 
 class refit_stream_ref(Structure):
+    __slots__ = ()
     _fields_ = [
         ("native", c_void_p),
     ]
 
 
 class refit_device_info(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("kind", c_char * 16),
@@ -267,6 +272,7 @@ refit_stream_fn = CFUNCTYPE(None, c_void_p)
 
 
 class refit_stats(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("offload_regions", c_uint64),
@@ -368,6 +374,7 @@ class refit_stats(Structure):
 
 
 class refit_tensor(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char_p),
@@ -380,6 +387,7 @@ class refit_tensor(Structure):
 
 
 class refit_weight(Structure):
+    __slots__ = ()
     _fields_ = [
         ("tensor", c_uint32),
         ("memory", c_void_p),
@@ -388,6 +396,7 @@ class refit_weight(Structure):
 
 
 class refit_worker_info(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char * 64),
@@ -402,6 +411,7 @@ class refit_worker_info(Structure):
 
 
 class refit_subscriber_info(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("worker", c_char * 64),
@@ -414,6 +424,7 @@ class refit_subscriber_info(Structure):
 
 
 class refit_destination(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char_p),
@@ -426,6 +437,7 @@ class refit_destination(Structure):
 
 
 class refit_region_desc(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char_p),
@@ -441,6 +453,7 @@ class refit_region_desc(Structure):
 
 
 class refit_region_info(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char_p),
@@ -458,6 +471,7 @@ class refit_region_info(Structure):
 
 
 class refit_memory_hooks(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("release", CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64)),
@@ -467,6 +481,7 @@ class refit_memory_hooks(Structure):
 
 
 class refit_allocator(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("allocate", CFUNCTYPE(c_void_p, c_void_p, c_size_t)),
@@ -480,6 +495,7 @@ refit_log_fn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 
 class refit_archive_version(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("epoch", c_uint64),
@@ -493,6 +509,7 @@ class refit_archive_version(Structure):
 
 
 class refit_archive_info(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char * 64),
@@ -516,6 +533,7 @@ class refit_archive_info(Structure):
 
 
 class refit_tensor_change(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("elements", c_uint64),
@@ -527,6 +545,7 @@ class refit_tensor_change(Structure):
 
 
 class refit_optimizer_options(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("optimizer", c_int32),
@@ -548,6 +567,7 @@ class refit_optimizer_options(Structure):
 
 
 class refit_host_parameter(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("name", c_char_p),
@@ -571,6 +591,7 @@ refit_sqrt_threads_fn = CFUNCTYPE(c_int, c_int)
 
 
 class refit_query_info(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("epoch", c_uint64),
@@ -585,6 +606,7 @@ class refit_query_info(Structure):
 
 
 class refit_window_part(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("region", c_uint32),
@@ -595,6 +617,7 @@ class refit_window_part(Structure):
 
 
 class refit_window_view(Structure):
+    __slots__ = ()
     _fields_ = [
         ("size", c_size_t),
         ("first", c_uint32),

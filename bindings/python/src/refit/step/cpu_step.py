@@ -14,20 +14,15 @@ other use it is as if the gradient had not left: the step copies it again.
 
 The parameter is copied in each step, too: that of the device is stepped, whatever has changed it.
 
-The kernels know Adam, AdamW, Adagrad and SGD of ``torch.optim``, on fp32 numbers, and give the bits
-of its single-tensor path on the CPU (see kernels/optim.h). What they do not know, PyTorch's own
-code steps, on tensors of the host; that is the business of ``windowed_step``.
+What the kernels do not know (see ``cpu_kernels``), PyTorch's own code steps, on tensors of the
+host; that is the business of ``windowed_step``.
 """
 
-import ctypes
-import functools
-import math
 import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -39,23 +34,19 @@ from refit.states.hooks import on_accumulation
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of, untouched
 from refit.states.offloader import NO_STREAM
 from refit.states.torch_memory import current_stream, users_of
+from refit.step.cpu_kernels import (
+    CpuKernels,
+    Options,
+    Parameter,
+    names_of,
+    options_of,
+    root_of_torch,
+)
 from refit.step.host_buffer import HostBuffer
-from refit.step.host_step import ADAGRAD, ADAM, SGD, HostStep, Options, Parameter
-from refit.step.layout import ParamState, State
-from refit.step.probe import arithmetic_of, is_dense, local
+from refit.step.param_state import ParamState, State
+from refit.step.stand_in import is_dense, local
 
 Optimizer = torch.optim.Optimizer
-
-_NUMBERS: Mapping[type, int] = {
-    torch.optim.Adam: ADAM,
-    torch.optim.AdamW: ADAM,
-    torch.optim.Adagrad: ADAGRAD,
-    torch.optim.SGD: SGD,
-}
-"""What the kernels know, by class. No subclass counts as one."""
-
-_CODE = {kind: arithmetic_of(object.__new__(kind)) for kind in _NUMBERS}
-"""PyTorch's own code of their steps: a class whose step was replaced is another optimizer."""
 
 _NONE = -1
 """No group of an ``OffloadedTensors``: a gradient that has left cannot be zeroed without being
@@ -73,7 +64,7 @@ _Look = tuple[int, int, tuple[str, ...]]
 
 
 class _Place(NamedTuple):
-    """A parameter in the host step."""
+    """A parameter that the kernels step."""
 
     number: int
     param_state: ParamState
@@ -94,100 +85,14 @@ class _Left:
     """What it was multiplied by on the device since."""
 
 
-# ---- What the kernels know.
+# ---- What the kernels can step, and which gradients may leave before the step.
 
 
-def options_of(
-    optimizer: Optimizer, group: Mapping[str, Any], device: torch.device
-) -> Options | None:
-    """What the kernels are told of a group; None where they would not do what its code does.
-
-    On a CPU that is the code's result to the bit. A GPU has its own arithmetic, and the kernels
-    stand for that of the CPU there, whatever ``fused`` and ``foreach`` say.
-    """
-    number = _NUMBERS.get(type(optimizer))
-    if number is None or arithmetic_of(optimizer) is not _CODE[type(optimizer)]:
-        return None
-    if device.type == "cpu":
-        if group.get("fused") or group.get("capturable"):
-            return None
-        if root_of_torch() is None:
-            return None
-    betas = group.get("betas", (0.0, 0.0))
-    lr = group["lr"]
-    lr_is_tensor = isinstance(lr, torch.Tensor)
-    if lr_is_tensor and (lr.dim() > 0 or lr.dtype != torch.float32):
-        return None
-    numbers: dict[str, Any] = {key: group.get(key, 0.0) for key in _NUMBERS_OF_A_GROUP}
-    numbers.update(lr=float(lr), beta1=betas[0], beta2=betas[1])
-    if group.get("differentiable") or not _are_known(number, numbers, bool(group.get("nesterov"))):
-        return None
-    return Options(
-        optimizer=number,
-        **numbers,
-        decoupled=bool(group.get("decoupled_weight_decay", False)),
-        lr_is_tensor=lr_is_tensor,
-        amsgrad=bool(group.get("amsgrad", False)),
-        nesterov=bool(group.get("nesterov", False)),
-        maximize=bool(group.get("maximize", False)),
-    )
-
-
-_NUMBERS_OF_A_GROUP = ("weight_decay", "eps", "lr_decay", "momentum", "dampening")
-
-
-def _are_known(optimizer: int, numbers: Mapping[str, Any], nesterov: bool) -> bool:
-    """Whether the kernels take these numbers: finite ones, from 0 on, and betas below 1."""
-    if not all(isinstance(one, int | float) and math.isfinite(one) for one in numbers.values()):
-        return False
-    if any(one < 0 for key, one in numbers.items() if key != "dampening"):
-        return False
-    if optimizer == ADAM:
-        return bool(numbers["beta1"] < 1 and numbers["beta2"] < 1)
-    return not nesterov or bool(numbers["momentum"] > 0 and numbers["dampening"] == 0)
-
-
-def names_of(options: Options) -> tuple[str, ...]:
-    """The names of the states that a step with these options has, in the order of the kernels."""
-    if options.optimizer == ADAM:
-        names = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
-        return names if options.amsgrad else names[:2]
-    if options.optimizer == ADAGRAD:
-        return ("sum",)
-    return ("momentum_buffer",) if options.momentum else ()
-
-
-@functools.cache
-def root_of_torch() -> tuple[int, int] | None:
-    """What ``sqrt`` of an fp32 tensor calls on this CPU: zeros where it rounds to nearest, as the
-    kernels do, or the addresses of MKL's vmsSqrt and MKL_Set_Num_Threads_Local. None where neither
-    gives its bits, or where PyTorch's other arithmetic is not that of the kernels, as on a CPU
-    without FMA."""
-    plainly: Any = {"dtype": torch.float32, "device": "cpu"}  # the defaults may be others
-    values = torch.linspace(0.25, 4.0, 4099, **plainly)
-    one, nearly = (torch.tensor([v], **plainly).expand(33) for v in (1.0, 1 + 2**-12))
-    if not bool((torch.addcmul(-one, nearly, nearly, value=1.0) == (1 + 2**-12) ** 2 - 1).all()):
-        return None  # the product was rounded before it was added
-    roots = torch.sqrt(values)
-    nearest = torch.tensor([math.sqrt(one) for one in values.tolist()], **plainly)
-    if torch.equal(roots, nearest):
-        return 0, 0
-    if not cast(Any, torch.backends.mkl).is_available():
-        return None
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        functions = library.vmsSqrt, library.MKL_Set_Num_Threads_Local
-    except (OSError, AttributeError):
-        return None
-    root, threads = (ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
-    return root, threads
-
-
-def _filled(known: Sequence[Options | None]) -> list[Options] | None:
+def _filled(options: Sequence[Options | None]) -> list[Options] | None:
     """Options for each group: those of one that the kernels do not know are read for no parameter.
     None if they know no group."""
-    some = next((one for one in known if one is not None), None)
-    return None if some is None else [one or some for one in known]
+    some = next((one for one in options if one is not None), None)
+    return None if some is None else [one or some for one in options]
 
 
 def _look_of(parameter: Any, group: int, options: Options) -> _Look:
@@ -241,11 +146,11 @@ def _overlapping(parameters: Sequence[Any]) -> set[int]:
     return found
 
 
-def _tell_changed(tensors: Iterable[torch.Tensor]) -> None:
+def _count_change(tensors: Iterable[torch.Tensor]) -> None:
     """Counts a change of tensors whose memory C has written: a backward pass that has saved them is
     refused, as after PyTorch's own step."""
-    known = [one for one in tensors if not one.is_inference()]
-    cast(Any, torch.autograd.graph).increment_version(known)
+    counted = [one for one in tensors if not one.is_inference()]
+    cast(Any, torch.autograd.graph).increment_version(counted)
 
 
 def _values_of(counters: list[torch.Tensor]) -> list[float]:
@@ -305,22 +210,22 @@ class CpuShare:
         self.optimizer = optimizer
         self._param_states = list(param_states)
         self._lock = lock
-        self._kernels = kernels
-        self._step: HostStep | None = None
+        self._use_kernels = kernels
+        self._kernels: CpuKernels | None = None
         self._seen: set[int] = set()
-        """Parameters for which the host step was opened, or that the kernels cannot step; by their
+        """Parameters for which the kernels were opened, or that they cannot step; by their
         identity."""
         self._places: dict[int, _Place] = {}
-        """Those in the host step, by their identity."""
+        """Those that the kernels step, by their identity."""
         self._begun: list[Options] | None = None
         """What the kernels were told of the groups, once gradients have begun to leave."""
         self._read: list[torch.Tensor] = []
-        """Gradients that the host step may be reading: they are held until it does not."""
+        """Gradients that the kernels may be reading: they are held until these do not."""
         self._must_skip = False
-        """Whether the host step may know more than ``_left`` says."""
+        """Whether the kernels may know more than ``_left`` says."""
         self._left: dict[int, _Left] = {}
         """Gradients that have left before the step, by the number of their parameters."""
-        self._named: list[_Place] = []
+        self._submitted: list[_Place] = []
         """What ``run`` is to step."""
         self._scales: list[float] = []
         """What ``run`` multiplies gradients by."""
@@ -328,7 +233,7 @@ class CpuShare:
         """How often each parameter was stepped, as of the last step, by the identity of its place.
         """
         self._plan_of: tuple[Any, ...] = ()
-        """The groups when the host step was opened: their lengths, and the states they have."""
+        """The groups when the kernels were opened: their lengths, and the states they have."""
         self._process = os.getpid()
         touched = cast(Any, torch.compiler).disable(self._touched)
         self._offloaded = OffloadedTensors(touched, lock, zeroable=_NONE, lender=self)
@@ -348,7 +253,7 @@ class CpuShare:
     def _options(self) -> list[Options | None]:
         """Of each group what the kernels are told; None: they do not know such a step."""
         groups = self.optimizer.param_groups
-        if not self._kernels:
+        if not self._use_kernels:
             return [None] * len(groups)
         return [options_of(self.optimizer, group, self.buffer.device) for group in groups]
 
@@ -423,7 +328,7 @@ class CpuShare:
 
     def prepare(self) -> None:
         """Takes the host memory that the kernels need for the parameters, as they are now. Blocks
-        for the page-lock. What ``HostStep`` raises."""
+        for the page-lock. What ``CpuKernels`` raises."""
         if not self._seen:
             self._plan(self._options())
 
@@ -432,12 +337,12 @@ class CpuShare:
         group. ``unscale``: the step multiplies gradients by it. Gives those that ``run`` will step;
         the others are PyTorch's to step.
 
-        What ``HostStep`` raises: nothing was stepped, call again.
+        What ``CpuKernels`` raises: nothing was stepped, call again.
         """
-        known = self._options()
-        if not self._fits(entries, known):
+        options = self._options()
+        if not self._fits(entries, options):
             self.wait()
-            self._plan(known)
+            self._plan(options)
         twice = Counter(id(parameter) for parameter, _ in entries)
         places = [
             place
@@ -445,68 +350,68 @@ class CpuShare:
             if (place := self._places.get(id(parameter))) is not None and twice[id(parameter)] == 1
         ]
         counts = self._read_counts(places)
-        named: list[tuple[_Place, torch.Tensor, int]] = []
+        submitted: list[tuple[_Place, torch.Tensor, int]] = []
         for place in places:
             grad = self._gradient(place.param_state.parameter)
             if grad is not None and place.number in counts:
-                named.append((place, grad, counts[place.number] + 1))
-        chosen = _filled(known)
-        self._check_left(chosen, {place.number: which for place, _, which in named}, unscale)
+                submitted.append((place, grad, counts[place.number] + 1))
+        chosen = _filled(options)
+        self._check_left(chosen, {place.number: which for place, _, which in submitted}, unscale)
         if self._early is not None:
             self._early.step_begins(bool(self._left))
-        if not named or chosen is None:
+        if not submitted or chosen is None:
             return []
         self._begin(chosen)
         self._offloaded.lift(*self._left)
         self._must_skip = True  # until all are stepped
-        self._named = [place for place, *_ in named]
-        self._counts.update((id(place.param_state), which - 1) for place, _, which in named)
-        self._read += [grad for place, grad, _ in named if place.number not in self._left]
+        self._submitted = [place for place, *_ in submitted]
+        self._counts.update((id(place.param_state), which - 1) for place, _, which in submitted)
+        self._read += [grad for place, grad, _ in submitted if place.number not in self._left]
         coming = [
             (place.number, None if place.number in self._left else grad.data_ptr(), which)
-            for place, grad, which in named
+            for place, grad, which in submitted
         ]
-        cast(HostStep, self._step).bring(coming, current_stream(self.buffer.device))
-        return [place.param_state.parameter for place in self._named]
+        cast(CpuKernels, self._kernels).bring(coming, current_stream(self.buffer.device))
+        return [place.param_state.parameter for place in self._submitted]
 
-    def _fits(self, entries: Sequence[tuple[Any, int]], known: Sequence[Options | None]) -> bool:
-        """Whether the host step that there is, is right for these parameters."""
-        if self._plan_of != self._groups_of(known):
+    def _fits(self, entries: Sequence[tuple[Any, int]], options: Sequence[Options | None]) -> bool:
+        """Whether the kernels were opened for these parameters, as they are now."""
+        if self._plan_of != self._groups_of(options):
             return False
         for parameter, group in entries:
             if id(parameter) not in self._seen:
                 return False
-            place, options = self._places.get(id(parameter)), known[group]
+            place, one = self._places.get(id(parameter)), options[group]
             if place is None:
                 continue
-            if options is None or place.look != _look_of(parameter, group, options):
+            if one is None or place.look != _look_of(parameter, group, one):
                 return False
         return True
 
-    def _groups_of(self, known: Sequence[Options | None]) -> tuple[Any, ...]:
+    def _groups_of(self, options: Sequence[Options | None]) -> tuple[Any, ...]:
         lengths = [len(group["params"]) for group in self.optimizer.param_groups]
-        names = [None if one is None else names_of(one) for one in known]
+        names = [None if one is None else names_of(one) for one in options]
         return tuple(zip(lengths, names, strict=True))
 
-    def _plan(self, known: Sequence[Options | None]) -> None:
-        """Opens a host step for all parameters that the kernels can step, as they are now. It takes
-        host memory for their gradients and themselves."""
+    def _plan(self, options: Sequence[Options | None]) -> None:
+        """Opens the kernels for all parameters that they can step, as these are now. It takes host
+        memory for their gradients and themselves."""
         groups = {
             id(p): at for at, one in enumerate(self.optimizer.param_groups) for p in one["params"]
         }
-        self._close_step()
+        self._close_kernels()
         found: list[tuple[ParamState, _Look]] = []
         for param_state in self._param_states:
             group = groups.get(id(param_state.parameter))
             if group is not None:
-                look = self._look_at(param_state, group, known[group])
+                look = self._look_at(param_state, group, options[group])
                 if look is not None:
                     found.append((param_state, look))
         every = [one for group in self.optimizer.param_groups for one in group["params"]]
         shared = _overlapping([one for one in every if _is_plain(local(one))])
         found = [one for one in found if id(one[0].parameter) not in shared]
         if found:
-            self._step = HostStep(
+            self._kernels = CpuKernels(
                 self.buffer.offloader,
                 [
                     Parameter(
@@ -520,9 +425,9 @@ class CpuShare:
                 ],
             )
             roots = root_of_torch() if self.buffer.device.type == "cpu" else None
-            self._step.take_roots(*(roots or (0, 0)))
+            self._kernels.take_roots(*(roots or (0, 0)))
         self._seen = set(map(id, self.parameters()))
-        self._plan_of = self._groups_of(known)
+        self._plan_of = self._groups_of(options)
         self._places = {
             id(param_state.parameter): _Place(number, param_state, look)
             for number, (param_state, look) in enumerate(found)
@@ -551,29 +456,31 @@ class CpuShare:
     def _begin(self, chosen: list[Options]) -> None:
         if self._begun is None:
             self._must_skip = True  # if Ctrl-C comes right after the call
-            cast(HostStep, self._step).begin(chosen)
+            cast(CpuKernels, self._kernels).begin(chosen)
             self._begun = chosen
 
     def run(self, done: Callable[[Any], None]) -> None:
-        """The CPU steps what ``start`` has named; ``done`` is called with each parameter that was
-        stepped. Not to be interrupted. What ``HostStep.run`` raises: the others keep their values,
-        and their gradients count as not having left."""
-        step, stream = cast(HostStep, self._step), current_stream(self.buffer.device)
+        """The CPU steps what ``start`` has submitted; ``done`` is called with each parameter that
+        was stepped. Not to be interrupted. What ``CpuKernels.run`` raises: the others keep their
+        values, and their gradients count as not having left."""
+        kernels, stream = cast(CpuKernels, self._kernels), current_stream(self.buffer.device)
         try:
             first, second, *_ = [*self._scales, 1.0, 1.0]
-            step.run(first, second, stream)
-            stepped = [place.param_state for place in self._named]
+            kernels.run(first, second, stream)
+            stepped = [place.param_state for place in self._submitted]
         except BaseException:
-            stepped = [place.param_state for place in self._named if step.stepped(place.number)]
+            stepped = [
+                place.param_state for place in self._submitted if kernels.stepped(place.number)
+            ]
             raise
         finally:
-            _tell_changed(local(param_state.parameter) for param_state in stepped)
+            _count_change(local(param_state.parameter) for param_state in stepped)
             self._count_step(stepped)
             for param_state in stepped:
                 done(param_state.parameter)
-            self._must_skip = len(stepped) < len(self._named)
+            self._must_skip = len(stepped) < len(self._submitted)
             if not self._must_skip:
-                self._named.clear()
+                self._submitted.clear()
                 self._read.clear()
                 self._begun = None
                 self._left.clear()
@@ -591,20 +498,20 @@ class CpuShare:
 
     def join(self) -> None:
         """The current stream waits until the new parameters are there; on a CPU the caller does.
-        What ``HostStep`` raises: call again."""
-        if self._step is None:
+        What ``CpuKernels`` raises: call again."""
+        if self._kernels is None:
             return
         stream = current_stream(self.buffer.device)
         if stream == NO_STREAM:
-            self._step.wait()
+            self._kernels.wait()
         else:
-            self._step.join(stream)
+            self._kernels.join(stream)
 
     # ---- gradients leave before the step --------------------------------------------------------
 
     def leave_early(self, parameter: Any) -> None:
         """The gradient of a parameter is final, and leaves. Nothing, if the kernels will not step
-        it, or if it could be changed unseen. What ``HostStep`` raises: it has not left."""
+        it, or if it could be changed unseen. What ``CpuKernels`` raises: it has not left."""
         place = self._places.get(id(parameter))
         if place is None or self._must_skip:
             return
@@ -623,16 +530,16 @@ class CpuShare:
             return
         chosen = self._begun
         if chosen is None:
-            known = self._options()
-            chosen = _filled(known)
-            if chosen is None or self._plan_of != self._groups_of(known):
+            options = self._options()
+            chosen = _filled(options)
+            if chosen is None or self._plan_of != self._groups_of(options):
                 return
         self._begin(chosen)
         self._must_skip = True
         self._read.append(grad)
         stream = current_stream(self.buffer.device)
         address, which = grad.data_ptr(), count + 1
-        cast(HostStep, self._step).gradient(place.number, address, which, stream)
+        cast(CpuKernels, self._kernels).gradient(place.number, address, which, stream)
         self._left[place.number] = _Left(parameter, grad, grad._version, address, which)
         self._offloaded.put(place.number, [grad])
         self._offloaded.watch(place.number, [parameter])
@@ -656,7 +563,7 @@ class CpuShare:
 
     def _touched(self) -> None:
         """Something uses a gradient that has left: then none has. A forked process has the
-        gradients, and not the host step."""
+        gradients, and not the kernels' threads."""
         with self._lock:
             if self._process != os.getpid():
                 self._offloaded.lift(*self._left)
@@ -668,19 +575,19 @@ class CpuShare:
 
     def lend_none_of(self, optimizer: Optimizer) -> None:
         """Before another optimizer steps: gradients of its parameters have not left. What
-        ``HostStep.skip`` raises."""
+        ``CpuKernels.skip`` raises."""
         if self._left:
             left = {id(one.parameter) for one in self._left.values()}
             if any(id(one) in left for group in optimizer.param_groups for one in group["params"]):
                 self.take_back()
 
     def take_back(self) -> None:
-        """Gradients that have left count as not having left. What ``HostStep.skip`` raises: call
+        """Gradients that have left count as not having left. What ``CpuKernels.skip`` raises: call
         again."""
         if self._begun is not None or self._must_skip:
-            cast(HostStep, self._step).skip()
+            cast(CpuKernels, self._kernels).skip()
             self._begun, self._must_skip = None, False
-        self._named.clear()
+        self._submitted.clear()
         self._read.clear()
         self._offloaded.lift(*self._left)
         self._left.clear()
@@ -697,7 +604,7 @@ class CpuShare:
             if not mine or any(len(one.factors) == _FACTORS for one in mine):
                 return False
             try:
-                cast(HostStep, self._step).gather()
+                cast(CpuKernels, self._kernels).gather()
             except RefitError:
                 return False  # then none has left: the step copies them, and says what it meets
             return True
@@ -735,22 +642,22 @@ class CpuShare:
     def wait(self) -> None:
         """No gradient has left, and all parameters are on the device. Waits for copies."""
         self.take_back()
-        if self._step is not None:
-            self._step.wait()
+        if self._kernels is not None:
+            self._kernels.wait()
 
-    def _close_step(self) -> None:
+    def _close_kernels(self) -> None:
         self._seen.clear()
         self._places.clear()
-        step, self._step = self._step, None
-        if step is not None:
-            step.close()
+        kernels, self._kernels = self._kernels, None
+        if kernels is not None:
+            kernels.close()
 
     def close(self) -> None:
-        """Waits for copies, and gives the host step's memory back; the states stay."""
+        """Waits for copies, and gives the kernels' memory back; the states stay."""
         if self._early is not None:
             self._early.remove()
         self.wait()
-        self._close_step()
+        self._close_kernels()
 
 
 class _Early:

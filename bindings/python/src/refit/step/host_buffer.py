@@ -4,7 +4,7 @@ The image is page-locked memory of the C library, and each state is a region of 
 over these bytes; the image is there as long as one of them is. The memory in which states lie while
 they visit the device is PyTorch's own, taken for a step, and given back once no copy uses it.
 
-fp32 masters whose bf16 weights are told lie in the image as what the weights lack (*coded*; see
+fp32 masters whose bf16 weights are known lie in the image as what the weights lack (*coded*; see
 refit/advanced/window.h). No tensor lies over them: ``store`` takes them from the device, ``fetch``
 brings them there.
 
@@ -12,18 +12,20 @@ Independent of which states these are, and of when they visit.
 """
 
 import ctypes
+import struct
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from refit._c import abi
 from refit._c.config import Config
 from refit._c.device import Device
-from refit._c.handle import Closing
-from refit._c.waiting import interrupts_held
+from refit._c.handle import Closing, Handle
+from refit._c.library import call, lib
+from refit._c.waiting import interrupts_held, wait_in_slices
 from refit.errors import DeviceMemoryError
 from refit.observe.observers import COPIES, Observers
 from refit.states.offloader import KEEP, Offloader
@@ -34,7 +36,15 @@ from refit.states.torch_memory import (
     stream_objects,
     used_on,
 )
-from refit.step.window import NEW, SAME_WINDOW, UNIT, Part, Window
+
+SAME_WINDOW: Final = abi.REFIT_PART_SAME_WINDOW
+NEW: Final = abi.REFIT_PART_NEW
+UNIT: Final = 1 << 20
+"""Bytes of fp32 masters that travel together: parts of masters that travel by their weights begin
+and end at multiples of it, or with their region."""
+
+_PART = struct.Struct("@NIIQQ")  # refit_window_part
+assert _PART.size == ctypes.sizeof(abi.refit_window_part)
 
 _ALIGNMENT = 512
 """Of the windows' memory, in bytes."""
@@ -43,6 +53,17 @@ _FETCHED = 32 << 20
 
 _KEPT = 4
 """Tensors over the windows that are kept for later steps, at most, for each part of a step."""
+
+
+class Part(NamedTuple):
+    """Bytes of a region that a step uses."""
+
+    region: int
+    flags: int
+    """``SAME_WINDOW``: in the same window as the part before it; ``NEW``: the step makes its bytes.
+    """
+    offset: int
+    nbytes: int
 
 
 class HostBuffer(Closing):
@@ -78,14 +99,14 @@ class HostBuffer(Closing):
         self._tensors: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
         """What lies in the windows' memory, by address, region and shape: mostly the same in each
         step. Steps over other parts have others; ``begin`` bounds how many are kept."""
-        self._born: deque[list[torch.Tensor]] = deque()
+        self._new: deque[list[torch.Tensor]] = deque()
         self.begun: tuple[Part, ...] | None = None
         """The parts that are stepped, or come in early; None: nothing was begun."""
         self._may_step = False
         self.offloader = Offloader(handle, config)
-        zeros, param_state = [0] * len(names), [KEEP] * len(names)
+        zeros, policies = [0] * len(names), [KEEP] * len(names)
         self.offloader.add_each(
-            *(names, zeros, nbytes, param_state, zeros, zeros),
+            *(names, zeros, nbytes, policies, zeros, zeros),
             placement=abi.REFIT_PLACEMENT_HOST,
             weights=weights,
         )
@@ -135,7 +156,7 @@ class HostBuffer(Closing):
         self.window.wait()  # as ``begin`` does; parts cannot be measured before
         size, count = self._needs(parts)
         if count == 0 and self.window.measure(parts) > self._room[0]:
-            self._give_back()  # what is born needs none, and does not fit into these
+            self._give_back()  # new states need none, and do not fit into these
         if count == 0 or (self._room[0] >= size and self._room[1] >= count):
             return
         self._give_back()
@@ -180,9 +201,9 @@ class HostBuffer(Closing):
     ) -> torch.Tensor:
         """What of a region lies at an address of the windows' memory."""
         key = address, region, shape
-        param_state = self._tensors.get(key)
-        if param_state is not None and param_state.data_ptr() == address:
-            return param_state
+        known = self._tensors.get(key)
+        if known is not None and known.data_ptr() == address:
+            return known
         assert self._memory is not None
         offset = (address - self._base) // dtype.itemsize
         made = torch.empty(0, dtype=dtype, device=self.device)
@@ -205,7 +226,7 @@ class HostBuffer(Closing):
         self._may_step = True  # from here on, for Ctrl-C may come right after the call
         self.window.begin(parts, current_stream(self.device))
         self.begun = tuple(parts)
-        self._tell_copies()  # of the step before, which are over
+        self._report_copies()  # of the step before, which are over
 
     def _follow(self) -> None:
         """The memory belongs to the stream on which it was taken, and a step may run on another.
@@ -219,18 +240,19 @@ class HostBuffer(Closing):
                 self._streams = {handle: stream}
 
     def next(self) -> tuple[int, list[int]]:
-        """Waits for the next window; see ``Window.next``. What was born in the window before the
-        last is let go of: it is out."""
-        if self._windows == 1 and self._born:
-            self.window.wait()  # what is born next is the only window there is
-            self._born.clear()
+        """Waits for the next window; see ``Window.next``. New states of the window before the last
+        are let go of: they are out."""
+        if self._windows == 1 and self._new:
+            # With one window, the new states take the memory of those before.
+            self.window.wait()
+            self._new.clear()
         if self._began is None:
             self._began = time.perf_counter()
         self._follow()  # copies may have come in early, after another stream
         found = self.window.next()
-        self._born.append([])
-        while len(self._born) > 2:
-            self._born.popleft()
+        self._new.append([])
+        while len(self._new) > 2:
+            self._new.popleft()
         return found
 
     def has_room(self, parts: Sequence[Part], besides: int) -> bool:
@@ -245,8 +267,8 @@ class HostBuffer(Closing):
         return free + cached > besides + min(total, self._window_bytes * self._windows)
 
     def place(self, part: int, made: torch.Tensor) -> None:
-        """The bytes of a part that was born lie in this tensor; it is held until they are out."""
-        self._born[-1].append(made)
+        """The bytes of a ``NEW`` part lie in this tensor; it is held until they are out."""
+        self._new[-1].append(made)
         self.window.place(part, made.data_ptr())
 
     def done(self) -> None:
@@ -263,7 +285,7 @@ class HostBuffer(Closing):
 
     # ---- masters that are coded -----------------------------------------------------------------
 
-    def tell_weights(self, region: int, address: int) -> None:
+    def bind_weights(self, region: int, address: int) -> None:
         """The weights of a coded region are at this address now. If they have moved it waits for
         copies."""
         if self._weights_at[region] != address:
@@ -317,25 +339,25 @@ class HostBuffer(Closing):
             return
         self.end()
         self.window.wait()
-        self._tell_copies()
+        self._report_copies()
         self._give_back()
 
-    def _tell_copies(self) -> None:
-        """Tells the timeline how long the copies of the last step went on, once they are over."""
+    def _report_copies(self) -> None:
+        """Reports to the timeline how long the copies of the last step took, once they are over."""
         began, self._began = self._began, None
         if began is None or not self._observers.drawn:
             return
-        figures = self.offloader.stats()
-        nbytes = figures.step_in_bytes_last + figures.step_out_bytes_last
+        stats = self.offloader.stats()
+        nbytes = stats.step_in_bytes_last + stats.step_out_bytes_last
         ago = time.perf_counter() - began
-        self._observers.past(COPIES, ago, figures.step_seconds_last, nbytes)
+        self._observers.past(COPIES, ago, stats.step_seconds_last, nbytes)
 
     def _give_back(self) -> None:
-        self._born.clear()
+        self._new.clear()
         self._tensors.clear()
         if self._memory is not None:
             self._room = 0, 0
-            self.window.trim()  # waits for copies; and what steps have queued, _follow has told of
+            self.window.trim()  # waits for copies; ``_follow`` has told PyTorch of other streams
             self._memory = None
 
     def close(self) -> None:
@@ -371,3 +393,108 @@ def _shares(
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+# ---- The C window.
+
+
+class Window(Handle):
+    """The C window as a Python object: the window of an offloader whose regions live on the host.
+    Used by one thread at a time.
+
+    One method for each verb of refit/advanced/window.h, which says what parts are and in which
+    order the verbs come; addresses are plain numbers. ``offloader`` is sealed, and is borrowed: it
+    stays open as long. StateError, BusyError (it has a window), UnsupportedError
+    (use_pinned_optimizer_offload: false).
+    """
+
+    def __init__(self, offloader: Offloader) -> None:
+        self._offloader = offloader
+        self._packed: tuple[list[Part], ctypes.Array[abi.refit_window_part]] = [], _array([])
+        self._open(lib.refit_window_open, offloader._live)
+
+    def _close(self, pointer: int) -> None:
+        call(lib.refit_window_close, pointer)
+
+    def set_memory(self, memory: int, window_bytes: int, windows: int) -> None:
+        """Gives it device memory for ``windows`` times ``window_bytes``, borrowed until the next
+        call or the close; 0 takes it back. StateError and BusyError while copies use it."""
+        call(lib.refit_window_set_memory, self._live, memory or None, window_bytes, windows)
+
+    def measure(self, parts: Sequence[Part]) -> int:
+        """The smallest window in which these parts can be stepped, in bytes."""
+        out = ctypes.c_uint64()
+        array = self._array(parts)
+        call(lib.refit_window_measure, self._live, array, len(parts), ctypes.byref(out))
+        return out.value
+
+    def begin(self, parts: Sequence[Part], after: int) -> None:
+        """Starts a step over these parts: the first copies in begin, after what the stream
+        ``after`` has queued. Does not wait. LimitError: parts that belong together are larger than
+        the memory that was given; BusyError, StateError, CopyError."""
+        stream = abi.refit_stream_ref(after)
+        call(lib.refit_window_begin, self._live, self._array(parts), len(parts), stream)
+
+    def _array(self, parts: Sequence[Part]) -> ctypes.Array[abi.refit_window_part]:
+        """The parts as C has them. Those of a step are mostly those of the step before."""
+        if self._packed[0] != parts:
+            self._packed = list(parts), _array(parts)
+        return self._packed[1]
+
+    def next(self) -> tuple[int, list[int]]:
+        """Waits until the parts of the next window are there. Gives the number of the first, and
+        the address of each, 0 for one that is ``NEW``; no address once all were stepped.
+        CopyError and others: call again."""
+        view = abi.refit_window_view(ctypes.sizeof(abi.refit_window_view))
+        call(lib.refit_window_next, self._live, ctypes.byref(view))
+        return view.first, [view.memory[at] or 0 for at in range(view.count)]
+
+    def place(self, part: int, memory: int) -> None:
+        """Says where the bytes of a ``NEW`` part are. They stay there until ``done`` of the next
+        window, or ``wait``."""
+        call(lib.refit_window_place, self._live, part, memory)
+
+    def done(self, stream: int) -> None:
+        """What ``stream`` has queued is the last that uses this window: copies out follow it. The
+        window counts as stepped whatever is raised; call again then."""
+        call(lib.refit_window_done, self._live, abi.refit_stream_ref(stream))
+
+    def end(self) -> None:
+        """Ends the step, also before all parts were stepped. Waits for copies out only if they read
+        weights of masters, and no stream waits for them."""
+        call(lib.refit_window_end, self._live)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until no copy is under way, at most ``timeout`` seconds (None: offload.timeout_ms).
+
+        Starts copies out that could not be started. DeadlineError, CopyError: call again.
+        """
+        pointer = self._live
+        wait_in_slices(
+            lambda slice_ms: call(lib.refit_window_wait, pointer, slice_ms),
+            self._offloader._timeout_s if timeout is None else timeout,
+        )
+
+    @property
+    def progress(self) -> int:
+        """How many parts of the last list were stepped, from the first on."""
+        count: int = lib.refit_window_progress(self._live)
+        return count
+
+    def host(self, region: int) -> tuple[int, int]:
+        """Address and length of a region's host bytes, to read and write while no step is under
+        way. The address stays until the offloader is closed. UnsupportedError for masters that
+        travel by their weights."""
+        address, count = ctypes.c_void_p(), ctypes.c_uint64()
+        call(lib.refit_window_host, self._live, region, ctypes.byref(address), ctypes.byref(count))
+        return address.value or 0, count.value
+
+    def trim(self) -> None:
+        """Lets go of memory that was given, and frees host memory that masters once went whole into
+        and have left again. Waits for copies. StateError while a step is under way."""
+        call(lib.refit_window_trim, self._live)
+
+
+def _array(parts: Sequence[Part]) -> ctypes.Array[abi.refit_window_part]:
+    packed = bytearray(b"".join(_PART.pack(_PART.size, *part) for part in parts))
+    return (abi.refit_window_part * len(parts)).from_buffer(packed)

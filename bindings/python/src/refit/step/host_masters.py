@@ -22,17 +22,18 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
 from refit._c.waiting import interrupts_held
 from refit.errors import CorruptError, DeviceMemoryError, StateError
 from refit.states.offloaded_tensor import OffloadedTensors, kind_of
+from refit.states.optimizers import OptimizerAdapters
 from refit.states.torch_memory import lacks_memory
 from refit.step.host_buffer import HostBuffer
-from refit.step.layout import BufferSlot, ParamState, extent
-from refit.step.probe import is_dense
+from refit.step.param_state import BufferSlot, ParamState, extent
+from refit.step.stand_in import is_dense
 
 _NONE = -1
 _MASTERS = 0
@@ -41,66 +42,19 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Undo = Callable[[], None]
 
 
-class Framework(Protocol):
-    """What knows the masters of frameworks; see ``inventory.OptimizerAdapters``."""
-
-    def stepped_masters(self) -> Mapping[int, torch.Tensor]:
-        """By the identity of a master the weights that are rounded from it."""
-        ...
-
-    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> list[Undo]:
-        """From now on frameworks do not round weights from masters of which this is True. What it
-        gives undoes that."""
-        ...
-
-    def before_remaking(self, call: Callable[[], None]) -> list[Undo]:
-        """From now on this is called before frameworks give all masters other bytes: of the
-        weights, or of a checkpoint. What it gives undoes that."""
-        ...
-
-    def round_others(self) -> None:
-        """Rounds weights from all other masters, as frameworks do after a step."""
-        ...
-
-    def modules(self) -> Iterable[torch.nn.Module]:
-        """Those that have the weights."""
-        ...
-
-
-class _NoFramework:
-    def stepped_masters(self) -> Mapping[int, torch.Tensor]:
-        return {}
-
-    def leave_out(self, is_rounded: Callable[[torch.Tensor], bool]) -> list[Undo]:
-        return []
-
-    def before_remaking(self, call: Callable[[], None]) -> list[Undo]:
-        return []
-
-    def round_others(self) -> None:
-        pass
-
-    def modules(self) -> Iterable[torch.nn.Module]:
-        return ()
-
-
-NO_FRAMEWORK = _NoFramework()
-"""Of optimizers without masters."""
-
-
 class HostMasters:
-    """The masters of some optimizers. ``can_code``: those of bf16 weights travel by these; ``lock``
-    is held by all calls; ``wait`` waits for the copies of the last step. Used by one thread at a
-    time."""
+    """The masters of some optimizers, which ``adapters`` knows. ``can_code``: those of bf16 weights
+    travel by these; ``lock`` is held by all calls; ``wait`` waits for the copies of the last step.
+    Used by one thread at a time."""
 
     def __init__(
         self,
-        framework: Framework,
+        adapters: OptimizerAdapters,
         can_code: bool,
         lock: AbstractContextManager[Any],
         wait: Callable[[], None],
     ) -> None:
-        self._framework = framework
+        self._adapters = adapters
         self._can_code = can_code
         self._lock = lock
         self._wait = wait
@@ -108,7 +62,7 @@ class HostMasters:
         self._apart: dict[int, torch.Tensor] = {}
         """The bytes of coded masters that are away and not in the image."""
         self._in_use: dict[int, torch.Tensor] = {}
-        self._weights: Mapping[int, torch.Tensor] = framework.stepped_masters()
+        self._weights: Mapping[int, torch.Tensor] = adapters.stepped_masters()
         self._used = set(self._weights)
         """Masters that other code may have written since the last step of their optimizer."""
         bring_back = cast(Any, torch.compiler).disable(self._bring_back)
@@ -116,14 +70,14 @@ class HostMasters:
         self._undo: list[Undo] = []
         self._is_closed = False
         if self._weights:
-            self._undo += framework.leave_out(self.is_away)
-            self._undo += framework.before_remaking(self._give_up)
-            self._undo += _before_loads(self, framework.modules())
+            self._undo += adapters.leave_out(self.is_away)
+            self._undo += adapters.before_remaking(self._before_remaking)
+            self._undo += _before_loads(self, adapters.modules())
 
     def invalidate(self) -> None:
-        """Asks the framework where the weights are now."""
+        """Asks the adapters where the weights are now."""
         if self._weights:
-            self._weights = self._framework.stepped_masters()
+            self._weights = self._adapters.stepped_masters()
 
     def knows(self, parameter: Any) -> bool:
         """Whether it is a master."""
@@ -166,8 +120,8 @@ class HostMasters:
 
     # ---- the weights of those that are coded ----------------------------------------------------
 
-    def tell_weights(self, found: Iterable[ParamState]) -> None:
-        """Tells the buffers of coded masters where their weights are now, and holds these until
+    def bind_weights(self, found: Iterable[ParamState]) -> None:
+        """Gives the buffers of coded masters the places of their weights now, and holds these until
         ``release``: copies of masters read them. StateError for weights that are not there, or
         others."""
         for one in found:
@@ -177,7 +131,7 @@ class HostMasters:
             if why is not None:
                 raise StateError(f"{why}, or set offload.masters to whole")
             weight = self._weights[id(one.parameter)]
-            cast(HostBuffer, one.buffer).tell_weights(_slot(one).region, weight.data_ptr())
+            cast(HostBuffer, one.buffer).bind_weights(_slot(one).region, weight.data_ptr())
             self._in_use[id(one.parameter)] = weight.detach()
 
     def _why_weights_lack(self, one: ParamState) -> str | None:
@@ -208,7 +162,7 @@ class HostMasters:
             if any(one.is_coded for one in self._in_image()):
                 self.bring_back()
 
-    def _give_up(self) -> None:
+    def _before_remaking(self) -> None:
         """The framework is about to give all masters other bytes. Those that cannot come back get
         their weights'."""
         with self._lock:
@@ -237,7 +191,7 @@ class HostMasters:
         apart = [one for one in leaving if one.is_coded and self._why_weights_lack(one)]
         whole = {id(one.parameter): one.parameter.detach().to("cpu", copy=True) for one in apart}
         coded = [one for one in leaving if one.is_coded and id(one.parameter) not in whole]
-        self.tell_weights(coded)
+        self.bind_weights(coded)
         for one in leaving:
             if not one.is_coded:
                 with interrupts_held(), torch.no_grad():
@@ -264,7 +218,7 @@ class HostMasters:
             return
         self._wait()
         self.invalidate()
-        self.tell_weights(self._in_image())
+        self.bind_weights(self._in_image())
         try:
             self._return(self._write_all)
         except CorruptError as why:
@@ -337,7 +291,7 @@ class HostMasters:
         """After a step that was resumed, which the framework has not seen: it rounds weights from
         the masters that do not live here."""
         if self._weights:
-            self._framework.round_others()
+            self._adapters.round_others()
 
     def close(self) -> None:
         """The framework rounds all weights by itself again, once the masters that are away have
@@ -383,10 +337,10 @@ def _is_as_planned(param_state: ParamState) -> bool:
 
 
 def _by_buffer(found: Iterable[ParamState]) -> dict[HostBuffer, list[ParamState]]:
-    by_home: dict[HostBuffer, list[ParamState]] = {}
+    by_buffer: dict[HostBuffer, list[ParamState]] = {}
     for one in found:
-        by_home.setdefault(cast(HostBuffer, one.buffer), []).append(one)
-    return by_home
+        by_buffer.setdefault(cast(HostBuffer, one.buffer), []).append(one)
+    return by_buffer
 
 
 def _over(parameter: Any) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from refit.errors import UnsupportedError
 from refit.step.copying import Copies, Draws, is_same
-from refit.step.probe import Stepping, loose, stand_in_of_copies
+from refit.step.stand_in import Stepping, own_state_of, stand_in_of_copies
 
 Optimizer = torch.optim.Optimizer
 
@@ -54,8 +54,8 @@ class WholeStep:
                 copies: Copies = {}
                 for parameter in stepped:
                     self._copy(parameter, to_cpu, moves(parameter), copies)
-                held = {p: optimizer.state[p] for p in stepped if p in optimizer.state}
-                alone = stand_in_of_copies(optimizer, copies, {**loose(optimizer), **held})
+                theirs = {p: optimizer.state[p] for p in stepped if p in optimizer.state}
+                alone = stand_in_of_copies(optimizer, copies, {**own_state_of(optimizer), **theirs})
                 states = {p: one for p, one in alone.state.items() if isinstance(p, torch.Tensor)}
                 chosen = [[copies[id(p)][1] for p in group] for group in groups]
                 self._states.update(Stepping(alone).run(chosen, states, args, kwargs, to_cpu))

@@ -1,7 +1,7 @@
 """One step of an optimizer, window by window, that can be broken off and finished later.
 
 The parameters of a step are its entries, a large one as several. Each window's entries are stepped
-on a stand-in (see ``probe``); what that has made becomes the optimizer's when the window is
+on a stand-in (see ``stand_in``); what that has made becomes the optimizer's when the window is
 complete. So at any point it is known what was stepped:
 
 - the code of a window has not run, or it has changed nothing: the window is stepped again;
@@ -31,10 +31,9 @@ from refit.errors import DeviceMemoryError, RefitError
 from refit.observe.observers import Observers
 from refit.states.torch_memory import lacks_memory
 from refit.step.cpu_step import CpuShare
-from refit.step.host_buffer import HostBuffer
-from refit.step.layout import BufferSlot, ParamState, State
-from refit.step.probe import Stepping, can_be_parted, flat, is_many, local, part_of
-from refit.step.window import NEW, SAME_WINDOW, Part
+from refit.step.host_buffer import NEW, SAME_WINDOW, HostBuffer, Part
+from refit.step.param_state import BufferSlot, ParamState, State
+from refit.step.stand_in import Stepping, can_be_parted, flat, is_many, local, part_of
 
 Optimizer = torch.optim.Optimizer
 
@@ -61,13 +60,13 @@ class Entry:
         "done",
         "first",
         "group",
+        "is_new",
         "last",
         "moving",
         "param_state",
         "parameter",
         "share",
         "state",
-        "unborn",
     )
 
     def __init__(
@@ -89,10 +88,10 @@ class Entry:
         """Whether no other part of the parameter follows."""
         self.state = _NOTHING
         """The parameter's, as the optimizer has it."""
-        self.unborn = False
+        self.is_new = False
         """Whether this step makes the states, all of them, or of a part its own."""
         self.moving: list[tuple[Any, State]] = []
-        """The states that travel in this step, or are born, by their keys."""
+        """The states that travel in this step, or are made by it, by their keys."""
         self.done = False
 
     @property
@@ -113,22 +112,22 @@ class Entry:
         return made
 
     def look(self, state: Mapping[Any, Any]) -> None:
-        """Before a step: which states come, or whether all are born. One in whose place the
+        """Before a step: which states come, or whether it makes all. One in whose place the
         optimizer has something else, as None or a sparse tensor, does neither."""
         states, pairs = (
             _NONE if self.param_state is None else (self.param_state.states, self.param_state.pairs)
         )
         self.state = state
-        self.unborn = states.keys().isdisjoint(state)
-        all_come = self.unborn or all(state.get(key) is one.shown for key, one in pairs)
+        self.is_new = states.keys().isdisjoint(state)
+        all_come = self.is_new or all(state.get(key) is one.shown for key, one in pairs)
         self.moving = (
             pairs if all_come else [(key, one) for key, one in pairs if state.get(key) is one.shown]
         )
 
     def invalidate(self, optimizer: Optimizer) -> None:
-        """Before the step goes on: states may have been changed. What is born stays so."""
+        """Before the step goes on: states may have been changed. What is new stays so."""
         self.state = optimizer.state.get(self.parameter, {})
-        if not self.unborn:
+        if not self.is_new:
             self.look(self.state)
 
     def place_of(self, slot: BufferSlot) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
@@ -140,23 +139,23 @@ class Entry:
 
 
 def entries_of(
-    optimizer: Optimizer, param_state: Mapping[tuple[int, int], ParamState]
+    optimizer: Optimizer, param_states: Mapping[tuple[int, int], ParamState]
 ) -> Iterator[Entry]:
     """Every parameter that has a gradient, by group; first those whose states are there already,
     then those whose states this step makes."""
-    born: list[Entry] = []
+    new: list[Entry] = []
     for group, one in enumerate(optimizer.param_groups):
         for parameter in one["params"]:
             if parameter.grad is None:
                 continue
-            mine = param_state.get((id(optimizer), id(parameter)))
+            mine = param_states.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
             for entry in _parts(group, parameter, mine, state):
-                if entry.param_state is not None and entry.unborn:
-                    born.append(entry)
+                if entry.param_state is not None and entry.is_new:
+                    new.append(entry)
                 else:
                     yield entry
-    yield from born
+    yield from new
 
 
 def _parts(
@@ -244,7 +243,7 @@ class WindowedStep:
         self._tried: Sequence[Entry] = ()
         """Those of the window that was begun last."""
         self._torn: list[Entry] = []
-        self._known = set(map(id, optimizer.state))
+        self._had_states = set(map(id, optimizer.state))
         self._before = {
             id(one.parameter): {
                 key: _copied(value)
@@ -305,7 +304,7 @@ class WindowedStep:
         left = self._by_buffer()
         shares = _by_share(left.get(None, []))
         unscale = _unscale(self.optimizer)
-        named = {
+        submitted = {
             share: share.start([(one.parameter, one.group) for one in entries], unscale)
             for share, entries in shares.items()
         }
@@ -326,7 +325,7 @@ class WindowedStep:
                     self._visit(buffer, some, *self._parts(some), observers)
                     buffer.wait()
         for share, entries in shares.items():
-            self._step_on_cpu(share, entries, named[share], most, observers)
+            self._step_on_cpu(share, entries, submitted[share], most, observers)
         for buffer in self._buffers():
             buffer.end()
         for share in _by_share(self.entries):
@@ -336,19 +335,19 @@ class WindowedStep:
         self,
         share: CpuShare,
         entries: list[Entry],
-        named: Sequence[Any],
+        submitted: Sequence[Any],
         most: int | None,
         observers: Observers,
     ) -> None:
-        """Entries whose states are on the host: those that its kernels know, ``named``, and then
-        the others by PyTorch's code."""
+        """Entries whose states are on the host: those that its kernels know, ``submitted``, and
+        then the others by PyTorch's code."""
         began = time.perf_counter()
         mine = {id(one.parameter): one for one in entries}
 
         def done(parameter: Any) -> None:
             mine[id(parameter)].done = True
 
-        if named:
+        if submitted:
             with interrupts_held():
                 share.run(done)
         for some in _batches([one for one in entries if not one.done], most or len(entries)):
@@ -385,7 +384,7 @@ class WindowedStep:
             one
             for group in self.optimizer.param_groups
             for one in group["params"]
-            if id(one) not in self._known and one in state
+            if id(one) not in self._had_states and one in state
         ]
         with interrupts_held():
             for one in new:
@@ -437,7 +436,7 @@ class WindowedStep:
         parts: list[Part] = []
         numbers: list[list[int]] = []
         for entry in entries:
-            born = NEW if entry.unborn else 0
+            new = NEW if entry.is_new else 0
             mine: list[int] = []
             masters = (
                 entry.param_state.master.slots
@@ -445,7 +444,7 @@ class WindowedStep:
                 else []
             )
             slots = [(slot, 0) for slot in masters]
-            slots += [(slot, born) for _, one in entry.moving for slot in one.slots]
+            slots += [(slot, new) for _, one in entry.moving for slot in one.slots]
             for slot, flags in slots:
                 offset, nbytes, _, _ = entry.place_of(slot)
                 if nbytes:
@@ -478,11 +477,11 @@ class WindowedStep:
         chosen: list[list[Any]] = [[] for _ in self.optimizer.param_groups]
         for entry, parameter in zip(entries, parameters, strict=True):
             chosen[entry.group].append(parameter)
-        known = self.optimizer.state
+        every = self.optimizer.state
         state = {
             parameter: given
             for entry, parameter, given in zip(entries, parameters, states, strict=True)
-            if given or entry.parameter in known
+            if given or entry.parameter in every
         }
         made = self._stepping.empty(chosen, state)
         before = [dict(one) for one in states]
@@ -528,7 +527,7 @@ class WindowedStep:
             given = {k: _copied(v) for k, v in self._before[id(entry.parameter)].items()}
         if _is_copied(entry):
             return {key: _on_cpu(value) for key, value in given.items()}
-        if buffer is None or entry.unborn:
+        if buffer is None or entry.is_new:
             return given
         mine = iter(numbers[entry.lead :])
         for key, one in entry.moving:
@@ -587,34 +586,32 @@ class WindowedStep:
         entry, given = use.entries[at], use.states[at]
         found = use.made.state.get(use.parameters[at])
         made = {} if found is None else found
-        known = self.optimizer.state
-        real = {} if found is None and entry.parameter not in known else known[entry.parameter]
+        every = self.optimizer.state
+        real = {} if found is None and entry.parameter not in every else every[entry.parameter]
         taken = set()
         numbers = iter(use.parts[at][entry.lead :])
         if at in use.masters:
             self._round(entry, use.masters[at], use.parameters[at])
         if _is_copied(entry):
             self._copy_back(entry, use.parameters[at], given, made)
-        is_new = entry.unborn and entry.param_state is not None
-        if entry.count is None and not is_new and _is_in_place(entry, given, made, real):
+        makes_states = entry.is_new and entry.param_state is not None
+        if entry.count is None and not makes_states and _is_in_place(entry, given, made, real):
             return
         self.has_made_states = True
         for key, one in entry.moving:
             value = made.get(key)
             inner = _plain_of(one, entry, value)
-            held = None if entry.unborn else _plain_of(one, entry, given.get(key))
+            came = None if entry.is_new else _plain_of(one, entry, given.get(key))
             for number, slot in enumerate(one.slots):
                 _, nbytes, shape, stride = entry.place_of(slot)
                 if not nbytes:
                     continue
                 part = next(numbers)
                 new = None if inner is None else inner[number]
-                if entry.unborn:
-                    cast(HostBuffer, use.buffer).place(
-                        part, _as_born(new, slot, shape, stride, use)
-                    )
-                elif new is not None and held is not None:
-                    _write(held[number], new)
+                if entry.is_new:
+                    cast(HostBuffer, use.buffer).place(part, _as_new(new, slot, shape, stride, use))
+                elif new is not None and came is not None:
+                    _write(came[number], new)
             if inner is not None:
                 real[key] = one.shown
                 taken.add(key)
@@ -776,14 +773,14 @@ def _plain_of(one: State, entry: Entry, value: Any) -> list[torch.Tensor] | None
     return [value] if alike else None
 
 
-def _as_born(
+def _as_new(
     made: torch.Tensor | None,
     slot: BufferSlot,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
     use: _InUse,
 ) -> torch.Tensor:
-    """The bytes of a state that was born, as they are to lie in the image. Of one that the code
+    """The bytes of a new state, as they are to lie in the image. Of one that the code
     has not made, or not so, any bytes: the optimizer does not get them."""
     device = cast(HostBuffer, use.buffer).device
     if made is not None and made.device == device and made.stride() == stride:
@@ -792,11 +789,11 @@ def _as_born(
     return fresh.zero_() if made is None else fresh.copy_(made.detach())
 
 
-def _write(held: torch.Tensor, made: torch.Tensor) -> None:
+def _write(came: torch.Tensor, made: torch.Tensor) -> None:
     """A state that the code has made anew is written over the one that came."""
-    if held is not made and (held.data_ptr(), held.stride()) != (made.data_ptr(), made.stride()):
+    if came is not made and (came.data_ptr(), came.stride()) != (made.data_ptr(), made.stride()):
         with interrupts_held(), torch.no_grad():
-            held.copy_(made)
+            came.copy_(made)
 
 
 def _is_in_place(

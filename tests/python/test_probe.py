@@ -1,4 +1,4 @@
-"""What a tiny twin of an optimizer tells: the states to come, whether parameters may be stepped
+"""What a tiny probe of an optimizer tells: the states to come, whether parameters may be stepped
 apart, whether one may be stepped in parts. And what it does not disturb."""
 
 import inspect
@@ -14,19 +14,8 @@ import pytest
 import torch
 import training
 from refit.errors import UnsupportedError
-from refit.step.probe import (
-    ELEMENTWISE,
-    Foreseen,
-    StateLayout,
-    Stepping,
-    arithmetic_of,
-    flat,
-    is_dense,
-    kind_of_parameter,
-    learn,
-    part_of,
-    stand_in,
-)
+from refit.step.probe import ELEMENTWISE, Foreseen, StateLayout, kind_of_parameter, learn
+from refit.step.stand_in import Stepping, arithmetic_of, flat, is_dense, part_of, stand_in
 from torch import nn
 from training import drawn
 
@@ -534,7 +523,7 @@ def test_nothing_is_disturbed() -> None:
     assert seen == []
 
 
-def test_a_scaler_of_gradients_is_not_part_of_the_twin() -> None:
+def test_a_scaler_of_gradients_is_not_part_of_the_probe() -> None:
     optimizer = torch.optim.AdamW([matrix()], fused=True)
     optimizer.grad_scale = torch.tensor(4.0)
     optimizer.found_inf = torch.tensor(1.0)

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import refit
-import refit.step.cpu_step
+import refit.step.cpu_kernels
 import torch
 import training
 from changes import CHANGES
 from refit.errors import BudgetError, CopyError, StateError
+from refit.step.cpu_kernels import CpuKernels
 from refit.step.cpu_step import CpuShare
-from refit.step.host_step import HostStep
-from refit.step.probe import Stepping
+from refit.step.stand_in import Stepping
 from schedules import BOTH, SHARE, Schedule, Twins, count_left, stepped_by_cpu
 from torch import nn
 
@@ -50,7 +50,7 @@ def test_kernels_step_what_they_know_and_pytorch_the_rest(kind: str) -> None:
     with Twins(ALL, make) as twins:
         twins.step(3)
         assert stepped_by_cpu(twins.controller) == WEIGHTS
-        is_known = is_known and refit.step.cpu_step.root_of_torch() is not None
+        is_known = is_known and refit.step.cpu_kernels.root_of_torch() is not None
         if training.DEVICE == "cpu" or kind != "fused":  # a GPU's parameters are stepped by a loop
             assert by_kernels(twins.controller) == (ELEMENTS if is_known else 0)
 
@@ -74,16 +74,16 @@ def test_parameters_of_another_device_are_stepped_by_copies(
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.bfloat16])
 def test_the_kernels_are_found_whatever_the_defaults_are(kind: torch.dtype) -> None:
-    found = refit.step.cpu_step.root_of_torch()
+    found = refit.step.cpu_kernels.root_of_torch()
     before = torch.get_default_dtype()
-    refit.step.cpu_step.root_of_torch.cache_clear()
+    refit.step.cpu_kernels.root_of_torch.cache_clear()
     torch.set_default_dtype(kind)
     try:
         with torch.device("meta"):
-            assert refit.step.cpu_step.root_of_torch() == found
+            assert refit.step.cpu_kernels.root_of_torch() == found
     finally:
         torch.set_default_dtype(before)
-        refit.step.cpu_step.root_of_torch.cache_clear()
+        refit.step.cpu_kernels.root_of_torch.cache_clear()
 
 
 # ---- Which parameters.
@@ -137,8 +137,8 @@ def test_gradients_leave_from_the_second_step_on(
 ) -> None:
     """And are not brought again in the step after what changes them all alike."""
     brought: list[Any] = []
-    bring = HostStep.bring
-    monkeypatch.setattr(HostStep, "bring", lambda *args: brought.extend(args[1]) or bring(*args))
+    bring = CpuKernels.bring
+    monkeypatch.setattr(CpuKernels, "bring", lambda *args: brought.extend(args[1]) or bring(*args))
     with Twins(ALL) as twins:
         for number in range(4):
             brought.clear()
@@ -229,14 +229,14 @@ def test_a_gradient_that_cannot_leave_early_leaves_at_the_step(
 ) -> None:
     calls: list[int] = []
 
-    def failing(_step: HostStep, number: int, *_rest: Any) -> None:
+    def failing(_step: CpuKernels, number: int, *_rest: Any) -> None:
         calls.append(number)
         raise CopyError("a gradient has not left")
 
     with Twins(ALL) as twins:
         twins.step(3)
         with monkeypatch.context() as patch:
-            patch.setattr(HostStep, "gradient", failing)
+            patch.setattr(CpuKernels, "gradient", failing)
             twins.backward()
         assert calls
         assert count_left(twins.moved) == 0

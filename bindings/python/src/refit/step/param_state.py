@@ -1,7 +1,8 @@
-"""States as places in a host image: how each looks, and what tensor stands for it.
+"""A parameter whose states live on the host: their places in the image, and the tensors over them.
 
-A plain state has one place; a wrapper such as a DTensor has one for each plain tensor in it, and is
-made again around other tensors. Independent of what steps states.
+A ``ParamState`` has a ``State`` for each of them. A plain state has one ``BufferSlot``, which is a
+region of the image; a wrapper such as a DTensor has one for each plain tensor in it, and is made
+again around other tensors, by its ``Recipe``. Independent of what steps states.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +15,8 @@ import torch
 from refit._c.waiting import interrupts_held
 from refit.states.offloaded_tensor import call_untouched, kind_of, untouched
 from refit.states.storages import opened, why_tensor_stays
-from refit.step.host_buffer import HostBuffer
-from refit.step.probe import PART, is_dense, local
-from refit.step.window import UNIT, Part
+from refit.step.host_buffer import UNIT, HostBuffer, Part
+from refit.step.stand_in import PART, is_dense, local
 
 _READ = methodcaller("data_ptr"), methodcaller("size"), methodcaller("stride")
 
@@ -104,15 +104,15 @@ class Recipe:
         path, _ = next(iter(opened(tensor)))
         if path:
             names, context = cast(Any, tensor).__tensor_flatten__()
-            held = [(name, getattr(tensor, name)) for name in names]
-            inner = [
-                (name, Recipe(one) if isinstance(one, torch.Tensor) else one) for name, one in held
+            inner = [(name, getattr(tensor, name)) for name in names]
+            recipes = [
+                (name, Recipe(one) if isinstance(one, torch.Tensor) else one) for name, one in inner
             ]
-            self._wrapper = kind_of(tensor), inner, context, tensor.shape, tensor.stride()
+            self._wrapper = kind_of(tensor), recipes, context, tensor.shape, tensor.stride()
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is the one tensor, and no wrapper."""
+        """Whether it is the one tensor, and not a wrapper."""
         return self._wrapper is None
 
     def made(self, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -122,9 +122,11 @@ class Recipe:
     def _made(self, tensors: Iterator[torch.Tensor]) -> torch.Tensor:
         if self._wrapper is None:
             return next(tensors)
-        kind, inner, context, shape, stride = self._wrapper
-        held = {name: one._made(tensors) if isinstance(one, Recipe) else one for name, one in inner}
-        made: torch.Tensor = kind.__tensor_unflatten__(held, context, shape, stride)
+        kind, recipes, context, shape, stride = self._wrapper
+        inner = {
+            name: one._made(tensors) if isinstance(one, Recipe) else one for name, one in recipes
+        }
+        made: torch.Tensor = kind.__tensor_unflatten__(inner, context, shape, stride)
         return made
 
 
@@ -242,3 +244,10 @@ class ParamState:
 def _look_of(parameter: Any) -> tuple[Any, ...]:
     plain = local(parameter)
     return parameter.shape, plain.shape, plain.stride(), plain.dtype, plain.device
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, Any]]:
+    """Its parameters, each with the number of its group."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            yield number, parameter
