@@ -17,6 +17,7 @@ static int acquire_memory(void *user, refit_region_id region, uint64_t bytes, vo
     (void)region;
     if (on->fail_acquire > 0) return on->fail_acquire--;
     if (refit_memory_alloc(on->device, bytes, memory, NULL) != REFIT_OK) return 1;
+    test_fill(faulty_device_inner(on->device), *memory, 0xDD, bytes); /* a torn copy leaves some */
     on->memory = *memory;
     return 0;
 }
