@@ -2,6 +2,7 @@
 they show of a bound engine run."""
 
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -206,6 +207,17 @@ def test_activations_leave_as_the_guides_show(root: Path, page: str) -> None:
         assert mine.grad is None or torch.equal(mine.grad, other.grad)
     assert len(left) == steps
     assert max(left) > 0
+
+
+def test_the_guide_has_every_keyword_of_an_activation_offload(root: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    import refit
+
+    text = (root / "docs" / "activations.md").read_text()
+    table = text[text.index("## Options") : text.index("## The arena")]
+    shown = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    takes = inspect.signature(refit.ActivationOffload.__init__).parameters
+    assert [*shown, "config", "overrides"] == list(takes)[2:]  # self and the model
 
 
 def test_options_are_taken_over_as_the_guide_shows(root: Path) -> None:
