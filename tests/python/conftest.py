@@ -59,6 +59,12 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture
+def no_garbage() -> None:
+    """What the collector closes during the test is the test's own."""
+    gc.collect()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The repository."""

@@ -227,6 +227,7 @@ OPENED: dict[str, Callable[[Path], Handle]] = {
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("what", OPENED)
 def test_ctrl_c_at_an_open_leaves_nothing_open_trap_12(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -257,6 +258,7 @@ def test_ctrl_c_at_an_open_leaves_nothing_open_trap_12(
     OPENED[what](tmp_path).close()  # its endpoint is free
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("what", OPENED)
 def test_ctrl_c_at_a_close_leaves_nothing_open(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -405,6 +405,7 @@ def opened(kind: type[Publisher | Subscriber]) -> Publisher | Subscriber:
     return kind(NOWHERE if kind is Subscriber else LOCAL)
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("kind", [Publisher, Subscriber])
 def test_a_close_cut_short_by_ctrl_c_is_not_done_twice_trap_12(
     monkeypatch: pytest.MonkeyPatch, kind: type[Publisher | Subscriber]
@@ -447,6 +448,7 @@ def test_devices_by_any_name() -> None:
     assert list(map(devices.spec_of, names)) == ["cuda:2", "host", "cuda:1", names[3]]
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize("end", [Publisher, Subscriber])
 def test_a_device_that_it_opened_is_closed_after_it_trap_12(
