@@ -1,5 +1,5 @@
 /*
- * adam: one step of Adam, AdamW, Adagrad, SGD or Lion on the CPU, over a range of elements, in one
+ * optim: one step of Adam, AdamW, Adagrad, SGD or Lion on the CPU, over a range of elements, in one
  * pass: gradient in, states updated, parameter and its master or remainder written.
  *
  * What the bits are. The result is that of torch.optim's single-tensor path (foreach=False,

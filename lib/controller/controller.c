@@ -208,14 +208,14 @@ refit_status refit_controller_add(refit_controller *controller, refit_offloader 
         return REFIT_OK;
     }
     RFT_REFUSE_IF(controller->state != REFIT_TRAINING, error, REFIT_ERR_STATE,
-                  "states are away (%s): call refit_controller_restore and _join before another "
-                  "offloader is added",
+                  "states are away (%s): call refit_controller_restore and refit_controller_wait "
+                  "before another offloader is added",
                   refit_controller_state_name(controller->state));
     RFT_TRY(refit_offloader_seal(offloader, error));
     refit_offloader_state state = refit_offloader_get_state(offloader);
     RFT_REFUSE_IF(state != REFIT_RESIDENT, error, REFIT_ERR_STATE,
                   "the states of this offloader are away (%s): call refit_offloader_restore and "
-                  "_finish before it is added",
+                  "refit_offloader_wait before it is added",
                   refit_offloader_state_name(state));
     member added = {.offloader = offloader, .has_stream = true, .stream = stream};
     return append(controller, &added, error);
@@ -460,7 +460,7 @@ static refit_status check_join(const refit_controller *controller, refit_error *
     for (uint32_t at = 0; training && at < controller->count; at++) {
         RFT_REFUSE_IF(has_left(&controller->members[at]), error, REFIT_ERR_STATE,
                       "states are away, or still leaving, since a phase failed: call "
-                      "refit_controller_offload or _return first");
+                      "refit_controller_offload or refit_controller_restore first");
     }
     return REFIT_OK;
 }

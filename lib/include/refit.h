@@ -1,12 +1,13 @@
+/* clang-format off */
 /*
  * refit.h: the whole public interface in one header.
  *
  * refit makes the refit of colocated RL post-training short, exact and safe: between an optimizer
- * step and the next rollout it clears optimizer states and grads off the device, hands the new
+ * step and the next rollout it offloads optimizer states and grads from the device, hands the new
  * weights to every rollout worker as one version that all of them switch to or none does, and
- * brings the states back during the next step.
+ * restores the states during the next step.
  *
- * A ladder, from simple to advanced; each header says what it needs:
+ * The headers, from simple to advanced:
  *
  *   refit/controller.h   the cycle that a training loop calls
  *   refit/offload.h      states leave the device and come back
@@ -21,13 +22,13 @@
  *   refit/version.h      which refit this is
  *   refit/deprecated.h   names of before, for one minor release
  *
- * Beyond the fence stand the other schedules and tools. This header does not include them, and they
- * may change more often (docs/versioning.md):
+ * The headers of the other schedules and tools are not included here, and may change more often
+ * (docs/versioning.md):
  *
  *   refit/advanced/window.h       states that live on the host visit the device during a step
  *   refit/advanced/host_step.h    a share of the parameters is stepped on the CPU
- *   refit/advanced/activations.h  saved tensors leave in the forward pass and return in the
- * backward refit/advanced/arena.h        device memory whose addresses never change
+ *   refit/advanced/activations.h  saved tensors leave in the forward pass, return in the backward
+ *   refit/advanced/arena.h        device memory whose addresses never change
  *   refit/advanced/torch.h        PyTorch allocates from it
  *   refit/advanced/archive.h      versions kept as files
  *   refit/advanced/query.h        which version a publisher holds
@@ -68,7 +69,7 @@
  *  - An argument that cannot be (NULL, a size field too small) is REFIT_ERR_INVALID, also where the
  *    comment does not name it.
  *  - A device that is lost answers REFIT_ERR_DEVICE to every call (refit/device.h). What lies in
- * host memory can be read.
+ *    host memory can be read.
  *  - One thread at a time uses an object, but for calls marked "any thread".
  *  - refit never aborts, never prints, never installs a signal handler, and keeps no thread beyond
  *    those that the object's header names.
@@ -78,6 +79,7 @@
  *  - Timeouts are in milliseconds; 0 means: do not wait. No call waits without a limit.
  *  - Strings are UTF-8 and end with NUL.
  */
+/* clang-format on */
 #ifndef REFIT_H
 #define REFIT_H
 

@@ -515,10 +515,11 @@ bool rft_offloader_is_stepping(refit_offloader *offloader, const rft_stepper *by
     return stepping;
 }
 
-/* ---- Read locks
- * ---------------------------------------------------------------------------------- Readers of the
- * host image. A count under the lock is all there is: while it is not zero, nothing that would
- * change or free the image begins. Copies no bytes.
+/*
+ * ---- Read locks
+ *
+ * Readers of the host image. A count under the lock is all there is: while it is not zero, nothing
+ * that would change or free the image begins. Copies no bytes.
  */
 
 /* The masters of a region, decoded for a read lock. */

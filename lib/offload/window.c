@@ -486,7 +486,7 @@ refit_status refit_window_measure(refit_window *window, const refit_window_part 
 
 /* ---- Copies ------------------------------------------------------------------------------- */
 
-static bool is_born(const window_part *part)
+static bool is_new(const window_part *part)
 {
     return (part->flags & REFIT_PART_NEW) != 0;
 }
@@ -552,7 +552,7 @@ static refit_status fill_plan(refit_window *window, uint32_t number, bool out, r
     if (way.recodes != NULL) way.recodes += (size_t)slot * window->recode_room;
     *plan = &window->plans[slot];
     for (uint32_t part = span->first; part < span->first + span->count; part++) {
-        if (out || !is_born(&window->parts[part])) add_part(window, &way, part);
+        if (out || !is_new(&window->parts[part])) add_part(window, &way, part);
     }
     return rft_plan_fill(*plan, window->pieces, way.count, error);
 }
@@ -568,7 +568,7 @@ static uint64_t moved_bytes(const rft_plan *plan)
     return bytes;
 }
 
-/* Starts the copies in of window `arrived`. A window of parts that are born has none. */
+/* Starts the copies in of window `arrived`. A window of new parts has none. */
 static refit_status start_in(refit_window *window, refit_error *error)
 {
     rft_plan *plan;
@@ -606,7 +606,7 @@ static refit_status check_in(const refit_window *window, uint32_t number, refit_
     const window_span *span = &window->spans[number];
     for (uint32_t part = span->first; part < span->first + span->count; part++) {
         rft_masters_part masters = masters_of(window, part);
-        if (!masters.region->coded || is_born(&window->parts[part])) continue;
+        if (!masters.region->coded || is_new(&window->parts[part])) continue;
         RFT_TRY(rft_masters_arrived(window->offloader, masters.region, masters.first, masters.count,
                                     error));
     }
@@ -862,7 +862,7 @@ static void set_addresses(refit_window *window)
                          ? NULL
                          : window->memory + number % window->slot_count * window->slot_bytes;
         for (uint32_t part = span->first; part < span->first + span->count; part++) {
-            bool placed = !is_born(&window->parts[part]);
+            bool placed = !is_new(&window->parts[part]);
             window->addresses[part] = placed ? slot + window->parts[part].at : NULL;
             window->parts[part].allocation = placed ? window->allocation : NULL;
         }
@@ -873,7 +873,7 @@ static void set_addresses(refit_window *window)
 static bool any_comes(const refit_window *window)
 {
     for (uint32_t part = 0; part < window->part_count; part++) {
-        if (!is_born(&window->parts[part])) return true;
+        if (!is_new(&window->parts[part])) return true;
     }
     return false;
 }
@@ -890,7 +890,7 @@ static refit_status prepare(refit_window *window, const refit_window_part *parts
     measure(window, &least, &all);
     bool placed = window->borrowed || any_comes(window);
     if (placed) RFT_TRY(ensure_memory(window, least, all, error));
-    /* Parts that are born need no memory: then there are slots in number only. */
+    /* New parts need no memory: then there are slots in number only. */
     if (window->memory == NULL) window->slot_count = config->offload_windows;
     divide(window, placed ? window->slot_bytes : config->offload_window_bytes);
     set_addresses(window);
@@ -995,7 +995,7 @@ refit_status refit_window_place(refit_window *window, uint32_t part, void *memor
     RFT_TRY(refuse_unused(window, error));
     const window_span *span = &window->spans[window->stepped];
     RFT_REFUSE_IF(part < span->first || part - span->first >= span->count ||
-                      !is_born(&window->parts[part]),
+                      !is_new(&window->parts[part]),
                   error, REFIT_ERR_INVALID,
                   "part %" PRIu32 " is not a REFIT_PART_NEW of the window in use, which has parts "
                   "%" PRIu32 " to %" PRIu32,
@@ -1016,7 +1016,10 @@ static refit_status check_placed(const refit_window *window, refit_error *error)
     const window_span *span = &window->spans[window->stepped];
     for (uint32_t part = span->first; part < span->first + span->count; part++) {
         RFT_REFUSE_IF(window->addresses[part] == NULL, error, REFIT_ERR_INVALID,
-                      "part %" PRIu32 " was born, and refit_window_place has not said where", part);
+                      "part %" PRIu32
+                      " is a REFIT_PART_NEW without memory: call refit_window_place "
+                      "first",
+                      part);
     }
     return REFIT_OK;
 }

@@ -143,8 +143,8 @@ static void memory_close(refit_publisher *publisher, int64_t deadline)
     if (left > 0) {
         rft_log(REFIT_LOG_ERROR,
                 "workers did not let go of %" PRIu32
-                " pieces of the GPU's memory: they stay taken until the device is closed after "
-                "they have",
+                " pieces of the GPU's memory: it is freed when the device closes, once they have "
+                "unmapped it",
                 left);
     }
     rft_store_close(publisher->store);

@@ -64,7 +64,7 @@ struct refit_publisher {
 /* REFIT_ERR_STATE: there is no version to `verb`. */
 refit_status rft_publisher_check_writing(refit_publisher *publisher, const char *verb,
                                          refit_error *error);
-/* Finishes the tensors that are uncompared. */
+/* Compares the tensors that were written last. */
 void rft_publisher_compare_written(refit_publisher *publisher);
 /* Waits for copies that an earlier write gave up waiting for. */
 void rft_publisher_await_copies(refit_publisher *publisher, int64_t deadline);

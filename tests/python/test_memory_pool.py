@@ -519,7 +519,7 @@ OLD, NEW, NATIVE = "2.7.1+cu126", "2.13.0", "native"
         ("2.6.0", NATIVE, "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
         (OLD, NATIVE, "cuda:0", 1 << 20, UnsupportedError, r"2\.8 or later.*2\.11"),
         (NEW, "cudaMallocAsync", "cuda:0", 1 << 20, UnsupportedError, "backend:cudaMallocAsync"),
-        (NEW, NATIVE, "cpu", 1 << 20, InvalidError, "cpu is none"),
+        (NEW, NATIVE, "cpu", 1 << 20, InvalidError, "not cpu"),
         (NEW, NATIVE, "cuda:0", 0, InvalidError, "holds nothing"),
     ],
 )

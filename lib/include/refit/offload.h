@@ -101,12 +101,12 @@ typedef struct refit_region_desc {
     int32_t reserved;          /* not read: shorter structs end in padding here */
     refit_placement placement; /* REFIT_PLACEMENT_HOST: `memory` is NULL, the policy REFIT_KEEP */
     const uint16_t *weights;   /* the bf16 weights whose fp32 masters the region holds, one of each;
-                                  NULL: none. See "Masters" below */
+                                  NULL: none. See "Masters" above */
 } refit_region_desc;
 
 typedef enum refit_offloader_state {
     REFIT_OPEN = 0,       /* regions may be added; nothing planned */
-    REFIT_RESIDENT = 1,   /* the device holds all bytes; the arena holds none that count */
+    REFIT_RESIDENT = 1,   /* the device holds all bytes; the host image none that count */
     REFIT_OFFLOADING = 2, /* copies out under way; the device still holds all */
     REFIT_OFFLOADED = 3,  /* the host image is authoritative; device memory may be freed */
     REFIT_RESTORING = 4,  /* copies back under way; the host image is authoritative */
@@ -236,11 +236,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_memory(refit_offload
  * - REFIT_ERR_LIMIT: more regions or bytes than can be planned
  * - REFIT_ERR_UNSUPPORTED: REFIT_PLACEMENT_HOST without use_pinned_optimizer_offload
  * - REFIT_ERR_STATE: REFIT_PLACEMENT_HOST, and some regions were restored before an unseal while
- * others are new
+ *   others are new
  * - REFIT_ERR_CONFIG: a NUMA node that is not there
  * - REFIT_ERR_DEVICE_MEMORY: none for masters on their way
  * - REFIT_ERR_INVALID: weights that lie in a region, with which they would leave; weights that two
- * regions with REFIT_PLACEMENT_HOST share
+ *   regions with REFIT_PLACEMENT_HOST share
  * - REFIT_ERR_BUDGET, REFIT_ERR_PIN, REFIT_ERR_HOST_MEMORY, REFIT_ERR_SYSTEM, REFIT_ERR_DEVICE
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_seal(refit_offloader *offloader,
@@ -312,7 +312,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_offloader_set_accumulating(refit_o
  * - REFIT_ERR_BUSY: a read lock holds the image, or 64 futures are open
  * - REFIT_ERR_TIMEOUT: the host memory is not there yet; call again
  * - REFIT_ERR_LIMIT: more copies than a stream of the device queues; masters that did not fit,
- * while other regions are away
+ *   while other regions are away
  * - REFIT_ERR_COPY, REFIT_ERR_DEVICE
  * - planning anew: those of refit_offloader_seal
  * - after a trim and with offload.background: those of refit_offloader_seal
@@ -502,9 +502,11 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_future_join_group(refit_future *fu
 /* Ends the caller's use of it; NULL is allowed. The operation goes on. Does not block. */
 REFIT_API void refit_future_close(refit_future *future);
 
-/* ---- Read locks: reading the host image while states are away
- * -------------------------------------- A checkpoint writer holds a read lock; until it ends, no
- * offload overwrites what it reads. */
+/*
+ * ---- Read locks: reading the host image while states are away
+ *
+ * A checkpoint writer holds a read lock; until it ends, no offload overwrites what it reads.
+ */
 
 /*
  * Starts a read lock, while the image holds all KEEP regions: in OFFLOADED and RESTORING, unless
@@ -515,7 +517,7 @@ REFIT_API void refit_future_close(refit_future *future);
  * - REFIT_ERR_STATE: another state, or a KEEP region is not in the image
  * - REFIT_ERR_DEVICE: the device was lost during a step in windows, which stays unfinished
  * - REFIT_ERR_BUSY: a step in windows changes the image; or its host memory is still coming
- * (REFIT_PLACEMENT_HOST with offload.background: see refit_offloader_prepare)
+ *   (REFIT_PLACEMENT_HOST with offload.background: see refit_offloader_prepare)
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_read_lock_acquire(refit_offloader *offloader,
                                                                 refit_read_lock **out,

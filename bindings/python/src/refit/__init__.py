@@ -142,7 +142,7 @@ _PLACES = {
     "TensorSpec": "refit.weights.manifest",
     "Timeline": "refit.observe.timeline",
     "Transaction": "refit.weights.transaction",
-    "RawTensor": "refit.weights.manifest",
+    "RawTensor": "refit.weights.source",
     "Update": "refit.weights.update",
     "View": "refit.weights.view",
     "Worker": "refit.weights.worker",

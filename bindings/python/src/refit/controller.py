@@ -290,7 +290,8 @@ class Controller(Closing):
         self._open().accumulation.set_by_user = bool(is_open)
 
     def stats(self) -> dict[str, float]:
-        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block.
+        """A flat dict of floats, keys ``refit/...``, for any logger. Does not block, unless another
+        thread is in a call of the activations' offload.
 
         With the figures of the publisher that the last ``refit`` was given, until it is closed.
         Each key with its unit and meaning is in docs/statistics.md.

@@ -57,7 +57,7 @@ def mem_pool(
         )
     found = torch.device("cuda" if device is None else device)
     if found.type != "cuda":
-        raise InvalidError(f"a pool is for a GPU: {found} is none")
+        raise InvalidError(f"a pool needs a CUDA device, not {found}")
     torch_pool.refuse_unfit()
     index = torch.cuda.current_device() if found.index is None else found.index
     return MemPool(torch.device("cuda", index), nbytes, config)

@@ -17,9 +17,10 @@
  *     refit_host_step_run(step, unscale, clip, stream, &error);          or refit_host_step_skip
  *     refit_host_step_join(step, p, stream, &error);                     before its next use
  *
- * The bits are those of torch.optim's single-tensor path on the CPU, in any division between
- * threads (kernels/optim.h says op by op which bits are meant). Arithmetic follows the rounding and
- * the treatment of subnormal numbers of the thread that calls run.
+ * The bits are those of torch.optim's single-tensor path on the CPU, for Lion those of its authors'
+ * code, in any division between threads (kernels/optim.h says op by op which bits are meant).
+ * Arithmetic follows the rounding and the treatment of subnormal numbers of the thread that calls
+ * run.
  *
  * Host memory, page-locked like the image, is taken at open: for each parameter its gradient, all
  * of it, and the parameter. The image and this memory together are held against the budget then. No
@@ -132,11 +133,11 @@ typedef enum refit_parameter_flag {
  * - REFIT_ERR_STATE: the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: the offloader has a host step, or a step in windows is under way
  * - REFIT_ERR_UNSUPPORTED: use_pinned_optimizer_offload: false; masters that leave by their
- * weights: add their region without weights
+ *   weights: add their region without weights
  * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
  * - REFIT_ERR_EXISTS: a region that is named twice, or parameters that overlap
  * - REFIT_ERR_INVALID: a parameter that cannot be: of no elements, a region of another size,
- * remainders that are not of bf16, masters of an fp32 parameter, not device memory
+ *   remainders that are not of bf16, masters of an fp32 parameter, not device memory
  * - REFIT_ERR_LIMIT: more elements than can be
  * - REFIT_ERR_BUDGET: more memory than the budget has beside the image
  * - others of refit_offloader_seal about memory
@@ -206,7 +207,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_load(refit_host_step *st
  * Errors:
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
  * - REFIT_ERR_INVALID: options that cannot be, a parameter of a group beyond `count`, or with fewer
- * states than its optimizer has
+ *   states than its optimizer has
  * - those of refit_host_step_wait
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *step,
@@ -230,8 +231,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_begin(refit_host_step *s
  * - REFIT_ERR_NOT_FOUND: no such parameter
  * - REFIT_ERR_INVALID: not device memory, or `number` is not from 1 on
  * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: it is not submitted, and neither is the former
- * one; submit it again. Until norm, run or skip has returned REFIT_OK a part of it may still be
- * read
+ *   one; submit it again. Until norm, run or skip has returned REFIT_OK a part of it may still be
+ *   read
  */
 REFIT_API REFIT_MUST_CHECK refit_status
 refit_host_step_gradient(refit_host_step *step, uint32_t parameter, const void *gradient,
@@ -265,7 +266,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_drop(refit_host_step *st
  * - REFIT_ERR_NOT_FOUND: no such parameter
  * - REFIT_ERR_UNSUPPORTED: it has masters or remainders
  * - REFIT_ERR_COPY, REFIT_ERR_DEVICE and others: call it again. Until norm, run or skip has
- * returned REFIT_OK a part of the parameter may still be read
+ *   returned REFIT_OK a part of the parameter may still be read
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_refresh(refit_host_step *step,
                                                                 uint32_t parameter,
@@ -301,13 +302,13 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_norm(refit_host_step *st
  * Errors, with REFIT_PARAMETER_STEPPED saying what was stepped; call run again with the same two
  * factors, or skip the rest:
  * - REFIT_ERR_STATE: no step is under way, or the offloader is not OFFLOADED; a parameter whose
- * gradient was submitted is not on the host, since it was neither loaded nor refreshed: nothing was
- * stepped
+ *   gradient was submitted is not on the host, since it was neither loaded nor refreshed: nothing
+ *   was stepped
  * - REFIT_ERR_INVALID: a factor that is not finite, or another than the first run had
  * - REFIT_ERR_BUSY: a read lock reads the image; nothing was stepped
  * - REFIT_ERR_COPY and others: a copy back could not be started; all that has landed was stepped
  * - REFIT_ERR_TIMEOUT, REFIT_ERR_DEVICE: a gradient, or a parameter that is refreshed, has not
- * arrived
+ *   arrived
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_host_step_run(refit_host_step *step, double unscale,
                                                             double clip, refit_stream_ref stream,

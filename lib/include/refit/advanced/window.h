@@ -43,10 +43,9 @@
  * - They begin as zeros, and get their first bytes, and any that are not from a step, as
  *   REFIT_PART_NEW, with their weights on the device before done. Between steps
  *   refit_read_lock_read shows them; refit_window_host does not.
- * - Weights that are not roundings of their masters are all right. Where too many are, those
- * masters go whole, 262144 at a time, into host memory of their own; until that is done their bytes
- * are in the window. Each later step tries whether they fit again, and less often where they do
- * not.
+ * - Weights need not be the roundings of their masters. Where too many are not, those masters go
+ *   whole, 262144 at a time, into host memory of their own; until that is done their bytes are in
+ *   the window. Each later step tries whether they fit again, and less often where they do not.
  * - Both directions have device memory of their own for it, together offload.staging_bytes or a
  *   little over 1 MiB, which seal takes. The statistic window_bytes counts it.
  *
@@ -111,7 +110,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_open(refit_offloader *offlo
  * Errors, with nothing closed:
  * - REFIT_ERR_TIMEOUT: copies are still under way
  * - REFIT_ERR_COPY, REFIT_ERR_HOST_MEMORY (see wait) and others: copies out of a stepped part could
- * not be started; close tries again
+ *   not be started; close tries again
  * - those of refit_memory_free
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_close(refit_window *window,
@@ -162,10 +161,10 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_measure(refit_window *windo
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: a read lock reads the image
  * - REFIT_ERR_INVALID, REFIT_ERR_NOT_FOUND: a part that cannot be: of no region, of a region that
- * is not kept, of bytes after its end, of bytes that an earlier part has, or of masters and not of
- * whole units
+ *   is not kept, of bytes after its end, of bytes that an earlier part has, or of masters and not
+ *   of whole units
  * - REFIT_ERR_UNSUPPORTED: masters that have left the device by their weights (offload.masters);
- * those with REFIT_PLACEMENT_HOST visit it
+ *   those with REFIT_PLACEMENT_HOST visit it
  * - REFIT_ERR_LIMIT: parts that stay together are larger than the windows of set_memory
  * - REFIT_ERR_DEVICE_MEMORY: none of these sizes is to be had
  * - REFIT_ERR_COPY and others: copies could not be started; begin tries again
@@ -184,8 +183,8 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_begin(refit_window *window,
  * - REFIT_ERR_STATE: no step is under way
  * - REFIT_ERR_COPY and others: copies could not be started; next tries again
  * - REFIT_ERR_CORRUPT: weights of a part that comes in were changed since its masters left. Nothing
- * was written over the masters that are in the image: make the weights what they were and call next
- * again, or end the step
+ *   was written over the masters that are in the image: make the weights what they were and call
+ *   next again, or end the step
  * - REFIT_ERR_TIMEOUT
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_next(refit_window *window,
@@ -200,7 +199,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_next(refit_window *window,
  * Errors:
  * - REFIT_ERR_STATE: no window is in use
  * - REFIT_ERR_INVALID: not such a part of this window, or not device memory; for masters that
- * travel by their weights also an address that is not a multiple of 4
+ *   travel by their weights also an address that is not a multiple of 4
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_place(refit_window *window, uint32_t part,
                                                            void *memory, refit_error *error);
@@ -241,7 +240,7 @@ REFIT_API REFIT_MUST_CHECK refit_status refit_window_end(refit_window *window, r
  * Errors:
  * - REFIT_ERR_TIMEOUT
  * - REFIT_ERR_HOST_MEMORY: none for masters that do not fit into the image. done, next and end
- * answer it too, when they try
+ *   answer it too, when they try
  * - REFIT_ERR_COPY and others: copies could not be started; their bytes are safe on the device
  * - REFIT_ERR_DEVICE: the device is lost, and the parts that are not back
  */
@@ -262,11 +261,11 @@ REFIT_API uint32_t refit_window_progress(const refit_window *window);
  * Errors:
  * - REFIT_ERR_STATE: a step is under way, or the offloader is not OFFLOADED
  * - REFIT_ERR_BUSY: the last copies are under way (call refit_window_wait first), or a read lock is
- * open
+ *   open
  * - REFIT_ERR_NOT_FOUND: no such region, or one that is not kept
  * - REFIT_ERR_INVALID: a region that a host step steps: see refit_host_step_region
  * - REFIT_ERR_UNSUPPORTED: masters that travel by their weights: read them by refit_read_lock_read,
- * write them as REFIT_PART_NEW
+ *   write them as REFIT_PART_NEW
  */
 REFIT_API REFIT_MUST_CHECK refit_status refit_window_host(refit_window *window,
                                                           refit_region_id region, void **bytes,

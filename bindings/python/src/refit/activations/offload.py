@@ -429,7 +429,6 @@ class ActivationOffload(Closing):
             forward.stayed_bytes += sum(one.nbytes for one in found) - nbytes
             if measures:
                 self._plan.note(order, nbytes, forward_s, self._groups.time_copies(group))
-            if measures:
                 forward.layer_began = self._now()
 
     def _note_streams(self, forward: Forward) -> None:

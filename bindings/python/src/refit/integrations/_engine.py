@@ -141,7 +141,7 @@ class Engine:
         left = iter(weights)
         try:
             wait = self._publisher.wait_workers
-            await self._sender.beside(wait, self._expected, self._timeout_s)
+            await self._sender.run_in_thread(wait, self._expected, self._timeout_s)
             return await self._sender.send_from_loop(left, version)
         finally:
             run_to_the_end(left)

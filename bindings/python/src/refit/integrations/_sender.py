@@ -55,9 +55,9 @@ class Sender:
         left = iter(weights)
         try:
             ready = self._declare(left)
-            await self.beside(self._begin, version)
+            await self.run_in_thread(self._begin, version)
             self._write(ready)
-            await self.beside(self.publisher.commit)
+            await self.run_in_thread(self.publisher.commit)
         except BaseException:
             self._give_up()
             raise
@@ -65,7 +65,7 @@ class Sender:
             run_to_the_end(left)
         return self.publisher.version
 
-    async def beside(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a call of the publisher that blocks, on a thread of the loop's executor. Cancelling
         ends the call, and returns when it has ended: a publisher is one thread's at a time."""
         running = asyncio.ensure_future(asyncio.to_thread(call, *arguments))

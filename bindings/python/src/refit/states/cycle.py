@@ -25,9 +25,9 @@ occurs; ``StateCycle`` is in this one:
         DeviceRegions.join                      the current stream waits for the copies back
         OffloadedTensors.lift                   states are used as ever
 
-A phase changes only when its work is done on every device; each device knows by itself how far it
-is (see ``regions``). So after an exception, Ctrl-C too, the same verb goes on, and ``restore``
-brings back what has left from wherever it is.
+``CLEARED`` is set before the first copy, the other phases when their work is done on every device;
+each device knows by itself how far it is (see ``regions``). So after an exception, Ctrl-C too, the
+same verb goes on, and ``restore`` brings back what has left from wherever it is.
 
 Code that a thread runs in the middle of a verb of its own, as a signal handler does, cannot move or
 use the states: it gets a BusyError. If the handler lets it pass, it ends the verb as Ctrl-C does.

@@ -25,8 +25,8 @@ away has no memory there, so these end the process or fault on the GPU:
 ``torch.utils.swap_tensors`` exchanges classes as well as memory, and ``as_subclass`` may be given
 the class: such a tensor brings all back when it is used, and then gets its own class.
 
-What a signal handler, a finalizer or a log handler does with states in the middle of a ``clear``,
-``restore`` or ``wait`` of its thread is a BusyError (see ``cycle``).
+What a signal handler, a finalizer or a log handler does with states in the middle of an
+``offload``, ``restore`` or ``wait`` of its thread is a BusyError (see ``cycle``).
 
 The hooks on an optimizer (see ``hooks``) need none of this: within ``step`` all of that may be
 done. Independent of how memory comes back.

@@ -50,8 +50,9 @@ class StateSource:
         self._pool = pool
         self._warned = False
         self.lives_elsewhere: Callable[[Any, Any, Any], bool] | None = None
-        self.masters_elsewhere: Callable[[Any], bool] | None = None
         """Whether a state (its parameter, its key, its value) is not the concern of a cycle."""
+        self.masters_elsewhere: Callable[[Any], bool] | None = None
+        """The same of a master."""
 
     def parameters(self) -> list[Any]:
         """Every parameter that is optimized, and those of a framework's model."""

@@ -44,9 +44,6 @@ Place = int
 """The address where memory begins. It identifies the memory: the host and all GPUs share one
 address space (CUDA's unified addressing)."""
 
-BESIDE = -1
-"""In place of an optimizer's number: the tensor is in no state, but is kept beside one."""
-
 Path = tuple[Any, ...]
 """The keys under which a tensor is found in the state of its owner."""
 
@@ -74,8 +71,8 @@ class StateInventory:
     tensors: list[Any]
     """All of them. Among the states is every object that is neither a tensor nor a plain value."""
     owners: list[Any]
-    """Of each state the parameter whose it is, or None if it is kept beside a state; then of each
-    gradient its parameter."""
+    """The parameter that each state belongs to, or None if it is kept beside a state; then that of
+    each gradient."""
     paths: list[Path]
     """Of each state where it was found."""
     wrappers: list[Any]
@@ -301,6 +298,13 @@ def why_storage_stays(tensor: torch.Tensor) -> str | None:
     return None
 
 
+def unique_name(name: str, given: dict[str, int]) -> str:
+    """The name, or the first of ``name#2``, ``name#3``, … that was not given before. `given` counts
+    them."""
+    count = given[name] = given.get(name, 0) + 1
+    return name if count == 1 else unique_name(f"{name}#{count}", given)
+
+
 def places(named: Iterable[tuple[str, Any]]) -> dict[Place, str]:
     """Where the memory of tensors is, and the name of the first that is there."""
     found: dict[Place, str] = {}
@@ -399,7 +403,7 @@ class _Planner:
         elif place not in self._leaving:
             self._leaving[place] = len(self._candidates)
             self._candidates.add(
-                self._unique(name), place, tensor.untyped_storage().nbytes(), group
+                unique_name(name, self._names), place, tensor.untyped_storage().nbytes(), group
             )
             self._candidates.tensors.append(number)
             self._devices.append(tensor.device)
@@ -411,10 +415,6 @@ class _Planner:
         if reason is not None:
             self._fixed = True
         return reason or self._why_device_stays(tensor.device)
-
-    def _unique(self, name: str) -> str:
-        seen = self._names[name] = self._names.get(name, 0) + 1
-        return name if seen == 1 else self._unique(f"{name}#{seen}")
 
     def plan(self, pieces: Sequence[tuple[int, int]], tensors: int) -> OffloadPlan:
         """The plan, once all tensors were seen. ``tensors``: the number that the inventory has."""
@@ -481,7 +481,7 @@ class _Planner:
                 for place in inside:
                     del groups[place]
                 continue
-            name = self._unique(f"pool.{names[0]}")
+            name = unique_name(f"pool.{names[0]}", self._names)
             found.append((self._devices[taken[0]], begin, name, nbytes))
         return found
 

@@ -230,8 +230,8 @@ class CpuShare:
         self._scales: list[float] = []
         """What ``run`` multiplies gradients by."""
         self._counts: dict[int, int] = {}
-        """How often each parameter was stepped, as of the last step, by the identity of its place.
-        """
+        """How often each parameter was stepped, as of the last step, by the identity of its
+        ``ParamState``."""
         self._plan_of: tuple[Any, ...] = ()
         """The groups when the kernels were opened: their lengths, and the states they have."""
         self._process = os.getpid()

@@ -1,6 +1,6 @@
 """States that live on the host and visit the device while their optimizer steps.
 
-No method of an optimizer is replaced. A hook makes the step before PyTorch's own code runs, and
+``Optimizer.step`` is not replaced. A hook makes the step before PyTorch's own code runs, and
 gives that code an empty stand-in of the optimizer to step instead. So hooks, closures, schedulers
 and a ``GradScaler`` see one step. The calls of a step, in order:
 

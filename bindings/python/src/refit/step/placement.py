@@ -24,7 +24,7 @@ from refit._c.waiting import interrupts_held
 from refit.errors import DeviceMemoryError, StateError
 from refit.observe.observers import Observers
 from refit.states.offloaded_tensor import untouched
-from refit.states.storages import opened, why_tensor_stays
+from refit.states.storages import opened, unique_name, why_tensor_stays
 from refit.states.torch_memory import Devices, lacks_memory
 from refit.step.cpu_step import CpuShare
 from refit.step.host_buffer import UNIT, HostBuffer
@@ -384,7 +384,8 @@ class Placement:
         sizes = [extent(one) for one in looks]
         weights = _without_shared(weights, sizes)
         handle = self._devices[device]
-        named = _distinct(names)
+        given: dict[str, int] = {}
+        named = [unique_name(name, given) for name in names]
         buffer = HostBuffer(device, handle, self._config, named, sizes, self._observers, weights)
         self.buffers.append(buffer)
         share = None
@@ -604,15 +605,6 @@ def _can_leave(parameter: Any, layout: StateLayout) -> bool:
     stepped there if the optimizer's arithmetic is not element by element."""
     plain = local(parameter)
     return plain is parameter or plain.device.type == "cpu" or layout.elementwise
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    found = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
 
 
 def _without_shared(weights: Sequence[int], sizes: Sequence[int]) -> list[int]:

@@ -70,7 +70,7 @@ class Division:
         """Where each parameter belongs, by its name, its place in the order of the forward pass,
         and the bytes of its states. Of parameters that come later as much goes to the CPU as is its
         share of all, and none stays that could be in windows. InvalidError for a name to pick that
-        no parameter has; of one without states to move nothing follows."""
+        no parameter has; one that only parameters without states have is accepted."""
         places = [WINDOWS if self._windows else STAYS] * len(sizes)
         for number in range(self._first(sizes)):
             places[number] = STAYS

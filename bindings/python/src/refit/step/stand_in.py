@@ -71,7 +71,7 @@ _OWN = {"param_groups", "state", "step", "__getstate__", *_HOOKS}
 
 
 def attributes_of(optimizer: Optimizer) -> dict[str, Any]:
-    """What it holds beside groups and states."""
+    """What it holds besides groups and states."""
     return {key: value for key, value in vars(optimizer).items() if key not in _OWN}
 
 

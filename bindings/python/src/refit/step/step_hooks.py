@@ -1,8 +1,8 @@
 """The hooks by which an optimizer's ``step()``, and what is loaded into it, come to its states.
 
 ``StepHooks`` registers them, ``_Calls`` is what they do for one optimizer, and ``Prefetch`` is the
-hook of the backward pass before. No method of the optimizer is replaced: a pre-step hook that runs
-after all others makes the step, and gives PyTorch's code a stand-in without parameters to step.
+hook of the backward pass before. ``step()`` is not replaced: a pre-step hook that runs after all
+others makes the step, and gives PyTorch's code a stand-in without parameters to step.
 Independent of how a step is made.
 """
 

@@ -150,7 +150,7 @@ def entries_of(
                 continue
             mine = param_states.get((id(optimizer), id(parameter)))
             state = optimizer.state.get(parameter, {})
-            for entry in _parts(group, parameter, mine, state):
+            for entry in _split(group, parameter, mine, state):
                 if entry.param_state is not None and entry.is_new:
                     new.append(entry)
                 else:
@@ -158,7 +158,7 @@ def entries_of(
     yield from new
 
 
-def _parts(
+def _split(
     group: int, parameter: Any, param_state: ParamState | None, state: Mapping[Any, Any]
 ) -> list[Entry]:
     entry = Entry(group, parameter, param_state)
@@ -264,7 +264,7 @@ class WindowedStep:
         gradients that are still to come. What ``HostBuffer.begin`` raises: nothing has started."""
         for buffer, entries in self._by_buffer().items():
             if buffer is not None:
-                parts, _ = self._parts(entries)
+                parts, _ = self._window_parts(entries)
                 to_come = [one.parameter for one in entries if one.parameter.grad is None]
                 if buffer.has_room(parts, sum(local(one).nbytes for one in to_come)):
                     buffer.begin(parts)
@@ -310,7 +310,9 @@ class WindowedStep:
         }
         here = [one for one in left.pop(None, []) if one.share is None]
         if most is None:
-            visits = [(buffer, entries, *self._parts(entries)) for buffer, entries in left.items()]
+            visits = [
+                (buffer, entries, *self._window_parts(entries)) for buffer, entries in left.items()
+            ]
             for buffer, _, parts, _ in visits[:1]:
                 buffer.begin(parts)  # what stays on the device is stepped meanwhile
             if here:
@@ -322,7 +324,7 @@ class WindowedStep:
                 self._window(None, some, [[] for _ in some], {})
             for buffer, entries in left.items():
                 for some in _batches(entries, most):
-                    self._visit(buffer, some, *self._parts(some), observers)
+                    self._visit(buffer, some, *self._window_parts(some), observers)
                     buffer.wait()
         for share, entries in shares.items():
             self._step_on_cpu(share, entries, submitted[share], most, observers)
@@ -431,7 +433,7 @@ class WindowedStep:
             at = after
         buffer.end()
 
-    def _parts(self, entries: list[Entry]) -> tuple[list[Part], list[list[int]]]:
+    def _window_parts(self, entries: list[Entry]) -> tuple[list[Part], list[list[int]]]:
         """The parts of some entries, and of each entry the numbers of its own."""
         parts: list[Part] = []
         numbers: list[list[int]] = []

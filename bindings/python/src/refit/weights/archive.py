@@ -190,11 +190,10 @@ class Archive(Handle):
     With ``write=True`` the folder is made if it is missing (its parent must be there; mode 0700, so
     that other users read it only if you let them), and is this object's alone until ``close``:
     BusyError where another one writes. Any number of others read meanwhile, each what is there when
-    it opens it. ``config`` and ``overrides`` are those of
-    ``refit.make_config``; ``archive.*``, ``limits.*``, ``broadcast.frame_bytes`` and, for what is
-    written, ``broadcast.compress`` and its level count. Blocks for the disk. Raises NotFoundError
-    (no such folder), InputOutputError, InvalidError, ConfigError, HostMemoryError. One thread at a
-    time.
+    it opens it. ``config`` and ``overrides``: as of ``Publisher``; ``archive.*``, ``limits.*``,
+    ``broadcast.frame_bytes`` and, for what is written, ``broadcast.compress`` and its level count.
+    Blocks for the disk. Raises NotFoundError (no such folder), InputOutputError, InvalidError,
+    ConfigError, HostMemoryError. One thread at a time.
     """
 
     def __init__(

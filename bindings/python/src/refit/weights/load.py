@@ -168,7 +168,7 @@ def _absent(left_out: Loaded) -> list[str]:
     if left_out.missing:
         found.append(f"it lacks {_listed(left_out.missing)}")
     if left_out.unexpected:
-        found.append(f"it has {_listed(left_out.unexpected)} too many")
+        found.append(f"it has {_listed(left_out.unexpected)}, which the target lacks")
     return found
 
 

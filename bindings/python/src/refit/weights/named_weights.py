@@ -421,8 +421,8 @@ def named_weights(
     so do buffers, integers and fp8. `names`: the ones to take, or a function that gives the name to
     publish under, None to leave one out. `buffers`: "persistent" (those a checkpoint has), "all",
     or "none". Names come without what DDP, torch.compile, activation checkpointing and PEFT's
-    adapters put into them. A model of transformers has the names of its checkpoint: of experts that
-    it holds as one parameter each is a weight, and a view.
+    adapters put into them. A model of transformers has the names of its checkpoint: experts that
+    it holds as one parameter are published one by one, as views.
 
     `lora`: "merged" gives the weights of a PEFT model with its active adapters in them, equal to
     the bit to what ``merge_adapter`` makes, by PEFT's own ``merge`` on a copy of one layer after

@@ -39,9 +39,10 @@ class Publisher(Handle):
     ``endpoint`` is None for broadcast.endpoint of the configuration ("user://refit"),
     "user://NAME", a socket that only this user reaches ("user://*": a free name),
     "ipc:///run/refit.sock", or "tcp://127.0.0.1:0" (0: any free port). Without keys a tcp endpoint
-    is open to all users of this machine, and a warning in the log says so. ``config`` and
-    ``overrides`` are those of ``refit.make_config``: ``Publisher(broadcast_shm="off")``. Starts a
-    service thread of the C library, joined by ``close``. One thread at a time uses it, but for what
+    is open to all users of this machine, and a warning in the log says so. ``config``: a
+    ``refit.Config``, a YAML file's path, a mapping of options, or None for the defaults and the
+    environment; ``overrides``: single options, ``Publisher(broadcast_shm="off")``. Starts a service
+    thread of the C library, joined by ``close``. One thread at a time uses it, but for what
     is marked "any thread". Raises BusyError (another process has the endpoint, or the socket of
     another user lies at its path), ExistsError (a file that is not a socket has its place),
     SecurityError (without keys: an address beyond this host, or a path that other users could lead

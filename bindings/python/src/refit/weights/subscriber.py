@@ -71,8 +71,8 @@ class Subscriber(Handle):
     ClosedError, for good. A trainer that ends the training does so at once (``Publisher.close``). A
     trainer that is there is heard, however long it trains; give more than one takes to start, and
     more than broadcast.heartbeat_timeout_ms (5 s). None: no limit.
-    ``config`` and ``overrides`` are those of ``refit.make_config``. Starts a service thread of the
-    C library, joined by ``close``. One thread at a time uses it, but for what is marked "any
+    ``config`` and ``overrides``: as of ``Publisher``. Starts a service thread of the C library,
+    joined by ``close``. One thread at a time uses it, but for what is marked "any
     thread". Raises InvalidError, ConfigError, SecurityError (without keys: an address beyond this
     host, or an ipc path where another user listens or could), InputOutputError (a key's file, or
     the folder of user://), UnsupportedError (keys, and a libzmq without CURVE), SystemCallError.

@@ -27,8 +27,8 @@ class Identified(Protocol):
 
 
 class Ties:
-    """Finds what is the same as an earlier one, by where they begin. Whose identity is asked for
-    are those alone that begin where another does."""
+    """Finds what is the same as an earlier one, by where they begin. The identity is asked for only
+    where two begin at one address."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, tuple[Identified, str]] = {}
