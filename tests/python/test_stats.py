@@ -1,6 +1,5 @@
-"""stats: the C library's figures as a flat dict of floats, and as text."""
+"""stats: the C library's figures as a flat dict of floats."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -64,20 +63,6 @@ def test_what_python_knows_replaces_what_c_says() -> None:
     assert "refit/refit/workers" not in flat
     with pytest.raises(ValueError, match="could not convert"):
         stats.flatten(stats.empty(), {"cycles": "many"})  # type: ignore[dict-item]
-
-
-@pytest.mark.parametrize("largest", [None, 2**63])
-def test_prometheus_has_every_figure_with_its_kind(largest: int | None) -> None:
-    text = stats.prometheus(filled(largest))
-    for name, _ in abi.refit_stats._fields_[1:]:
-        assert f"# TYPE refit_{name} " in text
-    assert text.endswith("\n")
-
-
-def test_json_is_one_object_of_all_figures() -> None:
-    read = json.loads(stats.json_line(filled()))
-    assert read["offload_regions"] == 1
-    assert set(read) == {name for name, _ in abi.refit_stats._fields_[1:]}
 
 
 def test_figures_of_objects_add_up_and_failure_is_raised() -> None:

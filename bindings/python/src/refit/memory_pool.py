@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from refit._c.config import ConfigLike, make_config
-from refit._c.device import Device
+from refit._c.device import Device, spec_of
 from refit._c.handle import Handle
 from refit._c.library import call, lib
 from refit.errors import (
@@ -70,9 +70,8 @@ class MemPool(Handle):
         if nbytes <= 0:
             raise InvalidError(f"a pool of {nbytes} bytes holds nothing: say how large it may grow")
         self.device = device
-        spec = "host" if device.type == "cpu" else f"cuda:{device.index}"
         self._config = make_config(config)
-        self.handle = Device(spec, self._config)
+        self.handle = Device(spec_of(device), self._config)
         self._pool: Any = None
         self._attached = False
         self._open(lib.refit_arena_open, self.handle.pointer, nbytes)

@@ -10,7 +10,6 @@ Independent of which object the struct came from, and of torch.
 
 import ctypes
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from refit._c import abi
 from refit._c.library import call, lib
@@ -116,24 +115,3 @@ def numbered(c_stats: abi.refit_stats, beginning: str) -> dict[str, float]:
 def rate(amount: float, seconds: float) -> float:
     """GB/s (10^9 bytes a second); 0 where no time has passed."""
     return amount / seconds / 1e9 if seconds > 0 else 0.0
-
-
-def prometheus(c_stats: abi.refit_stats) -> str:
-    """Every figure of the struct in the Prometheus text format, for a scrape endpoint of yours.
-
-    Does not block.
-    """
-    return _text(lib.refit_stats_prometheus, c_stats)
-
-
-def json_line(c_stats: abi.refit_stats) -> str:
-    """Every figure of the struct as one JSON object on one line. Does not block."""
-    return _text(lib.refit_stats_json, c_stats)
-
-
-def _text(function: Any, c_stats: abi.refit_stats) -> str:
-    """Calls a C function that writes like snprintf: once for the length, once for the text."""
-    length: int = function(ctypes.byref(c_stats), None, 0)
-    room = ctypes.create_string_buffer(length + 1)
-    function(ctypes.byref(c_stats), room, len(room))
-    return room.value.decode()

@@ -25,7 +25,6 @@ from refit._c.waiting import run_interruptibly, wait_in_slices
 from refit.errors import InvalidError
 
 KEEP: Final = abi.REFIT_KEEP
-DISCARD: Final = abi.REFIT_DISCARD
 ZERO: Final = abi.REFIT_ZERO
 
 _REGION = struct.Struct("@NPPQiIi4xi4xP")  # refit_region_desc
@@ -223,17 +222,6 @@ class Offloader(Handle):
         regions = (abi.refit_region_desc * len(texts)).from_buffer(packed)
         call(lib.refit_offloader_add_each, self._live, regions, len(texts))
 
-    def estimate(self) -> tuple[int, int]:
-        """Host bytes that ``seal`` would take, and the budget that they are held against."""
-        needed, budget = ctypes.c_uint64(), ctypes.c_uint64()
-        call(
-            lib.refit_offloader_estimate,
-            self._live,
-            ctypes.byref(needed),
-            ctypes.byref(budget),
-        )
-        return needed.value, budget.value
-
     def seal(self) -> None:
         """Plans, and takes the host memory; blocks for that, with offload.background not at all.
 
@@ -253,10 +241,6 @@ class Offloader(Handle):
     def clear(self) -> None:
         """Removes all regions. StateError unless open (not sealed)."""
         call(lib.refit_offloader_clear, self._live)
-
-    def set_accumulating(self, is_open: bool) -> None:
-        """While open, an offload that would discard or zero a region is refused."""
-        call(lib.refit_offloader_set_accumulating, self._live, int(is_open))
 
     def offload(self, after: int = NO_STREAM, anew: bool = False) -> None:
         """Starts the offload after what the stream ``after`` has queued; ``wait`` ends it.
@@ -332,12 +316,6 @@ class Offloader(Handle):
         """``REFIT_OPEN``, ``REFIT_RESIDENT`` and so on, as it is now. Does not block."""
         found: int = lib.refit_offloader_get_state(self._live)
         return found
-
-    @property
-    def state_name(self) -> str:
-        """The state for people: "OFFLOADED"."""
-        name: bytes = lib.refit_offloader_state_name(self.state)
-        return name.decode()
 
     def __len__(self) -> int:
         count: int = lib.refit_offloader_count(self._live)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from refit._c.config import Config
+from refit._c.device import spec_of
 from refit.states.grads import Policy
 from refit.states.optimizers import OptimizerAdapters
 from refit.states.storage_swap import swap_fixed
@@ -23,7 +24,6 @@ from refit.states.storages import (
     places,
     take_inventory,
 )
-from refit.states.torch_memory import spec_of
 
 if TYPE_CHECKING:
     from refit.memory_pool import MemPool
@@ -190,7 +190,7 @@ class StateSource:
             )
 
         def why(device: torch.device) -> str | None:
-            if chosen in (spec_of(device, self._config).partition(":capacity")[0], device.type):
+            if chosen in (spec_of(device), device.type):
                 return None
             return f"it is on {device}, and the configuration says device: {chosen}"
 

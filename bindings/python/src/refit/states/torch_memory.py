@@ -13,19 +13,16 @@ from typing import Any
 import torch
 
 from refit._c.config import Config
-from refit._c.device import Device
+from refit._c.device import Device, spec_of, stream_of
 from refit._c.waiting import interrupts_held
 from refit.errors import RefitError, StateError
 from refit.observe import memory_now
 from refit.states.offloader import NO_STREAM
 
-_LEGACY_STREAM = 1
-"""cudaStreamLegacy: what PyTorch shows as stream 0 (see refit/device.h)."""
 
-
-def spec_of(device: torch.device, config: Config) -> str:
+def configured_spec(device: torch.device, config: Config) -> str:
     """The C library's spec of a device of torch; the configuration may bound its capacity."""
-    plain = "host" if device.type == "cpu" else f"cuda:{device.index}"
+    plain = spec_of(device)
     chosen = str(config.get("device"))
     return chosen if chosen.startswith(f"{plain}:capacity") else plain
 
@@ -34,7 +31,7 @@ def current_stream(device: torch.device) -> int:
     """The native handle of torch's current stream; none for the CPU, whose work is done."""
     if device.type != "cuda":
         return NO_STREAM
-    return int(torch.cuda.current_stream(device).cuda_stream) or _LEGACY_STREAM
+    return stream_of(device.index)
 
 
 def stream_objects(device: torch.device) -> dict[int, Any]:
@@ -156,6 +153,6 @@ class Devices:
     def __getitem__(self, device: torch.device) -> Device:
         found = self._handles.get(device)
         if found is None or found.closed:
-            found = Device(spec_of(device, self._config), self._config)
+            found = Device(configured_spec(device, self._config), self._config)
             self._handles[device] = found
         return found
